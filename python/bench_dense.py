@@ -1,12 +1,12 @@
-"""A reranker and the Debian model's user tower beside ONNX Runtime and, where it is installed, OpenVINO in bf16, one thread, in turns:
-prints the table of docs/benchmarks/pass.md.
+"""Compares a reranker and the user tower of the Debian model with ONNX Runtime and, if it is installed, OpenVINO in bf16, on one
+thread, alternating: prints the table of docs/benchmarks/pass.md.
 
     cargo bench --bench dense --no-run
     pip install onnxruntime numpy openvino
     python python/bench_dense.py [BENCH]
 
-BENCH is the built bench, the newest target/release/deps/dense-* where none is given. A round of each case is timed after the other (rten,
-programs in f32 of AVX-512 and AVX2, in bf16, ONNX Runtime), ROUNDS times over; medians.
+BENCH is the built bench, by default the newest target/release/deps/dense-*. A round runs each case with each side (rten, programs
+in f32 with AVX-512 and AVX2, in bf16, ONNX Runtime), ROUNDS times; reports medians.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ except ImportError:
 ROOT = Path(__file__).resolve().parent.parent
 RERANKER, TOWER = ROOT / "tests/golden/reranker.onnx", ROOT / "models/debian/user.onnx"
 COLUMNS = ["log_popularity", "log_build", "log_depends", "log_recommends", "log_suggests"]
-# What `benches/dense.rs` has of each of `benches/graphs`: candidates, and its inputs.
+# Graphs of `benches/graphs` as `benches/dense.rs` runs them: candidates, and inputs.
 KINDS = {
     "mol": (10_000, {"query": (64,), "user_parts": (8, 32), "item": (None, 64), "parts": (None, 256)}),
     "target": (1_000, {"item": (None, 64), "history": (200, 64), "mask": (200,)}),
@@ -42,7 +42,7 @@ ROUND_SECONDS = 0.04
 
 
 def session(path: Path) -> onnxruntime.InferenceSession:
-    """A graph on one thread that does not spin."""
+    """Returns a session of a graph on one thread without spinning."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
@@ -51,7 +51,7 @@ def session(path: Path) -> onnxruntime.InferenceSession:
 
 
 class Peer:
-    """ONNX Runtime with its inputs and output bound beforehand."""
+    """ONNX Runtime with preallocated inputs and output."""
 
     def __init__(self, graph: onnxruntime.InferenceSession, inputs: dict[str, np.ndarray]) -> None:
         self.graph, self.binding = graph, graph.io_binding()
@@ -60,12 +60,12 @@ class Peer:
         self.binding.bind_output(graph.get_outputs()[0].name)
 
     def microseconds(self) -> float:
-        """Of a run, the mean of a round."""
+        """Returns the microseconds of a run, the mean of a round."""
         return mean_of_round(lambda: self.graph.run_with_iobinding(self.binding))
 
 
 class OpenVino:
-    """OpenVINO in bf16, with its inputs bound beforehand."""
+    """OpenVINO in bf16, with preallocated inputs."""
 
     def __init__(self, path: Path, inputs: dict[str, np.ndarray]) -> None:
         core = openvino.Core()
@@ -77,12 +77,12 @@ class OpenVino:
             self.request.set_tensor(name, openvino.Tensor(values, shared_memory=True))
 
     def microseconds(self) -> float:
-        """Of a run, the mean of a round."""
+        """Returns the microseconds of a run, the mean of a round."""
         return mean_of_round(self.request.infer)
 
 
 def mean_of_round(call: Callable[[], object]) -> float:
-    """Microseconds of a call, the mean of a round."""
+    """Returns the microseconds of a call, the mean of a round."""
     start, calls = time.perf_counter(), 0
     while time.perf_counter() - start < ROUND_SECONDS:
         call()
@@ -91,7 +91,7 @@ def mean_of_round(call: Callable[[], object]) -> float:
 
 
 class Bench:
-    """Our bench, told case by case what to time."""
+    """The bench of this repository, which receives one case at a time."""
 
     def __init__(self, path: Path, kernel: str | None) -> None:
         env = os.environ | ({"STERLING_KERNEL": kernel} if kernel else {})
@@ -104,7 +104,7 @@ class Bench:
         return self.process.stdout.readline().strip()
 
     def microseconds(self, case: str) -> float:
-        """Of a call, the mean of a round."""
+        """Returns the microseconds of a call, the mean of a round."""
         assert self.process.stdin is not None
         self.process.stdin.write(case + "\n")
         self.process.stdin.flush()
@@ -112,7 +112,7 @@ class Bench:
 
 
 def peers() -> tuple[dict[str, Peer], dict[str, OpenVino]]:
-    """ONNX Runtime on each case, and OpenVINO on those of the reranker."""
+    """Returns ONNX Runtime on each case, and OpenVINO on those of the reranker."""
     random = np.random.default_rng(7)
     numbers = lambda *shape: random.normal(scale=0.1, size=shape).astype(np.float32)  # noqa: E731
     reranker, tower = session(RERANKER), session(TOWER)
@@ -134,7 +134,7 @@ def peers() -> tuple[dict[str, Peer], dict[str, OpenVino]]:
 
 
 def built() -> Path:
-    """The newest build of the bench."""
+    """Returns the newest build of the bench."""
     found = [p for p in (ROOT / "target/release/deps").glob("dense-*") if os.access(p, os.X_OK) and not p.suffix]
     if not found:
         sys.exit("no bench is built: cargo bench --bench dense --no-run")

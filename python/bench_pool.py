@@ -1,13 +1,13 @@
-"""Pooled lookups of one thread beside PyTorch's and FBGEMM's CPU operators, on the same stream of ids, in turn.
+"""Pooled lookups of one thread compared with the CPU operators of PyTorch and FBGEMM, on the same stream of ids, alternating.
 
     python python/bench_pool.py [--rounds 3] [--rows 10000000] [--width 64] [--pooling 20,100]
 
-needs what python/make_sparse_golden.py needs, and cargo. Each round runs benches/pool.rs (whose head says what is measured and
-how), then each operator here in a process of its own, so that one table at a time is in memory. Every operator gets one
-thread, inference mode, calls of 512 bags, ids of the width it likes best, one pass that is not timed and five that are, in
-processor time of the thread. `torch_*` run as they are installed; `torch_huge_*` and FBGEMM's get their table in huge pages
-(THP_MEM_ALLOC_ENABLE=1), and FBGEMM its faster code path (FBGEMM_FORCE_AUTOVEC=1). JSON lines go to stdout; a table of
-medians over the rounds, with the quotients, ends the run.
+Needs the packages of python/make_sparse_golden.py, and cargo. Each round runs benches/pool.rs (whose head describes the
+measurement), then each operator here in its own process, so that one table at a time is in memory. Every operator gets one
+thread, inference mode, calls of 512 bags, ids of its preferred width, one untimed pass and five timed ones, in CPU time of the
+thread. `torch_*` run as they are installed; `torch_huge_*` and FBGEMM's get their table in huge pages (THP_MEM_ALLOC_ENABLE=1),
+and FBGEMM its faster code path (FBGEMM_FORCE_AUTOVEC=1). JSON lines go to stdout, followed by a table of medians over the rounds,
+with the ratios.
 """
 
 import argparse
@@ -36,7 +36,7 @@ TUNED = {"THP_MEM_ALLOC_ENABLE": "1", "FBGEMM_FORCE_AUTOVEC": "1"}
 
 
 def peer_call(name, rows, width):
-    """The operator over a table of random rows, as call(ids, offsets) -> [bags, width], and the type of ids it takes."""
+    """Returns the operator over a table of random rows, as call(ids, offsets) -> [bags, width], and its type of ids."""
     import torch
 
     if name in ("torch_f32", "torch_huge_f32"):
@@ -93,7 +93,7 @@ def peer_call(name, rows, width):
 
 
 def run_peer(name, rows, width, pooling, folder):
-    """One JSON line a pooling, in the form of benches/pool.rs."""
+    """Prints one JSON line per pooling factor, in the form of benches/pool.rs."""
     import numpy
     import torch
 
@@ -127,7 +127,7 @@ def run_peer(name, rows, width, pooling, folder):
 
 
 def lines_of(command, **more):
-    """What a command prints, as JSON lines, passed on as they come."""
+    """Yields the JSON lines of a command, and passes them on as they arrive."""
     found = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, **more) as process:
         for line in process.stdout:
@@ -140,7 +140,7 @@ def lines_of(command, **more):
 
 
 def summary(lines):
-    """Medians over the rounds, and each quotient against `lookup` of the same format and pooling."""
+    """Prints medians over the rounds, and each ratio to `lookup` with the same format and pooling."""
     runs = {}
     for line in lines:
         key = (line["format"], line.get("pooling", 0), line["what"], line["ids"])

@@ -1,4 +1,4 @@
-"""The Debian data as the trainer and the evaluation see it: who is held out, and which of their packages are hidden."""
+"""The Debian data for the trainer and the evaluation: the held-out users, and their hidden packages."""
 import dataclasses
 import pathlib
 
@@ -13,10 +13,10 @@ TEST_SHARE, VALIDATION_SHARE, HIDDEN_SHARE = 0.1, 0.05, 0.2
 
 @dataclasses.dataclass
 class Data:
-    """Users are source packages, items binary ones; a user's history is what the model is told, `hidden` what it must find.
+    """Users are source packages, items binary ones; a user's history is the input of the model, `hidden` what it must find.
 
-    Only users with at least EDGES_MIN edges take part. Training users hide nothing. Validation and test users hide a share of
-    their edges, and are left out where their set of edges repeats a training user's.
+    Only users with at least EDGES_MIN edges are used. Training users hide nothing. Validation and test users hide a share of
+    their edges, and are left out if their set of edges equals that of a training user.
     """
 
     items: pd.DataFrame
@@ -35,7 +35,7 @@ class Data:
         return len(self.items)
 
     def popularity(self, task=None):
-        """Training users of each item, with any label or with one."""
+        """Returns the number of training users of each item, with any label or with one."""
         _, items, labels = self.train_edges
         weights = None if task is None else labels[:, task]
         return np.bincount(items, weights=weights, minlength=self.item_count).astype(np.float64)
@@ -86,7 +86,7 @@ def _items_of(user, item, mask):
 
 
 class Labels:
-    """Which labels an edge has, zeros where there is none; looked up for whole blocks of users and items."""
+    """Labels of edges, zeros without an edge; looked up for blocks of users and items."""
 
     def __init__(self, edges, item_count):
         user, item, labels = edges
@@ -95,32 +95,32 @@ class Labels:
         self.keys, self.labels, self.item_count = keys[order], labels[order], item_count
 
     def __call__(self, users, items):
-        """[Q, K0, T] for users [Q] and items [Q, K0]."""
+        """Returns [Q, K0, T] for users [Q] and items [Q, K0]."""
         wanted = np.asarray(users)[:, None] * self.item_count + items
         at = np.searchsorted(self.keys, wanted).clip(max=len(self.keys) - 1)
         return self.labels[at] * (self.keys[at] == wanted)[..., None]
 
 
 def top_k(scores, k):
-    """The columns of the k highest scores of each row, best first; ties by lower column."""
+    """Returns the columns of the k highest scores of each row, best first; ties by lower column."""
     best = np.sort(np.argpartition(-scores, min(k, scores.shape[1] - 1), 1)[:, :k], 1)
     return np.take_along_axis(best, np.argsort(-np.take_along_axis(scores, best, 1), 1, kind="stable"), 1)
 
 
 def recall(top, hidden, k):
-    """Mean share of each user's hidden items among the first k, over min(k, hidden)."""
+    """Returns the mean share of each user's hidden items among the first k, over min(k, hidden)."""
     return float(np.mean([len(set(row[:k].tolist()) & some) / min(len(some), k) for row, some in zip(top, hidden)]))
 
 
 def without_history(scores, histories):
-    """Sets the scores of what each user has below every other, in place."""
+    """Sets the scores of each user's history below all others, in place."""
     for row, history in zip(scores, histories):
         row[history] = -np.inf
     return scores
 
 
 def by_popularity(data, users, k):
-    """What most training users have."""
+    """Ranks by the number of training users."""
     one = data.popularity().astype(np.float32)
     return np.concatenate([top_k(without_history(one[None].copy(), [data.history[user]]), k) for user in users])
 

@@ -1,14 +1,15 @@
-"""Links of the Debian demo: what having one package says about another, as short lists and narrow tables that a reranker reads.
+"""Links of the Debian demo: the information of one package about others, as short lists and narrow tables that a reranker reads.
 
-The teacher is a matrix S made from training users alone: EASE (Steck 2019, arXiv 1905.03375) over users weighted by one over the root of
-their number of items, and a tenth of the cosine of item-kNN, which also knows rare items. A user has, beside what it declares, what is built
-from it, its section and its maintainer: rows of S are packages, sections and maintainers, columns are packages. A user's score of an item
-is the sum of S[h, item] over the history, the section and the maintainer.
+The teacher is a matrix S made from training users alone: EASE (Steck 2019, arXiv 1905.03375) over users weighted by one over the
+root of their number of items, plus a tenth of the cosine of item-kNN, which also covers rare items. A user has declared packages,
+packages built from it, a section and a maintainer: rows of S are packages, sections and maintainers, columns are packages. A
+user's score of an item is the sum of S[h, item] over the history, the section and the maintainer.
 
-S has ranks in the thousands, so a product of two narrow tables cannot hold it: 256 wide, EASE falls from 0.72 to 0.62 recall@20. But few
-numbers of a row count. Each row keeps the few largest, signed, as a list: the numbers of the items in two digits of 256, and
-their weights in one. What the lists leave out is small and smooth, and two narrow tables hold enough of it (a singular value decomposition).
-A graph compares a candidate's number with all numbers of a user's lists: no multiplication but for the sums.
+S has a rank in the thousands, so a product of two narrow tables cannot approximate it: 256 wide, EASE falls from 0.72 to 0.62
+recall@20. But few numbers of a row matter. Each row keeps the few largest, signed, as a list: the numbers of the items in two
+digits of base 256, and their weights in one. The remainder is small and smooth, and two narrow tables approximate it well enough
+(a singular value decomposition). A graph compares a candidate's number with all numbers of a user's lists, without
+multiplications except in the sums.
 """
 import numpy as np
 import pandas as pd
@@ -26,8 +27,8 @@ LINKED_LEAST, EASE_LEAST = 2, 3
 
 
 def matched(lists, number):
-    """What lists [Q, S, 3 * m] say of candidates by their number [Q, K0, 2], each [Q, K0]: the sum of the weights, the sum of the roots
-    of those above zero, and the largest."""
+    """Matches lists [Q, S, 3 * m] with candidates by their number [Q, K0, 2]; returns, each [Q, K0], the sum of the weights,
+    the sum of the roots of the positive ones, and the largest."""
     high, low, code = lists.reshape(-1, lists.shape[1], 3, lists.shape[2] // 3).unbind(2)
     listed, code = (part.reshape(-1, 1, lists.shape[1] * (lists.shape[2] // 3)) for part in (high * 256 + low, code - 128))
     weight = code * code.abs() * (WEIGHT_MAX / 127**2) * listed.clamp(max=1)
@@ -37,18 +38,19 @@ def matched(lists, number):
 
 
 def shared_origins(history, origin):
-    """How many packages of the history [Q, S, ORIGIN] come from the candidate's source [Q, K0, ORIGIN], and how many there are [Q]."""
+    """Returns how many packages of the history [Q, S, ORIGIN] come from the candidate's source [Q, K0, ORIGIN], and their
+    total number [Q]."""
     alike = origin @ history.transpose(1, 2)
     return torch.relu(8 * alike - 7).sum(-1), (history * history).sum((1, 2))
 
 
 def rows_or_zeros(table, rows):
-    """Rows of a table, zeros for row -1."""
+    """Returns rows of a table, zeros for row -1."""
     return F.embedding(rows.clamp(min=0), table) * (rows >= 0).unsqueeze(-1)
 
 
 def padded(histories):
-    """The first LENGTH ids of each history, [Q, LENGTH], -1 where there is none."""
+    """Returns the first LENGTH ids of each history, [Q, LENGTH], padded with -1."""
     ids = torch.full((len(histories), LENGTH), -1)
     for row, history in zip(ids, histories):
         row[: min(len(history), LENGTH)] = torch.from_numpy(np.asarray(history)[:LENGTH])
@@ -56,14 +58,16 @@ def padded(histories):
 
 
 def origin_codes(sources, seed):
-    """A random code of length 1 for each source, [n, ORIGIN], by item: of signs alone, so that two bits a number hold it."""
+    """Returns a random unit-length code for each source, [n, ORIGIN], by item: of signs alone, so that two bits per number
+    suffice."""
     number, names = pd.factorize(np.asarray(sources))
     signs = np.random.default_rng(seed).integers(0, 2, (len(names), ORIGIN)) * 2.0 - 1
     return torch.from_numpy((signs / ORIGIN**0.5).astype(np.float32))[torch.from_numpy(number)]
 
 
 def encoded(rows, bits):
-    """Rows [n, width] with `bits` a number, as the server reads them: scale and bias in f16, then the codes, the first in the lowest bits."""
+    """Encodes rows [n, width] with `bits` per number, in the format of the server: scale and bias in f16, then the codes, the
+    first in the lowest bits."""
     least = rows.min(1, keepdims=True).astype(np.float16).astype(np.float32)
     scale = ((rows.max(1, keepdims=True) - least) / (2**bits - 1)).astype(np.float16)
     codes = np.rint((rows - least) / np.maximum(scale.astype(np.float32), 1e-8)).clip(0, 2**bits - 1).astype(np.uint8)
@@ -73,18 +77,19 @@ def encoded(rows, bits):
 
 
 def whole(rows):
-    """Whole numbers from 0 to 255 [n, width] as int8 rows: scale 1, bias 0."""
+    """Encodes integers from 0 to 255 [n, width] as int8 rows: scale 1, bias 0."""
     head = np.tile(np.array([1, 0], np.float16).view(np.uint8), (len(rows), 1))
     return np.concatenate([head, rows.astype(np.uint8)], 1)
 
 
 def linked_items(edges, item_count):
-    """Items that have links: those of at least LINKED_LEAST training users."""
+    """Returns the items with links: those of at least LINKED_LEAST training users."""
     return np.flatnonzero(np.bincount(edges[1], minlength=item_count) >= LINKED_LEAST)
 
 
 def teacher(matrix, sizes, items):
-    """S [n, items], sparse, of a matrix [users, n] whose first columns are the items; a user of `sizes` items weighs one over the root."""
+    """Returns S [n, items], sparse, of a matrix [users, n] whose first columns are the items; a user of `sizes` items weighs
+    one over the root."""
     weights = sp.diags((np.maximum(sizes, 1) ** -0.5).astype(np.float32))
     counts = np.asarray(matrix.sum(0)).ravel()
     cosine = (matrix @ sp.diags((np.maximum(counts, 1) ** -0.5).astype(np.float32))).tocsr()
@@ -105,7 +110,8 @@ def teacher(matrix, sizes, items):
 
 
 def listed(matrix, width):
-    """The `width` largest numbers of each row, by magnitude, as a list [rows, 3 * width], and the matrix as the lists hold it."""
+    """Returns the `width` largest numbers of each row, by magnitude, as a list [rows, 3 * width], and the matrix as
+    represented by the lists."""
     lists = np.zeros((matrix.shape[0], 3, width), np.float32)
     kept = matrix.copy()
     for row, (start, end) in enumerate(zip(matrix.indptr, matrix.indptr[1:])):
@@ -123,7 +129,8 @@ class Links:
     """Lists and narrow tables of packages, sections and maintainers, and the numbers of the items."""
 
     def __init__(self, data, edges, users, sides, seed):
-        """From the edges of some users; `sides` has the row of each user's section and maintainer, -1 for none, and their numbers of rows."""
+        """Computes links from the edges of some users; `sides` has the row of each user's section and maintainer, -1 for none,
+        and their numbers of rows."""
         item, source_of = edges[1], {source: user for user, source in enumerate(data.users.source)}
         self.items = linked_items(data.train_edges, data.item_count)
         self.row_of = np.full(data.item_count, -1)
@@ -153,14 +160,15 @@ class Links:
         self.numbers = torch.from_numpy(np.stack([number // 256, number % 256], 1).astype(np.float32))
 
     def tables(self):
-        """What the package stores, by name, all int8: (rows as they are stored, vocabulary)."""
+        """Returns the tables of the package by name, all int8: (stored rows, vocabulary)."""
         vocabularies = dict(installed="links", section="sections", maintainer="maintainers")
         stored = {f"{n}_lists": (whole(t.numpy()), v) for (n, v), t in zip(vocabularies.items(), self.lists)}
         stored |= {f"{n}_rest": (encoded(t.numpy(), 8), v) for (n, v), t in zip(vocabularies.items(), self.rest)}
         return stored | {"item_rest": (encoded(self.item_rest.numpy(), 8), "links"), "numbers": (whole(self.numbers.numpy()), "links")}
 
     def of_users(self, histories, sides):
-        """Lists and rests [Q, S, ...] of the packages in `histories` [Q, LENGTH], ids with -1 where there is none, and of the `sides` [Q] each."""
+        """Returns lists and remainders [Q, S, ...] of the packages in `histories` [Q, LENGTH], padded with -1, and of the
+        `sides` [Q] each."""
         rows = [torch.where(histories >= 0, torch.from_numpy(self.row_of)[histories], -1)] + [side.unsqueeze(1) for side in sides]
         return [rows_or_zeros(table, row) for tables in (self.lists, self.rest) for table, row in zip(tables, rows)]
 

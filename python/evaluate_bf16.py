@@ -1,8 +1,9 @@
-"""What bf16 does to the Debian model's answers: python/evaluate_bf16.py [--program PROGRAM] [--users 2086]
+"""Effect of bf16 on the answers of the Debian model: python/evaluate_bf16.py [--program PROGRAM] [--users 2086]
 
-Publishes and serves the package twice, once as it is and once with `precision = "bf16"`, on a processor with AMX, or of AMD with AVX-512
-BF16. The held-out users ask both by exact search with 1000 candidates. Prints the largest difference of a task's score, how much of the top 20 is the same, and
-recall@20 of both. Needs the Python package with its client (pip install './python[client]') and the built program.
+Publishes and serves the package twice, once unchanged and once with `precision = "bf16"`, on a processor with AMX, or of AMD with
+AVX-512 BF16. The held-out users are requests to both, by exact search with 1000 candidates. Prints the largest difference of a
+task's score, the overlap of the top 20, and recall@20 of both. Needs the Python package with its client (pip install
+'./python[client]') and the built program.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "models" / "debian"
 
 
 def answers(package: Path, users: list[dict], program: str | None) -> list[sterling.Ranked]:
-    """What a server of the package answers to these users."""
+    """Returns the answers of a server of the package to these users."""
     with tempfile.TemporaryDirectory() as store:
         print(sterling.publish(package, store, program=program).said)
         with sterling.serve(store, program=program) as server, sterling.Client(server.url) as client:
@@ -30,9 +31,9 @@ def answers(package: Path, users: list[dict], program: str | None) -> list[sterl
 
 
 def in_bf16(folder: Path) -> Path:
-    """A copy of the package that computes in bf16."""
+    """Returns a copy of the package that computes in bf16."""
     package = folder / "debian"
-    # Its kept answers are those of f32, which is what is to be compared.
+    # The recorded answers are those of f32, which would fail the warm-up.
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("warmup.jsonl"))
     text = (package / "model.toml").read_text()
     (package / "model.toml").write_text(text.replace('name = "debian"\n', 'name = "debian"\nprecision = "bf16"\n', 1))
@@ -40,7 +41,7 @@ def in_bf16(folder: Path) -> Path:
 
 
 def difference(single: sterling.Ranked, half: sterling.Ranked) -> float:
-    """The largest of a task's score, over the items that both have."""
+    """Returns the largest difference of a task's score, over the items that both have."""
     _, a, b = np.intersect1d(single.ids, half.ids, return_indices=True)
     return max(float(np.abs(scores[a] - half.tasks[task][b]).max(initial=0)) for task, scores in single.tasks.items())
 

@@ -3,10 +3,11 @@
 
     python evaluate_debian.py PACKAGE [--data DATA] [--seed 1] [--golden]
 
-PACKAGE holds what train_debian.py wrote. Everything is taken as it is stored: tables in f16, graphs as exported, requests from
+PACKAGE is the output of train_debian.py. All data is used as stored: tables in f16, graphs as exported, requests from
 heldout.jsonl, features and the value model from model.toml. With DATA (see extract_debian.py) the baselines that need the
-training edges are measured as well, on the split that the seed gives. Writes metrics.json, and with --golden golden.json: answers
-of exact search in f32 that a server of the package must give; the first of them also as warmup.jsonl, which it checks at each load.
+training edges are measured as well, on the split of the seed. Writes metrics.json, and with --golden golden.json: answers of
+exact search in f32 that a server of the package must return. The first of them are also written as warmup.jsonl, which the server
+checks at each load.
 """
 import argparse
 import json
@@ -30,7 +31,7 @@ FUNCTIONS = {
 
 
 class Package:
-    """A model package: requests and items become vectors, candidates become values."""
+    """A model package: maps requests and items to vectors, and candidates to values."""
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
@@ -55,7 +56,7 @@ class Package:
         self.columns = columns
 
     def _input(self, feature, values):
-        """What the graph's input of a feature's name gets, for a block of requests or items; None is a missing value."""
+        """Returns the input of a graph for a feature, for a block of requests or items; None is a missing value."""
         if feature["kind"] == "dense":
             zero = [0.0] * feature["width"]
             return np.array([zero if v is None else v for v in values], np.float32)
@@ -77,7 +78,7 @@ class Package:
         return out
 
     def _feed(self, side, graph, values_of):
-        """Values of the features of a side that a graph reads."""
+        """Returns the inputs of a graph for the features of a side."""
         read = {graph_input.name for graph_input in self.graphs[graph].get_inputs()}
         features = [feature for feature in self.spec[side]["features"] if feature["name"] in read]
         return {f["name"]: self._input(f, values_of(f.get("column", f["name"]))) for f in features}
@@ -86,11 +87,11 @@ class Package:
         return self._feed("user", graph, lambda name: [request.get(name) for request in requests])
 
     def queries(self, requests):
-        """[Q, D] for the `features` of requests."""
+        """Returns [Q, D] for the `features` of requests."""
         return self.graphs["user"].run(["query"], self._users("user", requests))[0]
 
     def items(self, block=4096):
-        """What the OverArch gets of items by name, [N, width]: `item`, and the rows of columns that are looked up."""
+        """Returns the item inputs of the OverArch by name, [N, width]: `item`, and the rows of columns that are looked up."""
         found = []
         for at in range(0, len(self.columns["id"]), block):
             feed = self._feed("item", "item", lambda name: self.columns[name][at : at + block])
@@ -100,7 +101,7 @@ class Package:
         return {"item": np.concatenate(found)} | looked_up
 
     def logits(self, requests, query, items, candidates):
-        """[Q, K0, T] for the `features` of requests, their queries [Q, D] and candidate items [Q, K0]."""
+        """Returns [Q, K0, T] for the `features` of requests, their queries [Q, D] and candidate items [Q, K0]."""
         feed = {"query": query} | {name: vectors[candidates] for name, vectors in items.items()} | self._users("overarch", requests)
         feed["similarity"] = np.einsum("qd,qkd->qk", query, feed["item"])
         read = [graph_input.name for graph_input in self.graphs["overarch"].get_inputs()]
@@ -110,15 +111,15 @@ class Package:
         return self.graphs["overarch"].run(["logits"], {name: feed[name] for name in read})[0]
 
     def value(self, scores, similarity):
-        """The value model over task scores [Q, K0, T]; its language is a subset of Python's but for `if`."""
+        """Evaluates the value model over task scores [Q, K0, T]; its language is a subset of Python's except `if`."""
         expression = self.spec["value"]["expression"].replace("if(", "where(")
         names = FUNCTIONS | {"where": np.where, "similarity": similarity} | self.spec["value"].get("constants", {})
         names |= {task: scores[..., n] for n, task in enumerate(self.tasks)}
         return eval(expression, {"__builtins__": {}}, names)
 
     def answers(self, requests, items):
-        """Retrieval and full pass of requests by exact search: queries, candidates and their similarities, the order that the
-        value model gives them, values and task scores."""
+        """Returns retrieval and complete pass of requests by exact search: queries, candidates and their similarities, their
+        order by the value model, values and task scores."""
         features = [request["features"] for request in requests]
         query = self.queries(features)
         similarity = without_history(query @ items["item"].T, [request["exclude"] for request in requests])
@@ -149,14 +150,14 @@ def golden_answer(package, request, answer):
 
 
 def warm_up(golden):
-    """A line of warmup.jsonl: the request that a server must answer alike before it may serve the model."""
+    """Returns a line of warmup.jsonl: a request that a server must answer alike before it may serve the model."""
     full = golden["full"]
     request = {name: golden[name] for name in ("features", "exclude")} | {"k": len(full), "candidates": CANDIDATES, "exact": True}
     return {"request": request, "ids": [item["id"] for item in full], "scores": [item["score"] for item in full], "tolerance": 0.005}
 
 
 def evaluate(folder, data=None, golden=False):
-    """Metrics on heldout.jsonl; writes them, and the golden answers where asked."""
+    """Computes metrics on heldout.jsonl; writes them, and the golden answers if requested."""
     package = Package(folder)
     requests = [json.loads(line) for line in open(package.folder / "heldout.jsonl")]
     hidden = [set(request["held"]) for request in requests]

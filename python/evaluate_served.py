@@ -1,6 +1,7 @@
 """Measures a running `sterling demo`: python/evaluate_served.py [URL=http://127.0.0.1:8080]
 
-Prints recall@20 of the held-out users' hidden packages, and recall@100 of the default probing against `exact`. Needs nothing but Python.
+Prints recall@20 of the held-out users' hidden packages, and recall@100 of the default probing relative to `exact`. Needs only
+Python.
 """
 
 import json

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Reads the demo's data from Debian's package indexes.
+"""Reads the data of the demo from Debian's package indexes.
 
     python extract_debian.py OUT [--suite bookworm] [--architecture amd64] [--mirror URL]
 
-Runs on Debian with apt, as any user and with the standard library and pyarrow alone: apt fetches and verifies the indexes of `main` into
-OUT/apt, a root of its own, so no file of the system changes. The mirror is the one that this machine's apt uses unless another is named.
+Runs on Debian with apt, as any user, with the standard library and pyarrow only: apt fetches and verifies the indexes of `main`
+into OUT/apt, a separate root, so no file of the system changes. The default mirror is that of this machine's apt.
 
     items.parquet   binary packages; `id` is the position in the Packages index
     users.parquet   source packages; `id` is the position in the Sources index
     edges.parquet   user, item, labels: bit 0 build-depends, bit 1 depends, bit 2 recommends, bit 3 suggests or enhances
 
-An edge says that a source package, or a binary package built from it, declares the item. Of alternatives (`a | b`) the first counts;
-a virtual package stands for the first package that provides it; what a source declares of its own binaries is left out, as is what the
-suite does not hold. Of several versions of a package the first listed counts.
+An edge means that a source package, or a binary package built from it, declares the item. Of alternatives (`a | b`) the first
+counts; a virtual package stands for the first package that provides it; relations of a source to its own binaries are left out,
+as are packages that the suite does not contain. Of several versions of a package the first listed counts.
 """
 import argparse
 import pathlib
@@ -39,7 +39,7 @@ EDGES = pa.schema([("user", pa.int32()), ("item", pa.int32()), ("labels", pa.uin
 
 
 class Apt:
-    """apt on a root of its own: its indexes, verified by apt against the archive's signature."""
+    """apt on a separate root: its indexes, verified by apt with the archive's signature."""
 
     def __init__(self, root, suite, architecture, mirror):
         self.root = root
@@ -62,7 +62,7 @@ class Apt:
         subprocess.run(["apt-get", "--quiet", *self.options, "update"], check=True)
 
     def index(self, created_by):
-        """The text of the index that apt made for `Packages`, `Sources` or `Translations`, whatever it is compressed with."""
+        """Returns the text of apt's index for `Packages`, `Sources` or `Translations`, with any compression."""
         listed = subprocess.run(["apt-get", *self.options, "indextargets", "--format", "$(FILENAME)", f"Created-By: {created_by}"], capture_output=True, check=True, text=True).stdout.split()
         if len(listed) != 1:
             raise SystemExit(f"apt lists {len(listed)} {created_by} indexes, expected 1: {listed}")
@@ -70,7 +70,7 @@ class Apt:
 
 
 def stanzas(text):
-    """The paragraphs of a control file as dictionaries; a folded field keeps its line breaks."""
+    """Yields the paragraphs of a control file as dictionaries; a folded field keeps its line breaks."""
     for paragraph in text.split("\n\n"):
         fields, name = {}, None
         for line in paragraph.split("\n"):
@@ -84,7 +84,7 @@ def stanzas(text):
 
 
 def first_of_each(text):
-    """Package name -> its first stanza, in the order of the index."""
+    """Maps package names to their first stanza, in the order of the index."""
     found = {}
     for fields in stanzas(text):
         found.setdefault(fields["Package"], fields)
@@ -92,7 +92,7 @@ def first_of_each(text):
 
 
 def package_names(field):
-    """Names in a relation field: the first alternative of each, without version, architecture and build profile."""
+    """Returns the names in a relation field: the first alternative of each, without version, architecture and build profile."""
     for relation in field.replace("\n", " ").split(","):
         name = re.match(r"\s*([^\s(\[<:|]+)", relation)
         if name:
@@ -100,17 +100,17 @@ def package_names(field):
 
 
 def person(field):
-    """The name in `Name <address>`."""
+    """Returns the name in `Name <address>`."""
     return field.partition("<")[0].strip().strip('"')
 
 
 def people(field):
-    """The names in a comma-separated list of `Name <address>`, where a name may hold a comma."""
+    """Returns the names in a comma-separated list of `Name <address>`, where a name may contain a comma."""
     return [person(one) for one in re.split(r">\s*,", field.replace("\n", " ")) if one.strip()]
 
 
 def tags(field):
-    """Debtags; `facet::{a,b}` stands for two of them."""
+    """Returns debtags; `facet::{a,b}` stands for two of them."""
     found = []
     for tag in re.findall(r"[^\s,{]+(?:\{[^}]*\})?", field):
         stem, brace, choices = tag.partition("{")
@@ -119,7 +119,7 @@ def tags(field):
 
 
 def long_text(description):
-    """A long description on one line; the first line is the short one, a lone dot an empty line."""
+    """Returns a long description on one line; the first line is the short one, a lone dot an empty line."""
     return " ".join(line for line in description.split("\n")[1:] if line and line != ".")
 
 
@@ -165,7 +165,7 @@ def user_rows(sources, items, built_from):
 
 
 def label_edges(sources, binaries, built_from):
-    """(user, item) -> label bits."""
+    """Maps (user, item) to label bits."""
     number_of = {name: number for number, name in enumerate(binaries)}
     stands_for = {}
     for name, fields in binaries.items():

@@ -1,7 +1,8 @@
-"""Takes the program and the demo's model along: a wheel has `sterling` where there is one, and is pure Python where there is none.
+"""Packages the program and the model of the demo: a wheel contains `sterling` if there is a build, and is pure Python otherwise.
 
-The program is what `$STERLING_PROGRAM` names, else `release/sterling`, `quick/sterling` or `debug/sterling` of the clone's `target`, or of `$CARGO_TARGET_DIR`. `$STERLING_PLATFORM` names another platform than this machine's, such
-as `manylinux_2_28_x86_64`, for a program that is known to start there (`scripts/build_wheel.sh`)."""
+The program is `$STERLING_PROGRAM`, else `release/sterling`, `quick/sterling` or `debug/sterling` of the clone's `target`, or
+of `$CARGO_TARGET_DIR`. `$STERLING_PLATFORM` names a platform other than this machine's, such as `manylinux_2_28_x86_64`, for a
+program that is known to run there (`scripts/build_wheel.sh`)."""
 
 import os
 import pathlib
@@ -9,7 +10,7 @@ import sysconfig
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-#: Folders of cargo that have the program, the fastest one first.
+#: Build folders of cargo with the program, the fastest build first.
 PROFILES = ("release", "quick", "debug")
 
 
@@ -33,7 +34,7 @@ class ProgramHook(BuildHookInterface):
             return
         platform = os.environ.get("STERLING_PLATFORM") or sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["shared_scripts"][given or str(built)] = "sterling"
-        # Where `sterling demo` looks for it.
+        # `sterling demo` searches for it here.
         model = clone / "models/debian"
         for path in sorted(model.iterdir()):
             build_data["shared_data"][str(path)] = f"share/sterling/debian/{path.name}"

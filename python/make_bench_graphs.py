@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Graphs of usual sizes for `benches/dense.rs` and `train_dense` of `crates/graph`, as PyTorch's exporter writes them, with random weights.
+"""Writes graphs of usual sizes for `benches/dense.rs` and `train_dense` of `crates/graph` with PyTorch's exporter, with random
+weights.
 
     pip install './python[export]'
     python python/make_bench_graphs.py benches/graphs
 
-`mol` is the mixture of logits of the zoo with 8 x 8 vectors of 32; `target` attends with 4 heads, and `din` with a small network, over a history
-of 200 items of 64 numbers. `tower` is a multilayer perceptron 64-256-64 whose result has length 1.
+`mol` is the mixture of logits of the zoo with 8 x 8 vectors of 32 numbers; `target` attends with 4 heads, and `din` with a small
+network, over a history of 200 items of 64 numbers. `tower` is a multilayer perceptron 64-256-64 whose result has length 1.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Writes the graphs that dense programs are held against: python/make_dense_golden.py [OUT=tests/golden/dense]
+"""Writes the reference graphs of dense programs: python/make_dense_golden.py [OUT=tests/golden/dense]
 
-OUT receives models that PyTorch's exporter wrote (a SASRec-like and a transformer tower, attention over a history, mixture of logits, DCN-v2,
-DeepFM), operators.onnx, whose outputs are one operator of the table in models/README.md each, and cases.json: inputs of each graph
-with the outputs of onnxruntime. The first axis of an input of a tower counts rows; of an OverArch it is 1 and the second axis
-counts candidates. Everything follows from SEED.
+OUT receives models that PyTorch's exporter wrote (a SASRec-like and a transformer tower, attention over a history, mixture of
+logits, DCN-v2, DeepFM), operators.onnx, each of whose outputs is one operator of the table in models/README.md, and cases.json:
+inputs of each graph with the outputs of onnxruntime. The first axis of an input of a tower counts rows; for an OverArch it is 1
+and the second axis counts candidates. Everything is derived from SEED.
 
 Needs numpy, onnx, onnxruntime, onnxscript and torch.
 """
@@ -52,7 +52,7 @@ class SasRec(nn.Module):
 
 
 class Pooled(nn.Module):
-    """`scaled_dot_product_attention` with a mask of truths, and the mean over what is there."""
+    """`scaled_dot_product_attention` with a boolean mask, and the mean over the valid positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class DeepFm(nn.Module):
 
 
 def numbers(random: np.random.Generator, *shape: int) -> np.ndarray:
-    """Numbers that JSON writes short."""
+    """Returns numbers with a short form in JSON."""
     return (random.integers(-96, 97, size=shape) / 64).astype(np.float32)
 
 
@@ -176,7 +176,7 @@ def mask(rows: int) -> np.ndarray:
 
 
 def models(random: np.random.Generator) -> dict[str, tuple[nn.Module, dict[str, tuple[bool, np.ndarray]]]]:
-    """Each model with its inputs, and whether each row has its own."""
+    """Returns each model with its inputs, and whether each row has its own input."""
     history = lambda rows: numbers(random, rows, S, D)  # noqa: E731
     tower = lambda: {"history": (True, history(ROWS)), "mask": (True, mask(ROWS))}  # noqa: E731
     query, item = (False, numbers(random, 1, D)), (True, numbers(random, 1, ROWS, D))
@@ -194,9 +194,9 @@ def models(random: np.random.Generator) -> dict[str, tuple[nn.Module, dict[str, 
 
 
 def exported(name: str, model: nn.Module, inputs: dict[str, tuple[bool, np.ndarray]]) -> onnx.ModelProto:
-    """The graph of a model with users and candidates left open."""
+    """Returns the graph of a model with dynamic axes for users and candidates."""
     users, candidates = torch.export.Dim("Q", min=1, max=512), torch.export.Dim("K0", min=1, max=10_000)
-    # Sizes of 1 would be taken for constants.
+    # Axes of size 1 would be exported as constants.
     several = {n: np.repeat(x, 3, axis=0) if x.shape[0] == 1 else x for n, (_, x) in inputs.items()}
     is_overarch = "item" in inputs
     open_axes = {n: {0: users} | ({1: candidates} if pair and is_overarch else {}) for n, (pair, _) in inputs.items()}
@@ -222,7 +222,7 @@ def exported(name: str, model: nn.Module, inputs: dict[str, tuple[bool, np.ndarr
 
 
 def operators(random: np.random.Generator) -> tuple[onnx.ModelProto, dict[str, tuple[bool, np.ndarray]]]:
-    """One output for each operator of the table, over `x` [Q, 3, 4], `y` [Q, 4] and `z` [Q, 3, 4] of 0 and 1."""
+    """Returns one output for each operator of the table, over `x` [Q, 3, 4], `y` [Q, 4] and `z` [Q, 3, 4] of 0 and 1."""
     nodes, constants, outputs = [], [], []
 
     def constant(value: np.ndarray) -> str:
@@ -293,7 +293,7 @@ def operators(random: np.random.Generator) -> tuple[onnx.ModelProto, dict[str, t
     rows = made("Shape", "x", end=1)
     kept(made("Expand", y, made("Concat", rows, i(3), i(4), axis=0)))
     kept(made("Reshape", "x", made("Concat", rows, i(2), i(6), axis=0)))
-    # Rows and heads along one axis, as exporters write attention; and rows behind another axis.
+    # Rows and heads along one axis, as exporters write attention; and rows that are not on the first axis.
     merged = made("Reshape", made("Transpose", made("Reshape", "x", i(-1, 3, 2, 2)), perm=[0, 2, 1, 3]), i(-1, 3, 2))
     scores = made("Softmax", made("MatMul", merged, made("Transpose", merged, perm=[0, 2, 1])), axis=-1)
     seen = made("Reshape", made("MatMul", scores, merged), i(-1, 2, 3, 2))
@@ -312,7 +312,7 @@ def operators(random: np.random.Generator) -> tuple[onnx.ModelProto, dict[str, t
 
 
 def case(out: Path, name: str, model: onnx.ModelProto, inputs: dict[str, tuple[bool, np.ndarray]]) -> dict[str, object]:
-    """Writes a graph; its inputs and what onnxruntime makes of them."""
+    """Writes a graph; returns its inputs and the outputs of onnxruntime."""
     path = out / f"{name}.onnx"
     path.write_bytes(model.SerializeToString())
     options = onnxruntime.SessionOptions()

@@ -1,6 +1,6 @@
-"""Golden files of the import from Faiss: small index files, and what Faiss itself finds in them.
+"""Golden files of the import from Faiss: small index files, and the search results of Faiss.
 
-Writes tests/golden/faiss/NAME.index and answers.json beside them. The tests read only the files. To make them again:
+Writes tests/golden/faiss/NAME.index and answers.json beside them. The tests read only the files. To regenerate them:
 
     pip install faiss-cpu==1.15.1 numpy==2.4.6
     python python/make_faiss_golden.py
@@ -30,7 +30,7 @@ def unit(values):
 
 
 def digits(array):
-    """The f32 numbers as hexadecimal digits of their little-endian bytes."""
+    """Returns the f32 numbers as hexadecimal digits of their little-endian bytes."""
     return np.ascontiguousarray(array, "<f4").tobytes().hex()
 
 
@@ -40,7 +40,7 @@ def scalar(kind, metric, residual=False, coarse=None):
 
 
 def write(name, index, queries, ids, searches=SEARCHES):
-    """Writes the index and what it answers. `ids` are those of a few vectors, which Faiss decodes."""
+    """Writes the index and its answers. `ids` are those of a few vectors, which Faiss decodes."""
     faiss.write_index(index, str(OUT / f"{name}.index"))
     found = []
     ivf = faiss.extract_index_ivf(index)
@@ -77,22 +77,22 @@ def main():
         index.add(values)
         answers[name] = write(name, index, asked, SAMPLED)
 
-    # Vectors of unequal length: inner products of their own.
+    # Vectors of unequal length, with inner products.
     case("flat_ip", faiss.IndexIVFFlat(faiss.IndexFlatIP(D), D, LISTS, IP), loose, queries)
     case("sq8_ip", scalar(faiss.ScalarQuantizer.QT_8bit, IP), loose, queries)
     case("sq8_residual_l2", scalar(faiss.ScalarQuantizer.QT_8bit, L2, residual=True), vectors, unit_queries)
     case("fp16_ip", scalar(faiss.ScalarQuantizer.QT_fp16, IP, residual=True), vectors, unit_queries)
-    # Inner products over lists that were made in L2.
+    # Inner products over lists that were trained with L2.
     mixed = scalar(faiss.ScalarQuantizer.QT_8bit_uniform, IP, coarse=faiss.IndexFlatL2(D))
     case("uniform_mixed", mixed, vectors, unit_queries)
-    # Ids of the user's, a hash table as direct map inside.
+    # Ids from the user, with a hash table as direct map.
     inner = scalar(faiss.ScalarQuantizer.QT_8bit, IP)
     mapped = faiss.IndexIDMap2(inner)
     mapped.train(loose)
     ids = np.arange(ITEMS, dtype="<i8") * 7919 + (1 << 40)
     mapped.add_with_ids(loose, ids)
     answers["idmap2"] = write("idmap2", mapped, queries, ids[:: len(ids) // 20])
-    # Most lists stay empty: sizes are written as pairs. Whole bytes, ids by `add_with_ids`, a hash table as direct map.
+    # Most lists are empty: sizes are written as pairs. Integral bytes, ids by `add_with_ids`, a hash table as direct map.
     sparse = scalar(faiss.ScalarQuantizer.QT_8bit_direct, IP)
     bytes_ = np.random.default_rng(4).integers(0, 256, (400, D)).astype("<f4")
     sparse.train(bytes_)

@@ -2,8 +2,8 @@
 
     pip install pyarrow pandas polars duckdb && python3 python/make_items_golden.py
 
-Made with pyarrow 26.0.1, pandas 3.1.1, polars 2.1.0 and duckdb 2.0.0. Spark's own types (INT96 timestamps, decimals of 38
-digits) and its folders of parts are written through PyArrow. All files say what expected.json says.
+Made with pyarrow 26.0.1, pandas 3.1.1, polars 2.1.0 and duckdb 2.0.0. Spark's own types (INT96 timestamps, decimals of 38 digits)
+and its folders of parts are written through PyArrow. All files have the content of expected.json.
 """
 import gzip, json, pathlib, shutil
 from datetime import datetime, timezone

@@ -1,7 +1,7 @@
-"""Golden files of the sparse layer, made by the libraries whose meanings it takes over.
+"""Golden files of the sparse layer, made by the libraries whose semantics it implements.
 
-Writes tests/golden/sparse/*.json from TorchRec (jagged types, collections) and FBGEMM (row formats, table-batched operator).
-The tests read only the files. To make them again, on a CPU:
+Writes tests/golden/sparse/*.json from TorchRec (jagged types, collections) and FBGEMM (row formats, table-batched operator). The
+tests read only the files. To regenerate them, on a CPU:
 
     pip install torch==2.14.0 fbgemm-gpu-cpu==1.9.0 numpy && pip install --no-deps torchrec==1.9.2
     pip install --no-deps tensordict torchmetrics==1.0.3 && pip install iopath tqdm pyre-extensions
@@ -33,7 +33,7 @@ OUT = Path(__file__).resolve().parent.parent / "tests" / "golden" / "sparse"
 
 
 def floats(tensor):
-    """The f32 numbers as hexadecimal digits of their little-endian bytes: exact, and half the size of decimals."""
+    """Returns the f32 numbers as hexadecimal digits of their little-endian bytes: exact, and half the size of decimals."""
     return tensor.detach().float().contiguous().numpy().astype("<f4").tobytes().hex()
 
 
@@ -114,7 +114,7 @@ def make_collections():
     weights = {name: torch.randn(rows, width, generator=generator) for name, rows, width, _, _ in tables}
     cases = []
     for weighted in (False, True):
-        # TorchRec's float collection refuses weighted means: its tables are then summed.
+        # TorchRec's float collection rejects weighted means: its tables are summed in that case.
         configs = [
             EmbeddingBagConfig(
                 name=name,
@@ -229,7 +229,7 @@ def plain_bf16(width, values):
 
 
 def table_batched(sparse_type, width, values, generator):
-    """Rows as FBGEMM's operator keeps them, what its rowwise quantiser says, and pooled outputs."""
+    """Returns rows as FBGEMM's operator stores them, the output of its rowwise quantizer, and pooled outputs."""
     rows = values.shape[0]
     found = {"outputs": []}
     if sparse_type in (SparseType.INT8, SparseType.INT4, SparseType.INT2):

@@ -1,9 +1,9 @@
 """Writes the tiny model package of the tests: python/make_test_graphs.py [OUT=tests/golden/tiny]
 
-OUT receives model.toml, user.onnx, item.onnx, overarch.onnx, tables.safetensors and sections.txt, which make a package that can be
-published; users.onnx, whose tower returns two queries a user; wrong_*.onnx, which must be refused; and cases.json: inputs of each
-graph with the outputs of onnxruntime. items.jsonl is its catalogue and answers.json what the full pass must answer to some requests,
-computed here item by item. Everything follows from SEED.
+OUT receives model.toml, user.onnx, item.onnx, overarch.onnx, tables.safetensors and sections.txt, which make a package that can
+be published; users.onnx, whose tower returns two queries per user; wrong_*.onnx, which must be rejected; and cases.json: inputs
+of each graph with the outputs of onnxruntime. items.jsonl is its catalogue and answers.json the expected answers of the complete
+pass to some requests, computed here item by item. Everything is derived from SEED.
 
 Needs numpy, onnx, onnxruntime and safetensors.
 """
@@ -148,7 +148,7 @@ class Builder:
 
 
 def unit(b, x, output):
-    """x / sqrt(sum of squares + epsilon), in operators that every runtime has."""
+    """x / sqrt(sum of squares + epsilon), in operators that every runtime supports."""
     b.weights.append(numpy_helper.from_array(np.array([1e-6], dtype=np.float32), "epsilon"))
     squares = b.node("ReduceSum", [b.node("Mul", [x, x]), b.numbers([-1])], keepdims=1)
     return b.node("Div", [x, b.node("Sqrt", [b.node("Add", [squares, "epsilon"])])], output)
@@ -181,7 +181,7 @@ def overarch(path, rng):
 
 
 def wrong(out, rng):
-    """Graphs that must be refused, each for one reason."""
+    """Writes graphs that must be rejected, each for one reason."""
     b = Builder(rng)
     b.node("Frobnicate", ["size"], "query")
     b.save(out / "wrong_operator.onnx", {"size": ["Q", 3]}, {"query": ["Q", 3]}, check=False)
@@ -192,14 +192,14 @@ def wrong(out, rng):
     graph = helper.make_graph(b.nodes, "wrong_type", [size], [query])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8, producer_name="sterling")
     (out / "wrong_type.onnx").write_bytes(model.SerializeToString(deterministic=True))
-    # Its declared shape hides that it only runs for three rows.
+    # The declared shape hides that the graph only runs for three rows.
     b = Builder(rng)
     b.node("Reshape", ["size", b.numbers([3, 3])], "query")
     b.save(out / "wrong_rows.onnx", {"size": ["Q", 3]}, {"query": ["R", 3]}, check=False)
 
 
 def cases(out, rng):
-    """Inputs of each graph with what onnxruntime answers."""
+    """Returns inputs of each graph with the outputs of onnxruntime."""
     shapes = {
         "user": {"installed": [3, WIDTH_PACKAGES], "section": [3, WIDTH_SECTIONS], "size": [3, WIDTH_SIZE]},
         "users": {"installed": [2, WIDTH_PACKAGES], "section": [2, WIDTH_SECTIONS]},
@@ -218,12 +218,12 @@ def cases(out, rng):
 
 
 def write_list(path, entries):
-    """A JSON list with one entry a line."""
+    """Writes a JSON list with one entry per line."""
     path.write_text("[\n" + ",\n".join(json.dumps(e, ensure_ascii=False) for e in entries) + "\n]\n")
 
 
 def catalogue(out):
-    """Items: ids are rows of `packages`, but for the last, which is beyond the table."""
+    """Returns items whose ids are rows of `packages`, except the last, which is beyond the table."""
     items = []
     for n in range(PACKAGES + 1):
         id = n if n < PACKAGES else 1_000_000
@@ -233,7 +233,7 @@ def catalogue(out):
 
 
 def answers(out, tables, items):
-    """The full pass over every item for some requests: value model, tasks and order."""
+    """Computes the complete pass over every item for some requests: value model, tasks and order."""
     packages, sections = (t.astype(np.float32) for t in (tables["packages"], tables["sections"]))
     session = {g: onnxruntime.InferenceSession(out / f"{g}.onnx", providers=["CPUExecutionProvider"]) for g in ("user", "item", "overarch")}
     pooled = lambda ids: sum((packages[i] for i in ids if 0 <= i < PACKAGES), np.zeros(WIDTH_PACKAGES, np.float32))

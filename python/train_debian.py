@@ -6,15 +6,15 @@
 DATA holds items.parquet, users.parquet and edges.parquet (see extract_debian.py). OUT receives model.toml, user.onnx, item.onnx,
 overarch.onnx, tables.safetensors, the vocabularies, items.parquet, heldout.jsonl, golden.json, warmup.jsonl and metrics.json.
 
-A user is a source package, its history the binary packages it declares; the question is which others belong with them.
+A user is a source package, its history the binary packages it declares; the task is to predict the others that belong with them.
 1. Users are split into training, validation and test users (debian_data.py). Everything is chosen on validation users.
-2. Two towers meet in a sampled softmax (in-batch and uniform negatives, corrected for popularity), on four fifths of the training
-   users. Every sparse lookup stands outside the graphs: an input is the pooled embedding of the feature of its name.
-3. Links keep what EASE and item-kNN of the same four fifths say of each pair of packages (debian_links.py).
-4. The OverArch, a network over what links, common sources, similarity and popularity say, with a head per label and one for any label,
-   learns to rank what the towers retrieve for the remaining fifth. Towers remember the users they are trained on (recall@20 of 0.87 instead of
-   0.67), so a reranker that is trained on those trusts the similarity too much; so it is with links.
-5. Towers are tuned for a few epochs on all training users, and links made of all of them: the numbers keep their meaning. Then the heads
+2. Two towers are trained with a sampled softmax (in-batch and uniform negatives, corrected for popularity), on four fifths of the training
+   users. Sparse lookups happen outside the graphs: an input is the pooled embedding of the feature of its name.
+3. Links store the scores of EASE and item-kNN for each pair of packages, from the same four fifths (debian_links.py).
+4. The OverArch, a network over links, common sources, similarity and popularity, with a head per label and one for any label,
+   learns to rank the candidates of the towers for the remaining fifth. Towers remember the users they are trained on (recall@20 of 0.87 instead of
+   0.67), so a reranker trained on those would overestimate the similarity; the same holds for links.
+5. Towers are tuned for a few epochs on all training users, and links are made of all of them; the scales of both stay the same. Then the heads
    are calibrated and the value model's weights chosen on validation users.
 6. Everything is exported, read back as stored, and evaluated (evaluate_debian.py).
 """
@@ -50,7 +50,7 @@ COLUMNS = ["log_popularity"] + [f"log_{task}" for task in TASKS]
 
 
 class Bags:
-    """Lists of ids end to end; a block of lists is taken out without a loop."""
+    """Concatenated lists of ids; a block of lists is selected without a loop."""
 
     def __init__(self, lists):
         self.lengths = np.array([len(some) for some in lists], np.int64)
@@ -58,7 +58,7 @@ class Bags:
         self.starts = np.cumsum(self.lengths) - self.lengths
 
     def take(self, which):
-        """Ids of the chosen lists and the length of each."""
+        """Returns ids of the chosen lists and the length of each."""
         lengths = self.lengths[which]
         ends = np.cumsum(lengths)
         at = np.repeat(self.starts[which] - (ends - lengths), lengths) + np.arange(lengths.sum())
@@ -66,7 +66,7 @@ class Bags:
 
 
 def pooled(table, ids, lengths):
-    """Sum of the embeddings of each list, [Q, width]."""
+    """Returns the sum of the embeddings of each list, [Q, width]."""
     starts = torch.from_numpy(np.cumsum(lengths) - lengths)
     return F.embedding_bag(torch.from_numpy(ids), table, starts, mode="sum")
 
@@ -84,7 +84,7 @@ class Vocabulary:
 
 
 def unit(x):
-    """Rows at length 1; a row of zeros stays zero."""
+    """Normalizes rows to length 1; a row of zeros stays zero."""
     return x / torch.sqrt((x * x).sum(-1, keepdim=True) + 1e-12)
 
 
@@ -102,10 +102,12 @@ class Tower(nn.Module):
 
 
 class OverArch(nn.Module):
-    """Scores [Q, K0] candidates for every head, by their similarity and popularity, by what each package of the history, the section and
-    the maintainer of the user say of them, and by how many packages of the history come from the candidate's source.
+    """Scores [Q, K0] candidates for every head, from their similarity and popularity, from the links of each package of the
+    history, the section and the maintainer of the user, and from the number of packages of the history with the candidate's
+    source.
 
-    Similarity and links stand beside the network: an untrained OverArch adds the orders of both. What it reads as NUMBERS has no weights.
+    Similarity and links are added to the output of the network: an untrained OverArch sums the two orders. Its inputs NUMBERS
+    have no weights.
     """
 
     NUMBERS, DIRECT = 15 + len(COLUMNS), (0, 10, 9)
@@ -121,7 +123,8 @@ class OverArch(nn.Module):
 
     @staticmethod
     def numbers(similarity, installed, section, maintainer, *rest):
-        """[Q, K0, NUMBERS]: `installed`, `section` and `maintainer` are lists, `rest` is what `forward` gets from there on."""
+        """Returns [Q, K0, NUMBERS]: `installed`, `section` and `maintainer` are lists, `rest` are the remaining inputs of
+        `forward`."""
         installed_rest, section_rest, maintainer_rest, number, item_rest, installed_origins, origin, *columns = rest
         linked, roots, strongest = matched(installed, number)
         of_section, of_maintainer = matched(section, number)[0], matched(maintainer, number)[0]
@@ -148,7 +151,7 @@ class OverArch(nn.Module):
 
 
 def text_vectors(items, seed):
-    """Latent semantic vectors of name and descriptions, [N, 32], unit rows."""
+    """Returns latent semantic vectors of name and descriptions, [N, 32], unit rows."""
     text = items.name.str.replace("-", " ") + " " + items.name + " " + items.short + " " + items.long.str[:600]
     words = TfidfVectorizer(sublinear_tf=True, min_df=5, max_df=0.2, stop_words="english", max_features=60000)
     x = TruncatedSVD(TEXT, random_state=seed).fit_transform(words.fit_transform(text))
@@ -156,7 +159,7 @@ def text_vectors(items, seed):
 
 
 class Model:
-    """Tables and towers, and how a user or an item becomes their inputs."""
+    """Tables and towers, and the conversion of users and items to their inputs."""
 
     def __init__(self, data, seed):
         torch.manual_seed(seed)
@@ -186,7 +189,7 @@ class Model:
         self.links = self.overarch = None
 
     def user_inputs(self, users, ids, lengths):
-        """Inputs of users that have the given packages, one list after the other."""
+        """Returns inputs of users that have the given packages, one list after the other."""
         inputs = [pooled(self.tables[table], ids, lengths) for table in ("packages", "texts")]
         return inputs + [pooled(self.tables[table], *bags.take(users)) for table, bags in self.user_bags]
 
@@ -204,16 +207,17 @@ class Model:
         return torch.cat([self.item(*self.item_inputs(some)) for some in np.array_split(np.arange(self.data.item_count), 8)])
 
     def vocabulary_values(self):
-        """Lines of the vocabularies by name; those of the links are package ids."""
+        """Returns lines of the vocabularies by name; those of the links are package ids."""
         return {name: vocabulary.values for name, vocabulary in self.vocabularies.items()} | {"links": self.links.items.tolist()}
 
     def sides(self):
-        """The row of each user's section and maintainer, -1 for none, and how many rows there are."""
+        """Returns the row of each user's section and maintainer, -1 for none, and the numbers of rows."""
         return [(np.where(bags.lengths > 0, np.append(bags.ids, -1)[bags.starts], -1), len(self.tables[table])) for table, bags in self.user_bags]
 
     @torch.no_grad()
     def numbers(self, similarity, users, histories, candidates, columns):
-        """What the OverArch reads of candidates [Q, K0] of users that have `histories` [Q, LENGTH], ids with -1 where there is none."""
+        """Returns the inputs of the OverArch for candidates [Q, K0] of users that have `histories` [Q, LENGTH], padded with
+        -1."""
         sides = [torch.from_numpy(rows[users]) for rows, _ in self.sides()]
         origins = rows_or_zeros(self.origins, histories), self.origins[candidates]
         of_users, of_items = self.links.of_users(histories, sides), self.links.of_items(candidates)
@@ -229,7 +233,8 @@ class Model:
 
 
 def popularity_columns(data, edges, users):
-    """The numeric item columns of the OverArch, [N, 5]: how many of ten thousand users have an item, with any label and each."""
+    """Returns the numeric item columns of the OverArch, [N, 5]: the number of users per ten thousand that have an item, with
+    any label and each."""
     _, item, labels = edges
     counts = [np.bincount(item, minlength=data.item_count)]
     counts += [np.bincount(item, weights=labels[:, n], minlength=data.item_count) for n in range(len(TASKS))]
@@ -238,7 +243,7 @@ def popularity_columns(data, edges, users):
 
 @torch.no_grad()
 def softmax_gradients(queries, items, correction, ids, scores):
-    """Cross-entropy of queries whose item is the one of the same row, and its gradients at queries and items.
+    """Returns the cross-entropy of queries whose item is in the same row, and its gradients with respect to queries and items.
 
     Written by hand because everything happens in place in `scores`: autograd would keep and move several copies of it.
     """
@@ -272,7 +277,7 @@ class TowerTrainer:
         self.keep = np.minimum(1, np.sqrt(300 / np.maximum(self.popularity[self.item], 1)))
 
     def sampled(self, users, wanted):
-        """A part of each user's packages without the one to be guessed: ids, and the number of each user."""
+        """Samples a part of each user's packages without the one to be predicted: ids, and the number of each user."""
         ids, lengths = self.histories.take(self.row[users])
         owner = np.repeat(np.arange(len(users)), lengths)
         kept = ids != wanted[owner]
@@ -283,7 +288,7 @@ class TowerTrainer:
         return ids[kept], np.bincount(owner[kept], minlength=len(users))
 
     def train(self, epochs, peaks, temperature, batch=2048, negatives=2048):
-        """`peaks` are the highest learning rates of the packages' table and of the rest."""
+        """Trains the towers; `peaks` are the highest learning rates of the packages' table and of the rest."""
         model, rng, items = self.model, self.rng, self.model.data.item_count
         rest = [t for n, t in model.tables.items() if n not in ("packages", "texts")]
         rest += [*model.user.parameters(), *model.item.parameters(), temperature]
@@ -314,7 +319,7 @@ class TowerTrainer:
 
 @torch.no_grad()
 def retrieve(model, items, users, histories, k):
-    """The best k items of each user, its history left out, best first, and its query."""
+    """Returns the best k items of each user without its history, best first, and its query."""
     tops, queries = [], []
     for at in range(0, len(users), 256):
         some = histories[at : at + 256]
@@ -328,9 +333,9 @@ def retrieve(model, items, users, histories, k):
 
 
 def examples(model, items, users, labels, rng, depth=1000, nearest=128, others=64):
-    """Lists to rank: of each user a fifth is hidden; candidates are all hidden items that the towers retrieve, the nearest
-    others, and a sample of the rest, even over the logarithm of the rank. The last part is the logarithm of how many
-    candidates each of them stands for."""
+    """Returns lists to rank: of each user a fifth is hidden; candidates are all hidden items that the towers retrieve, the
+    nearest others, and a sample of the rest, uniform over the logarithm of the rank. The last part is the logarithm of the
+    number of candidates that each of them represents."""
     histories = []
     for user in users:
         history = model.data.history[user]
@@ -355,13 +360,14 @@ def examples(model, items, users, labels, rng, depth=1000, nearest=128, others=6
 
 
 def with_related(labels):
-    """A fifth label: any of the four."""
+    """Adds a fifth label: any of the four."""
     labels = torch.as_tensor(labels, dtype=torch.float32)
     return torch.cat([labels, labels.amax(-1, keepdim=True)], -1)
 
 
 def train_overarch(model, items, columns, users, labels, seed, splits, epochs, batch=256, rate=2e-3):
-    """Listwise softmax over the candidates of a user, every user counting the same, with a cross-entropy for the scale."""
+    """Trains with a listwise softmax over the candidates of a user, every user with equal weight, and a cross-entropy for the
+    scale."""
     torch.manual_seed(seed)
     rng, model.overarch = np.random.default_rng(seed + 1), OverArch()
     parts = []
@@ -393,7 +399,7 @@ def train_overarch(model, items, columns, users, labels, seed, splits, epochs, b
 
 
 class Validation:
-    """What the towers retrieve for validation users, and how well an order of it finds what is hidden."""
+    """Candidates of the towers for validation users, and the recall of an order of them."""
 
     def __init__(self, model, items, columns):
         data = self.data = model.data
@@ -417,7 +423,7 @@ class Validation:
 
 
 def calibrate(model, validation):
-    """Platt's slope and offset of each head, on validation users; returns their task scores."""
+    """Fits Platt's slope and offset of each head on validation users; returns their task scores."""
     slope, offset = (nn.Parameter(x) for x in (torch.ones(len(HEADS)), torch.zeros(len(HEADS))))
     fit = torch.optim.LBFGS([slope, offset], max_iter=100)
 
@@ -437,7 +443,7 @@ def calibrate(model, validation):
 
 
 def choose_weights(validation, scores):
-    """Weights of the value model, one after the other, each the best of a few on validation users."""
+    """Chooses the weights of the value model, one after the other, each the best of a few on validation users."""
     steps = {"similarity": (0, 2, 4, 6, 8, 10, 12)} | {task: (0, 0.05, 0.1, 0.2, 0.5) for task in TASKS}
     weights = {name: 0.0 for name in (*TASKS, "similarity")}
 
@@ -453,7 +459,7 @@ def choose_weights(validation, scores):
 
 
 def export_graph(module, inputs, path, names, outputs, pairs=()):
-    """Writes a graph whose first axis is free, and whose second is too where the name is one of `pairs`."""
+    """Writes a graph whose first axis is dynamic, and whose second is too if the name is one of `pairs`."""
     free = {name: {0: "Q", 1: "K0"} if name in pairs else {0: "Q"} for name in (*names, *outputs)}
     torch.onnx.export(
         module.eval(), inputs, path, input_names=names, output_names=outputs, opset_version=17, dynamo=False, dynamic_axes=free

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""What a caller with very many expensive requests leaves to another one: STERLING=... [SECONDS=30] [CONNECTIONS=1400] scripts/bench_fair.py
+"""Effect of a caller with very many expensive requests on another caller.
 
-CONNECTIONS of one caller ask on and on, each the next time as soon as it is answered or refused: for the most expensive request that counts
-as short, for one just below `engine.expensive_request_ms`, and for the most expensive list that is allowed at all. Another caller asks as usual. Callers are
-identified by their keys, then, at a server without keys, by their addresses (127.0.0.2 and 127.0.0.1).
+    STERLING=... [SECONDS=30] [CONNECTIONS=1400] scripts/bench_fair.py
+
+CONNECTIONS of one caller send requests in a loop, each as soon as the last one is answered or rejected: the most expensive
+request that counts as short, one just below `engine.expensive_request_ms`, and the most expensive list that is allowed at all.
+Another caller sends its usual load. Callers are identified by their keys, then, at a server without keys, by their addresses
+(127.0.0.2 and 127.0.0.1).
 """
 
 import asyncio
@@ -19,14 +22,14 @@ from served import STERLING, Server, bench, beside, finish, header, keys, median
 
 CONNECTIONS = int(os.environ.get("CONNECTIONS", 1400))
 RATE = 20
-# Requests of this many milliseconds, and just below `engine.expensive_request_ms`, which is 20 unless the configuration says otherwise.
+# Requests of this many milliseconds; the second is just below `engine.expensive_request_ms`, which is 20 by default.
 COSTS = {"short": 4, "below the limit": 18}
 LIST_MAX = 1024
 PATH = "/v1/models/debian:retrieve"
 
 
 class Attacker(asyncio.Protocol):
-    """A connection that asks for the same again and again."""
+    """A connection that repeats one request."""
 
     def __init__(self, request, counts, ended):
         self.request, self.counts, self.ended = request, counts, ended
@@ -50,7 +53,7 @@ class Attacker(asyncio.Protocol):
 
 
 async def keep(request, address, source, counts):
-    """One connection, opened again whenever it ends."""
+    """Keeps one connection, and opens it again whenever it ends."""
     host, port = address.split(":")
     loop = asyncio.get_running_loop()
     while True:
@@ -63,7 +66,7 @@ async def keep(request, address, source, counts):
 
 
 def attack(request, address, source, stop, found):
-    """All connections of the attacker."""
+    """Runs all connections of the attacker."""
     counts = collections.Counter()
 
     async def all_of_them():
@@ -78,16 +81,16 @@ def attack(request, address, source, stop, found):
 
 
 def costly(candidates, count=1):
-    """A request, or a list of them, that takes long and answers with little."""
+    """Returns a request, or a list of them, that takes long and has a small answer."""
     one = users()[0] | {"k": 1, "candidates": candidates, "timeout_ms": 600_000}
     return one if count == 1 else {"requests": [one] * count}
 
 
 def most_costly(server, headers):
-    """The bodies of the most expensive requests by the bound that they keep, with the milliseconds that they take alone."""
+    """Returns the bodies of the most expensive requests by limit, with their times alone in milliseconds."""
 
     def took(body):
-        """Milliseconds of an answer to all of it, or infinity where there is none."""
+        """Returns the milliseconds of a complete answer, or infinity without one."""
         connection, times = server.connect(timeout=900), []
         for _ in range(3):
             start = time.perf_counter()
@@ -112,7 +115,7 @@ def most_costly(server, headers):
 
 
 def other(server, flags, requests):
-    """The requests of the other caller."""
+    """Runs the load of the other caller."""
     line = bench(server.url, *flags, "--requests", requests, "--rate", RATE, "--seconds", seconds(30))[0]
     counts = line["classes"][0]
     times = counts["answered_ms"] or {"p50": math.inf, "p99": math.inf}
@@ -120,7 +123,7 @@ def other(server, flags, requests):
 
 
 def measure(how, environment, key, source):
-    """One way to tell callers apart."""
+    """Measures one way to identify callers."""
     headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key['attacker']}"} if key else {})
     flags = ["--key", key["other"]] if key else []
     requests = requests_file("users", users())
@@ -130,7 +133,7 @@ def measure(how, environment, key, source):
         text = json.dumps(body)
         lines = [f"POST {PATH} HTTP/1.1", "host: sterling", *(f"{name}: {value}" for name, value in headers.items()), f"content-length: {len(text)}"]
         request = ("\r\n".join(lines) + "\r\n\r\n" + text).encode()
-        # What the last kind left behind belongs to a server that is gone.
+        # State of the previous server does not carry over.
         with Server(STERLING, store(), environment=environment) as server:
             bench(server.url, *flags, "--requests", requests, "--rate", RATE, "--seconds", 2)
             _, _, alone = other(server, flags, requests)

@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
-"""First-pass codes against int8 rows alone and against other libraries, on real vectors: table and curves of docs/benchmarks/quantization.md.
+"""Compares first-pass codes with int8 rows alone and with other libraries, on real vectors: table and curves of
+docs/benchmarks/quantization.md.
 
     python scripts/real_vectors.py words words.npy
     python scripts/bench_first_pass.py --sterling target/release/sterling --vectors words.npy [--peers faiss-sq8,faiss-pq,scann,hnswlib,svs]
 
-The vectors are the rows of any `.npy` matrix (scripts/real_vectors.py makes some). They are made unit vectors; --queries of them, drawn by a seed, are held out as
-queries. Each side searches with one thread, one query at a time, over settings of its own; the sides take turns, --rounds times, and of each setting the
-median of the rounds counts. What is told for each number of results and each recall is the fastest setting that reaches it, with the bytes that it read
-(ours alone), and last the recall that a request asks for by name. `int8 beside CODES` scans int8 rows in the index that has the codes. --folder keeps data and the indexes of peers, which --build makes without measuring anything; besides it gets
-`curves.csv`, every setting with its median, and `curves.svg`, of each side the settings that nothing is both faster and better than.
-With --filters it measures instead what a request by recall costs in an index with codes and in one without: K = 100 to 10,000, and K = 1,000 behind filters that
-a half, a tenth, a hundredth and a thousandth of the items pass, whatever their vectors: the table *Behind filters* of docs/benchmarks/quantization.md.
-Needs numpy, and of faiss-cpu, scann, hnswlib and scalable-vs those that --peers names.
+The vectors are the rows of any `.npy` matrix (scripts/real_vectors.py makes some), normalized; --queries of them, sampled by a
+seed, are held out as queries. Each side searches with one thread, one query at a time, over its own settings. The sides alternate
+--rounds times, and the median of the rounds counts for each setting. The table shows, for each number of results and each recall,
+the fastest setting that reaches it, with the bytes read (Sterling only), and last the requested recall. `int8
+beside CODES` scans int8 rows in the index that has the codes.
+--folder holds the data and the indexes of peers, which --build makes without measuring. It also receives `curves.csv`, every
+setting with its median, and `curves.svg`, the Pareto-optimal settings of each side.
+With --filters it measures the cost of a request by recall in an index with codes and in one without: K = 100 to 10,000, and K =
+1,000 with filters that pass a half, a tenth, a hundredth and a thousandth of the items, independent of their vectors: the table
+*Behind filters* of docs/benchmarks/quantization.md. Needs numpy, and those of faiss-cpu, scann, hnswlib and scalable-vs that
+--peers names.
 """
 import argparse, csv, json, math, os, pathlib, statistics, subprocess, time
 
@@ -68,7 +72,7 @@ def main():
 
 
 def make(folder, rows, held_out):
-    """Unit vectors, some of them as queries, and the exact answers of those."""
+    """Writes unit vectors, held-out queries, and the exact answers of those."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = rows.astype("f4")
     rows = rows[np.linalg.norm(rows, axis=1) > 0]
@@ -85,11 +89,12 @@ def make(folder, rows, held_out):
 
 
 def sterling(given, ks, codes):
-    """Measurements of `sterling ann-bench`: by a number of lists, of codes also by how many they select, and by recall."""
+    """Returns measurements of `sterling ann-bench`: by number of lists, with codes also by number of selected items, and by
+    recall."""
     command = [given.sterling, "ann-bench", "--rescore", "f16", "--queries-count", "0", "--k", ",".join(map(str, ks))]
     command += ["--probes", ",".join(map(str, PROBES)), "--recall", ",".join(map(str, TARGETS))]
     if codes:
-        # 0: int8 rows, in the very index that has the codes.
+        # 0 stands for int8 rows, in the same index that has the codes.
         command += ["--codes", codes, "--selected", ",".join(["0", *(f"{factor}x" for factor in FACTORS)])]
     for name in ("items", "queries", "truth"):
         command += [f"--{name}", str(given.folder / f"{name}.npy")]
@@ -107,7 +112,7 @@ def sterling(given, ks, codes):
 
 
 def behind_filters(given, items, queries):
-    """Requests by recall alone, behind filters and at K = 10,000: without codes and with them, in turns."""
+    """Measures requests by recall, with filters and at K = 10,000, alternating between indexes without and with codes."""
     folder, drawn = given.folder / "filters", np.random.default_rng(2)
     shares = {"none": 1, "half": 2, "tenth": 10, "hundredth": 100, "thousandth": 1000}
     attributes = np.stack([drawn.integers(0, of, len(items)) for of in shares.values()], axis=1).astype("i8")
@@ -144,7 +149,7 @@ def lists_of(items):
 
 
 class Faiss:
-    """An inverted file of faiss, scored again by f32 rows where its codes are small. Lists and probes as ours."""
+    """An inverted file of Faiss, rescored with f32 rows if its codes are small. Same lists and probes as Sterling."""
 
     def __init__(self, items, path):
         import faiss
@@ -190,7 +195,7 @@ class FaissPq(Faiss):
 
 
 class Scann:
-    """Trees of anisotropic product codes, their candidates scored again by f32 rows."""
+    """Trees of anisotropic product codes; candidates are rescored with f32 rows."""
 
     settings = FaissPq.settings
 
@@ -235,7 +240,7 @@ class Hnswlib:
 
 
 class Svs:
-    """A Vamana graph over f32 rows: its compressed rows are not for every processor."""
+    """A Vamana graph over f32 rows, because its compressed rows do not support every processor."""
 
     settings = Hnswlib.settings
 
@@ -305,7 +310,7 @@ LOWEST = 0.8  # recall at the left edge
 
 
 def draw(sides, ks, title, path):
-    """A panel for each number of results: queries a second, on a logarithmic scale, against recall."""
+    """Draws a panel for each number of results: queries per second, on a logarithmic scale, against recall."""
     width, height = len(ks) * (WIDTH + MARGIN) + MARGIN, HEIGHT + 2 * MARGIN + 20
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">']
     parts += [f'<rect width="{width}" height="{height}" fill="white"/>', f'<text x="{MARGIN}" y="16" font-size="13">{title}: queries a second against recall</text>']
@@ -319,7 +324,7 @@ def draw(sides, ks, title, path):
 
 
 def front(rows):
-    """The settings that nothing is both faster and better than, by rising recall."""
+    """Returns the Pareto-optimal settings, by ascending recall."""
     best = []
     for row in sorted(rows, key=lambda row: (-row["recall"], -row["qps"])):
         if row["recall"] >= LOWEST and (not best or row["qps"] > best[-1][1]):

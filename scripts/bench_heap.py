@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""What an allocator costs the served Debian model: page faults and time of a request, memory during and after a storm of large ones.
+"""Cost of an allocator for the served Debian model: page faults and time per request, memory during and after a burst of large
+requests.
 
-STERLING=... scripts/bench_heap.py [NAME=LIBRARY.so ...]: each library is put before the C library's allocator by LD_PRELOAD and stands
-beside that allocator, as it is and with its two thresholds set. ROUNDS rounds go through all of them in turns.
+STERLING=... scripts/bench_heap.py [NAME=LIBRARY.so ...]: each library replaces the allocator of the C library by LD_PRELOAD, and
+is compared with that allocator, both with default and with set thresholds. ROUNDS rounds alternate between all of them.
 """
 
 import concurrent.futures
@@ -22,7 +23,7 @@ VARIANTS = {"as it is": {}, "glibc, 64 and 16 MB": thresholds(64, 16), "glibc, 2
 
 
 def storm(server):
-    """Requests for everything, in lists and alone, four at a time; the most memory that the server had meanwhile."""
+    """Sends expensive requests, in lists and alone, four at a time; returns the peak memory of the server."""
     large = lambda k: [body | {"k": k, "candidates": k, "columns": ["name"], "timeout_ms": 600_000} for body in users()[:8]]
     bodies = [{"requests": large(10_000)}] * 4 + large(60_000)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:

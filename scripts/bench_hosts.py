@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""What rows of other hosts cost: STERLING=... [SECONDS=20] [RATE=100] scripts/bench_hosts.py
+"""Cost of rows on other hosts.
 
-The Debian model with its tables in one server's memory, cut in rows over two servers that ask each other, and on a Redis Cluster without a cache in front
-(three primaries). Users are embedded (`:embed`), which is what looks tables up, each with 30 packages at random; rounds in turns, p50 and p99 in ms, and what a request
-makes its server ask of the others. The floor: a round trip on loopback, 8 bytes a row there and a row back. Needs redis-server and redis-cli.
+    STERLING=... [SECONDS=20] [RATE=100] scripts/bench_hosts.py
+
+Compares the Debian model with its tables in the memory of one server, with rows partitioned over two servers, and on a Redis
+Cluster without a cache (three primaries). Users are embedded (`:embed`), which looks up the tables, with 30 random packages each.
+Rounds alternate; reports p50 and p99 in ms, and the requests of the server to the others. The lower bound is a round trip on
+loopback with 8 bytes per row there and a row back. Needs redis-server and redis-cli.
 """
 
 import contextlib
@@ -30,7 +33,7 @@ servers = ["127.0.0.1:{port}"]
 
 
 def plan(name, topology, *flags):
-    """A plan as a file."""
+    """Writes a plan to a file."""
     path = FOLDER / f"{name}.toml"
     path.write_text(topology)
     command = [STERLING, "plan", str(ROOT / "models/debian"), "--topology", str(path), "--json", *flags]
@@ -43,7 +46,7 @@ def plan(name, topology, *flags):
 
 
 def counted(server, metric, label=""):
-    """The sum of a counter over its labels, of those that hold one."""
+    """Returns the sum of a counter over the series that contain this label."""
     lines = server.get("/metrics")[1].decode().splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(metric + "{") and label in line)
 
@@ -63,7 +66,7 @@ def main():
     bodies = requests_file("users", [{"features": user["features"] | {"installed": rows()}} for user in users()])
     part = lambda n: ["--plan", between, "--host", f"h{n}"]
     with contextlib.ExitStack() as stack:
-        # Each waits for the other, so that the second one is started before the first is waited for.
+        # The servers wait for each other, so both are started before the first wait.
         command = [STERLING, "serve", "--store", str(folder), "--listen", f"127.0.0.1:{ports[1]}", *part(1)]
         second = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         stack.callback(second.kill)

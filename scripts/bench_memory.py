@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Whether answers of any form keep within the advised memory: STERLING=... [SECONDS=120] [ITEMS=100000] [CONNECTIONS=48] [SEED=1] scripts/bench_memory.py
+"""Tests whether answers of any form stay within the advised memory.
 
-A server of the memory that `sterling serve --check` advises and a router of what docs/guide/operate.md says, each in a control group that has
-no more, as root. A caller asks both for answers of all forms at random: JSON, columns, Arrow, tensors, pages, lists, rankings, items by
-text and values of columns; of every number of results up to the limit, with columns of 0 to 64 kB an item; compressed or not; read at once,
-slowly, or left in the midst. Neither process may be killed or come to the advice, and the p99 of another caller's small requests at the
-server may be 3 times what it is alone.
+    STERLING=... [SECONDS=120] [ITEMS=100000] [CONNECTIONS=48] [SEED=1] scripts/bench_memory.py
 
-The group is version 1 or 2. Without one nothing is measured: RLIMIT_AS bounds addresses, of which a process maps far more than it uses.
+A server with the memory that `sterling serve --check` advises and a router with that of docs/guide/operate.md run in control
+groups with this limit, as root. A client requests random answers of all forms from both: JSON, columns, Arrow, tensors, pages,
+lists, rankings, items by text and values of columns; any number of results up to the limit, columns of 0 to 64 kB per item;
+compressed or not; read at once, slowly, or aborted. Neither process may be killed or reach the advice, and the p99 of small
+requests of another caller at the server may be at most 3 times its value without load.
+
+The control group is of version 1 or 2; without one nothing is measured. RLIMIT_AS is no substitute: it limits address space, of
+which a process maps far more than it uses.
 """
 
 import collections
@@ -34,10 +37,10 @@ RATE = 20
 PROGRAM_MB = 512
 RESULTS_MAX, CANDIDATES_MAX, LIST_MAX = 100_000, 200_000, 1024
 WIDTHS = [0, 1, 64, 1_000, 8_000, 64_000]
-# The columns of each model: a few items with the widest texts, many with texts of 0 to 4 kB.
+# Columns of each model: a few items with the widest texts, many items with texts of 0 to 4 kB.
 COLUMNS = {"wide": [*(f"text{width}" for width in WIDTHS), "number", "tags"], "many": ["name", "text", "number", "tags"]}
 COUNTS = {"wide": max(20, ITEMS // 50), "many": ITEMS}
-# What each process answers with; the last three a server alone.
+# Forms of answers of each process; the last three are served by the server only.
 ROUTED = ["json", "columns", "arrow", "pages", "list", "rank"]
 FORMS = {"router": ROUTED, "server": [*ROUTED, "tensors", "find", "values"]}
 PAGES_MAX = 5
@@ -46,7 +49,7 @@ ARROW = JSON | {"accept": "application/vnd.apache.arrow.stream"}
 
 
 class Group:
-    """A control group below the one of this process, or beside it, that may have so much memory."""
+    """A control group below that of this process, or a sibling, with a memory limit."""
 
     def __init__(self, name, mib):
         for path, bound in self.places(f"sterling-{os.getpid()}-{name}"):
@@ -66,13 +69,13 @@ class Group:
             if "memory" in controllers.split(","):
                 yield Path(f"/sys/fs/cgroup/memory{path}") / name, "memory.limit_in_bytes"
             elif not controllers:
-                # In version 2 a group that hands controllers on has no processes of its own.
+                # In version 2, a group with delegated controllers has no processes of its own.
                 for above in (path, str(Path(path).parent)):
                     yield Path(f"/sys/fs/cgroup{above}") / name, "memory.max"
 
     @property
     def command(self):
-        """What a command begins with that is to run in it."""
+        """Returns the command prefix that runs a command in the group."""
         return ["sh", "-c", f'echo $$ > {self.path}/cgroup.procs && exec "$@"', "sh"]
 
     def kills(self):
@@ -113,7 +116,7 @@ def vector(generator):
 
 
 class Reader:
-    """Asks for answers at random, one after the other."""
+    """Sends random requests, one after the other."""
 
     def __init__(self, number, name, address, key, counts, stop):
         self.random, self.name, self.address = random.Random(f"{SEED} {number}"), name, address
@@ -122,7 +125,7 @@ class Reader:
         self.connection = None
 
     def some(self, most):
-        """A number up to `most`, as likely small as large, and often the greatest."""
+        """Returns a number up to `most`, small or large with equal probability, and often the maximum."""
         return most if self.random.random() < 0.1 else int(math.exp(self.random.uniform(0, math.log(most + 0.999))))
 
     def retrieval(self, model):
@@ -150,7 +153,7 @@ class Reader:
         return {name: one[name] for name in ("vector", "columns", "timeout_ms")} | {"items": ids}
 
     def request(self, form):
-        """Method, path, body and headers of a request for an answer of this form."""
+        """Returns method, path, body and headers of a request for an answer of this form."""
         model = self.random.choice(list(COLUMNS))
         column = self.random.choice([name for name in COLUMNS[model] if name != "number"])
         part = self.random.choice(["", "lorem", "0", "tag"])
@@ -174,7 +177,7 @@ class Reader:
                 return "GET", f"/v1/models/{model}/columns/{column}?contains={part}&limit={self.some(1000)}", None, {}
 
     def ask(self, form, method, path, body, headers):
-        """Asks once; the cursor of the next page where the answer tells one."""
+        """Sends one request; returns the cursor of the next page, if there is one."""
         coding = self.random.choice([{}, {}, {"accept-encoding": "gzip"}, {"accept-encoding": "zstd"}])
         if self.connection is None:
             self.connection = http.client.HTTPConnection(self.address, timeout=120)
@@ -184,7 +187,7 @@ class Reader:
         start, end, length = b"", b"", 0
         while length < most and not self.stop.is_set() and (piece := answer.read(64 << 10)):
             start, end, length = start or piece, piece, length + len(piece)
-            # A slow reader is slow for its first megabytes alone, so that there are many answers.
+            # A slow reader is slow only for its first megabytes, so that there are many answers.
             time.sleep(pause if length < 8 << 20 else 0)
         self.counts[self.name, form, answer.status] += 1
         self.counts[self.name, form, "MB"] += length / 1e6
@@ -211,12 +214,12 @@ class Reader:
             except (OSError, http.client.HTTPException):
                 self.counts[self.name, form, "cut"] += 1
                 self.close()
-                # A process that is gone is asked no faster than others.
+                # A dead process receives no more requests per second than others.
                 time.sleep(0.1)
 
 
 def attack(addresses, key, stop, found):
-    """Readers of each address."""
+    """Runs readers of each address."""
     counts = collections.Counter()
     several = itertools.islice(itertools.cycle(addresses.items()), CONNECTIONS)
     readers = [Reader(number, *each, key, counts, stop) for number, each in enumerate(several)]
@@ -230,7 +233,7 @@ def attack(addresses, key, stop, found):
 
 
 def small(server, key, requests, when):
-    """The small requests of another caller: their p99, and how many were not answered."""
+    """Runs the small requests of another caller: returns their p99, and the number of unanswered ones."""
     line = bench(server.url, "--key", key, "--model", "many", "--requests", requests, "--rate", RATE, "--seconds", seconds(120))[0]["classes"][0]
     times = line["answered_ms"] or {"p50": math.inf, "p99": math.inf}
     row(when, line["requests"], line["ok"], times["p50"], times["p99"])
@@ -244,7 +247,7 @@ def peak_mib(server):
 
 
 def tell(counts):
-    """A row for each form at each process, and whether the fuzzer met what it looks for."""
+    """Prints a row for each form and process, and whether the run covered the required cases."""
     header("process", "form", "200", "422", "503", "504", "other", "cut", "MB")
     others, unmet = 0, []
     for name, form in ((name, form) for name, forms in FORMS.items() for form in forms):

@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""What a dear request does to the cheap ones beside it: STERLING=... [PEER=...] [SECONDS=20] scripts/bench_neighbours.py
+"""Effect of an expensive request on concurrent cheap ones.
 
-The dearest allowed request is looked for: lists of requests for ever fewer results of all items, until one is answered with 200. Cheap
-requests are timed alone and beside one dear request after another; then the memory after a storm of dear ones is held against before.
+    STERLING=... [PEER=...] [SECONDS=20] scripts/bench_neighbours.py
+
+Finds the most expensive allowed request: lists of requests for all items, with a decreasing number of results, until one is
+answered with 200. Measures cheap requests alone and concurrently with a sequence of expensive ones; then compares the memory
+after a burst of expensive requests with that before.
 """
 
 import concurrent.futures
@@ -14,12 +17,12 @@ import time
 from served import Server, bench, binaries, finish, header, requests_file, row, seconds, store, users, verdict
 
 RATE = 50
-# The longest list that is tried; a server without bounds takes a minute for 40.
+# Longest tried list; a server without limits takes a minute for 40.
 LIST_MAX = int(os.environ.get("LIST_MAX", 40))
 
 
 def ask(server, body, connection=None):
-    """Whether all of a body was answered. A client that parsed the answer would take more of the cores than the server does."""
+    """Returns whether a body was answered completely. Parsing the answer would take more CPU time than the server needs."""
     asked = connection or server.connect(timeout=900)
     asked.request("POST", "/v1/models/debian:retrieve", json.dumps(body), {"content-type": "application/json"})
     answer = asked.getresponse()
@@ -33,7 +36,7 @@ def ask(server, body, connection=None):
 
 
 def dearest(server):
-    """The body of the dearest request that the server takes, and how long it takes alone."""
+    """Returns the body of the most expensive request that the server accepts, and its time alone."""
     user = users()[0]
     for count in (count for count in (40, 16, 8, 4, 2, 1) if count <= LIST_MAX):
         for k in (60_000, 30_000, 10_000, 3_000, 1_000):

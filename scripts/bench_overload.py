@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""What is left of the goodput under too much load: STERLING=... [PEER=...] [SECONDS=60] [ROUNDS=3] scripts/bench_overload.py
+"""Share of the goodput that remains under overload.
 
-The highest rate that is followed is looked for. Then come, in turns, SECONDS of each in ROUNDS parts, that rate, 3 and 10 times it, and the
-same beside 2,000 idle connections and 200 slow readers. A share of the peak is the median over rounds of the goodput by what that rate gave
-in the same round, for the speed of a machine changes. The verdicts are those of STERLING; a PEER is measured after it with the same
-generator (BENCH, which is STERLING where it is not set).
+    STERLING=... [PEER=...] [SECONDS=60] [ROUNDS=3] scripts/bench_overload.py
+
+Finds the highest rate that the server sustains. Then measures, alternating, SECONDS of each in ROUNDS parts: that rate, 3 and 10
+times it, and the same with 2,000 idle connections and 200 slow readers. A share of the peak is the median over rounds of the
+goodput divided by that at the peak rate in the same round, because the speed of a machine varies. The verdicts apply to STERLING;
+a PEER is measured after it with the same generator (BENCH, by default STERLING).
 """
 
 import os
@@ -16,7 +18,7 @@ TIMEOUT_MS = 1000
 CONNECTIONS = 8192
 ROUNDS = int(os.environ.get("ROUNDS", 3))
 NEIGHBOURS = ["--idle-connections", 2000, "--slow-readers", 200]
-# A load by name: how many times the peak's rate, beside whom, and the least share of the peak's goodput.
+# Loads by name: multiple of the peak rate, concurrent clients, and minimal share of the peak goodput.
 LOADS = {
     "peak": (1, [], 0.0),
     "3 x": (3, [], 0.95),
@@ -27,7 +29,7 @@ LOADS = {
 
 
 def run(server, requests, rate, more):
-    """One round of a load."""
+    """Runs one round of a load."""
     _, cpu, _ = server.stat()
     line = bench(server.url, "--requests", requests, "--rate", rate, "--seconds", seconds(60) / ROUNDS, "--connections", CONNECTIONS, *more)[0]
     counts = line["classes"][0]
@@ -40,7 +42,7 @@ def run(server, requests, rate, more):
 
 
 def together(rounds, peaks):
-    """A load's rounds as one: medians of rates and medians, the worst of tails, sums of counts."""
+    """Aggregates the rounds of a load: medians of rates and medians, maxima of tails, sums of counts."""
     total = {name: sum(line[name] for line in rounds) for name in ("refused", "timed_out", "unanswered", "errors", "other")}
     middle = {name: median([line[name] for line in rounds]) for name in ("rate", "goodput", "server_cores", "generator_cores")}
     answered = [line["answered_ms"] for line in rounds if line["answered_ms"]]

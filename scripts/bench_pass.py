@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
-"""Is any request slower? Search alone and the whole pass, the peer in turns: STERLING=... PEER=... scripts/bench_pass.py
+"""Detects slower requests: search alone and the complete pass, alternating with the peer.
 
-ROUNDS (5) rounds; ITEMS (200000) random items of 64 numbers in clusters, for `ann-bench`. Medians over rounds, ratio to the peer's.
+    STERLING=... PEER=... scripts/bench_pass.py
+
+ROUNDS (5) rounds; ITEMS (200000) random items of 64 numbers in clusters, for `ann-bench`. Reports medians over rounds and their
+ratios to the peer.
 """
 
 import array
@@ -18,7 +21,7 @@ ITEMS = int(os.environ.get("ITEMS", 200_000))
 ROUNDS = int(os.environ.get("ROUNDS", 5))
 WIDTH = 64
 QUERIES = 200
-# A request may be this much slower, which is what two runs of one binary differ by.
+# Allowed slowdown, which is the difference between two runs of one binary.
 SLOWER_MAX = 1.03
 
 
@@ -30,7 +33,7 @@ def npy(name, descr, typecode, rows, cols, values):
 
 
 def vectors(count, centres, spread, generator):
-    """Rows of length 1 around centres."""
+    """Returns normalized rows around centres."""
     for _ in range(count):
         line = [x + spread * generator.gauss(0, 1) for x in generator.choice(centres)]
         length = math.sqrt(sum(x * x for x in line))
@@ -38,7 +41,7 @@ def vectors(count, centres, spread, generator):
 
 
 def search_files():
-    """Arguments of `ann-bench`. Recall is measured elsewhere: the truth given here is none."""
+    """Returns the arguments of `ann-bench`. Recall is measured elsewhere, so the ground truth is empty."""
     generator = random.Random(1)
     centres = [[generator.gauss(0, 1) for _ in range(WIDTH)] for _ in range(1000)]
     none = npy("truth.npy", "<i4", "i", QUERIES, 1000, [-1] * QUERIES * 1000)
@@ -56,7 +59,7 @@ def search_files():
 
 
 def search(binary, files, batch):
-    """Queries' median milliseconds by filter and probes."""
+    """Returns the median milliseconds of queries by filter and probes."""
     done = subprocess.run([binary, "ann-bench", *files, "--batch", str(batch)], stdout=subprocess.PIPE, text=True, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     name = lambda line: f"search, {line['filter'] or 'no filter'}, P = {line['probes']}, batch {batch}"
@@ -64,7 +67,7 @@ def search(binary, files, batch):
 
 
 def passes(server):
-    """Milliseconds of a request over one connection: the server's own steps, and all of it."""
+    """Returns the milliseconds of a request over one connection: the steps of the server, and the total."""
     kinds = {
         "defaults": {},
         "filter section:python": {"filter": "section:python"},
@@ -99,7 +102,7 @@ def passes(server):
 
 
 def searches(server):
-    """Milliseconds of the steps of a request that brings its vector: the search as it serves."""
+    """Returns the milliseconds of the steps of a request with a vector: the search as it is served."""
     data = array.array("f", (FOLDER / "queries.npy").read_bytes()[-QUERIES * WIDTH * 4 :])
     connection, found = server.connect(), {}
     for probes in (16, 64):
@@ -115,7 +118,7 @@ def searches(server):
 
 def main():
     files = search_files()
-    # Each binary serves what it published itself: formats may differ.
+    # Each binary serves its own publication, because formats may differ.
     stores = {name: store(binary, name) for name, binary in binaries().items()}
     ids = FOLDER / "ids.jsonl"
     ids.write_text("".join(f'{{"id": {n}}}\n' for n in range(ITEMS)))

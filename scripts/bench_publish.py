@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
-"""Publications from memory and from the disk: [STERLING=...] [N=2000000] [MEMORY=6GiB] [WAYS=memory,disk] scripts/bench_publish.py
+"""Publications from memory and from disk.
 
-N (2,000,000) clustered vectors of D (64) numbers, made once from SEED (1) in chunks and kept in DATA (a temporary folder) as `.npy` of TYPE (f2: 2 D bytes an item; or f4),
-with ids as Parquet. Needs NumPy and PyArrow, and the disk for vectors, ids and one version (each is removed but for the last).
+    [STERLING=...] [N=2000000] [MEMORY=6GiB] [WAYS=memory,disk] scripts/bench_publish.py
+
+N (2,000,000) clustered vectors of D (64) numbers, made once from SEED (1) in chunks and stored in DATA (a temporary folder) as
+`.npy` of TYPE (f2: 2 D bytes per item; or f4), with ids as Parquet. Needs NumPy and PyArrow, and disk space for vectors, ids and
+one version (all but the last are removed).
 
 | way | is |
 |---|---|
-| `memory` | without `--memory`: vectors in memory, where it is free |
+| `memory` | without `--memory`: vectors in memory, if there is enough |
 | `disk` | `--memory MEMORY` |
 
-A publication is watched every 20 ms. `own` is memory of the program's own (RssAnon), which `--memory` bounds; `mapped` is pages of files that it looks at (RssFile), which the
-system takes back when it needs them. Phases are told by what the version's folder holds. Where both ways run, their files must be equal. RECALL (200) perturbed items are then asked of a server of the last
-version and held against the exact answer over all vectors as they are in the file; 0 asks none.
+A publication is sampled every 20 ms. `own` is anonymous memory (RssAnon), which `--memory` limits; `mapped` is mapped file pages
+(RssFile), which the system reclaims when it needs them. Phases are recognized by the content of the version's folder. If both
+ways run, their files must be equal. RECALL (200) perturbed items are then sent to a server of the last version, and its results
+compared with the exact answer over all stored vectors; 0 skips this.
 """
 
 import json
@@ -44,7 +48,7 @@ UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def vectors(first, count, centres):
-    """Rows of the catalogue: a centre drawn by a power law, and noise half as long."""
+    """Returns rows of the catalogue: a centre sampled from a power law, plus noise of half its length."""
     random = np.random.default_rng([SEED, first])
     of = (len(centres) * random.random(count) ** 2).astype(np.int64)
     rows = centres[of] + 0.5 * random.standard_normal((count, D), dtype=np.float32)
@@ -52,7 +56,7 @@ def vectors(first, count, centres):
 
 
 def make():
-    """The files, unless they are there; under another name until they are whole."""
+    """Writes the files, unless they exist; under a temporary name until they are complete."""
     matrix, items = DATA / f"vectors-{N}-{D}-{TYPE}-{SEED}.npy", DATA / f"ids-{N}.parquet"
     DATA.mkdir(parents=True, exist_ok=True)
     if not matrix.exists():
@@ -73,7 +77,7 @@ def make():
 
 
 def memory_of(process):
-    """Bytes of the program's own memory and of mapped files; none once it has ended."""
+    """Returns the bytes of anonymous memory and of mapped files of a process; None once it has ended."""
     try:
         text = Path(f"/proc/{process.pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -83,7 +87,7 @@ def memory_of(process):
 
 
 def phase(told):
-    """What a publication is at, by what it has told and written."""
+    """Returns the current phase of a publication, from its output and its files."""
     staging = next((STORE / "m").glob(".publishing-*"), None)
     try:
         names = [path.name for path in staging.iterdir()] if staging else []
@@ -100,7 +104,7 @@ def phase(told):
 
 
 def publish(way, matrix, items):
-    """Publishes, and returns what it took by phase."""
+    """Publishes, and returns the cost by phase."""
     command = [STERLING, "publish", "--name", "m", "--items", str(items), "--vectors", str(matrix), "--store", str(STORE)]
     command += ["--memory", MEMORY] if way == "disk" else []
     start = time.monotonic()
@@ -136,7 +140,7 @@ def manifest():
 
 
 def recall(matrix):
-    """The share of the exact best K that a server returns, at its own probes."""
+    """Returns the recall@K of a server at its default probes."""
     rows = np.load(matrix, mmap_mode="r")
     random = np.random.default_rng(SEED + 1)
     queries = np.stack([rows[n] for n in random.integers(0, N, RECALL)]).astype(np.float32)

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Recall that was asked for against recall that was found, and what it costs: the table of docs/benchmarks/recall.md.
+"""Requested recall compared with measured recall, and its cost: the table of docs/benchmarks/recall.md.
 
     python scripts/bench_recall.py --sterling target/release/sterling --items 100000 --items 1000000 [--peer OLD/sterling]
 
-For each number of items it makes a catalogue (clusters of unequal size, unit vectors), queries to calibrate with, other queries to measure with,
-and filters that let 50, 10, 1 and 0.1 % pass: independent of the embedding (`any`), or a region of it that lies where the queries are (`near`) or
-opposite to them (`far`). Then `sterling ann-bench` builds and calibrates an index, asks for a recall, and looks for the fewest lists, the same number
-for all queries, that reach it too. `--peer` is an older binary, whose default was an eighth of the lists. Needs numpy. Data is kept in --folder;
-what is there already is not made again. With `--vectors FILE.npy` the catalogue is these vectors (scripts/real_vectors.py), at length 1, less those that
-are drawn as queries.
+For each number of items it makes a catalogue (clusters of unequal size, unit vectors), queries for calibration, other queries for
+the measurement, and filters that pass 50, 10, 1 and 0.1 %: independent of the embedding (`any`), or a region of it that is close
+to the queries (`near`) or opposite to them (`far`). Then `sterling ann-bench` builds and calibrates an index, requests a recall,
+and finds the smallest fixed number of lists that reaches it too. `--peer` is an older binary, whose default was an eighth of the
+lists. Needs numpy. Data is stored in --folder and reused. With `--vectors FILE.npy` the catalogue is these vectors
+(scripts/real_vectors.py), normalized, without those that are sampled as queries.
 """
 import argparse, json, os, pathlib, shutil, subprocess, sys
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 RATES = {"50": 2, "10": 10, "1": 100, "01": 1000}
 DEEPEST = 1000  # exact answers of a filtered query
 CALIBRATE = 256
-PART = 250_000  # items whose scores are held at once
+PART = 250_000  # items whose scores are in memory at once
 
 
 def main():
@@ -49,7 +49,7 @@ def main():
 
 
 def clusters(items, width):
-    """Vectors of clusters of unequal size, what draws queries for them, and the importance of each dimension."""
+    """Returns vectors in clusters of unequal size, a function that samples queries for them, and the weight of each dimension."""
     rng = np.random.default_rng(7)
     count = max(1, min(2000, items // 100))
     centres = rng.standard_normal((count, width)).astype("f4")
@@ -70,7 +70,7 @@ def clusters(items, width):
 
 
 def real(path, queries):
-    """The same of vectors in a file: queries are vectors that are no items."""
+    """Returns the same for vectors in a file: queries are vectors that are not items."""
     rng = np.random.default_rng(7)
     rows = np.load(path).astype("f4")
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-20)
@@ -117,7 +117,7 @@ def make(folder, rows, draw, spectrum, rng, queries, with_filters):
 
 
 def answers(path, rows, vectors, passing, most):
-    """The best `most` of the passing rows for each vector, best first."""
+    """Returns the best `most` of the passing rows for each vector, best first."""
     count = len(rows) if passing is None else len(passing)
     most = min(most, count)
     best = [(np.empty(0, "f4"), np.empty(0, "i4")) for _ in vectors]
@@ -125,7 +125,7 @@ def answers(path, rows, vectors, passing, most):
         which = np.arange(start, min(start + PART, count)) if passing is None else passing[start : start + PART]
         found = vectors @ rows[which[0] : which[-1] + 1].T if passing is None else vectors @ rows[which].T
         for n, (scores, numbers) in enumerate(best):
-            # What does not beat the worst of those kept so far is never looked at again.
+            # Rows below the worst of the current best are skipped.
             better = np.flatnonzero(found[n] > scores.min()) if len(scores) == most else np.arange(len(which))
             scores = np.concatenate([scores, found[n][better]])
             numbers = np.concatenate([numbers, which[better].astype("i4")])
@@ -137,14 +137,14 @@ def answers(path, rows, vectors, passing, most):
 
 
 def run(given, folder, items):
-    """The lines of all measurements, with the part of the queries and the binary."""
+    """Returns the lines of all measurements, with the set of queries and the binary."""
     lines = []
     for part in ("anywhere",) if given.no_filters else ("anywhere", "edge"):
         common = ["ann-bench", "--items", folder / "items.npy", "--rescore", given.rescore, "--queries-count", given.queries]
         common += ["--queries", folder / part / "queries.npy", "--truth", folder / part / "truth.npy"]
         if not given.no_filters:
             common += ["--attributes", folder / "attributes.npy", "--filters", folder / part / "filters.json"]
-        # Only unfiltered queries are asked for several numbers of results.
+        # Only unfiltered queries are measured with several numbers of results.
         k = given.k if part == "anywhere" else "100"
         calibrated = ["--recall", given.recall, "--calibrate-queries", folder / "calibrate.npy", "--cheapest"]
         eighth = max(1, round(4 * items**0.5) // 8)

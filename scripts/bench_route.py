@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""What a router adds: STERLING=... [SECONDS=20] [RATE=100] [SHARDS=4] [ITEMS=0] scripts/bench_route.py
+"""Overhead of a router.
 
-At a rate far below the peak, in turns: one server of the whole; a router over that server, which adds one hop; a router over SHARDS servers
-of a shard each, all with one worker. With ITEMS, beside the Debian model so many random vectors of 128 numbers in 4,096 clusters, top 20 of
-them. The verdicts: a hop adds at most 150 microseconds at the median, shards answer within 1.6 times the median of one server.
+    STERLING=... [SECONDS=20] [RATE=100] [SHARDS=4] [ITEMS=0] scripts/bench_route.py
+
+At a rate far below the peak, alternating: one server of the complete catalogue; a router over that server, which adds one hop; a
+router over SHARDS servers of one shard each, all with one worker. With ITEMS, in addition to the Debian model, that many random
+vectors of 128 numbers in 4,096 clusters, top 20. The verdicts: a hop adds at most 150 microseconds to the median, and shards
+answer within 1.6 times the median of one server.
 """
 
 import contextlib
@@ -22,7 +25,7 @@ ONE_WORKER = {"STERLING_ENGINE__WORKERS": "1", "STERLING_AUDIT_SHARE": "0"}
 
 
 def vectors():
-    """A store of random vectors, whole and cut, and the bodies of its requests."""
+    """Publishes random vectors, complete and in shards; returns the stores and the bodies of the requests."""
     import numpy as np
 
     path, rng = FOLDER / "vectors-store", np.random.default_rng(1)

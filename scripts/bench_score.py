@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Rows a second of `sterling score` and of the HTTP route, over the same users of the Debian model: [STERLING=...] scripts/bench_score.py
+"""Rows per second of `sterling score` and of the HTTP route, for the same users of the Debian model.
 
-ROWS (50000) users, the held-out ones again and again, in FILES (5) files; SECONDS (20) of each way over HTTP; ROUNDS (3) rounds, the ways in turns; RATE (200) a
-second is where the search for the highest rate begins. Each way has both cores,
-over HTTP with whoever asks: so rows for each second of the server's processor time stand beside. The store is loaded before the clock starts.
+    [STERLING=...] scripts/bench_score.py
+
+ROWS (50000) users, the held-out ones repeated, in FILES (5) files; SECONDS (20) of each way over HTTP; ROUNDS (3) alternating
+rounds; the search for the highest rate starts at RATE (200) per second. Each way has both cores; over HTTP it shares them with
+the client, so rows per second of the server's CPU time are reported too. The store is loaded before the clock starts.
 
 | way | is |
 |---|---|
-| `score` | JSON lines to Parquet, `--units -`, one thread a core |
-| `score, Parquet` | the same users as Parquet, where PyArrow is there |
+| `score` | JSON lines to Parquet, `--units -`, one thread per core |
+| `score, Parquet` | the same users as Parquet, if PyArrow is installed |
 | `http, lists` | CONNECTIONS (4) connections, each with lists of 64 requests at `"priority": "batch"` with a minute of time, one after the other; answers are read, not parsed |
 | `http, single` | `sterling bench --find-peak`: single requests, 99 % of them in time |
 """
@@ -30,16 +32,16 @@ ROWS = int(os.environ.get("ROWS", 50_000))
 FILES = int(os.environ.get("FILES", 5))
 ROUNDS = int(os.environ.get("ROUNDS", 3))
 CONNECTIONS = int(os.environ.get("CONNECTIONS", 4))
-# Where the search for the highest rate begins.
+# Start of the search for the highest rate.
 RATE = float(os.environ.get("RATE", 200))
 BATCH = 64
 K = 50
-# What scoring in process is to reach of what serving does, per second of processor time.
+# Minimal ratio of in-process scoring to serving, in rows per second of CPU time.
 FASTER_MIN = 1.5
 
 
 def rows():
-    """Users with ids."""
+    """Returns users with ids."""
     asked = users()
     for n in range(ROWS):
         yield {"id": n, **asked[n % len(asked)]}
@@ -55,7 +57,7 @@ def line_files():
 
 
 def parquet_files():
-    """The same files as Parquet; none without PyArrow."""
+    """Writes the same files as Parquet; none without PyArrow."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -73,7 +75,7 @@ def parquet_files():
 
 
 def scored(files, out):
-    """Rows a second, rows a second of processor time, peak MB."""
+    """Returns rows per second, rows per second of CPU time, peak MB."""
     arguments = scoring.command(files, out, model="debian", store=store(), request={"k": K})
     with scoring.Worker(arguments, program=STERLING) as worker:
         before, start = processor(worker.pid), time.monotonic()
@@ -92,7 +94,7 @@ def processor(pid):
 
 
 def by_lists(server):
-    """The same of lists of requests over some connections."""
+    """Returns the same for lists of requests over some connections."""
     asked = [user | {"k": K, "priority": "batch", "timeout_ms": 60_000} for user in users()]
     lists = [json.dumps({"requests": (asked[n:] + asked[:n])[:BATCH]}).encode() for n in range(0, len(asked), BATCH)]
     end, counts, failed = time.monotonic() + seconds(20), [0] * CONNECTIONS, []
@@ -122,7 +124,7 @@ def by_lists(server):
 
 
 def by_one(server):
-    """The same of single requests, at the highest rate of which 99 % are answered in time; processor time at that rate."""
+    """Returns the same for single requests, at the highest rate with 99 % in time, with the CPU time at that rate."""
     asked = requests_file("single", [user | {"k": K} for user in users()])
     step = min(5, seconds(20))
     peak = bench(server.url, "--requests", asked, "--find-peak", "--rate", RATE, "--seconds", step)[-1]["peak"]["rate"]

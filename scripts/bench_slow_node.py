@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""What a slow node of the cluster costs those who do not need it: STERLING=... [PEER=...] [SECONDS=20] scripts/bench_slow_node.py
+"""Effect of a slow cluster node on requests that do not need it.
 
-Three primaries of a Redis Cluster without replicas, so that nobody answers in the slow one's place; the table `packages` lies there, with a
-cache too small for it. One node is announced at a proxy's port, which holds its replies back for DELAY_MS (20). Requests without `installed`
-need no remote row, all others do. Needs redis-server and redis-cli.
+    STERLING=... [PEER=...] [SECONDS=20] scripts/bench_slow_node.py
+
+Three primaries of a Redis Cluster without replicas, so that no other node can answer for the slow one; the table `packages` lies
+there, with a cache too small for it. One node is announced with the port of a proxy, which delays its replies by DELAY_MS (20).
+Requests without `installed` need no remote row, all others do. Needs redis-server and redis-cli.
 """
 
 import asyncio
@@ -19,12 +21,12 @@ import threading
 from served import FOLDER, ROOT, Server, bench, binaries, finish, header, requests_file, row, seconds, store, users, verdict, wait
 
 DELAY_MS = float(os.environ.get("DELAY_MS", 20))
-# Rows of the cache; the table has 63,436.
+# Size of the row cache in bytes; the table has 63,436 rows.
 CACHE_BYTES = 1 << 18
 
 
 class Proxy(threading.Thread):
-    """Passes bytes on between a port of its own and another, the replies after a delay."""
+    """Forwards bytes between its own port and another, the replies after a delay."""
 
     def __init__(self, port, behind):
         super().__init__(daemon=True)
@@ -53,7 +55,7 @@ class Proxy(threading.Thread):
         loop, due = asyncio.get_running_loop(), 0.0
         with contextlib.suppress(OSError):
             while part := await reader.read(1 << 16):
-                # No part overtakes another one when the delay becomes shorter.
+                # A chunk must not arrive before an earlier one when the delay is reduced.
                 due = max(due, loop.time() + self.delay_s)
                 if self.delay_s:
                     loop.call_at(due, writer.write, part)
@@ -63,7 +65,7 @@ class Proxy(threading.Thread):
 
 
 def free_ports(count):
-    """Ports below those of outgoing connections."""
+    """Returns ports below the ephemeral range."""
     found, port = [], random.randrange(12_000, 28_000)
     while len(found) < count:
         port += 1
@@ -78,7 +80,7 @@ def ask(port, *words):
 
 
 def start_cluster():
-    """Addresses of three primaries, and the proxy before the last of them."""
+    """Returns the addresses of three primaries, and the proxy in front of the last one."""
     *ports, proxied = free_ports(7)
     clients, buses = ports[:3], ports[3:]
     for number, (port, bus) in enumerate(zip(clients, buses)):
@@ -108,7 +110,7 @@ def is_open(port):
 
 
 def plan(binary):
-    """The plan of this host, but for one table, whose rows the cluster keeps."""
+    """Returns the plan of this host, with the rows of one table on the cluster."""
     done = subprocess.run([binary, "plan", str(ROOT / "models/debian"), "--json"], stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout)
     for table in found["tables"]:
@@ -121,7 +123,7 @@ def plan(binary):
 
 
 def requests():
-    """Requests that need no remote row, those that do, and both."""
+    """Returns requests without remote rows, requests with them, and both."""
     generator = random.Random(1)
     local = [{"features": {k: v for k, v in user["features"].items() if k != "installed"}, "exclude": user["exclude"]} for user in users()]
     rows = lambda: [generator.randrange(63_436) for _ in range(30)]
@@ -158,7 +160,7 @@ def main():
 
 
 def measure_alone(name, binary, seeds, proxy):
-    """Measures with the cluster emptied first: the binaries publish under the same names."""
+    """Measures with an emptied cluster, because the binaries publish under the same names."""
     proxy.delay_s = 0.0
     for seed in seeds:
         ask(seed.rsplit(":", 1)[1], "FLUSHALL")

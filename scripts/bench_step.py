@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Does the reranker take in the server what it takes alone? STERLING=... [BENCH_FORWARD=...] scripts/bench_step.py
+"""Compares the time of the reranker in the server with its time alone.
 
-Held-out users in turns: each is asked of the server with `explain`, whose step `overarch` is told, and then of `benches/forward.rs`, which
-runs that step alone over the same candidates, on one thread, again and again, and then whole retrievals, one after the other and
-after pauses of 2 ms in which 8 MiB of other memory are read, as a server waits for its client. Medians over USERS (200) users. BENCH_FORWARD is the
-built bench, the newest target/release/deps/forward-* where it is not set (`cargo bench --bench forward --no-run`).
+    STERLING=... [BENCH_FORWARD=...] scripts/bench_step.py
+
+For each held-out user in turn, the server gets a request with `explain`, which reports the step `overarch`. Then
+`benches/forward.rs` repeats that step alone over the same candidates, on one thread, and then complete retrievals, back to back
+and after pauses of 2 ms in which it reads 8 MiB of other memory, like a server that waits for its client. Reports medians over
+USERS (200) users. BENCH_FORWARD is the built bench, by default the newest target/release/deps/forward-* (`cargo bench --bench
+forward --no-run`).
 """
 
 import contextlib
@@ -20,7 +23,7 @@ STEP = "overarch"
 
 
 def built():
-    """The bench as a program."""
+    """Returns the path of the built bench."""
     if "BENCH_FORWARD" in os.environ:
         return os.environ["BENCH_FORWARD"]
     found = [path for path in (ROOT / "target/release/deps").glob("forward-*") if not path.suffix and os.access(path, os.X_OK)]
@@ -30,7 +33,7 @@ def built():
 
 
 class Alone:
-    """The bench, told user by user whose candidates to rerank."""
+    """The bench, which receives the candidates of one user at a time."""
 
     def __init__(self, version):
         pipe = subprocess.PIPE
@@ -56,11 +59,12 @@ def in_server(server, body, connection):
 
 
 def compare(server, alone, bodies):
-    """The microseconds in the server, alone, in a pass and in one after a pause, user by user in turns. The bench is still while the server is timed."""
+    """Returns the microseconds in the server, alone, in a pass and in one after a pause, user by user. The bench is idle while
+    the server is measured."""
     pairs = []
     with contextlib.closing(server.connect()) as connection:
         for number, body in enumerate(bodies):
-            # The second answer: the first one wakes the worker.
+            # The second answer counts: the first one wakes the worker.
             in_server(server, body, connection)
             pairs.append((in_server(server, body, connection), *alone.micros(number)))
     return pairs

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Updates under load: STERLING=... DATA=folder [ITEMS=200000] [SECONDS=15] scripts/bench_updates.py PART...
+"""Updates under load.
 
-Parts: lag (acknowledgement to visible), stream_lag (the same over a stream, at the server that was written to and at another one; NATS_SERVER
-is the broker, SYNC=always has it sync each message, of version 2.10 or later), cost (what the server takes for sustained writes alone, against
-PEER), rates (sustained writes beside half of saturation), fresh (5 % beside the snapshot against a full
-publication), new_kinds (recall while items of another kind than the snapshot's come one by one and in bulk), turnover (half of the items
-replaced and merged, against a fresh build), merge (what a merge costs requests), busy (the same, and how long it takes, beside other processes
-that keep every core busy), recovery (a start with a journal of a million records). DATA keeps vectors and stores between runs. Needs numpy.
+    STERLING=... DATA=folder [ITEMS=200000] [SECONDS=15] scripts/bench_updates.py PART...
+
+Parts: lag (acknowledgement to visibility), stream_lag (the same over a stream, at the server that received the write and at
+another one; NATS_SERVER is the broker, SYNC=always makes it sync each message, from version 2.10 on), cost (CPU time of the
+server for sustained writes alone, compared with PEER), rates (sustained writes at half of the saturation load), fresh (a delta of
+5 % compared with a full publication), new_kinds (recall while items of a new kind are added one by one and in bulk), turnover
+(half of the items replaced and merged, compared with a fresh build), merge (effect of a merge on requests), busy (the same, and
+its duration, while other processes use every core), recovery (a start with a journal of a million records). DATA keeps vectors
+and stores between runs. Needs numpy.
 """
 
 import contextlib
@@ -33,7 +36,7 @@ MODEL = "/v1/models/items"
 
 
 def vectors(count, seed, centres=CENTRES, shift=0):
-    """Unit vectors around centres, of which those from `shift` on are taken."""
+    """Returns unit vectors around centres, starting at index `shift`."""
     places = np.random.default_rng(1).standard_normal((CENTRES + 1000, WIDTH)).astype(np.float32)
     random = np.random.default_rng(seed)
     rows = places[shift + random.integers(0, centres, count)]
@@ -42,7 +45,7 @@ def vectors(count, seed, centres=CENTRES, shift=0):
 
 
 def published(name, ids, rows, position=0):
-    """A store with a version of these items."""
+    """Returns a store with a version of these items."""
     path = DATA / name
     if not (path / "items").exists():
         np.save(FOLDER / "rows.npy", rows)
@@ -59,7 +62,7 @@ def base():
 
 
 def copied(store, name):
-    """A store of the same versions that a run may publish to."""
+    """Copies a store, so that a run may publish to it."""
     to = FOLDER / name
     shutil.copytree(store, to, copy_function=os.link)
     return to
@@ -117,7 +120,7 @@ def settle(server):
 
 
 def recall(server, count=300, **more):
-    """Mean recall@K of the default search, or of `more`, against the exact one; the same queries each time."""
+    """Returns the mean recall@K of the default search, or with the fields `more`, for the same queries each time."""
     found, asked = [], requests(count, 4)
     for n in range(0, count, 50):
         both = []
@@ -130,7 +133,7 @@ def recall(server, count=300, **more):
 
 
 def lists(store, version):
-    """The longest list of a version, as a multiple of the mean."""
+    """Returns the longest list of a version, as a multiple of the mean."""
     with open(store / "items" / str(version) / "index.safetensors", "rb") as file:
         size = int.from_bytes(file.read(8), "little")
         place = json.loads(file.read(size))["list_lengths"]["data_offsets"]
@@ -168,7 +171,7 @@ def lag():
 
 
 class Broker:
-    """A broker of streams in a folder of its own; ends with the `with` block."""
+    """A NATS broker in its own folder; ends with the `with` block."""
 
     def __enter__(self):
         with socket.socket() as free:
@@ -215,7 +218,8 @@ def stream_lag():
 
 
 def writing(server, bodies, rate, size, stop, done):
-    """Sends bodies at a rate, one connection; `done` hears of updates, lag and time from acknowledgement to visible."""
+    """Sends bodies at a rate over one connection; `done` receives the number of updates, the lag and the time from
+    acknowledgement to visibility."""
     connection, seen, start = server.connect(), server.connect(), time.perf_counter()
     for n, body in enumerate(bodies):
         if stop.is_set():
@@ -231,7 +235,7 @@ def writing(server, bodies, rate, size, stop, done):
 
 
 def kinds(lasts):
-    """What is written: its name, rate, bodies, updates a body."""
+    """Returns the kinds of writes: name, rate, bodies, updates per body."""
     count = int(3_200 * lasts) // 100 * 100
     items = put_bodies(np.arange(count) % (ITEMS // 8) + ITEMS, vectors(count, 7), 100)
     return [
@@ -310,7 +314,7 @@ def turnover():
     with serving(store, "turnover-updates") as server:
         connection = server.connect(600)
         for n in range(5):
-            # A third of what comes lies where nothing was before.
+            # A third of the new items lies in regions without items.
             new = np.concatenate([vectors(part - part // 3, 10 + n), vectors(part // 3, 20 + n, 300, CENTRES + 150 * n)])
             gone = slice(n * part, (n + 1) * part)
             body = json.dumps({"ids": ids[gone].tolist()})
@@ -338,7 +342,7 @@ def turnover():
 
 
 def new_kinds():
-    """Two geometries; rows of a kind have small numbers in one half of the dimensions, which half says old or new."""
+    """Two geometries; rows of a kind have small numbers in one half of the dimensions, which distinguishes old from new."""
     most, each, asked_for = ITEMS // 10, 20, 0.98
     random = np.random.default_rng(77)
     centres = {"old": random.standard_normal((200, WIDTH)), "new": random.standard_normal((10, WIDTH))}
@@ -351,7 +355,8 @@ def new_kinds():
         return rows.astype(np.float16).astype(np.float32)
 
     def found(server, queries, rows):
-        """Mean recall of the default search among `rows`, whose ids are their places; an equal score is as good."""
+        """Returns the mean recall of the default search among `rows`, whose ids are their indexes; an equal score counts as a
+        hit."""
         connection, got = server.connect(), []
         for query in queries:
             status, told = server.post(f"{MODEL}:retrieve", {"vector": query.tolist(), "k": each}, connection)
@@ -378,13 +383,13 @@ def new_kinds():
         part = published(f"kinds-{geometry}-{ITEMS}", range(ITEMS), old)
         for size in (1, 1000):
             name, at = f"kinds-{geometry}-{size}", 0
-            # One by one is slow at a million: there a thousandth of it.
+            # Updates one by one are slow at a million items: only up to a thousandth.
             shares = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1] if size > 1 or ITEMS <= 100_000 else [0.0002, 0.001]
             with serving(copied(part, name), f"{name}-updates") as server:
                 connection = server.connect(600)
                 before, alone = found(server, asked["old"], old), p50(server, asked["old"])
                 lowest = [1.0, 1.0]
-                # What the lists make of such queries before there is any new item.
+                # Recall of such queries before there is any new item.
                 row(geometry, "none", 0, f"{found(server, asked['new'], old):.3f}", f"{before:.3f}", 1.0, p50(server, asked["new"]), "")
                 for share in shares:
                     until, start = int(ITEMS * share), time.perf_counter()
@@ -446,7 +451,7 @@ def merge():
 
 @contextlib.contextmanager
 def burning(count):
-    """Processes that do nothing but compute, while the block lasts."""
+    """Runs busy processes during the block."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -457,14 +462,14 @@ def burning(count):
 
 
 def busy():
-    """As many processes as there are cores compute beside the server, in all loads and merges."""
+    """Runs one busy process per core during all loads and merges."""
     asked, lasts, burners = requests_file("asked", requests()), seconds(10), len(os.sched_getaffinity(0))
     with serving(copied(base(), "busy"), "busy-updates") as server, burning(burners):
         rate = (float(os.environ.get("PEAK", 0)) or peak(server, asked)) / 4
         header("requests /s", "p99 without", "p99 beside the merge, per load", "merge s", "ratio")
         ratios, merges = [], []
         for round in range(3):
-            # A connection that is idle as long as a merge takes is closed.
+            # A connection that is idle for the time of a merge is closed.
             connection = server.connect(600)
             for body in put_bodies(range(ITEMS, ITEMS + ITEMS // 20), vectors(ITEMS // 20, 5 + round), 500):
                 post(server, connection, body)

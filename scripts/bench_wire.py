@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""What the wire adds to a pass: JSON, JSON by columns and Arrow and codings, at several K.
+"""Cost of the wire format on top of a pass: JSON, JSON by columns, Arrow and compression, at several K.
 
-Asks one server one request after the other, forms in turns, so that what else the machine does falls on all of them alike. The pass's own time is what the server tells
-with each answer (`Server-Timing`: the steps of `explain`), and the whole call's what this client waits until the last byte is there: requests are made beforehand, and of an
-answer only its length is read. A table of medians goes to stdout, with what each form adds to the pass and their quotient, and what a call takes that does nothing (`/livez`).
+Sends requests to one server one after the other, with alternating forms, so that other load on the machine affects all of them
+alike. The time of the pass is reported by the server with each answer (`Server-Timing`: the steps of `explain`). The time of the
+call is measured at this client until the last byte: requests are prepared beforehand, and only the length of an answer is read. A
+table of medians goes to stdout, with the time that each form adds to the pass, their ratio, and the time of an empty call
+(`/livez`).
 
     sterling demo                                     # or any server
     scripts/bench_wire.py --url http://127.0.0.1:8080 --model debian --body '{"features": {"installed": [832, 835]}}'
@@ -28,13 +30,13 @@ FORMS = {
 
 
 def passed(header: str) -> float:
-    """Milliseconds of the steps that ``Server-Timing`` tells, without the total."""
+    """Returns the milliseconds of the steps in ``Server-Timing``, without the total."""
     steps = re.findall(r"([a-z_0-9]+);dur=([0-9.]+)", header)
     return sum(float(ms) for name, ms in steps if name != "total")
 
 
 def ask(connection: socket.socket, request: bytes) -> tuple[float, float, int]:
-    """Milliseconds of a call and of its pass, and the bytes of its body."""
+    """Returns the milliseconds of a call and of its pass, and the bytes of its body."""
     begun = time.perf_counter()
     connection.sendall(request)
     answer, missing = bytearray(), 1
@@ -46,7 +48,7 @@ def ask(connection: socket.socket, request: bytes) -> tuple[float, float, int]:
         head = answer.find(b"\r\n\r\n")
         if head >= 0:
             told = re.search(rb"content-length: (\d+)", answer[:head], re.IGNORECASE)
-            # Long answers come in chunks, the last of which is empty.
+            # Long answers are chunked; the last chunk is empty.
             missing = head + 4 + int(told[1]) - len(answer) if told else not answer.endswith(b"\r\n0\r\n\r\n")
     took = (time.perf_counter() - begun) * 1000
     if not answer.startswith(b"HTTP/1.1 200"):
@@ -84,7 +86,7 @@ def main() -> None:
             for form in arguments.forms:
                 once = ask(connection, requests[form])
                 nothing = ask(connection, request("GET", "/livez"))
-                # The first ones warm up both sides.
+                # The first calls warm up both sides.
                 if turn >= 20:
                     taken[form].append(once)
                     idle.append(nothing[0] * 1000)

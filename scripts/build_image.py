@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Makes a container image of a built program, without a daemon, a registry or rights: an OCI image layout, the same bytes for the same program and libraries.
+"""Builds a container image of a built program, without a daemon, a registry or privileges: an OCI image layout, reproducible for
+the same program and libraries.
 
     scripts/build_image.py [--program target/release/sterling] [--tag latest] [FOLDER, target/image]
     skopeo copy oci:target/image:latest docker-daemon:sterling:latest     # or docker://REGISTRY/sterling:latest
 
-Beside the program the image has the libraries that it asks for, the authorities by whose certificates others are known, and a user without rights: no shell, no
-package manager. It starts on any kernel whose machine has these libraries' instructions; `deploy/cpu.Dockerfile` makes one over Debian. What is packed is stripped
-of debugging unless `--keep-symbols` says so. Times are `$SOURCE_DATE_EPOCH`, or the beginning of 1970."""
+Besides the program the image has its shared libraries, the CA certificates, and an unprivileged user: no shell, no package
+manager. It runs on any machine with the instruction set of these libraries; `deploy/cpu.Dockerfile` builds one over Debian.
+Debug symbols are stripped unless `--keep-symbols` is set. Timestamps are `$SOURCE_DATE_EPOCH`, or the beginning of 1970."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of an image, or a folder where it has no content."""
+    """A file of an image, or a folder if it has no content."""
 
     path: str
     content: bytes | None = None
@@ -48,7 +49,7 @@ class Entry:
 
 
 def libraries(program: pathlib.Path) -> list[pathlib.Path]:
-    """What the program asks for when it starts, the loader with it."""
+    """Returns the shared libraries of the program, including the loader."""
     said = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
     missing = re.findall(r"^\s*(\S+) => not found", said, re.M)
     if missing:
@@ -57,7 +58,7 @@ def libraries(program: pathlib.Path) -> list[pathlib.Path]:
 
 
 def folders(entries: Iterable[Entry]) -> list[Entry]:
-    """The entries with the folders that they lie in, in the order of their paths."""
+    """Adds the parent folders of the entries, in the order of their paths."""
     all_of = {entry.path: entry for entry in entries}
     for path in list(all_of):
         for parent in list(pathlib.PurePosixPath(path).parents)[:-1]:
@@ -66,7 +67,7 @@ def folders(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def layer(entries: Iterable[Entry], time: int) -> tuple[bytes, str]:
-    """A layer, compressed, and the digest of what it is before that."""
+    """Returns a compressed layer, and the digest of its uncompressed content."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for entry in folders(entries):
@@ -102,7 +103,7 @@ class Layout:
 
 
 def config(version: str, created: str, layers: list[str]) -> dict:
-    """What starts, as whom, and where it listens."""
+    """Returns the image configuration: command, user and ports."""
     history = [{"created": created, "created_by": f"scripts/build_image.py: {what}"} for what in ("libraries", "program")]
     return {
         "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine),
@@ -130,7 +131,7 @@ def config(version: str, created: str, layers: list[str]) -> dict:
 
 
 def build(program: pathlib.Path, folder: pathlib.Path, tag: str, time: int) -> str:
-    """Writes the layout into a folder that is not there yet, and returns the digest of the image."""
+    """Writes the layout to a new folder, and returns the digest of the image."""
     version = subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout.split()[-1]
     created = datetime.datetime.fromtimestamp(time, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     system = [Entry(str(path)[1:], path.read_bytes()) for path in libraries(program)]

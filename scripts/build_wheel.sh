@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Makes the wheel of the Python package with the server in it, for any Linux on x86-64 with glibc 2.28 or later:
+# Builds the wheel of the Python package including the server, for any Linux on x86-64 with glibc 2.28 or later:
 #     scripts/build_wheel.sh [FOLDER, target/wheels]
-# It is made on a system with such an old glibc (the image quay.io/pypa/manylinux_2_28_x86_64 is one): where the program asks for a later one, or for a
-# library that manylinux_2_28 (PEP 600) does not promise, this says so and makes nothing. STERLING_PROGRAM names a program that is built already,
-# STERLING_GLIBC another version (a wheel for the systems of its builder).
+# Run it on a system with such an old glibc (for example the image quay.io/pypa/manylinux_2_28_x86_64). If the program needs a
+# later glibc, or a library that manylinux_2_28 (PEP 600) does not guarantee, the script reports that and builds nothing.
+# STERLING_PROGRAM names a program that is already built, STERLING_GLIBC another glibc version (a wheel for systems like the build
+# machine).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 wheels="${1:-target/wheels}"

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Two routers over three shards of two servers each, every one in a network namespace, while versions flip and servers are struck.
+"""Two routers over three shards of two servers each, all in network namespaces, while versions are switched and servers fail.
 
 STERLING=... [FLIPS=200] scripts/chaos_shards.py, as root.
 
-Two clients ask each router on and on. Each round a server is killed (SIGKILL), ended, stopped, cut off from all, or cut off from one of
-the routers; then the other version is wished in the store, and once both routers answer with it the server is healed. Every answer must be
-200, wholly of the version that it names, and complete: nothing is lost where a server of each shard lives. At last both servers of a shard
-are killed: answers must say exactly what they cover, and hold nothing of that shard.
+Two clients send requests to each router in a loop. In each round a server is killed (SIGKILL), terminated, stopped, isolated from
+all, or isolated from one of the routers; then the desired version of the store changes, and once both routers answer with it the
+server is restored. Every answer must be 200, entirely of the version that it names, and complete: no request may fail while a
+server of each shard runs. At the end both servers of a shard are killed: answers must report exactly their coverage, and contain
+nothing of that shard.
 """
 
 import collections
@@ -28,7 +29,7 @@ from spaces import STERLING, Sterling, run, spaces, until
 FLIPS = int(os.environ.get("FLIPS", 200))
 FOLDER = Path(tempfile.mkdtemp(prefix="sterling-shards-"))
 SHARDS, REPLICAS, COUNT = 3, 2, 240
-# Ids of the first version are below this, those of the second not.
+# Ids of the first version are lower, those of the second at least this.
 SECOND = 100_000
 MODEL = "/v1/models/items"
 BRIDGE = "strl-bridge"
@@ -39,7 +40,7 @@ STRIKES = ["killed", "ended", "stopped", "cut off from all", "cut off from one r
 
 
 def network(stack):
-    """A namespace for each server and router, all at one bridge, at which the clients are too."""
+    """Creates a namespace for each server and router, all on one bridge with the clients."""
     spaces(stack, SERVERS + ROUTERS, [BRIDGE, *(f"{name}-o" for name in ADDRESSES)])
     run(f"ip link add {BRIDGE} type bridge")
     run(f"ip addr add 10.93.0.1/24 dev {BRIDGE}")
@@ -63,15 +64,15 @@ class Member(Sterling):
         return json.loads(text).get("version") if status == 200 else None
 
     def has_all(self):
-        """Whether a router knows of every server that it answers."""
+        """Returns whether a router knows all running servers."""
         status, text = self.ask("GET", f"{MODEL}/shards")
         return status == 200 and all(shard["servers"] == REPLICAS for shard in json.loads(text)["shards"])
 
 
 class Client(threading.Thread):
-    """Asks a router on and on, and holds each answer against the version that it names."""
+    """Sends requests to a router in a loop, and compares each answer with the version that it names."""
 
-    # All of the version, so that nothing can be missing unseen; some by the codes.
+    # Requests for the complete version, so that missing items are detected; some by codes.
     BODIES = [
         {"vector": [0.3, 0.5, 0.1, 1], "k": COUNT, "probes": 6, "timeout_ms": 20_000},
         {"vector": [0.3, -0.5, 0.1, 1], "k": COUNT, "exact": True, "columns": ["n"], "timeout_ms": 20_000},
@@ -123,7 +124,7 @@ def published(first):
 
 
 def strike(server, name, how):
-    """Does a server harm. Returns what heals it."""
+    """Injects a fault into a server. Returns the function that ends it."""
     assert server.is_running(), "what is to be struck runs"
     if how == "killed":
         server.kill()
@@ -137,13 +138,13 @@ def strike(server, name, how):
     if how == "cut off from all":
         run(f"ip link set {name}-o down")
         return lambda: run(f"ip link set {name}-o up")
-    # Its answers to that router go nowhere.
+    # Its answers to that router are dropped.
     run(f"ip -n {name} route add blackhole {ADDRESSES[ROUTERS[0]]}/32")
     return lambda: run(f"ip -n {name} route del blackhole {ADDRESSES[ROUTERS[0]]}/32")
 
 
 def of_two_shards(router):
-    """What a router answers while a shard is lost."""
+    """Checks the answers of a router while a shard is lost."""
     body = Client.BODIES[1]
     status, text = router.ask("POST", f"{MODEL}:retrieve?min_coverage=0.1", body)
     answer = json.loads(text)
@@ -162,7 +163,7 @@ def main():
         for first in (0, SECOND):
             published(first)
         for version in (1, 2):
-            # What a label points to stays in memory.
+            # A labelled version stays in memory.
             sterling("label", "items", f"v{version}", version, "--store", FOLDER / "store")
         serve = lambda n: ["serve", "--store", FOLDER / "store", "--shard", n // REPLICAS]
         servers = [Member(name, serve(n)) for n, name in enumerate(SERVERS)]
@@ -180,7 +181,7 @@ def main():
         start, done, active = time.monotonic(), collections.Counter(), 2
         until("the clients are answered", lambda: answers() > 40, told=wrong)
         for n in range(FLIPS):
-            # Each server in turn, by each strike in turn, and never two of a shard.
+            # Each server in turn with each fault in turn, and never two of a shard.
             struck, how = n * 5 % len(servers), STRIKES[(n + n // len(servers)) % len(STRIKES)]
             heal = strike(servers[struck], SERVERS[struck], how)
             before = answers()

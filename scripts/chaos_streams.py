@@ -3,10 +3,11 @@
 
 STERLING=... [NATS_SERVER=nats-server] [FAULTS=60] [SYNC=always] scripts/chaos_streams.py, as root.
 
-Two writers put one new item after the other, one at each server, and keep what was acknowledged. FAULTS times, in turns and only while
-both have made progress, a server or the broker is killed (SIGKILL) and started again, or the broker's link to one server or both loses
-every packet for up to twelve seconds. In the end both servers must hold each acknowledged item once, at one position, and the position
-must count the items: nothing lost, nothing twice, no gap. SYNC=always needs a broker of 2.10 or later.
+Two writers put one new item after the other, one at each server, and record the acknowledged ones. FAULTS times, alternating and
+only while both make progress, a server or the broker is killed (SIGKILL) and restarted, or the link of the broker to one server
+or both drops every packet for up to twelve seconds. At the end both servers must have each acknowledged item once, at the same
+position, and the position must count the items: no loss, no duplicate, no gap. SYNC=always needs a broker of version 2.10 or
+later.
 """
 
 import contextlib
@@ -30,12 +31,12 @@ SYNC = os.environ.get("SYNC", "")
 FOLDER = Path(tempfile.mkdtemp(prefix="sterling-streams-"))
 MODEL = "/v1/models/items"
 NAMES = ["strl-broker", "strl-one", "strl-two"]
-# Of each server: its address as the broker sees it, the broker's as it sees it, and its address for the writers.
+# Per server: its address on the broker link, the broker's address on it, and its address for the writers.
 LINKS = [("10.91.1.2", "10.91.1.1", "10.91.11.2"), ("10.91.2.2", "10.91.2.1", "10.91.12.2")]
 
 
 def network(stack):
-    """A namespace for the broker and for each server; the servers have a link to the broker and one to the writers."""
+    """Creates a namespace for the broker and for each server; the servers have a link to the broker and one to the writers."""
     spaces(stack, NAMES, [f"strl-o{n}" for n in range(len(LINKS))])
     for n, (own, broker, outer) in enumerate(LINKS):
         space = NAMES[n + 1]
@@ -51,7 +52,7 @@ def network(stack):
 
 
 def cut(n, is_down):
-    """Every packet between the broker and a server is lost, and nobody is told."""
+    """Drops every packet between the broker and a server silently."""
     run(f"ip -n {NAMES[0]} link set strl-b{n} {'down' if is_down else 'up'}")
 
 
@@ -61,7 +62,7 @@ class Server(Sterling):
         super().__init__(NAMES[n + 1], LINKS[n][2], arguments)
 
     def is_ready(self):
-        # A server that cannot reach its broker ends, and is started again as an orchestrator would.
+        # A server that cannot reach its broker exits, and is restarted as by an orchestrator.
         if not self.is_running():
             self.start()
         return super().is_ready()
@@ -90,7 +91,7 @@ class Writer(threading.Thread):
                 self.perhaps.append(item)
                 time.sleep(0.02)
             else:
-                # It ends, and `progress` says with what.
+                # It exits; `progress` reports the reason.
                 return
 
 
@@ -119,7 +120,7 @@ def fault(kind, broker, servers):
 
 
 def hold(servers, writers):
-    """Holds what the servers have against what was acknowledged."""
+    """Compares the items of the servers with the acknowledged ones."""
     told = [json.loads(server.ask("GET", f"{MODEL}/items:position")[1]) for server in servers]
     durable = max(one["durable"] for one in told)
     acknowledged = {item for writer in writers for item in writer.acknowledged}

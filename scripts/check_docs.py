@@ -376,7 +376,7 @@ def wrapped(text: str) -> str:
         body = " ".join(line.strip().lstrip("> ") if ">" in lead else line.strip() for line in block)
         body = body[len(first.strip()) :].strip() if item else body.strip()
         rest = " " * len(first) if item else lead
-        # A line must not begin with what Markdown reads as a list, a heading, a quotation or a table.
+        # A line must not begin with characters that Markdown reads as a list, a heading, a quotation or a table.
         body = re.sub(r" (?=(?:[-+*>|#]|\d+[.)]) )", "\N{NO-BREAK SPACE}", body)
         whole = textwrap.wrap(body, WIDTH_MAX, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False)
         lines.extend(line.replace("\N{NO-BREAK SPACE}", " ") for line in whole)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Compiles every kernel for each architecture with NVRTC, without a card, and holds what the compiler says against a table.
+"""Compiles every kernel for each architecture with NVRTC, without a GPU, and compares the resource usage with a table.
 
     scripts/compile_kernels.py NVRTC [--write]
 
-NVRTC is a folder that holds libnvrtc.so.13, as the package nvidia-cuda-nvrtc 13.0.88 unpacks it. It fails on an error, on a spill or a
-stack frame, of which no kernel has any, and where the table in crates/cuda/src/kernels/registers.txt is another one; --write writes it.
+NVRTC is a folder with libnvrtc.so.13, as in the package nvidia-cuda-nvrtc 13.0.88. The script fails on a compile error, on a
+spill or a stack frame, of which no kernel has any, and if the usage differs from crates/cuda/src/kernels/registers.txt; --write
+updates that file.
 """
 
 import argparse
@@ -26,7 +27,7 @@ def load(folder):
     found = sorted(pathlib.Path(folder).rglob("libnvrtc-builtins.so.13*")) + sorted(pathlib.Path(folder).rglob("libnvrtc.so.13"))
     if len(found) < 2:
         sys.exit(f"{folder}: no libnvrtc.so.13 with its builtins")
-    # The library looks for its builtins by name alone: they must be there before.
+    # The library loads its builtins by name only, so they must be loaded before.
     return [ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) for path in found][-1]
 
 
@@ -50,7 +51,7 @@ def compile_one(nvrtc, name, architecture):
 
 
 def resources(log):
-    """Registers, bytes of stack and of spills of each kernel in the compiler's log."""
+    """Returns registers, bytes of stack and of spills of each kernel from the compiler's log."""
     found = {}
     for part in re.split(r"Compiling entry function '", log)[1:]:
         kernel = part.split("'")[0]

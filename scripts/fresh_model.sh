@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Random updates and questions against a plain map: COUNT operations (100,000 unless it is given) on views in one process, and COUNT
-# answers of a server that is merged, restarted and killed meanwhile. Both end at the first difference.
+# Compares random updates and requests with a plain map: COUNT operations (default 100,000) on views in one process, and COUNT
+# answers of a server that is merged, restarted and killed in between. Both stop at the first difference.
 # usage: scripts/fresh_model.sh [COUNT]
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Feeds every reader with changed bytes, each until it has had so many seconds of a processor, and tells each in a line:
+# Fuzzes every parser with mutated inputs, each for a number of CPU seconds, and prints one line for each:
 #     scripts/fuzz.sh [SECONDS, 600] [TARGET...]
-# STERLING_FUZZ_SEED makes other inputs than those of the run before (0 without it). What breaks a reader lies in target/fuzz: put it into tests/fuzz/corpus with the repair.
+# STERLING_FUZZ_SEED selects other inputs (default 0). A failing input is written to target/fuzz: add it to tests/fuzz/corpus
+# together with the fix.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 seconds="${1:-600}"

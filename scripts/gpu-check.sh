@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# One command on a machine with a card and no Rust: `scripts/gpu-check.sh TESTS BENCH [CARD]`.
-# TESTS is the program that `cargo test --release --test gpu --no-run` names, BENCH that of `cargo bench --bench gpu_floors --no-run`, both built
-# elsewhere; they need this checkout for its models.
-# First the suite, a process a test, so that a card that one has lost answers the next one; then compute-sanitizer where it is, then a table: the
-# figures of docs/benchmarks/gpu.md, kernels against their floors, whole passes, and PyTorch and Faiss where they are.
+# Runs all GPU checks on a machine with a GPU and without Rust: `scripts/gpu-check.sh TESTS BENCH [CARD]`.
+# TESTS is the program that `cargo test --release --test gpu --no-run` prints, BENCH that of `cargo bench --bench gpu_floors
+# --no-run`, both built elsewhere; they need this checkout for its models.
+# First the test suite, one process per test, so that a test that loses the GPU does not affect the next one. Then
+# compute-sanitizer, if it is installed. Then a table: the figures of docs/benchmarks/gpu.md, kernels compared with their lower
+# bounds, complete passes, and PyTorch and Faiss if they are installed.
 #
-#   STERLING_FLOORS=1000000,10000000   how many items the table is of
-#   PARTS="suite sanitizers figures floors peers"   what is done
-#   JOBS=8                             tests at a time
-#   TOOLS="memcheck racecheck synccheck"   what compute-sanitizer looks for
-#   CARD=emulated                      all of it on the emulation, with few items: shows that it goes through, its times mean nothing
+#   STERLING_FLOORS=1000000,10000000   numbers of items of the table
+#   PARTS="suite sanitizers figures floors peers"   steps to run
+#   JOBS=8                             concurrent tests
+#   TOOLS="memcheck racecheck synccheck"   tools of compute-sanitizer
+#   CARD=emulated                      runs everything on the emulation with few items: tests the script, its times mean nothing
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests=${1:?the test program}
@@ -24,13 +25,14 @@ if [ "$card" = emulated ]; then
     export STERLING_FLOORS=${STERLING_FLOORS:-3000}
 else
     nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv || { echo "no card, or no driver" >&2; exit 1; }
-    # NVRTC, where a Python package brought it.
+    # NVRTC, if a Python package contains it.
     nvrtc=$("$python" -c 'import nvidia, os; print(os.path.join(list(nvidia.__path__)[0], "cu13", "lib"))' 2>/dev/null || true)
     export LD_LIBRARY_PATH="${nvrtc:+$nvrtc:}/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}"
     export STERLING_TEST_DEVICE=$card STERLING_FLOORS=${STERLING_FLOORS:-1000000,10000000}
 fi
 
-# Each test that the patterns of grep leave, behind the command given; what fails is shown. Tests that ask nothing of a card are none to a sanitizer.
+# Runs each test that passes the grep patterns with the given command; prints failures. Under a sanitizer,
+# tests without GPU work count neither as passed nor as failed.
 each_test() {
     local without=$1 logs failed=0 all elsewhere=0
     shift
@@ -56,7 +58,7 @@ each_test() {
 failed=0
 if [[ $parts = *" suite "* ]]; then
     echo "== kernels, launches and whole passes on $card"
-    # One opens the card first, so that kernels are compiled once.
+    # One test opens the GPU first, so that kernels are compiled once.
     timeout 120 "$tests" --test-threads 1 --exact scan::lists_are_scored_and_scanned_as_on_the_cpu
     each_test nothing_leaves_its_memory timeout 300 || failed=1
 fi
@@ -64,7 +66,7 @@ if [[ $parts = *" sanitizers "* ]]; then
     if [ "$card" != emulated ] && command -v compute-sanitizer >/dev/null; then
         for tool in ${TOOLS:-memcheck racecheck synccheck}; do
             echo "== $tool"
-            # Rates that are measured under it are none.
+            # Rates that are measured under a sanitizer are meaningless.
             each_test 'nothing_leaves_its_memory|whole_pass|two_hundred|calibrate' \
                 timeout 300 compute-sanitizer --tool "$tool" --error-exitcode 1 || failed=1
         done

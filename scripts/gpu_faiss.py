@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Search by lists in Faiss, in the table of scripts/gpu-check.sh: IVF over int8 rows and over single ones, of as many lists, probes and
-results as `benches/gpu_floors.rs` has; on a card also by cuVS, where Faiss was built with it.
+"""Search by lists in Faiss, for the table of scripts/gpu-check.sh: IVF over int8 rows and over f32 rows, with the lists, probes
+and results of `benches/gpu_floors.rs`; on a GPU also with cuVS, if Faiss was built with it.
 
     scripts/gpu_faiss.py ITEMS[,ITEMS…] [--device cuda|cpu]
 
-On a CPU it is only there to show that it runs. Search alone: no filter, no rescoring, no reranker. Prints lines of the table.
+The CPU mode only tests the script. Search alone: no filter, no rescoring, no reranker. Prints lines of the table.
 """
 
 import argparse
@@ -17,7 +17,7 @@ DIMENSION, RESULTS_MAX = 128, 2048
 
 
 def median(runs, work):
-    """Microseconds of a call; Faiss waits for the card itself."""
+    """Returns the microseconds of a call; Faiss waits for the GPU itself."""
     times = []
     for _ in range(runs + 3):
         start = time.perf_counter()
@@ -27,7 +27,7 @@ def median(runs, work):
 
 
 def indexes(device, lists):
-    """Indexes that are empty, each with its name."""
+    """Returns empty indexes by name."""
     metric = faiss.METRIC_INNER_PRODUCT
     if device == "cpu":
         for kind in ("SQ8", "Flat"):

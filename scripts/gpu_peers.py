@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The same search in PyTorch, in the table of scripts/gpu-check.sh: a composition of its operations over lists, and a plain product
-with all items and topk (cuBLAS and torch.topk).
+"""The same search in PyTorch, for the table of scripts/gpu-check.sh: composed of its operations over lists, and as a plain
+product with all items and topk (cuBLAS and torch.topk).
 
     scripts/gpu_peers.py ITEMS[,ITEMS…] [--device cuda]
 
-Half precision on a card, single on a CPU, where it is only there to show that it runs. Prints lines of the table.
+Half precision on a GPU, single precision on a CPU, which only tests the script. Prints lines of the table.
 """
 
 import argparse
@@ -16,7 +16,7 @@ DIMENSION, WIDTHS = 128, (256, 512, 256)
 
 
 def median(device, runs, work):
-    """Microseconds of a call, from its start until the device has done it."""
+    """Returns the microseconds of a call, from its start until the device has completed it."""
     times = []
     for _ in range(runs + 3):
         start = time.perf_counter()
@@ -32,7 +32,7 @@ def line(what, micros, batch):
 
 
 def composed(items, centroids, queries, layers, each, probes, k0, k):
-    """Probe, gather the lists, score, keep K0, rerank, keep K."""
+    """Probes, gathers the lists, scores, keeps K0, reranks, keeps K."""
     lists = (queries @ centroids.T).topk(probes, dim=1).indices
     slots = (lists[:, :, None] * each + torch.arange(each, device=items.device)).flatten(1)
     scores = torch.bmm(items[slots], queries[:, :, None]).squeeze(2)

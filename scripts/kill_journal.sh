@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Kills a writer of the journal, and a server that writes, merges and is published to, a thousand times each with SIGKILL, and looks
-# whether what they were told is durable is there, once.
+# Kills a writer of the journal, and a server that writes, merges and receives publications, a thousand times each with SIGKILL,
+# and checks that everything reported as durable is present once.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 STERLING_TEST_KILLS=1000 STERLING_TEST_MERGE_KILLS=1000 cargo test --release --locked --test it -- --include-ignored --nocapture --exact \

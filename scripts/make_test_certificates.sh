@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes the certificates of tests/golden/tls, which are good for a hundred years and protect nothing: an authority, two of a server, one of a
-# client; and one of a server that has expired, by an authority of its own.
-# Python 3.13 takes no authority that does not say what its key is for.
+# Makes the certificates of tests/golden/tls, which are valid for a hundred years and protect nothing: an authority, two server
+# certificates, a client certificate; and an expired server certificate of another authority. Python 3.13 rejects an authority
+# without key usage.
 set -euo pipefail
 cd "$(dirname "$0")/../tests/golden/tls"
 new() { # NAME SUBJECT EXTENSIONS: a key, and a certificate by the authority

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Breaks the checks of the emulated GPU, and what they guard, in one place at a time, and tells which breaks the tests do not notice.
+"""Mutates the checks of the emulated GPU, and the code that they guard, one place at a time, and reports the mutants that the
+tests miss.
 
     scripts/mutate_emulation.py [--only WORD]
 
-Each mutant is built and run through the tests that are to notice it; about two minutes of a core each. The sources are put back at the end.
+Each mutant is built and run through the tests that should detect it, in about two minutes of a core. The sources are restored at
+the end.
 """
 
 import argparse
@@ -14,7 +16,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EMULATED, LANE, CUDA = "crates/cuda/src/emulated.rs", "crates/cuda/src/lane.rs", "crates/serving/src/pass/gpu/cuda.rs"
 KERNELS, BESIDE = "crates/cuda/src/kernels/emulated.cpp", "crates/serving/src/pass/gpu/beside.rs"
-# What is broken: the file, what stands there, what takes its place, and the tests that notice.
+# Mutants: the file, the original text, its replacement, and the tests that detect it.
 MUTANTS = [
     ("freed while queued", EMULATED, "if let Some(work) = self.queued_over(run) {", "if let Some(work) = self.queued_over(run).filter(|_| false) {", "faults::memory_is"),
     ("unpinned while unfetched", EMULATED, "        if is_expected {", "        if is_expected && false {", "faults::memory_is_not_unpinned"),
@@ -42,7 +44,7 @@ MUTANTS = [
 
 
 def notices(test):
-    """Whether a test fails, or cannot be built."""
+    """Returns whether a test fails, or cannot be built."""
     command = ["cargo", "test", "--locked", "--features", "full", "--test", "gpu", "--", test]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if "could not compile" in ran.stderr:

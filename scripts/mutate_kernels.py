@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Breaks the kernels in one place at a time and tells which breaks the tests do not notice.
+"""Mutates the kernels one place at a time and reports the mutants that the tests miss.
 
     cargo test --test gpu --no-run
     scripts/mutate_kernels.py target/debug/deps/gpu-… [--only FILE …] [--every N] [--part I/N] [--sample SEED] [--minutes M]
 
-Each mutant is compiled for the host and run through the tests that launch the kernels of its file, under up to three orders of
-threads, and under sanitizers. Prints a line each as it goes, survivors last. A survivor with a row in tests/gpu/known_mutants.txt (its file, its line's text and the
-change) is explained; others end the script with 1. All take hours: --every takes
-all barriers and each N-th of the other changes, --part one of N shares; --sample takes them in an order that SEED draws, and --minutes ends
-the run after so many: what ran by then is a sample of all.
+Each mutant is compiled for the host and run through the tests that launch the kernels of its file, with up to three orders of
+threads, and under sanitizers. Prints one line per mutant, survivors last. A survivor with a row in tests/gpu/known_mutants.txt
+(its file, the text of its line and the change) is explained; others end the script with status 1. All mutants take hours: --every
+takes all barriers and each N-th of the other changes, --part one of N shares; --sample takes them in the order of a seed, and
+--minutes ends the run after that time, so that the finished ones are a sample of all.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def mutants(files):
 
 
 def caught(library, tests, modules, seeds, more):
-    """How the tests notice, or None."""
+    """Returns the way the tests detect a mutant, or None."""
     for seed in seeds:
         environment = {"STERLING_EMULATION_LIBRARY": str(library), "STERLING_EMULATION_SEED": str(seed), "PATH": "/usr/bin:/bin", **more}
         try:
@@ -86,7 +86,7 @@ def try_one(tests, mutant):
             return "no compile"
         verdict = caught(library, tests, TESTS[file], (1, 1000, 2000), {})
         if verdict is None:
-            # What leaves its array, or is undefined, is noticed by the run under sanitizers.
+            # Out-of-bounds accesses and undefined behaviour are detected by the run under sanitizers.
             subprocess.run([*make, "-fno-omit-frame-pointer", "-fsanitize=address,undefined"], check=True)
             asan = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout.strip()
             options = {"ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0", "UBSAN_OPTIONS": "halt_on_error=1"}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fifty losses of power under a server that writes and merges: copies of the image of its file system, taken while it is mounted.
-# Needs root, loop devices and mkfs.ext4.
+# Simulates fifty power losses of a server that writes and merges, with copies of its mounted file system's image. Needs root,
+# loop devices and mkfs.ext4.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 STERLING_TEST_POWER_LOSSES=50 cargo test --release --locked --test it -- --include-ignored --nocapture --exact \

@@ -1,4 +1,4 @@
-"""Which program the scripts run: STERLING is the binary (target/release/sterling)."""
+"""Program that the scripts run: STERLING is the binary (target/release/sterling)."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Compares the evaluation of random graphs with ONNX Runtime: random_graphs.py FOLDER
 
-The folder is what `STERLING_GRAPHS_FOLDER=FOLDER STERLING_RANDOM_GRAPHS=0:2000 cargo test -p sterling-snapshot --lib -- sandbox::graphs` has written.
-Needs numpy, onnx and onnxruntime. Exits 1 where a number of a row is another one.
+The folder is written by `STERLING_GRAPHS_FOLDER=FOLDER STERLING_RANDOM_GRAPHS=0:2000 cargo test -p sterling-snapshot --lib --
+sandbox::graphs`. Needs numpy, onnx and onnxruntime. Exits with 1 if a number of a row differs.
 """
 
 import json
@@ -14,7 +14,7 @@ import onnxruntime
 
 
 def model(path, inputs):
-    """The file, whose graph declares its inputs: Sterling knows them by the package, and reads them from no graph."""
+    """Returns the model with declared inputs: Sterling takes them from the package, so the graph in the file has none."""
     model = onnx.load(path)
     declared = {port.name for port in model.graph.input}
     read = {name for node in model.graph.node for name in node.input}

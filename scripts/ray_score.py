@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Offline scoring on a Ray cluster of two nodes, of which something is killed: nothing is lost, nothing is doubled, all bytes are as undisturbed.
+"""Offline scoring on a Ray cluster of two nodes under faults: no rows are lost or duplicated, and all bytes equal those of an
+undisturbed run.
 
     PYTHONPATH=python VENV/bin/python scripts/ray_score.py [--program target/release/sterling]
 
-VENV has `ray`, `numpy` and `xxhash`. The nodes lie in two network namespaces of this machine, joined by a pair of virtual interfaces, for Ray listens
-on all addresses that it finds: root is needed. Everything that is started lies in them and is ended by them. What is killed, each in a run of its own and not before some
-files are done and some are not: a worker's process, an actor, the driver (which is started again), a node.
+VENV has `ray`, `numpy` and `xxhash`. The nodes run in two network namespaces of this machine, joined by a pair of virtual
+interfaces, because Ray listens on all addresses that it finds: root is needed. All processes are started in the namespaces and
+end with them. Each run kills one of: a worker's process, an actor, the driver (which is restarted), a node. The kill happens when
+some files are finished and some are not.
 """
 
 import argparse
@@ -71,7 +73,7 @@ class Cluster:
         return [int(pid) for pid in run("ip", "netns", "pids", SPACES[node]).split()]
 
     def find(self, node: int, *words: str) -> list[int]:
-        """The processes of a node whose command lines have these words."""
+        """Returns the processes of a node whose command lines contain these words."""
         found = []
         for pid in self.pids(node):
             try:
@@ -99,7 +101,7 @@ class Cluster:
 
 
 def drive(job: dict) -> None:
-    """What the driver does, a process of its own."""
+    """Runs the driver, in its own process."""
     import ray
     import sterling.ray
 
@@ -113,7 +115,7 @@ def outputs(folder: pathlib.Path) -> dict[str, str]:
 
 
 def prepare(folder: pathlib.Path, program: str) -> dict:
-    """A store, users in files, and what a run makes of them that nobody disturbs."""
+    """Makes a store, users in files, and the output of an undisturbed run."""
     vector = lambda n: [round(math.sin(n * (i + 1) * 0.37) + 0.1 * i, 6) for i in range(16)]  # noqa: E731
     with open(folder / "items.jsonl", "w") as out:
         out.writelines(json.dumps({"id": n, "embedding": vector(n)}) + "\n" for n in range(ITEMS))
@@ -137,7 +139,7 @@ def scored(folder: pathlib.Path) -> int:
 
 
 def chaos(cluster: Cluster, folder: pathlib.Path, job: dict, what: str) -> None:
-    """One run in which something is killed once some files are done, and some are not."""
+    """Runs a job and kills something once some files are finished and some are not."""
     out = folder / what
     job = job | {"output": str(out)}
     environment = os.environ | {"RAY_DEDUP_LOGS": "0"}
@@ -150,7 +152,7 @@ def chaos(cluster: Cluster, folder: pathlib.Path, job: dict, what: str) -> None:
     process = driver()
     while scored(out) < 4 and process.poll() is None and time.monotonic() - start < 120:
         time.sleep(0.02)
-    # On both nodes there is a worker, and it works.
+    # Both nodes have a busy worker.
     workers = [cluster.find(node, "score", "--units") for node in (0, 1)]
     before = scored(out)
     if process.poll() is not None or not 4 <= before < FILES or not all(workers):

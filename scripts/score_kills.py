@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Offline scoring that is killed at each of its steps: nothing is lost, nothing is doubled, all bytes are as undisturbed.
+"""Offline scoring that is killed at each of its steps: no rows are lost or duplicated, and all bytes equal those of an
+undisturbed run.
 
     STERLING=... scripts/score_kills.py
 
-For each call that changes files or waits for them to be on disk, strace kills `sterling score` (SIGKILL) at the Nth of them, for N = 1, 2, ... until a
-run ends before it is killed. Calls are counted for each thread. After each kill every output that is there must be whole; then the job goes on, and its
-outputs must be those of one that nobody disturbed. Needs strace.
+For each system call that changes files or syncs them to disk, strace kills `sterling score` (SIGKILL) at its Nth call, for N = 1,
+2, ... until a run ends before the kill. Calls are counted per thread. After each kill every existing output must be complete;
+then the job continues, and its outputs must equal those of an undisturbed run. Needs strace.
 """
 
 import collections
@@ -26,7 +27,7 @@ FILES, ROWS, ITEMS = 3, 200, 300
 
 
 def made(folder):
-    """A store with one model, and files of users."""
+    """Makes a store with one model, and files of users."""
     items, store = folder / "items.jsonl", folder / "store"
     lines = [{"id": n, "embedding": [math.sin(0.3 * n), math.cos(0.11 * n), n % 7 * 0.1], "attributes": {"size": n % 5}} for n in range(ITEMS)]
     items.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -35,7 +36,7 @@ def made(folder):
     inputs = [folder / f"users-{n}.jsonl" for n in range(FILES)]
     for n, path in enumerate(inputs):
         users = [{"id": id, "vector": [math.sin(0.7 * id), math.cos(1.3 * id), 0.25]} for id in range(n * ROWS, (n + 1) * ROWS)]
-        # A row in each file has a problem, which is an output too.
+        # One row per file has a problem, because problems are an output too.
         path.write_text("".join(json.dumps(user) + "\n" for user in users) + "{}\n")
     return [STERLING, "score", "--model", "items", "--in", *map(str, inputs), "--store", str(store), "--request", '{"k": 7, "columns": ["size"]}', "--max-problems", str(FILES)]
 
@@ -46,7 +47,7 @@ def outputs(out):
 
 
 def is_killed_at(step, n, command, log):
-    """Runs until the Nth step of a kind; false where it ended before."""
+    """Runs until the Nth call of a kind; returns False if the run ended before."""
     trace = ["strace", "-f", "-qq", "-o", str(log), "-e", f"trace={step}", "-e", f"inject={step}:signal=KILL:when={n}"]
     code = subprocess.run([*trace, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
     assert code == 0 or "killed by SIGKILL" in log.read_text(errors="replace"), f"{step} {n}: it ended with {code}"

@@ -1,7 +1,7 @@
-"""What the measuring scripts share: a store with the Debian model, servers as processes, requests, `sterling bench`, verdicts.
+"""Shared code of the benchmarks: a store with the Debian model, servers as processes, requests, `sterling bench`, verdicts.
 
-Variables: STERLING is the binary that is measured (target/release/sterling), PEER the one it is held against (none), STORE where the
-Debian model is published (a temporary folder), SECONDS how long each load lasts.
+Variables: STERLING is the measured binary (target/release/sterling), PEER the baseline (default none), STORE the store of the
+Debian model (default a temporary folder), SECONDS the duration of each load.
 """
 
 import atexit
@@ -22,7 +22,7 @@ from pathlib import Path
 from program import ROOT, STERLING
 
 PEER = os.environ.get("PEER", "")
-# The generator is the same whatever is measured: a baseline may not have the command.
+# The generator is the same for all binaries: a baseline may not have the command.
 BENCH = os.environ.get("BENCH", STERLING)
 FOLDER = Path(tempfile.mkdtemp(prefix="sterling-measure-"))
 TICK = os.sysconf("SC_CLK_TCK")
@@ -31,17 +31,17 @@ atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
 def seconds(default):
-    """How long a load lasts, unless SECONDS says otherwise."""
+    """Returns the duration of a load: SECONDS, or the default."""
     return float(os.environ.get("SECONDS", default))
 
 
 def binaries():
-    """The binaries under measure by name, the peer second."""
+    """Returns the measured binaries by name, the peer second."""
     return {"sterling": STERLING} | ({"peer": PEER} if PEER else {})
 
 
 def store(binary=STERLING, name="store", more=()):
-    """A store with the Debian model, published by the binary."""
+    """Returns a store with the Debian model, published by the binary."""
     path = Path(os.environ["STORE"]) if "STORE" in os.environ and name == "store" else FOLDER / name
     if not (path / "debian").exists():
         path.mkdir(exist_ok=True)
@@ -50,19 +50,19 @@ def store(binary=STERLING, name="store", more=()):
 
 
 def publish(binary, path, more=(), package=ROOT / "models/debian"):
-    """Publishes the Debian model, or a package like it, once more."""
+    """Publishes the Debian model, or a similar package, again."""
     command = [binary, "publish", str(package), "--store", str(path), *more]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def users():
-    """Bodies of retrievals for the held-out users."""
+    """Returns bodies of retrievals for the held-out users."""
     lines = (ROOT / "models/debian/heldout.jsonl").read_text().splitlines()
     return [{"features": user["features"], "exclude": user["exclude"]} for user in map(json.loads, lines)]
 
 
 def requests_file(name, bodies):
-    """A file of requests, one a line."""
+    """Writes a file of requests, one per line."""
     path = FOLDER / f"{name}.jsonl"
     path.write_text("".join(json.dumps(body) + "\n" for body in bodies))
     return str(path)
@@ -76,7 +76,7 @@ class Server:
         self.environment = os.environ | (environment or {})
 
     def within(self, group):
-        """The same, to be started in a control group."""
+        """Returns the server with a control group to start in."""
         self.arguments = [*group.command, *self.arguments]
         return self
 
@@ -106,7 +106,7 @@ class Server:
         host, port = self.address.split(":")
         connection = http.client.HTTPConnection(host, int(port), timeout=timeout)
         connection.connect()
-        # A request goes out in two writes, and the second would wait for the first one's acknowledgement.
+        # A request is sent with two writes; without this option the second would wait for the acknowledgement of the first.
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 
@@ -117,7 +117,7 @@ class Server:
             return answer.status, answer.read()
 
     def post(self, path, body, connection=None):
-        """Status and parsed answer of a POST; a connection that is given stays open."""
+        """Returns status and parsed answer of a POST; a passed connection stays open."""
         asked = connection or self.connect()
         asked.request("POST", path, None if body is None else json.dumps(body), {"content-type": "application/json"})
         answer = asked.getresponse()
@@ -130,7 +130,7 @@ class Server:
         return self.post("/v1/models/debian:retrieve", body, connection)
 
     def stat(self):
-        """Page faults without I/O, seconds of processor time, bytes in memory."""
+        """Returns page faults without I/O, seconds of CPU time, bytes in memory."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return int(fields[7]), (int(fields[11]) + int(fields[12])) / TICK, int(fields[21]) * PAGE
 
@@ -152,7 +152,7 @@ class Router(Server):
 
 
 def keys(*names):
-    """A file of keys, and a key to read everything for each name."""
+    """Writes a file of keys; returns it with one full read key per name."""
     path = FOLDER / "keys.toml"
     ask = lambda name: subprocess.run([STERLING, "key", name, "--file", str(path)], stdout=subprocess.PIPE, text=True, check=True)
     return str(path), {name: ask(name).stdout.strip() for name in names}
@@ -160,8 +160,8 @@ def keys(*names):
 
 @contextlib.contextmanager
 def beside(attack, *arguments):
-    """Runs `attack(*arguments, stop, found)` in a process that gives way to what is measured, until the block ends: then what it
-    sent to `found`, counts by name, is in the dictionary that the block got."""
+    """Runs `attack(*arguments, stop, found)` in a low-priority process until the block ends. Counts that it sent to `found`
+    are then in the dictionary of the block, by name."""
     context, counts = multiprocessing.get_context("fork"), {}
     stop, (found, sent) = context.Event(), context.Pipe(duplex=False)
 
@@ -178,7 +178,7 @@ def beside(attack, *arguments):
 
 
 def wait(what, is_so, seconds_max=60):
-    """Waits until something is so."""
+    """Waits until a condition holds."""
     start = time.time()
     while True:
         with contextlib.suppress(OSError, http.client.HTTPException):
@@ -190,8 +190,8 @@ def wait(what, is_so, seconds_max=60):
 
 
 def bench(url, *arguments):
-    """The JSON lines of a run of `sterling bench`. A void run ends with 1 and says so in its line."""
-    # Beside a server that takes every core, the generator keeps its schedule only where it goes first.
+    """Returns the JSON lines of a run of `sterling bench`. A void run has exit status 1 and reports it in its line."""
+    # If the server takes every core, the generator keeps its schedule only with a higher priority.
     first = ["nice", "-n", "-10"] if os.geteuid() == 0 else []
     command = [*first, BENCH, "bench", url, "--json", *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -223,7 +223,7 @@ MISSED = []
 
 
 def verdict(holds, text):
-    """Prints whether a target is met; `finish` ends with 1 where one was missed."""
+    """Prints whether a target is met; `finish` exits with 1 if one was missed."""
     print(f"{'met   ' if holds else 'MISSED'} {text}", flush=True)
     if not holds:
         MISSED.append(text)

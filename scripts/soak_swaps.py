@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""Swaps under load: STERLING=... [SECONDS=30] [ACTIVATIONS=1000] [RATE=100] scripts/soak_swaps.py
+"""Version swaps under load.
 
-Two versions that score differently answer in turns, 30 swaps and roll-backs, while `sterling bench` counts and times requests and two
-readers hold every answer against what its version says alone. Then ACTIVATIONS activations, with memory and descriptors held against before.
+    STERLING=... [SECONDS=30] [ACTIVATIONS=1000] [RATE=100] scripts/soak_swaps.py
+
+Two versions with different scores are activated alternately, with 30 swaps and rollbacks, while `sterling bench` counts and times
+requests and two readers compare every answer with that of its version alone. Then ACTIVATIONS activations; memory and file
+descriptors must stay at their values before.
 """
 
 import os
@@ -16,17 +19,17 @@ from served import FOLDER, ROOT, STERLING, Server, bench, finish, header, publis
 SWAPS = 30
 ACTIVATIONS = int(os.environ.get("ACTIVATIONS", 1000))
 RATE = float(os.environ.get("RATE", 100))
-# Batches of other requests change the last bits of a query.
+# Other requests in a batch change the last bits of a query.
 TOLERANCE = 1e-3
 
 
 def two_versions():
-    """A store of two versions whose value models differ."""
+    """Returns a store of two versions with different value models."""
     path = FOLDER / "store"
     path.mkdir()
     publish(STERLING, path)
     other = FOLDER / "package"
-    # Its kept requests have the answers of the other value model.
+    # Its recorded requests have the answers of the other value model.
     shutil.copytree(ROOT / "models/debian", other, ignore=shutil.ignore_patterns("warmup.jsonl"))
     model = (other / "model.toml").read_text()
     (other / "model.toml").write_text(re.sub(r"w_similarity = [\d.]+", "w_similarity = 1.0", model))
@@ -45,7 +48,7 @@ def scores(answer):
 
 
 class Reader(threading.Thread):
-    """Asks on, and counts answers that fail or are not those of the version that they name."""
+    """Sends requests in a loop, and counts answers that fail or do not match the version that they name."""
 
     def __init__(self, server, bodies, expected, number):
         super().__init__(daemon=True)
@@ -65,7 +68,7 @@ class Reader(threading.Thread):
             expected = self.expected[answer["version"]]
             close = [abs(a - b) <= TOLERANCE * max(1.0, abs(b)) for a, b in zip(scores(answer), expected["scores"][place])]
             self.mixed += answer["digest"] != expected["digest"] or len(close) != len(expected["scores"][place]) or not all(close)
-            # Enough to see every swap; the load is the generator's.
+            # Often enough to see every swap; the generator makes the load.
             time.sleep(0.02)
 
 

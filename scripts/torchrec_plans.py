@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Writes what TorchRec's planner makes of the tables of MLPerf's DLRM-DCNv2, to tests/golden/planner/dlrm_dcnv2.json.
+"""Writes the plans of TorchRec's planner for the tables of MLPerf's DLRM-DCNv2 to tests/golden/planner/dlrm_dcnv2.json.
 
     pip install torch==2.14.0 fbgemm-gpu-cpu==1.9.0 torchrec==1.9.2
     python scripts/torchrec_plans.py
 
-The planner is TorchRec's own, with its default proposers and kernels, on one and on two hosts with 8 GPUs of 80 GiB each. It gets the
-constants of the topology that `crates/embedding/src/planner/tests.rs` builds, as far as TorchRec has them. The tests rate these plans by Sterling's cost
-model, beside Sterling's plans for the same machines.
+The planner is that of TorchRec, with its default proposers and kernels, on one and on two hosts with 8 GPUs of 80 GiB each. It
+gets the constants of the topology in `crates/embedding/src/planner/tests.rs`, as far as TorchRec has them. The tests compare the
+costs of these plans with Sterling's plans for the same machines, by Sterling's cost model.
 """
 
 import json

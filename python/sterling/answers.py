@@ -1,4 +1,4 @@
-"""What a server answers, from JSON and from Arrow."""
+"""Answers of a server, decoded from JSON and from Arrow."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from .errors import RequestError
 
 @dataclass(frozen=True)
 class Ranked:
-    """Items, best first: ``ids`` i64 ``[K]``, ``scores`` and ``similarities`` f32 ``[K]``, ``tasks`` by name ``[K]``, ``columns`` by name.
+    """Items, best first: ``ids`` i64 ``[K]``, ``scores`` and ``similarities`` f32 ``[K]``, ``tasks`` by name ``[K]``, ``columns``
+    by name.
 
-    ``model``, ``version`` and ``digest`` say which version answered, ``position`` which updates it saw; ``cursor`` where the next page begins, where
-    there is one; ``explain`` what the steps did, where that was asked for; ``unknown`` the ids of a ranking that the model does not hold.
+    ``model``, ``version`` and ``digest`` name the version that answered, ``position`` the updates that it saw. ``cursor`` is the
+    start of the next page, if there is one. ``explain`` is the report of the steps, if requested. ``unknown`` holds the ids of a
+    ranking that the model does not have.
     """
 
     ids: np.ndarray
@@ -37,7 +39,8 @@ class Ranked:
         return len(self.ids)
 
     def to_pandas(self) -> Any:
-        """A data frame of the items: ``id``, ``score``, ``similarity``, ``tasks.NAME`` and ``columns.NAME``. Needs pandas."""
+        """Returns a data frame of the items: ``id``, ``score``, ``similarity``, ``tasks.NAME`` and ``columns.NAME``. Needs
+        pandas."""
         import pandas
 
         data: dict[str, Any] = {"id": self.ids, "score": self.scores, "similarity": self.similarities}
@@ -47,9 +50,10 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Upserted:
-    """What became of items that were put: how many were ``accepted``, and those that were ``refused`` (``place``, ``id``, ``field`` and ``reason`` of each).
+    """Result of an upsert: the number of ``accepted`` items, and the rejected ones in ``refused`` (``place``, ``id``, ``field``
+    and ``reason`` of each).
 
-    They are seen from ``position`` on; of a router over several shards ``positions`` are those of the shards.
+    The items are visible from ``position`` on. A router over several shards returns the positions of the shards in ``positions``.
     """
 
     accepted: int
@@ -59,7 +63,7 @@ class Upserted:
 
 
 def ranked(answer: Mapping[str, Any], told: Mapping[str, Any] | None = None) -> Ranked:
-    """The items of an answer in JSON; of one of several `told` is what is said of all."""
+    """Returns the items of a JSON answer. For one answer of several, `told` holds the fields that all of them share."""
     items = answer["items"]
     names = lambda key: list(items[0].get(key) or {}) if items else []  # noqa: E731
     return Ranked(
@@ -73,18 +77,18 @@ def ranked(answer: Mapping[str, Any], told: Mapping[str, Any] | None = None) -> 
 
 
 def many(answer: Mapping[str, Any]) -> list[Ranked | RequestError]:
-    """The answers to a list of requests in JSON, each with what is wrong with it where it was."""
+    """Returns the answers to a list of requests in JSON; a failed request has its error in its slot."""
     return [_problem(one) or ranked(one, answer) for one in answer["results"]]
 
 
 def ranked_of_arrow(content: bytes) -> Ranked:
-    """The items of an answer as Arrow."""
+    """Returns the items of an Arrow answer."""
     told, table = _read(content)
     return _table(table, told)
 
 
 def many_of_arrow(content: bytes) -> list[Ranked | RequestError]:
-    """The answers to a list of requests as Arrow."""
+    """Returns the answers to a list of requests as Arrow."""
     told, table = _read(content)
     found: list[Ranked | RequestError] = []
     first = 0
@@ -101,7 +105,7 @@ def _problem(result: Mapping[str, Any]) -> RequestError | None:
 
 
 def _of_one(told: Mapping[str, Any], one: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of all answers, with what is said of one of them alone."""
+    """Merges the fields that all answers share with the fields of one answer."""
     return {**told, "cursor": None} | {name: one.get(name) for name in ("explain", "unknown")}
 
 

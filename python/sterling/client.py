@@ -1,4 +1,5 @@
-"""A small client: retrieve, rank and embed with NumPy in and out, trying again when the server says so. Needs httpx, and pyarrow for answers as Arrow."""
+"""A small client: retrieve, rank and embed with NumPy arrays, with retries when the server requests them. Needs httpx, and
+pyarrow for answers as Arrow."""
 
 from __future__ import annotations
 
@@ -21,22 +22,22 @@ from .errors import ConnectionFailed, RequestError, SterlingError
 from .streams import is_there, stream
 
 RETRIED = (503,)
-"""Statuses after which the same request may succeed: refused before anything was done."""
+"""Statuses after which the same request may succeed: the server rejected it before doing any work."""
 
 ARROW = "application/vnd.apache.arrow.stream"
-"""The media type of bodies and answers that are Arrow."""
+"""Media type of Arrow bodies and answers."""
 
 REQUESTS_MAX = 1024
-"""Requests that go in one body."""
+"""Maximal number of requests in one body."""
 
 ITEMS_MAX = 10_000
-"""Items that go in one body."""
+"""Maximal number of items in one body."""
 
 BODY_BYTES = 16 << 20
-"""Bytes of vectors that go in one body."""
+"""Maximal number of bytes of vectors in one body."""
 
 COMPRESSED = 32 << 10
-"""Bytes from which bodies are compressed, where that is asked for: as the server does with answers."""
+"""Size in bytes from which bodies are compressed if ``compression`` is set; the server uses the same size for answers."""
 
 
 _forks = 0
@@ -52,22 +53,24 @@ if hasattr(os, "register_at_fork"):
 
 
 def _process() -> tuple[int, int]:
-    """This process: the number of an ancestor that has ended may be given again, so that its forks are counted too."""
+    """Returns an identity of this process. The number of forks is part of it, because the id of an ancestor that has ended may
+    be reused."""
     return os.getpid(), _forks
 
 
 class Client:
-    """Calls of one server; it keeps its connections until the ``with`` block ends, or `close`.
+    """Client of one server. It keeps its connections until the ``with`` block ends, or until `close`.
 
-    A request that the server refuses for want of time (503) is sent again after the seconds that ``Retry-After`` tells, up to ``retries`` times
-    and only while ``patience`` seconds have not passed.
+    A request that an overloaded server rejects (503) is sent again after the seconds of ``Retry-After``, up to ``retries`` times
+    and only within ``patience`` seconds.
 
-    ``api_key`` is a key of the server's. Of a server with TLS, ``ca`` is a file of the authorities that are trusted (the system's without it), ``certificate``
-    the files of a certificate and its key, where the server wants one. With ``arrow`` retrievals and rankings come as Arrow, which is worth it from some
-    hundred results on (needs pyarrow). With ``compression`` large bodies and answers are compressed: worth it where the network is slow.
+    ``api_key`` is a key of the server. For TLS, ``ca`` is a file of trusted authorities (default: those of the system), and
+    ``certificate`` the files of a client certificate and its key, if the server requires one. With ``arrow``, retrievals and
+    rankings are sent as Arrow, which pays off from some hundred results on (needs pyarrow). With ``compression``, large bodies
+    and answers are compressed, which pays off on slow networks.
 
-    A client may be used before and after a fork: every process has connections of its own. ``timeout`` seconds end a call; a call with a larger
-    ``timeout_ms`` has as long as that and a second more.
+    A client may be used before and after a fork: every process has its own connections. A call ends after ``timeout`` seconds; a
+    call with a larger ``timeout_ms`` has that time plus one second.
     """
 
     def __init__(
@@ -101,11 +104,11 @@ class Client:
         headers = {"accept-encoding": "gzip" if compression else "identity", "content-type": "application/json"}
         if api_key is not None:
             headers["authorization"] = f"Bearer {_visible('api_key', api_key)}"
-        # No proxy reaches the loopback of this machine.
+        # Requests to the loopback interface of this machine must not go through a proxy.
         direct = {f"all://{host}": None for host in ("127.0.0.1", "localhost", "[::1]")}
         self._open = lambda: httpx.Client(base_url=str(url), timeout=timeout, verify=context, headers=headers, mounts=direct)
         self._url, self._failed = str(url).rstrip("/"), httpx.TransportError
-        #: Of each process that has used this client, its connections: those of another process are neither used nor closed.
+        #: Connections by process: those of another process are neither used nor closed.
         self._pools = {_process(): self._open()}
         self._is_closed = False
         self.timeout, self.retries, self.patience, self._arrow, self._compression = timeout, retries, patience, arrow, compression
@@ -117,14 +120,14 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes this process' connections."""
+        """Closes the connections of this process."""
         self._is_closed = True
         if pool := self._pools.get(_process()):
             pool.close()
 
     @property
     def _http(self) -> Any:
-        """The connections of this process."""
+        """Returns the connections of this process."""
         pool = self._pools.get(_process())
         if pool is None:
             if self._is_closed:
@@ -142,8 +145,9 @@ class Client:
         sticky: str | None = None,
         **fields: Any,
     ) -> Ranked:
-        """The best ``k`` items for a user's features or a query vector; ``fields`` are those of ``docs/reference/http.md``: ``filter``, ``exclude``,
-        ``columns``, ``candidates``, ``constants``, ``timeout_ms`` and others. Beside a canary requests of one ``sticky`` key are answered by one version."""
+        """Returns the best ``k`` items for the features of a user or for a query vector. ``fields`` are those of
+        ``docs/reference/http.md``: ``filter``, ``exclude``, ``columns``, ``candidates``, ``constants``, ``timeout_ms`` and
+        others. While a canary is active, requests with the same ``sticky`` key are answered by the same version."""
         return self._items(f"{_named(model)}:retrieve", _user(features, vector) | {"k": k} | fields, sticky)
 
     def retrieve_many(
@@ -159,9 +163,10 @@ class Client:
         progress: Callable[[int, int], None] | None = None,
         **fields: Any,
     ) -> list[Ranked | RequestError]:
-        """The best ``k`` items for each of many users: ``vectors`` ``[B, D]``, or ``features`` with the B users' values of each. ``filters`` and ``excludes`` are
-        those of each user, ``fields`` those of `retrieve`, of all of them. The answers come in the users' order, the error of one that was wrong in its place;
-        ``progress`` is called with how many of how many users are answered."""
+        """Returns the best ``k`` items for each of several users: ``vectors`` ``[B, D]``, or ``features`` with the values of
+        the B users per feature. ``filters`` and ``excludes`` have one entry per user; ``fields`` are those of `retrieve` and
+        apply to all users. The answers have the order of the users; an invalid request has its error in its slot. ``progress``
+        is called with the number of answered users and the number of all users."""
         columns = _users(features, vectors) | {name: list(rows) for name, rows in (("filter", filters), ("exclude", excludes)) if rows is not None}
         count, shared, headers = _count(columns), {"k": k} | fields, _sticking(sticky)
         if self._arrow:
@@ -186,8 +191,9 @@ class Client:
         key: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Upserted:
-        """Puts items: ``embeddings`` ``[N, D]`` and all of their ``attributes``, a value (or list) for each item by name; or, with ``changes`` in their place,
-        changes these attributes and leaves all else. ``None`` and NaN are no value. With a ``key`` a call that is repeated happens once."""
+        """Upserts items: ``embeddings`` ``[N, D]`` and all ``attributes``, by name, with one value (or list) per item. With
+        ``changes`` instead, updates these attributes and leaves all others unchanged. ``None`` and NaN mean no value. A
+        repeated call with the same ``key`` is applied once."""
         if changes is not None and (attributes is not None or embeddings is not None):
             raise ValueError("expected changes, or embeddings and attributes")
         columns: dict[str, Any] = {"id": _ids(ids)}
@@ -202,9 +208,9 @@ class Client:
             body = lambda part=part: {"items": [_item(row, kind) for row in _rows(part)]}  # noqa: E731
             told = self._table("POST", f"{_named(model)}/items:upsert", (part, None), body, headers).json()
             refused = made.refused + [item | {"place": item["place"] + first} for item in told["refused"]]
-            # Each shard of a router has positions of its own: all are needed to see all items.
+            # Each shard of a router has its own position; all positions together make all items visible.
             positions = [max(both) for both in itertools.zip_longest(made.positions, told.get("positions", []), fillvalue=0)]
-            # The one position is the lowest of them, as in the router's answer.
+            # The single position is the lowest of them, as in the answer of the router.
             position = min((reached for reached in positions if reached), default=max(made.position, told["position"]))
             made = Upserted(made.accepted + told["accepted"], refused, position, positions)
             first += len(part["id"])
@@ -221,7 +227,8 @@ class Client:
         k: int = 20,
         **fields: Any,
     ) -> Iterator[Ranked]:
-        """The same, ``k`` items at a time: slices of one ranking, of as many items in all as it has candidates, whatever is updated meanwhile."""
+        """Yields the results of `retrieve` in pages of ``k`` items. All pages are slices of one ranking of its candidates,
+        regardless of updates in the meantime."""
         body = _user(features, vector) | {"k": k} | fields
         cursor: str | None = ""
         while cursor is not None:
@@ -239,16 +246,17 @@ class Client:
         sticky: str | None = None,
         **fields: Any,
     ) -> Ranked:
-        """The scores of items that the caller names."""
+        """Returns the scores of items that the caller names."""
         return self._items(f"{_named(model)}:rank", _user(features, vector) | {"items": items} | fields, sticky)
 
     def embed(self, model: str, features: Mapping[str, Any], *, sticky: str | None = None) -> np.ndarray:
-        """The query embedding of features, f32 ``[D]``, or ``[Tq × D]`` of a model with several queries."""
+        """Returns the query embedding of features, f32 ``[D]``, or ``[Tq × D]`` for a model with several queries."""
         answer = self._call("POST", f"{_named(model)}:embed", {"features": features}, _sticking(sticky))
         return np.asarray(answer.json()["embedding"], np.float32)
 
     def traffic(self, model: str) -> dict[str, Any]:
-        """The canary and the shadow of a model, and what this server has seen of them; ``docs/reference/http.md`` has the fields."""
+        """Returns the canary and the shadow of a model with the statistics of this server; the fields are in
+        ``docs/reference/http.md``."""
         return self._call("GET", f"{_named(model)}/traffic").json()
 
     def set_traffic(
@@ -259,9 +267,10 @@ class Client:
         shadow: Mapping[str, Any] | None = None,
         revision: int | None = None,
     ) -> dict[str, Any]:
-        """Says at all servers of the store which version answers a share of the requests (``canary={"version": 8, "share": 0.05}``) and which one is asked
-        some as well (``shadow={"version": 8, "share": 0.1}``); what is left out is none. With the ``revision`` that `traffic` told it is refused
-        (409) where somebody else has changed it since."""
+        """Sets, for all servers of the store, the version that answers a share of the requests (``canary={"version": 8,
+        "share": 0.05}``) and the version that receives a copy of some (``shadow={"version": 8, "share": 0.1}``); an argument
+        that is left out removes it. With the ``revision`` that `traffic` returned, the call fails (409) if the state has
+        changed since."""
         body = {"canary": canary, "shadow": shadow, "revision": revision}
         return self._call("PUT", f"{_named(model)}/traffic", {key: value for key, value in body.items() if value is not None}).json()
 
@@ -270,13 +279,13 @@ class Client:
         if not self._arrow:
             return ranked(self._call("POST", call, body, headers).json())
         answer = self._call("POST", call, body, headers | {"accept": ARROW})
-        # What stands between may answer in its own way.
+        # A proxy in between may answer in another format.
         return ranked_of_arrow(answer.content) if answer.headers.get("content-type") == ARROW else ranked(answer.json())
 
     def _table(
         self, method: str, call: str, table: tuple[Mapping[str, Any], Mapping[str, Any] | None], body: Callable[[], Any], headers: Mapping[str, str]
     ) -> Any:
-        """Sends columns with what all rows share as Arrow, or, without pyarrow, the same as JSON."""
+        """Sends columns with the fields that all rows share, as Arrow or, without pyarrow, as JSON."""
         columns, shared = table
         if not is_there():
             content = json.dumps(_plain(body()), allow_nan=False).encode()
@@ -310,7 +319,7 @@ class Client:
 
 
 def _named(model: str) -> str:
-    """A model's name, or that of a version or label of it, as a path has it.
+    """Returns the URL path segment of a model, or of a version or label of it.
 
     >>> _named("shop?/versions/3")
     'shop%3F/versions/3'
@@ -319,7 +328,7 @@ def _named(model: str) -> str:
 
 
 def _ids(ids: Any) -> np.ndarray:
-    """Ids as 64-bit integers; what is none is refused, and not rounded.
+    """Converts ids to 64-bit integers; other types raise an error and are not rounded.
 
     >>> _ids([1.5])
     Traceback (most recent call last):
@@ -340,7 +349,7 @@ def _user(features: Mapping[str, Any] | None, vector: Any) -> dict[str, Any]:
         if numbers.ndim != 1:
             raise ValueError(f"vector: got shape {list(numbers.shape)}, expected [D], or the Tq x D numbers of several queries one after the other")
         return {"vector": _packed(numbers)}
-    # An empty array has no type: NumPy makes floats of a history without ids.
+    # An empty array has no useful type: NumPy makes floats of a history without ids.
     is_numbers = lambda x: isinstance(x, np.ndarray) and np.issubdtype(x.dtype, np.floating) and x.size > 0  # noqa: E731
     return {"features": {name: {"base64": _packed(x)} if is_numbers(x) else x for name, x in features.items()}}
 
@@ -357,7 +366,7 @@ def _users(features: Mapping[str, Sequence[Any]] | None, vectors: Any) -> dict[s
 
 
 def _values(values: Any) -> Any:
-    """The values of many users of a feature: those of an empty array have no type, so that they are an empty list.
+    """Converts the values of a feature of several users. An empty array has no useful type, so it becomes an empty list.
 
     >>> _values([np.array([3, 4]), np.array([])])
     [array([3, 4]), []]
@@ -368,7 +377,7 @@ def _values(values: Any) -> Any:
 
 
 def _count(columns: Mapping[str, Any]) -> int:
-    """How many rows columns have, which must be one number.
+    """Returns the number of rows of columns, which must all have the same length.
 
     >>> _count({"id": [1, 2], "embedding": np.zeros((2, 3))})
     2
@@ -380,7 +389,7 @@ def _count(columns: Mapping[str, Any]) -> int:
 
 
 def _parts(columns: Mapping[str, Any], count: int, most: int) -> Iterator[dict[str, Any]]:
-    """Columns in parts of at most so many rows, fewer where matrices are wide."""
+    """Yields columns in batches of at most ``most`` rows, fewer if matrices are wide."""
     width = sum(values[0].nbytes for values in columns.values() if isinstance(values, np.ndarray) and values.ndim == 2 and len(values))
     rows = max(1, min(most, BODY_BYTES // max(1, width)))
     for first in range(0, count, rows):
@@ -388,7 +397,7 @@ def _parts(columns: Mapping[str, Any], count: int, most: int) -> Iterator[dict[s
 
 
 def _rows(columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The rows of columns; what is missing is none.
+    """Yields the rows of columns; missing values become None.
 
     >>> list(_rows({"id": np.array([3, 4]), "set.a": [0.5, float("nan")]}))
     [{'id': 3, 'set.a': 0.5}, {'id': 4, 'set.a': None}]
@@ -417,7 +426,7 @@ def _sticking(key: str | None) -> dict[str, str]:
 
 
 def _visible(what: str, text: str) -> str:
-    """Text that a header can bring.
+    """Checks that a text can be sent in a header.
 
     >>> _visible("sticky", "é")
     Traceback (most recent call last):
@@ -429,7 +438,7 @@ def _visible(what: str, text: str) -> str:
 
 
 def _packed(numbers: np.ndarray) -> str:
-    """Numbers as the server takes them: little-endian f32 in base64.
+    """Encodes numbers in the format of the server: little-endian f32 in base64.
 
     >>> _packed(np.array([1.0, -2.5]))
     'AACAPwAAIMA='
@@ -438,7 +447,7 @@ def _packed(numbers: np.ndarray) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays, NumPy's numbers, and series of pandas and Polars as JSON has them.
+    """Converts arrays, NumPy scalars, and pandas or Polars series to JSON values.
 
     >>> _plain({"ids": np.array([1, 2]), "weights": (np.float32(0.5),)})
     {'ids': [1, 2], 'weights': [0.5]}

@@ -1,4 +1,4 @@
-"""What goes wrong, each kind under a name of its own. Messages name the thing, what came, and what was expected."""
+"""Errors of the package, one class per kind. Messages name the object, the received value and the expected value."""
 
 from typing import Any
 
@@ -8,31 +8,31 @@ class SterlingError(Exception):
 
 
 class ExportError(SterlingError, ValueError):
-    """A module, a table, a feature or a sample does not make a model package."""
+    """A module, a table, a feature or a sample does not fit a model package."""
 
 
 class SnapshotError(SterlingError, ValueError):
-    """A published version is not whole, or is of a format that this package does not read."""
+    """A published version is incomplete, or has a format that this package does not read."""
 
 
 class ProgramError(SterlingError, RuntimeError):
-    """The ``sterling`` program is missing, refused what it was given, or ended early.
+    """The ``sterling`` program is missing, rejected its input, or ended early.
 
-    ``status`` is what it ended with, negative where a signal ended it; none where it did not run.
+    ``status`` is its exit status, negative if a signal ended it, None if it did not run.
     """
 
     status: int | None = None
 
 
 class ConnectionFailed(SterlingError, ConnectionError):
-    """A server could not be reached, or gave no answer in time; ``__cause__`` is httpx's error."""
+    """A server could not be reached, or did not answer in time; ``__cause__`` is the error of httpx."""
 
 
 class RequestError(SterlingError):
     """The server answered with a problem.
 
-    ``status`` is HTTP's, ``code`` and ``retryable`` are the problem's (``docs/reference/http.md``), ``retry_after`` the seconds that the
-    server asks to wait, where it says so. ``problem`` is all that it said.
+    ``status`` is the HTTP status; ``code`` and ``retryable`` are fields of the problem (``docs/reference/http.md``);
+    ``retry_after`` is the time in seconds that the server requests to wait, if it does. ``problem`` is the complete JSON.
     """
 
     def __init__(self, status: int, problem: dict, retry_after: float | None = None):
@@ -44,5 +44,5 @@ class RequestError(SterlingError):
         super().__init__(f"{status} {self.code}: {problem.get('detail', problem)}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An exception is copied, and sent to other processes, by its arguments, which here is the message alone.
+        # Python copies and pickles an exception by its arguments, which would be the message only.
         return type(self), (self.status, self.problem, self.retry_after), self.__dict__

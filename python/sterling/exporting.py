@@ -1,4 +1,4 @@
-"""From trained PyTorch modules to a model package that ``sterling publish`` takes."""
+"""Exports trained PyTorch modules as a model package that ``sterling publish`` accepts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .reference import Reference
 
 _MISSING = "torch, onnx, onnxscript and safetensors are needed to export: pip install torch onnx onnxscript onnxruntime safetensors"
-# Fewer queries than this tell too little of the recall of others.
+# With fewer queries, the measured recall says too little about other queries.
 SAMPLES_MIN = 16
 _WRITTEN = "# Written by sterling.export.\n"
 _FILES = "# It replaces these files when it writes here again: "
@@ -34,9 +34,9 @@ _FILES = "# It replaces these files when it writes here again: "
 class Exported:
     """A written package.
 
-    ``differences`` holds, for each graph, the largest difference between PyTorch and the exported graph in ONNX Runtime (None where that
-    is not installed); and, where samples, items and the program were there, ``served``: of queries, similarities and task scores
-    between PyTorch and a server. ``reference`` computes in PyTorch what a server must answer.
+    ``differences`` holds the largest difference between PyTorch and ONNX Runtime per graph (None if that is not installed). If
+    samples, items and the program were available, it also holds ``served``: the largest difference of queries, similarities and
+    task scores between PyTorch and a server. ``reference`` computes the expected answers of a server in PyTorch.
     """
 
     path: pathlib.Path
@@ -45,7 +45,7 @@ class Exported:
 
     @property
     def largest(self) -> float:
-        """The largest difference that was measured."""
+        """Largest measured difference."""
         return max((value for value in self.differences.values() if value is not None), default=0.0)
 
     def __str__(self) -> str:
@@ -81,35 +81,35 @@ def export(
     ``user``, ``item``, ``overarch``
         ``torch.nn.Module``. The parameters of ``forward`` are the graph's inputs, by name: features (``NAME_mask`` the mask of a
         sequence) of the towers; for the OverArch ``query`` ``[Q, D]``, ``item`` ``[Q, K0, D]``, features of the candidates ``[Q, K0, ...]``,
-        and what else ``models/README.md`` lists.
-        They return a tensor, or a mapping of names to tensors: ``query``, ``item`` and ``logits`` ``[Q, K0, tasks]`` with whatever else the
-        OverArch reads. Where forward takes ``*inputs``, they come in the order of the features.
+        and the other inputs in ``models/README.md``.
+        They return a tensor, or a mapping of names to tensors: ``query``, ``item`` and ``logits`` ``[Q, K0, tasks]``, and tensors that
+        the OverArch reads. If forward takes ``*inputs``, they have the order of the features.
     ``tables``
         ``{"name": nn.Embedding | nn.EmbeddingBag | tensor | Table}``, a TorchRec ``EmbeddingBagCollection`` or ``EmbeddingCollection``, or a
         list of these.
     ``features``
-        ``{"user": [...], "item": [...], "overarch": [...]}`` of `Ids`, `Category` and `Dense`. What a TorchRec collection feeds
-        need not be repeated: it is taken as `Ids`.
+        ``{"user": [...], "item": [...], "overarch": [...]}`` of `Ids`, `Category` and `Dense`. Features of a TorchRec
+        collection need not be repeated; they are `Ids`.
     ``dimension``
-        D; taken from the towers where there is one.
+        D; by default that of the towers.
     ``columns``
-        Item columns to keep; none keeps all.
+        Item columns to store; None stores all.
     ``queries``, ``merge``
-        Where ``query`` is ``[Q, Tq, D]``: its rows, and how their candidates become one list.
+        If ``query`` is ``[Q, Tq, D]``: its rows, and the rule that merges their candidates.
     ``tasks``, ``value``, ``constants``
         Names along the last axis of ``logits``, the expression that orders results (``docs/reference/value-model.md``) and its constants.
     ``samples``, ``items``
-        Real users' features as requests bring them, and items as rows with an ``id``. Items are written as ``items.jsonl``. Samples are
-        written as ``queries.jsonl``, from which ``sterling publish`` takes up to 256 to measure recall with: give some hundred, and none of users
-        whose recall you measure afterwards. Fewer than 16 are not written. With samples and items the package is also published, served
-        and asked by the ``sterling`` program, if there is one: about all samples' queries, and the answers of up to 32 of them.
+        Features of real users as in requests, and items as rows with an ``id``. Items are written as ``items.jsonl``. Samples are
+        written as ``queries.jsonl``, from which ``sterling publish`` takes up to 256 to measure recall: pass some hundred, and none of users
+        whose recall you measure afterwards. Fewer than 16 are not written. With samples and items the package is also published and
+        served by the ``sterling`` program, if there is one, and compared: the queries of all samples, and up to 32 answers.
     ``tolerance``
-        The largest difference that is accepted, relative to the larger of 1 and the value.
+        Largest accepted difference, relative to the larger of 1 and the value.
     ``program``
-        The ``sterling`` program; None looks for it (``$STERLING``, then ``PATH``), False leaves it out.
+        The ``sterling`` program; None finds it (``$STERLING``, then ``PATH``), False skips its checks.
 
-    A package that is there is replaced in one step: a process that is killed leaves the old one. Files that an export did not write
-    stay. Raises `ExportError`; ``path`` is then as it was before.
+    An existing package is replaced in one step; a killed process leaves the old one. Files that no export wrote stay. Raises
+    `ExportError`; ``path`` is then unchanged.
     """
     try:
         import onnx  # noqa: F401
@@ -184,7 +184,7 @@ def _compared(
 
 
 def _place(folder: pathlib.Path, path: pathlib.Path) -> None:
-    """Puts a finished package in its place, in one step; files of an older one that no export wrote come along."""
+    """Moves a finished package to its path in one step; files of the older package that no export wrote are carried over."""
     try:
         if not path.exists():
             folder.rename(path)
@@ -200,7 +200,7 @@ def _place(folder: pathlib.Path, path: pathlib.Path) -> None:
 
 
 def _written(path: pathlib.Path) -> set[str]:
-    """The files that the last export wrote to a folder, as its ``model.toml`` says."""
+    """Returns the files that the last export wrote to a folder, according to its ``model.toml``."""
     with contextlib.suppress(OSError, ValueError):
         for line in (path / "model.toml").read_text(encoding="utf-8").splitlines():
             if line.startswith(_FILES):
@@ -209,7 +209,7 @@ def _written(path: pathlib.Path) -> set[str]:
 
 
 def _bring(file: pathlib.Path, to: pathlib.Path) -> None:
-    """A file or folder at a second place, without a copy of its bytes where links can be made."""
+    """Links a file or folder at a second path; copies the bytes only if links are not possible."""
 
     def linked(one: str, other: str) -> None:
         try:
@@ -224,7 +224,7 @@ def _bring(file: pathlib.Path, to: pathlib.Path) -> None:
 
 
 def _exchange(one: pathlib.Path, other: pathlib.Path) -> None:
-    """Swaps two folders; on Linux in one step, elsewhere by two renames, between which `other` is missing."""
+    """Swaps two folders. On Linux this is one step; elsewhere it takes two renames, between which `other` is missing."""
     if sys.platform == "linux":
         at_cwd, exchange = -100, 2
         rename = getattr(ctypes.CDLL(None), "renameat2", None)
@@ -240,7 +240,7 @@ def _exchange(one: pathlib.Path, other: pathlib.Path) -> None:
 
 
 class _Draft:
-    """What is known of a package while it is being made."""
+    """State of a package while it is being written."""
 
     def __init__(
         self,
@@ -285,7 +285,7 @@ class _Draft:
             raise ExportError(f"{place}: table `{feature.table}` has no vocabulary; give Table(weight, vocabulary=[...])")
 
     def resolved(self, feature: Feature) -> Feature:
-        """A feature with the pooling and the weights of the module that it is looked up in."""
+        """Returns a feature with the pooling and the weights of the module that looks it up."""
         if not isinstance(feature, LookedUp):
             return feature
         table = self.tables[feature.table]
@@ -299,12 +299,13 @@ class _Draft:
         return feature
 
     def input_of(self, side: str, name: str, *, is_fed: bool = True) -> Any:
-        """The feature of an input, None where there is none; one that a collection feeds need not be declared where ``is_fed``."""
+        """Returns the feature of an input, None if there is none. With ``is_fed``, a feature of a TorchRec collection need not
+        be declared."""
         from .graphs import Port
 
         for feature in self.features.get(side, ()):
             if isinstance(feature, Dense) and feature.name == name:
-                # What an item must bring is not left out; a user may send nothing at all.
+                # Item features are required; user features may be missing.
                 return Port(name, (*_LEAD[side], feature.width), seen=self.numbers(side, feature), may_be_missing=side == "user")
             if isinstance(feature, LookedUp) and name in (feature.name, f"{feature.name}_mask"):
                 width = self.tables[feature.table].weight.shape[1]
@@ -330,7 +331,7 @@ class _Draft:
         return None
 
     def numbers(self, side: str, feature: Dense) -> Any:
-        """What the rows bring for a dense feature, ``[rows, width]``; None without rows."""
+        """Returns the values of a dense feature in the rows, ``[rows, width]``; None without rows."""
         import torch
 
         from .reference import dense
@@ -400,7 +401,7 @@ class _Draft:
         for name in names:
             port = known.get(name)
             for side in ("overarch", "user"):
-                # What a collection feeds may be of the user or of the candidates: here it is declared.
+                # Features of a collection may belong to the user or to the candidates; the declaration decides.
                 port = port or self.input_of(side, name, is_fed=False)
             ports.append(port or self.column(name, columns))
         graph = export_graph("overarch", module, ports, "logits", ("Q", "K0"))
@@ -426,7 +427,7 @@ class _Draft:
         return Port(name, ("Q", "K0"), seen=torch.tensor([number(name, row) for row in items]) if items else None)
 
     def used(self) -> None:
-        """Refuses features and tables that nothing reads."""
+        """Rejects features and tables that no graph reads."""
         read = {"user": set(), "item": set(), "overarch": set()}
         for graph, sides in ((self.user, ("user",)), (self.item, ("item",)), (self.overarch, ("overarch", "user"))):
             for side in sides:
@@ -454,7 +455,7 @@ class _Draft:
         value: str | None,
         constants: Mapping[str, float],
     ) -> dict[str, Any]:
-        """What ``model.toml`` says."""
+        """Returns the content of ``model.toml``."""
         spec: dict[str, Any] = {"name": name, "description": description, "dimension": self.dimension, "tables": []}
         for table, what in self.tables.items():
             vocabulary = {"vocabulary": f"{table}.txt"} if what.vocabulary is not None else {}
@@ -517,7 +518,7 @@ def _without_empty(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def item_line(row: Mapping[str, Any]) -> str:
-    """An item as a line of an item file (``docs/guide/items.md``).
+    """Formats an item as a line of an item file (``docs/guide/items.md``).
 
     >>> item_line({"id": 7, "embedding": [0.5, 1.0], "brand": "acme"})
     '{"id":7,"embedding":[0.5,1.0],"attributes":{"brand":"acme"}}'
@@ -532,7 +533,7 @@ def item_line(row: Mapping[str, Any]) -> str:
 
 
 def query_line(sample: Mapping[str, Any]) -> str:
-    """A user's features as a line of ``queries.jsonl``: the body of a ``:retrieve``.
+    """Formats the features of a user as a line of ``queries.jsonl``: the body of a ``:retrieve``.
 
     >>> query_line({"viewed": [3, 5], "age": float("nan")})
     '{"features":{"viewed":[3,5]}}'

@@ -1,9 +1,9 @@
-"""What graphs read and what items keep, as ``model.toml`` declares it (``models/README.md``).
+"""Inputs of graphs and stored columns of items, as ``model.toml`` declares them (``models/README.md``).
 
-A feature's name is the graph's input. Lookups stand outside: what a graph sees of `Ids` and `Category` is the pooled embedding
-``[Q, width of the table]``; with ``pooling="none"`` the rows ``[Q, length, width]``, and ``NAME_mask`` ``[Q, length]``, 1 where there
-is a value. Of `Dense` it sees the numbers ``[Q, width]``. An OverArch sees those of each candidate, ``[Q, K0, ...]``, whose values
-are those that an item column keeps: each once, ascending.
+A feature has the name of the graph's input. Lookups happen outside the graph: for `Ids` and `Category` it receives the pooled
+embedding ``[Q, width of the table]``; with ``pooling="none"`` it receives the rows ``[Q, length, width]`` and ``NAME_mask`` ``[Q,
+length]``, which is 1 at each value. For `Dense` it receives the numbers ``[Q, width]``. An OverArch receives the features of each
+candidate, ``[Q, K0, ...]``; their values are those of an item column: without duplicates, ascending.
 
 >>> Ids("installed", table="packages").declared()
 {'name': 'installed', 'kind': 'ids', 'table': 'packages', 'pooling': 'sum'}
@@ -29,16 +29,17 @@ MAX_IDS = 4096
 
 
 def one_of(what: str, given: str, known: tuple[str, ...]) -> str:
-    """The value, where it is one of those known."""
+    """Returns the value if it is one of the known ones, else raises an error."""
     if given not in known:
         raise ExportError(f"{what} `{given}`, expected one of: {', '.join(known)}")
     return given
 
 
 class Feature:
-    """One input of a graph; `Ids`, `Category` and `Dense` are the kinds there are.
+    """One input of a graph; the kinds are `Ids`, `Category` and `Dense`.
 
-    ``column`` is the request's field or the item's column that brings the values, where it is not called like the feature.
+    ``column`` is the field of the request or the column of the item with the values, if its name differs from that of the
+    feature.
     """
 
     name: str
@@ -47,34 +48,35 @@ class Feature:
 
     @property
     def source(self) -> str:
-        """The request field or item column that brings the values."""
+        """Field of the request or column of the item with the values."""
         return self.column or self.name
 
     def declared(self) -> dict[str, Any]:
-        """The feature's entry of ``model.toml``."""
+        """Returns the entry of the feature in ``model.toml``."""
         return {"name": self.name, "kind": self.kind}
 
 
 @dataclass(frozen=True)
 class LookedUp(Feature):
-    """A feature whose rows are looked up in a table: pooled, or kept as a sequence of ``length`` rows."""
+    """A feature whose rows are looked up in a table: pooled, or as a sequence of ``length`` rows."""
 
     name: str
     table: str
     pooling: str | None = None
-    """``sum``, ``mean`` or ``none``; without it the table's own, where an ``nn.EmbeddingBag`` or a TorchRec collection says it, else ``sum``."""
+    """``sum``, ``mean`` or ``none``. The default is that of the table (of an ``nn.EmbeddingBag`` or a TorchRec collection),
+    else ``sum``."""
     max_ids: int = MAX_IDS
     column: str | None = None
     length: int | None = None
-    """Of a sequence: its rows; what is longer is cut."""
+    """Number of rows of a sequence; longer ones are truncated."""
     keep: str = "last"
-    """Of a sequence: which values stay of more than ``length``, the ``last`` or the ``first``."""
+    """End of a longer sequence that remains: the ``last`` or the ``first`` ``length`` values."""
     weights: bool = True
     """Whether weights of ids multiply their rows; False drops them, as an unweighted ``EmbeddingBagCollection`` does."""
 
     @property
     def is_sequence(self) -> bool:
-        """Whether every value keeps its row."""
+        """Whether every value has its own row in the input."""
         return self.pooling == "none"
 
     def declared(self) -> dict[str, Any]:
@@ -101,14 +103,14 @@ class Ids(LookedUp):
 
 @dataclass(frozen=True)
 class Category(LookedUp):
-    """Texts or integers, which the table's vocabulary turns into rows."""
+    """Texts or integers that the vocabulary of the table maps to rows."""
 
     kind: ClassVar[str] = "category"
 
 
 @dataclass(frozen=True)
 class Dense(Feature):
-    """So many numbers, taken as they are."""
+    """``width`` numbers, used without a lookup."""
 
     name: str
     width: int = 1
@@ -122,19 +124,21 @@ class Dense(Feature):
 
 @dataclass(frozen=True)
 class Column:
-    """An item column that is kept; with ``filter=False`` filters may not ask about it."""
+    """A stored item column; with ``filter=False`` filters cannot use it."""
 
     name: str
     filter: bool = True
 
     def declared(self) -> dict[str, Any]:
-        """The column's entry of ``model.toml``."""
+        """Returns the entry of the column in ``model.toml``."""
         return {"name": self.name, "filter": self.filter}
 
 
 @dataclass(frozen=True)
 class ItemVector:
-    """A tensor that is kept for each item, for the OverArch: the item tower's output of this name, or a column of the item file.
+    """A tensor that is stored per item for the OverArch: an output of the item tower with this name, or a column of the item
+    file.
+    
 
     >>> ItemVector("parts", width=128, format="int8").declared()
     {'name': 'parts', 'width': 128, 'format': 'int8'}
@@ -146,7 +150,7 @@ class ItemVector:
     format: str = "f16"
 
     def declared(self) -> dict[str, Any]:
-        """The tensor's entry of ``model.toml``."""
+        """Returns the entry of the tensor in ``model.toml``."""
         one_of(f"item vector `{self.name}`: format", self.format, FORMATS)
         column = {"column": self.column} if self.column else {}
         return {"name": self.name, "width": self.width} | column | {"format": self.format}
@@ -154,20 +158,20 @@ class ItemVector:
 
 @dataclass(frozen=True)
 class Query:
-    """One of several queries of a user: ``query`` is then ``[Q, Tq, D]``, and this is a row of its axis Tq."""
+    """One of several queries of a user: a row of axis Tq, where ``query`` is ``[Q, Tq, D]``."""
 
     name: str
     candidates: int | None = None
     weight: float = 1.0
 
     def declared(self) -> dict[str, Any]:
-        """The query's entry of ``model.toml``."""
+        """Returns the entry of the query in ``model.toml``."""
         candidates = {} if self.candidates is None else {"candidates": self.candidates}
         return {"name": self.name} | candidates | ({} if self.weight == 1 else {"weight": float(self.weight)})
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value says that there is none: None, or a NaN as data frames have it.
+    """Returns whether a value is missing: None, or NaN as in data frames.
 
     >>> [is_missing(value) for value in (None, float("nan"), np.float32("nan"), 0, "", [])]
     [True, True, True, False, False, False]
@@ -176,7 +180,9 @@ def is_missing(value: Any) -> bool:
 
 
 def kept(values: Sequence[Any]) -> list[Any]:
-    """An item's values as a column keeps them: each once, numbers by size and texts by their bytes.
+    """Returns the values of an item as a column stores them: without duplicates, numbers in ascending order and texts in the
+    order of their bytes.
+    
 
     >>> kept(["vcs", "éditeurs", "devel", "vcs"]), kept([10, 9, 10])
     (['devel', 'vcs', 'éditeurs'], [9, 10])
@@ -188,7 +194,7 @@ def kept(values: Sequence[Any]) -> list[Any]:
 
 
 def listed(feature: Feature, row: Mapping[str, Any]) -> list[Any]:
-    """The values that a request or an item brings for a feature, as a list; empty where it brings none.
+    """Returns the values of a feature in a request or an item as a list; empty if it has none.
 
     >>> listed(Category("section", table="sections"), {"section": "vcs"})
     ['vcs']

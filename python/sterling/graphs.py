@@ -1,7 +1,7 @@
-"""From a PyTorch module to an ONNX graph that the server runs, checked on the way.
+"""Exports a PyTorch module to an ONNX graph that the server runs, and verifies it.
 
-The graph comes from ``torch.export`` and PyTorch's dynamo ONNX exporter at opset 18, the lowest that it writes by itself. Names of
-files and lines of the program that exported, which PyTorch leaves in a graph, are taken out.
+The graph comes from ``torch.export`` and PyTorch's dynamo ONNX exporter at opset 18, the lowest that it writes without
+conversion. File names and lines of the exporting program, which PyTorch leaves in a graph, are removed.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     import torch
 
 OPSET = 18
-# Sizes that no width has by chance: what is equal to one of them is the axis itself.
+# Sizes that no width has by chance, so that an equal dimension must be the axis itself.
 EXAMPLE = {"Q": 5, "N": 5, "K0": 11}
-# One of each, odd ones, and more than a block of candidates.
+# Sizes of one, odd sizes, and more than one block of candidates.
 SIZES = ({"Q": 1, "N": 1, "K0": 1}, {"Q": 1, "N": 3, "K0": 127}, {"Q": 7, "N": 64, "K0": 2})
-# Most lengths of a sequence that are tried; of longer sequences as many, evenly spread.
+# Maximal number of sequence lengths that are tested; for longer sequences, this number of evenly spread lengths.
 LENGTHS_MAX = 64
-# Of the inputs of the comparison with ONNX Runtime.
+# Seed of the inputs for the comparison with ONNX Runtime.
 _SEED = 2
-# One row in so many leaves a feature out.
+# One of this number of rows leaves a feature out.
 MISSING_EVERY = 7
 
 
@@ -44,9 +44,9 @@ MISSING_EVERY = 7
 class Port:
     """An input: its name and its shape, in which ``Q``, ``N`` and ``K0`` stand for axes of any size.
 
-    A mask ``NAME_mask`` holds ones up to the last value of the sequence NAME and zeros behind it. Rows of a sequence
-    (``is_sequence``) are zeros behind its last value. An input that ``may_be_missing`` is zeros where a request leaves the feature out.
-    ``seen`` ``[n, ...]`` are values of the last axes that the input takes, any without it.
+    A mask ``NAME_mask`` holds ones up to the last value of the sequence NAME and zeros after it. Rows of a sequence
+    (``is_sequence``) are zeros after its last value. An input that ``may_be_missing`` is zeros if a request leaves the feature
+    out. ``seen`` ``[n, ...]`` holds allowed values of the last axes; without it, any value is allowed.
     """
 
     name: str
@@ -57,11 +57,11 @@ class Port:
     may_be_missing: bool = False
 
     def at(self, sizes: Mapping[str, int]) -> list[int]:
-        """The shape at these sizes."""
+        """Returns the shape at these sizes."""
         return [sizes[axis] if isinstance(axis, str) else axis for axis in self.shape]
 
     def example(self, sizes: Mapping[str, int], generator: torch.Generator) -> torch.Tensor:
-        """Random values, of those seen where there are some."""
+        """Returns random values, drawn from ``seen`` if it is set."""
         import torch
 
         shape = self.at(sizes)
@@ -72,9 +72,9 @@ class Port:
 
 
 class Examples:
-    """Example inputs of a graph: sequences of every length, 0 among them, and features that are left out.
+    """Example inputs of a graph: sequences of every length, including 0, and missing features.
 
-    The first row of the first call has nothing at all: it is a user without features.
+    The first row of the first call has no values: a user without features.
     """
 
     def __init__(self, inputs: Sequence[Port], generator: torch.Generator):
@@ -83,7 +83,7 @@ class Examples:
         self.inputs, self.generator = inputs, generator
         masks = {port.name.removesuffix("_mask"): port.shape for port in inputs if port.is_mask}
         rows = {port.name: port.shape[:-1] for port in inputs if port.is_sequence}
-        #: The axes of each sequence, the last of which is its length.
+        #: Axes of each sequence, the last of which is its length.
         self.sequences = rows | masks
         self.lengths: dict[str, torch.Tensor] = {}
         for name, shape in self.sequences.items():
@@ -94,7 +94,7 @@ class Examples:
         self.drawn: dict[str, int] = {}
 
     def at(self, sizes: Mapping[str, int]) -> list[torch.Tensor]:
-        """Inputs of these sizes; every call goes on with the lengths where the last one ended."""
+        """Returns inputs of these sizes; every call continues with the lengths after those of the last one."""
         import torch
 
         masks = {}
@@ -116,7 +116,7 @@ class Examples:
         return made
 
     def _turn(self, name: str, lead: Sequence[int]) -> torch.Tensor:
-        """The running number of each row of a feature."""
+        """Returns the running number of each row of a feature."""
         import torch
 
         first = self.drawn.get(name, 0)
@@ -125,7 +125,7 @@ class Examples:
         return torch.arange(first, first + count).reshape(tuple(lead))
 
     def are_left(self) -> bool:
-        """Whether a length of a sequence was not tried yet."""
+        """Returns whether a length of a sequence was not tested yet."""
         return any(self.drawn.get(name, 0) < len(lengths) for name, lengths in self.lengths.items())
 
 
@@ -139,18 +139,18 @@ class Graph:
     outputs: dict[str, tuple[str | int, ...]]
     model: onnx.ModelProto
     difference: float | None
-    """The largest difference to the module in ONNX Runtime over several sizes, relative to the larger of 1 and the value; None where
-    that is not installed."""
+    """Largest difference between the module and ONNX Runtime over several sizes, relative to the larger of 1 and the value;
+    None if that is not installed."""
 
     def __call__(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The module's outputs by name."""
+        """Returns the outputs of the module by name."""
         import torch
 
         with torch.no_grad(), _plain_attention():
             return named(self.file, self.module(*(inputs[port.name] for port in self.inputs)), next(iter(self.outputs)))
 
     def differs_for(self) -> str:
-        """Where the exported graph and the module differ most, in words."""
+        """Describes the inputs at which the exported graph and the module differ most."""
         import torch
 
         rows = ((off, _shown_row(self.inputs, examples, row))
@@ -159,7 +159,7 @@ class Graph:
 
 
 def parameters(place: str, module: Any) -> list[str] | None:
-    """The names of a module's inputs; None where it takes any number of them by position."""
+    """Returns the names of a module's inputs; None if it takes any number of them by position."""
     import torch
 
     if not isinstance(module, torch.nn.Module):
@@ -173,7 +173,7 @@ def parameters(place: str, module: Any) -> list[str] | None:
 
 
 def named(place: str, made: Any, first: str) -> dict[str, torch.Tensor]:
-    """What a module returned, by name; a tensor alone is the output that comes ``first``."""
+    """Returns the outputs of a module by name; a single tensor is the output ``first``."""
     import torch
 
     if isinstance(made, torch.Tensor):
@@ -186,10 +186,10 @@ def named(place: str, made: Any, first: str) -> dict[str, torch.Tensor]:
 
 
 def export_graph(place: str, module: torch.nn.Module, inputs: Sequence[Port], first: str, lead: Sequence[str]) -> Graph:
-    """Exports a module whose output ``first`` starts with the axes ``lead``, and runs both sides.
+    """Exports a module whose output ``first`` starts with the axes ``lead``, and compares module and graph.
 
-    Raises `ExportError` where the module cannot be exported, fixes an axis, computes in another type than f32, or makes something
-    that is not finite.
+    Raises `ExportError` if the module cannot be exported, fixes an axis, computes in a type other than f32, or returns values
+    that are not finite.
     """
     import torch
 
@@ -235,7 +235,7 @@ def _positional(place: str, module: torch.nn.Module, names: list[str], first: st
     by_name = parameters(place, module) is not None
 
     class Positional(torch.nn.Module):
-        """The module with its inputs in a row and its outputs by name."""
+        """The module with positional inputs and outputs by name."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -282,7 +282,7 @@ def _checked_outputs(
 
 
 def _finite(place: str, made: Mapping[str, torch.Tensor], inputs: Sequence[Port], examples: Sequence[torch.Tensor]) -> None:
-    """Refuses outputs that are not finite, with the row of the inputs that they come from."""
+    """Rejects outputs that are not finite, and names the row of the inputs that causes them."""
     import torch
 
     for name, value in made.items():
@@ -298,7 +298,7 @@ def _finite(place: str, made: Mapping[str, torch.Tensor], inputs: Sequence[Port]
 
 
 def _shown_row(inputs: Sequence[Port], examples: Sequence[torch.Tensor], row: int) -> str:
-    """What a row of the inputs holds of the features: "`history` of 3 values, `age` of nothing"."""
+    """Describes a row of the inputs: "`history` of 3 values, `age` of nothing"."""
     said = []
     for port, example in zip(inputs, examples):
         own = example[row]
@@ -311,8 +311,8 @@ def _shown_row(inputs: Sequence[Port], examples: Sequence[torch.Tensor], row: in
 
 @contextlib.contextmanager
 def _plain_attention() -> Iterator[None]:
-    """Runs modules as they were trained: PyTorch's fast path of transformer layers at inference computes NaN for a sequence that is
-    masked completely, where ``scaled_dot_product_attention`` computes 0."""
+    """Runs modules as in training: PyTorch's fast path of transformer layers at inference computes NaN for a sequence that is
+    masked completely; ``scaled_dot_product_attention`` computes 0."""
     import torch
 
     was_enabled = torch.backends.mha.get_fastpath_enabled()
@@ -325,7 +325,7 @@ def _plain_attention() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the notes that PyTorch's exporter writes about what it does."""
+    """Suppresses the progress messages of PyTorch's exporter."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -342,10 +342,10 @@ def _export(
 ) -> onnx.ModelProto:
     import torch
 
-    # Without a bound PyTorch 2.7 takes slices to rule out the largest integer, and refuses the axis for that.
+    # Without a bound, PyTorch 2.7 assumes that slices exclude the largest integer, and rejects the axis for that.
     dims = {name: torch.export.Dim(name, max=2**31 - 1) for name in EXAMPLE}
     dynamic = tuple({n: dims[axis] for n, axis in enumerate(port.shape) if isinstance(axis, str)} for port in inputs)
-    # Names of a graph's values are the exporter's: an input `cat` would meet the value of an operator of that name.
+    # The exporter chooses the names of a graph's values: an input `cat` would collide with the value of an operator of that name.
     inputs_named = [f"sterling.input.{n}" for n in range(len(inputs))]
     outputs_named = [f"sterling.output.{n}" for n in range(len(outputs))]
     attention = {torch.ops.aten.scaled_dot_product_attention.default: _attention}
@@ -376,9 +376,9 @@ def _export(
 
 
 def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *others: Any, **named: Any) -> Any:
-    """Attention as PyTorch computes it where a mask leaves nothing: 0.
+    """Computes attention as PyTorch does if a mask leaves nothing: 0.
 
-    The translation of onnxscript gives the mean of all values for a boolean mask and NaN for one of -inf.
+    The translation of onnxscript gives the mean of all values for a boolean mask and NaN for a mask of -inf.
     """
     from onnxscript import ir
     from onnxscript import opset18 as op
@@ -398,7 +398,7 @@ def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *others:
 
 
 def _rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> None:
-    """Gives values of a graph other names; values that have one of these already get a new one."""
+    """Renames values of a graph; values that already have one of the new names are renamed as well."""
     graphs = list(_with_inner(proto.graph))
     used = {name for graph in graphs for node in graph.node for name in (*node.input, *node.output)}
     used |= {tensor.name for graph in graphs for tensor in graph.initializer}
@@ -414,7 +414,7 @@ def _rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> None:
 
 
 def _with_inner(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph and those within its nodes."""
+    """Yields a graph and the subgraphs within its nodes."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -462,7 +462,7 @@ def _cleaned(place: str, proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _plain_shapes(proto: onnx.ModelProto) -> None:
-    """Leaves out `allowzero` of constant shapes without a 0: it says nothing there."""
+    """Removes `allowzero` from constant shapes without a 0, where it has no effect."""
     import onnx
 
     constants = {tensor.name: tensor for tensor in proto.graph.initializer}
@@ -474,7 +474,7 @@ def _plain_shapes(proto: onnx.ModelProto) -> None:
 
 
 def _difference(place: str, graph: Graph, generator: torch.Generator) -> float | None:
-    """The largest difference; infinite where either side is NaN."""
+    """Returns the largest difference; infinite if either side is NaN."""
     try:
         import onnxruntime  # noqa: F401
     except ImportError:
@@ -483,7 +483,8 @@ def _difference(place: str, graph: Graph, generator: torch.Generator) -> float |
 
 
 def _compared(place: str, graph: Graph, generator: torch.Generator) -> Iterator[tuple[list[torch.Tensor], np.ndarray]]:
-    """Runs the module and the exported graph at several sizes: the inputs of each run, and the largest difference of each row."""
+    """Runs the module and the exported graph at several sizes; yields the inputs of each run and the largest difference of
+    each row."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

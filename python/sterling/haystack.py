@@ -1,4 +1,4 @@
-"""A retriever of Haystack over a server. Needs httpx and haystack-ai."""
+"""A Haystack retriever that queries a server. Needs httpx and haystack-ai."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from .client import Client
 
 @component
 class SterlingRetriever:
-    """The best items of a query's embedding as documents: ``content`` is the column of their text, the other ``columns`` are their ``meta``.
+    """Returns the best items for the embedding of a query as documents: ``content`` is the text column, the other ``columns`` are
+    the ``meta``.
 
     ``fields`` are those of a retrieval (``docs/reference/http.md``): ``filter``, ``candidates``, ``constants`` and others.
     """
@@ -32,20 +33,20 @@ class SterlingRetriever:
         self._client: Client | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The component as pipelines are stored; a key is named and not written."""
+        """Serializes the component for a stored pipeline; it contains the reference to a key, never the key."""
         key = self.api_key.to_dict() if self.api_key else None
         named = {name: getattr(self, name) for name in ("url", "model", "content", "columns", "top_k", "fields")}
         return default_to_dict(self, **named, api_key=key)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> SterlingRetriever:
-        """The component of a stored pipeline."""
+        """Creates the component of a stored pipeline."""
         deserialize_secrets_inplace(data["init_parameters"], keys=["api_key"])
         return default_from_dict(cls, data)
 
     @component.output_types(documents=list[Document])
     def run(self, query_embedding: list[float], top_k: int | None = None, filter: str | None = None) -> dict[str, list[Document]]:
-        """The documents, best first; ``filter`` goes before that of ``fields``."""
+        """Returns the documents, best first; ``filter`` takes precedence over that of ``fields``."""
         if self._client is None:
             self._client = Client(self.url, api_key=self.api_key.resolve_value() if self.api_key else None)
         fields = self.fields | ({} if filter is None else {"filter": filter})

@@ -1,4 +1,4 @@
-"""A retriever of LangChain over a server. Needs httpx and langchain-core."""
+"""A LangChain retriever that queries a server. Needs httpx and langchain-core."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from .client import Client
 
 
 class SterlingRetriever(BaseRetriever):
-    """The best items of a query as documents: ``content`` is the column of their text; id, scores and the other ``columns`` are their metadata.
+    """Returns the best items for a query as documents: ``content`` is the text column; id, scores and the other ``columns`` are
+    the metadata.
 
-    ``encode`` makes of a query either a vector (an array or a list of numbers, such as LangChain's ``Embeddings.embed_query`` gives) or the user's features by name. ``fields`` are
-    those of a retrieval (``docs/reference/http.md``): ``filter``, ``candidates``, ``constants`` and others.
+    ``encode`` turns a query into a vector (an array or a list of numbers, such as ``Embeddings.embed_query`` of LangChain
+    returns) or into features of the user by name. ``fields`` are those of a retrieval (``docs/reference/http.md``): ``filter``,
+    ``candidates``, ``constants`` and others.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

@@ -1,4 +1,4 @@
-"""Asking a server what PyTorch was asked."""
+"""Compares the answers of a server with those of PyTorch."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .features import LookedUp, listed
 from .program import publish, serve
 from .reference import Reference
 
-#: Samples whose answers with all items are compared.
+#: Maximal number of samples whose answers with all items are compared.
 RANKED_MAX = 32
-#: Samples whose queries are compared.
+#: Maximal number of samples whose queries are compared.
 EMBEDDED_MAX = 1024
-#: Lengths of a history that are asked for.
+#: Maximal number of truncated histories that are compared.
 SHORTENED_MAX = 64
 _RECIPE = "[index]\nrescore = \"f32\"\n"
 
 
 def readable(reference: Reference, samples: Sequence[Mapping[str, Any]]) -> None:
-    """Refuses samples that bring what no feature reads."""
+    """Rejects samples with fields that no feature reads."""
     known = sorted({feature.source for feature in reference.features.get("user", ())})
     for sample in samples:
         for name in sample:
@@ -41,11 +41,11 @@ def served(
     items: Sequence[Mapping[str, Any]],
     program: pathlib.Path,
 ) -> tuple[float, Mapping[str, Any]]:
-    """Publishes and serves the package, asks for every sample and all items, and returns the largest difference to PyTorch of
-    queries, similarities and task scores, relative to the larger of 1 and the value, and the features that it comes from.
+    """Publishes and serves the package, requests every sample with all items, and returns the largest difference to PyTorch of
+    queries, similarities and task scores, relative to the larger of 1 and the value, with the features that cause it.
 
-    A user without features is asked as well, and histories that are cut at every length. Of many samples some are ranked with all
-    items, and all are embedded.
+    A user without features and histories truncated at every length are requested as well. If there are many samples, some are
+    ranked with all items, and all are embedded.
     """
     with tempfile.TemporaryDirectory(prefix="sterling-") as folder:
         recipe = pathlib.Path(folder) / "recipe.toml"
@@ -65,7 +65,7 @@ def _spread(samples: Sequence[Mapping[str, Any]], most: int) -> Sequence[Mapping
 
 
 def shortened(reference: Reference, samples: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The sample with the longest history with every shorter one, of each feature that is a sequence."""
+    """Yields the sample with the longest history, truncated at every shorter length, per sequence feature."""
     for feature in reference.features.get("user", ()):
         if isinstance(feature, LookedUp) and feature.is_sequence and samples:
             longest = max(samples, key=lambda sample: len(listed(feature, sample)))
@@ -93,12 +93,12 @@ def _of_ranking(reference: Reference, server: Any, call: str, sample: Mapping[st
 
 
 def sent(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """A sample's features as a request brings them."""
+    """Returns the features of a sample as a request contains them."""
     return json.loads(query_line(sample))["features"]
 
 
 def difference(found: Any, wanted: Any) -> float:
-    """The largest difference, relative to the larger of 1 and what is wanted; infinite where either is NaN.
+    """Returns the largest difference, relative to the larger of 1 and the expected value; infinite if either is NaN.
 
     >>> difference([1.0, 110.0], [0.5, 100.0]), difference([1.0, float("nan")], [1.0, 2.0])
     (0.5, inf)

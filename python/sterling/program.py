@@ -1,4 +1,4 @@
-"""The ``sterling`` program from Python: publishing a package, serving a store."""
+"""Runs the ``sterling`` program from Python: publishes a package, serves a store."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Path = str | os.PathLike[str]
 
 
 def find_program(program: Path | None = None, *, required: bool = True) -> pathlib.Path | None:
-    """The ``sterling`` program: what is given, else ``$STERLING``, else the one on ``PATH``.
+    """Returns the ``sterling`` program: the argument, else ``$STERLING``, else the one on ``PATH``.
 
-    Raises `ProgramError` where it is ``required`` and there is none.
+    Raises `ProgramError` if it is ``required`` and not found.
     """
     given = program or os.environ.get("STERLING")
     found = shutil.which(given or "sterling")
@@ -41,7 +41,8 @@ def find_program(program: Path | None = None, *, required: bool = True) -> pathl
 
 @dataclass(frozen=True)
 class Published:
-    """A version that was published: it lies in ``folder``, which `load_snapshot` opens, or nowhere on this machine where the store is a bucket."""
+    """A published version. Its ``folder`` can be opened with `load_snapshot`; if the store is a bucket, there is no folder on
+    this machine."""
 
     name: str
     version: int
@@ -52,8 +53,8 @@ class Published:
 def publish(package: Path, store: Path, *, items: Path | None = None, index: Path | None = None, program: Path | None = None) -> Published:
     """Publishes a model package with its items and returns the version.
 
-    ``items`` is an item file (``docs/guide/items.md``); without it the package's ``items.parquet`` or ``items.jsonl`` is taken. ``index`` is an
-    index recipe. Raises `ProgramError` with what the program said.
+    ``items`` is an item file (``docs/guide/items.md``); the default is ``items.parquet`` or ``items.jsonl`` of the package.
+    ``index`` is an index recipe. Raises `ProgramError` with the output of the program.
     """
     package, store = pathlib.Path(package), os.fspath(store)
     command = [str(find_program(program)), "publish", str(package), "--store", store]
@@ -81,11 +82,12 @@ def train(
     work: Path | None = None,
     program: Path | None = None,
 ) -> dict[str, Any]:
-    """Trains a model package on events (``docs/guide/train.md``), writes the package ``out`` and returns what the program reports.
+    """Trains a model package on events (``docs/guide/train.md``), writes the package ``out`` and returns the report of the program.
 
-    ``events`` are files or folders of JSON lines or Parquet. In the report ``learned``, ``frozen`` and ``popularity`` have ``ndcg@10`` and
-    ``hr@10`` of all events, each ranked before it was trained on. A run that was ended goes on where its last checkpoint is; these and
-    refused events lie in ``work``, ``OUT.train`` where it is not given. Raises `ProgramError` with what the program said.
+    ``events`` are files or folders of JSON lines or Parquet. In the report ``learned``, ``frozen`` and ``popularity`` have ``ndcg@10``
+    and ``hr@10`` over all events, each ranked before the training step on it. An interrupted run resumes from its last checkpoint.
+    Checkpoints and rejected events are stored in ``work`` (default ``OUT.train``). Raises `ProgramError` with the output of the
+    program.
     """
     paths = [events] if isinstance(events, (str, os.PathLike)) else events
     command = [str(find_program(program)), "train", os.fspath(package), "--events", *map(os.fspath, paths), "--out", os.fspath(out)]
@@ -100,7 +102,7 @@ def train(
 
 
 class Server:
-    """A running ``sterling serve``; `serve` starts one. It ends with the ``with`` block, or by `close`."""
+    """A running ``sterling serve``, started by `serve`. It ends with the ``with`` block, or with `close`."""
 
     def __init__(self, process: subprocess.Popen[str], url: str, log: pathlib.Path):
         self._process, self.url, self._log = process, url, log
@@ -113,15 +115,15 @@ class Server:
 
     @property
     def log(self) -> str:
-        """What it has logged so far."""
+        """Returns its log so far."""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def get(self, path: str, *, timeout: float = 60) -> Any:
-        """The JSON of a GET."""
+        """Returns the JSON of a GET."""
         return _answer(urllib.request.Request(self.url + path), timeout)
 
     def post(self, path: str, body: Mapping[str, Any], *, timeout: float = 60) -> Any:
-        """The JSON that answers a body: ``server.post("/v1/models/shop:retrieve", {"vector": [0.5, 1.0]})``.
+        """Returns the JSON answer to a body: ``server.post("/v1/models/shop:retrieve", {"vector": [0.5, 1.0]})``.
 
         Raises `RequestError` with the problem that the server answered.
         """
@@ -130,7 +132,7 @@ class Server:
         return _answer(request, timeout)
 
     def close(self) -> None:
-        """Asks the process to end and waits for it; after ten seconds it is killed."""
+        """Terminates the process and waits for it; after ten seconds it is killed."""
         if self._process.poll() is None:
             self._process.terminate()
             try:
@@ -152,10 +154,10 @@ def serve(
     settings: Mapping[str, str] | None = None,
     timeout: float = 60,
 ) -> Server:
-    """Serves a store on a free port and returns once a model answers: that of ``model`` where one is named, else the first to be loaded.
+    """Serves a store on a free port and returns once a model answers: ``model`` if it is set, else the first that is loaded.
 
-    ``settings`` are ``STERLING_*`` variables of the configuration, such as ``{"STERLING_ENGINE__WORKERS": "1"}``. Raises `ProgramError` with the
-    log where the server ends or is not ready after ``timeout`` seconds.
+    ``settings`` are ``STERLING_*`` variables of the configuration, such as ``{"STERLING_ENGINE__WORKERS": "1"}``. Raises
+    `ProgramError` with the log if the server ends or is not ready after ``timeout`` seconds.
     """
     command = [str(find_program(program)), "serve", "--store", str(store), "--listen", listen]
     command += ["--model", model] if model else []
@@ -178,7 +180,8 @@ def serve(
 
 
 def _listening(process: subprocess.Popen[str], timeout: float) -> str:
-    """The address that the program prints first; what it prints later is read and dropped, so that it never waits."""
+    """Returns the address that the program prints first. Later output is read and dropped, so that the program never blocks on
+    the pipe."""
     assert process.stdout is not None
     lines, found, said = process.stdout, threading.Event(), []
 
@@ -189,7 +192,7 @@ def _listening(process: subprocess.Popen[str], timeout: float) -> str:
                     said.append(url[0])
                     found.set()
         except ValueError:
-            pass  # closed while it was read: the server is being ended
+            pass  # closed during the read: the server is being stopped
         found.set()
 
     threading.Thread(target=read, daemon=True).start()
@@ -217,7 +220,7 @@ def _ready(server: Server, process: subprocess.Popen[str], timeout: float) -> No
         time.sleep(0.02)
 
 
-#: The server runs on this machine, which no proxy of the environment stands between.
+#: The server runs on this machine, so the proxies of the environment are ignored.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 

@@ -1,7 +1,9 @@
-"""Offline scoring on a Ray cluster: each worker is an actor that owns one ``sterling score --units -`` and is told numbers of files.
+"""Offline scoring on a Ray cluster: each worker is an actor that owns one ``sterling score --units -`` and receives numbers of
+files.
 
-Rows never pass through Python or Ray's object store: the program reads the input files and writes the output files, whole, on a file system
-that all nodes see. A worker, a process or a node may be lost at any moment: what it was at is done by another, with the same bytes.
+Rows never pass through Python or the object store of Ray: the program reads the input files and writes complete output files on a
+file system that all nodes share. If a worker, a process or a node is lost, another worker scores its file again and writes the
+same bytes.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from . import scoring
 from .errors import ProgramError
 from .program import Path
 
-#: The exit status of a worker that refuses what the same call again would not mend.
+#: Exit status of a worker that rejects the job; a retry would not help.
 REFUSED = 2
-#: How often a file may be lost with its worker, or fail for what time may mend, before the job does.
+#: Number of times that a file may be lost with its worker, or fail with a retryable error, before the job fails.
 ATTEMPTS = 4
-#: How long the driver waits for news before it looks after its workers, in seconds.
+#: Seconds that the driver waits for results before it checks its workers.
 _WAIT = 5.0
 
 
@@ -33,13 +35,13 @@ class _Actor:
         self._start = lambda: scoring.Worker(arguments, threads=threads, program=program)
 
     def ready(self) -> int:
-        """Starts the worker; how many files the job has."""
+        """Starts the worker and returns the number of files of the job."""
         try:
             self._worker = self._start()
         except ProgramError as e:
             if e.status is not None and e.status < 0:
                 os._exit(1)
-            # The program refuses the job, as it would anywhere.
+            # The program rejects the job; every other worker would as well.
             raise
         return self._worker.units
 
@@ -47,11 +49,11 @@ class _Actor:
         try:
             return self._worker.score(unit)
         except ProgramError:
-            # An exception would pass for an answer; without its process the actor is of no use.
+            # An exception would count as an answer; without its process the actor is useless.
             os._exit(1)
 
     def close(self) -> str | None:
-        """Ends the worker; why it refuses to say that the job is done, if it does."""
+        """Ends the worker; returns the reason if it does not report the job as complete."""
         return str(self._worker.ended) if self._worker.close() == REFUSED else None
 
 
@@ -71,12 +73,14 @@ def score(
 ) -> dict[str, Any]:
     """Scores files on the cluster that ``ray`` is connected to and returns the counts of ``_SUCCESS.json``.
 
-    ``inputs`` is a pattern such as ``/data/users/*.parquet`` or a list of files; they, ``output``, ``store`` and ``program`` are paths that mean the
-    same on every node. ``workers`` actors of ``cpus`` CPUs each; by default one a node, with all of its CPUs but one, which Ray's own tasks may
-    need. ``told`` hears of the files done and of all. A job that was begun in ``output`` goes on. ``max_problems`` rows may have a problem: a number,
-    or a share such as ``"0.5%"``.
+    ``inputs`` is a pattern such as ``/data/users/*.parquet`` or a list of files. ``inputs``, ``output``, ``store`` and
+    ``program`` are paths that mean the same on every node. There are ``workers`` actors of ``cpus`` CPUs each; the default is one
+    per node, with all of its CPUs but one, which tasks of Ray may need. ``told`` is called with the number of finished files and
+    of all files. A job that was started in ``output`` continues. ``max_problems`` rows may have a problem: a number, or a share
+    such as ``"0.5%"``.
 
-    Raises `ProgramError` with the files that failed and why, or where more rows have a problem; all others are done then.
+    Raises `ProgramError` with the files that failed and the reasons, or if more rows have a problem; all other files are complete
+    then.
     """
     import ray
 
@@ -94,11 +98,11 @@ def score(
 
 
 class _Pool:
-    """Hands numbers of files to workers that are ready, and again where one is lost."""
+    """Assigns numbers of files to idle workers, and assigns them again if a worker is lost."""
 
     def __init__(self, start: Callable[[], Any], workers: int, told: Callable[[int, int], None] | None):
         self._start, self._most, self._told = start, workers, told
-        #: What is under way: of each call its worker and the file, none while it starts.
+        #: Calls in progress: the worker and the file of each, None while the worker starts.
         self._calls: dict[Any, tuple[Any, int | None]] = {}
         self._waiting: collections.deque[int] = collections.deque()
         self._idle: list[Any] = []
@@ -111,7 +115,7 @@ class _Pool:
         import ray
 
         try:
-            # The first alone writes what the job is: no other reads all inputs for that.
+            # Only the first worker writes the job description, so that the others need not read all inputs for it.
             self._begin()
             while self._units is None or self._calls_of_units() or self._waiting:
                 ready, _ = ray.wait(list(self._calls), timeout=_WAIT)
@@ -166,7 +170,7 @@ class _Pool:
             self._waiting.append(unit)
 
     def _fill(self) -> None:
-        """Gives what waits to who is idle, and starts workers in the place of those that are lost."""
+        """Assigns waiting files to idle workers, and replaces lost workers."""
         while self._idle and self._waiting:
             worker, unit = self._idle.pop(), self._waiting.popleft()
             self._calls[worker.score.remote(unit)] = (worker, unit)
@@ -177,7 +181,7 @@ class _Pool:
             self._begin()
 
     def _counts(self, output: pathlib.Path, ray: Any) -> dict[str, Any]:
-        """Has the workers end, of which the last finds that nothing is left, and reads the counts."""
+        """Ends the workers, of which the last finds no file left, and reads the counts."""
         path = output / "_SUCCESS.json"
         for attempt in range(ATTEMPTS):
             refused = None

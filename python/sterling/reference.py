@@ -1,4 +1,4 @@
-"""The whole pass in PyTorch: what a server must answer, computed from the modules that were exported."""
+"""Computes the expected answers of a server in PyTorch, from the exported modules: the complete pass."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _RUN_ITEMS = 4096
 
 @dataclass
 class Reference:
-    """A model package's modules and tables, to be asked as a server is.
+    """Modules and tables of a model package, with methods for the requests of a server.
 
-    Rows are mappings: a user's features as a request brings them, an item's columns as an item file holds them, ``id`` among them.
+    Rows are mappings: the features of a user as in a request, and the columns of an item as in an item file, including ``id``.
     """
 
     dimension: int
@@ -39,17 +39,17 @@ class Reference:
     _rows: dict[str, dict[str, int]] = field(default_factory=dict, repr=False)
 
     def queries(self, users: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        """Query embeddings ``[users, D]``, or ``[users, Tq, D]``."""
+        """Returns query embeddings ``[users, D]``, or ``[users, Tq, D]``."""
         return self._user(users)["query"].numpy()
 
     def items(self, items: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        """Item embeddings ``[items, D]``."""
+        """Returns item embeddings ``[items, D]``."""
         return self._item(items)["item"].numpy()
 
     def scores(self, user: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-        """``similarity`` of a user and each item, and the score of each task: ``[items]`` each.
+        """Returns the ``similarity`` of a user and each item, and the score of each task: ``[items]`` each.
 
-        Several queries are merged as where each of them finds every item.
+        Several queries are merged as if each of them found every item.
         """
         import torch
 
@@ -132,7 +132,7 @@ class Reference:
         sent = row.get(feature.source)
         weights = [float(weight) for weight in sent["weights"]] if isinstance(sent, Mapping) and "weights" in sent else None
         table = self.tables[feature.table]
-        # A row of zeros adds nothing to a sum, and counts in a mean.
+        # A row of zeros adds nothing to a sum, but counts in a mean.
         known = [(row, n) for n, row in enumerate(self._known(feature, ids)) if row is not None]
         weights = None if weights is None else [weights[n] for _, n in known]
         made = pooled(feature.table, table, feature.pooling or "sum", [row for row, _ in known], weights)
@@ -147,7 +147,7 @@ class Reference:
         return [self._rows[feature.table].get(str(value), -1) for value in values]
 
     def _known(self, feature: LookedUp, ids: Sequence[int]) -> list[int | None]:
-        """The row of each id; none where an id outside the table counts as zeros."""
+        """Returns the row of each id; None for an id outside the table that counts as zeros."""
         table = self.tables[feature.table]
         is_known = [0 <= row < len(table.weight) for row in ids]
         if not all(is_known) and table.unseen == "hash":
@@ -166,7 +166,7 @@ class Reference:
 
 
 def dense(feature: Dense, row: Mapping[str, Any]) -> torch.Tensor:
-    """The numbers of a dense feature, ``[width]``."""
+    """Returns the numbers of a dense feature, ``[width]``."""
     import torch
 
     values = listed(feature, row) or [0.0] * feature.width
@@ -176,7 +176,7 @@ def dense(feature: Dense, row: Mapping[str, Any]) -> torch.Tensor:
 
 
 def number(name: str, row: Mapping[str, Any]) -> float:
-    """The number of an item's column: 0 where it has none, the smallest of several."""
+    """Returns the number in a column of an item: 0 if it has none, the smallest of several."""
     value = row.get(name)
     try:
         several = value if isinstance(value, (list, tuple, np.ndarray)) else [value]
@@ -187,7 +187,7 @@ def number(name: str, row: Mapping[str, Any]) -> float:
 
 
 def _stored(rows: torch.Tensor, format: str) -> torch.Tensor:
-    """Rows as a format keeps them; those in int8 are not rounded here."""
+    """Rounds rows to a storage format; int8 rows are not rounded here."""
     import torch
 
     types = {"f16": torch.float16, "bf16": torch.bfloat16}

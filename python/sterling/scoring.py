@@ -1,4 +1,5 @@
-"""The worker of offline scoring: one ``sterling score --units -``, which is told the numbers of files and says what became of each."""
+"""Worker of offline scoring: one ``sterling score --units -``, which receives the numbers of files and reports the result of
+each."""
 
 from __future__ import annotations
 
@@ -35,17 +36,18 @@ def command(
     task: str = "retrieve",
     max_problems: int | str = 0,
 ) -> list[str]:
-    """The arguments of ``sterling score`` for a job (``docs/guide/offline-scoring.md``); paths become absolute, for workers run in other folders.
-    ``max_problems`` rows of the job may have a problem: a number, or a share such as ``"0.5%"``.
+    """Returns the arguments of ``sterling score`` for a job (``docs/guide/offline-scoring.md``). Paths become absolute, because
+    workers run in other folders. ``max_problems`` rows of the job may have a problem: a number, or a share such as ``"0.5%"``.
 
-    Raises `ValueError` without inputs, for URLs in the place of paths, or for another ``task`` than ``retrieve``, ``rank`` and ``items``.
+    Raises `ValueError` without inputs, for URLs instead of paths, or for a ``task`` other than ``retrieve``, ``rank`` and
+    ``items``.
     """
     if task not in TASKS:
         raise ValueError(f"task: got {task!r}, expected one of {', '.join(TASKS)}")
     if not inputs:
         raise ValueError("inputs: got no files, expected at least one")
     said = ["score", "--model", model, "--in", *(_absolute("inputs", path) for path in inputs)]
-    # The URL of a bucket is no path.
+    # The URL of a bucket is not a path.
     store_at = os.fspath(store) if "://" in os.fspath(store) else os.path.abspath(store)
     said += ["--out", _absolute("output", output), "--store", store_at]
     said += [f"--{task}"] if task != "retrieve" else []
@@ -59,15 +61,15 @@ def _absolute(what: str, path: Path) -> str:
 
 
 class Worker:
-    """A process that scores the files of a job by their numbers. It dies with this process, and ends with the ``with`` block."""
+    """A process that scores the files of a job by their numbers. It ends with this process, or with the ``with`` block."""
 
     def __init__(self, arguments: Sequence[str], *, threads: int | None = None, program: Path | None = None):
-        """Starts it and waits until it has its model; raises `ProgramError` with what it said where it ends before."""
+        """Starts the process and waits until it has loaded its model; raises `ProgramError` with its output if it ends before."""
         said = [str(find_program(program)), *arguments, "--units", "-"]
         said += ["--threads", str(threads)] if threads else []
         descriptor, log = tempfile.mkstemp(prefix="sterling-score-", suffix=".log")
         self._log = pathlib.Path(log)
-        #: Once it is closed: its exit status with the end of its log.
+        #: Exit status with the end of its log, once it is closed.
         self.ended: ProgramError | None = None
         with os.fdopen(descriptor, "wb") as errors:
             self._process = _started(
@@ -89,16 +91,16 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """Id of the process."""
         return self._process.pid
 
     def score(self, unit: int) -> dict[str, Any]:
-        """Has a file scored; what the program says of it: ``done``, and ``counts`` or ``code``, ``retryable`` and ``error``.
+        """Scores a file and returns the report of the program: ``done``, and ``counts`` or ``code``, ``retryable`` and ``error``.
 
-        Raises `ProgramError` where the process has ended.
+        Raises `ProgramError` if the process has ended.
         """
         assert self._process.stdin is not None
-        # A process that is gone is found out by its answer.
+        # If the process has ended, reading its answer fails.
         with contextlib.suppress(OSError):
             self._process.stdin.write(f"{unit}\n")
             self._process.stdin.flush()
@@ -118,8 +120,8 @@ class Worker:
         return error
 
     def close(self) -> int:
-        """Tells it that there is no more, and waits; where no file of the job is left it writes the counts. The exit status: 2 where a file
-        failed, or more rows have a problem than the job allows, of which ``ended`` has what it said."""
+        """Closes its input and waits. If no file of the job is left, the process writes the counts. Returns the exit status: 2
+        if a file failed, or if more rows have a problem than the job allows; ``ended`` then holds its output."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -130,14 +132,14 @@ class Worker:
         return code
 
     def kill(self) -> None:
-        """Ends it at once; what it was at is done by whoever does it next."""
+        """Kills the process; another worker scores its current file."""
         self._process.kill()
         self.close()
 
 
 def _started(start: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
-    """Starts a process from a thread that lives as long as it does: to the kernel the thread that forked is the parent to die with,
-    and the caller's may end before."""
+    """Starts a process from a thread that lives as long as the process. The kernel ends the process when the thread that
+    forked it ends, and the thread of the caller may end earlier."""
     made: concurrent.futures.Future[subprocess.Popen[str]] = concurrent.futures.Future()
 
     def run() -> None:
@@ -154,7 +156,7 @@ def _started(start: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str
 
 
 def _die_with_parent() -> None:
-    """Has the kernel end this process with its parent, which may be killed at any moment (Linux)."""
+    """Makes the kernel end this process when its parent ends, which may be killed at any moment (Linux)."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

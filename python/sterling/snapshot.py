@@ -1,7 +1,7 @@
 """Published versions as NumPy arrays (``docs/reference/formats.md``).
 
-Arrays are read-only views of the mapped files, so that opening costs nothing but the check of the digests, which reads every byte
-once. NumPy has no bfloat16: tensors of it are widened to float32, which is exact.
+Arrays are read-only views of the memory-mapped files; opening costs only the check of the digests, which reads every byte once.
+NumPy has no bfloat16: such tensors are widened to float32, which is exact.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from .errors import SnapshotError
 
 FORMAT = 1
-"""The highest format number that is read."""
+"""Highest format number that this package reads."""
 
 BLOCK = 16
 _HEADER_MAX = 100_000_000
@@ -30,14 +30,14 @@ _TYPES = {
     "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8", "I64": "<i8",
     "F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8",
 }  # fmt: skip
-# Bits of a code, by the name of a row format.
+# Bits per code, by the name of a row format.
 _CODES = {"int8": 8, "int4": 4, "int2": 2}
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """The tensors of a ``.safetensors`` file by name, mapped and read-only.
+    """Returns the tensors of a ``.safetensors`` file by name, memory-mapped and read-only.
 
-    Raises `SnapshotError` where the file is none, or is shorter than it says.
+    Raises `SnapshotError` if the file is not one, or is shorter than its header says.
     """
     path = pathlib.Path(path)
     try:
@@ -80,8 +80,8 @@ def _tensor(path: pathlib.Path, name: str, entry: Any, data: mmap.mmap, start: i
 class ItemColumn:
     """An item column in slot order.
 
-    A category has a ``dictionary`` of its values, ascending, the ``codes`` of all slots one after the other, and ``offsets`` ``[S + 1]``, where
-    those of each slot start. A column of floats has ``floats`` ``[S]`` instead, NaN where there is none.
+    A category has a ``dictionary`` of its values, ascending, the ``codes`` of all slots concatenated, and ``offsets`` ``[S +
+    1]``, the start of each slot's codes. A column of floats has ``floats`` ``[S]`` instead, NaN if there is no value.
     """
 
     name: str
@@ -93,7 +93,7 @@ class ItemColumn:
     floats: np.ndarray | None = None
 
     def values(self, slot: int) -> list[Any]:
-        """What the item in a slot has."""
+        """Returns the values of the item in a slot."""
         if self.floats is not None:
             number = float(self.floats[slot])
             return [] if math.isnan(number) else [number]
@@ -105,8 +105,9 @@ class ItemColumn:
 class Index:
     """The item index: S slots in C lists, each of which starts at a multiple of 16.
 
-    ``codes`` u8 ``[blocks, G, 16, 4]`` are int8 rows plus 128, ``scales`` f32 ``[S]`` what a code is worth, ``centroids`` f32 ``[C, D]``,
-    ``list_lengths`` u32 ``[C]``, ``rows`` ``[S, D]`` what rescores, or None; ``penalties`` f32 ``[C]`` or None.
+    ``codes`` u8 ``[blocks, G, 16, 4]`` are int8 rows plus 128, ``scales`` f32 ``[S]`` the factors of the codes, ``centroids`` f32
+    ``[C, D]``, ``list_lengths`` u32 ``[C]``, ``rows`` ``[S, D]`` the rows for rescoring, or None; ``penalties`` f32 ``[C]`` or
+    None.
     """
 
     dimension: int
@@ -119,22 +120,22 @@ class Index:
 
     @cached_property
     def list_starts(self) -> np.ndarray:
-        """The first slot of each list, and the number of slots: ``[C + 1]``."""
+        """Returns the first slot of each list, and the number of slots: ``[C + 1]``."""
         return np.concatenate([[0], np.cumsum((self.list_lengths.astype(np.int64) + BLOCK - 1) // BLOCK * BLOCK)])
 
     @cached_property
     def slots(self) -> np.ndarray:
-        """The slots that hold an item, list after list: ``[N]``."""
+        """Returns the slots that hold an item, list by list: ``[N]``."""
         lengths = self.list_lengths.astype(np.int64)
         starts = np.repeat(self.list_starts[:-1] - np.cumsum(lengths) + lengths, lengths)
         return starts + np.arange(lengths.sum())
 
     def members(self, cluster: int) -> np.ndarray:
-        """The slots of one list."""
+        """Returns the slots of one list."""
         return np.arange(self.list_starts[cluster], self.list_starts[cluster] + int(self.list_lengths[cluster]))
 
     def decoded(self, slots: np.ndarray | None = None) -> np.ndarray:
-        """The int8 rows as numbers, f32 ``[slots, D]``; of all slots where none are given."""
+        """Returns the int8 rows as numbers, f32 ``[slots, D]``; by default of all slots."""
         slots = np.arange(len(self.scales)) if slots is None else np.asarray(slots)
         blocks = self.codes[slots // BLOCK, :, slots % BLOCK, :].reshape(len(slots), -1)[:, : self.dimension]
         return (blocks.astype(np.float32) - 128) * self.scales[slots, None]
@@ -157,12 +158,12 @@ class Snapshot:
 
     @property
     def name(self) -> str:
-        """The model's name."""
+        """Name of the model."""
         return self.manifest["name"]
 
     @property
     def version(self) -> int:
-        """The version's number."""
+        """Number of the version."""
         return self.manifest["version"]
 
     @property
@@ -182,52 +183,54 @@ class Snapshot:
 
     @property
     def ids(self) -> np.ndarray:
-        """The item in each slot, i64 ``[S]``; 0 where a slot holds none (`Index.slots` are those that hold one)."""
+        """Ids of the items by slot, i64 ``[S]``; 0 for a slot without item (`Index.slots` lists the slots with one)."""
         return self._file("columns.safetensors")["ids"]
 
     def vectors(self) -> tuple[np.ndarray, np.ndarray]:
-        """Ids i64 ``[N]`` and vectors f32 ``[N, D]`` of all items, from the widest rows kept."""
+        """Returns ids i64 ``[N]`` and vectors f32 ``[N, D]`` of all items, from the stored rows of the highest precision."""
         slots = self.index.slots
         rows = self.index.decoded(slots) if self.index.rows is None else self.index.rows[slots].astype(np.float32)
         return self.ids[slots], rows
 
     @cached_property
     def columns(self) -> dict[str, ItemColumn]:
-        """The item columns by name."""
+        """Returns the item columns by name."""
         tensors = self._file("columns.safetensors")
         return {entry["name"]: _column(n, entry, tensors) for n, entry in enumerate(json.loads(bytes(tensors["columns"])))}
 
     @cached_property
     def item_vectors(self) -> Mapping[str, np.ndarray]:
-        """What is kept of each slot for the OverArch by name ``[S, width]``; int8 rows are decoded to f32 as they are taken."""
+        """Returns the vectors that are stored per slot for the OverArch, by name ``[S, width]``; int8 rows are decoded to f32
+        when they are read."""
         declared = self.model.get("item", {}).get("vectors", [])
         kept = {vector["name"]: {"file": "vectors.safetensors"} | _quantised(vector.get("format")) for vector in declared}
         return _Tables("item vector", kept, self.tensors)
 
     @property
     def filter(self) -> dict[str, np.ndarray]:
-        """The tensors of the filter's planes."""
+        """Returns the tensors of the filter index."""
         return self._file("filter.safetensors")
 
     @cached_property
     def tables(self) -> Mapping[str, np.ndarray]:
-        """The embedding tables by name ``[rows, width]``; quantised ones are decoded to f32 as they are taken."""
+        """Returns the embedding tables by name ``[rows, width]``; quantized tables are decoded to f32 when they are read."""
         return _Tables("table", {table["name"]: table for table in self.model.get("tables", [])}, self.tensors)
 
     @cached_property
     def vocabularies(self) -> dict[str, list[str]]:
-        """The values of each table that has a vocabulary; a value's place is its row."""
+        """Returns the values of each table that has a vocabulary; the index of a value is its row."""
         tables = [table for table in self.model.get("tables", []) if "vocabulary" in table]
         return {table["name"]: _lines(self.folder / table["vocabulary"]) for table in tables}
 
     @property
     def graphs(self) -> dict[str, bytes]:
-        """The ONNX graphs by the name of their file."""
+        """Returns the ONNX graphs by file name."""
         return {name: (self.folder / name).read_bytes() for name in self.manifest["files"] if name.endswith(".onnx")}
 
     @property
     def programs(self) -> dict[str, dict[str, str]]:
-        """What ran each graph when the version was published: ``{"program": digest}``, or ``{"runtime": why}``; empty of older versions."""
+        """Returns the way each graph ran when the version was published: ``{"program": digest}``, or ``{"runtime": why}``;
+        empty for older versions."""
         return self.manifest.get("graphs") or {}
 
     def _file(self, name: str) -> dict[str, np.ndarray]:
@@ -259,7 +262,7 @@ def _quantised(format: str | None) -> dict[str, str]:
 
 
 def decoded(stored: np.ndarray, format: str) -> np.ndarray:
-    """Rows in ``int8``, ``int4`` or ``int2`` (``docs/reference/formats.md``) as f32.
+    """Decodes rows in ``int8``, ``int4`` or ``int2`` (``docs/reference/formats.md``) to f32.
 
     >>> row = np.concatenate([np.array([0.5, -1.0], "<f2").view("u1"), np.array([0, 2, 4], "u1")])
     >>> decoded(row[None], "int8")
@@ -305,8 +308,8 @@ def _toml(path: pathlib.Path) -> dict[str, Any]:
 def load_snapshot(path: str | os.PathLike[str], *, check: bool = True) -> Snapshot:
     """Opens the version in the folder ``path``, such as ``store/debian/1``.
 
-    With ``check`` the length and the XXH3-128 of every file are those of the manifest. Raises `SnapshotError` with the file, what
-    was found and what was expected.
+    With ``check``, compares the length and the XXH3-128 of every file with the manifest. Raises `SnapshotError` with the file,
+    the actual and the expected value.
     """
     folder = pathlib.Path(path)
     try:
@@ -330,7 +333,7 @@ def load_snapshot(path: str | os.PathLike[str], *, check: bool = True) -> Snapsh
 
 
 def _check(path: pathlib.Path, expected: Mapping[str, Any]) -> None:
-    import xxhash  # here, so that nothing else of the package needs it
+    import xxhash  # imported here, because nothing else of the package needs it
 
     hashed, count = xxhash.xxh3_128(), 0
     try:

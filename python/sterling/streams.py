@@ -1,4 +1,4 @@
-"""Bodies as streams of Arrow. Needs pyarrow."""
+"""Arrow streams as bodies. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def is_there() -> bool:
-    """Whether pyarrow can be imported."""
+    """Returns whether pyarrow can be imported."""
     try:
         import pyarrow.ipc  # noqa: F401
     except ImportError:
@@ -19,7 +19,7 @@ def is_there() -> bool:
 
 
 def stream(columns: Mapping[str, Any], shared: Mapping[str, Any] | None = None) -> bytes:
-    """Columns of equal length, with what all rows share: rows of a matrix become lists, numbers that are none become nulls."""
+    """Encodes columns of equal length with the fields that all rows share: rows of a matrix become lists, NaN becomes null."""
     import pyarrow
     from pyarrow import ipc
 
@@ -39,7 +39,7 @@ def _array(values: Any) -> Any:
         return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(np.ascontiguousarray(values).ravel()), values.shape[1])
     array = pyarrow.array(values, from_pandas=True)
     if pyarrow.types.is_list(array.type) and pyarrow.types.is_null(array.type.value_type):
-        # Nothing but empty lists: any type says the same.
+        # All lists are empty, so any element type is right.
         array = array.cast(pyarrow.list_(pyarrow.int64()))
-    # The server takes values as they are.
+    # The server takes plain values, no dictionaries.
     return array.dictionary_decode() if pyarrow.types.is_dictionary(array.type) else array

@@ -1,4 +1,4 @@
-"""Embedding tables: from PyTorch's and TorchRec's modules to one form."""
+"""Embedding tables: converts modules of PyTorch and TorchRec to one form."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     import torch
 
 _STORAGE = ("f32", "f16", "bf16")
-# Ids of the bags on which a module is compared with what a server computes.
+# Numbers of ids of the bags on which a module is compared with the computation of a server.
 _BAGS = (0, 1, 2, 7)
 _TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
 class Table:
-    """An embedding table and how it is used.
+    """An embedding table and its use.
 
-    ``weight`` is ``[rows, width]``: a tensor, an array, an ``nn.Embedding`` or an ``nn.EmbeddingBag``. ``vocabulary`` holds the value of
-    each row, for `Category` features. ``unseen`` is what an id outside the table becomes: ``zero``, ``hash`` or ``row:N``. ``storage``
-    (``f32``, ``f16``, ``bf16``) is the type that is written, the weight's own where it is not given. ``pooling`` (``sum``, ``mean``) is that of
-    features that say none; an ``nn.EmbeddingBag`` brings its own.
+    ``weight`` is ``[rows, width]``: a tensor, an array, an ``nn.Embedding`` or an ``nn.EmbeddingBag``. ``vocabulary`` holds the
+    value of each row, for `Category` features. ``unseen`` is the treatment of ids outside the table: ``zero``, ``hash`` or
+    ``row:N``. ``storage`` (``f32``, ``f16``, ``bf16``) is the written type, by default that of the weight. ``pooling`` (``sum``,
+    ``mean``) applies to features that do not set it; an ``nn.EmbeddingBag`` has its own.
     """
 
     weight: Any
@@ -36,21 +36,21 @@ class Table:
     storage: str | None = None
     pooling: str | None = None
     features: tuple[str, ...] = ()
-    """Names that a TorchRec collection feeds from this table."""
+    """Names of the features that a TorchRec collection looks up in this table."""
     module: Any = field(default=None, repr=False, compare=False)
-    """A copy of the module that looks up and pools in PyTorch; None of a bare weight."""
+    """Copy of the module that looks up and pools in PyTorch; None for a plain weight."""
 
     @property
     def is_weighted(self) -> bool:
-        """Whether weights of ids multiply rows: not in a TorchRec collection without ``is_weighted``, which drops them."""
+        """Whether weights of ids multiply rows; false for a TorchRec collection without ``is_weighted``, which drops them."""
         return not hasattr(self.module, "is_weighted") or bool(self.module.is_weighted())
 
 
 def collect(tables: Any) -> dict[str, Table]:
-    """Tables by name, their weights as tensors on the CPU.
+    """Returns tables by name, their weights as tensors on the CPU.
 
-    ``tables`` is a mapping from names to what `Table.weight` may be (or to a `Table`), a TorchRec ``EmbeddingBagCollection`` or
-    ``EmbeddingCollection``, or a list of such.
+    ``tables`` is a mapping from names to the types of `Table.weight` (or to a `Table`), a TorchRec ``EmbeddingBagCollection`` or
+    ``EmbeddingCollection``, or a list of these.
     """
     found: dict[str, Table] = {}
     originals: dict[str, Any] = {}
@@ -59,7 +59,7 @@ def collect(tables: Any) -> dict[str, Table]:
             raise ExportError(f"table `{name}` is given twice")
         found[name] = _opened(name, table)
         originals[name] = table.weight
-    # One copy of a collection for all of its tables, over the weights that are written.
+    # One copy of a collection for all of its tables, over the written weights.
     memo: dict[int, Any] = {id(originals[name]): _parameter(table.weight) for name, table in found.items() if _is_of_collection(table)}
     for name, table in found.items():
         if _is_of_collection(table):
@@ -155,7 +155,7 @@ def _opened(name: str, table: Table) -> Table:
     if not torch.isfinite(stored).all():
         raise ExportError(f"{place}: a number is not finite in {storage}")
     if padding is not None and stored[padding].any():
-        # A server has no padding: requests bring values alone, and what lies behind them in a sequence is zeros.
+        # A server has no padding index: requests contain values only, and a sequence is zeros after them.
         is_bag = isinstance(module, torch.nn.EmbeddingBag)
         becomes = "is written as zeros, as the bag leaves it out" if is_bag else "is looked up where a request sends this id, and padding is zeros instead"
         warnings.warn(f"{place}: the row of padding_idx {padding} is not zero: it {becomes}; set it to zero before training", stacklevel=2)
@@ -168,7 +168,7 @@ def _opened(name: str, table: Table) -> Table:
 
 
 def rows_of(name: str, table: Table, ids: Sequence[int]) -> torch.Tensor:
-    """The rows of ids ``[n, width]``, as the module looks them up."""
+    """Returns the rows of ids ``[n, width]``, as the module looks them up."""
     import torch
 
     module, at = table.module, torch.tensor(ids, dtype=torch.int64)
@@ -179,9 +179,9 @@ def rows_of(name: str, table: Table, ids: Sequence[int]) -> torch.Tensor:
 
 
 def pooled(name: str, table: Table, pooling: str, ids: Sequence[int], weights: Sequence[float] | None) -> torch.Tensor:
-    """The rows of ids as one ``[width]``, as the module pools them.
+    """Returns the rows of ids as one ``[width]``, as the module pools them.
 
-    An unsharded TorchRec collection has no weighted mean; as FBGEMM computes it, it is the sum of weighted rows over the number of ids.
+    An unsharded TorchRec collection has no weighted mean. FBGEMM computes it as the sum of weighted rows over the number of ids.
     """
     import torch
 
@@ -202,7 +202,7 @@ def pooled(name: str, table: Table, pooling: str, ids: Sequence[int], weights: S
 
 
 def _plainly(rows: torch.Tensor, pooling: str, weights: Sequence[float] | None) -> torch.Tensor:
-    """Rows as one, as a server pools them."""
+    """Pools rows as a server does."""
     import torch
 
     if weights is not None:
@@ -211,7 +211,7 @@ def _plainly(rows: torch.Tensor, pooling: str, weights: Sequence[float] | None) 
 
 
 def _of_feature(name: str, table: Table, ids: Sequence[int], weights: Sequence[float] | None) -> Any:
-    """What a TorchRec collection answers for the first feature of a table."""
+    """Returns the output of a TorchRec collection for the first feature of a table."""
     import torch
     from torchrec import KeyedJaggedTensor
 
@@ -226,12 +226,12 @@ def _of_feature(name: str, table: Table, ids: Sequence[int], weights: Sequence[f
     )  # fmt: skip
     made = collection(bags)
     made = made.to_dict() if of_bags else made
-    # Of a feature that several tables feed.
+    # The feature is looked up in several tables.
     return made[key] if key in made else made[f"{key}@{name}"]
 
 
 def agree(name: str, table: Table, pooling: str) -> None:
-    """Refuses a module that looks up or pools otherwise than a server does, on a few bags."""
+    """Rejects a module that looks up or pools differently from a server, tested on a few bags."""
     import torch
 
     generator = torch.Generator().manual_seed(1)

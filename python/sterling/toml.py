@@ -1,4 +1,4 @@
-"""Writing TOML: nested mappings, lists of mappings as arrays of tables, everything else as values.
+"""Writes TOML: nested mappings, lists of mappings as arrays of tables, everything else as values.
 
 >>> print(written({"name": "shop", "tables": [{"name": "a"}], "value": {"constants": {"w": 0.5}}}), end="")
 name = "shop"
@@ -24,7 +24,7 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
 
 
 def written(tree: Mapping[str, Any]) -> str:
-    """The text of a TOML file."""
+    """Returns the text of a TOML file."""
     return "\n".join(_blocks(tree, ())).lstrip("\n")
 
 

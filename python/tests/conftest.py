@@ -1,4 +1,5 @@
-"""What the tests share. Those that need the program take $STERLING or target/debug/sterling, and are skipped without it."""
+"""Shared fixtures of the tests. Those that need the program use $STERLING or target/debug/sterling, and are skipped without
+it."""
 
 import pathlib
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ def tiny() -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def store(program: pathlib.Path, tiny: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A store with version 1 of the tests' tiny package."""
+    """A store with version 1 of the tiny package of the tests."""
     folder = tmp_path_factory.mktemp("store")
     recipe = folder / "recipe.toml"
     recipe.write_text('[index]\nrescore = "f32"\n[tables]\npackages = "int8"\n')

@@ -1,4 +1,4 @@
-"""The client against a real server, and against one that has no time."""
+"""The client with a real server, and with an overloaded one."""
 
 import gzip
 import http.server
@@ -68,7 +68,7 @@ def test_many_users_are_answered_as_each_alone(server, options):
         for one, many in zip(alone, found, strict=True):
             assert one.ids.tolist() == many.ids.tolist() and np.allclose(one.scores, many.scores, atol=1e-5) and one.columns == many.columns
             assert (many.model, many.version, many.digest) == (one.model, one.version, one.digest)
-        # Vectors, some with a filter or items of their own that are left out; what is wrong is wrong alone.
+        # Vectors, some with their own filter or excluded items; an invalid one fails alone.
         vectors = np.stack([client.embed("tiny", {name: rows[n] for name, rows in users.items()}) for n in range(4)])
         first = found[0].ids[0]
         narrowed = client.retrieve_many("tiny", vectors=vectors, filters=[None, "section:", None, "section:nothing"], excludes=[[first], None, [], None], k=3)
@@ -147,7 +147,7 @@ def test_traffic_is_told_and_changed_by_who_has_read_it_last(server):
             client.set_traffic("tiny", shadow={"version": 9, "share": 0.5})
         assert refused.value.status == 404
         told = client.set_traffic("tiny", shadow={"version": 1, "share": 0.5, "per_second": 5}, revision=0)
-        # It is the version that answers anyway.
+        # The shadow version is the one that answers anyway.
         assert told["shadow"] == {"setting": {"version": 1, "share": 0.5, "per_second": 5.0}} and told["revision"] == 1
         with pytest.raises(sterling.RequestError, match="sterling activate"):
             client.set_traffic("tiny", canary={"version": 1, "share": 0.5})
@@ -166,7 +166,7 @@ def test_what_is_wrong_is_told_and_not_sent_again(server):
             client.embed("other", FEATURES)
         with pytest.raises(ValueError, match="features or a vector"):
             client.retrieve("tiny")
-        # What is no name of a model is one in the path all the same, and nothing behind a question mark.
+        # Invalid model names are still one segment of the path, without a query string.
         for name in ("tiny?x=1", "tiny#", "ti ny", "tiny%2F"):
             with pytest.raises(sterling.RequestError, match="404") as wrong:
                 client.retrieve(name, features=FEATURES)
@@ -219,7 +219,7 @@ def test_a_server_without_time_is_asked_again_and_not_for_ever(busy):
 
 
 class Guarded(http.server.BaseHTTPRequestHandler):
-    """Tells who asks: the key, the coding of the body, the name in the client's certificate."""
+    """Answers with the caller's key, the coding of the body, and the name in the client's certificate."""
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -267,7 +267,7 @@ def test_keys_codings_and_certificates_are_shown(tiny, wants_certificate):
 
 
 class Ports(http.server.BaseHTTPRequestHandler):
-    """Answers with the port that the connection comes from."""
+    """Answers with the port of the client's connection."""
 
     protocol_version = "HTTP/1.1"
 

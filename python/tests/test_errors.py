@@ -1,4 +1,4 @@
-"""Exceptions cross processes and are copied as they are."""
+"""Exceptions can be copied and sent to other processes unchanged."""
 
 import copy
 import multiprocessing

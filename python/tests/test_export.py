@@ -1,4 +1,4 @@
-"""Modules to packages: what is written, how far it is from PyTorch, and what is refused. Skipped without PyTorch."""
+"""Modules to packages: the written files, their difference from PyTorch, and rejected modules. Skipped without PyTorch."""
 
 import json
 import pathlib
@@ -165,7 +165,7 @@ class Sequence(nn.Module):
 
 
 class Wide(nn.Module):
-    """Reads all that an OverArch may read."""
+    """Reads all inputs that an OverArch may read."""
 
     def __init__(self):
         super().__init__()
@@ -242,7 +242,7 @@ def test_values_of_a_column_in_turn(tmp_path, program):
     ]
     given = made.reference._inputs("overarch", rows[:4])
     assert given["tags_mask"].tolist() == [[0, 0], [1, 0], [1, 1], [1, 1]]
-    # Each once, ascending, as a column keeps them.
+    # Without duplicates, ascending, as a column stores them.
     assert (given["tags"][3] == made.reference.tables["sections"].weight[[0, 2]]).all()
 
 
@@ -277,7 +277,7 @@ class Bags(nn.Module):
 
 
 def bags(path, table, feature=None, samples=(), **changes):
-    """The package of a tower over one feature `f` of table `t`."""
+    """Writes the package of a tower over one feature `f` of table `t`."""
     given = dict(user=Bags(), item=None, overarch=None, tasks=[], value=None, constants=None, samples=samples, items=None,
                  tables={"t": table}, features={"user": [feature or Ids("f", "t")]})  # fmt: skip
     return export(path, **given | changes)
@@ -311,7 +311,7 @@ def test_a_pooling_that_contradicts_the_bag_is_refused(tmp_path):
         bags(tmp_path / "shop", Table(nn.EmbeddingBag(50, 6), pooling="sum"))
     with pytest.raises(ExportError, match="table `t`: nn.EmbeddingBag fails on ids|table `t`: EmbeddingBag fails on ids"):
         bags(tmp_path / "shop", nn.EmbeddingBag(50, 6)).reference.queries([{"f": {"values": [1], "weights": [2.0]}}])
-    # The pooling of a bare weight is the feature's, and rows of a bag are rows.
+    # A plain weight uses the pooling of the feature, and rows of a bag are rows.
     bags(tmp_path / "mean", nn.Embedding(50, 6), Ids("f", "t", "mean"))
     export(tmp_path / "wide", **wide(tables=tables() | {"packages": nn.EmbeddingBag(50, 6)}))
     assert {path.name for path in tmp_path.iterdir()} == {"shop", "mean", "wide"}
@@ -401,7 +401,7 @@ def test_collections_that_say_too_little_are_refused(tmp_path):
 
 
 class Attention(nn.Module):
-    """Attention with a mask that leaves nothing of a user without history."""
+    """Attention whose mask leaves nothing for a user without history."""
 
     def __init__(self, kind):
         super().__init__()
@@ -429,7 +429,7 @@ def test_attention_of_an_empty_history_is_as_in_pytorch(tmp_path, program, kind)
 
 
 class Mean(nn.Module):
-    """The mean of a history, which is NaN for none."""
+    """The mean of a history, which is NaN for an empty one."""
 
     def __init__(self, least=0.0):
         super().__init__()
@@ -525,7 +525,7 @@ def test_samples_are_written_as_requests_to_calibrate_with(tmp_path, program):
     made = export(tmp_path / "shop", samples=users(16), program=program)
     lines = [json.loads(line) for line in (made.path / "queries.jsonl").read_text().splitlines()]
     assert lines[3] == {"features": {"installed": [3, 4], "section": ["web"], "size": [0.1, 0.2, 0.3]}} and len(lines) == 16
-    # Few would say too little of others' recall, and what an older export wrote is of another model.
+    # Few samples say too little about the recall of other users, and the file of an older export belongs to another model.
     with pytest.warns(UserWarning, match="samples: 15 users' features are given, expected at least 16"):
         made = export(tmp_path / "shop", samples=users(15), items=None)
     assert not {"queries.jsonl", "items.jsonl"} & {path.name for path in made.path.iterdir()}
@@ -548,7 +548,7 @@ def test_an_export_that_is_killed_leaves_the_old_package(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         export(tmp_path / "shop", description="newer")
     assert read() == before
-    # Where the system cannot swap two folders in one step, two renames do it.
+    # Two renames, for systems that cannot swap two folders in one step.
     monkeypatch.setattr(exporting, "_exchange", exchange)
     monkeypatch.setattr(exporting.sys, "platform", "other")
     (tmp_path / "link").symlink_to(tmp_path / "shop")

@@ -1,4 +1,4 @@
-"""Features, columns and queries as model.toml has them, and wrong ones."""
+"""Features, columns and queries in model.toml, and invalid ones."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_items_without_id_or_with_what_json_lacks_are_refused():
         item_line({"id": 1, "embedding": [float("nan"), 1.0]})
     with pytest.raises(ExportError, match="item 1: holds a number that is not finite"):
         item_line({"id": 1, "price": float("inf")})
-    # What data frames have for a missing value is none.
+    # The missing values of data frames become no value.
     assert item_line({"id": 1, "price": float("nan"), "tags": ("a",), "brand": None}) == '{"id":1,"attributes":{"tags":["a"]}}'
     with pytest.raises(ExportError, match="item 1: holds a number that is not finite"):
         item_line({"id": 1, "picture": [0.5, float("nan")]})

@@ -1,8 +1,9 @@
-"""The server answers the Open Inference Protocol's requests as that protocol has it, asked raw and by clients that others wrote for other servers.
+"""The server implements the Open Inference Protocol, tested with raw requests and with clients that were written for other
+servers.
 
-KServe publishes no suite of conformance. What it does publish is the protocol's OpenAPI document: `tests/golden/open_inference_rest.yaml` has its paths,
-fields and types, of <https://github.com/kserve/open-inference-protocol> (Apache License 2.0, The KServe Authors). These schemas check what is sent and what comes back, and every one of
-its operations is asked.
+KServe publishes no conformance suite, but the protocol's OpenAPI document: `tests/golden/open_inference_rest.yaml` has its paths,
+fields and types, from <https://github.com/kserve/open-inference-protocol> (Apache License 2.0, The KServe Authors). Its schemas
+validate requests and answers, and every one of its operations is called.
 """
 
 import json
@@ -24,7 +25,7 @@ def document():
 
 @pytest.fixture(scope="module")
 def conforms(document):
-    """Holds a body against one of the document's schemas."""
+    """Validates a body with one of the document's schemas."""
 
     def check(name, body):
         schema = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
@@ -57,7 +58,7 @@ USERS = [
 
 @pytest.fixture(scope="module")
 def infer(http, conforms):
-    """Sends a request that the document allows; what is answered is what it says."""
+    """Sends a valid request of the document; the answer must match its schema."""
 
     def send(body, path=INFER, **headers):
         response = http.post(path, json=conforms("inference_request", body), headers=headers)
@@ -80,7 +81,7 @@ def infer(http, conforms):
 
 @pytest.fixture(scope="module")
 def refused(http, conforms):
-    """Sends what must be refused, and gives back what is said of it."""
+    """Sends a request that must be rejected, and returns the error."""
 
     def send(status, method, path, **more):
         response = http.request(method, path, **more)
@@ -97,7 +98,7 @@ def test_every_operation_of_the_document_is_answered_as_it_says(document, http, 
     asked = 0
     for path, operations in document["paths"].items():
         named = path.replace("${MODEL_NAME}", "tiny").replace("${MODEL_VERSION}", "1")
-        # The protocol's text has the version optional, its document writes only the longer path.
+        # In the text of the protocol the version is optional; its document has only the longer path.
         for each in {named, named.replace("/versions/1", "")}:
             for method, operation in operations.items():
                 if method == "parameters":
@@ -113,7 +114,8 @@ def test_every_operation_of_the_document_is_answered_as_it_says(document, http, 
 
 
 def test_probes_say_what_the_text_says(http):
-    """The document has no schemas of them. The text has `live` in both of the server's; KServe's own server and client have `ready` in the second."""
+    """The document has no schemas of them. The text has `live` in both of the server's; KServe's own server and client have
+    `ready` in the second."""
     assert http.get("/v2/health/live").json() == {"live": True}
     assert http.get("/v2/health/ready").json() == {"live": True, "ready": True}
     for path in ("/v2/models/tiny/ready", "/v2/models/tiny/versions/1/ready"):
@@ -159,7 +161,7 @@ def test_values_nest_or_not_and_come_in_every_datatype_of_their_kind(infer):
 
 
 def test_a_body_that_kserves_client_makes_is_read(http, infer, conforms):
-    """It says the model again, and no type of its body."""
+    """It repeats the model's name, and has no content type."""
     body = asks(*USERS, id="5b0d3c24-6f6c-4a83-a9a5-0c4f6f2c8d1e", model_name="tiny")
     response = http.post(INFER, content=json.dumps(conforms("inference_request", body)))
     assert response.status_code == 200, response.text
@@ -229,7 +231,8 @@ def test_tritons_client_probes_and_calls(server, infer):
                 texts = values.dtype == np.object_
                 flat = [value.decode() if isinstance(value, bytes) else value for value in values.ravel()] if texts else values.ravel().tolist()
                 assert flat == (output["data"] if texts else np.array(output["data"], dtype=values.dtype).tolist()), name
-    # Without outputs its client asks for all of them as bytes. Halves, which have no form in JSON, hold these values exactly.
+    # Without outputs, the client requests all of them as bytes. Half-precision numbers, which have no form in JSON, hold these
+    # values exactly.
     answer = client.infer("tiny", given(True, (np.int64, np.object_, np.float16)), parameters={"k": 3})
     assert answer.as_numpy("ids").tolist() == np.reshape(wanted["ids"]["data"], wanted["ids"]["shape"]).tolist()
     with pytest.raises(triton.InferenceServerException, match="none"):

@@ -1,5 +1,5 @@
-"""What the server answers is what `/openapi.json` says of it: the document is valid, schemathesis asks with bodies that it makes of it, and what the
-integration tests asked and were answered (`TEST_EXCHANGES`, which scripts/test.sh sets) fits it."""
+"""The server matches `/openapi.json`: the document is valid, schemathesis sends bodies that it generates from it, and the
+recorded requests and answers of the integration tests (`TEST_EXCHANGES`, which scripts/test.sh sets) conform to it."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def test_the_document_is_valid():
 
 
 def fits(schema, cache={}):
-    """A validator of a schema of the document, which may refer to others of it."""
+    """Returns a validator of a schema of the document, which may refer to others in it."""
     jsonschema_rs = pytest.importorskip("jsonschema_rs")
     key = json.dumps(schema)
     if key not in cache:
@@ -32,7 +32,7 @@ def fits(schema, cache={}):
 
 
 def described(method, path):
-    """The call of the document that a request makes: the one whose path has the fewest names in it."""
+    """Returns the operation of the document for a request: the one whose path has the fewest parameters."""
     path = path.split("?")[0]
     pattern = lambda template: re.sub(r"\\\{column\\\}", ".+", re.escape(template)) if "{column}" in template else re.escape(template)
     found = [
@@ -44,7 +44,7 @@ def described(method, path):
 
 
 def wrongs(exchange):
-    """What of a request and its answer the document does not have."""
+    """Returns the parts of a request and its answer that violate the document."""
     call = described(exchange["method"], exchange["path"])
     if call is None:
         if exchange["status"] < 300:
@@ -52,14 +52,14 @@ def wrongs(exchange):
         return
     status, media_type = str(exchange["status"]), exchange["type"].split(";")[0]
     answer = call["responses"].get(status) or call["responses"].get("default")
-    # Doors answer every call: without a key, with too many of them, with a body that cannot be read.
+    # Every call may get these errors: without a key, with too many requests, with an unreadable body.
     problem = {"content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}}
     content = (answer or (problem if exchange["status"] >= 400 else {})).get("content", {})
     if media_type not in content:
         yield f"{status} has {sorted(content)}, got {media_type}"
     elif "json" in media_type and "ndjson" not in media_type:
         yield from (f"answer: {error}" for error in fits(content[media_type]["schema"]).iter_errors(json.loads(exchange["answer"])))
-    # Of a list that is answered some entries may be wrong.
+    # Some entries of an answered list may be invalid.
     is_wrong_in_part = '"problem":' in exchange["answer"] or '"refused":[{' in exchange["answer"]
     if exchange["status"] < 300 and exchange["body"] and "requestBody" in call and not is_wrong_in_part:
         schema = call["requestBody"]["content"]["application/json"]["schema"]
@@ -92,7 +92,7 @@ CHECKS = [
     schemathesis.checks.response_schema_conformance,
     schemathesis.checks.status_code_conformance,
 ]
-# What there is: of other names every call says 404, and nothing else is learnt.
+# Existing names: with others every call returns 404, which tests nothing.
 NAMES = {"model": "tiny", "version": 1, "label": "kept", "column": "section", "id": 1}
 
 
@@ -105,7 +105,7 @@ def document(store, program, tmp_path_factory):
         yield schemathesis.openapi.from_url(server.url + "/openapi.json")
 
 
-# Routers speak a binary protocol of their own, and a merge publishes, which takes its time.
+# Routers use a binary protocol, and a merge publishes, which is slow.
 LEFT_OUT = {"GET /v1/parts", "POST /v1/models/{model}/versions/{version}:pass", "POST /v1/models/{model}:rows", "POST /v1/models/{model}/items:merge"}
 SETTINGS = hypothesis.settings(max_examples=6, deadline=None, derandomize=True, database=None, suppress_health_check=list(hypothesis.HealthCheck))
 
@@ -130,6 +130,6 @@ def test_calls_answer_as_the_document_says(document):
         except (AssertionError, schemathesis.errors.FailureGroup) as failure:
             failures.append((operation.label, *getattr(failure, "exceptions", (failure,))))
     assert not failures
-    # As many are answered as are asked for: who only hears refusals checks little.
+    # Every operation must also succeed at least once: rejections alone test little.
     calls, answered = {label for label, _ in asked}, {label for label, status in asked if status == 200}
     assert len(calls) > 45 and len(answered) > 25, sorted(asked)

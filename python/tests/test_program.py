@@ -1,4 +1,4 @@
-"""The program from Python: what it is given, what it says, that it ends."""
+"""The program from Python: its arguments, its output, its end."""
 
 import importlib.util
 import json
@@ -30,7 +30,7 @@ def test_a_store_is_served_and_the_server_ends(store, program):
 
 def test_no_proxy_stands_before_the_loopback(store, program, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        # Nothing listens there.
+        # A port without a listener.
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -103,7 +103,7 @@ def test_nothing_but_numpy_is_imported():
 
 
 def test_the_package_brings_whatever_program_was_built(tmp_path, monkeypatch):
-    """The hook of the build, with nothing of hatchling but the class that it extends."""
+    """Runs the build hook, with only the base class of hatchling."""
     names = "hatchling.builders.hooks.plugin.interface"
     interface = types.ModuleType(names)
     interface.BuildHookInterface = object
@@ -126,7 +126,7 @@ def test_the_package_brings_whatever_program_was_built(tmp_path, monkeypatch):
         return list(data["shared_scripts"])
 
     assert brought() == [] and "the package has no program" in warned[0]
-    # The fastest of those that are there.
+    # The fastest existing build is used.
     for profile in ("debug", "quick", "release"):
         made = tmp_path / "target" / profile / "sterling"
         made.parent.mkdir(parents=True)

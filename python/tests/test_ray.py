@@ -1,4 +1,4 @@
-"""How files are handed to workers that are lost, over a stand-in of Ray; `scripts/ray_score.py` runs over Ray itself."""
+"""Assignment of files to workers that may be lost, with a substitute for Ray; `scripts/ray_score.py` uses Ray itself."""
 
 import json
 import random
@@ -23,7 +23,7 @@ class RayTaskError(RayError):
 
 
 class Cluster:
-    """Calls end in any order; a worker is lost with a chance, and what it was at with it."""
+    """Calls end in any order; a worker is lost at random, with its current file."""
 
     exceptions = types.SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
 
@@ -71,7 +71,7 @@ class Worker:
         said = self.cluster.of_unit(unit) if self.cluster.of_unit else None
         if said:
             return {"unit": unit, "done": False} | said
-        # It may be lost before the file is whole, or after.
+        # It may be lost before the file is complete, or after.
         self._lose()
         self.cluster.done.add(unit)
         self._lose()
@@ -95,7 +95,7 @@ def test_every_file_is_done_whoever_is_lost(seed, monkeypatch, tmp_path):
     try:
         counts = run(cluster, monkeypatch, told=lambda done, all: heard.append((done, all)))
     except sterling.ProgramError as e:
-        # One file may be lost again and again.
+        # One file may be lost repeatedly.
         assert "4th time" in str(e)
         return
     assert counts == {"rows": UNITS} and cluster.done == set(range(UNITS))

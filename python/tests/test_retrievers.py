@@ -1,4 +1,4 @@
-"""The retrievers of LangChain and Haystack, with the real libraries, against a real server."""
+"""The retrievers of LangChain and Haystack, with the real libraries and a real server."""
 
 import numpy as np
 import pytest

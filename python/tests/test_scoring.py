@@ -1,4 +1,4 @@
-"""The worker of offline scoring: what it is told, what it says, that it dies with its parent."""
+"""The worker of offline scoring: its input, its reports, and its end together with its parent."""
 
 import importlib
 import json
@@ -16,7 +16,7 @@ from sterling import scoring
 
 @pytest.fixture
 def job(store, tmp_path):
-    """The arguments of a job over three files, and its output folder."""
+    """Returns the arguments of a job over three files, and its output folder."""
     for n in range(3):
         rows = [{"id": 10 * n + i, "features": {"installed": [n, i]}} for i in range(10)]
         (tmp_path / f"users-{n}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -85,7 +85,7 @@ def test_an_output_folder_is_a_data_set(job, program):
 
 
 def installed(module):
-    """A module, if it is installed."""
+    """Returns a module, if it is installed."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -130,7 +130,7 @@ def test_a_worker_dies_with_its_parent(job, program):
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         try:
-            # One that nobody has waited for yet is dead too.
+            # A zombie is dead too.
             if open(f"/proc/{worker}/stat").read().rsplit(")", 1)[1].split()[0] == "Z":
                 return
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Published versions as arrays, and versions that are not whole."""
+"""Published versions as arrays, and incomplete versions."""
 
 import json
 import pathlib

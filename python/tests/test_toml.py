@@ -1,4 +1,4 @@
-"""What is written as TOML is read back as it was."""
+"""Written TOML is parsed back unchanged."""
 
 import tomllib
 

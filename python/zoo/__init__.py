@@ -1,1 +1,1 @@
-"""Small models of well-known kinds, trained on a made-up shop and exported to ``models/``; ``make_zoo.py`` runs them."""
+"""Small models of well-known kinds, trained on a synthetic shop and exported to ``models/``; ``make_zoo.py`` runs them."""

@@ -13,10 +13,10 @@ from .world import LENGTH
 
 
 class TargetAttention(nn.Module):
-    """What of the history matters for this candidate, then a network.
+    """Weights the history by its relevance for the candidate; then a network.
 
-    The weight of a past item is a network of it, the candidate and their product; the first layer is three layers added, which is one
-    over all three side by side. As in the paper weights are not normalised.
+    The weight of a past item is a network of it, the candidate and their product. The first layer is a sum of three layers, which
+    equals one layer over all three concatenated. As in the paper, weights are not normalized.
     """
 
     def __init__(self) -> None:

@@ -16,10 +16,10 @@ HEADS = 2
 
 
 class Block(nn.Module):
-    """Attention without a softmax, so that how strongly the history speaks is not normalised away, gated by the place itself.
+    """Attention without a softmax, so that the strength of the history is not normalized away, gated by the position itself.
 
-    As in the paper one projection with SiLU makes gate, values, queries and keys; what was aggregated is normalised before the gate, and
-    there is no network of its own. The bias depends on how far back a place lies; times are not known here.
+    As in the paper, one projection with SiLU makes gate, values, queries and keys; the aggregate is normalized before the gate,
+    and there is no separate network. The bias depends on the distance of positions; times are not known here.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Block(nn.Module):
 
 
 class Hstu(sasrec.Sequence):
-    """With weights of 1 over the length for places so far, of 0 for others."""
+    """With weights of 1 over the length for earlier positions, and 0 for others."""
 
     def __init__(self) -> None:
         super().__init__(Block)

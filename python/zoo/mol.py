@@ -16,7 +16,7 @@ USER_PARTS, ITEM_PARTS, WIDTH = 4, 4, 8
 
 
 class UserParts(nn.Module):
-    """A plain user tower that also makes several vectors of the user: ``user_parts`` ``[Q, 4, 8]``."""
+    """A plain user tower that also outputs several vectors of the user: ``user_parts`` ``[Q, 4, 8]``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class UserParts(nn.Module):
 
 
 class ItemParts(nn.Module):
-    """A plain item tower that also makes several vectors of the item, end to end: ``parts`` ``[N, 32]``."""
+    """A plain item tower that also outputs several vectors of the item, concatenated: ``parts`` ``[N, 32]``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class ItemParts(nn.Module):
 
 
 class Mixture(nn.Module):
-    """The cosines of all pairs of user and item vectors, weighted by a gate that sees user, item and the cosines."""
+    """The cosines of all pairs of user and item vectors, weighted by a gate over user, item and cosines."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ HEADS = 2
 
 
 class Block(nn.Module):
-    """Causal self-attention and a network, each behind a layer norm and beside a residual."""
+    """Causal self-attention and a network, each with a layer norm before and a residual."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,9 +35,9 @@ class Block(nn.Module):
 
 
 class Sequence(nn.Module):
-    """``history`` ``[Q, S, D]`` with its mask to ``query`` ``[Q, D]``: what two blocks make of the last place.
+    """Maps ``history`` ``[Q, S, D]`` with its mask to ``query`` ``[Q, D]``: the output of two blocks at the last position.
 
-    A block gets the places ``[Q, S, D]`` and what ``reach`` makes of the mask: which place may look at which.
+    A block gets the positions ``[Q, S, D]`` and the attention mask that ``reach`` derives from the history mask.
     """
 
     def __init__(self, block: type[nn.Module]) -> None:
@@ -55,18 +55,18 @@ class Sequence(nn.Module):
         x = history * 4 + self.places
         for block in self.blocks:
             x = block(x, reach)
-        # 1 at the last place that holds an item: there the mask falls to 0.
+        # 1 at the last position with an item: there the mask falls to 0.
         last = history_mask - torch.cat([history_mask[:, 1:], history_mask[:, :1] * 0], 1)
         encoded = (self.norm(x) * last.unsqueeze(-1)).sum(1)
         return F.normalize(encoded + self.nobody, dim=-1, eps=1e-6)
 
 
 class Sasrec(Sequence):
-    """With a softmax over the places so far."""
+    """With a softmax over the earlier positions."""
 
     def __init__(self) -> None:
         super().__init__(Block)
-        # Finite, so that a row in which everything is hidden has a softmax too.
+        # Finite, so that a fully masked row has a softmax too.
         self.register_buffer("later", torch.full((LENGTH, LENGTH), -1e4).triu(1))
 
     def reach(self, history_mask: torch.Tensor) -> torch.Tensor:

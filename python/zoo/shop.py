@@ -1,4 +1,4 @@
-"""What the models of the zoo share: tables, plain towers, training, golden answers."""
+"""Shared code of the zoo's models: tables, plain towers, training, golden answers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .world import BRANDS, CATEGORIES, ITEMS, LENGTH, SEGMENTS, USERS, World
 D = 16
 # Towers learn from the first users, rerankers from the next, whom the towers have not seen; the rest is held out.
 TOWERS, RERANKERS = 4500, 7000
-# Held-out users whose answers are kept, and of how many items each.
+# Held-out users whose answers are stored, and the number of items of each.
 SAMPLES, GOLDEN_ITEMS = [7100, 7101, 7102, 7103], 24
 
 
 def mlp(*widths: int) -> nn.Sequential:
-    """Linear layers with a ReLU between them."""
+    """Returns linear layers with a ReLU between them."""
     layers: list[nn.Module] = []
     for n, (a, b) in enumerate(zip(widths, widths[1:])):
         layers += [nn.ReLU()] * (n > 0) + [nn.Linear(a, b)]
@@ -32,7 +32,7 @@ def mlp(*widths: int) -> nn.Sequential:
 
 
 class MeanUser(nn.Module):
-    """A user as the mean of their history, and a segment: ``[Q, D]`` at length 1."""
+    """A user as the mean of the history, and a segment: ``[Q, D]`` at length 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class PlainItem(nn.Module):
 
 
 class Shop:
-    """The world, its tables, and how users and items become the inputs of towers."""
+    """The synthetic world, its tables, and the conversion of users and items to inputs of towers."""
 
     def __init__(self, seed: int = 1):
         torch.manual_seed(seed)
@@ -70,7 +70,7 @@ class Shop:
         self.price, self.popularity = (torch.from_numpy(x.astype(np.float32)) for x in (world.price, world.popularity))
 
     def vocabularies(self, *names: str) -> dict[str, Any]:
-        """These tables as `sterling.export` takes them."""
+        """Returns these tables as arguments of `sterling.export`."""
         letters = {"category": "c", "brand": "b", "segment": "s"}
         tables = {name: self.tables[name] for name in names}
         with_values = {name: sterling.Table(table, vocabulary=[f"{letters[name]}{n}" for n in range(len(table.weight))])
@@ -78,30 +78,31 @@ class Shop:
         return tables | with_values
 
     def user_inputs(self, users: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Of `MeanUser`."""
+        """Returns the inputs of `MeanUser`."""
         return self.tables["item"](self.history[users]).mean(1), self.tables["segment"](self.segment[users])
 
     def sequences(self, users: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows of the history ``[Q, S, D]`` and its mask; histories are cut at random so that short ones are known too."""
+        """Returns rows of the history ``[Q, S, D]`` and its mask; histories are truncated at random, so that models also learn
+        short ones."""
         lengths = torch.randint(1, LENGTH + 1, (len(users), 1))
         lengths = torch.where(torch.rand(len(users), 1) < 0.5, LENGTH, lengths)
-        # The last `length` items stay, at the front: the end of the history is what the next item follows on.
+        # Keeps the last `length` items, at the front: the next item follows the end of the history.
         at = torch.arange(LENGTH) + LENGTH - lengths
         mask = (at < LENGTH).float()
         rows = self.tables["item"](self.history[users].gather(1, at.clamp(max=LENGTH - 1)))
         return rows * mask.unsqueeze(-1), mask
 
     def item_inputs(self) -> tuple[torch.Tensor, ...]:
-        """Of `PlainItem`, for all items."""
+        """Returns the inputs of `PlainItem`, for all items."""
         return self.tables["item"].weight, self.tables["category"](self.category), self.tables["brand"](self.brand)
 
     def item_features(self) -> list[sterling.Feature]:
-        """What `PlainItem` reads."""
+        """Returns the features of `PlainItem`."""
         category, brand = sterling.Category("category", "category"), sterling.Category("brand", "brand")
         return [sterling.Ids("item_id", "item", column="id"), category, brand]
 
     def train_towers(self, user: nn.Module, item: nn.Module, inputs: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]) -> None:
-        """Cross-entropy of the next item over all items."""
+        """Trains with the cross-entropy of the next item over all items."""
         temperature = nn.Parameter(torch.tensor(math.log(10.0)))
 
         def loss(users: torch.Tensor) -> torch.Tensor:
@@ -111,24 +112,24 @@ class Shop:
         fit(loss, [*user.parameters(), *item.parameters(), *self.tables.parameters(), temperature], (0, TOWERS), 600, 5e-3)
 
     def candidates(self, users: torch.Tensor, count: int = 100) -> tuple[torch.Tensor, torch.Tensor]:
-        """Items to rank ``[Q, count]``, the next one first, and the labels click and buy ``[Q, count, 2]``."""
+        """Returns items to rank ``[Q, count]``, the next one first, and the labels click and buy ``[Q, count, 2]``."""
         others = torch.randint(0, ITEMS, (len(users), count - 1))
         chosen = torch.cat([self.next[users].unsqueeze(1), others], 1)
         click = (chosen == self.next[users].unsqueeze(1)).float()
         return chosen, torch.stack([click, click * self.bought[users].unsqueeze(1)], -1)
 
     def held_out(self) -> torch.Tensor:
-        """Users that no training sees."""
+        """Returns users that no training sees."""
         return torch.arange(RERANKERS, USERS)
 
 
 def first(made: Any) -> torch.Tensor:
-    """The output that is searched with, where a tower makes several."""
+    """Returns the query output of a tower with several outputs."""
     return next(iter(made.values())) if isinstance(made, dict) else made
 
 
 def fit(loss: Callable[[torch.Tensor], torch.Tensor], parameters: Iterable[nn.Parameter], users: tuple[int, int], steps: int, rate: float) -> None:
-    """Adam over random batches of these users, the rate falling to zero."""
+    """Runs Adam over random batches of these users, with a learning rate that falls to zero."""
     optimiser = torch.optim.Adam(parameters, lr=rate, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     for _ in range(steps):
@@ -139,18 +140,18 @@ def fit(loss: Callable[[torch.Tensor], torch.Tensor], parameters: Iterable[nn.Pa
 
 
 def ranking_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Which candidate is clicked, as a softmax, and the calibration of both tasks."""
+    """Sums the softmax loss of the clicked candidate, and the calibration of both tasks."""
     listwise = F.cross_entropy(logits[..., 0], torch.zeros(len(logits), dtype=torch.int64))
     return listwise + F.binary_cross_entropy_with_logits(logits, labels)
 
 
 def hit_rate(scores: torch.Tensor, wanted: torch.Tensor, k: int = 20) -> float:
-    """The share of users whose next item is among the best k of all items."""
+    """Returns the share of users whose next item is among the best k of all items."""
     return (scores.topk(k, 1).indices == wanted.unsqueeze(1)).any(1).float().mean().item()
 
 
 def train_reranker(shop: Shop, overarch: nn.Module, given: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]) -> None:
-    """Trains an OverArch on what ``given`` makes of users and their candidates."""
+    """Trains an OverArch on the inputs that ``given`` returns for users and their candidates."""
 
     def loss(users: torch.Tensor) -> torch.Tensor:
         chosen, labels = shop.candidates(users)
@@ -163,7 +164,7 @@ def train_reranker(shop: Shop, overarch: nn.Module, given: Callable[[torch.Tenso
 
 @torch.no_grad()
 def figures(shop: Shop, query: torch.Tensor, items: torch.Tensor, logits: Callable[[torch.Tensor], torch.Tensor] | None = None) -> dict[str, float]:
-    """Hit rates of held-out users whose queries are given, before and after a reranker of all items."""
+    """Returns hit rates of held-out users with given queries, before and after a reranker of all items."""
     held = shop.held_out()
     found = {"hit@20 retrieval": hit_rate(query @ items.T, shop.next[held])}
     if logits:
@@ -173,12 +174,12 @@ def figures(shop: Shop, query: torch.Tensor, items: torch.Tensor, logits: Callab
 
 
 def every_item(users: torch.Tensor) -> torch.Tensor:
-    """All items as candidates of each user."""
+    """Returns all items as candidates of each user."""
     return torch.arange(ITEMS).expand(len(users), -1)
 
 
 def write_golden(exported: sterling.Exported, samples: list[dict[str, Any]], items: list[dict[str, Any]], figures: dict[str, float]) -> None:
-    """Writes what a server must answer, as PyTorch has it: queries, and of some items similarity and task scores."""
+    """Writes the expected answers of a server, computed by PyTorch: queries, and similarity and task scores of some items."""
     reference, cases = exported.reference, []
     for sample in samples:
         scores = reference.scores(sample, items)

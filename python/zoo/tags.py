@@ -1,4 +1,4 @@
-"""Attention of the user over each candidate's tags: the weights of DIN (Zhou et al. 2018, arXiv 1706.06978) the other way round."""
+"""Attention of the user over each candidate's tags: DIN (Zhou et al. 2018, arXiv 1706.06978) in the other direction."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from torch import nn
 from .shop import D, SAMPLES, MeanUser, PlainItem, Shop, every_item, figures, mlp, train_reranker, write_golden
 from .world import TAGS
 
-# Fewer than some items have: the last ones stay.
+# Shorter than the tags of some items: the last ones are kept.
 LENGTH, WIDTH, HEADS = 4, 8, 2
 
 
 class TagAttention(nn.Module):
-    """Which of the candidate's tags matter to this user, in two heads, then a network.
+    """Weights the candidate's tags by their relevance for the user, in two heads; then a network.
 
-    An item without tags has none that matters: masked logits are a large negative number, so that the weights are even, over rows of
-    zeros.
+    For an item without tags, all logits are the same large negative number, so that the weights are uniform, over rows of zeros.
     """
 
     def __init__(self) -> None:

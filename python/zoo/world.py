@@ -1,9 +1,8 @@
-"""A made-up shop: items of categories and brands, users who go from one to the next. Nothing in it is real.
+"""A synthetic shop: items of categories and brands, and users who move between them. No data is real.
 
-Every item has a vector made of its category, its brand and chance. A user takes, again and again, an item near a taste of their own,
-among popular ones more often, and in a category that follows well on the one before: so a mean of the history says
-something, its order more. Some of the clicked items are bought: by segments that like the brand, and cheap ones. Up to six tags
-say roughly where the vector points.
+Every item has a vector from its category, its brand and noise. A user repeatedly takes an item near a personal taste, popular
+ones more often, and in a category that follows the previous one: the mean of the history is informative, its order more so. Some
+clicked items are bought: by segments that like the brand, and cheap ones. Up to six tags indicate the direction of the vector.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ class World:
         self.bought = rng.random(USERS) < 1 / (1 + np.exp(0.5 - likes + dear))
         self.popularity = np.log1p(np.bincount(self.history[: USERS // 2].ravel(), minlength=ITEMS)).round(4)
 
-        # Of a generator of their own, so that all else is as it was without them.
+        # A separate generator, so that the rest of the world does not change.
         drawn = np.random.default_rng((seed, TAGS))
         near = vectors @ drawn.normal(0, 1, (6, TAGS)) + 2 * drawn.gumbel(size=(ITEMS, TAGS))
         counts = drawn.integers(0, TAGS_MOST + 1, ITEMS)
         self.tags = [np.sort(np.argsort(-scores)[:count]) for scores, count in zip(near, counts)]
 
     def rows(self, *, with_tags: bool = False) -> list[dict[str, Any]]:
-        """The items as `sterling.export` takes them."""
+        """Returns the items as `sterling.export` takes them."""
         parts = zip(self.category, self.brand, self.price, self.popularity)
         rows: list[dict[str, Any]] = [
             {"id": n, "category": f"c{category}", "brand": f"b{brand}", "price": float(price), "popularity": float(popularity)}
@@ -63,7 +62,7 @@ class World:
         return rows
 
     def samples(self, users: list[int], *features: str) -> list[dict[str, Any]]:
-        """Users' features as requests bring them; the second has a short history, the last none."""
+        """Returns features of users as in requests; the second has a short history, the last none."""
         lengths = {1: 3, len(users) - 1: 0}
         made = []
         for n, user in enumerate(users):

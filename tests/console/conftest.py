@@ -1,4 +1,4 @@
-"""A server with two models, and headless Chromium in front of it.
+"""A server with two models, and headless Chromium.
 
 Needs the program `sterling` (`$STERLING`, or target/debug/sterling) and Debian's packages `chromium` and `chromium-driver`."""
 
@@ -20,12 +20,12 @@ BOOKS = 300
 
 
 def shelf(folder: pathlib.Path) -> pathlib.Path:
-    """Books with vectors of eight numbers, as an item file."""
+    """Writes books with vectors of eight numbers as an item file."""
     path = folder / "books.jsonl"
     with path.open("w") as file:
         for n in range(BOOKS):
             vector = [((n * (d + 3) * 7919) % 97) / 48 - 1 for d in range(8)]
-            # Markup in an item must never be more than text.
+            # Markup in an item must be shown as text.
             title = f"Book {n}" if n else "Book 0 <img src=x onerror=\"document.title='broken'\">"
             attributes = {"title": title, "genre": GENRES[n % 3], "pages": 50 + n, "price": n / 10}
             file.write(json.dumps({"id": n, "embedding": vector, "attributes": attributes}) + "\n")
@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Iterator[sterling.Server]:
-    """A server that takes updates, with `books` in two versions and the tests' `tiny` package."""
+    """A server with updates, with two versions of `books` and the `tiny` package of the tests."""
     folder = tmp_path_factory.mktemp("console")
     store = folder / "store"
     books = [PROGRAM, "publish", "--name", "books", "--items", shelf(folder), "--store", store]
@@ -58,7 +58,7 @@ def chromium() -> collections.abc.Iterator[webdriver.Chrome]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
     driver.set_page_load_timeout(60)
-    # How many questions of the page have no answer yet.
+    # Number of unanswered requests of the page.
     count = """window.asked = 0;
         for (const [of, name] of [[window, "fetch"], [Response.prototype, "text"]]) {
             const real = of[name];

@@ -1,4 +1,4 @@
-"""The console as a person uses it: real clicks and keys in a real browser, answers held against the API's."""
+"""The console in a real browser with real clicks and keys; its content is compared with the API."""
 
 import collections.abc
 import contextlib
@@ -25,7 +25,7 @@ PICTURES = ROOT / "target/console"
 
 
 class Console:
-    """The page, and what a person does on it."""
+    """The page, and the actions of a user."""
 
     def __init__(self, driver: webdriver.Chrome, url: str):
         self.driver, self.url = driver, url
@@ -40,7 +40,7 @@ class Console:
         return self
 
     def is_quiet(self) -> bool:
-        """Whether the page asks for nothing, and has drawn all that it asked for."""
+        """Returns whether the page has no request in progress and has drawn all answers."""
         return self.driver.execute_script("return asked === 0")
 
     def until(self, holds: collections.abc.Callable[[], object], seconds: float = 30) -> object:
@@ -60,7 +60,7 @@ class Console:
         return self.driver.execute_script(read, f"{selector} tbody tr")
 
     def click(self, selector: str) -> None:
-        # What is drawn anew before it is clicked is found again.
+        # An element that is redrawn before the click is looked up again.
         wait = WebDriverWait(self.driver, 10, ignored_exceptions=[StaleElementReferenceException])
         wait.until(lambda _: self.one(selector).click() is None)
 
@@ -196,7 +196,7 @@ def test_versions_are_switched_and_labelled(console: Console, server: sterling.S
     console.open("models", model="books")
     assert active() == 2
     console.until(lambda: press("activate", 1) is None)
-    # Nothing is done at one click.
+    # One click changes nothing.
     console.until(lambda: "version 1 of books" in console.text("dialog"))
     next(button for button in console.all("dialog button") if button.text == "Cancel").click()
     console.until(lambda: not console.all("dialog"))
@@ -216,7 +216,7 @@ def test_versions_are_switched_and_labelled(console: Console, server: sterling.S
     press("activate", 2)
     console.until(lambda: console.click("dialog input[value=store]") is None)
     console.click("dialog button.main")
-    # Here first, then in the store.
+    # First at this server, then in the store.
     console.until(lambda: active() == 2)
     console.until(lambda: desired() == 2)
     console.until(lambda: "Desired in the store: version 2 answers." in console.text("#versions"))
@@ -257,7 +257,7 @@ def test_ids_and_times_beyond_the_integers_of_floats_are_exact(chromium: webdriv
         page.click("#send")
         page.until(lambda: page.rows(".answer [aria-label=Items]"))
         shown = {int(row[1]) for row in page.rows(".answer [aria-label=Items]")}
-        # The one that the user has is left out by its exact id.
+        # The item of the user is excluded by its exact id.
         assert shown == set(ids[1:])
         said = page.driver.execute_script("return [...document.querySelectorAll('.answer pre')].map(one => one.textContent)")
         assert f'"installed":[{ids[0]}]' in said[0] and all(f'"id": {id}' in said[1] for id in shown)
@@ -265,7 +265,7 @@ def test_ids_and_times_beyond_the_integers_of_floats_are_exact(chromium: webdriv
         choose = lambda name: [button.click() for button in page.all("#attributes button") if button.text == name]
         page.until(lambda: choose("seen"))
         page.until(lambda: {row[0] for row in page.rows("#values")} == {str(time) for time in times})
-        # Years as people write them.
+        # Years without thousands separators.
         page.until(lambda: choose("popularity"))
         page.until(lambda: f"from {1900 + times[0] % 100} to {1900 + times[3] % 100}" in page.text("#values"))
 
@@ -277,7 +277,7 @@ def test_a_shadow_is_set_and_ended(console: Console, server: sterling.Server) ->
     console.click('[aria-label="set the shadow"]')
     console.until(lambda: "shadow: version" in console.text("#traffic"))
     assert wished() == {"version": 1, "share": 0.05, "per_second": 10.0}
-    # Beside the newest, which answers by itself, there is no canary: the page says so.
+    # No canary is possible while the newest version is active: the page reports it.
     console.click('[aria-label="set the canary"]')
     console.until(lambda: "sterling activate" in console.text("#trouble"))
     console.click('[aria-label="end the shadow"]')
@@ -346,7 +346,7 @@ def test_a_plan_of_the_planner_is_a_picture(chromium: webdriver.Chrome, tmp_path
     sterling.publish(package, store, program=PROGRAM)
     made = subprocess.run([PROGRAM, "plan", store / "tiny/1", "--json"], check=True, stdin=subprocess.DEVNULL, capture_output=True)
     plan = json.loads(made.stdout)
-    # One host leaves the planner no choice: so one of its tables is cut by hand.
+    # With one host the planner has no choice, so one of its tables is partitioned by hand.
     cut = next(table for table in plan["tables"] if table["table"] == "packages")
     whole = cut["shards"][0]
     cut |= {"sharding": "column_wise", "shards": [whole | {"columns": [0, 1]}, whole | {"columns": [1, 4]}]}
@@ -359,7 +359,7 @@ def test_a_plan_of_the_planner_is_a_picture(chromium: webdriver.Chrome, tmp_path
         told = {table["name"]: table for table in running.get("/v1/models/tiny")["tables"]}
         assert {row[0]: row[-1] for row in page.rows("#plan")} == {name: table["placed"] for name, table in told.items()}
         assert told["packages"]["placed"].startswith("column_wise") and told["sections"]["placed"].startswith("table_wise")
-        # An area a table, as wide as its share of the bytes, in the colour of its place.
+        # One area per table, as wide as its share of the bytes, in the colour of its place.
         areas = {area.find_element(By.CSS_SELECTOR, "title").get_attribute("textContent"): area for area in page.all("#plan svg rect")}
         assert {said.split(":")[0] for said in areas} == set(told)
         all_bytes = sum(table["bytes"] for table in told.values())
@@ -372,7 +372,7 @@ def test_a_plan_of_the_planner_is_a_picture(chromium: webdriver.Chrome, tmp_path
 
 
 def routed(servers: list[sterling.Server]) -> subprocess.Popen[str]:
-    """A router over servers."""
+    """Starts a router over servers."""
     command = [str(PROGRAM), "route", "--listen", "127.0.0.1:0", *(word for server in servers for word in ("--server", server.url.removeprefix("http://")))]
     quick = os.environ | {"STERLING_HTTP__DRAIN_MS": "0", "STERLING_ROUTE__REFRESH_MS": "100"}
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=quick)
@@ -397,13 +397,13 @@ def test_the_shards_of_a_router(chromium: webdriver.Chrome, tmp_path: pathlib.Pa
         widths = [float(area.get_attribute("width")) for area in page.all("#shards svg rect")]
         assert all(abs(width - 1000 * items / BOOKS) <= 2 for width, items in zip(widths, held, strict=True))
         page.picture("shards")
-        # The console of a router asks as that of a server does.
+        # The console of a router sends the same requests as that of a server.
         next(link for link in page.all("nav a") if link.text == "Query").click()
         page.until(lambda: page.one("#send").is_displayed())
         page.vector(str(VECTOR))
         page.click("#send")
         page.until(lambda: len(page.rows(".answer [aria-label=Items]")) > 1)
-        # An update is seen in the shard that it belongs to; a server that goes is missed.
+        # An update is visible in its shard; a lost server is reported.
         asked = urllib.request.Request(f"{page.url}/v1/models/books/items:delete", data=b'{"ids": [1, 2, 3]}', headers={"content-type": "application/json"})
         with urllib.request.urlopen(asked) as reply:
             positions = json.load(reply)["positions"]
@@ -413,7 +413,7 @@ def test_the_shards_of_a_router(chromium: webdriver.Chrome, tmp_path: pathlib.Pa
         servers[1].close()
         page.until(lambda: [row[3] for row in page.rows("#shards")] == ["1 server", "no server"], 60)
         assert f"{100 * held[0] / BOOKS:.3g} %" in page.text("#shards p.bad")
-        # What is wrong stands above every page.
+        # Errors are shown above every page.
         page.until(lambda: page.text("#health") == "not ready" and "shard 1 of 2 of version 1 has no server that is ready" in page.text("#warnings"), 60)
         page.picture("shards-lost")
 
@@ -436,13 +436,13 @@ def test_no_page_logs_an_error_or_asks_another_host(console: Console) -> None:
     assert asked and {urllib.parse.urlsplit(url).netloc for url in asked if not url.startswith("data:")} == {host}
 
 
-# Lighthouse's phone: a slow network of its own, and a processor of a quarter of the speed.
+# The phone of Lighthouse: a slow network, and a quarter of the CPU speed.
 PHONE = {"offline": False, "latency": 150, "downloadThroughput": 1_638_400 / 8, "uploadThroughput": 768_000 / 8}
 
 
 @pytest.mark.parametrize("machine", ["this machine", "a slow phone"])
 def test_the_first_paint_takes_one_document_and_nothing_else(console: Console, machine: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """How long it takes is printed (docs/benchmarks/http.md). What decides it is asserted: bytes, requests before it, what blocks it."""
+    """Prints the time (docs/benchmarks/http.md), and asserts its causes: bytes, earlier requests, blocking resources."""
     driver, paints = console.driver, []
     driver.execute_cdp_cmd("Network.enable", {})
     if machine == "a slow phone":
@@ -459,10 +459,10 @@ def test_the_first_paint_takes_one_document_and_nothing_else(console: Console, m
                 " performance.getEntriesByType('resource')].map(of => JSON.parse(JSON.stringify(of)))"
             )
             paints.append(painted)
-            # As it goes over the wire, headers included; the first flights of a connection hold that.
+            # Bytes on the wire, including headers; they fit into the first round trips of a connection.
             assert 0 < document["transferSize"] < 48 << 10, document["transferSize"]
             assert document["contentEncoding"] in ("zstd", "gzip") and document["redirectCount"] == 0
-            # All that follows is data, asked for by the page's own program.
+            # Everything after the document is data that the script of the page requests.
             assert {other["initiatorType"] for other in others} <= {"fetch"}, others
             assert not [other["name"] for other in others if other["renderBlockingStatus"] != "non-blocking"]
     finally:
@@ -504,7 +504,7 @@ def test_a_phone_shows_everything(console: Console, page: str) -> None:
             assert beyond == 0, "controls off the screen"
         if page in ("query", "index"):
             console.until(lambda: console.all(".bars td:first-child span"))
-            # A name is broken behind its separators alone, and never within a word.
+            # A name is wrapped only after its separators, never within a word.
             broken = (
                 "const lines = text => { const range = document.createRange(); range.selectNode(text); return new Set([...range.getClientRects()].map(box => box.top)).size; };"
                 "return [...document.querySelectorAll('.bars td:first-child span')].flatMap(e => [...e.childNodes])"
@@ -522,7 +522,7 @@ def test_every_control_is_reached_by_the_keyboard_and_has_a_name(console: Consol
     if page == "query":
         console.click("#send")
         console.until(lambda: console.rows(".answer [aria-label=Items]"))
-    # What is drawn anew meanwhile is not what was counted.
+    # Elements may be redrawn during the count.
     console.until(console.is_quiet)
     controls = "const all = [...document.querySelectorAll('a[href], button, input, select, textarea, summary')].filter(e => e.checkVisibility() && !e.disabled);"
     count, unnamed = console.driver.execute_script(
@@ -564,12 +564,12 @@ def test_a_server_with_keys_is_unlocked_with_one(chromium: webdriver.Chrome, tmp
     sterling.publish(ROOT / "tests/golden/tiny", store, program=PROGRAM)
     make = [PROGRAM, "key", "person", "--file", keys]
     key = subprocess.run(make, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout.strip()
-    # The start waits until models are ready, which `/readyz` tells everybody.
+    # The start waits until models are ready; `/readyz` needs no key.
     with sterling.serve(store, program=PROGRAM, settings={"STERLING_ACCESS__KEYS": str(keys)}) as running:
         page = Console(chromium, running.url)
         chromium.get(running.url)
         page.until(lambda: page.one("#unlock").is_displayed())
-        # Nobody has done anything wrong yet.
+        # A missing key is not an error yet.
         page.until(lambda: page.text("#absent") == "This server asks for a key.")
         assert not page.all(".problem")
         page.one("#key").send_keys("stk_0", Keys.ENTER)

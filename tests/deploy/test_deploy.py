@@ -1,6 +1,7 @@
-"""What lies under `deploy/`, held against the program: metrics of alerts and dashboard, configurations, manifests, the unit.
+"""Compares the files under `deploy/` with the program: metrics of alerts and dashboard, configurations, manifests, the unit.
 
-Needs the program `sterling` (`$STERLING`, or target/debug/sterling), PyYAML and kubernetes-validate, which brings the schemas of Kubernetes."""
+Needs the program `sterling` (`$STERLING`, or target/debug/sterling), PyYAML and kubernetes-validate, which contains the
+schemas of Kubernetes."""
 
 import collections.abc
 import configparser
@@ -25,14 +26,14 @@ KUBERNETES = "1.32"
 RULES = [rule for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
 BOARD = json.loads((DEPLOY / "grafana.json").read_text())
 RUNBOOK = (ROOT / "docs/guide/runbook.md").read_text()
-# What outages look like to Prometheus, and the alerts that they raise.
+# Outages as Prometheus sees them, and the alerts that they raise.
 OUTAGES = pathlib.Path(__file__).parent / "alerts_test.yml"
-# What PromQL has of its own.
+# Built-in words of PromQL.
 WORDS = set(
     "sum by max rate increase histogram_quantile deriv count_over_time and or unless on ignoring group_left offset bool label_values instance model call status reason "
     "le step remote_table host outcome table job role why kind state up time".split()
 )
-# Told where there is a cluster of rows, another host with rows, a bucket, a stream or a GPU alone, and by routers.
+# Metrics that exist only with a Redis Cluster, another host with rows, a bucket, a stream or a GPU, and metrics of routers.
 ELSEWHERE = {
     "sterling_device_failing",
     "sterling_store_available",
@@ -50,7 +51,7 @@ ELSEWHERE = {
     "sterling_route_coverage_ratio",
     "sterling_route_servers",
     "sterling_certificate_life_ratio",
-    # With the first failure.
+    # Exists from the first failure on.
     "sterling_failed_total",
 }
 
@@ -60,7 +61,7 @@ def metrics_of(expression: str) -> set[str]:
 
 
 def wait_for(server: sterling.Server, model: str) -> None:
-    """Until a model of the server answers."""
+    """Waits until a model of the server answers."""
     end = time.monotonic() + 60
     while True:
         try:
@@ -74,7 +75,7 @@ def wait_for(server: sterling.Server, model: str) -> None:
 
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Iterator[str]:
-    """The metrics of a server that has answered, beside a canary and a shadow too, taken an update and merged it."""
+    """Returns the metrics of a server that has answered, with a canary and a shadow too, and has applied and merged an update."""
     folder = tmp_path_factory.mktemp("metrics")
     store = folder / "store"
     items = folder / "items.jsonl"
@@ -115,14 +116,14 @@ def test_an_alert_asks_for_metrics_that_are_there(rule: dict, scraped: str) -> N
     assert asked - ELSEWHERE <= told(scraped), asked - told(scraped)
     assert asked or rule["expr"].startswith("up{")
     check_expression(rule["expr"])
-    # Values of labels are those that the server tells.
+    # Values of labels must be those of the server.
     for name, label, value in re.findall(r'(sterling_\w+)\{(\w+)="([^"]+)"', rule["expr"]):
         assert re.search(rf'^{name}\{{[^}}]*{label}="{value}"', scraped, re.M) or label in ("call", "status"), (name, label, value)
     assert rule["labels"]["severity"] in ("page", "ticket") and rule["annotations"]["summary"]
 
 
 def check_expression(text: str) -> None:
-    """No parser of PromQL, but what breaks an expression most often."""
+    """Checks an expression for the most common mistakes, without a PromQL parser."""
     for opened, closed in ("()", "{}", "[]"):
         assert text.count(opened) == text.count(closed), text
     bare = re.sub(r'"[^"]*"|\$\w+|\[[^\]]*\]', " ", text)
@@ -144,7 +145,7 @@ def test_promtool_takes_the_rules() -> None:
 
 
 def test_pods_are_scraped_with_a_key(tmp_path: pathlib.Path) -> None:
-    """`/metrics` takes a key, which annotations of pods cannot bring."""
+    """`/metrics` needs a key, which pod annotations cannot hold."""
     made = [resource for path in DEPLOY.rglob("*.yaml") for resource in yaml.safe_load_all(path.read_text())]
     assert made and not [path for path in DEPLOY.rglob("*.yaml") if "prometheus.io/scrape" in path.read_text()]
     (job,) = yaml.safe_load((DEPLOY / "kubernetes/prometheus.yml").read_text())["scrape_configs"]
@@ -155,7 +156,7 @@ def test_pods_are_scraped_with_a_key(tmp_path: pathlib.Path) -> None:
     for pod in pods:
         assert pod["metadata"]["labels"][label] == name
         assert "http" in [port["name"] for container in pod["spec"]["containers"] for port in container["ports"]]
-    # The network lets it in at every pod.
+    # The network policy allows Prometheus at every pod.
     policies = [resource["spec"] for resource in made if resource and resource.get("kind") == "NetworkPolicy"]
     metrics = {"namespaceSelector": {"matchLabels": {"sterling-access": "metrics"}}}
     assert sum(metrics in rule["from"] for policy in policies for rule in policy.get("ingress", [])) == len(pods)
@@ -163,7 +164,7 @@ def test_pods_are_scraped_with_a_key(tmp_path: pathlib.Path) -> None:
         key = tmp_path / "key"
         key.write_text("stk_0")
         config = tmp_path / "prometheus.yml"
-        # The promtool of distributions knows no discovery by Kubernetes.
+        # The promtool of distributions does not support discovery by Kubernetes.
         known = {name: value for name, value in job.items() if name != "kubernetes_sd_configs"}
         known |= {"authorization": {"credentials_file": str(key)}, "static_configs": [{"targets": ["pod:8080"]}]}
         config.write_text(yaml.safe_dump({"scrape_configs": [known]}))
@@ -171,7 +172,7 @@ def test_pods_are_scraped_with_a_key(tmp_path: pathlib.Path) -> None:
 
 
 def health_check() -> list[str]:
-    """The command by which the image looks whether its server answers."""
+    """Returns the health check command of the image."""
     dockerfile = (DEPLOY / "cpu.Dockerfile").read_text().replace("\\\n", "")
     return json.loads(re.search(r"^HEALTHCHECK .*?CMD (\[.*\])$", dockerfile, re.M)[1])
 
@@ -191,7 +192,7 @@ def test_the_context_of_the_image_has_what_it_is_built_of_and_no_more() -> None:
     assert {".git", "target"} <= left_out
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (DEPLOY / "cpu.Dockerfile").read_text(), re.M)
     assert "." in copied and not {name for line in copied for name in line.split()} & left_out
-    # Sources of the program and its library name no file that is left out, outside of tests.
+    # Sources of the program and its library refer to no excluded file, except in tests.
     for path in [*(ROOT / "src").rglob("*.rs"), *(ROOT / "crates").rglob("*.rs")]:
         for name in re.findall(r'include_(?:str|bytes)!\("(\.\./[^"]+)"\)', path.read_text()):
             file = (path.parent / name).resolve().relative_to(ROOT)
@@ -226,7 +227,7 @@ def test_the_dashboard_shows_metrics_that_are_there(scraped: str) -> None:
 
 
 def check(config: str, folder: pathlib.Path, *, expect: str = "would listen") -> str:
-    """What `sterling serve --check` says of a configuration whose paths are moved into a folder."""
+    """Returns the output of `sterling serve --check` for a configuration whose paths are moved into a folder."""
     for place in ("/var/lib/sterling", "/etc/sterling-keys", "/etc/sterling"):
         config = config.replace(f'"{place}', f'"{folder}{place}')
     (folder / "var/lib/sterling/store").mkdir(parents=True, exist_ok=True)
@@ -272,7 +273,7 @@ def test_the_job_that_scores_is_what_kubernetes_takes() -> None:
     kubernetes_validate.validate(job, KUBERNETES, strict=True)
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["args"][0] == "score" and "--unit=$(JOB_COMPLETION_INDEX)" in container["args"]
-    # The rules of failures name the container, and what it ends with where it refuses a job.
+    # The failure rules name the container, and its exit status for a rejected job.
     (refused, *_) = job["spec"]["podFailurePolicy"]["rules"]
     assert (refused["onExitCodes"]["containerName"], refused["onExitCodes"]["values"]) == (container["name"], [2])
 
@@ -289,7 +290,7 @@ def test_the_deployment_is_bounded_probed_and_without_rights() -> None:
     assert container["resources"]["limits"] == container["resources"]["requests"]
     limit_mb = int(container["resources"]["limits"]["memory"].removesuffix("Gi")) * 1024
     number = lambda key: int(re.search(rf"^{key} = (\d+)", config, re.M)[1])
-    # memory_mb of versions comes first in the file, that of requests after it; bodies at their default.
+    # In the file, memory_mb of versions comes first, that of requests second; bodies have their default.
     versions, requests = (int(found) for found in re.findall(r"^memory_mb = (\d+)", config, re.M))
     assert versions + requests + 2 * 256 + 512 <= limit_mb
     assert number("drain_ms") + number("stop_ms") < 1000 * pod["terminationGracePeriodSeconds"]
@@ -314,7 +315,7 @@ def test_everything_selects_the_pods_and_no_network_is_open() -> None:
 
 
 def built(folder: str) -> list[dict]:
-    """What kustomize makes of a folder, validated."""
+    """Returns the validated output of kustomize for a folder."""
     said = subprocess.run(["kubectl", "kustomize", DEPLOY / folder], check=True, capture_output=True, text=True).stdout
     made = list(yaml.safe_load_all(said))
     for resource in made:
@@ -328,7 +329,7 @@ def test_kustomize_builds_the_base() -> None:
 
 
 def sharded(folder: str) -> list[dict]:
-    """The resources of a part of `deploy/sharded`, each named by its kustomization."""
+    """Returns the resources of a part of `deploy/sharded`, each named by its kustomization."""
     kustomization = yaml.safe_load((DEPLOY / "sharded" / folder / "kustomization.yaml").read_text())
     files = {path.name for path in (DEPLOY / "sharded" / folder).glob("*.yaml")} - {"kustomization.yaml"}
     assert files == set(kustomization["resources"])
@@ -379,7 +380,7 @@ def test_shards_and_routers_find_each_other_and_nobody_else_finds_them() -> None
 def test_configurations_of_shards_and_routers_are_ones(tmp_path: pathlib.Path) -> None:
     shard = 'store = "/var/lib/sterling/store"\n' + (DEPLOY / "sharded/group/shard.toml").read_text()
     assert "calls take a key" in check(shard.replace("/var/cache", str(tmp_path)), tmp_path)
-    # Its servers cannot be reached from here, and that is all that is wrong.
+    # Its servers cannot be reached from here, which must be the only error.
     router = DEPLOY / "sharded/base/router.toml"
     done = subprocess.run([PROGRAM, "doctor", "--config", router], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 1 and "server sterling-shards:8080 takes no requests: the name cannot be resolved" in done.stdout, done.stderr
@@ -395,7 +396,7 @@ def test_kustomize_puts_groups_beside_each_other() -> None:
         own = group["metadata"]["name"][-1]
         selected, pod = group["spec"]["selector"]["matchLabels"], group["spec"]["template"]
         assert selected["sterling-group"] == own and selected == pod["metadata"]["labels"]
-        # Replicas of a shard are spread over hosts whichever group they are of, and one name stands for all of them.
+        # Replicas of a shard are spread over hosts regardless of their group, and one name stands for all of them.
         (spread,) = pod["spec"]["topologySpreadConstraints"]
         assert "sterling-group" not in spread["labelSelector"]["matchLabels"]
         assert group["spec"]["serviceName"] == "sterling-shards"
@@ -405,7 +406,7 @@ def test_kustomize_puts_groups_beside_each_other() -> None:
 
 
 def commands() -> dict[str, set[str]]:
-    """The flags of each command."""
+    """Returns the flags of each command."""
     said = lambda *arguments: subprocess.run([PROGRAM, *arguments, "--help"], capture_output=True, text=True, check=True).stdout
     return {name: set(re.findall(r"--[a-z-]+", said(name))) for name in ("serve", "route", "publish", "doctor")}
 

@@ -1,7 +1,8 @@
 """The container image, built and started without a daemon and without a registry.
 
-`umoci`, `skopeo` and `runc` of the distribution do what a registry and a node do: read the layout, unpack it, start it in namespaces of its own as the user
-that it names, with a root that cannot be written to and no rights. Where the kernel gives no namespaces the layout is read and unpacked alone, and the test says so."""
+`umoci`, `skopeo` and `runc` of the distribution stand in for a registry and a node: they read the layout, unpack it, and start
+it in its own namespaces as its user, with a read-only root and no privileges. If the kernel provides no namespaces, the layout
+is only read and unpacked, and the test reports that."""
 
 import contextlib
 import json
@@ -41,7 +42,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def bundle(image: pathlib.Path) -> pathlib.Path:
-    """The image, unpacked as a runtime takes it."""
+    """Returns the unpacked image as a runtime bundle."""
     folder = image.parent / "bundle"
     rootless = [] if os.geteuid() == 0 else ["--rootless"]
     run("umoci", "unpack", *rootless, "--image", f"{image}:{TAG}", folder)
@@ -53,7 +54,7 @@ def test_the_image_says_what_it_is(image: pathlib.Path) -> None:
     assert told["config"]["User"] == f"{USER}:{USER}" and told["config"]["Entrypoint"] == ["/usr/local/bin/sterling"]
     version = run(PROGRAM, "--version").split()[-1]
     assert told["config"]["Labels"]["org.opencontainers.image.version"] == version
-    # Every blob is what its name says, which a copy to another form looks at.
+    # Copying to another form verifies the digest of every blob.
     run("skopeo", "copy", "--insecure-policy", f"oci:{image}:{TAG}", f"dir:{image.parent / 'copy'}")
     dockerfile = (ROOT / "deploy/cpu.Dockerfile").read_text()
     assert f"USER {USER}" in dockerfile and f"CMD {json.dumps(told['config']['Cmd'])}" in dockerfile
@@ -76,7 +77,7 @@ def test_it_holds_the_program_its_libraries_and_nothing_else(bundle: pathlib.Pat
 
 @contextlib.contextmanager
 def started(bundle: pathlib.Path, store: pathlib.Path) -> Iterator[subprocess.Popen]:
-    """The container, over a store."""
+    """Runs the container over a store."""
     path = bundle / "config.json"
     spec = json.loads(path.read_text())
     process = spec["process"]
@@ -86,7 +87,7 @@ def started(bundle: pathlib.Path, store: pathlib.Path) -> Iterator[subprocess.Po
     process["noNewPrivileges"] = True
     process["capabilities"] = {}
     spec["root"]["readonly"] = True
-    # The test asks over the loopback of the machine.
+    # The test uses the loopback interface of the machine.
     spec["linux"]["namespaces"] = [one for one in spec["linux"]["namespaces"] if one["type"] != "network"]
     spec["linux"].pop("resources", None)
     spec["mounts"] = [mount for mount in spec["mounts"] if mount["destination"] not in ("/sys", "/sys/fs/cgroup")]
@@ -115,7 +116,7 @@ def test_it_starts_and_answers_without_rights(bundle: pathlib.Path, tmp_path: pa
     items.write_text("".join(f'{{"id": {n}, "embedding": [1, {n}]}}\n' for n in range(50)))
     store = tmp_path / "store"
     run(PROGRAM, "publish", "--name", "vectors", "--items", items, "--store", store)
-    # The user of the image is nobody here.
+    # The user of the image does not exist on this machine.
     for path in (store, *store.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     with started(bundle, store) as container:
@@ -134,7 +135,7 @@ def test_it_starts_and_answers_without_rights(bundle: pathlib.Path, tmp_path: pa
                 assert container.poll() is None and time.monotonic() < end, error
                 time.sleep(0.1)
         assert found == [49, 48, 47]
-        # What runs in it may answer before its number is written down.
+        # The program may answer before its process id is written.
         while not (bundle / "pid").exists():
             assert time.monotonic() < end
             time.sleep(0.1)

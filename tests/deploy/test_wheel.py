@@ -1,4 +1,4 @@
-"""The wheel, as somebody has it who has nothing else: built, installed in an environment of its own, asked from an empty folder."""
+"""The wheel on a clean machine: built, installed in its own environment, used from an empty folder."""
 
 import os
 import pathlib
@@ -17,7 +17,7 @@ PROGRAM = pathlib.Path(os.environ.get("STERLING", ROOT / "target/debug/sterling"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Of the program of the tests, for systems of this age."""
+    """Wheel of the tested program, for systems of this age."""
     folder = tmp_path_factory.mktemp("wheels")
     environment = {**os.environ, "STERLING_PROGRAM": str(PROGRAM), "STERLING_GLIBC": platform.libc_ver()[1], "PYTHON": sys.executable}
     subprocess.run([ROOT / "scripts/build_wheel.sh", folder], check=True, env=environment, stdin=subprocess.DEVNULL)
@@ -27,7 +27,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def home(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """An environment that has the wheel and nothing else: the program needs none of the package's dependencies."""
+    """An environment with the wheel only: the program needs none of the package's dependencies."""
     home = tmp_path_factory.mktemp("environments") / "one"
     venv.create(home, symlinks=True)
     install = [sys.executable, "-m", "pip", "--python", home / "bin/python", "install", "-q", "--no-deps", "--no-index", "--disable-pip-version-check", wheel]
@@ -45,7 +45,7 @@ def test_the_wheel_brings_the_program_and_the_demos_model(wheel: pathlib.Path, h
 
 @pytest.mark.skipif("STERLING_WHEEL_DEMO" not in os.environ, reason="publishing the demo takes minutes without optimisation: STERLING_WHEEL_DEMO=1 runs it")
 def test_a_demo_comes_with_the_wheel_alone(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    # The clone that the program was built in is there too: by another name it shows which of the two models is taken.
+    # The source tree of the program has the model too: a different name shows which of the two is used.
     model = home / "share/sterling/debian/model.toml"
     model.write_text(model.read_text().replace('name = "debian"', 'name = "installed"', 1))
     command = [home / "bin/sterling", "demo", "--listen", "127.0.0.1:0"]

@@ -1,9 +1,11 @@
-//! Bytes that may be anything, for all that reads what comes from outside: the committed corpus, and inputs that are made of it.
+//! Fuzzing of all parsers of external input: the committed corpus, and inputs that are derived from it.
 //!
-//! An input is changed in a few places at a time (bits, bytes, numbers of interest, pieces left out, doubled, taken from others, words of the
-//! format). One whose outcome is a new one, by its message without numbers and names, joins the inputs that others are made of, so that a run gets
-//! behind the first checks. A run of the tests makes the same few thousand of each target; `STERLING_FUZZ_SECONDS=600 cargo test --release --test fuzz`
-//! goes on until each has had that much time of a processor, however busy the machine is, and `STERLING_FUZZ_SEED` makes others. What breaks one is written to `target/fuzz`: put it into the corpus with the repair.
+//! An input is mutated in a few places at a time (bits, bytes, special numbers, pieces that are removed, doubled or taken from
+//! others, words of the format). An input with a new outcome, by its message without numbers and names, joins the pool for
+//! further mutations, so that a run gets past the first checks. The test suite tries the same few thousand inputs per target;
+//! `STERLING_FUZZ_SECONDS=600 cargo test --release --test fuzz` continues until each target has used that much CPU time, and
+//! `STERLING_FUZZ_SEED` selects other inputs. A failing input is written to `target/fuzz`: add it to the corpus together with the
+//! fix.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,15 +19,15 @@ use std::time::Duration;
 
 use targets::{TARGETS, Target};
 
-/// Inputs of a target where nothing says for how long.
+/// Number of inputs per target if no duration is set.
 const INPUTS: usize = 3000;
-/// Inputs that others are made of, at most.
+/// Maximal size of the pool for mutations.
 const POOL_MAX: usize = 2000;
-/// Inputs between looks at the processor time.
+/// Number of inputs between checks of the CPU time.
 const INPUTS_A_LOOK: usize = 100;
-/// Longest input, in bytes.
+/// Maximal length of an input, in bytes.
 const INPUT_BYTES_MAX: usize = 64 << 10;
-/// Memory that an input may take: so much, and so many bytes for each of its own.
+/// Memory that an input may use: a constant in bytes, and bytes per byte of input.
 const MEMORY: (usize, usize) = (64 << 20, 1024);
 
 fn root() -> &'static Path {
@@ -48,7 +50,7 @@ impl Chance {
     }
 }
 
-/// The corpus of a target: its own folder, and golden files of the format that are short.
+/// Returns the corpus of a target: its own folder, and short golden files of the format.
 fn corpus(target: &Target) -> Vec<Vec<u8>> {
     let mut folders = vec![root().join("tests/fuzz/corpus").join(target.name)];
     folders.extend(match target.name {
@@ -66,7 +68,7 @@ fn corpus(target: &Target) -> Vec<Vec<u8>> {
     inputs.into_iter().filter(|input| input.len() <= INPUT_BYTES_MAX).collect()
 }
 
-/// An input made of others.
+/// Mutates an input of the pool.
 fn made(pool: &[Vec<u8>], words: &[&str], chance: &mut Chance) -> Vec<u8> {
     let mut input = pool[chance.below(pool.len())].clone();
     for _ in 0..1 + chance.below(4) {
@@ -104,7 +106,7 @@ fn made(pool: &[Vec<u8>], words: &[&str], chance: &mut Chance) -> Vec<u8> {
     input
 }
 
-/// One number for an outcome without what is different each time: numbers, and what is quoted.
+/// Hashes an outcome without its variable parts: numbers and quoted text.
 fn signature(outcome: &str) -> u64 {
     let mut quoted = false;
     let is_kept = |c: &char| {
@@ -114,7 +116,7 @@ fn signature(outcome: &str) -> u64 {
     xxhash_rust::xxh3::xxh3_64(outcome.chars().filter(is_kept).take(400).collect::<String>().as_bytes())
 }
 
-/// Runs one input; what breaks it is kept.
+/// Runs one input; a failing one is saved.
 fn run(target: &Target, input: &[u8], folder: &Path) -> String {
     let mut outcome = None;
     let used = allocation_counter::measure(|| {
@@ -137,7 +139,7 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|text| text.parse().unwrap())
 }
 
-/// What this thread, which a test has for itself, had of a processor so far.
+/// Returns the CPU time of this thread so far; a test has its own thread.
 fn processor_time() -> Duration {
     let figures = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     Duration::from_nanos(figures.split(' ').next().unwrap().parse().unwrap())
@@ -145,7 +147,7 @@ fn processor_time() -> Duration {
 
 fn fuzz(name: &str) {
     let target = TARGETS.iter().find(|target| target.name == name).unwrap();
-    // In memory where that is a folder: a disk that writes each input down takes most of the time.
+    // In memory if possible: writing each input to disk would take most of the time.
     let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let mut pool = corpus(target);
     assert!(!pool.is_empty(), "{name}: no corpus");

@@ -1,4 +1,4 @@
-//! What is fed with bytes that may be anything. Each target says in a word what came of them; a panic or a broken promise is a defect.
+//! Fuzzing targets. Each target describes the outcome of an input in a word; a panic or a violated invariant is a defect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -19,13 +19,13 @@ use sterling::storage::files::Tensors;
 use sterling::storage::npy;
 use sterling::units::Slot;
 
-/// A reader of bytes from outside.
+/// A parser of external input.
 pub struct Target {
-    /// The folder of its corpus.
+    /// Name of its corpus folder.
     pub name: &'static str,
-    /// What came of an input; `folder` is for files.
+    /// Runs an input and returns its outcome; `folder` is for files.
     pub run: fn(bytes: &[u8], folder: &Path) -> String,
-    /// Pieces that its inputs are made of.
+    /// Pieces that its inputs are composed of.
     pub words: &'static [&'static str],
 }
 
@@ -65,7 +65,7 @@ const JSON: &[&str] = &[
     "\n",
 ];
 
-/// All of them.
+/// All targets.
 pub const TARGETS: &[Target] = &[
     Target {
         name: "filter",
@@ -294,7 +294,7 @@ fn safetensors(bytes: &[u8], folder: &Path) -> String {
         let names: Vec<String> = tensors.names().map(str::to_owned).collect();
         for name in &names {
             for dimensions in 0..4 {
-                // Whatever comes is of the shape that is told.
+                // A returned tensor must have the declared shape.
                 if let Ok((values, shape)) = tensors.get::<f32>(name, dimensions) {
                     assert_eq!(values.len(), shape.iter().product::<usize>(), "{name}");
                 }
@@ -304,7 +304,7 @@ fn safetensors(bytes: &[u8], folder: &Path) -> String {
     }))
 }
 
-/// What searches read of a version, all in one file: its lists with their codes, its columns, and the planes and posting lists over both.
+/// Opens the files that searches read, all in one: lists with their codes, columns, and the planes and posting lists over both.
 fn index(bytes: &[u8], folder: &Path) -> String {
     let path = put(folder, "index.safetensors", bytes);
     let tensors = match Tensors::read(&path) {
@@ -320,7 +320,7 @@ fn index(bytes: &[u8], folder: &Path) -> String {
         .as_ref()
         .ok()
         .map(|columns| filter::Index::open(&tensors, index.list_offsets(), index.list_lengths(), columns.terms()));
-    // Whatever is opened can be searched and read.
+    // Everything that opens must be searchable and readable.
     let (mut found, mut scratch) = (Selector::new(), ivf::Scratch::default());
     for by_codes in [false, true] {
         for vector in [vec![0.0; index.dimension()], vec![-1.5; index.dimension()]] {
@@ -363,7 +363,7 @@ fn journal(bytes: &[u8], folder: &Path) -> String {
     }))
 }
 
-/// Bytes as numbers: the first says how many keys, then lengths, then ids.
+/// Decodes bytes as numbers: the first is the number of keys, then come lengths, then ids.
 fn jagged(bytes: &[u8], _: &Path) -> String {
     let Some((&keys, rest)) = bytes.split_first() else { return "empty".into() };
     let keys: Vec<String> = (0..keys % 8).map(|key| (key % 5).to_string()).collect();
@@ -392,7 +392,7 @@ fn jagged(bytes: &[u8], _: &Path) -> String {
 }
 
 fn arrow(bytes: &[u8], _: &Path) -> String {
-    // What a server would refuse for want of memory ends there.
+    // Ends where a server would reject the request because of its memory.
     let hold = |held: &mut usize, more: usize| {
         *held += more;
         if *held > 32 << 20 { Err(Error::too_costly("more than there is")) } else { Ok(()) }

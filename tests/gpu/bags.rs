@@ -1,4 +1,4 @@
-//! Pooled bags of every row format against the CPU's plain loops.
+//! Pooled bags of every row format, compared with plain loops on the CPU.
 
 use half::{bf16, f16};
 use sterling::cuda::ops::bags::{IdBags, SlotKeys, SumsTo, TableRows, pool as pool_on, pool_slots};
@@ -10,7 +10,7 @@ use crate::emulation::{Random, device};
 
 const ROWS: usize = 40;
 
-/// So many rows of small numbers, random codes.
+/// Returns `rows` rows of small numbers, as random codes.
 pub fn rows_of(format: RowFormat, width: usize, rows: usize, random: &mut Random) -> Vec<u8> {
     let row_bytes = format.row_bytes(width).unwrap();
     let mut bytes: Vec<u8> = (0..rows * row_bytes).map(|_| random.next() as u8).collect();
@@ -36,7 +36,7 @@ pub fn rows_of(format: RowFormat, width: usize, rows: usize, random: &mut Random
 fn bags_of_every_format_and_width_are_those_of_the_cpu() {
     let device = device();
     let mut random = Random::new(3);
-    // Wide, narrow, and such that no load of four numbers is whole.
+    // Wide, narrow, and widths that are no multiple of four numbers per load.
     for format in RowFormat::ALL {
         let widths: &[usize] = if format.bits() >= 8 { &[4, 64, 260, 1, 7, 33] } else { &[4, 64, 260, 12] };
         for (n, &width) in widths.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Batches of random requests, whatever happens between any two of their steps: each answer is that of the request alone.
+//! Batches of random requests with events between any two of their steps: each answer equals that of the request alone.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,19 +22,19 @@ use crate::emulation::{Random, cards, devices, seeded, sharing};
 use crate::updates::{asked, catalogue, changed};
 use crate::whole_pass::{agree, both, prepare, vectors};
 
-/// How many batches, where it is not the number that the suite takes.
+/// Number of batches, if not the default of the suite.
 const COUNT: &str = "STERLING_BATCHES";
 const BATCHES: usize = 150;
-/// The first seed.
+/// First seed.
 const SEED: &str = "STERLING_BATCHES_SEED";
 
-/// A filter that nests so deep around another one.
+/// Returns a filter that nests `depth` levels around another one.
 fn nested(inner: &str, depth: usize) -> String {
     let nest = |filter: String, n: usize| format!("price < {} AND (price > {} OR {filter})", 300 + n, 90 + n);
     (0..depth).fold(inner.to_owned(), nest)
 }
 
-/// Requests of a view, with what each is answered alone by the CPU and by devices.
+/// Requests of a view, with the answers that the CPU and the devices give to each one alone.
 struct Requests {
     prepared: Vec<Prepared>,
     alone: Vec<[Answer; 2]>,
@@ -75,12 +75,12 @@ impl Requests {
     }
 }
 
-/// A batch to whose requests something happens at a look of the pass at one of them: its deadline passes, its caller leaves, or the
+/// A batch in which an event hits requests at a termination check of their pass: a deadline passes, a caller disconnects, or the
 /// pass panics.
 struct Happening<'a> {
     requests: Vec<&'a Prepared>,
     looks: AtomicUsize,
-    /// The look at which each is late, and nobody waits for it any more.
+    /// Check at which each request is late, or its caller has disconnected.
     late_at: Vec<usize>,
     left_at: Vec<usize>,
     panics_at: usize,
@@ -135,7 +135,7 @@ impl Batch for Happening<'_> {
     }
 }
 
-/// What batches came to.
+/// Counts of the results of batches.
 #[derive(Debug, Default)]
 struct Found {
     by_device: usize,
@@ -145,12 +145,12 @@ struct Found {
     panics: usize,
 }
 
-/// Runs a batch of some of the requests, of which each is answered as alone.
+/// Runs a batch of some of the requests; each must be answered as if it were alone.
 fn run(of: &Requests, gpu: &mut Cuda, random: &mut Random, found: &mut Found, what: &str) -> bool {
     let chosen: Vec<usize> = (0..1 + random.below(8)).map(|_| random.below(of.prepared.len())).collect();
     let mut batch = Happening::plain(&of.prepared, &chosen);
     let looks = 1 + 5 * chosen.len();
-    // Some are late or left together, as those are that came together.
+    // Some requests are late or abandoned together, like requests that arrived together.
     let (late_at, left_at) = (random.below(looks), random.below(looks));
     for n in 0..chosen.len() {
         match random.below(8) {
@@ -189,13 +189,13 @@ fn run(of: &Requests, gpu: &mut Cuda, random: &mut Random, found: &mut Found, wh
     panicked
 }
 
-/// Routes, deadlines that pass and callers that leave between any two steps, panics, views that come and go, another version, budgets
-/// from one request a group on, one device and several, two workers.
+/// Routes, deadlines that pass and callers that disconnect between any two steps, panics, views that come and go, another
+/// version, budgets from one request per group on, one device and several, two workers.
 #[test]
 fn whole_pass_answers_each_request_of_random_batches_as_alone() {
     let number = |name: &str, or: usize| std::env::var(name).map_or(or, |count| count.parse().unwrap());
     let (batches, first) = (number(COUNT, BATCHES), number(SEED, 1));
-    // Of each of two workers over the same devices.
+    // Batches for each of two workers on the same devices.
     let batches_each = (batches / 6).clamp(25, 250);
     let folder = tempfile::tempdir().unwrap();
     let plain = catalogue(folder.path(), 400, Rescore::F16, None).main().clone();
@@ -206,7 +206,7 @@ fn whole_pass_answers_each_request_of_random_batches_as_alone() {
         let devices = sharing(&vec![1 << 30; 1 + seed % 3]);
         let budget = [1, 1 << 16, 1 << 18, 64 << 20][random.below(4)];
         let residents = Arc::new(Residents::new(devices.clone()).with_budget(budget).with_updates());
-        // One request alone takes more than it may, where it collects many candidates.
+        // One request alone exceeds the budget if it collects many candidates.
         if random.below(3) == 0 {
             devices.all().iter().for_each(|device| device.lanes().set_most(4 << 20));
         }
@@ -226,7 +226,7 @@ fn whole_pass_answers_each_request_of_random_batches_as_alone() {
                 let (_, requests) = &views[random.below(views.len())];
                 let what = format!("seed {seed}, worker {number}, batch {batch}");
                 if run(requests, &mut gpu, &mut random, &mut found, &what) || random.below(40) == 0 {
-                    // As a worker does that met a panic, or rested.
+                    // As a worker does after a panic or an idle time.
                     gpu.rest();
                     gpu = Cuda::new(residents.clone(), Threads::new(1));
                 }
@@ -248,7 +248,7 @@ fn whole_pass_answers_each_request_of_random_batches_as_alone() {
     assert!(found.panics > 0, "{found:?}");
 }
 
-/// A group of which all are late, between two that are not.
+/// All requests of one group are late; the groups before and after it are not.
 #[test]
 fn whole_pass_skips_a_group_that_is_late_and_answers_those_around_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -285,7 +285,7 @@ fn whole_pass_skips_a_group_that_is_late_and_answers_those_around_it() {
     }
 }
 
-/// One request that a device cannot do is the CPU's alone.
+/// Only the one request that a device cannot compute goes to the CPU.
 #[test]
 fn whole_pass_leaves_a_request_to_the_cpu_and_not_its_batch() {
     let folder = tempfile::tempdir().unwrap();
@@ -300,11 +300,11 @@ fn whole_pass_leaves_a_request_to_the_cpu_and_not_its_batch() {
         let answers = pass::run(gpu, &prepare(&view, bodies), None).into_iter().map(|answer| answer.unwrap());
         answers.map(|answer| (is_of_cpu(&answer), answer.explain.unwrap().note)).collect()
     };
-    // Deeper than one block of 256 threads has memory for on the narrowest device.
+    // Deeper than a block of 256 threads has memory for on the narrowest device.
     bodies[2]["filter"] = nested("price > 1", 60).into();
     let all = kernels(&mut gpu, &bodies);
     assert!(all.iter().all(|(is_of_cpu, _)| !is_of_cpu), "{all:?}");
-    // Deeper than what one item is asked may nest.
+    // Deeper than the nesting limit of filters that are evaluated per item.
     bodies[2]["filter"] = nested("shelf:rare", 60).into();
     for _ in 0..2 {
         let all = kernels(&mut gpu, &bodies);
@@ -324,7 +324,7 @@ fn whole_pass_leaves_a_request_to_the_cpu_and_not_its_batch() {
     }
 }
 
-/// A device that is lost is reported and left alone, and answers again once it is found.
+/// A lost device is reported and skipped, and answers again once it is back.
 #[test]
 fn whole_pass_goes_back_to_a_device_that_is_found_again() {
     let folder = tempfile::tempdir().unwrap();
@@ -349,7 +349,8 @@ fn whole_pass_goes_back_to_a_device_that_is_found_again() {
     assert!(residents.warnings().is_empty());
 }
 
-/// Wide vectors and deep filters find the same on every kind of device, by another way where a block has too little shared memory.
+/// Wide vectors and deep filters return the same results on every kind of device, by another kernel if a block has too little
+/// shared memory.
 #[test]
 #[ignore = "long: every kind of device"]
 fn whole_pass_of_wide_vectors_runs_on_every_device() {
@@ -374,7 +375,7 @@ fn whole_pass_of_wide_vectors_runs_on_every_device() {
     }
 }
 
-/// What a launch needs of shared memory is no matter of another one that is under way in another thread.
+/// The shared memory that a launch needs does not affect a concurrent launch of another thread.
 #[test]
 fn whole_pass_of_two_widths_runs_in_two_threads() {
     let folder = tempfile::tempdir().unwrap();

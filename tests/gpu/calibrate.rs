@@ -1,4 +1,4 @@
-//! `sterling plan --calibrate` of a card. What it makes of a card's rates is tried on one that is a model, in `planner::calibrate_gpu`.
+//! `sterling plan --calibrate` on a GPU. `planner::calibrate_gpu` tests the use of the measured rates on a simulated GPU.
 
 use sterling::cuda::Device;
 use sterling::embedding::planner::{Topology, Workload, calibrate_gpu, plan};
@@ -12,7 +12,7 @@ fn a_card_is_measured_and_planned_with() {
     let mut topology = Topology::detect().unwrap().with_cards(std::slice::from_ref(&device)).unwrap();
     calibrate_gpu::apply(&[constants], &mut topology).unwrap();
     topology.validate().unwrap();
-    // Whatever the clock has said, there is nothing that takes no time at all but a row beside its bytes.
+    // Independent of the clock, every rate is positive; only a row may cost nothing besides its bytes.
     let gpu = &topology.gpus[0];
     assert_eq!(gpu.name, device.name());
     assert!(constants.call_us > 0.0 && constants.link_us > 0.0, "{constants:?}");

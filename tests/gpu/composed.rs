@@ -1,4 +1,4 @@
-//! A catalogue, a reranker and a pass that are composed of the operations of the device: what `benches/gpu_floors.rs` measures.
+//! A catalogue, a reranker and a pass that are composed of the operations of the device; `benches/gpu_floors.rs` measures them.
 
 use std::sync::Arc;
 
@@ -16,18 +16,18 @@ use sterling::kernels::cpu::dense::{Form, PANEL};
 use crate::emulation::Random;
 
 pub const DIMENSION: usize = 128;
-/// About the norm of a random item: 128 codes of 74 on average (the square's), each worth 1/4096.
+/// Approximate norm of a random item: 128 codes of about 74 (root mean square), with a scale of 1/4096.
 const NORM_MAX: f32 = 0.25;
 
-/// Numbers on the device.
+/// Fills an array on the device.
 pub fn filled<T: Pod>(device: &Device, len: usize, number: impl FnMut(usize) -> T) -> Result<Array<T>> {
     device.copy(&(0..len).map(number).collect::<Vec<T>>())
 }
 
-/// Bytes of noise that are written again and again: no whole number of rows, so that no two items are alike.
+/// Length of the block of noise, in bytes, that is repeated. It is no multiple of a row, so that all items differ.
 const NOISE_BYTES: usize = (64 << 20) - 2;
 
-/// Random bytes on the device, or random bf16 between -1 and 1.
+/// Returns random bytes on the device, or random bf16 between -1 and 1.
 pub fn noise(device: &Device, bytes: usize, is_bf16: bool) -> Result<Array<u8>> {
     let (all, mut random) = (device.room(bytes)?, Random::new(bytes as u64));
     let number =
@@ -40,7 +40,7 @@ pub fn noise(device: &Device, bytes: usize, is_bf16: bool) -> Result<Array<u8>> 
     Ok(all)
 }
 
-/// A catalogue of random codes in lists of one length.
+/// A catalogue of random codes in lists of equal length.
 pub struct Catalogue {
     pub lists: BlockLists,
     pub centroids: Centroids,
@@ -49,7 +49,7 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
-    /// So many items in so many lists.
+    /// Creates `items` items in `count` lists.
     pub fn in_lists(device: &Device, items: usize, count: usize) -> Result<Self> {
         let mut random = Random::new(items as u64);
         let each = (items / count).next_multiple_of(16).max(16);
@@ -102,7 +102,7 @@ impl Catalogue {
         Ok(collection)
     }
 
-    /// The best lists of each query; `keys` takes the scores of all lists.
+    /// Returns the best lists of each query; `keys` receives the scores of all lists.
     pub fn best_of(&self, lane: &Device, queries: &Collection, probes: usize, keys: &Array<u32>) -> Result<Best> {
         self.centroids.score(lane, queries, keys)?;
         let wanted = lane.copy(&vec![probes as u32; queries.queries()])?;
@@ -111,7 +111,7 @@ impl Catalogue {
     }
 }
 
-/// Random operands of products: a number each, or two in bf16.
+/// Returns random operands of products: one number each, or two in bf16.
 pub fn numbers(device: &Device, form: Form, len: usize) -> Result<Array<f32>> {
     let mut random = Random::new(len as u64);
     filled(device, len, |_| match form {
@@ -120,7 +120,7 @@ pub fn numbers(device: &Device, form: Form, len: usize) -> Result<Array<f32>> {
     })
 }
 
-/// Layers of a reranker, `256 - 512 - 256`, packed.
+/// Packed layers of a reranker, `256 - 512 - 256`.
 pub struct Layers {
     form: Form,
     matrices: [Array<f32>; 2],
@@ -167,19 +167,19 @@ pub fn filter() -> WordProgram {
     WordProgram { steps: vec![push, keep(1), keep(2)], depth: 1, ..WordProgram::default() }
 }
 
-/// What is asked of every query of a batch.
+/// Parameters of all queries of a batch.
 #[derive(Clone, Copy)]
 pub struct Asked<'a> {
     pub probes: usize,
     pub k0: usize,
     pub k: usize,
-    /// Different filters of the batch; none where nothing is filtered.
+    /// Number of different filters of the batch; 0 for unfiltered queries.
     pub filters: usize,
     pub layers: Option<&'a Layers>,
 }
 
 impl Catalogue {
-    /// Filter, probe, scan, select, rescore, gather, rerank, select and sort by operations, as a pass asks for them.
+    /// Composes a pass of operations: filter, probe, scan, select, rescore, gather, rerank, select and sort.
     pub fn pass(&self, lane: &Device, vectors: &[f32], asked: &Asked<'_>) -> Result<Vec<Later<u32>>> {
         let (batch, selected) = (vectors.len() / DIMENSION, asked.k0 + asked.k0 / 4);
         let queries = self.collection(lane, vectors, asked.probes, selected)?;
@@ -201,14 +201,15 @@ impl Catalogue {
         let wanted = lane.copy(&vec![asked.k as u32; batch])?;
         let top = top::select(lane, &scored, &Ties::default(), &wanted, asked.k)?;
         let top = top::sort(lane, top, &Ties::default())?;
-        // What a pass takes back: the best with their columns, and what was looked at.
+        // Results of a pass: the best items with their columns, and the counts of scanned items.
         let all = [&top.slots, &top.keys, &top.keys, &top.keys];
         let columns = all.into_iter().map(|column| column.later(column.len()));
         let each = [&top.counts, &best.counts, &queries.survivors, &looked_at];
         columns.chain(each.into_iter().map(|counts| counts.later(batch))).collect()
     }
 
-    /// Scans the lists of a batch: with filters after half of them is looked whether there is enough. Returns the lists of each query.
+    /// Scans the lists of a batch; with filters, checks after half of them whether enough results were found. Returns the lists
+    /// of each query.
     fn scan(&self, lane: &Device, vectors: &[f32], queries: &Collection, asked: &Asked<'_>) -> Result<Array<u32>> {
         let (batch, probes) = (queries.queries(), asked.probes);
         let keys = lane.room(batch * self.centroids.lists)?;

@@ -1,4 +1,4 @@
-//! What launches say that they move and compute.
+//! Reported bytes and operations of launches.
 
 use sterling::cuda::Demand;
 use sterling::cuda::ops::steps::RowsOf;
@@ -7,8 +7,8 @@ use sterling::kernels::cpu::dense::Form;
 use crate::composed::{Asked, Catalogue, DIMENSION, Layers};
 use crate::emulation::{Random, emulated};
 
-/// What launches say that they compute is about what kernels do, as the emulation counts it, where lists and candidates are as many as the
-/// host takes them to be.
+/// The operations that launches report match those of the kernels, as the emulation counts them, if lists and candidates are as
+/// many as the host assumes.
 #[test]
 fn launches_compute_what_they_say() {
     let driver = emulated();
@@ -22,7 +22,7 @@ fn launches_compute_what_they_say() {
         of.pass(&device, &vectors[..batch * DIMENSION], &asked).unwrap();
         let [said, did] = driver.demand();
         type Kind = fn(&Demand) -> u64;
-        // Of single precision it is not said what bins of scores take.
+        // The reported single-precision operations leave out the histogram of scores.
         let kinds: [(Kind, &str, f64); 4] = [
             (|t| t.dp4a, "dp4a", 1.0),
             (|t| t.tensor_int8, "bytes by tensor cores", 1.0),

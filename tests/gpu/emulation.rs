@@ -1,4 +1,4 @@
-//! The emulated card.
+//! The emulated GPU.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,9 +7,9 @@ use std::sync::{Arc, OnceLock};
 use sterling::cuda::emulated::Emulated;
 use sterling::cuda::{Choice, Device, Devices};
 
-/// Names a library that was made before.
+/// Path of a library that was built before.
 const LIBRARY: &str = "STERLING_EMULATION_LIBRARY";
-/// Names a card to run on in place of the emulation.
+/// Name of a GPU to run on instead of the emulation.
 const DEVICE: &str = "STERLING_TEST_DEVICE";
 const SEED: &str = "STERLING_EMULATION_SEED";
 
@@ -20,7 +20,7 @@ fn kernels() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/cuda/src/kernels")
 }
 
-/// Makes the library.
+/// Builds the library.
 fn make(name: &str, options: &[&str]) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let (to, made_at) = (folder.join(format!("{name}.so")), folder.join(format!("{name}-{}.so", std::process::id())));
@@ -29,12 +29,12 @@ fn make(name: &str, options: &[&str]) -> PathBuf {
     let made = compiler.args(options).arg(kernels().join("emulated.cpp")).arg("-o").arg(&made_at).output();
     let made = made.unwrap_or_else(|e| panic!("g++ makes the emulation: {e}"));
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    // One that another run has loaded stays as it is for that run.
+    // A library that another run has loaded must not change under it.
     std::fs::rename(made_at, &to).unwrap();
     to
 }
 
-/// The card that `STERLING_TEST_DEVICE` names, else an emulated one of its own, on the library that this run made.
+/// Returns the GPU of `STERLING_TEST_DEVICE`, else a new emulated one, on the library that this run built.
 pub fn device() -> Device {
     if let Ok(named) = std::env::var(DEVICE) {
         return named.parse::<Choice>().unwrap().open().unwrap().device.expect("a card").first().clone();
@@ -42,18 +42,19 @@ pub fn device() -> Device {
     Device::over(emulated())
 }
 
-/// Emulated cards with so many bytes of memory each.
+/// Returns emulated GPUs with these memory sizes, in bytes.
 pub fn cards(memory_bytes: &[u64]) -> Vec<Arc<Emulated>> {
     let card = |(n, &bytes): (usize, &u64)| Arc::new(opened().like(&format!("emulated:{n}"), bytes));
     memory_bytes.iter().enumerate().map(card).collect()
 }
 
-/// The same as devices that share the items.
+/// Returns them as devices that share the items.
 pub fn devices(cards: &[Arc<Emulated>]) -> Devices {
     Devices::new(cards.iter().map(|card| Device::over(card.clone())).collect()).unwrap()
 }
 
-/// Devices that share the items: emulated cards with so many bytes of memory each, or the card that `STERLING_TEST_DEVICE` names once for each.
+/// Returns devices that share the items: emulated GPUs with these memory sizes in bytes, or the GPU of `STERLING_TEST_DEVICE`,
+/// once for each.
 pub fn sharing(memory_bytes: &[u64]) -> Devices {
     match std::env::var_os(DEVICE) {
         Some(_) => Devices::new(memory_bytes.iter().map(|_| device()).collect()).unwrap(),
@@ -61,7 +62,7 @@ pub fn sharing(memory_bytes: &[u64]) -> Devices {
     }
 }
 
-/// An emulated card, whatever `STERLING_TEST_DEVICE` names.
+/// Returns an emulated GPU, regardless of `STERLING_TEST_DEVICE`.
 pub fn emulated() -> Arc<Emulated> {
     Arc::new(opened())
 }
@@ -70,14 +71,14 @@ fn opened() -> Emulated {
     seeded(std::env::var(SEED).ok().and_then(|seed| seed.parse().ok()).unwrap_or(1))
 }
 
-/// An emulated card, the turns of whose threads and streams a seed orders.
+/// Returns an emulated GPU whose thread and stream order depends on a seed.
 pub fn seeded(seed: u64) -> Emulated {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     let library = MADE.get_or_init(|| std::env::var_os(LIBRARY).map_or_else(|| make("plain", &PLAIN), PathBuf::from));
     Emulated::open(library, seed).unwrap()
 }
 
-/// Numbers from a seed.
+/// Random numbers from a seed.
 pub struct Random(u64);
 
 impl Random {
@@ -96,7 +97,7 @@ impl Random {
         (self.next() % bound as u64) as usize
     }
 
-    /// Between -1 and 1, of 2^-12 apart.
+    /// Returns a number between -1 and 1, a multiple of 2^-12.
     pub fn number(&mut self) -> f32 {
         (self.below(8193) as f32 - 4096.0) / 4096.0
     }
@@ -106,7 +107,7 @@ impl Random {
     }
 }
 
-/// The same tests under sanitizers: what leaves an array by a byte, reads a misaligned number or overflows ends them.
+/// Runs the same tests under sanitizers, which end the process at an out-of-bounds byte, a misaligned read or an overflow.
 #[test]
 #[ignore = "long: runs the suite again under sanitizers"]
 fn nothing_leaves_its_memory() {
@@ -120,7 +121,7 @@ fn nothing_leaves_its_memory() {
         .args(["--test-threads", "2", "--skip", "nothing_leaves_its_memory", "--skip", "whole_pass"])
         .env(LIBRARY, &library)
         .env("LD_PRELOAD", preload.trim())
-        // Memory that the test's own threads keep is no concern of the kernels.
+        // Memory that threads of the test keep until the end is no leak of the kernels.
         .env("ASAN_OPTIONS", "detect_leaks=0:detect_stack_use_after_return=0")
         .env("UBSAN_OPTIONS", "halt_on_error=1:print_stacktrace=1")
         .stdin(std::process::Stdio::null())

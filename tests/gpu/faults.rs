@@ -1,4 +1,4 @@
-//! What a card would be undefined at, or refuse, is found by the emulation: each of its checks is misused once.
+//! Misuses each check of the emulation once: it must detect operations that are undefined or rejected on a GPU.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use sterling::cuda::{Demand, Device, Driver, Launch, Streams, Work};
 
 use crate::emulation::{emulated, seeded};
 
-/// A card whose faults are told, with some memory, pinned memory of as many bytes, and a stream.
+/// A GPU whose faults are reported, with some memory, pinned memory of the same size, and a stream.
 struct Misused {
     card: Arc<Emulated>,
     memory: u64,
@@ -18,10 +18,10 @@ struct Misused {
 
 const BYTES: usize = 4096;
 
-/// Calls a driver in a way that it asks its callers not to.
+/// Calls a driver in violation of its contract.
 macro_rules! misuse {
     ($call:expr) => {{
-        // SAFETY: the emulation checks what a card would trust, and its memory stays for a while once it was freed.
+        // SAFETY: the emulation checks what a GPU would trust, and its memory stays valid for a while after it is freed.
         unsafe { $call }
     }};
 }
@@ -50,7 +50,7 @@ impl Misused {
     }
 }
 
-/// A launch of 32 threads over one address.
+/// Returns a launch of 32 threads over one address.
 fn launch(kernel: &'static str, arguments: &[u8]) -> Work {
     Work::of(&Launch { kernel, grid: [1, 1, 1], threads: 32, shared_bytes: 0, arguments, demand: Demand::default() })
 }
@@ -69,7 +69,7 @@ fn memory_is_not_freed_while_queued_work_names_it() {
     of.submit(launch("select_top", &(of.memory + BYTES as u64 - 1).to_le_bytes()));
     misuse!(of.card.free(of.memory));
     of.is_told("is freed while `select_top`");
-    // Behind the memory, and once the work has run.
+    // Out of bounds, and after the work has run.
     let of = Misused::new();
     of.submit(launch("select_top", &(of.memory + BYTES as u64).to_le_bytes()));
     misuse!(of.card.free(of.memory));
@@ -147,7 +147,7 @@ fn freed_memory_is_not_used() {
     misuse!(of.card.free(of.memory));
     misuse!(of.card.free(of.memory));
     of.is_told("memory is freed that is not there, or was freed before");
-    // No use reaches beyond its memory, though another one lies there.
+    // Accesses must not exceed their allocation, even if another allocation follows.
     let of = Misused::new();
     assert!(misuse!(of.card.upload(of.memory + 1, &[0; BYTES])).is_err());
 }
@@ -172,7 +172,7 @@ fn memory_that_is_used_anew_is_overwritten_and_nobody_elses() {
 #[test]
 fn freed_memory_is_overwritten_and_not_used_again_at_once() {
     if std::env::var_os("STERLING_EMULATION_LIBRARY").is_some() {
-        // A sanitizer tells of each byte that is read.
+        // A sanitizer reports every byte that is read.
         return;
     }
     let of = Misused::new();
@@ -216,7 +216,7 @@ fn faults_panic_unless_they_are_kept() {
     card.keep_faults();
 }
 
-/// Work of a stream runs in its order, and that of two streams in any: what one needs of the other it must wait for.
+/// Work of one stream runs in order, and that of two streams in any order: dependencies between them need a wait.
 #[test]
 fn streams_run_in_any_order_and_each_in_its_own() {
     let (mut found, mut early) = (Vec::new(), 0);
@@ -284,7 +284,7 @@ fn launches_are_held_against_the_limits_of_devices() {
     }
 }
 
-/// A device that is lost answers nothing, and again once it is found.
+/// A lost device answers nothing; once it is back, it answers again.
 #[test]
 fn a_device_that_is_found_again_answers() {
     let card = emulated();
@@ -293,7 +293,7 @@ fn a_device_that_is_found_again_answers() {
     let lane = device.lane().unwrap();
     lane.begin().unwrap();
     let arrays = [(); 2].map(|()| lane.zeros::<u32>(4).unwrap());
-    // They come by one launch: of what failed once nothing is taken for a result.
+    // The results come in one launch: after a failure, nothing is used as a result.
     let results = arrays.each_ref().map(|array| array.later(4).unwrap());
     for result in results {
         assert!(result.get().unwrap_err().to_string().contains("the card is lost"));

@@ -1,5 +1,5 @@
-//! Tables of which only the rows that are asked for often are on the card: what is pooled is what the CPU pools of the whole table,
-//! whoever asks, whatever became of those before, and whether the card fetches the others or the host gathers them.
+//! Tables that are cached partly on the GPU: pooled values equal those that the CPU computes from the complete table, in any
+//! order of batches, after failures, and whether the GPU or the host reads the missing rows.
 
 use std::sync::Arc;
 
@@ -21,12 +21,12 @@ fn table_of(format: RowFormat, width: usize, random: &mut Random) -> Table {
     Table::host(spec, Buffer::copied(&rows_of(format, width, ROWS, random)).unwrap()).unwrap()
 }
 
-/// So many bytes of a card, which answer three quarters of all reads by some plan.
+/// Returns a share of `bytes` bytes of a GPU, with three quarters of all reads expected to hit.
 fn share(bytes: u64) -> CardShare {
     CardShare { bytes, hit_share: 0.75 }
 }
 
-/// Bags of ids of which few are asked for often, some of no row.
+/// Returns bags of ids, of which few are frequent and some have no row.
 fn bags_of(random: &mut Random, bags: usize) -> (Vec<i64>, Vec<u32>) {
     let mut offsets = vec![0u32];
     for _ in 0..bags {
@@ -46,7 +46,7 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// Pools some bags in a turn; what comes out is what the CPU makes of them.
+    /// Pools some bags in a turn and compares the result with that of the CPU.
     fn pool(&self, lane: &Device, turn: &mut HotTurn<'_>, random: &mut Random, what: &str) -> usize {
         let (ids, offsets) = bags_of(random, 21);
         let weights = random.numbers(ids.len());
@@ -69,7 +69,7 @@ impl Case<'_> {
     }
 }
 
-/// Pools from tables of every share of a card, by two lanes in turns.
+/// Pools from tables of every share of a GPU, with two interleaved streams.
 fn pool_from(device: &Device, formats: &[(RowFormat, usize)], what: &str) {
     let mut random = Random::new(11);
     for &(format, width) in formats {
@@ -80,7 +80,7 @@ fn pool_from(device: &Device, formats: &[(RowFormat, usize)], what: &str) {
             assert!(hot.is_empty());
             let number = hot.add(device, &table, share(places * row_bytes)).unwrap();
             assert_eq!(hot.add(device, &table, share(row_bytes)).unwrap(), number, "it has its places");
-            // Lanes read it on streams of their own.
+            // Streams read it concurrently.
             device.settle().unwrap();
             let case = Case { table: &table, number };
             let lanes = [device.lane().unwrap(), device.lane().unwrap()];
@@ -103,7 +103,7 @@ fn pool_from(device: &Device, formats: &[(RowFormat, usize)], what: &str) {
             assert!(
                 counters.entries <= counters.entries_max && counters.inserted - counters.evicted == counters.entries
             );
-            // Twelve rows are five eighths of what is asked for; what one part asks for again it has fetched.
+            // Twelve rows are five eighths of the reads; a row that a partition reads again is already cached.
             assert!(counters.hit_rate() > least, "{places} places: {}", counters.hit_rate());
         }
     }
@@ -115,7 +115,7 @@ const FORMATS: [(RowFormat, usize); 4] =
 #[test]
 fn rows_that_are_asked_for_often_are_pooled_as_all_rows_are() {
     pool_from(&device(), &FORMATS, "fetched");
-    // Rows wider than what a warp has under way at a time.
+    // Rows wider than the part of a row that a warp copies at a time.
     pool_from(&device(), &[(RowFormat::F32, 300), (RowFormat::Int8, 301)], "fetched");
 }
 
@@ -127,7 +127,7 @@ fn the_host_gathers_what_is_not_registered() {
     assert_eq!((card.registered_bytes(), card.demand()[0].host), (0, 0));
 }
 
-/// Each row once, however often a batch asks for it, and none that has a place.
+/// Each missing row is transferred once, however often a batch reads it; cached rows are not transferred.
 #[test]
 fn what_is_missing_comes_over_the_link_once() {
     let (card, mut random) = (emulated(), Random::new(13));
@@ -154,7 +154,7 @@ fn what_is_missing_comes_over_the_link_once() {
     assert_eq!(card.registered_bytes(), 0);
 }
 
-/// What would be a fault of the card, or quietly wrong, is an error of the emulation.
+/// Misuses that fault on a GPU, or return wrong data silently, are errors in the emulation.
 #[test]
 fn memory_of_the_host_is_read_while_it_is_registered() {
     let [card, other] = [1, 2].map(|seed| Arc::new(seeded(seed).late()));
@@ -168,12 +168,12 @@ fn memory_of_the_host_is_read_while_it_is_registered() {
     let beyond = [4, -1].map(|row| fetch_rows(&device, &registered, &[row], 20).unwrap_err().to_string());
     assert!(beyond[0].contains("row 4 of a table of 4") && beyond[1].contains("row -1"), "{beyond:?}");
 
-    // Memory that is registered with another card.
+    // Memory that is registered with another GPU.
     let elsewhere = Device::over(other.clone()).register(Buffer::copied(&[0; 20]).unwrap()).unwrap();
     let refused = fetch_rows(&device, &elsewhere, &[0], 20).unwrap_err().to_string();
     assert!(refused.contains("memory of the host that is not registered"), "{refused}");
 
-    // Work that outlives what it reads.
+    // Work that outlives the memory it reads.
     let lane = device.lane().unwrap();
     lane.begin().unwrap();
     let late = fetch_rows(&lane, &registered, &[1], 20).unwrap().later(20).unwrap();
@@ -186,7 +186,7 @@ fn memory_of_the_host_is_read_while_it_is_registered() {
     assert!(refused.contains("memory of the host that is not registered"), "{refused}");
 }
 
-/// What a turn that came to no end has asked for may never have been done.
+/// Uploads of a failed turn may never have run, so its slots are invalid.
 #[test]
 fn places_of_a_turn_that_failed_are_not_trusted() {
     let (device, mut random) = (device(), Random::new(12));
@@ -196,7 +196,7 @@ fn places_of_a_turn_that_failed_are_not_trusted() {
     device.settle().unwrap();
     let case = Case { table: &table, number };
     for round in 0..6 {
-        // Work that is written down and never sent off.
+        // Recorded work that is never submitted.
         let gone = device.lane().unwrap();
         gone.begin().unwrap();
         let (ids, offsets) = bags_of(&mut random, 30);

@@ -1,4 +1,4 @@
-//! Work that is written down, sent off and replayed, against the same work asked for at once.
+//! Work that is recorded, submitted and replayed, compared with the same work run directly.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use sterling::cuda::ops::top::{self, Scored, Ties};
 
 use crate::emulation::{Random, cards, emulated, seeded};
 
-/// The best of a row, by some launches, uploads, zeros and results.
+/// Selects the best of a row with some launches, uploads, zeroed arrays and results.
 fn best(device: &Device, keys: &[u32], k: u32) -> sterling::error::Result<impl FnOnce() -> Vec<u32> + use<>> {
     let (keys, wanted) = (device.copy(keys)?, device.copy(&[k])?);
     let scored = Scored { keys: &keys, slots: None, counts: None, stride: keys.len() };
@@ -50,7 +50,7 @@ fn replayed_work_makes_what_it_makes_at_once() {
         assert!(driver.launches() > ran);
     }
     let counts = driver.counts();
-    // The first turn asks for its memory beside the lane's, the second is new, the third is recorded.
+    // The first turn allocates outside of the stream's memory, the second is new, the third is recorded.
     assert_eq!((counts.submitted, counts.recorded, counts.replayed), (2, 1, 4), "{counts:?}");
 }
 
@@ -81,7 +81,7 @@ fn arrays_are_overwritten_in_the_order_of_the_work() {
         zeros.write(&[5]).unwrap();
         assert_eq!(first.get().unwrap(), [1, 2, 3, 4]);
         assert_eq!(second.get().unwrap(), [1, 7, 8]);
-        // What is asked for behind a wait runs as well.
+        // Work that is queued after a wait runs as well.
         assert_eq!((array.to_vec().unwrap(), zeros.to_vec().unwrap()), (vec![0; 4], vec![5, 0, 0]));
         array.write(&[9]).unwrap();
         assert_eq!(array.read(2).unwrap(), [9, 0]);
@@ -89,7 +89,7 @@ fn arrays_are_overwritten_in_the_order_of_the_work() {
     }
 }
 
-/// Results that follow each other go to the host by one launch, four bytes a thread, and what is left by the last.
+/// Consecutive results are copied to the host by one launch, four bytes per thread; the last thread copies the rest.
 #[test]
 fn results_of_any_length_come_together() {
     let (_, lane) = lane();
@@ -99,7 +99,7 @@ fn results_of_any_length_come_together() {
         let bytes = |(array, length): (usize, usize)| (0..length).map(|n| (7 * array + n) as u8 ^ turn).collect();
         let sent: Vec<Vec<u8>> = lengths.into_iter().enumerate().map(bytes).collect();
         let arrays: Vec<_> = sent.iter().map(|bytes| lane.copy(bytes).unwrap()).collect();
-        // Asked for in another order than they lie in, so that what leaves a result's end is not what follows it anyway.
+        // Queued in another order than in memory, so that bytes beyond the end of a result differ from the next result.
         let results: Vec<_> = arrays.iter().rev().map(|array| array.later(array.len()).unwrap()).collect();
         let mut found: Vec<Vec<u8>> = results.into_iter().map(|result| result.get().unwrap()).collect();
         found.reverse();
@@ -121,7 +121,7 @@ fn lanes_work_side_by_side() {
         let found = best(lane, &keys, 15).unwrap();
         lane.flush().unwrap();
         let want = at_once(&keys, 15);
-        // The lane before is waited for once this one is on its way.
+        // The previous stream is awaited once this one is submitted.
         if let Some((found, want)) = before.replace((found, want)) {
             let found: Vec<u32> = found();
             assert_eq!(found, want, "turn {turn}");
@@ -139,7 +139,7 @@ fn work_that_nobody_waits_for_is_no_harm() {
         let keys = keys(&mut random, 100 + 700 * (turn % 3));
         let found = best(&lane, &keys, 9).unwrap();
         match turn % 4 {
-            // Written down alone, or sent off, and then forgotten.
+            // Recorded only, or submitted, and then dropped.
             0 => drop(found),
             1 => {
                 lane.flush().unwrap();
@@ -149,7 +149,7 @@ fn work_that_nobody_waits_for_is_no_harm() {
         }
     }
     assert!(driver.counts().waits >= 4);
-    // An array that somebody still holds keeps its numbers, however often the lane begins.
+    // An array with another owner keeps its numbers, however often the stream begins a turn.
     let kept = lane.copy(&[1u32, 2, 3]).unwrap();
     lane.begin().unwrap();
     let keys = keys(&mut random, 100);
@@ -157,7 +157,7 @@ fn work_that_nobody_waits_for_is_no_harm() {
     assert_eq!(kept.to_vec().unwrap(), [1, 2, 3]);
 }
 
-/// What comes next would take the place of a result that nobody has fetched yet.
+/// A new turn would overwrite a result that was not read yet.
 #[test]
 fn a_lane_does_not_begin_while_results_are_out() {
     let (_, lane) = lane();
@@ -176,7 +176,7 @@ fn a_lane_does_not_begin_while_results_are_out() {
     assert_eq!(finished.get().unwrap(), [3; 40]);
 }
 
-/// Memory that cannot be had leaves a lane that gives back what it has once, and works when there is room again.
+/// If memory cannot be allocated, a stream frees its memory once, and works again when memory is available.
 #[test]
 fn a_lane_without_room_gives_its_memory_back_once() {
     for left in (0..700).step_by(100) {
@@ -187,7 +187,7 @@ fn a_lane_without_room_gives_its_memory_back_once() {
         drop(lane.copy(&vec![1u8; 100 << 10]).unwrap());
         lane.begin().unwrap();
         drop((lane.copy(&vec![1u8; 100 << 10]).unwrap(), lane.copy(&vec![1u8; 1 << 20]).unwrap()));
-        // Somebody else takes the rest, but for so many KiB.
+        // All other memory is taken, except this number of KiB.
         let (free, all) = device.memory().unwrap();
         let other = device.room::<u8>((free as usize).saturating_sub(left << 10).max(1)).unwrap();
         let begun = lane.begin();
@@ -203,7 +203,7 @@ fn a_lane_without_room_gives_its_memory_back_once() {
     }
 }
 
-/// One large stretch does not keep its memory for ever, and lanes take no more than they may.
+/// One large turn does not reserve its memory forever, and streams stay within their limit.
 #[test]
 fn lanes_give_back_what_they_need_no_more() {
     let card = cards(&[1 << 30]).remove(0);
@@ -223,7 +223,7 @@ fn lanes_give_back_what_they_need_no_more() {
     lane.begin().unwrap();
     let error = lane.room::<u8>(3 << 20).unwrap_err().to_string();
     assert!(error.contains("need 3145728 more, of at most 2097152"), "{error}");
-    // The lane tries to have that much for the next stretch, and goes on with less.
+    // The stream tries to allocate that much for the next turn, and continues with less.
     assert!(lane.begin().is_err());
     run(10);
 }

@@ -1,4 +1,4 @@
-//! What a card would hang at, or not notice, is an error of the emulation.
+//! Launches at which a GPU would hang, or ignore a mistake, are errors in the emulation.
 
 use sterling::cuda::emulated::Emulated;
 use sterling::cuda::ops::top::{self, Scored, Ties};

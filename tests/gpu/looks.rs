@@ -1,4 +1,4 @@
-//! Filtered searches end where those of the CPU end, if they ask as often.
+//! Filtered searches on a GPU end where those of the CPU end, if they check as often.
 
 use sterling::cuda::Device;
 use sterling::cuda::cut::Share;
@@ -15,7 +15,7 @@ use crate::scan::index;
 
 const DIMENSION: usize = 24;
 
-/// Eligible items of every list, some more and some less likely, in words as the index of filters has them.
+/// Eligible items of every list, with different probabilities per list, as filter bitmaps of the filter index.
 struct Catalogue {
     index: Index,
     firsts: Vec<u32>,
@@ -49,7 +49,7 @@ fn catalogue(lists: usize, thin: u32, is_regional: bool) -> Catalogue {
     Catalogue { index, firsts, words, vectors: random.numbers(5 * DIMENSION), margins: Margins::of(&sample), pass_rate }
 }
 
-/// Lists, items and survivors of a search on the CPU.
+/// Returns the numbers of lists, items and survivors of a search on the CPU.
 fn on_cpu(of: &Catalogue, vector: &[f32], search: &FilteredSearch<'_>, excluded: &[u32]) -> [u64; 3] {
     let mut selector = Selector::new();
     selector.reset(search.enough);
@@ -98,7 +98,7 @@ fn searches_end_where_those_of_the_cpu_do() {
     for (lists, thin, is_regional) in [(60, 1, false), (60, 3, true), (130, 2, true), (300, 1, false), (7, 1, false)] {
         let of = catalogue(lists, thin, is_regional);
         let copied = DeviceIndex::copy(&device, &of.index, &of.index.cut(Share::WHOLE), 0).unwrap();
-        // The last of those with an ending go on for what lists bring, whatever is ahead.
+        // The last ones with an ending continue because of the gain per list, regardless of the estimate for unscanned lists.
         for (probes, probes_max, enough, ending) in [
             (8, lists, 10, Some((0.93, 0.02))),
             (3, lists, 25, Some((0.93, 0.3))),
@@ -110,7 +110,7 @@ fn searches_end_where_those_of_the_cpu_do() {
         ] {
             let ending = ending.map(|(recall, left)| Ending { margins: &of.margins, recall, left });
             let probing = Probing { pass_rate: of.pass_rate, ending, ..Probing::of(probes, probes_max) };
-            // Some want more results than the recall needs.
+            // Some queries want more results than the recall needs.
             let least = |q: usize| if q.is_multiple_of(2) { 0 } else { 3 * enough };
             let search = |q: usize| FilteredSearch {
                 probing: Probing { least: least(q), ..probing },

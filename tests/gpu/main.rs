@@ -1,7 +1,7 @@
-//! The kernels of a GPU and the launches around them, on a host that emulates one: against the loops of the CPU and plain readings.
+//! GPU kernels and their launches on an emulated GPU, compared with the CPU and with simple reference implementations.
 //!
-//! `g++` makes a shared library of the kernels, once a run, and once more with sanitizers, under which the same tests run again.
-//! Each launch orders the turns of its threads in another way; `STERLING_EMULATION_SEED` chooses them.
+//! `g++` builds a shared library of the kernels once per run, and once more with sanitizers, under which the same tests run
+//! again. Each launch runs its threads in a different order; `STERLING_EMULATION_SEED` selects the orders.
 
 #![allow(clippy::unwrap_used)]
 

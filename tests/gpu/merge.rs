@@ -1,4 +1,4 @@
-//! What several queries of a request found as one list, against a plain reading.
+//! Merge of the results of several queries of a request, compared with a simple reference implementation.
 
 use std::collections::BTreeMap;
 
@@ -25,11 +25,11 @@ struct Case {
     requests: usize,
     weights: Vec<f32>,
     stride: usize,
-    /// Slots are below this: the fewer, the more are found by several queries.
+    /// Upper bound of slots: the lower, the more items are found by several queries.
     slots: usize,
 }
 
-/// Of each request the items with their scores, by their bits.
+/// Returns the items of each request with their scores, as bits.
 fn plain(case: &Case, by: FoundBy, rows: &[Vec<(u32, f32)>]) -> Vec<BTreeMap<u32, u32>> {
     let of_request = |rows: &[Vec<(u32, f32)>]| {
         let mut found: BTreeMap<u32, Vec<f32>> = BTreeMap::new();
@@ -82,7 +82,7 @@ fn check(case: &Case, seed: u64) {
             stride: case.stride,
         };
         let expected = plain(case, by, &rows);
-        // Room for just as many as there are.
+        // Room for exactly the number of items.
         let most = expected.iter().map(BTreeMap::len).max().unwrap();
         let merged = merge(&device, found, by, &device.copy(&case.weights).unwrap(), most).unwrap();
         let counts = merged.counts.read(case.requests).unwrap();
@@ -102,7 +102,7 @@ fn what_queries_found_is_merged_as_a_plain_reading_would() {
     check(&Case { requests: 3, weights: vec![1.0, 1.5], stride: 40, slots: 60 }, 2);
     check(&Case { requests: 2, weights: vec![0.5, 4_294_967_296.0, 3.0], stride: 1, slots: 2 }, 3);
     check(&Case { requests: 2, weights: vec![1.0; 64], stride: 9, slots: 9 }, 4);
-    // More than a run that is sorted at once, and than the threads of all blocks.
+    // More than fits into one sorted run, and than the threads of all blocks.
     check(&Case { requests: 1, weights: vec![1.0, 2.0], stride: 2500, slots: 3000 }, 5);
     for seed in 6..14 {
         let mut random = Random::new(seed);
@@ -130,7 +130,7 @@ fn nothing_found_is_nothing_merged() {
     assert!(error.contains("what 3 queries found, expected a multiple of 2"), "{error}");
 }
 
-/// Sums that leave the numbers on their way come back to the largest at the end, and not before.
+/// Intermediate sums that overflow are clamped to the largest number only at the end.
 #[test]
 fn only_the_whole_of_a_weighted_sum_is_made_finite() {
     let dimension = 8;

@@ -1,4 +1,4 @@
-//! Models as they are published, on the card against the CPU: sequences, item vectors, columns through tables, parts kept by item.
+//! Published models on the GPU compared with the CPU: sequences, item vectors, columns through tables, precomputed item parts.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::emulation::{Random, device, emulated};
 use crate::onnx::{Onnx, floats, integers, value};
 use crate::whole_pass::{agree, both, gpu, heldout, request, root, view_of};
 
-/// What `python/make_zoo.py` makes.
+/// Models that `python/make_zoo.py` writes.
 pub const ZOO: [&str; 6] = ["dcn", "deepfm", "din", "hstu", "mol", "sasrec"];
 
 pub fn zoo(store: &Path, name: &str) -> Arc<View> {
@@ -43,7 +43,7 @@ fn whole_pass_of_the_zoo_answers_as_on_the_cpu() {
         with_sequences += usize::from(user.is_some_and(|user| user.features().iter().any(|f| f.is_sequence())));
         let more = [json!({"k": 400, "candidates": 400, "exact": true}), json!({"k": 7, "candidates": 40})];
         let cases = golden["requests"].as_array().unwrap().iter();
-        // Users with their histories, and one that brings nothing.
+        // Users with their histories, and one without features.
         let users = cases.map(|case| case["features"].clone()).chain([json!({})]);
         let bodies: Vec<Value> = users
             .enumerate()
@@ -70,7 +70,7 @@ fn whole_pass_over_sequences_of_candidates_is_left_to_the_cpu_with_the_reason() 
     assert!(error.contains("a reranker that reads sequences of the items' values"), "{error}");
 }
 
-/// Tables that a plan has in the memory of the card, whole or with room for a few rows.
+/// Tables that a plan places in GPU memory, completely or with room for a few rows.
 #[test]
 fn whole_pass_answers_alike_wherever_a_plan_has_the_tables() {
     let store = tempfile::tempdir().unwrap();
@@ -114,7 +114,7 @@ fn whole_pass_answers_alike_wherever_a_plan_has_the_tables() {
                 agree(cpu, gpu, &format!("{part}, turn {turn}: {body}"));
             }
         }
-        // Tables that are not whole on the card are registered for as long as their version is there.
+        // Tables that are not completely on the GPU are registered for the lifetime of their version.
         assert_eq!(card.registered_bytes() > 0, part["tier"] != "hbm", "{part}");
         drop(gpu);
         assert_eq!(card.registered_bytes(), 0, "{part}");
@@ -124,7 +124,7 @@ fn whole_pass_answers_alike_wherever_a_plan_has_the_tables() {
     assert!(error.contains("in 2 parts"), "{error}");
 }
 
-/// A network over the item and its price, whose product with the query is the logit beside the retrieval score.
+/// Returns a network over the item and its price; its product with the query is the logit beside the retrieval score.
 fn reranker() -> Onnx {
     let mut random = Random::new(21);
     let mut matrix = |name: &str, rows: i64, columns: i64| {
@@ -151,7 +151,7 @@ fn reranker() -> Onnx {
         .with(&[integers("last", &[-1]), integers("middle", &[1])])
 }
 
-/// What a reranker says of an item alone is kept by item, in every format, or worked out for each candidate.
+/// The item-side part of a reranker is precomputed per item, in every format, or computed per candidate.
 #[test]
 fn whole_pass_reads_what_is_kept_of_items() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! What a router asks of a shard: users embedded whole, candidates selected, those that are chosen reranked; on the card against the
-//! CPU, and shards on cards against the whole on one.
+//! Requests of a router to a shard: embed users, select candidates, rerank the chosen ones. Compares the GPU with the CPU, and
+//! shards on several GPUs with the complete index on one.
 
 use std::sync::{Arc, Mutex};
 
@@ -23,7 +23,7 @@ use crate::emulation::{Random, device, sharing};
 use crate::models::zoo;
 use crate::whole_pass::{agree, request, root, vectors};
 
-/// Retrievals of a model's golden users, and of one that brings nothing.
+/// Returns retrievals of a model's golden users, and of one without features.
 fn of_users(name: &str) -> Vec<Retrieve> {
     let text = std::fs::read_to_string(root().join("models").join(name).join("golden.json")).unwrap();
     let golden: Value = serde_json::from_str(&text).unwrap();
@@ -52,9 +52,10 @@ fn user(answer: &Answer) -> &EmbeddedUser {
     user
 }
 
-/// The same candidates with the same scores, in the same order where these differ, and as much known of those that are not there.
+/// Checks for the same candidates with the same scores, in the same order if scores differ, and the same bounds for omitted
+/// candidates.
 pub fn select_alike(cpu: &Answer, gpu: &Answer, what: &str) {
-    // Behind a filter the CPU selects some of the survivors by their rows at once, where a card has their codes.
+    // With a filter, the CPU selects some survivors directly by their rows; the GPU selects by their codes.
     let is_filtered = cpu.explain.as_ref().is_some_and(|explain| explain.route == "words");
     let (Content::Selected(cpu), Content::Selected(gpu)) = (&cpu.content, &gpu.content) else { panic!("{what}") };
     assert_eq!(cpu.queries.len(), gpu.queries.len(), "{what}");
@@ -72,14 +73,14 @@ pub fn select_alike(cpu: &Answer, gpu: &Answer, what: &str) {
                     let is_alike = alike(cpu.codes[at], gpu.codes[n]) && near(cpu.scores[at], gpu.scores[n]);
                     assert!(is_alike, "{what}: {id} at {n}, expected at {at}");
                 }
-                // The last place may be taken by another one that is as good.
+                // The last candidate may be another one with an equal score.
                 None => assert!(alike(cpu.codes[cpu.codes.len() - 1], gpu.codes[n]), "{what}: {id} at {n}"),
             }
         }
     }
 }
 
-/// At least as many candidates, at each place one that is as good.
+/// Checks for at least as many candidates, each with at least the same score.
 fn none_is_worse(cpu: &Answer, gpu: &Answer, what: &str) {
     let (Content::Selected(cpu), Content::Selected(gpu)) = (&cpu.content, &gpu.content) else { panic!("{what}") };
     for (cpu, gpu) in cpu.queries.iter().zip(&gpu.queries) {
@@ -88,7 +89,7 @@ fn none_is_worse(cpu: &Answer, gpu: &Answer, what: &str) {
     }
 }
 
-/// What shards are asked to select for retrievals: a likely share, all that may be needed, and with lists probed on.
+/// Returns selections that a router sends for retrievals: an expected share, the maximum, and with more probed lists.
 pub fn selections(view: &Arc<View>, requests: &[Retrieve]) -> Vec<Prepared> {
     let of_request = |request: &Retrieve| {
         let select = |(all, further)| Select { retrieve: request.clone(), all, further, ahead: false };
@@ -97,7 +98,7 @@ pub fn selections(view: &Arc<View>, requests: &[Retrieve]) -> Vec<Prepared> {
     requests.iter().flat_map(of_request).map(|request| pass::prepare(view, request).unwrap()).collect()
 }
 
-/// Retrievals as their bodies say, explained.
+/// Decodes retrievals from their bodies, with `explain`.
 pub fn read(bodies: &[Value]) -> Vec<Retrieve> {
     let Retrievals::Many(requests) = retrievals(json!({"requests": bodies}).to_string().as_bytes()).unwrap() else {
         panic!("one request")
@@ -109,7 +110,7 @@ pub fn read(bodies: &[Value]) -> Vec<Retrieve> {
     requests.into_iter().map(|request| explained(request.unwrap().0)).collect()
 }
 
-/// What a router asks for of each user: to embed it whole, to select its candidates, and to rerank those that were found.
+/// Returns the requests of a router for each user: embed, select candidates, rerank the results.
 fn parts(view: &Arc<View>, retrieve: &Retrieve) -> Vec<Prepared> {
     let prepare = |request: Request| pass::prepare(view, request).unwrap();
     let User::Features(features) = &retrieve.user else { panic!("{:?}", retrieve.user) };
@@ -118,7 +119,7 @@ fn parts(view: &Arc<View>, retrieve: &Retrieve) -> Vec<Prepared> {
     let made = answers(&mut Cpu::new(Threads::new(1)), &[embed, found]);
     let (embedded, found) = (User::Embedded(user(&made[0]).clone()), items(&made[1]));
     let candidates: Vec<(ItemId, f32)> = found.ids.iter().copied().zip(found.similarities.iter().copied()).collect();
-    // One that is not there drops out.
+    // A missing item is dropped.
     let candidates = vec![candidates.into_iter().chain([(ItemId(i64::MIN), 0.5)]).collect()];
     let reading = Reading { explain: true, ..Reading::default() };
     let select = Retrieve { user: embedded.clone(), reading: reading.clone(), ..retrieve.clone() };
@@ -177,7 +178,7 @@ fn whole_pass_of_parts_answers_as_on_the_cpu() {
     assert!(with_tensors > 0, "no model read more of a user than the query");
 }
 
-/// Requests of every way to find candidates.
+/// Returns requests for every route of candidate search.
 fn of_every_way() -> Vec<Value> {
     let mut random = Random::new(41);
     let excluded: Vec<i64> = (0..300).map(|n| n * 7 - 3000).collect();
@@ -187,7 +188,7 @@ fn of_every_way() -> Vec<Value> {
         json!({"k": 100, "candidates": 300, "probes": 40}),
         json!({"k": 700, "candidates": 1500, "probes": 40}),
         json!({"k": 50, "candidates": 50, "probes": 6, "exclude": excluded}),
-        // Fewer items in its lists than results.
+        // Its lists have fewer items than results.
         json!({"k": 200, "probes": 2}),
         json!({"k": 20, "candidates": 90, "probes": 40, "filter": "shelf:s1 OR price < 300"}),
         json!({"k": 20, "candidates": 60, "filter": "shelf:s3"}),
@@ -219,7 +220,7 @@ fn whole_pass_of_selections_answers_as_on_the_cpu() {
                 let [cpu_told, told] = [cpu, &gpu].map(|answer| answer.explain.as_ref().unwrap());
                 assert!(["emulated", "cuda"].contains(&told.kernel), "{what}: {:?}", told.note);
                 let request = &requests[n / 3];
-                // These go on until they have found enough, of which a card asks more rarely: it looks at more lists.
+                // These continue until they have enough results. A GPU checks less often, so it scans more lists.
                 let chooses = !request.exact && (request.k == 200 && n % 3 == 2 || request.probes.is_none());
                 if chooses && request.filter != "shelf:nowhere" {
                     assert!(told.probed >= cpu_told.probed, "{what}");
@@ -233,7 +234,7 @@ fn whole_pass_of_selections_answers_as_on_the_cpu() {
     }
 }
 
-/// Shards, each on a card of its own.
+/// Shards, each on its own GPU.
 struct OnCards {
     views: Vec<Arc<View>>,
     items: Vec<usize>,
@@ -295,7 +296,7 @@ fn whole_pass_of_shards_on_cards_answers_as_the_whole_on_one() {
         let cut = OnCards { views, items: counts, passes };
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         for (request, whole) in requests.iter().zip(&of_whole) {
-            // Where a filtered search chooses its lists, each shard chooses for itself.
+            // If a filtered search chooses its lists, each shard chooses its own.
             if request.probes.is_none() && !request.exact && !request.filter.is_empty() {
                 continue;
             }

@@ -1,4 +1,5 @@
-//! Several queries a user on a card against the CPU: each searched by itself, with candidates of its own, and merged as the model says.
+//! Several queries per user on a GPU compared with the CPU: separate searches with separate candidates, merged by the rule of the
+//! model.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ const TQ: usize = 3;
 const ITEMS: i64 = 700;
 const MERGES: [&str; 3] = ["union", "intersection", "weighted"];
 
-/// Each logit is the product of an item with one of the queries, which the user tower takes out of one feature.
+/// Returns a model whose logits are products of an item with one of the queries, which the user tower reads from one feature.
 fn several(folder: &Path, merge: &str, rescore: Rescore) -> Arc<View> {
     let package = folder.join(format!("{merge}-{rescore:?}"));
     std::fs::create_dir_all(&package).unwrap();
@@ -77,7 +78,7 @@ fn several(folder: &Path, merge: &str, rescore: Rescore) -> Arc<View> {
     view_of(&store, &name, version)
 }
 
-/// Requests of every way to find candidates; queries of zeros, whose scores are all alike, among them.
+/// Returns requests for every route of candidate search, including queries of zeros, whose scores are all equal.
 fn asked(random: &mut Random) -> Vec<Value> {
     let more = [
         json!({"k": 20, "probes": 20}),
@@ -95,7 +96,7 @@ fn asked(random: &mut Random) -> Vec<Value> {
     for (n, more) in more.iter().enumerate() {
         let mut taste = random.numbers(TQ * D);
         match n % 4 {
-            // Two queries alike, or none that says anything.
+            // Two equal queries, or an empty one.
             1 => taste.copy_within(..D, D),
             2 => taste.fill(0.0),
             _ => {}
@@ -119,7 +120,7 @@ fn whole_pass_of_several_queries_answers_as_on_the_cpu() {
     for (merge, rescore) in MERGES.into_iter().zip(kinds) {
         let view = several(folder.path(), merge, rescore);
         let bodies = asked(&mut Random::new(17));
-        // Groups of all, and of one request each.
+        // One group of all requests, and groups of one request.
         for budget in [64 << 20, 1] {
             for ([cpu, gpu], body) in both(&view, &mut gpu(budget), &bodies).iter().zip(&bodies) {
                 let what = format!("{merge} {rescore:?} {budget}: {body}");
@@ -146,7 +147,7 @@ fn whole_pass_of_several_queries_answers_as_on_the_cpu() {
     }
 }
 
-/// Given items, and candidates that a router has chosen, of each query its own.
+/// Returns requests for given items, and for candidates that a router has chosen, with separate ones per query.
 fn given(view: &Arc<View>) -> Vec<Prepared> {
     let mut random = Random::new(5);
     let reading = || Reading { explain: true, ..Reading::default() };

@@ -1,4 +1,4 @@
-//! Rows in full width against the index of the CPU.
+//! Rows in full precision, compared with the index of the CPU.
 
 use sterling::cuda::cut::Share;
 use sterling::cuda::ops::rows::{CandidateColumns, SlotRows};
@@ -62,7 +62,7 @@ fn rows_of_every_width_are_those_of_the_cpu() {
         copied.rows().products(&device, (&vectors_on, None), &of, &keys).unwrap();
         let keys = keys.to_vec().unwrap();
 
-        // Two numbers that are left out, the row, one more, the price, the retrieval score, and one more.
+        // Two skipped numbers, the row, one more, the price, the retrieval score, and one more.
         let prices: Vec<f32> = random.numbers(index.slots());
         let column = device.copy(&prices).unwrap();
         let addresses = device.copy(&[column.address(), 0]).unwrap();
@@ -97,7 +97,7 @@ fn rows_of_every_width_are_those_of_the_cpu() {
                     .all(|&x| x == 9.0)
             );
         }
-        // No item is longer than the longest, and one is as long.
+        // No item exceeds the maximal norm, and one reaches it.
         let norm = |slot: u32| {
             let mut row = vec![0f32; dimension];
             index.row(Slot(slot), &mut row);
@@ -106,7 +106,7 @@ fn rows_of_every_width_are_those_of_the_cpu() {
         let longest = items.iter().map(|&slot| norm(slot)).fold(0f32, f32::max);
         assert!(copied.norm_max() >= longest * 0.9999 && copied.norm_max() < longest * 1.05);
 
-        // The exact scan of every second item.
+        // Exact scan of every second item.
         let (mut word_slots, mut words) = (Vec::new(), Vec::new());
         for list in 0..index.lists() {
             let (first, end) = (index.list_offsets()[list], index.list_offsets()[list + 1]);

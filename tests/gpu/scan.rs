@@ -1,4 +1,5 @@
-//! Scans against those of the CPU, bit for bit: all widths, penalties, words, excluded slots, and queries that share lists.
+//! Scans, compared bit for bit with those of the CPU: all widths, penalties, filter bitmaps, excluded slots, and queries that
+//! share lists.
 
 use sterling::cuda::Device;
 use sterling::cuda::cut::Share;
@@ -12,13 +13,13 @@ use sterling::units::{ListId, Slot};
 
 use crate::emulation::{Random, device};
 
-/// An index of rows whose lists are given.
+/// Returns an index of rows with given lists.
 fn listed(rows: &RowStore<'_>, lists: Lists, rescore: Rescore) -> Index {
     let built = ivf::from_lists(&RowSurvey::of(rows).unwrap(), lists, rescore).unwrap();
     Index::open(&built.in_memory(rows, "index").unwrap()).unwrap()
 }
 
-/// An index over clustered vectors, with lists of very different length.
+/// Returns an index over clustered vectors, with lists of very different length.
 pub fn index(items: usize, dimension: usize, lists: usize, rescore: Rescore, nearest: bool) -> (Index, Vec<f32>) {
     let mut random = Random::new((items * 31 + dimension) as u64);
     let centroids = random.numbers(lists * dimension);
@@ -39,7 +40,7 @@ pub fn index(items: usize, dimension: usize, lists: usize, rescore: Rescore, nea
     (Index::open(&built.in_memory(&rows, "index").unwrap()).unwrap(), values)
 }
 
-/// What the CPU finds: scores and slots, best first, without the excluded ones.
+/// Returns the scores and slots that the CPU finds, best first, without the excluded ones.
 fn on_cpu(index: &Index, vector: &[f32], probes: usize, k: usize, excluded: &[u32]) -> Vec<(f32, Slot)> {
     let mut selector = Selector::new();
     selector.reset(k + excluded.len());
@@ -50,7 +51,7 @@ fn on_cpu(index: &Index, vector: &[f32], probes: usize, k: usize, excluded: &[u3
     found.filter(|(_, slot)| !excluded.contains(&slot.0)).take(k).collect()
 }
 
-/// Scores and slots of each query, best first.
+/// Returns scores and slots of each query, best first.
 fn selected(device: &Device, from: &Collection, k: usize) -> Vec<Vec<(f32, Slot)>> {
     let scored = Scored { keys: &from.keys, slots: Some(&from.slots), counts: Some(&from.counts), stride: from.room() };
     let best = top::select(device, &scored, &Ties::default(), &from.wanted, k).unwrap();
@@ -85,7 +86,7 @@ fn lists_are_scored_and_scanned_as_on_the_cpu() {
         let mut vectors: Vec<f32> = random.numbers(queries * dimension);
         vectors[..dimension].copy_from_slice(&values[..dimension]);
         vectors[dimension..2 * dimension].fill(0.0);
-        // So small that what they are scaled by is infinite.
+        // So small that the reciprocal of their scale is infinite.
         vectors[2 * dimension..3 * dimension].iter_mut().for_each(|x| *x *= 1e-40);
         let k = 40;
         let excluded: Vec<Vec<u32>> = (0..queries)
@@ -137,7 +138,7 @@ fn lists_are_scored_and_scanned_as_on_the_cpu() {
         assert_eq!(survivors, (0..queries).map(of_lists).collect::<Vec<u32>>());
         let items: Vec<u64> = survivors.iter().map(|&n| u64::from(n)).collect();
         assert_eq!(copied.lists.items(&device, &ordered).unwrap().to_vec().unwrap(), items);
-        // The running threshold left out what cannot be among the best.
+        // The running threshold drops items that cannot be among the best.
         let kept: u32 = by_query.counts.to_vec().unwrap().iter().sum();
         assert!(kept <= survivors.iter().sum());
     }
@@ -156,7 +157,7 @@ fn a_bar_rises_with_the_best_and_never_costs_one() {
     let counts = device.copy(&[4u32; 3]).unwrap();
     copied.lists.scan(&device, &collection, &Order::first(&order, &counts, 4), None).unwrap();
     let kept = collection.counts.to_vec().unwrap();
-    // A card has as many items under way together as there are here.
+    // A GPU has as many items in flight at once as this test has in total.
     let is_raised = kept[0] < 3000 && kept[1] < 3000 && kept[2] < 5000;
     assert!(is_raised || device.kind() == "cuda", "of 6000 items {kept:?} were kept");
     let found = selected(&device, &collection, 600);
@@ -193,7 +194,8 @@ fn the_bars_own_bin_is_still_looked_at() {
     }
 }
 
-/// Of as many words as the warps of few blocks look at together, and of more, none is left out; nor is one where blocks are many.
+/// No bitmap word is skipped: neither with as many words as the warps of few blocks scan together, nor with more, nor with many
+/// blocks.
 #[test]
 fn lists_of_many_items_are_scanned_whole() {
     for items in [33_000, 24 * 32 * 64, 60_000] {
@@ -209,7 +211,7 @@ fn lists_of_many_items_are_scanned_whole() {
             made.quantize(&device, &vectors, dimension, copied.norm_max()).unwrap();
             made
         };
-        // An emulated card has few and many blocks in turns, a launch each.
+        // An emulated GPU alternates between few and many blocks per launch.
         let (one, other, together) = (collection(), collection(), collection());
         copied.lists.scan(&device, &one, &ordered, None).unwrap();
         copied.lists.scan(&device, &other, &ordered, None).unwrap();
@@ -247,7 +249,7 @@ fn only_eligible_items_are_scanned() {
     let copies: Vec<_> = words.iter().map(|words| device.copy(words).unwrap()).collect();
     let addresses: Vec<u64> = copies.iter().map(|copy| copy.address()).collect();
     let (addresses, firsts_on) = (device.copy(&addresses).unwrap(), device.copy(&firsts).unwrap());
-    // Eligible ones and others.
+    // Eligible and ineligible ones.
     let excluded: Vec<u32> = (0..index.slots() as u32).filter(|slot| slot % 7 == 3).collect();
     let excluded: [&[u32]; 3] = [&[], &excluded, &excluded[5..]];
     let collection = Collection::new(&device, dimension, index.slots(), &[k; 3], &excluded).unwrap();
@@ -267,7 +269,7 @@ fn only_eligible_items_are_scanned() {
             bit < index.list_lengths()[list] as usize
                 && words[q][firsts[list] as usize + bit / 64] >> (bit % 64) & 1 == 1
         };
-        // Every item of the index by its int8 score, those that are not eligible left out.
+        // All eligible items of the index by their int8 score.
         let all = on_cpu(&index, vector, index.lists(), index.items(), &[]);
         let mut want: Vec<(f32, Slot)> = all.into_iter().filter(|(_, slot)| is_eligible(*slot)).collect();
         want.retain(|(_, slot)| !excluded[q].contains(&slot.0));
@@ -278,7 +280,7 @@ fn only_eligible_items_are_scanned() {
     }
 }
 
-/// Items that are gone are scanned for no query, alone or with others, and are not counted.
+/// Deleted items are scanned for no query, alone or with others, and are not counted.
 #[test]
 fn only_items_that_are_there_are_scanned_together() {
     for (items, dimension, lists) in [(2500, 40, 6), (900, 21, 30), (5000, 8, 2)] {

@@ -1,4 +1,4 @@
-//! Items that are shared by several emulated cards: the same answers as those of one card, bit for bit.
+//! Items that are partitioned over several emulated GPUs: the same answers as with one GPU, bit for bit.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,14 +20,14 @@ use crate::whole_pass::{debian, heldout, mixed, prepare, request, root, vectors}
 
 const GIB: u64 = 1 << 30;
 
-/// A pass on one card, and one on so many with so much memory each.
+/// Returns a pass on one GPU, and one on several GPUs with these memory sizes.
 fn one_and_several(memory_bytes: &[u64], budget_bytes: usize) -> [Cuda; 2] {
     let pass =
         |residents: Residents| Cuda::new(Arc::new(residents.with_budget(budget_bytes).with_updates()), Threads::new(1));
     [pass(Residents::new(device())), pass(Residents::new(sharing(memory_bytes)))]
 }
 
-/// What each of them answers; both came from cards.
+/// Returns the answers of both passes; both must come from GPUs.
 fn answers(view: &Arc<View>, passes: &mut [Cuda; 2], bodies: &[Value]) -> Vec<[Answer; 2]> {
     let explained = |body: &Value| {
         let mut body = body.clone();
@@ -48,7 +48,7 @@ fn answers(view: &Arc<View>, passes: &mut [Cuda; 2], bodies: &[Value]) -> Vec<[A
     both
 }
 
-/// The same items, scores, similarities and tasks, to the last bit, and as much looked at.
+/// Checks for the same items, scores, similarities and tasks, bit for bit, and the same scan counts.
 fn equal(one: &Answer, several: &Answer, what: &str) {
     let (Content::Items(a), Content::Items(b)) = (&one.content, &several.content) else { panic!("{what}") };
     let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
@@ -66,7 +66,7 @@ fn all_equal(view: &Arc<View>, passes: &mut [Cuda; 2], bodies: &[Value], what: &
     }
 }
 
-/// Catalogues with every kind of row, filters, exact scans, lists that are chosen and all of them; batches and single requests.
+/// Catalogues with every kind of row, filters, exact scans, chosen lists and all lists; batches and single requests.
 #[test]
 fn whole_pass_on_several_cards_answers_as_on_one() {
     let folder = tempfile::tempdir().unwrap();
@@ -82,7 +82,7 @@ fn whole_pass_on_several_cards_answers_as_on_one() {
     }
 }
 
-/// Candidates from one to all, more results than items, and items that are all alike, whose ids alone decide.
+/// One candidate to all, more results than items, and equal items, whose order depends on their ids only.
 #[test]
 fn whole_pass_on_several_cards_cuts_candidates_as_one_does() {
     let folder = tempfile::tempdir().unwrap();
@@ -97,12 +97,12 @@ fn whole_pass_on_several_cards_cuts_candidates_as_one_does() {
     let bodies: Vec<Value> =
         counts.iter().flat_map(|&k0| [false, true].map(|zero| body(&mut random, k0, zero))).collect();
     all_equal(&view, &mut passes, &bodies, "candidates");
-    // Most lists are on one card alone.
+    // Most lists are on one GPU alone.
     let few = vectors(tempfile::tempdir().unwrap().path(), 41, 12, Rescore::F32);
     let mut passes = one_and_several(&[GIB, GIB, GIB], 64 << 20);
     let body = json!({"vector": random.numbers(12), "k": 5, "candidates": 9, "filter": "NOT shelf:nowhere"});
     all_equal(&few, &mut passes, &[body], "lists of an item");
-    // Fewer items than cards: two of three have none.
+    // Fewer items than GPUs: two of three have none.
     let folder = tempfile::tempdir().unwrap();
     let mut fresh = Fresh::new(catalogue(folder.path(), 300, Rescore::F16, None).main().clone(), 0);
     let ids: Vec<i64> = fresh.view().unwrap().main().ids.slots().map(|slot| fresh.view().unwrap().id(slot).0).collect();
@@ -157,7 +157,7 @@ fn whole_pass_of_debian_on_several_cards_answers_as_on_one() {
     assert!(probed.iter().any(|&probed| probed < lists as u64), "no search ended before its last list: {probed:?}");
 }
 
-/// Updates on several cards: segments with lists and without, what is gone, a reranker over what came later.
+/// Updates on several GPUs: segments with and without lists, deleted items, a reranker over later items.
 #[test]
 fn whole_pass_on_several_cards_sees_updates_as_one_does() {
     let folder = tempfile::tempdir().unwrap();
@@ -173,7 +173,7 @@ fn whole_pass_on_several_cards_sees_updates_as_one_does() {
     }
 }
 
-/// What cards take adds up to what one takes, but for what each must have: centroids, tables and programs.
+/// The memory of several GPUs adds up to that of one, plus the data that each must have: centroids, tables and programs.
 #[test]
 fn whole_pass_is_shared_by_memory() {
     let folder = tempfile::tempdir().unwrap();
@@ -182,7 +182,7 @@ fn whole_pass_is_shared_by_memory() {
         |memory: &[u64]| Residents::new(devices(&cards(memory))).with_budget(1 << 20).bytes_of(view.main()).unwrap();
     let [whole] = bytes(&[GIB])[..] else { panic!("one card") };
     let index = &view.main().index;
-    // Of each list its centroid, where it lies, its items here and in all; what arrays are rounded up by.
+    // Per list: its centroid, its offset, its items on this GPU and in total; plus the rounding of arrays.
     let of_each = index.lists().next_multiple_of(16) * (32 + 4) + (index.lists() + 1) * 48 + 48 * 256;
     for count in [2, 3] {
         let parts = bytes(&vec![GIB; count]);
@@ -191,7 +191,7 @@ fn whole_pass_is_shared_by_memory() {
         let even = (whole - of_each) / count;
         assert!(parts.iter().all(|&part| part.abs_diff(even) < whole / 6), "{parts:?} of {whole}");
     }
-    // One card has less room than its half: the other one takes more, and all of it is there.
+    // One GPU has less room than its half: the other one takes more, and nothing is missing.
     let small = (whole * 2 / 5 + (1 << 20)) as u64;
     let parts = bytes(&[small, GIB]);
     assert!(parts[0] <= whole * 2 / 5 && parts[1] > whole / 2, "{parts:?} of {whole}");
@@ -200,7 +200,7 @@ fn whole_pass_is_shared_by_memory() {
     let bodies = [json!({"vector": Random::new(5).numbers(32), "k": 9, "candidates": 60, "explain": true})];
     let answered = pass::run(&mut uneven, &prepare(&view, &bodies), None).remove(0).unwrap();
     assert_eq!(answered.explain.unwrap().kernel, "emulated");
-    // Both are too small: each is named, with what it has.
+    // Both are too small: the error names each with its size.
     let error = Residents::new(devices(&cards(&[small, small]))).with_budget(1 << 20).bytes_of(view.main());
     let error = error.unwrap_err().to_string();
     assert!(error.contains("does not fit 2 devices") && error.contains("emulated:0 has room for"), "{error}");
@@ -210,7 +210,7 @@ fn whole_pass_is_shared_by_memory() {
     );
 }
 
-/// One of the cards is lost while it works, another time before: the CPU answers, in the same call.
+/// One of the GPUs is lost during a call, another time before: the CPU answers in the same call.
 #[test]
 fn whole_pass_goes_on_without_cards_when_one_is_lost() {
     let folder = tempfile::tempdir().unwrap();
@@ -249,7 +249,7 @@ fn whole_pass_goes_on_without_cards_when_one_is_lost() {
     }
 }
 
-/// An array of one card is refused by another, which on cards would read whatever lies there.
+/// An array of one GPU is rejected by another; real GPUs would read unrelated memory at the address.
 #[test]
 fn memory_of_another_card_is_refused() {
     let cards = cards(&[GIB, GIB]).into_iter().map(Device::over).collect::<Vec<Device>>();

@@ -1,4 +1,4 @@
-//! Steps of dense programs against those of the CPU, and whole graphs of the models.
+//! Steps of dense programs compared with those of the CPU, and complete graphs of the models.
 
 use sterling::cuda::ops::steps::{
     self, ChainAt, FactorAt, FoldBesideAt, MatricesAt, NumbersAt, Placing, ProductTo, RowsOf, RunsOfRow,
@@ -26,7 +26,7 @@ fn close(got: &[f32], want: &[f32], what: &str) {
     }
 }
 
-/// Rows of these depths, one after the other, times packed matrices.
+/// Multiplies rows of these depths, one after the other, with packed matrices.
 fn parts<'a>(rows: &'a [Vec<f32>], packed: &'a [Lines], depths: &[Depth]) -> Vec<Part<'a>> {
     let part = |((rows, packed), &Depth { depth, room }): ((&'a Vec<f32>, &'a Lines), &Depth)| {
         let weights = Weights { numbers: packed.numbers(), row_stride: PANEL, panel_stride: PANEL * room };
@@ -35,7 +35,7 @@ fn parts<'a>(rows: &'a [Vec<f32>], packed: &'a [Lines], depths: &[Depth]) -> Vec
     rows.iter().zip(packed).zip(depths).map(part).collect()
 }
 
-/// Depths without room behind.
+/// Returns depths without padding.
 fn tight(depths: &[usize]) -> Vec<Depth> {
     depths.iter().map(|&depth| Depth { depth, room: depth }).collect()
 }
@@ -47,7 +47,7 @@ struct Depth {
     room: usize,
 }
 
-/// The same on the device, so many rows of each request.
+/// Returns the same on the device, with `count` rows per request.
 fn factors(rows: &[Array<f32>], packed: &[Array<f32>], count: usize, depths: &[Depth]) -> Vec<FactorAt> {
     let factor = |((rows, packed), &Depth { depth, room }): ((&Array<f32>, &Array<f32>), &Depth)| {
         let rows = NumbersAt::of(rows, 0, count * room, room);
@@ -56,8 +56,8 @@ fn factors(rows: &[Array<f32>], packed: &[Array<f32>], count: usize, depths: &[D
     rows.iter().zip(packed).zip(depths).map(factor).collect()
 }
 
-/// A product into sevens. Of pairs a card with few blocks has wide tiles, one with many narrow ones: the emulation is both in turns, and
-/// says the same with both.
+/// A product with seven columns. For pairs, a GPU with few blocks uses wide tiles and one with many uses narrow ones: the
+/// emulation alternates, and both must give the same result.
 fn in_all_tiles(
     device: &Device,
     rows: RowsOf<'_>,
@@ -120,13 +120,13 @@ fn products_are_those_of_the_cpu() {
     }
 }
 
-/// Products of single numbers by tensor cores: as near to the truth as 2^-21 of what is summed, in parts whose magnitudes differ and whose
-/// sums cancel, and as near as a chain of single precision over so deep a product is.
+/// Products of single-precision numbers on tensor cores: within 2^-21 of the sum's magnitude for parts of different magnitude and
+/// sums that cancel, and as close as a single-precision sum of this depth.
 #[test]
 fn products_by_tensor_cores_are_as_near_as_single_precision() {
     let (device, mut random) = (device(), Random::new(8));
     let (rows, columns, depth) = (40, 70, 512);
-    // All bits of a number count, and its magnitude is any of 2^-12 to 2^3.
+    // All bits of a number matter; its magnitude is between 2^-12 and 2^3.
     let mut number = || (random.number() + random.number() / 8191.0) * 2f32.powi(random.below(16) as i32 - 12);
     let input: Vec<f32> = (0..rows * depth).map(|_| number()).collect();
     let matrix: Vec<f32> = (0..depth * columns).map(|_| number()).collect();
@@ -152,7 +152,7 @@ fn products_by_tensor_cores_are_as_near_as_single_precision() {
         let (truth, size): (f64, f64) =
             terms().map(of_term).fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
         let error = (f64::from(got) - truth).abs();
-        // Beside the parts that are left out, 64 sums of 8 terms are rounded as they are added, and cut off three times before.
+        // Besides the omitted parts, 64 sums of 8 terms are rounded when they are added, and truncated three times before.
         assert!(error <= size * 2f64.powi(-21) + size * 67.0 * 2f64.powi(-23), "number {at}: {got}, expected {truth}");
         squares += (error / size).powi(2);
         let chain = terms().fold(0f32, |sum, (x, w)| x.mul_add(w, sum));
@@ -161,7 +161,7 @@ fn products_by_tensor_cores_are_as_near_as_single_precision() {
     assert!(squares <= of_chains, "errors of {squares:e}, those of a chain {of_chains:e}");
 }
 
-/// Rows narrowed on the device, times matrices that the host or the device packed, into numbers or pairs.
+/// Rows are narrowed on the device and multiplied with matrices that the host or the device packed, into numbers or pairs.
 #[test]
 fn products_of_pairs_are_those_of_the_cpu() {
     let (device, mut random) = (device(), Random::new(4));
@@ -213,7 +213,7 @@ fn products_of_pairs_are_those_of_the_cpu() {
             let (from, to) = (device.copy(&matrices[n]).unwrap(), device.copy(&nothing).unwrap());
             let at_start = PairRows { all: room, first: 0 };
             let (one, at) = (RowsOf { counts: &one, most: 1 }, NumbersAt::of(&from, 0, 0, 0));
-            // By few blocks and by many.
+            // With few blocks and with many.
             for _ in 0..2 {
                 let to = NumbersAt::of(&to, 0, 0, 0);
                 steps::pack_narrow(&device, one, at, (depths[n], columns, at_start), to).unwrap();
@@ -259,7 +259,7 @@ fn products_of_pairs_are_those_of_the_cpu() {
     assert!(steps::product(&device, RowsOf { counts: &counts, most: 1 }, &[], &to).is_err());
 }
 
-/// Rows of two runs are twice as many rows, of numbers and of pairs, whose last one has a half.
+/// Rows of two runs are twice as many rows, of numbers and of pairs; the last pair is half empty.
 #[test]
 fn runs_of_a_row_are_multiplied_as_rows_are() {
     let (device, mut random) = (device(), Random::new(9));
@@ -314,7 +314,7 @@ fn maps_and_folds_are_those_of_the_cpu() {
         steps::map1(&device, of, f, runs, from, NumbersAt::of(&out, 0, 0, row)).unwrap();
         close(&out.to_vec().unwrap(), &want, &format!("{f:?}"));
     }
-    // Some of the first operand are those of the second.
+    // Some numbers of the first operand equal those of the second.
     let mut mixed = numbers.clone();
     (0..rows).for_each(|r| mixed[r * row + 7] = others[r * row]);
     let mixed_on = device.copy(&mixed).unwrap();
@@ -340,7 +340,7 @@ fn maps_and_folds_are_those_of_the_cpu() {
     }
 }
 
-/// More rows than warps of a grid, requests that differ in rows, a key that is not among the others, NaN and infinite numbers beside some.
+/// More rows than warps of a grid, requests that differ in rows, a key without equal, NaN and infinite numbers beside some.
 #[test]
 fn folds_beside_equal_keys_are_those_of_the_cpu() {
     let (device, mut random) = (device(), Random::new(11));
@@ -383,7 +383,7 @@ fn chains_of_single_numbers_are_those_of_the_cpu() {
     let (device, mut random) = (device(), Random::new(29));
     for (most, counts, links) in [(1, [1u32, 1], 2), (40, [40, 3], 7), (300, [0, 299], CHAIN_MAX)] {
         let on = |numbers: &[f32]| device.copy(numbers).unwrap();
-        // Side by side, with room between them, a request's own, and one for all.
+        // Adjacent, with gaps, per request, and shared by all requests.
         let at = [(2 * most, most, 1), (6 * most, 3 * most, 3), (2, 1, 0), (1, 0, 0)];
         let from: Vec<Vec<f32>> = at.iter().map(|&(count, ..)| random.numbers(count)).collect();
         let read = links + at.len();
@@ -425,7 +425,7 @@ fn chains_of_single_numbers_are_those_of_the_cpu() {
     }
 }
 
-/// Some matrices of a row are multiplied twice, in no order, from numbers further on.
+/// Some matrices of a row are multiplied twice, in no order, at an offset.
 #[test]
 fn matrices_of_a_row_are_multiplied_where_they_start() {
     let (device, mut random) = (device(), Random::new(31));
@@ -437,7 +437,7 @@ fn matrices_of_a_row_are_multiplied_where_they_start() {
         let room = |starts: &[u32], each| *starts.iter().max().unwrap() as usize + each;
         let (left_row, right_row) = (room(&lefts, m * k), room(&rights, k * n));
         let out_row = lefts.len() * m * n + 2;
-        // The left ones are of each request, the right ones of all.
+        // The left ones are per request, the right ones shared by all.
         let (left, right) = (random.numbers(2 * most * left_row), random.numbers(most * right_row));
         let mut want = vec![-3.0f32; 2 * most * out_row];
         for request in 0..2 {
@@ -501,7 +501,7 @@ fn picked_numbers_lie_in_runs_behind_what_is_there() {
     }
 }
 
-/// Two rerankers for several requests, whose candidates differ in number.
+/// Two rerankers for several requests, whose numbers of candidates differ.
 #[test]
 fn graphs_of_rerankers_make_on_a_device_what_they_make_on_the_cpu() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -519,7 +519,7 @@ fn graphs_of_rerankers_make_on_a_device_what_they_make_on_the_cpu() {
         let logits = Made { name: "logits".into(), shape: vec![one, Size::Rows, Size::Fixed(tasks as i64)] };
         let program = RowProgram::lower(&bytes, &inputs, &[logits]).unwrap();
         let copied = DeviceProgram::copy(&device, &program).unwrap();
-        // So few that the one plan is the cheaper one, and so many that the other is.
+        // Few candidates, for which one plan is cheaper, and many, for which the other one is.
         for counts in [[3u32, 1], [90, 37]] {
             let most = counts[0] as usize;
             let users = random.numbers(2 * dimension);

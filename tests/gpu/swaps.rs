@@ -1,5 +1,5 @@
-//! Versions that do not fit a card side by side: whoever asks gets answers of the version that is asked, by the CPU until the card has
-//! room, and by the card from then on.
+//! Versions that do not fit into GPU memory together. Each request is answered by its version: by the CPU until the GPU has room,
+//! and by the GPU from then on.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,10 +23,10 @@ use crate::whole_pass::{agree, both, prepare, view_of};
 
 const DIMENSION: usize = 128;
 const BUDGET: usize = 1 << 20;
-/// Ids of a version's items are from its number times this one on.
+/// Ids of a version's items start at its number times this constant.
 const IDS: i64 = 1_000_000;
 
-/// Versions of so many items each, no two with an item in common.
+/// Returns versions with these numbers of items, with no item in common.
 fn versions(folder: &Path, items: &[usize]) -> Vec<Arc<View>> {
     let version = |(n, &items): (usize, &usize)| {
         let mut random = Random::new(n as u64 + 61);
@@ -49,8 +49,8 @@ fn bodies(random: &mut Random) -> Vec<Value> {
         .collect()
 }
 
-/// Bytes of each of so many devices for the largest of these versions, for requests, and for what lanes keep, which is less than any
-/// of the versions takes.
+/// Returns the bytes that each of `count` devices needs for the largest of these versions, for requests, and for the memory of
+/// streams, which is less than any version needs.
 fn room_for_one(count: usize, views: &[Arc<View>]) -> u64 {
     let residents = Residents::new(devices(&cards(&vec![1 << 30; count]))).with_budget(BUDGET);
     let bytes: Vec<usize> = views.iter().map(|view| residents.bytes_of(view.main()).unwrap()[0]).collect();
@@ -69,13 +69,13 @@ impl Served {
         Served::over(&Arc::new(Residents::new(devices).with_budget(BUDGET)), 51)
     }
 
-    /// One of several that share what lies on the card.
+    /// Returns one of several passes that share the data on the GPU.
     fn over(residents: &Arc<Residents>, seed: u64) -> Self {
         let gpu = Cuda::new(residents.clone(), Threads::new(1));
         Served { gpu, residents: residents.clone(), random: Random::new(seed) }
     }
 
-    /// One version on a card, and another one that does not fit beside it.
+    /// Returns one version on a GPU, and another one that does not fit beside it.
     fn first_of_two(folder: &Path) -> (Self, Vec<Arc<View>>, Arc<Emulated>) {
         let views = versions(folder, &[9000, 8800]);
         let cards = cards(&[room_for_one(1, &views)]);
@@ -84,7 +84,7 @@ impl Served {
         (served, views, cards[0].clone())
     }
 
-    /// Which kernel answers a version. Its items are those of the version.
+    /// Returns the kernel that answers a version. The items must be those of the version.
     fn kernel(&mut self, view: &Arc<View>) -> &'static str {
         let answer = pass::run(&mut self.gpu, &prepare(view, &bodies(&mut self.random)), None).remove(0).unwrap();
         let Content::Items(items) = &answer.content else { panic!() };
@@ -96,7 +96,7 @@ impl Served {
         explain.kernel
     }
 
-    /// Asks for a version until the card answers.
+    /// Sends requests for a version until the GPU answers.
     fn until_on_card(&mut self, view: &Arc<View>) {
         let start = Instant::now();
         while self.kernel(view) != "emulated" {
@@ -110,7 +110,7 @@ impl Served {
     }
 }
 
-/// The version before stays in memory, and may answer again.
+/// The previous version stays in memory, and may answer again.
 #[test]
 #[ignore = "long: soak"]
 fn whole_pass_of_a_version_that_does_not_fit_beside_another_comes_when_that_is_asked_no_more() {
@@ -128,12 +128,12 @@ fn whole_pass_of_a_version_that_does_not_fit_beside_another_comes_when_that_is_a
             served.until_on_card(&views[next]);
             assert!(served.residents.waiting().is_empty());
         }
-        // The one that gave way is answered by the CPU, and told once it is asked for again.
+        // The evicted version is answered by the CPU, and reported at its next request.
         let start = Instant::now();
         while served.residents.waiting().is_empty() {
             assert!(start.elapsed() < Duration::from_secs(60), "nothing is told");
             assert_ne!(served.kernel(&views[0]), "emulated");
-            // The other one is asked for as often.
+            // The other one gets as many requests.
             assert_eq!(served.kernel(&views[2]), "emulated");
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -142,7 +142,7 @@ fn whole_pass_of_a_version_that_does_not_fit_beside_another_comes_when_that_is_a
     }
 }
 
-/// Once the version before is gone, at once and without being asked for more.
+/// Once the previous version is dropped, the next one is loaded immediately, without further requests.
 #[test]
 fn whole_pass_of_a_version_comes_when_another_is_gone() {
     let folder = tempfile::tempdir().unwrap();
@@ -163,7 +163,7 @@ fn whole_pass_of_a_version_comes_when_another_is_gone() {
     }
 }
 
-/// Versions alike in what they are asked do not take turns, and one that never fits takes nobody's place.
+/// Versions with equal request rates do not replace each other, and one that never fits replaces none.
 #[test]
 #[ignore = "long: soak"]
 fn whole_pass_of_a_version_keeps_its_place() {
@@ -186,7 +186,7 @@ fn whole_pass_of_a_version_keeps_its_place() {
     assert!(told.len() == 2 && told[1].contains("are missing"), "{told:?}");
 }
 
-/// Requests of both versions while one takes the place of the other: none fails, and each is answered by its own version.
+/// Requests of both versions while one replaces the other: none fails, and each is answered by its own version.
 #[test]
 fn whole_pass_answers_while_versions_take_turns() {
     let folder = tempfile::tempdir().unwrap();
@@ -214,14 +214,14 @@ fn whole_pass_answers_while_versions_take_turns() {
     });
 }
 
-/// A card that is lost while the next version comes: the CPU answers both.
+/// The GPU is lost while the next version is loaded: the CPU answers both.
 #[test]
 #[ignore = "long: soak"]
 fn whole_pass_of_versions_goes_on_where_the_card_is_lost_between_them() {
     let folder = tempfile::tempdir().unwrap();
     let (mut served, views, card) = Served::first_of_two(folder.path());
     assert_ne!(served.kernel(&views[1]), "emulated");
-    // The card computes the largest norm of each version, which is its first launch.
+    // The GPU computes the largest norm of each version, which is its first launch.
     card.lose_after(0);
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(6) {
@@ -232,7 +232,7 @@ fn whole_pass_of_versions_goes_on_where_the_card_is_lost_between_them() {
     let told = served.residents.warnings();
     let is_told = |line: &String| line.contains("version 2: the CPU answers until the device takes it");
     assert!(told.iter().any(|line| is_told(line) && line.contains("the card is lost")), "{told:?}");
-    // It answers again, without anybody having asked for that: the next version comes after all.
+    // The GPU is back without a request for it: the next version is loaded after all.
     card.find_again();
     served.until_on_card(&views[1]);
     let told = served.residents.warnings();

@@ -1,4 +1,4 @@
-//! The best K against a full sort, with many ties, ids of both signs and K from 1 to all.
+//! The best K compared with a full sort, with many ties, ids of both signs and K from 1 to all.
 
 use sterling::cuda::ops::top::{self, Scored, Ties};
 
@@ -11,7 +11,7 @@ struct Case {
     wanted: Vec<u32>,
 }
 
-/// The best of a row as pairs of ordered score and slot, best first.
+/// Returns the best of a row as pairs of ordered score and slot, best first.
 fn sorted(keys: &[u32], slots: &[u32], ids: &[i64], wanted: usize) -> Vec<(u32, u32)> {
     let mut all: Vec<(u32, u32)> = keys.iter().copied().zip(slots.iter().copied()).collect();
     all.sort_by_key(|&(key, slot)| (std::cmp::Reverse(key), ids[slot as usize]));
@@ -24,7 +24,7 @@ fn check(case: &Case, seed: u64) {
     check_by(1 + seed as usize % 5, case, seed);
 }
 
-/// By so many blocks a row; 0 for as many as it takes.
+/// Uses this number of blocks per row; 0 selects it automatically.
 fn check_by(blocks: usize, case: &Case, seed: u64) {
     let Case { rows, stride, levels, ref wanted } = *case;
     let (device, mut random) = (device(), Random::new(seed));
@@ -97,7 +97,7 @@ fn two_hundred_thousand_are_selected_and_sorted() {
 #[test]
 fn ties_rank_by_what_a_map_says() {
     let device = device();
-    // Places 0..4 stand for slots 3, 0, 2, 1, whose ids fall.
+    // Indexes 0..4 stand for slots 3, 0, 2, 1, with descending ids.
     let keys = device.copy(&[7u32, 7, 7, 9]).unwrap();
     let (map, ids) = (device.copy(&[3u32, 0, 2, 1]).unwrap(), device.copy(&[-1i64, -2, -3, -4]).unwrap());
     let wanted = device.copy(&[3u32]).unwrap();

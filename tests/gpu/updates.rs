@@ -1,4 +1,4 @@
-//! Updates on an emulated card against the CPU's answers: items that come, change and go, whatever the card has seen before.
+//! Updates on an emulated GPU compared with the answers of the CPU: inserted, changed and deleted items, from any previous state.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -24,10 +24,10 @@ use crate::whole_pass::{TOLERANCE, agree, both, prepare, view_of};
 
 const DIMENSION: usize = 12;
 const BRANDS: [&str; 4] = ["acme", "bolt", "cog", "dyn"];
-/// Ids of items are drawn from so many.
+/// Ids of items are drawn from this number.
 const IDS: usize = 2400;
 
-/// A row of the catalogue: some shelves, one of which few have, a price and what a reranker reads.
+/// A row of the catalogue: some shelves, one of them rare, a price and the inputs of a reranker.
 struct Row {
     vector: Vec<f32>,
     shelf: String,
@@ -67,7 +67,7 @@ impl Row {
     }
 }
 
-/// What happens next: new items and others in the place of old ones, changes, deletions.
+/// Returns random updates: new items and replacements, changes, deletions.
 fn update(random: &mut Random, has_pictures: bool) -> Update {
     let (id, row) = (random.below(IDS) as i64 * 5 - 900, Row::random(random, true));
     match random.below(10) {
@@ -84,17 +84,17 @@ fn update(random: &mut Random, has_pictures: bool) -> Update {
     }
 }
 
-/// A catalogue without a model, or with one that has a reranker, published.
+/// Publishes a catalogue without a model, or with one that has a reranker.
 pub fn catalogue(folder: &Path, items: usize, rescore: Rescore, package: Option<PartFormat>) -> Arc<View> {
     catalogue_in(24, folder, items, rescore, package)
 }
 
-/// The same in so many lists.
+/// The same with this number of lists.
 fn catalogue_in(lists: usize, folder: &Path, items: usize, rescore: Rescore, package: Option<PartFormat>) -> Arc<View> {
     let mut random = Random::new(31);
     let line = |n: usize| {
         let mut row = Row::random(&mut random, false);
-        // So few that a posting list tells of them.
+        // So few that a posting list holds them.
         if n == 10 {
             row.shelf = "rare".into();
         }
@@ -124,7 +124,8 @@ fn catalogue_in(lists: usize, folder: &Path, items: usize, rescore: Rescore, pac
     view_of(&store, &name, version)
 }
 
-/// A reranker that reads the row of an item, a vector that is kept of it, its brands and its id in tables, and its price.
+/// Writes a reranker that reads the row of an item, a vector that is stored for it, its brands and its id in tables, and its
+/// price.
 fn write_package(folder: &Path) -> std::path::PathBuf {
     let package = folder.join("package");
     std::fs::create_dir_all(&package).unwrap();
@@ -201,7 +202,8 @@ expression = "click + 0.01 * price"
     package
 }
 
-/// Requests of all kinds: with filters that posting lists, words and nothing answer, by few lists and by all, exact ones.
+/// Returns requests of all kinds: with filters by posting lists and by bitmaps and without filters, over few lists and over all,
+/// and exact ones.
 pub fn asked(random: &mut Random, count: usize) -> Vec<Value> {
     let filters = [
         "",
@@ -238,7 +240,7 @@ pub fn changed(fresh: &mut Fresh, random: &mut Random, updates: usize, has_pictu
     Arc::new(fresh.view().unwrap())
 }
 
-/// An answer of which each score is another's at least.
+/// Returns whether each score of an answer is at least that of another one.
 fn is_no_worse(answer: &Answer, other: &Answer, what: &str) {
     let (Content::Items(answer), Content::Items(other)) = (&answer.content, &other.content) else { panic!("{what}") };
     assert_eq!(answer.ids.len(), other.ids.len(), "{what}");
@@ -252,7 +254,7 @@ fn agree_all(view: &Arc<View>, gpu: &mut Cuda, bodies: &[Value], what: &str) -> 
     let mut routes = BTreeSet::new();
     for ([cpu, gpu], body) in both(view, gpu, bodies).iter().zip(bodies) {
         let (of_cpu, of_gpu) = (cpu.explain.as_ref().unwrap(), gpu.explain.as_ref().unwrap());
-        // Where too few were found, a card goes on through more lists before it asks whether there are enough.
+        // If too few results were found, a GPU scans more lists before it checks for enough results.
         let goes_on = of_gpu.probed > of_cpu.probed;
         match goes_on {
             true => is_no_worse(gpu, cpu, &format!("{what}: {body}")),
@@ -293,7 +295,7 @@ fn whole_pass_sees_updates_as_the_cpu_does() {
     assert_eq!(routes, BTreeSet::from(["all", "exact", "few", "none", "words"]));
 }
 
-/// Where nothing but fresh items is left, and where nothing is.
+/// Only delta items are left, or none.
 #[test]
 fn whole_pass_over_what_is_gone_finds_what_is_there() {
     let folder = tempfile::tempdir().unwrap();
@@ -316,7 +318,7 @@ fn whole_pass_over_what_is_gone_finds_what_is_there() {
     agree_all(&none, &mut gpu, &asked(&mut random, 12), "none is left");
 }
 
-/// Values of fresh items lie behind those of the snapshot, whose last item ends where its last list does.
+/// Values of delta items follow those of the snapshot, whose last item ends where its last list does.
 #[test]
 fn whole_pass_keeps_the_values_of_the_last_item_at_every_length_of_the_last_list() {
     let row = |id: i64, brands: &[&str]| {
@@ -331,7 +333,7 @@ fn whole_pass_keeps_the_values_of_the_last_item_at_every_length_of_the_last_list
         let main = catalogue_in(1, folder.path(), items, Rescore::F32, Some(PartFormat::None)).main().clone();
         let (residents, mut fresh) = (residents(), Fresh::new(main, 0));
         let mut gpu = Cuda::new(residents.clone(), Threads::new(1));
-        // Each segment takes the first place that is free: those of the first one too, once it is gone.
+        // Each segment takes the first free slot, including that of the first segment after its removal.
         let mut views: Vec<Arc<View>> = Vec::new();
         for (n, brands) in [&[][..], &["acme", "bolt", "cog"], &["dyn"]].into_iter().enumerate() {
             assert!(fresh.apply(&[row(100_001 + n as i64, brands)]).unwrap().is_empty());
@@ -347,7 +349,7 @@ fn whole_pass_keeps_the_values_of_the_last_item_at_every_length_of_the_last_list
     }
 }
 
-/// What a reranker reads of fresh items: rows, vectors, rows of their values and of their ids in tables, what is kept by item.
+/// Inputs of a reranker for delta items: rows, vectors, table rows by their values and ids, precomputed item parts.
 #[test]
 fn whole_pass_reranks_what_came_later() {
     let folder = tempfile::tempdir().unwrap();
@@ -359,14 +361,14 @@ fn whole_pass_reranks_what_came_later() {
         for (turn, updates) in [3, 200, 1300, 40].into_iter().enumerate() {
             let view = changed(&mut fresh, &mut random, updates, true);
             let mut bodies = asked(&mut random, 10);
-            // All of them are reranked: who is just among the candidates and who is not may differ.
+            // All of them are reranked, because borderline candidates may differ.
             bodies.iter_mut().for_each(|body| body["candidates"] = 4000.into());
             agree_all(&view, &mut gpu, &bodies, &format!("{format:?}, turn {turn}"));
         }
     }
 }
 
-/// What is kept of items that came later is as exact on the host as it was made, and on a card as the snapshot keeps it.
+/// Data of later items is exact on the host, and on a GPU has the format of the snapshot.
 #[test]
 fn whole_pass_keeps_what_came_later_in_the_format_of_the_snapshot() {
     let folder = tempfile::tempdir().unwrap();
@@ -386,7 +388,7 @@ fn whole_pass_keeps_what_came_later_in_the_format_of_the_snapshot() {
     }
 }
 
-/// A request sees the view that it was prepared for, whatever came to the card since.
+/// A request sees the view that it was prepared for, even if the GPU has loaded others since.
 #[test]
 fn whole_pass_sees_one_position() {
     let folder = tempfile::tempdir().unwrap();
@@ -394,7 +396,7 @@ fn whole_pass_sees_one_position() {
     let (mut fresh, mut random, residents) = (Fresh::new(main, 0), Random::new(36), residents());
     let mut gpu = Cuda::new(residents.clone(), Threads::new(1));
     let views: Vec<Arc<View>> = [100, 300, 800, 20, 1].map(|n| changed(&mut fresh, &mut random, n, false)).into();
-    // Every view is there before the first of them is asked for; then the last and the first in turns, and one that came unseen.
+    // Every view exists before its first request; then the last and the first alternate, and one is loaded without notice.
     views.iter().filter(|view| view.position() != 1200).for_each(|view| residents.before_shown(view));
     let bodies = asked(&mut random, 8);
     for view in [4, 0, 2, 3, 1, 0].map(|n| &views[n]) {
@@ -402,7 +404,7 @@ fn whole_pass_sees_one_position() {
     }
 }
 
-/// Updates come while passes run: each is answered by the card for its own view.
+/// Updates arrive while passes run: each is answered by the GPU for its own view.
 #[test]
 fn whole_pass_answers_while_updates_come() {
     let folder = tempfile::tempdir().unwrap();
@@ -434,7 +436,7 @@ fn whole_pass_answers_while_updates_come() {
     });
 }
 
-/// What a view takes of the way to the card is what has changed: never the snapshot, and a segment once.
+/// A view uploads only its changes: never the snapshot, and each segment once.
 #[test]
 fn whole_pass_uploads_what_has_changed_alone() {
     let folder = tempfile::tempdir().unwrap();
@@ -456,7 +458,7 @@ fn whole_pass_uploads_what_has_changed_alone() {
         let row = Row::random(&mut random, true);
         Update::Put(Put { id, vector: Some(row.vector.clone()), attributes: row.attributes(), dense: Vec::new() })
     };
-    // Codes, scales, rows, ids, columns and planes of a row, in blocks and lists; and what a segment takes by itself.
+    // Codes, scales, rows, ids, columns and planes of a row, in blocks and lists; plus the fixed size of a segment.
     let of_rows = |rows: usize| 200 * (rows + 16 * 24) as u64 + 4096;
     let of_gone = |gone: usize| 16 * gone as u64;
 
@@ -470,7 +472,7 @@ fn whole_pass_uploads_what_has_changed_alone() {
         let (bytes, _view) = brought(&mut fresh);
         assert!(0 < bytes && bytes <= of_gone(deleted), "{deleted} that go: {bytes} bytes");
     }
-    // An item of the snapshot with another price: its row in the table, and a word.
+    // An item of the snapshot with another price: its row in the table, and a bitmap word.
     fresh.apply(&[Update::Set { id: ids[2000], attributes: vec![("price".into(), Attribute::Number(2.5))] }]).unwrap();
     let (bytes, _view) = brought(&mut fresh);
     assert!(0 < bytes && bytes <= 4096 + 16 * 200 + of_gone(1), "a change: {bytes} bytes");
@@ -479,7 +481,7 @@ fn whole_pass_uploads_what_has_changed_alone() {
     fresh.apply(&many).unwrap();
     let (bytes, _many) = brought(&mut fresh);
     assert!(bytes > 100 * 1500 && bytes <= of_rows(1100) + of_rows(500), "1,500 items: {bytes} bytes");
-    // The segment that these became stays where it is.
+    // The segment that these became stays in place.
     fresh.apply(&[put(300_000)]).unwrap();
     let (bytes, last) = brought(&mut fresh);
     let table = 1502 + 1 - 1024;
@@ -490,7 +492,7 @@ fn whole_pass_uploads_what_has_changed_alone() {
     assert_eq!(driver.counts().uploaded, before, "a view that is there");
 }
 
-/// Where there is no room, the CPU answers; once others have left theirs, the card does.
+/// Without room, the CPU answers; once other views are dropped, the GPU does.
 #[test]
 fn whole_pass_without_room_for_updates_is_answered_by_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
@@ -513,12 +515,12 @@ fn whole_pass_without_room_for_updates_is_answered_by_the_cpu() {
     let view = changed(&mut fresh, &mut random, 50, false);
     assert!(!of_card(kernel(&without, &view)), "no room was kept");
     let with = residents();
-    // Each of them has a table of its own, which takes its place as long as somebody holds the view.
+    // Each view has its own table, which occupies memory until the view is dropped.
     let held: Vec<Arc<View>> = (0..60).map(|_| changed(&mut fresh, &mut random, 700, false)).collect();
     let answered: Vec<bool> = held.iter().map(|view| of_card(kernel(&with, view))).collect();
     assert!(answered[0] && !answered[59], "{answered:?}");
     drop(held);
-    // A join under way holds its parts until it is taken in, and what came meanwhile waits in parts of its own.
+    // A merge in progress holds its segments until it is installed; later updates wait in their own segments.
     let start = Instant::now();
     while !of_card(kernel(&with, &Arc::new(fresh.view().unwrap()))) {
         assert!(start.elapsed() < Duration::from_secs(600), "the CPU answers for ever");

@@ -1,4 +1,4 @@
-//! Whole passes on an emulated card against those of the CPU: the same snapshot, the same requests.
+//! Complete passes on an emulated GPU compared with those of the CPU: the same snapshot, the same requests.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use sterling::units::ItemId;
 
 use crate::emulation::{Random, device, emulated};
 
-/// Scores whose difference is no more than this may change places: the sums of a card run in another order.
+/// Scores that differ by at most this may swap ranks, because a GPU sums in another order.
 pub const TOLERANCE: f32 = 2e-4;
 
 pub fn root() -> &'static Path {
@@ -30,13 +30,13 @@ pub fn view_of(store: &Store, name: &str, version: u64) -> Arc<View> {
     Arc::new(View::new(Arc::new(Snapshot::load(&store.folder(name, version), &Placement::whole()).unwrap())))
 }
 
-/// The Debian model with another reranker, for a card reads no sequences: towers, items, columns and tasks stay.
+/// Writes the Debian model with another reranker, because the GPU supports no sequences: towers, items, columns and tasks stay.
 fn package(folder: &Path) -> PathBuf {
     let (from, to) = (root().join("models/debian"), folder.join("card-package"));
     std::fs::create_dir_all(&to).unwrap();
     for entry in std::fs::read_dir(&from).unwrap() {
         let name = entry.unwrap().file_name();
-        // What the other reranker would answer is not what these two files say.
+        // The expected answers in these two files do not apply to the other reranker.
         if name != "golden.json" && name != "warmup.jsonl" {
             std::fs::copy(from.join(&name), to.join(&name)).unwrap();
         }
@@ -50,7 +50,7 @@ fn package(folder: &Path) -> PathBuf {
     to
 }
 
-/// That model, published once for all runs and loaded once for all tests.
+/// Returns that model, published once for all runs and loaded once for all tests.
 pub fn debian() -> Arc<View> {
     static LOADED: OnceLock<Arc<View>> = OnceLock::new();
     LOADED.get_or_init(published_and_loaded).clone()
@@ -78,7 +78,7 @@ pub fn prepare(view: &Arc<View>, bodies: &[Value]) -> Vec<Prepared> {
     requests.into_iter().map(|request| prepare(request).unwrap()).collect()
 }
 
-/// Both answers to each request; that of the card came from the card.
+/// Returns both answers to each request; that of the GPU must come from the GPU.
 pub fn both(view: &Arc<View>, gpu: &mut Cuda, bodies: &[Value]) -> Vec<[Answer; 2]> {
     let explained: Vec<Value> = bodies
         .iter()
@@ -99,7 +99,7 @@ pub fn both(view: &Arc<View>, gpu: &mut Cuda, bodies: &[Value]) -> Vec<[Answer; 
     pairs
 }
 
-/// The same items in the same order, where scores that are as good as equal may have changed places.
+/// Checks for the same items in the same order, except that nearly equal scores may have swapped ranks.
 pub fn agree(cpu: &Answer, gpu: &Answer, what: &str) {
     let (Content::Items(cpu), Content::Items(gpu)) = (&cpu.content, &gpu.content) else { panic!("{what}") };
     assert_eq!(cpu.ids.len(), gpu.ids.len(), "{what}");
@@ -118,7 +118,7 @@ pub fn agree(cpu: &Answer, gpu: &Answer, what: &str) {
                 let (all, tasks) = (cpu.ids.len(), cpu.tasks.len() / cpu.ids.len());
                 assert!((0..tasks).all(|t| near(cpu.tasks[t * all + at], gpu.tasks[t * all + n])), "{what}: tasks {n}");
             }
-            // The last places may be taken by an item that the list has just cut off.
+            // The last ranks may hold an item that the other list just missed.
             None => {
                 let last = cpu.scores[cpu.scores.len() - 1];
                 assert!(near(last, gpu.scores[n]), "{what}: {} at {n} is not in the answer", gpu.ids[n]);
@@ -145,7 +145,7 @@ fn whole_pass_of_debian_answers_as_on_the_cpu() {
     let mut gpu = gpu(256 << 20);
     let lists = view.main().index.lists();
     let users = heldout(97);
-    // Ways that look at the same items on both devices: the best lists, every list, every item, posting lists, none.
+    // Routes that scan the same items on both devices: the best lists, every list, every item, posting lists, none.
     let alike = [
         json!({"k": 20}),
         json!({"k": 1, "candidates": 1}),
@@ -187,7 +187,7 @@ fn whole_pass_of_debian_takes_thousands_of_candidates() {
     }
 }
 
-/// Where a filtered search chooses its lists, devices choose otherwise: it must find as much as the CPU's, and nothing wrong.
+/// If a filtered search chooses its lists, devices choose differently: a GPU must find as much as the CPU, and nothing wrong.
 #[test]
 fn whole_pass_of_debian_loses_nothing_behind_filters() {
     let view = debian();
@@ -244,7 +244,7 @@ fn whole_pass_ranks_and_embeds_as_on_the_cpu() {
     assert!(a.query.iter().zip(&b.query).all(|(a, b)| (a - b).abs() < 1e-5), "{a:?} {b:?}");
 }
 
-/// A small catalogue of vectors with attributes, published.
+/// Publishes a small catalogue of vectors with attributes.
 pub fn vectors(folder: &Path, items: usize, dimension: usize, rescore: Rescore) -> Arc<View> {
     let mut random = Random::new(8);
     let lines: Vec<String> = (0..items)
@@ -267,7 +267,7 @@ pub fn vectors(folder: &Path, items: usize, dimension: usize, rescore: Rescore) 
     view_of(&store, &name, version)
 }
 
-/// Requests of all kinds with vectors as queries.
+/// Returns requests of all kinds with vectors as queries.
 pub fn mixed(random: &mut Random, count: usize, dimension: usize) -> Vec<Value> {
     let body = |n: usize| {
         let vector = random.numbers(dimension);
@@ -287,7 +287,7 @@ fn whole_pass_over_vectors_answers_as_on_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
     for rescore in [Rescore::None, Rescore::F32, Rescore::F16] {
         let view = vectors(folder.path(), 1500, 20, rescore);
-        // Groups of all, and of one request each.
+        // One group of all requests, and groups of one request.
         for budget in [64 << 20, 1] {
             let mut gpu = gpu(budget);
             let bodies = mixed(&mut Random::new(9), 24, 20);
@@ -298,7 +298,7 @@ fn whole_pass_over_vectors_answers_as_on_the_cpu() {
     }
 }
 
-/// Batches that ask for the same launches again are replayed, with one wait for each group and one for the queries.
+/// Batches with the same launches again are replayed, with one wait per group and one for the queries.
 #[test]
 fn whole_pass_that_comes_again_is_replayed_and_answers_alike() {
     let folder = tempfile::tempdir().unwrap();
@@ -325,9 +325,9 @@ fn whole_pass_that_comes_again_is_replayed_and_answers_alike() {
     assert_eq!(replayed[3..], [3, 3], "{replayed:?}");
 }
 
-/// What a version takes is known before anything is allocated, had as one, and no more than its parts: of each slot its codes, its
-/// scale, its row and its id, and the planes; some words a list and a word of 64 slots, and what arrays are rounded up by. The card itself,
-/// which gives memory in large steps, is asked over more items.
+/// The memory of a version is known before anything is allocated, is allocated at once, and is no more than its parts: per slot
+/// its code, scale, row and id, and the planes; some words per list and a word per 64 slots, plus the rounding of arrays. The
+/// real GPU, which allocates in large steps, is tested with more items.
 #[test]
 fn whole_pass_takes_the_memory_of_its_parts() {
     let folder = tempfile::tempdir().unwrap();
@@ -378,7 +378,7 @@ fn whole_pass_takes_the_memory_of_its_parts() {
 #[test]
 fn whole_pass_that_does_not_fit_is_answered_by_the_cpu() {
     let view = debian();
-    // The emulated card has 8 GiB, and no other has so much.
+    // The emulated GPU has 8 GiB, far less than this budget.
     let residents = Arc::new(Residents::new(device()).with_budget(1 << 50));
     let prepared = prepare(&view, &[request(&heldout(500)[0], &json!({"k": 5, "explain": true}))]);
     for _ in 0..2 {

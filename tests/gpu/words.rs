@@ -1,4 +1,4 @@
-//! Filter programs against asking each item.
+//! Filter programs compared with the evaluation of each item.
 
 use sterling::cuda::Device;
 use sterling::cuda::cut::{ListCut, Share};
@@ -19,7 +19,7 @@ struct Catalogue {
     list_lengths: Vec<u32>,
 }
 
-/// Items of texts, integers, several of both, and numbers that may be missing; frequent and rare values.
+/// Returns items with texts, integers, several of both, and numbers that may be missing; frequent and rare values.
 fn catalogue(items: usize, lists: usize, options: &Options) -> Catalogue {
     let mut random = Random::new(items as u64);
     let (mut tag_offsets, mut tags, mut year_offsets, mut years) = (vec![0u32], Vec::new(), vec![0u32], Vec::new());
@@ -69,7 +69,7 @@ fn catalogue(items: usize, lists: usize, options: &Options) -> Catalogue {
     Catalogue { columns, index, list_offsets, list_lengths }
 }
 
-/// A random expression.
+/// Returns a random expression.
 fn expression(random: &mut Random, depth: usize) -> String {
     let signs = ["<", "<=", ">", ">=", "=", "!="];
     if depth == 0 || random.below(3) == 0 {
@@ -90,7 +90,7 @@ fn expression(random: &mut Random, depth: usize) -> String {
     }
 }
 
-/// What passes each of the plans of all lists, `[plans][words]`.
+/// Returns the items of all lists that pass each of the plans, `[plans][words]`.
 fn evaluated(device: &Device, planes: &DevicePlanes, plans: &[Plan]) -> Vec<Vec<u64>> {
     let filters = planes.filters(device, plans.iter().map(Plan::lower).collect(), None).unwrap();
     planes.index().evaluate(device, &filters).unwrap();
@@ -98,7 +98,7 @@ fn evaluated(device: &Device, planes: &DevicePlanes, plans: &[Plan]) -> Vec<Vec<
     words.chunks(words.len() / plans.len()).map(<[u64]>::to_vec).collect()
 }
 
-/// What passes a plan of all lists, asked item by item.
+/// Returns the items of all lists that pass a plan, evaluated per item.
 fn asked(index: &Index, plan: &Plan) -> Vec<u64> {
     let of_list = |list: ListId| {
         let passes =
@@ -128,7 +128,7 @@ fn words_are_the_truth_for_any_filter() {
         let parts: Vec<(ListCut, DevicePlanes)> =
             cuts.map(|cut| (cut.clone(), DevicePlanes::copy(&device, index, columns, &cut).unwrap())).collect();
         let mut random = Random::new(items as u64 + 1);
-        // Numbers that items have, each with every sign, and whatever else there is.
+        // Numbers that items have, with each operator, and other numbers.
         let signs = ["<", "<=", ">", ">=", "=", "!="].into_iter().flat_map(|sign| {
             ["price", "size"]
                 .map(|name| [0.0, 12.5, -7.25, 42.0].map(|number| format!("{name} {sign} {number}")))
@@ -140,7 +140,7 @@ fn words_are_the_truth_for_any_filter() {
             texts.iter().filter_map(|text| Some((text, plan(text)?))).unzip();
         assert!(plans.len() >= 60 + 24, "{texts:?}");
         let words = evaluated(&device, &planes, &plans);
-        // What several cards have of the lists passes as it does in the whole.
+        // The partitions of several GPUs pass the same items as the complete index.
         let on_cards: Vec<Vec<Vec<u64>>> = parts.iter().map(|(_, part)| evaluated(&device, part, &plans)).collect();
         for (n, (text, plan)) in texts.iter().zip(&plans).enumerate() {
             assert_eq!(words[n], asked(index, plan), "`{text}`");
@@ -161,7 +161,7 @@ fn words_are_the_truth_for_any_filter() {
     }
 }
 
-/// Of lists that queries are to scan next the same words come, and those of others stay as they are.
+/// For the lists that queries scan next, the bitmaps are equal; those of other lists stay unchanged.
 fn by_list(
     device: &Device,
     (planes, index): (&DevicePlanes, &Index),
@@ -204,7 +204,7 @@ fn by_list(
         }
     }
     assert_eq!(filters.words.to_vec().unwrap(), want.concat());
-    // From the first list on where nobody says from which.
+    // Without a start list, the evaluation starts at the first list.
     filters.words.write(&vec![BEFORE; filters.words.len()]).unwrap();
     planes.index().evaluate_lists(device, (&filters, &of_queries), &Order { begins: None, ..next }).unwrap();
     let first = filters.words.read(words[0].len()).unwrap();

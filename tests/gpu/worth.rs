@@ -1,4 +1,4 @@
-//! The value model of a device against that of the CPU, and the columns of the best.
+//! The value model on a GPU compared with that of the CPU, and the columns of the best.
 
 use std::collections::BTreeMap;
 
@@ -28,9 +28,9 @@ const NAMES: [&str; 4] = ["click", "buy", "price", "similarity"];
 const STRIDE: usize = 300;
 const COUNTS: [u32; 2] = [300, 7];
 const TASKS: usize = 2;
-/// Numbers of a candidate among the logits, one more than there are tasks.
+/// Number of logits per candidate, one more than there are tasks.
 const LOGITS: usize = 3;
-/// The constants `v` and `w` of each query.
+/// Constants `v` and `w` of each query.
 const CONSTANTS: [[f32; 2]; 2] = [[-0.25, 0.5], [1.5, 4.0]];
 
 fn score(key: u32) -> f32 {
@@ -69,7 +69,7 @@ impl Candidates {
     fn new(device: Device, mut random: Random) -> Self {
         let places = COUNTS.len() * STRIDE;
         let mut logits = random.numbers(places * LOGITS);
-        // Every fifth candidate is worth as much to both tasks.
+        // Every fifth candidate has equal logits for both tasks.
         logits.chunks_exact_mut(LOGITS).step_by(5).for_each(|l| l[1] = l[0]);
         let mut price = random.numbers(500);
         price[..6].copy_from_slice(&[0.0, -0.0, 1e30, -1e-30, 2.0, -3.0]);
@@ -112,12 +112,12 @@ impl Candidates {
         copied.evaluate(&self.on.device, &self.rated(), &self.on.constants).unwrap()
     }
 
-    /// The places of a query's candidates.
+    /// Returns the indexes of a query's candidates.
     fn places(&self, query: usize) -> std::ops::Range<usize> {
         query * STRIDE..query * STRIDE + COUNTS[query] as usize
     }
 
-    /// What the CPU says of the candidates of a query whose task scores are given, `[places, TASKS]`.
+    /// Returns the values that the CPU computes for the candidates of a query with given task scores, `[places, TASKS]`.
     fn on_the_cpu(&self, program: &Program, query: usize, task_scores: &[f32]) -> Vec<f32> {
         let places = self.places(query);
         let column = |name: &String| -> Vec<f32> {
@@ -167,7 +167,7 @@ fn values_are_those_of_the_cpu_and_the_best_are_told() {
         assert_eq!(told.similarity.to_vec().unwrap()[3], ordered(candidates.similarity[STRIDE + 1]));
         assert_eq!(told.tasks.to_vec().unwrap()[2..4], task_scores[299 * TASKS..300 * TASKS]);
     }
-    // A task that is not a number is told, and its request alone.
+    // A task score that is not a number is reported, for its request only.
     let mut broken = candidates.logits.clone();
     broken[STRIDE * LOGITS] = f32::NAN;
     candidates.on.logits.write(&broken).unwrap();
@@ -176,7 +176,7 @@ fn values_are_those_of_the_cpu_and_the_best_are_told() {
     assert_eq!(score(valued.keys.to_vec().unwrap()[STRIDE]), f32::MIN);
 }
 
-/// More results than the threads of a grid, by few blocks and by many: each launch has the others.
+/// More results than the threads of a grid, with few blocks and with many: each launch gets the other number.
 #[test]
 fn more_of_the_best_than_threads_are_told() {
     let candidates = Candidates::new(device(), Random::new(6));
@@ -200,7 +200,7 @@ fn more_of_the_best_than_threads_are_told() {
     }
 }
 
-/// Expressions of the whole language.
+/// Returns expressions of the complete language.
 fn expression() -> impl Strategy<Value = String> {
     let name = select(vec!["click", "buy", "price", "similarity", "v", "w", "1e30"]).prop_map(String::from);
     let leaf = prop_oneof![3 => name, 1 => (-8i8..9).prop_map(|x| (f32::from(x) / 4.0).to_string())];
@@ -218,8 +218,8 @@ fn expression() -> impl Strategy<Value = String> {
     })
 }
 
-/// Nothing of the expression is left to the compiler, and its order is the CPU's: of equal task scores values are equal to the last
-/// bit, but for functions that a card rounds by itself.
+/// The compiler must not reorder the expression: for equal task scores, values equal those of the CPU bit for bit, except for
+/// functions that a GPU rounds differently.
 fn check_bits(text: &str) {
     let candidates = Candidates::new(device(), Random::new(text.len() as u64));
     let is_card = candidates.on.device.kind() != "emulated";
@@ -244,7 +244,7 @@ proptest! {
     }
 }
 
-/// As deep as the language allows: more than 128 threads have room for in the shared memory of some cards.
+/// As deep as the language allows: more than 128 threads have room for in the shared memory of some GPUs.
 #[test]
 fn the_deepest_expression_has_the_values_of_the_cpu() {
     let nested = |inner: String, _| format!("if(w, v + click, price < w + buy * {inner})");

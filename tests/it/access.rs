@@ -1,4 +1,4 @@
-//! Keys, doors and the audit log of a real server.
+//! API keys, listeners and the audit log of a real server.
 
 use std::io::{Read as _, Write as _};
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::support::{Server, agent, put, run, sterling, tiny, until, vectors};
 
 const VECTORS: &str = "/v1/models/vectors:retrieve";
 
-/// A store with two models, and a file of keys.
+/// Returns a store with two models, and a file of keys.
 fn guarded() -> (TempDir, String) {
     let store = tempfile::tempdir().unwrap();
     let line = |n| format!("{{\"id\": {n}, \"embedding\": [1, {n}]}}\n");
@@ -21,7 +21,7 @@ fn guarded() -> (TempDir, String) {
     (store, keys)
 }
 
-/// Makes a key as an operator does and returns it.
+/// Creates a key as an operator does and returns it.
 fn key(file: &str, arguments: &[&str]) -> String {
     let (code, out, err) = run(&[&["key"], arguments, &["--file", file]].concat());
     assert_eq!(code, 0, "{err}");
@@ -37,7 +37,7 @@ fn serve(store: &Path, options: &str) -> Server {
     Server::spawn(&mut command)
 }
 
-/// The status, the header `Retry-After` and the body of a call with this key.
+/// Returns the status, the header `Retry-After` and the body of a call with this key.
 fn ask(address: &str, key: &str, method: &str, path: &str, body: &str) -> (u16, Option<String>, Value) {
     let request = ureq::http::Request::builder().method(method).uri(format!("http://{address}{path}"));
     let request = request.header("authorization", format!("Bearer {key}")).header("content-type", "application/json");
@@ -57,7 +57,7 @@ fn keys_are_made_used_rotated_and_taken_away_without_a_restart() {
     let retrieve = |key: &str| ask(&server.address, key, "POST", VECTORS, &query).0;
     assert_eq!((retrieve(&reader), retrieve("stk_0"), server.get("/livez").0), (200, 401, 200));
     assert_eq!(server.get("/v1/models").0, 401);
-    // The server tells what the key may know of.
+    // The server lists only the models that the key may read.
     let (status, _, models) = ask(&server.address, &reader, "GET", "/v1/models", "");
     let names: Vec<&str> = models["models"].as_array().unwrap().iter().map(|m| m["name"].as_str().unwrap()).collect();
     assert_eq!((status, names), (200, vec!["vectors"]));
@@ -98,7 +98,7 @@ fn a_key_has_its_rate() {
     let wait: u64 = wait.unwrap().parse().unwrap();
     assert!((90..=100).contains(&wait), "{wait}");
     assert!((0..20).all(|_| models(&fast).0 == 200), "one key's rate is no other's");
-    // A list is counted as all of its requests.
+    // A list counts as the number of its requests.
     let apart = store.path().join("apart.toml");
     let many = key(apart.to_str().unwrap(), &["many"]);
     let texts = [&file, apart.to_str().unwrap()].map(|path| std::fs::read_to_string(path).unwrap());
@@ -108,7 +108,7 @@ fn a_key_has_its_rate() {
     assert_eq!(ask(&server.address, &many, "POST", VECTORS, &list).0, 200);
     let (status, wait, _) = models(&many);
     assert!(status == 429 && wait.unwrap().parse::<u64>().unwrap() > 30);
-    // So is one that is refused: of tensors one wrong row refuses all.
+    // So does a rejected list: one invalid row rejects a complete tensor.
     let last = key(apart.to_str().unwrap(), &["last"]);
     let text = std::fs::read_to_string(apart.to_str().unwrap()).unwrap();
     std::fs::write(&file, format!("{text}rate = 0.1\nburst = 5\n")).unwrap();
@@ -184,7 +184,7 @@ fn a_crowd_at_the_main_address_locks_no_administrator_out() {
     command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store.path()).arg("--config").arg(config);
     let server = Server::spawn(&mut command);
     server.wait_ready();
-    // Requests whose bodies do not end: no connection waits for its client's next request.
+    // Requests with unfinished bodies: no connection is idle between requests.
     let busy = || {
         let mut stream = std::net::TcpStream::connect(&server.address).unwrap();
         let head = format!("POST {VECTORS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n");
@@ -205,7 +205,7 @@ fn a_crowd_at_the_main_address_locks_no_administrator_out() {
     for _ in 0..20 {
         assert_eq!(ask(&other, "", "GET", "/v1/debug/slow", "").0, 200);
     }
-    // Nor does one at the other door take a place at the main one.
+    // Connections of the other listener do not count towards the limit of the main one.
     drop(crowd);
     until("room again", || {
         agent().get(format!("http://{}/readyz", server.address)).call().is_ok_and(|r| r.status() == 200)

@@ -1,5 +1,5 @@
-//! Answers of every form with columns of every size: what a server and a router hold for them stays within their options, and what comes is
-//! what was published.
+//! Answers of every form with columns of every size: the memory that a server and a router use for them stays within their
+//! options, and the columns equal the published ones.
 
 use std::collections::BTreeMap;
 use std::io::{Cursor, Read, Write};
@@ -17,25 +17,25 @@ use crate::support::{Server, agent, put, run, sterling, until, vectors};
 const ITEMS: usize = 150;
 const RETRIEVE: &str = "/v1/models/vectors:retrieve";
 const INFER: &str = "/v2/models/vectors/infer";
-/// Options of server and router, in MiB.
+/// Memory options of server and router, in MiB.
 const MEMORY_MB: u64 = 64;
 const BODIES_MB: u64 = 8;
-/// What a process may take beside them: pages of the snapshot that were read, working memory of threads, connections.
+/// Allowed memory beyond the options, in MiB: pages of the snapshot that were read, working memory of threads, connections.
 const BESIDE_MB: u64 = 96;
 
-/// Numbers that look random and are the same each time.
+/// Returns numbers that look random and are the same in each run.
 fn dice(n: usize) -> usize {
     (xxhash_rust::xxh3::xxh3_64(&n.to_le_bytes()) >> 8) as usize
 }
 
-/// The text of an item: of nothing to 64 KiB, with characters that JSON escapes.
+/// Returns the text of an item: 0 to 64 KiB, with characters that JSON escapes.
 fn text(id: usize) -> String {
     let length = if id == 0 { 64 << 10 } else { dice(id) % (64 << 10) };
     let start = format!("{id} \u{7}\"\u{fc} ");
     start.chars().chain("lorem ipsum ".chars().cycle()).take(length).collect()
 }
 
-/// What an item has in a column.
+/// Returns the value of an item in a column.
 fn attribute(id: usize, name: &str) -> Value {
     match name {
         "long" => text(id).into(),
@@ -65,7 +65,7 @@ fn spawn(arguments: &[&str]) -> Server {
     server
 }
 
-/// The most memory that a process has had, in MiB.
+/// Returns the peak memory of a process, in MiB.
 fn peak_mb(server: &Server) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -137,11 +137,11 @@ impl Ask {
         (response.status().as_u16(), header, response.body_mut().with_config().limit(1 << 30).read_to_vec().unwrap())
     }
 
-    /// Checks that an answer tells the best items with the columns that they were published with.
+    /// Checks that an answer has the best items with their published columns.
     fn check(&self, header: Option<usize>, bytes: &[u8]) {
         let Ask { form, k, columns } = self;
         let k = (*k).min(ITEMS);
-        // The vectors are the longer the higher the id.
+        // The norm of a vector grows with the id.
         let ids: Vec<usize> = (0..ITEMS).rev().take(k).collect();
         let as_column = |name: &str, value: &Value| match value {
             Value::Array(list) if list.is_empty() => Value::Null,
@@ -236,7 +236,7 @@ impl Ask {
     }
 }
 
-/// A refusal says what it is of, in bytes, and what the bound is.
+/// Checks that a rejection names the object, its bytes and the limit.
 fn check_refusal(status: u16, problem: &Value) {
     assert!([422, 503].contains(&status), "{problem}");
     let said = problem["detail"].as_str().or(problem["error"].as_str()).unwrap();
@@ -261,7 +261,7 @@ fn answers_of_every_form_and_size_say_what_was_published_or_are_refused() {
             ask.check(header, &body);
             answered += 1;
         } else {
-            // What a router holds whole alone.
+            // Only a router holds these completely.
             assert!(is_routed, "{form:?} {k}: {}", String::from_utf8_lossy(&body));
             check_refusal(status, &serde_json::from_slice(&body).unwrap());
             refused += 1;
@@ -298,12 +298,12 @@ fn answers_that_nobody_reads_stay_within_the_memory_of_a_server() {
             let mut streams: Vec<TcpStream> = (0..12).map(begin).collect();
             let mut statuses = Vec::new();
             for stream in &mut streams {
-                // The beginning of an answer, and no more.
+                // Only the beginning of an answer.
                 let mut start = [0; 12];
                 stream.read_exact(&mut start).unwrap();
                 statuses.push(std::str::from_utf8(&start[9..]).unwrap().parse::<u16>().unwrap());
             }
-            // On busy cores a request may run out of time: it is memory that is looked at here.
+            // On busy cores a request may time out; this test is about memory.
             let is_known = |status: &u16| [200, 422, 503, 504].contains(status);
             assert!(statuses.iter().all(is_known), "{form:?}: {statuses:?}");
         }
@@ -311,7 +311,7 @@ fn answers_that_nobody_reads_stay_within_the_memory_of_a_server() {
     for (name, process) in [("server", &server), ("router", &router)] {
         let (peak, most) = (peak_mb(process), MEMORY_MB + 2 * BODIES_MB + BESIDE_MB);
         assert!(peak <= most, "the {name} took {peak} MiB, expected at most {most}");
-        // All of it is given back: as much again is answered.
+        // All memory is released: the same requests are answered again.
         let ask = Ask { form: Form::Items, k: 9, columns: vec!["long"] };
         until("room again", || ask.send(process).0 == 200);
     }
@@ -351,7 +351,7 @@ fn a_caller_is_answered_beside_the_storm_of_another() {
                 }
             });
         }
-        // The storm is more than the server can do.
+        // The load exceeds the capacity of the server.
         until("the storm", || refused.load(Relaxed) > 20);
         let answered = (0..100).filter(|_| ask(&calm, &cheap) == 200).count();
         is_over.store(true, Relaxed);

@@ -1,4 +1,4 @@
-//! `sterling bench` against real servers: what it sends, what it counts, what it says when its run is worth nothing.
+//! `sterling bench` against real servers: its requests, its counts, and its report of a void run.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -7,20 +7,20 @@ use serde_json::Value;
 
 use crate::support::{Server, json, put, run, sterling, text, tiny, tiny_package, vectors};
 
-/// A server of the tiny model and the folder of its store.
+/// Returns a server of the tiny model and the folder of its store.
 fn served() -> (Server, tempfile::TempDir) {
     let store = tempfile::tempdir().unwrap();
     put(store.path(), &tiny()).unwrap();
     (Server::start(store.path()), store)
 }
 
-/// Runs the generator with JSON out: the exit code, the lines, what it said of errors.
+/// Runs the generator with JSON output: the exit code, the lines, the text of stderr.
 fn bench(url: &str, arguments: &[&str]) -> (i32, Vec<Value>, String) {
     let (code, said, errors) = run(&[&["bench", url, "--json", "--seconds", "0.5"], arguments].concat());
     (code, said.lines().map(|line| serde_json::from_str(line).unwrap()).collect(), errors)
 }
 
-/// A file of requests in the folder.
+/// Writes a file of requests to the folder.
 fn requests(folder: &tempfile::TempDir, name: &str, lines: &[&str]) -> String {
     let path = folder.path().join(name);
     std::fs::write(&path, lines.join("\n")).unwrap();
@@ -59,7 +59,7 @@ fn random_vectors_need_no_file_and_a_peer_is_measured_in_turns() {
     let url = format!("http://{}", server.address);
     let (_, lines, errors) =
         bench(&url, &["--rate", "20", "--timeout-ms", "60000", "--peer", &url, "--rounds", "2", "--model", "tiny"]);
-    // Debug builds on a busy machine may be late: a void run is made again, and in the end said to be void.
+    // Debug builds on a busy machine may be late: a void run is repeated, and finally reported as void.
     if !errors.contains("the run is void") {
         let counted = lines.iter().filter(|line| line["void"].is_null());
         let rounds: Vec<i64> = counted.filter_map(|line| line["round"].as_i64()).collect();
@@ -75,7 +75,7 @@ fn random_vectors_need_no_file_and_a_peer_is_measured_in_turns() {
     }
 }
 
-/// A server of a thousand items with a language and a price each, their vectors on a circle.
+/// Returns a server of a thousand items with a language and a price each, their vectors on a circle.
 fn served_items() -> (Server, tempfile::TempDir) {
     let store = tempfile::tempdir().unwrap();
     let item = |n: i32| {
@@ -157,7 +157,7 @@ fn sweeps_are_measured_in_turns_and_drawn() {
     for (line, (share, users)) in counted.iter().zip([(0.1, 1), (0.1, 4), (1.0, 1), (1.0, 4)]) {
         assert!((line["selectivity"].as_f64().unwrap() - share).abs() < 0.05, "{line}");
         let main = &line["classes"][0];
-        // Users of the schedule stay the same, and calls are fewer.
+        // The users of the schedule stay the same, with fewer calls.
         assert!((main["rate"].as_f64().unwrap() - 80.0).abs() < 60.0, "{main}");
         let calls = main["requests"].as_f64().unwrap() * f64::from(users) / 0.5;
         assert!((calls - main["rate"].as_f64().unwrap()).abs() < 1e-6, "{main}");
@@ -196,7 +196,7 @@ fn a_bound_is_judged_by_what_so_many_queries_can_tell() {
     assert!(few["reasons"].to_string().contains("30 queries, expected at least 459"), "{few}");
     let enough = judged(&["--rate", "60", "--quantile", "0.5"]);
     assert!(enough["overlatency_queries_max"].as_u64().unwrap() >= 5, "{enough}");
-    // A search says so before it begins.
+    // A search reports it before it starts.
     let (code, lines, errors) = bench(&url, &[&bound[..], &["--rate", "60", "--find-peak"]].concat());
     assert!((code, lines.len()) == (2, 0) && errors.contains("expected at least 459"), "{errors}");
 }
@@ -251,7 +251,7 @@ fn the_peak_is_looked_for_and_told() {
     assert!(lines[..lines.len() - 1].iter().all(|line| line["tried_rate"].as_f64().is_some()), "{lines:?}");
 }
 
-/// A server that says which model it has, and leaves all else that it is asked to somebody.
+/// A server that reports its model, and passes all other connections to `otherwise`.
 fn tell_a_model(listener: &TcpListener, otherwise: &mut dyn FnMut(TcpStream)) {
     for stream in listener.incoming() {
         let mut stream = stream.unwrap();
@@ -271,12 +271,12 @@ fn tell_a_model(listener: &TcpListener, otherwise: &mut dyn FnMut(TcpStream)) {
 fn a_server_that_hangs_up_or_never_answers_is_counted_as_such() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    // It tells its model, and hangs up on every retrieval.
+    // It reports its model, and closes the connection at every retrieval.
     std::thread::spawn(move || tell_a_model(&listener, &mut drop));
     let (_, lines, errors) = bench(&url, &["--rate", "40", "--arrivals", "constant"]);
     assert_eq!(lines[0]["classes"][0]["errors"], 20, "{lines:?} {errors}");
 
-    // Time-outs of the client end what has no answer, and one connection cannot carry the others.
+    // Client timeouts end unanswered requests, and one connection cannot carry the others.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     std::thread::spawn(move || {
@@ -310,7 +310,7 @@ fn what_cannot_be_measured_is_said_in_one_line() {
         assert_eq!((found, said.as_str()), (code, ""), "{arguments:?}: {errors}");
         assert!(errors.contains(reason) && errors.lines().count() == 1, "{arguments:?}: {errors}");
     }
-    // People read a table.
+    // The default output is a table for people.
     let output = sterling().args(["bench", &url, "--requests", &items, "--rate", "10", "--seconds", "0.3"]).output();
     let said = String::from_utf8(output.unwrap().stdout).unwrap();
     assert!(said.contains("other status") && said.contains("generator: "), "{said}");

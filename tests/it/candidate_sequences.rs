@@ -1,4 +1,4 @@
-//! Values of an item's columns as sequences of the OverArch, `[K0, S, D]` with a mask, against answers computed by hand.
+//! Columns of items as sequences of the OverArch, `[K0, S, D]` with a mask, compared with answers computed by hand.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use crate::support::put;
 
 const TAGS: usize = 90;
 const WIDTH: usize = 3;
-/// Logits of what is not there.
+/// Logits of masked positions.
 const FAR: f32 = -1e4;
-/// Of a sum over many rows, so that its sigmoid tells sums apart.
+/// Factor of a sum over many rows, small enough that the sigmoid does not saturate.
 const SHARE: f32 = 0.0625;
 
 fn tag(n: usize) -> String {
@@ -39,7 +39,7 @@ fn own_row(id: i64) -> [f32; 2] {
 /// `[3, 2]`
 const TO_HIDDEN: [f32; 6] = [0.5, -1.0, 1.0, 0.25, -0.75, 0.5];
 
-/// The tags of each item, as they are sent; none is known from `TAGS` on.
+/// Returns the tags of each item, as they are sent; tags from `TAGS` on are unknown.
 fn tags() -> Vec<Vec<usize>> {
     vec![vec![5], vec![], vec![7, 3, 3, 40], vec![99], (0..80).rev().collect(), vec![2, 95, 1, 60, 44], vec![0, 1]]
 }
@@ -103,7 +103,7 @@ expression = "watch + 2 * buy"
     )
 }
 
-/// `watch`: attention of the query over the tags. `buy`: a layer over each tag, added up, how many there are, and rows of the id.
+/// `watch`: attention of the query over the tags. `buy`: a layer over each tag, summed, the number of tags, and rows of the id.
 fn overarch(length: i64, is_program: bool) -> Onnx {
     let last = if is_program { "both" } else { "almost" };
     let graph = Onnx::default()
@@ -147,7 +147,7 @@ fn overarch(length: i64, is_program: bool) -> Onnx {
         .node_with("Concat", &["watch", "buy"], last, &[("axis", &[2])]);
     let graph = match is_program {
         true => graph.node("Identity", &["both"], "logits"),
-        // An operator that programs do not have.
+        // An operator that programs do not support.
         false => graph.numbers("nothing", &[1, 1, 1], &[0.25]).node("Floor", &["nothing"], "zero").node(
             "Add",
             &["almost", "zero"],
@@ -170,7 +170,7 @@ fn lines() -> Vec<Value> {
     tags().iter().enumerate().map(|(id, tags)| line(id, tags)).collect()
 }
 
-/// The scores of the tasks, by hand.
+/// Returns the task scores, computed by hand.
 fn expected(query: [f32; WIDTH], id: usize, tags: &[usize], (length, keep): (usize, &str)) -> [f32; 2] {
     let set: Vec<usize> = tags.iter().copied().collect::<BTreeSet<_>>().into_iter().collect();
     let cut = set.len().saturating_sub(length);
@@ -235,7 +235,7 @@ fn an_overarch_reads_the_values_of_candidates_in_turn() {
     }
 }
 
-/// The same without attention: all that it says of tags is the item's.
+/// The same without attention: the part over tags depends on the item alone.
 fn layer_alone() -> Onnx {
     Onnx::default()
         .input("query", &[-1, 3])
@@ -302,7 +302,7 @@ fn given(id: usize, tags: &[usize]) -> GivenItem {
 fn items_that_come_later_have_their_values_in_turn() {
     let main = package(3, "last", true, &lines()[..4]).view().unwrap();
     let mut fresh = Fresh::new(main.main().clone(), 0).in_place();
-    // Others of those that are there, and all further ones.
+    // Existing items with other tags, and all further items.
     let mut later = tags();
     later[0] = vec![30, 8, 2, 61];
     later[2] = Vec::new();
@@ -324,7 +324,7 @@ fn a_model_tells_its_sequences_of_candidates() {
         let input = json!({"name": name, "whose": "candidate", "shape": shape});
         assert!(inputs.contains(&input), "{name}: {inputs:?}");
     }
-    // Rows of sequences are looked up for each candidate, and paid for.
+    // Rows of sequences are looked up per candidate, and their cost is counted.
     let work = |length| package(length, "last", true, &lines()).view().unwrap().overarch().unwrap().work(1000);
     assert!(work(64) > 10 * work(2), "{} and {}", work(64), work(2));
 }
@@ -366,7 +366,7 @@ fn sequences_that_do_not_fit_are_refused_with_the_feature() {
         let error = changed(from, to);
         assert!(error.contains(expected), "{to}: got `{error}`, expected `{expected}`");
     }
-    // So many numbers of a candidate that no request should read them.
+    // Too many numbers per candidate for any request.
     let wide = vec![0.5; 1024];
     let own = [0.5; 8];
     let made = package(3, "last", true, &lines()).tables(&[("tags", 1024, &wide), ("own", 2, &own)]);

@@ -1,4 +1,4 @@
-//! Item files that must be refused, each with the place, and catalogues in which many items are alike.
+//! Item files that must be rejected, each with the location of the error, and catalogues with many equal items.
 
 use sterling::error::Kind;
 use sterling::index::ivf::Rescore;
@@ -75,7 +75,7 @@ fn vectors_beside_the_file_must_fit_it() {
 #[test]
 fn equal_scores_are_ordered_by_id_however_they_are_found() {
     let store = tempfile::tempdir().unwrap();
-    // Ids of both signs in no order, five vectors whose codes are exact, 0 and -0 among the scores.
+    // Ids of both signs in no order, five vectors with exact codes, 0 and -0 among the scores.
     let items: Vec<(i64, [f64; 3], i64)> = (0..3000)
         .map(|n: i64| {
             let id = (n * 1009) % 3000 - 1500;

@@ -1,5 +1,5 @@
-//! Servers that are killed, disks that fill up, power that goes: while updates are written, merged and published, everything that was
-//! acknowledged is there afterwards, in order, and nothing is there twice or by half.
+//! Killed servers, full disks and power losses while updates are written, merged and published: afterwards every acknowledged
+//! update is present, in order, once and complete.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,16 +17,16 @@ use crate::fresh::Random;
 use crate::support::{Server, output, put, sterling, vectors};
 
 const ITEMS: &str = "/v1/models/vectors/items";
-/// Items below stay for ever and have only their attributes changed.
+/// Items with lower ids are never deleted; only their attributes change.
 const STAYING: i64 = 40;
 const IDS: usize = 200;
-/// Updates of a call.
+/// Number of updates per call.
 const CALL: usize = 12;
 
-/// What one update does to an item: it has this number, or is gone.
+/// Effect of one update on an item: its new number, or None for a deletion.
 type Change = (i64, Option<i64>);
 
-/// What was written: acknowledged up to a position, and the call that is under way.
+/// State of the writes: the state at the last acknowledged position, and the call in progress.
 #[derive(Clone, Debug, Default)]
 struct Written {
     items: BTreeMap<i64, i64>,
@@ -59,7 +59,7 @@ fn lines(items: &BTreeMap<i64, i64>) -> String {
     })
 }
 
-/// A catalogue in `folder`, whole or cut, and what it holds.
+/// Publishes a catalogue in `folder`, complete or in shards, and returns its content.
 fn begin(folder: &Path, shards: Option<u32>) -> Written {
     let items: BTreeMap<i64, i64> = (0..STAYING).map(|id| (id, 0)).collect();
     put(&folder.join("store"), &Plan { output: output(shards), ..vectors(folder, &lines(&items)) }).unwrap();
@@ -77,7 +77,7 @@ fn serve_with(folder: &Path, arguments: &[&str]) -> Server {
     Server::spawn(command.arg("--updates").arg(folder.join("updates")).args(arguments))
 }
 
-/// Posts a body; `None` where no answer comes.
+/// Posts a body; `None` if there is no answer.
 fn post(address: &str, path: &str, body: &str) -> Option<(u16, Value)> {
     let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
     let request = agent.post(format!("http://{address}{path}")).header("content-type", "application/json");
@@ -86,7 +86,7 @@ fn post(address: &str, path: &str, body: &str) -> Option<(u16, Value)> {
     Some((response.status().as_u16(), serde_json::from_str(&text).ok()?))
 }
 
-/// Writes calls until no answer comes or it is told to stop.
+/// Writes calls until there is no answer or `stop` is set.
 fn write(address: &str, written: &Mutex<Written>, seed: u64, stop: &AtomicBool) {
     let random = &mut Random::new(seed);
     while !stop.load(Ordering::Relaxed) {
@@ -118,7 +118,7 @@ fn write(address: &str, written: &Mutex<Written>, seed: u64, stop: &AtomicBool) 
                 written.acknowledge(count);
                 written.calls += 1;
             }
-            // Nothing was written: the call is refused as a whole.
+            // Nothing was written: the call is rejected as a whole.
             Some((503 | 504 | 507, _)) => written.lock().unwrap().open.clear(),
             Some((status, answer)) => panic!("{path}: {status} {answer}"),
             None => return,
@@ -126,7 +126,7 @@ fn write(address: &str, written: &Mutex<Written>, seed: u64, stop: &AtomicBool) 
     }
 }
 
-/// Holds what a server has against what was written, and goes on from there.
+/// Compares the state of a server with the writes, and continues from it.
 fn check(server: &Server, written: &mut Written, what: &str) {
     server.wait_ready();
     let told = server.get_json(&format!("{ITEMS}:position"));
@@ -142,13 +142,13 @@ fn check(server: &Server, written: &mut Written, what: &str) {
     assert_eq!(found, written.items, "{what}: version {}", answer["version"]);
 }
 
-/// Figures for who runs more rounds than the tests do.
+/// Prints figures for runs with more rounds than the default.
 fn tell(what: std::fmt::Arguments<'_>) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{what}").unwrap();
 }
 
-/// Whether a version is being written anywhere below a folder.
+/// Returns whether a version is being written anywhere below a folder.
 fn is_publishing(folder: &Path) -> bool {
     let names = std::fs::read_dir(folder).into_iter().flatten().flatten();
     names.into_iter().any(|entry| {
@@ -168,7 +168,7 @@ fn publisher(folder: &Path, written: &Written, arguments: &[&str]) -> Child {
 
 fn merge_on_and_on(address: &str, merged: &AtomicU64) {
     while let Some((status, answer)) = post(address, &format!("{ITEMS}:merge"), "") {
-        // Another publication takes over, or the server says that it is not ready.
+        // Another publication is in progress, or the server is not ready.
         assert!([200, 409, 503].contains(&status), "{status} {answer}");
         merged.fetch_add(u64::from(status == 200), Ordering::Relaxed);
     }
@@ -187,7 +187,7 @@ fn kill_again_and_again(rounds: u64, shards: Option<u32>) {
         check(&server, &mut written.lock().unwrap(), &format!("round {round}"));
         let before = written.lock().unwrap().calls;
         let publishing = (round % 3 == 2).then(|| {
-            // Merges of a shard do not wait for a publication: what that is to be followed by is kept under a label.
+            // Merges of a shard do not wait for a publication: a label keeps the version that updates follow.
             let version = &server.get_json(&format!("{ITEMS}:position"))["version"];
             let label = json!({"version": version}).to_string();
             server.send("PUT", "/v1/models/vectors/labels/export", &[("content-type", "application/json")], &label);
@@ -197,9 +197,9 @@ fn kill_again_and_again(rounds: u64, shards: Option<u32>) {
         let writer = std::thread::spawn(move || write(&address, &shared, round, &stop));
         let (address, counted) = (server.address.clone(), merged.clone());
         let merger = std::thread::spawn(move || merge_on_and_on(&address, &counted));
-        // Only what runs can be killed: calls were answered, and a version is being written.
+        // A kill needs activity: calls were answered, and a version is being written.
         let start = Instant::now();
-        // In some rounds a merge comes to its end first.
+        // In some rounds a merge completes first.
         let enough = merged.load(Ordering::Relaxed) + u64::from(round % 6 == 1);
         let runs = |written: &Written| written.calls >= before + 2 && merged.load(Ordering::Relaxed) >= enough;
         while !runs(&written.lock().unwrap()) || !is_publishing(folder.path()) {
@@ -236,7 +236,7 @@ fn kill_again_and_again(rounds: u64, shards: Option<u32>) {
 #[test]
 #[ignore = "long: kills servers again and again"]
 fn nothing_is_lost_or_twice_when_a_server_is_killed_in_merges_and_publications() {
-    // A thousand take long: `scripts/kill_journal.sh`.
+    // A thousand kills take long: `scripts/kill_journal.sh`.
     let kills = std::env::var("STERLING_TEST_MERGE_KILLS").ok().and_then(|count| count.parse().ok());
     kill_again_and_again(kills.unwrap_or(12), None);
 }
@@ -253,7 +253,7 @@ fn done(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A file system in a file, which goes with the value.
+/// A file system in a file, unmounted when the value is dropped.
 struct Mounted {
     at: PathBuf,
 }
@@ -272,8 +272,8 @@ impl Drop for Mounted {
     }
 }
 
-/// The power goes again and again: what is in the file of a mounted file system, and not in the memory of the kernel, is all that
-/// is left. The copy is taken while the server stands still, so that it is of one instant.
+/// Simulates repeated power losses: only the file of a mounted file system is left, without the page cache of the kernel. The
+/// server is stopped during the copy, so that the copy is of one instant.
 fn lose_power(rounds: u64) {
     let folder = tempfile::tempdir().unwrap();
     let (image, copy) = (folder.path().join("disk"), folder.path().join("copy"));
@@ -306,7 +306,7 @@ fn lose_power(rounds: u64) {
         in_merge += u64::from(is_publishing(&after.at));
         let again = serve(&after.at);
         check(&again, &mut expected, &format!("power loss {round}"));
-        // What is there goes on to work.
+        // The restored server accepts updates.
         let (path, body) = (format!("{ITEMS}:upsert"), json!({"items": [line(1, 1)]}).to_string());
         assert_eq!(post(&again.address, &path, &body).unwrap().0, 200);
         drop(again);
@@ -323,7 +323,7 @@ fn lose_power(rounds: u64) {
 #[test]
 #[ignore = "long: needs root and loop devices, `scripts/power_loss.sh`"]
 fn nothing_that_was_acknowledged_is_lost_when_the_power_goes() {
-    // Needs root and loop devices: `scripts/power_loss.sh`. Every prefix of a log is tried in `crates/journal/src/tests.rs`.
+    // Needs root and loop devices: `scripts/power_loss.sh`. `crates/journal/src/tests.rs` tests every prefix of a log.
     let Some(rounds) = std::env::var("STERLING_TEST_POWER_LOSSES").ok().and_then(|count| count.parse().ok()) else {
         return;
     };
@@ -356,7 +356,7 @@ fn a_merge_without_room_says_so() {
 fn a_full_disk_refuses_updates_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let mut written = begin(folder.path(), None);
-    // The largest file that the server may write: a bound that needs no rights, and is told as a full disk is.
+    // Limits the size of files that the server writes. The limit needs no privileges, and is reported like a full disk.
     let mut command = Command::new("sh");
     let script = "trap '' XFSZ; ulimit -f $1; shift; exec \"$@\"";
     command.args(["-c", script, "sh", "96", env!("CARGO_BIN_EXE_sterling"), "serve", "--listen", "127.0.0.1:0"]);
@@ -388,11 +388,11 @@ fn a_full_disk_refuses_updates_and_nothing_else() {
         }
     }
     assert!(refused == 3 && written.position > 0, "{refused} refused, {} written", written.position);
-    // Reading goes on, and the server stays ready.
+    // Reads continue, and the server stays ready.
     check(&server, &mut written, "beside a full disk");
     server.signal("KILL");
     server.wait();
-    // With room it goes on, and has lost nothing.
+    // With free space it continues, and has lost nothing.
     let server = serve(folder.path());
     check(&server, &mut written, "with room again");
     let (path, body) = (format!("{ITEMS}:upsert"), json!({"items": [line(1, 1)]}).to_string());

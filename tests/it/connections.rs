@@ -1,4 +1,4 @@
-//! Connections of clients that pipeline, stop within a header, name no host, or send what is not read.
+//! Clients that pipeline requests, stop within a header, omit the host, or send bodies that are not read.
 
 use std::io::{BufReader, ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
@@ -37,7 +37,7 @@ fn half_a_header_has_the_time_of_a_header_wherever_it_begins() {
         (&["GET /livez HTTP/1.1\r\n", "host: x\r\n\r\n"], 1),
     ];
     for (n, (pieces, answers)) in sendings.into_iter().enumerate() {
-        // Half a header with the last piece, and the same without it: that connection is only idle.
+        // Half a header with the last piece, and the same without it: that connection is merely idle.
         for ends_half in [true, false] {
             let mut stream = BufReader::new(send(&server, ""));
             for (at, piece) in pieces.iter().enumerate() {
@@ -136,7 +136,7 @@ fn an_early_refusal_reaches_whoever_sends_more_than_is_read() {
             assert!(is_closed(stream.get_mut()), "{path} {more}");
         }
     }
-    // What fits is read to its end, and the connection goes on.
+    // A small rest of a body is read to its end, and the connection stays open.
     let mut stream = BufReader::new(send(&server, &post("/v1/models/nope:retrieve", &" ".repeat(500_000))));
     let (status, header, _) = answer(&mut stream);
     assert!(status == 404 && !header.contains("connection: close"), "{header}");
@@ -160,7 +160,7 @@ fn a_header_names_one_host_and_no_coding_but_chunked() {
     ] {
         assert_eq!(answer(&mut BufReader::new(send(&server, text))).0, status, "{text:?}");
     }
-    // The port of a scheme that has it anyway is no other place: RFC 9110, 4.2.3.
+    // The explicit default port of a scheme is the same origin: RFC 9110, 4.2.3.
     for (origin, host, status) in [
         ("http://a.example", "a.example:80", 200),
         ("http://a.example:80", "a.example", 200),
@@ -176,7 +176,7 @@ fn a_header_names_one_host_and_no_coding_but_chunked() {
     }
 }
 
-/// A frame of HTTP/2.
+/// Returns an HTTP/2 frame.
 fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     let length = (payload.len() as u32).to_be_bytes();
     [&length[1..], &[kind, flags, 0, 0, 0, stream][..], payload].concat()

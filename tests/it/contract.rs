@@ -1,5 +1,5 @@
-//! What the graphs of a package may read, against answers computed by hand: tensors of the user, sequences, item vectors, columns
-//! looked up in tables, the retrieval score.
+//! Inputs that the graphs of a package may read, compared with answers computed by hand: tensors of the user, sequences, item
+//! vectors, columns looked up in tables, the retrieval score.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::onnx::Onnx;
 use crate::packages::{Made, view};
 use crate::support::retrieve;
 
-/// Rows of `items`, of width 3; ids from here on have none.
+/// Rows of `items`, of width 3; higher ids have none.
 const ITEM_ROWS: usize = 6;
 const BRANDS: [&str; 3] = ["acme", "bolt", "zürich"];
 
@@ -199,7 +199,7 @@ fn item_tower() -> Onnx {
         .output("item", &[-1, 2])
 }
 
-/// `watch`: target attention over the history. `buy`: the sum of all else that there is to read.
+/// `watch`: target attention over the history. `buy`: the sum of all other inputs.
 fn overarch(is_program: bool) -> Onnx {
     let sums = ["picture", "parts", "item_brand", "item_row", "likes", "query"];
     let mut graph = Onnx::default()
@@ -236,7 +236,7 @@ fn overarch(is_program: bool) -> Onnx {
     graph = graph.node("Unsqueeze", &["buy6", "two"], "buy");
     graph = match is_program {
         true => graph.node_with("Concat", &["watch", "buy"], "logits", &[("axis", &[2])]),
-        // An operator that programs do not have.
+        // An operator that programs do not support.
         false => graph
             .node_with("Concat", &["watch", "buy"], "both", &[("axis", &[2])])
             .numbers("nothing", &[1, 1, 1], &[0.25])
@@ -281,7 +281,7 @@ pub fn features(user: &User) -> Value {
     json!({"history": user.history, "age": [user.age], "likes": user.likes})
 }
 
-/// The retrieval score and the task scores, by hand.
+/// Returns the retrieval score and the task scores, computed by hand.
 fn expected(user: &User, item: &Item, keeps_last: bool) -> [f32; 3] {
     let cut = user.history.len().saturating_sub(4);
     let kept = if keeps_last { &user.history[cut..] } else { &user.history[..user.history.len() - cut] };
@@ -393,7 +393,7 @@ fn requests_that_do_not_bring_what_is_read_are_refused() {
         let error = retrieve(&view, std::slice::from_ref(&body)).remove(0).expect_err(expected).to_string();
         assert!(error.contains(expected), "{body}: {error}");
     }
-    // Without a single feature all are missing: an empty history, zeros.
+    // Without features, all inputs are missing: an empty history, zeros.
     let nobody = User { history: Vec::new(), age: 0.0, likes: Vec::new() };
     let got = answers(&view, &[json!({"features": {}, "k": 9}), bodies(&[nobody]).remove(0)]);
     assert_eq!(got[0].scores, got[1].scores);
@@ -421,7 +421,7 @@ fn item_vectors_lie_by_slot_and_must_fit() {
     let slots = view(&folder).main().index.slots();
     assert_eq!(tensors.info("parts").unwrap().1, [slots, 4 + 2], "scale, bias and two codes");
     assert_eq!(tensors.info("picture").unwrap().1, [slots, 3]);
-    // The same with a row less.
+    // The same with one row less.
     let mut file = sterling::storage::files::TensorFile::new();
     file.add_owned("parts", &[slots - 1, 6], vec![0u8; (slots - 1) * 6]).unwrap();
     file.add_owned("picture", &[slots, 3], vec![0f32; slots * 3]).unwrap();
@@ -437,7 +437,7 @@ fn item_vectors_lie_by_slot_and_must_fit() {
     assert!(load().unwrap_err().to_string().contains("the manifest names no `vectors.safetensors`"));
 }
 
-/// The package with one thing of `model.toml` changed, published.
+/// Publishes the package with one change to `model.toml`.
 fn changed(from: &str, to: &str) -> String {
     let text = model("last", "f16");
     assert!(text.contains(from), "{from}");
@@ -580,7 +580,7 @@ fn graphs_that_do_not_fit_are_refused_with_the_input() {
         Err(error) => error.to_string(),
     };
     let small = |inputs: &[(&str, &[i64])]| {
-        // What else there is of the user is read too, for it is read nowhere else.
+        // The graph reads the other features of the user too, because every feature must be read by a graph.
         let of_user: [(&str, &[i64]); 2] = [("age", &[-1, 1]), ("likes", &[-1, 2])];
         let inputs = [inputs, &of_user[..]].concat();
         let graph = inputs.iter().fold(Onnx::default(), |graph, (name, shape)| graph.input(name, shape));
@@ -616,7 +616,7 @@ fn graphs_that_do_not_fit_are_refused_with_the_input() {
     let made = package("last", "f16", true).graph("user.onnx", open).graph("overarch.onnx", reads);
     let error = made.view().expect_err("an open dimension").to_string();
     assert!(error.contains("output `encoded_open` has shape [?, ?, 2], expected fixed dimensions"), "{error}");
-    // A feature of the user that is called like a numeric item column.
+    // A feature of the user with the name of a numeric item column.
     let reads = Onnx::default()
         .input("item", &[-1, -1, 2])
         .input("price", &[-1, 1])

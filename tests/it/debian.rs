@@ -1,4 +1,4 @@
-//! The Debian model, as `sterling demo` publishes and serves it: answers, recall, and the filter's promise on real data.
+//! The Debian model, as `sterling demo` publishes and serves it: answers, recall, and filters on real data.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,8 +15,8 @@ use crate::support::{Server, ids, json as read, put, renamed, root, sterling, te
 
 const RETRIEVE: &str = "/v1/models/debian:retrieve";
 
-/// One server for the tests of this file that run side by side; it ends with the last of them. The model is published on the
-/// first use, and again only where the package changes.
+/// One server for the concurrent tests of this file; it ends with the last of them. The model is published at the first use, and
+/// again only if the package changes.
 pub fn server() -> Arc<Server> {
     static SERVER: Mutex<Weak<Server>> = Mutex::new(Weak::new());
     let mut shared = SERVER.lock().unwrap_or_else(|e| e.into_inner());
@@ -24,14 +24,14 @@ pub fn server() -> Arc<Server> {
         return running;
     }
     let store = store();
-    // The README's second example.
+    // The second example of the README.
     let item = text(root().join("README.md")).lines().find(|l| l.starts_with("{\"id\"")).unwrap().to_owned();
     let folder = tempfile::tempdir().unwrap();
     if !store.join("shop").exists() {
         put(&store, &renamed(vectors(folder.path(), &item), "shop")).unwrap();
     }
     let mut demo = sterling();
-    // A debug build on a busy machine takes its time.
+    // A debug build on a busy machine is slow.
     demo.args(["demo", "--listen", "127.0.0.1:0", "--store"]).arg(store).env("STERLING_ENGINE__TIMEOUT_MS", "60000");
     let server = Arc::new(Server::spawn(&mut demo));
     *shared = Arc::downgrade(&server);
@@ -46,14 +46,14 @@ pub fn heldout() -> Vec<Value> {
     text(root().join("models/debian/heldout.jsonl")).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Ids of both lists, where neighbours whose scores are closer than rounding may have changed places.
+/// Compares the ids of both lists; neighbours whose scores differ by rounding only may have swapped ranks.
 fn agree(found: &[Value], wanted: &[Value], score: &str, tolerance: f64) {
     assert_eq!(found.len(), wanted.len());
     let number = |item: &Value| item[score].as_f64().unwrap();
     for (place, (a, b)) in found.iter().zip(wanted).enumerate() {
         assert!((number(a) - number(b)).abs() <= tolerance, "place {place}: {a}, expected {b}");
         let tied = || wanted.iter().any(|w| w["id"] == a["id"] && (number(w) - number(a)).abs() <= tolerance);
-        // The last places may be taken by an item that the list has just cut off.
+        // The last ranks may hold an item that the other list just missed.
         let at_the_edge = || number(a) - number(wanted.last().unwrap()) <= tolerance;
         assert!(a["id"] == b["id"] || tied() || at_the_edge(), "place {place}: {a}, expected {b}");
     }
@@ -101,7 +101,7 @@ fn every_list_probed_and_rescored_is_exact_and_defaults_keep_the_recall() {
     assert!(wanted > 5000 && recall >= 0.96, "recall@100 = {recall} over {wanted}");
 }
 
-/// What curves of items would have promised the users: items are asked for as their likes are, users are not.
+/// Items as queries would underestimate the lists that users need: an item's query lies near its neighbours, a user's does not.
 #[test]
 fn users_take_more_lists_than_items_would_have_told() {
     let server = server();
@@ -120,7 +120,8 @@ fn users_take_more_lists_than_items_would_have_told() {
     let users: Vec<Vec<f32>> = heldout().iter().step_by(40).map(embedded).collect();
     let probes =
         calibration.choose(Wanted { candidates: 100, pass_rate: 1.0, recall: 0.9 }, view.items(), index.lists()).probes;
-    // The reranker reads features, so that items cannot ask a server: the share of the best 100 that lie in the probed lists.
+    // The reranker reads features, so items cannot be queries of a server: measures the share of the best 100 in the probed
+    // lists.
     let slots: Vec<u32> = index.filled_slots().map(|slot| slot.0).collect();
     let recall = |query: &Vec<f32>| {
         let (mut products, mut scratch) = (vec![0.0; slots.len()], ivf::Scratch::default());
@@ -174,7 +175,7 @@ fn filters_lose_nothing_and_let_nothing_through() {
         let found: BTreeSet<i64> = ids(&server.ask(RETRIEVE, request)).into_iter().collect();
         assert_eq!(found.len(), want.len(), "{filter}");
         assert_eq!(found, want, "{filter}");
-        // At defaults a page of results is full wherever so many items pass.
+        // With the defaults, a page of results is full if enough items pass.
         let page = server.ask(RETRIEVE, json!({"features": features, "filter": filter, "k": 50}));
         let page = ids(&page);
         assert_eq!(page.len(), want.len().min(50), "{filter}");
@@ -193,7 +194,7 @@ fn the_demo_shows_names_and_starts_again_from_what_it_published() {
     assert_eq!(again.get_json("/v1/models/debian")["digest"], server.get_json("/v1/models/debian")["digest"]);
 }
 
-/// The `curl` calls of a document: path and body.
+/// Returns the `curl` calls of a document: path and body.
 fn calls_of(document: &str) -> Vec<(String, String)> {
     let page = text(root().join(document));
     let call = |part: &str| {
@@ -217,7 +218,7 @@ fn the_calls_in_the_documents_work_as_printed() {
     }
 }
 
-/// The README prints its first request's answer, shortened.
+/// The README prints the answer to its first request, shortened.
 #[test]
 fn the_first_request_of_the_readme_is_answered_as_printed() {
     let server = server();
@@ -238,7 +239,7 @@ fn the_first_request_of_the_readme_is_answered_as_printed() {
         assert!((number(line, "score") - item["score"].as_f64().unwrap()).abs() < 1e-3, "{line}: {item}");
         assert!(line.contains(&format!("\"columns\":{}", item["columns"])), "{line}: {item}");
     }
-    // The ids are those of the names beside them.
+    // The ids match the names beside them.
     for id in request["features"]["installed"].as_array().unwrap() {
         let name = server.get_json(&format!("/v1/models/debian/items/{id}"))["attributes"]["name"].clone();
         assert!(page.replace('\n', " ").contains(&format!("`{}` ({id})", name.as_str().unwrap())), "{id}: {name}");

@@ -1,4 +1,4 @@
-//! The edge under clients that are slow, rude or gone, and its end.
+//! The HTTP server with clients that are slow, invalid or disconnected, and its shutdown.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, agent, catalogue, ids, put, serve, sterling, tiny, until, vectors};
 
-/// A connection on which `text` was sent.
+/// Returns a connection on which `text` was sent.
 pub fn send(server: &Server, text: &str) -> TcpStream {
     let mut stream = TcpStream::connect(&server.address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -18,7 +18,7 @@ pub fn send(server: &Server, text: &str) -> TcpStream {
     stream
 }
 
-/// One answer: its status, its header in lower case, its body.
+/// Reads one answer: its status, its header in lower case, its body.
 pub fn answer(stream: &mut BufReader<TcpStream>) -> (u16, String, Vec<u8>) {
     let mut header = String::new();
     while !header.ends_with("\r\n\r\n") {
@@ -48,7 +48,7 @@ pub fn answer(stream: &mut BufReader<TcpStream>) -> (u16, String, Vec<u8>) {
     (status, header, body)
 }
 
-/// True where the other side has closed; waits for it as long as a read waits.
+/// Returns whether the other side has closed; waits for it up to the read timeout.
 pub fn is_closed(stream: &mut TcpStream) -> bool {
     match stream.read(&mut [0; 64]) {
         Ok(bytes) => bytes == 0,
@@ -74,7 +74,7 @@ fn it_drains_in_steps_and_ends_well() {
     let mut kept = BufReader::new(send(&server, &request));
     let (status, header, _) = answer(&mut kept);
     assert!(status == 200 && !header.contains("connection: close"), "{header}");
-    // A request whose body comes while the server ends.
+    // A request whose body arrives during the shutdown.
     let (first, second) = request.split_at(request.len() - 9);
     let mut begun = send(&server, first);
     let idle = send(&server, "");
@@ -100,7 +100,7 @@ fn connections_that_were_made_before_the_socket_closed_are_answered() {
     let request = post(VECTORS, "{\"vector\": [1, 0]}");
     let mut silent = send(&server, "");
     assert_eq!(server.get("/livez").0, 200, "it was accepted, as the one after it");
-    // One that the system has made while the server could accept none.
+    // A connection that the system has accepted while the server was stopped.
     server.signal("STOP");
     let waiting = send(&server, &request);
     server.signal("TERM");
@@ -140,7 +140,7 @@ fn a_second_signal_ends_at_once_and_a_hangup_drains() {
             &server,
             "POST /v1/models/vectors:retrieve HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n",
         );
-        // Whoever is told to go on is being read: a connection that has said nothing is no reason to wait.
+        // `100 Continue` shows that the request is being read; a connection that sent nothing does not delay the shutdown.
         let mut told = String::new();
         BufReader::new(&half).read_line(&mut told).unwrap();
         assert!(told.starts_with("HTTP/1.1 100"), "{told}");
@@ -172,7 +172,7 @@ fn slow_clients_are_cut_and_others_are_answered() {
     assert!(problem["detail"].as_str().unwrap().contains("nothing came for 400 ms"), "{problem}");
     assert!(is_closed(&mut idle));
     until("a slow reader", || metric(&server, "sterling_connections_cut_total{reason=\"stalled\"}") == 1.0);
-    // A body that trickles in is complete or is not, in the end.
+    // A body that trickles in is complete or is rejected in the end.
     let mut trickle =
         send(&server, "POST /v1/models/vectors:retrieve HTTP/1.1\r\ncontent-length: 900\r\nhost: x\r\n\r\n");
     let start = Instant::now();
@@ -208,12 +208,12 @@ fn connections_wait_for_a_server_that_has_no_time_for_them() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     let allowed: usize = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap().trim().parse().unwrap();
-    // Those of one swarm under overload, and more than the runtime asks the system for.
+    // More connections than the runtime's default listen backlog, and fewer than the system's limit.
     let count = allowed.min(1500) - 8;
     let store = catalogue(3, 1);
     let server = serve(store.path(), "");
     server.signal("STOP");
-    // It accepts nothing now: whoever connects waits in the system, a second where there is no room.
+    // The server accepts nothing now: new connections wait in the backlog, for a second if it is full.
     let address = server.address.parse().unwrap();
     let connect = |_| TcpStream::connect_timeout(&address, Duration::from_millis(900));
     let connected: Result<Vec<TcpStream>, _> = (0..count).map(connect).collect();
@@ -230,7 +230,7 @@ fn connections_wait_for_a_server_that_has_no_time_for_them() {
 fn bodies_share_a_budget() {
     let store = catalogue(10, 1);
     let server = serve(store.path(), "bodies_mb = 1");
-    // A quarter of the budget each, for what is parsed takes more than its text.
+    // A quarter of the budget each, because parsed bodies take more memory than their text.
     let half = |()| {
         let head = "POST /v1/models/vectors:retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: 70000\r\n\r\n";
         send(&server, &format!("{head}{}", " ".repeat(60_000)))
@@ -239,7 +239,7 @@ fn bodies_share_a_budget() {
     let large = format!("{{\"vector\": [1, 0], \"filter\": \"\"{}}}", " ".repeat(50_000));
     let refused = || agent().post(format!("http://{}{VECTORS}", server.address)).send(&large).unwrap();
     until("a full budget", || {
-        // One that came while another was being read was refused itself.
+        // A body that arrived while another one was read was rejected itself.
         held.push(half(()));
         refused().status() == 503
     });
@@ -250,7 +250,7 @@ fn bodies_share_a_budget() {
     assert_eq!((problem["code"].as_str(), problem["retryable"].as_bool()), (Some("overloaded"), Some(true)));
     drop(held);
     until("room again", || refused().status() == 200);
-    // What was announced and has not come takes nothing.
+    // Announced bodies that have not arrived take no memory.
     let announced: Vec<TcpStream> = (0..50)
         .map(|_| {
             send(&server, "POST /v1/models/vectors:retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: 200000\r\n\r\n{")
@@ -274,7 +274,7 @@ fn large_replies_come_in_pieces_and_small_ones_whole() {
         let items = reply["items"].as_array().unwrap();
         assert_eq!(items.len(), k);
         assert!(items.iter().all(|i| i["columns"]["title"].as_str().unwrap().len() == 100));
-        // The connection goes on after either.
+        // The connection stays open after both.
         stream.get_mut().write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
         assert_eq!(answer(&mut stream).2, b"ok\n");
     }
@@ -404,7 +404,7 @@ fn work_that_filters_bring_is_counted_and_bounded() {
     };
     put(store.path(), &vectors(store.path(), &(0..3000).map(line).collect::<String>())).unwrap();
     let server = serve(store.path(), "");
-    // Ranges: equalities would be planned as one list of values, which costs little.
+    // Ranges: equalities would be planned as one cheap list of values.
     let range = |n: usize| format!("(code > {} AND code < {})", n * 3, n * 3 + 3);
     let leaves = |n: usize| (0..n / 2).map(range).collect::<Vec<_>>().join(" OR ");
     let asks = |filter: &str| json!({"vector": [1, 0], "exact": true, "k": 1, "filter": filter, "timeout_ms": 60_000});
@@ -425,7 +425,7 @@ fn a_refusal_reaches_a_client_that_sends_its_body_first() {
     for (path, status) in [("/v1/models/nope:retrieve", 404), ("/nope", 404), ("/v1/models", 405)] {
         let mut stream = BufReader::new(send(&server, &post(path, &body)));
         assert_eq!(answer(&mut stream).0, status, "{path}");
-        // All of the body was taken, so that the connection goes on.
+        // The complete body was read, so the connection stays open.
         stream.get_mut().write_all(post(VECTORS, "{\"vector\": [1, 0]}").as_bytes()).unwrap();
         assert_eq!(answer(&mut stream).0, 200, "{path}");
     }
@@ -442,7 +442,7 @@ fn what_is_refused_unread_is_answered_and_counted_as_any_other() {
         let length = body.len();
         format!("POST {VECTORS} HTTP/1.1\r\nhost: x\r\nx-request-id: mine-7\r\ncontent-length: {length}\r\n\r\n{body}")
     };
-    // What is sent, in pieces, and how many requests it is: the second piece of the third is a request in a body.
+    // The text in pieces, and its number of requests: the second piece of the third is a request in a body.
     let cheap = ask(cheap);
     let nested = ask(&format!("{{}} {cheap}"));
     let split = nested.len() - cheap.len();
@@ -497,11 +497,12 @@ fn what_is_refused_unread_is_answered_and_counted_as_any_other() {
                     counted(status, &header, &body);
                 }
             }
-            // As many answers came as were asked for, and no more.
+            // As many answers as requests arrived, and no more.
             stream.get_mut().set_read_timeout(Some(Duration::from_millis(20))).unwrap();
             assert!(stream.read(&mut [0]).is_err(), "{pieces:?}");
         }
-        // What may wait is taken in, whatever the server's own time is: a body that names its time, whole or in pieces, alone or in a list.
+        // Requests that may wait are accepted despite the server's default timeout: a body that names its timeout, complete or in
+        // pieces, alone or in a list.
         let patient = ask("{\"vector\": [1, 0], \"k\": 1, \"timeout_ms\": 60000}");
         let list = ask("{\"requests\": [{\"vector\": [1, 0], \"timeout_ms\" : 60000}]}");
         let split = patient.len() - 30;

@@ -1,4 +1,4 @@
-//! The programs of `examples/`, which check what they print.
+//! The programs of `examples/`, which check their own output.
 
 #[path = "../../examples/custom_reranker.rs"]
 mod custom_reranker;

@@ -1,4 +1,4 @@
-//! Indexes of Faiss against what Faiss itself answers from them (`python/make_faiss_golden.py`).
+//! Imported Faiss indexes compared with the answers of Faiss (`python/make_faiss_golden.py`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ fn product(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
-/// The most that taking both vectors to int8 moves their product: half a code each way in every number.
+/// Returns the largest error of the product if both vectors are rounded to int8: half a code in every number.
 fn rounding(a: &[f32], b: &[f32]) -> f64 {
     let half = |v: &[f32]| f64::from(v.iter().fold(0f32, |m, x| m.max(x.abs()))) / 254.0;
     let sum = |v: &[f32]| v.iter().map(|x| f64::from(x.abs())).sum::<f64>();
@@ -55,11 +55,11 @@ fn loaded(index: &Path, rescore: Rescore) -> Snapshot {
     let mut recipe = Recipe::default();
     recipe.index.rescore = rescore;
     put(store.path(), &import(index, recipe)).unwrap();
-    // Its folder can go, because the files stay mapped.
+    // The folder may be deleted, because the files stay mapped.
     Snapshot::load(&store.path().join("imported/1"), &Placement::whole()).unwrap()
 }
 
-/// What the tests read off an index file and its answers.
+/// An index file and the answers of Faiss.
 struct Case {
     name: String,
     path: PathBuf,
@@ -83,13 +83,13 @@ impl Case {
         answers.into_iter().map(case).collect()
     }
 
-    /// True where Faiss orders lists by their distance, so that the longer centroid is the worse one.
+    /// Returns whether Faiss orders lists by distance, so that the longer centroid is worse.
     fn probes_by_distance(&self) -> bool {
         let first = &floats(&self.answers["list_distances"])[..];
         first[0] < first[1]
     }
 
-    /// The score by which Faiss orders a list, the larger the better.
+    /// Returns the score by which Faiss orders a list, the larger the better.
     fn list_score(&self, query: &[f32], list: i64) -> f64 {
         let centroid = &self.centroids[list as usize * D..][..D];
         product(query, centroid) - if self.probes_by_distance() { product(centroid, centroid) / 2.0 } else { 0.0 }
@@ -132,7 +132,7 @@ fn equal_probes_find_what_faiss_finds() {
     }
 }
 
-/// Whether the probed lists are the same; those that differ must be as good as each other up to the rounding to int8.
+/// Returns whether the probed lists are the same; different ones must be equally good up to the rounding to int8.
 fn lists_are_those_of_faiss(case: &Case, snapshot: &Snapshot, query: &[f32], n: usize, probes: usize) -> bool {
     let mut scratch = Scratch::default();
     let ours: BTreeSet<i64> =
@@ -146,7 +146,7 @@ fn lists_are_those_of_faiss(case: &Case, snapshot: &Snapshot, query: &[f32], n: 
     ours == theirs
 }
 
-/// The items and scores of one search: rows in f32 allow rounding of sums, int8 rows the rounding of codes.
+/// Checks the items and scores of one search: rows in f32 may differ by the rounding of sums, int8 rows by that of codes.
 fn items_are_those_of_faiss(case: &Case, view: &Arc<View>, query: &[f32], n: usize, search: &Value) {
     let snapshot = view.main();
     let k = search["k"].as_u64().unwrap() as usize;
@@ -162,7 +162,7 @@ fn items_are_those_of_faiss(case: &Case, view: &Arc<View>, query: &[f32], n: usi
         Rescore::F32 => 1e-5 * size,
         _ => rounding(query, &case.vectors[&id]),
     };
-    // Faiss's own numbers are these products, or the distances that go with them.
+    // The numbers of Faiss are these products, or the corresponding distances.
     let theirs = whole(&search["ids"][n]);
     let distances = floats(&search["distances"]);
     for (&id, &distance) in theirs.iter().zip(&distances[n * k..]) {
@@ -177,7 +177,7 @@ fn items_are_those_of_faiss(case: &Case, view: &Arc<View>, query: &[f32], n: usi
         let apart = (f64::from(*score) - exact(id.0)).abs();
         assert!(apart <= tolerance(id.0), "{place}: item {id} is {apart} off");
     }
-    // Under L2 Faiss also counts how far rounding moved a vector's length; its order is ours up to that.
+    // Under L2, the scores of Faiss include the rounding error of a vector's length; the orders agree up to that error.
     let lengths = case.vectors.values().map(|v| product(v, v));
     let spread = match case.answers["metric"].as_str().unwrap() {
         "l2" => lengths.clone().fold(0.0, f64::max) - lengths.fold(f64::INFINITY, f64::min),
@@ -196,7 +196,7 @@ fn an_imported_index_is_served_with_its_attributes() {
     let folder = tempfile::tempdir().unwrap();
     let case = Case::all().into_iter().find(|c| c.name == "idmap2").unwrap();
     let (items, store) = (folder.path().join("items.jsonl"), folder.path().join("store"));
-    // In another order than the index's: attributes are joined by id.
+    // In another order than the index: attributes are joined by id.
     let line = |id: &i64| json!({"id": id, "attributes": {"odd": id % 2, "id text": id.to_string()}}).to_string();
     std::fs::write(&items, case.vectors.keys().rev().map(line).collect::<Vec<_>>().join("\n")).unwrap();
     let [index, items, store_text] = [&case.path, &items, &store].map(|p| p.to_str().unwrap());
@@ -217,7 +217,7 @@ fn an_imported_index_is_served_with_its_attributes() {
         let (all, theirs) = (ask(""), whole(&search["ids"][n]));
         let ours = ids(&all);
         let missed = theirs.iter().filter(|id| !ours.contains(id)).count();
-        // The rows are kept in f16: a tie at the end may fall the other way.
+        // The rows are stored in f16: a tie at the end may be resolved differently.
         assert!(missed <= 1 && ours[..50].iter().all(|id| theirs.contains(id)), "query {n}: {missed} missed");
         for item in all["items"].as_array().unwrap() {
             assert_eq!(item["columns"]["id text"], json!(item["id"].to_string()), "{item}");
@@ -255,7 +255,7 @@ fn what_does_not_go_together_is_refused_by_name() {
         assert_eq!(error.kind(), Kind::Invalid);
         assert!(error.to_string().contains(&expected) && error.to_string().contains("sparse_direct.index"), "{error}");
     }
-    // The ids of the last list that has some stand at the file's end.
+    // The file ends with the ids of the last list that has some.
     let mut bytes = std::fs::read(&index).unwrap();
     let end = bytes.len();
     bytes.copy_within(end - 16..end - 8, end - 8);

@@ -1,4 +1,4 @@
-//! Versions that follow a journal which cannot be read for a moment, or which gives what it should not.
+//! Versions that follow a journal with temporary read errors or invalid records.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,24 +16,24 @@ use sterling::units::ItemId;
 
 use crate::support::{put, vectors};
 
-/// What happens to those who follow, by the position of the record that they would have.
+/// Faults of followers, by the position of the record that they read.
 #[derive(Default)]
 struct Faults {
-    /// The next call fails, and the one after it gives the record.
+    /// The next call fails, and the one after it returns the record.
     fails: BTreeSet<u64>,
-    /// The next call panics, and the one after it gives the record.
+    /// The next call panics, and the one after it returns the record.
     panics: BTreeSet<u64>,
     /// Each call panics.
     broken: Option<u64>,
-    /// The record after it is given in its place.
+    /// The record after it is returned instead.
     skipped: Option<u64>,
-    /// It is given with other bytes.
+    /// The record is returned with other bytes.
     damaged: Option<u64>,
     /// Every call fails.
     is_away: bool,
 }
 
-/// Journals in files that have such faults.
+/// File journals with these faults.
 struct Faulty(Logs, Arc<Mutex<Faults>>);
 
 struct FaultyJournal(Box<dyn Journal>, Arc<Mutex<Faults>>);
@@ -92,7 +92,7 @@ impl Follower for FaultyFollower {
         if faults.panics.remove(&record.position) || faults.broken == Some(record.position) {
             drop(faults);
             self.held = Some(record);
-            // As a panic, but for the message on the terminal.
+            // Like a panic, but without the message on the terminal.
             std::panic::resume_unwind(Box::new("broken"));
         }
         if faults.fails.remove(&record.position) {
@@ -138,7 +138,7 @@ fn load(loader: &Updating, version: &Path) -> Result<Live> {
     loader.load(version, Background::Steady)
 }
 
-/// Puts items whose ids are 1000 and the position of the update; returns the last one's position.
+/// Puts items whose ids are 1000 plus the position of the update; returns the last position.
 fn write(feed: &Feed, positions: std::ops::RangeInclusive<u64>) -> u64 {
     let (tell, told) = mpsc::channel();
     let item = |position| {
@@ -158,7 +158,7 @@ fn wait(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// The view is that of a position: all updates up to it are seen, and none after it.
+/// Checks that the view shows all updates up to a position, and none after it.
 fn check(live: &Live, position: u64, last: u64) {
     let view = live.view();
     assert_eq!(view.position(), position);
@@ -178,7 +178,7 @@ fn reads_that_fail_for_a_moment_lose_no_update() {
     assert_eq!(served.live.stalled(), None);
     assert!(served.faults.lock().unwrap().fails.is_empty());
     check(&served.live, 3600, 3600);
-    // A load that cannot read them fails, and the next one has them all.
+    // A load that cannot read the records fails, and the next one has all of them.
     served.faults.lock().unwrap().fails.extend([700, 3600]);
     for _ in 0..2 {
         assert_eq!(load(&served.loader, &served.version).err().unwrap().kind(), Kind::Unavailable);
@@ -237,7 +237,7 @@ fn a_version_whose_updates_wait_says_so_and_ends_with_who_holds_it() {
     served.faults.lock().unwrap().is_away = false;
     wait("the rest", || served.live.view().position() == 20);
     wait("that they do not", || warning().is_empty());
-    // Nobody holds the version any more: its thread ends though its updates wait, and its snapshot goes.
+    // The version has no owner any more: its thread ends although its updates wait, and its snapshot is dropped.
     served.faults.lock().unwrap().is_away = true;
     write(&served.feed, 21..=30);
     wait("that they wait again", || warning().contains("updates wait"));
@@ -247,7 +247,7 @@ fn a_version_whose_updates_wait_says_so_and_ends_with_who_holds_it() {
     wait("the end of its thread", || main.strong_count() == 0);
 }
 
-/// Journals of which one is opened only when somebody says so.
+/// Journals of which one is opened only after a signal.
 struct Slow(Logs, Mutex<mpsc::Receiver<()>>);
 
 impl Journals for Slow {
@@ -276,7 +276,7 @@ fn a_journal_that_is_being_opened_holds_up_nobody_who_asks_for_others() {
             std::thread::spawn(move || feeds.open(&slow, 0).map(|feed| feed.last()))
         })
         .collect();
-    // On a thread of its own, so that a wait is a failure and no test without an end.
+    // On its own thread, so that a deadlock fails the test instead of blocking it.
     let (tell, done) = mpsc::channel();
     let others = feeds.clone();
     std::thread::spawn(move || {
@@ -289,7 +289,7 @@ fn a_journal_that_is_being_opened_holds_up_nobody_who_asks_for_others() {
     });
     done.recv_timeout(Duration::from_secs(30)).expect("others wait for a journal that is not theirs");
     drop(go);
-    // Of those who open the same one, one does.
+    // Of several threads that open the same journal, one opens it.
     opening.into_iter().for_each(|one| assert_eq!(one.join().unwrap().unwrap(), 0));
     assert!(feeds.of(&slow).is_some());
 }

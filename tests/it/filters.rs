@@ -1,5 +1,5 @@
-//! The filter language and its promise through the whole pass: the examples of docs/reference/filter-language.md, and random filters over random
-//! catalogues against a naive reading of the items.
+//! The filter language and its guarantees in the complete pass: the examples of docs/reference/filter-language.md, and random
+//! filters over random catalogues compared with a naive evaluation of the items.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,17 +20,17 @@ use crate::support::retrieve;
 const PAGE: &str = include_str!("../../docs/reference/filter-language.md");
 const QUERY: [f32; 4] = [0.4, -0.3, 0.8, 0.2];
 
-/// Ways of building the index that answer the same filters differently.
+/// Recipes whose indexes answer the same filters differently.
 const RECIPES: [&str; 4] = [
     "",
     // Bloom planes only, and few of them.
     "[filter]\nexact_share_min = 1.0\nposting_share_max = 0.0\nbits_per_term = 2\nnumber_buckets = 0\n",
-    // Posting lists wherever they can be.
+    // Posting lists wherever possible.
     "[filter]\nexact_share_min = 1.0\nposting_share_max = 1.0\n",
     "[filter]\nexact_share_min = 0.3\nposting_share_max = 0.05\nhashes = 2\nnumber_buckets = 3\n",
 ];
 
-/// A published catalogue; its folder can go, because the files stay mapped.
+/// Returns a published catalogue; its folder may be deleted, because the files stay mapped.
 fn snapshot(items: &[Value], recipe: &str) -> Arc<View> {
     let folder = tempfile::tempdir().unwrap();
     let lines: Vec<String> = items
@@ -67,7 +67,7 @@ fn ids((ranked, _): &Found) -> BTreeSet<i64> {
     ids
 }
 
-/// The lines of all blocks of the page with this name, parted at the arrow.
+/// Returns the lines of all blocks of the page with this name, split at the arrow.
 fn examples(name: &str) -> Vec<(&'static str, &'static str)> {
     let blocks = PAGE.split("```").skip(1).step_by(2);
     let lines = blocks.filter_map(|block| block.strip_prefix(name)?.strip_prefix('\n')).flat_map(str::lines);
@@ -138,7 +138,7 @@ fn leaf(feature: &str, test: Test) -> Expr {
     Expr::Leaf(Leaf { feature: feature.into(), test, offset: 0 })
 }
 
-/// Tags from frequent to rare, years of which an item may have several, prices that may be missing.
+/// Tags from frequent to rare, one or several years per item, prices that may be missing.
 fn items() -> impl Strategy<Value = Vec<Value>> {
     let tags = proptest::collection::btree_set((0u32..1000).prop_map(|x| format!("t {}", x * x / 25_000)), 0..6);
     let years = proptest::collection::btree_set(prop_oneof![-3i64..4, 1900i64..2000], 0..3);
@@ -153,7 +153,7 @@ fn items() -> impl Strategy<Value = Vec<Value>> {
     proptest::collection::vec(attributes, 40..400).prop_map(|all| {
         let item = |(n, mut attributes): (usize, Value)| {
             if n == 0 {
-                // The columns exist in every catalogue, with the kinds that the filters ask for.
+                // The columns exist in every catalogue, with the types that the filters use.
                 attributes = json!({"tag": ["t 0"], "year": [7, 8], "price": 0.5});
             }
             json!({"id": n, "attributes": attributes})
@@ -186,7 +186,7 @@ fn filter() -> impl Strategy<Value = Expr> {
     })
 }
 
-/// The filter read off an item's JSON.
+/// Evaluates the filter on an item's JSON.
 fn naive(filter: &Expr, item: &Value) -> bool {
     match filter {
         Expr::All => true,
@@ -222,15 +222,15 @@ fn nothing_wrong_is_returned_and_nothing_is_lost() {
             let text = filter.canonical().to_string();
             let truth: BTreeSet<i64> =
                 items.iter().filter(|i| naive(&filter, i)).map(|i| i["id"].as_i64().unwrap()).collect();
-            // With room for every item the answer is the truth, however few lists are asked for.
+            // With room for every item the answer is complete, however few lists are probed.
             let found = ask(&snapshot, json!({"filter": text, "k": all, "candidates": all}));
             let found = found.map_err(|e| TestCaseError::fail(format!("{text}: {e}")))?;
             prop_assert_eq!(&ids(&found), &truth, "{}: {:?}", text, found.1);
-            // With room for few, it is that many of the truth.
+            // With room for few, it is that many of the complete result.
             let found = ask(&snapshot, json!({"filter": text, "k": few, "candidates": few})).unwrap();
             prop_assert_eq!(found.0.ids.len(), truth.len().min(few), "{}: {:?}", text, found.1);
             prop_assert!(ids(&found).is_subset(&truth), "{}", text);
-            // What is excluded makes room for what is not.
+            // Excluded items make room for others.
             let gone: Vec<i64> = truth.iter().copied().filter(|id| id % 2 == 0).collect();
             let left: BTreeSet<i64> = truth.iter().copied().filter(|id| id % 2 != 0).collect();
             let found = ask(&snapshot, json!({"filter": text, "k": few, "candidates": few, "exclude": gone})).unwrap();
@@ -244,7 +244,7 @@ fn nothing_wrong_is_returned_and_nothing_is_lost() {
     outcome.unwrap();
 }
 
-/// Requests over few filters, so that a batch of them shares lists, plans and words.
+/// Requests over few filters, so that a batch of them shares lists, plans and bitmaps.
 fn requests() -> impl Strategy<Value = Vec<Value>> {
     let filters = proptest::collection::vec(filter(), 3);
     let one = (

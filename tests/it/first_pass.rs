@@ -1,4 +1,4 @@
-//! Versions with codes for a first pass: they answer as those without, by fewer bytes, whatever is done with them.
+//! Versions with first-pass codes: same answers as without codes, from fewer bytes, under all operations.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -25,7 +25,7 @@ fn coded_by(codes: CodeKind) -> Recipe {
     recipe
 }
 
-/// Without codes, in as many lists.
+/// Returns a recipe without codes and with the same number of lists.
 fn uncoded(coded: &View) -> Recipe {
     let mut recipe = Recipe::default();
     recipe.index.lists = coded.main().index.lists();
@@ -36,13 +36,13 @@ fn calibration(view: &Arc<View>) -> &Calibration {
     view.main().calibration.as_ref().unwrap()
 }
 
-/// How many are selected for a number of candidates at each target.
+/// Returns the number of selected items for a number of candidates, for each recall target.
 fn selected(calibration: &Calibration, k: usize) -> &[usize] {
     let curve = calibration.curves.iter().find(|curve| curve.k == k && curve.pass_rate == 1.0).unwrap();
     curve.codes.as_ref().map_or(&[], |codes| &codes.selected)
 }
 
-/// What the codes of a version mean: the values that they name, or the signs of their rotation.
+/// Returns the definition of a version's codes: the codebook, or the signs of the rotation.
 fn meaning(folder: &Path) -> Vec<u8> {
     let tensors = Tensors::open(&folder.join("index.safetensors")).unwrap();
     match tensors.has("first_pass_values") {
@@ -51,7 +51,7 @@ fn meaning(folder: &Path) -> Vec<u8> {
     }
 }
 
-/// What a request finds, and the bytes of codes that it read for it.
+/// Returns the results of a request, and the bytes of codes that it read.
 fn asked(view: &Arc<View>, mut body: Value) -> (Vec<i64>, u64) {
     body["explain"] = json!(true);
     let (found, explain) = retrieve(view, &[body]).remove(0).unwrap();
@@ -76,7 +76,7 @@ fn requests_reach_their_recall_by_codes() {
             let (found, probes) = recall(&of_codes, &drawn.queries(), k, &[""], &more);
             assert!(found >= target - 0.02, "{drawn:?} k = {k}, {target}: {found} by {probes} lists");
         }
-        // Filters let pass what they do without codes, and what is asked for is found among that.
+        // Filters pass the same items as without codes, and exactly these are searched.
         for (pass_rate, filters) in &FILTERS[1..] {
             for (k, target) in [(10, 0.9), (10, 0.98), (100, 0.95)] {
                 let (found, probes) = recall(&of_codes, &drawn.queries(), k, filters, &json!({"recall": target}));
@@ -111,16 +111,16 @@ fn codes_are_read_where_they_pay_and_rows_where_not() {
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         asked(view, body).1
     };
-    // 64 bytes and a scale for an item of int8 rows, 16 for its codes, and the f16 rows of those that are scored; words besides.
+    // 64 bytes and a scale per item of int8 rows, 16 for its codes, and the f16 rows of the rescored items; plus bitmaps.
     for filter in ["", "NOT hundredth:1", "half:1"] {
         let (by_codes, by_rows) = (of(&view, 10, json!({"filter": filter})), of(&plain, 10, json!({"filter": filter})));
         assert!(by_codes * 2 < by_rows, "`{filter}`: {by_codes} against {by_rows}");
         assert_eq!(of(&view, 10, json!({"filter": filter, "recall": 0.98})), by_codes);
     }
-    // Few that pass are read by their rows as ever.
+    // If few items pass, their rows are read directly as before.
     let rare = json!({"filter": "hundredth:1"});
     assert_eq!(of(&view, 10, rare.clone()), of(&plain, 10, rare));
-    // Beyond what the calibration measured of codes there are rows alone.
+    // Beyond the range that the calibration measured with codes, only rows are used.
     assert_eq!(of(&view, 5000, json!({})), of(&plain, 5000, json!({})));
     let explained = retrieve(&view, &[json!({"vector": query, "k": 10, "exact": true})]);
     let exact: HashSet<i64> = explained[0].as_ref().unwrap().0.ids.iter().map(|id| id.0).collect();
@@ -145,7 +145,7 @@ fn what_takes_no_codes_is_searched_as_without_them() {
         assert!(curves.iter().all(takes_more), "what is lost to codes is made good by lists");
         curves.iter_mut().for_each(|curve| curve.codes = None);
         assert_eq!(curves, calibration(&of_rows).curves);
-        // Nor is anything else of such a request another's: its lists, what they hold, what is read of it and what is found.
+        // Nothing else of such a request differs: its lists, their items, the bytes read and the results.
         let of = |view: &Arc<View>, body: &Value| {
             let (found, explain) = retrieve(view, std::slice::from_ref(body)).remove(0).unwrap();
             let explain = explain.unwrap();
@@ -258,14 +258,14 @@ fn updated_and_merged(codes: CodeKind, width: usize) {
 
 #[test]
 fn merges_keep_the_lists_of_versions_that_had_twice_as_many() {
-    // Versions with codes of so many items get 141 lists, and got about 283 before.
+    // Versions with codes of this many items get 141 lists, and got about 283 before.
     let drawn = Drawn { items: 5_030, width: 16, clusters: 40 };
     for (lists, is_trained) in [(300, false), (600, true)] {
         let folder = tempfile::tempdir().unwrap();
         let mut recipe = coded();
         recipe.index.lists = lists;
         drop(drawn.publish_by(folder.path(), recipe.clone()));
-        // As if it had not been asked for so many.
+        // As if no number of lists had been requested.
         let store = folder.path().join("store");
         let version = store.join("drawn/1");
         recipe.index.lists = 0;
@@ -275,7 +275,7 @@ fn merges_keep_the_lists_of_versions_that_had_twice_as_many() {
         manifest.files.insert(RECIPE_FILE.into(), Checksum::of(text.as_bytes()));
         manifest.write(&version).unwrap();
         let merged = merge(&Store::new(&store), &view(&version), &|_| ()).unwrap();
-        // Lists that are empty are left out.
+        // Empty lists are left out.
         let expected = if is_trained { 120..=141 } else { 283..=lists };
         assert!(expected.contains(&merged.lists) && merged.is_trained == is_trained, "from {lists}: {merged:?}");
     }
@@ -288,7 +288,7 @@ fn lists_of_faiss_get_codes_too() {
         put(folder.path(), &faiss::import(&faiss::golden(index), coded())).unwrap();
         let view = view(&folder.path().join("imported/1"));
         assert!(view.main().index.has_first_pass());
-        // Queries like those that calibrated it: items, with a little of something else.
+        // Queries like those of the calibration: items plus some noise.
         let near = |(n, slot)| {
             let mut row = vec![0.0; 24];
             view.main().index.row(slot, &mut row);

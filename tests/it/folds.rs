@@ -1,4 +1,5 @@
-//! Shards that merge their updates by themselves: the version stays one over all of its shards, and no answer differs.
+//! Shards that merge their updates independently (checkpoints): the version stays the same over all shards, and no answer
+//! differs.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::support::{Server, ids, put, run, until};
 const ITEMS: &str = "/v1/models/vectors/items";
 const RETRIEVE: &str = "/v1/models/vectors:retrieve";
 
-/// Requests whose answers do not depend on what holds the items.
+/// Requests whose answers do not depend on the storage of the items.
 fn bodies() -> Vec<Value> {
     let columns = ["colour", "price", "maker"];
     vec![
@@ -32,13 +33,14 @@ fn bodies() -> Vec<Value> {
     ]
 }
 
-/// What a server answers from a position on, but for what tells of versions and positions.
+/// Returns the answers of a server from a position on, without versions and positions.
 fn answers(server: &Server, position: &str) -> Vec<Value> {
     let ask = |body: Value| server.ask(&format!("{RETRIEVE}?min_position={position}"), body)["items"].clone();
     bodies().into_iter().map(ask).collect()
 }
 
-/// Puts, changes and deletes items of all shards, at both sides; returns the positions of the shards and that of the whole.
+/// Puts, changes and deletes items of all shards, in both deployments; returns the positions of the shards and that of the
+/// complete catalogue.
 fn write(cut: &Cut, from: i64) -> (String, String) {
     let mut items: Vec<Value> = (from..from + 60).map(item).collect();
     items.extend(
@@ -51,10 +53,10 @@ fn write(cut: &Cut, from: i64) -> (String, String) {
         (token(&told), whole["position"].to_string())
     };
     let (seen, whole) = both("upsert", json!({"items": items}));
-    // Only what is seen is deleted.
+    // Delete by filter covers visible items only.
     answers(&cut.router, &seen);
     answers(&cut.one, &whole);
-    // Of a shard that had nothing to do the position is 0, which all have seen.
+    // A shard without any update has position 0, which is always visible.
     both("delete", json!({"ids": gone}))
 }
 
@@ -88,7 +90,7 @@ fn shards_merge_each_by_itself_and_no_answer_differs() {
         cut.shards[1].ask(RETRIEVE, body)
     };
     let (all, first) = (paged(&json!(""), 20), paged(&json!(""), 8));
-    // Requests of a router while one shard merges and the others do not: none fails, none sees anything else.
+    // Requests to a router while one shard merges and the others do not: none fails, and all see the same data.
     let (stop, address) = (Arc::new(AtomicBool::new(false)), cut.router.address.clone());
     let (stopped, expected) = (stop.clone(), before.clone());
     let asking = std::thread::spawn(move || {
@@ -122,7 +124,7 @@ fn shards_merge_each_by_itself_and_no_answer_differs() {
     std::thread::sleep(Duration::from_millis(300));
     stop.store(true, Ordering::Relaxed);
     assert!(asking.join().unwrap() > 0);
-    // It is the version that it was, here and at the router.
+    // The version is unchanged, at the server and at the router.
     assert_eq!(cut.router.ask(RETRIEVE, &bodies()[0])["digest"], digest);
     assert_eq!(cut.shards[1].ask(RETRIEVE, &bodies()[0])["digest"], own);
     let info = cut.shards[1].get_json("/v1/models/vectors");
@@ -130,9 +132,9 @@ fn shards_merge_each_by_itself_and_no_answer_differs() {
     let rest = paged(&first["cursor"], 12);
     let both: Vec<i64> = ids(&first).into_iter().chain(ids(&rest)).collect();
     assert_eq!(both, ids(&all), "pages are slices of one ranking");
-    // Where nothing came since, there is nothing to do.
+    // Without later updates there is nothing to do.
     assert_eq!(cut.shards[1].ask(&format!("{ITEMS}:merge"), "")["position"], position);
-    // All merge, and again: two of each are kept.
+    // All shards merge twice: two checkpoints of each are kept.
     for round in 0..3 {
         let (seen, whole) = write(&cut, 6000 + 100 * round);
         for server in cut.shards.iter().skip(usize::from(round == 1)) {
@@ -141,7 +143,8 @@ fn shards_merge_each_by_itself_and_no_answer_differs() {
         assert_eq!(answers(&cut.router, &seen), answers(&cut.one, &whole), "round {round}");
     }
     assert_eq!((folds(&cut, 0).len(), folds(&cut, 1).len()), (2, 2));
-    // One that is killed has it all again: the newest, and what came after it. Where that is damaged, the one before it.
+    // A killed server restores everything: the newest checkpoint and the later updates. If that one is damaged, it uses the one
+    // before.
     let (seen, whole) = write(&cut, 7000);
     let expected = answers(&cut.one, &whole);
     for damage in [false, true] {
@@ -173,7 +176,7 @@ fn a_publication_takes_over_from_merged_shards_and_a_roll_back_goes_back_to_them
     let before = answers(&cut.one, &whole);
     cut.shards.iter().for_each(|server| drop(server.ask(&format!("{ITEMS}:merge"), "")));
     assert_eq!(answers(&cut.router, &seen), before);
-    // What the merged shards hold, exported and published anew; what is written meanwhile follows it.
+    // The content of the merged shards is exported and republished; updates written meanwhile are applied to it.
     let positions: Vec<u64> = cut
         .shards
         .iter()
@@ -182,12 +185,12 @@ fn a_publication_takes_over_from_merged_shards_and_a_roll_back_goes_back_to_them
     let (seen, whole) = write(&cut, 6000);
     let mut what = shards::catalogue(cut.folder.path(), sterling::index::ivf::Rescore::F16);
     what.output = Output::Shards { count: 3, positions };
-    // No item of the first catalogue: only what is published now, and what comes after the positions.
+    // No item of the first catalogue: only the published items, and updates after the positions.
     let path = cut.folder.path().join("again.jsonl");
     std::fs::write(&path, (5000..5700).map(|id| format!("{}\n", item(id))).collect::<String>()).unwrap();
     what.source = Source::Vectors { name: "vectors".into(), items: path, vectors: None };
     assert_eq!(put(cut.folder.path(), &what).unwrap(), 3);
-    // A router answers with no more items than the version was published with: a fifth of them at a time.
+    // A router returns at most the number of items that the version was published with: a fifth of them at a time.
     let of_price = |price: i64| {
         cut.router.ask(
             &format!("{RETRIEVE}?min_position={seen}"),
@@ -199,7 +202,7 @@ fn a_publication_takes_over_from_merged_shards_and_a_roll_back_goes_back_to_them
     let mut found: Vec<i64> = (0..5).flat_map(|price| ids(&of_price(price))).collect();
     found.sort_unstable();
     assert_eq!(found, (5000..5700).chain(6009..6060).collect::<Vec<i64>>());
-    // It is merged as any version is, and the one before it has gone on under it.
+    // It is merged like any version, and the one before it has continued under it.
     for server in &cut.shards {
         assert_eq!(server.ask(&format!("{ITEMS}:merge"), "")["version"], 3);
     }
@@ -234,7 +237,7 @@ fn a_shard_is_merged_without_a_server_and_what_cannot_be_says_why() {
     ] {
         assert_ne!(run(wrong).0, 0, "{wrong:?}");
     }
-    // A router merges nothing.
+    // A router does not merge.
     assert_eq!(cut.router.post(&format!("{ITEMS}:merge"), json!({})).0, 422);
 }
 
@@ -244,7 +247,7 @@ fn a_shard_that_was_emptied_is_merged_and_stays_empty_beside_the_others() {
     let (seen, whole) = write(&cut, 5000);
     assert_eq!(answers(&cut.router, &seen), answers(&cut.one, &whole));
     let state = |cut: &Cut| cut.shards[0].get_json(&format!("{ITEMS}:position"));
-    // Emptied, and once more after it had an item again: what stands behind the newest merge is empty too.
+    // Emptied, and again after it had an item: the data after the newest checkpoint is empty too.
     let again = (8000..).find(|id| home(*id) == 0).unwrap();
     for round in 0..2 {
         let gone: Vec<i64> = match round {
@@ -299,7 +302,7 @@ impl Held {
         put(folder, &what).unwrap();
     }
 
-    /// Deletes so many items, and waits until all versions in memory show it.
+    /// Deletes `count` items, and waits until all loaded versions show it.
     fn delete(&self, count: usize) {
         let feed = self.feeds.of(&Topic { model: "vectors".into(), shard: Some((0, 2)) }).unwrap();
         let first = feed.last();
@@ -328,7 +331,7 @@ fn a_merged_shard_is_no_news_and_stands_for_the_bytes_that_it_was_made_of_alone(
     held.registry.refresh();
     held.delete(30);
     let view = held.registry.get("vectors", Which::Active).unwrap().view();
-    // Somebody rolls back while a merge is under way: what comes of it changes nothing of that.
+    // An operator rolls back during a merge: the result of the merge does not change that.
     held.registry.activate("vectors", 1).unwrap();
     let made = merge(&held.store, &view, &|_| ()).unwrap();
     assert_eq!((made.version, made.position, made.items), (2, 30, view.items()));
@@ -337,10 +340,10 @@ fn a_merged_shard_is_no_news_and_stands_for_the_bytes_that_it_was_made_of_alone(
     let (of_shard, digest) = (held.registry.get("vectors", Which::Version(2)).unwrap(), view.main().digest());
     assert_eq!((of_shard.digest(), of_shard.view().items()), (digest, view.items()));
     assert_eq!(of_shard.view().coverage(), view.coverage());
-    // The same again finds it there, and is the same.
+    // A repeated merge finds the checkpoint, and returns the same.
     assert_eq!(merge(&held.store, &view, &|_| ()).unwrap().position, 30);
     assert_eq!(held.store.folded("vectors", 2).unwrap(), Some(30));
-    // Another catalogue under the same number, as of a store that was set up anew, has nothing to do with it.
+    // Another catalogue under the same number, as in a recreated store, does not use it.
     std::fs::remove_dir_all(held.folder.path().join("vectors")).unwrap();
     let mut what = shards::catalogue(held.folder.path(), sterling::index::ivf::Rescore::F32);
     what.output = Output::shards(2);
@@ -370,7 +373,7 @@ fn the_journal_of_a_shard_keeps_what_stands_behind_a_merge_and_all_under_a_label
     let digest = std::fs::read_dir(&parent).unwrap().flatten().next().unwrap().path();
     let there = |name: &str| digest.join(name).exists();
     assert_eq!((there("10"), there("20"), there("30")), (false, true, true));
-    // What a killed merge has left goes with the next one; a manifest that cannot be read is no fold.
+    // The next merge removes the files of a killed one; a checkpoint with an unreadable manifest is ignored.
     std::fs::create_dir(digest.join(".publishing-0")).unwrap();
     std::fs::create_dir(digest.join("99")).unwrap();
     std::fs::write(digest.join("99/manifest.json"), "{").unwrap();
@@ -378,7 +381,7 @@ fn the_journal_of_a_shard_keeps_what_stands_behind_a_merge_and_all_under_a_label
     held.delete(5);
     compactor.merge(&held.registry, "vectors").unwrap();
     assert_eq!((there(".publishing-0"), there("20"), there("35"), behind()), (false, false, true, Some(30)));
-    // Once no version of that number is in memory, its merges go too.
+    // Once no version of that number is loaded, its checkpoints are removed.
     Held::publish(held.folder.path());
     held.registry.refresh();
     held.registry.unload("vectors", 1).unwrap();

@@ -1,4 +1,5 @@
-//! Fresh items against a plain map: whatever was put, changed or deleted, every answer is that of the map at its position.
+//! The delta compared with a plain map: after any upsert, change or deletion, every answer equals that of the map at its
+//! position.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -17,7 +18,7 @@ use crate::support::{output, put, retrieve, vectors};
 
 pub const DIMENSION: usize = 6;
 const LANGUAGES: [&str; 6] = ["en", "fr", "de", "fi", "zu", "eo"];
-/// Values that readers and writers of JSON, filters and columns get wrong most easily.
+/// Values that parsers of JSON, filters and columns are most likely to get wrong.
 const ODD_TEXTS: [&str; 8] = ["", " ", "NOT", "IN (a)", "q\"q", "b\\b", "ü\nß", "7"];
 const ODD_YEARS: [i64; 9] =
     [i64::MIN, i64::MIN + 1, i64::MAX, -1, 0, (1 << 53) - 1, 1 << 53, (1 << 53) + 1, -(1 << 53) - 1];
@@ -39,7 +40,7 @@ impl Random {
     }
 }
 
-/// An item of the map. The numbers of its vector are whole, so that sums of products are exact in whatever order they are made.
+/// An item of the map. The numbers of its vector are integers, so that sums of products are exact in any order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Item {
     pub vector: Vec<f32>,
@@ -48,7 +49,7 @@ pub struct Item {
     price: Option<f64>,
 }
 
-/// One of the values that are likely, or, once in a while, an odd one.
+/// Returns one of the usual values, or, rarely, an odd one.
 fn value<T: Clone>(random: &mut Random, odd: &[T], likely: impl Fn(&mut Random) -> T) -> T {
     if random.below(8) == 0 { odd[random.below(odd.len())].clone() } else { likely(random) }
 }
@@ -89,7 +90,7 @@ impl Item {
         ]
     }
 
-    /// Has attributes change.
+    /// Changes attributes.
     fn set(&mut self, attributes: &[(String, Attribute)]) {
         for (name, to) in attributes {
             match (name.as_str(), to) {
@@ -103,12 +104,12 @@ impl Item {
         }
     }
 
-    /// The item as it is sent and published.
+    /// Returns the item as it is sent and published.
     pub fn json(&self, id: i64) -> Value {
         json!({"id": id, "embedding": self.vector, "attributes": self.attributes_json()})
     }
 
-    /// Its attributes as they are sent.
+    /// Returns its attributes as they are sent.
     pub fn attributes_json(&self) -> Value {
         json!({"language": self.languages, "year": self.years, "price": self.price})
     }
@@ -120,13 +121,13 @@ impl Item {
 
 pub type Test = Box<dyn Fn(&Item) -> bool>;
 
-/// A text of a filter in quotes.
+/// Quotes a text for a filter.
 fn quoted(text: &str) -> String {
     let escaped = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
     format!("\"{escaped}\"")
 }
 
-/// A comparison, as it is written and as it is made.
+/// A comparison: its operator in a filter, and its function.
 type Compared<T> = (&'static str, fn(&T, &T) -> bool);
 
 fn compared<T: PartialOrd>(random: &mut Random) -> Compared<T> {
@@ -142,7 +143,7 @@ fn compared<T: PartialOrd>(random: &mut Random) -> Compared<T> {
     all[random.below(all.len())]
 }
 
-/// A filter and what it means: of every operator and spelling.
+/// Returns a filter and its meaning, with every operator and spelling.
 pub fn filter(random: &mut Random, depth: usize) -> (String, Test) {
     if depth > 0 && random.below(2) == 0 {
         let ((a, is_a), (b, is_b)) = (filter(random, depth - 1), filter(random, depth - 1));
@@ -209,7 +210,7 @@ pub fn filter(random: &mut Random, depth: usize) -> (String, Test) {
     }
 }
 
-/// What a search must find of a map: the best first, of equal ones the lowest id.
+/// Returns the expected result of a search over a map: best first, ties by the lowest id.
 pub fn best(
     items: &BTreeMap<i64, Item>,
     query: &[f32],
@@ -249,7 +250,7 @@ fn loaded(store: &Store, version: u64) -> Arc<Snapshot> {
     Arc::new(Snapshot::load(held.folder(), &Placement::default()).unwrap())
 }
 
-/// A catalogue to begin with: it has some value of every attribute.
+/// Returns an initial catalogue with a value of every attribute.
 pub fn catalogue(random: &mut Random, count: i64) -> BTreeMap<i64, Item> {
     let mut items: BTreeMap<i64, Item> = (0..count).map(|id| (id * 3 - 50, Item::random(random, false))).collect();
     let first = items.values_mut().next().unwrap();
@@ -257,21 +258,21 @@ pub fn catalogue(random: &mut Random, count: i64) -> BTreeMap<i64, Item> {
     items
 }
 
-/// Something that happens to the map, and the update that says so.
+/// Applies a random change to the map, and returns the corresponding update.
 fn happens(random: &mut Random, items: &mut BTreeMap<i64, Item>, ids: usize) -> Update {
     let id = random.below(ids) as i64 - 60;
     let happens = random.below(10);
     occurs(random, items, id, happens)
 }
 
-/// The same of an item: it is put (below 5), changed (below 8) or deleted.
+/// The same for one item: it is put (below 5), changed (below 8) or deleted.
 fn occurs(random: &mut Random, items: &mut BTreeMap<i64, Item>, id: i64, happens: usize) -> Update {
     let update = update(random, id, happens);
     apply(items, &update);
     update
 }
 
-/// An update of an item, which is put (below 5), changed (below 8) or deleted.
+/// Returns an update of an item, which is put (below 5), changed (below 8) or deleted.
 pub fn update(random: &mut Random, id: i64, happens: usize) -> Update {
     match happens {
         0..5 => {
@@ -287,7 +288,7 @@ pub fn update(random: &mut Random, id: i64, happens: usize) -> Update {
     }
 }
 
-/// What an update does to a map.
+/// Applies an update to a map.
 pub fn apply(items: &mut BTreeMap<i64, Item>, update: &Update) {
     match update {
         Update::Put(put) => {
@@ -306,7 +307,7 @@ pub fn apply(items: &mut BTreeMap<i64, Item>, update: &Update) {
     }
 }
 
-/// Asks a view something and holds the answers against the map.
+/// Sends requests to a view and compares the answers with the map.
 fn check(random: &mut Random, view: &Arc<View>, items: &BTreeMap<i64, Item>) {
     assert_eq!(view.items(), items.len());
     let query: Vec<f32> = (0..DIMENSION).map(|_| random.below(9) as f32 - 4.0).collect();
@@ -317,13 +318,13 @@ fn check(random: &mut Random, view: &Arc<View>, items: &BTreeMap<i64, Item>) {
     let expected = best(items, &query, |id, item| passes(item) && !excluded.contains(&id), k);
     let body = |exact: bool| -> Value {
         let mut body = json!({"vector": query, "k": k, "filter": text, "exclude": excluded, "columns": ["year"]});
-        // Every list and every candidate: then nothing is left to chance without an exact search either.
+        // Every list and every candidate, so that searches without `exact` are deterministic too.
         let all = json!({"candidates": 100_000, "probes": view.main().index.lists()});
         let exact = if exact { json!({"exact": true}) } else { all };
         body.as_object_mut().unwrap().extend(exact.as_object().unwrap().clone());
         body
     };
-    // Two without a filter of one list each are searched together.
+    // Two unfiltered requests with one list each are searched together.
     let answers = retrieve(view, &[body(true), body(false), body(false), json!({"vector": query, "k": k})]);
     for answer in &answers[..3] {
         let (ranked, _) = answer.as_ref().unwrap();
@@ -346,7 +347,7 @@ fn check(random: &mut Random, view: &Arc<View>, items: &BTreeMap<i64, Item>) {
             assert_eq!((view.slot(*id), view.id(*slot)), (Some(*slot), *id));
         }
     }
-    // By a few lists: fewer may be found first, but none that is not there, and never fewer than K.
+    // With a few lists, fewer may be found first, but never a missing item, and never fewer than K.
     let (ranked, _) = answers[3].as_ref().unwrap();
     assert_eq!(ranked.ids.len(), k.min(items.len()));
     for (id, similarity) in ranked.ids.iter().zip(&ranked.similarities) {
@@ -358,7 +359,7 @@ fn check(random: &mut Random, view: &Arc<View>, items: &BTreeMap<i64, Item>) {
     browse(random, view, items);
 }
 
-/// The same of what is told of values and of the items that have them.
+/// The same for the listing of values and of the items that have them.
 fn browse(random: &mut Random, view: &Arc<View>, items: &BTreeMap<i64, Item>) {
     let text = LANGUAGES[random.below(LANGUAGES.len())];
     let having = |item: &&Item| item.languages.iter().any(|language| language == text);
@@ -376,9 +377,9 @@ fn browse(random: &mut Random, view: &Arc<View>, items: &BTreeMap<i64, Item>) {
     assert_eq!(view.values("price", "", 1).unwrap().range, range);
 }
 
-/// Random updates, up to so many between two looks; every so often they are merged into a version, which goes on with those after
-/// it, and what is not in the version is applied to it anew, as after a restart. The same for a version that was cut into one shard,
-/// whose updates are folded in.
+/// Applies random updates, at most `most` between two checks. At intervals they are merged into a version, which continues with
+/// the later updates; updates that the version lacks are applied to it again, as after a restart. The same for a version with one
+/// shard, whose updates are checkpointed.
 fn against_a_map(seed: u64, operations: usize, ids: usize, most: usize, merges: usize, rescore: Rescore) {
     against_a_map_of(seed, operations, (ids, most, merges), (rescore, None));
 }
@@ -389,7 +390,7 @@ fn against_a_map_of(
     (ids, most, merges): (usize, usize, usize),
     (rescore, shards): (Rescore, Option<u32>),
 ) {
-    // In place as on a CPU, or item by item anew as for a card.
+    // In place as on a CPU, or rebuilt per item as for a GPU.
     let of = |main: &Arc<Snapshot>, position| match seed % 2 {
         0 => Fresh::new(main.clone(), position),
         _ => Fresh::new(main.clone(), position).in_place(),
@@ -447,7 +448,7 @@ fn attributes_change_where_items_lie() {
         let mut fresh = Fresh::new(main.clone(), main.manifest.position).in_place();
         let mut changed = BTreeSet::new();
         let mut position = main.manifest.position;
-        // Changed, most of them again and again, and nothing else: none of them moves.
+        // Changes only, most of them repeated: no item moves.
         for _ in 0..30 {
             let ids: Vec<i64> = (0..random.below(40))
                 .map(|_| random.below(items.len()))
@@ -464,7 +465,7 @@ fn attributes_change_where_items_lie() {
             (0..4).for_each(|_| check(random, &view, &items));
             assert_eq!(earlier.matching("year >= 2000").unwrap(), seen, "a view never changes");
         }
-        // Some go, some are put anew, some of these are changed again; what is gone has changed no more.
+        // Some are deleted, some put again, some of these changed again; deleted items have no changes left.
         let ids: Vec<i64> = items.keys().copied().collect();
         let kinds = [9, 1, 5];
         let updates: Vec<Update> =
@@ -496,7 +497,7 @@ fn attributes_change_where_items_lie() {
 
 #[test]
 fn many_items_beside_few_are_found_too() {
-    // More than the table holds: segments are made and become one.
+    // More than the table holds: segments are created and merged.
     against_a_map(3, 5_000, 4_000, 300, 12, Rescore::Bf16);
 }
 
@@ -508,7 +509,7 @@ fn what_goes_while_segments_become_one_stays_gone() {
     let mut fresh = Fresh::new(published(folder.path(), &items, Rescore::F32), 0);
     let mut joins = 0;
     for _ in 0..3 {
-        // More than two tables: a join begins in the middle and is under way, or done, when the last of these are applied.
+        // More than two tables: a merge starts in the middle, and is in progress or done when the last of these are applied.
         let updates: Vec<Update> = (0..3_000).map(|_| happens(random, &mut items, 4_000)).collect();
         assert!(fresh.apply(&updates).unwrap().is_empty());
         let before = Arc::new(fresh.view().unwrap());
@@ -620,7 +621,7 @@ fn what_a_snapshot_can_make_nothing_of_changes_nothing() {
         put(None, Vec::new()),
         put(Some(vec![1.0; DIMENSION + 1]), Vec::new()),
         put(Some(vec![f32::NAN; DIMENSION]), Vec::new()),
-        // These change nothing either, and are no errors: other versions of the model may know the column.
+        // These change nothing either, and are no errors: other versions of the model may have the column.
         Update::Set { id: -50, attributes: text("colour") },
         Update::Set { id: 12_345, attributes: text("language") },
         Update::Set { id: 12_345, attributes: text("price") },
@@ -638,8 +639,8 @@ fn what_a_snapshot_can_make_nothing_of_changes_nothing() {
         assert_eq!((view.position(), fresh.position()), (15, 15));
         check(random, &view, &items);
     }
-    // An attribute of another type than its column, as after a publication in which the column has changed: the item stays,
-    // without the attribute.
+    // An attribute of another type than its column, as after a publication that changed the column: the item stays, without the
+    // attribute.
     let all = [text("year"), vec![("language".to_owned(), Attribute::Texts(vec!["fi".into()]))]].concat();
     let updates = [
         put(Some(vec![1.0; DIMENSION]), all),

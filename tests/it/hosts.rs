@@ -1,4 +1,4 @@
-//! Tables over several hosts: servers that hold a part of the rows each answer as one that holds all of them, bit for bit.
+//! Tables over several hosts: servers with a partition of the rows answer as one that holds all of them, bit for bit.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -23,10 +23,10 @@ use sterling::snapshot::{Placement, PlacementOptions, Snapshot};
 use crate::support::{Server, agent, put, sterling, tiny, tiny_package, until};
 use crate::telemetry::collector;
 
-/// A host's name and the addresses of its servers.
+/// Name of a host and the addresses of its servers.
 type Hosts = Vec<(String, Vec<String>)>;
 
-/// Hosts of so many servers each, at addresses that nobody has.
+/// Returns hosts with these numbers of servers, at unused addresses.
 fn hosts(servers: &[usize]) -> Hosts {
     let listeners: Vec<Vec<TcpListener>> =
         servers.iter().map(|n| (0..*n).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect()).collect();
@@ -35,7 +35,7 @@ fn hosts(servers: &[usize]) -> Hosts {
     listeners.iter().enumerate().map(named).collect()
 }
 
-/// A table's rows in as many ranges as there are `hosts`, each on one of them.
+/// Splits the rows of a table into one range per host.
 fn by_rows(table: &Table, hosts: &[&str]) -> TablePlan {
     let (rows, width, row_bytes) = (table.rows(), table.width() as u32, table.spec().row_bytes().unwrap() as u64);
     let edge = |n: usize| rows * n as u64 / hosts.len() as u64;
@@ -63,7 +63,7 @@ fn by_rows(table: &Table, hosts: &[&str]) -> TablePlan {
     }
 }
 
-/// A file that holds a plan over hosts.
+/// Writes a plan over hosts to a file.
 fn plan_file(folder: &Path, hosts: &Hosts, tables: Vec<TablePlan>) -> PathBuf {
     let device = |(name, servers): &(String, Vec<String>)| DevicePlan {
         host: None,
@@ -91,7 +91,7 @@ fn plan_file(folder: &Path, hosts: &Hosts, tables: Vec<TablePlan>) -> PathBuf {
     path
 }
 
-/// The process of a host's server; it is ready once the others are there.
+/// Starts the server of a host; it is ready once the others are running.
 fn spawn(store: &Path, plan: &Path, host: &str, address: &str) -> Server {
     let mut command = sterling();
     command.arg("serve").stderr(Stdio::null());
@@ -108,7 +108,7 @@ fn spawn_by(mut command: Command, store: &Path, plan: &Path, (host, address): (&
     Server::spawn_logged(&mut command)
 }
 
-/// One server of each host.
+/// Starts one server per host.
 fn spawn_all(store: &Path, plan: &Path, hosts: &Hosts) -> Vec<Server> {
     let servers: Vec<Server> =
         hosts.iter().flat_map(|(host, at)| at.iter().map(|at| spawn(store, plan, host, at))).collect();
@@ -116,7 +116,7 @@ fn spawn_all(store: &Path, plan: &Path, hosts: &Hosts) -> Vec<Server> {
     servers
 }
 
-/// This process as a server of a host.
+/// Returns the placement of this process as a server of a host.
 fn placement_of(plan: &Path, host: &str) -> Placement {
     let options = PlacementOptions {
         plan: Some(plan.into()),
@@ -127,12 +127,12 @@ fn placement_of(plan: &Path, host: &str) -> Placement {
     Placement::open(&options).unwrap().beside(Arc::new(Peers::open(&PeerOptions::default()).unwrap()))
 }
 
-/// The tables of the tiny model as they are published.
+/// Returns the tables of the tiny model as they are published.
 fn tables_of(store: &Path) -> Vec<Arc<Table>> {
     Snapshot::load(&store.join("tiny/1"), &Placement::whole()).unwrap().package.tables.clone()
 }
 
-/// Retrievals of users of every kind.
+/// Returns retrievals of users of every kind.
 fn bodies() -> Vec<Value> {
     let users = [
         json!({"installed": [1, 5, 7], "section": "games", "size": [1, 2, 3]}),
@@ -148,7 +148,7 @@ fn said(server: &Server, body: &Value) -> (u16, Value) {
     server.post("/v1/models/tiny:retrieve", body)
 }
 
-/// A fixed sequence of numbers.
+/// Returns a fixed sequence of numbers.
 fn random(state: &mut u64, below: u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -156,7 +156,7 @@ fn random(state: &mut u64, below: u64) -> u64 {
     (*state >> 11) % below
 }
 
-/// Two features of every table: bags of some length, some empty, some ids outside.
+/// Returns two features of every table: bags of different length, some empty, some ids out of range.
 fn ids(tables: &[Arc<Table>], seed: u64, weighted: bool) -> KeyedJaggedTensor {
     let mut state = seed;
     let lengths: Vec<i64> = (0..2 * tables.len() * 9).map(|_| random(&mut state, 7) as i64).collect();
@@ -168,7 +168,7 @@ fn ids(tables: &[Arc<Table>], seed: u64, weighted: bool) -> KeyedJaggedTensor {
     KeyedJaggedTensor::from_lengths(keys, ids, &lengths, weights).unwrap()
 }
 
-/// What pooled and sequential lookups say, as bits.
+/// Returns the results of pooled and sequential lookups, as bits.
 fn looked_up(tables: &[Arc<Table>], ids: &KeyedJaggedTensor, means: bool) -> (Vec<u32>, Vec<u32>) {
     let table = |n: usize| tables[n / 2].name().to_owned();
     let pooling = |n: usize| if means == n.is_multiple_of(2) { Pooling::Mean } else { Pooling::Sum };
@@ -198,7 +198,7 @@ fn servers_with_a_part_of_the_rows_each_answer_as_one_with_all_of_them() {
         what.recipe.tables = [("packages".to_owned(), packages), ("sections".to_owned(), sections)].into();
         put(store.path(), &what).unwrap();
         let whole = tables_of(store.path());
-        // One host more, which has no rows and is this process.
+        // One more host, without rows, which is this process.
         let mut at = hosts(&vec![1; count]);
         let names: Vec<String> = at.iter().map(|(name, _)| name.clone()).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -215,7 +215,7 @@ fn servers_with_a_part_of_the_rows_each_answer_as_one_with_all_of_them() {
                 assert_eq!(said(server, &body), expected, "{body} of {packages:?} and {sections:?}");
             }
         }
-        // Each has its part in memory and no more.
+        // Each has only its partition in memory.
         for (n, server) in servers.iter().enumerate() {
             let told = server.get_json("/v1/models/tiny")["tables"].clone();
             for (table, told) in whole.iter().zip(told.as_array().unwrap()) {
@@ -286,7 +286,7 @@ fn a_trace_and_an_id_go_on_to_hosts_that_are_asked_for_rows() {
         assert_eq!((&rows["parentSpanId"], &rows["traceId"]), (&own["spanId"], &json!(TRACE)), "{spans:#?}");
         assert!(of_rows(&id), "the host's log names the request");
     }
-    // A call that is not recorded has its names sent on as they came, and no span anywhere.
+    // A call without tracing forwards its ids unchanged, and creates no span.
     ask(
         "retrieve",
         &split,
@@ -296,7 +296,7 @@ fn a_trace_and_an_id_go_on_to_hosts_that_are_asked_for_rows() {
     assert!(told.recv_timeout(Duration::from_millis(1500)).is_err(), "nothing was to be recorded");
 }
 
-/// Two hosts, the second one of two servers, over stores of their own, and one server of the whole.
+/// Two hosts, the second with two servers, over their own stores, and one server with all rows.
 pub struct Pair {
     stores: [tempfile::TempDir; 2],
     plan: PathBuf,
@@ -322,7 +322,7 @@ impl Pair {
         spawn(self.stores[host].path(), &self.plan, name, &at[server])
     }
 
-    /// Holds the answers of a server against those of the whole.
+    /// Compares the answers of a server with those of the complete one.
     pub fn check(&self, server: &Server) {
         for body in bodies() {
             assert_eq!(said(server, &body), said(&self.one, &body), "{body}");
@@ -330,7 +330,7 @@ impl Pair {
     }
 }
 
-/// Calls for rows that nobody of the second host has answered.
+/// Returns the number of failed calls for rows of the second host.
 fn failed_calls(server: &Server) -> String {
     let metrics = server.get("/metrics").1;
     let line =
@@ -338,7 +338,7 @@ fn failed_calls(server: &Server) -> String {
     line.unwrap_or_default().to_owned()
 }
 
-/// A user whose rows lie on both hosts, and one whose rows lie on the first.
+/// Returns a user whose rows lie on both hosts, and one whose rows lie on the first.
 pub fn split_and_near(policy: &str) -> [Value; 2] {
     let features = |ids: [i64; 3]| json!({"installed": ids, "size": [1, 2, 3]});
     [[0, 10, 11], [0, 1, 2]].map(
@@ -359,7 +359,7 @@ fn a_host_that_is_lost_is_as_a_cluster_that_is_lost() {
     away[0].signal("KILL");
     away.remove(0).wait();
     pair.check(&near);
-    // The other one stands still: what is here is answered, what is not is said, and in time.
+    // The other one is stopped: local rows are answered, missing ones are reported, both in time.
     away[0].signal("STOP");
     let start = Instant::now();
     let [split, close] = split_and_near("fail");
@@ -370,7 +370,7 @@ fn a_host_that_is_lost_is_as_a_cluster_that_is_lost() {
     let [split, _] = split_and_near("default_rows");
     let answer = near.ask("/v1/models/tiny:retrieve", &split);
     assert_eq!(answer["degraded_rows"], 2, "{answer}");
-    // After a few of them nobody waits any more.
+    // After a few failures no request waits any more.
     until("nobody of the host is asked", || {
         let before = failed_calls(&near);
         near.ask("/v1/models/tiny:retrieve", &split);
@@ -380,7 +380,7 @@ fn a_host_that_is_lost_is_as_a_cluster_that_is_lost() {
     assert_eq!(near.get("/readyz").0, 200, "a server whose neighbours are lost is ready");
     let metrics = near.get("/metrics").1;
     assert!(metrics.contains("sterling_peer_rows_total{host=\"h1\",outcome=\"degraded\"}"), "{metrics}");
-    // It goes on, and is asked again.
+    // It continues, and receives requests again.
     away[0].signal("CONT");
     let [split, _] = split_and_near("fail");
     until("rows come again", || said(&near, &split).0 == 200);
@@ -394,7 +394,7 @@ fn a_host_that_is_lost_is_as_a_cluster_that_is_lost() {
     until("rows come again", || said(&near, &split).0 == 200);
     pair.check(&near);
     pair.check(&back);
-    // One that is up and has other rows, by another plan.
+    // A running server with other rows, by another plan.
     back.signal("KILL");
     back.wait();
     let folder = tempfile::tempdir().unwrap();
@@ -413,7 +413,7 @@ fn a_host_that_is_lost_is_as_a_cluster_that_is_lost() {
     pair.check(&near);
 }
 
-/// The tiny package whose first table has its signs turned.
+/// The tiny package with negated values in its first table.
 fn turned_package(folder: &Path) -> PathBuf {
     for entry in std::fs::read_dir(tiny_package()).unwrap() {
         let entry = entry.unwrap();
@@ -438,7 +438,7 @@ fn rows_of_another_version_are_never_taken() {
     servers.iter().for_each(Server::wait_ready);
     servers.iter().for_each(|server| pair.check(server));
     let before = bodies().iter().map(|body| said(&pair.one, body)).collect::<Vec<_>>();
-    // The same rows under another number: both hosts find each other's at once.
+    // The same rows under another version number: both hosts find each other's at once.
     put(pair.stores[0].path(), &tiny()).unwrap();
     until("the first host has the second version", || servers[0].get_json("/v1/models/tiny")["version"] == 2);
     assert_eq!(servers[1].get_json("/v1/models/tiny")["version"], 1);
@@ -452,7 +452,7 @@ fn rows_of_another_version_are_never_taken() {
         assert_eq!((status, answer["version"].as_u64()), (200, Some(2)));
         assert_eq!(answer["items"], before.1["items"]);
     }
-    // Other rows: refused until the other host has them too, and the version before goes on.
+    // Other rows: rejected until the other host has them too; the previous version keeps serving.
     let mut changed = tiny();
     let package = tempfile::tempdir().unwrap();
     changed.source = Plan::of_package(turned_package(package.path())).source;
@@ -496,7 +496,7 @@ fn calls_for_rows_that_are_none_are_refused_and_the_server_goes_on() {
     for body in [&[][..], &[0xff; 40], &[1], &[1, 1, b't'], &[0xff, 0xff, 0xff, 0xff, 0x7f], b"{\"questions\": []}"] {
         assert_eq!(ask(&servers[0], protocol, body), 400, "{body:?}");
     }
-    // Nothing is asked; and of a server that holds nothing for others.
+    // An empty request, and a server that holds no rows for others.
     assert_eq!(ask(&servers[0], protocol, &[0]), 200);
     assert_eq!(ask(&pair.one, protocol, &[0]), 404);
     pair.check(&servers[0]);
@@ -527,14 +527,14 @@ fn plans_over_hosts_that_cannot_be_followed_are_refused_with_the_reason() {
         assert!(error.to_string().contains(words), "{error}: expected `{words}` in it");
         assert_eq!(error.kind(), kind, "{error}");
     }
-    // Copies are each host's own: nobody is asked.
+    // Copies are local to each host: there are no requests between hosts.
     let mut copies = packages();
     copies.sharding = Sharding::DataParallel;
     copies.shards.iter_mut().for_each(|shard| shard.rows = [0, whole[0].rows()]);
     let plan = plan_file(store.path(), &at, vec![copies.clone()]);
     let bytes = whole[0].rows() * whole[0].spec().row_bytes().unwrap() as u64;
     assert_eq!(load(&plan, Some("h1")).unwrap(), bytes);
-    // Also where each of them is cut within its host.
+    // The same if each copy is partitioned within its host.
     let mut cut = copies.clone();
     let rows = whole[0].rows();
     cut.sharding = Sharding::RowWise;
@@ -545,7 +545,7 @@ fn plans_over_hosts_that_cannot_be_followed_are_refused_with_the_reason() {
         .collect();
     let plan = plan_file(store.path(), &at, vec![cut]);
     assert_eq!(load(&plan, Some("h1")).unwrap(), bytes);
-    // Each host's copy may lie on its card.
+    // The copy of each host may be on its GPU.
     let mut on_cards = copies.clone();
     for (n, shard) in on_cards.shards.iter_mut().enumerate() {
         (shard.tier, shard.device) = (Tier::Hbm, format!("g{n}"));
@@ -569,7 +569,7 @@ fn plans_over_hosts_that_cannot_be_followed_are_refused_with_the_reason() {
     let plan = plan_file(store.path(), &at, vec![copies]);
     let error = load(&plan, Some("h1")).unwrap_err().to_string();
     assert!(error.contains("no copy of it is planned on host `h1`"), "{error}");
-    // What is cut lies on no card.
+    // Partitions over hosts cannot be on a GPU.
     let mut cards = packages();
     cards.shards[1].tier = Tier::Hbm;
     let plan = plan_file(store.path(), &at, vec![cards]);

@@ -1,4 +1,4 @@
-//! The HTTP edge over a real process: what it answers, and what it says to bad requests.
+//! The HTTP server as a real process: its answers, and its errors for invalid requests.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -195,7 +195,7 @@ fn broken_connections_and_wrong_headers_are_answered_or_dropped() {
         answer
     };
     let head = "POST /v1/models/tiny:retrieve HTTP/1.1\r\nhost: x\r\nconnection: close\r\n";
-    // No HTTP at all, a header that never ends, a body that ends before its length: closed, or told why.
+    // No HTTP at all, an endless header, a body shorter than its length: closed, or answered with the reason.
     assert!(ask("\0\u{1}\u{2}\r\n\r\n", false).starts_with("HTTP/1.1 400"));
     assert!(ask(&format!("GET / HTTP/1.1\r\nx: {}", "y".repeat(1 << 20)), false).starts_with("HTTP/1.1 431"));
     assert!(ask(&format!("{head}content-length: 500\r\n\r\n{{\"features\""), true).starts_with("HTTP/1.1 400"));

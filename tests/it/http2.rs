@@ -1,4 +1,4 @@
-//! HTTP/2, by a client that speaks it from its first byte.
+//! HTTP/2 with prior knowledge: the client speaks it from the first byte.
 
 use std::future::poll_fn;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -51,7 +51,7 @@ fn many_requests_side_by_side_are_answered_as_those_of_http1() {
     let wanted: Vec<Value> = bodies.iter().map(|body| server.ask(VECTORS, body)).collect();
     Runtime::new().unwrap().block_on(async {
         let sender = connect(&server, 64 << 10).await;
-        // As many at a time as two slow workers answer before anybody's deadline.
+        // As many at a time as two slow workers answer before any deadline.
         for (bodies, wanted) in bodies.chunks(16).zip(wanted.chunks(16)) {
             let calls = bodies.iter().map(|body| {
                 let (mut sender, request) = (sender.clone(), post(&server, VECTORS, body));
@@ -106,7 +106,7 @@ fn running_requests_are_answered_when_the_server_ends() {
 fn an_answer_that_nobody_reads_ends_alone() {
     let store = catalogue(3000, 2000);
     let server = serve(store.path(), "stall_ms = 1000\nidle_ms = 600000");
-    // Larger than a window, the last one by so little that all of it is with HTTP/2 at once.
+    // Larger than a window, the last one by so little that HTTP/2 buffers all of it at once.
     for k in [3000, 35] {
         let body = json!({"vector": [1, 0], "k": k, "candidates": 3000, "columns": ["title"]});
         let ended = metric(&server, "sterling_streams_cut_total");
@@ -174,7 +174,7 @@ fn what_only_begins_like_http2_is_no_http2() {
         let answer = send(text);
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{text:?}: {answer}");
     }
-    // Its beginning, and nothing that would follow.
+    // The start of the preface, without its rest.
     send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nGET / HTTP/1.1\r\n\r\n");
     let answer = send("POST /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
     assert!(answer.starts_with("HTTP/1.1 405"), "{answer}");

@@ -1,4 +1,4 @@
-//! Items that come with updates to a model that keeps tensors by item: they are ranked as if they had been published.
+//! Items that updates add to a model with stored item tensors: they are ranked as if they had been published.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use sterling::snapshot::{Placement, Snapshot, Store, VectorRows};
 use crate::contract::{answers, bodies, lines, package, users};
 use crate::packages::view;
 
-/// A line of an item file as a caller of the API brings it.
+/// Converts a line of an item file to the input of the API.
 fn given(line: &Value) -> GivenItem {
     let values = |value: &Value| match value {
         Value::Number(one) => GivenValues::Numbers(vec![one.as_f64().unwrap()]),
@@ -52,7 +52,7 @@ fn items_that_come_later_are_ranked_as_if_they_had_been_published() {
         let fewer = package("last", format, true).text("items.jsonl", &fewer.join("\n"));
         let main = view(&fewer.publish(store.path()).unwrap());
         let mut fresh = Fresh::new(main.main().clone(), 0).in_place();
-        // One of those that are there had another picture for a while, and one another brand.
+        // One existing item had another picture for a while, and one another brand.
         let mut other = lines()[2].clone();
         other["attributes"]["image"] = serde_json::json!([9.0, 9.0, 9.5]);
         let brand = |brand: &[&str]| GivenItem {
@@ -69,7 +69,7 @@ fn items_that_come_later_are_ranked_as_if_they_had_been_published() {
         assert!(fresh.apply(&updates(&main, back)).unwrap().is_empty());
         let now = Arc::new(fresh.view().unwrap());
         same(&answers(&now, &bodies), &want);
-        // So many others that all of them lie in one segment, and then are gone.
+        // Enough other items that all of them lie in one segment; then they are deleted.
         let mut others: Vec<GivenItem> = (100..2200).map(|id| GivenItem { id, ..given(&lines()[3]) }).collect();
         let put = updates(&main, others.drain(..));
         put.chunks(500).for_each(|updates| assert!(fresh.apply(updates).unwrap().is_empty()));
@@ -77,7 +77,7 @@ fn items_that_come_later_are_ranked_as_if_they_had_been_published() {
         assert!(fresh.apply(&deleted).unwrap().is_empty());
         let later = Arc::new(fresh.view().unwrap());
         same(&answers(&later, &bodies), &want);
-        // The same after a merge, and what is stored is stored as it was published.
+        // The same after a merge, with the same stored data as at a publication.
         let made = merge(&Store::new(store.path()), &later, &|_| ()).unwrap();
         let folder = Store::new(store.path()).folder("seen", made.version);
         let merged = Arc::new(View::new(Arc::new(Snapshot::load(&folder, &Placement::whole()).unwrap())));
@@ -93,7 +93,7 @@ fn items_that_come_later_are_ranked_as_if_they_had_been_published() {
             assert_eq!(published.len(), rows.bytes());
             assert!([&now, &later, &merged].iter().all(|view| stored(view) == published), "item {}", id.0);
         }
-        // A start with the whole journal comes to the same.
+        // A start with the complete journal has the same result.
         let mut again = Fresh::new(merged.main().clone(), made.position).in_place();
         let all: Vec<Update> = updates(&merged, lines().iter().map(given));
         assert!(again.catch_up(&all).unwrap().is_empty());

@@ -13,7 +13,7 @@ fn golden() -> PathBuf {
     root().join("tests/golden/items")
 }
 
-/// The values of one item in a column, as JSON shows them.
+/// Returns the values of one item in a column, as JSON shows them.
 fn cell(items: &Items, name: &str, row: usize) -> Value {
     let column = items.columns.iter().find(|c| c.name == name).unwrap_or_else(|| panic!("no column {name}"));
     let range = |offsets: &[u32]| offsets[row] as usize..offsets[row + 1] as usize;
@@ -28,7 +28,7 @@ fn cell(items: &Items, name: &str, row: usize) -> Value {
     }
 }
 
-/// What the golden files say of an item in a column, as [`cell`] shows it.
+/// Returns the expected value of an item in a column by the golden files, like [`cell`].
 fn expected(item: &Value, name: &str, file: &str) -> Value {
     match (&item[name], name) {
         (Value::Null, "year") => Value::Array(Vec::new()),

@@ -1,4 +1,4 @@
-//! The journal under `kill -9`: what a writer was told is durable is there afterwards, in order, and nothing is half there.
+//! The journal under `kill -9`: afterwards every record that was reported as durable is present, in order and complete.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -9,20 +9,20 @@ use std::time::Duration;
 use sterling::journal::{Append, Journal, Log, LogOptions};
 
 const FOLDER: &str = "STERLING_TEST_JOURNAL";
-/// Appends that wait for the disk at once.
+/// Number of concurrent appends that wait for the disk.
 const AHEAD: usize = 20;
 
 fn open(folder: &Path) -> Log {
     Log::open(folder, LogOptions { segment_bytes: 20_000, ..LogOptions::default() }).unwrap()
 }
 
-/// The payload of a position: any other bytes are wrong.
+/// Returns the payload of a position: any other bytes are wrong.
 fn payload(position: u64) -> Vec<u8> {
     let length = 1 + position as usize * 7919 % 900;
     (0..length as u64).map(|n| (position * 31 + n) as u8).collect()
 }
 
-/// Runs in a process of its own, until it is killed: appends, and prints what it was told is durable.
+/// Runs in its own process until it is killed: appends, and prints the records that were reported as durable.
 #[test]
 fn writes_until_it_is_killed() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
@@ -81,7 +81,7 @@ fn kill_again_and_again(rounds: u64) {
 #[test]
 #[ignore = "long: kills writers again and again"]
 fn nothing_that_was_acknowledged_is_lost_by_kill_9() {
-    // A thousand take minutes: `scripts/kill_journal.sh`.
+    // A thousand kills take minutes: `scripts/kill_journal.sh`.
     let kills = std::env::var("STERLING_TEST_KILLS").ok().and_then(|count| count.parse().ok());
     kill_again_and_again(kills.unwrap_or(25));
 }

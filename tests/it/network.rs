@@ -1,4 +1,4 @@
-//! A network between processes that fails as a test wants it.
+//! Simulated network faults between processes.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::{sleep, spawn};
 use std::time::Duration;
 
-/// A way to a port of this machine that can be cut, or swallow what is sent.
+/// A proxy for a port of this machine that can cut connections, or drop data silently.
 pub struct Wire {
     port: u16,
     open: Arc<Mutex<Option<Vec<TcpStream>>>>,
     swallows: Arc<AtomicBool>,
-    /// Milliseconds that it takes longer.
+    /// Added delay in milliseconds.
     delay: Arc<AtomicU64>,
 }
 
@@ -26,7 +26,7 @@ impl Wire {
         spawn(move || {
             for here in listener.incoming().map_while(std::result::Result::ok) {
                 let mut open = open.lock().unwrap();
-                // While it is cut no connection stays.
+                // While it is cut, every connection is closed.
                 let Some(open) = &mut *open else { continue };
                 let Ok(there) = TcpStream::connect(("127.0.0.1", there)) else { continue };
                 for (from, to) in [(&here, &there), (&there, &here)] {
@@ -36,7 +36,7 @@ impl Wire {
                         let mut some = [0; 1 << 16];
                         while let Ok(read @ 1..) = from.read(&mut some) {
                             sleep(Duration::from_millis(delay.load(Ordering::Relaxed)));
-                            // It comes when the network is whole again, as TCP sends it again.
+                            // Data arrives when the network is repaired, like a TCP retransmission.
                             while swallows.load(Ordering::Relaxed) {
                                 sleep(Duration::from_millis(2));
                             }
@@ -53,34 +53,34 @@ impl Wire {
         wire
     }
 
-    /// Ends all connections, and lets no other stay.
+    /// Closes all connections, also new ones.
     pub fn cut(&self) {
         let open = self.open.lock().unwrap().take();
         open.iter().flatten().for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
     }
 
-    /// Everything takes longer, in both directions.
+    /// Delays everything in both directions.
     pub fn delay(&self, by: Duration) {
         self.delay.store(by.as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// Nothing comes through, and nobody is told.
+    /// Drops all data silently; connections stay open.
     pub fn swallow(&self) {
         self.swallows.store(true, Ordering::Relaxed);
     }
 
-    /// Lets everything through again.
+    /// Ends the fault.
     pub fn mend(&self) {
         self.swallows.store(false, Ordering::Relaxed);
         self.open.lock().unwrap().get_or_insert_default();
     }
 
-    /// Where it begins.
+    /// Returns its address.
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// The same as servers of NATS are named.
+    /// Returns its address as a NATS URL.
     pub fn url(&self) -> String {
         format!("nats://{}", self.address())
     }

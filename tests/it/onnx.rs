@@ -1,11 +1,11 @@
-//! ONNX graphs made here, right ones and wrong ones.
+//! Builds valid and invalid ONNX graphs.
 
 use rten_onnx::onnx::{
     AttributeProto, AttributeType, DataType, Dimension, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
     TensorProto, TensorShapeProto, TypeProto, TypeProtoTensor, ValueInfoProto,
 };
 
-/// A value of numbers; a size of 0 stands for one that differs from run to run.
+/// Returns a value of numbers; a size of 0 stands for a dynamic one.
 pub fn value(name: &str, sizes: &[i64]) -> ValueInfoProto {
     typed(name, DataType::FLOAT, Some(sizes))
 }
@@ -40,7 +40,7 @@ pub fn integers(name: &str, numbers: &[i64]) -> TensorProto {
     }
 }
 
-/// A node as `made = Operator(read, read)`.
+/// Parses a node like `made = Operator(read, read)`.
 pub fn node(text: &str) -> NodeProto {
     let (made, call) = text.split_once(" = ").unwrap();
     let (operator, read) = call.strip_suffix(')').unwrap().split_once('(').unwrap();
@@ -55,7 +55,7 @@ pub fn node(text: &str) -> NodeProto {
 }
 
 impl Onnx {
-    /// A graph of these nodes, inputs and outputs.
+    /// Returns a graph of these nodes, inputs and outputs.
     pub fn new(inputs: &[ValueInfoProto], outputs: &[ValueInfoProto], nodes: &[&str]) -> Self {
         let node = nodes.iter().map(|text| node(text)).collect();
         let graph = GraphProto { node, input: inputs.to_vec(), output: outputs.to_vec(), ..GraphProto::default() };
@@ -67,13 +67,13 @@ impl Onnx {
         self
     }
 
-    /// The same with one more node.
+    /// Adds a node.
     pub fn and(mut self, text: &str) -> Self {
         self.graph.node.push(node(text));
         self
     }
 
-    /// Gives the last node an attribute.
+    /// Adds an attribute to the last node.
     pub fn attribute(mut self, name: &str, i: i64) -> Self {
         let attribute = AttributeProto {
             name: Some(name.into()),
@@ -89,7 +89,7 @@ impl Onnx {
         self.bytes_of_opset(Some(17))
     }
 
-    /// The same with operators of another version, or of none.
+    /// Serializes the graph with another opset version, or without one.
     pub fn bytes_of_opset(self, version: Option<i64>) -> Vec<u8> {
         let opset_import = version.map(|version| OperatorSetIdProto { domain: None, version: Some(version) });
         let opset_import = opset_import.into_iter().collect();
@@ -99,7 +99,7 @@ impl Onnx {
     }
 }
 
-/// A graph on its way to a file.
+/// A graph that is being built.
 #[derive(Clone, Default)]
 pub struct Onnx {
     pub graph: GraphProto,

@@ -1,4 +1,5 @@
-//! Publications of more vectors than memory is to hold: the bound holds, the version is the same, and nothing half is left by a kill.
+//! Publications of more vectors than the memory limit: the limit holds, the version is the same, and a kill leaves no partial
+//! version.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -15,7 +16,7 @@ const DIMENSION: usize = 128;
 const MEMORY: &str = "128MiB";
 const MEMORY_BYTES: u64 = 128 << 20;
 
-/// Items of half-precision vectors that take 36 MB as they are computed with, beside a store.
+/// Returns half-precision vectors that take 36 MB in memory, and a store.
 fn items() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let number = |n: usize| half::f16::from_f32((n.wrapping_mul(0x9E37_79B9) >> 9 & 0xff) as f32 / 256.0 - 0.4);
@@ -42,7 +43,7 @@ fn publish(folder: &Path, arguments: &[&str]) -> Child {
     command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Reads what a publication says of its memory, which it does before it trains.
+/// Reads the reported memory plan of a publication, which precedes training.
 fn planned(process: &mut Child) -> (String, BufReader<std::process::ChildStderr>) {
     let mut said = BufReader::new(process.stderr.take().unwrap());
     let mut line = String::new();
@@ -53,7 +54,7 @@ fn planned(process: &mut Child) -> (String, BufReader<std::process::ChildStderr>
     (line, said)
 }
 
-/// Bytes of memory of a process's own at this moment.
+/// Returns the current anonymous memory of a process in bytes.
 #[cfg(target_os = "linux")]
 fn own_bytes(process: &Child) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).ok()?;
@@ -61,7 +62,7 @@ fn own_bytes(process: &Child) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kilobytes| kilobytes << 10)
 }
 
-/// Waits for a publication of vectors on the disk, which is to keep its bound.
+/// Waits for a publication of vectors on disk, which must stay within its limit.
 #[cfg(target_os = "linux")]
 fn check_bound(mut process: Child) {
     let mut samples = Vec::new();
@@ -89,7 +90,7 @@ fn the_bound_is_kept_and_the_version_is_that_of_memory() {
     assert!(planned(&mut whole).0.contains("vectors in memory") && whole.wait().unwrap().success());
     let files = |version: &str| Manifest::read(&folder.path().join("store/m").join(version)).unwrap().files;
     assert_eq!(files("1"), files("2"));
-    // The same in parts of two files, put together within the bound.
+    // The same as two parts in files, assembled within the limit.
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     std::fs::create_dir(at("items")).unwrap();
     let lines = std::fs::read_to_string(at("items.jsonl")).unwrap();
@@ -128,7 +129,7 @@ fn a_publication_that_is_killed_leaves_nothing_half() {
             let folder = store.folder("m", version);
             Manifest::read(&folder).unwrap().verify(&folder).unwrap();
         }
-        // What lies in the store beside versions has no reader, and vectors lie nowhere.
+        // Other files in the store have no reader, and there are no leftover vectors.
         for entry in std::fs::read_dir(folder.path().join("store")).into_iter().flatten() {
             assert_eq!(entry.unwrap().file_name(), "m");
         }

@@ -1,8 +1,10 @@
-//! Outages as an operator sees them: `/readyz`, `sterling doctor`, a metric, and the alert that looks at it. None is silent, and none is "ok".
+//! Outages as an operator sees them: `/readyz`, `sterling doctor`, a metric, and the alert on it. None is silent, and none is
+//! "ok".
 //!
-//! That the alerts fire is for `tests/deploy/alerts_test.yml`. `docs/guide/runbook.md` has the table that operators read; it is held against this one.
+//! `tests/deploy/alerts_test.yml` tests that the alerts fire. `docs/guide/runbook.md` has the table for operators; it is compared
+//! with this one.
 
-// The count of the outages, for those who run them.
+// Prints the number of outages.
 #![allow(clippy::print_stdout)]
 
 use std::any::Any;
@@ -24,20 +26,20 @@ const RETRIEVE: &str = "/v1/models/vectors:retrieve";
 static ALERTS: LazyLock<String> = LazyLock::new(|| text(root().join("deploy/alerts.yml")));
 static FIRED: LazyLock<String> = LazyLock::new(|| text(root().join("tests/deploy/alerts_test.yml")));
 
-/// An outage, and what is to be seen of it.
+/// An outage and its expected symptoms.
 struct Outage {
-    /// As `docs/guide/runbook.md` names it.
+    /// Name in `docs/guide/runbook.md`.
     name: &'static str,
     begin: fn() -> Scene,
     /// Status of `/readyz`.
     status: u16,
-    /// What `/readyz` and doctor say.
+    /// Expected text of `/readyz` and doctor.
     said: &'static str,
-    /// What shows it to Prometheus.
+    /// Metrics that show it in Prometheus.
     metrics: &'static [Shown],
 }
 
-/// A metric with its labels, the values that it has meanwhile, and the alert that looks at it.
+/// A metric with its labels, its expected values during the outage, and its alert.
 type Shown = (&'static str, fn(f64) -> bool, &'static str);
 
 const OUTAGES: &[Outage] = &[
@@ -181,20 +183,20 @@ fn is_negative(value: f64) -> bool {
     value < 0.0
 }
 
-/// An outage that has begun.
+/// A running outage.
 struct Scene {
-    /// Who is looked at, and how.
+    /// Server under observation.
     at: Server,
     get: fn(&Server, &str) -> (u16, String),
-    /// How doctor is told of it, and what it says where that is other than what `/readyz` does.
+    /// Option for the server's address in doctor, and its text if that differs from `/readyz`.
     kind: &'static str,
     named: Vec<String>,
     diagnosis: Option<&'static str>,
-    /// What callers do while it lasts.
+    /// Calls during the outage.
     stir: Box<dyn Fn(&Server)>,
-    /// What is held once all of it was seen.
+    /// Checks after all symptoms were seen.
     after: Box<dyn FnOnce(&Server)>,
-    /// What lives as long as it.
+    /// Values that live as long as the outage.
     _kept: Box<dyn Any>,
 }
 
@@ -255,7 +257,7 @@ impl Scene {
     }
 }
 
-/// The expression of an alert.
+/// Returns the expression of an alert.
 fn expression(alert: &str) -> &'static str {
     let rule = ALERTS.split("- alert: ").find(|rule| rule.starts_with(&format!("{alert}\n")));
     let rule = rule.unwrap_or_else(|| panic!("no alert {alert}"));
@@ -303,12 +305,12 @@ fn body(k: usize) -> Value {
     json!({"vector": [1, 0], "k": k, "timeout_ms": 5000})
 }
 
-/// Requests are answered all the same.
+/// Checks that requests are still answered.
 fn answers(server: &Server) {
     assert_eq!(server.post(RETRIEVE, body(1)).0, 200);
 }
 
-/// A store of a catalogue in two shards, with a server of each.
+/// Returns a store of a catalogue in two shards, with one server each.
 fn two_shards() -> (tempfile::TempDir, [Server; 2]) {
     let store = tempfile::tempdir().unwrap();
     let lines: String = (0..60).map(|n| format!("{{\"id\": {n}, \"embedding\": [1, {n}]}}\n")).collect();
@@ -364,11 +366,11 @@ fn replica_slow() -> Scene {
     let router = route_looking_every(500, [servers[0].address.as_str(), &wire.address()]);
     let known = || router.get("/v1/models/vectors/shards").1.contains("\"servers\":2");
     until("both are known", known);
-    // How long answers take is known before one of them takes long.
+    // Answer times are measured before one of them becomes slow.
     (0..100).for_each(|_| drop(router.ask(RETRIEVE, body(5))));
     wire.delay(Duration::from_millis(150));
     Scene::new("--router", router, (servers, wire, store)).stirred(|router| {
-        // The slow one is asked as well while the other has something to do.
+        // The slow one receives requests too while the other is busy.
         std::thread::scope(|scope| {
             (0..4).for_each(|_| drop(scope.spawn(|| (0..5).for_each(|_| drop(router.ask(RETRIEVE, body(5)))))));
         });
@@ -389,7 +391,7 @@ fn redis_node_empty() -> Scene {
 
 const TINY: &str = "/v1/models/tiny:retrieve";
 
-/// A server whose rows lie in a cluster that suffers from a fault.
+/// Starts a server whose rows lie in a cluster with a fault.
 fn remote_scene(fault: &str) -> Scene {
     let alone = remote::alone();
     let remote_faults::Bed { server, redis, store, stranger, .. } = remote_faults::suffering(fault);
@@ -435,7 +437,7 @@ fn disk_full() -> Scene {
     let folder = tempfile::tempdir().unwrap();
     put(folder.path(), &vectors(folder.path(), "{\"id\": 7, \"embedding\": [1, 0], \"attributes\": {\"n\": 1}}\n"))
         .unwrap();
-    // The largest file that the server may write: a bound that needs no rights, and is told as a full disk is.
+    // Limits the size of files that the server writes. The limit needs no privileges, and is reported like a full disk.
     let mut command = Command::new("sh");
     let script = "trap '' XFSZ; ulimit -f 96; exec \"$@\"";
     command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_sterling"), "serve", "--listen", "127.0.0.1:0", "--updates"]);
@@ -491,7 +493,7 @@ fn canary_failing() -> Scene {
     Scene::new("--server", server, store)
 }
 
-/// A router that takes one request at a time, and has two.
+/// A router with room for one request at a time, and two requests.
 fn overload() -> Scene {
     let store = catalogue(200, 3);
     let server = Server::start(store.path());
@@ -502,7 +504,7 @@ fn overload() -> Scene {
     router.ask(RETRIEVE, body(5));
     server.signal("STOP");
     std::thread::scope(|scope| {
-        // One of two finds the only place taken.
+        // One of two requests is rejected.
         let asked =
             [scope.spawn(|| router.post(RETRIEVE, body(5)).1), scope.spawn(|| router.post(RETRIEVE, body(5)).1)];
         let codes = asked.map(|one| one.join().unwrap()["code"].clone());
@@ -512,7 +514,7 @@ fn overload() -> Scene {
     Scene::new("--router", router, (server, store))
 }
 
-/// A server that says so to those who get in: clients refuse it, but for one whose clock stands still.
+/// A server with an expired certificate: clients reject it, except one with a fixed clock.
 #[cfg(feature = "tls")]
 fn certificate_expired() -> Scene {
     use crate::tls;
@@ -526,7 +528,7 @@ fn certificate_expired() -> Scene {
     Scene { get: tls::get_before_it_expired, diagnosis: Some("expired"), named, ..scene }
 }
 
-/// A server that sees another time once there is a file.
+/// A server whose clock jumps once a file exists.
 #[cfg(target_os = "linux")]
 fn clock_jump() -> Scene {
     let store = catalogue(10, 3);
@@ -540,7 +542,7 @@ fn clock_jump() -> Scene {
     Scene::new("--server", server, store).then(answers)
 }
 
-/// A library that puts the wall clock an hour ahead while the file exists that `CLOCK_AHEAD` names.
+/// Builds a library that sets the wall clock one hour ahead while the file `CLOCK_AHEAD` exists.
 #[cfg(target_os = "linux")]
 fn clock_that_jumps(folder: &Path) -> std::path::PathBuf {
     const SOURCE: &str = r#"

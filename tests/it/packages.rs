@@ -1,4 +1,4 @@
-//! Model packages that tests make: graphs node by node, tables, `model.toml` and items.
+//! Model packages that tests build: graphs node by node, tables, `model.toml` and items.
 
 use std::path::{Path, PathBuf};
 
@@ -11,12 +11,12 @@ use sterling::storage::files::TensorFile;
 use crate::onnx::{self, Onnx};
 use crate::support::put;
 
-/// The sizes of an input or output, of which those of -1 are left open.
+/// Returns the sizes of an input or output; those of -1 are dynamic.
 fn sizes(shape: &[i64]) -> Vec<i64> {
     shape.iter().map(|&n| n.max(0)).collect()
 }
 
-/// A graph that grows node by node.
+/// A graph that is built node by node.
 impl Onnx {
     pub fn input(mut self, name: &str, shape: &[i64]) -> Self {
         self.graph.input.push(onnx::value(name, &sizes(shape)));
@@ -40,7 +40,7 @@ impl Onnx {
         self.node_with(operator, inputs, output, &[])
     }
 
-    /// With attributes that are integers: one stands alone, several are a list.
+    /// Adds a node with integer attributes: a single one is a scalar, several are a list.
     pub fn node_with(mut self, operator: &str, inputs: &[&str], output: &str, attributes: &[(&str, &[i64])]) -> Self {
         let attribute = |(name, values): &(&str, &[i64])| match values {
             [one] => AttributeProto {
@@ -66,7 +66,7 @@ impl Onnx {
     }
 }
 
-/// A package in a folder of its own, with the items that it is published with.
+/// A package in its own folder, with the items that it is published with.
 pub struct Made {
     folder: tempfile::TempDir,
 }
@@ -94,7 +94,7 @@ impl Made {
         self
     }
 
-    /// Tables of f32 in `tables.safetensors`.
+    /// Writes tables of f32 to `tables.safetensors`.
     pub fn tables(self, tables: &[(&str, usize, &[f32])]) -> Self {
         let mut file = TensorFile::new();
         for (name, width, values) in tables {

@@ -1,4 +1,4 @@
-//! What is decided when a model is published: what of its reranker is kept by item, and in which precision it computes.
+//! Decisions at publication: the part of the reranker that is precomputed per item, and its precision.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,8 +35,8 @@ fn item(id: i64) -> Value {
     json!({"id": id, "embedding": embedding, "attributes": {"price": price, "brand": brand(id)}})
 }
 
-/// A network over the item and its price, whose product with the query is the logit beside the retrieval score; `precision` is a line of
-/// `model.toml`.
+/// Returns a network over the item and its price, whose product with the query is the logit beside the retrieval score;
+/// `precision` is a line of `model.toml`.
 fn package(precision: &str) -> Made {
     let model = format!(
         r#"
@@ -101,7 +101,7 @@ fn answers(view: &Arc<View>) -> Vec<Ranked> {
     retrieve(view, &bodies()).into_iter().map(|answer| answer.unwrap().0).collect()
 }
 
-/// Whether both rank the same items alike, up to those whose scores are as near.
+/// Returns whether both rank the same items alike, except those with nearly equal scores.
 fn alike(got: &[Ranked], want: &[Ranked], tolerance: f32) {
     for (got, want) in got.iter().zip(want) {
         assert_eq!(got.ids.len(), want.ids.len());
@@ -135,7 +135,7 @@ fn what_is_kept_by_item_changes_no_answer() {
         alike(&answers(&kept), &want, tolerance);
         let decided = &read(folder.join("manifest.json"))["decisions"]["item_part"];
         assert_eq!((&decided["format"], &decided["width"]), (&json!(name), &json!(D)));
-        // The columns that only the part reads need not lie beside.
+        // Columns that only the precomputed part reads are not stored.
         assert_eq!(kept.numbers().count(), 0);
         let (code, said, _) = run(&["inspect", folder.to_str().unwrap()]);
         assert_eq!(code, 0);
@@ -162,7 +162,7 @@ fn items_that_come_later_have_the_part_too() {
         let vector = Some(numbers(D, id as usize, 1.0));
         Update::Put(Put { id, vector, attributes: attributes(id), dense: Vec::new() })
     };
-    // Some come new, some again with what they had, one after its price was another.
+    // Some are new, some are put again unchanged, one after its price had changed.
     let mut updates: Vec<Update> = (190..ITEMS).map(given).collect();
     updates.insert(0, Update::Set { id: 7, attributes: vec![("price".into(), Attribute::Number(99.0))] });
     updates.push(Update::Set { id: 7, attributes: attributes(7) });
@@ -191,11 +191,11 @@ fn a_part_that_cannot_be_used_is_refused_or_left_alone() {
         folder
     };
     let load = |folder: &Path| sterling::snapshot::Snapshot::load(folder, &sterling::snapshot::Placement::whole());
-    // A cut that is none of this graph's, or parts of another program: the whole graph runs for each candidate.
+    // A cut that is not in this graph, or parts of another program: the complete graph runs per candidate.
     let digest = |manifest: &Value| manifest["decisions"]["item_part"]["digest"].as_str().unwrap().to_owned();
     let sample = digest(&read(whole.join("manifest.json")));
     assert_eq!(sample.len(), 32);
-    // Versions of before have a digest of the program's text.
+    // Older versions have a digest of the program's text.
     let before = view(&whole).overarch().unwrap().part().unwrap().program().digest();
     let of_before = view(&changed(&sample, &before));
     assert!(of_before.overarch().unwrap().part().is_some());

@@ -1,4 +1,5 @@
-//! A model's answers do not depend on where its tables lie: whole, cut, quantised, or with rows on a cluster.
+//! The answers of a model do not depend on the placement of its tables: complete, partitioned, quantized, or with rows on a
+//! cluster.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,10 +27,10 @@ use crate::redis_cluster::RedisCluster;
 use crate::remote::alone;
 use crate::support::{Server, ids, loses, put, retrieve, root, run, tiny, tiny_package, until};
 
-/// A part of a table: its rows and columns and its tier.
+/// A partition of a table: its rows and columns and its tier.
 type Part = ([u64; 2], [u32; 2], Tier);
 
-/// The plan of one table.
+/// Returns the plan of one table.
 pub fn planned(table: &Table, sharding: Sharding, parts: &[Part]) -> TablePlan {
     let shard = |(rows, columns, tier): &Part| ShardPlan {
         copy: 0,
@@ -55,7 +56,7 @@ pub fn planned(table: &Table, sharding: Sharding, parts: &[Part]) -> TablePlan {
     }
 }
 
-/// A file that holds a plan.
+/// Writes a plan to a file.
 pub fn plan_file(folder: &Path, tables: Vec<TablePlan>) -> PathBuf {
     let plan = PlacementPlan {
         batch: 1,
@@ -77,7 +78,7 @@ fn placement(plan: PathBuf, remote: Vec<String>) -> Placement {
     Placement::open(&options).unwrap()
 }
 
-/// The two halves of a table by columns, by rows, and by rows with the second one on a cluster.
+/// Returns the halves of a table by columns, by rows, and by rows with the second half on a cluster.
 fn halves(table: &Table) -> [TablePlan; 3] {
     let (rows, columns) = (table.rows(), table.width() as u32);
     // A first column that starts a byte in every format.
@@ -110,7 +111,7 @@ fn the_debian_model_answers_alike_wherever_its_tables_lie() {
     let expected = answers(Snapshot::load(&folder, &Placement::whole()).unwrap(), &users);
 
     let package = Package::open(&folder).unwrap();
-    // Where candidates are looked up, tables stay whole.
+    // Tables that are looked up for candidates are not partitioned.
     let is_placed =
         |t: &&Table| package.spec.readers(t.name()).next().is_some() && !package.spec.serves_candidates(t.name());
     let tables: Vec<&Table> = package.tables.iter().map(|t| &**t).filter(is_placed).collect();
@@ -131,7 +132,7 @@ fn the_debian_model_answers_alike_wherever_its_tables_lie() {
             placed,
             ["column_wise on host0, host0", "row_wise on host0, host0", "row_wise on host0, cluster"][kind]
         );
-        // However they are cut, to the last bit.
+        // Equal bit for bit, for every partitioning.
         assert_eq!(answers(snapshot, &users), expected, "{placed}");
     }
 }
@@ -267,7 +268,7 @@ fn plans_that_cannot_be_followed_are_refused_with_the_reason() {
     assert!(open("{}", true).contains("expected one of them"));
     let missing = PlacementOptions { topology: Some("none.toml".into()), ..PlacementOptions::default() };
     assert_eq!(Placement::open(&missing).unwrap_err().kind(), Kind::NotFound);
-    // A machine too small for the tables: what is missing is named, before anything is served.
+    // A machine too small for the tables: the missing memory is reported before serving starts.
     let small = store.path().join("small.toml");
     let host = "[[hosts]]\nname = 'h'\ndram_gib = 1e-8\nbandwidth_gb_s = 10\nrow_ns = 10\ncall_us = 1\n";
     std::fs::write(&small, host).unwrap();
@@ -279,12 +280,12 @@ fn plans_that_cannot_be_followed_are_refused_with_the_reason() {
     assert_eq!(model_info(&planned).tables[0].placed, "table_wise on h");
 }
 
-/// The name of the rows of the first table of a version of the tiny model.
+/// Returns the name of the rows of the first table of a version of the tiny model.
 fn rows_of_tiny(package: &Package, manifest: &Manifest) -> String {
     rows_on_cluster(&package.spec, manifest, "packages").unwrap().tag()
 }
 
-/// Has all rows look as if they had been loaded long ago.
+/// Makes all rows look as if they had been loaded long ago.
 fn make_old(redis: &RedisCluster) {
     for key in redis.keys("sterling:*:manifest") {
         let node = redis.primary_of(&key);
@@ -305,7 +306,7 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
     let (package, items) = (package.display().to_string(), package.join("items.jsonl").display().to_string());
     let at = store.path().display().to_string();
     let publish = ["publish", &package, "--items", &items, "--remote", &seed, "--store", &at];
-    // A publication that fails has had its number, here one of another store.
+    // A failed publication has used its number, here one of another store.
     let nowhere = format!("{at}/nowhere");
     let (code, _, said) = run(&[&publish[..7], &[&nowhere, "--remote-table", "packs"]].concat());
     assert!(code == 2 && said.contains("remote table `packs`: the model has none"), "{code}: {said}");
@@ -338,7 +339,7 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
     let tables = server.get_json("/v1/models/tiny")["tables"].clone();
     assert_eq!(tables[0]["placed"], "table_wise on cluster");
 
-    // Another store, or a publication that broke off before its folder had its name, brings other rows under the same number.
+    // Another store, or a publication that was aborted before its folder was named, loads other rows under the same number.
     let elsewhere = tempfile::tempdir().unwrap();
     let cluster = Cluster::connect(ClusterOptions::new(redis.seeds())).unwrap();
     let mut other =
@@ -349,14 +350,14 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
     assert_eq!(listed.matches("tiny/packages").count(), 2, "{listed}");
     assert_eq!(ids(&server.ask("/v1/models/tiny:retrieve", request("fail"))), ids(&local));
 
-    // A version whose tables are the same is served from the rows that are there.
+    // A version with the same tables is served from the existing rows.
     put(store.path(), &tiny()).unwrap();
     until("the second version", || server.get_json("/v1/models/tiny")["version"] == 2);
     assert_eq!(ids(&server.ask("/v1/models/tiny:retrieve", request("fail"))), ids(&local));
     let (_, listed, _) = run(&["remote", &seed]);
     assert_eq!(listed.matches("tiny/packages").count(), 2, "{listed}");
 
-    // One that the cluster does not have is refused, and the one before goes on.
+    // A version without rows on the cluster is rejected, and the previous one keeps serving.
     let mut unlike = tiny();
     unlike.recipe.tables = [("packages".to_owned(), RowFormat::F16)].into();
     put(store.path(), &unlike).unwrap();
@@ -369,7 +370,8 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
     assert!(why.contains("packages rows ") && why.contains(": not in the cluster; rows there: "), "{why}");
     assert_eq!(ids(&server.ask("/v1/models/tiny:retrieve", request("fail"))), ids(&local));
 
-    // What no version of the store has goes, but not while its publication may be under way; what another store has goes unless it is named.
+    // Rows without a version in the store are deleted, but not while their publication may be in progress. Rows of another store
+    // are deleted only by name.
     let kept = rows_of_tiny(&package, &Manifest::read(&store.path().join("tiny/1")).unwrap());
     let others = rows_of_tiny(&package, &Manifest::read(&elsewhere.path().join("tiny/1")).unwrap());
     let (here, there) = (store.path().display().to_string(), elsewhere.path().display().to_string());
@@ -383,7 +385,7 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
     assert!(!out.contains(&kept), "{out}");
     assert_eq!(ids(&server.ask("/v1/models/tiny:retrieve", request("fail"))), ids(&local));
 
-    // Rows taken out under the server's feet: the request's policy decides, and the reply says what happened.
+    // Rows deleted while they are served: the policy of the request decides, and the answer reports it.
     let (code, _, said) = run(&["remote", &seed, "--delete", "tiny/1"]);
     assert!(code == 2 && said.contains(&format!("the cluster has no rows tiny/1; there are: tiny/{kept}")), "{said}");
     let (code, out, _) = run(&["remote", &seed, "--delete", &format!("tiny/{kept}")]);
@@ -412,7 +414,7 @@ fn primaries_without_replicas_are_not_waited_for_and_the_load_is_part_of_the_tim
     let cluster = Cluster::connect(ClusterOptions::new(redis.seeds())).unwrap();
     let what =
         Plan { output: Output::Whole { position: 0, remote: Some(Remote { cluster, tables: Vec::new() }) }, ..tiny() };
-    // A load takes as long as whoever watches it keeps it waiting.
+    // A load takes as long as its observer delays it.
     let (pause, waited) = (Duration::from_millis(400), AtomicBool::new(false));
     let slow = |stage: Stage, _: usize, _: usize| {
         if stage == Stage::Loading && !waited.swap(true, Ordering::Relaxed) {

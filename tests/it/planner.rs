@@ -1,4 +1,4 @@
-//! `sterling plan`, and the tables of the Debian model cut every way.
+//! `sterling plan`, and the tables of the Debian model in every partitioning.
 
 use std::ops::Range;
 use std::path::Path;
@@ -124,12 +124,12 @@ fn what_cannot_be_planned_says_why() {
         let (code, said, errors) = run(&arguments);
         assert!(code == 2 && errors.contains(part), "{arguments:?}: {code} {said} {errors}");
     }
-    // Whether for want of the feature, the driver or the card.
+    // Fails for lack of the feature, the driver or the GPU.
     let (code, said, errors) = run(&["plan", "--device", "cuda:99", "--workload", &good]);
     assert!(code != 0 && errors.contains("cuda"), "{code} {said} {errors}");
 }
 
-/// The packages of the Debian model and what 64 of its users have installed.
+/// Returns the packages of the Debian model and the installed ones of 64 of its users.
 fn packages() -> (Table, KeyedJaggedTensor) {
     let model = root().join("models/debian");
     let tensors = Tensors::open(&model.join("tables.safetensors")).unwrap();
@@ -201,7 +201,7 @@ fn the_debian_model_answers_alike_with_half_a_table_on_a_cluster() {
 
     let strict = Lookup { on_degraded: OnDegraded::Fail, ..Lookup::default() };
     let (expected, counts) = whole.lookup(&ids, &strict).unwrap();
-    // The second time out of the host's cache.
+    // The second time from the cache of the host.
     for _ in 0..2 {
         assert_eq!(all.lookup(&ids, &strict).unwrap(), (expected.clone(), counts.clone()));
         let (got, got_counts) = half.lookup(&ids, &strict).unwrap();
@@ -212,7 +212,7 @@ fn the_debian_model_answers_alike_with_half_a_table_on_a_cluster() {
     }
 }
 
-/// The plan of one table over the GPUs, cut as told.
+/// Returns the plan of one table over the GPUs with this sharding.
 fn planned(topology: &Topology, table: &Table, sharding: Sharding) -> TablePlan {
     let (rows, width, format) = (table.rows(), table.width(), table.spec().format.name());
     let text = format!(

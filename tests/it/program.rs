@@ -1,4 +1,4 @@
-//! The command line: what it prints, what it refuses and with which exit code.
+//! The command line: its output, its errors and their exit codes.
 
 use crate::support::{Server, root, run, sterling, tiny_package};
 
@@ -16,7 +16,7 @@ fn publish_and_inspect_go_together() {
     assert!(code == 0 && said.contains("every checksum holds") && said.contains("codes U8"), "{said}");
     let (code, said, _) = run(&["inspect", package]);
     assert!(code == 0 && said.contains("model package tiny"), "{said}");
-    // The second publication of the same is another version.
+    // The second publication of the same package is another version.
     let recipe = root().join("indexes/default.toml");
     let (_, said, _) =
         run(&["publish", package, "--items", items, "--store", path, "--index", recipe.to_str().unwrap()]);
@@ -78,7 +78,7 @@ fn bad_input_ends_with_2_and_one_line_that_says_why() {
             plain(&["serve", "--store", there, "--config", &admin]),
             "admin_listen: got 127.0.0.1:8080, which is `listen` too",
         ),
-        // What no server would read is not written.
+        // A key file that no server would accept is not written.
         (plain(&["key", "shop", "--file", keys]), "key `shop`: stands there twice"),
         (plain(&["key", "other", "--file", &items]), "items.jsonl: line 1"),
         (plain(&["doctor", "--server", "http://127.0.0.1:1/"]), "got `http://127.0.0.1:1/`, expected HOST:PORT"),

@@ -1,4 +1,4 @@
-//! Several queries a user: each searched by itself, merged as the model says, against a naive search of all items.
+//! Several queries per user: separate searches, merged by the rule of the model, compared with a naive search of all items.
 
 use std::sync::Arc;
 
@@ -72,7 +72,7 @@ expression = "similarity + 0 * click"
         .integers("shape", &[-1, 2, 2])
         .node("Reshape", &["taste", "shape"], "query")
         .output("query", &[-1, 2, 2]);
-    // A logit for each query: its product with the item.
+    // One logit per query: its product with the item.
     let overarch = Onnx::default()
         .input("query", &[-1, 2, 2])
         .input("item", &[-1, -1, 2])
@@ -87,7 +87,7 @@ fn product(query: &[f32], id: i64) -> f32 {
     query.iter().zip(vector(id)).map(|(a, b)| a * b).sum::<f32>() + 0.0
 }
 
-/// Ids with their retrieval scores, best first, by the definition of each way to merge.
+/// Returns ids with their retrieval scores, best first, by the definition of each merge rule.
 fn naive(merge: &str, taste: &[f32; 4], k0: [usize; 2], passes: &dyn Fn(i64) -> bool) -> Vec<(i64, f32)> {
     let found = [0, 1].map(|n| {
         let mut all: Vec<(i64, f32)> =
@@ -135,7 +135,8 @@ fn several_queries_are_searched_each_and_merged() {
                 "" => true,
                 _ => colour(id) != "green",
             };
-            // A request's number of candidates goes before the model's, that before the recipe's.
+            // The number of candidates of a request takes precedence over that of the model, which takes precedence over that of
+            // the recipe.
             let k0 = asked.map_or([CLICK_CANDIDATES, 1000], |k0| [k0, k0]);
             let mut expected = naive(merge, taste, k0, &passes);
             expected.truncate(20);
@@ -152,7 +153,7 @@ fn several_queries_are_searched_each_and_merged() {
                 let (ranked, explain) = retrieve(&view, std::slice::from_ref(body)).remove(0).unwrap();
                 let got: Vec<i64> = ranked.ids.iter().map(|id| id.0).collect();
                 let want: Vec<i64> = expected.iter().map(|(id, _)| *id).collect();
-                // Equal scores of the query of zeros are many: there the lowest ids of each search are found.
+                // The query of zeros has many equal scores: each search finds its lowest ids.
                 assert_eq!(got, want, "{merge}: {body}");
                 for (n, (id, want)) in expected.iter().enumerate() {
                     let got = ranked.similarities[n];
@@ -206,7 +207,7 @@ fn a_request_says_the_candidates_of_each_query_by_its_name() {
     }
 }
 
-/// As a page does, which asks for all results up to its end.
+/// Like a page, which needs all results up to its end.
 #[test]
 fn more_results_than_one_query_has_candidates_are_those_of_all_queries() {
     let view = package("union").view().unwrap();

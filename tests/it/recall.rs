@@ -1,4 +1,4 @@
-//! The recall that a request asks for is the recall that it gets, at every size, width and pass rate, and says so.
+//! Requests get the recall that they ask for, at every size, width and pass rate, and the answer reports it.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -13,7 +13,7 @@ use sterling::units::ItemId;
 
 use crate::support::{Server, output, put, retrieve, run, sterling, until};
 
-/// Filters that know nothing of the embedding, by about how many pass.
+/// Filters that are independent of the embedding, by approximate pass rate.
 pub const FILTERS: [(f64, &[&str]); 4] = [
     (1.0, &[""]),
     (0.5, &["half:1", "half:0"]),
@@ -30,12 +30,12 @@ fn random(seed: u64) -> u64 {
     x ^ x >> 31
 }
 
-/// About normal.
+/// Returns an approximately normal number.
 fn bell(seed: u64) -> f32 {
     (0..4).map(|n| random(seed ^ n << 60) as f32 / u64::MAX as f32).sum::<f32>() * 1.7 - 3.4
 }
 
-/// How vectors are drawn: around so many centres, or around none.
+/// Distribution of vectors: around this number of centres, or around none.
 #[derive(Clone, Copy, Debug)]
 pub struct Drawn {
     pub items: usize,
@@ -73,7 +73,7 @@ impl Drawn {
     }
 }
 
-/// What filters ask of an item.
+/// Returns the attributes of an item that filters use.
 fn attributes(n: u64) -> [(&'static str, u64); 3] {
     [("half", random(n + 7) % 2), ("tenth", random(n + 8) % 10), ("hundredth", random(n + 9) % 100)]
 }
@@ -91,7 +91,7 @@ fn published(store: &Path, rows: &[Vec<f32>], recipe: Recipe) -> Arc<View> {
     view(&store.join(format!("store/drawn/{version}")))
 }
 
-/// The version in a folder.
+/// Loads the version in a folder.
 pub fn view(folder: &Path) -> Arc<View> {
     Arc::new(View::new(Arc::new(Snapshot::load(folder, &Placement::whole()).unwrap())))
 }
@@ -105,7 +105,7 @@ fn npy(rows: &[Vec<f32>]) -> Vec<u8> {
     bytes
 }
 
-/// The share of the true best that requests with `more` fields find, and the probes that they name.
+/// Returns the recall of requests with `more` fields, and the number of probes that they report.
 pub fn recall(view: &Arc<View>, queries: &[Vec<f32>], k: usize, filters: &[&str], more: &Value) -> (f64, usize) {
     let body = |(n, query): (usize, &Vec<f32>), exact: bool| {
         let mut body =
@@ -343,7 +343,7 @@ fn requests_of_users_with_several_queries_calibrate_and_are_inherited_through_a_
     assert_eq!(calibrated(&made).unwrap(), ("queries.jsonl".to_owned(), 4), "two queries of each line");
     std::fs::remove_file(made.path("queries.jsonl")).unwrap();
     assert_eq!(calibrated(&made).unwrap(), ("queries.jsonl of version 1".to_owned(), 4));
-    // Other features than those of the requests.
+    // Features that the requests do not have.
     let model = std::fs::read_to_string(made.path("model.toml")).unwrap();
     let renamed = crate::queries::package("union");
     let other = model.replacen("name = \"taste\"\n", "name = \"taste\"\ncolumn = \"liking\"\n", 1);
@@ -361,7 +361,7 @@ fn a_version_is_calibrated_again_and_keeps_its_digest() {
     let folder = tempfile::tempdir().unwrap();
     let before = drawn.publish(folder.path());
     let (store, queries) = (folder.path().join("store"), folder.path().join("queries.npy"));
-    // From all sides alike, not from the clusters: such queries take more lists.
+    // Uniform directions instead of clusters: such queries need more lists.
     let from_all_sides = Drawn { clusters: 0, ..drawn };
     std::fs::write(&queries, npy(&from_all_sides.queries())).unwrap();
     let (store_path, queries) = (store.to_str().unwrap(), queries.to_str().unwrap());
@@ -376,7 +376,7 @@ fn a_version_is_calibrated_again_and_keeps_its_digest() {
     for (a, b) in old.curves.iter().zip(&new.curves) {
         assert!(b.probes.iter().sum::<usize>() > a.probes.iter().sum(), "{a:?}, {b:?}");
     }
-    // It is whole, and of this version, or the version is refused with the reason.
+    // A recalibration that is damaged, or belongs to another version, is rejected with the reason.
     let path = folder.join("recalibration.json");
     let good = std::fs::read_to_string(&path).unwrap();
     let digest = before.main().digest().to_owned();
@@ -422,7 +422,7 @@ fn merges_calibrate_with_the_queries_of_the_last_recalibration_alone() {
     }
 }
 
-/// An item of a few kinds; those of a new kind vary where others hardly do.
+/// Returns an item of one of a few kinds; those of a new kind vary in dimensions where others hardly do.
 fn of_kind(n: u64, is_new: bool, is_unit: bool) -> Vec<f32> {
     const WIDTH: u64 = 16;
     let (kinds, of_kinds) = if is_new { (5, 1 << 51) } else { (60, 1 << 52) };
@@ -449,7 +449,7 @@ fn items_of_a_new_kind_are_found_beside_a_snapshot_and_in_what_it_is_merged_into
         let mut fresh = Fresh::new(main.main().clone(), 0);
         let mut put = 0;
         for until in [60, 300, 1500, 4500] {
-            // One in three is like those that were there.
+            // One in three is like the existing items.
             let update = |n: u64| {
                 let attributes =
                     attributes(n).map(|(name, value)| (name.into(), Attribute::Integers(vec![value as i64])));
@@ -459,7 +459,7 @@ fn items_of_a_new_kind_are_found_beside_a_snapshot_and_in_what_it_is_merged_into
             let updates: Vec<Update> = (put..until).map(update).collect();
             assert!(fresh.apply(&updates).unwrap().is_empty());
             put = until;
-            // As they come, and when segments have been joined.
+            // As they arrive, and after segments were merged.
             for is_joined in [false, true] {
                 if is_joined {
                     fresh.caught_up().unwrap();
@@ -489,7 +489,7 @@ fn items_of_a_new_kind_are_found_beside_a_snapshot_and_in_what_it_is_merged_into
     }
 }
 
-/// A kind of few items that is harder to find than all others: these lie in tight clusters, it lies in none.
+/// A kind of few items with lower recall than all others: these lie in tight clusters, it lies in none.
 #[test]
 fn a_kind_of_few_items_is_found_in_each_version_that_merges_make() {
     let of_few = |n: u64| -> Vec<f32> {
@@ -505,7 +505,7 @@ fn a_kind_of_few_items_is_found_in_each_version_that_merges_make() {
         let attributes = attributes(id).map(|(name, value)| (name.into(), Attribute::Integers(vec![value as i64])));
         Update::Put(Put { id: id as i64, vector: Some(vector), attributes: attributes.into(), dense: Vec::new() })
     };
-    // Few come, then others like those that were there, which no stratum is made of.
+    // First few of that kind, then others like the existing ones, which form no stratum.
     let merges: [Vec<Update>; 3] = [
         (10_000..10_250).map(|n| put(n, of_few(n))).collect(),
         (20_000..20_100).map(|n| put(n, of_kind(n, false, false))).collect(),
@@ -520,7 +520,7 @@ fn a_kind_of_few_items_is_found_in_each_version_that_merges_make() {
         let (found, probes) = recall(&now, &asked, 20, &[""], &json!({}));
         assert!(found >= 0.96, "merge {n}: {found} of the kind of few items in {probes} lists of {}", merged.lists);
     }
-    // Neither does a calibration without queries forget them.
+    // A calibration without queries keeps them too.
     let version = store.versions("drawn").unwrap().into_iter().max().unwrap();
     let again = sterling::publish::calibrate::again(&store, "drawn", version, None, &|_, _| ()).unwrap();
     assert_eq!(again.calibration, *now.main().calibration.as_ref().unwrap());
@@ -557,7 +557,7 @@ fn a_server_records_queries_where_it_is_told_to_and_they_calibrate() {
     };
     let recorded: Vec<Vec<f32>> = lines.lines().map(numbers).collect();
     let known = recorded.iter().filter(|query| asked.contains(query)).count();
-    // What the version answered before it was ready is one of its own items.
+    // Before it was ready, the version answered with one of its own items.
     assert!(known >= 31, "{known} of the recorded queries were asked");
     assert!(recorded.iter().skip(1).any(|query| !asked[..32].contains(query)), "none of the later ones was kept");
     let path = folder.path().join("recorded.jsonl");
@@ -566,7 +566,7 @@ fn a_server_records_queries_where_it_is_told_to_and_they_calibrate() {
     let (code, said, errors) =
         run(&["calibrate", "drawn", "--store", store, "--queries", path.to_str().unwrap(), "--version", "1"]);
     assert_eq!(code, 0, "{errors}");
-    // The server takes it in by itself, and the version keeps its digest.
+    // The server adopts it automatically, and the version keeps its digest.
     let current = || server.get_json("/v1/models/drawn");
     until("the calibration", || current()["calibration"]["digest"] != before["calibration"]["digest"]);
     let now = current();

@@ -1,7 +1,6 @@
-//! A real Redis Cluster on loopback for a test, in a temporary folder: three primaries with a replica each, or one alone.
+//! A real Redis Cluster on loopback in a temporary folder: three primaries with one replica each, or a single primary.
 //!
-//! Ports are found free by binding them. Everything that is started here is killed when the value is dropped, by its own
-//! process handle, also after SIGSTOP.
+//! Free ports are found by binding them. Every process is killed by its own handle when the value is dropped, even after SIGSTOP.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -13,7 +12,7 @@ use redis::{Connection, Value, cmd};
 
 /// A running cluster.
 pub struct RedisCluster {
-    /// The primaries of the start, and as many replicas or none.
+    /// The initial primaries, and as many replicas or none.
     nodes: Vec<Option<Child>>,
     primaries: usize,
     ports: Vec<u16>,
@@ -21,12 +20,12 @@ pub struct RedisCluster {
 }
 
 const PRIMARIES: usize = 3;
-/// While the cluster forms, and of nodes that are started again.
+/// Node timeout while the cluster forms, and of restarted nodes.
 const NODE_TIMEOUT_MS: u64 = 1000;
 
 impl RedisCluster {
-    /// Starts six processes and waits until they are one cluster in which every primary has a replica. A primary that is
-    /// silent for `node_timeout_ms` is replaced.
+    /// Starts six processes and waits until they form a cluster in which every primary has a replica. A primary that is silent
+    /// for `node_timeout_ms` is replaced.
     pub fn start(node_timeout_ms: u64) -> Self {
         RedisCluster::of((PRIMARIES, PRIMARIES), node_timeout_ms)
     }
@@ -44,7 +43,7 @@ impl RedisCluster {
         let all = 0..primaries + replicas;
         all.clone().for_each(|i| cluster.start_node(i));
         cluster.join();
-        // Nodes that hear of each other seldom would take long to become a cluster.
+        // With rare gossip, the cluster would take long to form.
         let node_timeout = node_timeout_ms.to_string();
         all.for_each(|i| {
             cluster.ask(i, &["CONFIG", "SET", "cluster-node-timeout", &node_timeout]);
@@ -52,12 +51,12 @@ impl RedisCluster {
         cluster
     }
 
-    /// Numbers of the nodes.
+    /// Returns the indexes of the nodes.
     pub fn nodes(&self) -> std::ops::Range<usize> {
         0..self.nodes.len()
     }
 
-    /// Addresses of the nodes.
+    /// Returns the addresses of the nodes.
     pub fn seeds(&self) -> Vec<String> {
         self.ports.iter().map(|port| format!("redis://127.0.0.1:{port}")).collect()
     }
@@ -66,17 +65,17 @@ impl RedisCluster {
         self.ports[node]
     }
 
-    /// Number of the node that listens on the port.
+    /// Returns the index of the node that listens on the port.
     pub fn node_at(&self, port: u16) -> usize {
         self.ports.iter().position(|p| *p == port).unwrap()
     }
 
-    /// A plain connection to one node.
+    /// Returns a plain connection to one node.
     pub fn connection(&self, node: usize) -> Connection {
         self.try_connection(node).unwrap_or_else(|e| panic!("node {node}: {e}"))
     }
 
-    /// The same of one that may be busy with what another sends.
+    /// The same for a node that may be busy with commands of others.
     fn try_connection(&self, node: usize) -> redis::RedisResult<Connection> {
         let client = redis::Client::open(self.seeds()[node].as_str())?;
         let connection = client.get_connection_with_timeout(Duration::from_secs(2))?;
@@ -89,7 +88,7 @@ impl RedisCluster {
         self.try_ask(node, words).unwrap_or_else(|e| panic!("node {node}: {words:?}: {e}"))
     }
 
-    /// Sends a command to one node, which may refuse it, as it does while it loads what its primary sends.
+    /// Sends a command to one node, which may reject it, for example while it loads data from its primary.
     pub fn try_ask(&self, node: usize, words: &[&str]) -> redis::RedisResult<Value> {
         let mut command = cmd(words[0]);
         words[1..].iter().for_each(|word| {
@@ -98,19 +97,19 @@ impl RedisCluster {
         command.query(&mut self.try_connection(node)?)
     }
 
-    /// The id of a node.
+    /// Returns the id of a node.
     pub fn id(&self, node: usize) -> String {
         let Value::BulkString(id) = self.ask(node, &["CLUSTER", "MYID"]) else { panic!("no id") };
         String::from_utf8(id).unwrap()
     }
 
-    /// The slot of a key.
+    /// Returns the slot of a key.
     pub fn slot_of(&self, key: &str) -> String {
         let Value::Int(slot) = self.ask(0, &["CLUSTER", "KEYSLOT", key]) else { panic!("no slot") };
         slot.to_string()
     }
 
-    /// How often the nodes were sent a command.
+    /// Returns the number of calls of a command on the nodes.
     pub fn calls(&self, command: &str) -> u64 {
         let start = format!("cmdstat_{command}:calls=");
         let of = |node| {
@@ -121,13 +120,13 @@ impl RedisCluster {
         (0..self.nodes.len()).map(of).sum()
     }
 
-    /// Bytes that a node has allocated.
+    /// Returns the bytes that a node has allocated.
     pub fn used_memory(&self, node: usize) -> u64 {
         let info: String = cmd("INFO").arg("memory").query(&mut self.connection(node)).unwrap();
         info.lines().find_map(|l| l.strip_prefix("used_memory:")).unwrap().trim().parse().unwrap()
     }
 
-    /// The nodes of the shard with so many shards before it, the primary first.
+    /// Returns the nodes of the shard at this index, the primary first.
     pub fn shard(&self, number: usize) -> Vec<usize> {
         let primary = self.primaries()[number];
         let of_it = self.id(primary);
@@ -138,7 +137,7 @@ impl RedisCluster {
         std::iter::once(primary).chain(replicas).collect()
     }
 
-    /// The running nodes that are primaries now, in the order of their slots.
+    /// Returns the running nodes that are primaries now, in the order of their slots.
     pub fn primaries(&self) -> Vec<usize> {
         let mut alive = (0..self.nodes.len()).filter(|i| self.nodes[*i].is_some());
         let told = alive.find_map(|i| self.try_ask(i, &["CLUSTER", "SLOTS"]).ok());
@@ -157,7 +156,7 @@ impl RedisCluster {
         found.into_iter().map(|(_, node)| node).collect()
     }
 
-    /// The primary of a key.
+    /// Returns the primary of a key.
     pub fn primary_of(&self, key: &str) -> usize {
         for node in self.primaries() {
             let owned: Result<Value, _> = cmd("EXISTS").arg(key).query(&mut self.connection(node));
@@ -168,7 +167,7 @@ impl RedisCluster {
         panic!("nobody owns {key}")
     }
 
-    /// All keys of the primaries that match the pattern.
+    /// Returns all keys of the primaries that match the pattern.
     pub fn keys(&self, pattern: &str) -> Vec<String> {
         let of = |node| -> Vec<String> { cmd("KEYS").arg(pattern).query(&mut self.connection(node)).unwrap() };
         self.primaries().into_iter().flat_map(of).collect()
@@ -193,7 +192,7 @@ impl RedisCluster {
         assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap().success());
     }
 
-    /// Starts a node that is not running, with the state it left.
+    /// Starts a node that is not running, with its previous state.
     pub fn start_node(&mut self, node: usize) {
         let port = self.ports[node];
         let folder = self.folder.path().join(port.to_string());
@@ -260,16 +259,16 @@ impl RedisCluster {
         port[1].clone()
     }
 
-    /// What a node says of the cluster; nothing while it loads what another sends.
+    /// Returns the cluster information of a node; empty while it loads data.
     fn info(&self, node: usize) -> String {
         let told = self.try_connection(node).and_then(|mut node| cmd("CLUSTER").arg("INFO").query(&mut node));
         told.unwrap_or_default()
     }
 
-    /// Waits until every node sees all slots served, each primary with a replica in step.
+    /// Waits until every node sees all slots served, and each primary has a replica in sync.
     pub fn wait_until_whole(&self) {
         let nodes = self.nodes.len();
-        // First and last slot, the primary, and its replica where it has one.
+        // First and last slot, the primary, and its replica if there is one.
         let told = 2 + nodes / self.primaries;
         until("the cluster is whole", || {
             let served = (0..nodes).all(|i| {
@@ -299,14 +298,14 @@ impl RedisCluster {
 impl Drop for RedisCluster {
     fn drop(&mut self) {
         for child in self.nodes.iter_mut().flatten() {
-            // SIGKILL also ends a stopped process. It may have ended by itself.
+            // SIGKILL also ends a stopped process. It may have exited already.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// Waits until something is so, at most a minute.
+/// Waits until a condition holds, at most a minute.
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let started = Instant::now();
     while !is_so() {
@@ -315,7 +314,7 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Ports below the range that the system gives to outgoing connections, so that none of those takes one meanwhile.
+/// Returns ports below the ephemeral range, so that no outgoing connection takes one in the meantime.
 fn free_ports(count: usize) -> Vec<u16> {
     use std::sync::atomic::{AtomicU16, Ordering};
     static NEXT: AtomicU16 = AtomicU16::new(0);

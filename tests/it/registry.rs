@@ -1,4 +1,4 @@
-//! The registry over HTTP: several versions in memory, labels, and what may not be done.
+//! The registry over HTTP: several versions in memory, labels, and rejected operations.
 
 use std::time::{Duration, Instant};
 
@@ -6,14 +6,14 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, ids, put, sterling, vectors};
 
-/// Sends a request; the status, the `Allow` header and the JSON of the answer.
+/// Sends a request; returns the status, the `Allow` header and the JSON of the answer.
 fn send(server: &Server, method: &str, path: &str, body: &str) -> (u16, Option<String>, Value) {
     let response = server.send(method, path, &[], body);
     let allow = response.headers().get("allow").map(|value| value.to_str().unwrap().to_owned());
     (response.status().as_u16(), allow, response.into_body())
 }
 
-/// A server of four versions of a model, each with one item that tells it, of which the last answers.
+/// Starts a server of four versions of a model, each with one item that identifies it; the last one is active.
 fn server() -> (tempfile::TempDir, Server) {
     let store = tempfile::tempdir().unwrap();
     for version in 1..=4 {
@@ -69,7 +69,7 @@ fn labels_pin_versions_while_another_is_active() {
     assert_eq!(server.get_json("/v1/models/vectors/versions/2")["labels"], json!(["canary"]));
     assert_eq!(server.get_json("/v1/models/vectors/labels/canary")["version"], 2);
 
-    // A label moves; what it leaves and nobody holds otherwise stays until it is unloaded, for it was loaded by hand.
+    // A label moves; the previous version stays loaded until it is unloaded, because it was loaded explicitly.
     assert_eq!(label("stable", 2), json!({"canary": 2, "stable": 2}));
     assert_eq!(ids(&server.ask("/v1/models/vectors/labels/stable:retrieve", ASK)), [2]);
     let list = version(1, "unload");

@@ -1,4 +1,4 @@
-//! The remote tier against a real cluster: what is loaded comes back, and nothing else does, whatever breaks.
+//! The remote tier with a real cluster: lookups return the loaded rows and no others, under all faults.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,13 +26,13 @@ const ROW_BYTES: usize = 72;
 /// Two groups of chunks, so that one partition has two keys.
 const ROWS: u64 = 230_000;
 
-/// One cluster at a time: six processes are enough for a small machine.
+/// Serializes the tests: six processes of one cluster are enough for a small machine.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The bytes of a row, different for each row and seed.
+/// Writes the bytes of a row, different for each row and seed.
 fn write_row(seed: u64, row: u64, out: &mut [u8]) {
     let mut state = (row ^ seed << 48).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     for word in out.chunks_mut(8) {
@@ -72,7 +72,7 @@ fn open(cluster: &Arc<Cluster>, version: u64, rows: u64, options: &RemoteOptions
     RemoteTable::open(cluster, &named(version), &shape(rows), options).unwrap()
 }
 
-/// `count` rows all over the table, sorted and each once.
+/// Returns `count` rows all over the table, sorted and distinct.
 fn sample(rows: u64, count: usize, seed: u64) -> Vec<u64> {
     let mut found = std::collections::BTreeSet::new();
     let mut state = seed;
@@ -87,7 +87,7 @@ fn fetch(table: &RemoteTable, rows: &[u64]) -> Fetched {
     table.begin(rows.to_vec(), &Lookup::default()).wait().unwrap()
 }
 
-/// Checks that every hit has its own bytes, and counts the hits.
+/// Checks that every hit has the right bytes, and counts the hits.
 fn hits(fetched: &Fetched, rows: &[u64], seed: u64) -> usize {
     let mut expected = [0; ROW_BYTES];
     let mut found = 0;
@@ -177,14 +177,14 @@ fn batches_cost_one_pipeline_a_node(cluster: &Arc<Cluster>) {
     let before = cluster.counters();
     assert!(all_hit(&table, &rows, 1));
     let after = cluster.counters();
-    // A second node is asked where the first takes its time, which a busy machine may do.
+    // A slow first node causes a hedged request, which can happen on a busy machine.
     let others = |c: ClusterCounters| c.hedges + c.failures + c.redirections;
     let most = 3 + others(after) - others(before);
     assert!((3..=most).contains(&(after.pipelines - before.pipelines)), "{before:?} {after:?}");
     assert!(all_hit(&table, &rows, 1));
     assert_eq!(cluster.counters().pipelines, after.pipelines, "the second time all rows are in the cache");
     let counters = table.counters();
-    // A row enters the cache after the call has its bytes; who asks meanwhile joins the flight, or finds it landed.
+    // A row enters the cache after the call has its bytes; concurrent lookups join the request, or find the cached row.
     assert_eq!((counters.rows, counters.remote, counters.cache.hits + counters.joined), (1024, 512, 512));
     assert!(counters.cache.hit_rate() <= 0.5);
 
@@ -202,7 +202,7 @@ fn batches_cost_one_pipeline_a_node(cluster: &Arc<Cluster>) {
     assert!(all_hit(&table, &sample(ROWS, 512, 150), 1));
 }
 
-/// The terms of a lookup with a deadline.
+/// Returns lookup options with a deadline.
 fn by(deadline: Instant) -> Lookup {
     Lookup { deadline: Some(deadline), ..Lookup::default() }
 }
@@ -229,7 +229,7 @@ fn equal_misses_fly_once(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     assert_eq!((counters.remote, counters.joined), (300, 4 * 300 + 10));
     until("all nodes take requests", || cluster.nodes().iter().all(|n| !n.is_open));
 
-    // The first has less time than the second, which then asks for itself.
+    // The first caller has less time than the second, which then sends its own request.
     let rows = sample(ROWS, 20, 3);
     (0..6).for_each(|node| redis.stop(node));
     let first = table.begin(rows.clone(), &by(Instant::now() + Duration::from_millis(30)));
@@ -259,7 +259,7 @@ fn lost_and_changed_rows_are_degraded(redis: &RedisCluster, cluster: &Arc<Cluste
     assert!(lost.states.iter().enumerate().all(|(row, s)| (*s == RowState::Degraded) == (row % 256 == 0)));
     assert_eq!(fresh.counters().missing, 8);
 
-    // Bytes of another place of the same table are not taken either.
+    // Bytes of another position of the same table are rejected too.
     let other = redis.keys("sterling:{tests/items/0000000000000001/1.*}:0").remove(0);
     let foreign: Vec<u8> =
         redis::cmd("GET").arg(&other).query(&mut redis.connection(redis.primary_of(&other))).unwrap();
@@ -338,7 +338,7 @@ fn half_remote_answers_as_whole(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     assert!(delete(cluster, &half).unwrap());
 }
 
-/// What a publication that was killed has left is no obstacle to the next one.
+/// Rows that a killed publication has left do not block the next one.
 fn other_rows_of_a_table_lie_beside_it(cluster: &Arc<Cluster>) {
     let of_rows = |rows| RowSet::new("tests", "beside", rows).unwrap();
     for rows in [3, 4] {
@@ -389,7 +389,7 @@ fn deleted_versions_are_gone(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     assert_eq!(hits(&fetch(&before, &rows), &rows, 1), 0);
     assert!(all_hit(&second, &rows, 2));
 
-    // The same number with other rows: who still reads the old load gets none of them.
+    // The same number with other rows: readers of the old load get none of them.
     load(cluster, &named(1), &shape(ROWS), rows_of(7), |_| {}).unwrap();
     assert_eq!(hits(&fetch(&before, &rows), &rows, 1), 0);
     assert!(all_hit(&open(cluster, 1, ROWS, &uncached(5000)), &rows, 7));
@@ -424,7 +424,7 @@ fn full_and_evicting_nodes_are_named() {
     refused(RemoteTable::open(&cluster, &named(2), &shape(ROWS), &uncached(500)), Kind::NotReady, &["not ended"]);
 }
 
-/// Calls without end until told otherwise: how many, and how many rows were degraded.
+/// Calls in a loop until stopped: the number of calls and of degraded rows.
 #[derive(Default)]
 struct Load {
     stop: AtomicBool,
@@ -448,7 +448,7 @@ impl Load {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// Waits for so many calls more, and says how many of their rows were degraded.
+    /// Waits for `calls` more calls, and returns the number of degraded rows in them.
     fn degraded_in(&self, calls: u64) -> u64 {
         let (start, before) = (self.calls(), self.degraded.load(Ordering::Relaxed));
         until("calls are answered", || self.calls() >= start + calls);
@@ -485,7 +485,7 @@ fn killed_primaries_lose_no_call_and_come_back() {
         redis.wait_until_whole();
         assert_eq!(patient_load.degraded_in(100), 0);
     });
-    // One degraded row fails the lookup or is a default row; which one is the request's choice, not the source's.
+    // One degraded row fails the lookup or becomes a default row; the request chooses, not the source.
     assert_eq!(patient.counters().degraded, patient_load.degraded.load(Ordering::Relaxed));
     let sterling::embedding::tiers::remote::RemoteCounters { late, down, refused, missing, corrupt, .. } =
         strict.counters();
@@ -505,7 +505,7 @@ impl Drop for StopOnDrop<'_> {
 
 fn a_shard_without_nodes_is_passed_by(redis: &mut RedisCluster, cluster: &Arc<Cluster>, table: &RemoteTable) {
     let rows = sample(ROWS, 600, 77);
-    // Not the one with the manifest: who loses that loads under another random number, and opens the table anew.
+    // Not the primary with the manifest: without it, a load uses another random number, and the table must be reopened.
     let manifest = redis.primary_of(&format!("sterling:{{tests/items/{}}}:manifest", named(1).tag()));
     let lost = redis.shard(redis.primaries().iter().position(|node| *node != manifest).unwrap());
     lost.iter().for_each(|&node| redis.kill(node));
@@ -525,7 +525,7 @@ fn a_shard_without_nodes_is_passed_by(redis: &mut RedisCluster, cluster: &Arc<Cl
     assert!(after.0 - before.0 <= 4 && after.1 > before.1, "nobody asks the dead: {before:?} {after:?}");
     lost.iter().for_each(|&node| redis.start_node(node));
     redis.wait_until_whole();
-    // They kept nothing on disk, and their rows are gone: still no wrong row, and another load brings them back.
+    // The nodes stored nothing on disk, and their rows are lost: still no wrong row, and another load restores them.
     until("they are asked again", || {
         fetch(table, &rows);
         table.counters().missing > 0
@@ -576,7 +576,7 @@ fn moved_slots_are_followed(redis: &RedisCluster, cluster: &Arc<Cluster>) {
         assert!(all_hit(&table, &rows, 1));
         cluster.counters().redirections == redirections
     });
-    // A load follows too: all chunks are found where they are now.
+    // A load follows the move too: all chunks are found at their new place.
     assert_eq!(fill(cluster, 1, ROWS).progress.bytes_written, 0);
 }
 

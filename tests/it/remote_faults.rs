@@ -1,7 +1,7 @@
-//! What a server does whose tables lie in a Redis Cluster that misbehaves: a table of faults. Of each is stated whether requests are served or
-//! degraded, and what `/readyz` warns of; and all is well again once the fault is gone, without a restart.
+//! Behaviour of a server whose tables lie in a faulty Redis Cluster, as a table of faults. For each it states whether requests
+//! are served or degraded, and the warning of `/readyz`. After the fault, the server recovers without a restart.
 
-// The count of the cases, for those who run it.
+// Prints the number of cases.
 #![allow(clippy::print_stdout)]
 
 use std::fs::File;
@@ -24,35 +24,35 @@ use crate::redis_cluster::RedisCluster;
 use crate::remote::alone;
 use crate::support::{Server, run, sterling, text, tiny_package, until};
 
-/// What becomes of requests while a fault lasts.
+/// Results of requests during a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Requests {
-    /// They get all rows, from a replica where need be.
+    /// They get all rows, from a replica if necessary.
     Served,
-    /// They get 503, or default rows where they allow them.
+    /// They get 503, or default rows if they allow them.
     Degraded,
 }
 use Requests::{Degraded, Served};
 
-/// A fault, what it does and what ends it.
+/// A fault, its effect and its end.
 struct Fault {
     name: &'static str,
     requests: Requests,
-    /// What a line of `/readyz` says; nothing where rows are not in danger.
+    /// Text of a line of `/readyz`; None if rows are not in danger.
     warning: Option<&'static str>,
     begin: fn(&mut Bed),
     end: fn(&mut Bed),
 }
 
-/// A cluster, a store whose tables lie there, and a server that reads every row from there.
+/// A cluster, a store whose tables lie there, and a server that reads every row from it.
 pub struct Bed {
     pub redis: RedisCluster,
-    /// A cluster of its own, whose node the server was told of by mistake.
+    /// Another cluster, whose node the server was given by mistake.
     pub stranger: RedisCluster,
     pub store: TempDir,
     pub server: Server,
     seed: String,
-    /// The nodes with the rows of the first table, the primary first.
+    /// Nodes with the rows of the first table, the primary first.
     shard: Vec<usize>,
     /// The other primaries.
     others: Vec<usize>,
@@ -60,7 +60,7 @@ pub struct Bed {
 }
 
 const USER: &str = "rows";
-/// The user of the server, who may do what docs/guide/remote-tables.md says that it needs.
+/// User of the server with the permissions of docs/guide/remote-tables.md.
 const ACL: [&str; 14] = [
     "ACL",
     "SETUSER",
@@ -108,13 +108,13 @@ impl Bed {
         assert_eq!(self.shard.len(), 2);
     }
 
-    /// The status of a request and the rows that it lacked.
+    /// Returns the status of a request and the number of missing rows.
     fn ask(&self, on_degraded: &str) -> (u16, u64) {
         let (status, answer) = self.server.post("/v1/models/tiny:retrieve", request(on_degraded));
         (status, answer["degraded_rows"].as_u64().unwrap_or(0))
     }
 
-    /// The lines of `/readyz` that warn, but for the one of the stranger, which stays.
+    /// Returns the warnings of `/readyz`, except the permanent one about the other cluster.
     fn warnings(&self) -> Vec<String> {
         let warnings = self.server.warnings().into_iter();
         warnings.filter(|line| !line.contains("is a node of another cluster")).collect()
@@ -128,11 +128,11 @@ impl Bed {
         line.unwrap_or_else(|| panic!("{metrics}")).parse().unwrap()
     }
 
-    /// Brings lost rows back, as an operator does.
+    /// Restores lost rows, as an operator does.
     fn bring_back(&self) {
         let (code, out, said) = run(&["remote", &self.seed, "--verify"]);
         let is_reported = code == 1 && said.contains("cannot be read");
-        // A set whose manifest went as well is not there.
+        // A set whose manifest is lost too does not exist any more.
         assert!(is_reported || !out.contains("tiny/packages"), "{code}: {out}{said}");
         let version = format!("{}/tiny/1", self.store.path().display());
         let (code, out, said) = run(&["remote", &self.seed, "--load", &version]);
@@ -150,7 +150,7 @@ impl Bed {
         self.on_all(&["CONFIG", "SET", name, value]);
     }
 
-    /// A load that is refused, with these words.
+    /// Checks that a load is rejected with this text.
     fn load_is_refused(&self, words: &str) {
         let version = format!("{}/tiny/1", self.store.path().display());
         let (code, out, said) = run(&["remote", &self.seed, "--load", &version]);
@@ -190,13 +190,13 @@ impl Bed {
     }
 }
 
-/// A request that needs rows.
+/// Returns a request that needs rows.
 pub fn request(on_degraded: &str) -> Value {
     json!({"features": {"installed": [1, 2, 3], "section": "games", "size": [1, 2, 3]}, "k": 3, "on_degraded": on_degraded,
            "timeout_ms": 2000})
 }
 
-/// A cluster and its server, in which a fault has begun.
+/// Starts a cluster and its server, and injects a fault.
 pub fn suffering(fault: &str) -> Bed {
     let mut bed = Bed::new();
     let fault = FAULTS.iter().find(|known| known.name == fault).unwrap();
@@ -204,7 +204,7 @@ pub fn suffering(fault: &str) -> Bed {
     bed
 }
 
-/// A server that has no row of its tables itself, and its log beside the store.
+/// Starts a server that has no row of its tables itself, and its log beside the store.
 fn serve(store: &Path, tables: &[Arc<Table>], redis: &RedisCluster, stranger: &RedisCluster) -> Server {
     let all = |table: &Arc<Table>| {
         let mut plan =
@@ -306,7 +306,7 @@ const FAULTS: [Fault; 13] = [
             shard.iter().for_each(|node| bed.redis.kill(*node));
             shard.iter().for_each(|node| bed.redis.start_node(*node));
             bed.redis.wait_until_whole();
-            // What it knew of users is gone as well.
+            // Its users are lost as well.
             shard.iter().for_each(|node| drop(bed.redis.ask(*node, &ACL)));
         },
         end: |bed| {
@@ -359,14 +359,14 @@ const FAULTS: [Fault; 13] = [
     },
 ];
 
-/// Has a node load its dump, which takes long, and answer LOADING meanwhile.
+/// Makes a node load its dump, which takes long, with LOADING as answer in the meantime.
 fn begin_to_load(redis: &RedisCluster, node: usize) {
     redis.ask(node, &["DEBUG", "POPULATE", "40000", "junk", "100"]);
     redis.ask(node, &["CONFIG", "SET", "loading-process-events-interval-bytes", "1024"]);
     redis.ask(node, &["CONFIG", "SET", "key-load-delay", "500"]);
     let mut connection = redis.connection(node);
     connection.set_read_timeout(None).unwrap();
-    // Answered once it has loaded.
+    // Returns when the load is complete.
     std::thread::spawn(move || redis::cmd("DEBUG").arg("RELOAD").query::<redis::Value>(&mut connection));
     until("the node loads", || is_loading(redis, node));
 }
@@ -378,7 +378,7 @@ fn is_loading(redis: &RedisCluster, node: usize) -> bool {
 fn end_to_load(redis: &RedisCluster, node: usize) {
     redis.ask(node, &["CONFIG", "SET", "key-load-delay", "0"]);
     until("the node has loaded", || redis.try_ask(node, &["PING"]).is_ok());
-    // What it wrote to load it, which it would load again when it is restarted.
+    // The dump that it wrote for the load, and would load again after a restart.
     let config: Vec<String> = redis::cmd("CONFIG").arg("GET").arg("dir").query(&mut redis.connection(node)).unwrap();
     std::fs::remove_file(Path::new(&config[1]).join("dump.rdb")).unwrap();
 }
@@ -417,7 +417,7 @@ fn rows_of(rows: std::ops::Range<u64>, out: &mut [u8]) -> sterling::error::Resul
     Ok(())
 }
 
-/// Reading goes on by what the cluster has: rows that were loaded again after their manifest was lost, and a cluster that was made anew.
+/// Reads continue with rows that were loaded again after their manifest was lost, and with a recreated cluster.
 #[test]
 fn rows_that_were_loaded_again_are_followed_without_opening_them_anew() {
     let _alone = alone();
@@ -456,7 +456,7 @@ fn rows_that_were_loaded_again_are_followed_without_opening_them_anew() {
     until("what is not open is no trouble", || cluster.troubles().is_empty());
 }
 
-/// A single chunk of many is found to be lost, and stays reported until it is back; a table without any row is not opened.
+/// A single lost chunk of many is detected, and reported until it is restored; a table without any row is not opened.
 #[test]
 fn lost_chunks_are_counted_and_stay_reported() {
     let _alone = alone();
@@ -491,7 +491,7 @@ fn lost_chunks_are_counted_and_stay_reported() {
     assert!(code == 0 && out.contains("damaged: 40000 of 40000 rows"), "{out}");
 }
 
-/// A shard without a node that serves is asked until the deadline, not a few times.
+/// A shard without a serving node is retried until the deadline, not only a few times.
 #[test]
 fn rows_of_a_shard_that_loads_come_once_it_has_loaded() {
     let _alone = alone();
@@ -509,7 +509,7 @@ fn rows_of_a_shard_that_loads_come_once_it_has_loaded() {
     assert_eq!(rows.wait().unwrap().states, [RowState::Hit; 100]);
 }
 
-/// A full cluster can be emptied, and a set that an earlier release named by its version is read and removed.
+/// A full cluster can be emptied, and a set that an earlier release named by its version can be read and deleted.
 #[test]
 fn full_nodes_are_emptied_and_earlier_names_are_read() {
     let _alone = alone();
@@ -537,7 +537,7 @@ fn full_nodes_are_emptied_and_earlier_names_are_read() {
     assert_eq!(redis.keys("sterling:*"), Vec::<String>::new());
 }
 
-/// Stores the rows of the only set under a name of the form `VERSION-CONTENT`, and returns that.
+/// Renames the rows of the only set to the form `VERSION-CONTENT`, and returns that name.
 fn earlier_names(redis: &RedisCluster) -> String {
     let (now, earlier) = ("0000000000000007", "3-0000000000000007");
     let get = |key: &str| -> Vec<u8> { redis::cmd("GET").arg(key).query(&mut redis.connection(0)).unwrap() };

@@ -1,4 +1,4 @@
-//! `sterling route`: routers and servers of shards as real processes answer as one server of the whole.
+//! `sterling route`: routers and shard servers as real processes answer like one server of the complete catalogue.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -14,12 +14,12 @@ use crate::network::Wire;
 use crate::support::{Server, agent, put, sterling};
 use crate::{contract, queries, shards};
 
-/// A server of one shard at an address of its own choice.
+/// Starts a server of one shard at a free address.
 pub fn serve_shard(store: &Path, shard: u32) -> Server {
     serve_at(store, &shard.to_string(), "127.0.0.1:0")
 }
 
-/// A server of one shard at an address.
+/// Starts a server of one shard at an address.
 pub fn serve_at(store: &Path, shard: &str, listen: &str) -> Server {
     let mut command = sterling();
     command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_REFRESH_MS", "100").env("STERLING_ENGINE__WORKERS", "1");
@@ -28,14 +28,14 @@ pub fn serve_at(store: &Path, shard: &str, listen: &str) -> Server {
     server
 }
 
-/// A router over servers.
+/// Starts a router over servers.
 pub fn route<'a>(servers: impl IntoIterator<Item = &'a str>) -> Server {
     let router = route_looking_every(100, servers);
     router.wait_ready();
     router
 }
 
-/// A router that looks at its servers every so many milliseconds.
+/// Starts a router that polls its servers at this interval in milliseconds.
 pub fn route_looking_every<'a>(refresh_ms: u32, servers: impl IntoIterator<Item = &'a str>) -> Server {
     let mut command = sterling();
     command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_ROUTE__REFRESH_MS", refresh_ms.to_string());
@@ -46,7 +46,7 @@ pub fn route_looking_every<'a>(refresh_ms: u32, servers: impl IntoIterator<Item 
     Server::spawn(&mut command)
 }
 
-/// A store with a catalogue in shards, and a server of each.
+/// Returns a store with a catalogue in shards, and a server of each.
 fn serve_shards(shards: u32) -> (tempfile::TempDir, Vec<Server>) {
     let store = tempfile::tempdir().unwrap();
     let whole = shards::catalogue(store.path(), sterling::index::ivf::Rescore::F16);
@@ -55,7 +55,7 @@ fn serve_shards(shards: u32) -> (tempfile::TempDir, Vec<Server>) {
     (store, servers)
 }
 
-/// The whole on one server, and cut on several behind a router.
+/// The complete catalogue on one server, and its shards on several servers behind a router.
 struct Both {
     _folder: tempfile::TempDir,
     one: Server,
@@ -76,7 +76,7 @@ impl Both {
         Both { _folder: folder, one, shards, router, model }
     }
 
-    /// Holds the router's answer against the server's, but for what names the version.
+    /// Compares the answer of the router with that of the server, except the version.
     fn check(&self, verb: &str, body: &Value) -> Value {
         let path = format!("/v1/models/{}:{verb}", self.model);
         let (expected_status, mut expected) = self.one.post(&path, body);
@@ -91,7 +91,7 @@ impl Both {
     }
 }
 
-/// The items of each page of a request. Sizes of pages and servers that are asked go round.
+/// Returns the items of each page of a request. Page sizes and servers rotate.
 pub fn pages(servers: &[&Server], path: &str, body: &Value, sizes: &[u64]) -> Vec<Value> {
     let (mut body, mut pages) = (body.clone(), Vec::new());
     body["cursor"] = "".into();
@@ -196,7 +196,7 @@ fn shards_behind_a_router_answer_as_one_server() {
         let rank = |items: Value| json!({"vector": vectors[0], "items": items, "columns": ["maker"]});
         both.check("rank", &rank(json!([-9000, -8993, 1, 2, 1, -8986, -9000])));
         both.check("rank", &rank(json!([1])));
-        // What is wrong is said as one server says it.
+        // Errors equal those of a single server.
         for (verb, body) in [
             ("retrieve", json!({"vector": [1, 2]})),
             ("retrieve", json!({"vector": vectors[0], "filter": "colour = red"})),
@@ -216,7 +216,7 @@ fn shards_behind_a_router_answer_as_one_server() {
         let attributes = |text: &str| serde_json::from_str::<Value>(text).unwrap()["attributes"].clone();
         assert_eq!((status, attributes(&found)), (200, attributes(&expected)));
         assert_eq!(item(&both.router, 3).0, 404);
-        // What the model is: that of the whole.
+        // The description of the model is that of the complete catalogue.
         let (of_router, of_one) = (both.router.get_json("/v1/models/vectors"), both.one.get_json("/v1/models/vectors"));
         for key in ["name", "items", "lists", "dimension", "columns", "candidates"] {
             assert_eq!(of_router[key], of_one[key], "{key}");
@@ -262,7 +262,7 @@ fn user_towers_run_once_and_rerankers_where_the_items_are() {
         both.check("rank", &json!({"features": features, "items": every}));
     }
     both.check("retrieve", &json!({"features": {"history": "x"}}));
-    // Both shards run the tower, in turns.
+    // Both shards run the tower, alternating.
     for shard in &both.shards {
         let metrics = shard.get("/metrics").1;
         assert!(metrics.contains("call=\"pass\",status=\"200\""), "{metrics}");
@@ -294,14 +294,14 @@ fn a_router_listens_once_it_has_looked_and_does_not_wait_for_servers_that_hang()
         let answer = router.ask("/v1/models/vectors:retrieve", &body);
         assert_eq!((&answer["coverage"], crate::support::ids(&answer).len()), (&json!(1.0), 5));
     }
-    // Its connections are made by the system, and nobody reads what they ask.
+    // The system accepts its connections, and no process reads their requests.
     let hangs = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let hanging = hangs.local_addr().unwrap().to_string();
     let start = Instant::now();
     let router = route_looking_every(60_000, addresses().chain([hanging.as_str()]));
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     assert_eq!(router.ask("/v1/models/vectors:retrieve", &body)["coverage"], 1.0);
-    // The address is taken before the look.
+    // The address is bound before the first poll.
     let taken = crate::support::run(&["route", "--listen", &router.address, "--server", &hanging]);
     assert!(taken.0 != 0 && taken.2.contains(&router.address), "{taken:?}");
 }
@@ -333,7 +333,7 @@ fn a_lost_shard_is_said_and_nothing_is_made_up_for_it() {
     assert_eq!((&told(&router)["coverage"], &told(&router)["shards"]), (&json!(1.0), &json!(all)));
     for (shard, server) in servers.iter().enumerate() {
         assert_eq!(told(server)["shards"], json!([all[shard]]));
-        // Each by itself covers its own, and says so where more is asked for.
+        // Each server covers its own shard, and reports an error for requests beyond it.
         let (status, problem) = server.post(part, &body);
         assert_eq!((status, &problem["code"]), (503, &json!("partial")), "{problem}");
         let covered = held[shard] as f64 / 700.0;
@@ -374,7 +374,7 @@ fn a_lost_shard_is_said_and_nothing_is_made_up_for_it() {
     until("it is told to be lost", || told(&router)["shards"][1]["servers"] == 0);
     assert_eq!(told(&router)["coverage"], (700 - held[1]) as f64 / 700.0);
     assert_eq!(told(&router)["shards"][2], all[2]);
-    // Readiness, metrics and the model itself say so: the only model does not answer requests that want all of it.
+    // Readiness, metrics and the model report it: the only model cannot answer requests that need all shards.
     let (status, problem) = router.get("/readyz");
     let said = "model `vectors`: shard 1 of 3 of version 1 has no server that is ready";
     assert!(status == 503 && problem.contains(said), "{problem}");
@@ -402,7 +402,7 @@ fn a_lost_shard_is_said_and_nothing_is_made_up_for_it() {
     let (status, page) = router.get("/");
     assert!(status == 200 && page.contains("page-shards"), "the console is there");
     assert_eq!(router.get("/openapi.json").0, 200);
-    // Long after it is known to be lost, the others answer on, and tell what they cover.
+    // Long after the loss was detected, the others still answer, and report their coverage.
     until("it is known to be lost", || router.metric("sterling_route_servers{state=\"silent\"}") == Some(1.0));
     router.wait_for_polls("servers");
     assert_eq!(router.ask(part, &body)["missing"][0]["shard"], 1);
@@ -424,7 +424,8 @@ fn a_network_that_cuts_or_swallows_costs_the_shard_behind_it_and_nobody_waits_fo
     let own = servers[0].get_json("/v1/models/vectors")["items"].as_u64().unwrap();
     let expected = router.ask(whole, &body);
     assert_eq!((expected["coverage"].as_f64(), expected["items"].as_array().map(Vec::len)), (Some(1.0), Some(700)));
-    // Swallowed: connections stand, and nothing comes; cut: they end, and new ones end at once. Known of late, then long known.
+    // Dropped data: connections stay open without data; cut: they end, and new ones end at once. Both right after the fault and
+    // long after it was detected.
     for fault in [Wire::swallow, Wire::cut] {
         fault(&wire);
         for is_known in [false, true] {
@@ -462,7 +463,7 @@ fn a_request_waits_for_a_shard_that_comes_back() {
     until("it is missed", || router.ask(part, &body)["missing"][0]["shard"] == 1);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| router.ask(whole, &body));
-        // Who can do without it does not wait.
+        // Requests that accept a partial answer do not wait.
         assert_eq!(router.ask(part, &body)["missing"][0]["shard"], 1);
         servers[1] = serve_at(store.path(), "1", &address);
         assert_eq!(waiting.join().unwrap()["items"], expected["items"]);
@@ -473,7 +474,7 @@ fn a_request_waits_for_a_shard_that_comes_back() {
 #[ignore = "long: kills servers under load"]
 fn the_only_server_of_a_shard_is_restarted_and_no_request_is_lost() {
     let (store, mut servers) = serve_shards(2);
-    // Requests wait for three looks: long enough for a start on a busy machine.
+    // Requests wait for three polls, which is long enough for a start on a busy machine.
     let router = route_looking_every(3000, servers.iter().map(|server| server.address.as_str()));
     router.wait_ready();
     let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 700, "exact": true, "timeout_ms": 60_000});
@@ -487,7 +488,7 @@ fn the_only_server_of_a_shard_is_restarted_and_no_request_is_lost() {
             }
         };
         let asking: Vec<_> = (0..3).map(|_| scope.spawn(ask)).collect();
-        // A server that is asked to end says so while it answers; one that is killed says nothing.
+        // A server that shuts down reports it while it still answers; a killed one does not.
         for (how, drain_ms) in [("TERM", "1500"), ("TERM", "0"), ("KILL", "0")] {
             let address = servers[1].address.clone();
             servers[1].signal(how);
@@ -538,7 +539,7 @@ fn a_version_answers_when_every_shard_has_it() {
     let what =
         Plan { output: Output::shards(2), ..shards::catalogue(folder.path(), sterling::index::ivf::Rescore::None) };
     assert_eq!(put(folder.path(), &what).unwrap(), 1);
-    // The second shard lies in a store of its own, to which versions come later.
+    // The second shard lies in its own store, which receives versions later.
     let other = tempfile::tempdir().unwrap();
     let copy = |version: &str| {
         let from = folder.path().join("vectors").join(version);
@@ -564,7 +565,7 @@ fn a_version_answers_when_every_shard_has_it() {
         listed["versions"].as_array().unwrap().iter().any(|v| v["version"] == 2 && v["active"] == true),
         "{listed}"
     );
-    // Back to the first, and a label to the second, at the servers.
+    // Back to the first version, and a label for the second, at the servers.
     for server in &servers {
         let (status, _) = server.post("/v1/models/vectors/versions/1:activate", "");
         assert_eq!(status, 200);
@@ -582,9 +583,9 @@ fn one_that_hangs_costs_no_request_and_is_asked_again_when_it_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     put(folder.path(), &shards::catalogue(folder.path(), sterling::index::ivf::Rescore::F16)).unwrap();
     let servers = [Server::start(folder.path()), Server::start(folder.path())];
-    // By a name, which may stand for addresses that nobody listens at.
+    // By a host name, some of whose addresses may have no listener.
     let names = servers.each_ref().map(|server| server.address.replace("127.0.0.1", "localhost"));
-    // Requests find out that one hangs, not looks: it is asked again once it is forgotten that it was slower than the other.
+    // Requests detect that one hangs, not polls: it is used again once its latency estimate has expired.
     let router = route_looking_every(5000, names.iter().map(String::as_str));
     router.wait_ready();
     let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 5, "timeout_ms": 20_000});
@@ -599,12 +600,12 @@ fn one_that_hangs_costs_no_request_and_is_asked_again_when_it_goes_on() {
     let expected = ask();
     servers[0].signal("STOP");
     let late = || count(&router, "sterling_route_second_calls_total{why=\"late\"}");
-    // Somebody waits for it, and is answered by the other ...
+    // One request waits for it, and is answered by the other ...
     until("it is waited for", || {
         assert_eq!(ask(), expected);
         late() > 0
     });
-    // ... and nobody does so again and again.
+    // ... and later requests do not wait for it.
     let before = late();
     for _ in 0..40 {
         assert_eq!(ask(), expected);
@@ -638,7 +639,7 @@ fn what_routers_ask_is_checked_like_all_else() {
     assert_eq!(post(&url.replace("/versions/1", ""), kind, "1000", b""), 404, "a version is always named");
     assert!(agent().get(&url).call().unwrap().status() == 405);
     assert_eq!(server.get("/readyz").0, 200);
-    // A router over servers that are none is not ready, and says why.
+    // A router over addresses that are no servers is not ready, and reports the reason.
     let mut command = sterling();
     command.args(["route", "--listen", "127.0.0.1:0", "--server", "127.0.0.1:1"]).stderr(Stdio::null());
     let router = Server::spawn(&mut command);

@@ -1,4 +1,5 @@
-//! Updates through a router: each item goes to its shard, answers are in the caller's order, and what a shard did not take is said.
+//! Updates through a router: each item goes to its shard, answers have the caller's order, and updates that a shard did not
+//! accept are reported.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -19,7 +20,7 @@ use crate::wire::{send_arrow, stream};
 
 const ITEMS: &str = "/v1/models/vectors/items";
 
-/// A server of one shard of a store that takes updates, with more arguments.
+/// Starts a server of one shard of a store that accepts updates, with more arguments.
 pub fn serve(store: &Path, shard: u32, updates: &str, listen: &str) -> Server {
     let mut command = sterling();
     command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_REFRESH_MS", "100").env("STERLING_ENGINE__WORKERS", "1");
@@ -29,7 +30,7 @@ pub fn serve(store: &Path, shard: u32, updates: &str, listen: &str) -> Server {
     server
 }
 
-/// Three shards with journals of their own, a router over them, and the whole on one server.
+/// Three shards with their own journals, a router over them, and the complete catalogue on one server.
 pub struct Cut {
     pub folder: tempfile::TempDir,
     pub one: Server,
@@ -60,7 +61,7 @@ pub fn home(id: i64) -> usize {
     shard_of(ItemId(id), 3) as usize
 }
 
-/// The positions of an answer as `min_position` takes them.
+/// Formats the positions of an answer for `min_position`.
 pub fn token(answer: &Value) -> String {
     let positions = answer["positions"].as_array().unwrap_or_else(|| panic!("{answer}"));
     positions.iter().map(Value::to_string).collect::<Vec<_>>().join(",")
@@ -136,7 +137,7 @@ fn updates_wait_for_the_only_server_of_a_shard_that_restarts() {
 #[test]
 fn items_go_to_their_shards_and_are_answered_in_the_callers_order() {
     let cut = Cut::new();
-    // Puts, changes of items that are there, and what is wrong, in any order.
+    // Upserts, changes of existing items, and invalid ones, in random order.
     let mut items: Vec<Value> = (0..30).map(|n| item(5000 + n)).collect();
     items.extend((0..30).map(|n| json!({"id": n * 7 - 9000, "set": {"price": 40 + n}})));
     items[3] = json!({"id": 6000, "set": {"price": 1}});
@@ -152,7 +153,7 @@ fn items_go_to_their_shards_and_are_answered_in_the_callers_order() {
     // Each position counts the updates of one shard.
     let positions = made["positions"].as_array().unwrap().clone();
     assert_eq!(positions.iter().map(|p| p.as_u64().unwrap()).sum::<u64>(), 56);
-    // What was written is read at once, with the token of the answer, as the whole answers it.
+    // Written items are read at once, with the token of the answer, and equal those of the single server.
     let seen = token(&made);
     for body in [
         json!({"vector": [1, 3, 0.5, -0.25], "k": 60, "exact": true, "columns": ["colour", "price", "maker"]}),
@@ -222,7 +223,7 @@ fn pages_are_of_what_the_first_one_saw_at_every_shard() {
     let before = cut.router.ask(&path, &whole)["items"].take();
     let first = cut.router.ask(&path, with(9, &json!("")));
     assert_eq!(first["items"], json!(before.as_array().unwrap()[..9]));
-    // What was best goes, and better ones come, at all shards.
+    // The best items are deleted, and better ones are put, at all shards.
     let best: Vec<Value> = before.as_array().unwrap().iter().map(|item| item["id"].clone()).collect();
     cut.router.ask(&format!("{ITEMS}:delete"), json!({"ids": best}));
     let after = token(&put(6000..6300));
@@ -233,10 +234,10 @@ fn pages_are_of_what_the_first_one_saw_at_every_shard() {
     assert_eq!(second["positions"], first["positions"]);
     let last = cut.router.ask(RETRIEVE, with(31, &second["cursor"]));
     assert_eq!((&last["items"], last.get("cursor")), (&json!(before.as_array().unwrap()[29..]), None));
-    // A page may be asked for again, until its views make room for others.
+    // A page may be requested again until its views are evicted.
     assert_eq!(other.ask(RETRIEVE, with(20, &first["cursor"]))["items"], second["items"]);
     for n in 0..65 {
-        // Some of each shard, so that each sees another view.
+        // Some of each shard, so that each has another view.
         let seen = token(&put(7000 + 20 * n..7020 + 20 * n));
         cut.router.ask(&format!("{RETRIEVE}?min_position={seen}"), with(1, &json!("")));
     }
@@ -255,7 +256,7 @@ fn calls_with_a_key_happen_once_and_late_ones_not_at_all() {
     assert_eq!((status, &first["accepted"], &first["repeated"]), (200, &json!(40), &json!(false)), "{first}");
     let (status, again) = post(&cut.router, &path, &headers, &lines);
     assert_eq!((status, &again["positions"], &again["repeated"]), (200, &first["positions"], &json!(true)), "{again}");
-    // A change and a deletion right after what they are about, and both again: the first answers.
+    // A change and a deletion right after the item's upsert, and both repeated: a repetition returns the first answer.
     let keyed = |key: &'static str, verb: &str, body: &Value| {
         let headers = [("content-type", "application/json"), ("idempotency-key", key)];
         let (status, told) = post(&cut.router, &format!("{ITEMS}:{verb}"), &headers, &body.to_string());
@@ -289,7 +290,7 @@ fn calls_with_a_key_happen_once_and_late_ones_not_at_all() {
     let query = json!({"vector": [1, 1, 1, 1], "k": 100, "exact": true, "filter": "price:77"});
     let found = cut.router.ask(&format!("/v1/models/vectors:retrieve?min_position={}", seen.join(",")), query);
     assert_eq!(ids(&found).into_iter().collect::<BTreeSet<_>>(), (5110..5120).collect());
-    // One position for each shard, or none.
+    // One position per shard, or none.
     let body = json!({"items": [item(5000), item(5001), item(5002), item(5003), item(5004), item(5005)]});
     for wrong in [
         "min_position=3",
@@ -311,7 +312,7 @@ fn calls_with_a_key_happen_once_and_late_ones_not_at_all() {
     assert_eq!((status, &told["code"]), (409, &json!("conflict")), "{told}");
     let (status, told) = cut.router.post(&format!("{path}?if_position={}", seen.join(",")), &body);
     assert_eq!((status, &told["accepted"]), (200, &json!(6)), "{told}");
-    // What no shard has written yet is no position.
+    // A position that a shard has not written yet is invalid.
     let (status, told) =
         cut.router.post("/v1/models/vectors:retrieve?min_position=0,0,99999", json!({"vector": [1, 1, 1, 1]}));
     assert!(status == 400 && told.to_string().contains("99999"), "{told}");
@@ -350,7 +351,7 @@ fn shards_that_do_not_take_their_items_are_named_and_the_others_go_on() {
     );
     assert_eq!((told["accepted"].as_u64(), &told["positions"][1]), (Some(40 - lost.len() as u64), &json!(0)));
     assert!(told["positions"][0].as_u64() > Some(0) && told["positions"][2].as_u64() > Some(0));
-    // The others have theirs; sent again the same call reaches the one that is back, and does nothing twice.
+    // The other shards have applied their updates; the repeated call reaches the restarted shard, and applies nothing twice.
     let there = cut.shards[0].get_json(&format!("{ITEMS}:position"));
     cut.shards.insert(1, serve(cut.folder.path(), 1, &cut.updates(1), &address));
     until("the shard is back", || cut.router.get(&format!("{ITEMS}:position")).0 == 200);
@@ -362,7 +363,7 @@ fn shards_that_do_not_take_their_items_are_named_and_the_others_go_on() {
     let mut found = ids(&found);
     found.sort_unstable();
     assert!(found.into_iter().eq(5000..5040));
-    // Where all of a call fails, it fails as they do.
+    // If all parts of a call fail, the call fails with their error.
     cut.shards.drain(..).for_each(|server| {
         server.signal("KILL");
         server.wait();
@@ -385,12 +386,12 @@ fn shards_of_several_servers_with_journals_of_their_own_are_not_written_to() {
     let why = told["detail"].as_str().unwrap();
     assert!(why.contains("shard 2") && why.contains("2 servers with journals of their own"), "{why}");
     assert_eq!(router.post(&format!("{ITEMS}:upsert"), json!({"items": [item(1)]})).0, 422);
-    // A server that was never heard of may be another one.
+    // An address that never answered may be another server.
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let router = route(addresses().chain([nobody.as_str()]));
     let (status, told) = router.post(&format!("{ITEMS}:delete"), &body);
     assert!(status == 503 && told["detail"].as_str().unwrap().contains("which has not answered yet"), "{told}");
-    // Nor are those that take no updates.
+    // Servers without updates are no targets either.
     let without: Vec<Server> = (0..3).map(|shard| crate::route::serve_shard(cut.folder.path(), shard)).collect();
     let router = route(without.iter().map(|server| server.address.as_str()));
     let (status, told) = router.post(&format!("{ITEMS}:delete"), &body);
@@ -439,14 +440,14 @@ fn routers_show_their_key_to_shards_that_ask_for_one() {
     let (query, body) =
         (json!({"vector": [1, 0, 0, 0], "k": 5}), json!({"items": [item(5000), item(5001), item(5002)]}));
     let (retrieve, upsert) = ("/v1/models/vectors:retrieve", format!("{ITEMS}:upsert"));
-    // With a key for reading a router reads, and says why it writes nothing.
+    // With a read key a router serves reads, and reports why it cannot write.
     let reading = router(&reader, None);
     reading.wait_ready();
     assert_eq!(ids(&reading.ask(retrieve, &query)).len(), 5);
     let (status, told) = reading.post(&upsert, &body);
     assert!(status == 422 && told.to_string().contains("route.key"), "{told}");
     assert_eq!(told["accepted"], 0);
-    // With one for writing it does both; its own callers need keys of their own, where it asks for some.
+    // With a write key it does both; its own callers need their own keys, if it requires any.
     let writing = router(&writer, None);
     writing.wait_ready();
     let made = writing.ask(&upsert, &body);
@@ -468,7 +469,7 @@ fn routers_show_their_key_to_shards_that_ask_for_one() {
         )
     };
     assert_eq!((with(&reader).0, with(&writer).0), (403, 200));
-    // Without one it sees no server.
+    // Without a valid key it reaches no server.
     for wrong in ["", "stk_wrong"] {
         let outside = router(wrong, None);
         outside.wait_for_polls("servers");
@@ -484,7 +485,7 @@ fn a_publication_at_a_position_of_each_shard_takes_over_from_there() {
         cut.router.ask(&format!("{ITEMS}:upsert"), json!({"items": ids.map(item).collect::<Vec<Value>>()}))
     };
     let exported = upsert(5000..5020);
-    // What came after the export is in the journals alone, and what came before it in the items alone.
+    // Updates after the export are in the journals only, and earlier ones in the items only.
     let last = upsert(5020..5030);
     let positions: Vec<u64> = exported["positions"].as_array().unwrap().iter().map(|p| p.as_u64().unwrap()).collect();
     let mut what = shards::catalogue(cut.folder.path(), sterling::index::ivf::Rescore::F16);
@@ -510,6 +511,6 @@ fn a_publication_at_a_position_of_each_shard_takes_over_from_there() {
     let query = json!({"vector": [1, 1, 1, 1], "k": 100, "exact": true, "filter": "colour:violet"});
     let mut found = ids(&cut.router.ask(&format!("/v1/models/vectors:retrieve?min_position={}", token(&last)), query));
     found.sort_unstable();
-    // 5019 was written before the export, and is not in the items: nothing before the positions is applied again.
+    // 5019 was written before the export, and is not in the items: updates before the positions are not applied again.
     assert!(found.into_iter().eq((5000..5019).chain(5020..5030)));
 }

@@ -1,5 +1,5 @@
-//! Two routers over three shards of two servers each, in processes, while versions flip and servers are killed, stopped and started:
-//! every answer is wholly of one version, covers what it says, and none is lost where a server of each shard lives.
+//! Two routers over three shards of two servers each, as processes, while versions are switched and servers are killed, stopped
+//! and restarted. Every answer is of one version and reports its coverage, and none fails while a server of each shard runs.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -16,12 +16,12 @@ use crate::support::{Server, agent, put, vectors};
 
 const SHARDS: usize = 3;
 const REPLICAS: usize = 2;
-/// Ids of the first version are below this, those of the second not.
+/// Ids of the first version are lower, those of the second at least this.
 const SECOND: i64 = 100_000;
 const COUNT: i64 = 240;
 const RETRIEVE: &str = "/v1/models/vectors:retrieve";
 
-/// What became of all requests so far.
+/// Counts of all requests so far.
 #[derive(Default)]
 struct Seen {
     of_version: [AtomicU64; 3],
@@ -50,9 +50,9 @@ fn publication(folder: &Path, first: i64) -> Plan {
     Plan { output: Output::shards(SHARDS as u32), ..what }
 }
 
-/// Asks on and on, and holds each answer against the version that it names.
+/// Sends requests in a loop, and compares each answer with its version.
 fn ask(address: &str, seen: &Seen) {
-    // All of the version, so that nothing can be missing unseen; some by the codes, some reranked in two rounds of their own.
+    // Requests for the complete version, so that missing items are detected; some by codes, some reranked in two rounds.
     let bodies = [
         json!({"vector": [0.3, 0.5, 0.1, 1], "k": COUNT, "probes": 6, "timeout_ms": 20_000}),
         json!({"vector": [0.3, -0.5, 0.1, 1], "k": COUNT, "exact": true, "columns": ["n"], "timeout_ms": 20_000}),
@@ -101,7 +101,7 @@ fn until(what: &str, seen: &Seen, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// The servers, each at an address that stays its own.
+/// The servers, each at a fixed address.
 struct Fleet<'a> {
     folder: &'a Path,
     addresses: Vec<String>,
@@ -123,7 +123,7 @@ impl Fleet<'_> {
             .filter_map(|(_, server)| server.as_ref())
     }
 
-    /// Brings both versions into memory and lets the one answer that is to.
+    /// Loads both versions and activates the right one.
     fn settle(&self, server: &Server) {
         for version in [1, 2] {
             let (status, said) = server.post(&format!("/v1/models/vectors/versions/{version}:load"), "");
@@ -133,7 +133,7 @@ impl Fleet<'_> {
         assert_eq!(status, 200, "{said}");
     }
 
-    /// Lets the other version answer at every server that lives.
+    /// Activates the other version at every running server.
     fn flip(&mut self) {
         self.active = 3 - self.active;
         for server in self.living() {
@@ -191,7 +191,7 @@ fn flip_and_strike(rounds: usize) {
         for router in routers.iter().chain(&routers) {
             scope.spawn(|| ask(&router.address, &seen));
         }
-        // The clients ask before anything happens to them.
+        // The clients have sent requests before the first fault.
         until("answers", &seen, || seen.answers() > 40);
         for round in 0..rounds {
             let how = ["KILL", "STOP", "TERM"][round % 3];
@@ -230,6 +230,6 @@ fn flip_and_strike(rounds: usize) {
 #[test]
 #[ignore = "long: kills servers again and again"]
 fn every_answer_is_of_one_version_while_versions_flip_and_servers_are_killed_and_stopped() {
-    // Two hundred, with networks that are cut: `scripts/chaos_shards.py`.
+    // Two hundred rounds, with network partitions: `scripts/chaos_shards.py`.
     flip_and_strike(6);
 }

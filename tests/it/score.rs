@@ -1,4 +1,5 @@
-//! Offline scoring, as a program: what it writes is what the server would answer, whole, once, whatever ends it.
+//! Offline scoring as a program: its output equals the answers of a server, complete and without duplicates, after any
+//! interruption.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -27,7 +28,7 @@ fn user(id: i64) -> Value {
 }
 
 impl Job {
-    /// A store with one model, and files of so many users each.
+    /// Returns a store with one model, and files with `rows` users each.
     fn new(files: usize, rows: i64) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let job = Job { inputs: (0..files).map(|n| folder.path().join(format!("users-{n}.jsonl"))).collect(), folder };
@@ -66,7 +67,7 @@ impl Job {
         run(&self.arguments(out, request).iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// Scores as [`REQUEST`] says, with a limit of rows that may have a problem.
+    /// Scores by [`REQUEST`], with a limit of rows that may have a problem.
     fn score_allowing(&self, problems: &str, out: &str) -> (i32, String, String) {
         let arguments = self.arguments(out, REQUEST);
         let mut arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -74,7 +75,7 @@ impl Job {
         run(&arguments)
     }
 
-    /// The outputs by their names: their bytes.
+    /// Returns the output files: names and bytes.
     fn files(&self, out: &str) -> BTreeMap<String, Vec<u8>> {
         let entries = std::fs::read_dir(self.path(out)).unwrap().map(|entry| entry.unwrap());
         entries
@@ -91,7 +92,7 @@ impl Job {
 
 const REQUEST: &str = r#"{"k": 7, "columns": ["name", "size"]}"#;
 
-/// The rows of an output: id, items, scores, names.
+/// A row of an output: id, items, scores, names.
 type Row = (i64, Vec<i64>, Vec<f32>, Vec<String>);
 
 fn rows(path: &Path) -> Vec<Row> {
@@ -115,7 +116,7 @@ fn rows(path: &Path) -> Vec<Row> {
 #[test]
 fn files_of_users_become_what_the_server_would_answer() {
     let job = Job::new(2, 150);
-    // Rows that are wrong, each in its way, among others; an empty line is none.
+    // Rows with different problems among valid ones; an empty line does not count.
     let wrong = [
         "{",
         "[]",
@@ -192,7 +193,7 @@ fn a_job_that_is_killed_goes_on_and_ends_with_the_same_bytes() {
             sterling().args(job.arguments("out", REQUEST)).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let start = Instant::now();
         let before = std::fs::read_dir(job.path("out")).map_or(0, Iterator::count);
-        // It runs: a file more is there than before, if only one that is being written.
+        // It is running: there is one more file than before, possibly still being written.
         while std::fs::read_dir(job.path("out")).map_or(0, Iterator::count) <= before
             && start.elapsed() < Duration::from_secs(30)
             && process.try_wait().unwrap().is_none()
@@ -204,7 +205,7 @@ fn a_job_that_is_killed_goes_on_and_ends_with_the_same_bytes() {
         let _ = process.kill();
         process.wait().unwrap();
         kills += u64::from(was_running);
-        // What is there is whole.
+        // The existing files are complete.
         let found = if job.path("out").exists() { job.files("out") } else { BTreeMap::new() };
         assert!(found.iter().all(|(name, bytes)| expected[name] == *bytes));
         if kills == 3 || !was_running {
@@ -225,7 +226,7 @@ fn a_job_that_is_killed_goes_on_and_ends_with_the_same_bytes() {
     drop(folder.splice(4..4 + job.inputs.len(), [job.path("users").to_str().unwrap().to_owned()]));
     let (code, said, log) = run(&folder.iter().map(String::as_str).collect::<Vec<_>>());
     assert_eq!((code, said.trim()), (0, "4800 rows: 4800 scored, 0 with a problem"), "{log}");
-    // Once done, there is nothing to do.
+    // A completed job has nothing to do.
     assert_eq!(job.score("out", REQUEST).1.trim(), "4800 rows: 4800 scored, 0 with a problem");
 }
 
@@ -301,7 +302,7 @@ fn a_worker_does_the_files_that_it_is_told_of() {
     assert_eq!((code, said.trim()), (0, "60 rows: 60 scored, 0 with a problem"), "{log}");
 }
 
-/// A row that is no text, or longer than any row, is a problem of that row.
+/// A row that is no text, or longer than the limit, is a problem of that row.
 #[test]
 fn rows_that_cannot_be_read_stop_nobody() {
     let job = Job::new(1, 3);
@@ -330,13 +331,13 @@ fn more_problems_than_allowed_end_with_an_error() {
         assert_eq!((code, success.exists()), (expected, expected == 0), "{allowed}: {said}{log}");
         assert!(code == 0 || log.contains("2 of 12 rows have a problem"), "{log}");
     }
-    // None is allowed where nobody says so; all outputs are there.
+    // The default limit is 0; all outputs are written.
     let (code, _, log) = job.score("default", REQUEST);
     assert!(code == 2 && log.contains("expected at most 0"), "{log}");
     assert!(job.files("default") == job.files("out"));
     let (code, _, log) = job.score_allowing("few", "out");
     assert!(code == 2 && log.contains("expected a number of rows"), "{log}");
-    // Workers of an engine: the last that ends tells it.
+    // Workers of an engine: the last one to end reports the counts.
     let unit = |n: &str| sterling().args(job.arguments("units", REQUEST)).args(["--unit", n]).output().unwrap();
     assert!(unit("0").status.success());
     assert_eq!(unit("1").status.code(), Some(2));
@@ -361,7 +362,7 @@ fn the_visible_files_of_an_output_folder_are_parquet() {
     let mut expected = vec!["_SUCCESS.json".to_owned(), "_job.json".into(), problems.clone()];
     expected.sort();
     assert_eq!(hidden, expected);
-    // A file of problems that is lost is missed, for its rows would be in no count.
+    // A missing file of problems is detected, because its rows would not be counted.
     std::fs::remove_file(job.path("out").join(&problems)).unwrap();
     let (code, _, log) = job.score_allowing("1", "out");
     assert!(code != 0 && log.contains(&problems), "{log}");
@@ -383,7 +384,7 @@ fn folders_of_users_are_scored_with_their_subfolders() {
     };
     let (code, said, log) = score("out");
     assert_eq!((code, said.trim()), (0, "10 rows: 10 scored, 0 with a problem"), "{log}");
-    // A folder that is called like a field of rows, which its files lack.
+    // A folder named like a field of rows, which its files lack.
     std::fs::create_dir(users.join("k=3")).unwrap();
     std::fs::rename(users.join("a.jsonl"), users.join("k=3/a.jsonl")).unwrap();
     let (code, _, log) = score("field");
@@ -393,7 +394,7 @@ fn folders_of_users_are_scored_with_their_subfolders() {
     assert!(code == 2 && log.contains("c.jsonl"), "{log}");
 }
 
-/// Scores inputs by paths as they are seen from the job's folder.
+/// Scores inputs by paths relative to the job's folder.
 fn score_here(job: &Job, inputs: &[&str], out: &str) -> (i32, String) {
     let mut arguments = job.arguments(out, REQUEST);
     drop(arguments.splice(4..4 + job.inputs.len(), inputs.iter().map(|input| (*input).to_owned())));
@@ -429,7 +430,7 @@ fn an_input_is_the_same_by_any_path() {
     let job = Job::new(2, 5);
     assert_eq!(score_here(&job, &["users-0.jsonl", "./users-1.jsonl"], "out").0, 0);
     assert_eq!(job.score("out", REQUEST).1.trim(), "10 rows: 10 scored, 0 with a problem");
-    // A job of a release that wrote paths as they were given.
+    // A job of an older release, which wrote paths unchanged.
     let file = job.path("out/_job.json");
     let text = std::fs::read_to_string(&file).unwrap();
     std::fs::write(&file, text.replace(&format!("{}/", job.path("").display()).replace("//", "/"), "")).unwrap();
@@ -493,7 +494,7 @@ fn an_input_that_changed_is_not_scored() {
     let job = Job::new(2, 5);
     let unit = |n: &str| sterling().args(job.arguments("out", REQUEST)).args(["--unit", n]).output().unwrap();
     assert!(unit("0").status.success());
-    // As long as before.
+    // Same length as before.
     let text = std::fs::read_to_string(&job.inputs[1]).unwrap().replace("0.25", "0.75");
     std::fs::write(&job.inputs[1], text).unwrap();
     let (code, _, log) = job.score("out", REQUEST);
@@ -531,7 +532,7 @@ fn a_job_with_outputs_that_are_missing_does_not_say_that_it_is_done() {
     let text = std::fs::read(&job.inputs[0]).unwrap();
     std::fs::write(&job.inputs[0], "{\"id\": 1}").unwrap();
     assert_ne!(job.score("out", REQUEST).0, 0);
-    // The inputs are looked at when the job is opened; what is missing is told before.
+    // Inputs are checked when the job is opened; missing ones are reported before.
     std::fs::write(&job.inputs[0], &text[..text.len() - 1]).unwrap();
     std::fs::write(&job.inputs[0], [&text[..text.len() - 1], b" "].concat()).unwrap();
     assert_ne!(job.score("out", REQUEST).0, 0);
@@ -550,14 +551,14 @@ fn what_is_left_behind_is_removed_and_what_is_foreign_is_refused() {
     std::fs::write(&leftover, "half").unwrap();
     assert_eq!(job.score("out", REQUEST).0, 0);
     assert!(!leftover.exists());
-    // The output of a job with another request under the name that this one's has.
+    // The output of a job with another request under the same name.
     assert_eq!(job.score("other", r#"{"k": 3, "columns": ["name", "size"]}"#).0, 0);
     std::fs::copy(job.path("other").join(parquet("other")), job.path("out").join(parquet("out"))).unwrap();
     let (code, _, log) = job.score("out", REQUEST);
     assert!(code != 0 && log.contains("the output of another job"), "{log}");
 }
 
-/// Workers that begin together agree on the job, and those that do the same files write the same bytes.
+/// Workers that start together agree on the job, and those that score the same files write the same bytes.
 #[test]
 fn workers_that_do_the_same_files_make_what_one_does() {
     let job = Job::new(4, 200);
@@ -582,7 +583,7 @@ fn workers_that_do_the_same_files_make_what_one_does() {
     assert_eq!(names("out").len(), names("alone").len(), "{:?}", names("out"));
 }
 
-/// What an Indexed Job does, by hand: a process an index, in any order, one of them lost and begun again, one done twice.
+/// Simulates an Indexed Job: one process per index, in any order, one of them lost and restarted, one run twice.
 #[test]
 fn indices_of_a_job_make_together_what_one_process_does() {
     let job = Job::new(5, 300);

@@ -1,4 +1,4 @@
-//! What offline scoring reads and makes: users as Parquet, given pairs, items, all as the calls of the server answer them.
+//! Inputs and outputs of offline scoring: users as Parquet, given pairs, items; results equal the answers of the server.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -32,7 +32,7 @@ impl Shop {
         Shop::of("tiny", |store, _| put(store, &tiny()))
     }
 
-    /// Vectors of three numbers, and nothing else.
+    /// Vectors of three numbers, without a model.
     fn vectors() -> Self {
         let line = |id: i64| json!({"id": id, "embedding": [(id as f64).sin(), (id as f64).cos(), 0.5]}).to_string();
         let lines = (0..200).map(line).collect::<Vec<_>>().join("\n");
@@ -68,7 +68,7 @@ impl Shop {
         path
     }
 
-    /// Scores one file; what became of its rows, and the folder.
+    /// Scores one file; returns the counts of its rows, and the folder.
     fn score(&self, task: Task, request: &str, input: PathBuf) -> sterling::error::Result<Scored> {
         let questions = Questions::parse(task, request)?;
         let (model, digest, request) = ("m".into(), "d".into(), questions.canonical());
@@ -124,7 +124,7 @@ fn lists<T: ArrowPrimitiveType>(rows: Vec<Option<Vec<T::Native>>>) -> ArrayRef {
     Arc::new(ListArray::from_iter_primitive::<T, _, _>(rows))
 }
 
-/// Users of the tiny model: as JSON lines, and as columns of the types that programs write.
+/// Returns users of the tiny model: as JSON lines, and as columns of the types that programs write.
 fn users(count: usize) -> (Vec<Value>, Vec<(&'static str, ArrayRef)>) {
     const SECTIONS: [&str; 4] = ["admin", "games", "python", "nobody knows"];
     let installed = |n: usize| {
@@ -209,7 +209,7 @@ fn users_of_parquet_are_answered_as_those_of_json_lines() {
                 .any(|id| by_row.integers("items", n).contains(&id.as_i64().unwrap()))
         );
     }
-    // Compressed lines, and a Parquet file by any other name, are what their bytes say.
+    // The format is detected by content: compressed lines, and a Parquet file by any other name.
     let zipped = shop.path("users.json");
     let mut writer = flate2::write::GzEncoder::new(File::create(&zipped).unwrap(), flate2::Compression::fast());
     writer.write_all(&std::fs::read(shop.path("users.jsonl")).unwrap()).unwrap();
@@ -339,7 +339,7 @@ fn files_whose_columns_are_no_rows_are_refused() {
         let told = shop.wrong(Task::Retrieve, "{}", path);
         assert!(told.contains(expected), "{told}");
     }
-    // A file that was cut short fails whole.
+    // A truncated file fails completely.
     let whole = shop.table("users.parquet", users(500).1);
     let bytes = std::fs::read(&whole).unwrap();
     for end in [8, bytes.len() / 2, bytes.len() - 1] {

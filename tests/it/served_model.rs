@@ -1,8 +1,8 @@
-//! A server against a plain map: a client puts, changes and deletes items, asks in every way, merges, restarts and kills the server,
-//! and every answer is that of the map at the position that the answer names.
+//! A server compared with a plain map: a client puts, changes and deletes items, sends every kind of request, merges, restarts
+//! and kills the server. Every answer equals that of the map at the position in the answer.
 //!
-//! The map, its updates and its filters are those of `fresh`, which holds views against them in one process. Here everything goes over
-//! HTTP: acknowledgements in order, views that trail the journal, pages, lists, dry runs, calls that are repeated.
+//! The map, its updates and its filters are those of `fresh`, which compares views with them in one process. Here everything goes
+//! over HTTP: acknowledgements in order, views that lag behind the journal, pages, lists, dry runs, repeated calls.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
@@ -18,16 +18,16 @@ use crate::fresh::{DIMENSION, Item, Random, apply, best, catalogue, filter, publ
 use crate::support::{Server, agent, sterling};
 
 const MODEL: &str = "/v1/models/vectors";
-/// Ids of items, some of which are there.
+/// Range of item ids, some of which exist.
 const IDS: usize = 250;
-/// Maps that are remembered: a view trails the journal by a few updates.
+/// Number of stored maps: a view lags behind the journal by a few updates.
 const HISTORY: usize = 400;
-/// Answers that are compared in the ordinary suite, or as many as come in a time; a few at least.
+/// Number of compared answers in the default suite, or as many as fit into its time; a few at least.
 const ANSWERS: u64 = 2_500;
 const ANSWERS_MIN: u64 = 300;
 const TIME: Duration = Duration::from_secs(40);
 
-/// A map of the items, and how it came about.
+/// A map of the items, and its history.
 struct Model {
     items: BTreeMap<i64, Item>,
     position: u64,
@@ -42,7 +42,7 @@ impl Model {
         self.step();
     }
 
-    /// A position at which nothing happens to an item, or has happened by now.
+    /// Adds a position without a change to an item.
     fn step(&mut self) {
         self.position += 1;
         self.remember();
@@ -55,7 +55,7 @@ impl Model {
         }
     }
 
-    /// The map that an answer speaks of.
+    /// Returns the map at the position of an answer.
     fn at(&self, answer: &Value) -> &BTreeMap<i64, Item> {
         let position = answer["position"].as_u64().unwrap();
         let found = self.history.iter().find(|(at, _)| *at == position);
@@ -71,13 +71,13 @@ struct Client<'f> {
     model: Model,
     random: Random,
     calls: u64,
-    /// Starts of the server: one that has ended keeps no views for pages.
+    /// Number of starts of the server: a restart drops the views of pages.
     starts: u64,
 }
 
 fn serve(folder: &Path) -> Server {
     let mut command = sterling();
-    // Beside busy processes an answer takes seconds; how long it may take is another test.
+    // On a busy machine an answer takes seconds; other tests measure time.
     command
         .env("STERLING_MERGE__SHARE", "0")
         .env("STERLING_HTTP__DRAIN_MS", "0")
@@ -88,7 +88,7 @@ fn serve(folder: &Path) -> Server {
     server
 }
 
-/// The JSON of an update that is no deletion.
+/// Returns the JSON of an update that is no deletion.
 fn sent(update: &Update) -> Value {
     let value = |attribute: &Attribute| match attribute {
         Attribute::Missing => Value::Null,
@@ -106,10 +106,10 @@ fn sent(update: &Update) -> Value {
     }
 }
 
-/// Whether an item, by its id, may be found.
+/// Predicate: whether an item, by its id, may be found.
 type Passes = Box<dyn Fn(i64, &Item) -> bool>;
 
-/// A retrieval, and what it must find of a map.
+/// A retrieval, and its expected results from a map.
 struct Question {
     body: Value,
     query: Vec<f32>,
@@ -126,7 +126,7 @@ impl Question {
         let excluded: BTreeSet<i64> = (0..random.below(20)).map(|_| random.below(IDS) as i64 - 60).collect();
         let k = 1 + random.below(30);
         let mut body = json!({"vector": query, "k": k, "filter": filter, "exclude": excluded, "columns": ["language", "year", "price"]});
-        // Every candidate of every list is what an exact search looks at.
+        // Every candidate of every list is as complete as an exact search.
         match random.below(2) {
             0 => body["exact"] = json!(true),
             _ => (body["candidates"], body["probes"]) = (json!(100_000), json!(1)),
@@ -135,7 +135,7 @@ impl Question {
         Question { body, query, passes, filter, k }
     }
 
-    /// Probes of all lists, where it probes.
+    /// Probes all lists, unless the search is exact.
     fn of_lists(mut self, lists: u64) -> Self {
         if self.body.get("probes").is_some() {
             self.body["probes"] = json!(lists);
@@ -143,7 +143,7 @@ impl Question {
         self
     }
 
-    /// Holds items of an answer against those of a map that are the best but for the first ones.
+    /// Compares items of an answer with those of a map at ranks `first..first + count`.
     fn check(&self, answer: &Value, items: &BTreeMap<i64, Item>, (first, count): (usize, usize)) {
         let mut want = best(items, &self.query, &self.passes, first + count);
         want.drain(..first.min(want.len()));
@@ -155,11 +155,11 @@ impl Question {
     }
 }
 
-/// Holds the columns of an answer against an item.
+/// Compares the columns of an answer with an item.
 fn same(columns: &Value, item: &Item) {
     let want = item.attributes_json();
     for name in ["language", "year", "price"] {
-        // One value stands alone, none is null.
+        // A single value is a scalar, no value is null.
         let list = |value: &Value| match value {
             Value::Null => Vec::new(),
             Value::Array(values) => values.clone(),
@@ -172,7 +172,7 @@ fn same(columns: &Value, item: &Item) {
 }
 
 impl Client<'_> {
-    /// Posts a body; `None` where no answer comes, as from a server that was killed.
+    /// Posts a body; `None` without an answer, as from a killed server.
     fn post(&self, path: &str, key: Option<&str>, body: &Value) -> Option<(u16, Value)> {
         let mut request = self.agent.post(format!("http://{}{MODEL}{path}", self.server.address));
         request = request.header("content-type", "application/json");
@@ -185,14 +185,14 @@ impl Client<'_> {
     }
 
     fn ask(&mut self, path: &str, body: &Value) -> Value {
-        // A connection that was idle for long may be closed just as it is used again; to ask twice changes nothing.
+        // An idle connection may be closed at the moment of its reuse; a repetition changes nothing.
         let (status, answer) = (0..3).find_map(|_| self.post(path, None, body)).expect("the server answers");
         assert_eq!(status, 200, "{path} {body}: {answer}");
         self.model.compared += 1;
         answer
     }
 
-    /// A path that sees all that was acknowledged, or whatever is seen by now.
+    /// Returns a path that sees all acknowledged updates, or only those that are visible by now.
     fn path(&mut self, path: &str) -> String {
         match self.random.below(2) {
             0 => format!("{path}?min_position={}", self.model.position),
@@ -204,7 +204,7 @@ impl Client<'_> {
         self.random.below(IDS) as i64 - 60
     }
 
-    /// Updates of one call, each of another item.
+    /// Returns the updates of one call, each for another item.
     fn updates(&mut self, happens: usize) -> Vec<Update> {
         let ids: BTreeSet<i64> = (0..1 + self.random.below(12)).map(|_| self.id()).collect();
         let random = &mut self.random;
@@ -216,7 +216,7 @@ impl Client<'_> {
             .collect()
     }
 
-    /// Makes a call, twice where it has a key: the second time it is answered alike, and nothing happens.
+    /// Makes a call, twice if it has a key: the second answer must be equal, without an effect.
     fn call(&mut self, path: &str, body: &Value) -> Value {
         self.calls += 1;
         let key = (self.random.below(4) == 0).then(|| format!("call {}", self.calls));
@@ -236,7 +236,7 @@ impl Client<'_> {
         answer
     }
 
-    /// What a call that was acknowledged did to the map: its record comes last where it has a key.
+    /// Applies an acknowledged call to the map; with a key, its record comes last.
     fn acknowledged(&mut self, updates: &[Update], answer: &Value) {
         updates.iter().for_each(|update| self.model.apply(update));
         let position = answer["position"].as_u64().unwrap();
@@ -262,7 +262,7 @@ impl Client<'_> {
         self.acknowledged(&updates, &answer);
     }
 
-    /// Puts items and deletes some of them at once, waiting for nothing but the acknowledgement.
+    /// Puts items and deletes some of them at once, waiting only for the acknowledgement.
     fn put_and_delete(&mut self) {
         self.upsert();
         let ids: Vec<i64> = (0..1 + self.random.below(8)).map(|_| self.id()).collect();
@@ -319,7 +319,7 @@ impl Client<'_> {
         self.model.compared += questions.len() as u64 - 1;
     }
 
-    /// Pages are slices of the ranking that the first one saw, whatever is updated meanwhile.
+    /// Pages are slices of the ranking that the first one saw, regardless of updates in the meantime.
     fn pages(&mut self) {
         let mut question = Question::random(&mut self.random);
         let depth = 40;
@@ -390,7 +390,7 @@ impl Client<'_> {
         );
     }
 
-    /// Ends the server, kindly or not, and starts it again: it has all that was acknowledged.
+    /// Ends the server, gracefully or not, and starts it again: it has all acknowledged updates.
     fn restart(&mut self, signal: &str) {
         self.respawn(signal);
         let state = self.server.get_json(&format!("{MODEL}/items:position"));
@@ -414,7 +414,7 @@ impl Client<'_> {
         self.starts += 1;
     }
 
-    /// Kills the server while a call is under way: its updates are there up to one of them, and the rest is not.
+    /// Kills the server during a call: a prefix of its updates is applied.
     fn kill_in_a_call(&mut self) {
         let updates: Vec<Update> = self.updates(5);
         let body = json!({"items": updates.iter().map(sent).collect::<Vec<Value>>()});

@@ -1,4 +1,4 @@
-//! Document shards: cut after training, they answer together as the whole does, bit for bit.
+//! Document shards: partitioned after training, they answer together as the complete index does, bit for bit.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,7 @@ use crate::packages::{Made, view};
 use crate::support::{Server, ids, put, run, vectors};
 use crate::{contract, queries};
 
-/// What an item of an answer says, by its bits.
+/// An item of an answer, as bits.
 type Row = (i64, u32, u32, Vec<u32>);
 
 fn row(ranked: &Ranked, n: usize) -> Row {
@@ -42,15 +42,15 @@ fn items(answer: Answer) -> Ranked {
     ranked
 }
 
-/// Shards in this process, some of which are lost in some round.
+/// Shards in this process, some of which fail in some round.
 struct InProcess<'a> {
     views: &'a [Arc<View>],
     items: Vec<usize>,
     /// These shards answer no request of these kinds.
     lost: Vec<(usize, &'static str)>,
-    /// False where all are of those that do not rank ahead.
+    /// False if all shards are of releases that cannot rerank in the first round.
     ahead: bool,
-    /// The kinds of what they were asked.
+    /// Kinds of the requests to the shards.
     asked: Mutex<Vec<&'static str>>,
 }
 
@@ -116,7 +116,8 @@ fn rows(ranked: &Ranked) -> Vec<Row> {
     (0..ranked.ids.len()).map(|n| row(ranked, n)).collect()
 }
 
-/// What shards answer together, in two rounds and where they may rank ahead; and how often some of them were asked again in two rounds.
+/// Returns the merged answer of shards, with two rounds and with reranking in the first; and the number of repeated requests in
+/// two rounds.
 fn gathered(views: &[Arc<View>], request: &Retrieve) -> (Vec<Row>, usize) {
     let (found, _) = in_rounds(InProcess::new(views), request);
     let (in_two, again) = in_rounds(InProcess::new(views).without_ahead(), request);
@@ -130,7 +131,7 @@ fn in_rounds(shards: InProcess<'_>, request: &Retrieve) -> (Vec<Row>, usize) {
     (rows(&gathered.ranked()), gathered.again)
 }
 
-/// The shards of what is published so, loaded.
+/// Publishes a plan in shards, and loads them.
 pub fn cut(store: &Path, what: &Plan, shards: u32) -> Vec<Arc<View>> {
     let what = Plan { output: Output::shards(shards), ..what.clone() };
     let version = put(store, &what).unwrap();
@@ -150,7 +151,7 @@ fn read(body: &Value) -> Retrieve {
     *request
 }
 
-/// Holds what shards answer together against the whole, and returns how often some were asked again.
+/// Compares the merged answers of shards with those of the complete index, and returns the number of repeated requests.
 pub fn check(whole: &Arc<View>, shards: &[Arc<View>], bodies: &[Value]) -> usize {
     let mut again = 0;
     for body in bodies {
@@ -163,7 +164,7 @@ pub fn check(whole: &Arc<View>, shards: &[Arc<View>], bodies: &[Value]) -> usize
     again
 }
 
-/// Items of few vectors, so that most scores are shared by several, ids of both signs.
+/// Returns items with few different vectors, so that most scores are shared by several, and ids of both signs.
 fn lines(count: i64) -> String {
     let line = |n: i64| {
         let (a, b) = (((n * 37) % 101) as f64 * 0.06, ((n * 53) % 47) as f64 * 0.13);
@@ -203,7 +204,7 @@ fn shards_answer_as_the_whole_bit_for_bit() {
                 bodies.push(json!({"vector": vector, "k": 20, "exact": true, "filter": filter}));
             }
         }
-        // A vector of zeros makes all scores one.
+        // A vector of zeros makes all scores equal.
         bodies.push(json!({"vector": [0, 0, 0, 0], "k": 30, "probes": 12}));
         for &shards in counts {
             let views = cut(store.path(), &what, shards);
@@ -262,7 +263,7 @@ fn tensors_of_the_user_are_made_once_and_sent_along() {
     let bodies: Vec<Value> =
         features.iter().flat_map(|f| [1, 3, 9].map(|k| json!({"features": f, "k": k, "exact": true}))).collect();
     check(&of_all, &cut(store.path(), &made.publication(), 2), &bodies);
-    // What no tower of this version made is refused.
+    // An embedding that no tower of this version made is rejected.
     let embedded =
         |query: Vec<f32>, tensors: Vec<Vec<f32>>| User::Embedded(sterling::request::EmbeddedUser { query, tensors });
     for user in [
@@ -294,7 +295,7 @@ fn shards_that_have_more_of_the_best_than_is_likely_are_asked_again() {
     let ask = |k: usize, filter: &str| json!({"vector": [1, 0], "k": k, "probes": lists, "filter": filter});
     let again = check(&of_all, &views, &[ask(450, ""), ask(330, "odd:1"), ask(700, "")]);
     assert!(again >= 6, "in both rounds of each, but it was {again}");
-    // Items at random need no second question.
+    // Randomly distributed items need no second request.
     let even = [json!({"vector": [0, 1], "k": 300, "probes": lists})];
     assert_eq!(check(&of_all, &views, &even), 0);
 }
@@ -326,12 +327,12 @@ fn shards_rank_ahead_what_they_select_and_are_asked_once_where_that_is_enough() 
         (found, shards.asked.into_inner().unwrap())
     };
     assert_eq!(rounds(1.0, &[], 1.0).1, ["select"; 3]);
-    // The best are the worst that were found, most of which are no candidates in the end: their shards are asked for the others.
+    // The best are the worst candidates, most of which are dropped in the end: their shards must send others.
     assert!(asked(-1.0, 20) > 0);
     let (found, asked) = rounds(-1.0, &[], 1.0);
     let reranked = asked.iter().filter(|kind| **kind == "rerank").count();
     assert!(reranked > 0 && found.unwrap().again == reranked, "{asked:?}");
-    // Who is lost then takes its candidates with it.
+    // A shard that is lost at that point loses its candidates.
     let (found, _) = rounds(-1.0, &[(1, "rerank")], 0.5);
     let expected = rounds(-1.0, &[(1, "select")], 0.5).0.unwrap();
     assert_eq!(rows(&found.unwrap().ranked()), rows(&expected.ranked()));
@@ -364,7 +365,7 @@ fn lists_that_hold_too_few_in_one_shard_may_hold_enough_in_all() {
     let vector = [1.0, 0.5, -0.25, 0.1];
     let query = vector.map(|x: f64| x as f32);
     let best = of_all.main().index.probe(&query, 1, &mut sterling::index::ivf::Scratch::default()).next().unwrap().0;
-    // Exactly as many as the probed list holds, and one more, for which all must probe on.
+    // Exactly as many as the probed list holds, and one more, for which all must probe further.
     let held = lengths[best.index()] as usize;
     check(&of_all, &views, &[json!({"vector": vector, "k": held, "candidates": held, "probes": 1})]);
     let (found, again) = gathered(&views, &read(&json!({"vector": vector, "k": held + 1, "probes": 1})));
@@ -412,7 +413,7 @@ fn items_that_are_named_are_ranked_where_they_lie() {
     let Retrieve { user, reading, .. } =
         read(&json!({"features": {"history": [1, 4, 2], "age": [0.5], "likes": ["acme", "bolt"]}}));
     let held: Vec<ItemId> = of_all.filled_slots().map(|slot| of_all.id(slot)).collect();
-    // Some twice, some that nobody holds, some of these twice.
+    // Some twice, some missing ones, some of these twice.
     let mut items = held.clone();
     items.extend([-5, 901, -5, 77_777].map(ItemId));
     items.extend(held.iter().take(2));
@@ -425,7 +426,7 @@ fn items_that_are_named_are_ranked_where_they_lie() {
     let User::Features(features) = user else { panic!() };
     let request = Embed { features, on_degraded: Default::default(), whole: false };
     let expected = ask(&of_all, Request::Embed(request.clone())).content;
-    // Any shard can say it.
+    // Any shard can return it.
     for lost in [vec![], vec![(0, "embed")]] {
         let shards = InProcess::new(&views).losing(&lost);
         assert_eq!(wait(embed(&shards, request.clone())).unwrap().content, expected);
@@ -450,7 +451,7 @@ fn without_lost_shards_the_others_answer_as_if_there_were_no_more() {
         };
         let all = rows(&gather(&[], 1.0).unwrap().ranked());
         let mut first = None;
-        // Lost before it chose, or only when its candidates were to be reranked: the answer is one.
+        // Lost before selection, or only at the reranking of its candidates: the answer is the same.
         for lost in [[(1, "select")], [(1, "rerank")]] {
             let found = gather(&lost, share).unwrap();
             assert_eq!(found.coverage, share);
@@ -469,7 +470,7 @@ fn without_lost_shards_the_others_answer_as_if_there_were_no_more() {
         let error = gather(&[(0, "select"), (1, "rerank"), (2, "rerank")], 0.0).unwrap_err();
         assert_eq!(error.kind(), Kind::Partial, "{error}");
     }
-    // What is wrong with a request is said by any shard, whatever may be missing.
+    // Any shard reports errors of a request, even if others are lost.
     let wrong = read(&json!({"vector": [1, 0.5, -0.25, 0.1], "probes": 13}));
     let error = wait(retrieve(&InProcess::new(&views), wrong, 0.0)).unwrap_err();
     assert!(error.kind() == Kind::Invalid && error.to_string().starts_with("field `probes`: got 13"), "{error}");
@@ -491,7 +492,7 @@ fn a_cut_version_is_whole_or_refused() {
         let snapshot = load(shard).unwrap();
         assert_eq!((snapshot.digest(), snapshot.index.items()), (&*entry.digest, entry.items));
     }
-    // The file names other bytes, or is missing; a shard lies in another's place.
+    // The file has other bytes, or is missing; a shard is in the folder of another one.
     let mut wrong = shards.clone();
     wrong.shards[1].digest = "0123456789abcdef".into();
     wrong.write(&folder).unwrap();
@@ -503,7 +504,7 @@ fn a_cut_version_is_whole_or_refused() {
     shards.write(&folder).unwrap();
     std::fs::rename(folder.join("shard-0"), folder.join("old")).unwrap();
     std::fs::rename(folder.join("shard-2"), folder.join("shard-0")).unwrap();
-    // Its manifest says which shard it is, whatever its folder is called.
+    // The manifest names the shard, regardless of the name of its folder.
     assert_eq!(Manifest::read(&folder.join("shard-0")).unwrap().shard.unwrap().shard, 2);
 
     for (shards, expected) in [(0, "expected 1 to 1024"), (1025, "expected 1 to 1024"), (1000, "expected fewer shards")]
@@ -538,7 +539,7 @@ fn a_server_of_a_shard_is_an_ordinary_one() {
     assert!(found.iter().all(|id| shard_of(ItemId(*id), 2) == 1));
     assert_eq!(found.len() as u64, info["items"].as_u64().unwrap());
     assert_eq!(answer["coverage"].as_f64().unwrap(), found.len() as f64 / 500.0);
-    // Updates of items that lie elsewhere are refused.
+    // Updates of items of other shards are rejected.
     let other = (0..).find(|id| shard_of(ItemId(*id), 2) == 0).unwrap();
     let upsert = json!({"items": [{"id": other, "embedding": [1, 0, 0, 0]}]});
     let (status, problem) = server.post("/v1/models/shop/items:upsert", &upsert);

@@ -1,4 +1,5 @@
-//! Publications in parts, as programs: what several workers embed and assign, and one puts together, is what one machine publishes.
+//! Parallel publications, as programs: the parts that several workers embed and assign, and one process assembles, equal the
+//! publication of one machine.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -19,10 +20,10 @@ use crate::onnx::Onnx;
 use crate::packages::Made;
 use crate::support::{root, run, sterling, text, tiny_package};
 
-/// A catalogue in several files, and the folders that are made of it.
+/// A catalogue in several files, and the folders that are derived from it.
 struct Catalogue {
     folder: tempfile::TempDir,
-    /// What `publish` and `parts embed` are both given.
+    /// Common arguments of `publish` and `parts embed`.
     given: Vec<String>,
 }
 
@@ -30,7 +31,7 @@ fn shown(path: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// An item with attributes of every kind; those of some are missing, and `price` is whole at first.
+/// Returns an item with attributes of every kind; some are missing, and `price` is an integer at first.
 fn line(id: i64) -> String {
     let number = |n: i64| (n.wrapping_mul(0x9E37_79B9) >> 9 & 0xffff) as f32 / 65536.0 - 0.5;
     let vector: Vec<f32> = (0..6).map(|d| number(id % 13 * 100 + d) + 0.3 * number(id * 131 + d)).collect();
@@ -44,7 +45,7 @@ fn line(id: i64) -> String {
     if id % 5 == 0 {
         attributes.as_object_mut().unwrap().remove("price");
     }
-    // Of the first file no item has a value.
+    // No item of the first file has a value.
     attributes["late"] = if id < 60 { Value::Null } else { json!(id % 3) };
     json!({"id": id * 17 % 100_003, "embedding": vector, "attributes": attributes}).to_string()
 }
@@ -58,7 +59,7 @@ impl Catalogue {
         Catalogue { folder, given }
     }
 
-    /// An embedding-only model of so many items a file.
+    /// Returns an embedding-only model with these numbers of items per file.
     fn lines(files: &[i64]) -> Self {
         let catalogue = Catalogue::new(&["--name", "m"]);
         let mut first = 0;
@@ -109,13 +110,13 @@ impl Catalogue {
         self.run(&["parts", step, &shown(&self.path("parts"))], &[], &[], more)
     }
 
-    /// Publishes the parts that are there.
+    /// Publishes the existing parts.
     fn assemble(&self, store: &str, more: &[&str]) -> (i32, String, String) {
         let (parts, store) = (shown(&self.path("parts")), shown(&self.path(store)));
         self.run(&["publish"], &[], &["--parts", &parts, "--store", &store], more)
     }
 
-    /// All steps after embedding.
+    /// Runs all steps after embedding.
     fn finish(&self, store: &str, more: &[&str]) -> BTreeMap<String, Checksum> {
         for said in [self.step("train", &[]), self.step("assign", &[]), self.assemble(store, more)] {
             assert_eq!(said.0, 0, "{}", said.2);
@@ -123,7 +124,7 @@ impl Catalogue {
         self.files(store)
     }
 
-    /// The files of the newest version in a store, or of its shards, as their manifests have them.
+    /// Returns the files of the newest version in a store, or of its shards, by their manifests.
     fn files(&self, store: &str) -> BTreeMap<String, Checksum> {
         let model =
             std::fs::read_dir(self.path(store)).unwrap().map(|e| e.unwrap().path()).find(|p| p.is_dir()).unwrap();
@@ -143,7 +144,7 @@ impl Catalogue {
         folders.iter().flat_map(of).collect()
     }
 
-    /// The pieces in the folder of parts whose names end so.
+    /// Returns the pieces in the folder of parts whose names have this ending.
     fn pieces(&self, ending: &str) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(self.path("parts")).unwrap().map(|e| e.unwrap().path());
         let is_piece = |path: &PathBuf| {
@@ -188,7 +189,7 @@ fn columns_whose_types_show_late_are_those_of_the_whole() {
     let catalogue = Catalogue::new(&["--name", "m"]);
     let item =
         |id: i64, attributes: Value| json!({"id": id, "embedding": [id, 1 - id], "attributes": attributes}).to_string();
-    // Integers, then numbers, then integers again; a column that the first file names and only the last fills.
+    // Integers, then floats, then integers again; a column that the first file names and only the last fills.
     catalogue.write("a.jsonl", [item(1, json!({"x": null, "n": 3, "y": "u"})), item(2, json!({"n": 4}))].join("\n"));
     catalogue.write("b.jsonl", item(3, json!({"n": 0.5, "z": [1, 2]})));
     catalogue.write("c.jsonl", [item(4, json!({"n": 7, "x": true})), item(5, json!({}))].join("\n"));
@@ -224,7 +225,7 @@ fn packages_with_towers_and_matrices_beside_items_are_those_of_the_whole() {
     for (number, chunk) in lines.chunks(lines.len().div_ceil(3)).enumerate() {
         catalogue.write(&format!("{number}.jsonl"), chunk.join("\n"));
     }
-    // A file none of whose items has what the tower reads.
+    // A file without the inputs of the tower.
     catalogue.write("9.jsonl", json!({"id": 70, "attributes": {"popularity": 0.5, "title": "bare"}}).to_string());
     let expected = catalogue.publish("whole", &["--shards", "2"]);
     assert_eq!(catalogue.embed(&[]).0, 0);
@@ -251,7 +252,7 @@ fn packages_with_towers_and_matrices_beside_items_are_those_of_the_whole() {
     assert_eq!(catalogue.finish("parts-store", &["--memory", "110MiB"]), expected);
 }
 
-/// Rows of three numbers.
+/// Writes rows of three numbers.
 fn matrix(path: &Path, rows: usize) {
     let mut text = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, 3), }}");
     text.push_str(&" ".repeat(117 - text.len()));
@@ -274,7 +275,7 @@ fn workers_side_by_side_and_killed_ones_make_what_one_does() {
         assert!(kills >= 1, "{step}: nothing was killed while it wrote");
         kills = 0;
         let done = catalogue.pieces(ending).len();
-        // Three go on at once, at all units each.
+        // Three workers continue at once, on all units each.
         let workers: Vec<Child> = (0..3)
             .map(|_| {
                 let mut process = catalogue.spawn(step, &["--units", "-"]);
@@ -310,12 +311,12 @@ fn entries(folder: &Path) -> usize {
     std::fs::read_dir(folder).map_or(0, Iterator::count)
 }
 
-/// Kills a worker so many milliseconds after it began to write; false where it was done before.
+/// Kills a worker `wait` milliseconds after it began to write; returns false if it ended before.
 fn killed_while_it_writes(catalogue: &Catalogue, (step, more): (&str, &[&str]), wait: u64) -> bool {
     let before = entries(&catalogue.path("parts"));
     let mut process = catalogue.spawn(step, more);
     let start = Instant::now();
-    // It writes: an entry more is there than before, if only one that is being made.
+    // It is writing: there is one more entry than before, possibly still incomplete.
     while entries(&catalogue.path("parts")) <= before
         && start.elapsed() < Duration::from_secs(60)
         && process.try_wait().unwrap().is_none()
@@ -389,7 +390,7 @@ fn damage_is_refused_with_its_file_and_mended_by_the_same_steps() {
         assert_eq!(said.0, 2);
         std::fs::write(&file, &whole).unwrap();
     }
-    // Damaged vectors train nothing and are assigned to nothing.
+    // Damaged vectors are used neither for training nor for assignment.
     let vectors = catalogue.pieces("")[1].join("vectors.npy");
     let mut flipped = std::fs::read(&vectors).unwrap();
     *flipped.last_mut().unwrap() ^= 1;
@@ -398,7 +399,7 @@ fn damage_is_refused_with_its_file_and_mended_by_the_same_steps() {
     refused(catalogue.step("assign", &[]), "vectors.npy");
     std::fs::remove_dir_all(catalogue.path("parts/trained")).unwrap();
     refused(catalogue.step("train", &[]), "vectors.npy");
-    // What is removed is made again, with the same bytes.
+    // Deleted parts are made again, with the same bytes.
     std::fs::remove_dir_all(vectors.parent().unwrap()).unwrap();
     assert_eq!(catalogue.embed(&[]).1.trim(), "1 files embedded, 50 items; 1 were done before");
     assert_eq!(catalogue.finish("mended", &[]), expected);
@@ -412,7 +413,7 @@ fn parts_of_another_publication_are_refused() {
     std::fs::write(&other, "[index]\nlists = 3\n").unwrap();
     refused(catalogue.embed(&["--index", &shown(&other)]), "another job was begun here: its recipe is");
     let begun = |catalogue: &Catalogue, what: &str| refused(catalogue.embed(&[]), what);
-    // Another recipe in a folder of its own, whose parts are brought here.
+    // Another recipe in its own folder, whose parts are copied here.
     let others = Catalogue { folder: tempfile::tempdir().unwrap(), given: catalogue.given.clone() };
     assert_eq!(others.embed(&["--index", &shown(&other)]).0, 0);
     assert_eq!(others.step("train", &[]).0, 0);
@@ -430,7 +431,7 @@ fn parts_of_another_publication_are_refused() {
         std::fs::copy(others.path("parts/trained").join(name), catalogue.path("parts/trained").join(name)).unwrap();
     }
     refused(catalogue.step("assign", &[]), "it follows from other files, centroids or queries");
-    // Inputs that change, as long as before or not.
+    // Changed inputs, with the same length or not.
     let lines = text(catalogue.path("items/1.jsonl"));
     catalogue.write("1.jsonl", lines.replacen("\"lang\":\"en\"", "\"lang\":\"xx\"", 1));
     std::fs::remove_dir_all(&catalogue.pieces("")[1]).unwrap();
@@ -480,7 +481,7 @@ fn bad_items_are_refused_with_their_file() {
         assert_eq!(catalogue.pieces("").len(), 1, "the other file is done");
         assert!(entries(&catalogue.path("parts")) == 2, "nothing half is left");
     }
-    // What only all files together show.
+    // Errors that only all files together show.
     for (content, expected) in [
         (line(3).replace("\"late\":null", "\"late\":7"), "id 51 stands at items 4 and 21"),
         (
@@ -499,7 +500,7 @@ fn bad_items_are_refused_with_their_file() {
         }
         refused(said, expected);
     }
-    // Nothing in any of them.
+    // All files are empty.
     let catalogue = Catalogue::lines(&[0, 0]);
     assert_eq!(catalogue.embed(&[]).0, 0);
     refused(catalogue.step("train", &[]), "no rows, expected at least one");
@@ -524,7 +525,7 @@ fn rows_of_vectors_stay_with_their_items_whatever_changes() {
     }
     let expected = catalogue.publish("whole", &[]);
     assert_eq!((catalogue.embed(&["--unit", "0"]).0, catalogue.embed(&["--unit", "2"]).0), (0, 0));
-    // As long as before, and an item less.
+    // Same length as before, and one item less.
     let lines = text(catalogue.path("items/a.jsonl"));
     catalogue.write("a.jsonl", lines.replacen("{\"id\": 11}\n", "          \n", 1));
     assert_eq!(catalogue.embed(&["--unit", "1"]).0, 0);
@@ -533,14 +534,14 @@ fn rows_of_vectors_stay_with_their_items_whatever_changes() {
     std::fs::remove_dir_all(&catalogue.pieces("")[1]).unwrap();
     assert_eq!(catalogue.embed(&[]).0, 0);
     assert_eq!(catalogue.finish("parts-store", &[]), expected);
-    // Rewritten, with the same numbers even.
+    // Rewritten with the same numbers.
     std::fs::remove_dir_all(&catalogue.pieces("")[1]).unwrap();
     std::thread::sleep(Duration::from_millis(20));
     matrix(&catalogue.path("v.npy"), 30);
     refused(catalogue.embed(&[]), "its file of vectors is");
 }
 
-/// A package whose item tower reads a number and a vector of each item, by an operator that no program has.
+/// A package whose item tower reads a number and a vector of each item, with an operator that programs do not support.
 fn dense_package() -> Made {
     let model = r#"
 name = "dense"
@@ -603,7 +604,8 @@ fn towers_over_numbers_and_vectors_see_what_they_see_of_the_whole() {
     let expected = catalogue.publish("whole", &[]);
     assert_eq!(catalogue.embed(&[]).0, 0);
     assert_eq!(catalogue.finish("parts-store", &[]), expected);
-    // Whole prices alone are integers of their file, and numbers of the whole; a vector is there in every file or in none.
+    // A column of integral prices has integers in its file, and floats in the complete catalogue; a vector exists in every file
+    // or in none.
     for (line, expected) in [
         (dense_item(2000, json!(3)), "column `price`: integers in "),
         (r#"{"id": 2000, "attributes": {"price": 1.5}}"#.into(), "column `image`: no values in "),
@@ -620,7 +622,7 @@ fn towers_over_numbers_and_vectors_see_what_they_see_of_the_whole() {
         assert!(said.2.contains("b.jsonl"), "{said:?}");
         refused(said, expected);
     }
-    // What no file has.
+    // A column that no file has.
     let catalogue = Catalogue::new(&[&shown(&package.path(""))]);
     catalogue.write("a.jsonl", r#"{"id": 1, "attributes": {"image": [0.5, 1, 2]}}"#);
     assert_eq!(catalogue.embed(&[]).0, 0);
@@ -646,23 +648,23 @@ fn tensors_that_are_kept_by_item_are_those_of_the_whole() {
     refused(catalogue.assemble("store", &[]), "kept.bin");
 }
 
-/// What a version in shards is, but for how long it took.
+/// A version in shards, without its timings.
 #[derive(Debug, PartialEq)]
 struct Sharded {
     manifests: Vec<Manifest>,
-    /// What names the shards.
+    /// Output that names the shards.
     named: String,
 }
 
 impl Catalogue {
-    /// The steps before shards are cut.
+    /// Runs the steps before shards are written.
     fn assigned(&self) {
         for said in [self.embed(&[]), self.step("train", &[]), self.step("assign", &[])] {
             assert_eq!(said.0, 0, "{}", said.2);
         }
     }
 
-    /// The first version in a store, which was cut; its files are whole.
+    /// Checks and returns the first version in a store, which has shards.
     fn sharded(&self, store: &str) -> Sharded {
         let model =
             std::fs::read_dir(self.path(store)).unwrap().map(|e| e.unwrap().path()).find(|p| p.is_dir()).unwrap();
@@ -681,14 +683,14 @@ impl Catalogue {
         Sharded { manifests, named }
     }
 
-    /// What one machine publishes in so many shards.
+    /// Publishes `shards` shards on one machine.
     fn published(&self, shards: &str, more: &[&str]) -> Sharded {
         let store = format!("whole-{shards}");
         self.publish(&store, &[&["--shards", shards], more].concat());
         self.sharded(&store)
     }
 
-    /// Publishes shards that are cut.
+    /// Publishes shards that are already written.
     fn named(&self, shards: &str, more: &[&str]) -> Sharded {
         let store = format!("cut-{shards}");
         let said = self.assemble(&store, &[&["--shards", shards], more].concat());
@@ -696,7 +698,7 @@ impl Catalogue {
         self.sharded(&store)
     }
 
-    /// The folder of a shard that is cut.
+    /// Returns the folder of a written shard.
     fn shard(&self, shard: u32, shards: u32) -> PathBuf {
         self.path(&format!("parts/shard-{shard}-of-{shards}"))
     }
@@ -748,7 +750,7 @@ fn shards_of_packages_and_of_queries_are_those_of_the_whole() {
         assert_eq!(catalogue.step("cut", &["--shards", shards]).0, 0);
         assert_eq!(catalogue.named(shards, &[]), catalogue.published(shards, &[]), "{}", package.display());
     }
-    // Vectors that a small memory does not hold, queries of a file, positions of the shards.
+    // Vectors beyond the memory limit, queries from a file, positions of the shards.
     let catalogue = Catalogue::new(&["--name", "m"]).with("--vectors", "v.npy");
     matrix(&catalogue.path("v.npy"), 900);
     matrix(&catalogue.path("q.npy"), 70);
@@ -815,7 +817,7 @@ fn shards_that_are_missing_damaged_or_of_another_job_are_refused() {
     assert_eq!(cut(&["--unit", "1"]).0, 0);
     refused(assemble(), "2 of 3 shards are not cut: 0, 2");
     assert_eq!((cut(&["--unit", "0"]).0, cut(&["--unit", "2"]).0), (0, 0));
-    // Files of a shard that are shorter, gone, or of which what was found is damaged.
+    // Files of a shard that are truncated, missing, or have damaged results.
     for (name, is_read) in
         [("index.safetensors", false), ("columns.safetensors", false), ("findings.safetensors", true)]
     {
@@ -833,7 +835,7 @@ fn shards_that_are_missing_damaged_or_of_another_job_are_refused() {
         }
         std::fs::write(&file, &whole).unwrap();
     }
-    // A part that is damaged makes no shard, one that was made of others names none.
+    // A damaged part makes no shard; a shard of other parts cannot be published.
     std::fs::remove_dir_all(catalogue.shard(0, 3)).unwrap();
     let vectors = catalogue.pieces("")[1].join("vectors.npy");
     let whole = std::fs::read(&vectors).unwrap();
@@ -858,7 +860,7 @@ fn shards_that_are_missing_damaged_or_of_another_job_are_refused() {
     std::fs::rename(catalogue.path("aside"), catalogue.shard(2, 3)).unwrap();
     assert!(!catalogue.path("refused/m").exists() || entries(&catalogue.path("refused/m")) <= 1);
     assert_eq!(catalogue.named("3", &[]), expected);
-    // Another number of shards has its own; where none of them is cut the publication cuts all.
+    // Another number of shards has its own; if none is written the publication writes all.
     assert_eq!(catalogue.named("2", &[]), catalogue.published("2", &[]));
 }
 
@@ -880,7 +882,7 @@ fn shards_of_packages_that_answer_before_they_are_published_are_not_cut_alone() 
         catalogue.write("0.jsonl", text(tiny_package().join("items.jsonl")));
         catalogue.assigned();
         refused(catalogue.step("cut", &["--shards", "2"]), expected);
-        // The publication cuts them all.
+        // The publication writes them all.
         assert_eq!(catalogue.named("2", &[]), catalogue.published("2", &[]));
     }
 }

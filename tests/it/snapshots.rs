@@ -1,4 +1,4 @@
-//! Publication and loading: whole or absent, and the server goes on with what it has.
+//! Publication and loading: a version is complete or absent, and the server keeps serving the versions that it has.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -35,7 +35,7 @@ fn a_flipped_byte_in_any_file_is_refused_by_name() {
             let mut broken = whole.clone();
             broken[at] ^= 0x10;
             std::fs::write(&path, &broken).unwrap();
-            // A byte of the manifest may turn one name or number into another one: what it says is then held against the files.
+            // A changed byte of the manifest may give another valid name or number, which is then compared with the files.
             match Snapshot::load(&folder, &Placement::whole()) {
                 Err(e) => assert!(e.to_string().contains(&name) || name == "manifest.json", "{name} at {at}: {e}"),
                 Ok(_) => panic!("{name}: a flipped byte at {at} was not seen"),
@@ -84,7 +84,7 @@ fn a_new_version_is_taken_in_a_broken_one_is_refused_and_rolling_back_works() {
     let server = Server::start(store.path());
     assert_eq!(ids(&server.ask(path, &request)), [39]);
 
-    // A half-written version has no manifest; nobody looks at it.
+    // A half-written version has no manifest, and is ignored.
     std::fs::create_dir(store.path().join("vectors/7")).unwrap();
     std::fs::write(store.path().join("vectors/7/index.safetensors"), b"half").unwrap();
 
@@ -93,7 +93,7 @@ fn a_new_version_is_taken_in_a_broken_one_is_refused_and_rolling_back_works() {
     assert_eq!(ids(&server.ask(path, &request)), [139]);
     assert_eq!(ids(&server.ask("/v1/models/vectors/versions/1:retrieve", &request)), [39]);
 
-    // Version 3 loses a byte while the server looks elsewhere.
+    // Version 3 loses a byte between two polls of the server.
     let staging = tempfile::tempdir().unwrap();
     for _ in 0..3 {
         put(staging.path(), &vectors(staging.path(), &catalogue(200))).unwrap();
@@ -118,7 +118,7 @@ fn a_new_version_is_taken_in_a_broken_one_is_refused_and_rolling_back_works() {
     let back = server.ask("/v1/models/vectors/versions/1:activate", "");
     assert_eq!(back["version"], 1);
     assert_eq!(ids(&server.ask(path, &request)), [39]);
-    // Looking at the store again does not undo what an operator decided.
+    // Another poll of the store does not undo the decision of an operator.
     server.wait_for_polls("store");
     assert_eq!(ids(&server.ask(path, &request)), [39]);
 }
@@ -132,7 +132,7 @@ fn a_failed_publication_leaves_the_store_as_it_was() {
     }
     let left: Vec<PathBuf> = files(store.path()).into_iter().filter(|p| p.is_dir()).collect();
     assert!(left.iter().all(|folder| files(folder).is_empty()), "{left:?}");
-    // A publication that was killed leaves a folder; the next one removes it.
+    // A killed publication leaves a folder; the next one removes it.
     let abandoned = store.path().join("vectors/.publishing-999999999");
     std::fs::create_dir_all(&abandoned).unwrap();
     assert_eq!(put(store.path(), &vectors(store.path(), &catalogue(0))).unwrap(), 1);
@@ -203,12 +203,12 @@ fn a_number_that_comes_back_with_other_bytes_is_loaded_anew() {
     assert_eq!(ids(&server.ask(path, &request)), [139]);
     let before = server.ask(path, &request)["digest"].clone();
 
-    // A number that was given is not given again: the next one is 3.
+    // Numbers are not reused: the next one is 3.
     std::fs::remove_dir_all(store.path().join("vectors/2")).unwrap();
     assert_eq!(put(store.path(), &vectors(store.path(), &catalogue(200))).unwrap(), 3);
     until("version 3", || server.ask(path, &request)["version"] == 3);
 
-    // A store that was removed and made anew counts from one.
+    // A store that was deleted and recreated counts from one.
     std::fs::remove_dir_all(store.path().join("vectors")).unwrap();
     server.wait_for_polls("store");
     assert_eq!(ids(&server.ask(path, &request)), [239], "a store that vanishes takes nothing away");
@@ -261,7 +261,8 @@ fn files_cut_off_or_overwritten_while_they_are_served_change_no_answer() {
     assert_eq!(server.ask("/v1/models/tiny:retrieve", &request)["items"], before["items"]);
 }
 
-/// The tiny package in `folder`, whose item tower reads a table that nothing else reads, in a file of its own that spans several pages.
+/// Writes the tiny package to `folder`, with an item tower that reads a table that nothing else reads, in its own file of several
+/// pages.
 fn with_a_table_of_items(folder: &Path) -> PathBuf {
     let package = folder.join("package");
     std::fs::create_dir(&package).unwrap();
@@ -310,7 +311,7 @@ fn updates_are_embedded_as_before_when_a_table_of_items_is_cut_off_or_overwritte
     }
 }
 
-/// Every published version holds what its manifest says; returns their numbers.
+/// Checks every published version against its manifest; returns their numbers.
 fn whole(store: &Path) -> BTreeSet<u64> {
     let store = Store::new(store);
     let versions = store.versions("vectors").unwrap();
@@ -326,13 +327,13 @@ fn whole(store: &Path) -> BTreeSet<u64> {
     versions.into_iter().collect()
 }
 
-/// What lies beside the versions.
+/// Returns the files and folders other than versions.
 fn leftovers(store: &Path) -> Vec<String> {
     let names = files(&store.join("vectors")).into_iter().map(|p| p.file_name().unwrap().to_str().unwrap().to_owned());
     names.filter(|name| name.starts_with(".publishing-")).collect()
 }
 
-/// A catalogue whose publication takes a moment, and the arguments that publish it.
+/// Returns a catalogue whose publication takes a moment, and the arguments that publish it.
 fn many(folder: &Path, store: &Path) -> Vec<String> {
     let items = folder.join("many.jsonl");
     let line = |n: i64| format!("{{\"id\": {n}, \"embedding\": [{}, {}, 1]}}\n", n % 97, n % 89);
@@ -347,7 +348,7 @@ fn publishers_side_by_side_get_a_version_each() {
     let folder = tempfile::tempdir().unwrap();
     let store = folder.path().join("store");
     let arguments = many(folder.path(), &store);
-    // In two containers they have one process number; where no namespaces may be made, they are two processes.
+    // In two containers they have the same process id; without permission for namespaces, they are two processes.
     let apart = ["--pid", "--fork", "--mount-proc"];
     let can = Command::new("unshare").args(apart).arg("true").output().is_ok_and(|o| o.status.success());
     let program = sterling().get_program().to_owned();
@@ -425,7 +426,7 @@ fn a_full_disk_leaves_the_store_as_it_was() {
     let mount = |arguments: &[&str]| Command::new(arguments[0]).args(&arguments[1..]).arg(&store).output();
     let mounted = mount(&["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs"]);
     if !mounted.is_ok_and(|o| o.status.success()) {
-        // Only who may mount can fill a disk of a known size.
+        // A disk of a known size needs permission to mount.
         return;
     }
     put(&store, &vectors(folder.path(), &catalogue(0))).unwrap();
@@ -466,7 +467,7 @@ fn a_thousand_activations_leave_nothing_behind() {
     };
     let mut before = [0; 3];
     for n in 0..activations {
-        // Of three versions two stay in memory: each activation loads one and drops one.
+        // Two of three versions stay in memory: each activation loads one and drops one.
         let version = n % 3 + 1;
         assert_eq!(server.ask(&format!("/v1/models/vectors/versions/{version}:activate"), "")["version"], version);
         if n == 60 {
@@ -475,7 +476,8 @@ fn a_thousand_activations_leave_nothing_behind() {
     }
     let after = ["fd", "maps", "status"].map(count);
     assert!(after[0] <= before[0] + 4, "descriptors: {before:?} {after:?}");
-    // Threads and their arenas come and go, up to 40 mappings and 25 MB of them: so many activations that what each left would be more.
+    // Threads and their arenas come and go, with up to 40 mappings and 25 MB: enough activations that a leak of each would exceed
+    // that.
     let others = activations - 61;
     assert!(after[1] <= before[1] + others / 8, "mappings: {before:?} {after:?}");
     assert!(after[2] <= before[2] + 75 * others, "resident kB: {before:?} {after:?}");

@@ -1,4 +1,4 @@
-//! The sparse layer against golden files that TorchRec and FBGEMM made (`python/make_sparse_golden.py`).
+//! The sparse layer compared with golden files of TorchRec and FBGEMM (`python/make_sparse_golden.py`).
 
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ fn check(got: &KeyedJaggedTensor, golden: &Value) {
     assert_eq!(again.unwrap(), *got);
 }
 
-/// `got` and `expected` differ by no more than a millionth of `size`, the largest that a sum's terms add up to.
+/// Checks that `got` and `expected` differ by at most a millionth of `size`, the largest sum of the terms' magnitudes.
 fn close(got: &[f32], expected: &[f32], size: f32, what: &str) {
     assert_eq!(got.len(), expected.len(), "{what}");
     for (at, (g, e)) in got.iter().zip(expected).enumerate() {
@@ -297,7 +297,7 @@ fn every_fate_of_unseen_ids_is_kept_and_counted() {
 }
 
 proptest! {
-    /// What a number loses in a format stays below the bounds that docs/reference/formats.md states.
+    /// The error of a number in a format stays below the bounds in docs/reference/formats.md.
     #[test]
     fn formats_keep_their_stated_error(
         unit in prop::collection::vec(-1f32..1.0, 8),

@@ -1,4 +1,4 @@
-//! What a server tells of itself: slow calls, traces, metrics from the start.
+//! Telemetry of a server: slow calls, traces, metrics from the start.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpListener;
@@ -84,7 +84,7 @@ fn a_trace_goes_through_answers_log_and_slow_calls() {
     assert!(log.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()), "{log}");
 }
 
-/// A collector: the spans of each message that comes.
+/// Starts a collector: returns the spans of each received message.
 pub(crate) fn collector() -> (String, std::sync::mpsc::Receiver<Vec<Value>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -161,7 +161,7 @@ fn a_collector_gets_the_calls_that_are_recorded_with_their_steps() {
     assert!(at <= time(call, "end"));
     assert!(told.recv_timeout(Duration::from_millis(1500)).is_err(), "the other was not to be recorded");
     drop(server);
-    // A share of those that name no trace, each with one of its own.
+    // A share of the calls without a trace id, each with a new one.
     let server = serve("1");
     server.wait_ready();
     server.ask("/v1/models/vectors:retrieve", json!({"vector": [1, 0]}));

@@ -1,4 +1,4 @@
-//! HTTPS, and certificates of clients, against the client of the same library.
+//! HTTPS and client certificates, tested with the client of the same library.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -19,7 +19,7 @@ pub fn golden(name: &str) -> PathBuf {
     root().join("tests/golden/tls").join(name)
 }
 
-/// A folder with a store and the certificate and key of `server`.
+/// Returns a folder with a store and the certificate and key of `server`.
 pub fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     put(folder.path(), &vectors(folder.path(), "{\"id\": 7, \"embedding\": [1, 0]}\n")).unwrap();
@@ -27,7 +27,7 @@ pub fn folder() -> TempDir {
     folder
 }
 
-/// Puts a certificate where the server looks.
+/// Copies a certificate to the path that the server reads.
 pub fn show(folder: &Path, name: &str) {
     for kind in ["pem", "key"] {
         std::fs::copy(golden(&format!("{name}.{kind}")), folder.join(format!("tls.{kind}"))).unwrap();
@@ -54,7 +54,7 @@ fn connect(server: &Server, client: Option<&str>) -> Stream {
     connect_by(server, client, &[])
 }
 
-/// A connection of a client that speaks these protocols.
+/// Returns a connection of a client with these protocols.
 fn connect_by(server: &Server, client: Option<&str>, protocols: &[&[u8]]) -> Stream {
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
     let builder = builder.with_safe_default_protocol_versions().unwrap().with_root_certificates(authority("ca.pem"));
@@ -108,18 +108,18 @@ fn the_handshake_agrees_on_http2_where_the_client_speaks_it() {
     }
 }
 
-/// The answer to one request, or why there is none.
+/// Returns the answer to one request, or the error.
 fn ask(stream: &mut Stream, request: &str) -> std::io::Result<String> {
     stream.write_all(request.as_bytes())?;
     let mut text = Vec::new();
     match stream.read_to_end(&mut text) {
-        // The server closes the connection after its answer; it need not say so in TLS.
+        // The server closes the connection after its answer; a TLS close notification is optional.
         Err(e) if text.is_empty() => Err(e),
         _ => Ok(String::from_utf8(text).unwrap()),
     }
 }
 
-/// A moment at which the certificate of `expired` was good.
+/// A clock at which the certificate of `expired` was valid.
 #[derive(Debug)]
 struct InItsTime;
 
@@ -129,7 +129,7 @@ impl TimeProvider for InItsTime {
     }
 }
 
-/// Status and text of a path at a server whose certificate has expired, for a client to whom it has not.
+/// Returns status and text of a path of a server with an expired certificate, for a client whose clock is earlier.
 pub fn get_before_it_expired(server: &Server, path: &str) -> (u16, String) {
     let builder = ClientConfig::builder_with_details(Arc::new(ring::default_provider()), Arc::new(InItsTime));
     let builder = builder.with_safe_default_protocol_versions().unwrap();
@@ -140,7 +140,7 @@ pub fn get_before_it_expired(server: &Server, path: &str) -> (u16, String) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), text.to_owned())
 }
 
-/// Waits until the server has read its certificates in vain for the nth time.
+/// Waits for the nth failed reload of certificates.
 fn wait_for_failed_reload(server: &Server, nth: u32) {
     let metrics = "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
     let failed = format!("sterling_certificate_reloads_total{{outcome=\"failed\"}} {nth}");
@@ -153,7 +153,7 @@ fn is_ready(server: &Server) -> bool {
     ask(&mut connect(server, None), READY).is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
 }
 
-/// The certificate that the server shows.
+/// Returns the certificate that the server presents.
 fn shown(server: &Server) -> Vec<u8> {
     let mut stream = connect(server, None);
     ask(&mut stream, READY).unwrap();
@@ -173,7 +173,7 @@ fn calls_are_answered_behind_tls_and_no_others() {
     );
     let answer = ask(&mut connect(&server, None), &request).unwrap();
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"id\":7"), "{answer}");
-    // One who speaks plain HTTP, and one who says nothing, are let go.
+    // Clients that speak plain HTTP, or send nothing, are disconnected.
     for sent in [READY, ""] {
         let mut plain = TcpStream::connect(&server.address).unwrap();
         plain.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
@@ -192,7 +192,7 @@ fn a_certificate_is_changed_without_a_restart() {
     let server = serve(folder.path(), "");
     until("ready", || is_ready(&server));
     let first = shown(&server);
-    // What does not fit together changes nothing.
+    // A key that does not match the certificate changes nothing.
     std::fs::copy(golden("server-2.pem"), folder.path().join("tls.pem")).unwrap();
     wait_for_failed_reload(&server, 1);
     assert_eq!(shown(&server), first);
@@ -247,13 +247,13 @@ fn doctor_asks_by_tls_and_sends_a_key_to_nobody_else() {
         let (code, out, err) = run(&["doctor", "--server", &name, "--ca", &ca, "--key", "stk_secret"]);
         assert!(code == 0 && out.contains("all is well"), "{out}{err}");
     }
-    // By another authority it is not known.
+    // Another authority does not verify it.
     let other = golden("expired-ca.pem").to_str().unwrap().to_owned();
     let (code, out, _) = run(&["doctor", "--server", &format!("localhost:{port}"), "--ca", &other]);
     assert!(code != 0 && out.contains("certificate"), "{out}");
     let (code, _, err) = run(&["doctor", "--server", &format!("https://localhost:{port}")]);
     assert!(code == 2 && err.contains("expected an authority to know it by (`--ca`)"), "{err}");
-    // One that waits for a handshake, and shows what it was sent in its place.
+    // A server that waits for a handshake, and prints the received data instead.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let (tell, came) = std::sync::mpsc::channel();
@@ -270,7 +270,7 @@ fn doctor_asks_by_tls_and_sends_a_key_to_nobody_else() {
     }
     let sent: Vec<String> = came.try_iter().collect();
     assert!(sent.len() >= 2 && sent.iter().all(|sent| !sent.contains("stk_secret")), "{sent:?}");
-    // Over a network it is not sent in clear unless the operator says so. Nobody has these addresses.
+    // Keys are not sent unencrypted over a network unless the operator allows it. These addresses are unused.
     let (code, out, _) = run(&["doctor", "--server", "192.0.2.1:80", "--key", "stk_secret"]);
     assert!(code != 0 && out.contains("the key would go over the network in clear"), "{out}");
 }
@@ -294,7 +294,7 @@ fn a_server_whose_certificate_has_expired_is_left_out_and_told_of() {
     assert!(code != 0 && out.contains("takes no requests") && out.to_lowercase().contains("expired"), "{out}");
 }
 
-/// A router over a server with TLS, with these keys under `[route.tls]`.
+/// Returns a router over a server with TLS, with these keys under `[route.tls]`.
 fn routed(server: &Server, host: &str, options: &str) -> (tempfile::TempDir, Server) {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("router.toml");
@@ -319,15 +319,15 @@ fn routers_ask_servers_by_tls_and_know_them_by_their_authority() {
     for host in ["localhost", "127.0.0.1"] {
         let (_folder, router) = routed(&plain, host, &ca);
         until("the router is ready", || router.get("/readyz").0 == 200);
-        // Connections are kept and used again.
+        // Connections are kept and reused.
         assert!((0..20).all(|_| answers(&router) == Some(7)));
     }
-    // The same by variables of the environment.
+    // The same by environment variables.
     let mut command = sterling();
     command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_ROUTE__TLS__CA", golden("ca.pem"));
     let by_variables = Server::spawn(command.args(["route", "--listen", "127.0.0.1:0", "--server", &plain.address]));
     until("the router is ready", || by_variables.get("/readyz").0 == 200);
-    // A server that asks for certificates is shown one; without it, or by another authority, nobody is asked.
+    // A server with client authentication receives a certificate; without it, or with another authority, requests fail.
     let guarded = serve(folder.path(), &format!("client_ca = {:?}", golden("ca.pem")));
     let (_folder, router) = routed(&guarded, "localhost", &own);
     until("the router is ready", || router.get("/readyz").0 == 200);
@@ -340,7 +340,7 @@ fn routers_ask_servers_by_tls_and_know_them_by_their_authority() {
         router.wait_for_polls("servers");
         assert_eq!((router.get("/readyz").0, answers(&router)), (503, None), "{options}");
     }
-    // What cannot be is said at the start.
+    // Invalid settings are reported at the start.
     let wrong = folder.path().join("wrong.toml");
     let (certificate, key) = (golden("client.pem"), golden("server.key"));
     for (options, expected) in [

@@ -1,4 +1,4 @@
-//! Versions in traffic, over HTTP: the share of a canary, its roll-back, shadows.
+//! Rollouts over HTTP: the share of a canary, its rollback, shadow traffic.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,18 +11,19 @@ use crate::support::{Server, catalogue, ids, put, run, scattered, sterling, two_
 const MODEL: &str = "/v1/models/vectors";
 const TRAFFIC: &str = "/v1/models/vectors/traffic";
 
-/// The name of a store's folder.
+/// Returns the name of a store's folder.
 fn name(store: &TempDir) -> &str {
     store.path().to_str().unwrap()
 }
 
-/// Has a version answer at all servers of the store, so that others may be published beside it.
+/// Sets the desired version of all servers of the store, so that other versions may be published without being activated.
 fn wish(store: &TempDir, version: &str) {
     let (code, _, error) = run(&["activate", "vectors", version, "--store", name(store)]);
     assert_eq!(code, 0, "{error}");
 }
 
-/// A store of two versions of ten items each, whose ids differ, of which the first answers. Items of the first have a title.
+/// Returns a store of two versions of ten items each, with different ids; the first one is active. Items of the first have a
+/// title.
 fn two_versions() -> TempDir {
     let store = catalogue(10, 3);
     wish(&store, "1");
@@ -52,7 +53,7 @@ fn eventually<T>(what: &str, seconds: u64, mut look: impl FnMut() -> Option<T>) 
     }
 }
 
-/// Says where the traffic goes, and waits until that is so.
+/// Sets the rollout, and waits until it is in effect.
 fn set(server: &Server, setting: &Value) -> Value {
     let reply = server.send("PUT", TRAFFIC, &[], &setting.to_string());
     assert_eq!(reply.status(), 200, "{}", reply.body());
@@ -63,7 +64,7 @@ fn set(server: &Server, setting: &Value) -> Value {
     })
 }
 
-/// The version that answers a user, by the answer and by its header.
+/// Returns the version that answers a user, from the answer and its header.
 fn version_of(server: &Server, user: &str) -> u64 {
     let reply = server.send(
         "POST",
@@ -78,7 +79,7 @@ fn version_of(server: &Server, user: &str) -> u64 {
     version
 }
 
-/// The sum of a counter, of those whose labels hold these texts.
+/// Returns the sum of a counter over the series whose labels contain these texts.
 fn counted(server: &Server, metric: &str, labels: &[&str]) -> u64 {
     let (_, text) = server.get("/metrics");
     let lines = text.lines().filter(|line| line.starts_with(&format!("{metric}{{")));
@@ -95,13 +96,13 @@ fn a_share_of_the_keys_is_the_canarys_and_stays_so() {
     let canary = |versions: &[u64]| versions.iter().filter(|version| **version == 2).count();
     set(&server, &json!({"canary": {"version": 2, "share": 0.3}}));
     let first = versions(&server);
-    // 300 draws of 0.3: 90, and five deviations of 7.9.
+    // 300 samples with probability 0.3: 90, and five standard deviations of 7.9.
     assert!((50..=130).contains(&canary(&first)), "{}", canary(&first));
     assert_eq!(versions(&server), first);
     let other = start(store.path());
     set(&other, &json!({"canary": {"version": 2, "share": 0.3}}));
     assert_eq!(versions(&other), first);
-    // Whatever is asked, a key has one version; a list of requests too, which has it in its header.
+    // A key has one version for all kinds of requests, including lists, which have the key in their header.
     for (user, expected) in users.iter().zip(&first).take(30) {
         let headers = [("x-sterling-sticky", user.as_str())];
         for (call, body) in [
@@ -116,7 +117,7 @@ fn a_share_of_the_keys_is_the_canarys_and_stays_so() {
         let reply = server.send("POST", "/v2/models/vectors/infer", &headers, &tensor.to_string());
         assert_eq!(reply.body()["model_version"], expected.to_string(), "{}", reply.body());
     }
-    // What is pinned is not divided.
+    // Pinned requests are not part of the rollout.
     let (in_canary, _) = users.iter().zip(&first).find(|(_, version)| **version == 2).unwrap();
     let headers = [("x-sterling-sticky", in_canary.as_str())];
     let reply = server.send("POST", &format!("{MODEL}/versions/1:retrieve"), &headers, "{\"vector\": [1, 2]}");
@@ -131,7 +132,7 @@ fn a_share_of_the_keys_is_the_canarys_and_stays_so() {
     let next = page(&begin["cursor"]);
     assert_eq!((&next["version"], ids(&next).len()), (&json!(2), 3), "a page is of the version of the first");
     assert_eq!(server.ask(&format!("{MODEL}:retrieve"), json!({"vector": [1, 2]}))["version"], 1);
-    // A share that grows keeps those that were in it, and a process that starts knows of it.
+    // A growing share keeps the keys that were in it, and a new process computes the same.
     set(&server, &json!({"canary": {"version": 2, "share": 0.6}}));
     let more = versions(&server);
     assert!(canary(&more) > canary(&first) && first.iter().zip(&more).all(|(before, now)| before <= now));
@@ -165,13 +166,13 @@ fn keys_lie_where_the_setting_says() {
     let users: Vec<String> = (0..60).map(|n| format!("u{n}")).collect();
     assert!((5..=55).contains(&several(&|n| asked(&[("X-USER", &users[n])], 1))));
     assert!((0..20).all(|n| asked(&[("x-user", &users[n])], n) == asked(&[("x-user", &users[n])], n + 1)));
-    // By requests: no two stick together.
+    // By request: each one is assigned independently.
     set(&server, &json!({"canary": {"version": 2, "share": 0.5, "sticky": "request"}}));
     assert!((5..=55).contains(&several(&|_| asked(&[("x-sterling-sticky", "one")], 1))));
     assert!((5..=55).contains(&several(&listed)));
 }
 
-/// Asks until the canary is rolled back, and says why.
+/// Sends requests until the canary is rolled back, and returns the reason.
 fn until_rolled_back(server: &Server, mut ask: impl FnMut(usize)) -> Value {
     let mut asked = 0;
     let setting = eventually("no roll-back", 120, || {
@@ -207,7 +208,7 @@ fn a_canary_that_fails_is_rolled_back_for_good() {
     let server = start(store.path());
     let setting = server.get_json(TRAFFIC)["canary"]["setting"].clone();
     assert_eq!((&setting["share"], &setting["stopped"]), (&json!(0.0), &stopped));
-    // To let it answer all requests is another decision, and the end of it.
+    // To let it answer all requests is a separate decision, which ends the canary.
     wish(&store, "2");
     eventually("version 2", 60, || (server.get_json(MODEL)["version"] == 2).then_some(()));
     assert!(server.get_json(TRAFFIC).get("canary").is_none());
@@ -224,7 +225,7 @@ fn a_canary_that_is_slow_is_rolled_back() {
     put(store.path(), &publication).unwrap();
     let server = start(store.path());
     set(&server, &json!({"canary": {"version": 2, "share": 0.5}}));
-    // Every item is looked at, of ten and of forty thousand, and as many of them as there are up to 5,000 are answered.
+    // All items are scanned, ten or forty thousand, and up to 5,000 of them are returned.
     let body = |n: usize| json!({"vector": [1, n], "exact": true, "k": 5000});
     let stopped = until_rolled_back(&server, |n| drop(server.ask(&format!("{MODEL}:retrieve"), body(n))));
     assert!(stopped["reason"].as_str().unwrap().contains("ms and more against"), "{stopped}");
@@ -235,7 +236,7 @@ fn a_canary_that_is_slow_is_rolled_back() {
 fn a_canary_that_finds_less_is_rolled_back() {
     let store = two_recalls(None);
     let server = start(store.path());
-    // How long an answer takes is not what this is about.
+    // Latency is not the subject of this test.
     let margins = json!({"latency": 100});
     set(&server, &json!({"canary": {"version": 2, "share": 0.5, "sticky": "request", "margins": margins}}));
     let body = |n: usize| json!({"vector": scattered(1_000_000 + n as u32), "k": 10});
@@ -269,7 +270,7 @@ fn a_shadow_changes_no_answer_and_tells_what_differs() {
     assert!(diff["shadow_ms"].is_number() && !diff["id"].as_str().unwrap().is_empty());
     assert!(counted(&server, "sterling_shadow_wanted_total", &[]) >= 100);
     assert_eq!(counted(&server, "sterling_shadow_found_total", &[]), 0);
-    // One that cannot answer costs nobody an answer.
+    // A shadow that cannot answer does not affect answers.
     let filtered =
         |n: usize| server.ask(&format!("{MODEL}:retrieve"), json!({"vector": [1, n], "filter": "title:xxx"}));
     eventually("a failure", 60, || {
@@ -279,12 +280,12 @@ fn a_shadow_changes_no_answer_and_tells_what_differs() {
     let is_told = |diff: &Value| diff["error"].as_str().is_some_and(|error| error.contains("title"));
     let diffs = server.get_json("/v1/debug/shadow")["diffs"].clone();
     assert!(diffs.as_array().unwrap().iter().any(is_told), "{diffs}");
-    // Beyond the rate, and where all places are taken, it is dropped.
+    // Beyond the rate, or without a free slot, a shadow request is dropped.
     set(&server, &json!({"shadow": {"version": 2, "share": 1, "per_second": 0.001}}));
     let rated = outcome("rate");
     (0..20).for_each(|n| drop(ask(n)));
     assert!(outcome("rate") >= rated + 18, "one may be asked");
-    // What is pinned is not shadowed, so none of it is beyond the rate.
+    // Pinned requests are not shadowed, so none of them exceeds the rate.
     let rated = outcome("rate");
     for n in 0..20 {
         server.ask(&format!("{MODEL}/versions/1:retrieve"), json!({"vector": [1, n]}));
@@ -344,7 +345,7 @@ fn what_cannot_be_said_of_traffic_is_refused_and_changes_nothing() {
     }
     let now = server.get_json(TRAFFIC);
     assert_eq!((&now["revision"], &now["canary"]["setting"]), (&json!(revision), &told["canary"]["setting"]));
-    // Of two who have read the same one wins, and the other is told what is.
+    // Of two writers with the same revision one wins, and the other receives the current state.
     let share = |share: f64| json!({"canary": {"version": 2, "share": share}, "revision": revision}).to_string();
     assert_eq!(server.send("PUT", TRAFFIC, &[], &share(0.5)).status(), 200);
     let late = server.send("PUT", TRAFFIC, &[], &share(0.1));

@@ -1,4 +1,4 @@
-//! Graphs that cannot serve are refused when they are published, by name, and what serves goes on.
+//! Graphs that cannot serve are rejected at publication, by name, and the active version keeps serving.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ width = 3
 ";
 
 const RETRIEVE: &str = "/v1/models/m:retrieve";
-/// An operator that programs do not have.
+/// An operator that programs do not support.
 const FOREIGN: &str = "sin = Sin(item)";
 
 fn query() -> ValueInfoProto {
@@ -54,17 +54,17 @@ fn logits() -> ValueInfoProto {
     value("logits", &[0, 0, 1])
 }
 
-/// A reranker of these nodes.
+/// Returns a reranker of these nodes.
 fn overarch(nodes: &[&str]) -> Onnx {
     Onnx::new(&[query(), item()], &[logits()], nodes).with(&[integers("last", &[2]), integers("first", &[0])])
 }
 
-/// The sum of an item's numbers, as a program.
+/// Returns the sum of an item's numbers, as a program.
 fn good() -> Onnx {
     overarch(&["logits = ReduceSum(item, last)"])
 }
 
-/// The same in the runtime, with nodes between.
+/// The same in the ONNX runtime, with nodes in between.
 fn foreign(nodes: &[&str]) -> Onnx {
     overarch(&[&[FOREIGN], nodes].concat())
 }
@@ -98,7 +98,7 @@ impl Folder {
         package
     }
 
-    /// Publishes as people do: exit code, what it printed, what it said was wrong.
+    /// Publishes with the command line: returns the exit code, stdout and stderr.
     fn publish(&self, model: &str, files: &[(&str, Vec<u8>)]) -> (i32, String, String) {
         let package = self.package(model, files);
         let [package, items, store] = [package, self.path("items.jsonl"), self.path("store")];
@@ -111,7 +111,7 @@ fn big_tensor(dims: &[i64]) -> TensorProto {
     TensorProto { dims: dims.to_vec(), float_data: Vec::new(), ..floats("w", &[1], &[0.0]) }
 }
 
-/// A node with a graph inside, in which there is one, in which there is one ...
+/// Returns a node with nested subgraphs of this depth.
 fn nested(depth: usize) -> Vec<u8> {
     let field = |key: u8, bytes: &[u8]| {
         let mut length = bytes.len();
@@ -127,7 +127,7 @@ fn nested(depth: usize) -> Vec<u8> {
     field(7, &graph)
 }
 
-/// Rerankers that nobody can serve, each with what the refusal says.
+/// Returns rerankers that cannot be served, each with the text of its error.
 fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
     let whole = good().bytes();
     let chain = |count: usize| {
@@ -221,7 +221,7 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
         (
             "infinite",
             overarch(&["z = Sub(item, item)", "q = Div(item, z)", "logits = ReduceSum(q, last)"]).bytes(),
-            // The program folds what is taken away into 0 times the item, whose sign is the item's.
+            // Constant folding turns the subtraction into 0 times the item, whose sign is the item's.
             &["overarch.onnx: output `logits` of a candidate of sample 0", "first in node `make_q` (Div)"],
         ),
         (
@@ -363,7 +363,7 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
     ]
 }
 
-/// User towers that nobody can serve.
+/// Returns user towers that cannot be served.
 fn towers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
     let given = |inputs: &[ValueInfoProto]| {
         let mut tower = user(&["query = MatMul(x, w)"]);
@@ -489,7 +489,7 @@ fn what_cannot_serve_is_refused_by_name_and_the_version_before_goes_on() {
     assert_eq!(server.stop(), Some(0));
 }
 
-/// A version as an older program published it, whose reranker nobody tried.
+/// Writes a version as an older program published it, whose reranker was not validated.
 fn smuggle(folder: &Folder, number: u64, graph: &[u8]) {
     let [from, to] = [1, number].map(|n: u64| folder.path("store").join(format!("m/{n}")));
     let aside = folder.path("aside");
@@ -577,7 +577,7 @@ fn a_graph_of_the_runtime_runs_on_the_threads_of_the_workers() {
     let config = folder.path("sterling.toml");
     std::fs::write(&config, "[engine]\nworkers = 1\n").unwrap();
     let server = Server::start_with(&folder.path("store"), &["--config", config.to_str().unwrap()]);
-    // The pool of a worker has one thread, that of the process one a core: its second one, where there is one, sleeps.
+    // The pool of a worker has one thread, that of the process one per core: its second one, if there is one, sleeps.
     let woken = || -> Vec<String> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", server.id())).unwrap();
         let texts = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
@@ -626,7 +626,7 @@ fn programs_are_printed_and_recorded() {
         assert!(shown.contains("product in[1, 3] x c0[3, 4]") && shown.contains("24 FLOP"), "{shown}");
         assert!(!shown.contains("when it was published"), "{shown}");
     }
-    // A version whose program was another one is served all the same, and inspect tells.
+    // A version with another program is still served, and inspect reports it.
     let mut manifest = Manifest::read(&version).unwrap();
     let other = GraphRecord::Program("0123456789abcdef".into());
     manifest.graphs.as_mut().unwrap().insert("user.onnx".into(), other);

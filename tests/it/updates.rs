@@ -1,4 +1,4 @@
-//! Updates over HTTP, with real processes: what is acknowledged is seen, stays, and is never lost.
+//! Updates over HTTP, with real processes: acknowledged updates become visible, stay, and are never lost.
 
 use std::path::Path;
 
@@ -28,7 +28,7 @@ fn upsert(server: &Server, items: Value) -> Value {
     server.ask(&format!("{ITEMS}:upsert"), json!({"items": items}))
 }
 
-/// What is found at a position at least.
+/// Returns the results at this position or later.
 fn found(server: &Server, position: u64, body: Value) -> Value {
     server.ask(&format!("/v1/models/vectors:retrieve?min_position={position}"), body)
 }
@@ -39,7 +39,7 @@ fn all(server: &Server, position: u64) -> Vec<i64> {
     ids
 }
 
-/// Posts with headers; the status and the answer.
+/// Posts with headers; returns the status and the answer.
 fn post(server: &Server, path: &str, headers: &[(&str, &str)], body: &str) -> (u16, Value) {
     let mut request = agent().post(format!("http://{}{path}", server.address));
     for (name, value) in headers {
@@ -75,7 +75,7 @@ fn acknowledged_calls_happen_to_an_item_in_their_order() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path());
     let server = serve(folder.path());
-    // Nothing waits for what is seen, which trails what is acknowledged.
+    // Requests do not wait for visibility, which lags behind acknowledgement.
     let mut last = 0;
     for id in 100..160 {
         let put = json!({"id": id, "embedding": [1, 1], "attributes": {"year": 1}});
@@ -99,7 +99,7 @@ fn acknowledged_calls_happen_to_an_item_in_their_order() {
     for id in expected.iter().filter(|id| **id >= 100) {
         assert_eq!(server.get_json(&format!("{ITEMS}/{id}"))["attributes"]["year"], *id);
     }
-    // What was never there is refused, and so is what is known to be gone.
+    // Changes of items that never existed or are deleted are rejected.
     let answer = upsert(&server, json!([{"id": 555, "set": {"year": 1}}, {"id": 100, "set": {"year": 1}}]));
     let refused = answer["refused"].as_array().unwrap();
     assert_eq!((&answer["accepted"], refused.len()), (&json!(0), 2), "{answer}");
@@ -134,7 +134,7 @@ fn a_repeated_call_has_the_first_answer() {
         answer["repeated"] = json!(true);
         answer.to_string()
     });
-    // What would be judged otherwise by now: the item of a refused change is there, those of the deletions are not.
+    // A repetition by key ignores later changes: the item of a rejected change exists now, those of the deletions do not.
     upsert(
         &server,
         json!([{"id": 900, "embedding": [1, 1]}, {"id": 4, "embedding": [1, 1], "attributes": {"lang": "fr"}}]),
@@ -258,7 +258,7 @@ fn items_are_found_changed_and_gone_and_stay_so() {
     published(folder.path());
     let mut server = serve(folder.path());
     assert_eq!(found(&server, 0, json!({"vector": [1, 0]}))["position"], 0);
-    // A value that the snapshot has never seen works in filters at once.
+    // A value that is not in the snapshot works in filters at once.
     let new = json!({"id": 9, "embedding": [3, 3], "attributes": {"lang": ["xx"], "year": 1999, "price": 0.25}});
     let answer = upsert(&server, json!([new, {"id": 2, "set": {"lang": "xx", "price": 9}}]));
     assert_eq!((answer["position"].as_u64(), answer["accepted"].as_u64()), (Some(2), Some(2)));
@@ -282,7 +282,7 @@ fn items_are_found_changed_and_gone_and_stay_so() {
     server.wait();
     server = serve(folder.path());
     check(&server);
-    // Deleted by filter, after a count of what that would be.
+    // Delete by filter, after a dry run with the count.
     let path = format!("{ITEMS}:delete");
     let dry = server.ask(&path, json!({"filter": "lang:xx", "dry_run": true}));
     assert_eq!(
@@ -295,7 +295,7 @@ fn items_are_found_changed_and_gone_and_stay_so() {
     assert_eq!(all(&server, 4), [1, 3]);
     assert_eq!(server.get(&format!("{ITEMS}/9?min_position=4")).0, 404);
     let gone = server.ask(&path, json!({"ids": [1, 1, 555]}));
-    // One of the two ids is there; the other one is deleted all the same, whoever may have put it.
+    // One of the two ids exists; the deletion of the other one is written too, because a concurrent call may have put it.
     let expected =
         json!({"model": "vectors", "position": 6, "deleted": 2, "matched": 1, "dry_run": false, "repeated": false});
     assert_eq!(gone, expected);
@@ -333,7 +333,7 @@ fn deletes_survive_another_version_and_the_way_back() {
     server.ask(&format!("{ITEMS}:delete"), json!({"ids": [1]}));
     upsert(&server, json!([{"id": 4, "embedding": [5, 5]}]));
     assert_eq!(all(&server, 2), [2, 3, 4]);
-    // Published from the items as they once were: the updates follow the version.
+    // Published again from the original items: the updates are applied to the version.
     published(folder.path());
     server.ask("/v1/models/vectors/versions/2:activate", json!({}));
     let seen = found(&server, 2, json!({"vector": [1, 2], "k": 100}));
@@ -351,13 +351,13 @@ fn a_publication_at_a_position_takes_over_from_there() {
     let server = serve(folder.path());
     server.ask(&format!("{ITEMS}:delete"), json!({"ids": [1]}));
     upsert(&server, json!([{"id": 2, "set": {"year": 7}}]));
-    // The catalogue says that item 1 is back, and knows of the first update: the second alone is applied to it.
+    // The catalogue contains item 1 again, and includes the first update: only the second is applied to it.
     let what = Plan { output: Output::at(1), ..vectors(folder.path(), LINES) };
     put(&folder.path().join("store"), &what).unwrap();
     server.ask("/v1/models/vectors/versions/2:activate", json!({}));
     assert_eq!(all(&server, 2), [1, 2, 3]);
     assert_eq!(server.get_json(&format!("{ITEMS}/2"))["attributes"]["year"], 7);
-    // One that claims what was never written is refused.
+    // A version with a position that was never written is rejected.
     put(&folder.path().join("store"), &Plan { output: Output::at(99), ..what }).unwrap();
     let (status, _) = server.post("/v1/models/vectors/versions/3:activate", json!({}));
     assert_ne!(status, 200);
@@ -504,7 +504,7 @@ fn bad_input_is_refused_by_item_and_the_rest_is_taken() {
         assert_eq!(got, status, "{path} {body}: {problem}");
     }
     assert_eq!(server.get(&format!("{ITEMS}/x")).0, 400);
-    // What is no JSON in an item is that item's affair alone.
+    // Invalid JSON in an item rejects only that item.
     let (status, answer) = server
         .post(&upsert, "{\"items\": [{\"id\": 1, \"embedding\": [NaN, 1]}, {\"id\": 2, \"set\": {\"year\": 2}}]}");
     assert_eq!((status, &answer["accepted"], &answer["refused"][0]["place"]), (200, &json!(1), &json!(0)), "{answer}");
@@ -524,7 +524,7 @@ fn a_server_without_updates_says_so_and_one_journal_has_one_server() {
     assert_eq!((status, problem["code"].as_str()), (422, Some("unsupported")));
     let first = serve(folder.path());
     upsert(&first, json!([{"id": 7, "embedding": [1, 1]}]));
-    // A second one waits until the first has ended, as in a restart that overlaps.
+    // A second server waits until the first has ended, as in an overlapping restart.
     let mut command = crate::support::sterling();
     let second =
         Server::spawn(command.env("STERLING_HTTP__DRAIN_MS", "0").args(["serve", "--listen", "127.0.0.1:0"]).args([

@@ -1,4 +1,4 @@
-//! Warm-ups: requests that are kept with a version and must be answered alike before it may serve.
+//! Warm-ups: recorded requests of a version that must get the same answers before it may serve.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ fn request(k: usize) -> Value {
     json!({"features": {"installed": [1, 5]}, "k": k})
 }
 
-/// The tiny package with a warm-up of these lines.
+/// Returns the tiny package with a warm-up of these lines.
 fn package(lines: &[String]) -> (TempDir, Plan) {
     let folder = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(tiny_package()).unwrap() {
@@ -48,7 +48,7 @@ fn line(request: &Value, ids: &[i64], scores: &[f64]) -> String {
     json!({"request": request, "ids": ids, "scores": scores}).to_string()
 }
 
-/// Writes other lines into a published version, which then is whole all the same.
+/// Writes other lines into a published version, and updates its checksums.
 fn rewrite(folder: &Path, lines: &[Value]) {
     let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
     fs::write(folder.join("warmup.jsonl"), &text).unwrap();
@@ -69,7 +69,7 @@ fn publishing_answers_what_has_no_answer_and_holds_the_rest_against_the_version(
     let server = Server::start(store.path());
     assert_eq!(ids(&server.ask(RETRIEVE, request(3))), found);
 
-    // An answer that a trainer brings stays as it is written, rounding and all.
+    // An answer from a trainer is stored unchanged, including its rounding.
     let near: Vec<f64> = scores.iter().map(|s| s * 1.0001).collect();
     let brought = line(&request(3), &found, &near);
     let number = publish(store.path(), std::slice::from_ref(&brought)).unwrap();
@@ -142,7 +142,7 @@ fn a_version_whose_golden_answers_do_not_come_out_is_refused() {
         assert_eq!(server.ask(RETRIEVE, request(3))["version"], 1);
     }
 
-    // What rounding may have swapped is taken.
+    // Ranks that rounding may have swapped are accepted.
     let mut swapped = golden;
     let near = swapped[0]["scores"][0].clone();
     swapped[0]["scores"][1] = near;

@@ -1,4 +1,4 @@
-//! The models of the zoo, exported from PyTorch: published, served and held against what PyTorch says.
+//! Models of the zoo, exported from PyTorch: published, served and compared with PyTorch.
 
 use std::collections::HashMap;
 
@@ -9,10 +9,10 @@ use sterling::snapshot::Recipe;
 
 use crate::support::{Server, json as read, put, root};
 
-/// Largest difference to PyTorch of a query's number, a similarity or a task's score.
+/// Largest allowed difference to PyTorch of a query's number, a similarity or a task's score.
 const TOLERANCE: f64 = 2e-4;
 
-/// What `python/make_zoo.py` makes.
+/// Models that `python/make_zoo.py` writes.
 const ZOO: [&str; 7] = ["dcn", "deepfm", "din", "hstu", "mol", "sasrec", "tags"];
 
 fn near(found: &Value, wanted: &Value, place: &str) {

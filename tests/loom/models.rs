@@ -1,10 +1,11 @@
-//! Models of lock-free state machines, which loom runs in every order of their steps: `scripts/test_loom.sh`.
+//! Models of lock-free state machines, which loom runs with every order of their steps: `scripts/test_loom.sh`.
 //!
-//! The source is that of the crate, taken by path: with `--cfg loom` its atomics are loom's, and tokio, which has another meaning for that flag, is not
-//! built. Three others have no model. What `serving::engine` shares without its lock are hints, each a number by itself that a late reader may see late;
-//! all else is under one lock with waits that end by time, of which loom has none. Readers of `embedding::tiers::places` write one byte per row, at most
-//! 3 whoever else writes it, and everything else there needs the lock alone. Of `http::worst` a model passes also with the stores of its window in the
-//! wrong order: loom compares a store with the last access alone, which there is one of the same thread.
+//! The source is that of the crate, included by path. With `--cfg loom` its atomics are those of loom; tokio is not built,
+//! because it interprets that flag differently. Three others have no model. `serving::engine` shares only hints outside its lock,
+//! each an independent number that a reader may see late; the rest is under one lock with timed waits, which loom does not
+//! support. Readers of `embedding::tiers::places` write one byte per row, at most 3 regardless of concurrent writers, and
+//! everything else there needs the lock alone. For `http::worst` a model passes even with the stores of its window in the wrong
+//! order: loom compares a store only with the last access, which is one of the same thread.
 #![cfg(loom)]
 
 #[path = "../../crates/server/src/http/self_wakes.rs"]
@@ -22,7 +23,7 @@ mod tests {
 
     use super::self_wakes::SelfWaking;
 
-    /// A runtime of one task: its waker tells the thread that polls.
+    /// A runtime of one task: its waker unparks the polling thread.
     struct Runtime(Notify);
 
     impl Wake for Runtime {
@@ -31,7 +32,8 @@ mod tests {
         }
     }
 
-    /// Polls a task that ends once `wakers` other threads have woken it, each after an event of its own. A lost wake is a deadlock, which loom reports.
+    /// Polls a task that ends once `wakers` other threads have woken it, each after its own event. A lost wake is a deadlock,
+    /// which loom reports.
     fn every_wake_arrives(wakers: usize) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);

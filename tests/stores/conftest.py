@@ -1,4 +1,4 @@
-"""Buckets of moto's S3, Azurite's Azure and fake-gcs-server's Google Cloud Storage for all tests, each behind a proxy of its own."""
+"""Buckets of moto's S3, Azurite's Azure and fake-gcs-server's Google Cloud Storage for all tests, each behind its own proxy."""
 
 import abc
 import base64
@@ -27,9 +27,9 @@ AZURITE = pathlib.Path(os.environ.get("AZURITE", ROOT / "target/azurite/node_mod
 
 
 class Bucket(abc.ABC):
-    """A bucket of its own behind a proxy of its own, as the program finds it."""
+    """A bucket behind its own proxy, as the program accesses it."""
 
-    # The scheme of its URL, what its listings and the parts of large objects are asked with, and what stands before the store.
+    # Scheme of its URL, query of its listings and of the parts of large objects, and the proxy in front of the store.
     scheme: str
     listing: str
     part = "partNumber="
@@ -47,19 +47,19 @@ class Bucket(abc.ABC):
 
     @abc.abstractmethod
     def place(self) -> dict[str, str]:
-        """The settings by which the program finds it, behind the proxy."""
+        """Returns the settings by which the program reaches it, through the proxy."""
 
     @abc.abstractmethod
     def make(self) -> None:
-        """Makes it."""
+        """Creates the bucket."""
 
     @abc.abstractmethod
     def ask(self, method: str, key: str, body: bytes | None = None) -> bytes:
-        """Asks the store itself, past the proxy."""
+        """Sends a request to the store directly, without the proxy."""
 
     @abc.abstractmethod
     def keys(self) -> list[str]:
-        """The objects under its prefix."""
+        """Returns the objects under its prefix."""
 
     def send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> bytes:
         store = http.client.HTTPConnection("127.0.0.1", self.store, timeout=30)
@@ -71,7 +71,7 @@ class Bucket(abc.ABC):
         return content
 
     def run(self, *arguments: object, cache: str = "cache", expect: int = 0) -> str:
-        """Runs the program to its end; what it said."""
+        """Runs the program to its end; returns its output."""
         done = self.start(*arguments, cache=cache)
         out, err = done.communicate(timeout=120)
         assert done.returncode == expect, (arguments, done.returncode, out, err)
@@ -86,7 +86,7 @@ class Bucket(abc.ABC):
         return self.run(*self.publication(offset, count), *more, expect=expect)
 
     def publication(self, offset: int, count: int, recipe: str = "[index]\nlists = 1\n") -> list[object]:
-        """The arguments that publish a version whose files are others for each offset."""
+        """Returns the arguments that publish a version whose files depend on the offset."""
         items, index = self.folder / f"items-{offset}.jsonl", self.folder / "recipe.toml"
         items.write_text("".join(f'{{"id": {n + offset}, "embedding": [{(n * 7 + offset) % count}, {n - count}, 1]}}\n' for n in range(count)))
         index.write_text(recipe)
@@ -98,7 +98,7 @@ class Bucket(abc.ABC):
 
 
 class S3(Bucket):
-    """A bucket of moto's."""
+    """A bucket of moto."""
 
     scheme, listing = "s3", "list-type=2"
 
@@ -123,7 +123,7 @@ class S3(Bucket):
 
 
 class Azure(Bucket):
-    """A container of Azurite's, which has this account."""
+    """A container of Azurite, with this account."""
 
     scheme, listing, part = "az", "comp=list", "comp=block"
     account, key = "devstoreaccount1", "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -158,7 +158,7 @@ class Azure(Bucket):
 
 
 class Google(Bucket):
-    """A bucket of fake-gcs-server's, which asks for no key."""
+    """A bucket of fake-gcs-server, which needs no key."""
 
     scheme, listing, front = "gs", "list-type=2", Translated
 
@@ -216,7 +216,7 @@ PORTS = {S3: "moto_port", Azure: "azurite_port", Google: "google_port"}
 
 @pytest.fixture(params=PORTS, ids=lambda maker: maker.scheme)
 def bucket(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> collections.abc.Iterator[Bucket]:
-    """A bucket of each maker."""
+    """A bucket of each kind."""
     bucket = request.param(request.getfixturevalue(PORTS[request.param]), tmp_path)
     yield bucket
     bucket.proxy.down()

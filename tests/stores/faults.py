@@ -1,4 +1,4 @@
-"""A reverse proxy in front of an object store that breaks what it is told to break, and the stores themselves."""
+"""A reverse proxy in front of an object store that injects faults, and the stores themselves."""
 
 import collections.abc
 import contextlib
@@ -17,18 +17,18 @@ import urllib.parse
 
 @dataclasses.dataclass
 class Fault:
-    """What becomes of requests whose method and path begin so, as often as is said."""
+    """Fault for requests with this method and prefix of the path, with the number of times."""
 
     method: str
     path: str
-    action: str  # cut, flip, unavailable, denied, hold (until the door is closed)
+    action: str  # cut, flip, unavailable, denied, hold (until the proxy is closed)
     times: int = 1
     at: int = 0
     done: int = 0
 
 
 class Proxy:
-    """Passes requests on to a store, with faults on their way; `down` closes its door."""
+    """Forwards requests to a store, with injected faults; `down` closes it."""
 
     def __init__(self, port: int):
         self.store, self.faults, self.lock = port, [], threading.Lock()
@@ -38,7 +38,7 @@ class Proxy:
         self.up()
 
     def up(self) -> None:
-        """Opens the door, at the place where it was."""
+        """Opens the proxy at its previous port."""
         proxy = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -61,7 +61,7 @@ class Proxy:
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def down(self) -> None:
-        """Closes the door, and all connections in the middle of what they are at."""
+        """Closes the proxy, and all connections in the middle of their requests."""
         server, self.server = self.server, None
         if server:
             server.shutdown()
@@ -87,7 +87,7 @@ class Proxy:
         return None
 
     def pass_on(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
-        """Asks the store: the status, headers (their names in small letters) and content of its answer."""
+        """Forwards a request to the store; returns the status, headers (with lower-case names) and content of its answer."""
         store = http.client.HTTPConnection("127.0.0.1", self.store, timeout=30)
         try:
             store.request(method, path, body, headers)
@@ -112,7 +112,7 @@ class Proxy:
             return
         if fault and fault.action == "hold":
             self.closed.wait()
-        # One that was let in as the door closed goes no further.
+        # A request that was accepted during the closing is not forwarded.
         if self.closed.is_set() or (fault and fault.action == "cut" and asked.command == "PUT"):
             with contextlib.suppress(OSError):
                 asked.connection.shutdown(socket.SHUT_RDWR)
@@ -156,7 +156,7 @@ def wait_for(what: str, is_so: collections.abc.Callable[[], object], seconds: fl
 
 @contextlib.contextmanager
 def running(command: list[object], port: int, environment: dict[str, str] | None = None) -> collections.abc.Iterator[None]:
-    """A store that is started on a port of this machine, and ended."""
+    """Runs a store on a port of this machine."""
     process = subprocess.Popen(
         [str(part) for part in command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
     )
@@ -176,7 +176,7 @@ def running(command: list[object], port: int, environment: dict[str, str] | None
 
 @contextlib.contextmanager
 def moto() -> collections.abc.Iterator[int]:
-    """Moto's S3, which keeps to conditions; its state is in memory."""
+    """Runs the S3 of moto, which honours conditions; its state is in memory."""
     port = free_port()
     environment = dict(os.environ) | {"PYTHONPATH": ""}
     with running([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port], port, environment):
@@ -185,7 +185,7 @@ def moto() -> collections.abc.Iterator[int]:
 
 @contextlib.contextmanager
 def azurite(program: pathlib.Path, folder: pathlib.Path) -> collections.abc.Iterator[int]:
-    """Azurite's Azure, which keeps to conditions."""
+    """Runs the Azure of Azurite, which honours conditions."""
     port = free_port()
     place = ["--location", folder, "--blobHost", "127.0.0.1", "--blobPort", port]
     with running([program, "--silent", "--disableTelemetry", "--skipApiVersionCheck", *place], port):
@@ -194,7 +194,7 @@ def azurite(program: pathlib.Path, folder: pathlib.Path) -> collections.abc.Iter
 
 @contextlib.contextmanager
 def rclone(folder: pathlib.Path, program: str) -> collections.abc.Iterator[int]:
-    """Rclone's S3, which passes over conditions."""
+    """Runs the S3 of rclone, which ignores conditions."""
     port = free_port()
     (folder / "models").mkdir(parents=True)
     with running([program, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", "key,secretsecret", folder], port):

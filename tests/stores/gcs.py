@@ -1,8 +1,9 @@
-"""fake-gcs-server's Google Cloud Storage, and what stands in front of it for the writes of the XML API, which it does not have.
+"""fake-gcs-server's Google Cloud Storage, and a proxy for the writes of the XML API, which it lacks.
 
-The program reads, lists, writes and removes by Google's XML API. Of that the emulator (1.54) has reads, of which it passes over `If-Match`, listings
-in one page, and removals. Writes it has by signed URLs alone, and then passes over their conditions; those of multipart uploads of the JSON API it
-keeps. `Translated` makes the one of the other: whether a condition holds is the emulator's answer, the parts of large objects are put together here."""
+The program reads, lists, writes and deletes with Google's XML API. The emulator (1.54) supports its reads (ignoring
+`If-Match`), listings in one page, and deletions. It supports writes by signed URLs only, and then ignores their conditions,
+but it honours those of multipart uploads of the JSON API. `Translated` converts between the two: the emulator evaluates the
+conditions, and the parts of large objects are assembled here."""
 
 import collections.abc
 import contextlib
@@ -18,7 +19,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class Translated(Proxy):
-    """Writes of the XML API as the emulator takes them: with their conditions; signed, without them; or, bare, as they come."""
+    """Translates writes of the XML API for the emulator: with their conditions; signed, without them; or, bare, unchanged."""
 
     def __init__(self, port: int):
         self.is_signed = self.is_bare = False
@@ -40,7 +41,7 @@ class Translated(Proxy):
         return super().pass_on(method, path, headers, body)
 
     def write(self, place: str, headers: dict[str, str], body: bytes) -> Answer:
-        """An object, where its condition holds."""
+        """Writes an object if its condition holds."""
         _, bucket, name = place.split("/", 2)
         condition = {name.lower(): value for name, value in headers.items()}.get(CONDITION)
         if self.is_signed:
@@ -66,7 +67,7 @@ class Translated(Proxy):
         return 200, {}, f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>".encode()
 
     def part(self, method: str, place: str, asked: dict[str, str], body: bytes) -> Answer:
-        """A part of a large object, its end, or its being given up."""
+        """Uploads a part of a large object, completes it, or aborts it."""
         with self.parts_lock:
             parts = self.parts[asked["uploadId"]]
             if method == "PUT":
@@ -85,7 +86,7 @@ class Translated(Proxy):
 
 @contextlib.contextmanager
 def emulator(program: pathlib.Path) -> collections.abc.Iterator[int]:
-    """fake-gcs-server; its state is in memory."""
+    """Runs fake-gcs-server; its state is in memory."""
     port = free_port()
     place = ["-scheme", "http", "-host", "127.0.0.1", "-port", port, "-public-host", "127.0.0.1"]
     with running([program, "-backend", "memory", "-log-level", "error", *place], port):

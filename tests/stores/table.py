@@ -1,4 +1,4 @@
-"""A proxy that has every call of a program meet a fault once, and lets its repetition through."""
+"""A proxy that injects one fault into every call of a program, and forwards its repetition."""
 
 import collections
 import contextlib
@@ -19,14 +19,14 @@ STATUSES = {
     "404 for a while": (404, "NoSuchKey"),
 }
 FAULTS = [*STATUSES, "reset before", "reset after", "cut body", "flipped byte", "silence", "slow link"]
-# How long the program waits for a byte, and how long the proxy is silent.
+# Read timeout of the program, and silence of the proxy, in seconds.
 PATIENCE, SILENCE = 1.0, 2.0
-# Bytes a second of a slow link, in steps.
+# Rate of a slow link in bytes per second, and its steps in bytes.
 RATE, STEP = 60_000, 3000
 
 
 class Table(Proxy):
-    """Of the calls of one method and path, every other one meets the fault: the first try and not the second."""
+    """Injects the fault into every other call with the same method and path: the first try and not the second."""
 
     fault: str | None = None
 
@@ -41,7 +41,7 @@ class Table(Proxy):
             self.met.clear()
 
     def meets(self, asked: http.server.BaseHTTPRequestHandler) -> str | None:
-        """The fault that a call meets, where it meets one."""
+        """Returns the fault of a call, if it gets one."""
         method, path = asked.command, re.sub(r"\.probe-\w+|uploadId=[^&]+", "", urllib.parse.unquote(asked.path))
         with self.lock:
             fault = self.fault

@@ -12,7 +12,7 @@ from faults import free_port, wait_for
 
 
 def examined(bucket: Bucket, *asked: str) -> tuple[int, dict]:
-    """What the doctor says of a fleet: its exit code and its report."""
+    """Returns the exit code and the report of the doctor for a fleet."""
     doctor = bucket.start("doctor", *asked, "--json", cache="doctor")
     out, err = doctor.communicate(timeout=60)
     assert out, err
@@ -42,7 +42,7 @@ def test_the_doctor_says_what_is_wrong_and_nothing_where_all_is_well(bucket: Buc
         said = bucket.run("doctor", *asked, cache="doctor")
         assert said.strip().endswith("all is well") and said.count(" 0/2 ") == said.count(" 1/2 ") == 2
 
-        # A version that is wished and cannot be had at one shard.
+        # A desired version that one shard cannot load.
         bucket.proxy.fault("GET", "2/shard-1/index.safetensors", "flip", times=1000, at=50)
         bucket.publish(100, 400, "--shards", 2)
         bucket.run("activate", "vectors", 2, "--store", bucket.url)
@@ -54,7 +54,7 @@ def test_the_doctor_says_what_is_wrong_and_nothing_where_all_is_well(bucket: Buc
         bucket.run("activate", "vectors", 1, "--store", bucket.url)
         wait_for("version 1", lambda: not any("several versions" in wrong or "not reached" in wrong for wrong in examined(bucket, *asked)[1]["wrong"]))
 
-        # A server that is gone, and a store that is.
+        # A dead server, and an unreachable store.
         os.kill(servers[3]._process.pid, signal.SIGKILL)
         bucket.proxy.down()
         _, report = examined(bucket, *asked[:-2])

@@ -1,6 +1,8 @@
-"""Every call of the program to a bucket meets every fault once: in the end the version is there, or the message says why not, and nothing is mixed.
+"""Every call of the program to a bucket gets every fault once: in the end the version exists, or the message has the reason, and
+no version is mixed.
 
-The calls are those of a publication, a load, an activation, a label and a lease; the faults stand in table.py, and the buckets are moto's S3."""
+The calls are those of a publication, a load, an activation, a label and a lease; the faults are in table.py, and the buckets
+are those of moto's S3."""
 
 import collections.abc
 import json
@@ -18,7 +20,7 @@ from test_stores import readyz, text, version
 
 
 class FaultyS3(S3):
-    """A bucket of moto's behind a proxy with a table of faults."""
+    """A bucket of moto behind a proxy with a table of faults."""
 
     front = Table
     proxy: Table
@@ -32,7 +34,7 @@ class FaultyS3(S3):
         return subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
 
     def whole(self) -> set[int]:
-        """The versions that are there, all of which hold what their manifests say."""
+        """Checks that all files match their manifests; returns the existing versions."""
         there = {int(found[1]) for key in self.keys() if (found := re.fullmatch(r"vectors/(\d+)/manifest.json", key))}
         for number in there:
             assert "every checksum holds" in self.run("inspect", f"{self.url}/vectors/{number}", cache="inspector")
@@ -57,7 +59,7 @@ def test_every_call_meets_the_fault_once(faulty: FaultyS3, fault: str, record_pr
             done = faulty.tried(*arguments, cache=cache)
             faulty.proxy.begin(None)
             if done.returncode:
-                # What went wrong, and where.
+                # The message names the error and its location.
                 assert faulty.name in done.stderr and "panicked" not in done.stderr, done.stderr
                 told.append((arguments[0], done.stderr.strip().splitlines()[-1]))
             return done.returncode == 0
@@ -69,7 +71,7 @@ def test_every_call_meets_the_fault_once(faulty: FaultyS3, fault: str, record_pr
             faulty.publish(1000, 600)
         newest = max(faulty.whole())
         wait_for("the newest version at the server that ran", lambda: version(running) == newest)
-        # A lease that could not be removed belongs to no version, and goes with a later publication.
+        # A lease that could not be removed belongs to no version, and a later publication removes it.
         activated = under_fault("activate", "vectors", 1, "--store", faulty.url, cache="operator")
         if not activated:
             assert "version 1" in faulty.run("activate", "vectors", 1, "--store", faulty.url, cache="operator")
@@ -78,7 +80,7 @@ def test_every_call_meets_the_fault_once(faulty: FaultyS3, fault: str, record_pr
             faulty.run("label", "vectors", "new", newest, "--store", faulty.url, cache="operator")
         wait_for("the label", lambda: running.get("/v1/models/vectors/labels")["labels"] == {"new": newest})
 
-        # A server of another machine that starts and loads, while each of its calls meets the fault.
+        # A server of another machine starts and loads, with a fault in each of its calls.
         faulty.proxy.begin(fault)
         with faulty.serve("another machine") as other:
             wait_for("version 1 there", lambda: version(other) == 1, 60)
@@ -117,7 +119,7 @@ def test_a_stray_object_stops_nobody(faulty: FaultyS3) -> None:
 
 
 def made(faulty: FaultyS3, store: pathlib.Path, count: int) -> dict[str, bytes]:
-    """The files of a version that is made in a folder, by their keys in the bucket."""
+    """Returns the files of a version that is made in a folder, by their keys in the bucket."""
     arguments = [str(argument) for argument in faulty.publication(count, 400)[:-2]]
     subprocess.run([PROGRAM, *arguments, "--store", store], check=True, capture_output=True, stdin=subprocess.DEVNULL)
     number = max(int(path.name) for path in (store / "vectors").iterdir() if path.name.isdigit())
@@ -212,7 +214,7 @@ def test_refusals_of_a_bucket_are_told_apart(faulty: FaultyS3, monkeypatch: pyte
 
 
 def test_a_slow_link_moves_a_large_file(faulty: FaultyS3) -> None:
-    """A file takes longer than any bound on silence, up and down; bytes move all the time."""
+    """A file takes longer than any timeout, up and down, but bytes keep moving."""
     faulty.proxy.begin("slow link")
     took = time.monotonic()
     faulty.publish(0, 6000)

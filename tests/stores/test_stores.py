@@ -1,8 +1,8 @@
-"""Stores in buckets: the program against S3 as moto and rclone speak it, Azure as Azurite does and Google Cloud Storage as fake-gcs-server does behind
-what gcs.py says, over connections that break.
+"""Stores in buckets: the program with S3 by moto and rclone, Azure by Azurite and Google Cloud Storage by fake-gcs-server (see
+gcs.py), over connections that break.
 
-Needs the program `sterling` (`$STERLING`, or target/debug/sterling), moto and rclone, all on this machine; Azurite (`$AZURITE`, or under
-target/azurite) and fake-gcs-server, or the tests with them are skipped."""
+Needs the program `sterling` (`$STERLING`, or target/debug/sterling), moto and rclone, all on this machine; Azurite
+(`$AZURITE`, or under target/azurite) and fake-gcs-server, or the tests with them are skipped."""
 
 import array
 import http.client
@@ -27,7 +27,7 @@ def version(server: sterling.Server, label: str = "") -> int:
 
 
 def polls(server: sterling.Server) -> int:
-    """How often the server has polled the store."""
+    """Returns the number of polls of the store by the server."""
     found = re.search(r'^sterling_polls_total{source="store"} (\d+)', text(server, "/metrics"), re.M)
     assert found
     return int(found[1])
@@ -53,7 +53,7 @@ def test_what_is_published_to_a_bucket_is_served_from_it(bucket: Bucket) -> None
         assert version(server) == 1
         bucket.publish(1000)
         wait_for("version 2", lambda: version(server) == 2)
-        # What is wished stands over what is newest, at all servers of the store, and for those that start later.
+        # The desired version takes precedence over the newest, at all servers of the store, also at those that start later.
         assert "vectors: version 1, revision 1" in bucket.run("activate", "vectors", 1, "--store", bucket.url)
         wait_for("version 1", lambda: version(server) == 1)
         bucket.publish(2000)
@@ -62,7 +62,7 @@ def test_what_is_published_to_a_bucket_is_served_from_it(bucket: Bucket) -> None
         assert (version(server), version(server, "/labels/canary")) == (1, 3)
         with bucket.serve("another machine") as other:
             assert version(other) == 1
-        # An operator of one server decides there, until something else is wished.
+        # An operator of one server overrides it there, until the desired version changes.
         server.post("/v1/models/vectors/versions/2:activate", {})
         before = polls(server)
         wait_for("three polls of the store", lambda: polls(server) >= before + 3)
@@ -109,11 +109,11 @@ def test_a_store_that_passes_over_conditions_is_refused(s3: S3, tmp_path: pathli
 
 
 def test_googles_store_is_refused_where_it_passes_over_conditions_or_takes_no_writes(google: Google) -> None:
-    # What the emulator does with a signed write: it takes whatever comes.
+    # With a signed write the emulator ignores the condition.
     google.proxy.is_signed = True
     for arguments in (google.publication(0, 20), ["serve", "--listen", "127.0.0.1:0", "--store", google.url]):
         assert "it took a second object of one key that must fail" in google.run(*arguments, expect=2)
-    # And with one that is not signed.
+    # And with an unsigned one.
     google.proxy.is_bare = True
     assert "400 Bad Request" in google.publish(expect=1)
     assert not google.keys()
@@ -190,7 +190,7 @@ def test_a_fetch_survives_what_breaks_on_its_way(bucket: Bucket) -> None:
         assert "every checksum holds" in said and (cut.done, slow.done) == (2, 2)
     bucket.proxy.fault("GET", bucket.listing, "unavailable", times=2)
     bucket.publish(100)
-    # One that stays cut is an error, and the next try goes on.
+    # A connection that stays cut is an error, and the next try continues.
     bucket.proxy.fault("HEAD", "2/index.safetensors", "denied", times=1)
     assert "index.safetensors" in bucket.run("inspect", f"{bucket.url}/vectors/2", cache="denied", expect=1)
     assert "every checksum holds" in bucket.run("inspect", f"{bucket.url}/vectors/2", cache="denied")
@@ -215,7 +215,7 @@ def test_a_store_that_lies_is_refused_by_name_and_what_serves_goes_on(bucket: Bu
         wait_for("the warning", lambda: "version 2 is wished in the store, version 1 answers" in readyz(server))
         assert version(server) == 1
         bucket.ask("PUT", key, whole)
-        # The manifest says that something is new, as copying a version again does.
+        # A changed manifest announces a new version, as after another copy of a version.
         manifest = bucket.ask("GET", "models/vectors/2/manifest.json")
         bucket.ask("PUT", "models/vectors/2/manifest.json", manifest + b"\n")
         wait_for("version 2", lambda: version(server) == 2)
@@ -235,7 +235,7 @@ def test_a_store_that_is_down_changes_nothing_and_comes_back(bucket: Bucket) -> 
         server.post("/v1/models/vectors/versions/1:activate", {})
         assert version(server) == 1 and time.monotonic() - began < 5
         assert [v["version"] for v in server.get("/v1/models/vectors/versions")["versions"]] == [1, 2]
-        # A server that starts meanwhile has what was fetched.
+        # A server that starts in the meantime uses the fetched files.
         with bucket.serve() as other:
             assert version(other) == 2 and "no answer" in readyz(other)
             bucket.proxy.up()
@@ -285,7 +285,7 @@ def test_a_disk_that_is_bounded_keeps_what_is_used(bucket: Bucket) -> None:
 
 
 def test_what_is_fetched_can_be_copied_into_a_folder_and_served(bucket: Bucket, tmp_path: pathlib.Path) -> None:
-    """The layouts are one: a bucket may be filled by copying a folder, and a folder by copying a bucket."""
+    """The layouts are equal: a bucket may be filled by copying a folder, and a folder by copying a bucket."""
     store = tmp_path / "store"
     items = bucket.publication(0, 50)[4]
     subprocess.run([PROGRAM, "publish", "--name", "vectors", "--items", items, "--store", store], check=True, capture_output=True, stdin=subprocess.DEVNULL)

@@ -1,8 +1,9 @@
-"""As much of `docker compose` as docs/guide/tasks.md needs, where there is no Docker: `run --rm`, `up -d` and `down` of the services whose image is Sterling's.
+"""The subset of `docker compose` that docs/guide/tasks.md needs, for machines without Docker: `run --rm`, `up -d` and `down` of
+the services with Sterling's image.
 
-A service gets a root of its own in namespaces of the user: the system's programs, the program under test in the place of the image's entry point, its
-volumes and files, `/tmp` where it asks for it, nothing else, and read-only where it says so. The network is that of the machine: the service listens on the host's port itself.
-Images of others are not to be had here, and are passed over aloud."""
+A service gets its own root in user namespaces: the system's programs, the tested program instead of the image's entry point,
+its volumes and files, `/tmp` if it is mounted, nothing else, and read-only if configured. The network is that of the machine:
+the service listens on the host's port itself. Other images are not available here, and are skipped with a message."""
 
 import argparse
 import os
@@ -35,7 +36,8 @@ def arguments() -> argparse.Namespace:
 
 
 def interpolated(file: pathlib.Path) -> dict:
-    """The services of a compose file, `${NAME:-default}` in it filled in: by the environment, or else by `.env` beside it."""
+    """Returns the services of a compose file, with `${NAME:-default}` replaced from the environment, or else from `.env`
+    beside it."""
     beside = file.with_name(".env")
     known = dict(line.split("=", 1) for line in beside.read_text().splitlines()) if beside.exists() else {}
     fill = lambda found: (known | os.environ).get(found[1], found[2] or "")
@@ -43,7 +45,7 @@ def interpolated(file: pathlib.Path) -> dict:
 
 
 def check_build(service: dict, folder: pathlib.Path) -> None:
-    """What would be built from is the clone."""
+    """Checks that the image would be built from this clone."""
     context = (folder / service["build"]["context"]).resolve()
     for name in (service["build"]["dockerfile"], "Cargo.toml", "src/main.rs"):
         if not (context / name).is_file():
@@ -51,7 +53,7 @@ def check_build(service: dict, folder: pathlib.Path) -> None:
 
 
 def check_secrets(service: dict, folder: pathlib.Path) -> None:
-    """Others may not read what is secret, and the container's user may, by a group of its."""
+    """Checks that secrets are unreadable for others, and readable for the container's user by one of its groups."""
     groups = {int(group) for group in service.get("group_add", [])}
     for volume in service.get("volumes", []):
         place = (folder / volume.split(":")[0]).resolve()
@@ -63,7 +65,7 @@ def check_secrets(service: dict, folder: pathlib.Path) -> None:
 
 
 def mounts(service: dict, volumes: list[str], folder: pathlib.Path, state: pathlib.Path) -> list[tuple[pathlib.Path, str, bool]]:
-    """Where each volume lies, where it is seen, and whether it may be written."""
+    """Returns source, target and writability of each volume."""
     found = []
     for volume in [*service.get("volumes", []), *volumes]:
         source, target, *mode = volume.split(":")
@@ -74,12 +76,12 @@ def mounts(service: dict, volumes: list[str], folder: pathlib.Path, state: pathl
         if not place.exists():
             sys.exit(f"volume {volume}: there is no {place}")
         found.append((place, target, mode != ["ro"]))
-    # What lies inside another one is mounted after it.
+    # Nested mounts come after their parents.
     return sorted(found, key=lambda mount: mount[1])
 
 
 def script(service: dict, seen: list[tuple[pathlib.Path, str, bool]], command: list[str]) -> str:
-    """What makes the root and enters it."""
+    """Returns the script that makes the root and enters it."""
     lines = ["set -e", "root=$(mktemp -d)", "mount -t tmpfs tmpfs $root"]
     for name in SYSTEM:
         place = pathlib.Path("/", name)
@@ -105,7 +107,7 @@ def script(service: dict, seen: list[tuple[pathlib.Path, str, bool]], command: l
 
 
 def start(service: dict, command: list[str], volumes: list[str], folder: pathlib.Path, state: pathlib.Path, log=None) -> subprocess.Popen:
-    # The program sees the environment of its service, and nothing of this machine's.
+    # The program gets only the environment of its service.
     environment = {"PATH": os.environ["PATH"]} | service.get("environment", {})
     for port in service.get("ports", []):
         host, inside = port.split(":")[-2:]

@@ -1,4 +1,4 @@
-"""The session of a shell that types what docs/guide/tasks.md says."""
+"""The shell session that runs the commands of docs/guide/tasks.md."""
 
 import os
 import pathlib
@@ -16,13 +16,13 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAM = pathlib.Path(os.environ.get("STERLING", ROOT / "target/debug/sterling"))
-# Ports of the page, which may be taken on the machine that tests.
+# Ports of the page, which may be in use on the test machine.
 PORTS = ("8080", "8443")
 
 
 @dataclass
 class Task:
-    """A section of the page: blocks that are typed, each with the lines that it says come out."""
+    """A section of the page: blocks of commands, each with its expected lines."""
 
     title: str
     needs: set[str] = field(default_factory=set)
@@ -54,7 +54,7 @@ def free_ports(count: int) -> list[str]:
 
 
 class Shell:
-    """One bash for all blocks, as a person has it: folder, variables and what runs in the background stay."""
+    """One bash for all blocks, as a person uses it: folder, variables and background jobs persist."""
 
     def __init__(self, folder: pathlib.Path, path: pathlib.Path):
         *ports, admin = free_ports(len(PORTS) + 1)
@@ -75,13 +75,13 @@ class Shell:
         )
 
     def run(self, text: str, seconds: float = 150) -> tuple[int, str]:
-        """What a block writes, and what its last command ends with; the first command that fails ends it."""
+        """Returns the output of a block and the status of its last command; the first failing command ends it."""
         self.count += 1
         for port, free in self.ports.items():
             text = text.replace(f":{port}", f":{free}")
         block = self.folder.parent / f"block-{self.count}.sh"
         block.write_text(text)
-        # `set -e` would end the shell: the trap leaves the block alone, and its number says so.
+        # `set -e` would end the shell: the trap leaves only the block, and its number reports it.
         end = f"=== end of block {self.count}:"
         line = f"trap 'failed=$?; trap - ERR; return $failed' ERR; . {block}; status=$?; trap - ERR; printf '\\n{end} %s\\n' $status\n"
         self.process.stdin.write(line.encode())
@@ -98,7 +98,7 @@ class Shell:
         return int(ended[1]), said[: ended.start()].decode(errors="replace")
 
     def close(self) -> None:
-        """Ends the shell and what it left in the background."""
+        """Ends the shell and its background jobs."""
         os.killpg(self.process.pid, signal.SIGTERM)
         try:
             self.process.wait(5)
@@ -113,11 +113,11 @@ class Shell:
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory):
-    """A shell in an empty folder, with `docker` where there is none."""
+    """A shell in an empty folder, with a substitute for a missing `docker`."""
     place = tmp_path_factory.mktemp("tasks")
     (place / "tools").mkdir()
     (place / "empty").mkdir()
-    # Without what a debugger reads the program of a debug build is a third as large: it goes into a wheel.
+    # Stripping makes the debug build a third as large, because it goes into a wheel.
     if not shutil.which("strip") or subprocess.run(["strip", "-o", place / "sterling", PROGRAM]).returncode != 0:
         shutil.copy(PROGRAM, place / "sterling")
     docker = place / "tools/docker"

@@ -1,8 +1,9 @@
-"""Types what docs/guide/tasks.md says, block after block, in an empty folder, and holds what comes out against the page.
+"""Runs the commands of docs/guide/tasks.md, block by block, in an empty folder, and compares the output with the page.
 
-Nothing is changed but two port numbers, for they may be taken. `docker` is `compose.py` beside this file, which starts the services that are Sterling's in
-a root of their own, with the command, environment, files and ports of the compose file. Task 6 runs where PyTorch is in the environment of the tests
-(`target/python/bin/pip install './python[export]'`): pip finds it there, and loads it for nobody again."""
+Only two port numbers are changed, because they may be in use. `docker` is `compose.py` beside this file, which starts
+Sterling's services in their own root, with the command, environment, files and ports of the compose file. Task 6 runs if
+PyTorch is in the environment of the tests (`target/python/bin/pip install './python[export]'`): pip finds it there and does
+not download it again."""
 
 import importlib.util
 import re
@@ -44,7 +45,7 @@ def test_what_the_page_says_comes_out(task: Task, shell: Shell) -> None:
 
 
 def check(said: str, expected: list[str]) -> None:
-    """Every line of the page, `...` standing for anything, in the order of the page."""
+    """Checks that every line of the page occurs, in the order of the page; `...` matches anything."""
     lines = iter(said.splitlines())
     for wanted in expected:
         pattern = re.compile(".*".join(re.escape(part) for part in wanted.split("...")))

@@ -1,4 +1,4 @@
-//! Which file of `src/` depends on which, and where they do so in a circle.
+//! Dependencies between the files of `src/`, and their cycles.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ struct File {
     source: Source,
 }
 
-/// A path in one file that leads to another.
+/// A path in one file that refers to another.
 pub struct Import {
     pub from: String,
     pub line: usize,
@@ -22,7 +22,7 @@ pub struct Import {
     pub in_tests: bool,
 }
 
-/// The module of a file under `src/`.
+/// Returns the module of a file under `src/`.
 fn module_of(path: &str) -> Vec<String> {
     let inner = path.split_once("src/").map_or(path, |(_, inner)| inner).trim_end_matches(".rs");
     let mut parts: Vec<String> = inner.split('/').map(str::to_owned).collect();
@@ -33,13 +33,13 @@ fn module_of(path: &str) -> Vec<String> {
 }
 
 impl Modules {
-    /// Reads files, each given by its path from the root of the repository and its text.
+    /// Parses files, each with its path from the root of the repository and its text.
     pub fn new(files: &[(String, String)]) -> Self {
         let file = |(path, text): &(String, String)| (module_of(path), File { path: path.clone(), source: read(text) });
         Modules { files: files.iter().filter(|(path, _)| path != "src/main.rs").map(file).collect() }
     }
 
-    /// The path from the root of the crate, or `None` for one that leads out of it.
+    /// Returns the path from the root of the crate, or `None` for one outside of it.
     fn absolute(&self, module: &[String], named: &Named) -> Option<Vec<String>> {
         let mut segments = named.segments.iter().map(String::as_str).peekable();
         let (mut at, mut inside) = (module.to_vec(), named.inside);
@@ -60,7 +60,7 @@ impl Modules {
                     return None;
                 }
             }
-            // A module of this one's own, named without `self`.
+            // A child module, named without `self`.
             first => {
                 at.push(first.to_owned());
                 if inside > 0 || !self.files.contains_key(&at) {
@@ -73,7 +73,7 @@ impl Modules {
         Some(at)
     }
 
-    /// The file whose module a path names. A name that the module only hands on is followed.
+    /// Returns the file of the module that a path names. Re-exported names are followed.
     fn file_of(&self, path: &[String], turns: usize) -> Option<&[String]> {
         let (module, file) = (0..=path.len()).rev().find_map(|n| self.files.get_key_value(&path[..n]))?;
         let rest = &path[module.len()..];
@@ -94,14 +94,14 @@ impl Modules {
         Some(followed.unwrap_or(module))
     }
 
-    /// Every path that leads from one file to another.
+    /// Returns every path from one file to another.
     pub fn imports(&self) -> Vec<Import> {
         let mut found = Vec::new();
         for (module, file) in &self.files {
             for named in &file.source.paths {
                 let Some(path) = self.absolute(module, named) else { continue };
                 let Some(target) = self.file_of(&path, 4) else { continue };
-                // Handing on what lies inside a module is its table of contents and no use of it.
+                // A re-export of a module's own content is its table of contents, not a use.
                 let is_contents = named.kind == Kind::Export && target.starts_with(module);
                 if target != module.as_slice() && !target.is_empty() && !is_contents {
                     found.push(Import {
@@ -116,8 +116,8 @@ impl Modules {
         found
     }
 
-    /// The circles among the entries of each folder: the folder, its entries that reach each other, and the imports that
-    /// tie them. Tests may look wherever they like.
+    /// Returns the cycles among the entries of each folder: the folder, its entries that reach each other, and their imports.
+    /// Tests may import anything.
     pub fn circles(&self) -> Vec<Circle> {
         let mut ties: BTreeMap<String, BTreeMap<(String, String), String>> = BTreeMap::new();
         for import in self.imports().iter().filter(|i| !i.in_tests && !is_test_file(&i.from)) {
@@ -148,7 +148,7 @@ impl Modules {
     }
 }
 
-/// Entries of a folder that depend on each other in a circle.
+/// Entries of a folder that depend on each other in a cycle.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Circle {
     pub folder: String,
@@ -160,7 +160,7 @@ fn is_test_file(path: &str) -> bool {
     path.ends_with("/tests.rs") || path.contains("/tests/")
 }
 
-/// The folder where the ways to two files part, and the entries that they take there. `a.rs` and `a/` are one entry.
+/// Returns the lowest common folder of two files, and their entries in it. `a.rs` and `a/` are one entry.
 fn parted(from: &str, to: &str) -> Option<(String, String, String)> {
     let (from, to): (Vec<&str>, Vec<&str>) = (from.split('/').collect(), to.split('/').collect());
     let same = from.iter().zip(&to).take_while(|(a, b)| a.trim_end_matches(".rs") == b.trim_end_matches(".rs")).count();

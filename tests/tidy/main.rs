@@ -1,4 +1,4 @@
-//! Checks of the repository's structure that Cargo does not make: cycles between files, where `unsafe` lives, links, stray paths.
+//! Checks of the repository's structure beyond those of Cargo: cycles between files, use of `unsafe`, links, stray paths.
 
 #![allow(clippy::unwrap_used)]
 
@@ -41,7 +41,7 @@ fn files(folder: &str, suffixes: &[&str]) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The crates of the workspace: the folder of each with its sources.
+/// Returns the crates of the workspace: the folder of each with its sources.
 fn crates() -> Vec<(String, Vec<(String, String)>)> {
     let folders = fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().file_name());
     let mut names: Vec<String> = folders.map(|name| format!("crates/{}", name.to_string_lossy())).collect();
@@ -154,7 +154,7 @@ fn links_and_named_paths_of_the_documents_exist() {
                 wrong.push(format!("{path}: link to {target}"));
             }
         }
-        // `src/...`, `docs/...` and the like in code marks are promises too.
+        // Paths in code spans, such as `src/...` and `docs/...`, must exist too.
         for word in text.split('`').skip(1).step_by(2) {
             let rooted = [
                 "src/", "crates/", "docs/", "tests/", "benches/", "models/", "indexes/", "python/", "deploy/",
@@ -205,7 +205,7 @@ fn nothing_is_left_undone_or_ignored() {
     let mut wrong = Vec::new();
     for folder in ["src", "crates", "tests", "benches", "python"] {
         for (path, text) in files(folder, &[".rs", ".py"]) {
-            // Tests of the long lane say so.
+            // Tests of the long suite are marked like this.
             let text = text.replace(&[&marks[2], " = \"long: "].concat(), "");
             wrong.extend(marks.iter().filter(|m| text.contains(*m)).map(|m| format!("{path}: {m}")));
         }

@@ -1,4 +1,4 @@
-//! Rust source as words and signs, and what the checks read off it: paths and types.
+//! Tokenizer for Rust source, which extracts paths and types for the checks.
 
 /// A word or sign of a source file, with its line. Comments, texts and lifetimes are left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,10 +12,10 @@ pub struct Token {
 pub struct Named {
     pub segments: Vec<String>,
     pub line: usize,
-    /// How many modules written into the file surround it: `super` leaves these first.
+    /// Number of inline modules around it: `super` leaves these first.
     pub inside: usize,
     pub kind: Kind,
-    /// True inside a module that only tests have.
+    /// True inside a test module.
     pub in_tests: bool,
 }
 
@@ -25,13 +25,13 @@ pub enum Kind {
     Use,
     /// `use a::b as c;`
     Renamed,
-    /// `pub use a::b;`, however far it is visible.
+    /// `pub use a::b;`, with any visibility.
     Export,
     /// `a::b` in code.
     Inline,
 }
 
-/// What the checks ask of a file.
+/// A parsed file.
 #[derive(Debug, Default)]
 pub struct Source {
     pub paths: Vec<Named>,
@@ -43,7 +43,7 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Where a text that may be raw ends: `r##"..."##` has its marks counted, a plain one its backslashes.
+/// Returns the end of a text that may be raw: `r##"..."##` ends with the same number of marks; a plain text may have escapes.
 fn after_text(chars: &[char], quote: usize, marks: Option<usize>) -> usize {
     let mut at = quote + 1;
     while at < chars.len() {
@@ -58,7 +58,7 @@ fn after_text(chars: &[char], quote: usize, marks: Option<usize>) -> usize {
     at
 }
 
-/// Where a comment ends; those between `/*` and `*/` nest.
+/// Returns the end of a comment; those between `/*` and `*/` nest.
 fn after_comment(chars: &[char], start: usize) -> usize {
     let mut at = start + 2;
     if chars[start + 1] == '/' {
@@ -78,7 +78,7 @@ fn after_comment(chars: &[char], start: usize) -> usize {
     at
 }
 
-/// The words and signs of a text.
+/// Returns the words and signs of a text.
 pub fn tokens(text: &str) -> Vec<Token> {
     let chars: Vec<char> = text.chars().collect();
     let (mut found, mut at, mut line) = (Vec::new(), 0, 1);
@@ -123,7 +123,7 @@ pub fn tokens(text: &str) -> Vec<Token> {
     found
 }
 
-/// Reads a file.
+/// Parses a file.
 pub fn read(text: &str) -> Source {
     let mut reader = Reader { tokens: tokens(text), at: 0, blocks: Vec::new(), source: Source::default() };
     while reader.at < reader.tokens.len() {
@@ -132,13 +132,13 @@ pub fn read(text: &str) -> Source {
     reader.source
 }
 
-/// What an open brace belongs to.
+/// Kind of block that an open brace belongs to.
 #[derive(Clone, Copy, PartialEq)]
 enum Block {
     Module {
         of_tests: bool,
     },
-    /// Types in there are associated ones.
+    /// Types in it are associated ones.
     Members,
     Other,
 }
@@ -189,7 +189,7 @@ impl Reader {
         }
     }
 
-    /// True where an item may stand: not `-> impl Trait`, `&mut impl Trait`, `r.type` or a path.
+    /// Returns whether an item may start here: not `-> impl Trait`, `&mut impl Trait`, `r.type` or a path.
     fn is_item(&self) -> bool {
         ["", ";", "}", "{", "]", ")", "pub", "unsafe", "default"].contains(&self.before(1))
     }
@@ -219,7 +219,7 @@ impl Reader {
         self.source.types.push(self.tokens[self.at + 1].text.clone());
     }
 
-    /// The head of an `impl` or a `trait`, up to its brace; paths in the head are read on the way.
+    /// Reads the head of an `impl` or a `trait`, up to its brace, with its paths.
     fn members(&mut self) {
         if self.text(self.at) == "trait" {
             self.defines();
@@ -243,7 +243,7 @@ impl Reader {
         self.tree(&[], kind);
     }
 
-    /// A use tree: `a::b`, `a::{b, c::{d, self}, *}`, `a as b`.
+    /// Reads a use tree: `a::b`, `a::{b, c::{d, self}, *}`, `a as b`.
     fn tree(&mut self, above: &[String], kind: Kind) {
         let mut segments = above.to_vec();
         let line = self.tokens.get(self.at).map_or(0, |t| t.line);

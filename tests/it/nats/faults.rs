@@ -1,8 +1,8 @@
-//! Streams that misbehave, as a server sees them: a table of faults. In each case what was acknowledged is found while the fault
-//! lasts, operators are warned by `/readyz`, and the server goes on without a restart once it is over, with everything that was
-//! acknowledged before and after.
+//! Faults of streams, as a server sees them, as a table. In each case acknowledged items are found during the fault, `/readyz`
+//! warns operators, and the server continues without a restart afterwards, with every update that was acknowledged before and
+//! after.
 
-// The count of the cases, for those who run it.
+// Prints the number of cases.
 #![allow(clippy::print_stdout)]
 
 use std::collections::BTreeSet;
@@ -16,26 +16,26 @@ use crate::support::{Server, ids, put, renamed, sterling, until, vectors};
 
 const ITEMS: &str = "/v1/models/vectors/items";
 
-/// A server, its broker, and the way between them.
+/// A server, its broker, and the network between them.
 pub struct World {
     pub broker: Broker,
     pub wire: Wire,
     pub folder: tempfile::TempDir,
     pub server: Server,
-    /// Items that were acknowledged.
+    /// Acknowledged items.
     written: BTreeSet<i64>,
-    /// What the broker held earlier.
+    /// Backups of the broker's data.
     copies: Vec<tempfile::TempDir>,
     /// Servers that were started to help it.
     others: Vec<Server>,
 }
 
-/// What a server still does while a fault lasts.
+/// Update service of a server during a fault.
 #[derive(Clone, Copy, PartialEq)]
 enum Writes {
-    /// Updates are taken.
+    /// Updates are accepted.
     Go,
-    /// They are answered with this status.
+    /// Updates are answered with this status.
     Fail(u16),
 }
 
@@ -43,15 +43,15 @@ enum Writes {
 struct Fault {
     name: &'static str,
     inflict: fn(&mut World),
-    /// What `/readyz` warns of.
+    /// Expected warning of `/readyz`.
     told: &'static str,
     writes: Writes,
     mend: fn(&mut World),
-    /// Whether the warning ends with the fault; messages that were skipped are told of for an hour.
+    /// Whether the warning ends with the fault; skipped messages are reported for an hour.
     ends: bool,
 }
 
-/// A store with a model of thirty items, in a folder.
+/// Publishes a model of thirty items to a store in a folder.
 fn publish(folder: &tempfile::TempDir, name: &str) {
     let lines: String = (0..30)
         .map(|id| format!("{{\"id\": {id}, \"embedding\": [{id}, 1], \"attributes\": {{\"n\": 0}}}}\n"))
@@ -60,7 +60,7 @@ fn publish(folder: &tempfile::TempDir, name: &str) {
     put(&folder.path().join("store"), &model).unwrap();
 }
 
-/// A server that merges only when it is asked to.
+/// Starts a server that merges only on request.
 fn serve(folder: &tempfile::TempDir, updates: &str, settings: &[(&str, &str)]) -> Server {
     let mut command = sterling();
     command
@@ -97,7 +97,7 @@ impl World {
         assert!(ask(self.broker.port, "sterling.vectors", message).is_some(), "the stream takes it");
     }
 
-    /// Puts a new item, and notes where it was acknowledged.
+    /// Puts a new item, and records it if it was acknowledged.
     fn put(&mut self) -> (u16, Value) {
         let id = 100 + self.written.len() as i64;
         let items = json!({"items": [{"id": id, "embedding": [id, 2], "attributes": {"n": id}}]});
@@ -108,7 +108,7 @@ impl World {
         (status, told)
     }
 
-    /// The items that are found and were not published.
+    /// Returns the items that are found and were not published.
     fn found(&self) -> BTreeSet<i64> {
         let answer = self
             .server
@@ -138,7 +138,7 @@ impl World {
         self.copies.push(copy);
     }
 
-    /// Goes back to what the broker held at some point.
+    /// Restores a backup of the broker.
     fn restore(&mut self, copy: usize) {
         self.broker.restore(&self.copies[copy]);
     }
@@ -147,7 +147,7 @@ impl World {
         self.server.ask(&format!("{ITEMS}:merge"), "");
     }
 
-    /// The numbers of the first and the last message of the stream.
+    /// Returns the numbers of the first and the last message of the stream.
     fn messages(&self) -> (u64, u64) {
         let told = self.api("INFO.sterling-vectors", json!({}));
         let told: Value = serde_json::from_str(told.split_once('\n').unwrap().1.trim()).unwrap();
@@ -168,12 +168,12 @@ fn fault(
     Fault { name, inflict, told, writes, mend, ends: true }
 }
 
-/// Messages that are skipped.
+/// Returns a fault with skipped messages.
 fn stray(name: &'static str, inflict: fn(&mut World)) -> Fault {
     Fault { name, inflict, told: "were skipped", writes: Writes::Go, mend: nothing, ends: false }
 }
 
-/// The faults, and what is expected of each.
+/// Returns the faults with the expected behaviour for each.
 fn faults() -> Vec<Fault> {
     vec![
         stray("a stray message", |world| world.stray("hello")),
@@ -223,7 +223,8 @@ fn faults() -> Vec<Fault> {
             "it holds messages 0 to 0",
             Writes::Fail(503),
             |world| {
-                // Nobody else has the updates: a version saves them, and a server that starts with it begins the stream after it.
+                // Only this server has the updates: a version saves them, and a server that starts with it creates the stream
+                // after it.
                 world.merge();
                 let begins = serve(&world.folder, &world.broker.url(), &[]);
                 begins.wait_ready();
@@ -352,7 +353,7 @@ fn a_server_degrades_as_stated_warns_and_recovers_from_faults_of_its_stream() {
         world.holds_all();
         inflict(&mut world);
         world.warns(told);
-        // Answers go on, with what was acknowledged.
+        // Answers continue, with the acknowledged updates.
         assert!(world.found().is_superset(&world.written), "{name}");
         let (status, said) = world.put();
         match writes {
@@ -366,7 +367,7 @@ fn a_server_degrades_as_stated_warns_and_recovers_from_faults_of_its_stream() {
         if ends {
             until(name, || world.server.warnings().is_empty());
         }
-        // A restart finds all of it too.
+        // A restart also finds all of it.
         let World { folder, wire, broker, written, .. } = world;
         drop(world.server);
         let again = serve(&folder, &wire.url(), &[]);
@@ -376,7 +377,7 @@ fn a_server_degrades_as_stated_warns_and_recovers_from_faults_of_its_stream() {
     }
 }
 
-/// The configuration of a broker with these users.
+/// Returns the configuration of a broker with these users.
 fn users(of: &str) -> String {
     format!("authorization {{ users = [ {of} ] }}\n")
 }
@@ -405,7 +406,8 @@ fn credentials_of_every_kind_are_sent_and_rotated_without_a_restart() {
             server.post(&format!("{ITEMS}:upsert"), items).0
         };
         assert_eq!(put(100), 200, "{kind}");
-        // The broker no longer takes the old ones: that is told, answers go on, and the new ones are found in the file.
+        // The broker no longer accepts the old users: this is reported, answers continue, and the new ones are read from the
+        // file.
         broker.reconfigure(&after);
         until(kind, || {
             let (status, said) = server.get("/readyz");
@@ -466,7 +468,7 @@ fn a_model_that_waits_for_its_broker_holds_no_answer_of_others_up() {
     world.holds_all();
     world.broker.hang(true);
     publish(&world.folder, "second");
-    // Its stream is tried for seconds, again and again.
+    // Its stream is retried for seconds.
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(6) {
         for path in ["/livez", "/readyz", "/v1/models/vectors/items/100"] {
@@ -498,7 +500,7 @@ fn a_server_that_restarts_after_its_stream_was_lost_is_not_ready_and_those_with_
         status == 503 && said.contains("expected position 3 at least, which was acknowledged")
     });
     world.holds_all();
-    // Its updates are saved in a version, which both go on with: the stream begins anew after it.
+    // A version saves its updates, and both continue with it: the stream is recreated after it.
     world.merge();
     until("it is ready", || again.get("/readyz").0 == 200);
     until("both go on", || world.put().0 == 200);
@@ -514,7 +516,7 @@ fn a_server_that_missed_updates_is_not_ready_and_goes_on_with_a_version_that_hol
     world.holds_all();
     let other = serve(&world.folder, &world.broker.url(), &[]);
     other.wait_ready();
-    // While it cannot be reached another server writes on, and the broker keeps that for a second.
+    // While the server is disconnected another one continues to write, and the broker keeps those messages for a second.
     world.wire.cut();
     for id in 500..505 {
         let items = json!({"items": [{"id": id, "embedding": [id, 2], "attributes": {"n": id}}]});
@@ -529,11 +531,11 @@ fn a_server_that_missed_updates_is_not_ready_and_goes_on_with_a_version_that_hol
         let (status, said) = world.server.get("/readyz");
         status == 503 && said.contains("follows its updates no more") && said.contains("the last that was seen was 2")
     });
-    // Answers go on with what was seen, and no update is taken that nobody here could see.
+    // Answers continue with the applied updates, and no update is accepted that could not become visible here.
     world.holds_all();
     assert!(!world.found().contains(&500));
     assert_ne!(world.put().0, 200);
-    // A version that holds what was missed is all that it needs.
+    // A version with the missed updates is sufficient.
     other.ask(&format!("{ITEMS}:merge"), "");
     until("it is ready", || world.server.get("/readyz").0 == 200);
     world.written.extend(500..505);

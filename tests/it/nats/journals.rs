@@ -24,14 +24,14 @@ fn open(servers: String) -> Box<dyn Journal> {
     connect(servers).open(&Topic::whole("m"), 0).unwrap()
 }
 
-/// Appends, and waits for what came of it.
+/// Appends, and waits for the result.
 fn append(journal: &dyn Journal, records: Vec<Vec<u8>>, expected: Option<u64>) -> Result<Range<u64>> {
     let (tell, told) = channel();
     journal.append(Append { records, expected }, Box::new(move |result| tell.send(result).unwrap()));
     told.recv_timeout(Duration::from_secs(60)).expect("every append is told")
 }
 
-/// The records after a position, up to another.
+/// Returns the records after a position, up to another.
 fn records(journal: &dyn Journal, after: u64, last: u64) -> Vec<Record> {
     let mut follower = journal.follow(after).unwrap();
     let read: Vec<Record> = (after..last)
@@ -53,14 +53,14 @@ fn name(writer: usize, n: usize, part: usize) -> Vec<u8> {
     format!("{writer} {n} {part}").into_bytes()
 }
 
-/// So many appends of so many records each.
+/// Makes `appends` appends of `parts` records each.
 fn fill(journal: &dyn Journal, writer: usize, appends: usize, parts: usize) {
     for n in 0..appends {
         append(journal, (0..parts).map(|part| name(writer, n, part)).collect(), None).unwrap();
     }
 }
 
-/// Several servers that append until they are told to stop. Returns the positions that were acknowledged, with their records.
+/// Appends from several servers until they are stopped. Returns the acknowledged positions with their records.
 fn write(journals: &[Box<dyn Journal>], until: impl FnOnce()) -> BTreeMap<u64, Vec<u8>> {
     let (stop, acknowledged) = (AtomicBool::new(false), Mutex::new(BTreeMap::new()));
     std::thread::scope(|scope| {
@@ -85,7 +85,7 @@ fn write(journals: &[Box<dyn Journal>], until: impl FnOnce()) -> BTreeMap<u64, V
     acknowledged.into_inner().unwrap()
 }
 
-/// Holds what is read against what was acknowledged: all of it is there, in its place, and nothing is there twice or by half.
+/// Compares the records read with the acknowledged ones: each is present once, complete and at its position.
 fn hold(journals: &[Box<dyn Journal>], acknowledged: &BTreeMap<u64, Vec<u8>>) {
     let last = *acknowledged.keys().next_back().expect("something was acknowledged");
     journals.iter().for_each(|journal| reached(&**journal, last));
@@ -98,7 +98,7 @@ fn hold(journals: &[Box<dyn Journal>], acknowledged: &BTreeMap<u64, Vec<u8>>) {
     for (position, payload) in acknowledged {
         assert_eq!(seen.get(payload), Some(position), "{}", String::from_utf8_lossy(payload));
     }
-    // Each call is there as a whole: all its records, one after the other.
+    // The records of a call are complete and contiguous.
     let part = |record: &Record| {
         let text = String::from_utf8(record.payload.clone()).unwrap();
         let numbers: Vec<usize> = text.split(' ').map(|number| number.parse().unwrap()).collect();
@@ -120,14 +120,14 @@ fn all_servers_read_what_each_has_written_in_one_order() {
     let acknowledged = write(&journals, || sleep(Duration::from_millis(700)));
     assert!(acknowledged.len() > 20, "{}", acknowledged.len());
     hold(&journals, &acknowledged);
-    // From the middle, by a server that comes later; one that knows more than there is is refused.
+    // From the middle, by a server that starts later; a start position beyond the end is rejected.
     let (late, last) = (open(broker.url()), journals[0].last());
     assert_eq!((late.first(), late.last()), (1, last));
     for after in [0, 1, last / 2, last - 1, last] {
         assert_eq!(records(&*late, after, last), records(&*journals[1], after, last));
     }
     assert_eq!(late.follow(last + 1).err().unwrap().kind(), Kind::NotFound);
-    // A new record wakes those who wait.
+    // A new record wakes waiting readers.
     let mut follower = late.follow(last).unwrap();
     assert!(follower.next(Duration::from_millis(50)).unwrap().is_none());
     append(&*journals[2], vec![b"new".to_vec()], None).unwrap();
@@ -170,7 +170,7 @@ fn of_several_that_expect_a_position_one_is_right() {
         assert_eq!(right, [&(round + 1..round + 2)]);
         assert!(told.iter().filter_map(|one| one.as_ref().err()).all(|e| e.kind() == Kind::Conflict));
     }
-    // Whoever knows a later position than this server has read is right too.
+    // An expected position beyond the one that this server has read is valid too.
     let range = append(&*journals[0], vec![b"x".to_vec()], Some(15)).unwrap();
     assert_eq!(append(&*journals[1], vec![b"y".to_vec()], Some(range.end - 1)).unwrap(), 17..18);
 }
@@ -234,7 +234,7 @@ fn streams_that_keep_no_journal_are_refused_with_the_reason() {
         assert_eq!(error.kind(), Kind::Unsupported);
         assert!(error.to_string().contains(reason) && error.to_string().contains(&name), "{error}");
     }
-    // Fewer copies than the configuration asks for; Debian's broker syncs every two minutes.
+    // Fewer copies than configured; Debian's broker syncs every two minutes.
     nats.open(&Topic::whole("one"), 0).unwrap();
     let streams = StreamOptions { replicas: 3, ..StreamOptions::default() };
     let three = Nats::connect(NatsOptions { servers: broker.url(), streams, notes: None }).unwrap();
@@ -251,7 +251,7 @@ fn streams_that_keep_no_journal_are_refused_with_the_reason() {
     assert!(error.to_string().contains("nats://127.0.0.1:1") && !error.to_string().contains("secret"), "{error}");
 }
 
-/// Publishes what the protocol carries as text.
+/// Publishes a message that the protocol can carry as text.
 fn publish(broker: &Broker, message: &str) {
     assert!(ask(broker.port, "sterling.m", message).is_some(), "the stream acknowledges it");
 }
@@ -274,12 +274,12 @@ fn messages_that_no_journal_wrote_there_are_skipped_by_all_also_after_a_restart(
             0 => publish(&broker, "hello"),
             1 => publish(&broker, ""),
             2 => publish(&broker, &"x".repeat(900_000)),
-            // The commits that were written first, once more: their positions were taken long ago.
+            // The first commits again: their positions are already taken.
             _ => (1..4).for_each(|sequence| {
                 send(broker.port, "sterling.m", &message(broker.port, "sterling-m", sequence));
             }),
         }
-        // One that comes now finds the position, whatever stands at the end of the stream or between.
+        // A server that starts now finds the position, regardless of other messages in the stream.
         let late = open(broker.url());
         assert_eq!(late.last(), last, "after {n}");
         assert_eq!(records(&*late, 0, last).len() as u64, last);
@@ -302,7 +302,7 @@ fn a_damaged_commit_ends_following_and_is_never_skipped() {
     let broker = Broker::start();
     let journal = open(broker.url());
     append(&*journal, vec![b"one".to_vec()], None).unwrap();
-    // What begins as a commit does may be one that somebody was told is durable.
+    // A message that begins like a commit may be a commit that was reported as durable.
     publish(&broker, "STRLSTRM and what a later release may write");
     let mut follower = journal.follow(0).unwrap();
     assert_eq!(follower.next(Duration::from_secs(10)).unwrap().unwrap().payload, b"one");
@@ -346,7 +346,7 @@ fn a_stream_whose_positions_were_noted_is_not_begun_again_without_them() {
     let topic = Topic::whole("m");
     for _ in 0..2 {
         let error = noted(&broker).open(&topic, 5).err().unwrap();
-        // It is tried again: the stream may come back.
+        // The open is retried: the stream may come back.
         assert_eq!(error.kind(), Kind::Unavailable);
         let said = error.to_string();
         assert!(said.contains("position 6") && said.contains(".positions/sterling-m"), "{said}");
@@ -357,12 +357,12 @@ fn a_stream_whose_positions_were_noted_is_not_begun_again_without_them() {
     );
     broker.restore(&copy);
     assert_eq!(noted(&broker).open(&topic, 0).unwrap().last(), 6);
-    // A version that holds all of it may begin it anew.
+    // A version with all updates may recreate it.
     broker.lose_all();
     let journal = noted(&broker).open(&topic, 6).unwrap();
     assert_eq!((journal.first(), journal.last()), (7, 6));
     assert_eq!(append(&*journal, vec![b"x".to_vec()], None).unwrap(), 7..8);
-    // One that ends too early is as bad as one that is gone.
+    // A truncated file is as bad as a missing one.
     until("it is noted", || std::fs::read_to_string(&note).is_ok_and(|text| text.starts_with("00000000000000000007 ")));
     drop(journal);
     broker.restore(&copy);
@@ -392,7 +392,7 @@ fn a_stream_that_is_begun_anew_after_all_that_was_seen_is_followed_on() {
     for position in [11, 12] {
         assert_eq!(seen.next(Duration::from_secs(10)).unwrap().unwrap().position, position);
     }
-    // Whoever has not read all that is gone is told so, once what was read is taken.
+    // A reader that missed deleted records is notified, after the records that it has read.
     let told = std::iter::repeat_with(|| unseen.next(Duration::from_secs(10)))
         .find_map(|next| match next {
             Ok(Some(record)) if record.position <= 10 => None,
@@ -419,7 +419,7 @@ fn limits_of_a_stream_divide_large_appends_or_refuse_them_at_once() {
     assert_eq!(read, many);
     let start = Instant::now();
     assert_eq!(append(&*journal, vec![vec![1; 4000]], None).unwrap_err().kind(), Kind::Invalid);
-    // A limit that comes later is kept too.
+    // A limit that is set later is kept too.
     assert!(ask(broker.port, "$JS.API.STREAM.UPDATE.sterling-m", &stream(2048)).is_some());
     let error = append(&*journal, vec![vec![1; 2500]], None).unwrap_err();
     assert!(error.kind() == Kind::Invalid && start.elapsed() < Duration::from_secs(8), "{error}");
@@ -451,7 +451,7 @@ fn what_a_stream_has_let_go_of_is_refused_and_the_rest_is_read() {
     assert_eq!((late.first(), late.last()), (19, 40));
     assert_eq!(records(&*late, 18, 40).len(), 22);
     assert_eq!(late.follow(17).err().unwrap().kind(), Kind::NotFound);
-    // One that holds nothing tells no position, unless a server that knows it still runs.
+    // An empty stream has no position, unless a server that knows it still runs.
     assert!(ask(broker.port, "$JS.API.STREAM.PURGE.sterling-m", "").is_some());
     let name_is_known = || connect(broker.url()).open(&Topic::whole("m"), 0).is_ok_and(|again| again.last() == 40);
     until("it is written", name_is_known);
@@ -483,14 +483,14 @@ fn nobody_is_kept_from_writing_by_others_that_are_nearer() {
                     mine.extend(range.zip(records));
                     written += 1;
                 }
-                // Where nothing else has a core, ten seconds may be too few for one; all of them have more.
+                // If other processes use all cores, ten seconds may not suffice for one server; all of them have more.
                 Err(e) => assert_eq!(e.kind(), Kind::Unavailable, "{e}"),
             }
             assert!(start.elapsed() < Duration::from_secs(90), "{written} of 6 are written");
             if written == 6 {
                 return;
             }
-            // Nor are the others by it.
+            // The others do not lose records either.
             reached(&*near[0], before + 5);
         }
     });
@@ -512,11 +512,11 @@ fn messages_that_somebody_has_not_read_when_they_go_are_missed_aloud() {
     fill(&*other, 0, 20, 1);
     assert!(ask(broker.port, "$JS.API.STREAM.PURGE.sterling-m", "{\"seq\": 11}").is_some());
     wire.mend();
-    // It is not known what was in them: nothing is passed over.
+    // The content of the lost messages is unknown: nothing is skipped.
     until("it is told", || cut_off.trouble().is_some_and(|why| why.contains("it holds messages 11 to 22")));
     assert_eq!(seen.next(Duration::from_secs(10)).unwrap_err().kind(), Kind::Corrupt);
     assert_eq!(append(&*cut_off, vec![b"x".to_vec()], None).unwrap_err().kind(), Kind::Corrupt);
-    // Nor by one that reads later than the broker keeps.
+    // A server that reads later than the retention of the broker does not skip them either.
     let error = loop {
         match behind.next(Duration::from_millis(100)) {
             Ok(_) => {}
@@ -530,7 +530,7 @@ fn messages_that_somebody_has_not_read_when_they_go_are_missed_aloud() {
 #[test]
 fn a_message_that_is_missing_between_others_ends_following() {
     let broker = Broker::start();
-    // As one makes it by hand, who may also delete from it.
+    // A stream made by hand, from which its user may also delete.
     let stream = json!({"name": "sterling-m", "subjects": ["sterling.m"], "storage": "file"}).to_string();
     assert!(ask(broker.port, "$JS.API.STREAM.CREATE.sterling-m", &stream).is_some());
     let wire = broker.behind_a_wire();
@@ -541,7 +541,7 @@ fn a_message_that_is_missing_between_others_ends_following() {
     wire.mend();
     until("it is told", || cut_off.trouble().is_some_and(|why| why.contains("up to 7, but not message 4")));
     assert_eq!(cut_off.last(), 2);
-    // Nor does one pass over it that comes later.
+    // A server that starts later does not skip them either.
     let mut late = open(broker.url()).follow(0).unwrap();
     let error = std::iter::repeat_with(|| late.next(Duration::from_secs(10))).find_map(Result::err).unwrap();
     assert!(error.kind() == Kind::NotFound && error.to_string().contains("was released before it was read"), "{error}");

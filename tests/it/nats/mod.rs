@@ -1,5 +1,5 @@
-//! Updates in streams of a real NATS server: brokers that are killed, networks that are cut, several servers that write at once.
-//! What was acknowledged is there once, in order, for everybody.
+//! Updates in streams of a real NATS server: killed brokers, network partitions, several concurrent writers. All servers see the
+//! acknowledged updates once, in order.
 
 pub mod faults;
 mod journals;
@@ -26,7 +26,7 @@ pub struct Broker {
     pub port: u16,
     monitor: u16,
     folder: tempfile::TempDir,
-    /// The file of its configuration, where it has one.
+    /// Configuration file, if there is one.
     configuration: Option<tempfile::NamedTempFile>,
 }
 
@@ -38,7 +38,7 @@ impl Broker {
         Broker { child, port, monitor, folder, configuration: None }
     }
 
-    /// One with a configuration of its own, such as who may do what.
+    /// Starts a broker with its own configuration, such as permissions.
     pub fn configured(text: &str) -> Self {
         let [port, monitor] = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port());
         let (folder, mut file) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
@@ -47,7 +47,7 @@ impl Broker {
         Broker { child, port, monitor, folder, configuration: Some(file) }
     }
 
-    /// Goes on with another configuration. A reload of users takes the streams of the account away in version 2.9.
+    /// Restarts with another configuration: in version 2.9 a reload of users removes the streams of the account.
     pub fn reconfigure(&mut self, text: &str) {
         self.kill();
         std::fs::write(self.configuration.as_ref().unwrap().path(), text).unwrap();
@@ -64,7 +64,7 @@ impl Broker {
         }
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("nats-server is installed");
         let start = Instant::now();
-        // One that asks who calls answers nobody here: it is there once it greets.
+        // A broker with authentication does not answer these requests: it is up once it sends its greeting.
         let is_there = || match configuration {
             None => ask(port, "$JS.API.INFO", "").is_some(),
             Some(_) => greets(port),
@@ -76,7 +76,7 @@ impl Broker {
         child
     }
 
-    /// Copies what it holds, as of now.
+    /// Copies its current data.
     pub fn backup(&mut self) -> tempfile::TempDir {
         self.kill();
         let copy = tempfile::tempdir().unwrap();
@@ -85,7 +85,7 @@ impl Broker {
         copy
     }
 
-    /// Goes on with what was copied.
+    /// Restarts with the data of a copy.
     pub fn restore(&mut self, copy: &tempfile::TempDir) {
         self.kill();
         self.folder = tempfile::tempdir().unwrap();
@@ -93,7 +93,7 @@ impl Broker {
         self.restart();
     }
 
-    /// Stops it where it stands, or lets it go on.
+    /// Stops its process, or continues it.
     pub fn hang(&self, is_hanging: bool) {
         let signal = if is_hanging { "-STOP" } else { "-CONT" };
         assert!(Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap().success());
@@ -109,7 +109,7 @@ impl Broker {
         self.child = Broker::spawn((self.port, self.monitor), self.folder.path(), configuration);
     }
 
-    /// What a broker that acknowledges before it syncs may do when the power goes, at its worst.
+    /// Deletes its data: the worst case of a power loss for a broker that acknowledges before it syncs.
     pub fn lose_all(&mut self) {
         self.kill();
         self.folder = tempfile::tempdir().unwrap();
@@ -120,7 +120,7 @@ impl Broker {
         format!("nats://127.0.0.1:{}", self.port)
     }
 
-    /// A way to it that can be cut.
+    /// Returns a network connection to it that can be cut.
     pub fn behind_a_wire(&self) -> Wire {
         Wire::to(self.port)
     }
@@ -136,13 +136,13 @@ impl Drop for Broker {
     }
 }
 
-/// Copies what is in a folder.
+/// Copies the content of a folder.
 fn copied(from: &Path, to: &Path) {
     let copy = Command::new("cp").arg("-a").arg(from.join(".")).arg(to).status().unwrap();
     assert!(copy.success());
 }
 
-/// Whether a broker listens there and says who it is.
+/// Returns whether a broker listens at the port and sends its greeting.
 fn greets(port: u16) -> bool {
     let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) else { return false };
     stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
@@ -150,7 +150,7 @@ fn greets(port: u16) -> bool {
     BufReader::new(stream).read_line(&mut line).is_ok() && line.starts_with("INFO")
 }
 
-/// What the broker answers to a request, in the protocol's own words; nothing where it does not.
+/// Returns the answer of the broker to a request, in the text protocol; None without an answer.
 pub fn ask(port: u16, subject: &str, body: &str) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
@@ -181,7 +181,7 @@ pub fn send(port: u16, subject: &str, bytes: &[u8]) {
     assert!(lines.any(|line| line.unwrap().starts_with("PONG")));
 }
 
-/// The bytes of a message of a stream.
+/// Returns the bytes of a message of a stream.
 pub fn message(port: u16, stream: &str, sequence: u64) -> Vec<u8> {
     let call = format!("$JS.API.STREAM.MSG.GET.{stream}");
     let told = ask(port, &call, &format!("{{\"seq\": {sequence}}}")).unwrap();
@@ -189,7 +189,7 @@ pub fn message(port: u16, stream: &str, sequence: u64) -> Vec<u8> {
     base64::engine::general_purpose::STANDARD.decode(told["message"]["data"].as_str().unwrap()).unwrap()
 }
 
-/// Tells writers to stop, also where a test ends before.
+/// Stops the writers, also if a test ends early.
 pub struct Stop<'a>(pub &'a AtomicBool);
 
 impl Drop for Stop<'_> {

@@ -1,10 +1,11 @@
-//! A rolling restart under load: every server, then every router, then the broker, each stopped and started at its address while callers
-//! retrieve and write. No retrieval fails, and no acknowledged update is lost.
+//! A rolling restart under load: every server, then every router, then the broker, each stopped and restarted at its address
+//! while callers retrieve and write. No retrieval fails, and no acknowledged update is lost.
 //!
-//! Callers do what `docs/guide/operate.md` and `docs/guide/router.md` say that they must: a load balancer goes by `/readyz`, a refused connection goes to the next router,
-//! and an update that is answered with 503 or 504 is sent again. One caller has no load balancer and goes by refused connections alone.
+//! Callers follow `docs/guide/operate.md` and `docs/guide/router.md`: a load balancer uses `/readyz`, a refused connection goes
+//! to the next router, and an update with answer 503 or 504 is sent again. One caller has no load balancer and relies on refused
+//! connections only.
 
-// The count of the requests, for those who run it.
+// Prints the number of requests.
 #![allow(clippy::print_stdout)]
 
 use std::collections::BTreeSet;
@@ -26,11 +27,11 @@ use crate::support::{Server, agent, ids, put, sterling, until, vectors};
 const SHARDS: usize = 2;
 const REPLICAS: usize = 2;
 const ROUTERS: usize = 2;
-/// Items that were published; those that are written have ids from here on.
+/// Number of published items; written items have higher ids.
 const COUNT: i64 = 60;
 const RETRIEVE: &str = "/v1/models/vectors:retrieve";
 const UPSERT: &str = "/v1/models/vectors/items:upsert";
-/// Between two looks of the load balancer at the routers, far less than they drain for.
+/// Interval between two health checks of the load balancer, far less than the drain time of routers.
 const BALANCER_EVERY: Duration = Duration::from_millis(50);
 
 /// Servers of shards that share a stream, and routers over all of them.
@@ -94,7 +95,7 @@ impl Fleet {
         self.routers.insert(n, router);
     }
 
-    /// True once every router knows all replicas of every shard, before which an orchestrator goes no further.
+    /// Returns whether every router knows all replicas of every shard; an orchestrator waits for that.
     fn is_whole(&self) -> bool {
         self.routers.iter().all(|router| {
             let shards = router.get_json("/v1/models/vectors/shards");
@@ -111,7 +112,7 @@ fn end(server: Server) -> String {
     address
 }
 
-/// The callers and what became of their calls.
+/// The callers and the results of their calls.
 struct Callers {
     addresses: Vec<String>,
     /// Routers that the load balancer sends to.
@@ -119,9 +120,9 @@ struct Callers {
     turn: AtomicU64,
     answered: AtomicU64,
     acknowledged: Mutex<BTreeSet<i64>>,
-    /// The last answer to an update.
+    /// Last answer to an update.
     last: Mutex<Value>,
-    /// Updates that were sent again.
+    /// Number of repeated updates.
     repeated: AtomicU64,
     failed: Mutex<Vec<String>>,
     ends: AtomicBool,
@@ -157,7 +158,8 @@ impl Callers {
         }
     }
 
-    /// Sends a call to a router over a connection of its own; if that is refused, to the next one. With a load balancer only to those that are ready.
+    /// Sends a call to a router over its own connection; if that is refused, to the next one. With a load balancer, uses only
+    /// ready routers.
     fn call(&self, is_balanced: bool, path: &str, body: &Value) -> Result<(u16, Value), String> {
         let first = self.turn.fetch_add(1, Ordering::Relaxed) as usize;
         let mut routers: Vec<usize> = (first..first + ROUTERS).map(|n| n % ROUTERS).collect();
@@ -175,7 +177,7 @@ impl Callers {
         Err("no router is ready".into())
     }
 
-    /// Retrieves all published items, again and again; nothing is retried.
+    /// Retrieves all published items repeatedly, without retries.
     fn retrieve(&self, is_balanced: bool) {
         let body = json!({"vector": [1, 1], "k": COUNT, "filter": "n < 1", "exact": true, "timeout_ms": 20_000});
         while self.go_on() {
@@ -219,7 +221,7 @@ impl Callers {
         (self.answered.load(Ordering::Relaxed), self.acknowledged.lock().unwrap().len())
     }
 
-    /// Waits until callers have been answered and acknowledged some more, and holds that none has failed.
+    /// Waits for more answers and acknowledgements, and checks that no call has failed.
     fn are_well(&self, fleet: &Fleet, after: &str) {
         let (start, (answered, written)) = (Instant::now(), self.counts());
         loop {
@@ -275,7 +277,7 @@ fn a_rolling_restart_of_servers_routers_and_broker_loses_no_request() {
     }
     for (shard, replicas) in fleet.servers.chunks(REPLICAS).enumerate() {
         let position = last["positions"][shard].to_string();
-        // The last update may have been taken without an answer, and is seen by one after the other.
+        // The last update may have been applied without an answer, and replicas show it one by one.
         until(&format!("replicas of shard {shard} agree"), || {
             let found: Vec<BTreeSet<i64>> = replicas.iter().map(|server| written(server, &position)).collect();
             found.windows(2).all(|pair| pair[0] == pair[1])

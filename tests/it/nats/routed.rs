@@ -44,13 +44,13 @@ fn all_servers_of_a_shard_have_what_a_router_gave_one_of_them() {
     };
     let made = upsert(5000..5040);
     hold(&servers, &made, 5000..5040);
-    // What one server of a shard merges, the other takes over: they follow one stream, and share a store.
+    // A merge of one server of a shard is adopted by the other: they follow one stream, and share a store.
     assert_eq!(servers[0].1.ask(&format!("{ITEMS}:merge"), "")["version"], 1);
     let fresh_items = |server: &Server| server.get_json(&format!("{ITEMS}:position"))["fresh_items"].as_u64();
     until("both have it", || servers[..2].iter().all(|(_, server)| fresh_items(server) == Some(0)));
     assert!(servers[2..].iter().all(|(_, server)| fresh_items(server) > Some(0)));
     hold(&servers, &made, 5000..5040);
-    // One that is killed leaves the writing to the other, and has all of it when it is back.
+    // If one is killed, the other accepts the writes, and the restarted one catches up completely.
     let (shard, killed) = servers.remove(0);
     killed.signal("KILL");
     killed.wait();

@@ -12,7 +12,7 @@ use super::{Broker, Stop, ask};
 use crate::network::Wire;
 use crate::support::{Server, agent, ids, put, sterling, until, vectors};
 
-/// A store of its own with thirty items.
+/// Returns a new store with thirty items.
 fn published() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let lines: String = (0..30)
@@ -44,7 +44,7 @@ fn servers_of_one_stream_answer_alike_also_when_one_was_killed() {
     for n in 1..10 {
         position = upsert(&servers[n as usize % 2], n);
         assert_eq!(position, 2 * n as u64);
-        // What was acknowledged by one is read of the other.
+        // Updates that one server acknowledged are read from the other.
         let answers: Vec<_> = servers.iter().map(|server| found(server, position)).collect();
         assert_eq!(answers[0], answers[1]);
         assert_eq!(answers[0].0.len(), 2 * n as usize);
@@ -55,7 +55,7 @@ fn servers_of_one_stream_answer_alike_also_when_one_was_killed() {
     position = upsert(&servers[0], 10).max(position);
     servers.insert(0, serve(&folders[0], &broker.url()));
     assert_eq!(found(&servers[0], position), found(&servers[1], position));
-    // A merge on one server is its own affair.
+    // A merge on one server does not affect the others.
     let merged = servers[0].ask("/v1/models/vectors/items:merge", json!({}));
     assert_eq!(merged["position"].as_u64(), Some(position));
     position = upsert(&servers[1], 11);
@@ -97,7 +97,7 @@ fn a_call_to_one_server_follows_what_another_has_acknowledged() {
     }
 }
 
-/// Servers that are written to while they, their broker and the ways between them fail.
+/// Servers that receive writes while they, their broker and the network between them fail.
 struct Cluster {
     broker: Broker,
     wire: Wire,
@@ -105,7 +105,7 @@ struct Cluster {
     servers: Vec<Server>,
 }
 
-/// What writers have come to: ids of items that were acknowledged, of those that may be there, and where each server listens.
+/// Progress of writers: ids of acknowledged items, of those that may exist, and the address of each server.
 struct Written {
     acknowledged: [Mutex<BTreeSet<i64>>; 2],
     perhaps: Mutex<BTreeSet<i64>>,
@@ -153,7 +153,7 @@ impl Cluster {
     }
 }
 
-/// Puts one new item after the other at a server, wherever it listens.
+/// Puts one new item after the other at a server, at its current address.
 fn write(server: usize, written: &Written, is_over: &AtomicBool) {
     for n in 1.. {
         if is_over.load(Ordering::Relaxed) {
@@ -188,7 +188,7 @@ fn nothing_is_lost_or_twice_when_servers_and_brokers_are_killed_and_networks_are
         let _stop = Stop(is_over);
         let counts = || [0, 1].map(|n| written.acknowledged[n].lock().unwrap().len());
         for fault in 0..=faults {
-            // Both were writing when it came.
+            // Both were writing at that moment.
             let (before, start) = (counts(), Instant::now());
             while counts().iter().zip(before).any(|(now, before)| *now < before + 3) {
                 assert!(
@@ -216,7 +216,7 @@ fn nothing_is_lost_or_twice_when_servers_and_brokers_are_killed_and_networks_are
         let lost: Vec<&i64> = acknowledged.difference(&there).collect();
         assert!(lost.is_empty(), "acknowledged and gone: {lost:?}");
         assert!(there.iter().all(|id| acknowledged.contains(id) || perhaps.contains(id)));
-        // Each update puts an item of its own: as many of the one as of the other, so that none is there twice.
+        // Each update puts another item: equal counts show that none was applied twice.
         assert_eq!((answer["position"].as_u64(), there.len() as u64), (Some(durable), durable));
     }
 }
@@ -249,12 +249,12 @@ fn a_server_that_is_cut_off_warns_and_one_that_has_missed_updates_is_not_ready()
         let (status, said) = cut_off.get("/readyz");
         status == 503 && said.contains("follows its updates no more") && said.contains("it holds messages 20 to 30")
     });
-    // What it answers stays what it was.
+    // Its answers stay the same.
     let answer = cut_off.ask("/v1/models/vectors:retrieve", json!({"vector": [1, 1], "k": 100, "filter": "n > 0"}));
     assert_eq!((ids(&answer), &answer["position"]), (vec![101], &Value::from(first)));
     let (status, refused) = cut_off.post("/v1/models/vectors/items:delete", json!({"ids": [1]}));
     assert_eq!(status, 500, "{refused}");
-    // Nor does it start again from a position that the stream has let go of.
+    // It does not restart from a position that the stream has deleted either.
     drop(cut_off);
     let mut command = sterling();
     command.args(["serve", "--listen", "127.0.0.1:0", "--updates", &broker.url(), "--store"]);
