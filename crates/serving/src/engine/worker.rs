@@ -174,7 +174,7 @@ mod tests {
             }
         });
         let log = std::fs::read_to_string(file.path()).unwrap();
-        let lines: Vec<&str> = log.lines().filter(|line| line.contains("broke the pass")).collect();
+        let lines: Vec<&str> = log.lines().filter(|line| line.contains("panic while running a request")).collect();
         assert_eq!(lines.len(), 3, "alone, together, and then alone: {log}");
         assert_eq!(lines.iter().filter(|line| line.contains("number-0")).count(), 2, "{log}");
         assert!(!log.contains("number-1") && !log.contains("number-2"), "{log}");
