@@ -211,7 +211,7 @@ pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
 /// Writes an answer to a pass, in two pieces: what the items say, as it is, and all else, which ends with how many bytes that takes.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn write_reply(mut reply: PassReply) -> Result<[Vec<u8>; 2]> {
     let text = match &mut reply.given {
         Replied::Pass { rest, .. } => std::mem::take(&mut rest.text),
