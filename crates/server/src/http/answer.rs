@@ -1,4 +1,4 @@
-//! Answers: JSON with the headers that every call has, and problems.
+//! Answers of calls: JSON bodies, and errors as problems of RFC 9457.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -81,7 +81,7 @@ impl From<Error> for Refusal {
     }
 }
 
-/// Rounds a wait up to seconds, at least 1.
+/// Rounds a wait up to full seconds, at least 1.
 fn whole_seconds(wait: Duration) -> u64 {
     wait.as_millis().div_ceil(1000).max(1) as u64
 }
@@ -124,7 +124,7 @@ impl Refusal {
         Refusal { problem: Box::new(problem), allow: None, retry_after: None }
     }
 
-    /// The answer, which goes out behind the handlers or, as [`http1`] writes it, without them.
+    /// Renders the answer. It passes the layers of the handlers, or is sent without them as the bytes of [`http1`].
     pub(super) fn render(&self) -> axum::http::Response<String> {
         // Cannot fail: the value consists of strings and numbers.
         let mut response = axum::http::Response::new(serde_json::to_string(&*self.problem).unwrap_or_default());
@@ -137,7 +137,7 @@ impl Refusal {
         if let Some(allow) = self.allow.as_deref().and_then(|allow| HeaderValue::from_str(allow).ok()) {
             headers.insert(if self.problem.code == UNREAD_CODING { ACCEPT_ENCODING } else { ALLOW }, allow);
         }
-        // What a caller without a key must show.
+        // RFC 9110 requires this header with 401.
         if self.problem.status == 401 {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"sterling\""));
         }
@@ -197,7 +197,7 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// The bytes of an answer in HTTP/1.1, as hyper writes them, for sockets that no handler answers.
+/// Returns the bytes of an answer in HTTP/1.1, formatted as hyper does, for requests that are answered before any handler.
 pub(super) fn http1(response: &axum::http::Response<String>) -> Vec<u8> {
     let mut bytes = format!("HTTP/1.1 {}\r\n", response.status()).into_bytes();
     bytes.reserve(512);
@@ -279,13 +279,13 @@ pub(super) fn whole(lines: Vec<u8>, share: Share) -> Body {
     Body::from(Bytes::from_owner(Held { lines, _share: share }))
 }
 
-/// The same in several pieces.
+/// Body of several complete chunks, which share the memory reservation until the last one is sent.
 pub(super) fn whole_of(pieces: impl IntoIterator<Item = Vec<u8>>, share: &Share) -> Body {
     let held = |lines| Bytes::from_owner(Held { lines, _share: share.clone() });
     Body::new(Pieces(pieces.into_iter().filter(|piece| !piece.is_empty()).map(held).collect()))
 }
 
-/// Pieces that are all there, so that the length of the body is known.
+/// Complete chunks: the length of the body is known.
 struct Pieces(VecDeque<Bytes>);
 
 impl HttpBody for Pieces {
@@ -338,7 +338,7 @@ mod tests {
     use super::*;
     use crate::http::layers::Signature;
 
-    /// What a client reads of an answer that a handler gave.
+    /// Returns the bytes that a client receives for a handler's answer.
     async fn served(response: Response) -> Vec<u8> {
         let (mut client, socket) = tokio::io::duplex(1 << 16);
         let response = std::sync::Mutex::new(Some(response));

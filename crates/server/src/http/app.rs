@@ -85,7 +85,7 @@ pub(super) trait Host: Send + Sync + 'static {
     /// State that every call uses.
     fn entrance(&self) -> &Entrance;
 
-    /// What makes long answers.
+    /// Threads that compute long answers.
     fn writers(&self) -> &Arc<Writers>;
 
     /// Whether a pass of this caller, with this body if it is already read, would be admitted now; takes no lock.

@@ -62,7 +62,7 @@ pub(super) struct Connection {
     is_unread: AtomicBool,
     /// Requests of an HTTP/2 connection, which may have several.
     streams: OnceLock<Arc<Streams>>,
-    /// Whose requests it brings.
+    /// Caller of its last request.
     pub(super) caller: Arc<LastCaller>,
     cut: Notify,
 }

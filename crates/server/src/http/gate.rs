@@ -1,9 +1,9 @@
-//! Admission control in front of HTTP. Under overload most requests are rejected, and the cost of rejections is lost to the
-//! others. So a call that could not be in time, regardless of its body, is rejected at the socket as soon as its bytes arrive,
+//! Admission control in front of HTTP. Under overload most requests are rejected, and rejections cost time that accepted requests
+//! need. So a call that could not be in time, regardless of its body, is rejected at the socket as soon as its bytes arrive,
 //! before routes, layers and spans. Its answer and metrics are the same as behind them.
 //!
-//! Only requests with certain boundaries are examined: a single complete request and nothing else in one read
-//! ([`PlainRequest::of`]). Otherwise bytes of a body could be taken for a request.
+//! Only requests with unambiguous boundaries are examined: one complete request and nothing else in one read
+//! ([`PlainRequest::of`]). Otherwise bytes of a body could be mistaken for a request.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;

@@ -1,16 +1,19 @@
-//! Connections that are polled in turns of their callers.
+//! Fair scheduling of connections between callers.
 //!
-//! The runtime polls what is ready in the order in which it became so. A caller with a thousand connections that ask on and on has as many ready at
-//! any time, and what they cost, were it only their refusal, lies before the next request of every other caller. So at most a few connections for
-//! each thread are handed to the runtime at a time. The others wait here, and callers take turns: a connection waits for those few, for one
-//! connection of each other caller, and for the older ones of its own caller.
+//! The runtime polls ready tasks in the order in which they were woken. A caller with a thousand busy connections always has
+//! about as many ready, and even rejecting their requests delays the next request of every other caller. So the runtime gets only
+//! a few connections per thread at a time. The others wait here for a turn, and callers alternate: a connection waits for those
+//! few, for one connection of each other caller, and for earlier connections of its own caller.
 //!
-//! Who calls is known once a request was read ([`LastCaller`]): a connection counts as its last caller's, a new one as its address'.
+//! The caller is known once a request was read ([`LastCaller`]): a connection counts towards the caller of its last request, and
+//! a new one towards its address.
 //!
-//! To turn requests away costs the same threads a good part of what it takes to read them, and those have a higher priority than workers. So while other
-//! callers ask, one whose request was turned away waits for its next turn several times as long as that took: its refusals take a part of a core at most.
+//! A rejected request costs these threads a large share of the cost of reading it, and they have a higher priority than workers.
+//! So while other callers send requests, a caller with a rejected request rests for several times the duration of that poll: its
+//! rejections take at most a fraction of a core.
 //!
-//! A turn is one poll. It reads a request, runs a handler up to its first wait, or writes an answer; what a request waits for is no part of it.
+//! A turn is one poll. It reads a request, runs a handler up to its first await that is pending, or writes an answer. Time in
+//! which a request waits is not part of it.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -29,50 +32,50 @@ use super::turns::Turns;
 use sterling_core::locks::locked;
 use sterling_serving::quota::Flow;
 
-/// Turns at a time for each thread of the runtime: enough that none runs out of work between two of them.
+/// Concurrent turns per thread of the runtime: enough that no thread becomes idle between two turns.
 const TURNS_PER_THREAD: usize = 4;
-/// A caller rests for so many times as long as it took to turn its request away ...
+/// Rest of a caller after a rejected request, as a multiple of the time of the poll that rejected it.
 const REST: u32 = 8;
-/// ... and no longer than this.
+/// Maximum rest.
 const REST_MAX: Duration = Duration::from_millis(100);
-/// ... where another caller has had a turn within this time.
+/// A caller rests only if another one had a turn within this time.
 const LATELY: Duration = Duration::from_secs(1);
-/// The clock of the runtime counts in these.
+/// Resolution of the runtime's timer.
 const TICK: Duration = Duration::from_millis(1);
 
-/// Nothing wakes it.
+/// Idle: not woken since its last poll.
 const RESTS: u8 = 0;
-/// Is ready, and waits for its turn.
+/// Woken, and waits in the queue for its turn.
 const WAITS: u8 = 1;
-/// Has a turn, as the runtime knows.
+/// Has a turn; the runtime was woken to poll it.
 const HAS_TURN: u8 = 2;
-/// Is polled.
+/// Being polled.
 const RUNS: u8 = 3;
-/// Is polled, and was woken meanwhile.
+/// Being polled, and was woken meanwhile.
 const RUNS_AGAIN: u8 = 4;
-/// Is never polled again.
+/// Completed or dropped: never polled again.
 const HAS_ENDED: u8 = 5;
 
-/// The turns at the threads of a runtime.
+/// Turns on the threads of a runtime.
 #[derive(Debug)]
 pub(super) struct Threads {
     most: usize,
     queue: Mutex<Queue>,
-    /// Tells that a caller rests and has something that waits.
+    /// Notified if a connection waits while a caller rests.
     rests: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
     waiting: Turns<Arc<Task>>,
-    /// Counts the sweeps.
+    /// Number of sweeps.
     period: u64,
-    /// Turns under way that began in this period and in the one before, by whether its number is odd. One that lasts for longer counts no more: a
-    /// request that is run in its turn and never ends takes a thread from the others, not the turns of all.
+    /// Turns in progress that began in the current period and in the one before, indexed by the parity of the period. Older turns
+    /// are no longer counted: a poll that never returns costs the other callers one thread, not all turns.
     taken: [usize; 2],
-    /// The caller that had the last turn, and the last one that was another, each with when.
+    /// The caller of the last turn and the last different caller, with the times of their turns.
     callers: [Option<(Flow, Instant)>; 2],
-    /// Until when callers have no turn, whose requests were turned away.
+    /// End of the rest, per caller with a rejected request.
     resting: HashMap<Flow, Instant>,
 }
 
@@ -91,7 +94,7 @@ impl Queue {
         !self.resting.is_empty() && self.resting.get(&caller).is_some_and(|until| Instant::now() < *until)
     }
 
-    /// Takes note of whose turn it is.
+    /// Records the caller of a turn.
     fn heard(&mut self, caller: Flow, now: Instant) {
         if self.callers[0].is_some_and(|(last, _)| last != caller) {
             self.callers[1] = self.callers[0];
@@ -99,7 +102,7 @@ impl Queue {
         self.callers[0] = Some((caller, now));
     }
 
-    /// Has a caller rest for a request that was turned away in this time, if there are others.
+    /// Lets a caller rest for a request that was rejected in the time `took`, if other callers are active.
     fn rest(&mut self, caller: Flow, took: Duration, now: Instant) {
         let is_other = |(other, at): (Flow, Instant)| other != caller && now.saturating_duration_since(at) < LATELY;
         if self.callers.iter().flatten().copied().any(is_other) {
@@ -108,7 +111,7 @@ impl Queue {
         }
     }
 
-    /// Gives a turn back.
+    /// Releases a turn, unless it is too old to be counted.
     fn give_back(&mut self, task: &Task) {
         let period = task.period.load(Ordering::Relaxed);
         if period + 1 >= self.period {
@@ -117,7 +120,7 @@ impl Queue {
         }
     }
 
-    /// Gives a free turn to one of those that wait. Returns whom to tell.
+    /// Gives a free turn to a waiting task. Returns the task, whose runtime must be woken.
     fn hand_out(&mut self, most: usize) -> Option<Arc<Task>> {
         while self.has_free(most) {
             let now = if self.resting.is_empty() { None } else { Some(Instant::now()) };
@@ -135,17 +138,17 @@ impl Queue {
 }
 
 impl Threads {
-    /// Turns at so many threads.
+    /// Creates the turns for `threads` threads.
     pub(super) fn new(threads: usize) -> Arc<Self> {
         Arc::new(Threads { most: threads.max(1) * TURNS_PER_THREAD, queue: Mutex::default(), rests: Notify::new() })
     }
 
-    /// Connections that are ready and wait for their turn.
+    /// Number of woken connections that wait for their turn.
     pub(super) fn waiting(&self) -> usize {
         locked(&self.queue).waiting.len()
     }
 
-    /// Stops counting turns that have lasted since before the last sweep.
+    /// Stops counting turns that began before the previous sweep, and forgets rests that are over.
     pub(super) fn sweep(&self) {
         let mut queue = locked(&self.queue);
         queue.period += 1;
@@ -157,7 +160,7 @@ impl Threads {
         self.hand_out();
     }
 
-    /// Gives all free turns to those that wait.
+    /// Gives all free turns to waiting tasks.
     fn hand_out(&self) {
         let mut queue = locked(&self.queue);
         let told: Vec<_> = std::iter::from_fn(|| queue.hand_out(self.most)).collect();
@@ -165,7 +168,7 @@ impl Threads {
         told.iter().for_each(|task| task.runtime.wake());
     }
 
-    /// Gives turns to callers that have rested.
+    /// Gives turns to callers as soon as their rest is over; runs forever.
     pub(super) async fn pace(&self) -> Infallible {
         loop {
             match self.end_of_rest() {
@@ -176,21 +179,21 @@ impl Threads {
         }
     }
 
-    /// When the next caller has rested, if anything waits. One that has rested by now is forgotten with the next sweep.
+    /// Returns the earliest end of a rest, if any task waits. Rests that are over stay in the map until the next sweep.
     fn end_of_rest(&self) -> Option<Instant> {
         let queue = locked(&self.queue);
         queue.resting.values().min().copied().filter(|_| !queue.waiting.is_empty())
     }
 }
 
-/// A connection, or a request of HTTP/2, as its wakers know it.
+/// Scheduling state of a connection, or of an HTTP/2 request, which its wakers share.
 #[derive(Debug)]
 struct Task {
     threads: Arc<Threads>,
     caller: Arc<LastCaller>,
-    /// Changes under the lock of the queue alone, as `period` does.
+    /// Written only under the queue's lock, as `period` is.
     stage: AtomicU8,
-    /// That in which its turn began.
+    /// Period in which its turn began.
     period: AtomicU64,
     runtime: AtomicWaker,
 }
@@ -204,7 +207,7 @@ impl Task {
         self.stage.store(stage, Ordering::Relaxed);
     }
 
-    /// Takes a turn or a place in the queue. Returns whether it has a turn.
+    /// Takes a free turn, or enters the queue. Returns whether it has a turn.
     fn ask(self: &Arc<Self>, queue: &mut Queue, with_turn: u8) -> bool {
         let has_turn = queue.has_free(self.threads.most) && !queue.does_rest(self.caller.flow());
         if has_turn {
@@ -224,7 +227,7 @@ impl Task {
         }
     }
 
-    /// Begins the poll of its turn. Returns whether it has one.
+    /// Begins the poll, if the task has a turn or can take one. Returns whether it may be polled.
     fn begin(self: &Arc<Self>) -> bool {
         let mut queue = locked(&self.threads.queue);
         match self.stage() {
@@ -237,7 +240,7 @@ impl Task {
         }
     }
 
-    /// Ends its turn, which began then if it was polled, and tells the next.
+    /// Ends the turn, whose poll began at `began` if there was one, and wakes the next waiting task.
     fn end(self: &Arc<Self>, stage: u8, began: Option<Instant>) {
         let mut queue = locked(&self.threads.queue);
         let before = self.stage();
@@ -287,7 +290,7 @@ impl Wake for Task {
     }
 }
 
-/// A future that is polled in turns.
+/// Future that is polled only when it has a turn.
 pub(super) struct InTurn<F> {
     future: Pin<Box<F>>,
     task: Arc<Task>,
@@ -295,7 +298,7 @@ pub(super) struct InTurn<F> {
 }
 
 impl<F: Future> InTurn<F> {
-    /// Work for a connection of this caller.
+    /// Wraps the future of a connection of `caller`.
     pub(super) fn new(future: F, threads: &Arc<Threads>, caller: &Arc<LastCaller>) -> Self {
         let task = Arc::new(Task {
             threads: threads.clone(),
@@ -313,7 +316,7 @@ impl<F: Future> Future for InTurn<F> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = &mut *self;
-        // Before it may be told of its turn.
+        // Registered first: from `begin` on, another thread may give it a turn and wake it.
         this.task.runtime.register(cx.waker());
         if !this.task.begin() {
             return Poll::Pending;
@@ -326,7 +329,7 @@ impl<F: Future> Future for InTurn<F> {
 }
 
 impl<F> Drop for InTurn<F> {
-    /// Gives back the turn of what panicked, or was ended before its turn.
+    /// Releases the turn of a future that panicked, or that was dropped before its turn was polled.
     fn drop(&mut self) {
         if self.task.stage() != HAS_ENDED {
             self.task.end(HAS_ENDED, None);

@@ -1,4 +1,4 @@
-//! Whose requests a connection brings, by which it has its turns.
+//! Caller of a connection's last request, by which the connection is scheduled.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,31 +7,31 @@ use axum::http::{Response, StatusCode};
 
 use sterling_serving::quota::Flow;
 
-/// How requests are turned away, that are not looked into.
+/// Status codes of requests that are rejected before their content matters.
 const TURNED_AWAY: [StatusCode; 4] =
     [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN, StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
 
-/// The caller of a connection, as far as it is known.
+/// Last known caller of a connection.
 #[derive(Debug)]
 pub(super) struct LastCaller {
-    /// As a [`Flow`].
+    /// The number of a [`Flow`].
     flow: AtomicU64,
-    /// Whether a request was turned away.
+    /// Whether a request was rejected since the last check.
     is_turned_away: AtomicBool,
 }
 
 impl LastCaller {
-    /// Whoever is at an address.
+    /// Creates it for a new connection, whose caller is only known by its address.
     pub(super) fn at(address: IpAddr) -> Self {
         LastCaller { flow: AtomicU64::new(Flow::of_address(address).0), is_turned_away: AtomicBool::new(false) }
     }
 
-    /// The caller of the last request; before the first one whoever is at the address.
+    /// Returns the caller of the last request, or the address' caller before the first request.
     pub(super) fn flow(&self) -> Flow {
         Flow(self.flow.load(Ordering::Relaxed))
     }
 
-    /// Takes in whose request an answer is to; one that was let in by nobody's name says nothing.
+    /// Records the caller of an answered request, if the answer names one, and whether the request was rejected.
     pub(super) fn answers<B>(&self, response: &Response<B>) {
         if let Some(&caller) = response.extensions().get() {
             self.called_by(caller);
@@ -41,17 +41,17 @@ impl LastCaller {
         }
     }
 
-    /// Takes in that a request was turned away, whatever it asked.
+    /// Records that a request was rejected.
     pub(super) fn turn_away(&self) {
         self.is_turned_away.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a request was turned away since this was asked last.
+    /// Returns whether a request was rejected since the last call.
     pub(super) fn was_turned_away(&self) -> bool {
         self.is_turned_away.load(Ordering::Relaxed) && self.is_turned_away.swap(false, Ordering::Relaxed)
     }
 
-    /// Takes in who calls.
+    /// Records the caller of a request.
     pub(super) fn called_by(&self, caller: Flow) {
         self.flow.store(caller.0, Ordering::Relaxed);
     }

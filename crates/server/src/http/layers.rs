@@ -113,11 +113,11 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     response
 }
 
-/// What every answer says of itself.
+/// Values of the headers that every answer carries.
 pub(super) struct Signature {
     pub(super) timing: Timing,
     pub(super) took: Duration,
-    /// That of the request.
+    /// Id of the request.
     pub(super) id: HeaderValue,
     /// The header `traceparent`.
     pub(super) trace: Option<HeaderValue>,

@@ -1,12 +1,20 @@
 //! The HTTP edge: bytes in, JSON out, every error a problem of RFC 9457.
 //!
-//! `server` lets connections in and ends them, `connections` knows what each is at, `socket` tells it, by `framing` of HTTP/1.1 and `frames` of HTTP/2; `gate` refuses what would wait in vain for
-//! a worker; `bodies` reads bodies within a budget.
-//! Handlers read a request with [`sterling_api`], hand it to the engine and write the answer; nothing here knows how a pass
-//! works. A call is named by a verb after a colon (`/v1/models/debian:retrieve`), which routers do not split, so `paths`
-//! does; `parameters` reads what stands behind the question mark, `patience` bounds the time that a body may name before it is parsed. `passes` are the calls that workers answer, `calls` those about models, `inference` those of another protocol. `self_wakes` keeps connections that wake themselves from waking a thread, `in_turn` polls those of callers in turn (`turns`), `writers` make long answers beside the threads that drive connections, `layers` holds what every call shares: ids, metrics, `Server-Timing`, `date`; `clock` watches the clock of the machine, `head` is what a header must say; `form` is the form of an answer, `sent` that of a body, `coding` the coding of both,
-//! `cursor` where a page begins, `pages` what a server answers to it. `choice` is which version answers a call, `audit` and `shadow` hold answers against others, `traffic` are the calls that say so. `parts` is what routers ask of a server, `routed` the
-//! edge of a router itself: the same calls, answered by shards.
+//! Connections: `server` accepts and ends them, `connections` holds their states, and `socket` updates these with `framing`
+//! (HTTP/1.1) and `frames` (HTTP/2). `gate` rejects calls that would wait for a worker in vain, and `bodies` reads bodies within
+//! a memory budget. `self_wakes` polls connections in place that wake themselves. `in_turn` polls the connections of callers in
+//! rotation (`turns`), and `writers` computes long answers on threads of its own.
+//!
+//! Handlers read a request with [`sterling_api`], submit it to the engine and write the answer; no module here knows how a pass
+//! works. The verb of a call follows a colon (`/v1/models/debian:retrieve`), which the HTTP router does not split, so `paths`
+//! does. `parameters` reads the query string, and `patience` limits the time that a body may set before it is parsed. `passes`
+//! has the calls that workers answer, `calls` those about models, `inference` those of another protocol. `layers` adds the parts
+//! that all calls share: ids, metrics, `Server-Timing`, `date`. `clock` watches the machine's clock, and `head` checks request
+//! headers. `form` is the format of an answer, `sent` that of a body, `coding` the content coding of both.
+//!
+//! Pages: `cursor` encodes the start of a page, `pages` answers them. Rollouts: `choice` selects the version that answers a call,
+//! `audit` and `shadow` compare answers with others, and `traffic` has the calls that configure rollouts. Routers: `parts`
+//! answers routers' queries to a server, and `routed` is the edge of a router itself: the same calls, answered by shards.
 
 mod access;
 mod address;

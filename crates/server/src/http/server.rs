@@ -424,7 +424,7 @@ async fn answer(
     until_end(served, |served| served.graceful_shutdown(), &open, closing).await;
 }
 
-/// What one connection, or one request of HTTP/2, too many is answered.
+/// Returns the answer to a connection, or an HTTP/2 request, above the limit.
 fn crowded(what: &str) -> Refusal {
     Error::overloaded(format!("as many {what} as there may be, try again later")).into()
 }

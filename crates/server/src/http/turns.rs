@@ -1,17 +1,17 @@
-//! Turns of callers: what waits, the oldest of each caller in turn, so that none waits behind all that another has waiting.
+//! Queue that rotates between callers: the oldest job of each caller in turn, so that no caller waits behind all jobs of another.
 
 use std::collections::{HashMap, VecDeque};
 
 use sterling_serving::quota::Flow;
 
-/// Callers that are looked at for one turn.
+/// Maximum number of callers that are examined per turn.
 const LOOKED_AT: usize = 64;
 
-/// What waits, by caller.
+/// Waiting jobs, by caller.
 #[derive(Debug)]
 pub(super) struct Turns<J> {
     waiting: HashMap<Flow, VecDeque<J>>,
-    /// Callers with something that waits, in the order of their turns.
+    /// Callers with waiting jobs, in the order of their turns.
     order: VecDeque<Flow>,
 }
 
@@ -30,12 +30,13 @@ impl<J> Turns<J> {
         jobs.push_back(job);
     }
 
-    /// The oldest job of the caller whose turn it is.
+    /// Removes and returns the oldest job of the next caller.
     pub(super) fn pop(&mut self) -> Option<J> {
         self.pop_of(|_| true)
     }
 
-    /// The same, of those callers that may have a turn, if one of the next few may; those that may not go last.
+    /// Removes and returns the oldest job of the next caller that `may` accepts. Examines a few callers only; skipped ones move
+    /// to the end.
     pub(super) fn pop_of(&mut self, may: impl Fn(Flow) -> bool) -> Option<J> {
         let looked_at = self.order.len().min(LOOKED_AT);
         let at = self.order.iter().take(looked_at).position(|&flow| may(flow));
@@ -56,7 +57,7 @@ impl<J> Turns<J> {
         self.order.is_empty()
     }
 
-    /// Jobs that wait.
+    /// Number of waiting jobs.
     pub(super) fn len(&self) -> usize {
         self.waiting.values().map(VecDeque::len).sum()
     }
@@ -84,7 +85,7 @@ mod tests {
         let others = |flow| flow != Flow(1);
         assert_eq!([turns.pop_of(others), turns.pop_of(others), turns.pop_of(others)], [Some(10), Some(20), None]);
         assert_eq!([turns.pop(), turns.pop(), turns.pop()], [Some(0), Some(1), None]);
-        // One that may is found behind any number of those that may not.
+        // An accepted caller is found behind any number of rejected ones, after a few calls.
         for caller in 0..3 * LOOKED_AT {
             turns.push(Flow(caller as u64), caller as i32);
         }

@@ -1,9 +1,10 @@
-//! Long answers, made, written and compressed beside the threads that drive connections.
+//! Threads that compute, write and compress long answers, apart from the threads that drive connections.
 //!
-//! A piece of a long answer takes a hundred microseconds to several milliseconds. Made where connections are polled, the pieces of a few callers
-//! would hold up the small requests of all others. Here a few threads of a lower priority make them, one piece of each caller in turn. An answer
-//! has one piece at a time under way, made when its connection asks for it: memory stays what it is without these threads. The first pieces are
-//! made in place, for to hand a piece over and back takes as long as to make one: answers of some hundred kilobytes would take 1.6 times as long.
+//! A chunk of a long answer takes a hundred microseconds to several milliseconds. On the threads that poll connections, the
+//! chunks of a few callers would delay the small requests of all others. So a few threads of lower priority compute them, one
+//! chunk of each caller in turn. An answer has at most one chunk in progress, computed when its connection polls for it: these
+//! threads add no buffering. The first chunks are computed in place, because handing a chunk over and back takes as long as
+//! computing it: answers of some hundred kilobytes would take 1.6 times as long.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -64,11 +65,11 @@ impl Writers {
         response.map(|body| Body::new(Long::new(writers, flow, body)))
     }
 
-    /// Does work in steps, of which each takes far less than a millisecond, until one returns its outcome: the first millisecond here, the rest on these
-    /// threads, a piece at a time. Nothing more is done for a caller that waits no longer.
+    /// Runs `step` until it returns an outcome; each step must take far less than a millisecond. The first millisecond runs in
+    /// place, the rest on these threads, a chunk of steps at a time. If the caller drops the future, the rest is skipped.
     ///
     /// # Errors
-    /// That of a step; `Internal` if one panics.
+    /// The error of a step; `Internal` if one panics.
     pub(super) async fn work<T: Send + 'static>(
         &self,
         flow: Flow,
@@ -84,7 +85,7 @@ impl Writers {
         }
     }
 
-    /// Has a piece made when it is the turn of its caller; nothing where nobody waits for it any more.
+    /// Queues a chunk for its caller's turn. It is skipped if the receiver was dropped meanwhile.
     fn make<T: Send + 'static>(
         &self,
         flow: Flow,
@@ -112,7 +113,7 @@ impl Writers {
     }
 }
 
-/// Takes steps until one returns an outcome, for so long at most.
+/// Runs steps until one returns an outcome, or until the time `most` has passed.
 fn steps<T>(step: &mut impl FnMut() -> Result<Option<T>>, most: Duration) -> Result<Option<T>> {
     let begun = Instant::now();
     loop {
@@ -132,17 +133,17 @@ impl Drop for Writers {
     }
 }
 
-/// A piece that waits for its turn.
+/// Chunk that waits for its turn.
 type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Frames of a body, and the body unless these were its last ones.
+/// Computed frames of a body, and the remaining body unless these were the last ones.
 #[derive(Debug, Default)]
 struct Made {
     frames: VecDeque<std::result::Result<Frame<Bytes>, axum::Error>>,
     rest: Option<Body>,
 }
 
-/// Makes the next frames of a body.
+/// Computes the next frames of a body.
 async fn next_frames(mut body: Body) -> Made {
     let (mut frames, mut bytes, begun) = (VecDeque::new(), 0, Instant::now());
     let is_done = std::future::poll_fn(|cx| {
@@ -288,7 +289,7 @@ mod tests {
         assert_eq!(Arc::strong_count(&threads), 1, "the rest is freed");
     }
 
-    /// Work of so many steps, which notes its caller at each.
+    /// Returns work of `steps` steps, which records its caller at each.
     fn noting(
         steps: usize,
         caller: u64,
@@ -308,7 +309,7 @@ mod tests {
         let writers = Writers::start().unwrap();
         let noted = Arc::<Mutex<Vec<u64>>>::default();
         let runtime = writers.runtime.as_ref().unwrap().metrics().num_workers();
-        // More at a time than there are threads, so that they wait for each other.
+        // More concurrent calls than threads, so that they compete.
         let many = (0..4 * runtime).map(|_| writers.work(Flow(1), noting(20, 1, &noted)));
         let (all, one) = tokio::join!(join_all(many), writers.work(Flow(2), noting(20, 2, &noted)));
         assert_eq!(one.unwrap(), 20);
@@ -317,7 +318,8 @@ mod tests {
         assert_eq!(noted.len(), 20 * (4 * runtime + 1));
         let last = noted.iter().rposition(|&caller| caller == 2).unwrap();
         let before = noted[..last].iter().filter(|&&caller| caller == 1).count();
-        // The first steps are taken in place; then each of its steps waits for one of the other caller, and for those under way.
+        // The first step of every call runs in place. Then each step of caller 2 waits for one of caller 1 and for those in
+        // progress.
         assert!(before <= 4 * runtime + 20 * (1 + 2 * runtime), "{before} steps of the other caller came first");
     }
 

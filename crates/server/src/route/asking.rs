@@ -51,7 +51,7 @@ pub struct Conditions {
     pub deadline: Instant,
     /// Priority class in queues.
     pub priority: Priority,
-    /// Whether no caller waits for the answer, so that it gives way to all for which one does.
+    /// Whether no caller waits for the answer, so that it is preempted by requests of callers.
     pub is_background: bool,
     /// Least share of the items that the answer must cover.
     pub min_coverage: f64,

@@ -93,7 +93,7 @@ pub(super) struct Outgoing {
     /// Body; `None` for a `GET`.
     pub(super) body: Option<Bytes>,
     pub(super) form: Form,
-    /// Headers that say what the answer must see, or that nobody waits for it.
+    /// Headers with the updates that the answer must include, or with the mark of background work.
     pub(super) headers: Vec<(&'static str, HeaderValue)>,
     /// Memory reservation for the answer, if it may be large.
     pub(super) memory: Option<Arc<Memory>>,

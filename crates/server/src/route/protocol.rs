@@ -1,5 +1,5 @@
-//! What goes between a router and the servers that it asks: calls of HTTP on kept connections, with bodies in postcard whose long
-//! lists lie in them as little-endian numbers. Router and servers are of one release; another protocol is refused by its name.
+//! Protocol between a router and its servers: HTTP calls on persistent connections, with postcard bodies in which long lists are
+//! little-endian numbers. Router and servers must be of one release: another protocol is rejected by its name.
 //!
 //! | call | body | answer |
 //! |---|---|---|
@@ -222,7 +222,7 @@ pub fn write_reply(mut reply: PassReply) -> Result<[Vec<u8>; 2]> {
     Ok([text, rest])
 }
 
-/// Reads an answer to a pass. What the items say stays where it is, if nobody else has the body.
+/// Reads an answer to a pass. The text of the items is not copied if `body` is not shared.
 ///
 /// # Errors
 /// As [`read`].

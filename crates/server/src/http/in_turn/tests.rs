@@ -1,4 +1,4 @@
-//! Turns, polled by a runtime of the test's own and by tokio's.
+//! Tests of turns, with a simulated runtime and with tokio's.
 
 #![allow(clippy::unwrap_used)]
 use std::future::poll_fn;
@@ -9,17 +9,17 @@ use tokio::sync::oneshot;
 
 use super::*;
 
-/// A connection of a caller.
+/// Returns the scheduling identity of a connection of `caller`.
 fn of_caller(caller: u64) -> Arc<LastCaller> {
     let last = LastCaller::at(Ipv4Addr::LOCALHOST.into());
     last.called_by(Flow(caller));
     Arc::new(last)
 }
 
-/// The polls of several connections, in their order.
+/// Numbers of the polled connections, in order.
 type Polls = Arc<Mutex<Vec<usize>>>;
 
-/// A connection that is polled once each time it is woken; its number is noted then.
+/// A connection that records its number at each poll and stays pending.
 fn noted(number: usize, polls: &Polls, threads: &Arc<Threads>, caller: u64) -> InTurn<impl Future<Output = ()>> {
     let polls = polls.clone();
     let noted = poll_fn(move |_| {
@@ -29,7 +29,7 @@ fn noted(number: usize, polls: &Polls, threads: &Arc<Threads>, caller: u64) -> I
     InTurn::new(noted, threads, &of_caller(caller))
 }
 
-/// A runtime of some tasks: what is told of is polled in that order.
+/// Simulated runtime: records woken tasks, and polls them in that order.
 #[derive(Default)]
 struct Runtime(Mutex<Vec<usize>>);
 
@@ -51,7 +51,7 @@ impl Runtime {
         std::mem::take(&mut *locked(&self.0))
     }
 
-    /// Polls until nothing is told any more. Returns the most that were told of at a time.
+    /// Polls woken tasks until no more are woken. Returns the largest number of woken tasks at a time.
     fn run<F: Future>(self: &Arc<Self>, tasks: &mut [InTurn<F>]) -> usize {
         let mut most = 0;
         let mut told = self.told();
@@ -71,7 +71,7 @@ fn a_connection_waits_for_a_few_of_another_caller_and_not_for_all_that_are_ready
     let many = 100;
     let mut tasks: Vec<_> = (0..many).map(|n| noted(n, &polls, &threads, 1)).collect();
     tasks.push(noted(many, &polls, &threads, 2));
-    // All of them are polled once, as if nobody else were there, and all are woken.
+    // Without contention all of them are polled once; then all are woken.
     (0..=many).for_each(|n| assert!(runtime.poll(&mut tasks, n).is_pending()));
     assert_eq!(std::mem::take(&mut *locked(&polls)), (0..=many).collect::<Vec<_>>());
     let wakers: Vec<Waker> = tasks.iter().map(|task| task.waker.clone()).collect();
@@ -92,7 +92,7 @@ fn turns_of_what_was_ended_go_to_others() {
     (0..tasks.len()).for_each(|n| assert!(runtime.poll(&mut tasks, n).is_pending()));
     tasks.iter().for_each(|task| task.waker.wake_by_ref());
     locked(&polls).clear();
-    // Ends all that have a turn and half of those that wait.
+    // Drops all tasks with a turn and half of the waiting ones.
     runtime.told();
     tasks.drain(..2 * TURNS_PER_THREAD);
     let left = runtime.told().into_iter().filter(|&n| n >= 2 * TURNS_PER_THREAD);
@@ -131,12 +131,12 @@ fn turns_that_do_not_end_keep_nobody_waiting() {
     assert_eq!(runtime.told(), [0; 0]);
     threads.sweep();
     assert_eq!(runtime.told(), (TURNS_PER_THREAD..2 * TURNS_PER_THREAD).collect::<Vec<_>>());
-    // Those that end after all give nothing back that was not counted any more.
+    // Turns that end after all do not free turns that were no longer counted.
     stuck.iter().for_each(|&n| assert!(runtime.poll(&mut tasks, n).is_pending()));
     assert_eq!(locked(&threads.queue).taken.iter().sum::<usize>(), TURNS_PER_THREAD);
 }
 
-/// A connection of a caller whose requests are turned away.
+/// A connection whose requests are all rejected.
 fn turned_away(threads: &Arc<Threads>, caller: u64, polls: &Polls) -> InTurn<impl Future<Output = ()> + use<>> {
     let (connection, polls) = (of_caller(caller), polls.clone());
     let away = connection.clone();
@@ -163,7 +163,7 @@ async fn a_caller_that_is_turned_away_rests_while_others_ask() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert!(locked(&threads.queue).resting.is_empty(), "nobody else asks");
-    // Another caller asks now and then.
+    // Another caller sends a request every 10 ms.
     let other = threads.clone();
     let asks = async move {
         loop {
@@ -180,7 +180,7 @@ async fn a_caller_that_is_turned_away_rests_while_others_ask() {
     while locked(&polls).len() < 100 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    // Those that had their turn before count too.
+    // Excludes tasks that had a turn before the rest began.
     let beside = locked(&polls).len() - threads.most;
     let most = begun.elapsed().as_secs_f64() / 100e-6 / f64::from(REST);
     assert!(beside as f64 <= 1.2 * most, "{beside} polls, at most {most} expected");

@@ -29,7 +29,7 @@ pub struct RouterApp {
 }
 
 impl RouterApp {
-    /// A fleet behind an edge, which tells a collector of its calls.
+    /// Creates the state of a router's HTTP edge; `traces` exports spans of its calls.
     ///
     /// # Errors
     /// `Io` if the system gives no threads for long answers.

@@ -106,7 +106,8 @@ async fn asked_aside(app: &RouterApp, model: &str, served: Arc<Offering>, work: 
     Ok(gathered.ranked())
 }
 
-/// What ended the call of a shard where that ended all of them: only a shard without room is none of a version's errors.
+/// Returns the shard's error behind a `Partial` one: an overloaded shard must not count as an error of the version, and only the
+/// cause distinguishes it.
 fn of_shard(error: Error) -> Error {
     let cause = std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<Error>());
     cause.filter(|_| error.kind() == Kind::Partial).map(Error::again).unwrap_or(error)
