@@ -1,4 +1,4 @@
-//! What takes long for an answer of many items, an item at a time: its caller stops between any two of them to let others go first.
+//! Conversions of answers with many items, one item per step: callers can pause between two steps to let other work run.
 
 use std::mem::take;
 
@@ -8,29 +8,29 @@ use sterling_core::error::Result;
 use sterling_core::request::Ranked;
 use sterling_serving::quota::Memory;
 
-/// Memory of what is written for a router, by its bytes: its text with room to grow.
+/// Reserved bytes per byte of text for a router: the text and room for its buffer to grow.
 const WRITTEN_COPIES: usize = 3;
-/// Memory for it is set aside in steps of so many bytes.
+/// Granularity of the reservations, in bytes.
 const WRITTEN_STEP: usize = 64 << 10;
 
-/// Writes what items say besides ids and scores, for a router.
+/// Writes the fields of items except ids and scores, for a router.
 #[derive(Debug)]
 pub struct RowWriter {
     entry: Entry,
     written: Written,
     row: usize,
     text: Vec<u8>,
-    /// Bytes of memory that were set aside.
+    /// Reserved memory in bytes.
     held: usize,
 }
 
 impl RowWriter {
-    /// Writes the items of an entry.
+    /// Creates a writer of the items of an entry.
     pub fn new(entry: Entry) -> Self {
         RowWriter { entry, written: Written::default(), row: 0, text: Vec::new(), held: 0 }
     }
 
-    /// Writes one item. Returns the items and what they say once all of them are written.
+    /// Writes one item. After the last one, returns ids and scores of the items, and the written fields.
     ///
     /// # Errors
     /// As [`Entry::written`].
@@ -55,22 +55,22 @@ impl RowWriter {
     }
 }
 
-/// Reads what shards have written of items, to be told column by column.
+/// Reads the fields of items that shards have written ([`RowWriter`]) into columns.
 #[derive(Debug)]
 pub struct ColumnReader {
-    /// Nothing once it was returned.
+    /// `None` once it was returned.
     entry: Option<Entry>,
     read: ReadColumns,
     row: usize,
 }
 
 impl ColumnReader {
-    /// Reads the items of an entry.
+    /// Creates a reader of the items of an entry.
     pub fn new(entry: Entry) -> Self {
         ColumnReader { entry: Some(entry), read: ReadColumns::default(), row: 0 }
     }
 
-    /// Reads one item. Returns the entry once all of them are read.
+    /// Reads one item. Returns the entry after the last one.
     ///
     /// # Errors
     /// As [`Entry::by_columns`].
@@ -89,10 +89,10 @@ impl ColumnReader {
 }
 
 impl Entry {
-    /// The same, to be read column by column, within the memory of the answer.
+    /// Converts the fields that shards have written into columns; reserves their memory in `memory`.
     ///
     /// # Errors
-    /// `Unavailable` for what a shard said that is not read; those of [`Memory::add`].
+    /// `Unavailable` if a shard's text cannot be parsed; as [`Memory::add`].
     pub fn by_columns(self, memory: &Memory) -> Result<Self> {
         let mut reader = ColumnReader::new(self);
         loop {
@@ -102,7 +102,7 @@ impl Entry {
         }
     }
 
-    /// The same, whose JSON is columns in place of items.
+    /// Converts the entry like [`Entry::by_columns`], and has its JSON written as columns instead of items.
     ///
     /// # Errors
     /// As [`Entry::by_columns`].
@@ -114,10 +114,10 @@ impl Entry {
         Ok(entry)
     }
 
-    /// The items, and what they say besides ids and scores, for whoever writes them; within the memory of the answer.
+    /// Returns ids and scores of the items, and their other fields as text for a router; reserves the text's memory in `memory`.
     ///
     /// # Errors
-    /// Those of [`Memory::add`]; `TooCostly` beyond what the protocol of routers has room for.
+    /// As [`Memory::add`]; `TooCostly` if the text exceeds the limit of the routers' protocol.
     pub fn written(self, memory: &Memory) -> Result<(Ranked, Written)> {
         let mut writer = RowWriter::new(self);
         loop {
