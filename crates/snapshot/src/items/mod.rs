@@ -1,4 +1,4 @@
-//! Item files: what a user brings to `publish`, read into columns.
+//! Item files: the input of `publish`, read into columns.
 //!
 //! Two forms say the same thing. A JSON line is `{"id": 1, "embedding": [...], "attributes": {"lang": ["en", "fr"],
 //! "year": 2024, "price": 9.5}}`; a Parquet file has `id`, `embedding` and the attributes as flat columns. A file is what its

@@ -1,4 +1,4 @@
-//! What `model.toml` must hold to: every name once, every feature with its table, nothing that means two things.
+//! Validation of `model.toml`: unique names, a table for every feature, no ambiguous names.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ impl ModelSpec {
     /// Reads `model.toml`.
     ///
     /// # Errors
-    /// `Invalid` with the line, or the field, what came and what was expected.
+    /// `Invalid` with the line or field, the received value and the expected one.
     pub fn parse(text: &str) -> Result<Self> {
         let spec: ModelSpec = toml::from_str(text).map_err(|e| Error::invalid(e.to_string().trim_end().to_owned()))?;
         spec.check()?;
@@ -49,10 +49,10 @@ impl ModelSpec {
         }
     }
 
-    /// Refuses item columns with names that mean something else to the value model.
+    /// Rejects item columns whose names have another meaning in the value model.
     ///
     /// # Errors
-    /// `Invalid` with the name and what it means.
+    /// `Invalid` with the name and its other meaning.
     pub fn check_columns<'a>(&self, mut names: impl Iterator<Item = &'a str>) -> Result<()> {
         let meaning = |name: &str| match name {
             SIMILARITY => Some("the retrieval score"),
@@ -138,7 +138,7 @@ impl ModelSpec {
         Ok(())
     }
 
-    /// What is kept of items and looked up for candidates.
+    /// Checks the stored vectors of items and the features that are looked up for candidates.
     fn check_candidates(&self) -> Result<()> {
         let looked_up = self.overarch.iter().flat_map(|o: &OverArchSpec| &o.features);
         if let Some(dense) = looked_up.clone().find(|f| f.kind == FeatureKind::Dense) {
@@ -148,7 +148,7 @@ impl ModelSpec {
         for vector in &self.item.vectors {
             self.check_vector(vector).map_err(|e| e.within(format!("item.vectors `{}`", vector.name)))?;
         }
-        // What the inputs of an OverArch may be called, but for those of the graphs alone.
+        // Meanings of the names of OverArch inputs; all other inputs belong to the graph alone.
         let mut meanings: Vec<(&str, String)> = RESERVED.map(|(name, what)| (name, what.into())).into();
         meanings.extend(self.item.vectors.iter().map(|v| (v.name.as_str(), "one of item.vectors".into())));
         let masks: Vec<String> = looked_up.clone().filter(|f| f.is_sequence()).map(FeatureSpec::mask).collect();
@@ -219,7 +219,7 @@ impl ModelSpec {
     }
 }
 
-/// The names of the inputs that a feature makes.
+/// Returns the names of the graph inputs of a feature.
 fn inputs(feature: &FeatureSpec) -> Vec<String> {
     let mask = feature.is_sequence().then(|| feature.mask());
     std::iter::once(feature.name.clone()).chain(mask).collect()

@@ -59,8 +59,8 @@ impl Package {
         Package::from_folder(folder, tensors, |_, tables| Ok(tables), &Reading::default())
     }
 
-    /// Opens the package in `folder` for validation: maps its tables, and calls `told` with the name of each graph before it is
-    /// read.
+    /// Opens the package in `folder` for validation: maps its tables, and calls the progress callback with the name of each graph
+    /// before it is read.
     ///
     /// # Errors
     /// As [`Package::open`].

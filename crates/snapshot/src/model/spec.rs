@@ -10,27 +10,27 @@ use sterling_embedding::{RowFormat, Unseen};
 use sterling_graph::dense::Precision;
 use sterling_graph::tower::{FeatureSpec, OverArch};
 
-/// Everything that `model.toml` says.
+/// Contents of `model.toml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelSpec {
-    /// The name it is published and served under.
+    /// Name under which the model is published and served.
     pub name: String,
-    /// What it answers, for people.
+    /// Description for people.
     #[serde(default)]
     pub description: String,
-    /// Width of queries and items, D.
+    /// Dimension D of query and item vectors.
     pub dimension: usize,
-    /// In which precision the graphs of a request compute.
+    /// Precision of the graphs that run per request.
     #[serde(default, skip_serializing_if = "AskedPrecision::is_f32")]
     pub precision: AskedPrecision,
     /// Sparse embedding tables.
     #[serde(default)]
     pub tables: Vec<DeclaredTable>,
-    /// The user side; without it requests bring a `vector`.
+    /// User tower; without it requests contain a `vector`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<UserSpec>,
-    /// The item side.
+    /// Item tower and stored columns.
     #[serde(default)]
     pub item: ItemSpec,
     /// The tasks of the OverArch, in the order of its last dimension.
@@ -47,21 +47,21 @@ pub struct ModelSpec {
     pub train: Option<TrainSpec>,
 }
 
-/// In which precision the graphs of a request are to compute.
+/// Configured precision of the graphs that run per request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AskedPrecision {
-    /// Factors as they are.
+    /// Products of f32 values.
     #[default]
     F32,
-    /// Factors of wide products rounded to bf16, where the processor has products of them.
+    /// Factors of wide products are rounded to bf16, if the processor multiplies bf16 in hardware.
     Bf16,
-    /// In bf16 where a publication finds that this hardly changes answers, else in f32.
+    /// bf16 if a measurement at publish time shows that it hardly changes answers, else f32.
     Auto,
 }
 
 impl AskedPrecision {
-    /// Whether it is the one of models that name none.
+    /// Returns whether it is f32, the default.
     pub fn is_f32(&self) -> bool {
         *self == AskedPrecision::F32
     }
@@ -71,17 +71,17 @@ impl AskedPrecision {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeclaredTable {
-    /// The name, also of the tensor `[rows, width]`.
+    /// Name of the table and of its tensor `[rows, width]`.
     pub name: String,
-    /// The `.safetensors` file that holds the tensor.
+    /// `.safetensors` file with the tensor.
     pub file: String,
-    /// The format of rows that are stored as u8: `int8`, `int4` or `int2`.
+    /// Format of rows that are stored as u8: `int8`, `int4` or `int2`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<String>,
-    /// What an id outside the table becomes: `zero`, `hash` or `row:N`.
+    /// Treatment of ids outside the table: `zero`, `hash` or `row:N`.
     #[serde(default = "zero")]
     pub unseen: String,
-    /// A text file whose line `n` is the value of row `n`; `category` features need one.
+    /// Text file whose line `n` is the value of row `n`; required for `category` features.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<String>,
 }
@@ -91,18 +91,18 @@ fn zero() -> String {
 }
 
 impl DeclaredTable {
-    /// What an id outside the table becomes.
+    /// Parses the treatment of ids outside the table.
     ///
     /// # Errors
-    /// `Invalid` with what was given.
+    /// `Invalid` with the received value.
     pub fn unseen(&self) -> Result<Unseen> {
         Unseen::parse(&self.unseen)
     }
 
-    /// The format of rows stored as u8.
+    /// Parses the format of rows that are stored as u8.
     ///
     /// # Errors
-    /// `Invalid` with what was given.
+    /// `Invalid` with the received value.
     pub fn row_format(&self) -> Result<Option<RowFormat>> {
         self.format.as_deref().map(RowFormat::named).transpose()
     }
@@ -112,15 +112,15 @@ impl DeclaredTable {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UserSpec {
-    /// The ONNX file; its output is `query`, and what else the OverArch reads of it.
+    /// ONNX file with the output `query` and further outputs that the OverArch reads.
     pub tower: String,
-    /// How the candidates of several queries become one list; `union` where it does not say.
+    /// Merge of the candidates of several queries; `union` by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merge: Option<Merge>,
-    /// The queries of a user, in the order of the axis Tq of `query`; none means one, without that axis.
+    /// Queries per user, in the order of the axis Tq of `query`. If empty, there is one query, and no such axis.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub queries: Vec<QuerySpec>,
-    /// Its inputs, and those of the OverArch that tell of the user.
+    /// Inputs of the tower, and user inputs of the OverArch.
     pub features: Vec<FeatureSpec>,
 }
 
@@ -128,12 +128,12 @@ pub struct UserSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QuerySpec {
-    /// The name that explanations use.
+    /// Name in explanations of answers.
     pub name: String,
-    /// Its candidates, K0; what the recipe says where it does not.
+    /// Number of its candidates, K0; by default that of the recipe.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub candidates: Option<usize>,
-    /// What its scores are multiplied with before they are merged.
+    /// Factor of its scores before they are merged.
     #[serde(default = "one")]
     pub weight: f32,
 }
@@ -142,49 +142,49 @@ fn one() -> f32 {
     1.0
 }
 
-/// How the candidates of several queries become one list, and what their retrieval score is.
+/// Merge of the candidates of several queries, and their retrieval scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Merge {
-    /// Those that any query found, with the largest weighted score.
+    /// Candidates of any query, with their maximum weighted score.
     #[default]
     Union,
-    /// Those that every query found, with the sum of the weighted scores.
+    /// Candidates of every query, with the sum of their weighted scores.
     Intersection,
-    /// Those that any query found, with the sum of the weighted scores of all queries.
+    /// Candidates of any query, with the sum of the weighted scores of all queries.
     Weighted,
 }
 
-/// The item tower, if any, and the columns that are kept.
+/// Item tower, if any, and stored columns.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ItemSpec {
-    /// The ONNX file; its output is `item`. Without it items bring a column `embedding`.
+    /// ONNX file with the output `item`. Without it the item file has a column `embedding`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tower: Option<String>,
     /// Its inputs.
     #[serde(default)]
     pub features: Vec<FeatureSpec>,
-    /// Tensors that are kept for each item, for the OverArch.
+    /// Tensors that are stored per item, for the OverArch.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vectors: Vec<VectorSpec>,
-    /// Item columns to keep; none means all of the item file.
+    /// Item columns to store; empty means all columns of the item file.
     #[serde(default)]
     pub columns: Vec<ColumnSpec>,
 }
 
-/// A tensor that is kept for each item.
+/// Tensor that is stored per item.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VectorSpec {
-    /// The name of the OverArch's input, and of the item tower's output where no column brings it.
+    /// Name of the OverArch's input, and of the item tower's output if `column` is unset.
     pub name: String,
-    /// Numbers of an item.
+    /// Number of values per item.
     pub width: usize,
-    /// The column of vectors of the item file that brings it.
+    /// Vector column of the item file with these values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub column: Option<String>,
-    /// How it is kept: `f32`, `f16`, `bf16` or `int8`.
+    /// Storage format: `f32`, `f16`, `bf16` or `int8`.
     #[serde(default = "half")]
     pub format: RowFormat,
 }
@@ -193,13 +193,13 @@ fn half() -> RowFormat {
     RowFormat::F16
 }
 
-/// An item column that is kept.
+/// Stored item column.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ColumnSpec {
     /// The name in the item file.
     pub name: String,
-    /// True where filters may ask about it.
+    /// Whether filters may use the column.
     #[serde(default = "yes")]
     pub filter: bool,
 }
@@ -220,9 +220,9 @@ pub struct TaskSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OverArchSpec {
-    /// The ONNX file; its output is `logits`.
+    /// ONNX file with the output `logits`.
     pub graph: String,
-    /// Item columns that are looked up in tables, each an input.
+    /// Item columns that are looked up in tables; each is an input of the graph.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub features: Vec<FeatureSpec>,
 }
@@ -253,8 +253,8 @@ impl Default for ValueSpec {
 }
 
 impl ModelSpec {
-    /// In which precision a graph computes: that of items, which run once, in f32, the others as it was `decided` where that is
-    /// left open.
+    /// Returns the precision of a graph: f32 for the item tower, which runs once per item. For other graphs, `decided` applies if
+    /// the setting is `auto`.
     pub fn precision_of(&self, file: &str, decided: Precision) -> Precision {
         match self.precision {
             _ if self.item.tower.as_deref() == Some(file) => Precision::F32,
@@ -264,36 +264,36 @@ impl ModelSpec {
         }
     }
 
-    /// The features of requests that read a table.
+    /// Returns the request features that read a table.
     pub fn readers<'a>(&'a self, table: &'a str) -> impl Iterator<Item = &'a FeatureSpec> {
         let features: &[FeatureSpec] = self.user.as_ref().map_or(&[], |user| &user.features);
         features.iter().filter(move |f| f.table.as_deref() == Some(table))
     }
 
-    /// True where candidates are looked up in a table, which must lie whole in memory then.
+    /// Returns whether candidates are looked up in a table, which must then be completely in memory.
     pub fn serves_candidates(&self, table: &str) -> bool {
         self.overarch.iter().flat_map(|o| &o.features).any(|f| f.table.as_deref() == Some(table))
     }
 
-    /// The queries of a user by their names; none where there is one without a name.
+    /// Returns the named queries of a user; empty if there is a single one without a name.
     pub fn queries(&self) -> &[QuerySpec] {
         self.user.as_ref().map_or(&[], |user| &user.queries)
     }
 
-    /// Queries that each user has, Tq: one where none is named.
+    /// Returns the number of queries per user, Tq, at least one.
     pub fn query_count(&self) -> usize {
         self.queries().len().max(1)
     }
 
-    /// The file's text.
+    /// Returns the text of the file.
     ///
     /// # Errors
-    /// `Internal` where it cannot be written.
+    /// `Internal` if it cannot be serialized.
     pub fn to_toml(&self) -> Result<String> {
         toml::to_string(self).map_err(|e| Error::internal(format!("model.toml: {e}")))
     }
 
-    /// A model without towers: requests bring a vector, items bring theirs.
+    /// Creates a model without towers: requests and items contain vectors.
     pub fn embedding_only(name: &str, dimension: usize) -> Self {
         ModelSpec {
             name: name.into(),

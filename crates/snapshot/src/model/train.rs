@@ -1,5 +1,5 @@
-//! `[train]` of `model.toml`: how events change the tables and towers of a package (`sterling train`). Serving and publishing check it
-//! and do nothing else with it.
+//! Section `[train]` of `model.toml`: how events update the tables and towers of a package (`sterling train`). Serving and
+//! publishing validate it, but do not use it.
 
 use std::collections::BTreeSet;
 
@@ -9,45 +9,45 @@ use sterling_core::error::{Error, Result};
 use sterling_embedding::train::{Rule, RuleKind};
 use sterling_graph::dense::train::{OptimizerKind, OptimizerSpec};
 
-/// Most events of a batch, and most negatives that are drawn for it.
+/// Maximum number of events per batch, and of negatives sampled for it.
 const BATCH_MAX: usize = 65_536;
 
-/// How a model learns from events.
+/// Training of a model on events.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainSpec {
-    /// The label, or else the type, of events that are positives.
+    /// Label of positive events; for events without a label, their type.
     pub label: String,
-    /// What is minimized.
+    /// Loss function.
     #[serde(default)]
     pub loss: LossKind,
-    /// What scores are divided by before the softmax.
+    /// Divisor of scores before the softmax.
     #[serde(default = "one")]
     pub temperature: f32,
     /// Events per step.
     #[serde(default = "batch")]
     pub batch: usize,
-    /// Negatives per step that are drawn uniformly from the catalogue, beside the positives of the batch.
+    /// Negatives per step that are sampled uniformly from the catalogue, in addition to the positives of the batch.
     #[serde(default = "uniform")]
     pub uniform: usize,
-    /// Whether the softmax is corrected for how often each item is among the candidates (log Q).
+    /// Whether the softmax is corrected for the sampling probability of each item (log-Q correction).
     #[serde(default = "yes")]
     pub log_q: bool,
-    /// Towers whose weights learn; with none the tables learn alone.
+    /// Towers whose weights are trained; if empty, only the tables are.
     #[serde(default = "both")]
     pub dense: Vec<TowerSide>,
-    /// The update rule of embedding tables; row-wise Adagrad at a rate of 0.1 without one.
+    /// Optimizer of embedding tables; by default row-wise Adagrad with a learning rate of 0.1.
     #[serde(default = "rule")]
     pub optimizer: Rule,
-    /// The update rule of the towers' weights; Adam at a rate of 0.001 without one.
+    /// Optimizer of the towers' weights; by default Adam with a learning rate of 0.001.
     #[serde(default = "dense_rule")]
     pub dense_optimizer: OptimizerSpec,
-    /// Exceptions by table.
+    /// Exceptions for single tables.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TrainTable>,
 }
 
-/// What training minimizes.
+/// Loss function of training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LossKind {
@@ -66,16 +66,16 @@ pub enum TowerSide {
     Item,
 }
 
-/// How one table differs from the others.
+/// Exceptions for one table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainTable {
-    /// One of `[[tables]]`.
+    /// Name of one of `[[tables]]`.
     pub name: String,
-    /// Whether its rows stay as they are.
+    /// Whether its rows are not trained.
     #[serde(default)]
     pub frozen: bool,
-    /// Its learning rate.
+    /// Learning rate of the table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<f32>,
 }
@@ -109,7 +109,7 @@ fn both() -> Vec<TowerSide> {
 }
 
 impl TrainSpec {
-    /// Checks what does not depend on the rest of the file.
+    /// Validates the settings that do not depend on the rest of the file.
     pub(super) fn check(&self) -> Result<()> {
         if self.label.is_empty() {
             return Err(Error::invalid("label: got an empty text, expected the name of a label"));
@@ -140,12 +140,12 @@ impl TrainSpec {
         Ok(())
     }
 
-    /// Whether the weights of a tower learn.
+    /// Returns whether the weights of a tower are trained.
     pub fn learns(&self, side: TowerSide) -> bool {
         self.dense.contains(&side)
     }
 
-    /// What differs for a table, where something does.
+    /// Returns the exceptions of a table, if it has any.
     pub fn table(&self, name: &str) -> Option<&TrainTable> {
         self.tables.iter().find(|table| table.name == name)
     }

@@ -43,7 +43,7 @@ pub(super) enum Told {
     NotCompared(String),
 }
 
-/// Runs the graphs of the package in `folder`; calls `told` with its progress.
+/// Runs the graphs of the package in `folder`; reports progress to the callback.
 pub(super) fn run(folder: &Path, told: &dyn Fn(Told)) -> Result<()> {
     let package = Package::open_told(folder, &|file| told(Told::Next(format!("{file}: read"))))?;
     let mut bench = Bench { package: &package, threads: Threads::new(1), scratch: tower::Scratch::default(), told };
