@@ -103,7 +103,7 @@ impl Train {
         say(text)
     }
 
-    /// Publishes what was learned, from the package that was written or one that is removed again.
+    /// Publishes the trained model, from the package of `--out` or from a temporary one.
     fn publish(&self, trainer: &Trainer, work: &Path) -> Result<()> {
         let passing = work.join("package");
         if self.out.is_none() {

@@ -1,4 +1,4 @@
-//! Training from a program.
+//! Training as a library.
 
 use std::path::{Path, PathBuf};
 
@@ -7,8 +7,8 @@ use sterling_train::{Report, TrainOptions};
 
 /// Trains a model package on events, as `sterling train` does (`docs/guide/train.md`).
 ///
-/// Each event is ranked before it is trained on; the report says how well the model that learns, the model as it was and popularity
-/// did. A run that was ended goes on from its last checkpoint, to the same bits.
+/// Each event is ranked before the model is trained on it (progressive validation). The report compares the learning model, the
+/// unchanged model and ranking by popularity. An interrupted run resumes from its last checkpoint with bit-identical results.
 ///
 /// ```no_run
 /// use sterling::Trainer;
@@ -25,58 +25,58 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// A trainer of this package folder, whose `model.toml` has `[train]`.
+    /// Creates a trainer of a package folder whose `model.toml` has `[train]`.
     pub fn new(package: impl Into<PathBuf>) -> Self {
         Trainer { package: package.into(), options: TrainOptions::new(Vec::new(), ""), work: None }
     }
 
-    /// Reads events from this file of JSON lines or Parquet, or all files of this folder, after those that were named before.
+    /// Adds a file of events (JSON lines or Parquet), or all files of a folder, after those that were added before.
     pub fn events(mut self, path: impl Into<PathBuf>) -> Self {
         self.options.events.push(path.into());
         self
     }
 
-    /// Reads the items from this file, in place of the package's own.
+    /// Reads the items from this file instead of the package's own.
     pub fn items(mut self, file: impl Into<PathBuf>) -> Self {
         self.options.items = Some(file.into());
         self
     }
 
-    /// Goes through the events several times; they are ranked the first time alone.
+    /// Sets the number of epochs; only the first one is evaluated (progressive validation).
     pub fn epochs(mut self, epochs: u64) -> Self {
         self.options.epochs = epochs;
         self
     }
 
-    /// Shuffles so many events among each other.
+    /// Sets the size of the shuffle buffer, in events.
     pub fn shuffle(mut self, events: usize) -> Self {
         self.options.shuffle = events;
         self
     }
 
-    /// Draws negatives and the order of shuffled events by this number.
+    /// Sets the random seed of negatives and of the shuffled order.
     pub fn seed(mut self, seed: u64) -> Self {
         self.options.seed = seed;
         self
     }
 
-    /// Runs on so many threads, which change no number.
+    /// Sets the number of threads, which does not affect results.
     pub fn threads(mut self, threads: usize) -> Self {
         self.options.threads = threads;
         self
     }
 
-    /// Keeps checkpoints and refused events here, in place of a folder beside the package that is written.
+    /// Sets the folder of checkpoints and rejected events; by default it is beside the written package.
     pub fn work(mut self, folder: impl Into<PathBuf>) -> Self {
         self.work = Some(folder.into());
         self
     }
 
-    /// Trains, and writes the package `out`.
+    /// Trains the model, and writes it to the package folder `out`.
     ///
     /// # Errors
-    /// What is wrong with package, items or events; `Conflict` where `out` exists or the working folder is of another run; `NoSpace` or
-    /// `Io` with the step. What was learned up to the last checkpoint stays in the working folder.
+    /// `Invalid` and similar errors of package, items or events; `Conflict` if `out` exists or if the working folder belongs to
+    /// another run; `NoSpace` or `Io` with the step. The last checkpoint stays in the working folder.
     pub fn train(&self, out: impl AsRef<Path>) -> Result<Report> {
         let out = out.as_ref();
         if out.exists() {
