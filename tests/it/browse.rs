@@ -47,7 +47,7 @@ fn found(server: &Server, parameters: &str) -> Vec<i64> {
     answer["items"].as_array().unwrap().iter().map(|item| item["id"].as_i64().unwrap()).collect()
 }
 
-/// The values of a column with their counts, as the server tells them and as the books have them.
+/// Checks a column's values and their counts in the server's answer against those of `all`.
 fn check_values<'a>(server: &Server, position: u64, column: &str, contains: &str, all: impl Iterator<Item = &'a str>) {
     let path = format!("{MODEL}/columns/{column}?limit=1000&contains={contains}&min_position={position}");
     let answer = server.get_json(&path);

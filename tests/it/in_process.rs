@@ -1,5 +1,5 @@
-//! A server in this process, asked without a socket: for tests of what calls answer. What a process, a socket, a configuration or updates add is
-//! tested with [`Server`].
+//! Server in the test's process, called without a socket: for tests of the calls' answers. Tests of processes, sockets,
+//! configurations and updates use [`Server`].
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tower::ServiceExt as _;
 
 use crate::support::{Server, agent, note_exchange};
 
-/// What answers calls.
+/// Server that answers calls.
 pub trait Callee {
     /// Status, headers and body of the answer to a call.
     fn call(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> (u16, HeaderMap, Vec<u8>);

@@ -1,4 +1,4 @@
-//! Merges: updates become part of a version while requests go on, and what versions hold is let go of.
+//! Merges: updates become part of a version while requests continue, and resources of old versions are released.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ fn serve(folder: &Path, share: &str) -> Server {
     server
 }
 
-/// What is found of all items, by id, at a position at least.
+/// Returns all items by id, at a position or later.
 fn state(server: &Server, position: u64) -> (Value, Vec<(i64, i64)>) {
     let body = json!({"vector": [0, 1], "k": 5000, "exact": true, "columns": ["n"]});
     let answer = server.ask(&format!("{RETRIEVE}?min_position={position}"), body);
@@ -100,11 +100,11 @@ fn a_merge_by_hand_takes_over_while_requests_go_on() {
     server.ask("/v1/models/vectors/versions/1:activate", json!({}));
     let (answer, items) = state(&server, 14);
     assert_eq!((answer["version"].as_u64(), items.len()), (Some(1), 59));
-    // A merge of what answers now, by the command line.
+    // Merges the active version by the command line.
     let (code, out, err) = run(&["compact", "vectors", "--server", &format!("http://{}", server.address)]);
     assert_eq!((code, out.trim()), (0, "merged vectors version 3: 59 items, updates up to position 14"), "{err}");
     let (_, last) = state(&server, 14);
-    // Wherever it is loaded anew, it is the same; what comes after it is replayed.
+    // Reloaded, the merged version has the same items; later updates are replayed.
     server.ask(&format!("{ITEMS}:delete"), json!({"ids": [70]}));
     let Ok(server) = Arc::try_unwrap(server) else { panic!("somebody asks on") };
     assert_eq!(server.stop(), Some(0));
@@ -148,7 +148,7 @@ fn a_merged_version_stands_for_the_one_that_the_store_desires() {
         server.ask(&format!("{ITEMS}:merge"), "");
         assert_eq!(desired(), (version, Some(1), json!(true)));
     }
-    // What this server alone decides differs, and so does a version that somebody published.
+    // A version that is published from outside and activated at this server alone deviates from the desired state.
     published(folder.path(), 40);
     server.ask("/v1/models/vectors/versions/4:activate", json!({}));
     assert_eq!(desired(), (4, Some(1), json!(false)));
@@ -402,7 +402,7 @@ fn the_journal_lets_go_of_what_versions_hold_and_keeps_what_one_may_need() {
         version = made;
     }
     assert!(firsts[0] == 1 && firsts[4] > 100, "{firsts:?}");
-    // What needs what is gone is refused and says so; what does not, is loaded.
+    // A version that needs released updates is rejected with the reason; one that does not is loaded.
     put(store.root(), &vectors(folder.path(), &line(1, 1))).unwrap();
     let refused = registry.load("vectors", version + 1).unwrap_err().to_string();
     assert!(refused.contains("was released"), "{refused}");
@@ -412,7 +412,7 @@ fn the_journal_lets_go_of_what_versions_hold_and_keeps_what_one_may_need() {
     release(&registry, &store, &feeds, "vectors").unwrap();
 }
 
-/// What merges the updates of a store in a folder, with so much memory for versions.
+/// Returns the parts of a server that merge updates of a store in `folder`, with `memory_bytes` for versions.
 fn merging(folder: &Path, memory_bytes: Option<u64>) -> (Store, Arc<Feed>, Arc<Registry>, Compactor) {
     let store = Store::new(folder.join("store"));
     let feeds = Arc::new(Feeds::new(Logs { root: folder.join("updates"), options: small() }));
@@ -577,7 +577,7 @@ fn every_metric_of_an_alert_is_recorded() {
         .unwrap();
     let recorded = String::from_utf8(output.stdout).unwrap();
     for name in named {
-        // A histogram is asked for by its buckets.
+        // A histogram is queried by its buckets.
         let name = name.trim_end_matches("_bucket");
         assert!(recorded.contains(&format!("\"{name}\"")), "{name} is not recorded");
     }
@@ -597,7 +597,7 @@ fn a_merge_holds_whatever_was_acknowledged_before_it_was_asked_for() {
     let app = http::App::new(registry, engine, &http::Options::default()).unwrap();
     let app = Arc::new(app.with_updates(Some(feeds), Duration::from_secs(60)).with_merges(Some(merges)));
     app.registry.refresh();
-    // In the place of merges, which run on idle time alone: they take what is seen when they begin.
+    // Replaces real merges, which only run while workers are idle: merges the updates that are visible when it begins.
     let registry = app.registry.clone();
     std::thread::spawn(move || {
         while let Ok(MergeWanted { model, told }) = wanted.recv() {
@@ -617,7 +617,7 @@ fn a_merge_holds_whatever_was_acknowledged_before_it_was_asked_for() {
     let merge = format!("{ITEMS}:merge");
     let mut durable = 0;
     for (round, asked) in [merge.clone(), merge.clone(), format!("{merge}?min_position=6000")].iter().enumerate() {
-        // So many take the server a while to see after they are durable.
+        // These are enough that they become visible only some time after they are durable.
         let ids = 1000 + 2000 * round..3000 + 2000 * round;
         let items: Vec<Value> = ids.map(|id| json!({"id": id, "embedding": [id, 1]})).collect();
         let (_, put) = post(&format!("{ITEMS}:upsert"), json!({"items": items}));

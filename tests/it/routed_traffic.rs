@@ -1,4 +1,4 @@
-//! Canary and shadow through routers: what is wished in the store of the shards divides the requests of every router alike.
+//! Canary and shadow through routers: the desired state in the shards' store divides requests alike at every router.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -19,7 +19,7 @@ const TRAFFIC: &str = "/v1/models/vectors/traffic";
 const ITEMS: usize = 12;
 const SECOND: i64 = 100;
 
-/// A command over a store that does what it is told.
+/// Runs a command on a store, which must succeed.
 fn told(store: &Path, arguments: &[&str]) {
     let (code, _, error) = run(&[arguments, &["--store", store.to_str().unwrap()]].concat());
     assert_eq!(code, 0, "{arguments:?}: {error}");
@@ -83,7 +83,7 @@ fn addresses(servers: &[Server]) -> impl Iterator<Item = &str> {
     servers.iter().map(|server| server.address.as_str())
 }
 
-/// Waits until a router does what is wished.
+/// Waits until a router follows the desired state.
 fn until_set(router: &Server, setting: &Value, revision: &Value) {
     eventually("the router does as it is wished", 60, || {
         let told = router.get_json(TRAFFIC);
@@ -162,7 +162,7 @@ fn a_key_has_one_version_at_every_router_and_no_answer_mixes_two() {
             [&cut.routers[0], &late].map(|router| version_of(&ask(router, user, &retrieve, one.clone())));
         assert_eq!(known, found, "{user}");
     }
-    // What is pinned is not divided; what a vector says is a key as well.
+    // Pinned requests are not divided; a vector serves as a key as well.
     let body = json!({"vector": [1, 2], "k": 1});
     let pinned = ask(&cut.routers[0], &users[0], &format!("{MODEL}/versions/2:retrieve"), body.clone());
     assert_eq!((&pinned.body()["version"], pinned.headers().get("x-sterling-role")), (&json!(2), None));
@@ -286,7 +286,7 @@ fn a_canary_answers_while_every_shard_has_it() {
     assert!(router.get_json(TRAFFIC)["canary"].get("serving").is_none());
     assert!(router.get("/readyz").1.contains("its canary, label `next`, is not at every shard"));
     assert!((0..20).all(|_| is_plain(&ask(""))));
-    // The last shard gets it, is lost, and comes back; what an answer may do without changes nothing of it.
+    // The last shard gets it, is lost, and returns; `min_coverage` changes nothing.
     for _ in 0..2 {
         let server = serve_at(store.path(), "1", &late);
         eventually("every shard has it", 60, || router.get_json(TRAFFIC)["canary"]["serving"].as_u64());
@@ -317,7 +317,7 @@ fn a_canary_whose_version_is_deleted_costs_no_answer() {
     // It is in memory: it answers on.
     let versions: Vec<u64> = (0..40).map(|n| version_of(&ask(&cut.routers[n % 2], n))).collect();
     assert!(versions.contains(&1) && versions.contains(&2), "{versions:?}");
-    // A server that starts anew has it no more: the other version answers all, also at the shard that has it still.
+    // A restarted server no longer has it: the other version answers all requests, also at the shard that still has it.
     let address = cut.shards[1].address.clone();
     assert_eq!(cut.shards.pop().unwrap().stop(), Some(0));
     cut.shards.push(serve_at(cut.store.path(), "1", &address));
@@ -384,7 +384,7 @@ fn audits_through_routers_give_way_to_callers() {
         let series = format!("sterling_audits_total{{model=\"vectors\",outcome=\"{outcome}\"}}");
         router.metric(&series).unwrap_or(0.0)
     };
-    // No request is rejected, while audits of those before give way.
+    // No request is rejected: audits of earlier requests are preempted instead.
     eventually("an audit gives way", 120, || {
         for n in 0..20 {
             let (status, answer) = router.post(&format!("{MODEL}:retrieve"), &body);
@@ -392,7 +392,7 @@ fn audits_through_routers_give_way_to_callers() {
         }
         (ended("no_room") > 0.0).then_some(())
     });
-    // Where nobody asks meanwhile, an answer is held against the truth. The last audit may have ended behind the last request.
+    // Without other requests, an answer is compared with the exact result. The last audit may have ended after the last request.
     let mut asked = Instant::now();
     eventually("an audit", 60, || {
         if asked.elapsed() > Duration::from_secs(10) {
@@ -408,7 +408,7 @@ fn audits_through_routers_give_way_to_callers() {
 #[ignore = "long: requests until statistics decide"]
 fn a_canary_that_finds_less_through_its_shards_is_rolled_back_by_the_router_alone() {
     let cut = Cut::over(two_recalls(Some(2)));
-    // How long an answer takes is not what this is about.
+    // Disables the latency criterion, which this test does not cover.
     let margins = json!({"latency": 100});
     cut.set(&json!({"canary": {"version": 2, "share": 0.5, "sticky": "request", "margins": margins}}));
     let [first, second] = &cut.routers;
@@ -428,7 +428,7 @@ fn a_canary_that_finds_less_through_its_shards_is_rolled_back_by_the_router_alon
     let counted = "sterling_canary_rollbacks_total{model=\"vectors\",outcome=\"recall\"} 1";
     assert!(metrics.contains(counted), "{metrics}");
     assert!(metrics.contains("sterling_traffic_recall{model=\"vectors\",role=\"canary\"}"), "{metrics}");
-    // The servers, which were asked for shards alone, have nothing to judge by: they and the other router hear of it.
+    // The servers only answered for single shards and have no basis for a decision: they and the other router learn of it.
     for other in [second, &cut.shards[0], &cut.shards[1]] {
         let hears = || (other.get_json(TRAFFIC)["canary"]["setting"]["stopped"] == stopped).then_some(());
         eventually("others hear of it", 60, hears);

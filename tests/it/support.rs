@@ -1,4 +1,4 @@
-//! What the tests share: stores, servers as real processes, requests.
+//! Shared helpers of the tests: stores, servers as real processes, requests.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write as _};
@@ -77,7 +77,8 @@ pub fn scattered(n: u32) -> Vec<f64> {
     (0..8).map(number).collect()
 }
 
-/// A store of two versions of the same items, in so many shards, of which the first answers; the second looks at one list of 32, so that it finds far less.
+/// Creates a store with two versions of the same items, in `shards` shards. The first is active; the second scans one list of 32,
+/// so that its recall is far lower.
 pub fn two_recalls(shards: Option<u32>) -> TempDir {
     let store = tempfile::tempdir().unwrap();
     let lines: String = (0..1000).map(|n| format!("{{\"id\": {n}, \"embedding\": {:?}}}\n", scattered(n))).collect();
@@ -92,7 +93,7 @@ pub fn two_recalls(shards: Option<u32>) -> TempDir {
     store
 }
 
-/// A store of `count` items with vectors of two numbers, each with a title of so many letters.
+/// Creates a store of `count` items with vectors of two numbers, each with a title of `title` letters.
 pub fn catalogue(count: usize, title: usize) -> TempDir {
     let store = tempfile::tempdir().unwrap();
     let title = "x".repeat(title);
@@ -130,7 +131,7 @@ pub fn run(arguments: &[&str]) -> (i32, String, String) {
 pub struct Server {
     process: Child,
     pub address: String,
-    /// What it printed before it listened.
+    /// Lines that it printed before it listened.
     pub said: Vec<String>,
 }
 
@@ -198,7 +199,8 @@ impl Server {
         until("three polls", || polls() >= before + 3.0);
     }
 
-    /// What `/readyz` warns of, but for requests that failed in the last two minutes, of which it warns when all is well again.
+    /// Returns the warnings of `/readyz`, except for the one about requests that failed in the last two minutes, which persists
+    /// after a recovery.
     pub fn warnings(&self) -> Vec<String> {
         let (status, text) = self.get("/readyz");
         assert_eq!(status, 200, "{text}");
@@ -252,7 +254,7 @@ impl Server {
         answer
     }
 
-    /// Asks the process to end, as an orchestrator does, and returns its exit code.
+    /// Stops the process with the signal of an orchestrator, and returns its exit code.
     pub fn stop(self) -> Option<i32> {
         self.signal("TERM");
         self.wait()
@@ -289,7 +291,8 @@ impl Drop for Server {
 /// Longest body that is noted, in bytes.
 const NOTED_BYTES_MAX: usize = 64 << 10;
 
-/// Writes what was asked and answered down where `TEST_EXCHANGES` names a folder: `python/tests/test_openapi.py` holds it against `/openapi.json`.
+/// Records the request and the answer if `TEST_EXCHANGES` names a folder: `python/tests/test_openapi.py` validates them against
+/// `/openapi.json`.
 pub fn note_exchange(
     (method, path, body): (&str, &str, &str),
     (status, headers): (u16, &ureq::http::HeaderMap),
@@ -338,7 +341,8 @@ pub fn ids(answer: &Value) -> Vec<i64> {
     answer["items"].as_array().unwrap().iter().map(|i| i["id"].as_i64().unwrap()).collect()
 }
 
-/// What a number of a row loses at most, as docs/reference/formats.md states it; `stored` is the row in the format.
+/// Returns the maximum rounding error of a number of a row, as docs/reference/formats.md states it; `stored` is the row in the
+/// format.
 pub fn loses(format: RowFormat, x: f32, row: &[f32], stored: &[u8]) -> f32 {
     let (least, most) = row.iter().fold((f32::MAX, f32::MIN), |(lo, hi), &x| (lo.min(x), hi.max(x)));
     let scale = half::f16::from_le_bytes([stored[0], stored[1]]).to_f32();

@@ -1,4 +1,4 @@
-//! `sterling train`: from a package and events to a package that serves, whatever happens in between.
+//! `sterling train`: turns a package and events into a package that serves, also if it is interrupted.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -126,7 +126,7 @@ fn started(place: &Place, out: &str) -> Child {
     place.command(&flags).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
-/// Kills runs at `kills` moments, each resumed as often as it takes, and holds what comes out against a run that was never killed.
+/// Kills runs at `kills` moments, resumes each as often as necessary, and compares the output with that of an uninterrupted run.
 fn killed(kills: u64) {
     let place = Place::new(4000);
     let start = Instant::now();
@@ -138,7 +138,7 @@ fn killed(kills: u64) {
         let out = format!("out{run}");
         while !place.path(&out).exists() {
             let mut child = started(&place, &out);
-            // A moment of the run that nobody chose: 61 is prime to the 100 parts of it.
+            // A pseudo-random moment of the run: 61 is coprime to its 100 parts.
             let moment = whole.mul_f64(((tries * 61 + 13) % 100) as f64 / 100.0);
             tries += 1;
             let started = Instant::now();

@@ -1,4 +1,5 @@
-//! What the HTTP API says in other forms than plain JSON: Arrow, columns, base64, codings, pages. Each says what plain JSON says.
+//! Other formats of the HTTP API than plain JSON: Arrow, columns, base64, codings, pages. Each has the same content as plain
+//! JSON.
 
 use std::collections::HashMap;
 use std::io::{Cursor, Read, Write as _};
@@ -75,7 +76,7 @@ fn cell(array: &dyn Array, row: usize) -> Value {
         DataType::List(_) => {
             let list = array.as_list::<i32>().value(row);
             let all: Vec<Value> = (0..list.len()).map(|n| cell(&list, n)).collect();
-            // JSON has one of several values by itself.
+            // JSON has a list of one value as the value alone.
             if let [one] = &all[..] { one.clone() } else { all.into() }
         }
         DataType::Null => Value::Null,
@@ -192,7 +193,7 @@ fn a_batch_as_arrow_names_the_request_of_each_row_and_the_problem_of_each_wrong_
         let rows = result["items"].as_array().map(Vec::len);
         assert_eq!(said["rows"].as_u64().map(|n| n as usize), rows, "{n}");
     }
-    // A call that is wrong as a whole is a problem, in whatever form its answer was to be.
+    // A call that is invalid as a whole is answered by a problem, regardless of the requested format.
     let (status, headers, _) = send(&server, VECTORS, &[("accept", ARROW)], b"{}");
     assert_eq!((status, headers["content-type"].to_str().unwrap()), (400, "application/problem+json"));
 }
@@ -212,7 +213,7 @@ fn a_vector_in_base64_is_the_list() {
     }
 }
 
-/// Columns as a stream of Arrow, with what all rows share.
+/// Returns columns as an Arrow stream; `shared` are the values that all rows share.
 pub fn stream(columns: &[(&str, ArrayRef)], shared: Option<Value>) -> Vec<u8> {
     let fields: Vec<Field> =
         columns.iter().map(|(name, array)| Field::new(*name, array.data_type().clone(), true)).collect();
@@ -263,7 +264,7 @@ fn a_batch_in_arrow_is_answered_as_the_same_in_json() {
     for (n, (got, wanted)) in
         answer["results"].as_array().unwrap().iter().zip(expected["results"].as_array().unwrap()).enumerate()
     {
-        // A missing vector is told otherwise, for JSON has it as null.
+        // The message about a missing vector differs, because JSON has it as null.
         match n {
             2 => assert!(got["problem"]["detail"].as_str().unwrap().starts_with("requests[2]: fields"), "{got}"),
             3 => assert!(got["problem"]["status"] == 400 && wanted["problem"]["status"] == 400),
@@ -483,7 +484,7 @@ fn updates_and_publications_change_no_page_and_a_version_that_is_gone_ends_them(
     until("version 2", || server.get_json("/v1/models/vectors")["version"] == 2);
     let (status, problem) = server.post(VECTORS, &next);
     if status == 200 {
-        // The version before stays in memory, as long as nobody wants its room.
+        // The previous version stays in memory as long as its memory is not needed.
         assert_eq!(server.post("/v1/models/vectors/versions/1:unload", "").0, 200);
     }
     let (status, problem) = if status == 200 { server.post(VECTORS, &next) } else { (status, problem) };

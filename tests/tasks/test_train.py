@@ -1,4 +1,4 @@
-"""Types the guide of docs/guide/train.md, block after block, in an empty folder, and holds what comes out against the page."""
+"""Runs the code blocks of docs/guide/train.md in an empty folder, and compares their output with the page."""
 
 import pytest
 from conftest import ROOT, Shell, Task, tasks
