@@ -16,7 +16,7 @@ const BATCH_MAX: usize = 65_536;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainSpec {
-    /// Label of positive events; for events without a label, their type.
+    /// Label of positive events. Events without this label are positive if it is their type.
     pub label: String,
     /// Loss function.
     #[serde(default)]
