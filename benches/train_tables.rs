@@ -241,7 +241,7 @@ impl Floor {
         Ok(Floor { numbers, states, width, picks, read: Vec::new(), write: Vec::new() })
     }
 
-    /// Reads and writes a tenth of the sampled rows once each.
+    /// Reads a tenth of the sampled rows, then reads and writes another tenth.
     fn measure(&mut self) {
         let part = self.read.len() % 10 * (FLOOR_ROWS / 10);
         let picks = &self.picks[part..part + FLOOR_ROWS / 10];
