@@ -23,7 +23,7 @@ pub(super) struct Use {
     pub(super) pooling: Pooling,
 }
 
-/// Which features read which table: what preparing a batch needs to know of the tables, without their rows.
+/// Which features read which table: input of preparing a batch, without any rows.
 #[derive(Debug)]
 pub(super) struct Features {
     pub(super) tables: Vec<TableSpec>,

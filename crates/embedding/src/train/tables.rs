@@ -234,7 +234,7 @@ impl LearningTables {
                 Ok(Staged { number, stretches, groups: batch.groups[number].renumbered() })
             })
             .collect::<Result<_>>()?;
-        // Gradients of all tables first, then rows of all tables: two parallel rounds, whatever the number of tables.
+        // Gradients of all tables first, then rows of all tables: two parallel rounds for any number of tables.
         let tables = self.tables.iter_mut().zip(&mut self.gradients).enumerate();
         let mut parts = staged.iter_mut();
         let mut learning: Vec<Learning<'_>> = tables
