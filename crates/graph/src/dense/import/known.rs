@@ -119,7 +119,8 @@ impl<'a> Attributes<'a> {
 pub(super) struct Importer {
     pub(super) graph: Graph,
     pub(super) known: HashMap<String, Known>,
-    /// For values whose row axis counts other things too (`rows x heads`): count of numbers along that axis per row.
+    /// For values whose row axis is merged with other axes (`rows x heads`): product of the merged sizes that come before the
+    /// rows.
     pub(super) outer: HashMap<Id, usize>,
     /// Original value per expanded value: operations that broadcast use the original.
     pub(super) expanded: HashMap<Id, Id>,
