@@ -102,7 +102,7 @@ impl Features {
         for sequence in sequences {
             uses.push(used(&sequence.feature, &sequence.table, Pooling::None)?);
         }
-        // Checks that every sequence has another feature, as `Layout::new` does.
+        // `Layout::new` rejects duplicate names: no two sequences may share a feature.
         Layout::new(sequences.iter().map(|s| s.feature.clone()).collect(), &vec![1; sequences.len()])?;
         Ok(Features { tables, learns, in_parts, uses, bags: bags.len(), layout, threads })
     }
