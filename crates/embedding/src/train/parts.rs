@@ -15,7 +15,7 @@ use sterling_core::error::{Error, Result};
 use sterling_kernels::buffer::Owned;
 use sterling_kernels::cpu::update::RuleKind;
 
-/// Stretches of a remote partition, such as on another host: rows of f32, little-endian, `[row | state]` of the partition's columns.
+/// Stretches of a remote partition, such as on another host: little-endian f32 rows, `[row | state]` of its columns.
 pub trait MasterSource: RowSource {
     /// Writes stretches `[rows, row_bytes]` of ascending rows. Later reads of these rows return the written values.
     ///

@@ -170,8 +170,8 @@ impl Kernels {
         dispatch!(self, fold(f, input, count, target))
     }
 
-    /// Reduces the values whose shared key equals a row's key: reduction `n` makes number `n` of a row of `out`. The results equal
-    /// those of multiplying the values by the comparison (1 or 0) before the reduction, except that a zero may have the other sign.
+    /// Reduces the values whose shared key equals a row's key: reduction `n` makes number `n` of a row of `out`. The results
+    /// equal those of multiplying the values by the comparison (1 or 0) before the reduction, except for the sign of zeros.
     ///
     /// # Panics
     /// Where a slice is shorter than the rows, or numbers are not as many as the shared keys.

@@ -310,7 +310,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Results are the same bits on all instruction sets, and equal those of a comparison, a product and a reduction as single steps.
+    /// Results are the same bits on all instruction sets, and equal those of separate comparison, product and reduction.
     #[test]
     fn folds_beside_equal_keys_are_those_of_single_steps(
         rows in 1usize..20, count in 1usize..70, gap in 0usize..3, kinds in 1usize..40, seed in 0usize..1000,
