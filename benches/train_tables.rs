@@ -1,23 +1,25 @@
-//! A training step of embedding tables against what the memory gives, as JSON lines.
+//! Times a training step of embedding tables and compares it with the memory bandwidth, as JSON lines.
 //!
 //! ```text
 //! cargo bench --bench train_tables -- [--tables 4] [--rows 1000000] [--width 64] [--batch 512] [--pooling 20] [--ids zipf,uniform]
 //!     [--rules rowwise_adagrad] [--threads 1] [--seconds 4] [--stream FOLDER]
 //! ```
 //!
-//! Each of the tables has one bag per example, pooled by sum; gradients are random. A line of `"what": "step"` gives nanoseconds per id,
-//! medians and first deciles over the steps, of the three calls of a step:
+//! Each table has one bag per example, pooled by sum; gradients are random. A line of `"what": "step"` has the nanoseconds per id
+//! of the three calls of a step, as medians and first deciles over the steps:
 //!
 //! - `prepare`: ids are resolved and sorted;
 //! - `forward`: bags are pooled;
 //! - `update`: gradients are summed by row, and the rule is applied.
 //!
-//! A line of `"what": "floor"` gives what the memory took in between, at uniformly drawn rows that are asked for ahead: `read` of rows that
-//! lie side by side, and `write`, which reads and writes rows and a line of state elsewhere, in nanoseconds per row. A step's share of the floor is
-//! `u (read + write) / step`, where `u` is distinct rows per id. Memory traffic of a step is `u (4 D + 2 (4 D + 4 s))` bytes per id, in
-//! rows of D numbers with s numbers of state; beside that, 4 D bytes of gradients and about 40 bytes of ids pass through the caches.
+//! A line of `"what": "floor"` has the memory time in nanoseconds per row, measured in between at uniformly sampled rows that are
+//! prefetched. `read` reads rows of a contiguous array; `write` reads and writes rows and a line of state elsewhere. A step's
+//! share of the floor is `u (read + write) / step`, where `u` is distinct rows per id. Memory traffic of a step is `u (4 D + 2 (4
+//! D + 4 s))` bytes per id, in rows of D numbers with s numbers of state. In addition, 4 D bytes of gradients and about 40 bytes
+//! of ids pass through the caches.
 //!
-//! `--stream` leaves the ids in a folder as little-endian int64, for `python/bench_train.py`, which runs FBGEMM and PyTorch on them in turn.
+//! `--stream` writes the ids to a folder as little-endian int64, for `python/bench_train.py`, which alternates FBGEMM and PyTorch
+//! on them.
 
 use std::hint::black_box;
 use std::io::Write;
@@ -30,11 +32,11 @@ use sterling::error::{Error, Result};
 use sterling::kernels::buffer::Owned;
 use sterling::kernels::memory::prefetch;
 
-/// Batches that are drawn before the first step and come again.
+/// Batches that are generated before the first step and then repeated.
 const BATCHES: usize = 40;
-/// Steps that are not timed.
+/// Warm-up steps, not timed.
 const WARM_UP: usize = 5;
-/// Rows that the floor reads, and how far ahead it asks for them.
+/// Rows that the floor reads, and its prefetch distance.
 const FLOOR_ROWS: usize = 400_000;
 const AHEAD: usize = 24;
 const EXPONENT: f64 = 1.05;
@@ -109,7 +111,7 @@ fn say(line: &serde_json::Value) {
     let _ = writeln!(std::io::stdout().lock(), "{line}");
 }
 
-/// Batches of `[tables, batch, pooling]` ids.
+/// Generates batches of `[tables, batch, pooling]` ids.
 fn stream(options: &Options, is_zipf: bool) -> Vec<i64> {
     let (rows, count) = (options.rows, BATCHES * options.tables * options.batch * options.pooling);
     let mut draw = draws(1);
@@ -219,7 +221,7 @@ fn quantiles(mut times: Vec<f64>) -> [f64; 2] {
     [times[times.len() / 10], times[times.len() / 2]]
 }
 
-/// Rows in memory of their own, at random.
+/// Buffers of the floor: rows in memory of their own, visited at random.
 struct Floor {
     numbers: Owned<f32>,
     states: Owned<f32>,
@@ -239,7 +241,7 @@ impl Floor {
         Ok(Floor { numbers, states, width, picks, read: Vec::new(), write: Vec::new() })
     }
 
-    /// A tenth of the picks, read once and written once.
+    /// Reads a tenth of the sampled rows, then reads and writes another tenth.
     fn measure(&mut self) {
         let part = self.read.len() % 10 * (FLOOR_ROWS / 10);
         let picks = &self.picks[part..part + FLOOR_ROWS / 10];

@@ -1,11 +1,11 @@
-"""A training step of embedding tables beside FBGEMM's and PyTorch's on the CPU, on the same ids, in turn.
+"""Compares a training step of embedding tables with FBGEMM's and PyTorch's on the CPU, on the same ids, interleaved.
 
     python python/bench_train.py [--rounds 3] [--ids zipf,uniform] [--rows 1000000] [--width 64] [--batch 512] [--pooling 20]
 
-needs what python/make_train_golden.py needs, and cargo. Each round runs benches/train_tables.rs (whose head says what is measured), then
-each peer here in a process of its own: forward, backward and the update of four tables, one thread, batches of the same stream. FBGEMM
-runs as it is installed and with its faster code path (FBGEMM_FORCE_AUTOVEC=1); PyTorch's `EmbeddingBag(sparse=True)` with its optimizers
-of sparse gradients. JSON lines go to stdout; a table of medians over the rounds, with the quotients, ends the run.
+Needs the packages of python/make_train_golden.py, and cargo. Each round runs benches/train_tables.rs (its front page describes the
+figures), then each other library in its own process: forward, backward and update of four tables, one thread, batches of the same
+stream. FBGEMM runs as installed and with its faster code path (FBGEMM_FORCE_AUTOVEC=1); PyTorch's `EmbeddingBag(sparse=True)` runs with
+its optimizers of sparse gradients. JSON lines go to stdout; a table of medians over the rounds, with the ratios, ends the run.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def torch_step(kind, options):
 
 
 def run_peer(name, ids, options):
-    """One JSON line, in the form of benches/train_tables.rs."""
+    """Prints one JSON line in the form of benches/train_tables.rs."""
     import numpy
     import torch
 
@@ -96,7 +96,7 @@ def run_peer(name, ids, options):
 
 
 def lines_of(command, **more):
-    """What a command prints, as JSON lines, passed on as they come."""
+    """Runs a command, echoes the JSON lines that it prints, and returns them."""
     found = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, **more) as process:
         for line in process.stdout:
@@ -109,7 +109,7 @@ def lines_of(command, **more):
 
 
 def summary(lines):
-    """Medians over the rounds, and each quotient against our step on the same ids."""
+    """Prints medians over the rounds, and the ratio of each to Sterling's step on the same ids."""
     runs = {}
     for line in lines:
         if "median_ns" in line:

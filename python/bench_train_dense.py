@@ -1,12 +1,13 @@
-"""The dense part of a step of a two-tower model beside PyTorch, one thread, in turns: prints the table of docs/internals/learning.md.
+"""Compares the dense part of a training step of a two-tower model with PyTorch, interleaved on one thread: prints the table of
+docs/internals/learning.md.
 
     cargo bench -p sterling-graph --bench train_dense --no-run
     pip install torch numpy
     python python/bench_train_dense.py [BENCH]
 
-BENCH is the built bench, the newest target/release/deps/train_dense-* where none is given. Both do the same: towers 64-256-64 of users and
-items over 512 rows each, in-batch softmax at temperature 0.1, gradients of both towers and of their inputs, Adam. A round of one is timed
-after a round of the other, ROUNDS times over; medians.
+BENCH is the built bench, by default the newest target/release/deps/train_dense-*. Both do the same work: towers 64-256-64 of users and
+items over 512 rows each, in-batch softmax at temperature 0.1, gradients of both towers and of their inputs, Adam. Rounds alternate
+between the two, ROUNDS times; the table has medians.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PARTS = ["forward", "backward", "softmax", "adam"]
 
 
 class Peer:
-    """The step in PyTorch."""
+    """Training step in PyTorch."""
 
     def __init__(self) -> None:
         torch.manual_seed(7)
@@ -50,7 +51,7 @@ class Peer:
         self.optimizer.step()
 
     def microseconds(self) -> float:
-        """Of a step, the mean of a round."""
+        """Returns the mean time per step in a round."""
         start, calls = time.perf_counter(), 0
         while time.perf_counter() - start < ROUND_SECONDS:
             self.step()
@@ -59,7 +60,7 @@ class Peer:
 
 
 class Bench:
-    """Our bench, told case by case what to time."""
+    """Sterling's bench as a subprocess; each input line names the case to time."""
 
     def __init__(self, path: Path, kernel: str | None = None) -> None:
         env = os.environ | ({"STERLING_KERNEL": kernel} if kernel else {})
@@ -73,7 +74,7 @@ class Bench:
         return self.process.stdout.readline().strip()
 
     def microseconds(self, case: str) -> float:
-        """Of a call, the mean of a round."""
+        """Returns the mean time per call in a round."""
         assert self.process.stdin is not None
         self.process.stdin.write(case + "\n")
         self.process.stdin.flush()
@@ -81,7 +82,7 @@ class Bench:
 
 
 def built() -> Path:
-    """The newest build of the bench."""
+    """Returns the newest build of the bench."""
     found = [p for p in (ROOT / "target/release/deps").glob("train_dense-*") if os.access(p, os.X_OK) and not p.suffix]
     if not found:
         sys.exit("no bench is built: cargo bench -p sterling-graph --bench train_dense --no-run")

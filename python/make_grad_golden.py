@@ -1,14 +1,14 @@
-"""Writes the gradients that compiled graphs are held against: python/make_grad_golden.py [OUT=tests/golden/train]
+"""Writes golden gradients for the tests of compiled graphs: python/make_grad_golden.py [OUT=tests/golden/train]
 
-OUT/optimizers.json holds what torch.optim makes of parameters in 20 steps in f32.
+OUT/optimizers.json holds parameters after 20 steps of torch.optim in f32.
 
-OUT/gradients.json holds, of every graph that python/make_dense_golden.py wrote and of the towers and rerankers of the packages in
-models/, inputs, gradients of the outputs, and what PyTorch's autograd makes of them in f64: the gradients of all inputs and of all
-constants of at least one axis. Packages are ONNX files alone, so a small evaluator runs each node as torch functions. A reranker is
-there twice: as it serves, with inputs of one user and several candidates, and by event, each row a user with one candidate.
+OUT/gradients.json holds inputs, gradients of the outputs, and the gradients that PyTorch's autograd computes from them in f64, for all
+inputs and all constants with at least one axis. Its graphs are those of python/make_dense_golden.py, and the towers and rerankers of the
+packages in models/. Packages contain only ONNX files, so a small evaluator runs each node by torch functions. A reranker occurs twice: as
+served, with one user and several candidates, and per event, with one user and one candidate per row.
 
-Numbers are f32 as hexadecimal digits of their little-endian bytes. Of large gradients every `step`th number is kept. Everything follows
-from SEED. Needs numpy, onnx and torch.
+Numbers are f32 as hexadecimal digits of their little-endian bytes. Large gradients keep every `step`th number. All random
+numbers derive from SEED. Needs numpy, onnx and torch.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ ROWS = 3
 KEPT = 256
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ["dcn", "debian", "deepfm", "din", "hstu", "mol", "sasrec", "tags"]
-# Inputs that hold small integers, which graphs compare.
+# Inputs of small integers, which graphs compare for equality.
 INTEGERS = {"installed_lists", "section_lists", "maintainer_lists", "number"}
-# Columns that graphs take the logarithm of.
+# Inputs whose logarithm graphs compute.
 POSITIVE = {"price", "popularity"}
 
 
@@ -93,7 +93,7 @@ PLAIN = {
 
 
 def evaluated(node: onnx.NodeProto, x: list[Any]) -> Any:
-    """What a node makes of its inputs; a list where it has several outputs."""
+    """Returns the output of a node for its inputs; a list if it has several outputs."""
     a = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
     operator = node.op_type
     if operator in PLAIN:
@@ -154,7 +154,7 @@ def evaluated(node: onnx.NodeProto, x: list[Any]) -> Any:
 
 
 def run(graph: onnx.GraphProto, inputs: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The outputs of a graph, and its constants of at least one axis, or of a name as modules have, which gradients are made of."""
+    """Returns the outputs of a graph, and its trainable constants: those with an axis, or named like a module's parameter."""
     known: dict[str, Any] = dict(inputs)
     learned = {}
     wide = lambda value: value.double() if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value  # noqa: E731
@@ -178,13 +178,13 @@ def digits(x: torch.Tensor | np.ndarray) -> str:
 
 def kept(name: str, gradient: torch.Tensor) -> dict[str, Any]:
     flat = gradient.detach().reshape(-1)
-    # Odd, so that it meets all columns.
+    # Odd, so that it samples all columns.
     step = 1 if len(flat) <= KEPT else (len(flat) // KEPT) | 1
     return {"name": name, "shape": list(gradient.shape), "step": step, "largest": float(flat.abs().max()), "values": digits(flat[::step])}
 
 
 def case(path: Path, inputs: dict[str, tuple[bool, np.ndarray]], axis: int, random: np.random.Generator) -> dict[str, Any]:
-    """The gradients of a graph by its inputs, each with whether each row has its own, which axis number `axis` counts."""
+    """Returns the gradients of a graph; each input comes with a flag whether it has values per row, counted by axis `axis`."""
     graph = onnx.load(path).graph
     given = {name: torch.from_numpy(x).double().requires_grad_() for name, (_, x) in inputs.items()}
     outputs, learned = run(graph, given)
@@ -205,9 +205,9 @@ def case(path: Path, inputs: dict[str, tuple[bool, np.ndarray]], axis: int, rand
 
 
 def drawn(name: str, shape: list[int], random: np.random.Generator) -> np.ndarray:
-    """Numbers such as an input holds."""
+    """Returns random numbers in the range of an input."""
     if name.endswith("mask"):
-        # Padded behind, one place at least.
+        # Padded at the end; at least one entry is not padding.
         return (np.arange(shape[-1]) < random.integers(1, shape[-1] + 1, size=[*shape[:-1], 1])).astype(np.float32)
     if name in INTEGERS:
         return random.integers(1, 30, size=shape).astype(np.float32)
@@ -242,7 +242,7 @@ OPTIMIZERS = {
 
 
 def optimizer_cases(random: np.random.Generator) -> list[dict[str, Any]]:
-    """Each rule without and with decay, clipping and an epsilon that shows."""
+    """Returns cases of each rule with and without decay, clipping, and an epsilon large enough to matter."""
     cases = []
     for kind, (rule, settings) in OPTIMIZERS.items():
         for decay, clip, epsilon in [(0.0, None, None), (0.1, 1.5, 1e-2)]:

@@ -1,7 +1,7 @@
-"""Golden files of tables that learn, made by the libraries whose meanings they take over.
+"""Writes golden files for tables in training, computed by the libraries whose semantics they follow.
 
 Writes tests/golden/train/*.json: problems (tables, features, 20 batches of ids and gradients) and cases, each an optimizer on a problem
-with the rows that come out. The tests read only the files. To make them again, on a CPU:
+with the rows that come out. The tests read only the files. To recreate them on a CPU:
 
     pip install torch==2.14.0 fbgemm-gpu-cpu==1.9.0 numpy && pip install --no-deps torchrec==1.9.2
     pip install --no-deps torchmetrics lightning-utilities pyre-extensions typing-inspect mypy-extensions iopath tensordict tqdm \
@@ -10,9 +10,9 @@ with the rows that come out. The tests read only the files. To make them again, 
 
 The source of a case is
 
-- `fbgemm`: FBGEMM's fused backward pass on the CPU, where it computes what its documentation says;
+- `fbgemm`: FBGEMM's fused backward pass on the CPU, where it follows its documentation;
 - `autograd`: gradients by PyTorch's autograd in f64 and the optimizer's formula in f64, which stand in where FBGEMM's CPU kernels are
-  wrong (`fbgemm` then has what those give, for the record) or have no such optimizer;
+  wrong (`fbgemm` then has the result of those kernels, for the record) or have no such optimizer;
 - `torch`: an optimizer of PyTorch in f32 on sparse gradients;
 - `torchrec`: TorchRec's fused modules, as its own tests run them (`test_fused_embedding_modules.py`).
 """
@@ -62,7 +62,7 @@ class Problem:
                 count = int(lengths[number * EXAMPLES : (number + 1) * EXAMPLES].sum())
                 rows = TABLES[table][0]
                 drawn = torch.randint(0, rows, (count,), generator=generator)
-                # A few rows come often.
+                # A few rows are frequent.
                 drawn = torch.where(torch.rand(count, generator=generator) < 0.3, drawn % 3, drawn)
                 ids.append(torch.where(drawn == 7, rows + 15, drawn) if beyond else drawn)
             ids = torch.cat(ids)
@@ -85,7 +85,7 @@ class Problem:
         return {"features": [list(f) for f in self.features.items()], "start": start, "steps": steps}
 
     def fbgemm(self, kind, mean=False, **more):
-        """The rows that FBGEMM's CPU operator leaves."""
+        """Returns the rows after training with FBGEMM's CPU operator."""
         names = list(TABLES)
         module = SplitTableBatchedEmbeddingBagsCodegen(
             [(rows, width, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows, width in TABLES.values()],
@@ -105,7 +105,7 @@ class Problem:
         return [weights.detach().clone() for weights in module.split_embedding_weights()]
 
     def autograd(self, kind, mean=False, decay=None, max_norm=None, clip=None):
-        """The rows by autograd and the formulas, in f64."""
+        """Returns the rows after training with autograd and the formulas, in f64."""
         tables = {name: start.double().requires_grad_() for name, start in self.start.items()}
         zeros = {name: (torch.zeros_like(t), torch.zeros_like(t), torch.zeros(len(t)).double(), torch.zeros(len(t)).double()) for name, t in tables.items()}
         for ids, lengths, weights, gradients in self.steps:

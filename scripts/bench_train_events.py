@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Events per second of a two-tower step from Parquet, beside the same step in PyTorch, which reads nothing.
+"""Measures events per second of two-tower training from Parquet, and of the same step in PyTorch on batches in memory.
 
     python scripts/bench_train_events.py --program target/release/sterling [--threads 1] [--rounds 3]
 
 20 ids per user and one per item by Zipf 1.05 from tables of 1,000,000 rows of 64 numbers, networks 64-256-64 on both sides, unit length, softmax over the
-items of a batch of 512, row-wise Adagrad on the tables (PyTorch: Adagrad on sparse gradients), Adam on the weights. Reading and checking of events is in
-Sterling's figure. The two take turns; the medians of the rounds are printed. Needs PyTorch, PyArrow and the Python package.
+items of a batch of 512, row-wise Adagrad on the tables (PyTorch: Adagrad on sparse gradients), Adam on the weights. Sterling's figure
+includes reading and validating events. Rounds alternate between the two; the medians are printed. Needs PyTorch, PyArrow and the Python package.
 """
 
 import argparse
@@ -60,7 +60,7 @@ class Item(nn.Module):
 
 
 def draws(seed):
-    """Draws ids by Zipf 1.05, popular ones anywhere in the table."""
+    """Samples ids by Zipf 1.05, with the popular ones spread over the table."""
     rng = np.random.default_rng(seed)
     weights = np.cumsum(1 / np.arange(1, ROWS + 1) ** 1.05)
     weights /= weights[-1]
@@ -69,7 +69,7 @@ def draws(seed):
 
 
 def write(folder, events):
-    """The package and its events."""
+    """Writes the package and its events."""
     tables = {"users": torch.randn(ROWS, D) * 0.1, "items": torch.randn(ROWS, D) * 0.1}
     features = {"user": [sterling.Ids("ids", "users", "mean")], "item": [sterling.Ids("row", "items", column="id")]}
     sterling.export(folder / "package", name="towers", user=User(), item=Item(), tables=tables, features=features, program=False)
@@ -83,7 +83,7 @@ def write(folder, events):
 
 
 def ours(program, folder, threads):
-    """Events per second that the program reports."""
+    """Returns the events per second that the program reports."""
     shutil.rmtree(folder / "out", ignore_errors=True)
     shutil.rmtree(folder / "out.train", ignore_errors=True)
     flags = ["--events", folder / "events.parquet", "--items", folder / "items.parquet", "--out", folder / "out", "--threads", threads]
@@ -93,7 +93,7 @@ def ours(program, folder, threads):
 
 
 class Torch:
-    """The same step in PyTorch over batches that are in memory."""
+    """Returns the events per second of the same step in PyTorch, over batches in memory."""
 
     def __init__(self):
         draw = draws(1)

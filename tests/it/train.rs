@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 const TRAIN: &str = "\n[train]\nlabel = \"click\"\nbatch = 16\nuniform = 8\ntemperature = 0.2\n";
 
-/// A package that learns, and events of users who take the package after the one they have.
+/// A trainable package, and events of users who take the package after the one they have.
 struct Place {
     folder: tempfile::TempDir,
 }
@@ -46,7 +46,7 @@ impl Place {
         command
     }
 
-    /// Runs to the end; the report.
+    /// Runs to the end; returns the report.
     fn report(&self, flags: &[&str]) -> Value {
         let done = self.command(flags).output().unwrap();
         assert!(done.status.success(), "{flags:?}: {}", String::from_utf8_lossy(&done.stderr));
@@ -81,7 +81,7 @@ fn what_was_learned_is_published_and_the_report_is_the_last_line() {
         assert!(figure("learned", what) >= figure("frozen", what), "{report}");
     }
     assert!(place.refused(&["--out", "learned"], 2).contains("--out learned: it exists"));
-    // The same by --publish, and from standard input.
+    // The same with --publish, and from standard input.
     let piped = Command::new(env!("CARGO_BIN_EXE_sterling"))
         .current_dir(place.folder.path())
         .args(["train", "package", "--events", "-", "--publish", "--store", "store"])
@@ -97,7 +97,7 @@ fn what_was_learned_is_published_and_the_report_is_the_last_line() {
         assert!(version[name] == learned[name], "{name}");
         assert!(learned[name] != fs::read(place.path("package").join(name)).unwrap(), "{name} learned nothing");
     }
-    // Serving takes the package as it is.
+    // The trained package can be published without changes.
     let published = Command::new(env!("CARGO_BIN_EXE_sterling"))
         .current_dir(place.folder.path())
         .args(["publish", "learned", "--store", "store"])

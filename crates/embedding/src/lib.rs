@@ -1,13 +1,13 @@
 //! Embedding tables: jagged ids in, pooled or sequential embeddings out.
 //!
-//! Names and meanings are TorchRec's (<https://github.com/meta-pytorch/torchrec>): a [`KeyedJaggedTensor`] carries the ids of
-//! all features of a batch, an [`EmbeddingBagCollection`] turns them into one [`KeyedTensor`], an [`EmbeddingCollection`] into
-//! one [`JaggedTensor`] of rows a feature (`lookup`). A [`Table`] is in one piece or cut into shards ([`shard`]), each with a
-//! source of its own ([`tiers`]); [`place`] says as plain data which shard lies where. Where the shards lie changes no answer.
+//! Names and semantics are TorchRec's (<https://github.com/meta-pytorch/torchrec>): a [`KeyedJaggedTensor`] holds the ids of all
+//! features of a batch, an [`EmbeddingBagCollection`] converts them to one [`KeyedTensor`], an [`EmbeddingCollection`] to one
+//! [`JaggedTensor`] of rows per feature (`lookup`). A [`Table`] is whole or partitioned into shards ([`shard`]), each with its
+//! own source ([`tiers`]); [`place`] describes the location of shards as plain data. The location of shards changes no result.
 //!
-//! Imports go one way: types of ids and rows, `spec` and `place`, then [`tiers`], `table`, [`shard`], `lookup`; `device` has
-//! tables in the memory of a GPU, `HotTables` those of which only the rows that are asked for often are there. [`train`] has tables
-//! that learn.
+//! Modules depend on each other in one direction: types of ids and rows, `spec` and `place`, then [`tiers`], `table`, [`shard`],
+//! `lookup`. `device` has tables in GPU memory, `HotTables` tables of which only frequently requested rows are in GPU memory.
+//! [`train`] has tables in training.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -1,12 +1,12 @@
-//! The dense part of a step of a two-tower model on one thread: both towers forward, in-batch softmax, both backward, Adam; its parts;
-//! and outer products beside the products of the forward pass.
+//! Times the dense part of a training step of a two-tower model on one thread: both towers forward, in-batch softmax, both
+//! backward, Adam. Also times its parts, and outer products compared with the products of the forward pass.
 //!
-//! `cargo bench -p sterling-graph --bench train_dense` prints a table; `python python/bench_train_dense.py` takes turns with PyTorch and
-//! prints the one of docs/internals/learning.md: with `--turns`, a line of input names a case, and the microseconds of a round of it come back.
-//! `STERLING_KERNEL` chooses the instruction set.
+//! `cargo bench -p sterling-graph --bench train_dense` prints a table. `python python/bench_train_dense.py` alternates it with
+//! PyTorch and prints the table of docs/internals/learning.md. With `--turns`, each input line names a case, and the output is
+//! the microseconds of a round of it. `STERLING_KERNEL` selects the instruction set.
 //!
-//! The bound: multiply-adds. A step of 512 rows is 4 passes of 33.6 million (the backward pass makes the forward one again) and 50.3
-//! million of the softmax; a core of Zen 4 does 16 a cycle.
+//! The bound is multiply-adds. A step of 512 rows is 4 passes of 33.6 million (the backward pass recomputes the forward pass) and
+//! 50.3 million of the softmax; a Zen 4 core does 16 per cycle.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 
@@ -28,7 +28,7 @@ const WIDTH: usize = 64;
 const HIDDEN: usize = 256;
 const ROWS: usize = 512;
 const TEMPERATURE: f32 = 0.1;
-/// Rows whose logits are made at a time.
+/// Rows whose logits are computed together.
 const BLOCK: usize = 64;
 const ROUNDS: usize = 9;
 const ROUND: Duration = Duration::from_millis(40);
@@ -37,7 +37,7 @@ fn numbers(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|n| ((n * 37 + seed * 101 + 11) % 127) as f32 / 64.0 - 1.0).collect()
 }
 
-/// Microseconds of a call, the mean of a round.
+/// Mean microseconds per call in a round.
 fn time(call: &mut dyn FnMut()) -> f64 {
     let start = Instant::now();
     let mut calls = 0;
@@ -53,7 +53,7 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-/// A tower that learns.
+/// A tower in training.
 struct Tower {
     graph: TrainableGraph,
     parameters: Vec<f32>,
@@ -108,7 +108,7 @@ fn rows_of(features: &[f32]) -> impl Fn(InputRows<'_>) + Sync {
     |given: InputRows<'_>| given.each(|n, row| row.copy_from_slice(&features[n * WIDTH..(n + 1) * WIDTH]))
 }
 
-/// In-batch softmax: the mean cross-entropy of each query with its own item among all, and the gradients of both sides.
+/// Computes the mean cross-entropy of each query with its own item among all (in-batch softmax), and the gradients of both sides.
 fn softmax(queries: &[f32], items: &[f32], of_queries: &mut [f32], of_items: &mut [f32]) -> f64 {
     let kernels = Kernels::best();
     let mut turned = vec![0.0; WIDTH * ROWS];
@@ -169,7 +169,7 @@ fn fold(kernels: Kernels, f: Fold, rows: &[f32], out: &mut [f32]) {
     kernels.fold(f, &input, ROWS, &mut target);
 }
 
-/// A step of both towers, and its loss.
+/// Runs a step of both towers; returns its loss.
 fn step(user: &mut Tower, item: &mut Tower) -> f64 {
     user.forward();
     item.forward();
@@ -181,7 +181,7 @@ fn step(user: &mut Tower, item: &mut Tower) -> f64 {
     loss
 }
 
-/// Multiply-adds of a layer over a micro-batch: as the forward pass multiplies rows, and as the backward one sums outer products.
+/// Multiply-adds of a layer over a micro-batch: row products of the forward pass, or outer products of the backward pass.
 fn layer(is_outer: bool) -> (f64, Box<dyn FnMut()>) {
     let (left, right, matrix) =
         (numbers(BLOCK * HIDDEN, 1), numbers(BLOCK * WIDTH, 2), pack(&numbers(HIDDEN * WIDTH, 3), HIDDEN, WIDTH));

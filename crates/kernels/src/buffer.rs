@@ -181,7 +181,7 @@ fn anonymous(len: usize, size: usize) -> Result<Option<memmap2::MmapMut>> {
     let map = memmap2::MmapMut::map_anon(bytes)
         .map_err(|e| Error::overloaded(format!("buffer: {bytes} bytes cannot be had: {e}")).caused_by(e))?;
     if bytes >= HUGE_PAGE_BYTES {
-        // Refused where the kernel has no huge pages; small pages are slower and as right.
+        // Fails if the kernel has no huge pages; small pages are slower but work as well.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
     }

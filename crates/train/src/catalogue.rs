@@ -1,4 +1,4 @@
-//! The items of a model as training sees them: which there are, and what the item tower reads of each.
+//! The items of a model as training reads them: their ids, and the inputs of the item tower per item.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,14 +8,14 @@ use sterling_graph::tower::FeatureRow;
 use sterling_snapshot::items::{EMBEDDING, Items};
 use sterling_snapshot::model::Package;
 
-/// Items by their places, in the order of their file.
+/// Items by index, in the order of the items file.
 #[derive(Debug)]
 pub(crate) struct Catalogue {
     ids: Vec<i64>,
     places: HashMap<i64, u32>,
-    /// What the item tower reads of each; none where items bring their vectors.
+    /// Inputs of the item tower per item; empty if the items have vectors of their own.
     rows: Vec<FeatureRow>,
-    /// `[N, D]` where items bring their vectors, else empty.
+    /// Item vectors `[N, D]` if the items file has them, else empty.
     vectors: Vec<f32>,
 }
 
@@ -23,7 +23,7 @@ impl Catalogue {
     /// Reads the features of all items.
     ///
     /// # Errors
-    /// `Invalid` with the item, where the item tower cannot read it or its vector has another width.
+    /// `Invalid` with the item, if the item tower cannot read it or its vector has another width.
     pub(crate) fn new(items: &Items, package: &Package) -> Result<Self> {
         let places = items.ids.iter().zip(0u32..).map(|(&id, place)| (id, place)).collect();
         let mut catalogue = Catalogue { ids: items.ids.clone(), places, rows: Vec::new(), vectors: Vec::new() };
@@ -59,22 +59,22 @@ impl Catalogue {
         self.ids.len()
     }
 
-    /// The ids, by their places.
+    /// Returns the ids by item index.
     pub(crate) fn ids(&self) -> &[i64] {
         &self.ids
     }
 
-    /// The place of an id.
+    /// Returns the index of an item by its id.
     pub(crate) fn place(&self, id: i64) -> Option<u32> {
         self.places.get(&id).copied()
     }
 
-    /// What the item tower reads of all items, by their places; empty where items bring their vectors.
+    /// Returns the inputs of the item tower by item index; empty if the items have vectors of their own.
     pub(crate) fn rows(&self) -> &[FeatureRow] {
         &self.rows
     }
 
-    /// `[N, D]` where items bring their vectors, else empty.
+    /// Returns the item vectors `[N, D]` if the items file has them, else an empty slice.
     pub(crate) fn vectors(&self) -> &[f32] {
         &self.vectors
     }

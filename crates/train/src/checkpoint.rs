@@ -1,8 +1,8 @@
-//! Checkpoints: where a run goes on after it was ended, to the same bits.
+//! Checkpoints: a run that was interrupted resumes from the last one, with bit-identical results.
 //!
-//! A checkpoint is a folder `checkpoints/STEP` of the run's working folder, renamed into place when all of it is durable: `state.safetensors`
-//! (`state`) and `learn.json`, which has the checksum of the former, the position in the events, and digests of the package, of
-//! `[train]` and of what was asked. The last two are kept.
+//! A checkpoint is a folder `checkpoints/STEP` of the run's working folder, renamed into place once all of it is durable.
+//! `state.safetensors` (`state`) holds the tensors. `learn.json` holds the checksum of that file, the position in the events, and
+//! digests of the package, of `[train]` and of the run's options. The last two checkpoints are retained.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,52 +13,52 @@ use crate::judge::Judged;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_storage::files::{self, Checksum, sync_folder, temporary, write_atomic};
 
-/// The file of tensors.
+/// File of the tensors.
 pub(crate) const STATE_FILE: &str = "state.safetensors";
 const ABOUT_FILE: &str = "learn.json";
-/// Checkpoints that are kept.
+/// Number of retained checkpoints.
 const KEPT: usize = 2;
 
-/// Events that were met, by what became of them.
+/// Counts of the events that a run has read, by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Met {
-    /// Lines and rows.
+    /// Lines and rows read.
     pub(crate) read: u64,
-    /// Events that are no positives of the label.
+    /// Events that are not positives of the trained label.
     pub(crate) skipped: u64,
-    /// Lines and rows that are no events.
+    /// Lines and rows rejected as invalid events.
     pub(crate) refused: u64,
 }
 
-/// What a run is of: one that differs in any of these is another run.
+/// Identity of a run; a checkpoint whose identity differs in any field belongs to another run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Origin {
     /// Digest of the package and its items.
     pub(crate) package: String,
     /// Digest of `[train]`.
     pub(crate) train: String,
-    /// Digest of the names and sizes of the events' files, of the seed, and of how events are ordered.
+    /// Digest of the names and sizes of the event files, of the seed, and of the order of events.
     pub(crate) events: String,
 }
 
-/// How far a run has come.
+/// Progress of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Position {
     pub(crate) step: u64,
     pub(crate) epoch: u64,
-    /// Events of the epoch that were trained on or passed over.
+    /// Events of this epoch that were trained on or skipped.
     pub(crate) events: u64,
-    /// Events that were trained on, in all epochs.
+    /// Events trained on, in all epochs.
     pub(crate) trained: u64,
     pub(crate) met: Met,
-    /// Refused events that are in the quarantine, and its bytes.
+    /// Number of rejected events in the quarantine file, and the file's bytes.
     pub(crate) quarantined: (u64, u64),
     pub(crate) judged: Judged,
-    /// What was judged at the end of each window.
+    /// Figures of the progressive validation at the end of each window.
     pub(crate) windows: Vec<Judged>,
     pub(crate) rejected_batches: u64,
     pub(crate) rejected_rows: u64,
-    /// Sum of the losses since the beginning.
+    /// Sum of the losses of all steps.
     pub(crate) loss: f64,
 }
 
@@ -80,12 +80,12 @@ pub(crate) struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Those of a working folder.
+    /// Returns the checkpoints of a working folder.
     pub(crate) fn new(folder: &Path) -> Self {
         Checkpoints { folder: folder.join("checkpoints") }
     }
 
-    /// The steps that there are checkpoints of, rising.
+    /// Returns the steps that have a checkpoint, ascending.
     fn steps(&self) -> Result<Vec<u64>> {
         let entries = match fs::read_dir(&self.folder) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -100,10 +100,10 @@ impl Checkpoints {
         Ok(steps)
     }
 
-    /// The last checkpoint: how far it is, and the folder of its state.
+    /// Returns the position of the last checkpoint and the folder of its state.
     ///
     /// # Errors
-    /// `Conflict` where it is of another run; `Corrupt` with the file where it is damaged.
+    /// `Conflict` if it belongs to another run; `Corrupt` with the file if it is damaged.
     pub(crate) fn last(&self, origin: &Origin) -> Result<Option<(Position, PathBuf)>> {
         let Some(step) = self.steps()?.pop() else { return Ok(None) };
         let folder = self.folder.join(step.to_string());
@@ -138,7 +138,7 @@ impl Checkpoints {
         Ok(Some((about.position, folder)))
     }
 
-    /// Writes a checkpoint; `state` writes the file of tensors. One that cannot be written leaves those before it.
+    /// Writes a checkpoint; `state` writes the file of tensors. If the write fails, earlier checkpoints stay.
     ///
     /// # Errors
     /// `NoSpace` or `Io` with the step.
@@ -153,7 +153,7 @@ impl Checkpoints {
         let io = |e| Error::io(folder.display(), e);
         let write = || {
             fs::create_dir_all(&self.folder).map_err(io)?;
-            // What a run that was killed has left.
+            // Left by a run that was killed.
             self.sweep()?;
             fs::create_dir(&temporary).map_err(io)?;
             let state = state(&temporary.join(STATE_FILE))?;
@@ -178,7 +178,7 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Removes what unfinished writes have left.
+    /// Removes the temporary folders of unfinished writes.
     fn sweep(&self) -> Result<()> {
         let io = |e| Error::io(self.folder.display(), e);
         for entry in fs::read_dir(&self.folder).map_err(io)? {

@@ -1,6 +1,6 @@
-//! Random numbers that are a hash of (seed, step, number): a run that is resumed draws what an uninterrupted one would.
+//! Counter-based random numbers: a hash of (seed, step, number), so that a resumed run samples what an uninterrupted one would.
 
-/// The draws of one step.
+/// Random numbers of one step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Draws {
     step: u64,
@@ -11,9 +11,9 @@ impl Draws {
         Draws { step: mix(mix(seed) ^ step) }
     }
 
-    /// Draw `number` of the step, uniform below `below`.
+    /// Returns random number `number` of the step, uniform in `0..below`.
     pub(crate) fn below(self, number: u64, below: u64) -> u64 {
-        // The upper half of the product: Lemire 2019, without the rejection that a bias of 2^-32 or less would not notice.
+        // Upper half of the product (Lemire 2019), without the rejection step: the bias is at most 2^-32.
         ((u128::from(mix(self.step ^ number)) * u128::from(below)) >> 64) as u64
     }
 }
@@ -26,7 +26,7 @@ fn mix(number: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Shuffles in place by the draws of one step (Fisher and Yates).
+/// Shuffles in place by the random numbers of one step (Fisher and Yates).
 pub(crate) fn shuffle<T>(values: &mut [T], draws: Draws) {
     for n in (1..values.len()).rev() {
         values.swap(n, draws.below(n as u64, n as u64 + 1) as usize);
@@ -44,7 +44,7 @@ mod tests {
             let draws = Draws::new(7, step);
             (0..100).for_each(|n| counts[draws.below(n, 10) as usize] += 1);
         }
-        // Five deviations of 95.
+        // Five standard deviations of 95.
         assert!(counts.iter().all(|count| (9525..=10475).contains(count)), "{counts:?}");
         assert_eq!(Draws::new(7, 3).below(5, 1 << 40), Draws::new(7, 3).below(5, 1 << 40));
         assert_ne!(Draws::new(7, 3).below(5, 1 << 40), Draws::new(8, 3).below(5, 1 << 40));

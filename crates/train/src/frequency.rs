@@ -1,38 +1,38 @@
-//! How often each item is among the positives of a batch, estimated while events stream by.
+//! Estimates how often each item is among the positives of a batch, while events stream by.
 //!
-//! An item's mean gap `A` between its occurrences is a moving average, its probability in a batch of `B` events `B / A` (Yi et al.
-//! 2019, *Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations*, RecSys, algorithm 2). Gaps are counted in
-//! events, not in steps as there, so that batches of another size do not make all of them wrong. An item that never occurred is assumed
-//! to occur once in [`FIRST_GAP`] batches: a first occurrence must not look like one in every batch.
+//! The mean gap `A` between an item's occurrences is a moving average; its probability in a batch of `B` events is `B / A` (Yi et
+//! al. 2019, *Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations*, RecSys, algorithm 2). The paper
+//! counts gaps in steps. Here they are counted in events, so that they stay valid if the batch size changes. An item that never
+//! occurred is assumed to occur once in [`FIRST_GAP`] batches, so that its first occurrence does not look like one per batch.
 
 use sterling_core::error::{Error, Result};
 
-/// Weight of the newest gap, α of the paper.
+/// Weight of the newest gap, α in the paper.
 const NEWEST: f32 = 0.05;
-/// Mean gap of an item that has not occurred yet, in batches.
+/// Assumed mean gap of an item that has not occurred yet, in batches.
 const FIRST_GAP: usize = 1000;
 
-/// Gaps of all items, by their places.
+/// Mean gaps of all items, by item index.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Frequency {
     gaps: Vec<f32>,
-    /// Events up to the last occurrence; 0 before the first.
+    /// Number of events up to the item's last occurrence; 0 before the first.
     last: Vec<u64>,
     events: u64,
     first_gap: f32,
 }
 
 impl Frequency {
-    /// Of `items` that never occurred in batches of so many events.
+    /// Creates the estimate for `items` items that never occurred, in batches of `batch` events.
     pub(crate) fn new(items: usize, batch: usize) -> Self {
         let first_gap = (FIRST_GAP * batch) as f32;
         Frequency { gaps: vec![first_gap; items], last: vec![0; items], events: 0, first_gap }
     }
 
-    /// Sets what is known of an item after so many events.
+    /// Restores the mean gap and the last occurrence of an item.
     ///
     /// # Errors
-    /// `Corrupt` where it cannot be.
+    /// `Corrupt` if the values are impossible.
     pub(crate) fn restore(&mut self, item: u32, gap: f32, last: u64) -> Result<()> {
         if !(gap >= 1.0 && last <= self.events) {
             let what = format!("frequency of an item: gap {gap}, last seen at event {last} of {}", self.events);
@@ -42,7 +42,7 @@ impl Frequency {
         Ok(())
     }
 
-    /// Sets how many events were counted.
+    /// Sets the number of counted events.
     pub(crate) fn set_events(&mut self, events: u64) {
         self.events = events;
     }
@@ -59,7 +59,7 @@ impl Frequency {
         self.events
     }
 
-    /// Counts the distinct items of a batch of so many events.
+    /// Counts the distinct items of a batch of `events` events.
     pub(crate) fn count(&mut self, distinct: &[u32], events: usize) {
         self.events += events as u64;
         for &item in distinct {
@@ -73,7 +73,7 @@ impl Frequency {
         }
     }
 
-    /// Log of the probability that an item is among the positives of a batch of so many events.
+    /// Returns the log of the probability that an item is among the positives of a batch of `events` events.
     pub(crate) fn log_q(&self, item: u32, events: usize) -> f32 {
         (events as f32 / self.gaps[item as usize]).min(1.0).ln()
     }

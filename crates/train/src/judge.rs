@@ -1,17 +1,17 @@
 //! Progressive validation: every event is ranked before it is trained on, so that the whole stream is a test set.
 //!
-//! An event's item is ranked among all items that the request could have returned, by the model that learns, by the model as it was
-//! (the frozen twin), and by how often items were chosen so far. Blum, Kalai and Langford 1999 show that such figures are as good
-//! as those of a held-out set of the same size.
+//! Ranks the event's item among all items that the request could have returned, by three rankings: the model that learns, the
+//! model at the start of the run (the frozen twin), and popularity so far. Blum, Kalai and Langford 1999 show that such figures
+//! are as good as those of a held-out set of the same size.
 
 use serde::{Deserialize, Serialize};
 
 use crate::products::Packed;
 use sterling_kernels::cpu::Kernels;
 
-/// Places that count.
+/// Cutoff `k` of NDCG@k and HR@k.
 const K: usize = 10;
-/// Scores that are in memory together.
+/// Maximum number of scores in memory at once.
 const SCORES_MAX: usize = 1 << 24;
 
 /// Figures of one ranking over a number of events.
@@ -46,13 +46,13 @@ impl Figures {
         self.hits as f64 / self.events.max(1) as f64
     }
 
-    /// The figures of the events after those of `before`.
+    /// Returns the figures of the events since `before`.
     pub(crate) fn since(&self, before: &Figures) -> Figures {
         Figures { events: self.events - before.events, gain: self.gain - before.gain, hits: self.hits - before.hits }
     }
 }
 
-/// Figures of the three rankings that are compared.
+/// Figures of the three rankings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Judged {
     pub(crate) learned: Figures,
@@ -60,7 +60,7 @@ pub(crate) struct Judged {
     pub(crate) popularity: Figures,
 }
 
-/// An event as it is ranked: its item, and the items that were left out, rising.
+/// An event to rank: its item, and the excluded items, ascending.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted<'a> {
     pub(crate) item: u32,
@@ -68,7 +68,7 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// How many other items have a larger score; all of them where its own is no number.
+    /// Number of other items with a larger score; all of them if the item's own score is NaN.
     fn rank<T: PartialOrd + Copy>(&self, scores: &[T]) -> usize {
         let own = scores[self.item as usize];
         if own.partial_cmp(&own).is_none() {
@@ -79,7 +79,7 @@ impl Wanted<'_> {
     }
 }
 
-/// Adds the ranks that queries `[B, D]` give to the wanted items among `items`.
+/// Adds the ranks of the events' items among `items`, by the scores of queries `[B, D]`.
 pub(crate) fn rank(kernels: Kernels, queries: &[f32], items: &Packed, wanted: &[Wanted<'_>], figures: &mut Figures) {
     let (count, width) = (items.columns(), queries.len() / wanted.len().max(1));
     let together = (SCORES_MAX / count.max(1)).max(1);
@@ -92,7 +92,7 @@ pub(crate) fn rank(kernels: Kernels, queries: &[f32], items: &Packed, wanted: &[
     }
 }
 
-/// Adds the ranks by how often items were chosen.
+/// Adds the ranks of the events' items by popularity.
 pub(crate) fn rank_by_count(counts: &[u64], wanted: &[Wanted<'_>], figures: &mut Figures) {
     wanted.iter().for_each(|wanted| figures.add(wanted.rank(counts)));
 }
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn ranks_count_items_above_and_leave_out_what_was_excluded() {
-        // Scores 3, 1, 2, 0 by a query of one number.
+        // Scores 3, 1, 2, 0 for a query of one dimension.
         let items = Packed::transposed(&[3.0, 1.0, 2.0, 0.0], 1, 4);
         let wanted = [(3, &[][..]), (3, &[0, 1][..]), (0, &[][..]), (1, &[2][..])];
         let wanted = wanted.map(|(item, exclude)| Wanted { item, exclude });

@@ -1,14 +1,14 @@
 //! Training from events: a package in, a package out.
 //!
-//! A [`Trainer`] goes through events in their order. Of each batch
+//! A [`Trainer`] processes events in their order, in batches:
 //!
-//! 1. `events` reads and checks lines and rows; what is wrong is refused alone, and kept in a quarantine;
-//! 2. `judge` ranks each event before it is trained on, by the model that learns, by the model as it was, and by popularity;
-//! 3. `loss` makes the gradients of a softmax over the items of the batch and uniformly drawn ones, corrected by `frequency`;
-//! 4. `model` takes them through both towers (`side`) to the tables, which learn in the same pass;
-//! 5. now and then `checkpoint` writes all of it (`state`): a run that is killed goes on to the same bits.
+//! 1. `events` reads and validates lines and rows; an invalid one is rejected alone, and written to a quarantine file;
+//! 2. `judge` ranks each event before it is trained on, by the learning model, the model at the start, and popularity;
+//! 3. `loss` computes the gradients of a softmax over the batch's items and uniformly sampled ones, corrected by `frequency`;
+//! 4. `model` propagates them through both towers (`side`) to the tables, which are updated in the same pass;
+//! 5. every n steps `checkpoint` writes the complete state (`state`): a killed run resumes with bit-identical results.
 //!
-//! `package` writes what was learned as a package, which `publish` takes and which can be trained on.
+//! `package` writes the result as a package, which `publish` accepts and which can be trained further.
 
 #![cfg_attr(not(test), deny(unreachable_pub))]
 

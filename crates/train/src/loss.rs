@@ -1,16 +1,16 @@
 //! Softmax over sampled items, with its gradients.
 //!
-//! Candidates are the distinct items of the batch and more that are drawn uniformly. The score of candidate `c` for event `b` is
-//! `<query_b, item_c> / τ - log Q_c`, where `Q_c` is how likely `c` is to be among the candidates (Bengio and Senécal 2008; Yi et al.
-//! 2019). What an event's own item stands for a second time, and what the request left out, is no negative. The loss is the mean of
-//! the events' cross-entropies, by their weights.
+//! Candidates are the distinct items of the batch and uniformly sampled further ones. The score of candidate `c` for event `b` is
+//! `<query_b, item_c> / τ - log Q_c`, where `Q_c` is the probability that `c` is among the candidates (Bengio and Senécal 2008;
+//! Yi et al. 2019). Duplicates of an event's own item and items excluded by the request are masked. The loss is the weighted mean
+//! of the events' cross-entropies.
 
 use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::dense::{Fold, MapTarget, Operand, Outer, Unary};
 
 use crate::products::Packed;
 
-/// What the score of a masked candidate becomes: its share is 0.
+/// Score of a masked candidate: its softmax probability is 0.
 const MASKED: f32 = -1e30;
 
 /// A batch: B events, C candidates.
@@ -22,11 +22,11 @@ pub(crate) struct SampledSoftmax<'a> {
     pub(crate) candidates: &'a [f32],
     /// D
     pub(crate) dimension: usize,
-    /// The items that candidates are, by their places in the catalogue, `[C]`.
+    /// Catalogue index of each candidate's item, `[C]`.
     pub(crate) items: &'a [u32],
     /// `[C]`
     pub(crate) log_q: &'a [f32],
-    /// The candidate that is the item of each event, `[B]`.
+    /// Index of the candidate that is each event's item, `[B]`.
     pub(crate) targets: &'a [u32],
     /// Weights of the events, `[B]`.
     pub(crate) weights: &'a [f32],
@@ -34,7 +34,7 @@ pub(crate) struct SampledSoftmax<'a> {
     pub(crate) temperature: f32,
 }
 
-/// The gradients of a batch, and the memory that they are made in.
+/// Gradients of a batch, and buffers that are reused.
 #[derive(Debug, Default)]
 pub(crate) struct Gradients {
     /// `[B, D]`
@@ -45,7 +45,8 @@ pub(crate) struct Gradients {
 }
 
 impl SampledSoftmax<'_> {
-    /// The loss; gradients are left in `out`. `excluded(b)` are the items that are no negatives of event `b`, rising.
+    /// Returns the loss and writes the gradients to `out`. `excluded(b)` returns the items, ascending, that are not negatives of
+    /// event `b`.
     pub(crate) fn run<'e>(&self, kernels: Kernels, excluded: impl Fn(usize) -> &'e [u32], out: &mut Gradients) -> f64 {
         let (events, count, width) = (self.targets.len(), self.items.len(), self.dimension);
         let mut order: Vec<(u32, u32)> = self.items.iter().copied().zip(0..).collect();
@@ -90,7 +91,7 @@ impl SampledSoftmax<'_> {
     }
 }
 
-/// Masks what stands for an event's own item besides `target`, and what is excluded. `order` are the candidates by their items.
+/// Masks duplicates of an event's own item other than `target`, and excluded items. `order` has (item, candidate) sorted by item.
 fn mask(order: &[(u32, u32)], own: u32, target: u32, excluded: &[u32], row: &mut [f32]) {
     let mut of_item = |item: u32| {
         let first = order.partition_point(|(other, _)| *other < item);
@@ -145,7 +146,7 @@ mod tests {
         (0..count as u64).map(|n| draws.below(n, 2001) as f32 / 1000.0 - 1.0).collect()
     }
 
-    /// The loss by its formula in f64.
+    /// The loss in f64, straight from its formula.
     fn naive(batch: &SampledSoftmax<'_>, excluded: &[Vec<u32>]) -> f64 {
         let dot = |b: usize, c: usize| -> f64 {
             let of = |numbers: &[f32], n: usize| numbers[n * batch.dimension..][..batch.dimension].to_vec();

@@ -1,7 +1,7 @@
-//! The model that learns: tables, towers, and their optimizers.
+//! The model in training: tables, towers, and their optimizers.
 //!
-//! Both towers read one set of tables, so that a table that both sides read has one master. A batch of B events with C candidates is
-//! one lookup of max(B, C) examples: features of the user have bags in the first B of them, features of items in the first C.
+//! Both towers read one set of tables, so that a table that both read has one master. A batch of B events with C candidates is
+//! one lookup of max(B, C) examples: user features have bags in the first B of them, item features in the first C.
 
 use std::collections::BTreeSet;
 
@@ -13,10 +13,10 @@ use sterling_embedding::{JaggedTensor, KeyedJaggedTensor, KeyedTensor, Sequence}
 use sterling_graph::tower::FeatureRow;
 use sterling_snapshot::model::{Package, TowerSide, TrainSpec};
 
-/// Items whose vectors are made together.
+/// Items per batch when all item vectors are computed.
 const ITEMS_TOGETHER: usize = 1024;
 
-/// Tables and towers of a package that learn together.
+/// Tables and towers of a package, trained together.
 #[derive(Debug)]
 pub(crate) struct Model {
     pub(crate) tables: LearningTables,
@@ -25,7 +25,7 @@ pub(crate) struct Model {
     dimension: usize,
 }
 
-/// What the towers make of a batch.
+/// Outputs of the towers for a batch.
 #[derive(Debug)]
 pub(crate) struct Forward {
     batch: PreparedBatch,
@@ -37,28 +37,28 @@ pub(crate) struct Forward {
     pub(crate) candidates: Vec<f32>,
 }
 
-/// The rows of a batch: features of users, and of candidates by their places in the catalogue.
+/// Inputs of a batch: features of users, and catalogue indices of candidates.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rows<'a> {
     pub(crate) users: &'a [&'a FeatureRow],
     pub(crate) items: &'a [u32],
 }
 
-/// What a step did besides learning.
+/// Outcome of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Stepped {
-    /// True where nothing changed, because a gradient of the weights was not finite.
+    /// True if nothing changed because a gradient of the weights was not finite.
     pub(crate) is_rejected: bool,
-    /// Rows whose update was rejected because it would not have been finite.
+    /// Rows whose update was rejected because its result would not have been finite.
     pub(crate) rejected_rows: u64,
 }
 
 impl Model {
-    /// Masters of the tables that the towers read, and their graphs.
+    /// Creates the masters of the tables that the towers read, and the trainable graphs.
     ///
     /// # Errors
-    /// `Invalid` where the package has no `[train]` or no user tower; `Unsupported` where a graph cannot be trained, by the operator's
-    /// name.
+    /// `Invalid` if the package has no `[train]` or no user tower; `Unsupported` with the operator's name if a graph cannot be
+    /// trained.
     pub(crate) fn new(package: &Package, train: &TrainSpec, threads: usize) -> Result<Self> {
         let user = package.user.as_ref().ok_or_else(|| Error::invalid("model.toml: [user] is missing"))?;
         let read = |side: TowerSide| {
@@ -92,12 +92,12 @@ impl Model {
         Ok(Model { tables, user, item, dimension: package.spec.dimension })
     }
 
-    /// Width of queries and items, D.
+    /// Returns the width of queries and items, D.
     pub(crate) fn dimension(&self) -> usize {
         self.dimension
     }
 
-    /// Looks the features of a batch up.
+    /// Looks up the features of a batch.
     fn lookup(
         &self,
         users: &[&FeatureRow],
@@ -115,10 +115,10 @@ impl Model {
         Ok((batch, pooled, sequences))
     }
 
-    /// The queries of users and the vectors of candidates.
+    /// Returns the queries of users and the vectors of candidates.
     ///
     /// # Errors
-    /// What lookups and graphs return.
+    /// Errors of lookups and graphs.
     pub(crate) fn forward(&mut self, rows: &Rows<'_>, catalogue: &Catalogue) -> Result<Forward> {
         let items: Vec<&FeatureRow> = match &self.item {
             Some(_) => rows.items.iter().map(|item| &catalogue.rows()[*item as usize]).collect(),
@@ -136,10 +136,10 @@ impl Model {
         Ok(Forward { batch, pooled, sequences, queries, candidates })
     }
 
-    /// Takes a step down the gradients of queries `[B, D]` and candidates `[C, D]`.
+    /// Updates weights and rows by the gradients of queries `[B, D]` and candidates `[C, D]`.
     ///
     /// # Errors
-    /// What graphs and tables return.
+    /// Errors of graphs and tables.
     pub(crate) fn backward(
         &mut self,
         rows: &Rows<'_>,
@@ -158,7 +158,7 @@ impl Model {
             let items: Vec<&FeatureRow> = rows.items.iter().map(|item| &catalogue.rows()[*item as usize]).collect();
             item.backward(&items, inputs, candidates, &mut of_bags, &mut of_sequences)?;
         }
-        // Weights and rows move together or not at all.
+        // Weights and rows are updated together or not at all.
         if !(self.user.is_finite() && self.item.as_ref().is_none_or(Side::is_finite)) {
             return Ok(Stepped { is_rejected: true, ..Stepped::default() });
         }
@@ -169,10 +169,10 @@ impl Model {
         Ok(Stepped { is_rejected: false, rejected_rows })
     }
 
-    /// The vectors of all items, `[N, D]`.
+    /// Returns the vectors of all items, `[N, D]`.
     ///
     /// # Errors
-    /// What lookups and graphs return.
+    /// Errors of lookups and graphs.
     pub(crate) fn vectors(&mut self, catalogue: &Catalogue) -> Result<Vec<f32>> {
         if self.item.is_none() {
             return Ok(catalogue.vectors().to_vec());

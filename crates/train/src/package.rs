@@ -1,4 +1,4 @@
-//! The package that a run begins with, and the one that it writes.
+//! The package that a run starts from, and the one that it writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,15 +15,15 @@ use sterling_snapshot::items::RowFile;
 use sterling_snapshot::model::{Package, WARMUP_FILE};
 use sterling_storage::files::{self, Checksum, Element, TensorFile, Tensors, sync_folder, temporary, write_atomic};
 
-/// The state that a package is trained on with, where one was written beside its files.
+/// File of the optimizer state, written into a trained package, so that training can continue from it.
 pub(crate) const OPTIMIZER_FILE: &str = "optimizer.safetensors";
-/// What the items of a package are called: the first that is there.
+/// Names of a package's items file; the first that exists is used.
 const ITEM_FILES: [&str; 2] = ["items.parquet", "items.jsonl"];
 
-/// The items: those that were named, or the package's own.
+/// Returns the items file: the given one, or the package's own.
 ///
 /// # Errors
-/// `NotFound` where there are none.
+/// `NotFound` if there is none.
 pub(crate) fn items_path(package: &Path, given: Option<&Path>) -> Result<PathBuf> {
     let own = || ITEM_FILES.iter().map(|name| package.join(name)).find(|path| path.exists());
     given.map(Path::to_owned).or_else(own).ok_or_else(|| {
@@ -35,7 +35,7 @@ pub(crate) fn items_path(package: &Path, given: Option<&Path>) -> Result<PathBuf
     })
 }
 
-/// A digest of the files of a package and of its items.
+/// Returns a digest of the files of a package and of its items.
 ///
 /// # Errors
 /// `NotFound` or `Io` with the path.
@@ -56,11 +56,11 @@ pub(crate) fn digest(package: &Package, items: &Path) -> Result<String> {
     Ok(Checksum::of(format!("{sums:?}").as_bytes()).xxh3)
 }
 
-/// Writes a package like the one that was trained on, with the tables and weights of a model and with `optimizer` to train on with. It
-/// is renamed into place when all of it is durable.
+/// Writes a copy of the trained package with the tables and weights of a model, and the file `optimizer`. The folder is renamed
+/// into place once all of it is durable.
 ///
 /// # Errors
-/// `Conflict` where `out` exists; `NoSpace` or `Io` with the path; `Invalid` where a row cannot be kept in its table's format.
+/// `Conflict` if `out` exists; `NoSpace` or `Io` with the path; `Invalid` if a row cannot be stored in its table's format.
 pub(crate) fn write(
     out: &Path,
     package: &Package,
@@ -84,7 +84,7 @@ pub(crate) fn write(
             write_atomic(&into.join(file), |to| to.write_all(&bytes))?;
             written.insert(file.to_owned());
         }
-        // Golden answers of a warm-up are those of the weights before.
+        // The golden answers of the warm-up belong to the old weights.
         let others = package.files().into_iter().filter(|name| name != WARMUP_FILE);
         let others = others.chain(ITEM_FILES.map(String::from)).chain([REQUESTS_FILE.into()]);
         for name in others.filter(|name| !written.contains(name)) {
@@ -105,7 +105,7 @@ pub(crate) fn write(
     })
 }
 
-/// Writes the files of tables that have learned, each table in the format that it had; the others as they are.
+/// Writes the table files that have a trained table, each table in its original format; other tables are copied unchanged.
 fn write_tables(folder: &Path, package: &Package, model: &Model) -> Result<BTreeSet<String>> {
     let mut of_files: BTreeMap<&str, Vec<&Table>> = BTreeMap::new();
     for (declared, table) in package.spec.tables.iter().zip(&package.tables) {
@@ -127,7 +127,7 @@ fn write_tables(folder: &Path, package: &Package, model: &Model) -> Result<BTree
     Ok(of_files.into_keys().map(String::from).collect())
 }
 
-/// Adds rows of f32 in the format of a table.
+/// Adds f32 rows in the format of a table.
 fn add_rows(file: &mut TensorFile<'_>, spec: &TableSpec, values: &[f32]) -> Result<()> {
     let bytes = encode_rows(spec.format, spec.width, values).map_err(|e| e.within(format!("table `{}`", spec.name)))?;
     fn pairs<T>(bytes: &[u8], of: impl Fn([u8; 2]) -> T) -> Vec<T> {
@@ -142,7 +142,7 @@ fn add_rows(file: &mut TensorFile<'_>, spec: &TableSpec, values: &[f32]) -> Resu
     }
 }
 
-/// Adds a table as it lies in the file that it comes from.
+/// Adds a table unchanged from its source file.
 fn add_copy(file: &mut TensorFile<'_>, table: &Table, before: &Tensors) -> Result<()> {
     let name = table.name();
     fn copied<T: Element>(file: &mut TensorFile<'_>, name: &str, before: &Tensors) -> Result<()> {

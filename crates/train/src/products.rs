@@ -1,9 +1,9 @@
-//! Products of small matrices, over the kernels of dense programs.
+//! Products of small matrices, by the kernels of compiled graphs.
 
 use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::dense::{Lines, PANEL, Part, Product, Weights, pack};
 
-/// A matrix `[depth, columns]`, packed as products take it.
+/// A matrix `[depth, columns]`, packed for products.
 #[derive(Debug)]
 pub(crate) struct Packed {
     numbers: Lines,
@@ -12,12 +12,12 @@ pub(crate) struct Packed {
 }
 
 impl Packed {
-    /// Of rows, row after row.
+    /// Packs a row-major matrix.
     pub(crate) fn of(matrix: &[f32], depth: usize, columns: usize) -> Self {
         Packed { numbers: pack(matrix, depth, columns), depth, columns }
     }
 
-    /// Of the columns, column after column: `[columns, depth]` transposed.
+    /// Packs a column-major matrix: `[columns, depth]` transposed.
     pub(crate) fn transposed(matrix: &[f32], depth: usize, columns: usize) -> Self {
         let mut numbers = Lines::new(depth * columns.next_multiple_of(PANEL));
         let out = numbers.numbers_mut();
@@ -35,7 +35,7 @@ impl Packed {
         self.columns
     }
 
-    /// `out = rows x matrix`, where rows are `[depth]` each and those of `out` `[columns]`.
+    /// Computes `out = rows x matrix`; each of the rows has `depth` numbers, each row of `out` has `columns`.
     pub(crate) fn times(&self, kernels: Kernels, rows: &[f32], out: &mut [f32]) {
         let weights = Weights { numbers: self.numbers.numbers(), row_stride: PANEL, panel_stride: PANEL * self.depth };
         let parts = [Part { rows, stride: self.depth, depth: self.depth, weights }];

@@ -1,4 +1,4 @@
-//! The file of refused events: a line of JSON each, with file, line, field and reason.
+//! The file of rejected events: one JSON object per line, with file, line, field and reason.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Seek as _, SeekFrom, Write as _};
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use sterling_core::error::{Error, Result};
 
-/// Appends to `quarantine.jsonl`, which is readable by its owner alone: events are personal data.
+/// Appends to `quarantine.jsonl`, which only its owner can read: events are personal data.
 #[derive(Debug)]
 pub(crate) struct Quarantine {
     path: PathBuf,
@@ -16,7 +16,7 @@ pub(crate) struct Quarantine {
     bytes: u64,
 }
 
-/// Counts the bytes of a line.
+/// Returns the bytes of an entry's line.
 fn line<T: Serialize>(entry: &T) -> Result<Vec<u8>> {
     let mut text = serde_json::to_vec(entry).map_err(|e| Error::internal(format!("quarantine: {e}")))?;
     text.push(b'\n');
@@ -24,10 +24,10 @@ fn line<T: Serialize>(entry: &T) -> Result<Vec<u8>> {
 }
 
 impl Quarantine {
-    /// The file in a folder, of which the first `bytes` stay.
+    /// Opens the file in a folder and truncates it to its first `bytes`.
     ///
     /// # Errors
-    /// `NoSpace` or `Io` with the path; `Corrupt` where it is shorter.
+    /// `NoSpace` or `Io` with the path; `Corrupt` if the file is shorter.
     pub(crate) fn open(folder: &Path, bytes: u64) -> Result<Self> {
         let path = folder.join("quarantine.jsonl");
         let mut quarantine = Quarantine { path, file: None, bytes };
@@ -68,7 +68,7 @@ impl Quarantine {
         Ok(())
     }
 
-    /// Makes all entries durable; the bytes of the file.
+    /// Makes all entries durable; returns the size of the file in bytes.
     ///
     /// # Errors
     /// `NoSpace` or `Io` with the path.

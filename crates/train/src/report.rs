@@ -1,4 +1,4 @@
-//! What a run came to.
+//! Report of a run.
 
 use serde::Serialize;
 
@@ -8,17 +8,17 @@ use crate::judge::{Figures, Judged};
 /// The outcome of a run, as `sterling train` prints it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// Events that were trained on, in all epochs, also before the run was resumed.
+    /// Events trained on, in all epochs, including those before the run was resumed.
     pub events: u64,
-    /// Events per second of this process, reading and judging included.
+    /// Events per second of this process, reading and progressive validation included.
     pub events_per_second: f64,
-    /// The model as it was when each event came.
+    /// Ranking by the model as it was when each event came.
     pub learned: Ranked,
-    /// The model as it was at the beginning.
+    /// Ranking by the model at the start of the run.
     pub frozen: Ranked,
-    /// How often items had been chosen before each event.
+    /// Ranking by the number of earlier events per item.
     pub popularity: Ranked,
-    /// The same by windows of events.
+    /// The same figures per window of events.
     pub windows: Vec<Window>,
     /// Events that were ranked.
     pub judged: u64,
@@ -26,24 +26,24 @@ pub struct Report {
     pub loss: f64,
     /// Number of steps.
     pub steps: u64,
-    /// Lines and rows that were read.
+    /// Lines and rows read.
     pub read: u64,
-    /// Events that are no positives of the label.
+    /// Events that are not positives of the trained label.
     pub skipped: u64,
-    /// Lines and rows that are no events.
+    /// Lines and rows rejected as invalid events.
     pub refused: u64,
-    /// Batches whose loss or gradient was not finite.
+    /// Batches rejected because their loss or gradient was not finite.
     pub rejected_batches: u64,
-    /// Updates of rows that would not have been finite.
+    /// Row updates rejected because their result was not finite.
     pub rejected_rows: u64,
-    /// The step that the run was resumed from; 0 where it began.
+    /// Step that the run resumed from; 0 for a new run.
     pub resumed_from: u64,
 }
 
-/// How well a ranking finds the items of events.
+/// Quality of a ranking over events.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Ranked {
-    /// Mean of `1 / log2(rank + 2)` of ranks from 0 below 10, and of 0; none where nothing was ranked.
+    /// Mean of `1 / log2(rank + 2)` for ranks from 0 to 9, and of 0 for others; none if no event was ranked.
     #[serde(rename = "ndcg@10")]
     pub ndcg: Option<f64>,
     /// Share of ranks below 10.
@@ -51,7 +51,7 @@ pub struct Ranked {
     pub hit_rate: Option<f64>,
 }
 
-/// The figures of consecutive events.
+/// Figures of a window of consecutive events.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Window {
     /// Events that were ranked in it.
@@ -60,7 +60,7 @@ pub struct Window {
     pub learned: f64,
     /// NDCG@10 of the frozen twin.
     pub frozen: f64,
-    /// NDCG@10 of popularity.
+    /// NDCG@10 of the ranking by popularity.
     pub popularity: f64,
 }
 

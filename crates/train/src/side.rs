@@ -1,4 +1,4 @@
-//! One tower that learns: its features among those of both towers, its graph, its weights and their optimizer.
+//! One tower in training: its features, its graph, its weights and their optimizer.
 
 use std::ops::Range;
 
@@ -13,30 +13,30 @@ use sterling_graph::tower::{FeatureKind, FeatureRow, FeatureSpec, Tower};
 use sterling_snapshot::model::Package;
 use sterling_storage::files;
 
-/// A tower that learns.
+/// A tower in training.
 #[derive(Debug)]
 pub(crate) struct Side {
-    /// What its features' names begin with among those of both towers.
+    /// Name of the tower, `user` or `item`: the prefix of its features' names among those of both towers.
     name: &'static str,
-    /// The file of its graph.
+    /// File of the graph.
     file: String,
     /// All features of the tower, in the order of a [`FeatureRow`].
     features: Vec<FeatureSpec>,
-    /// Of each feature, whether the graph reads something of it.
+    /// Per feature, whether the graph reads it.
     is_read: Vec<bool>,
-    /// The inputs of the graph, in its order.
+    /// Inputs of the graph, in its order.
     inputs: Vec<Input>,
     graph: TrainableGraph,
-    /// The weights; those of the file until a step moves them.
+    /// Weights; those of the file until the first step.
     pub(crate) parameters: Vec<f32>,
-    /// None where the weights stay as they are.
+    /// Optimizer of the weights; none if they are frozen.
     pub(crate) optimizer: Option<DenseOptimizer>,
     workspace: Workspace,
     outputs: Vec<Vec<f32>>,
     gradients: Gradients,
 }
 
-/// An input of the graph: the feature that makes it, and how.
+/// An input of the graph: the feature that it comes from, and how it is made.
 #[derive(Debug)]
 struct Input {
     feature: usize,
@@ -48,22 +48,22 @@ struct Input {
 enum Source {
     /// Columns of the pooled embeddings.
     Bag(Range<usize>),
-    /// The numbers of a feature.
+    /// Values of a numeric feature.
     Numbers,
-    /// The rows of a sequence, by its number among all sequences, zeros behind.
+    /// Embedding rows of a sequence, by its number among all sequences, padded with zeros.
     Rows(usize),
-    /// 1 for each value of a sequence.
+    /// Mask of a sequence: 1 per value, 0 for padding.
     Mask,
 }
 
-/// The pooled embeddings and the sequences of a batch.
+/// Pooled embeddings and sequences of a batch.
 type Looked<'a> = (&'a KeyedTensor, &'a [Sequence]);
 
 impl Side {
-    /// Reads the graph of a tower, of which `output` learns.
+    /// Reads the graph of a tower for training its `output`.
     ///
     /// # Errors
-    /// `Unsupported` with the operator that cannot be trained.
+    /// `Unsupported` with the operator that has no gradient here.
     pub(crate) fn read(
         package: &Package,
         tower: &Tower,
@@ -95,7 +95,7 @@ impl Side {
             };
             inputs.push(Input { feature, width: tensor.count(), source });
         }
-        // Gradients that nothing reads.
+        // Inputs without embeddings need no gradient.
         let unread = tensors.iter().zip(&inputs).filter(|(_, i)| matches!(i.source, Source::Numbers | Source::Mask));
         let mut frozen: Vec<String> = unread.map(|(tensor, _)| tensor.name.clone()).collect();
         let read = |frozen: &[String]| {
@@ -104,7 +104,7 @@ impl Side {
             read.map_err(|e| e.within(format!("{file} cannot be trained")))
         };
         let mut graph = read(&frozen)?;
-        // A single number that no module names is an epsilon or a factor that a graph was written with.
+        // A single number without a module's name is a constant of the graph, such as an epsilon or a factor: it is not trained.
         let stays = |p: &&Parameter| optimizer.is_none() || (p.range.len() == 1 && !p.name.contains('.'));
         let still: Vec<String> = graph.parameters().iter().filter(stays).map(|p| p.name.clone()).collect();
         if !still.is_empty() {
@@ -129,15 +129,15 @@ impl Side {
         })
     }
 
-    /// The file of the graph, and the file with the weights as they are now.
+    /// Returns the name of the graph's file, and the file's bytes with the current weights.
     ///
     /// # Errors
-    /// `Unsupported` where the weights do not lie in the file as f32.
+    /// `Unsupported` if the weights are not stored in the file as f32.
     pub(crate) fn written(&self) -> Result<(&str, Vec<u8>)> {
         Ok((&self.file, self.graph.write(&self.parameters).map_err(|e| e.within(&self.file))?))
     }
 
-    /// What it is called, `user` or `item`.
+    /// Returns the tower's name, `user` or `item`.
     pub(crate) fn name(&self) -> &'static str {
         self.name
     }
@@ -147,7 +147,7 @@ impl Side {
         read.filter(|(_, feature)| feature.kind != FeatureKind::Dense)
     }
 
-    /// The tables that its graph reads.
+    /// Returns the tables that the graph reads.
     pub(crate) fn tables(&self) -> impl Iterator<Item = &str> {
         self.looked_up().filter_map(|(_, feature)| feature.table.as_deref())
     }
@@ -156,7 +156,7 @@ impl Side {
         format!("{}.{}", self.name, feature.name)
     }
 
-    /// Its pooled features.
+    /// Returns the pooled features.
     pub(crate) fn bags(&self) -> impl Iterator<Item = BagConfig> {
         let pooled = self.looked_up().filter(|(_, feature)| !feature.is_sequence());
         pooled.map(|(_, feature)| BagConfig {
@@ -166,7 +166,7 @@ impl Side {
         })
     }
 
-    /// Its sequences.
+    /// Returns the sequence features.
     pub(crate) fn sequences(&self) -> impl Iterator<Item = SequenceConfig> {
         let sequences = self.looked_up().filter(|(_, feature)| feature.is_sequence());
         sequences.map(|(_, feature)| SequenceConfig {
@@ -175,10 +175,10 @@ impl Side {
         })
     }
 
-    /// Learns where its features lie among the pooled embeddings and among all `sequences`.
+    /// Resolves the positions of its features among the pooled embeddings and among all `sequences`.
     ///
     /// # Errors
-    /// `Internal` where one is not there.
+    /// `Internal` if one is missing.
     pub(crate) fn connect(&mut self, layout: &Layout, sequences: &[String]) -> Result<()> {
         for input in &mut self.inputs {
             let key = format!("{}.{}", self.name, self.features[input.feature].name);
@@ -197,16 +197,16 @@ impl Side {
         Ok(())
     }
 
-    /// Whether the ids of a row have weights.
+    /// Returns whether a row has weighted ids.
     pub(crate) fn has_weights(&self, row: &FeatureRow) -> bool {
         self.looked_up().any(|(n, _)| row.ids_of(n).is_some_and(|(_, weights)| weights.is_some()))
     }
 
-    /// The ids of rows, one example each, and examples without ids behind them up to `examples`; where `any_weights`, ids without one
-    /// have weight 1.
+    /// Returns the ids of rows, one example per row, padded with empty examples up to `examples`. With `any_weights`, ids without
+    /// a weight get 1.
     ///
     /// # Errors
-    /// `Invalid` where ids and weights do not fit.
+    /// `Invalid` if the numbers of ids and weights differ.
     pub(crate) fn ids(
         &self,
         rows: &[&FeatureRow],
@@ -231,10 +231,10 @@ impl Side {
         self.looked_up().map(of_feature).collect()
     }
 
-    /// Makes the output of rows, the first examples of what was looked up: `[rows, D]`.
+    /// Computes the output `[rows, D]` of rows, which are the first examples of the lookup.
     ///
     /// # Errors
-    /// What the graph returns.
+    /// Errors of the graph.
     pub(crate) fn forward(&mut self, rows: &[&FeatureRow], looked: Looked<'_>) -> Result<Vec<f32>> {
         let Side { inputs, graph, parameters, workspace, outputs, .. } = self;
         let fill = |block: InputRows<'_>| fill(inputs, rows, looked, block);
@@ -243,11 +243,11 @@ impl Side {
         Ok(outputs.first().map(|output| output.to_vec()).unwrap_or_default())
     }
 
-    /// Makes the gradients of weights and inputs of those of the output; those of inputs are added to what was looked up, by place. The
-    /// weights stay until [`Side::step`].
+    /// Computes the gradients of weights and inputs from those of the output. The gradients of inputs are added to those of the
+    /// lookup, at the same positions. The weights stay until [`Side::step`].
     ///
     /// # Errors
-    /// What the graph returns.
+    /// Errors of the graph.
     pub(crate) fn backward(
         &mut self,
         rows: &[&FeatureRow],
@@ -284,15 +284,15 @@ impl Side {
         Ok(())
     }
 
-    /// Whether all gradients of weights of the last [`Side::backward`] are finite.
+    /// Returns whether all weight gradients of the last [`Side::backward`] are finite.
     pub(crate) fn is_finite(&self) -> bool {
         self.gradients.parameters.iter().all(|x| x.is_finite())
     }
 
-    /// Moves the weights by the gradients of the last [`Side::backward`].
+    /// Updates the weights by the gradients of the last [`Side::backward`].
     ///
     /// # Errors
-    /// `Invalid` where a gradient is not finite.
+    /// `Invalid` if a gradient is not finite.
     pub(crate) fn step(&mut self) -> Result<()> {
         match &mut self.optimizer {
             Some(optimizer) => optimizer.step(&mut self.parameters, &self.gradients.parameters).map(drop),
@@ -301,7 +301,7 @@ impl Side {
     }
 }
 
-/// Writes the inputs of some rows.
+/// Writes the graph's inputs for some rows.
 fn fill(inputs: &[Input], rows: &[&FeatureRow], (pooled, sequences): Looked<'_>, block: InputRows<'_>) {
     let (pooled_width, all) = (pooled.width(), pooled.values());
     block.each(|n, mut numbers| {

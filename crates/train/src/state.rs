@@ -1,4 +1,4 @@
-//! All that training changes, as one file of tensors: rows and optimizer state of tables, weights and their moments, frequencies.
+//! Training state as one file of tensors: rows and optimizer state of tables, weights and their moments, item frequencies.
 //!
 //! | tensor | holds |
 //! |---|---|
@@ -20,15 +20,15 @@ use sterling_embedding::train::{MasterRows, MasterTable};
 use sterling_graph::dense::train::DenseOptimizer;
 use sterling_storage::files::{Checksum, TensorFile, Tensors};
 
-/// What beside the model a run carries on.
+/// State that a run carries on besides the model.
 #[derive(Debug)]
 pub(crate) struct Carried {
     pub(crate) frequency: Frequency,
-    /// How often each item was chosen, by its place.
+    /// Number of events per item, by item index.
     pub(crate) counts: Vec<u64>,
 }
 
-/// Numbers that are no tensors.
+/// Values that are not tensors.
 #[derive(Debug, Serialize, Deserialize)]
 struct About {
     table_steps: u64,
@@ -37,7 +37,7 @@ struct About {
 }
 
 impl Carried {
-    /// Of a model that nothing is known of.
+    /// Creates the state of a run that has seen no event.
     pub(crate) fn new(items: usize, batch: usize) -> Self {
         Carried { frequency: Frequency::new(items, batch), counts: vec![0; items] }
     }
@@ -47,7 +47,7 @@ fn sides(model: &Model) -> impl Iterator<Item = &Side> {
     std::iter::once(&model.user).chain(&model.item)
 }
 
-/// Writes the state of a model.
+/// Writes the state of a model and a run.
 ///
 /// # Errors
 /// `NoSpace` or `Io` with the file.
@@ -80,19 +80,19 @@ pub(crate) fn write(path: &Path, model: &Model, carried: &Carried, catalogue: &C
     file.write(path)
 }
 
-/// Whether rows and weights are taken from a state too, or only what goes with them.
+/// Which part of a state is restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Take {
-    /// Of a checkpoint: all.
+    /// Everything: for a checkpoint.
     All,
-    /// Of the package that is trained on: its files have rows and weights.
+    /// Optimizer state and frequencies only: the package that is trained on has the rows and weights.
     OptimizersOnly,
 }
 
-/// Goes on from the state of a model.
+/// Restores the state of a model and a run.
 ///
 /// # Errors
-/// `NotFound` or `Io`; `Corrupt` where tensors are missing or have other shapes than those of this model.
+/// `NotFound` or `Io`; `Corrupt` if tensors are missing, or their shapes are not those of this model.
 pub(crate) fn read(
     path: &Path,
     take: Take,
@@ -145,7 +145,7 @@ fn restore_side(tensors: &Tensors, take: Take, about: &About, side: &mut Side) -
     Ok(())
 }
 
-/// What is known of items that are still there; of others it is forgotten.
+/// Restores the frequencies of items that are still in the catalogue, and drops those of others.
 fn restore_items(tensors: &Tensors, about: &About, catalogue: &Catalogue, carried: &mut Carried) -> Result<()> {
     let (ids, _) = tensors.get::<i64>("items.ids", 1)?;
     let counts = tensors.vector::<u64>("items.counts", ids.len())?;

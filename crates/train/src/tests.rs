@@ -1,4 +1,4 @@
-//! Runs over the package of the tests, from files of events to files of packages.
+//! Runs on the test package, from event files to the written package.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,7 +19,7 @@ use sterling_core::error::Kind;
 
 const TRAIN: &str = "\n[train]\nlabel = \"click\"\nbatch = 16\nuniform = 8\ntemperature = 0.2\n";
 
-/// A folder with the package of the tests, which learns as `train` says.
+/// A folder with the test package, whose `[train]` is `train`.
 struct Place {
     folder: tempfile::TempDir,
 }
@@ -66,7 +66,7 @@ impl Place {
         Trainer::open(&self.path("package"), options)
     }
 
-    /// Runs to the end; the report and the files of the package that comes out.
+    /// Runs to the end; returns the report and the files of the resulting package.
     fn run(&self, options: TrainOptions, out: &str) -> (Report, BTreeMap<String, Vec<u8>>) {
         let mut trainer = self.open(options).unwrap();
         let report = trainer.run(&|_| ()).unwrap();
@@ -88,7 +88,7 @@ fn copied(from: &Path, to: &Path) {
     }
 }
 
-/// Users who have installed a package take the next one.
+/// Event `n`: a user who has installed a package takes the next one.
 fn event(n: u64) -> Value {
     let had = (n * 7 + n / 11) % 11;
     json!({
@@ -111,7 +111,7 @@ fn a_model_learns_what_its_frozen_twin_does_not_know() {
     assert!(ndcg(report.learned) > 0.6, "{report:?}");
     assert!(ndcg(report.learned) > 1.3 * ndcg(report.frozen), "{report:?}");
     assert!(ndcg(report.learned) > 1.2 * ndcg(report.popularity), "{report:?}");
-    // Another run begins with what this one learned, as its frozen twin.
+    // Another run starts from the trained package, which is then its frozen twin.
     fs::remove_dir_all(place.path("package")).unwrap();
     copied(&place.path("out"), &place.path("package"));
     let next = place.events("f.jsonl", &(4000..4400).map(event).collect::<Vec<_>>());
@@ -130,14 +130,14 @@ fn a_run_that_was_killed_ends_with_the_same_bits() {
     lines.insert(30, json!({"user": {}, "item": 99}));
     let path = place.events("e.jsonl", &lines);
     let options = |work: &str| TrainOptions { epochs: 3, shuffle: 40, ..place.options(&path, work) };
-    // The disk as it is at some moments of a run: what is left of one that is killed then.
+    // Copies of the working folder at some moments of a run, as a killed run would leave it.
     let mut whole = place.open(options("work")).unwrap();
     let (work, moments) = (place.path("work"), std::cell::RefCell::new(Vec::new()));
     let report = whole.run(&|progress| {
         let number = moments.borrow().len();
         let to = place.path(&format!("moment{number}"));
         copied(&work, &to);
-        // A write that was cut off.
+        // Temporary folder of an interrupted write.
         fs::create_dir_all(to.join("checkpoints/.99.tmp-1")).unwrap();
         moments.borrow_mut().push((progress.events, to));
     });
@@ -172,7 +172,7 @@ fn threads_and_files_change_no_bit() {
         let options = TrainOptions { threads, ..place.options(&path, &format!("work{threads}")) };
         assert!(place.run(options, &format!("out{threads}")).1 == expected, "{threads} threads");
     }
-    // The same in other files.
+    // The same events, split into other files.
     let folder = place.path("folder");
     fs::create_dir(&folder).unwrap();
     place.events("folder/a.jsonl", &lines[..37]);
@@ -285,11 +285,11 @@ fn bad_events_are_refused_alone() {
         assert!(told["reason"].as_str().unwrap().contains(reason), "{reason}: {told}");
         assert!(told["file"].as_str().unwrap().ends_with("e.jsonl"));
     }
-    // They change nothing for the others.
+    // Invalid events do not change the results of the others.
     let alone = place.events("alone.jsonl", &(0..count).map(event).collect::<Vec<_>>());
     let (_, expected) = place.run(place.options(&alone, "work2"), "out2");
     assert!(refused["tables.safetensors"] == expected["tables.safetensors"]);
-    // And too many of them are an error.
+    // Too many invalid events are an error.
     let options = TrainOptions { max_refused: "10%".parse().unwrap(), work: place.path("work3"), ..options };
     let error = place.open(options).unwrap().run(&|_| ()).unwrap_err().to_string();
     assert!(error.contains("19 of 38 events were refused, expected at most 3"), "{error}");
@@ -370,7 +370,7 @@ fn damaged_checkpoints_and_other_runs_are_refused_by_name() {
     let text = fs::read_to_string(&model).unwrap();
     fs::write(&model, text.replace("uniform = 8", "uniform = 9")).unwrap();
     assert_eq!(other(&|_| ()), Kind::Conflict);
-    // Without the damaged one the one before is gone on from.
+    // Without the damaged checkpoint, the run resumes from the one before.
     fs::write(&model, text).unwrap();
     fs::remove_file(&about).unwrap();
     assert_eq!(refused(place.options(&path, "work"), "learn.json"), Kind::Corrupt);

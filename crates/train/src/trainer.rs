@@ -1,4 +1,4 @@
-//! A run from its events to what was learned.
+//! A training run, from its events to the written package.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,38 +30,38 @@ use sterling_storage::files::Checksum;
 
 /// Chunks of events that are read ahead.
 const CHUNKS_AHEAD: usize = 8;
-/// Events after which a share of refused ones may end the run.
+/// Number of events from which the share of rejected ones may end the run.
 const LIMIT_AFTER: u64 = 10_000;
-/// Events of a window of the report.
+/// Events per window of the report.
 const WINDOW: u64 = 10_000;
 
-/// What a run is asked for.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct TrainOptions {
-    /// Files of events, folders of such, or `-` for standard input.
+    /// Event files, folders of such files, or `-` for standard input.
     pub events: Vec<PathBuf>,
-    /// The items; the package's own where none are named.
+    /// Items file; none means the package's own.
     pub items: Option<PathBuf>,
-    /// Where checkpoints and refused events go.
+    /// Working folder for checkpoints and rejected events.
     pub work: PathBuf,
-    /// How often the events are gone through.
+    /// Number of passes over the events.
     pub epochs: u64,
-    /// Events that are shuffled among each other; with 0 they keep their order.
+    /// Size of the shuffle buffer in events; 0 keeps the order.
     pub shuffle: usize,
-    /// What uniform negatives and the order of shuffled events are drawn by.
+    /// Seed of the sampled negatives and of the shuffled order.
     pub seed: u64,
     /// Threads of lookups, graphs and updates.
     pub threads: usize,
-    /// Steps from one checkpoint to the next.
+    /// Steps between checkpoints.
     pub checkpoint_steps: u64,
-    /// Every which batch is ranked before it is trained on; with 0 none is.
+    /// Progressive validation of every n-th batch; 0 turns it off.
     pub judge: u64,
-    /// How many events may be refused.
+    /// Limit of rejected events.
     pub max_refused: ProblemLimit,
 }
 
 impl TrainOptions {
-    /// The defaults for events and a working folder.
+    /// Creates options with default values.
     pub fn new(events: Vec<PathBuf>, work: impl Into<PathBuf>) -> Self {
         TrainOptions {
             events,
@@ -78,16 +78,16 @@ impl TrainOptions {
     }
 }
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
-    /// Events that were trained on.
+    /// Events trained on.
     pub events: u64,
-    /// Bytes of events that were read, of all epochs.
+    /// Bytes of events read, in all epochs.
     pub bytes: u64,
-    /// Bytes that will be read, of all epochs; none of standard input.
+    /// Bytes to be read in all epochs; none for standard input.
     pub bytes_all: Option<u64>,
-    /// A window of the report that has ended.
+    /// Window of the report that has just ended, if any.
     pub window: Option<&'a Window>,
 }
 
@@ -111,7 +111,7 @@ pub struct Trainer {
     resumed_from: u64,
 }
 
-/// The model as it was: the vectors of all items, and memory for the package's user tower.
+/// The model at the start of the run: the vectors of all items, and buffers for the package's user tower.
 #[derive(Debug)]
 struct Frozen {
     items: Packed,
@@ -119,7 +119,7 @@ struct Frozen {
     scratch: Scratch,
 }
 
-/// A batch that was not trained on.
+/// Log entry of a batch that was not trained on.
 #[derive(Serialize)]
 struct RejectedBatch {
     step: u64,
@@ -127,7 +127,7 @@ struct RejectedBatch {
     reason: String,
 }
 
-/// A refused event.
+/// Quarantine entry of a rejected event.
 #[derive(Serialize)]
 struct RefusedEvent<'a> {
     file: &'a str,
@@ -137,10 +137,10 @@ struct RefusedEvent<'a> {
 }
 
 impl Trainer {
-    /// Opens a package to train on, and goes on from the last checkpoint in the working folder where there is one.
+    /// Opens a package for training, and resumes from the last checkpoint in the working folder, if there is one.
     ///
     /// # Errors
-    /// What is wrong with the package, its `[train]`, the items or the events; `Conflict` or `Corrupt` for a checkpoint of another run or a
+    /// Errors of the package, its `[train]`, the items or the events; `Conflict` for a checkpoint of another run, `Corrupt` for a
     /// damaged one.
     pub fn open(folder: &Path, options: TrainOptions) -> Result<Self> {
         let package = Package::open_told(folder, &|_| ())?;
@@ -202,16 +202,16 @@ impl Trainer {
         })
     }
 
-    /// The step that the run goes on from; 0 where it begins.
+    /// Returns the step that the run resumes from; 0 for a new run.
     pub fn resumed_from(&self) -> u64 {
         self.resumed_from
     }
 
-    /// Trains on all events that are left.
+    /// Trains on all remaining events.
     ///
     /// # Errors
-    /// What cannot be read; `Invalid` where more events are refused than may be; `NoSpace` or `Io` with the step of a checkpoint that
-    /// cannot be written. Checkpoints that were written stay.
+    /// Errors of reading; `Invalid` if the limit of rejected events is exceeded; `NoSpace` or `Io` with the step of a checkpoint
+    /// that cannot be written. Earlier checkpoints stay.
     pub fn run(&mut self, told: &dyn Fn(&Progress<'_>)) -> Result<Report> {
         let (start, trained_before) = (Instant::now(), self.position.trained);
         while self.position.epoch < self.options.epochs {
@@ -225,22 +225,22 @@ impl Trainer {
         Ok(Report::of(&self.position, self.resumed_from, rate))
     }
 
-    /// Writes what was learned as a package, with the state of optimizers beside its files.
+    /// Writes the trained model as a package, together with the state of the optimizers.
     ///
     /// # Errors
-    /// `Conflict` where `out` exists; `NoSpace` or `Io` with the path.
+    /// `Conflict` if `out` exists; `NoSpace` or `Io` with the path.
     pub fn write(&self, out: &Path) -> Result<()> {
         let optimizer = |path: &Path| state::write(path, &self.model, &self.carried, &self.catalogue);
         package::write(out, &self.package, &self.model, optimizer)
     }
 
-    /// Removes the checkpoints of a run whose outcome was written, and the working folder where nothing was refused.
+    /// Removes the checkpoints of a finished run, and the working folder if no event was rejected.
     ///
     /// # Errors
     /// `Io` with the path.
     pub fn clear(&self) -> Result<()> {
         self.checkpoints.clear()?;
-        // A folder that is not empty stays.
+        // `remove_dir` fails for a folder that is not empty, which then stays.
         let _ = std::fs::remove_dir(&self.options.work);
         Ok(())
     }
@@ -251,7 +251,7 @@ impl Trainer {
         self.checkpoints.write(&self.origin, &self.position, state)
     }
 
-    /// Goes through all events once, and trains on those that it has not trained on yet.
+    /// Reads all events once, and trains on those that it has not trained on yet.
     fn epoch(&mut self, told: &dyn Fn(&Progress<'_>)) -> Result<()> {
         let (package, catalogue) = (self.package.clone(), self.catalogue.clone());
         let tower = package.user.as_ref().ok_or_else(|| Error::internal("a package without its user tower"))?;
@@ -262,7 +262,7 @@ impl Trainer {
             scope.spawn(move || {
                 let mut checker = Checker::new(tower, catalogue, label);
                 if let Err(e) = inputs.read(&mut checker, &mut |chunk| send.send(Ok(chunk)).is_ok()) {
-                    // A receiver that is gone has an error of its own.
+                    // If the receiver was dropped, the consumer has already failed with its own error.
                     let _ = send.send(Err(e));
                 }
             });
@@ -270,13 +270,13 @@ impl Trainer {
         })
     }
 
-    /// Takes the events of an epoch in blocks of whole batches, shuffled where that was asked for.
+    /// Consumes the events of an epoch in blocks of complete batches, shuffled if the options ask for it.
     fn consume(&mut self, chunks: &Receiver<Result<Chunk>>, tower: &Tower, told: &dyn Fn(&Progress<'_>)) -> Result<()> {
         let batch = self.train.batch;
         let block_events = self.options.shuffle.max(batch).next_multiple_of(batch);
         let is_first = self.position.epoch == 0;
         let bytes_before = self.inputs.bytes().unwrap_or(0) * self.position.epoch;
-        // Events before this one, and refused ones before that one, were met before the run was resumed.
+        // Numbers of trained and of quarantined events at the start: those were already processed before the run was resumed.
         let (trained, quarantined) = (self.position.events, self.position.quarantined.0);
         if is_first {
             self.position.met = Default::default();
@@ -331,7 +331,7 @@ impl Trainer {
         }
     }
 
-    /// Counts what was read, and keeps what was refused.
+    /// Counts a line or row, and writes a rejected one to the quarantine.
     fn meet(&mut self, file: usize, outcome: &Outcome, quarantined: u64) -> Result<()> {
         self.position.met.read += 1;
         match outcome {
@@ -352,7 +352,7 @@ impl Trainer {
     }
 
     fn too_many_refused(&mut self) -> Error {
-        // What was refused says why.
+        // The quarantine names the reasons, so it is made durable before the run ends.
         let synced = self.quarantine.sync().err().map_or(String::new(), |e| format!("; {e}"));
         let Met { read, refused, .. } = self.position.met;
         let most = self.options.max_refused.most(read);
@@ -362,7 +362,7 @@ impl Trainer {
         ))
     }
 
-    /// Ranks the events of a batch, then trains on them. The window that ended with it, if one did.
+    /// Ranks the events of a batch, then trains on them. Returns the window that ended with this batch, if any.
     fn step(&mut self, events: &[Event], tower: &Tower) -> Result<Option<Window>> {
         self.position.step += 1;
         let mut items: Vec<u32> = events.iter().map(|event| event.item).collect();
@@ -422,7 +422,7 @@ impl Trainer {
         Ok(window)
     }
 
-    /// Ranks the events of a batch by the model that learns, the frozen twin and popularity.
+    /// Ranks the events of a batch by the learning model, the frozen twin and popularity.
     fn judge(
         &mut self,
         events: &[Event],
@@ -473,7 +473,7 @@ impl Frozen {
     }
 }
 
-/// What a tower makes of rows: its first output, which is the query or the item's vector.
+/// Runs a tower on rows; returns its first output, which is the query or the item vector.
 fn run(tower: &Tower, rows: &[&FeatureRow], threads: &Threads, scratch: &mut Scratch) -> Result<Vec<f32>> {
     let (pooled, _) = tower.lookup(rows, &Lookup::default())?;
     let pairs: Vec<(&FeatureRow, &Pooled)> = rows.iter().copied().zip(&pooled).collect();
@@ -482,7 +482,7 @@ fn run(tower: &Tower, rows: &[&FeatureRow], threads: &Threads, scratch: &mut Scr
     Ok(made.into_data())
 }
 
-/// A digest of a value's JSON.
+/// Returns the digest of a value's JSON.
 fn digest<T: Serialize>(value: &T) -> Result<String> {
     let text = serde_json::to_vec(value).map_err(|e| Error::internal(format!("digest: {e}")))?;
     Ok(Checksum::of(&text).xxh3)

@@ -1,7 +1,7 @@
-//! What a piece of a table costs on a device: bytes, and microseconds a batch.
+//! Cost model of a piece of a table on a device: bytes, and microseconds per batch.
 //!
-//! All hosts serve requests of their own, Q each, so that a step answers B = Q x hosts requests; a piece that is not replicated
-//! answers all of them. With L ids a bag, F features and a piece of width w that holds the share s of the rows:
+//! Each host answers its own requests, Q per step, so that a step answers B = Q x hosts requests; a piece that is not replicated
+//! answers all of them. With L ids per bag, F features and a piece of width w that has the share s of the rows:
 //!
 //! ```text
 //! ids   = B F L s                      bags = B F (1 - (1 - s)^L), all B F where s = 1
@@ -15,18 +15,19 @@
 //! remote: read on the host + miss max(1 / rows_per_s, row_bytes / bandwidth) of all nodes; the cluster pays the same
 //! ```
 //!
-//! A table that learns lies in the memory of hosts: its masters, rows of f32 with state of m bytes, and two copies as it is served. What it
-//! costs is a step of training, U distinct rows of B F L ids, each copy all of them:
+//! The masters of a table in training are in host memory: f32 rows with m bytes of optimizer state, and two copies in the served
+//! format. Its cost is that of a training step with U distinct rows among B F L ids; each copy processes all of them:
 //!
 //! ```text
 //! read   = ids (row_ns + 4 w / bandwidth) + bags 4 w / bandwidth
 //! update = 16 ids / bandwidth + bags 8 w / bandwidth + U s (2 row_ns + 2 m / bandwidth)
 //! ```
 //!
-//! Several hosts each read the cluster for themselves, behind a cache of their own: on them the tier remote is replicated always.
+//! Each host reads the cluster on its own, through its own cache, so with several hosts the tier remote is always replicated.
 //!
-//! A call, and the latencies of round trip, link and network, are paid once per batch by each device that uses them, not once per table,
-//! because a batch asks for the rows of all tables together. A device is as slow as the sum of its charges, a plan as slow as its slowest device.
+//! The latencies of a call, a round trip, a link and a network are paid once per batch by each device that uses them, not once
+//! per table, because a batch requests the rows of all tables together. The time of a device is the sum of its charges, the time
+//! of a plan that of its slowest device.
 
 use super::plan::DeviceKind;
 use super::topology::Topology;
@@ -34,36 +35,36 @@ use super::workload::TableWorkload;
 use crate::place::Tier;
 use crate::tiers::cache::ENTRY_OVERHEAD_BYTES;
 
-/// Overhead of a row in a cache in GPU memory: its id, its place in the index and its age.
+/// Overhead per row in a GPU cache: its id, its index entry and its age.
 const DEVICE_ENTRY_BYTES: u64 = 16;
-/// Bytes that sorting an id moves.
+/// Bytes moved to sort one id.
 const SORT_BYTES: f64 = 16.0;
-/// Kinds of latency that a device pays once a batch.
+/// Kinds of latency that a device pays once per batch.
 pub(super) const LATENCIES: usize = 4;
 const NETWORK: u8 = 1;
 const LINK: u8 = 2;
 const ROUND_TRIP: u8 = 4;
 const CALL: u8 = 8;
 
-/// A device with what the estimates need.
+/// A device with the figures that the cost model needs.
 #[derive(Clone, Debug)]
 pub(super) struct Device {
     pub name: String,
     pub kind: DeviceKind,
     pub capacity_bytes: u64,
-    /// Of a host those whom other hosts ask.
+    /// Addresses of a host's servers for other hosts.
     pub servers: Vec<String>,
-    /// The host it is, or is in; itself for the cluster.
+    /// Index of its host; its own index for the cluster.
     pub host: usize,
-    /// Latencies by the bit of [`Charge::uses`].
+    /// Latencies, indexed by the bit of [`Charge::uses`].
     pub once_us: [f64; LATENCIES],
     row_ns: f64,
     bandwidth: f64,
-    /// Bytes a nanosecond between host and GPU: of a GPU its own, of a host all its GPUs', 0 where it has none.
+    /// Bytes per nanosecond between host and GPU: of a GPU its own link, of a host the sum over its GPUs, 0 without GPUs.
     link: f64,
 }
 
-/// What a placement asks of one device.
+/// Load that a placement puts on one device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Charge {
     pub device: usize,
@@ -80,16 +81,16 @@ pub(super) struct Piece {
     pub columns: [u32; 2],
 }
 
-/// How a piece is kept on the device that answers for it.
+/// Storage of a piece on the device that answers for it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Keeping {
     pub tier: Tier,
     pub device: usize,
-    /// The share of the piece's rows that its cache holds, and the share of reads that they answer.
+    /// Share of the piece's rows in its cache, and share of the reads that hit it.
     pub cache: (f64, f64),
-    /// Copies that share the reads; 1 where there is one piece for all hosts.
+    /// Copies that share the reads; 1 if all hosts use one piece.
     pub replicas: usize,
-    /// False for a copy whose backing rows another copy already brought.
+    /// False for a copy whose backing rows are already charged to another copy.
     pub brings_rows: bool,
 }
 
@@ -100,7 +101,7 @@ pub(super) struct Machine {
     pub hosts: usize,
     batch: f64,
     network: f64,
-    /// Of all nodes: microseconds a row, bytes a nanosecond, bytes stored for a byte.
+    /// Totals of the cluster: microseconds per row, bytes per nanosecond, stored bytes per byte.
     remote: Option<(f64, f64, f64)>,
 }
 
@@ -164,12 +165,12 @@ impl Machine {
         }
     }
 
-    /// The device index of the cluster.
+    /// Returns the device index of the cluster.
     pub(crate) fn cluster(&self) -> Option<usize> {
         self.remote.map(|_| self.devices.len() - 1)
     }
 
-    /// The memory that holds all rows of what `device` keeps in `tier`.
+    /// Returns the index of the memory that holds all rows of a piece that `device` keeps in `tier`.
     pub(crate) fn backing(&self, tier: Tier, device: usize) -> Option<usize> {
         match tier {
             Tier::Hbm | Tier::Host => None,
@@ -178,7 +179,7 @@ impl Machine {
         }
     }
 
-    /// Bytes of the cache of a piece.
+    /// Returns the bytes of the cache of a piece.
     pub(crate) fn cache_bytes(&self, table: &TableWorkload, piece: &Piece, keeping: &Keeping) -> u64 {
         if !keeping.tier.is_cached() {
             return 0;
@@ -191,7 +192,7 @@ impl Machine {
         cached.saturating_mul(row_bytes(table, piece) + overhead)
     }
 
-    /// What one piece, kept so, asks of the devices. The first charge is that of the device that answers.
+    /// Returns the charges of a piece per device. The first one is that of the device that answers.
     pub(crate) fn charges(&self, table: &TableWorkload, piece: &Piece, keeping: &Keeping) -> Vec<Charge> {
         let device = &self.devices[keeping.device];
         let columns = piece.columns[1] - piece.columns[0];
@@ -221,7 +222,7 @@ impl Machine {
             uses |= NETWORK;
         }
         if device.kind == DeviceKind::Host && device.link > 0.0 {
-            // A card reads the rows of a whole table, and is sent what the host has pooled of a part.
+            // A GPU reads the rows of a complete table; of a partition, the host pools and sends the result.
             let is_whole = rows == table.rows && columns == table.width;
             let bytes = if is_whole { ids * row_bytes as f64 } else { out_bytes };
             micros += bytes / device.link / 1e3;
@@ -258,7 +259,7 @@ impl Machine {
         charges
     }
 
-    /// What it takes to sort the ids of all hosts, to copy the gradients of bags, and to update the distinct rows of a piece.
+    /// Returns the time to sort the ids of all hosts, to copy the gradients of bags, and to update the distinct rows of a piece.
     fn update_micros(&self, table: &TableWorkload, piece: &Piece, device: &Device, out_bytes: f64) -> f64 {
         let share = (piece.rows[1] - piece.rows[0]) as f64 / table.rows as f64;
         let ids = self.batch * self.hosts as f64 * table.ids();

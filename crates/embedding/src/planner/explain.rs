@@ -1,5 +1,5 @@
-//! What a search decided, in words and numbers: the plan as data, why each table lies where it does, and what is missing where
-//! the tables do not fit.
+//! Explains the result of a search: the plan as data, the reason for each table's placement, and the missing memory if the tables
+//! do not fit.
 
 use super::cost::{Charge, Machine};
 use super::enumerate::{Candidate, Unit};
@@ -10,12 +10,12 @@ use super::workload::{SERVED_COPIES, TableWorkload, Workload};
 use crate::place::{ShardPlan, Sharding, TablePlan, Way, WayCost};
 use sterling_core::error::{Error, Result};
 
-/// Difference of estimates that is none.
+/// Estimates that differ by less are equal.
 const TIE: f64 = 1e-6;
-/// Devices that an error lists.
+/// Maximum number of devices in an error.
 const DEVICES_LISTED: usize = 8;
 
-/// Refuses tables whose smallest placements together are more than all memory.
+/// Rejects tables whose smallest placements together exceed all memory.
 pub(super) fn refuse_what_cannot_fit(machine: &Machine, workload: &Workload, tables: &[Vec<Candidate>]) -> Result<()> {
     let least = |candidates: &Vec<Candidate>| candidates.iter().map(bytes_least).min().unwrap_or(0);
     let needed = tables.iter().map(least).fold(0u64, u64::saturating_add);
@@ -40,7 +40,7 @@ fn bytes_least(candidate: &Candidate) -> u64 {
     candidate.units.iter().map(of_unit).fold(0, u64::saturating_add)
 }
 
-/// The error of a search that found no place for a table.
+/// Returns the error of a search that found no placement for a table.
 pub(super) fn shortfall(
     machine: &Machine,
     workload: &Workload,
@@ -51,7 +51,7 @@ pub(super) fn shortfall(
 ) -> Error {
     let over = |c: &Charge| c.bytes.saturating_sub(free_bytes[c.device]);
     let worst = |charges: &[Charge]| charges.iter().copied().max_by_key(over);
-    // The placement that lacks least: of each candidate the unit that lacks most at its best site.
+    // Placement with the smallest shortage: per candidate, the unit that lacks most at its best site.
     let of_candidate = |c: &Candidate| {
         let best_site = |u: &Unit| u.sites.iter().filter_map(|s| worst(&s.charges)).min_by_key(over);
         c.units.iter().filter_map(best_site).max_by_key(over).map(|charge| (over(&charge), charge, c.tier, c.sharding))
@@ -59,7 +59,7 @@ pub(super) fn shortfall(
     let closest = tables[table].iter().filter_map(of_candidate).min_by_key(|(missing, ..)| *missing);
     let needs = closest.map_or(String::new(), |(missing, charge, tier, sharding)| {
         let left = free_bytes[charge.device];
-        // Parts that each fit alone can still not fit together.
+        // Units that each fit alone may not fit together.
         let together = if missing == 0 {
             "its parts do not fit together".into()
         } else {
@@ -94,7 +94,7 @@ pub(super) fn shortfall(
     ))
 }
 
-/// The plan of a choice for each table.
+/// Returns the plan of one choice per table.
 pub(super) fn plan_of(
     machine: &Machine,
     workload: &Workload,
@@ -133,7 +133,7 @@ pub(super) fn plan_of(
     }
 }
 
-/// What a table that learns holds in memory.
+/// Describes the memory of a table in training.
 fn learning(table: &TableWorkload) -> Option<String> {
     let kind = table.train?;
     let masters = table.rows.saturating_mul(4 * u64::from(table.width));
@@ -213,7 +213,7 @@ fn table_plan(
     }
 }
 
-/// What the fastest placement of each way takes on an idle machine.
+/// Returns the time of the fastest placement of each way on an idle machine.
 fn ways(machine: &Machine, candidates: &[Candidate]) -> Vec<WayCost> {
     let mut ways: Vec<WayCost> = Vec::new();
     for candidate in candidates {
@@ -232,7 +232,7 @@ fn ways(machine: &Machine, candidates: &[Candidate]) -> Vec<WayCost> {
     ways
 }
 
-/// A candidate on a machine with nothing else on it, whatever its memory: what each device has to do, and the sites.
+/// Returns the loads and sites of a candidate on an otherwise empty machine, regardless of memory.
 fn alone(machine: &Machine, candidate: &Candidate) -> (Vec<Load>, Vec<usize>) {
     let mut loads: Vec<Load> = machine.devices.iter().map(Load::new).collect();
     loads.iter_mut().for_each(|l| l.capacity_bytes = u64::MAX);
@@ -240,7 +240,7 @@ fn alone(machine: &Machine, candidate: &Candidate) -> (Vec<Load>, Vec<usize>) {
     (loads, sites)
 }
 
-/// The most that one device does of these charges.
+/// Returns the time of the most loaded device among these charges.
 fn longest<'a>(charges: impl Iterator<Item = &'a Charge>) -> f64 {
     let mut by_device: Vec<(usize, f64)> = Vec::new();
     for charge in charges {
@@ -252,7 +252,7 @@ fn longest<'a>(charges: impl Iterator<Item = &'a Charge>) -> f64 {
     by_device.into_iter().map(|(_, micros)| micros).fold(0.0, f64::max)
 }
 
-/// Why the chosen candidate and not the one that would be fastest alone. `loads` come back as they were.
+/// Explains why the chosen candidate was preferred to the one that would be fastest alone. `loads` are restored.
 fn why(machine: &Machine, candidates: &[Candidate], choice: &Choice, loads: &mut [Load]) -> String {
     let n = candidates.len();
     if n == 1 {
@@ -296,7 +296,7 @@ fn why(machine: &Machine, candidates: &[Candidate], choice: &Choice, loads: &mut
     }
 }
 
-/// Adds each unit of a candidate where the busiest device it touches stays least busy; the sites, or a charge that does not fit.
+/// Places each unit of a candidate so that its busiest device stays least busy. Returns the sites, or a charge that does not fit.
 fn spread(candidate: &Candidate, loads: &mut [Load]) -> std::result::Result<Vec<usize>, Charge> {
     let mut sites = Vec::with_capacity(candidate.units.len());
     for unit in &candidate.units {

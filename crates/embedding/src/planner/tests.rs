@@ -1,4 +1,4 @@
-//! The planner as a whole: against brute force, on a large problem, and on problems that cannot be solved.
+//! The complete planner: compared with brute force, on a large problem, and on problems without a solution.
 
 #![allow(clippy::unwrap_used)]
 
@@ -89,7 +89,7 @@ fn workload(tables: Vec<TableWorkload>) -> Workload {
     Workload { batch: 64, requests_per_s: None, tables, notes: Vec::new() }
 }
 
-/// Two to four tables on two to four devices, some with a cluster, memory from scarce to plenty.
+/// Two to four tables on two to four devices, some with a cluster, with scarce to plentiful memory.
 fn small_problem(random: &mut Random) -> (Topology, Workload) {
     let count = 2 + random.below(3);
     let tables: Vec<TableWorkload> = (0..count)
@@ -129,10 +129,10 @@ impl ThenZipf for f64 {
     }
 }
 
-/// Every candidate at every site, with what cannot become better than the best cut off: the lowest largest load.
+/// Branch and bound over every candidate at every site: finds the lowest maximum load.
 struct Brute<'a> {
     tables: &'a [Vec<Candidate>],
-    /// The least time all tables from this one on can take.
+    /// Lower bound of the time of all tables from this one on.
     rest: Vec<f64>,
     loads: Vec<Load>,
     best: f64,
@@ -181,7 +181,7 @@ impl Brute<'_> {
     }
 }
 
-/// What must hold of every plan: rectangles that tile each table once (or once a copy), sums that add up, no device overfull.
+/// Checks invariants of every plan: its rectangles cover each table once (or once per copy), sums add up, no device is overfull.
 fn check(plan: &PlacementPlan, topology: &Topology, workload: &Workload) {
     for (table, planned) in workload.tables.iter().zip(&plan.tables) {
         assert_eq!(table.name, planned.table);
@@ -246,7 +246,7 @@ fn choices_are_within_a_tenth_of_brute_force() {
     assert!(exact >= 40 && worst <= 1.1, "{exact} of {solved} are the best, the worst is {worst} times it");
 }
 
-/// 500 tables of together 1.2 TB over 16 devices.
+/// 500 tables of 1.2 TB in total over 16 devices.
 fn large_problem() -> (Topology, Workload) {
     let mut random = Random(0xb16);
     let mut tables: Vec<TableWorkload> = (0..500)
@@ -287,10 +287,10 @@ fn what_cannot_fit_is_refused_with_the_shortfall() {
     // One table larger than any memory.
     let e = error(&one, vec![table("huge", 10 << 20, 64)]);
     assert!(e.contains("table `huge` fits nowhere") && e.contains("`h0`, which holds 1.0 GiB: 1.5 GiB missing"), "{e}");
-    // Tables that fit alone and not together.
+    // Tables that fit alone but not together.
     let e = error(&one, (0..3).map(|t| table(&format!("t{t}"), 2 << 20, 64)).collect());
     assert!(e.contains("need at least 1.5 GiB") && e.contains("512.0 MiB missing"), "{e}");
-    // Room for all in sum, but none may be cut.
+    // Enough memory in total, but no table may be partitioned.
     let two = Topology {
         hosts: vec![host("h0", 1.0), host("h1", 1.0)],
         gpus: Vec::new(),
@@ -305,7 +305,7 @@ fn what_cannot_fit_is_refused_with_the_shortfall() {
     let e = error(&two, (0..3).map(whole).collect());
     assert!(e.contains("finds no room beside 2 of 3 tables") && e.contains("left: h0 384.0 MiB, h1 384.0 MiB"), "{e}");
     assert!(e.contains("needs 640.0 MiB on `h") && e.contains("256.0 MiB missing"), "{e}");
-    // Nothing there that is allowed.
+    // No allowed tier exists.
     let mut table = table("t", 10, 64);
     table.constraints.tiers = vec![Tier::Hbm];
     assert!(error(&one, vec![table.clone()]).contains("offers none of tiers [hbm]"));
@@ -313,7 +313,7 @@ fn what_cannot_fit_is_refused_with_the_shortfall() {
     assert!(error(&one, vec![table]).contains("pinned to `nowhere`"));
 }
 
-/// Hosts that are alike, a cluster, and one table, all of any size.
+/// Identical hosts, a cluster, and one table, all of random size.
 fn several_hosts(random: &mut Random) -> (Topology, TableWorkload) {
     let mut table = table("t", 1_000 + random.below(1 << 20), 4 << random.below(6));
     table.format = random.of(&RowFormat::ALL);
@@ -333,7 +333,8 @@ fn several_hosts(random: &mut Random) -> (Topology, TableWorkload) {
     (Topology { hosts, gpus: Vec::new(), remote: Some(cluster), network: Some(network) }, table)
 }
 
-/// Microseconds of the slowest device, by the formulas of `docs/reference/planner.md` written out for one way; none where it does not fit.
+/// Returns the microseconds of the slowest device by the formulas of `docs/reference/planner.md`, written out for one way; none
+/// if it does not fit.
 fn by_hand(topology: &Topology, table: &TableWorkload, batch: u32, way: Way) -> Option<f64> {
     let (hosts, host) = (topology.hosts.len() as f64, &topology.hosts[0]);
     let (network, cluster) = (topology.network.as_ref().unwrap(), topology.remote.as_ref().unwrap());
@@ -355,7 +356,7 @@ fn by_hand(topology: &Topology, table: &TableWorkload, batch: u32, way: Way) -> 
             let travel_us = (8.0 + row_bytes) / network.bandwidth_gb_s / 1e3;
             let asked = ids * hosts * share;
             let answering = host.call_us + asked * row_us + sums_us(here) + asked * (hosts - 1.0) / hosts * travel_us;
-            // What comes from the others, who have the rest of the rows.
+            // Rows from the other hosts, which hold the rest of the table.
             let coming = ids * (1.0 - share) * (row_us + travel_us);
             fits((share * rows).round() * row_bytes).then_some(answering + coming + network.latency_us)
         }
@@ -402,7 +403,7 @@ fn several_hosts_take_the_cheapest_way_that_fits() {
         assert!(costs[place].unwrap() <= best * (1.0 + 1e-6), "{problem}: {way:?} of {costs:?}");
         assert!(report::text(&found).contains("Ways to the rows"));
         *taken.entry(way).or_insert(0) += 1;
-        // What is forced is taken, or refused by name.
+        // A forced placement is used, or rejected with its name.
         for (tier, cost) in
             [(Tier::Host, costs[0].into_iter().chain(costs[1]).reduce(f64::min)), (Tier::Remote, costs[2])]
         {
@@ -466,7 +467,7 @@ fn hosts_that_are_alike_are_never_planned_slower_than_one() {
     assert!(solved > 30 && copied > 30, "{solved} problems, {copied} tables that are cut within each host");
 }
 
-/// A plan of TorchRec's, rated by the cost model: microseconds of the slowest device, and whether it fits.
+/// Rates a plan of TorchRec by the cost model: microseconds of the slowest device, and whether it fits.
 fn rated(topology: &Topology, workload: &Workload, plan: &serde_json::Value) -> (f64, bool) {
     let machine = Machine::new(topology, workload.batch);
     let gpu = |rank: usize| machine.devices.iter().position(|d| d.name == topology.gpus[rank].name).unwrap();

@@ -1,4 +1,4 @@
-//! What is asked of the tables: the tables themselves, the batch, the request rate, and a sample of requests to measure skew in.
+//! Workload of the tables: the tables, the batch size, the request rate, and a sample of requests for measuring skew.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,60 +13,63 @@ use sterling_core::error::{Error, Result};
 use sterling_core::limits;
 use sterling_kernels::cpu::pool::RowFormat;
 
-/// Most tables of one plan.
+/// Maximum number of tables per plan.
 pub const TABLES_MAX: usize = 10_000;
-/// Most rows of a table.
+/// Maximum number of rows per table.
 pub const ROWS_MAX: u64 = 1 << 50;
-/// Most requests of a batch.
+/// Maximum number of requests per batch.
 pub const BATCH_MAX: u32 = 1 << 20;
-/// The Zipf exponent of a table that states none: recommender ids are skewed, and even access would buy memory nobody needs.
+/// Default Zipf exponent: recommender ids are skewed, and a plan for uniform access would reserve memory that is not needed.
 pub const SKEW_DEFAULT: f64 = 0.8;
-/// Requests that one host answers together, where nothing is said.
+/// Default number of requests that one host answers together.
 pub const BATCH_DEFAULT: u32 = 32;
 
-/// One table, and how it is asked.
+/// A table and its workload.
 #[derive(Clone, Debug)]
 pub struct TableWorkload {
-    /// Its name.
+    /// Name of the table.
     pub name: String,
-    /// Rows.
+    /// Number of rows.
     pub rows: u64,
-    /// Numbers a row, D.
+    /// Numbers per row, D.
     pub width: u32,
-    /// The format that its rows are to be stored in.
+    /// Storage format of its rows.
     pub format: RowFormat,
     /// Features that read it.
     pub features: Vec<String>,
-    /// Mean ids of one feature of one request.
+    /// Mean number of ids per feature and request.
     pub pooling: f64,
-    /// How the reads spread over the rows.
+    /// Distribution of the reads over the rows.
     pub access: Access,
-    /// What is allowed.
+    /// Constraints on its placement.
     pub constraints: Constraints,
-    /// The optimizer that it learns by; none where it is read only.
+    /// Optimizer of a table in training; none if it is only read.
     pub train: Option<RuleKind>,
 }
 
-/// Copies of a table that learns in the format that it is served in: one that is read, and one that updates are written to.
+/// Served-format copies of a table in training: one that is read, and one that updates are written to.
 pub const SERVED_COPIES: u64 = 2;
 
 impl TableWorkload {
-    /// Mean ids that one request reads here.
+    /// Returns the mean number of ids that one request reads here.
     pub fn ids(&self) -> f64 {
         self.pooling * self.features.len() as f64
     }
 
-    /// Bytes of the first `columns` numbers of a row, with the scale and bias that a part of a quantised row has of its own.
+    /// Returns the bytes of the first `columns` numbers of a row, including scale and bias, which each column shard of a
+    /// quantized row stores.
     pub fn row_bytes(&self, columns: u32) -> u64 {
         self.format.head_bytes() as u64 + (u64::from(columns) * self.format.bits() as u64).div_ceil(8)
     }
 
-    /// Bytes of the first `columns` numbers of a row and its optimizer's state as a learner has them, in f32; 0 where it does not learn.
+    /// Returns the bytes of the first `columns` numbers of a row and its optimizer state as a master in f32; 0 if it is not
+    /// trained.
     pub fn master_bytes(&self, columns: u32) -> u64 {
         self.train.map_or(0, |kind| stretch_bytes(columns as usize, kind) as u64)
     }
 
-    /// Bytes that a row of `columns` numbers takes: as it is served and, where it learns, twice that and master and state.
+    /// Returns the bytes in memory of a row of `columns` numbers: its served size or, for a table in training, twice that plus
+    /// master and state.
     pub fn resident_bytes(&self, columns: u32) -> u64 {
         match self.train {
             None => self.row_bytes(columns),
@@ -74,10 +77,10 @@ impl TableWorkload {
         }
     }
 
-    /// Lets the table learn by an optimizer, in the memory of hosts.
+    /// Marks the table as trained by an optimizer, in the memory of hosts.
     ///
     /// # Errors
-    /// [`sterling_core::error::Kind::Invalid`] where its constraints leave out the tier `host`.
+    /// [`sterling_core::error::Kind::Invalid`] if its constraints exclude the tier `host`.
     pub fn learn(&mut self, kind: RuleKind) -> Result<()> {
         if !self.constraints.tiers.contains(&Tier::Host) {
             return Err(Error::invalid(format!(
@@ -90,24 +93,24 @@ impl TableWorkload {
         Ok(())
     }
 
-    /// Bytes of all rows, uncut.
+    /// Returns the bytes of all rows, without sharding.
     pub fn bytes(&self) -> u64 {
         self.rows.saturating_mul(self.row_bytes(self.width))
     }
 }
 
-/// What is allowed for one table.
+/// Constraints on the placement of one table.
 #[derive(Clone, Debug)]
 pub struct Constraints {
-    /// Tiers.
+    /// Allowed tiers.
     pub tiers: Vec<Tier>,
-    /// Sharding types.
+    /// Allowed sharding types.
     pub sharding: Vec<Sharding>,
-    /// Fewest columns of a part when columns are cut.
+    /// Minimum width of a column shard.
     pub width_min: u32,
-    /// The one host or GPU that must answer for the table.
+    /// Host or GPU that must answer for the table.
     pub device: Option<String>,
-    /// The share of the rows' bytes that a cache gets, where fixed.
+    /// Fixed share of the rows' bytes for a cache, if any.
     pub cache_share: Option<f64>,
 }
 
@@ -123,19 +126,19 @@ impl Default for Constraints {
     }
 }
 
-/// From a feature's name and one of its values to an id.
+/// Maps a feature's name and one of its values to an id.
 pub type IdOf<'a> = &'a dyn Fn(&str, &Value) -> Option<i64>;
 
-/// The tables and how they are asked.
+/// The tables and their load.
 #[derive(Clone, Debug)]
 pub struct Workload {
     /// Requests that one host answers together.
     pub batch: u32,
-    /// Requests that all hosts together must answer in a second, where known.
+    /// Requests per second of all hosts together, if known.
     pub requests_per_s: Option<f64>,
-    /// At least one.
+    /// Tables, at least one.
     pub tables: Vec<TableWorkload>,
-    /// What was guessed on the way here.
+    /// Assumptions made for missing values.
     pub notes: Vec<String>,
 }
 
@@ -213,7 +216,7 @@ impl Workload {
     /// Checks every number and every name.
     ///
     /// # Errors
-    /// [`sterling_core::error::Kind::Invalid`], naming the table, the field, what came and what was expected.
+    /// [`sterling_core::error::Kind::Invalid`] with the table, the field, the received and the expected value.
     pub fn validate(&self) -> Result<()> {
         if self.batch == 0 || self.batch > BATCH_MAX {
             return Err(Error::invalid(format!("`batch` is {}, expected 1 to {BATCH_MAX}", self.batch)));
@@ -234,20 +237,20 @@ impl Workload {
         Ok(())
     }
 
-    /// Measures pooling and skew from recorded requests, one JSON object a line: what `retrieve` takes, or `{"requests": [...]}` of
-    /// them. Features that read no table here, and fields other than `features`, are passed over. A table with too few
-    /// sampled ids keeps what was stated, and a note says so.
+    /// Measures pooling and skew from recorded requests, one JSON object per line: the body of `retrieve`, or `{"requests":
+    /// [...]}` of them. Features that read no table here, and fields other than `features`, are ignored. A table with too few
+    /// sampled ids keeps its stated values, and a note says so.
     ///
     /// # Errors
-    /// [`sterling_core::error::Kind::Invalid`], naming the line of a text that is not such a request.
+    /// [`sterling_core::error::Kind::Invalid`] with the line of an invalid request.
     pub fn measure(&mut self, sample: &str) -> Result<()> {
         self.measure_as(sample, &|_, value| value.as_i64())
     }
 
-    /// [`Workload::measure`] where `id_of` turns a value of a feature into an id, as a vocabulary does.
+    /// Measures like [`Workload::measure`]; `id_of` maps a value of a feature to an id, as a vocabulary does.
     ///
     /// # Errors
-    /// As there; a value without an id is such a text.
+    /// As [`Workload::measure`]; a request with an unmapped value is invalid.
     pub fn measure_as(&mut self, sample: &str, id_of: IdOf<'_>) -> Result<()> {
         let wanted: BTreeSet<&str> = self.tables.iter().flat_map(|t| t.features.iter().map(String::as_str)).collect();
         let mut bags: BTreeMap<String, Vec<i64>> = BTreeMap::new();

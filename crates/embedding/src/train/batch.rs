@@ -23,29 +23,29 @@ pub(super) struct Use {
     pub(super) pooling: Pooling,
 }
 
-/// What a batch needs to know of the tables: which features read which table, but no row.
+/// Which features read which table: input of preparing a batch, without any rows.
 #[derive(Debug)]
 pub(super) struct Features {
     pub(super) tables: Vec<TableSpec>,
-    /// By table, whether it learns.
+    /// Per table, whether it is trained.
     learns: Vec<bool>,
-    /// By table, what is known of its parts; none where it is in one piece.
+    /// Per table, its partitions; none if it is not partitioned.
     pub(super) in_parts: Vec<Option<InParts>>,
-    /// Bags, then sequences.
+    /// Lookups: bags, then sequences.
     pub(super) uses: Vec<Use>,
     pub(super) bags: usize,
     pub(super) layout: Arc<Layout>,
     pub(super) threads: Threads,
 }
 
-/// What preparing a batch needs to know of a table in parts.
+/// What preparing a batch needs to know of a partitioned table.
 #[derive(Debug, Default)]
 pub(super) struct InParts {
     pub(super) recent: Recent,
     remotes: Vec<Remote>,
 }
 
-/// Prepares batches of [`super::LearningTables`], also while these compute another one.
+/// Prepares batches of [`super::LearningTables`], also while these process another batch.
 #[derive(Clone, Debug)]
 pub struct Preparer {
     pub(super) features: Arc<Features>,
@@ -56,14 +56,14 @@ pub struct Preparer {
 pub struct PreparedBatch {
     pub(super) features: Arc<Features>,
     pub(super) ids: KeyedJaggedTensor,
-    /// By use, the rows of its ids, -1 for none; none where the ids are rows as they are. Of a table in parts, the places of these among
-    /// the distinct rows of the batch.
+    /// Per lookup, the rows of its ids, -1 for an id without a row; none if the ids are row numbers already. For a partitioned
+    /// table, indices into the distinct rows of the batch.
     resolved: Vec<Option<Vec<i64>>>,
-    /// By table; empty for one in one piece that is frozen.
+    /// Per table; empty for a frozen table that is not partitioned.
     pub(super) groups: Vec<RowGroups>,
-    /// By table, the rows of one in parts.
+    /// Per table, the requested rows of a partitioned one.
     pub(super) travelling: Vec<Option<Travelling>>,
-    /// By table, ids without a row.
+    /// Per table, number of ids without a row.
     pub(super) skipped: Vec<u64>,
 }
 
@@ -102,12 +102,12 @@ impl Features {
         for sequence in sequences {
             uses.push(used(&sequence.feature, &sequence.table, Pooling::None)?);
         }
-        // A sequence's feature comes once, which a layout of them checks.
+        // `Layout::new` rejects duplicate names: no two sequences may share a feature.
         Layout::new(sequences.iter().map(|s| s.feature.clone()).collect(), &vec![1; sequences.len()])?;
         Ok(Features { tables, learns, in_parts, uses, bags: bags.len(), layout, threads })
     }
 
-    /// The uses of a table with their numbers, in the order in which their occurrences are added.
+    /// Returns the lookups of a table with their numbers, in the order in which their occurrences are added.
     pub(super) fn of_table(&self, table: usize) -> impl Iterator<Item = (usize, &Use)> {
         self.uses.iter().enumerate().filter(move |(_, used)| used.table == table)
     }
@@ -117,8 +117,8 @@ impl Preparer {
     /// Resolves the ids of a batch and sorts them by row.
     ///
     /// # Errors
-    /// `Invalid` where a feature is missing in `ids`; `Unsupported` for 2^32 ids or gradients of a table; `Overloaded` where threads that
-    /// fetch rows cannot be had.
+    /// `Invalid` if a feature is missing in `ids`; `Unsupported` if a table has 2^32 ids or gradients or more; `Overloaded` if
+    /// threads for fetching rows cannot be started.
     pub fn prepare(&self, ids: KeyedJaggedTensor) -> Result<PreparedBatch> {
         let features = self.features.clone();
         for used in &features.uses {
@@ -156,22 +156,22 @@ impl Preparer {
 }
 
 impl PreparedBatch {
-    /// The ids.
+    /// Returns the ids of the batch.
     pub fn ids(&self) -> &KeyedJaggedTensor {
         &self.ids
     }
 
-    /// Distinct rows of table number `table` that the batch reads, rising; of one that is frozen they may be missing.
+    /// Returns the distinct rows of table number `table` that the batch reads, ascending. They may be missing for a frozen table.
     pub fn rows(&self, table: usize) -> &[u32] {
         self.groups[table].rows()
     }
 
-    /// The ids of a use.
+    /// Returns the ids of a lookup.
     pub(super) fn feature(&self, number: usize) -> Feature<'_> {
         self.ids.get(&self.features.uses[number].feature).expect("checked when the batch was prepared")
     }
 
-    /// The rows that the ids of a use take, -1 for none.
+    /// Returns the rows of the ids of a lookup, -1 for an id without a row.
     pub(super) fn rows_of(&self, number: usize) -> Cow<'_, [i64]> {
         match &self.resolved[number] {
             Some(rows) => Cow::Borrowed(rows),
@@ -179,7 +179,7 @@ impl PreparedBatch {
         }
     }
 
-    /// Gradient rows of a use: one per bag, or one per id of a sequence.
+    /// Returns the number of gradient rows of a lookup: one per bag, or one per id of a sequence.
     pub(super) fn slots(&self, number: usize) -> usize {
         match self.features.uses[number].pooling {
             Pooling::None => self.feature(number).values().len(),
@@ -190,20 +190,20 @@ impl PreparedBatch {
     fn resolve(&self, number: usize) -> Option<Vec<i64>> {
         let spec = &self.features.tables[self.features.uses[number].table];
         let ids = self.feature(number).values();
-        // A negative id is a large one without its sign.
+        // As u64, a negative id is larger than any number of rows.
         let is_row = |id: &i64| (*id as u64) < spec.rows;
         let row = |id: &i64| spec.resolve(*id).0.map_or(-1, |row| row as i64);
         (!ids.iter().all(is_row)).then(|| ids.iter().map(row).collect())
     }
 
-    /// Where the rows of a use stand among the distinct rows of its table, -1 for none.
+    /// Returns the indices of a lookup's rows among the distinct rows of its table, -1 for an id without a row.
     fn places(&self, number: usize, table: usize) -> Vec<i64> {
         let distinct = self.groups[table].rows();
         let place = |row: &i64| u32::try_from(*row).map_or(-1, |row| distinct.partition_point(|r| *r < row) as i64);
         self.rows_of(number).iter().map(place).collect()
     }
 
-    /// The occurrences of a table, sorted, and the number of ids without a row.
+    /// Returns the occurrences of a table, sorted by row, and the number of ids without a row.
     fn group(&self, table: usize) -> Result<(RowGroups, u64)> {
         let uses = || self.features.of_table(table);
         let count: usize = uses().map(|(number, _)| self.feature(number).values().len()).sum();

@@ -1,4 +1,4 @@
-//! The rows of a table that learns: f32, each with its optimizer's state behind it.
+//! The rows of a table in training: f32, each followed by its optimizer state.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use sterling_core::error::{Error, Result};
 use sterling_kernels::buffer::{Buffer, Owned};
 use sterling_kernels::cpu::pool::RowFormat;
 
-/// A table that learns. Each row `[D]` lies in one stretch with the optimizer's state, so that an update touches one place. What is
-/// served is made of it ([`MasterTable::served`]), in any format.
+/// A table in training. Each row `[D]` and its optimizer state are contiguous (a *stretch*), so that an update touches one region
+/// of memory. [`MasterTable::served`] converts it to a table in any served format.
 #[derive(Debug)]
 pub struct MasterTable {
     spec: TableSpec,
@@ -23,32 +23,33 @@ pub struct MasterTable {
     stretches: Stretches,
 }
 
-/// Where the stretches of a table lie.
+/// Storage of the stretches of a table.
 #[derive(Debug)]
 enum Stretches {
-    /// All of them here, `[rows, stride]`.
+    /// All stretches in one array of this process, `[rows, stride]`.
     Whole(Owned<f32>),
-    /// In parts, which are updated as if the table were whole.
+    /// Partitions, whose updates give the same bits as those of a table without partitions.
     Cut(Parts),
 }
 
-/// Rows of a master with their state, as flat arrays: what a checkpoint holds of them.
+/// Rows of a master with their state as flat arrays, the form stored in checkpoints.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MasterRows {
-    /// Row numbers, rising.
+    /// Row numbers, ascending.
     pub rows: Vec<u32>,
     /// `[rows, D]`.
     pub values: Vec<f32>,
-    /// `[rows, state width]`; counts of updates are bit patterns of u32.
+    /// `[rows, state width]`; update counts are stored as bit patterns of u32.
     pub state: Vec<f32>,
 }
 
 impl MasterTable {
-    /// A table of f32 rows `[rows, width]`, with zeros as state. Without a rule it is frozen: it is read and never changes.
+    /// Creates a table of f32 rows `[rows, width]` with zeros as state. Without a rule it is frozen: it is read and never
+    /// changes.
     ///
     /// # Errors
-    /// `Invalid` where the values are no whole rows, are not finite, or the rule is wrong; `Unsupported` for more than 2^32 - 1 rows;
-    /// `Overloaded` where the memory cannot be had.
+    /// `Invalid` if the number of values is not a multiple of the width, a value is not finite, or the rule is invalid;
+    /// `Unsupported` for more than 2^32 - 1 rows; `Overloaded` if memory cannot be allocated.
     pub fn from_f32(name: &str, width: usize, values: &[f32], unseen: Unseen, rule: Option<Rule>) -> Result<Self> {
         let place = |e: Error| e.within(format!("table `{name}`"));
         if width == 0 || !values.len().is_multiple_of(width) {
@@ -62,10 +63,10 @@ impl MasterTable {
         Ok(table)
     }
 
-    /// A table of the rows of another one, of any format, whole in this process's memory.
+    /// Creates a table from the rows of another one, of any format, in this process's memory.
     ///
     /// # Errors
-    /// As [`MasterTable::from_f32`]; `Unsupported` where the rows lie elsewhere.
+    /// As [`MasterTable::from_f32`]; `Unsupported` if the rows are not in this process's memory.
     pub fn from_table(table: &Table, rule: Option<Rule>) -> Result<Self> {
         let spec = table.spec();
         let rows = table.host_rows().ok_or_else(|| {
@@ -80,7 +81,7 @@ impl MasterTable {
         Ok(master)
     }
 
-    /// A table of zeros.
+    /// Creates a table of zeros.
     ///
     /// # Errors
     /// As [`MasterTable::from_f32`].
@@ -96,8 +97,8 @@ impl MasterTable {
         Ok(MasterTable { spec, rule, layout, stretches: Stretches::Whole(stretches) })
     }
 
-    /// The same table, cut. Each part has the state of its columns and, where the state has single numbers, a copy of these. How a
-    /// table is cut changes no bit of what it learns.
+    /// Partitions the table. Each partition has the state of its columns, and a copy of per-row scalars of the state, if there
+    /// are any. The partitioning changes no bit of the training result.
     ///
     /// # Errors
     /// As [`MasterTable::cut_beside`].
@@ -105,11 +106,11 @@ impl MasterTable {
         self.cut_beside(sharding, cuts, |_| None)
     }
 
-    /// The same table, cut, where `elsewhere` has the stretches of some parts, by their number: those that it has are taken as they are.
+    /// Partitions the table; `elsewhere` has the stretches of some partitions by number, which are used as they are.
     ///
     /// # Errors
-    /// `Invalid` where the cuts do not cover every number of the table once per copy, or a source has stretches of another size or number;
-    /// `Unsupported` for a table that is cut already; `Overloaded` where memory cannot be had.
+    /// `Invalid` if the cuts do not cover every number of the table once per copy, or a source has another number or size of
+    /// stretches; `Unsupported` for a table that is already partitioned; `Overloaded` if memory cannot be allocated.
     pub fn cut_beside(
         self,
         sharding: Sharding,
@@ -124,22 +125,22 @@ impl MasterTable {
         Ok(MasterTable { stretches: Stretches::Cut(parts), ..self })
     }
 
-    /// Name, rows, width, and the fate of unseen ids.
+    /// Returns name, rows, width, and the handling of unseen ids.
     pub fn spec(&self) -> &TableSpec {
         &self.spec
     }
 
-    /// How it learns; none where it is frozen.
+    /// Returns the optimizer rule; none if the table is frozen.
     pub fn rule(&self) -> Option<&Rule> {
         self.rule.as_ref()
     }
 
-    /// Numbers of the state behind a row.
+    /// Returns the number of f32 values of optimizer state per row.
     pub fn state_width(&self) -> usize {
         self.layout.used() - self.spec.width
     }
 
-    /// Bytes of rows and state in this process's memory.
+    /// Returns the bytes of rows and state in this process's memory.
     pub fn bytes(&self) -> u64 {
         match &self.stretches {
             Stretches::Whole(stretches) => size_of_val(&**stretches) as u64,
@@ -147,15 +148,15 @@ impl MasterTable {
         }
     }
 
-    /// Row `n`, `[D]`.
+    /// Returns row `n`, `[D]`.
     ///
     /// # Panics
-    /// Where there is no such row, or the table is cut ([`MasterTable::export`] reads those).
+    /// If there is no such row, or the table is partitioned ([`MasterTable::export`] reads those).
     pub fn row(&self, n: usize) -> &[f32] {
         &self.stretch(n)[..self.spec.width]
     }
 
-    /// The optimizer's state of row `n`, `[state width]`.
+    /// Returns the optimizer state of row `n`, `[state width]`.
     ///
     /// # Panics
     /// As [`MasterTable::row`].
@@ -168,12 +169,12 @@ impl MasterTable {
         &self.whole().expect("a table in one piece")[n * stride..][..stride]
     }
 
-    /// Numbers from one stretch to the next.
+    /// Returns the distance between stretches in f32 values.
     pub(super) fn stride(&self) -> usize {
         self.layout.stride()
     }
 
-    /// All stretches, of a table in one piece.
+    /// Returns all stretches of a table that is not partitioned.
     pub(super) fn whole(&self) -> Option<&[f32]> {
         match &self.stretches {
             Stretches::Whole(stretches) => Some(stretches),
@@ -181,7 +182,7 @@ impl MasterTable {
         }
     }
 
-    /// All stretches, of a table in one piece, to be written.
+    /// Returns all stretches of a table that is not partitioned, mutable.
     pub(super) fn whole_mut(&mut self) -> Option<&mut [f32]> {
         match &mut self.stretches {
             Stretches::Whole(stretches) => Some(stretches),
@@ -189,7 +190,7 @@ impl MasterTable {
         }
     }
 
-    /// The parts of a cut table.
+    /// Returns the partitions of a partitioned table.
     pub(super) fn parts(&self) -> Option<&Parts> {
         match &self.stretches {
             Stretches::Whole(_) => None,
@@ -197,7 +198,7 @@ impl MasterTable {
         }
     }
 
-    /// Copies stretches out, `[rows, stride]`. Rows rise.
+    /// Copies the stretches of ascending rows, `[rows, stride]`.
     pub(super) fn read(&self, rows: &[u32]) -> Result<Vec<f32>> {
         match &self.stretches {
             Stretches::Whole(_) => Ok(rows.iter().flat_map(|row| self.stretch(*row as usize)).copied().collect()),
@@ -205,7 +206,7 @@ impl MasterTable {
         }
     }
 
-    /// Writes stretches `[rows, stride]`. Rows rise.
+    /// Writes stretches `[rows, stride]` of ascending rows.
     pub(super) fn write(&mut self, rows: &[u32], from: &[f32]) -> Result<()> {
         let stride = self.layout.stride();
         match &mut self.stretches {
@@ -222,7 +223,8 @@ impl MasterTable {
     /// Writes row `n` and leaves its state.
     ///
     /// # Errors
-    /// `Invalid` where there is no such row, it has another width, or a number is not finite; where it is elsewhere, what its source says.
+    /// `Invalid` if there is no such row, the width differs, or a value is not finite; errors of the row's source if it is on
+    /// another host.
     pub fn set_row(&mut self, n: usize, values: &[f32]) -> Result<()> {
         self.check_row(n, values)?;
         let mut stretch = self.read(&[n as u32])?;
@@ -245,10 +247,10 @@ impl MasterTable {
         }
     }
 
-    /// Copies rows out with their state. Rows rise, and each comes once.
+    /// Copies rows with their state. Row numbers must be ascending and distinct.
     ///
     /// # Errors
-    /// `Invalid` for a row that is not there or does not rise; where rows are elsewhere, what their source says.
+    /// `Invalid` for a row that does not exist or is out of order; errors of the source of remote rows.
     pub fn export(&self, rows: impl IntoIterator<Item = u32>) -> Result<MasterRows> {
         let rows: Vec<u32> = rows.into_iter().collect();
         self.check_rows(&rows)?;
@@ -266,10 +268,10 @@ impl MasterTable {
         Ok(out)
     }
 
-    /// Writes rows with their state, as [`MasterTable::export`] gave them.
+    /// Writes rows with their state, as returned by [`MasterTable::export`].
     ///
     /// # Errors
-    /// `Invalid` where the arrays are not such rows, and nothing is written; where rows are elsewhere, what their source says.
+    /// `Invalid` if the arrays do not fit the table, and nothing is written; errors of the source of remote rows.
     pub fn import(&mut self, rows: &MasterRows) -> Result<()> {
         self.check_rows(&rows.rows)?;
         let place = |e: Error| e.within(format!("table `{}`", self.spec.name));
@@ -305,10 +307,10 @@ impl MasterTable {
         }
     }
 
-    /// All rows without their state, `[rows, D]`.
+    /// Returns all rows without their state, `[rows, D]`.
     ///
     /// # Errors
-    /// Where rows are elsewhere, what their source says.
+    /// Errors of the source of remote rows.
     pub fn values(&self) -> Result<Vec<f32>> {
         let mut values = Vec::with_capacity(self.spec.rows as usize * self.spec.width);
         self.each_row(|row| {
@@ -318,11 +320,11 @@ impl MasterTable {
         Ok(values)
     }
 
-    /// The table as it is served, in any format.
+    /// Converts the table to a served format.
     ///
     /// # Errors
-    /// `Invalid` where a row cannot be stored in the format; table and row are named. `Overloaded` where the memory cannot be had; where
-    /// rows are elsewhere, what their source says.
+    /// `Invalid` with table and row if a row cannot be stored in the format; `Overloaded` if memory cannot be allocated; errors
+    /// of the source of remote rows.
     pub fn served(&self, format: RowFormat) -> Result<Table> {
         let spec = TableSpec { format, ..self.spec.clone() };
         let row_bytes = spec.row_bytes()?;
@@ -339,7 +341,7 @@ impl MasterTable {
         Table::host(spec, bytes)
     }
 
-    /// Visits all rows, in order.
+    /// Visits all rows in order.
     fn each_row(&self, mut visit: impl FnMut(&[f32]) -> Result<()>) -> Result<()> {
         let mut visit_all = |stretches: &[f32]| {
             stretches.chunks_exact(self.layout.stride()).try_for_each(|stretch| visit(&stretch[..self.spec.width]))
@@ -354,5 +356,5 @@ impl MasterTable {
     }
 }
 
-/// Rows of a cut table that are read at a time when all of them are.
+/// Rows per read when all rows of a partitioned table are visited.
 const EXPORT_ROWS: usize = 4096;

@@ -1,19 +1,19 @@
-//! Tables that learn: the backward pass of lookups, fused with the optimizer.
+//! Tables in training: the backward pass of lookups, fused with the optimizer.
 //!
 //! [`LearningTables`] mirrors `EmbeddingBagCollection` and `EmbeddingCollection` over tables of f32 rows, the *masters*
-//! ([`MasterTable`]), each of which has a [`Rule`]. A step takes a batch of ids through three calls:
+//! ([`MasterTable`]), each with a [`Rule`]. A step processes a batch of ids in three calls:
 //!
-//! 1. [`Preparer::prepare`] resolves ids to rows and sorts them, once per table. It reads no row, so that another thread may
+//! 1. [`Preparer::prepare`] resolves ids to rows and sorts them, once per table. It reads no row, so that another thread can
 //!    prepare the next batch meanwhile.
 //! 2. [`LearningTables::forward`] pools bags and reads sequences.
-//! 3. [`LearningTables::backward`] takes the gradients of both, sums them by row, and applies the rules. No gradient of a table is ever
-//!    made: memory is that of the bags' gradients and a few bytes per id.
+//! 3. [`LearningTables::backward`] takes the gradients of both, sums them by row, and applies the rules. The gradient of a table
+//!    is never materialized: memory is that of the bags' gradients and a few bytes per id.
 //!
-//! Plain rows, such as the items of an in-batch softmax, are sequences of one id per example. Served tables are made of masters
-//! ([`MasterTable::served`]); checkpoints hold [`MasterRows`].
+//! Plain rows, such as the items of an in-batch softmax, are sequences of one id per example. [`MasterTable::served`] converts a
+//! master to a served table; checkpoints hold [`MasterRows`].
 //!
-//! The meanings are those of TorchRec's fused optimizers, computed by FBGEMM
-//! (<https://github.com/pytorch/FBGEMM>, `docs/src/fbgemm_gpu`), with these differences:
+//! The semantics are those of TorchRec's fused optimizers, computed by FBGEMM (<https://github.com/pytorch/FBGEMM>,
+//! `docs/src/fbgemm_gpu`), with these differences:
 //!
 //! - The gradient of a mean is divided by the bag's length, also with weights.
 //! - An id without a row trains nothing.
@@ -21,9 +21,10 @@
 //! - Adam corrects its bias by the row's own number of updates.
 //! - An update that would make a row or its state non-finite is not written, and reported.
 //!
-//! The order of sums is a contract (`sterling_kernels::cpu::update`): threads, kernels and cuts change no bit of rows and state
-//! ([`MasterTable::cut`]). Parts of a table may lie elsewhere ([`MasterSource`]): their rows are asked for when a batch is prepared, and
-//! are what they would be if batches ran one after the other, however many are prepared ahead.
+//! The order of sums is a contract (`sterling_kernels::cpu::update`): threads, kernels and partitions change no bit of rows and
+//! state ([`MasterTable::cut`]). Partitions of a table may be remote ([`MasterSource`]). Their rows are requested when a
+//! batch is prepared, and have the values that they would have if batches ran one after the other, however many are prepared
+//! ahead.
 //!
 //! ```
 //! use sterling_embedding::train::{LearningTables, MasterTable, Rule, RuleKind};

@@ -1,8 +1,8 @@
-//! A table that learns in parts: its stretches cut in rows and columns, in copies, in this process's memory or elsewhere.
+//! A partitioned table in training: stretches partitioned by rows and columns, with copies, in this process or on other hosts.
 //!
-//! As in lookups ([`crate::shard`]), rows travel and sums do not: the stretches of a batch's distinct rows are put together as whole
-//! ones, updated by the kernels that update whole tables, and written back to every part that has some of them. The update is the same
-//! computation for every cut, and so are its bits.
+//! As in lookups ([`crate::shard`]), rows are transferred and sums are not. The stretches of a batch's distinct rows are
+//! assembled, updated by the same kernels as a table without partitions, and written back to every partition that has some of
+//! them. The update is the same computation for every partitioning, so its bits are the same.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,19 +15,19 @@ use sterling_core::error::{Error, Result};
 use sterling_kernels::buffer::Owned;
 use sterling_kernels::cpu::update::RuleKind;
 
-/// Stretches of a part that lie elsewhere, such as on another host: rows of f32, little-endian, `[row | state]` of the part's columns.
+/// Stretches of a remote partition, such as on another host: little-endian f32 rows, `[row | state]` of its columns.
 pub trait MasterSource: RowSource {
-    /// Writes stretches `[rows, row_bytes]` of rising rows. A row that is asked for later is what was written.
+    /// Writes stretches `[rows, row_bytes]` of ascending rows. Later reads of these rows return the written values.
     ///
     /// # Errors
-    /// Where some row may not have been written: the learner stops, and goes on from its checkpoint.
+    /// If some row may not have been written: the learner stops, and resumes from its checkpoint.
     fn write(&self, rows: &[u64], stretches: &[u8]) -> Result<()>;
 }
 
-/// Numbers of a cache line.
+/// f32 values per cache line.
 const LINE_NUMBERS: usize = 16;
 
-/// Where row and state lie in a stretch: the row, vectors of its width, single numbers.
+/// Layout of a stretch: the row, vectors of its width, then per-row scalars.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StretchLayout {
     width: usize,
@@ -42,19 +42,19 @@ impl StretchLayout {
         StretchLayout { width, vectors: vectors + 1, numbers }
     }
 
-    /// Numbers of row and state.
+    /// Returns the number of values of row and state.
     pub(super) fn used(&self) -> usize {
         self.vectors * self.width + self.numbers
     }
 
-    /// Numbers from one stretch to the next: whole cache lines where these are at most a quarter more. Rows that start with a line are
-    /// pooled in a quarter less time than rows that straddle one (docs/internals/learning.md).
+    /// Returns the distance between stretches: a multiple of the cache line if that adds at most a quarter. Rows that start at a
+    /// cache line are pooled in a quarter less time than rows that straddle one (docs/internals/learning.md).
     pub(super) fn stride(&self) -> usize {
         let lines = self.used().next_multiple_of(LINE_NUMBERS);
         if 4 * lines <= 5 * self.used() { lines } else { self.used() }
     }
 
-    /// Where the runs of some columns lie: in the whole stretch and in that of the part.
+    /// Returns the runs of some columns: their ranges in the complete stretch and in the partition's.
     fn runs(self, columns: &Range<usize>) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<> {
         let (first, part) = (columns.start, columns.len());
         let vector = move |v: usize| {
@@ -67,12 +67,12 @@ impl StretchLayout {
     }
 }
 
-/// Bytes of a row of `width` numbers with the state of an optimizer behind it, as a table in one piece holds it.
+/// Returns the bytes of a row of `width` values and its optimizer state, in a table that is not partitioned.
 pub fn stretch_bytes(width: usize, kind: RuleKind) -> usize {
     StretchLayout::new(width, Some(kind)).stride() * size_of::<f32>()
 }
 
-/// The parts of a table.
+/// The partitions of a table.
 #[derive(Debug)]
 pub(super) struct Parts {
     layout: StretchLayout,
@@ -95,14 +95,14 @@ enum Stretches {
     Elsewhere(Arc<dyn MasterSource>),
 }
 
-/// Stretches of one part that were asked for.
+/// Requested stretches of one partition.
 #[derive(Debug)]
 pub(super) struct Asked {
-    /// The number of the part.
+    /// Number of the partition.
     pub(super) part: usize,
-    /// Which of the rows asked for it has.
+    /// Range of the requested rows that this partition has.
     pub(super) range: Range<usize>,
-    /// `[rows of the range, the part's stride]`.
+    /// `[rows of the range, the partition's stride]`.
     pub(super) stretches: Vec<f32>,
 }
 
@@ -149,7 +149,7 @@ impl Parts {
         Ok(Parts { layout, parts: cuts.iter().enumerate().map(part).collect::<Result<_>>()? })
     }
 
-    /// Bytes in this process's memory.
+    /// Returns the bytes in this process's memory.
     pub(super) fn bytes(&self) -> u64 {
         let here = |part: &Part| match &part.stretches {
             Stretches::Here(stretches) => size_of_val(&**stretches) as u64,
@@ -158,7 +158,7 @@ impl Parts {
         self.parts.iter().map(here).sum()
     }
 
-    /// The sources of the parts that reads ask, by number, with the rows that each has.
+    /// Returns the remote partitions that reads use, by number, with the rows of each.
     pub(super) fn sources(&self) -> Vec<Remote> {
         let source = |(number, part): (usize, &Part)| match &part.stretches {
             Stretches::Elsewhere(source) if part.copy == 0 => Some(Remote {
@@ -172,13 +172,13 @@ impl Parts {
         self.parts.iter().enumerate().filter_map(source).collect()
     }
 
-    /// Whole stretches `[rows, stride]` of rising rows, asking sources for theirs.
+    /// Returns the complete stretches `[rows, stride]` of ascending rows, requesting remote ones from their sources.
     pub(super) fn read(&self, rows: &[u32]) -> Result<Vec<f32>> {
         let asked = self.sources().iter().filter_map(|remote| remote.ask(rows)).collect::<Result<Vec<_>>>()?;
         Ok(self.assemble(rows, &asked))
     }
 
-    /// Whole stretches of rising rows, of which those elsewhere have come.
+    /// Assembles the complete stretches of ascending rows; `asked` has the received remote ones.
     pub(super) fn assemble(&self, rows: &[u32], asked: &[Asked]) -> Vec<f32> {
         let stride = self.layout.stride();
         let mut out = vec![0f32; rows.len() * stride];
@@ -195,7 +195,7 @@ impl Parts {
         out
     }
 
-    /// Copies stretches of a part to their columns of whole ones.
+    /// Copies stretches of a partition to their columns of the complete ones.
     fn place<'a>(&self, part: &Part, out: &mut [f32], from: impl Iterator<Item = &'a [f32]>) {
         for (to, from) in out.chunks_exact_mut(self.layout.stride()).zip(from) {
             for (of_whole, of_part) in self.layout.runs(&part.columns) {
@@ -204,7 +204,7 @@ impl Parts {
         }
     }
 
-    /// Writes whole stretches of rising rows to all copies.
+    /// Writes complete stretches of ascending rows to all copies.
     pub(super) fn write(&mut self, rows: &[u32], from: &[f32]) -> Result<()> {
         let Parts { layout, parts } = self;
         for part in parts {
@@ -243,7 +243,7 @@ impl Part {
     }
 }
 
-/// A part that is elsewhere.
+/// A remote partition.
 #[derive(Clone, Debug)]
 pub(super) struct Remote {
     part: usize,
@@ -253,7 +253,7 @@ pub(super) struct Remote {
 }
 
 impl Remote {
-    /// Asks for those of rising rows that it has, and waits for them; none where it has none of them.
+    /// Requests those of ascending rows that this partition has, and waits for them; none if it has none of them.
     pub(super) fn ask(&self, rows: &[u32]) -> Option<Result<Asked>> {
         let range = among(rows, &self.rows);
         (!range.is_empty()).then(|| {
@@ -278,7 +278,7 @@ impl Remote {
     }
 }
 
-/// Which of rising rows lie in a range of rows.
+/// Returns which of ascending rows lie in a range of rows.
 fn among(rows: &[u32], range: &Range<u32>) -> Range<usize> {
     let at = |row: u32| rows.partition_point(|r| *r < row);
     at(range.start)..at(range.end)

@@ -1,4 +1,4 @@
-//! How a table learns: optimizer, rate, weight decay and bounds.
+//! Training settings of a table: optimizer, learning rate, weight decay and limits.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::update::Step;
 pub use sterling_kernels::cpu::update::{Decay, RuleKind};
 
-/// The optimizer of a table, as TorchRec's fused ones, with its own numbers.
+/// Optimizer settings of a table, as those of TorchRec's fused optimizers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rule {
@@ -20,13 +20,13 @@ pub struct Rule {
     pub beta1: f32,
     /// Decay of the second moment of Adam, β₂.
     pub beta2: f32,
-    /// Weight decay, of the rows that a batch touches.
+    /// Weight decay, applied to the rows that a batch touches.
     pub decay: Decay,
-    /// Largest norm of an updated row.
+    /// Maximum norm of an updated row.
     pub max_norm: Option<f32>,
-    /// Largest norm of the gradient of a row.
+    /// Maximum norm of the gradient of a row.
     pub clip: Option<f32>,
-    /// How the rate changes over the steps.
+    /// Schedule of the learning rate.
     pub schedule: Schedule,
 }
 
@@ -47,15 +47,15 @@ impl Default for Rule {
 }
 
 impl Rule {
-    /// A rule of a kind and a rate, with the defaults of all else.
+    /// Creates a rule with default values for all other settings.
     pub fn new(kind: RuleKind, rate: f32) -> Self {
         Rule { kind, rate, ..Rule::default() }
     }
 
-    /// The same rule, after checking its numbers.
+    /// Returns the rule after checking its settings.
     ///
     /// # Errors
-    /// `Invalid` for a number outside its bounds; the field is named.
+    /// `Invalid` with the field for a value outside its range.
     pub fn checked(self) -> Result<Self> {
         let check = |field: &str, value: f32, is_right: bool, expected: &str| match is_right {
             true => Ok(()),
@@ -79,7 +79,7 @@ impl Rule {
         Ok(self)
     }
 
-    /// The rule's numbers at a step, counted from 0.
+    /// Returns the settings of a step, counted from 0.
     pub(super) fn at(&self, step: u64) -> Step {
         Step {
             kind: self.kind,
@@ -94,15 +94,15 @@ impl Rule {
     }
 }
 
-/// How the learning rate changes over the steps: it rises linearly, then falls linearly.
+/// Schedule of the learning rate: it rises linearly, then falls linearly.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Schedule {
-    /// Steps over which the rate rises to its full value; 0 starts with it.
+    /// Steps over which the rate rises to its full value; 0 starts at the full rate.
     pub warm_up: u64,
-    /// Steps after these over which it falls to `floor` times its full value; 0 keeps it.
+    /// Steps of the fall after that, down to `floor` times the full rate; 0 keeps the full rate.
     pub decay: u64,
-    /// Where the fall ends, as a share of the full rate.
+    /// Final rate as a share of the full rate.
     pub floor: f32,
 }
 
@@ -113,7 +113,7 @@ impl Default for Schedule {
 }
 
 impl Schedule {
-    /// What the rate is multiplied by at a step, counted from 0.
+    /// Returns the factor of the rate at a step, counted from 0.
     pub fn factor(&self, step: u64) -> f32 {
         if step < self.warm_up {
             return ((step + 1) as f64 / self.warm_up as f64) as f32;

@@ -1,8 +1,8 @@
-//! Rows of the next batches on their way, while earlier batches still change them.
+//! Prefetched rows of the next batches, while earlier batches still update them.
 //!
-//! Stretches that lie elsewhere are asked for when a batch is prepared, and may come as they were before the updates of the batches in
-//! between. Those updates are kept as long as a batch waits that was prepared before them, and take precedence over what came: a batch
-//! sees all updates that were done before it, as if batches ran one after the other.
+//! Remote stretches are requested when a batch is prepared, so they may arrive without the updates of the batches in between.
+//! Those updates are retained until every batch that was prepared before them has finished, and they overwrite the received
+//! values. So a batch sees all updates that precede it, as if batches ran one after the other.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -11,10 +11,10 @@ use std::thread::JoinHandle;
 use crate::train::parts::{Asked, Remote};
 use sterling_core::error::{Error, Result};
 
-/// The number of updates of a table that a batch's rows are sure to have.
+/// Number of updates of a table that a batch's rows are guaranteed to include.
 type Version = u64;
 
-/// The latest updates of a table in parts.
+/// Latest updates of a partitioned table.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
     state: Mutex<State>,
@@ -23,12 +23,12 @@ pub(super) struct Recent {
 #[derive(Debug, Default)]
 struct State {
     version: Version,
-    /// The batches that have been prepared and not yet updated.
+    /// Versions of the batches that are prepared and not yet applied.
     waiting: Vec<Weak<Version>>,
     written: VecDeque<Written>,
 }
 
-/// Stretches that an update wrote.
+/// Stretches written by one update.
 #[derive(Debug)]
 struct Written {
     version: Version,
@@ -37,7 +37,7 @@ struct Written {
 }
 
 impl Recent {
-    /// Rows that are read from now on have all updates up to this one.
+    /// Registers a batch: rows that are read from now on include all updates up to the returned version.
     fn enter(&self) -> Arc<Version> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let ticket = Arc::new(state.version);
@@ -46,7 +46,7 @@ impl Recent {
         ticket
     }
 
-    /// Keeps what an update has written to all parts, if a batch waits that may have read the rows before.
+    /// Retains an update that was written to all partitions, if a waiting batch may have read the rows before it.
     pub(super) fn keep(&self, rows: &[u32], stretches: &[f32]) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.version += 1;
@@ -58,7 +58,7 @@ impl Recent {
         state.written.retain(|written| oldest.is_some_and(|oldest| written.version > oldest));
     }
 
-    /// Overwrites stretches `[rows, stride]` that were read at `ticket` by all updates since.
+    /// Overwrites stretches `[rows, stride]` that were read at `ticket` with all later updates.
     fn overwrite(&self, ticket: Version, rows: &[u32], stretches: &mut [f32], stride: usize) {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         for written in state.written.iter().filter(|written| written.version > ticket) {
@@ -73,11 +73,11 @@ impl Recent {
     }
 }
 
-/// The rows of one batch in one table in parts, on their way.
+/// Requested rows of one batch in one partitioned table.
 #[derive(Debug)]
 pub(super) struct Travelling {
     ticket: Arc<Version>,
-    /// Joined by the first who needs the rows.
+    /// Joined by the first caller that needs the rows.
     answers: Mutex<Answers>,
 }
 
@@ -89,10 +89,10 @@ enum Answers {
 }
 
 impl Travelling {
-    /// Asks every part that is elsewhere for its rows, each on a thread of its own.
+    /// Requests the rows of every remote partition, each on its own thread.
     ///
     /// # Errors
-    /// `Overloaded` where a thread cannot be had.
+    /// `Overloaded` if a thread cannot be started.
     pub(super) fn begin(recent: &Recent, remotes: &[Remote], rows: &Arc<[u32]>) -> Result<Self> {
         let ticket = recent.enter();
         let ask = |remote: &Remote| {
@@ -106,10 +106,10 @@ impl Travelling {
         Ok(Travelling { ticket, answers: Mutex::new(answers) })
     }
 
-    /// Whole stretches of the batch's rows as they are after all updates so far, put together by `assemble` of what came.
+    /// Returns the complete stretches of the batch's rows after all updates so far; `assemble` puts the received ones together.
     ///
     /// # Errors
-    /// What a source says; the rows are asked for once, so that a second call fails as well.
+    /// Errors of a source. The rows are requested once, so a second call fails as well.
     pub(super) fn stretches(
         &self,
         recent: &Recent,

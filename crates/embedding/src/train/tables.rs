@@ -14,59 +14,59 @@ use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::pool::{BagSums, Bags, Rows, pool};
 use sterling_kernels::cpu::update::{BLOCK, GradientRows, GroupsPart, RowGroups, Step, Stretches, update};
 
-/// Tasks per thread of work that is cut evenly: the slowest thread is late by one of them at most.
+/// Tasks per thread of evenly split work: the slowest thread is late by at most one task.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Tables that learn, looked up as an `EmbeddingBagCollection` and an `EmbeddingCollection` over the same tables.
+/// Tables in training, looked up as an `EmbeddingBagCollection` and an `EmbeddingCollection` over the same tables.
 #[derive(Debug)]
 pub struct LearningTables {
     tables: Vec<MasterTable>,
     preparer: Preparer,
     kernels: Kernels,
     steps: u64,
-    /// By table, the gradients of its bags and sequences side by side, kept between steps.
+    /// Per table, the gradients of its bags and sequences in one buffer, reused between steps.
     gradients: Vec<Vec<[f32; BLOCK]>>,
 }
 
-/// What a step changed.
+/// Changes of a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UpdateReport {
     /// One entry per table.
     pub tables: Vec<TableUpdate>,
 }
 
-/// What a step changed in one table.
+/// Changes of a step in one table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableUpdate {
     /// The table's name.
     pub table: String,
-    /// The rows that were updated, rising.
+    /// Updated rows, ascending.
     pub rows: Vec<u32>,
-    /// Ids without a row, which train nothing.
+    /// Ids without a row, which are not trained.
     pub skipped_ids: u64,
-    /// Rows that are as they were, because the update would have made row or state non-finite or a number exceed `COMPONENT_MAX`.
+    /// Rows left unchanged because the update would have made row or state non-finite, or a value exceed `COMPONENT_MAX`.
     pub rejected_rows: Vec<u32>,
 }
 
 impl UpdateReport {
-    /// Number of updated rows of all tables.
+    /// Returns the number of updated rows of all tables.
     pub fn updated_rows(&self) -> usize {
         self.tables.iter().map(|table| table.rows.len()).sum()
     }
 
-    /// The rows that were not written, by table.
+    /// Returns the rejected rows with their table.
     pub fn rejected_rows(&self) -> impl Iterator<Item = (&str, u32)> {
         self.tables.iter().flat_map(|t| t.rejected_rows.iter().map(move |row| (t.table.as_str(), *row)))
     }
 }
 
 impl LearningTables {
-    /// The features of `bags` and `sequences` over `tables`. Keys of the pooled output are those that an `EmbeddingBagCollection`
-    /// gives them.
+    /// Creates the lookups `bags` and `sequences` over `tables`. The pooled output has the same keys as that of an
+    /// `EmbeddingBagCollection`.
     ///
     /// # Errors
-    /// `Invalid` for a table that is not there or comes twice, a feature that comes twice with the same table, a bag without pooling,
-    /// or no thread; `Unsupported` where the kernels asked for do not run here; `Overloaded` where threads cannot be had.
+    /// `Invalid` for a missing or duplicate table, a duplicate feature of the same table, a bag without pooling, or no thread;
+    /// `Unsupported` if the requested kernels do not run on this CPU; `Overloaded` if threads cannot be started.
     pub fn new(
         tables: Vec<MasterTable>,
         bags: &[BagConfig],
@@ -79,43 +79,44 @@ impl LearningTables {
         Ok(LearningTables { tables, preparer, kernels: Kernels::detect()?, steps: 0, gradients })
     }
 
-    /// The same tables with other kernels.
+    /// Sets the kernels.
     pub fn with_kernels(mut self, kernels: Kernels) -> Self {
         self.kernels = kernels;
         self
     }
 
-    /// The masters.
+    /// Returns the masters.
     pub fn tables(&self) -> &[MasterTable] {
         &self.tables
     }
 
-    /// The masters, to restore rows and state, before batches are prepared: those that are may have asked for the rows as they were.
+    /// Returns the masters for restoring rows and state. Call it before batches are prepared: prepared batches may already have
+    /// requested the old rows.
     pub fn tables_mut(&mut self) -> &mut [MasterTable] {
         &mut self.tables
     }
 
-    /// The master of a name.
+    /// Returns the master of a name.
     pub fn table(&self, name: &str) -> Option<&MasterTable> {
         self.tables.iter().find(|table| table.spec().name == name)
     }
 
-    /// Keys and columns of the pooled output and its gradients.
+    /// Returns keys and columns of the pooled output and its gradients.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.preparer.features.layout
     }
 
-    /// Steps done, which schedules of rates count.
+    /// Returns the number of steps done, the time axis of learning-rate schedules.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// Sets the number of steps done, as a checkpoint has it.
+    /// Sets the number of steps done, from a checkpoint.
     pub fn set_steps(&mut self, steps: u64) {
         self.steps = steps;
     }
 
-    /// What prepares batches, also on another thread while these tables compute.
+    /// Returns a preparer of batches, which may run on another thread while these tables compute.
     pub fn preparer(&self) -> Preparer {
         self.preparer.clone()
     }
@@ -128,10 +129,10 @@ impl LearningTables {
         self.preparer.prepare(ids)
     }
 
-    /// The pooled embeddings of all bags, and the rows of all sequences in the order of their configuration.
+    /// Returns the pooled embeddings of all bags, and the rows of all sequences in the order of their configuration.
     ///
     /// # Errors
-    /// `Invalid` for a batch that other tables prepared; where rows are elsewhere, what their source says.
+    /// `Invalid` for a batch that other tables prepared; errors of the source of remote rows.
     pub fn forward(&self, batch: &PreparedBatch) -> Result<(KeyedTensor, Vec<Sequence>)> {
         self.check_batch(batch)?;
         let features = &self.preparer.features;
@@ -144,7 +145,7 @@ impl LearningTables {
         Ok((pooled, (features.bags..features.uses.len()).map(sequence).collect()))
     }
 
-    /// All stretches of a table in one piece, or those of the batch's distinct rows.
+    /// Returns all stretches of a table that is not partitioned, or those of the batch's distinct rows.
     fn stretches(&self, batch: &PreparedBatch, number: usize) -> Result<Cow<'_, [f32]>> {
         let table = &self.tables[number];
         if let Some(stretches) = table.whole() {
@@ -202,7 +203,7 @@ impl LearningTables {
         (used.feature.clone(), JaggedTensor::of_rows(values, width, offsets))
     }
 
-    /// How many of `count` things a task takes.
+    /// Returns the number of elements per task, of `count` in total.
     fn share(&self, count: usize) -> usize {
         let threads = self.preparer.features.threads.count();
         let tasks = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
@@ -210,11 +211,11 @@ impl LearningTables {
     }
 
     /// Updates the rows of a batch by the gradients of its pooled embeddings and of the rows of its sequences `[ids, D]`, in the
-    /// order of their configuration. The rows of a mean take `1 / L` of its gradient, also with weights.
+    /// order of their configuration. The rows of a mean get `1 / L` of its gradient, also with weights.
     ///
     /// # Errors
-    /// `Invalid` for a batch that other tables prepared, or gradients of other keys, widths or examples; no row has changed then. Where
-    /// rows are elsewhere, what their source says; if it fails to write, some rows may have changed.
+    /// `Invalid` for a batch that other tables prepared, or for gradients of other keys, widths or examples; no row has changed
+    /// then. Errors of the source of remote rows; if a write fails, some rows may have changed.
     pub fn backward(
         &mut self,
         mut batch: PreparedBatch,
@@ -233,7 +234,7 @@ impl LearningTables {
                 Ok(Staged { number, stretches, groups: batch.groups[number].renumbered() })
             })
             .collect::<Result<_>>()?;
-        // Gradients of all tables first, then rows of all tables: two rounds of tasks, however few tables there are.
+        // Gradients of all tables first, then rows of all tables: two parallel rounds for any number of tables.
         let tables = self.tables.iter_mut().zip(&mut self.gradients).enumerate();
         let mut parts = staged.iter_mut();
         let mut learning: Vec<Learning<'_>> = tables
@@ -261,7 +262,7 @@ impl LearningTables {
                 .flat_map(|(_, rows)| rows)
                 .for_each(|place| *place = batch.groups[*number].rows()[*place as usize]);
             self.tables[*number].write(batch.groups[*number].rows(), stretches)?;
-            // This batch waits for no update any more.
+            // The batch no longer needs earlier updates to be retained.
             batch.travelling[*number] = None;
             if let Some(in_parts) = &features.in_parts[*number] {
                 in_parts.recent.keep(batch.groups[*number].rows(), stretches);
@@ -320,14 +321,14 @@ struct Learning<'a> {
     gradients: &'a mut Vec<[f32; BLOCK]>,
 }
 
-/// The stretches of a batch's rows in a table in parts, put together; the groups number them from 0.
+/// Assembled stretches of a batch's rows in a partitioned table; the groups number them from 0.
 struct Staged {
     number: usize,
     stretches: Vec<f32>,
     groups: RowGroups,
 }
 
-/// Some rows of a table that one thread updates.
+/// Rows of a table that one thread updates.
 struct Task<'a> {
     number: usize,
     step: Step,
@@ -337,7 +338,7 @@ struct Task<'a> {
 }
 
 impl Learning<'_> {
-    /// Cuts the rows of the batch, and the table's memory between them.
+    /// Splits the rows of the batch and the table's memory into tasks.
     fn tasks(&mut self, threads: usize) -> Vec<Task<'_>> {
         let parts = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
         let (mut rest, mut first_row) = (&mut *self.data, 0);
@@ -353,12 +354,13 @@ impl Learning<'_> {
     }
 }
 
-/// The rows among stretches of a table.
+/// Returns a view of the rows within the stretches of a table.
 fn rows<'a>(table: &MasterTable, stretches: &'a [f32]) -> Result<Rows<'a>> {
     Rows::strided(table.spec().width, table.stride(), stretches)
 }
 
-/// Copies the gradients of a table's bags and sequences side by side, in whole blocks, those of means divided by the bag's length.
+/// Copies the gradients of a table's bags and sequences into one buffer of complete blocks, and divides those of means by the
+/// bag's length.
 fn lay_side_by_side(
     batch: &PreparedBatch,
     table: usize,
@@ -370,7 +372,7 @@ fn lay_side_by_side(
     let features = &batch.features;
     let blocks = width.div_ceil(BLOCK);
     let slots: usize = features.of_table(table).map(|(number, _)| batch.slots(number)).sum();
-    // The columns behind a row are zeros from the first step on.
+    // The padding columns of a row stay zero after the first step.
     out.resize(slots * blocks, [0.0; BLOCK]);
     let mut rows = out.as_flattened_mut().chunks_exact_mut(blocks * BLOCK).map(|row| &mut row[..width]);
     for (number, used) in features.of_table(table) {

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use sterling_core::error::{Error, Result};
 
-/// Threads of one learner; with one, all work is done by the caller.
+/// Threads of one learner; with one, the caller does all work.
 #[derive(Debug)]
 pub(super) struct Threads {
     pool: Option<rayon::ThreadPool>,
@@ -24,7 +24,7 @@ impl Threads {
         self.pool.as_ref().map_or(1, rayon::ThreadPool::current_num_threads)
     }
 
-    /// The results of all tasks, in their order.
+    /// Runs all tasks; returns their results in order.
     pub(super) fn run<T: Send, R: Send>(&self, tasks: Vec<T>, task: impl Fn(T) -> R + Sync + Send) -> Vec<R> {
         match &self.pool {
             None => tasks.into_iter().map(task).collect(),

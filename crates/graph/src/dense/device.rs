@@ -1,4 +1,4 @@
-//! A program on a device: the same steps over all rows of several requests at a time.
+//! Compiled graphs on a GPU: the same steps over all rows of several requests at once.
 
 use super::RowProgram;
 use super::steps::{FoldBeside, Memory, Operand, Place, Plan, Step, Work};
@@ -8,7 +8,7 @@ use sterling_cuda::ops::steps::{
 };
 use sterling_cuda::{Array, Device};
 
-/// A program whose constants lie in the memory of a device.
+/// A compiled graph whose constants are in GPU memory.
 #[derive(Debug)]
 pub struct DeviceProgram {
     program: RowProgram,
@@ -16,35 +16,35 @@ pub struct DeviceProgram {
     collapsed: DevicePlan,
 }
 
-/// A plan's constants, and the indices of its steps in their order: those of the user, then those of the rows.
+/// A plan's constants, and the indices of its steps in their order: user steps, then row steps.
 #[derive(Debug)]
 struct DevicePlan {
     constants: Vec<Array<f32>>,
     indices: Vec<Vec<Array<u32>>>,
 }
 
-/// The inputs of rows, to be filled: `[requests, most, stride]`.
+/// Buffer for row inputs: `[requests, most, stride]`.
 #[derive(Debug)]
 pub struct DeviceRows {
-    /// Their numbers.
+    /// Numbers of the buffer.
     pub numbers: Array<f32>,
-    /// From a row to the next.
+    /// Distance between rows.
     pub stride: usize,
-    /// Rows of a request on all devices that share them, by which it is planned how to run: alike on all, so that a row says the same
-    /// wherever it is.
+    /// Rows per request on all GPUs that share them. It selects the plan, so that all GPUs use the same one and a row's result
+    /// does not depend on its GPU.
     pub of_all: usize,
 }
 
-/// What a program made of rows: its outputs.
+/// Outputs of a run.
 #[derive(Debug)]
 pub struct DeviceOutputs {
     buffers: Vec<Array<f32>>,
-    /// Of each output its buffer, and from a row to the next in it.
+    /// Per output, its buffer and its row stride.
     places: Vec<(usize, usize)>,
 }
 
 impl DeviceOutputs {
-    /// Output number `n` in the order that the program was asked for, `[requests, most, stride]`, and its stride.
+    /// Returns output number `n` in the order requested at compilation, `[requests, most, stride]`, and its stride.
     pub fn output(&self, n: usize) -> (&Array<f32>, usize) {
         let (buffer, stride) = self.places[n];
         (&self.buffers[buffer], stride)
@@ -75,10 +75,10 @@ impl DevicePlan {
 }
 
 impl DeviceProgram {
-    /// Copies the constants of a program.
+    /// Copies the constants of a compiled graph to a device.
     ///
     /// # Errors
-    /// `Unsupported` where an output is no step's; `Overloaded` where the device has not enough memory.
+    /// `Unsupported` if an output is not made by a step; `Overloaded` if GPU memory is exhausted.
     pub fn copy(device: &Device, program: &RowProgram) -> Result<Self> {
         DeviceProgram::check(program)?;
         Ok(DeviceProgram {
@@ -88,10 +88,10 @@ impl DeviceProgram {
         })
     }
 
-    /// Refuses a program that no device runs.
+    /// Rejects a compiled graph that cannot run on a GPU.
     ///
     /// # Errors
-    /// `Unsupported` where an output is no step's.
+    /// `Unsupported` if an output is not made by a step.
     pub fn check(program: &RowProgram) -> Result<()> {
         let is_made = |place: &Place| matches!(place, Place { memory: Memory::Rows(_), offset: 0 });
         let plans = [&program.straight, &program.collapsed];
@@ -101,12 +101,12 @@ impl DeviceProgram {
         }
     }
 
-    /// Bytes that it takes on the device.
+    /// Returns its bytes on the device.
     pub fn bytes(&self) -> usize {
         self.straight.bytes() + self.collapsed.bytes()
     }
 
-    /// Bytes that running over so many rows of a request takes.
+    /// Returns the bytes of a run over `rows` rows per request.
     pub fn run_bytes(&self, rows: usize) -> usize {
         let numbers = |plan: &Plan| {
             let of_row = plan.strides.iter().sum::<usize>() + plan.given_stride;
@@ -115,20 +115,20 @@ impl DeviceProgram {
         4usize.saturating_mul(numbers(&self.program.straight).max(numbers(&self.program.collapsed)))
     }
 
-    /// Room for the inputs of `most` rows of each request.
+    /// Allocates the inputs of `most` rows per request.
     ///
     /// # Errors
-    /// `Overloaded` where the device has not enough memory.
+    /// `Overloaded` if GPU memory is exhausted.
     pub fn given(&self, device: &Device, requests: usize, most: usize) -> Result<DeviceRows> {
-        // Both plans take the inputs of rows alike.
+        // Both plans have the same layout of row inputs.
         let stride = self.program.straight.given_stride;
         Ok(DeviceRows { numbers: device.room(requests * most * stride)?, stride, of_all: most })
     }
 
-    /// Runs over the rows of several requests; `user` are the user's inputs in their order, each `[requests, n]`.
+    /// Runs over the rows of several requests; `user` has the user inputs in their order, each `[requests, n]`.
     ///
     /// # Errors
-    /// `Internal` where a launch fails; `Overloaded` where the device has not enough memory.
+    /// `Internal` if a launch fails; `Overloaded` if GPU memory is exhausted.
     pub fn run(
         &self,
         device: &Device,
@@ -262,7 +262,7 @@ impl Run<'_> {
         }
     }
 
-    /// What the program made.
+    /// Returns the outputs.
     fn outputs(self) -> Result<DeviceOutputs> {
         let place = |place: &Place| match *place {
             Place { memory: Memory::Rows(n), offset: 0 } => Ok((n, self.plan.strides[n])),

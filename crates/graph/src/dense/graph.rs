@@ -1,22 +1,22 @@
-//! A graph is built value by value: each operation checks its shapes and folds constants as it is added.
+//! Graph construction value by value: each operation checks its shapes, and constants are evaluated immediately.
 
 use super::interpret;
 use super::ir::{GraphInput, Id, Op, Side, Value, broadcast, positions, strides};
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 
-/// Most numbers of all values of a graph, at one row.
+/// Maximum count of numbers of all values of a graph, at one row.
 pub(super) const NUMBERS_MAX: usize = 1 << 26;
-/// Most multiply-adds of a product of constants.
+/// Maximum multiply-adds of a product of constants.
 const FOLDED_MAX: usize = 1 << 30;
 
-/// Values in an order in which each reads those before it.
+/// Values in topological order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Graph {
     pub(super) inputs: Vec<GraphInput>,
     pub(super) values: Vec<Value>,
     pub(super) outputs: Vec<Id>,
-    /// Values that cancel out, so that no gradient flows through them: the largest number that a softmax takes from all.
+    /// Values that cancel out, so that no gradient flows through them: the maximum that a softmax subtracts.
     pub(super) still: Vec<Id>,
     numbers: usize,
 }
@@ -26,12 +26,12 @@ fn refused(what: impl Into<String>) -> Error {
 }
 
 impl Graph {
-    /// A graph of no values yet.
+    /// Creates a graph without values.
     pub(super) fn new(inputs: Vec<GraphInput>) -> Self {
         Graph { inputs, ..Graph::default() }
     }
 
-    /// A value of an operation whose shapes are known to fit.
+    /// Adds a value of an operation whose shapes are known to fit.
     pub(super) fn add(&mut self, op: Op, shape: Vec<usize>, rows: Option<usize>) -> Result<Id> {
         let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n > 0);
         let numbers = count.and_then(|n| n.checked_add(self.numbers)).filter(|&n| n <= NUMBERS_MAX);
@@ -53,12 +53,12 @@ impl Graph {
         Ok(self.values.len() - 1)
     }
 
-    /// Whether each value goes into some others, those apart that only `stops` read.
+    /// Returns per value whether the values `of` depend on it, except through values of `stops`.
     pub(super) fn needed(&self, of: &[Id], stops: &[Id]) -> Vec<bool> {
         self.needed_by(of, |id| if stops.contains(&id) { Vec::new() } else { self.values[id].op.reads() })
     }
 
-    /// The same where making a value reads what `reads` says.
+    /// Returns the same if a value's operands are those that `reads` returns.
     pub(super) fn needed_by(&self, of: &[Id], reads: impl Fn(Id) -> Vec<Id>) -> Vec<bool> {
         let mut needed = vec![false; self.values.len()];
         of.iter().for_each(|&id| needed[id] = true);
@@ -70,7 +70,7 @@ impl Graph {
         needed
     }
 
-    /// The numbers of a constant.
+    /// Returns the numbers of a constant.
     pub(super) fn constant(&self, id: Id) -> Option<&[f32]> {
         if let Op::Constant(numbers) = &self.values[id].op { Some(numbers) } else { None }
     }
@@ -79,19 +79,19 @@ impl Graph {
         &self.values[id].shape
     }
 
-    /// Input number `n`.
+    /// Adds input number `n`.
     pub(super) fn input(&mut self, n: usize) -> Result<Id> {
         let GraphInput { shape, rows, .. } = self.inputs[n].clone();
         self.add(Op::Inputs(n), shape, rows)
     }
 
-    /// Inputs of rows side by side, as a row.
+    /// Adds consecutive row inputs as one row.
     pub(super) fn inputs(&mut self, first: usize, count: usize) -> Result<Id> {
         let width = self.inputs[first..first + count].iter().map(|i| i.shape.iter().product::<usize>()).sum();
         self.add(Op::Inputs(first), vec![1, width], Some(0))
     }
 
-    /// A constant.
+    /// Adds a constant.
     pub(super) fn number(&mut self, shape: Vec<usize>, numbers: Vec<f32>) -> Result<Id> {
         if shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)) != Some(numbers.len()) {
             return Err(refused(format!("a constant of shape {shape:?} with {} numbers", numbers.len())));
@@ -110,7 +110,7 @@ impl Graph {
         self.add(Op::Binary(f, a, b), shape, rows)
     }
 
-    /// The axis of the rows of two operands of a result of so many axes, which line up at the last one.
+    /// Returns the row axis of a result with `axes` axes, whose two operands are aligned at the last axis.
     fn common_rows(&self, a: Id, b: Id, axes: usize, last: usize) -> Result<Option<usize>> {
         let from_end = |id: Id| self.values[id].rows.map(|axis| self.shape(id).len() - axis);
         let size = |id: Id| self.values[id].rows.map(|axis| self.shape(id)[axis]);
@@ -161,7 +161,7 @@ impl Graph {
         self.add(Op::Linear { parts, bias }, vec![1, columns], Some(0))
     }
 
-    /// Folds along axes, which stay with size 1.
+    /// Reduces along axes, which stay with size 1.
     pub(super) fn fold(&mut self, f: Fold, a: Id, axes: &[usize]) -> Result<Id> {
         let Value { shape, rows, .. } = self.values[a].clone();
         if rows.is_some_and(|r| axes.contains(&r)) {
@@ -200,7 +200,7 @@ impl Graph {
         self.add(Op::Concat(axis, parts.to_vec()), shape, first.rows)
     }
 
-    /// Numbers of `a` in another order and shape, of rows along axis `rows`.
+    /// Rearranges numbers of `a` into another shape, with the row axis `rows`.
     pub(super) fn pick(&mut self, a: Id, index: Vec<u32>, shape: Vec<usize>, rows: Option<usize>) -> Result<Id> {
         match self.runs_of_parts(a, &index) {
             Some(runs) => self.pick_from_parts(runs, shape, rows),
@@ -215,8 +215,8 @@ impl Graph {
         self.add(Op::Pick(a, index.into()), shape, rows)
     }
 
-    /// What is picked of values that lie side by side, run after run of one of them, where that is less than all and no more runs than
-    /// there are values: what nothing picks need not be made.
+    /// Returns the numbers picked from each part of a concatenation, if they are fewer than all and in at most as many runs as
+    /// parts: parts that are not picked need not be computed.
     fn runs_of_parts(&self, a: Id, index: &[u32]) -> Option<Vec<(Id, Vec<u32>)>> {
         let mut at = a;
         while let Op::Reshape(of) = self.values[at].op {
@@ -265,7 +265,7 @@ impl Graph {
         self.pick(a, positions(&to, &moved), to, rows)
     }
 
-    /// The same numbers in another shape of as many.
+    /// Reshapes a value.
     pub(super) fn reshape(&mut self, a: Id, shape: Vec<usize>, rows: Option<usize>) -> Result<Id> {
         if shape.iter().product::<usize>() != self.values[a].count() {
             return Err(refused(format!("Reshape of {:?} to {shape:?}", self.shape(a))));

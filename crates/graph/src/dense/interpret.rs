@@ -1,4 +1,4 @@
-//! The meaning of a graph, without any thought of speed: it folds constants, and the tests hold programs against it.
+//! Reference evaluation of a graph, not optimized for speed: it folds constants, and the tests compare compiled graphs with it.
 
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
@@ -6,7 +6,7 @@ use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 use super::ir::{Op, Value, broadcast_strides, positions};
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 
-/// Numbers in which a graph has a meaning: those of f32, which programs have, and of f64, which gradients are held against.
+/// Number type of the evaluation: f32 as in compiled graphs, or f64 for checking gradients.
 pub(super) trait Real:
     Copy
     + PartialOrd
@@ -20,7 +20,7 @@ pub(super) trait Real:
     + AddAssign
     + Sum
 {
-    /// The nearest number.
+    /// Rounds to the nearest number.
     fn nearest(x: f64) -> Self;
     fn exp(self) -> Self;
     fn ln(self) -> Self;
@@ -66,7 +66,7 @@ real!(f32);
 #[cfg(test)]
 real!(f64);
 
-/// The numbers of a value that reads constants alone.
+/// Returns the numbers of a value whose operands are constant.
 pub(super) fn value(values: &[Value], value: &Value) -> Vec<f32> {
     evaluate(value, values, &|id| match &values[id].op {
         Op::Constant(numbers) => numbers,
@@ -74,13 +74,13 @@ pub(super) fn value(values: &[Value], value: &Value) -> Vec<f32> {
     })
 }
 
-/// The output of one row, of the numbers of each input.
+/// Returns the output of one row for the given inputs.
 #[cfg(test)]
 pub(super) fn row<T: Real>(values: &[Value], output: usize, inputs: &[&[T]]) -> Vec<T> {
     all(values, inputs).swap_remove(output)
 }
 
-/// All values of one row, of the numbers of each input.
+/// Returns all values of one row for the given inputs.
 #[cfg(test)]
 pub(super) fn all<T: Real>(values: &[Value], inputs: &[&[T]]) -> Vec<Vec<T>> {
     let mut made: Vec<Vec<T>> = Vec::new();

@@ -1,57 +1,57 @@
 //! A checked graph of a dozen operations, each value with its shape and the inputs it depends on.
 //!
-//! A graph is written down for **one row**: a candidate of a reranker, a request of a tower. What depends on rows
-//! ([`Side::Pair`]) knows which of its axes counts them; that axis has size 1 here, and no operation may mix numbers
-//! along it. What does not, is constant (and is folded as it is made) or the user's: made once for all rows.
+//! A graph is written for **one row**: a candidate of a reranker, a request of a tower. A value that depends on rows
+//! ([`Side::Pair`]) stores which of its axes counts them; that axis has size 1 here, and no operation may mix numbers along it.
+//! Other values are constant (and folded on creation) or the user's: computed once for all rows.
 
 use std::sync::Arc;
 
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 
-/// What a value depends on.
+/// Inputs that a value depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Side {
-    /// Nothing.
+    /// None.
     Constant,
-    /// The user's inputs alone.
+    /// User inputs only.
     User,
-    /// The inputs of a row, too.
+    /// Row inputs, possibly also user inputs.
     Pair,
 }
 
-/// The number of a value.
+/// Number of a value.
 pub(super) type Id = usize;
 
-/// How a value is made.
+/// Operation that makes a value.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
-    /// As many inputs as its shape has room for, side by side, from this one on.
+    /// Consecutive inputs from this one on, as many as the shape has room for.
     Inputs(usize),
     Constant(Arc<[f32]>),
     Unary(Unary, Id),
-    /// With broadcasting.
+    /// Element-wise, with broadcasting.
     Binary(Binary, Id, Id),
-    /// Of the last two axes, with broadcasting of those before.
+    /// Matrix product over the last two axes, with broadcasting of the axes before.
     MatMul(Id, Id),
     /// `[1, columns]`: rows `[1, depth]` times matrices `[depth, columns]`, summed, plus a bias `[columns]`.
     Linear {
         parts: Vec<(Id, Id)>,
         bias: Option<Id>,
     },
-    /// Along the last axis, which stays with size 1.
+    /// Reduction along the last axis, which stays with size 1.
     Fold(Fold, Id),
-    /// Along an axis.
+    /// Concatenation along an axis.
     Concat(usize, Vec<Id>),
     /// Number `n` is number `index[n]` of the value: transposed, sliced, expanded or gathered.
     Pick(Id, Arc<[u32]>),
-    /// The adjoint of [`Op::Pick`]: number `index[n]` is the sum of all numbers `n` of the value; 0 where there are none.
+    /// Adjoint of [`Op::Pick`]: number `index[n]` is the sum of all numbers `n` of the value; 0 if there are none.
     Spread(Id, Arc<[u32]>),
     Reshape(Id),
 }
 
 impl Op {
-    /// The same over other values.
+    /// Returns the operation with other operands.
     pub(super) fn over(&self, of: &mut dyn FnMut(Id) -> Result<Id>) -> Result<Op> {
         Ok(match self {
             Op::Inputs(_) | Op::Constant(_) => self.clone(),
@@ -70,7 +70,7 @@ impl Op {
         })
     }
 
-    /// The values that it reads.
+    /// Returns the values that it reads.
     pub(super) fn reads(&self) -> Vec<Id> {
         match self {
             Op::Inputs(_) | Op::Constant(_) => Vec::new(),
@@ -88,17 +88,17 @@ pub(super) struct Value {
     pub(super) op: Op,
     pub(super) shape: Vec<usize>,
     pub(super) side: Side,
-    /// The axis that counts rows, of those of [`Side::Pair`].
+    /// Axis that counts rows, for values of [`Side::Pair`].
     pub(super) rows: Option<usize>,
 }
 
 impl Value {
-    /// Numbers of a row.
+    /// Returns the numbers per row.
     pub(super) fn count(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether all axes but the last one have size 1.
+    /// Returns whether all axes but the last one have size 1.
     pub(super) fn is_vector(&self) -> bool {
         self.shape.last().is_none_or(|&last| last == self.count())
     }
@@ -116,7 +116,7 @@ fn refused(what: impl Into<String>) -> Error {
     Error::unsupported(what)
 }
 
-/// The shape of two operands together.
+/// Returns the broadcast shape of two operands.
 pub(super) fn broadcast(a: &[usize], b: &[usize]) -> Result<Vec<usize>> {
     let axes = a.len().max(b.len());
     let at = |s: &[usize], axis: usize| (axis + s.len()).checked_sub(axes).map_or(1, |n| s[n]);
@@ -129,19 +129,19 @@ pub(super) fn broadcast(a: &[usize], b: &[usize]) -> Result<Vec<usize>> {
     (0..axes).map(both).collect()
 }
 
-/// From a number to the next along each axis.
+/// Returns the distance between numbers along each axis.
 pub(super) fn strides(shape: &[usize]) -> Vec<usize> {
     (0..shape.len()).map(|axis| shape[axis + 1..].iter().product()).collect()
 }
 
-/// The strides of an operand of shape `of` in a result of shape `shape`: 0 where it is repeated.
+/// Returns the strides of an operand of shape `of` in a result of shape `shape`: 0 along broadcast axes.
 pub(super) fn broadcast_strides(of: &[usize], shape: &[usize]) -> Vec<usize> {
     let own = strides(of);
     let ahead = shape.len() - of.len();
     (0..shape.len()).map(|axis| if axis < ahead || of[axis - ahead] == 1 { 0 } else { own[axis - ahead] }).collect()
 }
 
-/// Where the numbers of a result of `shape` lie in a value of these strides.
+/// Returns the index in a value of these strides of each number of a result of `shape`.
 pub(super) fn positions(shape: &[usize], strides: &[usize]) -> Vec<u32> {
     let mut all = vec![0u32];
     for (&size, &stride) in shape.iter().zip(strides) {

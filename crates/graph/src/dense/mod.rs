@@ -1,16 +1,17 @@
-//! Dense graphs as programs: ONNX files lowered to a few kinds of steps that run over blocks of rows.
+//! Compiled dense graphs: ONNX files lowered to a few kinds of steps that run over blocks of rows.
 //!
-//! 1. `import` reads an ONNX graph as the checked graph of `graph` and `ir`, whose values know whether they are constant (these are
-//!    folded), the user's, or a row's. What is not in the operator table of `models/README.md` is refused by its name;
-//!    the caller then leaves the graph to its runtime.
-//! 2. `split` takes apart what depends on the item alone, which is worked out once for each item where that pays.
-//! 3. `collapse` turns linear chains into single products, with matrices made of the user once a request where that pays.
-//! 4. `plan` gives every value a place and makes steps (`steps`), one of comparisons, products and folds (`equal`); `exec` runs them: the user's once, the rows' in blocks that stay in
-//!    the caches through all steps.
+//! 1. `import` reads an ONNX graph into the checked graph of `graph` and `ir`. Its values are constant (and folded), user values,
+//!    or row values. An operator that is missing in the table of `models/README.md` is rejected by name; the caller then runs the
+//!    graph in its ONNX runtime.
+//! 2. `split` separates the part that depends on the item alone, which is computed once per item if that pays off.
+//! 3. `collapse` turns linear chains into single products, with matrices made from the user's values once per request if that
+//!    pays off.
+//! 4. `plan` assigns memory to every value and makes steps (`steps`), among them one of comparisons, products and reductions
+//!    (`equal`). `exec` runs them: user steps once, row steps in blocks that stay in the caches through all steps.
 //!
-//! `text` writes a program down: what `sterling inspect` prints, and what its digest is of.
+//! `text` prints a compiled graph: the output of `sterling inspect`, and the input of its digest.
 //!
-//! `interpret` is the meaning of a graph: it folds constants, and the tests compare programs with it.
+//! `interpret` is the reference evaluation of a graph: it folds constants, and the tests compare compiled graphs with it.
 
 mod chains;
 mod collapse;
@@ -43,67 +44,67 @@ pub use steps::Precision;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::Kernels;
 
-/// A graph that was lowered.
+/// A compiled graph.
 #[derive(Clone, Debug)]
 pub struct RowProgram {
     kernels: Kernels,
-    /// As little as possible once a request.
+    /// Plan with the least work per request.
     straight: Plan,
-    /// As little as possible a row.
+    /// Plan with the least work per row.
     collapsed: Plan,
     given: usize,
-    /// Numbers of each output of one row.
+    /// Numbers per row of each output.
     widths: Vec<usize>,
     figures: [Figures; 2],
-    /// Its plans in f32, which are the same on every machine.
+    /// Text of its plans in f32, which is the same on every machine.
     text: String,
 }
 
-/// A graph that was read and checked, before it becomes a program.
+/// A graph that was read and checked, before compilation.
 #[derive(Debug)]
 pub struct ReadGraph {
     graph: graph::Graph,
 }
 
-/// The halves of a network that was cut.
+/// The two graphs of a network that was split.
 #[derive(Clone, Debug)]
 pub struct Halves {
-    /// Makes what is kept of an item, output after output; reads nothing of the user.
+    /// Computes the item side, output after output; reads no user input.
     pub item: RowProgram,
-    /// Which of the network's inputs it reads.
+    /// Network inputs that it reads.
     pub item_inputs: Vec<usize>,
-    /// Makes the network's outputs: its rows are what is kept of their item, side by side, and then the inputs that are left.
+    /// Computes the network's outputs. Its rows are the stored numbers of the item, then the remaining inputs.
     pub candidates: RowProgram,
-    /// Which of the network's inputs it reads, all of the user's among them.
+    /// Network inputs that it reads, among them all user inputs.
     pub candidate_inputs: Vec<usize>,
-    /// Numbers that are kept of an item.
+    /// Numbers stored per item.
     pub width: usize,
-    /// A name for what makes them, weights and all, 32 hexadecimal digits.
+    /// Digest of the item side, weights included, as 32 hexadecimal digits.
     pub digest: String,
 }
 
-/// The inputs of some rows, to be written: those of a row side by side, in their order.
+/// Buffer for the inputs of some rows; the inputs of a row are contiguous, in their order.
 #[derive(Debug)]
 pub struct InputRows<'a> {
-    /// Which rows.
+    /// Row numbers.
     pub rows: Range<usize>,
-    /// The first row's from 0 on.
+    /// Numbers, from the first row on.
     pub numbers: &'a mut [f32],
-    /// Numbers from a row to the next.
+    /// Distance between rows in numbers.
     pub stride: usize,
-    /// Numbers of a row.
+    /// Numbers per row.
     pub width: usize,
 }
 
 impl InputRows<'_> {
-    /// Has each row written by itself; `write` is told its number.
+    /// Calls `write` per row, with the row's number.
     pub fn each(self, mut write: impl FnMut(usize, &mut [f32])) {
         for (n, row) in self.rows.zip(self.numbers.chunks_mut(self.stride.max(1))) {
             write(n, &mut row[..self.width]);
         }
     }
 
-    /// Some of these rows, by their places among them.
+    /// Returns some of these rows, by their index among them.
     pub fn some(&mut self, places: Range<usize>) -> InputRows<'_> {
         let InputRows { rows, numbers, stride, width } = self;
         let numbers = &mut numbers[places.start * *stride..];
@@ -111,7 +112,7 @@ impl InputRows<'_> {
     }
 }
 
-/// A block of rows that a program has run over.
+/// A block of rows after a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Block<'a> {
     program: &'a RowProgram,
@@ -119,7 +120,7 @@ pub struct Block<'a> {
     scratch: &'a Scratch,
 }
 
-/// An output of the rows of a block.
+/// An output for the rows of a block.
 #[derive(Clone, Copy, Debug)]
 pub struct Output<'a> {
     numbers: &'a [f32],
@@ -128,12 +129,12 @@ pub struct Output<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// How many outputs a row has.
+    /// Returns the number of outputs per row.
     pub fn outputs(&self) -> usize {
         self.program.widths.len()
     }
 
-    /// Output number `n`, in the order that the program was asked for.
+    /// Returns output number `n`, in the order that was requested at compilation.
     pub fn output(&self, n: usize) -> Output<'a> {
         let (numbers, stride) = exec::output(self.plan, n, self.scratch);
         Output { numbers, stride, width: self.program.widths[n] }
@@ -141,14 +142,14 @@ impl<'a> Block<'a> {
 }
 
 impl<'a> Output<'a> {
-    /// The output of row `n` of the block.
+    /// Returns the output of row `n` of the block.
     pub fn row(&self, n: usize) -> &'a [f32] {
         &self.numbers[n * self.stride..][..self.width]
     }
 }
 
 impl ReadGraph {
-    /// Reads an ONNX graph whose inputs come as `given`; it is to have these outputs.
+    /// Reads an ONNX graph with the inputs `given` and these outputs.
     ///
     /// # Errors
     /// As [`RowProgram::lower`].
@@ -169,7 +170,7 @@ impl ReadGraph {
         Ok(ReadGraph { graph })
     }
 
-    /// The whole as one program; in f32 where the machine has no products of bf16.
+    /// Compiles the complete graph; in f32 if the CPU has no bf16 products.
     ///
     /// # Errors
     /// As [`RowProgram::lower`].
@@ -177,9 +178,9 @@ impl ReadGraph {
         RowProgram::of(&self.graph, precision, Kernels::best())
     }
 
-    /// Where it is best cut, so that what depends on the item alone is worked out once an item; none where no cut makes a
-    /// candidate cheaper by much. `is_item` says of each input whether it is the item's, `work` how many multiply-adds take as long
-    /// as to read it for a candidate.
+    /// Returns the best split into an item side, computed once per item, and a candidate side; none if no split makes a candidate
+    /// much cheaper. `is_item` says per input whether it is the item's; `work` is the cost of reading it for a candidate, in
+    /// multiply-adds.
     ///
     /// # Errors
     /// As [`RowProgram::lower`].
@@ -187,15 +188,15 @@ impl ReadGraph {
         split::best_cut(&self.graph, is_item, work)
     }
 
-    /// The work of reading a row of a candidate that lies somewhere in memory, of so many numbers.
+    /// Returns the cost of reading a candidate's row of `numbers` numbers from a random place in memory.
     pub fn work_of_row(numbers: usize) -> usize {
         split::ROW_WORK + split::NUMBER_WORK * numbers
     }
 
-    /// Its halves, the item's in f32.
+    /// Compiles the two halves of a split, the item side in f32.
     ///
     /// # Errors
-    /// `Invalid` for a cut of another network; as [`RowProgram::lower`].
+    /// `Invalid` for a split of another network; as [`RowProgram::lower`].
     pub fn halves(&self, is_item: &[bool], cut: &ItemCut, precision: Precision) -> Result<Halves> {
         let split::Split { item, candidates, width } = split::split(&self.graph, is_item, cut)?;
         Ok(Halves {
@@ -210,18 +211,18 @@ impl ReadGraph {
 }
 
 impl RowProgram {
-    /// Lowers an ONNX graph whose inputs come as `given`; it is to have these outputs.
+    /// Compiles an ONNX graph with the inputs `given` and these outputs.
     ///
     /// # Errors
-    /// `Unsupported` with the operator, attribute or shape that programs do not have.
+    /// `Unsupported` with an operator, attribute or shape that compiled graphs do not have.
     pub fn lower(bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<RowProgram> {
         RowProgram::lower_in(Precision::F32, bytes, given, outputs)
     }
 
-    /// [`RowProgram::lower`] in a precision; in f32 where the machine has no products of bf16.
+    /// [`RowProgram::lower`] in a precision; in f32 if the CPU has no bf16 products.
     ///
     /// # Errors
-    /// As there.
+    /// As [`RowProgram::lower`].
     pub fn lower_in(precision: Precision, bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<RowProgram> {
         ReadGraph::read(bytes, given, outputs)?.program(precision)
     }
@@ -248,22 +249,21 @@ impl RowProgram {
         })
     }
 
-    /// The plan that costs the least for so many rows.
+    /// Returns the plan with the lowest cost for `rows` rows.
     fn plan(&self, rows: usize) -> &Plan {
         if work(&self.collapsed, rows) < work(&self.straight, rows) { &self.collapsed } else { &self.straight }
     }
 
-    /// What a run over so many rows costs, in multiply-adds and what takes as long as one.
+    /// Returns the cost of a run over `rows` rows, in multiply-adds or their equivalents.
     pub fn work(&self, rows: usize) -> usize {
         work(self.plan(rows), rows)
     }
 
-    /// Runs over `rows` rows, block after block. `user` are the user's inputs in their order; `fill` writes the inputs of
-    /// some rows; `done` gets the first row of each block, the rows that it has, and what they became. A failure
-    /// of `done` ends the run.
+    /// Runs over `rows` rows, block after block. `user` has the user inputs in their order; `fill` writes the inputs of some
+    /// rows; `done` gets the first row of each block, the number of rows, and their outputs. An error of `done` ends the run.
     ///
     /// # Errors
-    /// What `done` returns.
+    /// Errors of `done`.
     pub fn run(
         &self,
         rows: usize,
@@ -290,19 +290,19 @@ fn work(plan: &Plan, rows: usize) -> usize {
 }
 
 impl RowProgram {
-    /// What it takes where as little as possible is done once a request, and where as little as possible is done a row.
+    /// Returns the figures of the plan with the least work per request, and of the plan with the least work per row.
     pub fn figures(&self) -> [Figures; 2] {
         self.figures
     }
 
-    /// One name for its text, 16 hexadecimal digits.
+    /// Returns the digest of its text, 16 hexadecimal digits.
     pub fn digest(&self) -> String {
         format!("{:016x}", xxhash_rust::xxh3::xxh3_64(self.to_string().as_bytes()))
     }
 }
 
 impl std::fmt::Display for RowProgram {
-    /// The plans one after the other; a single one where both are the same.
+    /// Prints the plans one after the other; a single one if both are the same.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.text)
     }

@@ -1,12 +1,13 @@
-//! From a graph to steps over buffers.
+//! Compilation of a graph to steps over buffers.
 //!
-//! 1. What the output does not need is left out.
-//! 2. Each value gets a place: constants among the constants, matrices of products packed; the user's values a buffer each;
-//!    values of rows a buffer of a block, given on to later values once nothing reads it any more.
-//! 3. A product that only a `Relu` reads does it on its way out; neighbours within a value are read where they lie; folds beside equal
-//!    keys (`equal.rs`) and work on single numbers (`chains.rs`) become one step each.
-//! 4. In [`Precision::Bf16`], wide products of rows take their factors in pairs (`pairs.rs`), and hand pairs on where only such products read
-//!    them. A product that is an output stays in f32: it is small, and what it rounds is the answer.
+//! 1. Values that no output needs are dropped.
+//! 2. Each value gets a place: constants in the constant memory, matrices of products packed; each user value has a buffer of its
+//!    own; row values have a buffer of a block, which is reused once nothing reads it any more.
+//! 3. A `Relu` that alone reads a product is fused into it. Slices of a value are read in place. Reductions over equal keys
+//!    (`equal.rs`) and chains on single numbers (`chains.rs`) become one step each.
+//! 4. In [`Precision::Bf16`], wide row products take their factors as bf16 pairs (`pairs.rs`), and results stay pairs if only
+//!    such products read them. A product that is an output stays in f32: it is small, and its rounding error would be that of the
+//!    answer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,20 +20,21 @@ use super::steps::{Factor, FoldBeside, Memory, Operand, Place, Plan, Precision, 
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::dense::{Binary, ChainLink, Form, LANES, Lines, PANEL, Unary, pack};
 
-/// Numbers that the buffers of a block may take together, 192 KiB: they stay in the second-level cache beside the weights.
+/// Budget for the row buffers of a block: 192 KiB of numbers, which stay in the L2 cache together with the weights.
 const BLOCK_NUMBERS: usize = 48 << 10;
-/// Most rows of a block: four tiles of 14 in f32; in bf16, where products take so little that what a block takes once shows, eight of 16.
+/// Maximum rows per block: four tiles of 14 in f32; eight tiles of 16 in bf16, whose products are so fast that the overhead per
+/// block matters.
 const BLOCK_ROWS_MAX: [usize; 2] = [56, 128];
-/// Rows of a tile of the widest products.
+/// Rows per tile of the widest products.
 const TILE_ROWS: [usize; 2] = [14, 16];
 
-/// From a row to the next in a buffer of so many numbers a row: whole lines, but single numbers lie side by side, so that a step
-/// takes those of a block in whole registers.
+/// Returns the row stride of a buffer of `count` numbers per row: a multiple of the cache line. Single numbers are contiguous, so
+/// that a step processes those of a block in full registers.
 fn room_of_row(count: usize) -> usize {
     if count == 1 { 1 } else { count.next_multiple_of(LANES) }
 }
 
-/// The rows of a block whose buffers take so many numbers a row.
+/// Returns the rows per block if its buffers take `numbers` numbers per row.
 fn block_rows(numbers: usize, precision: Precision) -> usize {
     let of = |rows: [usize; 2]| if precision == Precision::F32 { rows[0] } else { rows[1] };
     let (most, tile) = (of(BLOCK_ROWS_MAX), of(TILE_ROWS));
@@ -40,10 +42,10 @@ fn block_rows(numbers: usize, precision: Precision) -> usize {
     if rows > tile { rows / tile * tile } else { rows }
 }
 
-/// Makes the steps of a graph.
+/// Compiles a graph to steps.
 ///
 /// # Errors
-/// `Unsupported` where the output is the same for all rows.
+/// `Unsupported` if the output is the same for all rows.
 pub(super) fn plan(graph: &Graph, precision: Precision) -> Result<Plan> {
     if graph.outputs.iter().any(|&output| graph.values[output].side != Side::Pair) {
         return Err(Error::unsupported("an output that is the same for all rows"));
@@ -71,14 +73,14 @@ pub(super) fn plan(graph: &Graph, precision: Precision) -> Result<Plan> {
     planner.rectify(&needed, &readers);
     planner.find_homes();
     let outputs = planner.outputs();
-    // An output is alone in its place.
+    // An output needs a place of its own.
     let is_foldable = |id: Id| needed[id] && planner.alias[id].is_none() && !outputs.contains(&id);
     planner.equal = EqualGroups::of(graph, is_foldable, &readers, |id| planner.root(id));
     let needed = graph.needed_by(&graph.outputs, |id| planner.equal.reads(graph, id));
     if precision == Precision::Bf16 {
         planner.narrow(&needed);
     }
-    // The user's values first: a step of rows may read any of them.
+    // User values first: a row step may read any of them.
     let made = (0..needed.len()).filter(|&id| needed[id] && planner.alias[id].is_none());
     let (rows, others): (Vec<Id>, Vec<Id>) = made.partition(|&id| graph.values[id].side == Side::Pair);
     planner.chains = Chains::of(graph, &rows, &outputs, |id| planner.reads(id));
@@ -94,12 +96,12 @@ pub(super) fn plan(graph: &Graph, precision: Precision) -> Result<Plan> {
     Ok(planner.plan)
 }
 
-/// True for places side by side.
+/// Returns true if the indices are consecutive.
 fn follows(index: &[u32]) -> bool {
     !index.is_empty() && index.windows(2).all(|two| two[0] + 1 == two[1])
 }
 
-/// The first places of runs of so many numbers, where places lie side by side in runs of equal length.
+/// Returns the first indices of runs and their length, if the indices consist of consecutive runs of equal length.
 fn runs(index: &Arc<[u32]>) -> (Arc<[u32]>, usize) {
     let ends = index.windows(2).position(|two| two[0] + 1 != two[1]).map_or(index.len(), |n| n + 1);
     match ends > 1 && index.len().is_multiple_of(ends) && index.chunks(ends).all(follows) {
@@ -112,34 +114,34 @@ pub(super) struct Planner<'a> {
     pub(super) graph: &'a Graph,
     pub(super) plan: Plan,
     pub(super) places: Vec<Option<Place>>,
-    /// The value whose place one takes: of a reshape, and of a `Relu` that its product does.
+    /// The value whose place this one shares: the operand of a reshape, or the product that computes this `Relu`.
     pub(super) alias: Vec<Option<Id>>,
     pub(super) is_rectified: Vec<bool>,
-    /// The value within whose numbers each lies: itself, or what it is the place of or a run of neighbours in.
+    /// The value whose numbers contain this one's: itself, the value that it aliases, or one that it is a slice of.
     pub(super) home: Vec<Id>,
-    /// Where in the order of values is the last one that reads a home.
+    /// Position in the order of values of the last reader of each home.
     pub(super) last: Vec<usize>,
     pub(super) packed: HashMap<Vec<Id>, usize>,
-    /// How many values that are still read lie in each buffer of rows.
+    /// Number of values per row buffer that are still to be read.
     pub(super) tenants: Vec<usize>,
-    /// Buffers of rows that nothing reads any more, by their stride.
+    /// Row buffers that can be reused, by their stride.
     pub(super) free: HashMap<usize, Vec<usize>>,
-    /// Where each input lies among the inputs of its rows.
+    /// Offset of each input within its row's inputs.
     pub(super) given: Vec<usize>,
-    /// Products that take their factors in pairs.
+    /// Products whose factors are bf16 pairs.
     pub(super) is_narrow: Vec<bool>,
-    /// Products whose results are pairs.
+    /// Products whose results are bf16 pairs.
     pub(super) is_paired: Vec<bool>,
-    /// What was made as pairs: rows side by side and matrices below each other, by the values that they are.
+    /// Factors that were converted to pairs, by the values that they consist of: concatenated rows and stacked matrices.
     pub(super) pairs: HashMap<Vec<Id>, Place>,
-    /// Folds of what lies beside keys that are equal.
+    /// Reductions over equal keys.
     pub(super) equal: EqualGroups,
-    /// What is made of single numbers.
+    /// Chains of operations on single numbers.
     pub(super) chains: Chains,
 }
 
 impl Planner<'_> {
-    /// The value whose place one takes in the end.
+    /// Returns the value whose place this one finally shares.
     pub(super) fn root(&self, mut id: Id) -> Id {
         while let Some(of) = self.alias[id] {
             id = of;
@@ -147,7 +149,7 @@ impl Planner<'_> {
         id
     }
 
-    /// How many values and outputs read each value.
+    /// Returns the number of readers of each value, outputs included.
     fn readers(&self, needed: &[bool]) -> Vec<usize> {
         let mut readers = vec![0; needed.len()];
         let live = (0..needed.len()).filter(|&id| needed[id] && self.alias[id].is_none());
@@ -155,7 +157,7 @@ impl Planner<'_> {
         readers
     }
 
-    /// Finds products that only a `Relu` reads.
+    /// Fuses a `Relu` into its product if nothing else reads the product.
     fn rectify(&mut self, needed: &[bool], readers: &[usize]) {
         for id in (0..needed.len()).filter(|&id| needed[id]) {
             let Op::Unary(Unary::Relu, a) = self.graph.values[id].op else { continue };
@@ -167,17 +169,17 @@ impl Planner<'_> {
         }
     }
 
-    /// The values that are outputs.
+    /// Returns the values that are outputs.
     pub(super) fn outputs(&self) -> Vec<Id> {
         self.graph.outputs.iter().map(|&output| self.root(output)).collect()
     }
 
-    /// What making a value reads.
+    /// Returns the values that are read to compute a value.
     fn reads(&self, id: Id) -> Vec<Id> {
         self.equal.reads(self.graph, id).into_iter().map(|read| self.root(read)).collect()
     }
 
-    /// Finds which values lie within others. Outputs, which devices want in places of their own, are made.
+    /// Finds values that are slices of others. Outputs are computed, because devices want them in places of their own.
     fn find_homes(&mut self) {
         let outputs = self.outputs();
         for (id, value) in self.graph.values.iter().enumerate() {
@@ -212,13 +214,13 @@ impl Planner<'_> {
         self.plan.given_stride = offset.next_multiple_of(LANES);
     }
 
-    /// Gives on the buffers that nothing reads behind a value, which is at this place of the order.
+    /// Frees the buffers whose last reader is the value at this position of the order.
     fn give_back(&mut self, at: usize, id: Id) {
         for home in self.reads(id).into_iter().map(|read| self.home[read]) {
             if self.last[home] != at {
                 continue;
             }
-            // A buffer of several values is free once all of them are read.
+            // A buffer of several values is free once all of them have been read.
             self.last[home] = usize::MAX;
             let Some(Place { memory: Memory::Rows(buffer), .. }) = self.places[home] else { continue };
             self.tenants[buffer] -= 1;
@@ -228,7 +230,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Where a value lies. Constants come to lie somewhere once they are read as they are: matrices are packed instead.
+    /// Returns the place of a value. Constants get a place when they are first read as they are; matrices are packed instead.
     pub(super) fn place(&mut self, id: Id) -> Result<Place> {
         let id = self.root(id);
         if let (None, Some(numbers)) = (self.places[id], self.graph.constant(id)) {
@@ -243,12 +245,12 @@ impl Planner<'_> {
         self.plan.constants.len() - 1
     }
 
-    /// A buffer for the numbers of a value.
+    /// Allocates a buffer for the numbers of a value.
     pub(super) fn buffer(&mut self, side: Side, count: usize) -> Place {
         self.shared_buffer(side, count, 1)
     }
 
-    /// A buffer for so many numbers of several values.
+    /// Allocates a buffer for `count` numbers of several values.
     fn shared_buffer(&mut self, side: Side, count: usize, tenants: usize) -> Place {
         let memory = match side {
             Side::Pair => {
@@ -275,7 +277,7 @@ impl Planner<'_> {
             Work::Narrow { count, .. } => *count,
             Work::PackNarrow { depth, columns, .. } => depth * columns,
             Work::Matrices { left, shape: [m, k, n], .. } => left.len() * m * k * n,
-            // Steps that wait for memory rather than for arithmetic cost about four multiply-adds a number.
+            // Memory-bound steps cost about four multiply-adds per number.
             Work::Map1 { count, .. } => 4 * count,
             Work::Map2 { outer, inner, .. } => 4 * outer * inner,
             Work::Fold { runs, count, .. } => 4 * runs * count,
@@ -308,7 +310,7 @@ impl Planner<'_> {
             return self.fold_equal(&group);
         }
         if let Some(chain) = self.chains.chain(id).cloned() {
-            // The others were made with the first one, and not all of them have a place.
+            // The other links were compiled with the first one, and not all of them have a place.
             return if chain.links[0] == id { self.chain(&chain) } else { Ok(()) };
         }
         let place = match &value.op {
@@ -328,7 +330,7 @@ impl Planner<'_> {
             }
             _ => {
                 let work = self.work(id)?;
-                // Pairs come in whole panels.
+                // Pairs are stored in complete panels.
                 let room = if self.is_paired[id] { count.next_multiple_of(PANEL) / 2 } else { count };
                 let place = self.buffer(side, room);
                 self.step(place, work);
@@ -379,7 +381,7 @@ impl Planner<'_> {
         })
     }
 
-    /// Room for what one step makes, side by side.
+    /// Allocates one buffer for the results of one step.
     fn side_by_side(&mut self, made: &[Id]) -> Place {
         let place = self.shared_buffer(Side::Pair, made.len(), made.len());
         for (n, &id) in made.iter().enumerate() {
@@ -388,7 +390,7 @@ impl Planner<'_> {
         place
     }
 
-    /// One step for all of a group.
+    /// Compiles a group of reductions to one step.
     fn fold_equal(&mut self, group: &EqualGroup) -> Result<()> {
         let out = self.side_by_side(&group.folds.iter().map(|(.., id)| *id).collect::<Vec<_>>());
         let beside = |&(f, values, _): &(_, Id, Id)| Ok(FoldBeside { f, values: self.place(values)? });
@@ -416,7 +418,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Factors of the parts of a product. Neighbours in memory with constant matrices are one.
+    /// Returns the factors of a product's parts. Contiguous rows with constant matrices are merged into one factor.
     fn factors(&mut self, parts: &[(Id, Id)]) -> Result<Vec<Factor>> {
         let mut joined: Vec<(Place, usize, Vec<Id>)> = Vec::new();
         for &(x, matrix) in parts {
@@ -436,7 +438,7 @@ impl Planner<'_> {
         joined.into_iter().map(|(rows, depth, matrices)| self.factor(rows, depth, matrices)).collect()
     }
 
-    /// Rows of `depth` numbers and the matrices below each other that they are multiplied with; one that is not constant is alone.
+    /// Returns the factor of rows of `depth` numbers and of stacked matrices; a matrix that is not constant stays alone.
     fn factor(&mut self, rows: Place, depth: usize, matrices: Vec<Id>) -> Result<Factor> {
         let columns = self.graph.shape(matrices[0]).last().copied().unwrap_or(1);
         let constants: Option<Vec<&[f32]>> = matrices.iter().map(|&matrix| self.graph.constant(matrix)).collect();
@@ -481,11 +483,11 @@ impl Planner<'_> {
         Ok(Work::Matrices { a: self.place(a)?, b: self.place(b)?, left, right, shape: [m, k, n] })
     }
 
-    /// An element-wise step of runs; an operand that is repeated in another way is spread first.
+    /// Compiles an element-wise step over runs; an operand with another broadcast pattern is expanded first.
     fn binary(&mut self, id: Id, f: Binary, a: Id, b: Id) -> Result<Work> {
         let shape = &self.graph.values[id].shape;
         let strides = [a, b].map(|operand| broadcast_strides(self.graph.shape(operand), shape));
-        // Axes of size 1 go, neighbours that run on in both operands become one.
+        // Drops axes of size 1, and merges adjacent axes that are contiguous in both operands.
         let mut axes: Vec<(usize, [usize; 2])> = Vec::new();
         for (n, &size) in shape.iter().enumerate().filter(|(_, size)| **size != 1) {
             let here = [strides[0][n], strides[1][n]];

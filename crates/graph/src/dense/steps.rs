@@ -1,4 +1,4 @@
-//! What a program is made of: steps over buffers, each with its result and what it does to each row.
+//! Steps of a compiled graph, each with its result buffer and its operation per row.
 
 use std::sync::Arc;
 
@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use sterling_kernels::cpu::dense::{Binary, ChainLink, Fold, Form, Lines, PairRows, Unary};
 
-/// In which precision products of rows are computed. Their sums, and all else, are in f32.
+/// Precision of the factors of row products. Their sums, and all else, are in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
-    /// Factors as they are.
+    /// Factors in f32.
     #[default]
     F32,
     /// Factors rounded to bf16.
@@ -26,24 +26,24 @@ impl std::fmt::Display for Precision {
     }
 }
 
-/// Where numbers lie.
+/// Kind of memory that holds numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Memory {
     Constant(usize),
     User(usize),
     Rows(usize),
-    /// The inputs of the rows.
+    /// Inputs of the rows.
     Given,
 }
 
-/// Numbers from an offset on.
+/// Numbers of a buffer from an offset on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) memory: Memory,
     pub(super) offset: usize,
 }
 
-/// A matrix as a factor of rows.
+/// A matrix that rows are multiplied by.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Factor {
     pub(super) rows: Place,
@@ -61,7 +61,7 @@ pub(super) struct Operand {
     pub(super) inner: usize,
 }
 
-/// A fold of numbers that lie beside keys.
+/// A reduction of numbers whose keys are equal to a row's key.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FoldBeside {
     pub(super) f: Fold,
@@ -75,10 +75,10 @@ pub(super) struct Step {
     pub(super) work: Work,
 }
 
-/// What a step does to each row.
+/// Operation of a step on each row.
 #[derive(Clone, Debug)]
 pub(super) enum Work {
-    /// `runs` rows of each part, of `columns` each.
+    /// Product: `runs` matrix rows per part, `columns` of each result.
     Product {
         parts: Vec<Factor>,
         bias: Option<Place>,
@@ -88,20 +88,20 @@ pub(super) enum Work {
         factors: Form,
         result: Form,
     },
-    /// So many numbers of each row as pairs, from pair `first` on.
+    /// Converts `count` numbers per row to bf16 pairs, from pair `first` on.
     Narrow {
         a: Place,
         count: usize,
         first: usize,
     },
-    /// A matrix of the user, packed in pairs into rows of the panels of its buffer.
+    /// Packs a matrix of the user as bf16 pairs into the panels of its buffer.
     PackNarrow {
         a: Place,
         depth: usize,
         columns: usize,
         rows: PairRows,
     },
-    /// Products of matrices that differ from row to row: `[m, k]` at each of `left`, `[k, n]` at each of `right`.
+    /// Products of matrices that differ per row: `[m, k]` at each of `left`, `[k, n]` at each of `right`.
     Matrices {
         a: Place,
         b: Place,
@@ -127,32 +127,32 @@ pub(super) enum Work {
         runs: usize,
         count: usize,
     },
-    /// Folds numbers beside those of `keys` that are a row's `key`: fold `n` makes number `n` of a row.
+    /// Reduces the numbers whose key in `keys` equals a row's `key`: reduction `n` makes number `n` of a row.
     FoldEqual {
         key: Place,
         keys: Place,
         count: usize,
         folds: Vec<FoldBeside>,
     },
-    /// Works on single numbers: what is read fills the first registers of a row, each link the next one, and number `n` of a row is
-    /// register `kept[n]`.
+    /// Works on single numbers: operands fill the first registers of a row, each link computes the next one, and number `n` of a
+    /// row is register `kept[n]`.
     Chain {
         reads: Vec<Place>,
         links: Vec<ChainLink>,
         kept: Vec<usize>,
     },
-    /// Puts parts side by side in runs of so many numbers.
+    /// Concatenates parts, in runs of the given counts of numbers.
     Concat {
         runs: usize,
         parts: Vec<(Place, usize)>,
     },
-    /// Runs of so many numbers, each from its place on.
+    /// Copies runs of numbers, each from its own index.
     Pick {
         a: Place,
         index: Arc<[u32]>,
         run: usize,
     },
-    /// Adds runs of so many numbers to those of a row of `count`, each from its place on.
+    /// Adds runs of numbers to a row of `count` numbers, each at its own index.
     Spread {
         a: Place,
         index: Arc<[u32]>,
@@ -163,7 +163,7 @@ pub(super) enum Work {
 
 #[cfg(test)]
 impl Work {
-    /// Where its operands lie.
+    /// Returns the places of its operands.
     pub(super) fn places(&self) -> Vec<Place> {
         match self {
             Work::Product { parts, bias, .. } => {
@@ -192,19 +192,19 @@ pub(super) struct Plan {
     pub(super) constants: Vec<Lines>,
     pub(super) user: Vec<Step>,
     pub(super) rows: Vec<Step>,
-    /// Numbers of each buffer of the user.
+    /// Numbers of each user buffer.
     pub(super) user_counts: Vec<usize>,
-    /// From a row to the next in each buffer of rows.
+    /// Row stride of each row buffer.
     pub(super) strides: Vec<usize>,
-    /// The same in the inputs of the rows.
+    /// Row stride of the row inputs.
     pub(super) given_stride: usize,
-    /// The buffers of the user's inputs that are read, by the number among the user's inputs.
+    /// Buffers of the user inputs that are read, with the number of the user input.
     pub(super) user_inputs: Vec<(usize, usize)>,
-    /// Where each output lies.
+    /// Place of each output.
     pub(super) outputs: Vec<Place>,
-    /// Multiply-adds once a request, and once a row.
+    /// Multiply-adds per request; `row_work` is per row.
     pub(super) user_work: usize,
     pub(super) row_work: usize,
-    /// Rows that run through all steps together.
+    /// Rows per block.
     pub(super) block_rows: usize,
 }

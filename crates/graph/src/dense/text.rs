@@ -1,20 +1,20 @@
-//! A program as a text that is the same on every machine, for people who read it and for digests that compare it.
+//! Text form of a compiled graph, the same on every machine: printed for readers, and hashed for digests.
 //!
-//! What it says are steps, shapes and sizes, never weights: those are the file's, whose checksum names them.
+//! It contains steps, shapes and sizes, never weights: the checksum of the file identifies those.
 
 use std::fmt::{self, Display, Formatter};
 
 use super::steps::{Factor, FoldBeside, Memory, Operand, Place, Plan, Precision, Step, Work};
 use sterling_kernels::cpu::dense::{ChainLink, Form};
 
-/// What one run over rows takes.
+/// Cost of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Figures {
-    /// Floating-point operations once a request.
+    /// Floating-point operations per request.
     pub user_flops: u64,
-    /// Floating-point operations a row.
+    /// Floating-point operations per row.
     pub row_flops: u64,
-    /// Bytes of intermediate results a row, written and read once each.
+    /// Bytes of intermediate results per row, written and read once each.
     pub row_bytes: u64,
     /// Bytes of weights and other constants.
     pub constant_bytes: u64,
@@ -33,7 +33,7 @@ impl Figures {
     }
 }
 
-/// Numbers that a step makes of a row.
+/// Returns the numbers that a step makes per row.
 fn numbers(work: &Work) -> usize {
     match work {
         Work::Product { runs, columns, .. } => runs * columns,
@@ -65,7 +65,7 @@ fn flops(work: &Work) -> u64 {
     flops as u64
 }
 
-/// Two plans, as they are in f32.
+/// Describes two plans as they are in f32.
 pub(super) fn describe(straight: &Plan, collapsed: &Plan, precision: Precision) -> String {
     let [straight, collapsed] = [straight, collapsed].map(|plan| Text(plan).to_string());
     let precision = match precision {
@@ -100,7 +100,7 @@ impl Display for Text<'_> {
     }
 }
 
-/// A buffer that is written, with its width.
+/// Returns the name of a written buffer, with its width.
 fn name(plan: &Plan, memory: Memory) -> String {
     let width = match memory {
         Memory::User(n) => plan.user_counts[n],
@@ -192,7 +192,7 @@ impl Display for Work {
     }
 }
 
-/// A name for places in their order.
+/// Returns a hash of a list of indices.
 fn order(index: &[u32]) -> u64 {
     let bytes: Vec<u8> = index.iter().flat_map(|n| n.to_le_bytes()).collect();
     xxhash_rust::xxh3::xxh3_64(&bytes)

@@ -1,32 +1,32 @@
-//! The features of one request or item: from values as they were sent to what a tower takes.
+//! Features of one request or item: converts received values to tower inputs.
 
 use super::spec::{FeatureKind, FeatureSpec, Keep};
 use sterling_core::error::{Error, Result};
 use sterling_core::request::Values;
 use sterling_embedding::Vocabulary;
 
-/// One row of features, checked against a tower: an entry for each of its features.
+/// One row of features, validated against a tower: one entry per feature.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FeatureRow {
     pub(super) values: Vec<FeatureValues>,
 }
 
-/// The values of one feature of one row.
+/// Values of one feature in one row.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum FeatureValues {
-    /// Ids of a table, each with a weight where there are weights; none where the row brings no values.
+    /// Ids of a table, with one weight per id if there are weights; empty if the row has no values.
     Ids { ids: Vec<i64>, weights: Option<Vec<f32>> },
-    /// As many numbers as the feature is wide.
+    /// Numbers, as many as the feature is wide.
     Dense(Vec<f32>),
 }
 
 impl FeatureRow {
-    /// How many ids it brings.
+    /// Returns the number of ids.
     pub fn ids(&self) -> usize {
         self.values.iter().map(FeatureValues::ids).sum()
     }
 
-    /// The ids of feature `n` and their weights; none of a feature of numbers.
+    /// Returns the ids of feature `n` and their weights; none for a numeric feature.
     pub fn ids_of(&self, n: usize) -> Option<(&[i64], Option<&[f32]>)> {
         match self.values.get(n)? {
             FeatureValues::Ids { ids, weights } => Some((ids, weights.as_deref())),
@@ -34,7 +34,7 @@ impl FeatureRow {
         }
     }
 
-    /// The numbers of feature `n`; none of a feature of ids.
+    /// Returns the numbers of feature `n`; none for a feature of ids.
     pub fn numbers_of(&self, n: usize) -> Option<&[f32]> {
         match self.values.get(n)? {
             FeatureValues::Ids { .. } => None,
@@ -42,7 +42,7 @@ impl FeatureRow {
         }
     }
 
-    /// The largest magnitude of its numbers and weights.
+    /// Returns the largest magnitude of its numbers and weights.
     pub fn largest(&self) -> f32 {
         let numbers = |values: &FeatureValues| -> f32 {
             let numbers = match values {
@@ -54,7 +54,7 @@ impl FeatureRow {
         self.values.iter().map(numbers).fold(0.0, f32::max)
     }
 
-    /// Bytes of its values.
+    /// Returns the bytes of its values.
     pub fn bytes(&self) -> usize {
         let bytes = |values: &FeatureValues| match values {
             FeatureValues::Ids { ids, weights } => ids.len() * 8 + weights.as_ref().map_or(0, |w| w.len() * 4),
@@ -76,7 +76,7 @@ impl FeatureValues {
         matches!(self, FeatureValues::Ids { weights: Some(_), .. })
     }
 
-    /// What a row brings that does not name the feature: an empty bag, or zeros.
+    /// Returns the value of a feature that a row leaves out: an empty bag, or zeros.
     pub(super) fn missing(spec: &FeatureSpec) -> Self {
         match spec.kind {
             FeatureKind::Dense => FeatureValues::Dense(vec![0.0; spec.width.unwrap_or(0)]),
@@ -84,10 +84,10 @@ impl FeatureValues {
         }
     }
 
-    /// Reads values as `spec` takes them.
+    /// Converts values to the form of `spec`.
     ///
     /// # Errors
-    /// `Invalid` with what came and what was expected.
+    /// `Invalid` with the received and the expected value.
     pub(super) fn read(spec: &FeatureSpec, vocabulary: Option<&Vocabulary>, sent: Values) -> Result<Self> {
         let mut values = match (spec.kind, sent) {
             (FeatureKind::Ids, Values::Weighted { .. }) if spec.is_sequence() => {
@@ -128,7 +128,7 @@ impl FeatureValues {
         Ok(values)
     }
 
-    /// Leaves at most `length` ids.
+    /// Truncates to at most `length` ids.
     fn cut(&mut self, length: usize, keep: Keep) {
         if let FeatureValues::Ids { ids, .. } = self {
             let kept = keep.of(ids.len(), length);
@@ -167,7 +167,7 @@ fn expected(kind: FeatureKind) -> &'static str {
     }
 }
 
-/// What came, with its first value, for errors.
+/// Returns received values in short, with the first one, for errors.
 fn shown(values: &Values) -> String {
     const CHARS_MAX: usize = 60;
     match values {
@@ -176,7 +176,7 @@ fn shown(values: &Values) -> String {
             if let Some(fraction) = numbers.iter().find(|x| x.fract() != 0.0) {
                 return format!("numbers such as {fraction}");
             }
-            // A whole number that is none of 64 bits has been rounded.
+            // A whole number beyond 64 bits has been rounded.
             let beyond = numbers.iter().find(|x| x.abs() >= i64::MAX as f32);
             let beyond = beyond.map(|x| format!("about {x:e}, and integers end at {}", i64::MAX));
             beyond
@@ -197,7 +197,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    /// An unweighted collection of TorchRec computes `sum(rows)` whatever weights come with the ids.
+    /// An unweighted collection of TorchRec computes `sum(rows)` and ignores weights of the ids.
     #[test]
     fn drops_weights_of_a_feature_that_takes_none() {
         let spec = |text: &str| serde_json::from_str::<FeatureSpec>(text).unwrap();
@@ -210,9 +210,9 @@ mod tests {
         let kept = FeatureValues::Ids { ids: ids.clone(), weights: Some(vec![10.0, 100.0]) };
         assert_eq!(read(&weighted, &[10.0, 100.0]).unwrap(), kept);
         assert_eq!(read(&unweighted, &[10.0, 100.0]).unwrap(), FeatureValues::Ids { ids, weights: None });
-        // The body is still checked.
+        // The request body is still validated.
         assert!(read(&unweighted, &[10.0]).unwrap_err().to_string().contains("got 1 weights, expected one for each"));
-        // What is written again says the same: true is not written.
+        // Written again it has the same meaning: `true` is the default and omitted.
         assert!(!serde_json::to_string(&weighted).unwrap().contains("weights"));
         assert_eq!(spec(&serde_json::to_string(&unweighted).unwrap()), unweighted);
     }

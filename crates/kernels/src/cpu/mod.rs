@@ -1,10 +1,10 @@
-//! The CPU: the hot loops, and the instruction set that they use, chosen once.
+//! CPU kernels: the hot loops, and the instruction set that they use, selected once per process.
 //!
 //! | name | needs |
 //! |---|---|
-//! | `amx` | AMX with products of bf16 and int8, the system's leave to use it, and what `avx512bf16` needs: products in bf16, and scans from the second four queries of a list on, by tiles |
-//! | `avx512bf16` | AVX-512 BF16, and what `avx512` needs: products in bf16, which take half of the time on AMD's processors, and twice of it on Intel's, where `avx512` goes before it |
-//! | `avx512` | AVX-512 F, BW, VL, VNNI, and what `avx2` needs; with VBMI, which is asked for besides, product codes are scanned by it, else by AVX2 |
+//! | `amx` | AMX with products of bf16 and int8, permission of the operating system, and all of `avx512bf16`: products in bf16, and scans of a list from its second group of four queries on, by tiles |
+//! | `avx512bf16` | AVX-512 BF16, and all of `avx512`: products in bf16, which take half the time on AMD processors and twice the time on Intel processors, where `avx512` is preferred |
+//! | `avx512` | AVX-512 F, BW, VL, VNNI, and all of `avx2`; if the CPU also has VBMI, product codes are scanned with it, else with AVX2 |
 //! | `avx2` | AVX2, FMA, F16C |
 //! | `dotprod` | aarch64 with the dot product instructions (Armv8.2 and later) |
 //! | `neon` | aarch64 |
@@ -55,7 +55,8 @@ impl Kernels {
         found.clone().map_err(Error::unsupported)
     }
 
-    /// The kernels of [`Kernels::detect`]; where the variable names none that runs, which a start refuses, the portable ones.
+    /// Returns the kernels of [`Kernels::detect`], or the portable ones if the variable names kernels that do not run here (the
+    /// program does not start then).
     pub fn best() -> Kernels {
         Kernels::detect().unwrap_or(Kernels::of(Isa::Portable))
     }

@@ -1,4 +1,4 @@
-//! Events held against a model: known items, known features, numbers that can be learned from.
+//! Validates events against a model: known items, known features, finite values in range.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -9,7 +9,7 @@ use crate::catalogue::Catalogue;
 use sterling_core::limits::EXCLUDE_MAX;
 use sterling_graph::tower::{FeatureRow, Tower};
 
-/// Event ids that are remembered: a repetition within so many events is refused.
+/// Number of remembered event ids: an id that repeats within this many events is rejected.
 const IDS_REMEMBERED: usize = 1_000_000;
 /// Largest weight of an event.
 const WEIGHT_MAX: f64 = 1e6;
@@ -17,19 +17,19 @@ const WEIGHT_MAX: f64 = 1e6;
 /// An event that can be trained on.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Event {
-    /// The features, as the user tower reads them.
+    /// Features, as the user tower reads them.
     pub(crate) user: FeatureRow,
-    /// The item, by its place in the catalogue.
+    /// Index of the item in the catalogue.
     pub(crate) item: u32,
-    /// What its loss is multiplied with.
+    /// Factor of the event's loss.
     pub(crate) weight: f32,
-    /// Items that could not have been the answer, by their places, rising.
+    /// Indices of items that could not have been the answer, ascending; they are not used as negatives.
     pub(crate) exclude: Vec<u32>,
-    /// Whether it is a positive of the label that is trained.
+    /// Whether the event is a positive of the trained label.
     pub(crate) is_positive: bool,
 }
 
-/// Holds events against a model, in their order.
+/// Validates events against a model, in their order.
 pub(crate) struct Checker<'a> {
     tower: &'a Tower,
     catalogue: &'a Catalogue,
@@ -42,13 +42,13 @@ impl<'a> Checker<'a> {
         Checker { tower, catalogue, label, seen: SeenIds::default() }
     }
 
-    /// The event as the trainer takes it.
+    /// Returns the event in the trainer's form.
     ///
     /// # Errors
-    /// The field that is wrong, what came and what was expected.
+    /// The invalid field, with the received and the expected value.
     pub(super) fn check(&mut self, raw: RawEvent) -> Result<Event, Refusal> {
         let weight = raw.weight.unwrap_or(1.0);
-        // A weight that is no number above 0 as an f32 would stop the event from counting, or all others.
+        // A weight of 0, NaN or infinity as an f32 would cancel this event, or all others of the batch.
         if !(weight <= WEIGHT_MAX && weight as f32 > 0.0) {
             let expected = format!("got {weight}, expected a number above 0, at most {WEIGHT_MAX:e}");
             return Err(Refusal::of("weight", expected));
@@ -68,7 +68,7 @@ impl<'a> Checker<'a> {
             let expected = format!("got {} ids, expected at most {EXCLUDE_MAX}", raw.exclude.len());
             return Err(Refusal::of("context.exclude", expected));
         }
-        // Items that left the catalogue are no negatives either.
+        // Ids that are no longer in the catalogue cannot be sampled as negatives, so they are dropped.
         let mut exclude: Vec<u32> = raw.exclude.iter().filter_map(|&id| self.catalogue.place(id)).collect();
         exclude.sort_unstable();
         exclude.dedup();
@@ -94,7 +94,7 @@ fn finite(field: &str, number: Option<f64>) -> Result<(), Refusal> {
     }
 }
 
-/// The hashes of the last ids.
+/// Hashes of the last event ids.
 #[derive(Default)]
 struct SeenIds {
     known: HashSet<u64>,
@@ -102,7 +102,7 @@ struct SeenIds {
 }
 
 impl SeenIds {
-    /// Remembers an id; false where it is known.
+    /// Remembers an id; returns false if it is already known.
     fn insert(&mut self, id: u64) -> bool {
         if !self.known.insert(id) {
             return false;

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use sterling_core::request::Features;
 
-/// An event as a file has it.
+/// An event as parsed from a file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RawEvent {
     pub(crate) id: Option<String>,
@@ -20,12 +20,12 @@ pub(crate) struct RawEvent {
     pub(crate) exclude: Vec<i64>,
 }
 
-/// Why an event is not taken.
+/// Reason why an event is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Refusal {
-    /// The field that is wrong, empty where it is the event as a whole.
+    /// Invalid field; empty if the event as a whole is invalid.
     pub(crate) field: String,
-    /// What came and what was expected.
+    /// Received and expected value.
     pub(crate) reason: String,
 }
 

@@ -1,4 +1,4 @@
-//! Goes through files of events, a bounded number of them in memory.
+//! Reads files of events in chunks, with a bounded number of events in memory.
 
 use std::fs::File;
 use std::io::Read;
@@ -15,33 +15,33 @@ use sterling_batch::Lines;
 use sterling_core::error::{Error, Result};
 use sterling_snapshot::items::{RowFile, batch_rows, open_parquet, text_of, unreadable};
 
-/// Events that are handed on together.
+/// Events per chunk.
 const CHUNK_EVENTS: usize = 256;
-/// Bytes of lines after which a chunk ends before it has so many.
+/// Bytes of lines that end a chunk early.
 const CHUNK_BYTES: usize = 1 << 20;
-/// The path that means standard input.
+/// Path that means standard input.
 const STDIN: &str = "-";
 
-/// What became of a line or row.
+/// Result of reading one line or row.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// An event.
+    /// A valid event.
     Event(Event),
-    /// None: the line, from 1, and why.
+    /// A rejected one: its line from 1, and the reason.
     Refused(u64, Refusal),
 }
 
 /// Consecutive events of a file.
 #[derive(Debug)]
 pub(crate) struct Chunk {
-    /// The file, by its place among the inputs.
+    /// Index of the file among the inputs.
     pub(crate) file: usize,
-    /// Bytes of all files up to its end, about.
+    /// Approximate number of bytes of all files up to the end of the chunk.
     pub(crate) bytes: u64,
     pub(crate) outcomes: Vec<Outcome>,
 }
 
-/// The files of a training run, in their order.
+/// Event files of a run, in their order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Inputs {
     files: Vec<InputFile>,
@@ -50,15 +50,15 @@ pub(crate) struct Inputs {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct InputFile {
     path: PathBuf,
-    /// 0 of standard input.
+    /// Size of all files in bytes, standard input counted as 0.
     bytes: u64,
 }
 
 impl Inputs {
-    /// The files that paths name: files, folders of such, `-`.
+    /// Opens the files that paths name: files, folders of files, or `-`.
     ///
     /// # Errors
-    /// `NotFound` or `Io` with the path; `Invalid` for a folder without files and for standard input named twice.
+    /// `NotFound` or `Io` with the path; `Invalid` for a folder without files, and for standard input named twice.
     pub(crate) fn open(paths: &[PathBuf]) -> Result<Self> {
         let mut files = Vec::new();
         for path in paths {
@@ -85,25 +85,26 @@ impl Inputs {
         }
     }
 
-    /// Bytes of all files; none where one of them is standard input.
+    /// Returns the size of all files in bytes; none if one of them is standard input.
     pub(crate) fn bytes(&self) -> Option<u64> {
         self.can_be_read_again().then(|| self.files.iter().map(|file| file.bytes).sum())
     }
 
-    /// Whether they can be read more than once.
+    /// Returns whether the inputs can be read more than once.
     pub(crate) fn can_be_read_again(&self) -> bool {
         self.files.iter().all(|file| file.path != Path::new(STDIN))
     }
 
-    /// The name of a file, for people.
+    /// Returns the name of a file for messages.
     pub(crate) fn name(&self, file: usize) -> String {
         self.files[file].path.display().to_string()
     }
 
-    /// Reads all events in their order until `take` wants no more.
+    /// Reads all events in their order until `take` returns false.
     ///
     /// # Errors
-    /// With the file: `NotFound` or `Io`; `Invalid` where it is neither Parquet nor JSON lines, is cut off, or has columns that are no events.
+    /// With the file: `NotFound` or `Io`; `Invalid` if it is neither Parquet nor JSON lines, is truncated, or has columns that
+    /// are not those of events.
     pub(crate) fn read(&self, checker: &mut Checker<'_>, take: &mut dyn FnMut(Chunk) -> bool) -> Result<()> {
         let mut before = 0;
         for (number, file) in self.files.iter().enumerate() {
@@ -117,7 +118,7 @@ impl Inputs {
     }
 }
 
-/// Checks the events of a file and hands them on.
+/// Validates the events of a file and passes them on in chunks.
 struct Taker<'a, 'c> {
     file: usize,
     before: u64,
@@ -126,7 +127,7 @@ struct Taker<'a, 'c> {
 }
 
 impl Taker<'_, '_> {
-    /// `first` is the number of the first line or row, from 1.
+    /// Passes events on. `first` is the number of the first line or row, from 1.
     fn give(&mut self, raw: Vec<(u64, Result<super::raw::RawEvent, Refusal>)>, bytes: u64) -> bool {
         let checked = raw.into_iter().map(|(line, raw)| match raw.and_then(|raw| self.checker.check(raw)) {
             Ok(event) => Outcome::Event(event),
@@ -137,7 +138,7 @@ impl Taker<'_, '_> {
     }
 }
 
-/// Reads a file to its end; false where no more events were wanted.
+/// Reads a file to its end; returns false if no more events are wanted.
 fn read(path: &Path, taker: &mut Taker<'_, '_>) -> Result<bool> {
     let bytes = Arc::new(AtomicU64::new(0));
     let lines = if path == Path::new(STDIN) {
@@ -192,7 +193,7 @@ fn read_table(path: &Path, taker: &mut Taker<'_, '_>) -> Result<bool> {
     Ok(true)
 }
 
-/// A reader that counts its bytes.
+/// Reader that counts the bytes read.
 struct Counted<R> {
     from: R,
     bytes: Arc<AtomicU64>,

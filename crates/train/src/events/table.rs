@@ -1,4 +1,4 @@
-//! Events as rows of Parquet: flat columns `user.NAME`, or structs that hold the same.
+//! Events as rows of Parquet: flat columns `user.NAME`, or structs with the same fields.
 //!
 //! | column | is |
 //! |---|---|
@@ -20,7 +20,7 @@ use sterling_snapshot::items::{ArrowColumn, ID};
 
 const WEIGHTS: &str = ".weights";
 
-/// What a column is to an event.
+/// Meaning of a column.
 #[derive(Clone, Debug, PartialEq)]
 enum Role {
     Id,
@@ -59,10 +59,10 @@ impl Role {
     }
 }
 
-/// Checks that the columns of a file make events.
+/// Checks that the columns of a file are those of events.
 ///
 /// # Errors
-/// `Invalid` with a column that stands twice, means nothing or is missing.
+/// `Invalid` with a column that is duplicate, unknown or missing.
 pub(super) fn check(schema: &Schema) -> Result<()> {
     let mut names = Vec::new();
     schema.fields().iter().for_each(|field| flat_names(field, "", &mut names));
@@ -92,7 +92,7 @@ fn flat_names(field: &Field, above: &str, names: &mut Vec<String>) {
     }
 }
 
-/// The columns of structs beside the others, each under its path.
+/// Flattens columns of structs into columns named by their path.
 fn flat_columns(name: String, array: &ArrayRef, columns: &mut Vec<(String, ArrayRef)>) {
     match array.data_type() {
         DataType::Struct(fields) => {
@@ -103,12 +103,12 @@ fn flat_columns(name: String, array: &ArrayRef, columns: &mut Vec<(String, Array
     }
 }
 
-/// The events of a batch of rows.
+/// Returns the events of a batch of rows.
 pub(super) fn rows(batch: &RecordBatch, first_row: u64) -> Vec<Result<RawEvent, Refusal>> {
     match Columns::read(batch, first_row) {
         Ok(columns) => (0..batch.num_rows()).map(|row| columns.event(row)).collect(),
         Err(refusal) if batch.num_rows() == 1 => vec![Err(refusal)],
-        // Values of some rows cannot be read: of each alone it shows whose.
+        // The error does not name a row: converts each row alone to find the invalid ones.
         Err(_) => (0..batch.num_rows()).flat_map(|row| rows(&batch.slice(row, 1), first_row + row as u64)).collect(),
     }
 }

@@ -6,7 +6,7 @@ use super::raw::{RawEvent, Refusal};
 use sterling_api::{FeatureValue, Misread, Named, read_object};
 use sterling_core::limits::FEATURES_MAX;
 
-/// Most labels of an event.
+/// Maximum number of labels per event.
 const LABELS_MAX: usize = 256;
 
 #[derive(Deserialize)]
@@ -30,7 +30,7 @@ struct WireEvent {
     context: Option<Context>,
 }
 
-/// Texts and whole numbers name events alike.
+/// Event ids may be strings or integers.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Id {
@@ -38,17 +38,17 @@ enum Id {
     Number(i64),
 }
 
-/// Other fields of the request, of which these matter to training.
+/// Other fields of the request; only those that training uses are parsed.
 #[derive(Default, Deserialize)]
 struct Context {
     #[serde(default)]
     exclude: Vec<i64>,
 }
 
-/// Reads an event from a line.
+/// Parses an event from a line.
 pub(super) fn read(line: &str) -> Result<RawEvent, Refusal> {
     let event: WireEvent = read_object(line.as_bytes()).map_err(|Misread { field, reason }| Refusal {
-        // A text that ends or breaks off has no field.
+        // A truncated or malformed JSON text has no field.
         field: if field == "?" { String::new() } else { field },
         reason,
     })?;

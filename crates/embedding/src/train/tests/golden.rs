@@ -1,4 +1,4 @@
-//! Tables that learn against golden files of FBGEMM, PyTorch and TorchRec (`python/make_train_golden.py`).
+//! Tables in training, compared with golden files of FBGEMM, PyTorch and TorchRec (`python/make_train_golden.py`).
 
 use serde_json::Value;
 
@@ -16,7 +16,7 @@ fn whole(list: &Value) -> Vec<i64> {
     list.as_array().unwrap().iter().map(|v| v.as_i64().unwrap()).collect()
 }
 
-/// The rows that 20 steps of a case leave, by table.
+/// Returns the rows after 20 steps of a case, by table.
 fn train(problem: &Value, case: &Value) -> Vec<Vec<f32>> {
     let rule: Rule = serde_json::from_value(case["rule"].clone()).unwrap();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -46,7 +46,7 @@ fn train(problem: &Value, case: &Value) -> Vec<Vec<f32>> {
     learner.tables().iter().map(|table| table.values().unwrap()).collect()
 }
 
-/// The largest difference, as a share of the largest number of the table.
+/// Largest difference relative to the largest value of the table.
 fn difference(got: &[Vec<f32>], expected: &Value) -> f32 {
     let expected = expected.as_array().unwrap();
     assert_eq!(got.len(), expected.len());
@@ -60,7 +60,7 @@ fn difference(got: &[Vec<f32>], expected: &Value) -> f32 {
     got.iter().zip(expected).map(of_table).fold(0.0, f32::max)
 }
 
-/// Checks all cases that are picked, and returns how many there are.
+/// Checks all cases that `picked` selects; returns their number.
 fn check(picked: impl Fn(&Value) -> bool) -> usize {
     let problems: Value =
         serde_json::from_str(include_str!("../../../../../tests/golden/train/problems.json")).unwrap();

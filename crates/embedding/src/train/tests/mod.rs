@@ -1,4 +1,4 @@
-//! Steps against a naive one, every way of cutting tables against whole ones bit for bit, and what is refused.
+//! Steps compared with a naive implementation, partitioned tables with whole ones bit for bit, and rejected inputs.
 
 #![allow(clippy::unwrap_used)]
 
@@ -53,7 +53,7 @@ fn plans_threads_and_pipelining_change_no_bit_of_two_hundred_workloads() {
 fn kernels_change_no_bit_of_masters() {
     for seed in 0..10 {
         let mut workload = Workload::new(seed, 5);
-        // What is pooled differs between kernels in the last bits; what is learned of given gradients does not.
+        // Kernels differ in the last bits of pooled values, but not in the updates made from given gradients.
         workload.steps.truncate(5);
         let masters = |kernels| {
             let mut learner = workload.learner(workload.masters(), 1).with_kernels(kernels);
@@ -64,7 +64,7 @@ fn kernels_change_no_bit_of_masters() {
     }
 }
 
-/// The change of each row by one step of SGD at rate 1, straight from the definition.
+/// Change of each row by one step of SGD at rate 1, straight from the definition.
 fn naive_changes(workload: &Workload, step: &Step) -> Vec<Vec<f64>> {
     let mut changes: Vec<Vec<f64>> = workload.tables.iter().map(|table| vec![0.0; table.values.len()]).collect();
     let total: usize = workload.bags.iter().map(|bag| workload.table(&bag.table).width).sum();
@@ -315,7 +315,7 @@ fn cuts_that_are_no_cover_are_refused() {
     assert_eq!(beside.unwrap_err().kind(), Kind::Invalid);
 }
 
-/// A source that has no answer, or takes no stretches.
+/// A source that fails to read, or fails to write.
 #[derive(Debug)]
 struct Down {
     reads: bool,
@@ -352,7 +352,7 @@ fn sources_that_fail_stop_the_step() {
         let mut learner = LearningTables::new(vec![table], &[bag("f", "t", Pooling::Sum)], &[], 1).unwrap();
         let ids = KeyedJaggedTensor::from_lengths(["f"], vec![1, 2], &[1, 1], None).unwrap();
         let batch = learner.prepare(ids).unwrap();
-        // A second try fails as the first does: the rows were asked for once.
+        // A second call fails like the first: the rows were requested once.
         (0..2).for_each(|_| assert_eq!(learner.forward(&batch).is_ok(), reads));
         let error = learner.backward(batch, &gradients([1.0; 4]), &[]).unwrap_err();
         assert_eq!(error.kind(), Kind::Unavailable);

@@ -1,4 +1,4 @@
-//! Workloads drawn by a seed, the cuts of their tables, and sources that answer late.
+//! Random workloads from a seed, partitions of their tables, and sources that answer late.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::tiers::{Fetched, Pending, RowSource, RowState};
 use crate::{BagConfig, KeyedJaggedTensor, KeyedTensor, Pooling, SequenceConfig, Unseen};
 use sterling_core::error::Result;
 
-/// Xorshift with a product.
+/// Xorshift* random numbers.
 struct Draws(u64);
 
 impl Draws {
@@ -49,7 +49,7 @@ pub(super) struct Step {
     pub(super) sequences: Vec<Vec<f32>>,
 }
 
-/// Tables, features and batches, drawn by a seed.
+/// Tables, features and batches, sampled from a seed.
 pub(super) struct Workload {
     pub(super) tables: Vec<TablePlan>,
     pub(super) bags: Vec<BagConfig>,
@@ -135,7 +135,7 @@ impl Workload {
         KeyedTensor::new(keys, &widths, step.pooled.clone()).unwrap()
     }
 
-    /// All steps one after the other.
+    /// Runs all steps one after the other.
     pub(super) fn run(&self, learner: &mut LearningTables) -> Outcome {
         let mut outcome = Outcome::default();
         for step in &self.steps {
@@ -146,7 +146,7 @@ impl Workload {
         outcome.finish(learner)
     }
 
-    /// All steps with `ahead` batches prepared before they are needed, on another thread.
+    /// Runs all steps with `ahead` batches prepared in advance on another thread.
     pub(super) fn run_ahead(&self, learner: &mut LearningTables, ahead: usize) -> Outcome {
         let mut outcome = Outcome::default();
         let preparer = learner.preparer();
@@ -192,7 +192,7 @@ impl TablePlan {
     }
 }
 
-/// All that a run shows, as bits.
+/// Complete result of a run, as bits.
 #[derive(Default, PartialEq)]
 pub(super) struct Outcome {
     pub(super) pooled: Vec<Vec<u32>>,
@@ -220,7 +220,7 @@ impl Outcome {
     }
 }
 
-/// Stretches of a part behind a source that reads them when it is asked and answers later.
+/// Stretches of a partition behind a source that reads them at the request and answers later.
 #[derive(Debug)]
 struct Late {
     row_bytes: usize,
@@ -256,7 +256,7 @@ impl RowSource for Late {
 impl MasterSource for Late {
     fn write(&self, rows: &[u64], from: &[u8]) -> Result<()> {
         for (row, from) in rows.iter().zip(from.chunks_exact(self.row_bytes)) {
-            // Row by row, so that a reader meets some of them.
+            // Writes row by row, so that a concurrent reader may see only some of them.
             let mut stretches = self.stretches.lock().unwrap();
             stretches[*row as usize * self.row_bytes..][..self.row_bytes].copy_from_slice(from);
         }
@@ -264,7 +264,7 @@ impl MasterSource for Late {
     }
 }
 
-/// A late source with the stretches of one cut of a table, whose numbers it takes from a table that is cut alike.
+/// Returns a late source with the stretches of one partition, whose values it copies from a table that is partitioned alike.
 pub(super) fn late(table: &MasterTable, cut: &Cut) -> Arc<dyn MasterSource> {
     let rows = table.export(cut.rows.start as u32..cut.rows.end as u32).unwrap();
     let (width, state_width) = (table.spec().width, table.state_width());
@@ -281,7 +281,7 @@ pub(super) fn late(table: &MasterTable, cut: &Cut) -> Arc<dyn MasterSource> {
     Arc::new(Late { row_bytes, stretches: Arc::new(Mutex::new(bytes)) })
 }
 
-/// The cuts that a sharding type makes.
+/// Returns the partitions of a sharding type.
 pub(super) fn cuts(table: &MasterTable, sharding: Sharding) -> Vec<Cut> {
     let (rows, width) = (table.spec().rows, table.spec().width);
     let (row_parts, column_step, copies) = match sharding {
@@ -306,7 +306,7 @@ pub(super) fn cuts(table: &MasterTable, sharding: Sharding) -> Vec<Cut> {
     made
 }
 
-/// The masters cut, every second part of them behind a late source where `is_late`.
+/// Partitions the masters; with `is_late`, every second partition is behind a late source.
 pub(super) fn cut(workload: &Workload, sharding: Sharding, is_late: bool) -> Vec<MasterTable> {
     let masters = workload.masters().into_iter().zip(workload.masters());
     let cut = |(master, whole): (MasterTable, MasterTable)| {

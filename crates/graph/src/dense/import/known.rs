@@ -1,4 +1,4 @@
-//! What the names of a graph stand for while it is read, and what its nodes may ask of them.
+//! Known values of a graph during import, and access to a node's inputs and attributes.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,29 +12,29 @@ use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 /// A dimension of an input or an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// So many.
+    /// Constant size.
     Fixed(i64),
-    /// As many as there are rows.
+    /// Number of rows.
     Rows,
 }
 
-/// An input as the caller will bring it.
+/// An input that the caller provides.
 #[derive(Clone, Debug)]
 pub struct Given {
-    /// The name in the file.
+    /// Name in the file.
     pub name: String,
-    /// Whether each row has its own.
+    /// Whether it has values per row.
     pub is_pair: bool,
-    /// Its dimensions.
+    /// Dimensions.
     pub shape: Vec<Size>,
 }
 
-/// An output as the caller expects it.
+/// An output that the caller expects.
 #[derive(Clone, Debug)]
 pub struct Made {
-    /// The name in the file.
+    /// Name in the file.
     pub name: String,
-    /// Its dimensions.
+    /// Dimensions.
     pub shape: Vec<Size>,
 }
 
@@ -42,7 +42,7 @@ pub struct Made {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
     Fixed(i64),
-    /// So many times the number of rows.
+    /// Multiple of the number of rows.
     Rows(i64),
 }
 
@@ -60,27 +60,27 @@ impl IntegerTensor {
     }
 }
 
-/// What a name stands for. Truths are the numbers 1 and 0.
+/// Meaning of a name. Booleans are the numbers 1 and 0.
 #[derive(Clone, Debug)]
 pub(super) enum Known {
     Value(Id),
     Integers(IntegerTensor),
 }
 
-/// Beyond it, f32 does not tell integers apart.
+/// Limit up to which f32 represents all integers exactly.
 pub(super) const WHOLE_MAX: u64 = 1 << 24;
 
 pub(super) fn refused(what: impl Into<String>) -> Error {
     Error::unsupported(what)
 }
 
-/// An axis or index that may count from the end.
+/// Resolves an axis or index that may count from the end.
 pub(super) fn place(n: i64, of: usize) -> Result<usize> {
     let place = if n < 0 { n.saturating_add(of as i64) } else { n };
     usize::try_from(place).ok().filter(|&n| n < of).ok_or_else(|| refused(format!("axis or index {n} of {of}")))
 }
 
-/// The attributes of a node; what is not asked for is refused at the end.
+/// Attributes of a node; attributes that were not read are rejected at the end.
 pub(super) struct Attributes<'a> {
     pub(super) all: Vec<&'a AttributeProto>,
 }
@@ -115,17 +115,18 @@ impl<'a> Attributes<'a> {
     }
 }
 
-/// A graph while it is read.
+/// State of an import.
 pub(super) struct Importer {
     pub(super) graph: Graph,
     pub(super) known: HashMap<String, Known>,
-    /// Of values whose axis of rows counts other things too (`rows x heads`): how many numbers of that axis lie ahead of a row.
+    /// For values whose row axis is merged with other axes (`rows x heads`): product of the merged sizes that come before the
+    /// rows.
     pub(super) outer: HashMap<Id, usize>,
-    /// What was expanded, by what it became: operations that broadcast take the former.
+    /// Original value per expanded value: operations that broadcast use the original.
     pub(super) expanded: HashMap<Id, Id>,
     /// Values that were cast to integers.
     pub(super) whole: HashSet<Id>,
-    /// Of each value so far that was asked about, a bound of the magnitude of its numbers.
+    /// Bounds of the magnitude of values that were computed so far.
     bounds: Vec<f64>,
     pub(super) opset: i64,
 }
@@ -152,7 +153,7 @@ impl Importer {
     pub(super) fn initial(&mut self, proto: &GraphProto, given: &[Given]) -> Result<()> {
         for tensor in &proto.initializer {
             let name = tensor.name.clone().unwrap_or_default();
-            // Tensors of other types are refused where a node reads them.
+            // Tensors of other types are rejected at the node that reads them.
             if let Ok(known) = self.tensor(tensor) {
                 self.known.insert(name, known);
             }
@@ -214,7 +215,7 @@ impl Importer {
         self.known.get(name).ok_or_else(|| refused(format!("input `{name}`, which is of no known type or made later")))
     }
 
-    /// An input that is a value.
+    /// Returns an input that is a value.
     pub(super) fn value(&self, node: &NodeProto, n: usize) -> Result<Id> {
         match self.known(node, n)? {
             Known::Value(id) => Ok(*id),
@@ -222,7 +223,7 @@ impl Importer {
         }
     }
 
-    /// An input that is a value, or integers as one.
+    /// Returns an input that is a value, or converts integers to one.
     pub(super) fn number(&mut self, node: &NodeProto, n: usize) -> Result<Id> {
         let integers = match self.known(node, n)? {
             Known::Value(id) => return Ok(*id),
@@ -252,7 +253,7 @@ impl Importer {
         node.input.get(n).is_some_and(|name| !name.is_empty())
     }
 
-    /// Axes from an attribute, or from input `n`.
+    /// Returns axes from an attribute, or from input `n`.
     pub(super) fn axes(&self, node: &NodeProto, attributes: &mut Attributes<'_>, n: usize) -> Result<Option<Vec<i64>>> {
         match attributes.integers("axes") {
             Some(axes) => Ok(Some(axes)),
@@ -273,7 +274,7 @@ impl Importer {
         self.graph.values[id].rows
     }
 
-    /// A bound of the magnitude of a value's numbers, whatever the inputs hold.
+    /// Returns a bound of the magnitude of a value's numbers, for all possible inputs.
     pub(super) fn bound(&mut self, id: Id) -> f64 {
         while self.bounds.len() <= id {
             let bound = self.bound_of(self.bounds.len());
@@ -282,7 +283,7 @@ impl Importer {
         self.bounds[id]
     }
 
-    /// The same of a value all of whose operands have one.
+    /// Returns the bound of a value whose operands all have one.
     fn bound_of(&self, id: Id) -> f64 {
         let of = |id: Id| self.bounds[id];
         let product = |a: f64, b: f64| if a == 0.0 || b == 0.0 { 0.0 } else { a * b };
@@ -311,7 +312,7 @@ impl Importer {
     }
 }
 
-/// Integers none of which depends on the number of rows.
+/// Returns integers that do not depend on the number of rows.
 pub(super) fn fixed(integers: &IntegerTensor) -> Result<Vec<i64>> {
     let fixed = |extent: &Extent| match extent {
         Extent::Fixed(n) => Ok(*n),

@@ -7,11 +7,11 @@ use crate::dense::ir::Id;
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 
-/// Numbers without the largest one along axes: a large one that all share costs the rest no digits.
+/// Numbers minus their maximum along axes, so that a large common offset costs no precision.
 struct Shifted {
     most: Id,
     less: Id,
-    /// The logarithm of the sum of the exponentials of `less`.
+    /// Logarithm of the sum of the exponentials of `less`.
     log: Id,
 }
 
@@ -44,7 +44,7 @@ impl Importer {
         }
     }
 
-    /// The exponentials of what is left of numbers without the largest one along axes.
+    /// Returns the exponentials of numbers minus their maximum along axes.
     fn exponentials(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
         let most = self.graph.fold(Fold::Max, a, axes)?;
         self.graph.still.push(most);
@@ -52,7 +52,7 @@ impl Importer {
         self.graph.unary(Unary::Exp, less)
     }
 
-    /// Of numbers that are all -inf it is -inf, as the logarithm of no sum at all.
+    /// If all numbers are -inf, the result is -inf, the logarithm of an empty sum.
     pub(super) fn log_sum_exp(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
         let Shifted { most, log, .. } = self.shifted(a, axes)?;
         self.graph.binary(Binary::Add, log, most)
@@ -97,7 +97,7 @@ impl Importer {
         self.scaled_by_root(node, attributes, a, &axes)
     }
 
-    /// Numbers by the root of the mean of their squares, times the scale of a node.
+    /// Divides numbers by the root of the mean of their squares, and multiplies by the scale of a node.
     fn scaled_by_root(
         &mut self,
         node: &NodeProto,

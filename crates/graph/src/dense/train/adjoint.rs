@@ -1,14 +1,15 @@
-//! Reverse mode, graph to graph: the gradients of a graph as graphs of the same operations.
+//! Reverse-mode differentiation from graph to graph: the gradients of a graph as graphs of the same operations.
 //!
-//! 1. [`Adjoint::rows`] makes, of each row, what its inputs were and the gradients of its outputs, the gradients of its inputs. It
-//!    begins with the forward graph: what the gradients read is made again in the same block of rows, and nothing is stored between
-//!    the forward and the backward pass.
-//! 2. A gradient of what all rows share is a sum over them ([`Sum`]): of outer products where a matrix was multiplied, of numbers
-//!    elsewhere.
-//! 3. [`Adjoint::totals`] goes on from these sums, once, to the gradients of the shared inputs, parameters among them.
+//! 1. [`Adjoint::rows`] computes per row, from its inputs and the gradients of its outputs, the gradients of its inputs. It
+//!    begins with the forward graph: values that the gradients need are recomputed in the same block of rows, and nothing is
+//!    stored between the forward and the backward pass.
+//! 2. The gradient of a shared value is a sum over rows ([`Sum`]): of outer products if a matrix was multiplied, of numbers
+//!    otherwise.
+//! 3. [`Adjoint::totals`] continues from these sums, once per batch, to the gradients of the shared inputs, parameters among
+//!    them.
 //!
-//! Rules are those of reverse accumulation (Griewank and Walther, *Evaluating Derivatives*, chapter 3), with PyTorch's choices where a
-//! function has no derivative (`rules`).
+//! The rules are those of reverse accumulation (Griewank and Walther, *Evaluating Derivatives*, chapter 3), with PyTorch's
+//! choices at points without a derivative (`rules`).
 
 use super::reverse::{Reverse, SumOf};
 use super::rules;
@@ -20,24 +21,24 @@ use sterling_core::error::{Error, Result};
 /// The gradients of a graph.
 #[derive(Debug)]
 pub(super) struct Adjoint {
-    /// Its inputs are those of the forward graph, then the gradients of the outputs of that, each of rows.
+    /// Graph per row. Its inputs are those of the forward graph, then the gradients of the forward graph's outputs.
     pub(super) rows: Graph,
-    /// The output of `rows` that is the gradient of each input of rows, in their order; none where it is 0.
+    /// Per row input, the output of `rows` that is its gradient; none if the gradient is 0.
     pub(super) inputs: Vec<Option<usize>>,
     pub(super) sums: Vec<Sum>,
-    /// Its inputs are `shared` of the forward graph's and the sums, all of a single row; its outputs are gradients of the shared
-    /// inputs.
+    /// Graph per batch. Its inputs are the shared inputs listed in `shared`, then the sums, all of a single row; its outputs are
+    /// gradients of the shared inputs.
     pub(super) totals: Graph,
-    /// The shared inputs that `totals` reads, by their number among the shared ones.
+    /// Shared inputs that `totals` reads, by their number among the shared ones.
     pub(super) shared: Vec<usize>,
-    /// The output of `totals` that is the gradient of each shared input, in their order; none where it is 0.
+    /// Per shared input, the output of `totals` that is its gradient; none if the gradient is 0.
     pub(super) gradients: Vec<Option<usize>>,
 }
 
-/// The gradients of `graph` by its inputs that are `wanted`.
+/// Returns the gradients of `graph` with respect to its inputs that are `wanted`.
 ///
 /// # Errors
-/// `Unsupported` where they are too large.
+/// `Unsupported` if they are too large.
 pub(super) fn adjoint(graph: &Graph, wanted: &[bool]) -> Result<Adjoint> {
     let (active, count) = (active(graph, wanted), graph.values.len());
     let mut rows = Reverse::new(graph.clone(), active.clone());
@@ -88,7 +89,7 @@ pub(super) fn adjoint(graph: &Graph, wanted: &[bool]) -> Result<Adjoint> {
     Ok(Adjoint { rows: rows.graph, inputs, sums, totals, shared, gradients })
 }
 
-/// Whether a gradient of each value is wanted: whether it follows from a wanted input by what can be differentiated.
+/// Returns per value whether its gradient is needed: whether it depends on a wanted input through differentiable operations.
 fn active(graph: &Graph, wanted: &[bool]) -> Vec<bool> {
     let mut active = vec![false; graph.values.len()];
     for (id, value) in graph.values.iter().enumerate() {
@@ -101,7 +102,8 @@ fn active(graph: &Graph, wanted: &[bool]) -> Vec<bool> {
     active
 }
 
-/// The part of a graph that all rows share, as a graph of a single row, with the sums as more inputs; and its values by theirs.
+/// Returns the shared part of a graph as a graph of a single row, with the sums as further inputs, and the map from old to new
+/// values.
 fn of_one_row(graph: &Graph, shared: &[usize], sums: &[Sum], of: &[Id]) -> Result<(Graph, Vec<Option<Id>>)> {
     let alone = |shape: Vec<usize>| GraphInput { side: Side::Pair, shape, rows: None };
     let own = shared.iter().map(|&n| alone(graph.inputs[n].shape.clone()));
@@ -124,7 +126,7 @@ fn of_one_row(graph: &Graph, shared: &[usize], sums: &[Sum], of: &[Id]) -> Resul
     Ok((to, made))
 }
 
-/// The same without those of its first `own` inputs that nothing reads, and which are left.
+/// Returns the graph without those of its first `own` inputs that are never read, and the numbers of the remaining ones.
 fn without_unread(graph: Graph, own: usize) -> Result<(Graph, Vec<usize>)> {
     let needed = graph.needed(&graph.outputs, &[]);
     let is_read = |n: usize| {

@@ -1,4 +1,4 @@
-//! The parameters of an ONNX file: which of its constants they are, and the file with others in their place.
+//! The parameters of an ONNX file: selects them among its constants, and writes the file with new values.
 
 use std::ops::Range;
 
@@ -11,26 +11,26 @@ use sterling_core::error::{Error, Result};
 pub struct Parameter {
     /// Name of the initializer in the file.
     pub name: String,
-    /// Its dimensions.
+    /// Dimensions.
     pub shape: Vec<usize>,
-    /// Its numbers among those of all parameters, row-major.
+    /// Range of its numbers in the array of all parameters, row-major.
     pub range: Range<usize>,
 }
 
-/// Numbers of this size mark what attention must not see, and are no parameters.
+/// Numbers from this size on are attention masks and not parameters.
 const MASK: f32 = 1e4;
 
-/// Fields of the messages of ONNX.
+/// Field numbers of ONNX messages.
 const MODEL_GRAPH: u64 = 7;
 const GRAPH_INITIALIZER: u64 = 5;
 const TENSOR_FLOATS: u64 = 4;
 const TENSOR_NAME: u64 = 8;
 const TENSOR_RAW: u64 = 9;
 
-/// The constants of a file that may be parameters, in the file's order, and their numbers side by side.
+/// Returns the constants of a file that may be parameters, in the file's order, and their numbers concatenated.
 ///
 /// # Errors
-/// `Unsupported` where it is no ONNX file; `Invalid` where numbers are not as many as a shape says.
+/// `Unsupported` if it is no ONNX file; `Invalid` if the count of numbers does not match a shape.
 pub(super) fn parameters(bytes: &[u8], frozen: &[&str]) -> Result<(Vec<Parameter>, Vec<f32>)> {
     let model = ModelProto::parse_buf(bytes).map_err(|e| Error::unsupported(format!("no ONNX: {e}")))?;
     let graph = model.graph.ok_or_else(|| Error::unsupported("a file without a graph"))?;
@@ -65,14 +65,14 @@ fn is_known(graph: &GraphProto, name: &str) -> bool {
     graph.initializer.iter().any(|tensor| named(&tensor.name)) || graph.input.iter().any(|input| named(&input.name))
 }
 
-/// Whether a constant is the running mean or variance of a batch norm.
+/// Returns whether a constant is the running mean or variance of a batch norm.
 fn is_statistic(graph: &GraphProto, name: &str) -> bool {
     let mut norms = graph.node.iter().filter(|node| node.op_type.as_deref() == Some("BatchNormalization"));
     norms.any(|node| node.input.iter().skip(3).any(|input| input == name))
 }
 
-/// Whether numbers are such as are trained: no scalar that PyTorch's exporter wrote down (`val_3`, where parameters are `layer.scale`),
-/// no mask of large numbers or of zeros and ones.
+/// Returns whether a constant is a parameter. It is none if it is a scalar that PyTorch's exporter wrote (`val_3`, while
+/// parameters are named like `layer.scale`), or a mask of large numbers or of zeros and ones.
 fn is_parameter(name: &str, shape: &[usize], numbers: &[f32]) -> bool {
     let is_named = name.contains('.') && !name.contains("::");
     let is_flag = |x: &f32| *x == 0.0 || *x == 1.0;
@@ -90,10 +90,10 @@ fn numbers(tensor: &TensorProto) -> Result<Vec<f32>> {
     })
 }
 
-/// A copy of a file with other numbers for its parameters. Shapes stay, so no other byte changes.
+/// Returns a copy of a file with new values of its parameters. Shapes stay, so no other byte changes.
 ///
 /// # Errors
-/// `Corrupt` where the file is cut off; `Unsupported` where a parameter's numbers do not lie in it as f32.
+/// `Corrupt` if the file is truncated; `Unsupported` if a parameter is not stored as f32.
 pub(super) fn with_parameters(bytes: &[u8], parameters: &[Parameter], numbers: &[f32]) -> Result<Vec<u8>> {
     let mut file = bytes.to_vec();
     let mut is_written = vec![false; parameters.len()];
@@ -125,13 +125,13 @@ pub(super) fn with_parameters(bytes: &[u8], parameters: &[Parameter], numbers: &
     }
 }
 
-/// A field of a message: its number and where its bytes lie, of numbers of variable length nowhere.
+/// A field of a message: its number and the range of its bytes, empty for numbers of variable length.
 struct Field {
     number: u64,
     range: Range<usize>,
 }
 
-/// The fields of the message that lies at `range`.
+/// Returns the fields of the message at `range`.
 fn fields(bytes: &[u8], range: Range<usize>) -> Result<Vec<Field>> {
     let cut = || Error::corrupt("an ONNX file that is cut off");
     let (bytes, mut at) = (bytes.get(..range.end).ok_or_else(cut)?, range.start);

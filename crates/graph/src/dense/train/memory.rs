@@ -1,4 +1,4 @@
-//! Memory that passes work in, and where the numbers of a micro-batch lie.
+//! Buffers of passes, and the layout of a micro-batch in them.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -6,26 +6,26 @@ use std::sync::Mutex;
 use super::run::{MICRO_BATCH, Pass, Rows};
 use crate::dense::exec::Scratch;
 
-/// Memory that passes work in, one part for each of its threads; once warm, little is allocated.
+/// Buffers of passes, one set per thread; after the first passes little is allocated.
 #[derive(Debug)]
 pub struct Workspace {
     pub(super) workers: Vec<Worker>,
-    /// Of the part that follows the sums over rows.
+    /// Buffers of the step after the sums over rows.
     pub(super) last: Scratch,
     pub(super) sums: Vec<f32>,
 }
 
-/// Memory of one thread.
+/// Buffers of one thread.
 #[derive(Debug, Default)]
 pub(super) struct Worker {
     pub(super) scratch: Scratch,
-    /// The sums of a micro-batch.
+    /// Sums of a micro-batch.
     pub(super) sums: Vec<f32>,
     pub(super) is_started: bool,
 }
 
 impl Workspace {
-    /// Memory for passes on `threads` threads, at least 1.
+    /// Creates buffers for passes on `threads` threads, at least 1.
     pub fn new(threads: usize) -> Self {
         let workers = (0..threads.max(1)).map(|_| Worker::default()).collect();
         Workspace { workers, last: Scratch::default(), sums: Vec::new() }
@@ -33,7 +33,7 @@ impl Workspace {
 }
 
 impl Worker {
-    /// Makes what all rows share, before the first micro-batch of a pass.
+    /// Computes shared values, before the first micro-batch of a pass.
     pub(super) fn start(&mut self, pass: &Pass, shared: &[&[f32]]) {
         if !std::mem::replace(&mut self.is_started, true) {
             pass.start(shared, &mut self.scratch);
@@ -41,24 +41,24 @@ impl Worker {
     }
 }
 
-/// The rows of a micro-batch.
+/// Returns the rows of micro-batch `n`.
 pub(super) fn micro_batch(n: usize, rows: usize) -> Range<usize> {
     n * MICRO_BATCH..rows.min((n + 1) * MICRO_BATCH)
 }
 
-/// Room for so many numbers in each of some buffers.
+/// Resizes buffers to the given counts of numbers.
 pub(super) fn fit(buffers: &mut Vec<Vec<f32>>, counts: impl ExactSizeIterator<Item = usize>) {
     buffers.resize_with(counts.len(), Vec::new);
     buffers.iter_mut().zip(counts).for_each(|(buffer, count)| refill(buffer, count));
 }
 
-/// `count` zeros.
+/// Resizes a buffer to `count` zeros.
 pub(super) fn refill(buffer: &mut Vec<f32>, count: usize) {
     buffer.clear();
     buffer.resize(count, 0.0);
 }
 
-/// Buffers `[rows, width]`, cut into those of each micro-batch.
+/// Splits buffers `[rows, width]` into those of each micro-batch.
 pub(super) fn by_micro_batch<'a>(
     buffers: &'a mut [Vec<f32>],
     widths: &[usize],
@@ -72,7 +72,7 @@ pub(super) fn by_micro_batch<'a>(
     all.into_iter().map(Mutex::new).collect()
 }
 
-/// Where rows lie among those of their micro-batch.
+/// Returns the range of rows within their micro-batch's buffer.
 pub(super) fn at(rows: &Range<usize>, width: usize) -> Range<usize> {
     let first = rows.start % MICRO_BATCH;
     first * width..(first + rows.len()) * width

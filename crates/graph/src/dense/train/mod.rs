@@ -1,17 +1,19 @@
-//! Graphs that learn: gradients of an ONNX graph by its inputs and its parameters, and optimizers of these.
+//! Training of graphs: gradients of an ONNX graph with respect to its inputs and its parameters, and optimizers of the latter.
 //!
-//! A [`TrainableGraph`] is read like a [`RowProgram`](super::RowProgram), but for its parameters: floating-point initializers become
-//! inputs that all rows share, so that nothing is folded away. [`TrainableGraph::forward`] makes the outputs of a batch of rows;
-//! [`TrainableGraph::backward`] makes, of the gradients of the outputs, those of the inputs of each row and those of the parameters,
-//! summed over rows. `adjoint` makes the backward pass as a graph, `rules` says what each operation passes on, `run` runs both
-//! with the kernels and the planner of programs, `file` finds parameters and writes them back. [`DenseOptimizer`] moves them.
+//! A [`TrainableGraph`] is read like a [`RowProgram`](super::RowProgram), except for its parameters: floating-point initializers
+//! become inputs that all rows share, so that they are not folded as constants. [`TrainableGraph::forward`] computes the outputs
+//! of a batch of rows. [`TrainableGraph::backward`] computes, from the gradients of the outputs, those of each row's inputs and
+//! those of the parameters, summed over rows. `adjoint` derives the backward pass as a graph, `rules` has the derivative of each
+//! operation, `run` executes both with the kernels and the planner of compiled graphs, `file` finds parameters and writes them
+//! back. [`DenseOptimizer`] updates them.
 //!
-//! **Order of sums.** The gradient of a parameter is the sum of each micro-batch of 64 rows (`MICRO_BATCH`), in the order of rows, and
-//! these sums are added in the order of micro-batches: the same bits for any number of threads and any size of blocks. Another
-//! instruction set may round otherwise.
+//! **Order of sums.** The gradient of a parameter is summed in row order within each micro-batch of 64 rows (`MICRO_BATCH`), and
+//! these sums are added in the order of micro-batches. The bits are the same for any number of threads and any block size.
+//! Another instruction set may round differently.
 //!
-//! **Rows.** A row is what a [`Given`] with `is_pair` brings its own of: a request of a tower, or, of a reranker, a user with one
-//! candidate, when its user inputs are given by row too. Inputs that all rows share ([`Batch::shared`]) have gradients as parameters do.
+//! **Rows.** Inputs whose [`Given`] has `is_pair` have values per row. A row is a request of a tower; for a reranker, it is a
+//! user with one candidate if its user inputs are given per row too. Inputs that all rows share ([`Batch::shared`]) have
+//! gradients like parameters.
 //!
 //! ```
 //! use sterling_graph::dense::train::{Batch, DenseOptimizer, Gradients, OptimizerKind, OptimizerSpec, TrainableGraph, Workspace};
@@ -68,24 +70,24 @@ use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::Kernels;
 use sums::Sum;
 
-/// An input that each row brings its own of.
+/// An input with values per row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowInput {
     /// Name of the input in the file.
     pub name: String,
-    /// Numbers of one row.
+    /// Numbers per row.
     pub width: usize,
 }
 
-/// The rows that a graph runs over.
+/// Rows that a graph runs over.
 #[derive(Clone, Copy)]
 pub struct Batch<'a> {
     /// Number of rows.
     pub rows: usize,
-    /// Inputs that all rows share, in their order.
+    /// Values of the shared inputs, in their order.
     pub shared: &'a [&'a [f32]],
-    /// Writes the inputs of some rows, those of a row side by side in their order. Called for each block of rows, by any thread, in the
-    /// forward and in the backward pass.
+    /// Writes the inputs of some rows; the inputs of a row are contiguous, in their order. Called once per block of rows, by any
+    /// thread, in the forward and in the backward pass.
     pub fill: &'a (dyn Fn(InputRows<'_>) + Sync),
 }
 
@@ -95,12 +97,12 @@ impl std::fmt::Debug for Batch<'_> {
     }
 }
 
-/// What a backward pass makes. The buffers of the one before are reused.
+/// Results of a backward pass. Buffers are reused between passes.
 #[derive(Clone, Debug, Default)]
 pub struct Gradients {
-    /// Of each input of rows, `[rows, width]`, in the order of [`TrainableGraph::inputs`].
+    /// Per row input, `[rows, width]`, in the order of [`TrainableGraph::inputs`].
     pub inputs: Vec<Vec<f32>>,
-    /// Of each input that all rows share, in their order, summed over rows.
+    /// Per shared input, in their order, summed over rows.
     pub shared: Vec<Vec<f32>>,
     /// Of all parameters, summed over rows.
     pub parameters: Vec<f32>,
@@ -113,9 +115,9 @@ pub struct TrainableGraph {
     parameters: Vec<Parameter>,
     initial: Vec<f32>,
     inputs: Vec<RowInput>,
-    /// Numbers of each shared input.
+    /// Numbers per shared input.
     shared: Vec<usize>,
-    /// Numbers of each output of one row.
+    /// Numbers per row of each output.
     widths: Vec<usize>,
     forward: Pass,
     backward: Pass,
@@ -125,15 +127,16 @@ pub struct TrainableGraph {
 }
 
 impl TrainableGraph {
-    /// Reads an ONNX graph whose inputs come as `given` and which is to have these outputs.
+    /// Reads an ONNX graph with the inputs `given` and these outputs.
     ///
-    /// Parameters are the initializers of f32 that outputs depend on by what can be differentiated. Constants that an exporter wrote
-    /// down are none: scalars whose name is not that of a module's parameter (`a.b`), masks (numbers from 10,000 on, or matrices of
-    /// zeros and ones), and running statistics of a batch norm. `frozen` names initializers that are not to be trained, and inputs
-    /// whose gradients nobody reads, which saves their work.
+    /// Parameters are the f32 initializers that outputs depend on through differentiable operations. Constants that an exporter
+    /// wrote are excluded: scalars whose name is not that of a module's parameter (`a.b`), masks (numbers from 10,000 on, or
+    /// matrices of zeros and ones), and running statistics of a batch norm. `frozen` names initializers that are not trained, and
+    /// inputs whose gradients are not needed, which saves their computation.
     ///
     /// # Errors
-    /// `Unsupported` with the operator, attribute or shape that compiled graphs do not have; `Invalid` where `frozen` names nothing.
+    /// `Unsupported` with the operator, attribute or shape that compiled graphs do not have; `Invalid` if `frozen` has an unknown
+    /// name.
     pub fn read(onnx: &[u8], given: &[Given], outputs: &[Made], frozen: &[&str]) -> Result<TrainableGraph> {
         TrainableGraph::read_with(onnx, given, outputs, frozen, Kernels::best())
     }
@@ -155,7 +158,7 @@ impl TrainableGraph {
         let shared_inputs = given.iter().filter(|input| !input.is_pair).count();
         let has_gradient = adjoint.gradients[shared_inputs..].to_vec();
         if has_gradient.contains(&None) {
-            // What nothing is learned of stays a constant, and is folded.
+            // Initializers that are not trained stay constants, and are folded.
             let all = std::mem::take(&mut initial);
             let kept = parameters.into_iter().zip(&has_gradient).filter(|(_, gradient)| gradient.is_some());
             parameters = kept.map(|(parameter, _)| parameter).collect();
@@ -172,7 +175,7 @@ impl TrainableGraph {
         Ok(TrainableGraph { file: onnx.to_vec(), parameters, initial, ..graph })
     }
 
-    /// A graph and its gradients as steps. Its last inputs are `parameters`; `names` are those of the others.
+    /// Compiles a graph and its gradients. Its last inputs are `parameters`; `names` are those of the others.
     fn compile(
         graph: &Graph,
         adjoint: Adjoint,
@@ -198,30 +201,30 @@ impl TrainableGraph {
         })
     }
 
-    /// The parameters, in the order of the file.
+    /// Returns the parameters, in the order of the file.
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
     }
 
-    /// The numbers of all parameters in the file.
+    /// Returns the values of all parameters in the file.
     pub fn initial(&self) -> &[f32] {
         &self.initial
     }
 
-    /// The inputs of rows, in the order in which [`Batch::fill`] writes them.
+    /// Returns the row inputs, in the order in which [`Batch::fill`] writes them.
     pub fn inputs(&self) -> &[RowInput] {
         &self.inputs
     }
 
-    /// Numbers of each output of one row.
+    /// Returns the numbers per row of each output.
     pub fn widths(&self) -> &[usize] {
         &self.widths
     }
 
-    /// Makes the outputs of a batch, each `[rows, width]`.
+    /// Computes the outputs of a batch, each `[rows, width]`.
     ///
     /// # Errors
-    /// `Invalid` where parameters or shared inputs are of other lengths.
+    /// `Invalid` if the length of parameters or shared inputs differs.
     pub fn forward(
         &self,
         parameters: &[f32],
@@ -248,11 +251,11 @@ impl TrainableGraph {
         Ok(())
     }
 
-    /// Makes the gradients of a batch of those of its outputs, each `[rows, width]`: of the inputs of each row, and of parameters and
-    /// shared inputs summed over rows in micro-batches ([`MICRO_BATCH`]).
+    /// Computes the gradients of a batch from those of its outputs, each `[rows, width]`. Gradients of row inputs are per row;
+    /// those of parameters and shared inputs are summed over rows in micro-batches ([`MICRO_BATCH`]).
     ///
     /// # Errors
-    /// `Invalid` where parameters, shared inputs or gradients are of other lengths.
+    /// `Invalid` if the length of parameters, shared inputs or gradients differs.
     pub fn backward(
         &self,
         parameters: &[f32],
@@ -311,7 +314,7 @@ impl TrainableGraph {
         Ok(())
     }
 
-    /// Follows the sums over rows to the gradients of what all rows share.
+    /// Computes the gradients of shared inputs and parameters from the sums over rows.
     fn finish(&self, shared: &[&[f32]], sums: &[f32], scratch: &mut Scratch, gradients: &mut Gradients) {
         let Gradients { shared: of_shared, parameters, .. } = gradients;
         fit(of_shared, self.shared.iter().copied());
@@ -344,10 +347,10 @@ impl TrainableGraph {
         });
     }
 
-    /// Returns the ONNX file with other numbers for its parameters.
+    /// Returns the ONNX file with new values of its parameters.
     ///
     /// # Errors
-    /// `Invalid` where parameters are of another length; `Unsupported` where the numbers of one do not lie in the file as f32.
+    /// `Invalid` if the number of values differs; `Unsupported` if a parameter is not stored in the file as f32.
     pub fn write(&self, parameters: &[f32]) -> Result<Vec<u8>> {
         self.check(parameters)?;
         file::with_parameters(&self.file, &self.parameters, parameters)
@@ -361,7 +364,7 @@ impl TrainableGraph {
         Err(Error::invalid(format!("{got} numbers of parameters, expected {expected}")))
     }
 
-    /// What all rows share: the shared inputs, then the parameters.
+    /// Returns the shared values: the shared inputs, then the parameters.
     fn shared_inputs<'a>(&self, parameters: &'a [f32], batch: &Batch<'a>) -> Result<Vec<&'a [f32]>> {
         self.check(parameters)?;
         let lengths: Vec<usize> = batch.shared.iter().map(|numbers| numbers.len()).collect();
@@ -387,7 +390,7 @@ impl TrainableGraph {
     }
 }
 
-/// The graph of a file whose parameters are inputs that all rows share, behind those that are given.
+/// Reads the graph of a file whose parameters become shared inputs after the `given` ones.
 fn with_parameters(onnx: &[u8], given: &[Given], outputs: &[Made], parameters: &[Parameter]) -> Result<Graph> {
     let shape = |shape: &[usize]| shape.iter().map(|&size| Size::Fixed(size as i64)).collect();
     let own = parameters.iter().map(|p| Given { name: p.name.clone(), is_pair: false, shape: shape(&p.shape) });

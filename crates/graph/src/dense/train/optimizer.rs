@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use sterling_core::error::{Error, Result};
 
-/// Which rule an optimizer follows.
+/// Update rule of an optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OptimizerKind {
@@ -17,24 +17,24 @@ pub enum OptimizerKind {
     AdamW,
 }
 
-/// Settings of a [`DenseOptimizer`]. The defaults but for `rate` are PyTorch's.
+/// Settings of a [`DenseOptimizer`]. Defaults other than `rate` are PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimizerSpec {
-    /// The rule.
+    /// Update rule.
     pub kind: OptimizerKind,
     /// Learning rate.
     pub rate: f32,
     /// Decay rates of the moments of Adam and AdamW, 0.9 and 0.999.
     #[serde(default = "betas")]
     pub betas: [f32; 2],
-    /// What is added to a root; none: 1e-10 for Adagrad, 1e-8 for Adam and AdamW.
+    /// Added to the root; none means 1e-10 for Adagrad, 1e-8 for Adam and AdamW.
     #[serde(default)]
     pub epsilon: Option<f32>,
     /// Weight decay.
     #[serde(default)]
     pub decay: f32,
-    /// Most that the norm of the gradient of all parameters together may be; what is longer is scaled down to it.
+    /// Maximum norm of the gradient of all parameters together; a longer gradient is scaled down to it.
     #[serde(default)]
     pub clip: Option<f32>,
 }
@@ -44,15 +44,15 @@ fn betas() -> [f32; 2] {
 }
 
 impl OptimizerSpec {
-    /// A rule at a learning rate, with everything else as PyTorch has it.
+    /// Creates settings with PyTorch's defaults for everything else.
     pub fn new(kind: OptimizerKind, rate: f32) -> Self {
         OptimizerSpec { kind, rate, betas: betas(), epsilon: None, decay: 0.0, clip: None }
     }
 
-    /// Rejects settings that no training can use.
+    /// Rejects invalid settings.
     ///
     /// # Errors
-    /// `Invalid` with the field, its value and what was expected.
+    /// `Invalid` with the field, the received and the expected value.
     pub fn check(&self) -> Result<()> {
         let is_rate = |x: f32| x.is_finite() && x >= 0.0;
         let wrong = |field: &str, x: f32, expected: &str| {
@@ -89,17 +89,17 @@ impl OptimizerSpec {
     }
 }
 
-/// An optimizer of a flat array of parameters.
+/// Optimizer of a flat array of parameters.
 #[derive(Clone, Debug)]
 pub struct DenseOptimizer {
     spec: OptimizerSpec,
     steps: u64,
-    /// Of Adagrad the sum of squares; of Adam the first moment and the second one. Each `[parameters]`.
+    /// Adagrad: the sum of squares. Adam and AdamW: the first and the second moment. Each `[parameters]`.
     moments: Vec<Vec<f32>>,
 }
 
 impl DenseOptimizer {
-    /// An optimizer of `count` parameters before its first step.
+    /// Creates an optimizer of `count` parameters before its first step.
     ///
     /// # Errors
     /// As [`OptimizerSpec::check`].
@@ -108,10 +108,10 @@ impl DenseOptimizer {
         Ok(DenseOptimizer { spec, steps: 0, moments: vec![vec![0.0; count]; spec.moments()] })
     }
 
-    /// Goes on from a state that [`DenseOptimizer::steps`] and [`DenseOptimizer::moments`] returned.
+    /// Restores an optimizer from [`DenseOptimizer::steps`] and [`DenseOptimizer::moments`].
     ///
     /// # Errors
-    /// `Invalid` where the state is that of another rule, or of other parameters than these `count`.
+    /// `Invalid` if the state is that of another rule or of another number of parameters.
     pub fn restore(spec: OptimizerSpec, count: usize, steps: u64, moments: Vec<Vec<f32>>) -> Result<Self> {
         spec.check()?;
         let lengths: Vec<usize> = moments.iter().map(Vec::len).collect();
@@ -124,30 +124,31 @@ impl DenseOptimizer {
         Ok(DenseOptimizer { spec, steps, moments })
     }
 
-    /// The settings.
+    /// Returns the settings.
     pub fn spec(&self) -> &OptimizerSpec {
         &self.spec
     }
 
-    /// Sets the learning rate of the steps that follow.
+    /// Sets the learning rate of the following steps.
     pub fn set_rate(&mut self, rate: f32) {
         self.spec.rate = rate;
     }
 
-    /// Number of steps taken.
+    /// Returns the number of steps done.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// The state: none of SGD, the sums of squares of Adagrad, the first and the second moment of Adam and AdamW; each `[parameters]`.
+    /// Returns the state: empty for SGD, the sums of squares of Adagrad, the first and the second moment of Adam and AdamW; each
+    /// `[parameters]`.
     pub fn moments(&self) -> &[Vec<f32>] {
         &self.moments
     }
 
-    /// Moves the parameters by their gradients and returns the norm of these, before it was clipped.
+    /// Updates the parameters by their gradients; returns the norm of the gradients before clipping.
     ///
     /// # Errors
-    /// `Invalid` where arrays are of other lengths, or a gradient is not finite; nothing has changed then.
+    /// `Invalid` if lengths differ or a gradient is not finite; nothing has changed then.
     pub fn step(&mut self, parameters: &mut [f32], gradients: &[f32]) -> Result<f64> {
         let (count, got) = (parameters.len(), gradients.len());
         if got != count || self.moments.iter().any(|moment| moment.len() != count) {
@@ -159,7 +160,7 @@ impl DenseOptimizer {
         if !norm.is_finite() {
             return Err(Error::invalid(format!("a gradient of norm {norm}, expected a finite one")));
         }
-        // As `torch.nn.utils.clip_grad_norm_`.
+        // Same formula as `torch.nn.utils.clip_grad_norm_`.
         let scale = self.spec.clip.map_or(1.0, |clip| (f64::from(clip) / (norm + 1e-6)).min(1.0)) as f32;
         self.steps += 1;
         let OptimizerSpec { kind, rate, betas: [first, second], decay, .. } = self.spec;
@@ -193,7 +194,7 @@ impl DenseOptimizer {
     }
 }
 
-/// The Euclidean norm, summed in f64 in lanes of a fixed number, so that it is the same on every machine.
+/// Euclidean norm, summed in f64 in a fixed number of partial sums, so that it is the same on every machine.
 fn norm(numbers: &[f32]) -> f64 {
     const LANES: usize = 8;
     let mut sums = [0f64; LANES];

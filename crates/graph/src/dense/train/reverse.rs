@@ -1,11 +1,11 @@
-//! A graph that grows by gradients: where each of them goes, and what it adds up to.
+//! A graph under construction in reverse: accumulates the gradient of each value.
 
 use crate::dense::graph::Graph;
 use crate::dense::ir::{Id, Side, Value};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::{Binary, Fold};
 
-/// A sum over rows of values of them (`adjoint::Sum`), and the shared value that it is a part of the gradient of.
+/// A sum over rows (`adjoint::Sum`), and the shared value whose gradient it contributes to.
 pub(super) struct SumOf {
     pub(super) value: Id,
     pub(super) left: Option<Id>,
@@ -15,13 +15,13 @@ pub(super) struct SumOf {
     pub(super) columns: usize,
 }
 
-/// A graph that grows by the gradients of its values, from the last one back.
+/// A graph extended by the gradients of its values, from the last value to the first.
 pub(super) struct Reverse {
     pub(super) graph: Graph,
     active: Vec<bool>,
-    /// Of values of rows, in their shapes.
+    /// Gradients of row values, in their shapes.
     pub(super) gradients: Vec<Option<Id>>,
-    /// Parts of those of shared values.
+    /// Contributions to the gradients of shared values.
     pub(super) sums: Vec<SumOf>,
 }
 
@@ -30,7 +30,7 @@ impl Reverse {
         Reverse { gradients: vec![None; active.len()], graph, active, sums: Vec::new() }
     }
 
-    /// Whether a value is the same for all rows.
+    /// Returns whether a value is the same for all rows.
     pub(super) fn is_shared(&self, id: Id) -> bool {
         self.graph.values[id].side != Side::Pair
     }
@@ -39,7 +39,7 @@ impl Reverse {
         self.active[id]
     }
 
-    /// Adds to the gradient of a value, which may have been repeated to the shape of what is added.
+    /// Adds to the gradient of a value. If the value was broadcast to the shape of `gradient`, sums over the broadcast axes.
     pub(super) fn give(&mut self, to: Id, gradient: Id) -> Result<()> {
         if !self.active[to] {
             return Ok(());
@@ -52,7 +52,7 @@ impl Reverse {
         let repeated: Vec<usize> = (0..from.len()).filter(|&axis| is_repeated(axis) && from[axis] != 1).collect();
         let mut given = gradient;
         if is_shared {
-            // Whole rows are summed next: which axis counts them matters no more.
+            // All rows are summed next, so it no longer matters which axis counts them.
             given = self.graph.reshape(given, from.clone(), None)?;
             let leading = repeated.last().map_or(0, |&axis| axis + 1);
             let runs: usize = from[..leading].iter().product();
@@ -78,7 +78,7 @@ impl Reverse {
         Ok(())
     }
 
-    /// Adds the product of `left` transposed and `right` to the gradient of a matrix that all rows share.
+    /// Adds `leftᵀ right` to the gradient of a shared matrix.
     pub(super) fn give_outer(&mut self, to: Id, left: Id, right: Id) {
         let last = |id: Id| self.graph.shape(id).last().copied().unwrap_or(1);
         let (depth, columns) = (last(left), last(right));

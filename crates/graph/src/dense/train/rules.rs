@@ -1,9 +1,9 @@
-//! What the gradient of a value says of those that it was made of.
+//! Derivative rules: the gradients of an operation's inputs from that of its output.
 //!
-//! Where a function has no derivative, PyTorch's choice holds: `relu` and `abs` have 0 at 0; equal numbers share the gradient of their
-//! maximum or minimum (`amax`, `maximum`), but a number that reaches a bound which takes no gradient has all of it (`clamp`). The
-//! root of 0 passes nothing on, so that a vector of zeros has a length and a gradient of zeros (`norm`), not of NaN. Comparisons,
-//! truncations and truths pass nothing on.
+//! At points without a derivative, PyTorch's choice applies. `relu` and `abs` have 0 at 0. Equal numbers share the gradient of
+//! their maximum or minimum (`amax`, `maximum`), but a number that equals a bound without gradient gets all of it (`clamp`). The
+//! root of 0 has gradient 0, so that a vector of zeros has a length of 0 and gradients of 0 (`norm`), not NaN. Comparisons,
+//! truncations and logical operations have no gradient.
 
 use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
@@ -13,7 +13,7 @@ use crate::dense::ir::{Id, Op, Side, Value};
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 
-/// The values that an operation has a derivative by.
+/// Returns the inputs that an operation has a derivative with respect to.
 pub(super) fn differentiable(op: &Op) -> Vec<Id> {
     match op {
         Op::Unary(Unary::Trunc | Unary::Not | Unary::IsNan, _) => Vec::new(),
@@ -23,10 +23,10 @@ pub(super) fn differentiable(op: &Op) -> Vec<Id> {
     }
 }
 
-/// Follows the gradients of the first `count` values back to the inputs, of the last value first.
+/// Propagates the gradients of the first `count` values back to the inputs, from the last value to the first.
 ///
 /// # Errors
-/// `Unsupported` where gradients are too large.
+/// `Unsupported` if gradients are too large.
 pub(super) fn follow_all(reverse: &mut Reverse, count: usize) -> Result<()> {
     for id in (0..count).rev() {
         if let Some(gradient) = reverse.gradients[id] {
@@ -36,7 +36,7 @@ pub(super) fn follow_all(reverse: &mut Reverse, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Passes the gradient of a value on to the values that it was made of.
+/// Propagates the gradient of a value to the inputs of its operation.
 fn follow(reverse: &mut Reverse, id: Id, gradient: Id) -> Result<()> {
     let Value { op, shape, .. } = reverse.graph.values[id].clone();
     match op {
@@ -96,11 +96,11 @@ fn follow(reverse: &mut Reverse, id: Id, gradient: Id) -> Result<()> {
     }
 }
 
-/// The gradient of `a`, of which `made` is `f`.
+/// Returns the gradient of `a`, where `made = f(a)`.
 fn unary(graph: &mut Graph, f: Unary, a: Id, made: Id, gradient: Id) -> Result<Id> {
     let number = |graph: &mut Graph, x: f32| graph.number(Vec::new(), vec![x]);
     match f {
-        // What it makes is not 0 where the number is above 0.
+        // The output is nonzero exactly where the input is positive.
         Unary::Relu => graph.binary(Binary::Keep, made, gradient),
         Unary::Sigmoid => {
             let one = number(graph, 1.0)?;
@@ -268,7 +268,7 @@ fn product(reverse: &mut Reverse, a: Id, b: Id, gradient: Id) -> Result<()> {
     let graph = &mut reverse.graph;
     let (mut left, mut right) = (a, gradient);
     if !is_of_rows {
-        // A sum over what may be the rows' own axis, of a row.
+        // The sum may run over the axis that counts rows; drops that axis.
         (left, right) = (of_one_row(graph, left)?, of_one_row(graph, right)?);
     }
     let turned = turned(graph, left)?;
@@ -276,13 +276,13 @@ fn product(reverse: &mut Reverse, a: Id, b: Id, gradient: Id) -> Result<()> {
     reverse.give(b, slope)
 }
 
-/// The same without an axis that counts rows.
+/// Returns the same value without an axis that counts rows.
 fn of_one_row(graph: &mut Graph, id: Id) -> Result<Id> {
     let shape = graph.shape(id).to_vec();
     graph.reshape(id, shape, None)
 }
 
-/// With the last two axes swapped. What was turned already is the value that it was made of.
+/// Returns the value with its last two axes swapped; a value that was made by such a swap returns its original.
 fn turned(graph: &mut Graph, id: Id) -> Result<Id> {
     let axes = graph.shape(id).len();
     let mut order: Vec<usize> = (0..axes).collect();
@@ -297,7 +297,7 @@ fn turned(graph: &mut Graph, id: Id) -> Result<Id> {
     graph.pick(first_of, index, shape, rows)
 }
 
-/// The gradient of a value of which some numbers were picked.
+/// Returns the gradient of a value from which some numbers were picked.
 fn spread(graph: &mut Graph, gradient: Id, index: &[u32], of: Id) -> Result<Id> {
     let Value { shape, rows, side, .. } = graph.values[of].clone();
     let count = shape.iter().product();

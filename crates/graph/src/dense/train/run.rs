@@ -1,4 +1,4 @@
-//! Runs plans over the rows of a batch, micro-batch after micro-batch, on one or several threads.
+//! Runs plans over the rows of a batch, one micro-batch after the other, on one or several threads.
 
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,20 +11,20 @@ use crate::dense::{collapse, plan};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::Kernels;
 
-/// Rows whose gradients are summed before they are added to those of others.
+/// Rows whose gradients are summed before the sum is added to those of other micro-batches.
 pub const MICRO_BATCH: usize = 64;
 
-/// A graph as steps that run over whole micro-batches.
+/// A graph compiled to run over complete micro-batches.
 #[derive(Clone, Debug)]
 pub(super) struct Pass {
     plan: Plan,
     kernels: Kernels,
 }
 
-/// The numbers of an output of a block of rows, and from a row to the next.
+/// Numbers of an output for a block of rows, and the stride between rows.
 pub(super) type Rows<'a> = (&'a [f32], usize);
 
-/// What a pass made of a block of rows.
+/// Outputs of a pass for a block of rows.
 #[derive(Clone, Copy)]
 pub(super) struct Outputs<'a> {
     plan: &'a Plan,
@@ -32,7 +32,7 @@ pub(super) struct Outputs<'a> {
 }
 
 impl<'a> Outputs<'a> {
-    /// Output number `n` of the graph.
+    /// Returns output number `n` of the graph.
     pub(super) fn get(&self, n: usize) -> Rows<'a> {
         exec::output(self.plan, n, self.scratch)
     }
@@ -42,10 +42,10 @@ impl Pass {
     /// Compiles a graph of rows.
     ///
     /// # Errors
-    /// `Unsupported` where an output is the same for all rows.
+    /// `Unsupported` if an output is the same for all rows.
     pub(super) fn of_rows(graph: &Graph, kernels: Kernels) -> Result<Self> {
         let mut plan = plan::plan(&collapse::collapse(graph, false)?, Precision::F32)?;
-        // A micro-batch is whole blocks.
+        // The block size must divide the micro-batch.
         plan.block_rows = 1 << plan.block_rows.min(MICRO_BATCH).ilog2();
         Ok(Pass { plan, kernels })
     }
@@ -58,18 +58,18 @@ impl Pass {
         Ok(Pass { plan: Plan { block_rows: 1, ..plan::plan(graph, Precision::F32)? }, kernels })
     }
 
-    /// Has it run in blocks of another size.
+    /// Sets the block size.
     #[cfg(test)]
     pub(super) fn set_block(&mut self, rows: usize) {
         self.plan.block_rows = rows;
     }
 
-    /// Makes what all rows share; before [`Pass::run`].
+    /// Computes the shared values; call it before [`Pass::run`].
     pub(super) fn start(&self, shared: &[&[f32]], scratch: &mut Scratch) {
         exec::start(&self.plan, self.kernels, shared, scratch);
     }
 
-    /// Runs over rows in blocks, each filled by `fill`; `done` gets the rows of a block and what became of them.
+    /// Runs over rows in blocks, each filled by `fill`; calls `done` with the rows of a block and their outputs.
     pub(super) fn run(
         &self,
         rows: Range<usize>,
@@ -87,13 +87,13 @@ impl Pass {
     }
 }
 
-/// Whose turn it is: none once a worker panicked.
+/// Number of the task whose turn it is; none once a worker has panicked.
 struct Turn<'a, T> {
     next: Option<usize>,
     then: &'a mut (dyn FnMut(&mut T) + Send),
 }
 
-/// Ends the wait of all others where its worker panics.
+/// Wakes all waiting workers if this one panics.
 struct EndsOnPanic<'a, 'b, T> {
     turn: &'a Mutex<Turn<'b, T>>,
     changed: &'a Condvar,
@@ -112,8 +112,8 @@ fn lock<'a, 'b, T>(turn: &'a Mutex<Turn<'b, T>>) -> MutexGuard<'a, Turn<'b, T>> 
     turn.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has `count` pieces of work done, by as many threads as there are workers; `then` sees the worker of each piece in the order of the
-/// pieces, so that sums have the same bits for any number of threads.
+/// Runs `count` tasks on one thread per worker. `then` is called with each task's worker in task order, so that sums have the
+/// same bits for any number of threads.
 pub(super) fn in_order<T: Send>(
     workers: &mut [T],
     count: usize,

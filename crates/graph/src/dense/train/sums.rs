@@ -1,13 +1,13 @@
-//! Sums over rows, of which the gradients of what all rows share are made.
+//! Sums over rows, from which the gradients of shared values are computed.
 
 use super::run::Rows;
 use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::dense::Outer;
 
-/// A sum over rows: of `left` transposed times `right`, `runs` rows of each in a row, or of the runs of `right` alone.
+/// A sum over rows: of `leftᵀ right`, with `runs` matrix rows of each per row, or of the matrix rows of `right` alone.
 #[derive(Clone, Debug)]
 pub(super) struct Sum {
-    /// The outputs of the rows' graph that are summed.
+    /// Output of the row graph that is the left factor; none for a plain sum.
     pub(super) left: Option<usize>,
     pub(super) right: usize,
     pub(super) runs: usize,
@@ -16,16 +16,16 @@ pub(super) struct Sum {
 }
 
 impl Sum {
-    /// Numbers of the sum.
+    /// Returns the count of numbers of the sum.
     pub(super) fn count(&self) -> usize {
         self.depth * self.columns
     }
 
-    /// Adds what the rows of a block have, in their order.
+    /// Adds the rows of a block, in their order.
     pub(super) fn add(&self, kernels: Kernels, rows: usize, left: Option<Rows<'_>>, right: Rows<'_>, out: &mut [f32]) {
         let Sum { runs, depth, columns, .. } = *self;
         let (right, right_stride) = right;
-        // Numbers are summed as products with 1.
+        // A plain sum is a product with 1.
         let is_sum = left.is_none();
         let (left, left_stride) = left.unwrap_or((&[1.0], 0));
         let lies_flat = right_stride == runs * columns && (is_sum || left_stride == runs * depth);

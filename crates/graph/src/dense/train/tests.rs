@@ -1,4 +1,4 @@
-//! Gradients against central differences, passes against the meaning of their graphs, and the order of sums.
+//! Gradients compared with central differences, compiled passes with the f64 evaluation of their graphs, and the order of sums.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,9 +15,9 @@ mod random;
 
 use random::{Random, graph};
 
-/// Rows of a batch that is held against differences.
+/// Rows of a batch that is compared with differences.
 const ROWS: usize = 3;
-/// How far a number is moved.
+/// Step of the central differences.
 const STEP: f64 = 1e-5;
 
 fn number(n: usize) -> f64 {
@@ -28,8 +28,7 @@ fn numbers(count: usize, seed: usize) -> Vec<f64> {
     (0..count).map(|n| number(n * 31 + seed * 101)).collect()
 }
 
-/// The numbers that a graph is run with: of each shared input, of each input of each row, and what each output of each row is
-/// worth.
+/// Numbers that a graph is run with: per shared input, per input of each row, and the loss weight of each output of each row.
 #[derive(Clone)]
 struct Case {
     shared: Vec<Vec<f64>>,
@@ -47,7 +46,7 @@ impl Case {
             let outputs = graph.outputs.iter().enumerate();
             outputs.map(|(n, &output)| numbers(graph.values[output].count(), 7 * row + n)).collect()
         };
-        // What f32 holds: the passes run with the same numbers.
+        // Rounds all numbers to f32, so that the passes run with the same ones.
         let mut case = Case {
             shared: of(Side::User, 1),
             rows: (0..rows).map(|row| of(Side::Pair, row + 2)).collect(),
@@ -58,14 +57,14 @@ impl Case {
         case
     }
 
-    /// The inputs of a row in the graph's order.
+    /// Returns the inputs of a row in the graph's order.
     fn inputs<'a>(&'a self, graph: &Graph, row: usize) -> Vec<&'a [f64]> {
         let (mut shared, mut rows) = (self.shared.iter(), self.rows[row].iter());
         let next = |input: &GraphInput| if input.side == Side::Pair { rows.next() } else { shared.next() };
         graph.inputs.iter().map(next).map(|numbers| &numbers.unwrap()[..]).collect()
     }
 
-    /// What a row's outputs are worth, and which way each jump and bend of the graph goes.
+    /// Returns the weighted sum of a row's outputs, and the side of each jump and kink of the graph that it is on.
     fn worth_of(&self, graph: &Graph, row: usize) -> (f64, Vec<bool>) {
         let all = interpret::all(&graph.values, &self.inputs(graph, row));
         let outputs = graph.outputs.iter().zip(&self.worth[row]);
@@ -100,7 +99,7 @@ impl Case {
         rows.fold((0.0, Vec::new()), |(sum, ways), (worth, own)| (sum + worth, [ways, own].concat()))
     }
 
-    /// The derivative by the number that `at` finds; none where the graph bends near it.
+    /// Returns the derivative with respect to the number that `at` selects; none if the graph has a kink nearby.
     fn difference(&self, graph: &Graph, at: &dyn Fn(&mut Case) -> &mut f64) -> Option<f64> {
         let moved = |by: f64| {
             let mut case = self.clone();
@@ -114,7 +113,7 @@ impl Case {
     }
 }
 
-/// The gradients of a case as the adjoint means them, in f64: of the inputs of each row, and of the shared ones.
+/// Returns the gradients of a case by the adjoint graphs in f64: of the inputs of each row, and of the shared ones.
 fn exact(graph: &Graph, adjoint: &Adjoint, case: &Case) -> (Vec<Vec<Vec<f64>>>, Vec<Vec<f64>>) {
     let mut sums: Vec<Vec<f64>> = adjoint.sums.iter().map(|sum| vec![0.0; sum.count()]).collect();
     let mut of_rows = Vec::new();
@@ -156,7 +155,7 @@ fn learns(width: usize, steps: &[Random]) -> std::result::Result<(), TestCaseErr
     let adjoint = adjoint::adjoint(&graph, &vec![true; graph.inputs.len()]).unwrap();
     let (of_rows, of_shared) = exact(&graph, &adjoint, &case);
     let most = largest(of_rows.iter().flatten().flatten().chain(of_shared.iter().flatten())).max(1.0);
-    // Each input is tried at a few places.
+    // Tests each input at a few indices.
     for (n, gradients) in of_shared.iter().enumerate() {
         for at in (0..gradients.len()).step_by(gradients.len() / 3 + 1) {
             if let Some(want) = case.difference(&graph, &|case| &mut case.shared[n][at]) {
@@ -176,7 +175,7 @@ fn learns(width: usize, steps: &[Random]) -> std::result::Result<(), TestCaseErr
     passes_agree(&graph, &case, (&of_rows, &of_shared), most)
 }
 
-/// What the passes make in f32 is what the adjoint means.
+/// Compares the passes in f32 with the adjoint graphs in f64.
 fn passes_agree(
     graph: &Graph,
     case: &Case,
@@ -211,7 +210,7 @@ fn passes_agree(
     Ok(())
 }
 
-/// Both passes over a case.
+/// Runs both passes over a case.
 fn run(graph: &TrainableGraph, case: &Case, threads: usize) -> (Vec<Vec<f32>>, Gradients) {
     let narrow = |numbers: &Vec<f64>| numbers.iter().map(|&x| x as f32).collect::<Vec<f32>>();
     let shared: Vec<Vec<f32>> = case.shared.iter().map(narrow).collect();
@@ -251,7 +250,7 @@ proptest! {
     }
 }
 
-/// A graph of several layers, normalised, over sequences: parameters of every kind of sum.
+/// A graph of several normalised layers over sequences: its parameters have every kind of sum.
 fn layered() -> Graph {
     let steps: Vec<Random> = vec![
         (3, 1, 0, 32),
@@ -296,7 +295,7 @@ fn sums_have_the_same_bits_for_any_block_and_any_number_of_threads() {
             assert_eq!(others.inputs, gradients.inputs, "{} by {block} on {threads}", kernels.name());
             assert_eq!(others.shared, gradients.shared, "{} by {block} on {threads}", kernels.name());
         }
-        // The sum of its micro-batches, in order.
+        // Sum of the micro-batches, in order.
         let mut sums: Vec<Vec<f32>> = gradients.shared.iter().map(|all| vec![0.0; all.len()]).collect();
         for first in (0..300).step_by(MICRO_BATCH) {
             let part = |all: &[Vec<Vec<f64>>]| all[first..300.min(first + MICRO_BATCH)].to_vec();
@@ -306,7 +305,7 @@ fn sums_have_the_same_bits_for_any_block_and_any_number_of_threads() {
                 .zip(own.shared)
                 .for_each(|(sums, own)| sums.iter_mut().zip(own).for_each(|(sum, x)| *sum += x));
         }
-        // Matrices that are used as they are: behind a sum, the rest of a gradient is linear, and rounds.
+        // Only gradients that `totals` returns unchanged: further linear operations round, so their sums differ in the last bits.
         let totals = &compiled.adjoint.totals;
         let linear = |n: usize| {
             compiled.adjoint.gradients[n].is_some_and(|of| {
@@ -323,7 +322,7 @@ fn sums_have_the_same_bits_for_any_block_and_any_number_of_threads() {
     }
 }
 
-/// The gradients of a function's inputs, of 1 for all that it makes.
+/// Returns the gradients of a function's inputs if the gradient of each of its outputs is 1.
 fn slopes(make: &dyn Fn(&mut Graph, [Id; 2]) -> Result<Id>, inputs: [[f64; 4]; 2]) -> Vec<Vec<f32>> {
     let input = GraphInput { side: Side::Pair, shape: vec![1, 4], rows: Some(0) };
     let mut graph = Graph::new(vec![input.clone(), input]);
@@ -335,7 +334,7 @@ fn slopes(make: &dyn Fn(&mut Graph, [Id; 2]) -> Result<Id>, inputs: [[f64; 4]; 2
     run(&compiled(&graph, Kernels::best()), &case, 1).1.inputs
 }
 
-/// What has two slopes has the one that PyTorch takes.
+/// At a kink, the derivative is the one that PyTorch chooses.
 #[test]
 fn bends_have_the_slopes_of_pytorch() {
     let unary = |f: Unary, of: [f64; 4]| slopes(&|graph, [a, _]| graph.unary(f, a), [of, [0.0; 4]]).swap_remove(0);

@@ -1,15 +1,15 @@
-//! The loops of dense programs: products of matrices, and element-wise work on blocks of rows.
+//! Kernels of compiled dense graphs: matrix products, and element-wise work on blocks of rows.
 //!
 //! **Products.** `out = parts + bias`, where a part is rows of numbers times a matrix, whose columns lie in panels of
 //! [`PANEL`] (packed once, [`pack`]) or row after row. A tile of up to 14 rows and 32 columns stays in registers through all
-//! parts. Every number is one chain of multiply-adds in the order of the parts and their depth, whatever tile it falls
-//! into: a row's result does not depend on the rows beside it. Of a single column whose weights lie side by side, as those of a
-//! user's vector do, it is 16 such chains, side by side along the depth, and their sum: a chain would use one lane of 16.
+//! parts. Every number is one chain of multiply-adds in the order of the parts and their depth, in every tile:
+//! a row's result does not depend on the rows beside it. If the matrix is a single column with contiguous weights, such as a
+//! user's vector, a number is the sum of 16 such chains along the depth: a single chain would use one lane of 16.
 //!
 //! **Pairs.** Factors may come in bf16 ([`Form::Pairs`]): a register then holds two rows of 16 columns, and a step of `vdpbf16ps`
 //! does two multiply-adds a lane, with the sums in f32; a step of AMX's `tdpbf16ps`, over panels in the same layout, does 8,192 of them
-//! (`amx.rs`). The result may go out in pairs too, as the next product takes it. Behind the depth of a part both factors go on with
-//! zeros to the end of a [`STEP`].
+//! (`amx.rs`). The result may be written as pairs too, the input form of the next product. Beyond the depth of a part, both
+//! factors are padded with zeros to a multiple of [`STEP`].
 //!
 //! **Outer products** ([`Outer`]) are summed over rows: the gradient of a matrix.
 //!
@@ -162,7 +162,7 @@ impl Kernels {
         dispatch!(self, map2(f, a, b, target))
     }
 
-    /// Folds each run of `count` numbers of `input` into one; the target's runs are one number long.
+    /// Reduces each run of `count` numbers of `input` to one; the target's runs are one number long.
     ///
     /// # Panics
     /// Where a slice is shorter than the shapes say.
@@ -170,8 +170,8 @@ impl Kernels {
         dispatch!(self, fold(f, input, count, target))
     }
 
-    /// Folds what lies beside the shared keys that are a row's: fold `n` makes number `n` of a row of `out`. All is as it would be of a
-    /// product of numbers and of what a comparison says, 1 or 0, but that a zero may have the other sign.
+    /// Reduces the values whose shared key equals a row's key: reduction `n` makes number `n` of a row of `out`. The results
+    /// equal those of multiplying the values by the comparison (1 or 0) before the reduction, except for the sign of zeros.
     ///
     /// # Panics
     /// Where a slice is shorter than the rows, or numbers are not as many as the shared keys.

@@ -1,35 +1,35 @@
-//! Outer products summed over rows, `Aᵀ B`: the gradient of a matrix that rows were multiplied with.
+//! Outer products summed over rows, `Aᵀ B`: the gradient of a matrix that rows were multiplied by.
 //!
-//! Every number is one chain of multiply-adds in the order of rows that begins with what is there: a block of rows may be cut anywhere,
-//! and the bits stay. A tile of up to 14 rows and 32 columns of the result stays in registers through all rows of a block; of a few
-//! rows it has up to 128 columns, for want of other independent sums.
+//! Every number of the result is one chain of multiply-adds in row order that begins with the value in `out`. So a block of rows
+//! can be split anywhere without changing the bits. A tile of up to 14 rows and 32 columns of the result stays in registers for
+//! all rows of a block. With few rows a tile has up to 128 columns, because there are not enough other independent sums.
 
 use super::super::isa::{Isa, Kernels};
 
-/// Rows of two matrices.
+/// Operands of an outer product: two matrices with the same number of rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Outer<'a> {
-    /// Rows of both.
+    /// Number of rows of both matrices.
     pub rows: usize,
     /// Rows of `depth` numbers.
     pub left: &'a [f32],
-    /// From a row of `left` to the next; 0 where all rows share it.
+    /// Distance between rows of `left`; 0 if all rows share one.
     pub left_stride: usize,
     /// Rows of the result.
     pub depth: usize,
     /// Rows of `columns` numbers.
     pub right: &'a [f32],
-    /// From a row of `right` to the next.
+    /// Distance between rows of `right`.
     pub right_stride: usize,
     /// Columns of the result.
     pub columns: usize,
 }
 
 impl Kernels {
-    /// Adds `leftᵀ right` to `out`, `[depth, columns]`, row after row of both.
+    /// Adds `leftᵀ right` to `out`, `[depth, columns]`, in row order.
     ///
     /// # Panics
-    /// Where a slice is shorter than the shapes say.
+    /// If a slice is shorter than the shapes require.
     pub fn outer(self, outer: &Outer<'_>, out: &mut [f32]) {
         let Outer { rows, left, left_stride, depth, right, right_stride, columns } = *outer;
         if rows == 0 || depth == 0 || columns == 0 {
@@ -38,7 +38,7 @@ impl Kernels {
         assert!(out.len() >= depth * columns, "a sum longer than its target");
         assert!(left.len() >= (rows - 1) * left_stride + depth, "left rows shorter than their sum");
         assert!(right.len() >= (rows - 1) * right_stride + columns, "right rows shorter than their sum");
-        // A column of the result is a row of it as well, and its numbers lie side by side.
+        // A result of one column is computed as one row, whose numbers are contiguous.
         let turned = Outer {
             left: right,
             left_stride: right_stride,
@@ -61,7 +61,7 @@ impl Kernels {
     }
 }
 
-/// The same from a column on, without any particular instruction set.
+/// Computes the result from a column on, without vector instructions.
 #[inline(always)]
 fn plain(outer: &Outer<'_>, out: &mut [f32], from: usize) {
     let Outer { rows, left, left_stride, depth, right, right_stride, columns } = *outer;
@@ -82,7 +82,7 @@ mod avx512 {
 
     /// Rows of a tile: 28 of 32 registers hold sums.
     const ROWS_MAX: usize = 14;
-    /// Up to so many rows have [`WIDE`] registers of columns at once.
+    /// Number of rows up to which a tile has [`WIDE`] registers of columns.
     const ROWS_FEW: usize = 3;
     const WIDE: usize = 8;
 
@@ -94,7 +94,7 @@ mod avx512 {
         let registers = outer.columns.div_ceil(LANES);
         let mut first = 0;
         for tile in 0..tiles {
-            // Tiles of nearly equal height: none of them is left with a row or two.
+            // Tiles of nearly equal height: no tile is left with one or two rows.
             let rows = (outer.depth - first).div_ceil(tiles - tile);
             let mut register = 0;
             while register < registers {
@@ -158,7 +158,7 @@ mod avx512 {
         V
     }
 
-    /// Sums of `M` rows from `first` on and `V` registers of columns from `register` on.
+    /// Computes the sums of `M` rows from `first` on and `V` registers of columns from `register` on.
     ///
     /// # Safety
     /// As [`outer`]; the rows and the first column of every register lie inside the result.
@@ -246,7 +246,7 @@ mod avx2 {
         }
     }
 
-    /// Sums of `M` rows from `first` on and 16 columns from `column` on.
+    /// Computes the sums of `M` rows from `first` on and 16 columns from `column` on.
     ///
     /// # Safety
     /// As [`outer`]; the tile lies inside the result.

@@ -229,7 +229,7 @@ fn narrow_numbers_are_the_nearest() {
     for kernels in Kernels::tried() {
         let made = halves(&pairs_of(kernels, &inputs, inputs.len(), inputs.len().div_ceil(2)));
         for (x, got) in inputs.iter().zip(&made) {
-            // Products of pairs take what is too small for its exponent as 0.
+            // Products of pairs flush subnormal numbers to 0.
             let is_zero = x.is_subnormal() && *got == 0.0 && kernels.has_bf16();
             assert!(is_zero || got.to_bits() == rounded(*x).to_bits(), "{}: {x} is {got}", kernels.name());
         }
@@ -310,7 +310,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Bit for bit on all instruction sets, and what a comparison, a product and a fold say one after the other.
+    /// Results are the same bits on all instruction sets, and equal those of separate comparison, product and reduction.
     #[test]
     fn folds_beside_equal_keys_are_those_of_single_steps(
         rows in 1usize..20, count in 1usize..70, gap in 0usize..3, kinds in 1usize..40, seed in 0usize..1000,

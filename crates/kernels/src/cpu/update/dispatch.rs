@@ -1,4 +1,4 @@
-//! Checks what an update is given, and picks width and instruction set.
+//! Checks the operands of an update, and selects row width and instruction set.
 
 use super::groups::GroupsPart;
 #[cfg(target_arch = "aarch64")]
@@ -11,11 +11,11 @@ use super::operands::{GradientRows, Stretches};
 use super::rules::Step;
 use crate::cpu::isa::{Isa, Kernels};
 
-/// Applies one step of a rule to the rows of `groups`, whose gradients are sums over their occurrences. Returns the rows that are not
-/// written, because row or state would not be finite or a number would exceed `COMPONENT_MAX`.
+/// Applies one step of a rule to the rows of `groups`, whose gradients are sums over their occurrences. Returns the rows that are
+/// not written, because row or state would not be finite or a number would exceed `COMPONENT_MAX`.
 ///
 /// # Panics
-/// Where a row is not among the stretches, a slot is no gradient, the widths differ, or a stretch has no room for the state.
+/// If a row is outside the stretches, a slot has no gradient, the widths differ, or a stretch has no room for the state.
 pub fn update(
     kernels: Kernels,
     step: &Step,
@@ -73,7 +73,7 @@ unsafe fn avx512(
     of_width::<Avx512>(step, groups, gradients, masters, rejected);
 }
 
-/// Rows of the usual widths stay in registers, all others in memory.
+/// Rows of common widths stay in registers, others in memory.
 #[inline(always)]
 fn of_width<L: Lanes>(
     step: &Step,

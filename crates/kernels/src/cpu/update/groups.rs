@@ -1,23 +1,23 @@
-//! The occurrences of a batch, sorted by row: one stable sort per table and batch.
+//! Occurrences of a batch, sorted by row: one stable sort per table and batch.
 
 use std::ops::Range;
 
-/// Bits of a digit of the radix sort: its counts stay in the first-level cache.
+/// Bits per digit of the radix sort: its counts fit into the L1 cache.
 const DIGIT_BITS: u32 = 11;
-/// Below this many occurrences a comparison sort is faster than counting digits.
+/// Number of occurrences below which a comparison sort is faster than a radix sort.
 const SHORT: usize = 256;
 
-/// The occurrences of rows in a batch, in the order in which the batch names them.
+/// Occurrences of rows in a batch, in the order of the batch.
 #[derive(Clone, Debug, Default)]
 pub struct Occurrences {
-    /// Row in the high half; in the low half the slot, or the number of the occurrence where there are weights.
+    /// Keys: the row in the high half; in the low half the slot, or the number of the occurrence if there are weights.
     keys: Vec<u64>,
-    /// Slot and weight of each occurrence, once one has a weight other than 1.
+    /// Slot and weight per occurrence, as soon as one has a weight other than 1.
     weighted: Option<Vec<(u32, f32)>>,
 }
 
 impl Occurrences {
-    /// No occurrences, with room for `count`.
+    /// Creates an empty list with capacity `count`.
     pub fn with_capacity(count: usize) -> Self {
         Occurrences { keys: Vec::with_capacity(count), weighted: None }
     }
@@ -35,7 +35,7 @@ impl Occurrences {
         self.keys.push(u64::from(row) << 32 | u64::from(low));
     }
 
-    /// Adds an occurrence of each of `rows` that is not negative, all with the gradient of `slot`.
+    /// Adds an occurrence of each row that is not negative, all with the gradient of `slot`.
     #[inline]
     pub fn push_bag(&mut self, rows: &[i64], slot: u32) {
         if self.weighted.is_some() || rows.iter().any(|row| *row < 0) {
@@ -48,7 +48,7 @@ impl Occurrences {
     /// Adds an occurrence whose gradient is multiplied by `weight`.
     ///
     /// # Panics
-    /// Where there are 2^32 occurrences.
+    /// If there are 2^32 occurrences.
     pub fn push_weighted(&mut self, row: u32, slot: u32, weight: f32) {
         let weighted = self.weighted.get_or_insert_with(|| {
             let slots = self.keys.iter().map(|key| (*key as u32, 1.0)).collect();
@@ -77,7 +77,8 @@ impl Occurrences {
     }
 }
 
-/// The distinct rows of sorted keys, and where each starts. Whether a row is a new one is hard to predict: it moves a count, not a branch.
+/// Returns the distinct rows of sorted keys, and the start of each. Whether a key starts a new row is hard to predict, so the
+/// loop advances a count without a branch.
 fn group(keys: &[u64]) -> RowGroups {
     let (mut rows, mut starts) = (vec![0u32; keys.len()], vec![0u32; keys.len() + 1]);
     let mut count = 0;
@@ -91,7 +92,7 @@ fn group(keys: &[u64]) -> RowGroups {
     RowGroups { rows, starts, slots: Vec::with_capacity(keys.len()), weights: None, slots_end: 0 }
 }
 
-/// Sorts by the high half, least significant digit first, equal ones in their order.
+/// Sorts by the high half with a stable least-significant-digit radix sort.
 fn sort_by_row(keys: &mut Vec<u64>) {
     if keys.len() < SHORT {
         keys.sort_by_key(|key| key >> 32);
@@ -120,55 +121,55 @@ fn sort_by_row(keys: &mut Vec<u64>) {
     }
 }
 
-/// The occurrences of a batch in one table, grouped by row.
+/// Occurrences of a batch in one table, grouped by row.
 #[derive(Clone, Debug)]
 pub struct RowGroups {
-    /// Distinct rows, rising.
+    /// Distinct rows, ascending.
     rows: Vec<u32>,
-    /// Where the occurrences of each row start, `[rows + 1]`.
+    /// Start of each row's occurrences, `[rows + 1]`.
     starts: Vec<u32>,
-    /// The gradient of each occurrence.
+    /// Gradient slot per occurrence.
     slots: Vec<u32>,
-    /// The factor of each occurrence's gradient; none means 1.
+    /// Weight per occurrence; none means 1.
     weights: Option<Vec<f32>>,
-    /// One more than the largest slot.
+    /// Largest slot plus 1.
     slots_end: u32,
 }
 
 impl RowGroups {
-    /// Distinct rows of the batch, rising.
+    /// Returns the distinct rows of the batch, ascending.
     pub fn rows(&self) -> &[u32] {
         &self.rows
     }
 
-    /// Number of occurrences.
+    /// Returns the number of occurrences.
     pub fn occurrences(&self) -> usize {
         self.slots.len()
     }
 
-    /// Number of gradient rows that the occurrences name, at least.
+    /// Returns the number of gradient rows that the slots require.
     pub fn slots_end(&self) -> usize {
         self.slots_end as usize
     }
 
-    /// The same occurrences of the rows numbered from 0: row `n` is the `n`-th distinct row.
+    /// Returns the same occurrences with rows numbered from 0: row `n` is the `n`-th distinct row.
     pub fn renumbered(&self) -> RowGroups {
         RowGroups { rows: (0..self.rows.len() as u32).collect(), ..self.clone() }
     }
 
-    /// All rows.
+    /// Returns all rows.
     pub fn whole(&self) -> GroupsPart<'_> {
         GroupsPart { groups: self, range: 0..self.rows.len() }
     }
 
-    /// The rows of a range of row numbers.
+    /// Returns the rows of a range of row numbers.
     pub fn between(&self, rows: Range<u32>) -> GroupsPart<'_> {
         let at = |row: u32| self.rows.partition_point(|r| *r < row);
         GroupsPart { groups: self, range: at(rows.start)..at(rows.end) }
     }
 }
 
-/// Some consecutive rows of a batch's groups.
+/// Consecutive rows of a batch's groups.
 #[derive(Clone, Debug)]
 pub struct GroupsPart<'a> {
     groups: &'a RowGroups,
@@ -176,7 +177,7 @@ pub struct GroupsPart<'a> {
 }
 
 impl<'a> GroupsPart<'a> {
-    /// Cuts the rows into `parts` of about equally many occurrences; a row is in one of them.
+    /// Splits the rows into `parts` ranges with about equally many occurrences.
     pub fn split(&self, parts: usize) -> Vec<GroupsPart<'a>> {
         let starts = &self.groups.starts[self.range.start..=self.range.end];
         let (first, last) = (starts[0] as usize, starts[starts.len() - 1] as usize);
@@ -192,12 +193,12 @@ impl<'a> GroupsPart<'a> {
         (0..parts).map(part).filter(|part| !part.is_empty()).collect()
     }
 
-    /// True where there is no row.
+    /// Returns true if there is no row.
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }
 
-    /// The rows, rising.
+    /// Returns the rows, ascending.
     pub fn rows(&self) -> &'a [u32] {
         &self.groups.rows[self.range.clone()]
     }

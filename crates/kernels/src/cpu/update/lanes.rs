@@ -1,4 +1,4 @@
-//! The 16 columns of a block as registers: the same operations on every instruction set, each rounded as that of one number is.
+//! The 16 columns of a block in registers: the same operations on every instruction set, with the rounding of scalar operations.
 
 /// Columns of a block.
 pub const BLOCK: usize = 16;
@@ -6,7 +6,7 @@ pub const BLOCK: usize = 16;
 /// Numbers of a block.
 pub(super) type Block = [f32; BLOCK];
 
-/// A block in registers. Values of a type are used only by code that is compiled for its instruction set.
+/// A block in registers. A type is used only in code that is compiled for its instruction set.
 pub(super) trait Lanes: Copy {
     fn load(from: &Block) -> Self;
     fn store(self, to: &mut Block);
@@ -16,13 +16,13 @@ pub(super) trait Lanes: Copy {
     fn mul(self, other: Self) -> Self;
     fn div(self, other: Self) -> Self;
     fn sqrt(self) -> Self;
-    /// The sum of the columns: the upper half is added to the lower one until one number is left.
+    /// Returns the sum of the columns: the upper half is added to the lower one until one number is left.
     fn sum(self) -> f32;
-    /// True where no number is NaN or larger than `limit` in size.
+    /// Returns true if no number is NaN or exceeds `limit` in magnitude.
     fn is_within(self, limit: f32) -> bool;
 }
 
-/// What runs where nothing better does.
+/// Fallback without vector instructions.
 #[derive(Clone, Copy)]
 pub(super) struct Portable(Block);
 

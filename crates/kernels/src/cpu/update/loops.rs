@@ -7,12 +7,12 @@ use super::rules::{Decay, RuleKind, Step};
 use crate::memory::prefetch_range;
 use sterling_core::limits::COMPONENT_MAX;
 
-/// Occurrences of a row that are added one to the other; sums of more are sums of such runs.
+/// Number of a row's occurrences that are added one by one; longer sums add such runs.
 pub const RUN: usize = 256;
-/// How many distinct rows ahead of the one being updated a stretch is asked for.
+/// Prefetch distance in distinct rows.
 const PREFETCH_ROWS: usize = 24;
 
-/// Room for one row: gradient, row, and two states of its width, `[blocks]` each.
+/// Buffers of one row: gradient, row, and two state vectors of its width, `[blocks]` each.
 pub(super) struct Room<'a, L> {
     pub(super) gradient: &'a mut [L],
     pub(super) row: &'a mut [L],
@@ -20,7 +20,7 @@ pub(super) struct Room<'a, L> {
     pub(super) second: &'a mut [L],
 }
 
-/// Updates the rows of `groups`, in order; adds those that it does not write to `rejected`.
+/// Updates the rows of `groups` in order; adds rejected rows to `rejected`.
 #[inline(always)]
 pub(super) fn update_rows<L: Lanes>(
     step: &Step,
@@ -52,7 +52,7 @@ pub(super) fn update_rows<L: Lanes>(
     }
 }
 
-/// Adds the sums of further runs, each made in `run`.
+/// Adds the sums of further runs, each computed in `run`.
 #[inline(always)]
 fn add_runs<L: Lanes>(
     groups: &GroupsPart<'_>,
@@ -95,8 +95,8 @@ fn sum_run<L: Lanes>(
     }
 }
 
-/// Applies the rule to one stretch, row and state; false where the result would not be finite or would leave the limits, and the
-/// stretch is as it was.
+/// Applies the rule to row and state of one stretch. Returns false and leaves the stretch unchanged if the result would not be
+/// finite or would exceed the limits.
 #[inline(always)]
 fn update_row<L: Lanes>(
     step: &Step,
@@ -210,7 +210,7 @@ fn descend<L: Lanes>(row: &mut [L], factor: f32, gradient: &[L]) {
     }
 }
 
-/// Scales a row down to a norm where its own is larger.
+/// Scales a row down to a maximum norm.
 #[inline(always)]
 fn scale_to<L: Lanes>(row: &mut [L], norm_max: f32) {
     let norm = square_sum(row).sqrt();
@@ -222,7 +222,7 @@ fn scale_to<L: Lanes>(row: &mut [L], norm_max: f32) {
     }
 }
 
-/// The sum of squares, block by block.
+/// Returns the sum of squares, block by block.
 #[inline(always)]
 fn square_sum<L: Lanes>(blocks: &[L]) -> f32 {
     let mut sum = 0.0;
@@ -232,7 +232,7 @@ fn square_sum<L: Lanes>(blocks: &[L]) -> f32 {
     sum
 }
 
-/// Loads numbers into blocks; what is left of the last block is zeros.
+/// Loads numbers into blocks; the rest of the last block is filled with zeros.
 #[inline(always)]
 fn load<L: Lanes>(from: &[f32], to: &mut [L]) {
     let (blocks, tail) = from.as_chunks::<BLOCK>();

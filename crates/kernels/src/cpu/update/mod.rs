@@ -1,18 +1,18 @@
 //! The fused backward pass of an embedding table: sums the gradients of each row of a batch, and applies the optimizer to the row.
 //!
-//! No gradient of the table is ever made. The occurrences of a batch are sorted by row once ([`RowGroups`]); [`update`] then takes the
-//! distinct rows in rising order, sums the gradients of a row's occurrences, computes the rule of [`Step`] and writes row and state, which
-//! lie in one stretch. FBGEMM calls this a table-batched embedding with a fused optimizer
-//! (<https://github.com/pytorch/FBGEMM>, `split_table_batched_embeddings_ops_training`).
+//! The gradient of the table is never materialized. The occurrences of a batch are sorted by row once ([`RowGroups`]). Then
+//! [`update`] visits the distinct rows in ascending order, sums the gradients of a row's occurrences, applies the rule of
+//! [`Step`] and writes row and state, which are contiguous (a *stretch*). FBGEMM calls this a table-batched embedding with a
+//! fused optimizer (<https://github.com/pytorch/FBGEMM>, `split_table_batched_embeddings_ops_training`).
 //!
 //! The order of all sums is a contract, so that every instruction set, thread count and sharding gives the same bits:
 //!
-//! - Occurrences are added in the order in which the batch names them, in runs of [`RUN`]; the sums of runs are added in order.
-//! - A weight multiplies a gradient before it is added: no fused multiply-add, whose rounding differs.
-//! - A square sum over a row is the sum, in order, of blocks of [`BLOCK`] columns; a block is added as a tree of fixed shape.
+//! - Occurrences are added in the order of the batch, in runs of [`RUN`]; the sums of runs are added in order.
+//! - A gradient is multiplied by its weight before it is added, without a fused multiply-add, whose rounding differs.
+//! - The sum of squares of a row is the sum, in order, of blocks of [`BLOCK`] columns; a block is added as a tree of fixed shape.
 //!
-//! The loops are written once, over blocks of 16 columns, and compiled for AVX-512, AVX2, NEON and, as arrays, for all else. Sums,
-//! products, quotients and roots round alike in registers and alone.
+//! The loops are written once, over blocks of 16 columns, and compiled for AVX-512, AVX2, NEON, and as plain arrays for all other
+//! CPUs. Sums, products, quotients and roots are rounded the same in vector and scalar operations.
 
 mod dispatch;
 mod groups;

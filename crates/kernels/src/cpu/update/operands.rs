@@ -1,20 +1,20 @@
-//! What an update reads and writes.
+//! Operands of an update.
 
 use super::lanes::{BLOCK, Block};
 
-/// Gradients of slots, one after the other, each padded with zeros to whole blocks.
+/// Gradients per slot, contiguous, each padded with zeros to complete blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct GradientRows<'a> {
     values: &'a [Block],
-    /// Blocks of a row.
+    /// Blocks per row.
     blocks: usize,
 }
 
 impl<'a> GradientRows<'a> {
-    /// Rows of `width` numbers: `values` is `[slots, blocks, BLOCK]`.
+    /// Wraps gradients of `width` numbers: `values` is `[slots, blocks, BLOCK]`.
     ///
     /// # Panics
-    /// Where `values` are no whole rows.
+    /// If `values` is not a multiple of the blocks per row.
     pub fn new(width: usize, values: &'a [[f32; BLOCK]]) -> Self {
         let blocks = width.div_ceil(BLOCK);
         assert!(blocks > 0 && values.len().is_multiple_of(blocks), "no whole gradient rows");
@@ -25,7 +25,7 @@ impl<'a> GradientRows<'a> {
         self.values.len() / self.blocks
     }
 
-    /// Blocks of a row.
+    /// Returns the blocks per row.
     pub(super) fn blocks(&self) -> usize {
         self.blocks
     }
@@ -36,15 +36,15 @@ impl<'a> GradientRows<'a> {
     }
 }
 
-/// Consecutive stretches of a table that learns: each a row with its optimizer's state behind it.
+/// Consecutive stretches of a table in training: each a row followed by its optimizer state.
 #[derive(Debug)]
 pub struct Stretches<'a> {
     /// `[rows, stride]`.
     pub data: &'a mut [f32],
-    /// The row of the first stretch.
+    /// Row number of the first stretch.
     pub first_row: u32,
-    /// Numbers of a row, D.
+    /// Numbers per row, D.
     pub width: usize,
-    /// Numbers from one stretch to the next.
+    /// Distance between stretches in numbers.
     pub stride: usize,
 }

@@ -1,4 +1,4 @@
-//! Optimizer rules as plain numbers, and the state that each keeps behind a row.
+//! Optimizer rules as plain numbers, and the state of each per row.
 
 /// Optimizers of embedding rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -23,12 +23,12 @@ impl RuleKind {
     pub const ALL: [RuleKind; 5] =
         [RuleKind::Sgd, RuleKind::Adagrad, RuleKind::RowwiseAdagrad, RuleKind::Adam, RuleKind::RowwiseAdam];
 
-    /// Numbers of the state behind a row of `width` numbers: its vectors of that width, then its single numbers.
+    /// Returns the numbers of state per row of `width` numbers: vectors of that width, then scalars.
     pub fn state_width(self, width: usize) -> usize {
         self.state_vectors() * width + self.state_numbers()
     }
 
-    /// Vectors of the row's width in the state.
+    /// Returns the number of state vectors of the row's width.
     pub fn state_vectors(self) -> usize {
         match self {
             RuleKind::Sgd | RuleKind::RowwiseAdagrad => 0,
@@ -37,7 +37,7 @@ impl RuleKind {
         }
     }
 
-    /// Single numbers in the state.
+    /// Returns the number of scalars in the state.
     pub fn state_numbers(self) -> usize {
         match self {
             RuleKind::Sgd | RuleKind::Adagrad => 0,
@@ -46,7 +46,7 @@ impl RuleKind {
         }
     }
 
-    /// The name in TOML and in reports.
+    /// Returns the name in TOML and reports.
     pub fn name(self) -> &'static str {
         match self {
             RuleKind::Sgd => "sgd",
@@ -58,7 +58,7 @@ impl RuleKind {
     }
 }
 
-/// Weight decay, of the rows that a batch touches.
+/// Weight decay, applied to the rows that a batch touches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decay {
@@ -71,7 +71,7 @@ pub enum Decay {
     Decoupled(f32),
 }
 
-/// One update of rows by a rule. Its numbers are finite, and `epsilon` is above 0.
+/// One optimizer step. Its settings are finite, and `epsilon` is above 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
     /// The optimizer.
@@ -86,14 +86,14 @@ pub struct Step {
     pub beta2: f32,
     /// Weight decay.
     pub decay: Decay,
-    /// Largest norm of an updated row; longer ones are scaled down to it.
+    /// Maximum norm of an updated row; longer rows are scaled down to it.
     pub max_norm: Option<f32>,
-    /// Largest norm of a row's gradient; longer ones are scaled down to it, before decay.
+    /// Maximum norm of a row's gradient; longer gradients are scaled down to it, before decay.
     pub clip: Option<f32>,
 }
 
 impl Step {
-    /// `1 / (1 - β^updates)` for both moments, in f64 by repeated squaring, which gives the same bits everywhere.
+    /// Returns `1 / (1 - β^updates)` of both moments, in f64 by repeated squaring, which gives the same bits everywhere.
     pub(super) fn bias_corrections(&self, updates: u32) -> [f32; 2] {
         [self.beta1, self.beta2].map(|beta| (1.0 / (1.0 - power(f64::from(beta), updates))) as f32)
     }

@@ -1,4 +1,4 @@
-//! Sorting against a stable sort, every kernel against the portable one bit for bit, and the rules against their formulas in f64.
+//! Sorting compared with a stable sort, every kernel with the portable one bit for bit, and the rules with their formulas in f64.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::cpu::Kernels;
 use crate::cpu::isa::Isa;
 
-/// The widths of the contract: below, at and above whole blocks.
+/// Widths below, at and above multiples of a block.
 const WIDTHS: [usize; 14] = [1, 3, 4, 8, 12, 16, 20, 32, 48, 64, 100, 128, 256, 300];
 
 fn draws(seed: u64) -> impl FnMut() -> u64 {
@@ -36,7 +36,7 @@ struct Problem {
 }
 
 impl Problem {
-    /// `repeats` occurrences of row 5 beside one or two of others.
+    /// Adds `repeats` occurrences of row 5 and one or two of other rows.
     fn new(width: usize, step: Step, repeats: usize, is_weighted: bool, seed: u64) -> Self {
         let (rows, slots) = (97usize, 40usize);
         let mut next = draws(seed);
@@ -72,7 +72,7 @@ impl Problem {
         occurrences.sort()
     }
 
-    /// Three steps by some kernels, the rows in `parts`.
+    /// Runs three steps with the given kernels, the rows split into `parts`.
     fn run(&self, kernels: Kernels, parts: usize) -> Vec<f32> {
         let mut data = self.stretches.clone();
         let (groups, stride) = (self.groups(), data.len() / self.rows);
@@ -86,7 +86,7 @@ impl Problem {
         data
     }
 
-    /// The same in f64, straight from the formulas: rows alone.
+    /// Computes the rows in f64, straight from the formulas.
     fn formulas(&self) -> Vec<f64> {
         let (width, stride) = (self.width, self.stretches.len() / self.rows);
         let blocks = width.div_ceil(BLOCK);
@@ -156,7 +156,7 @@ fn step(kind: RuleKind) -> Step {
     Step { kind, rate: 0.05, epsilon: 1e-3, beta1: 0.9, beta2: 0.99, decay: Decay::None, max_norm: None, clip: None }
 }
 
-/// A rule with all options in turn.
+/// Returns steps of a rule that cover all options.
 fn steps(kind: RuleKind) -> Vec<Step> {
     let plain = step(kind);
     vec![
@@ -178,7 +178,7 @@ fn every_kernel_gives_the_bits_of_the_portable_one() {
     for kind in RuleKind::ALL {
         for (number, step) in steps(kind).into_iter().enumerate() {
             for (at, width) in WIDTHS.into_iter().enumerate() {
-                // Runs of one, of several, at the length of a run, just above, and of many runs in the shortest widths.
+                // Below a run, exactly one run, one more, and several runs.
                 let repeats = [0, 3, RUN, RUN + 1, 2 * RUN + 44][(at + number) % 5];
                 let problem = Problem::new(width, step, repeats, number % 2 == 1, width as u64 * 7 + number as u64);
                 let expected = problem.run(Kernels::of(Isa::Portable), 1);
@@ -213,7 +213,7 @@ fn rules_follow_their_formulas() {
                 for (row, expected) in expected.chunks_exact(width).enumerate() {
                     for (got, expected) in got[row * stride..].iter().zip(expected) {
                         let error = (f64::from(*got) - expected).abs();
-                        // A sum of gradients that nearly cancel has lost digits, which a root of it takes along.
+                        // A sum of gradients that nearly cancel loses digits, and so does its root.
                         assert!(error < 1e-5 * expected.abs().max(0.5), "{step:?} width {width}: {got} for {expected}");
                     }
                 }
@@ -248,7 +248,7 @@ fn sums_of_a_row_are_added_in_runs() {
 
 #[test]
 fn a_column_cut_at_blocks_sums_the_same_squares() {
-    // A row of 48 columns, of which the first 16 and the last 32 are the square sums that shards exchange.
+    // Sums of squares of 48 columns: of the first 16 and of the last 32, as shards would exchange them.
     let mut next = draws(21);
     let gradients: Vec<[f32; BLOCK]> = (0..3).map(|_| std::array::from_fn(|_| signed(next()))).collect();
     let state = |blocks: &[[f32; BLOCK]]| {
@@ -310,7 +310,7 @@ fn a_slot_beyond_the_gradients_stops_the_call() {
 }
 
 proptest! {
-    /// Groups are what a stable sort by row gives, for few and many occurrences, low and high rows, with and without weights.
+    /// Groups equal those of a stable sort by row, for few and many occurrences, low and high rows, with and without weights.
     #[test]
     fn groups_are_those_of_a_stable_sort(
         count in prop::sample::select(vec![0usize, 1, 2, 100, 255, 256, 257, 3000]),
@@ -332,7 +332,7 @@ proptest! {
                 false => occurrences.push(*row, *slot),
             }
         }
-        // The rest as one bag, with ids that have no row.
+        // The remaining occurrences form one bag, with ids that have no row.
         let bag: Vec<i64> = (0..count / 3).map(|_| (next() % (u64::from(largest) + 2)) as i64 - 1).collect();
         occurrences.push_bag(&bag, 50);
         let groups = occurrences.sort();

@@ -1,4 +1,4 @@
-//! Which constants are parameters, and files with others in their place.
+//! Selection of parameters among constants, and files with new values of them.
 
 use rten_onnx::onnx::{DataType, ModelProto};
 
@@ -17,7 +17,7 @@ fn names(graph: &TrainableGraph) -> Vec<&str> {
     graph.parameters().iter().map(|parameter| &parameter.name[..]).collect()
 }
 
-/// A file whose numbers are listed rather than written as bytes.
+/// Returns a file whose numbers are stored as lists instead of raw bytes.
 fn listed(onnx: &[u8]) -> Vec<u8> {
     let mut model = ModelProto::parse_buf(onnx).unwrap();
     let initializers = model.graph.as_mut().unwrap().initializer.iter_mut();
@@ -99,7 +99,7 @@ fn bad_input_is_refused_by_its_name() {
     let worth = [0.0; 7];
     assert!(graph.backward(parameters, &batch, &[&worth], &mut workspace, &mut gradients).is_err());
     assert!(graph.backward(parameters, &batch, &[], &mut workspace, &mut gradients).is_err());
-    // No rows at all have gradients of 0.
+    // A batch without rows has gradients of 0.
     graph.backward(parameters, &Batch { rows: 0, ..batch }, &[&[]], &mut workspace, &mut gradients).unwrap();
     assert!(gradients.parameters.iter().all(|x| *x == 0.0) && gradients.parameters.len() == parameters.len());
 }

@@ -1,4 +1,4 @@
-//! Gradients and optimizers of PyTorch (`python/make_grad_golden.py`).
+//! Comparison with the gradients and optimizers of PyTorch (`python/make_grad_golden.py`).
 
 use serde::Deserialize;
 
@@ -32,14 +32,14 @@ struct GoldenCase {
     constant_gradients: Vec<Gradient>,
 }
 
-/// Constants that are not trained by themselves: masks, and statistics of batch norms.
+/// Constants that are not parameters: masks, and statistics of batch norms.
 const CONSTANTS: [&str; 8] = [
     "unsqueeze_2",
     "module.earlier",
     "module.later",
     "norm.running_mean",
     "norm.running_var",
-    // Of the batch norm of `operators`, and what a mask is made of.
+    // Batch-norm statistics of `operators`, and the source of a mask.
     "c20",
     "c21",
     "c56",
@@ -60,7 +60,7 @@ impl GoldenCase {
         self.inputs.iter().find(|input| input.is_pair).unwrap().shape[self.axis]
     }
 
-    /// The axis that counts rows: some outputs of `operators` have it behind another one.
+    /// Returns the axis that counts rows; some outputs of `operators` have another axis before it.
     fn axis_of(&self, shape: &[usize]) -> usize {
         if shape[self.axis] == self.rows() { self.axis } else { shape.len() - 2 }
     }
@@ -80,7 +80,7 @@ impl GoldenCase {
         TrainableGraph::read(&file(&self.graph), &given, &made, &[])
     }
 
-    /// Numbers `[.., rows, ..]` with the axis of rows first.
+    /// Moves the axis of rows of numbers `[.., rows, ..]` to the front.
     fn by_row(&self, shape: &[usize], values: &[f32]) -> Vec<f32> {
         let axis = self.axis_of(shape);
         let (rows, inner) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
@@ -90,8 +90,8 @@ impl GoldenCase {
     }
 }
 
-/// The first number that is not that of a gradient, within 1e-5 of its largest one, or of a hundredth of the largest of all, for gradients
-/// that are 0 but for rounding.
+/// Returns the first number that differs from the expected gradient. The tolerance is 1e-5 of the gradient's largest number, or
+/// of 1 % of the largest of all gradients, for gradients that are 0 except for rounding.
 fn far(got: &[f32], want: &Gradient, most: f64) -> Option<String> {
     assert_eq!(got.len(), want.shape.iter().product::<usize>(), "`{}`", want.name);
     let bound = 1e-5 * want.largest.max(most / 100.0);

@@ -1,8 +1,8 @@
-//! Graphs of random operations, with parameters.
+//! Graphs of random operations with parameters.
 
 use super::*;
 
-/// A step of a random graph: which operation, over which of the values so far, and how wide.
+/// A step of a random graph: the operation, two of the earlier values, and a size.
 pub(super) type Random = (u8, usize, usize, usize);
 
 const FUNCTIONS: [Unary; 9] = [
@@ -23,7 +23,7 @@ fn parameter(graph: &mut Graph, shape: &[usize]) -> Result<Id> {
     graph.input(graph.inputs.len() - 1)
 }
 
-/// A value of one axis as a matrix of two rows.
+/// Reshapes a value of one axis to a matrix of two rows.
 fn halves(graph: &mut Graph, a: Id) -> Result<Id> {
     let last = graph.shape(a)[2];
     graph.reshape(a, vec![1, 1, 2, last / 2], graph.values[a].rows)
@@ -34,7 +34,7 @@ fn flat(graph: &mut Graph, a: Id) -> Result<Id> {
     graph.reshape(a, vec![1, 1, width], rows)
 }
 
-/// The result of a step, whose numbers stay small.
+/// Returns the result of a step, scaled so that numbers stay small.
 fn random(graph: &mut Graph, (kind, a, b, size): Random) -> Result<Id> {
     let last = graph.shape(a)[2];
     let share = graph.number(vec![], vec![1.0 / last as f32])?;
@@ -46,7 +46,7 @@ fn random(graph: &mut Graph, (kind, a, b, size): Random) -> Result<Id> {
             let product = graph.matmul(a, matrix)?;
             graph.binary(Binary::Mul, product, share)
         }
-        // A layer as PyTorch keeps it, its matrix turned.
+        // A layer as PyTorch stores it, with a transposed matrix.
         3 => {
             let (matrix, bias) = (parameter(graph, &[size, last])?, parameter(graph, &[size])?);
             let turned = graph.transpose(matrix, &[1, 0])?;
@@ -85,13 +85,14 @@ fn random(graph: &mut Graph, (kind, a, b, size): Random) -> Result<Id> {
             let scaled = graph.binary(Binary::Mul, a, inverse)?;
             graph.binary(Binary::Mul, scaled, log)
         }
-        // Some numbers, one more than once.
+        // Picks some numbers, one of them more than once.
         15 => {
             let index: Vec<u32> = (0..last).step_by(1 + size % 3).chain([size % last]).map(|n| n as u32).collect();
             let shape = vec![1, 1, index.len()];
             graph.pick(a, index, shape, rows)
         }
-        // Added beside each row of a row, times a number of its own, a factor of each row, and normalised over rows.
+        // Concatenated to each matrix row, multiplied by a number and by a factor per matrix row, and normalised over matrix
+        // rows.
         16 if last.is_multiple_of(2) => {
             let (own, each) = (parameter(graph, &[last / 2])?, parameter(graph, &[2, 1])?);
             let matrix = halves(graph, a)?;
@@ -101,7 +102,7 @@ fn random(graph: &mut Graph, (kind, a, b, size): Random) -> Result<Id> {
             let less = graph.binary(Binary::Sub, product, rest)?;
             flat(graph, less)
         }
-        // Several rows within a row times one matrix, and times one each.
+        // Several matrix rows per row, multiplied by one matrix, and by one matrix each.
         17 if last.is_multiple_of(2) => {
             let shape = if size.is_multiple_of(2) { vec![last / 2, size] } else { vec![1, 2, last / 2, size] };
             let matrix = parameter(graph, &shape)?;
@@ -114,7 +115,7 @@ fn random(graph: &mut Graph, (kind, a, b, size): Random) -> Result<Id> {
             let (width, rows) = (graph.values[product].count(), rows.map(|_| 1));
             graph.reshape(product, vec![1, 1, width], rows)
         }
-        // Turned and multiplied with what it came from; a parameter from the left.
+        // Multiplied by its own transpose; a parameter as the left factor.
         18 if last.is_multiple_of(2) => {
             let matrix = halves(graph, a)?;
             let turned = graph.transpose(matrix, &[0, 1, 3, 2])?;
@@ -124,7 +125,7 @@ fn random(graph: &mut Graph, (kind, a, b, size): Random) -> Result<Id> {
             let made = flat(graph, product)?;
             graph.binary(Binary::Mul, made, share)
         }
-        // What all rows share, one for each of them.
+        // Shared values, repeated per matrix row.
         19 => {
             let own = parameter(graph, &[1, 1, size])?;
             let index = (0..size as u32).chain([0]).collect();
@@ -147,7 +148,7 @@ fn random(graph: &mut Graph, (kind, a, b, size): Random) -> Result<Id> {
     }
 }
 
-/// A graph of a row, a column, and what all rows share, of random operations.
+/// Returns a graph of random operations over a row, a column and shared values.
 pub(super) fn graph(width: usize, steps: &[Random]) -> Graph {
     let input = |side: Side, width: usize| {
         let rows = (side == Side::Pair).then_some(1);
