@@ -25,7 +25,7 @@ variables of `serve` and `route`.
 
 def help_of(program: str, command: list[str]) -> str:
     # A clean environment: `--help` prints the values of variables that are set.
-    run = subprocess.run([program, *command, "-h"], capture_output=True, text=True, check=True, env={"HOME": "/root"})
+    run = subprocess.run([program, *command, "-h"], capture_output=True, text=True, check=True, env={})
     return run.stdout.rstrip()
 
 
