@@ -304,8 +304,31 @@ pub fn write_atomic(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::R
     })
 }
 
+/// Creates a folder atomically: `make` fills a temporary one, which is renamed to `path` at the end. Removes it on failure.
+///
+/// # Errors
+/// Errors of `make`; `Io` or `NoSpace` with the path.
+pub fn write_folder<T>(path: &Path, make: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+    let make = |temporary: &Path| {
+        let io = |e| Error::io(path.display(), e);
+        fs::create_dir(temporary).map_err(io)?;
+        let made = make(temporary)?;
+        sync_folder(temporary).map_err(io)?;
+        Ok(made)
+    };
+    replace_with(path, make, |temporary| fs::remove_dir_all(temporary))
+}
+
 /// Lets `make` write a temporary file and renames it to `path`. Removes the temporary file on failure.
 fn replace<T>(path: &Path, make: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+    replace_with(path, make, |temporary| fs::remove_file(temporary))
+}
+
+fn replace_with<T>(
+    path: &Path,
+    make: impl FnOnce(&Path) -> Result<T>,
+    remove: impl FnOnce(&Path) -> std::io::Result<()>,
+) -> Result<T> {
     may_block();
     let temporary = temporary(path);
     let renamed = |made| {
@@ -316,7 +339,7 @@ fn replace<T>(path: &Path, make: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     };
     let made = make(&temporary).and_then(|made| renamed(made).map_err(|e| Error::io(path.display(), e)));
     made.inspect_err(|_| {
-        let _ = fs::remove_file(&temporary);
+        let _ = remove(&temporary);
     })
 }
 
@@ -577,6 +600,26 @@ mod tests {
                 assert_eq!(refusal.to_string(), format!("{}: not a regular file", path.display()));
             }
         }
+    }
+
+    #[test]
+    fn a_folder_appears_with_all_files_or_not_at_all() {
+        let above = tempfile::tempdir().unwrap();
+        let path = above.path().join("made");
+        let fill = |folder: &Path| write_atomic(&folder.join("file"), |out| out.write_all(b"text")).map(drop);
+        let failed = write_folder(&path, |folder| {
+            fill(folder)?;
+            assert!(!path.exists());
+            Err::<(), _>(Error::invalid("no"))
+        });
+        assert!(failed.unwrap_err().to_string().contains("no"));
+        assert_eq!(fs::read_dir(above.path()).unwrap().count(), 0, "no temporary folder remains");
+        write_folder(&path, fill).unwrap();
+        assert_eq!(fs::read(path.join("file")).unwrap(), b"text");
+        // An existing folder with files stays as it is.
+        assert!(write_folder(&path, |_| Ok(())).is_err());
+        assert_eq!(fs::read(path.join("file")).unwrap(), b"text");
+        assert_eq!(fs::read_dir(above.path()).unwrap().count(), 1);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::judge::Judged;
 use sterling_core::error::{Error, Kind, Result};
-use sterling_storage::files::{self, Checksum, sync_folder, temporary, write_atomic};
+use sterling_storage::files::{self, Checksum, write_atomic};
 
 /// File of the tensors.
 pub(crate) const STATE_FILE: &str = "state.safetensors";
@@ -149,25 +149,23 @@ impl Checkpoints {
         state: impl FnOnce(&Path) -> Result<Checksum>,
     ) -> Result<()> {
         let folder = self.folder.join(position.step.to_string());
-        let temporary = temporary(&folder);
         let io = |e| Error::io(folder.display(), e);
         let write = || {
             fs::create_dir_all(&self.folder).map_err(io)?;
             // Left by a run that was killed.
             self.sweep()?;
-            fs::create_dir(&temporary).map_err(io)?;
-            let state = state(&temporary.join(STATE_FILE))?;
-            let about = About { format: FORMAT, origin: origin.clone(), position: position.clone(), state };
-            let text = serde_json::to_vec(&about).map_err(|e| Error::internal(format!("{ABOUT_FILE}: {e}")))?;
-            write_atomic(&temporary.join(ABOUT_FILE), |file| file.write_all(&text))?;
-            if folder.exists() {
-                fs::remove_dir_all(&folder).map_err(io)?;
-            }
-            fs::rename(&temporary, &folder).map_err(io)?;
-            sync_folder(&self.folder).map_err(io)
+            files::write_folder(&folder, |temporary| {
+                let state = state(&temporary.join(STATE_FILE))?;
+                let about = About { format: FORMAT, origin: origin.clone(), position: position.clone(), state };
+                let text = serde_json::to_vec(&about).map_err(|e| Error::internal(format!("{ABOUT_FILE}: {e}")))?;
+                write_atomic(&temporary.join(ABOUT_FILE), |file| file.write_all(&text))?;
+                if folder.exists() {
+                    fs::remove_dir_all(&folder).map_err(io)?;
+                }
+                Ok(())
+            })
         };
         write().map_err(|e| {
-            let _ = fs::remove_dir_all(&temporary);
             e.within(format!("checkpoint at step {} was not written, earlier ones are as they were", position.step))
         })?;
         let steps = self.steps()?;

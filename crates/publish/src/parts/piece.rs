@@ -41,22 +41,15 @@ pub(super) type Made<T> = (T, BTreeMap<String, Checksum>);
 /// # Errors
 /// Errors of `make`; `Io` or `NoSpace` with the path.
 pub(super) fn write<T: Serialize>(path: &Path, of: String, make: impl FnOnce(&Path) -> Result<Made<T>>) -> Result<()> {
-    let staging = files::temporary(path);
-    let io = |e| Error::io(path.display(), e);
-    fs::create_dir(&staging).map_err(io)?;
-    let written = make(&staging).and_then(|(holds, files)| {
+    let written = files::write_folder(path, |staging| {
+        let (holds, files) = make(staging)?;
         let piece = Piece { of, holds, files };
         let digest = piece.digest()?;
         let text = serde_json::to_vec_pretty(&Note { piece, digest }).map_err(|e| unsaid(&e))?;
-        files::write_atomic(&staging.join(NOTE), |out| out.write_all(&text))?;
-        fs::rename(&staging, path).map_err(io)
+        files::write_atomic(&staging.join(NOTE), |out| out.write_all(&text)).map(drop)
     });
-    if let Err(e) = written {
-        // Another worker's piece may exist, and a process that found all units done may have deleted this folder.
-        let _ = fs::remove_dir_all(&staging);
-        return if path.join(NOTE).exists() { Ok(()) } else { Err(e) };
-    }
-    path.parent().map_or(Ok(()), files::sync_folder).map_err(io)
+    // Another worker's piece may exist, and a process that found all units done may have deleted the temporary folder.
+    written.or_else(|e| if path.join(NOTE).exists() { Ok(()) } else { Err(e) })
 }
 
 /// Returns whether a piece with these inputs exists.
