@@ -72,7 +72,10 @@ impl Train {
         if let Some(out) = self.out.as_ref().filter(|out| out.exists()) {
             return Err(Error::conflict(format!("--out {}: it exists, expected a name that is free", out.display())));
         }
-        let work = self.work.clone().unwrap_or_else(|| beside(self.out.as_deref().unwrap_or(&self.package)));
+        let work = self
+            .work
+            .clone()
+            .unwrap_or_else(|| TrainOptions::work_beside(self.out.as_deref().unwrap_or(&self.package)));
         let options = TrainOptions {
             items: self.items.clone(),
             epochs: self.epochs,
@@ -124,12 +127,6 @@ impl Train {
         }
         say(format_args!("published {name} version {version}"))
     }
-}
-
-/// The working folder beside a package.
-fn beside(package: &Path) -> PathBuf {
-    let name = package.file_name().unwrap_or_default().to_string_lossy();
-    package.with_file_name(format!("{name}.train"))
 }
 
 /// A bar on a terminal, lines of the log elsewhere.

@@ -82,8 +82,7 @@ impl Trainer {
         if out.exists() {
             return Err(Error::conflict(format!("{}: it exists, expected a name that is free", out.display())));
         }
-        let beside = || out.with_file_name(format!("{}.train", out.file_name().unwrap_or_default().to_string_lossy()));
-        let work = self.work.clone().unwrap_or_else(beside);
+        let work = self.work.clone().unwrap_or_else(|| TrainOptions::work_beside(out));
         let options = TrainOptions { work, ..self.options.clone() };
         let mut trainer = sterling_train::Trainer::open(&self.package, options)?;
         let report = trainer.run(&|_| ())?;

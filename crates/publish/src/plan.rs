@@ -8,6 +8,7 @@ use sterling_core::error::{Error, Result};
 use sterling_core::limits::SHARDS_MAX;
 use sterling_index::ivf;
 use sterling_snapshot::Recipe;
+use sterling_snapshot::items;
 use sterling_snapshot::sandbox::Trials;
 
 /// Plan of a publication: the sources of the model and its items, the recipe of the index, and the output.
@@ -128,24 +129,13 @@ impl Source {
     /// # Errors
     /// `NotFound` if none was given and the package has none.
     pub fn item_file(&self) -> Result<PathBuf> {
-        /// Items of a package; the first existing file is used.
-        const ITEM_FILES: [&str; 2] = ["items.parquet", "items.jsonl"];
         match self {
             Source::Package { items: Some(items), .. }
             | Source::Vectors { items, .. }
             | Source::Faiss { items: Some(items), .. } => Ok(items.clone()),
             Source::Faiss { index, items: None, .. } => Ok(index.clone()),
             Source::Parts { of, .. } => of.item_file(),
-            Source::Package { folder, items: None, .. } => {
-                let mut paths = ITEM_FILES.iter().map(|name| folder.join(name));
-                paths.find(|path| path.exists()).ok_or_else(|| {
-                    let [one, other] = ITEM_FILES;
-                    let folder = folder.display();
-                    Error::not_found(format!(
-                        "items: neither `{one}` nor `{other}` is in {folder}, expected one or an item file"
-                    ))
-                })
-            }
+            Source::Package { folder, items: None, .. } => items::file_of(folder),
         }
     }
 }

@@ -2,39 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
-
-use half::{bf16, f16};
+use std::path::Path;
 
 use crate::model::Model;
 use sterling_core::error::{Error, Result};
-use sterling_embedding::format::encode_rows;
-use sterling_embedding::{RowFormat, Table, TableSpec};
+use sterling_embedding::Table;
 use sterling_snapshot::REQUESTS_FILE;
-use sterling_snapshot::items::RowFile;
+use sterling_snapshot::items::{ITEM_FILES, RowFile};
 use sterling_snapshot::model::{Package, WARMUP_FILE};
-use sterling_storage::files::{self, Checksum, Element, TensorFile, Tensors, sync_folder, temporary, write_atomic};
+use sterling_storage::files::{self, Checksum, TensorFile, write_atomic};
 
 /// File of the optimizer state, written into a trained package, so that training can continue from it.
 pub(crate) const OPTIMIZER_FILE: &str = "optimizer.safetensors";
-/// Names of a package's items file; the first that exists is used.
-const ITEM_FILES: [&str; 2] = ["items.parquet", "items.jsonl"];
-
-/// Returns the items file: the given one, or the package's own.
-///
-/// # Errors
-/// `NotFound` if there is none.
-pub(crate) fn items_path(package: &Path, given: Option<&Path>) -> Result<PathBuf> {
-    let own = || ITEM_FILES.iter().map(|name| package.join(name)).find(|path| path.exists());
-    given.map(Path::to_owned).or_else(own).ok_or_else(|| {
-        let [one, other] = ITEM_FILES;
-        Error::not_found(format!(
-            "items: neither `{one}` nor `{other}` is in {}, expected an item file",
-            package.display()
-        ))
-    })
-}
-
 /// Returns a digest of the files of a package and of its items.
 ///
 /// # Errors
@@ -70,15 +49,11 @@ pub(crate) fn write(
     if out.exists() {
         return Err(Error::conflict(format!("{}: it exists, expected a name that is free", out.display())));
     }
-    let into = temporary(out);
-    let io = |e| Error::io(out.display(), e);
-    let write = || {
-        if into.exists() {
-            fs::remove_dir_all(&into).map_err(io)?;
-        }
-        fs::create_dir_all(&into).map_err(io)?;
-        let tables = write_tables(&into, package, model)?;
-        let mut written: BTreeSet<String> = tables;
+    if let Some(above) = out.parent() {
+        fs::create_dir_all(above).map_err(|e| Error::io(above.display(), e))?;
+    }
+    files::write_folder(out, |into| {
+        let mut written = write_tables(into, package, model)?;
         for side in std::iter::once(&model.user).chain(&model.item) {
             let (file, bytes) = side.written()?;
             write_atomic(&into.join(file), |to| to.write_all(&bytes))?;
@@ -94,14 +69,7 @@ pub(crate) fn write(
                 write_atomic(&into.join(&name), |to| to.write_all(&bytes))?;
             }
         }
-        optimizer(&into.join(OPTIMIZER_FILE))?;
-        sync_folder(&into).map_err(io)?;
-        fs::rename(&into, out).map_err(io)?;
-        let above = out.parent().unwrap_or(Path::new("."));
-        sync_folder(above).map_err(io)
-    };
-    write().inspect_err(|_| {
-        let _ = fs::remove_dir_all(&into);
+        optimizer(&into.join(OPTIMIZER_FILE)).map(drop)
     })
 }
 
@@ -114,45 +82,13 @@ fn write_tables(folder: &Path, package: &Package, model: &Model) -> Result<BTree
     let learned = |table: &Table| model.tables.table(table.name()).filter(|master| master.rule().is_some());
     of_files.retain(|_, tables| tables.iter().any(|table| learned(table).is_some()));
     for (name, tables) in &of_files {
-        let before = Tensors::open(&package.folder().join(name))?;
+        let trained = |table: &&Table| learned(table).map(|master| master.served(table.spec().format)).transpose();
+        let trained: Vec<Option<Table>> = tables.iter().map(trained).collect::<Result<_>>()?;
         let mut file = TensorFile::new();
-        for table in tables {
-            match learned(table) {
-                Some(master) => add_rows(&mut file, table.spec(), &master.values()?)?,
-                None => add_copy(&mut file, table, &before)?,
-            }
+        for (table, trained) in tables.iter().zip(&trained) {
+            trained.as_ref().unwrap_or(table).encode(&mut file)?;
         }
         file.write(&folder.join(name))?;
     }
     Ok(of_files.into_keys().map(String::from).collect())
-}
-
-/// Adds f32 rows in the format of a table.
-fn add_rows(file: &mut TensorFile<'_>, spec: &TableSpec, values: &[f32]) -> Result<()> {
-    let bytes = encode_rows(spec.format, spec.width, values).map_err(|e| e.within(format!("table `{}`", spec.name)))?;
-    fn pairs<T>(bytes: &[u8], of: impl Fn([u8; 2]) -> T) -> Vec<T> {
-        bytes.as_chunks::<2>().0.iter().map(|pair| of(*pair)).collect()
-    }
-    let shape = [spec.rows as usize, spec.width];
-    match spec.format {
-        RowFormat::F32 => file.add_owned(&spec.name, &shape, values.to_vec()),
-        RowFormat::F16 => file.add_owned(&spec.name, &shape, pairs(&bytes, f16::from_le_bytes)),
-        RowFormat::Bf16 => file.add_owned(&spec.name, &shape, pairs(&bytes, bf16::from_le_bytes)),
-        _ => file.add_owned(&spec.name, &[shape[0], spec.row_bytes()?], bytes),
-    }
-}
-
-/// Adds a table unchanged from its source file.
-fn add_copy(file: &mut TensorFile<'_>, table: &Table, before: &Tensors) -> Result<()> {
-    let name = table.name();
-    fn copied<T: Element>(file: &mut TensorFile<'_>, name: &str, before: &Tensors) -> Result<()> {
-        let (numbers, shape) = before.get::<T>(name, 2)?;
-        file.add_owned(name, &shape, numbers.to_vec())
-    }
-    match table.spec().format {
-        RowFormat::F32 => copied::<f32>(file, name, before),
-        RowFormat::F16 => copied::<f16>(file, name, before),
-        RowFormat::Bf16 => copied::<bf16>(file, name, before),
-        _ => copied::<u8>(file, name, before),
-    }
 }

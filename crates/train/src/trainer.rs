@@ -24,7 +24,7 @@ use sterling_core::error::{Error, Result};
 use sterling_embedding::Lookup;
 use sterling_graph::tower::{FeatureRow, Pooled, RUN_ROWS, Scratch, Threads, Tower};
 use sterling_kernels::cpu::Kernels;
-use sterling_snapshot::items::Items;
+use sterling_snapshot::items::{self, Items};
 use sterling_snapshot::model::{Package, TrainSpec};
 use sterling_storage::files::Checksum;
 
@@ -61,6 +61,12 @@ pub struct TrainOptions {
 }
 
 impl TrainOptions {
+    /// Returns the default working folder of a run that writes or trains a package: `NAME.train` beside it.
+    pub fn work_beside(package: &Path) -> PathBuf {
+        let name = package.file_name().unwrap_or_default().to_string_lossy();
+        package.with_file_name(format!("{name}.train"))
+    }
+
     /// Creates options with default values.
     pub fn new(events: Vec<PathBuf>, work: impl Into<PathBuf>) -> Self {
         TrainOptions {
@@ -155,7 +161,7 @@ impl Trainer {
             let what = format!("epochs: got {}, expected 1 of standard input, which is read once", options.epochs);
             return Err(Error::invalid(what));
         }
-        let items = package::items_path(folder, options.items.as_deref())?;
+        let items = options.items.clone().map_or_else(|| items::file_of(folder), Ok)?;
         let catalogue = Catalogue::new(&Items::read(&items, None)?, &package)?;
         let mut model = Model::new(&package, &train, options.threads)?;
         let origin = Origin {

@@ -29,4 +29,4 @@ pub use arrays::ArrowColumn;
 pub use catalogue::{EMBEDDING, ID, Items};
 pub use folder::{FolderTypes, RowFile};
 pub use parquet::{batch_rows, open_parquet, unreadable};
-pub use read::{check_format, text_of};
+pub use read::{ITEM_FILES, check_format, file_of, text_of};

@@ -20,6 +20,22 @@ use sterling_storage::files::Unchanged;
 use sterling_storage::npy;
 use sterling_storage::rows::{RowStore, Spill};
 
+/// Item files of a package; the first existing one is used.
+pub const ITEM_FILES: [&str; 2] = ["items.parquet", "items.jsonl"];
+
+/// Returns the item file of a package folder.
+///
+/// # Errors
+/// `NotFound` if there is none.
+pub fn file_of(package: &Path) -> Result<PathBuf> {
+    let mut paths = ITEM_FILES.iter().map(|name| package.join(name));
+    paths.find(|path| path.exists()).ok_or_else(|| {
+        let [one, other] = ITEM_FILES;
+        let folder = package.display();
+        Error::not_found(format!("items: neither `{one}` nor `{other}` is in {folder}, expected one or an item file"))
+    })
+}
+
 impl Items {
     /// Reads an item file (Parquet or JSON lines) or a folder of them and, optionally, vectors from a `.npy` file.
     ///
