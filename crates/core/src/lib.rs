@@ -27,6 +27,7 @@ pub mod limits;
 pub mod locks;
 pub mod logging;
 pub mod packed;
+pub mod random;
 pub mod request;
 pub mod tensor;
 pub mod units;

@@ -1,5 +1,7 @@
 //! Counter-based random numbers: a hash of (seed, step, number), so that a resumed run samples what an uninterrupted one would.
 
+use sterling_core::random::splitmix64;
+
 /// Random numbers of one step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Draws {
@@ -8,22 +10,14 @@ pub(crate) struct Draws {
 
 impl Draws {
     pub(crate) fn new(seed: u64, step: u64) -> Self {
-        Draws { step: mix(mix(seed) ^ step) }
+        Draws { step: splitmix64(splitmix64(seed) ^ step) }
     }
 
     /// Returns random number `number` of the step, uniform in `0..below`.
     pub(crate) fn below(self, number: u64, below: u64) -> u64 {
         // Upper half of the product (Lemire 2019), without the rejection step: the bias is at most 2^-32.
-        ((u128::from(mix(self.step ^ number)) * u128::from(below)) >> 64) as u64
+        ((u128::from(splitmix64(self.step ^ number)) * u128::from(below)) >> 64) as u64
     }
-}
-
-/// The finalizer of splitmix64.
-fn mix(number: u64) -> u64 {
-    let mut x = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ (x >> 31)
 }
 
 /// Shuffles in place by the random numbers of one step (Fisher and Yates).

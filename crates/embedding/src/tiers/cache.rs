@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 pub use super::places::CacheCounters;
-use super::places::{Places, mix};
+use super::places::Places;
 use sterling_core::error::{Error, Result};
+use sterling_core::random::splitmix64;
 
 /// Overhead per cached row in bytes: index, key, counter, queue entry and fingerprint.
 pub const ENTRY_OVERHEAD_BYTES: usize = 64;
@@ -57,7 +58,7 @@ impl RowCache {
 
     /// As [`RowCache::get`] without counting: a second lookup of a row that was counted as a miss.
     pub fn peek(&self, row: u64, out: &mut [u8]) -> bool {
-        self.stripe(mix(row)).read().unwrap_or_else(PoisonError::into_inner).get(row, out)
+        self.stripe(splitmix64(row)).read().unwrap_or_else(PoisonError::into_inner).get(row, out)
     }
 
     /// Offers a row; a row that is already cached is left unchanged.
@@ -66,7 +67,7 @@ impl RowCache {
     /// If `bytes` is not `row_bytes` long.
     pub fn insert(&self, row: u64, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.row_bytes, "bytes of the row");
-        self.stripe(mix(row)).write().unwrap_or_else(PoisonError::into_inner).insert(row, bytes);
+        self.stripe(splitmix64(row)).write().unwrap_or_else(PoisonError::into_inner).insert(row, bytes);
     }
 
     /// Returns the share of requested rows that were hits, 0 without requests.
@@ -132,7 +133,7 @@ mod tests {
     const ROW_BYTES: usize = 20;
 
     fn bytes_of(row: u64) -> Vec<u8> {
-        (0..ROW_BYTES as u64).map(|i| mix(row ^ (i << 40)) as u8).collect()
+        (0..ROW_BYTES as u64).map(|i| splitmix64(row ^ (i << 40)) as u8).collect()
     }
 
     fn cache_of(entries: usize) -> RowCache {
@@ -144,7 +145,7 @@ mod tests {
         let mut state = seed;
         (0..count)
             .map(|_| {
-                state = mix(state);
+                state = splitmix64(state);
                 let uniform = (state >> 11) as f64 / (1u64 << 53) as f64;
                 ((rows as f64).powf(uniform) as u64 - 1).min(rows - 1)
             })

@@ -10,6 +10,8 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use sterling_core::random::splitmix64;
+
 const TURNS_MAX: u8 = 3;
 const GHOST_WAYS: usize = 4;
 
@@ -115,7 +117,7 @@ impl Places {
         *self.turns[at].get_mut() = 0;
         self.index.insert(row, place);
         self.inserted += 1;
-        if self.ghost.contains(mix(row)) {
+        if self.ghost.contains(splitmix64(row)) {
             self.main.push_back(place)
         } else {
             self.small.push_back(place)
@@ -134,7 +136,7 @@ impl Places {
                     self.main.push_back(place);
                     continue;
                 }
-                self.ghost.insert(mix(self.rows[place as usize]));
+                self.ghost.insert(splitmix64(self.rows[place as usize]));
                 return self.leave(place);
             }
             let place = self.main.pop_front().expect("the main queue was seen to hold a row");
@@ -192,15 +194,7 @@ impl Ghost {
     }
 }
 
-/// Hashes row numbers, which are dense, over all 64 bits (the finalizer of splitmix64).
-pub(super) fn mix(row: u64) -> u64 {
-    let x = row.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
-/// Hasher of maps keyed by row numbers; independent of the bits of [`mix`] that select a stripe.
+/// Hasher of maps keyed by row numbers; independent of the bits of [`splitmix64`] that select a stripe.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RowHasher(u64);
 
@@ -216,6 +210,6 @@ impl Hasher for RowHasher {
     }
 
     fn write_u64(&mut self, value: u64) {
-        self.0 = mix(self.0.rotate_left(1) ^ value ^ 0x5851_f42d_4c95_7f2d);
+        self.0 = splitmix64(self.0.rotate_left(1) ^ value ^ 0x5851_f42d_4c95_7f2d);
     }
 }

@@ -4,7 +4,7 @@
 
 use super::depth::{PASS_RATE_MIN, SELECTED_MAX};
 use super::measured::Measured;
-use super::share::{PASS_RATES, Share, random};
+use super::share::{PASS_RATES, Share, of_query, random};
 use sterling_core::units::{ListId, Slot};
 use sterling_index::ivf::{self, Probing, WideRows, Words};
 use sterling_index::topk::{Selector, key, unkey};
@@ -96,20 +96,23 @@ pub(super) struct Finder {
 }
 
 impl Finder {
-    /// Finds the best `k` of each share for up to [`TOGETHER`] queries, each with its own random shares; shares with `k` 0 are
-    /// skipped. Every item is scored once per query, regardless of the number of shares that contain it.
+    /// Finds the best `k` of each share for the queries of the numbers `asked`, up to [`TOGETHER`], each with its own draw of
+    /// every share; shares with `k` 0 are skipped. Every item is scored once per query, regardless of the number of shares that contain it.
     pub(super) fn find(
         &mut self,
         measured: &Measured<'_>,
-        queries: &[&[f32]],
-        shares: &[Vec<&Share>],
+        queries: &[Vec<f32>],
+        draws: &[Vec<Share>],
         k: &[usize],
+        asked: &[usize],
         found: &mut [Vec<FoundIn>],
     ) {
+        let queries: Vec<&[f32]> = asked.iter().map(|&n| queries[n].as_slice()).collect();
+        let shares: Vec<Vec<&Share>> = asked.iter().map(|&n| of_query(draws, n)).collect();
         let index = measured.index;
         let has_rows = !matches!(index.rows(), WideRows::None);
         self.findings.resize_with(queries.len().max(self.findings.len()), Finding::default);
-        for (finding, query) in self.findings.iter_mut().zip(queries) {
+        for (finding, query) in self.findings.iter_mut().zip(&queries) {
             finding.int8.set(index, query);
             finding.best.resize_with(k.len(), Selector::new);
             finding.by_int8.resize_with(k.len(), Selector::new);
@@ -119,8 +122,8 @@ impl Finder {
                 by_int8.reset(if has_rows { selected(k) } else { 0 });
             }
         }
-        self.scan(measured, queries, shares, k);
-        for (n, (query, shares)) in queries.iter().zip(shares).enumerate() {
+        self.scan(measured, &queries, &shares, k);
+        for (n, (query, shares)) in queries.iter().zip(&shares).enumerate() {
             for (share, found) in found[n].iter_mut().enumerate() {
                 found.clear();
                 if k[share] == 0 {
@@ -209,7 +212,7 @@ pub(super) fn drawn(filled: &super::measured::Filled<'_>, seed: u64, n: usize) -
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::measure::{DRAWS, of_query, shares};
+    use super::super::measure::{DRAWS, shares};
     use super::*;
     use sterling_core::tensor::Matrix;
     use sterling_index::ivf::{Options, Rescore, RowSurvey};
@@ -247,10 +250,9 @@ mod tests {
             let mut finder = Finder::default();
             let mut found = vec![vec![FoundIn::default(); PASS_RATES.len()]; TOGETHER];
             for together in numbers.chunks(TOGETHER) {
-                let queries: Vec<&[f32]> = together.iter().map(|&n| vectors[n].as_slice()).collect();
-                let of_queries: Vec<_> = together.iter().map(|&n| of_query(&draws, n)).collect();
-                finder.find(&measured, &queries, &of_queries, &k, &mut found);
-                for ((found, query), shares) in found.iter().zip(&queries).zip(&of_queries) {
+                finder.find(&measured, &vectors, &draws, &k, together, &mut found);
+                for (found, &n) in found.iter().zip(together) {
+                    let (query, shares) = (&vectors[n], of_query(&draws, n));
                     let mut int8 = vec![0.0; index.slots()];
                     let mut scores = ivf::Int8Scores::default();
                     scores.set(&index, query);
@@ -260,7 +262,7 @@ mod tests {
                         int8[first..first + of_list.len()].copy_from_slice(of_list);
                     }
                     let places = |found: &[Scored]| found.iter().map(|scored| scored.place).collect::<Vec<_>>();
-                    for (n, (found, share)) in found.iter().zip(shares).enumerate().filter(|(n, _)| k[*n] > 0) {
+                    for (n, (found, share)) in found.iter().zip(&shares).enumerate().filter(|(n, _)| k[*n] > 0) {
                         let by_int8 = |slot: u32| int8[slot as usize];
                         match rescore {
                             Rescore::None => {

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rayon::prelude::*;
 
 use super::find::{CODED, Finder, FoundIn, Scored, TOGETHER, selected};
-use super::measure::{Counting, DRAWS, of_query, samples, shares};
+use super::measure::{Counting, DRAWS, samples, shares};
 use super::measured::{Layout, Measured};
 use super::queries::Queries;
 use super::share::{PASS_RATES, Passing};
@@ -75,9 +75,7 @@ pub(super) fn write(
         for asked in asked.chunks(rayon::current_num_threads() * TOGETHER) {
             let find = |together: &[usize]| {
                 let mut found = vec![vec![FoundIn::default(); rates]; together.len()];
-                let vectors: Vec<&[f32]> = together.iter().map(|&n| queries.vectors[n].as_slice()).collect();
-                let of_queries: Vec<_> = together.iter().map(|&n| of_query(&shares, n)).collect();
-                Finder::default().find(measured, &vectors, &of_queries, &k, &mut found);
+                Finder::default().find(measured, &queries.vectors, &shares, &k, together, &mut found);
                 progress(done.fetch_add(together.len(), Ordering::Relaxed) + together.len(), total);
                 found
             };

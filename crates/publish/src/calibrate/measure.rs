@@ -13,7 +13,7 @@ use super::depth::{AllDepths, Depths, ScanTimes};
 use super::find::{Finder, FoundIn, Scored, TOGETHER, drawn, is_coded, sample, selected};
 use super::measured::{Layout, Measured};
 use super::queries::Queries;
-use super::share::{PASS_RATES, Passing, Share, random};
+use super::share::{PASS_RATES, Passing, Share, of_query, random};
 use super::tally::{Choices, Tally, Walk, curves, tallies};
 use sterling_core::units::ListId;
 use sterling_index::ivf::{self, Ahead, Margins, WideRows};
@@ -41,9 +41,7 @@ pub fn measure(
         let mut finder = Finder::default();
         let (shares, measured, k) = (&shares, &measured, &counting.k);
         move |asked: &[usize], found: &mut [Vec<FoundIn>]| {
-            let vectors: Vec<&[f32]> = asked.iter().map(|&n| queries.vectors[n].as_slice()).collect();
-            let of_queries: Vec<_> = asked.iter().map(|&n| of_query(shares, n)).collect();
-            finder.find(measured, &vectors, &of_queries, k, found);
+            finder.find(measured, &queries.vectors, shares, k, asked, found);
         }
     };
     counting.calibration(queries, finder, progress)
@@ -55,11 +53,6 @@ pub(super) fn shares(measured: &Measured<'_>, seed: u64) -> Vec<Vec<Share>> {
         (0..DRAWS).into_par_iter().map(move |n| Share::draw(measured, pass_rate, random(seed, n))).collect()
     };
     PASS_RATES.into_iter().map(draw).collect()
-}
-
-/// Selects the item set of each pass rate for the `n`-th query.
-pub(super) fn of_query<T>(draws: &[Vec<T>], n: usize) -> Vec<&T> {
-    draws.iter().map(|draws| &draws[n % draws.len()]).collect()
 }
 
 /// Returns the sampled items of each query for the score residuals.

@@ -1,6 +1,7 @@
 //! Random items that simulate a filter that is independent of the embedding: sampled by a hash of their slots.
 
 use super::measured::Measured;
+use sterling_core::random::{GAMMA, splitmix64};
 use sterling_core::units::{ListId, Slot};
 use sterling_index::topk::Selector;
 
@@ -80,10 +81,12 @@ impl Share {
     }
 }
 
-/// Pseudo-random number from a seed and an index (splitmix64).
+/// Selects the item set of each pass rate for the `n`-th query.
+pub(super) fn of_query<T>(draws: &[Vec<T>], n: usize) -> Vec<&T> {
+    draws.iter().map(|draws| &draws[n % draws.len()]).collect()
+}
+
+/// Pseudorandom number `n` of a seed.
 pub(super) fn random(seed: u64, n: u64) -> u64 {
-    let mut x = seed.wrapping_add(n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ x >> 31
+    splitmix64(seed.wrapping_add(n.wrapping_mul(GAMMA)))
 }

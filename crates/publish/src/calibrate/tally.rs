@@ -185,7 +185,7 @@ struct Point {
     left: f64,
     /// Number of candidates of int8 rows if they lose some of the best; otherwise 0.
     selected: usize,
-    /// Whether the target is reached.
+    /// True if the target is reached.
     reaches: bool,
 }
 

@@ -10,10 +10,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::super::RowState;
-use super::super::places::{RowHasher, mix};
+use super::super::places::RowHasher;
 
 use sterling_core::blocking::may_block;
 use sterling_core::locks::locked;
+use sterling_core::random::splitmix64;
 
 /// Rows that one call has requested from the cluster.
 #[derive(Debug)]
@@ -149,7 +150,7 @@ impl InFlight {
     }
 
     fn stripe(&self, row: u64) -> MutexGuard<'_, Flights> {
-        locked(&self.stripes[(mix(row) >> 60) as usize % STRIPES])
+        locked(&self.stripes[(splitmix64(row) >> 60) as usize % STRIPES])
     }
 }
 
