@@ -36,7 +36,7 @@ const STALL: Micros = 30_000;
 struct Round {
     /// Kind of call in the router's rules.
     kind: usize,
-    /// Whether the round calls all shards, or one.
+    /// True if the round calls all shards, false if it calls one.
     all: bool,
     /// Median and 99th percentile of the service time in microseconds.
     service: (f64, f64),

@@ -297,7 +297,7 @@ struct Figure {
     aim: &'static str,
     /// Text derived from the time.
     said: String,
-    /// Whether the target is reached.
+    /// True if the target is reached.
     is_reached: bool,
 }
 

@@ -219,7 +219,7 @@ struct Probed<'a> {
 #[derive(Clone, Copy)]
 struct Run<'a> {
     asked: Asked,
-    /// Whether to find and measure the fewest lists that reach the same recall instead.
+    /// True to find and measure the fewest lists that reach the same recall instead.
     cheapest: bool,
     k: usize,
     filter: Option<(&'a str, &'a str)>,

@@ -21,7 +21,7 @@ pub(super) struct Items {
     pub(super) rest: Rest,
     /// Cursor of the next page, if pages were requested and there is one.
     pub(super) cursor: Option<String>,
-    /// Whether JSON has the items column by column.
+    /// True if JSON has the items column by column.
     pub(super) is_table: bool,
 }
 

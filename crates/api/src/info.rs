@@ -22,7 +22,7 @@ pub struct ColumnInfo {
     pub name: String,
     /// `integers`, `texts` or `floats`.
     pub kind: String,
-    /// Whether filters may refer to it.
+    /// True if filters may refer to it.
     pub filter: bool,
     /// Distinct values of a category.
     pub distinct: usize,
@@ -270,11 +270,11 @@ pub struct LabelRequest {
 pub struct VersionInfo {
     /// Version number.
     pub version: u64,
-    /// Whether the store has it.
+    /// True if the store has it.
     pub published: bool,
-    /// Whether it answers unpinned requests.
+    /// True if it answers unpinned requests.
     pub active: bool,
-    /// Whether it is in memory.
+    /// True if it is in memory.
     pub loaded: bool,
     /// Labels that point to it.
     pub labels: Vec<String>,
@@ -312,7 +312,7 @@ pub struct DesiredState {
     /// Version that should answer; omitted if it is the newest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
-    /// Whether the active version of this server satisfies it: it is that version, or a merge of it with later updates.
+    /// True if the active version of this server satisfies it: it is that version, or a merge of it with later updates.
     pub stands: bool,
     /// Version that each label should point to.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

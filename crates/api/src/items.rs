@@ -69,7 +69,7 @@ pub struct DeleteRequest {
     /// Alternative to `ids`: a filter of the items; see `docs/reference/filter-language.md`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filter: Option<String>,
-    /// Whether items are only counted and not deleted.
+    /// True if items are only counted and not deleted.
     #[serde(default)]
     pub dry_run: bool,
 }
@@ -99,7 +99,7 @@ pub struct FailedShard {
     pub code: String,
     /// Error message.
     pub reason: String,
-    /// Whether the call may be repeated.
+    /// True if the call may be repeated.
     pub retryable: bool,
     /// True if the updates may have been applied: the connection broke after the call was sent.
     pub may_be_applied: bool,
@@ -122,7 +122,7 @@ pub struct UpdateResponse {
     pub accepted: usize,
     /// Rejected items, with the reasons.
     pub refused: Vec<RefusedItem>,
-    /// Whether the call was made before with the same idempotency key; it had no further effect.
+    /// True if the call was made before with the same idempotency key; it had no further effect.
     pub repeated: bool,
     /// From a router: shards that did not accept their items. The call is then answered with a problem that includes these
     /// fields.
@@ -146,9 +146,9 @@ pub struct DeleteResponse {
     /// Deleted items that existed when the call was processed; for a dry run, those that would be deleted.
     #[serde(default)]
     pub matched: usize,
-    /// Whether nothing was deleted.
+    /// True if nothing was deleted.
     pub dry_run: bool,
-    /// Whether the call was made before with the same idempotency key; it had no further effect.
+    /// True if the call was made before with the same idempotency key; it had no further effect.
     #[serde(default)]
     pub repeated: bool,
     /// From a router: shards that failed. The call is then answered with a problem that includes these fields.

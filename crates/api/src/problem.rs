@@ -21,7 +21,7 @@ pub struct Problem {
     pub detail: String,
     /// Stable code for programs.
     pub code: String,
-    /// Whether the same request may succeed later.
+    /// True if the same request may succeed later.
     pub retryable: bool,
     /// Byte offset in the invalid text, such as a filter.
     #[serde(default, skip_serializing_if = "Option::is_none")]

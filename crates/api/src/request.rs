@@ -57,7 +57,7 @@ pub(crate) enum FormatName {
 /// Layout of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// Whether JSON has the items column by column.
+    /// True if JSON has the items column by column.
     pub is_table: bool,
     /// Requested page: `Some` if pages are requested; empty for the first, else the cursor of the page.
     pub cursor: Option<String>,
@@ -105,7 +105,7 @@ pub struct RetrieveRequest {
     #[serde(default)]
     #[schema(minimum = 1, maximum = 1_048_576)]
     probes: Option<usize>,
-    /// Whether every item is scored in f32 instead of probing lists (exact search).
+    /// True if every item is scored in f32 instead of probing lists (exact search).
     #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<bool>)]
     exact: bool,
@@ -125,7 +125,7 @@ pub struct RetrieveRequest {
     #[serde(default, deserialize_with = "priority")]
     #[schema(value_type = Option<PriorityName>)]
     priority: Priority,
-    /// Whether the answer describes each step of the pass.
+    /// True if the answer describes each step of the pass.
     #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<bool>)]
     explain: bool,

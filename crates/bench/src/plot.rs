@@ -17,7 +17,7 @@ const TICKS: f64 = 6.0;
 pub struct Axis {
     /// Label with unit.
     pub label: String,
-    /// Whether the scale is logarithmic.
+    /// True if the scale is logarithmic.
     pub is_logarithmic: bool,
     /// Labelled values; round numbers if empty.
     pub ticks: Vec<(f64, String)>,

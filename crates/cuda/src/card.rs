@@ -25,7 +25,7 @@ pub(crate) struct Card {
     kernels: HashMap<String, sys::CUfunction>,
     blocks: usize,
     shared_bytes: usize,
-    /// Whether copies from pageable memory may read it after they return: if the GPU can access host memory directly, the driver
+    /// True if copies from pageable memory may read it after they return: if the GPU can access host memory directly, the driver
     /// need not stage it first.
     reads_pageable: bool,
     /// Flags for registering host memory.

@@ -160,7 +160,7 @@ pub struct Emulated {
     is_lost: AtomicBool,
     locks_nothing: AtomicBool,
     limits: Limits,
-    /// Whether streams run only when they are waited for, and in the order of the waits.
+    /// True if streams run only when they are waited for, and in the order of the waits.
     is_late: bool,
     faults: Mutex<Vec<String>>,
     keeps_faults: AtomicBool,

@@ -72,7 +72,7 @@ pub enum Background {
     /// Progresses under any load with a larger share of a core than [`Background::Steady`], and an even larger one if `much`. It
     /// pauses briefly like [`Background::Last`].
     Raised {
-        /// Whether the backlog is large.
+        /// True if the backlog is large.
         much: bool,
     },
 }

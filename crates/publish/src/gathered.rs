@@ -25,7 +25,7 @@ pub struct MergedVersion {
     pub items: usize,
     /// Number of lists.
     pub lists: usize,
-    /// Whether the lists were retrained.
+    /// True if the lists were retrained.
     pub is_trained: bool,
     /// Duration in seconds.
     pub seconds: f64,

@@ -58,7 +58,7 @@ pub struct Config {
     pub device: String,
     /// Interval between two polls of the store, in milliseconds.
     pub refresh_ms: u64,
-    /// Whether the server activates the desired version of the store, or else the newest one, automatically.
+    /// True if the server activates the desired version of the store, or else the newest one, automatically.
     pub follow: bool,
     /// Memory for all loaded versions, in MiB; 0: most of the memory that is free at startup.
     pub memory_mb: u64,

@@ -47,7 +47,7 @@ struct Fault {
     told: &'static str,
     writes: Writes,
     mend: fn(&mut World),
-    /// Whether the warning ends with the fault; skipped messages are reported for an hour.
+    /// True if the warning ends with the fault; skipped messages are reported for an hour.
     ends: bool,
 }
 

@@ -129,7 +129,7 @@ struct Rows {
     columns: Vec<Role>,
     /// Index of the id column.
     id: usize,
-    /// Whether a row replaces its complete item.
+    /// True if a row replaces its complete item.
     whole: bool,
 }
 

@@ -84,7 +84,7 @@ struct InferenceParameters {
     #[serde(default, deserialize_with = "on_degraded")]
     #[schema(value_type = Option<OnDegradedName>)]
     on_degraded: request::OnDegraded,
-    /// Whether all output tensors are returned as bytes after the JSON.
+    /// True if all output tensors are returned as bytes after the JSON.
     #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<bool>)]
     binary_data_output: bool,
@@ -129,7 +129,7 @@ struct RequestedOutput {
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct OutputParameters {
-    /// Whether its values are returned as bytes after the JSON.
+    /// True if its values are returned as bytes after the JSON.
     #[serde(default)]
     binary_data: Option<bool>,
 }

@@ -39,7 +39,7 @@ pub struct IdBags<'a> {
     pub offsets: &'a Array<u32>,
     /// One weight per id; `None` means 1.
     pub weights: Option<&'a Array<f32>>,
-    /// Whether each sum is divided by the length of its bag.
+    /// True if each sum is divided by the length of its bag.
     pub is_mean: bool,
 }
 
@@ -198,7 +198,7 @@ pub struct SlotKeys {
     pub keys: Option<Array<u32>>,
     /// Offsets of each slot's keys, `[slots + 1]`. `None` if each slot has one key.
     pub offsets: Option<Array<u32>>,
-    /// Whether each sum is divided by the number of keys.
+    /// True if each sum is divided by the number of keys.
     pub is_mean: bool,
 }
 

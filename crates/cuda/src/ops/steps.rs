@@ -108,7 +108,7 @@ pub struct ProductTo {
     pub runs: usize,
     /// Number of columns.
     pub columns: usize,
-    /// Whether negative results become 0.
+    /// True if negative results become 0.
     pub relu: bool,
     /// Number format of the factors; with pairs, depths and strides count pairs.
     pub factors: Form,

@@ -19,7 +19,7 @@ pub(crate) struct FeatureBags<'a> {
     /// `[bags + 1]`; the first one is the offset of the start of `ids`.
     pub(crate) offsets: Cow<'a, [usize]>,
     pub(crate) weights: Option<&'a [f32]>,
-    /// Whether sums are divided by the lengths of their bags.
+    /// True if sums are divided by the lengths of their bags.
     pub(crate) mean: bool,
     /// If examples have several bags, the offset of each example's bags, `[examples + 1]`.
     pub(crate) examples: Option<&'a [usize]>,

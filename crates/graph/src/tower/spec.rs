@@ -63,7 +63,7 @@ pub struct FeatureSpec {
     /// Maximum number of ids per request or item.
     #[serde(default = "most_ids")]
     pub max_ids: usize,
-    /// Whether the rows are multiplied by weights of the ids. With `false`, weights of a request are dropped, as in TorchRec's
+    /// True if the rows are multiplied by weights of the ids. With `false`, weights of a request are dropped, as in TorchRec's
     /// unweighted collections.
     #[serde(default = "takes_weights", skip_serializing_if = "Clone::clone")]
     pub weights: bool,

@@ -20,7 +20,7 @@ struct Case {
     /// Number of the operation over all files, from 0; the largest number means that none fails.
     at: usize,
     failure: Failure,
-    /// Whether it takes effect nevertheless; otherwise half of a write does.
+    /// True if it takes effect nevertheless; otherwise half of a write does.
     is_done: bool,
 }
 

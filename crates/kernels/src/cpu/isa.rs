@@ -20,9 +20,9 @@ pub(super) enum Isa {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernels {
     pub(super) isa: Isa,
-    /// Whether the instruction set has bf16 products.
+    /// True if the instruction set has bf16 products.
     pub(super) has_bf16: bool,
-    /// Whether the processor has VBMI, which looks up bytes in tables of 64.
+    /// True if the processor has VBMI, which looks up bytes in tables of 64.
     pub(super) has_vbmi: bool,
     /// Tile implementation, if any.
     #[cfg(target_arch = "x86_64")]

@@ -29,7 +29,7 @@ use isa::Isa;
 pub use isa::Kernels;
 use sterling_core::error::{Error, Result};
 
-/// Whether `vdpbf16ps` does more than f32 does: twice as much on AMD's processors, half as much where it was measured on Intel's
+/// Returns whether `vdpbf16ps` does more than f32 does: twice as much on AMD's processors, half as much where it was measured on Intel's
 /// (docs/benchmarks/pass.md), which have tiles for that.
 #[cfg(target_arch = "x86_64")]
 fn has_fast_pairs() -> bool {

@@ -74,7 +74,7 @@ struct Place {
     name: String,
     /// Host as the operator named it; the certificate must be valid for it.
     host: String,
-    /// Whether the scheme selects TLS; `None` without a scheme.
+    /// True if the scheme selects TLS; `None` without a scheme.
     is_secure: Option<bool>,
     address: Result<SocketAddr>,
 }
@@ -232,7 +232,7 @@ impl Questions<'_> {
         serde_json::from_slice(&body).map_err(|e| Error::unavailable(format!("{path}: not what a server answers: {e}")))
     }
 
-    /// Whether the server is ready, the reason if it is not, and its warnings.
+    /// Returns whether the server is ready, the reason if it is not, and its warnings.
     async fn ready(&self) -> Result<(bool, Option<String>, Vec<String>)> {
         let (status, body) = self.get("/readyz").await?;
         if status != 200 {

@@ -28,7 +28,7 @@ pub struct Observed {
 pub struct ServerSeen {
     /// Its address, with the name that resolved to it if the name differs.
     pub name: String,
-    /// Whether the server is ready for requests.
+    /// True if the server is ready for requests.
     pub is_ready: bool,
     /// Reason why it is not ready.
     pub why: Option<String>,
@@ -53,7 +53,7 @@ pub struct PartSeen {
     pub shard: u32,
     /// Number of shards.
     pub shards: u32,
-    /// Whether the version answers unpinned requests.
+    /// True if the version answers unpinned requests.
     pub is_active: bool,
     /// Labels that point to it.
     pub labels: Vec<String>,
@@ -68,7 +68,7 @@ pub struct PartSeen {
 pub struct RouterSeen {
     /// Its address, with the name that resolved to it if the name differs.
     pub name: String,
-    /// Whether the router is ready for requests.
+    /// True if the router is ready for requests.
     pub is_ready: bool,
     /// Reason why it is not ready.
     pub why: Option<String>,

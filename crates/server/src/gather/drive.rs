@@ -136,7 +136,7 @@ impl<B> Gathered<B> {
     }
 }
 
-/// Whether an error concerns a shard that cannot answer; other errors concern the request, and every shard would return them.
+/// Returns whether an error concerns a shard that cannot answer; other errors concern the request, and every shard would return them.
 pub fn is_absence(kind: Kind) -> bool {
     kind.is_retryable() || matches!(kind, Kind::Io | Kind::Internal | Kind::Corrupt)
 }
@@ -228,7 +228,7 @@ struct Run<'a, S: Sharded> {
     /// Shards that have not failed.
     present: Vec<usize>,
     missing: Vec<(usize, Error)>,
-    /// Whether all shards probe more lists.
+    /// True if all shards probe more lists.
     further: bool,
     /// Early reranked results of shards from their selection, with accompanying data.
     ahead: BTreeMap<usize, (RankedAhead, S::Beside)>,
@@ -243,7 +243,7 @@ struct Part<B> {
     results: Results<B>,
     /// Marks results that are candidates; `None`: all are.
     counts: Option<Vec<bool>>,
-    /// Whether the shard has no further results.
+    /// True if the shard has no further results.
     is_all: bool,
     /// Number of results requested besides the early ones; 0 before the first request.
     asked: usize,
@@ -256,7 +256,7 @@ impl<B> Part<B> {
         Part { results, counts: None, is_all: candidates == 0, asked: 0 }
     }
 
-    /// Whether the shard must still be queried.
+    /// Returns whether the shard must still be queried.
     fn is_wanting(&self) -> bool {
         self.results.candidates > 0 && self.results.beside.is_none()
     }

@@ -29,7 +29,7 @@ pub struct OfShard<'a> {
     pub scores: &'a [f32],
     /// Marks the items that may be among the best; `None`: all may. The others only bound the remaining items of the shard.
     pub counts: Option<&'a [bool]>,
-    /// Whether the shard has no further results.
+    /// True if the shard has no further results.
     pub is_all: bool,
 }
 

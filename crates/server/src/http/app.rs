@@ -46,7 +46,7 @@ const LAG_MAX: u64 = 10_000;
 /// State that every call uses, at servers and routers.
 #[derive(Default)]
 pub(super) struct Entrance {
-    /// Whether the server is draining.
+    /// True if the server is draining.
     pub(super) draining: AtomicBool,
     /// Metrics of calls.
     pub(super) meters: AnswerMeters,
@@ -88,7 +88,7 @@ pub(super) trait Host: Send + Sync + 'static {
     /// Threads that compute long answers.
     fn writers(&self) -> &Arc<Writers>;
 
-    /// Whether a pass of this caller, with this body if it is already read, would be admitted now; takes no lock.
+    /// Returns whether a pass of this caller, with this body if it is already read, would be admitted now; takes no lock.
     fn admits(&self, flow: &dyn Fn() -> Flow, body: Option<&[u8]>) -> Result<()>;
 }
 

@@ -103,7 +103,7 @@ pub(super) fn exactly(request: &Retrieve) -> Retrieve {
     Retrieve { exact: true, probes: None, recall: None, reading, ..request.clone() }
 }
 
-/// Whether the active version, not a canary, gave the answer.
+/// Returns whether the active version, not a canary, gave the answer.
 fn is_of_active(watched: Option<&Watched>) -> bool {
     watched.is_none_or(|watched| watched.side() == Side::Active)
 }

@@ -40,7 +40,7 @@ const UNWANTED_TIME_MAX: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Inbound {
     body: Option<Incoming>,
-    /// Whether the client sent `Expect: 100-continue`: it waits before sending the body, and sends none after an answer.
+    /// True if the client sent `Expect: 100-continue`: it waits before sending the body, and sends none after an answer.
     waits: bool,
     /// Connection, for HTTP/1.1; HTTP/2 ends a stream without affecting others.
     connection: Option<Arc<Connection>>,

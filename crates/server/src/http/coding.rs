@@ -101,7 +101,7 @@ pub(super) async fn choose(State(Encoders(turns)): State<Encoders>, request: Req
     response.map(|body| Body::new(Turned { body, _turn: turn }))
 }
 
-/// Whether a value of `Accept-Encoding` names a supported coding; the compression layer evaluates the weights.
+/// Returns whether a value of `Accept-Encoding` names a supported coding; the compression layer evaluates the weights.
 fn names_one(value: &HeaderValue) -> bool {
     let names = |text: String| ["gzip", "zstd", "*"].into_iter().any(|name| text.contains(name));
     value.to_str().is_ok_and(|text| names(text.to_ascii_lowercase()))

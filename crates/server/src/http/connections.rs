@@ -51,14 +51,14 @@ pub(super) struct Connection {
     since: AtomicU64,
     /// Time at which the client stopped reading, in milliseconds after `opened`, plus 1; 0 while it reads.
     blocked: AtomicU64,
-    /// Whether an answer may not be completely written to the socket.
+    /// True if an answer may not be completely written to the socket.
     is_sending: AtomicBool,
     /// Body length of the latest request, in bytes, as in [`Progress`].
     body: AtomicU64,
-    /// Whether bytes of the next request have arrived: buffered before hyper, or already passed to it.
+    /// True if bytes of the next request have arrived: buffered before hyper, or already passed to it.
     is_ahead: AtomicBool,
     is_early: AtomicBool,
-    /// Whether part of a body stays unread, so that no further request can follow.
+    /// True if part of a body stays unread, so that no further request can follow.
     is_unread: AtomicBool,
     /// Requests of an HTTP/2 connection, which may have several.
     streams: OnceLock<Arc<Streams>>,
@@ -104,7 +104,7 @@ impl Connection {
         self.stage.store(stage, Ordering::Relaxed);
     }
 
-    /// Whether no request has started, and all answers are written to the socket.
+    /// Returns whether no request has started, and all answers are written to the socket.
     pub(super) fn is_at_rest(&self) -> bool {
         self.stage.load(Ordering::Relaxed) == IDLE && !self.is_sending.load(Ordering::Relaxed)
     }

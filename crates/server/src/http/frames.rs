@@ -33,7 +33,7 @@ pub(super) struct Frames {
     /// Received bytes of the next frame header.
     filled: usize,
     payload_left: usize,
-    /// Whether the current frame belongs to a header block, and whether the block continues after it.
+    /// True if the current frame belongs to a header block, and whether the block continues after it.
     is_of_block: bool,
     is_block_open: bool,
     /// Remaining allowance of frames without requests.
@@ -103,7 +103,7 @@ impl Frames {
         self.allowed = (self.allowed + more).min(IDLE_FRAMES);
     }
 
-    /// Whether a header, or the connection preface, is partly received.
+    /// Returns whether a header, or the connection preface, is partly received.
     pub(super) fn is_in_header(&self) -> bool {
         self.preface_left > 0 || self.filled > 0 || self.is_block_open || self.is_of_block && self.payload_left > 0
     }

@@ -33,7 +33,7 @@ enum Part {
 pub(super) struct Progress {
     /// Body length of the request whose header was passed on last, in bytes, or [`NOT_BEGUN`] or [`UNKNOWN`].
     pub(super) body: u64,
-    /// Whether a request is being read, processed or answered.
+    /// True if a request is being read, processed or answered.
     pub(super) is_busy: bool,
 }
 
@@ -42,11 +42,11 @@ pub(super) struct Progress {
 pub(super) struct Passed {
     /// Number of bytes, at least 1.
     pub(super) count: usize,
-    /// Whether they belong to a header or precede one.
+    /// True if they belong to a header or precede one.
     pub(super) is_header: bool,
-    /// Whether they end a header, so that its request starts.
+    /// True if they end a header, so that its request starts.
     pub(super) ends_header: bool,
-    /// Whether they belong to the next request while one is in progress.
+    /// True if they belong to the next request while one is in progress.
     pub(super) is_early: bool,
 }
 

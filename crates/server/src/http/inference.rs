@@ -35,7 +35,7 @@ pub(super) const PREFIX: &str = "/v2";
 /// Number of JSON bytes of a body; binary tensors follow them.
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
-/// Whether a path belongs to the protocol.
+/// Returns whether a path belongs to the protocol.
 pub(super) fn is_of_protocol(path: &str) -> bool {
     path.strip_prefix(PREFIX).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }

@@ -16,7 +16,7 @@ const TURNED_AWAY: [StatusCode; 4] =
 pub(super) struct LastCaller {
     /// The number of a [`Flow`].
     flow: AtomicU64,
-    /// Whether a request was rejected since the last check.
+    /// True if a request was rejected since the last check.
     is_turned_away: AtomicBool,
 }
 

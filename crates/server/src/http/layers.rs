@@ -138,7 +138,7 @@ pub(super) fn id_of(own: Option<&[u8]>) -> HeaderValue {
     own.unwrap_or_else(|| HeaderValue::from_str(&new_id()).unwrap_or(HeaderValue::from_static("0")))
 }
 
-/// Whether an id is safe to log: ASCII letters, digits and some punctuation, without quotes.
+/// Returns whether an id is safe to log: ASCII letters, digits and some punctuation, without quotes.
 fn is_sane(id: &[u8]) -> bool {
     let is_plain = |c: &u8| c.is_ascii_alphanumeric() || b"-_.:/+=@".contains(c);
     !id.is_empty() && id.len() <= REQUEST_ID_BYTES_MAX && id.iter().all(is_plain)

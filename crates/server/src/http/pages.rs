@@ -115,7 +115,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// Whether this is a view of the same loaded version, even if that was reloaded.
+    /// Returns whether this is a view of the same loaded version, even if that was reloaded.
     fn is_of(&self, loaded: &Loaded) -> bool {
         let of = |loaded: &Loaded| (loaded.name().to_owned(), loaded.version(), loaded.digest().to_owned());
         of(&self.model) == of(loaded)

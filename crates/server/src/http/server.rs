@@ -250,7 +250,7 @@ struct Edge {
     connections: Arc<Connections>,
     threads: Arc<Threads>,
     writers: Arc<Writers>,
-    /// Whether connections must end after their answers.
+    /// True if connections must end after their answers.
     closing: watch::Sender<bool>,
 }
 
@@ -347,7 +347,7 @@ async fn greet(stream: TcpStream, edge: Edge, open: Open, mut closing: watch::Re
     }
 }
 
-/// Whether a plaintext connection starts with the HTTP/2 preface. Peeks only, so that the gate receives a first HTTP/1.1 request
+/// Returns whether a plaintext connection starts with the HTTP/2 preface. Peeks only, so that the gate receives a first HTTP/1.1 request
 /// completely.
 async fn begins_http2(stream: &TcpStream) -> bool {
     let mut first = [0; PREFACE.len()];

@@ -27,7 +27,7 @@ pub(super) struct Socket<S> {
     stream: S,
     connection: Arc<Connection>,
     host: Arc<dyn Host>,
-    /// Whether each request so far arrived complete and alone, so that the next byte on an idle connection starts another.
+    /// True if each request so far arrived complete and alone, so that the next byte on an idle connection starts another.
     is_framed: bool,
     spoken: Spoken,
     /// Remaining bytes to drain after the write direction was shut down.

@@ -210,7 +210,7 @@ pub(super) struct Streamed {
     body: Body,
     /// `None` for a request without a slot.
     stream: Option<Arc<Stream>>,
-    /// Whether the end waits for all chunks: otherwise h2 would hold chunks that exceed the client's window, and they could not
+    /// True if the end waits for all chunks: otherwise h2 would hold chunks that exceed the client's window, and they could not
     /// be aborted alone.
     is_large: bool,
 }

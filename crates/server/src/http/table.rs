@@ -45,7 +45,7 @@ impl Route {
         names.first().filter(|_| self.reach == Model)
     }
 
-    /// Whether the call belongs to the versioned API. Other calls accept any query parameter, because scrapers, probes and links
+    /// Returns whether the call belongs to the versioned API. Other calls accept any query parameter, because scrapers, probes and links
     /// add their own.
     pub(super) fn is_of_api(&self) -> bool {
         self.path.starts_with("/v")

@@ -40,7 +40,7 @@ impl<'a> TraceContext<'a> {
         is_right.then_some(TraceContext { trace, parent, flags })
     }
 
-    /// Whether the caller records the trace.
+    /// Returns whether the caller records the trace.
     pub(super) fn is_recorded(&self) -> bool {
         u8::from_str_radix(self.flags, 16).is_ok_and(|flags| flags & 1 == 1)
     }

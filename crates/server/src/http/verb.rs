@@ -64,7 +64,7 @@ impl Verb {
         [Verb::Retrieve, Verb::Rank, Verb::Embed, Verb::Pass].into_iter().find(|verb| verb.name() == name)
     }
 
-    /// Whether workers answer the call, in any protocol.
+    /// Returns whether workers answer the call, in any protocol.
     pub(super) fn is_pass(self) -> bool {
         self == Verb::Infer || Verb::of_workers(self.name()).is_some()
     }

@@ -51,7 +51,7 @@ pub struct Conditions {
     pub deadline: Instant,
     /// Priority class in queues.
     pub priority: Priority,
-    /// Whether no caller waits for the answer, so that it is preempted by requests of callers.
+    /// True if no caller waits for the answer, so that it is preempted by requests of callers.
     pub is_background: bool,
     /// Least share of the items that the answer must cover.
     pub min_coverage: f64,
@@ -92,7 +92,7 @@ pub(super) struct Asking<'a> {
     pub(super) looked: &'a Notify,
     /// Shard to try first for work that any shard can do.
     pub(super) turn: usize,
-    /// Whether some shard no longer had the version.
+    /// True if some shard no longer had the version.
     pub(super) is_gone: AtomicBool,
     /// View per shard that all rounds of a page use, from the first that the shard answered with.
     pub(super) views: Option<Mutex<BTreeMap<usize, ViewPosition>>>,

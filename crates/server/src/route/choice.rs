@@ -277,7 +277,7 @@ impl<I: Ord + Copy> Group<I> {
         self.times[kind].most()
     }
 
-    /// Whether no replica rejected work recently, so that additional calls do no harm.
+    /// Returns whether no replica rejected work recently, so that additional calls do no harm.
     pub fn has_room(&self, now: Micros) -> bool {
         self.refused_at.is_none_or(|at| now.saturating_sub(at) > OVERLOADED)
     }

@@ -74,7 +74,7 @@ impl Wire {
         .await
     }
 
-    /// Whether the server has not closed the connection, as far as this is known without a call.
+    /// Returns whether the server has not closed the connection, as far as this is known without a call.
     async fn is_open(&mut self) -> bool {
         poll_fn(|cx| {
             if self.0.as_mut().is_some_and(|connection| connection.as_mut().poll(cx).is_ready()) {
@@ -141,7 +141,7 @@ impl Outgoing {
 #[derive(Debug)]
 pub(super) struct Failed {
     pub(super) error: Error,
-    /// Whether the server may have received and executed the call.
+    /// True if the server may have received and executed the call.
     pub(super) may_be_applied: bool,
 }
 
@@ -369,7 +369,7 @@ impl Client {
     }
 }
 
-/// Whether a server that answers with this error may have executed the call.
+/// Returns whether a server that answers with this error may have executed the call.
 fn leaves_open(kind: Kind) -> bool {
     matches!(kind, Kind::Unavailable | Kind::DeadlineExceeded | Kind::Internal | Kind::Io | Kind::Corrupt)
 }

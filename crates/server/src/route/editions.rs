@@ -25,7 +25,7 @@ pub struct Edition<S> {
 }
 
 impl<S> Edition<S> {
-    /// Whether both have the same bytes.
+    /// Returns whether both have the same bytes.
     pub fn is(&self, other: &(u64, String)) -> bool {
         (self.version, &self.digest) == (other.0, &other.1)
     }
@@ -45,7 +45,7 @@ impl<S> Edition<S> {
     }
 }
 
-/// Whether a server accepts new requests, or has announced its end.
+/// State of a server: it accepts new requests, or has announced its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
     /// It accepts requests.

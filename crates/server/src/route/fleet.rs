@@ -40,7 +40,7 @@ const LOOK_MAX: Duration = Duration::from_secs(2);
 pub(super) struct Known {
     client: Arc<Client>,
     pub(super) holdings: Holdings,
-    /// Whether it has ever answered a poll.
+    /// True if it has ever answered a poll.
     pub(super) has_answered: bool,
     /// Number of polls in a row without an answer.
     pub(super) in_vain: u32,
@@ -49,18 +49,18 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// Whether its last report is valid and it is ready.
+    /// Returns whether its last report is valid and it is ready.
     fn is_answering(&self) -> bool {
         self.readiness() == Some(Readiness::Ready)
     }
 
-    /// Whether and how its reported versions can be queried.
+    /// Returns whether and how its reported versions can be queried.
     pub(super) fn readiness(&self) -> Option<Readiness> {
         let readiness = if self.holdings.is_ready { Readiness::Ready } else { Readiness::Ending };
         (self.has_answered && self.in_vain < LOOKS_MAX).then_some(readiness)
     }
 
-    /// Whether it answers polls and is ready, so that missing versions are truly absent.
+    /// Returns whether it answers polls and is ready, so that missing versions are truly absent.
     fn is_well(&self) -> bool {
         self.in_vain == 0 && self.holdings.is_ready
     }
@@ -71,7 +71,7 @@ impl Known {
 pub(super) struct Model {
     pub(super) versions: Vec<Arc<Offering>>,
     active: Option<usize>,
-    /// Whether some shard of the active version is only at servers that are not ready.
+    /// True if some shard of the active version is only at servers that are not ready.
     pub(super) is_last_resort: bool,
     pub(super) split: Split,
 }
@@ -89,9 +89,9 @@ pub struct Listed {
     pub version: u64,
     /// Hash of the version's bytes.
     pub digest: String,
-    /// Whether it is active.
+    /// True if it is active.
     pub is_active: bool,
-    /// Whether every shard has enough servers.
+    /// True if every shard has enough servers.
     pub is_whole: bool,
     /// Labels that point to it.
     pub labels: Vec<String>,

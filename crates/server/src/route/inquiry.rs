@@ -54,7 +54,7 @@ impl Home {
         self.vacant.store(vacant, Ordering::Relaxed);
     }
 
-    /// Whether a server answers, or did so recently: the only server may be restarting.
+    /// Returns whether a server answers, or did so recently: the only server may be restarting.
     pub(super) fn may_answer(&self) -> bool {
         !self.servers.load().is_empty() || self.vacant.load(Ordering::Relaxed) < LOOKS_MAX
     }

@@ -23,7 +23,7 @@ impl Offering {
         &self.edition.digest
     }
 
-    /// Whether both have the same bytes, regardless of their servers.
+    /// Returns whether both have the same bytes, regardless of their servers.
     pub fn is_same(&self, other: &Offering) -> bool {
         (self.version(), self.digest()) == (other.version(), other.digest())
     }
@@ -38,7 +38,7 @@ impl Offering {
         self.edition.items.iter().zip(&self.edition.replicas).map(|(items, servers)| (*items, servers.len()))
     }
 
-    /// Whether each shard has a server, or had one recently.
+    /// Returns whether each shard has a server, or had one recently.
     pub(super) fn may_answer(&self) -> bool {
         self.homes.iter().all(Home::may_answer)
     }

@@ -69,7 +69,7 @@ struct Seen {
 #[derive(Default)]
 struct Wanted {
     slices: Vec<Weak<PeerSlice>>,
-    /// Whether the host held all of them when the version was opened; the version waits until then.
+    /// True if the host held all of them when the version was opened; the version waits until then.
     was_held: bool,
 }
 
@@ -349,7 +349,7 @@ impl Peer {
     }
 }
 
-/// Whether a reply answers all queries of a call; `Corrupt` if it answers something else.
+/// Returns whether a reply answers all queries of a call; `Corrupt` if it answers something else.
 fn is_whole(reply: &RowsReply, call: &RowsCall, row_bytes: &[usize]) -> Result<bool> {
     if reply.given.len() != call.questions.len() {
         let (came, asked) = (reply.given.len(), call.questions.len());

@@ -23,7 +23,7 @@ impl Probe {
         Ok(Probe(Connector::open(options)?.map(Arc::new)))
     }
 
-    /// Whether it uses TLS.
+    /// Returns whether it uses TLS.
     pub fn is_secure(&self) -> bool {
         self.0.is_some()
     }

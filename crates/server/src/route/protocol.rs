@@ -129,7 +129,7 @@ pub enum Replied {
 /// Report of a server's loaded versions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Holdings {
-    /// Whether it accepts requests, and will for a while.
+    /// True if it accepts requests, and will for a while.
     pub is_ready: bool,
     /// Location of its updates of items.
     pub updates: Keeping,
@@ -179,7 +179,7 @@ pub struct Holding {
     pub items: u64,
     /// Number of items of all shards.
     pub items_of_all: u64,
-    /// Whether the server answers unpinned requests with it.
+    /// True if the server answers unpinned requests with it.
     pub is_active: bool,
     /// Labels that point to it.
     pub labels: Vec<String>,

@@ -29,7 +29,7 @@ pub struct ShardServers<'a> {
     fleet: &'a Fleet,
     model: String,
     served: Arc<Offering>,
-    /// Whether each shard must accept updates in one order.
+    /// True if each shard must accept updates in one order.
     writes: bool,
     _place: SemaphorePermit<'a>,
 }
@@ -54,7 +54,7 @@ pub struct ShardCall {
 pub struct ShardFailure {
     /// Reason of the failure.
     pub error: Error,
-    /// Whether the shard may have executed the call.
+    /// True if the shard may have executed the call.
     pub may_be_applied: bool,
 }
 

@@ -35,7 +35,7 @@ pub fn stop_signals() -> Result<UnboundedReceiver<Stop>> {
     Ok(stops)
 }
 
-/// Whether the process ignores SIGHUP to outlive its terminal, as `nohup` sets up.
+/// Returns whether the process ignores SIGHUP to outlive its terminal, as `nohup` sets up.
 fn ignores_hangups() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

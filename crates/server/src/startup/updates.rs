@@ -11,7 +11,7 @@ use sterling_storage::objects;
 /// Folder of checkpoints. The name is invalid for models and journals.
 const FOLDS: &str = ".folded";
 
-/// Whether updates are in streams of a NATS cluster rather than in a folder.
+/// Returns whether updates are in streams of a NATS cluster rather than in a folder.
 pub fn are_streams(updates: &Path) -> bool {
     ["nats://", "tls://"].iter().any(|scheme| updates.to_string_lossy().starts_with(scheme))
 }

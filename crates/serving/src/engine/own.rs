@@ -18,7 +18,7 @@ pub(super) struct Own<B: Backend> {
     pub(super) shared: Arc<Shared<B>>,
     pub(super) lent: Lent<B::Worker>,
     pub(super) price: Duration,
-    /// Whether it finishes before another thread could be of much use.
+    /// True if it finishes before another thread could be of much use.
     pub(super) is_brief: bool,
     pub(super) job: JobOf<B>,
     pub(super) answer: oneshot::Receiver<Result<B::Answer>>,

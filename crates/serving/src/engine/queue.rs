@@ -84,9 +84,9 @@ struct Running {
     is_dear: bool,
     /// Caller, if the batch belongs to a single one.
     flow: Option<Flow>,
-    /// Whether no caller waits for it.
+    /// True if no caller waits for it.
     is_background: bool,
-    /// Whether it must end, because a caller's request preempts it.
+    /// True if it must end, because a caller's request preempts it.
     is_overtaken: bool,
 }
 

@@ -70,7 +70,7 @@ struct Work {
     breaks: bool,
     fetch_breaks: bool,
     is_bound: bool,
-    /// Whether the work stops when it is no longer wanted.
+    /// True if the work stops when it is no longer wanted.
     heeds: bool,
 }
 
@@ -100,7 +100,7 @@ struct Fake {
     batches: Mutex<Vec<usize>>,
     workers_made: AtomicU32,
     rests: AtomicU32,
-    /// Whether worker threads end immediately.
+    /// True if worker threads end immediately.
     has_no_threads: bool,
 }
 

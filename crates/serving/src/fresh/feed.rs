@@ -294,7 +294,7 @@ pub struct Updating {
     pub snapshots: Snapshots,
     /// Updates; `None` if snapshots do not change.
     pub feeds: Option<Arc<Feeds>>,
-    /// Whether attributes change in place ([`Fresh::in_place`]).
+    /// True if attributes change in place ([`Fresh::in_place`]).
     pub in_place: bool,
 }
 
@@ -334,7 +334,7 @@ type Apply = fn(&mut Fresh, &[Update]) -> Result<Vec<Misfit>>;
 struct Following {
     name: String,
     main: Arc<Snapshot>,
-    /// Whether attributes change in place.
+    /// True if attributes change in place.
     in_place: bool,
     feed: Arc<Feed>,
     records: Box<dyn Follower>,
@@ -343,9 +343,9 @@ struct Following {
     pending: Vec<Update>,
     /// Error that prevented reading further updates.
     failed: Option<Error>,
-    /// Whether `fresh` has changed since it was last shown.
+    /// True if `fresh` has changed since it was last shown.
     is_unseen: bool,
-    /// Whether a panic has left the other fields inconsistent.
+    /// True if a panic has left the other fields inconsistent.
     is_broken: bool,
     misfits: Misfits,
     /// Reason for a stall of updates, and the time of its last log line.

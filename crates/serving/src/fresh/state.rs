@@ -57,7 +57,7 @@ pub struct Fresh {
     gone: Tombstones,
     /// Changed column values of live items in the main snapshot.
     overlay: Overlay,
-    /// Whether the values of each column may change in place.
+    /// True if the values of each column may change in place.
     in_place: Vec<bool>,
     /// Segments, the oldest and largest first. Every item but the latest copy has a tombstone.
     segments: Vec<Part>,

@@ -143,7 +143,7 @@ pub(super) struct Selection {
     pub(super) candidates: Vec<usize>,
     /// Number of candidates that all shards select; this shard's number is in its plans.
     pub(super) selected: Vec<usize>,
-    /// Whether the search continues with more lists while it finds too few candidates.
+    /// True if the search continues with more lists while it finds too few candidates.
     pub(super) further: bool,
     /// Number of results to rerank early and return with the candidates, if the shard does so.
     pub(super) ahead: Option<usize>,

@@ -45,9 +45,9 @@ pub(super) struct Entry<T> {
     pub(super) wish: Wish,
     /// Error if the desired state cannot be read now; the last one read stays in effect.
     pub(super) wish_unread: Option<String>,
-    /// Whether the desired version has been activated, or none is desired.
+    /// True if the desired version has been activated, or none is desired.
     pub(super) is_wish_done: bool,
-    /// Whether the active version is no longer in the store.
+    /// True if the active version is no longer in the store.
     pub(super) is_missing: bool,
     /// Desired labels that are not applied yet.
     pub(super) labels_left: BTreeSet<String>,

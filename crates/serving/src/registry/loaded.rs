@@ -84,11 +84,11 @@ pub struct Refused {
 pub struct VersionState {
     /// Version number.
     pub version: u64,
-    /// Whether the store has it.
+    /// True if the store has it.
     pub published: bool,
-    /// Whether it is in memory.
+    /// True if it is in memory.
     pub loaded: bool,
-    /// Whether it answers unpinned requests.
+    /// True if it answers unpinned requests.
     pub active: bool,
     /// Labels that point to it.
     pub labels: Vec<String>,

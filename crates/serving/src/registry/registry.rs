@@ -28,7 +28,7 @@ pub struct Options {
     pub memory_bytes: Option<u64>,
     /// Maximum number of concurrent loads.
     pub loads: usize,
-    /// Whether the newest published version is activated automatically.
+    /// True if the newest published version is activated automatically.
     pub follow: bool,
     /// Wait before a retry after a transient failure: initial and maximum. The wait doubles with each failure.
     pub retry: (Duration, Duration),
@@ -58,7 +58,7 @@ pub struct Registry<T = Live> {
     pub(super) memory: Memory,
     pub(super) permits: Permits,
     pub(super) entries: ArcSwap<Entries<T>>,
-    /// Whether the store has been read; before that, unknown models may exist.
+    /// True if the store has been read; before that, unknown models may exist.
     pub(super) is_read: AtomicBool,
     /// Held briefly while entries are changed.
     pub(super) changing: Mutex<()>,

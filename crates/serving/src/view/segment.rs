@@ -74,7 +74,7 @@ pub struct Row {
     pub id: i64,
     /// Inverted list in the main snapshot.
     pub list: u32,
-    /// Whether it is unlike the items that the main snapshot's lists were trained for ([`Assigner::is_stray`]).
+    /// True if it is unlike the items that the main snapshot's lists were trained for ([`Assigner::is_stray`]).
     pub is_stray: bool,
     /// Embedding, encoded like those of the main snapshot's index.
     pub vector: CodedRow,
@@ -96,7 +96,7 @@ pub struct Segment {
     vectors: Vec<Table>,
     /// Inverted list of each slot in the main snapshot.
     lists: Vec<u32>,
-    /// Whether each slot holds a stray, and the number of strays.
+    /// True if each slot holds a stray, and the number of strays.
     is_stray: Vec<bool>,
     strays: usize,
     /// Bytes of its files, if it were written.

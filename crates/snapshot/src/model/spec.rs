@@ -199,7 +199,7 @@ fn half() -> RowFormat {
 pub struct ColumnSpec {
     /// The name in the item file.
     pub name: String,
-    /// Whether filters may use the column.
+    /// True if filters may use the column.
     #[serde(default = "yes")]
     pub filter: bool,
 }

@@ -30,7 +30,7 @@ pub struct TrainSpec {
     /// Negatives per step that are sampled uniformly from the catalogue, in addition to the positives of the batch.
     #[serde(default = "uniform")]
     pub uniform: usize,
-    /// Whether the softmax is corrected for the sampling probability of each item (log-Q correction).
+    /// True if the softmax is corrected for the sampling probability of each item (log-Q correction).
     #[serde(default = "yes")]
     pub log_q: bool,
     /// Towers whose weights are trained; if empty, only the tables are.
@@ -72,7 +72,7 @@ pub enum TowerSide {
 pub struct TrainTable {
     /// Name of one of `[[tables]]`.
     pub name: String,
-    /// Whether its rows are not trained.
+    /// True if its rows are not trained.
     #[serde(default)]
     pub frozen: bool,
     /// Learning rate of the table.

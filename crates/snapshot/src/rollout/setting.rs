@@ -57,7 +57,7 @@ pub struct Canary {
     #[serde(default)]
     #[schema(value_type = String, default = "user")]
     pub sticky: Sticky,
-    /// Whether it is rolled back automatically when it is worse than the active version: its share becomes 0.
+    /// True if it is rolled back automatically when it is worse than the active version: its share becomes 0.
     #[serde(default = "is_true")]
     pub automatic: bool,
     /// Margins by which it may be worse than the active version.

@@ -25,7 +25,7 @@ pub(crate) struct Event {
     pub(crate) weight: f32,
     /// Indices of items that could not have been the answer, ascending; they are not used as negatives.
     pub(crate) exclude: Vec<u32>,
-    /// Whether the event is a positive of the trained label.
+    /// True if the event is a positive of the trained label.
     pub(crate) is_positive: bool,
 }
 

@@ -23,7 +23,7 @@ pub enum Size {
 pub struct Given {
     /// Name in the file.
     pub name: String,
-    /// Whether it has values per row.
+    /// True if it has values per row.
     pub is_pair: bool,
     /// Dimensions.
     pub shape: Vec<Size>,

@@ -77,7 +77,7 @@ pub struct Product<'a> {
     pub parts: &'a [Part<'a>],
     /// `[columns]` and a register's width of padding, or empty.
     pub bias: &'a [f32],
-    /// Whether negative results become 0.
+    /// True if negative results become 0.
     pub relu: bool,
     /// Form of the factors.
     pub factors: Form,

@@ -42,7 +42,7 @@ enum Who {
 }
 
 impl Caller {
-    /// Whether the caller may see this model.
+    /// Returns whether the caller may see this model.
     pub(in crate::http) fn may_see(&self, model: &str) -> bool {
         match &self.0 {
             Who::Anybody => true,
@@ -51,7 +51,7 @@ impl Caller {
         }
     }
 
-    /// Whether the caller may see all models.
+    /// Returns whether the caller may see all models.
     pub(in crate::http) fn may_see_all(&self) -> bool {
         match &self.0 {
             Who::Anybody => true,
@@ -121,7 +121,7 @@ impl AccessControl {
         })
     }
 
-    /// Whether calls require a key.
+    /// Returns whether calls require a key.
     pub fn is_guarded(&self) -> bool {
         self.kept.is_some()
     }
@@ -145,7 +145,7 @@ impl AccessControl {
         }
     }
 
-    /// Whether a call with this role is answered on this socket.
+    /// Returns whether a call with this role is answered on this socket.
     pub(in crate::http) fn answers(&self, role: Role, door: Door) -> bool {
         role < Role::Admin || door == Door::Admin || !self.has_admin_door
     }

@@ -44,12 +44,12 @@ pub(super) struct ApiKey {
 }
 
 impl ApiKey {
-    /// Whether the key permits this model.
+    /// Returns whether the key permits this model.
     pub(super) fn is_for(&self, model: &str) -> bool {
         self.models.as_ref().is_none_or(|models| models.contains(model))
     }
 
-    /// Whether the key permits all models.
+    /// Returns whether the key permits all models.
     pub(super) fn is_for_all(&self) -> bool {
         self.models.is_none()
     }

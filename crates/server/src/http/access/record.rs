@@ -30,7 +30,7 @@ pub(super) struct AuditLog(Option<Mutex<Appended>>);
 struct Appended {
     path: PathBuf,
     file: File,
-    /// Whether the file ends within a line, because a disk was full or the process ended.
+    /// True if the file ends within a line, because a disk was full or the process ended.
     is_torn: bool,
 }
 

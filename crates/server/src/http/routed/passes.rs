@@ -123,7 +123,7 @@ struct UnderWay<'a> {
     flow: Flow,
     /// Id and trace for the calls to shards.
     origin: &'a Origin,
-    /// Whether items are answered column by column in any case.
+    /// True if items are answered column by column in any case.
     is_arrow: bool,
 }
 

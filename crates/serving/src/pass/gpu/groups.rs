@@ -19,7 +19,7 @@ pub(super) struct SeenView<'a> {
     pub(super) view: &'a View,
     pub(super) resident: &'a Resident,
     pub(super) beside: &'a DeviceView,
-    /// Whether this is the first of several devices, which reports counts that all of them know.
+    /// True if this is the first of several devices, which reports counts that all of them know.
     pub(super) is_first: bool,
 }
 
@@ -43,7 +43,7 @@ pub(super) enum Way {
 /// Requests that go through the device together, by index among the embedded ones.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
-    /// Whether these are a shard's candidates, which are not reranked.
+    /// True if these are a shard's candidates, which are not reranked.
     pub(super) is_selection: bool,
     pub(super) way: Way,
     pub(super) requests: Vec<usize>,

@@ -35,7 +35,7 @@ pub struct Residents {
     kept: Kept<Snapshot, Arc<[Resident]>>,
     health: Health,
     budget_bytes: usize,
-    /// Whether spare slots are reserved for updated items.
+    /// True if spare slots are reserved for updated items.
     takes_updates: bool,
     /// Number of passes that share the budget.
     passes: AtomicUsize,

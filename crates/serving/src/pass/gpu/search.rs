@@ -37,9 +37,9 @@ struct EligibleItems {
 struct Searches<'a> {
     device: &'a Device,
     seen: SeenView<'a>,
-    /// Whether other devices or shards search further items.
+    /// True if other devices or shards search further items.
     is_part: bool,
-    /// Whether other shards do.
+    /// True if other shards do.
     is_selection: bool,
     /// `None` for a request that names its slots.
     searches: Vec<Option<Searched<'a>>>,
@@ -52,7 +52,7 @@ pub(super) struct Asking<'a> {
     pub(super) seen: SeenView<'a>,
     pub(super) queries: &'a [OneQuery<'a>],
     pub(super) users: Users,
-    /// Whether other devices search further items.
+    /// True if other devices search further items.
     pub(super) is_part: bool,
 }
 

@@ -128,7 +128,7 @@ struct Round {
     /// Ordered keys of the best candidates of each search, best first.
     best: Vec<Vec<u32>>,
     survivors: Vec<u32>,
-    /// Whether no search had lists in this round.
+    /// True if no search had lists in this round.
     is_over: bool,
 }
 
