@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use super::inspect::calibration;
 use super::output::say;
 use super::store::StoreArgs;
-use sterling_api::calibration_info;
 use sterling_core::error::{Error, Result};
 use sterling_publish::calibrate;
+use sterling_server::describe::calibration_info;
 
 /// Arguments of `sterling calibrate`.
 #[derive(Debug, clap::Args)]

@@ -3,8 +3,8 @@
 use super::store::StoreArgs;
 use super::wish::tell;
 use sterling_core::error::{Error, Result};
+use sterling_rollout::{self as rollout, CanaryMargins, Sticky, Traffic};
 use sterling_snapshot::check_name;
-use sterling_snapshot::rollout::{self, CanaryMargins, Sticky, Traffic};
 
 /// Arguments of `sterling canary`.
 #[derive(Debug, clap::Args)]

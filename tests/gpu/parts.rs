@@ -9,6 +9,7 @@ use sterling::cuda::Devices;
 use sterling::error::Result;
 use sterling::graph::tower::Threads;
 use sterling::index::ivf::Rescore;
+use sterling::items::shard_of;
 use sterling::publish::{Output, Plan, publish};
 use sterling::request::{
     Answer, Content, Embed, EmbeddedUser, Ranked, Reading, Request, Rerank, Retrieve, Select, Selected, User,
@@ -16,7 +17,7 @@ use sterling::request::{
 use sterling::server::gather::{self, Said, Sharded};
 use sterling::serving::pass::{self, Cpu, Cuda, Pass, Prepared, Residents};
 use sterling::serving::view::View;
-use sterling::snapshot::{Placement, Recipe, Snapshot, Store, shard_folder, shard_of};
+use sterling::snapshot::{Placement, Recipe, Snapshot, Store, shard_folder};
 use sterling::units::ItemId;
 
 use crate::emulation::{Random, device, sharing};

@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use sterling::api::model_info;
 use sterling::graph::tower::Runs;
+use sterling::items::{GivenItem, GivenValues};
 use sterling::request::Ranked;
-use sterling::serving::fresh::{Fresh, GivenItem, GivenValues};
+use sterling::server::describe::model_info;
+use sterling::serving::fresh::{Fresh, update_of};
 use sterling::serving::view::View;
 use sterling::snapshot::{PartFormat, Store};
 
@@ -307,7 +308,7 @@ fn items_that_come_later_have_their_values_in_turn() {
     later[0] = vec![30, 8, 2, 61];
     later[2] = Vec::new();
     let came: Vec<_> = [0, 2, 4, 5, 6]
-        .map(|id: usize| given(id, &later[id]).checked(&main, &mut BTreeSet::new()).unwrap())
+        .map(|id: usize| update_of(&given(id, &later[id]), &main, &mut BTreeSet::new()).unwrap())
         .into_iter()
         .collect();
     assert!(fresh.apply(&came).unwrap().is_empty());

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use sterling::api::model_info;
 use sterling::graph::tower::{Runs, Threads};
 use sterling::request::{Answer, Content, Ranked, Request};
+use sterling::server::describe::model_info;
 use sterling::serving::pass::{self, Cpu};
 use sterling::serving::view::View;
 

@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use sterling::items::shard_of;
 use sterling::journal::{Logs, Topic};
 use sterling::publish::{Output, Plan, Source, merge};
 use sterling::serving::fresh::{Feeds, Update, Updating};
 use sterling::serving::registry::{Options, Registry, Snapshots, Which};
-use sterling::snapshot::{Store, shard_of};
+use sterling::snapshot::Store;
 use sterling::units::ItemId;
 
 use crate::routed_updates::{Cut, home, item, serve, token};

@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use sterling::index::ivf::Rescore;
+use sterling::items::InvalidItem;
 use sterling::limits::FRESH_BYTES;
 use sterling::publish::merge;
-use sterling::serving::fresh::{CallAnswer, Fresh, Put, RefusedUpdate, Update, Wrong};
+use sterling::serving::fresh::{CallAnswer, Fresh, Put, RefusedUpdate, Update};
 use sterling::serving::view::{Attribute, Category, View};
 use sterling::snapshot::{Placement, Snapshot, Store};
 use sterling::units::ItemId;
@@ -592,7 +593,7 @@ fn updates_come_back_from_their_bytes_and_others_are_refused() {
         dense: vec![("pca".into(), vec![3.0])],
     };
     let call = Update::Call { key: "k".into(), digest: 7, count: 3 };
-    let wrong = Wrong { id: Some(-1), field: "set.year".into(), reason: "expected integers".into() };
+    let wrong = InvalidItem { id: Some(-1), field: "set.year".into(), reason: "expected integers".into() };
     let answer = CallAnswer { matched: 2, refused: vec![RefusedUpdate { place: 300, wrong }] };
     let answered = Update::AnsweredCall { key: "k".into(), digest: 7, count: 3, answer };
     let set = Update::Set { id: i64::MIN, attributes: vec![("c".into(), Attribute::Integers(vec![1, -1]))] };

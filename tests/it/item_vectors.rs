@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::Value;
+use sterling::items::{GivenItem, GivenValues};
 use sterling::publish::merge;
 use sterling::request::Ranked;
-use sterling::serving::fresh::{Fresh, GivenItem, GivenValues, Update};
+use sterling::serving::fresh::{Fresh, Update, update_of};
 use sterling::serving::view::View;
 use sterling::snapshot::{Placement, Snapshot, Store, VectorRows};
 
@@ -30,7 +31,7 @@ fn given(line: &Value) -> GivenItem {
 }
 
 fn updates(view: &View, items: impl IntoIterator<Item = GivenItem>) -> Vec<Update> {
-    items.into_iter().map(|item| item.checked(view, &mut BTreeSet::new()).unwrap()).collect()
+    items.into_iter().map(|item| update_of(&item, view, &mut BTreeSet::new()).unwrap()).collect()
 }
 
 fn same(got: &[Ranked], want: &[Ranked]) {
@@ -124,9 +125,9 @@ fn rows_that_cannot_be_kept_are_refused_by_item() {
         (part, "expected the whole item"),
     ] {
         let field = if item.whole { "attributes.image" } else { "set.image" };
-        let wrong = item.checked(&main, &mut BTreeSet::new()).unwrap_err();
+        let wrong = update_of(&item, &main, &mut BTreeSet::new()).unwrap_err();
         assert_eq!((wrong.id, wrong.field.as_str()), (Some(4), field));
         assert!(wrong.reason.contains(reason), "{}", wrong.reason);
     }
-    assert!(image(Some(vec![1.0, 2.0, 3.0])).checked(&main, &mut BTreeSet::new()).is_ok());
+    assert!(update_of(&image(Some(vec![1.0, 2.0, 3.0])), &main, &mut BTreeSet::new()).is_ok());
 }

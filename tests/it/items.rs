@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use sterling::index::columns::ItemValues;
-use sterling::snapshot::items::{EMBEDDING, Items};
+use sterling::items::EMBEDDING;
+use sterling::snapshot::items::Items;
 
 use crate::support::{json, root, run};
 

@@ -9,12 +9,13 @@ use axum::body::{Body, to_bytes};
 use axum::http::Request;
 use serde_json::{Value, json};
 use sterling::error::Kind;
+use sterling::items::InvalidItem;
 use sterling::journal::{Journal, Log, LogOptions, Logs, Topic};
 use sterling::publish::compact::{Compactor, release};
 use sterling::publish::{Output, Plan, merge};
 use sterling::server::http;
 use sterling::serving::engine::{self, Engine, Passes};
-use sterling::serving::fresh::{CallAnswer, Put, RefusedUpdate, Update, Wrong};
+use sterling::serving::fresh::{CallAnswer, Put, RefusedUpdate, Update};
 use sterling::serving::fresh::{Feed, Feeds, MergeWanted, Merged, Merges, Updating};
 use sterling::serving::registry::{Options, Registry, Snapshots, Which};
 use sterling::serving::view::Attribute;
@@ -484,7 +485,7 @@ fn a_merge_that_memory_cannot_hold_leaves_no_version() {
 #[test]
 fn calls_are_known_though_their_records_were_released() {
     let folder = tempfile::tempdir().unwrap();
-    let wrong = Wrong { id: Some(4), field: "set.year".into(), reason: "got 1.5, expected integers".into() };
+    let wrong = InvalidItem { id: Some(4), field: "set.year".into(), reason: "got 1.5, expected integers".into() };
     let answer = CallAnswer { matched: 3, refused: vec![RefusedUpdate { place: 1, wrong }] };
     let call = |key: &str| Update::AnsweredCall { key: key.into(), digest: 5, count: 1, answer: answer.clone() };
     let open = |after| {

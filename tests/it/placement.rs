@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sterling::api::{embed, model_info};
+use sterling::api::embed;
 use sterling::embedding::place::Sharding;
 use sterling::embedding::place::{ShardPlan, TablePlan, Tier};
 use sterling::embedding::planner::PlacementPlan;
@@ -18,6 +18,7 @@ use sterling::graph::tower::Threads;
 use sterling::kernels::cpu::pool::RowFormat;
 use sterling::publish::{Output, Plan, Remote, Stage};
 use sterling::request::Ranked;
+use sterling::server::describe::model_info;
 use sterling::serving::view::View;
 use sterling::snapshot::model::{Decisions, Package};
 use sterling::snapshot::{Manifest, Placement, PlacementOptions, Recipe, Snapshot, Store, rows_on_cluster};

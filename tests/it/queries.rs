@@ -273,7 +273,7 @@ fn ranking_and_embedding_know_all_queries() {
         let error = retrieve(&view, &[json!({"vector": vector})]).remove(0).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
-    let info = serde_json::to_value(api::model_info(view.main())).unwrap();
+    let info = serde_json::to_value(sterling::server::describe::model_info(view.main())).unwrap();
     assert_eq!(info["merge"], "union");
     assert_eq!(info["queries"][0], json!({"name": "click", "candidates": CLICK_CANDIDATES, "weight": 1.0}));
 }

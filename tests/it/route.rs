@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use sterling::items::shard_of;
 use sterling::publish::{Output, Plan};
-use sterling::snapshot::shard_of;
 use sterling::units::ItemId;
 
 use crate::network::Wire;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sterling::publish::{Output, Plan};
-use sterling::snapshot::rollout::{Place, seed};
+use sterling::rollout::{Place, seed};
 use tempfile::TempDir;
 
 use crate::route::serve_at;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use arrow_array::types::Float32Type;
 use arrow_array::{ArrayRef, FixedSizeListArray, Int64Array, StringArray};
 use serde_json::{Value, json};
+use sterling::items::shard_of;
 use sterling::publish::{Output, Plan};
-use sterling::snapshot::shard_of;
 use sterling::units::ItemId;
 
 use crate::route::{route, route_looking_every};

@@ -8,12 +8,13 @@ use sterling::api::{Retrievals, retrievals};
 use sterling::error::{Error, Kind, Result};
 use sterling::graph::tower::Threads;
 use sterling::index::ivf::Rescore;
+use sterling::items::shard_of;
 use sterling::publish::{Output, Plan};
 use sterling::request::{Answer, Content, Embed, Rank, Ranked, Request, Retrieve, Select, User};
 use sterling::server::gather::{Said, Sharded, embed, rank, retrieve};
 use sterling::serving::pass::{self, Cpu};
 use sterling::serving::view::View;
-use sterling::snapshot::{self, Manifest, Placement, SHARDS_FILE, Snapshot, Store, shard_folder, shard_of};
+use sterling::snapshot::{self, Manifest, Placement, SHARDS_FILE, Snapshot, Store, shard_folder};
 use sterling::units::ItemId;
 
 use crate::packages::{Made, view};

@@ -13,8 +13,8 @@ use sterling::embedding::RowFormat;
 use sterling::graph::tower::Threads;
 use sterling::index::ivf::Rescore;
 use sterling::publish::{Output, Plan, Source, publish};
+use sterling::request::CallOptions;
 use sterling::request::{Answer, Content, Explain, Ranked, Request, Retrieve};
-use sterling::serving::engine::Terms;
 use sterling::serving::pass::{self, Cpu};
 use sterling::serving::view::View;
 use sterling::snapshot::{Recipe, Store};
@@ -323,8 +323,9 @@ pub fn agent() -> ureq::Agent {
 pub fn retrieve(view: &Arc<View>, bodies: &[Value]) -> Vec<sterling::error::Result<(Ranked, Option<Explain>)>> {
     let body = serde_json::json!({"requests": bodies}).to_string();
     let Retrievals::Many(requests) = retrievals(body.as_bytes()).unwrap() else { panic!("{body}") };
-    let prepare =
-        |request: sterling::error::Result<(Retrieve, Terms, Shape)>| pass::prepare(view, Request::Retrieve(request?.0));
+    let prepare = |request: sterling::error::Result<(Retrieve, CallOptions, Shape)>| {
+        pass::prepare(view, Request::Retrieve(request?.0))
+    };
     let mut prepared = Vec::new();
     let failed: Vec<Option<sterling::error::Error>> =
         requests.into_iter().map(|request| prepare(request).map(|one| prepared.push(one)).err()).collect();

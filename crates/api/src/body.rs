@@ -15,7 +15,7 @@ use super::values::List;
 use sterling_core::error::{Error, Result};
 use sterling_core::limits::BATCH_REQUESTS_MAX;
 use sterling_core::request;
-use sterling_serving::engine::Terms;
+use sterling_core::request::CallOptions;
 
 /// Prefix of the reason for a text that is not JSON.
 const NOT_JSON: &str = "not JSON";
@@ -24,9 +24,9 @@ const NOT_JSON: &str = "not JSON";
 #[derive(Debug)]
 pub enum Retrievals {
     /// A single request.
-    One(Box<request::Retrieve>, Terms, Shape),
+    One(Box<request::Retrieve>, CallOptions, Shape),
     /// Requests of `{"requests": [..]}`. An invalid one is an error in its place only.
-    Many(Vec<Result<(request::Retrieve, Terms, Shape)>>),
+    Many(Vec<Result<(request::Retrieve, CallOptions, Shape)>>),
 }
 
 /// Parses the body of a `:retrieve`.
@@ -57,7 +57,7 @@ pub fn retrievals(body: &[u8]) -> Result<Retrievals> {
 ///
 /// # Errors
 /// As [`retrievals`].
-pub fn rank(body: &[u8]) -> Result<(request::Rank, Terms, Shape)> {
+pub fn rank(body: &[u8]) -> Result<(request::Rank, CallOptions, Shape)> {
     parse::<_, RankRequest>(body, Object(PhantomData), "")?.typed()
 }
 
@@ -65,7 +65,7 @@ pub fn rank(body: &[u8]) -> Result<(request::Rank, Terms, Shape)> {
 ///
 /// # Errors
 /// As [`retrievals`].
-pub fn embed(body: &[u8]) -> Result<(request::Embed, Terms)> {
+pub fn embed(body: &[u8]) -> Result<(request::Embed, CallOptions)> {
     parse::<_, EmbedRequest>(body, Object(PhantomData), "")?.typed()
 }
 
@@ -235,7 +235,7 @@ mod tests {
     use sterling_core::request::{Features, OnDegraded, Priority, Reading, User, Values};
     use sterling_core::units::ItemId;
 
-    fn one(body: &str) -> Result<(request::Retrieve, Terms)> {
+    fn one(body: &str) -> Result<(request::Retrieve, CallOptions)> {
         match retrievals(body.as_bytes())? {
             Retrievals::One(request, terms, _) => Ok((*request, terms)),
             Retrievals::Many(_) => panic!("{body}: a list"),
@@ -287,13 +287,16 @@ mod tests {
             let body: Vec<String> = fields.iter().map(|(name, value)| format!("\"{name}\": {value}")).collect();
             let (request, terms) = one(&format!(" {{{}}} ", body.join(", "))).unwrap();
             assert_eq!(request, expected);
-            let wanted =
-                Terms { timeout: Some(Duration::from_millis(250)), priority: Priority::Batch, ..Terms::default() };
+            let wanted = CallOptions {
+                timeout: Some(Duration::from_millis(250)),
+                priority: Priority::Batch,
+                ..CallOptions::default()
+            };
             assert_eq!(terms, wanted);
         }
         let (request, terms) = one("{\"vector\": [1, 0.5]}").unwrap();
         assert_eq!(request, request::Retrieve::of(User::Vector(vec![1.0, 0.5])));
-        assert_eq!(terms, Terms::default());
+        assert_eq!(terms, CallOptions::default());
         let (request, ..) = rank(b"{\"vector\": [1], \"items\": [4, -4]}").unwrap();
         assert_eq!(request.items, [ItemId(4), ItemId(-4)]);
         let (request, _) = embed(b"{\"features\": {\"installed\": 4}}").unwrap();

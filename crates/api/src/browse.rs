@@ -9,8 +9,6 @@ use utoipa::{IntoParams, ToSchema};
 use super::info::ColumnInfo;
 use super::response::Served;
 use super::schemas::TextOrInteger;
-use sterling_serving::view::Category;
-use sterling_snapshot::Snapshot;
 
 /// Parameters of an item search.
 #[derive(Clone, Debug, Deserialize, IntoParams)]
@@ -148,43 +146,4 @@ pub struct FileInfo {
     pub name: String,
     /// Length in bytes.
     pub bytes: u64,
-}
-
-impl From<(Category<'_>, Option<usize>)> for ColumnValue {
-    fn from((value, items): (Category<'_>, Option<usize>)) -> Self {
-        let value = match value {
-            Category::Integer(value) => value.into(),
-            Category::Text(text) => text.into(),
-        };
-        ColumnValue { value, items }
-    }
-}
-
-/// Returns the files of a snapshot, by name.
-pub fn files(snapshot: &Snapshot) -> Vec<FileInfo> {
-    let files = snapshot.manifest.files.iter();
-    files.map(|(name, sum)| FileInfo { name: name.clone(), bytes: sum.bytes }).collect()
-}
-
-/// Returns the 0th to the 100th percentile of `sizes`; empty for no sizes.
-pub fn percentiles(sizes: &[u32]) -> Vec<u32> {
-    let mut sorted = sizes.to_vec();
-    sorted.sort_unstable();
-    match sorted.len().checked_sub(1) {
-        Some(last) => (0..=100).map(|percent| sorted[last * percent / 100]).collect(),
-        None => Vec::new(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::percentiles;
-
-    #[test]
-    fn percentiles_are_of_the_sizes() {
-        let sizes: Vec<u32> = (0..201).rev().collect();
-        assert_eq!(percentiles(&sizes), (0..=100).map(|p| p * 2).collect::<Vec<u32>>());
-        assert_eq!(percentiles(&[7]), [7; 101]);
-        assert!(percentiles(&[]).is_empty());
-    }
 }

@@ -8,9 +8,9 @@ use super::problem::Problem;
 use super::response::{Explain, Item, Step};
 use super::written::Written;
 use sterling_core::error::{Error, Result};
+use sterling_core::quota::Memory;
 use sterling_core::request::{Answer, Content, Ranked};
 use sterling_index::columns::{Cell, ColumnKind, Stacked};
-use sterling_serving::quota::Memory;
 
 /// Items with the names of their fields.
 #[derive(Clone, Debug)]

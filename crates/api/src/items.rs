@@ -14,12 +14,10 @@ use super::response::Served;
 use super::values::{List, Vector};
 use super::vector_form::VectorForm;
 use sterling_core::error::{Error, Result};
+use sterling_core::items::{GivenItem, GivenValues, InvalidItem, UPDATES_MAX, shard_of};
 use sterling_core::limits::{DIMENSION_MAX, EXCLUDE_MAX};
 use sterling_core::units::{ItemId, Slot};
-use sterling_index::columns::Cell;
-use sterling_serving::fresh::{GivenItem, GivenValues, UPDATES_MAX, Wrong};
-use sterling_serving::view::View;
-use sterling_snapshot::shard_of;
+use sterling_index::columns::{Cell, Stacked};
 
 /// An item to put, or a change of its attributes.
 #[derive(Clone, Debug, PartialEq, Deserialize, ToSchema)]
@@ -249,7 +247,7 @@ impl<'de> Deserialize<'de> for Members {
 ///
 /// # Errors
 /// `Invalid` for a body without items, or with too many.
-pub fn upserts(body: &[u8], lines: bool) -> Result<Vec<Result<GivenItem, Wrong>>> {
+pub fn upserts(body: &[u8], lines: bool) -> Result<Vec<Result<GivenItem, InvalidItem>>> {
     Ok(texts(body, lines)?.into_iter().map(upsert).collect())
 }
 
@@ -264,7 +262,7 @@ pub fn divided(body: &[u8], lines: bool, shards: usize) -> Result<(Vec<PlacedIte
     for (place, text) in texts(body, lines)?.into_iter().enumerate() {
         let id = match upsert(text) {
             Ok(item) => item.id,
-            Err(Wrong { id, field, reason }) => {
+            Err(InvalidItem { id, field, reason }) => {
                 refused.push(RefusedItem { place, id, field, reason });
                 continue;
             }
@@ -336,22 +334,22 @@ fn apart(body: &[u8]) -> Option<Vec<&[u8]>> {
     None
 }
 
-fn upsert(text: &[u8]) -> Result<GivenItem, Wrong> {
+fn upsert(text: &[u8]) -> Result<GivenItem, InvalidItem> {
     let ItemUpsert { id, embedding, attributes, set } = read_object(text).map_err(|Misread { field, reason }| {
         let id = serde_json::from_slice(text).ok().map(|Identified { id }| id);
-        Wrong { id, field, reason }
+        InvalidItem { id, field, reason }
     })?;
     let (whole, members) = match (attributes, set) {
         (Some(_), Some(_)) => {
             let reason = "beside `attributes`: expected the attributes that change, or all of them".into();
-            return Err(Wrong { id: Some(id), field: "set".into(), reason });
+            return Err(InvalidItem { id: Some(id), field: "set".into(), reason });
         }
         (None, Some(set)) => (false, set),
         (attributes, None) => (true, attributes.unwrap_or_default()),
     };
     let read = |(name, value): (String, Value)| match values(&value) {
         Ok(values) => Ok((name, values)),
-        Err(reason) => Err(Wrong { id: Some(id), field: GivenItem::field(whole, &name), reason }),
+        Err(reason) => Err(InvalidItem { id: Some(id), field: GivenItem::field(whole, &name), reason }),
     };
     let attributes = members.0.into_iter().map(read).collect::<Result<_, _>>()?;
     let embedding = embedding.map(|Vector(numbers)| numbers);
@@ -402,8 +400,7 @@ pub fn deletion(body: &[u8]) -> Result<DeleteRequest> {
 }
 
 /// Returns the attributes of the item in a slot, by name.
-pub fn attributes(view: &View, slot: Slot) -> BTreeMap<String, Value> {
-    let columns = view.columns();
+pub fn attributes(columns: &Stacked, slot: Slot) -> BTreeMap<String, Value> {
     let names = columns.first().list().enumerate();
     names.map(|(n, column)| (column.name().to_owned(), cell(columns.cell(n, slot)))).collect()
 }

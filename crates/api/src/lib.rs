@@ -48,7 +48,7 @@ pub use asking::{rank_body, retrieve_body};
 pub use body::{Misread, Retrievals, embed, object, rank, read_object, retrievals};
 pub use browse::{
     ColumnResponse, ColumnValue, FileInfo, FindRequest, FindResponse, FoundItem, HeldShard, IndexResponse,
-    ShardsResponse, ValuesRequest, files, percentiles,
+    ShardsResponse, ValuesRequest,
 };
 pub use entry::{Entry, WrittenRows};
 pub use inference::{
@@ -56,9 +56,9 @@ pub use inference::{
     InferenceServer, inference, inference_model,
 };
 pub use info::{
-    CalibrationInfo, CodedCurveInfo, ColumnInfo, CurveInfo, DesiredState, FeatureInfo, LabelList, LabelRequest,
-    ModelInfo, ModelList, QueryLine, ShardInfo, TableInfo, UnavailableModel, VersionInfo, VersionList,
-    calibration_info, column_info, model_info,
+    CalibrationInfo, CodedCurveInfo, ColumnInfo, CurveInfo, DesiredState, FeatureInfo, InputInfo, LabelList,
+    LabelRequest, ModelInfo, ModelList, QueryInfo, QueryLine, ShardInfo, TableInfo, UnavailableModel, VectorInfo,
+    VersionInfo, VersionList,
 };
 pub use items::{
     DeleteRequest, DeleteResponse, FailedShard, ItemResponse, ItemUpsert, MergeResponse, PositionResponse, RefusedItem,

@@ -286,10 +286,10 @@ mod tests {
     use super::super::response::{BatchEntry, BatchResponse, RetrieveResponse};
     use super::*;
     use sterling_core::error::Kind;
+    use sterling_core::quota::{Flow, Quota};
     use sterling_core::request::{EmbeddedUser, Ranked, StepReport};
     use sterling_core::units::{ItemId, Slot};
     use sterling_index::columns::{Columns, ItemColumn, ItemValues, encode};
-    use sterling_serving::quota::{Flow, Quota};
     use sterling_storage::files::{TensorFile, Tensors};
 
     fn served() -> Served {

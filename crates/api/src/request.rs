@@ -13,9 +13,9 @@ use sterling_core::limits::{
     CANDIDATES_MAX, COLUMNS_MAX, CONSTANTS_MAX, DIMENSION_MAX, EXCLUDE_MAX, FEATURES_MAX, LISTS_MAX, QUERIES_MAX,
     RESULTS_MAX, TIMEOUT_MS_MAX,
 };
+use sterling_core::request::CallOptions;
 use sterling_core::request::{self, Features, Priority, Reading, User};
 use sterling_core::units::ItemId;
-use sterling_serving::engine::Terms;
 
 /// Features by name; null means that the feature is absent.
 pub(super) type FeatureValues = Named<Option<FeatureValue>, FEATURES_MAX>;
@@ -264,7 +264,7 @@ impl RetrieveRequest {
         request
     }
 
-    pub(super) fn typed(self) -> Result<(request::Retrieve, Terms, Shape)> {
+    pub(super) fn typed(self) -> Result<(request::Retrieve, CallOptions, Shape)> {
         between("k", Some(self.k as u64), RESULTS_MAX)?;
         between("candidates", self.candidates.map(|n| n as u64), CANDIDATES_MAX)?;
         between("probes", self.probes.map(|n| n as u64), LISTS_MAX)?;
@@ -300,7 +300,7 @@ impl RetrieveRequest {
 }
 
 impl RankRequest {
-    pub(super) fn typed(self) -> Result<(request::Rank, Terms, Shape)> {
+    pub(super) fn typed(self) -> Result<(request::Rank, CallOptions, Shape)> {
         between("items", Some(self.items.0.len() as u64), CANDIDATES_MAX)?;
         let reading = reading(self.columns, self.constants, self.explain, self.on_degraded)?;
         let rank = request::Rank { user: user(self.features, self.vector)?, items: items(self.items), reading };
@@ -310,7 +310,7 @@ impl RankRequest {
 }
 
 impl EmbedRequest {
-    pub(super) fn typed(self) -> Result<(request::Embed, Terms)> {
+    pub(super) fn typed(self) -> Result<(request::Embed, CallOptions)> {
         let (features, on_degraded) = (features(self.features), self.on_degraded);
         let embed = request::Embed { features, on_degraded, whole: false };
         Ok((embed, terms(self.timeout_ms, self.priority)?))
@@ -348,9 +348,9 @@ fn reading(
     Ok(Reading { columns, constants, explain, on_degraded })
 }
 
-pub(super) fn terms(timeout_ms: Option<u64>, priority: Priority) -> Result<Terms> {
+pub(super) fn terms(timeout_ms: Option<u64>, priority: Priority) -> Result<CallOptions> {
     between("timeout_ms", timeout_ms, TIMEOUT_MS_MAX as usize)?;
-    Ok(Terms { timeout: timeout_ms.map(Duration::from_millis), priority, ..Terms::default() })
+    Ok(CallOptions { timeout: timeout_ms.map(Duration::from_millis), priority, ..CallOptions::default() })
 }
 
 fn between(field: &str, value: Option<u64>, most: usize) -> Result<()> {

@@ -75,10 +75,10 @@ mod tests {
 
     use super::*;
     use crate::{ArrowReply, Entry, InferenceReply, Reply, Served, inference};
+    use sterling_core::quota::{Flow, Memory, Quota};
     use sterling_core::request::{Answer, Content, Ranked};
     use sterling_core::units::{ItemId, Slot};
     use sterling_index::columns::{Columns, ItemColumn, ItemValues, encode};
-    use sterling_serving::quota::{Flow, Memory, Quota};
     use sterling_storage::files::{TensorFile, Tensors};
 
     /// Maximum bytes of an Arrow stream without its values.

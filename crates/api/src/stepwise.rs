@@ -5,8 +5,8 @@ use std::mem::take;
 use super::entry::{Entry, ReadColumns, Rest};
 use super::written::Written;
 use sterling_core::error::Result;
+use sterling_core::quota::Memory;
 use sterling_core::request::Ranked;
-use sterling_serving::quota::Memory;
 
 /// Reserved bytes per byte of text for a router: the text and room for its buffer to grow.
 const WRITTEN_COPIES: usize = 3;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use sterling_snapshot::rollout::{BothSeen, Canary, Shadow, SideSeen, Traffic, TrafficNow};
+use sterling_rollout::{BothSeen, Canary, Shadow, SideSeen, Traffic, TrafficNow};
 
 /// Desired versions for the unpinned requests of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]

@@ -7,10 +7,9 @@ use serde_json::value::RawValue;
 
 use sterling_api::Retrievals;
 use sterling_core::error::{Error, Result};
+use sterling_core::items::{EMBEDDING, GivenItem, GivenValues, ID};
 use sterling_core::limits::FEATURES_MAX;
 use sterling_core::request::{Features, Rank, Request, Retrieve, Values};
-use sterling_serving::fresh::{GivenItem, GivenValues};
-use sterling_snapshot::items::{EMBEDDING, ID};
 
 const COLUMNS: &str = "columns";
 

@@ -14,12 +14,13 @@ use arrow_schema::Schema;
 
 use super::questions::{Asking, Question, Questions, Template};
 use sterling_core::error::{Error, Result};
+use sterling_core::items::ID;
 use sterling_core::limits::EXCLUDE_MAX;
 use sterling_core::request::{Features, Rank, Request, Retrieve, User, Values};
 use sterling_core::units::ItemId;
 use sterling_graph::tower::Tower;
-use sterling_snapshot::items::{ArrowColumn, ID};
 use sterling_snapshot::model::Package;
+use sterling_storage::arrow::ArrowColumn;
 
 const VECTOR: &str = "vector";
 const WEIGHTS: &str = ".weights";

@@ -1,5 +1,5 @@
-//! Types that every crate of Sterling uses: [`error`], [`units`] of ids and slots, [`limits`], [`tensor`] shapes. The HTTP layer
-//! parses the [`request`] types and the serving pass answers them.
+//! Types that every crate of Sterling uses: [`error`], [`units`] of ids and slots, [`limits`], [`tensor`] shapes, memory [`quota`].
+//! The HTTP layer parses the [`request`] types and [`items`], and the serving pass answers or applies them.
 //!
 //! ```
 //! use sterling_core::error::{Error, Kind};
@@ -23,10 +23,12 @@ pub mod blocking;
 pub mod clock;
 pub mod draws;
 pub mod error;
+pub mod items;
 pub mod limits;
 pub mod locks;
 pub mod logging;
 pub mod packed;
+pub mod quota;
 pub mod random;
 pub mod request;
 pub mod tensor;

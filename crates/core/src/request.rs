@@ -6,11 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::packed;
+use crate::quota::Flow;
 use crate::units::{ItemId, Slot};
 
 /// Identifiers that connect log lines and traces to a request. Calls to other processes carry both, and these log them too.
@@ -56,6 +58,20 @@ pub enum Priority {
     Interactive,
     /// Runs on capacity that interactive requests leave.
     Batch,
+}
+
+/// Deadline, priority and caller of a submitted request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallOptions {
+    /// Time for which the answer is useful; `None` means the server's default.
+    pub timeout: Option<Duration>,
+    /// Priority class in the queue.
+    pub priority: Priority,
+    /// Caller that is charged: queued callers share workers and memory evenly.
+    pub flow: Flow,
+    /// Marks background work that no caller waits for. It ends without an answer if it would cause the rejection of a caller's
+    /// request.
+    pub is_background: bool,
 }
 
 /// Values of one feature of a request. The model's feature declares their meaning: integers may be ids, categories or numbers.

@@ -8,13 +8,14 @@ use super::budget::{self, Budget, Held};
 use super::embed::{self, Embedded, embed};
 use super::plan::{Plan, Progress, Source, Stage};
 use sterling_core::error::{Error, Result};
+use sterling_core::items::shard_of;
 use sterling_core::units::ItemId;
 use sterling_index::columns::{self, ItemColumn, ItemValues};
 use sterling_index::filter;
 use sterling_index::ivf;
 use sterling_snapshot::items::Items;
 use sterling_snapshot::model::{ColumnSpec, MODEL_FILE, ModelSpec, Package};
-use sterling_snapshot::{PROGRAM, Provenance, Recipe, candidates, shard_of};
+use sterling_snapshot::{PROGRAM, Provenance, Recipe, candidates};
 use sterling_storage::rows::{RowStore, Spill};
 
 /// Items with their vectors, in input order.

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::plan::{Progress, Stage};
 use sterling_core::error::{Error, Result};
+use sterling_core::items::{EMBEDDING, ID};
 use sterling_core::tensor::Matrix;
 use sterling_embedding::Lookup;
 use sterling_graph::tower::{self, FeatureRow, FeatureSpec, Pooled, RUN_ROWS, Threads, Tower};
 use sterling_snapshot::VectorRows;
-use sterling_snapshot::items::{EMBEDDING, ID, Items};
+use sterling_snapshot::items::Items;
 use sterling_snapshot::model::{MODEL_FILE, Package, VectorSpec};
 use sterling_storage::rows::{RowStore, RowWriter, Spill};
 

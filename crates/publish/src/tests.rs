@@ -163,7 +163,7 @@ fn tensors_that_are_kept_by_item_are_those_of_memory() {
             .map(|name| VectorSpec {
                 name: name.into(),
                 width: 5,
-                column: Some(sterling_snapshot::items::EMBEDDING.into()),
+                column: Some(sterling_core::items::EMBEDDING.into()),
                 format: sterling_embedding::RowFormat::F16,
             })
             .to_vec(),

@@ -25,6 +25,7 @@
 //! ```
 
 pub mod config;
+pub mod describe;
 pub mod doctor;
 pub mod gather;
 pub mod http;

@@ -6,9 +6,9 @@ mod device;
 use std::sync::Arc;
 
 use super::ids::Ids;
-use crate::items::ID;
 use crate::model::{CandidateInput, ModelSpec, Package};
 use sterling_core::error::{Error, Result};
+use sterling_core::items::ID;
 use sterling_core::units::Slot;
 use sterling_embedding::{Pooling, Table};
 use sterling_graph::dense::InputRows;

@@ -49,7 +49,6 @@ pub mod model;
 mod part;
 mod placement;
 mod recipe;
-pub mod rollout;
 pub mod sandbox;
 mod shards;
 mod store;
@@ -66,7 +65,7 @@ pub use manifest::{FORMAT, FoldedFrom, GraphRecord, MANIFEST, Manifest, MergedFr
 pub use part::ItemParts;
 pub use placement::{Placement, PlacementOptions, content_of, placed, rows_on_cluster};
 pub use recipe::{PartFormat, Recipe, Reranking, Serving};
-pub use shards::{SHARDS_FILE, ShardEntry, Shards, shard_folder, shard_of};
+pub use shards::{SHARDS_FILE, ShardEntry, Shards, shard_folder};
 #[cfg(any(test, feature = "testing"))]
 pub use store::failing;
 pub use store::{CacheOptions, Held, Stamp, Store, WISH_FILE, Wish, check_name};

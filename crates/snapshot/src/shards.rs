@@ -14,20 +14,12 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::manifest::{FORMAT, Manifest};
 use sterling_core::error::{Error, Result};
 use sterling_core::limits::SHARDS_MAX;
-use sterling_core::units::ItemId;
 use sterling_storage::files;
 
 /// File that lists the shards of a version.
 pub const SHARDS_FILE: &str = "shards.json";
 /// Partition function, as recorded in the file.
 const HASH: &str = "floor(xxh3_64(id as 8 bytes, little-endian) * shards / 2^64)";
-
-/// Returns the shard of an item, of `shards`: the 64-bit XXH3 hash, seed 0, of the id's eight bytes, little-endian, scaled to the
-/// number of shards.
-pub fn shard_of(item: ItemId, shards: u32) -> u32 {
-    let hash = xxh3_64(&item.0.to_le_bytes());
-    ((u128::from(hash) * u128::from(shards)) >> 64) as u32
-}
 
 /// Returns the folder of a shard within that of its version.
 pub fn shard_folder(version: &Path, shard: u32) -> PathBuf {
@@ -148,6 +140,8 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use sterling_core::items::shard_of;
+    use sterling_core::units::ItemId;
 
     #[test]
     fn items_are_cut_as_it_is_stated_and_evenly() {

@@ -19,6 +19,8 @@
 
 #![cfg_attr(not(test), deny(unreachable_pub))]
 
+#[cfg(feature = "arrow")]
+pub mod arrow;
 pub mod files;
 pub mod npy;
 pub mod objects;

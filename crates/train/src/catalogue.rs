@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use sterling_core::error::{Error, Result};
+use sterling_core::items::EMBEDDING;
 use sterling_core::tensor::Matrix;
 use sterling_graph::tower::FeatureRow;
-use sterling_snapshot::items::{EMBEDDING, Items};
+use sterling_snapshot::items::Items;
 use sterling_snapshot::model::Package;
 
 /// Items by index, in the order of the items file.

@@ -1,8 +1,8 @@
 //! Updates through a router over shards of several servers, all of which follow the stream of their shard.
 
 use serde_json::{Value, json};
+use sterling::items::shard_of;
 use sterling::publish::{Output, Plan};
-use sterling::snapshot::shard_of;
 use sterling::units::ItemId;
 
 use super::Broker;

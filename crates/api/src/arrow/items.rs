@@ -17,12 +17,11 @@ use arrow_select::take::take_record_batch;
 use super::super::items::{PlacedItems, RefusedItem};
 use super::stream::{Hold, Stream, each_row};
 use sterling_core::error::{Error, Result};
+use sterling_core::items::{EMBEDDING, GivenItem, GivenValues, ID, InvalidItem, UPDATES_MAX, shard_of};
 use sterling_core::limits::DIMENSION_MAX;
 use sterling_core::request::Values;
 use sterling_core::units::ItemId;
-use sterling_serving::fresh::{GivenItem, GivenValues, UPDATES_MAX, Wrong};
-use sterling_snapshot::items::{ArrowColumn, EMBEDDING, ID};
-use sterling_snapshot::shard_of;
+use sterling_storage::arrow::ArrowColumn;
 
 const ATTRIBUTES: &str = "attributes.";
 const SET: &str = "set.";
@@ -42,7 +41,7 @@ enum Role {
 ///
 /// # Errors
 /// `Invalid` or `Unsupported` with the message or the column; errors of `hold`, which reserves memory for the rows.
-pub fn arrow_upserts(body: &[u8], hold: Hold<'_>) -> Result<Vec<Result<GivenItem, Wrong>>> {
+pub fn arrow_upserts(body: &[u8], hold: Hold<'_>) -> Result<Vec<Result<GivenItem, InvalidItem>>> {
     let mut stream = Stream::open(body, UPDATES_MAX)?;
     let rows = Rows::of(stream.schema())?;
     let mut items = Vec::new();
@@ -50,7 +49,7 @@ pub fn arrow_upserts(body: &[u8], hold: Hold<'_>) -> Result<Vec<Result<GivenItem
         hold(batch.num_rows() * ITEM_BYTES)?;
         items.extend(each_row(&batch, first, |row| match row {
             Ok((columns, row)) => rows.item(columns, row),
-            Err(e) => Err(Wrong { id: None, field: String::new(), reason: e.to_string() }),
+            Err(e) => Err(InvalidItem { id: None, field: String::new(), reason: e.to_string() }),
         }));
     }
     some(items.len())?;
@@ -158,8 +157,8 @@ impl Rows {
         Ok(Rows { columns, id, whole: sets.is_none() })
     }
 
-    fn item(&self, columns: &[ArrowColumn], row: usize) -> Result<GivenItem, Wrong> {
-        let unread = |e: Error| Wrong { id: None, field: ID.into(), reason: e.to_string() };
+    fn item(&self, columns: &[ArrowColumn], row: usize) -> Result<GivenItem, InvalidItem> {
+        let unread = |e: Error| InvalidItem { id: None, field: ID.into(), reason: e.to_string() };
         let id = id(&columns[self.id], row).map_err(unread)?;
         let mut item = GivenItem { id, embedding: None, attributes: Vec::new(), whole: self.whole };
         for (role, column) in self.columns.iter().zip(columns) {
@@ -168,7 +167,7 @@ impl Rows {
                 Role::Embedding => EMBEDDING.to_owned(),
                 Role::Attribute(name) => GivenItem::field(self.whole, name),
             };
-            let wrong = |reason: String| Wrong { id: Some(id), field: field.clone(), reason };
+            let wrong = |reason: String| InvalidItem { id: Some(id), field: field.clone(), reason };
             let given = match column.double(row) {
                 Some(number) if number.is_nan() => GivenValues::Missing,
                 Some(number) => GivenValues::Numbers(vec![number]),

@@ -18,8 +18,8 @@ use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use super::super::entry::{CellKind, Entry, Items, Rest, write_json};
 use super::super::reply::Reply;
 use sterling_core::error::{Error, Result};
+use sterling_core::quota::Memory;
 use sterling_index::columns::Cell;
-use sterling_serving::quota::Memory;
 
 /// Maximum rows per record batch.
 pub(crate) const ROWS_MAX: usize = 4096;

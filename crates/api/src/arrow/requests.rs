@@ -19,9 +19,9 @@ use super::super::values::{FeatureValue, List, Named, Vector};
 use super::stream::{Hold, Stream, each_row};
 use sterling_core::error::{Error, Result};
 use sterling_core::limits::{BATCH_REQUESTS_MAX, DIMENSION_MAX, EXCLUDE_MAX, FEATURE_IDS_MAX, FEATURES_MAX};
+use sterling_core::request::CallOptions;
 use sterling_core::request::{self, Values};
-use sterling_serving::engine::Terms;
-use sterling_snapshot::items::ArrowColumn;
+use sterling_storage::arrow::ArrowColumn;
 
 /// Metadata key of the fields shared by all rows.
 pub(super) const SHARED: &str = "sterling";
@@ -97,7 +97,7 @@ impl Rows {
         Ok(Rows { columns, shared, shared_bytes: text.len(), has_features: features > 0 })
     }
 
-    fn request(&self, columns: &[ArrowColumn], row: usize) -> Result<(request::Retrieve, Terms, Shape)> {
+    fn request(&self, columns: &[ArrowColumn], row: usize) -> Result<(request::Retrieve, CallOptions, Shape)> {
         let (mut given, mut features, mut weights) = (RequestRow::default(), BTreeMap::new(), Vec::new());
         for ((name, role), column) in self.columns.iter().zip(columns) {
             let place = |e: Error| e.within(format!("column `{name}`"));

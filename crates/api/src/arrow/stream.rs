@@ -21,7 +21,7 @@ use flatbuffers::VerifierOptions;
 
 use sterling_core::error::{Error, Result};
 use sterling_core::limits::FEATURES_MAX;
-use sterling_snapshot::items::ArrowColumn;
+use sterling_storage::arrow::ArrowColumn;
 
 /// Marker at the start of each message.
 const CONTINUATION: [u8; 4] = [0xff; 4];

@@ -19,11 +19,10 @@ use serde_json::json;
 use super::super::{Retrievals, divided, retrievals, upserts};
 use super::*;
 use sterling_core::error::{Error, Kind, Result};
+use sterling_core::items::{GivenItem, GivenValues, UPDATES_MAX, shard_of};
 use sterling_core::limits::{BATCH_REQUESTS_MAX, BODY_BYTES_MAX};
 use sterling_core::request::{User, Values};
 use sterling_core::units::ItemId;
-use sterling_serving::fresh::{GivenItem, GivenValues, UPDATES_MAX};
-use sterling_snapshot::shard_of;
 
 /// Returns a stream of columns in batches of this number of rows, with shared fields.
 fn stream(columns: &[(&str, ArrayRef)], rows: usize, shared: Option<&str>) -> Vec<u8> {

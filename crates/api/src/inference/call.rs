@@ -11,8 +11,8 @@ use crate::request::{OnDegradedName, PriorityName, on_degraded, priority, terms}
 use crate::values::{List, nullable};
 use sterling_core::error::{Error, Result};
 use sterling_core::limits::{BATCH_REQUESTS_MAX, COLUMNS_MAX, FEATURES_MAX};
+use sterling_core::request::CallOptions;
 use sterling_core::request::{self, Features, Priority, Reading, Retrieve, User, Values};
-use sterling_serving::engine::Terms;
 
 /// Maximum tensors of a request: each feature with its counts and its weights.
 const INPUTS_MAX: usize = 3 * FEATURES_MAX;
@@ -99,7 +99,7 @@ enum PriorityLevel {
 }
 
 impl InferenceParameters {
-    fn terms(&self) -> Result<Terms> {
+    fn terms(&self) -> Result<CallOptions> {
         let timeout_ms = match (self.timeout_ms, self.timeout.filter(|&micros| micros > 0)) {
             (Some(_), Some(_)) => {
                 return Err(Error::invalid("parameters `timeout` and `timeout_ms`: got both, expected one of them"));
@@ -140,7 +140,7 @@ pub(super) type Wanted = (String, bool);
 /// A parsed call.
 pub struct Inference {
     /// Retrievals, one per row of the tensors.
-    pub requests: Vec<(Retrieve, Terms)>,
+    pub requests: Vec<(Retrieve, CallOptions)>,
     pub(super) id: Option<String>,
     /// Requested outputs by name; all except columns if there is none.
     pub(super) wanted: Vec<Wanted>,
@@ -294,7 +294,7 @@ mod tests {
         inference("m", body.to_string().as_bytes(), None, &BTreeSet::from(["a"]))
     }
 
-    fn with(parameters: &Value) -> Result<Terms> {
+    fn with(parameters: &Value) -> Result<CallOptions> {
         let input = json!({"name": "a", "shape": [1, 1], "datatype": "INT64", "data": [1], "parameters": null});
         let body = json!({"inputs": [input], "parameters": parameters});
         read(&body).map(|call| call.requests[0].1)
@@ -318,10 +318,10 @@ mod tests {
 
     #[test]
     fn priorities_and_timeouts_are_read_as_tritons_clients_send_them() {
-        let terms = |timeout_ms: Option<u64>, priority| Terms {
+        let terms = |timeout_ms: Option<u64>, priority| CallOptions {
             timeout: timeout_ms.map(Duration::from_millis),
             priority,
-            ..Terms::default()
+            ..CallOptions::default()
         };
         for (parameters, expected) in [
             (json!({"priority": 0}), terms(None, Priority::Interactive)),

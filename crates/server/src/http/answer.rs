@@ -22,8 +22,8 @@ use super::form::Form;
 use sterling_api::{ARROW_STREAM, ArrowReply, Problem, Reply, Step};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::logging::Seldom;
+use sterling_core::quota::Memory;
 use sterling_kernels::heap;
-use sterling_serving::quota::Memory;
 
 /// Memory reservation of an answer, released with its last chunk.
 pub(super) type Share = Arc<Memory>;

@@ -24,10 +24,10 @@ use sterling_api::{ModelInfo, Served, SlowCall};
 use sterling_core::clock::unix_time;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
+use sterling_core::quota::Flow;
 use sterling_embedding::tiers::remote::Cluster;
 use sterling_serving::engine::{Engine, Passes};
 use sterling_serving::fresh::{Backlog, Feed, Feeds, MergeUnderWay, Merges};
-use sterling_serving::quota::Flow;
 use sterling_serving::registry::{Loaded, Registry};
 use sterling_serving::view::View;
 
@@ -271,7 +271,7 @@ impl App {
         let labels = self.registry.labels(model.name()).unwrap_or_default();
         let labels = labels.into_iter().filter(|(_, version)| *version == model.version()).map(|(label, _)| label);
         let (labels, memory_bytes) = (labels.collect(), model.memory_bytes());
-        ModelInfo { labels, memory_bytes, ..sterling_api::model_info(model.view().main()) }
+        ModelInfo { labels, memory_bytes, ..crate::describe::model_info(model.view().main()) }
     }
 }
 

@@ -14,12 +14,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::watched::Watched;
 use sterling_core::draws::Draws;
 use sterling_core::error::{Error, Kind};
+use sterling_core::request::CallOptions;
 use sterling_core::request::{Answer, Content, Priority, Reading, Request, Retrieve};
 use sterling_core::units::ItemId;
-use sterling_serving::engine::{Engine, Passes, Terms};
+use sterling_rollout::Side;
+use sterling_serving::engine::{Engine, Passes};
 use sterling_serving::pass::{self, Prepared};
 use sterling_serving::view::View;
-use sterling_snapshot::rollout::Side;
 
 /// Longest time that an audit may wait and run.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -83,8 +84,12 @@ impl Again {
     pub(super) async fn run(self, engine: &Engine<Passes>, served: &[ItemId]) {
         let Again { prepared, model, watched, _turn } = self;
         let view = prepared.view().clone();
-        let terms =
-            Terms { timeout: Some(TIMEOUT), priority: Priority::Batch, is_background: true, ..Terms::default() };
+        let terms = CallOptions {
+            timeout: Some(TIMEOUT),
+            priority: Priority::Batch,
+            is_background: true,
+            ..CallOptions::default()
+        };
         match engine.submit(prepared, terms).await {
             Ok(exact) => {
                 hold_against(&model, watched.as_ref(), served, &ids(&exact));

@@ -22,7 +22,7 @@ use super::options::Options;
 use super::sent::Sent;
 use sterling_core::error::{Error, Result};
 use sterling_core::limits::BODY_BYTES_MAX;
-use sterling_serving::quota::{Flow, Quota};
+use sterling_core::quota::{Flow, Quota};
 
 /// Memory per byte of a request's body: the body itself and its parsed values.
 const MEMORY_FACTOR: usize = 4;

@@ -12,14 +12,15 @@ use super::parameters::Parameters;
 use super::paths::Names;
 use super::position::seen;
 use super::retriever::Retriever;
+use crate::describe::{column_info, column_value, files, percentiles};
 use sterling_api::{
     ColumnResponse, FindRequest, FindResponse, FoundItem, IndexResponse, Problem, Served, ShardsResponse,
-    ValuesRequest, attributes, column_info, files, percentiles,
+    ValuesRequest, attributes,
 };
 use sterling_core::error::{Error, Result};
+use sterling_core::quota::Flow;
 use sterling_core::units::Slot;
 use sterling_index::columns::ColumnKind;
-use sterling_serving::quota::Flow;
 use sterling_serving::registry::Which;
 use sterling_serving::view::View;
 
@@ -87,7 +88,7 @@ pub async fn find(
         let found = view.find(&column, &contains, limit)?;
         let item = |slot| {
             memory.add((COPIES * row_bytes(&view, slot)) as u64)?;
-            Ok(FoundItem { id: view.id(slot).0, attributes: attributes(&view, slot) })
+            Ok(FoundItem { id: view.id(slot).0, attributes: attributes(&view.columns(), slot) })
         };
         found.into_iter().map(item).collect::<Result<Vec<_>>>()
     });
@@ -129,7 +130,7 @@ pub async fn column(
         memory.add((COPIES * bytes) as u64)?;
         drop(counting);
         let (least, greatest) = found.range.unzip();
-        let values = found.values.into_iter().map(sterling_api::ColumnValue::from).collect();
+        let values = found.values.into_iter().map(column_value).collect();
         let column = column_info(view.column(&column)?);
         Ok(ColumnResponse { served, column, values, found: found.found, least, greatest })
     });

@@ -10,9 +10,9 @@ use super::form::Form;
 use super::sent::Sent;
 use sterling_api::{Retrievals, Shape};
 use sterling_core::error::Result;
+use sterling_core::quota::Flow;
+use sterling_core::request::CallOptions;
 use sterling_core::request::{Embed, Origin, Rank};
-use sterling_serving::engine::Terms;
-use sterling_serving::quota::Flow;
 
 /// Caller, and format of the answer.
 pub(super) struct Call {
@@ -38,8 +38,8 @@ impl Call {
 /// Parsed body, by call.
 pub(super) enum Parsed {
     Retrieve(Retrievals),
-    Rank(Rank, Terms, Shape),
-    Embed(Embed, Terms),
+    Rank(Rank, CallOptions, Shape),
+    Embed(Embed, CallOptions),
 }
 
 impl Parsed {

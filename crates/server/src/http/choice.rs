@@ -18,9 +18,9 @@ use super::shadow::Shadowed;
 use super::watched::Watched;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::request::{Features, User};
+use sterling_rollout::{CanaryRun, ShadowRun, Side, Sticky};
 use sterling_serving::registry::{Loaded, Unpinned};
 use sterling_serving::view::View;
-use sterling_snapshot::rollout::{CanaryRun, ShadowRun, Side, Sticky};
 
 /// Version with a read view of it.
 #[derive(Clone)]

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use axum::http::Extensions;
 
 use super::access::Caller;
-use sterling_serving::quota::Flow;
+use sterling_core::quota::Flow;
 
 /// Flow of a caller at an address.
 pub(super) fn flow(caller: &Caller, address: Option<IpAddr>) -> Flow {

@@ -30,7 +30,7 @@ use tokio::time::sleep_until;
 use super::last_caller::LastCaller;
 use super::turns::Turns;
 use sterling_core::locks::locked;
-use sterling_serving::quota::Flow;
+use sterling_core::quota::Flow;
 
 /// Concurrent turns per thread of the runtime: enough that no thread becomes idle between two turns.
 const TURNS_PER_THREAD: usize = 4;

@@ -23,9 +23,10 @@ use sterling_api::{
     UpsertRequest,
 };
 use sterling_core::error::{Error, Result};
+use sterling_core::items::InvalidItem;
 use sterling_core::limits::{EXCLUDE_MAX, FRESH_BYTES, FRESH_ITEMS};
 use sterling_core::units::ItemId;
-use sterling_serving::fresh::{Call, CallAnswer, Feed, RefusedUpdate, Update, Wrong};
+use sterling_serving::fresh::{Call, CallAnswer, Feed, RefusedUpdate, Update, update_of};
 use sterling_serving::registry::{Loaded, Which};
 use sterling_serving::view::View;
 
@@ -99,10 +100,11 @@ pub(super) async fn upserted_here(app: &Arc<App>, model: String, request: Reques
 
 /// Answer to an upsert, from its current or its first execution.
 fn upserted(model: String, Call { count, position, answer, .. }: Call, repeated: bool) -> UpdateResponse {
-    let refused = answer.refused.into_iter().map(|RefusedUpdate { place, wrong: Wrong { id, field, reason } }| {
-        let reason = if reason.is_empty() { REASON_NOT_KEPT.into() } else { reason };
-        RefusedItem { place: place as usize, id, field, reason }
-    });
+    let refused =
+        answer.refused.into_iter().map(|RefusedUpdate { place, wrong: InvalidItem { id, field, reason } }| {
+            let reason = if reason.is_empty() { REASON_NOT_KEPT.into() } else { reason };
+            RefusedItem { place: place as usize, id, field, reason }
+        });
     let (accepted, refused) = (count as usize, refused.collect());
     UpdateResponse { model, position, accepted, refused, repeated, ..UpdateResponse::default() }
 }
@@ -150,7 +152,7 @@ impl Upsert {
             Upsert { call, updates: Vec::with_capacity(items.len()), refused: Vec::new(), absent: Vec::new() };
         let mut ids = BTreeSet::new();
         for (place, item) in (0..).zip(items) {
-            match item.and_then(|item| item.checked(view, &mut ids)) {
+            match item.and_then(|item| update_of(&item, view, &mut ids)) {
                 Ok(update) => upsert.updates.push((place, update)),
                 Err(wrong) => upsert.refused.push(RefusedUpdate { place, wrong }),
             }
@@ -174,7 +176,7 @@ impl Upsert {
             self.call.feed.embed(view, puts)?.into_iter().map(|(n, e)| (self.updates[n].0, e)).collect();
         self.refuse(|place, update| {
             let error = failed.get(&place)?;
-            Some(Wrong { id: update.id(), field: "attributes".into(), reason: error.to_string() })
+            Some(InvalidItem { id: update.id(), field: "attributes".into(), reason: error.to_string() })
         });
         Ok(())
     }
@@ -189,7 +191,7 @@ impl Upsert {
         let Ok(view) = reached(app, loaded, feed.last(), app.updates_wait).await else { return };
         let absent: BTreeSet<ItemId> = self.absent.drain(..).filter(|id| view.slot(*id).is_none()).collect();
         self.refuse(|_, update| match update {
-            Update::Set { id, .. } if absent.contains(&ItemId(*id)) => Some(Wrong {
+            Update::Set { id, .. } if absent.contains(&ItemId(*id)) => Some(InvalidItem {
                 id: Some(*id),
                 field: "id".into(),
                 reason: "no such item, whose attributes could change".into(),
@@ -199,7 +201,7 @@ impl Upsert {
     }
 
     /// Moves updates for which `wrong` returns an error to the rejected ones.
-    fn refuse(&mut self, wrong: impl Fn(u32, &Update) -> Option<Wrong>) {
+    fn refuse(&mut self, wrong: impl Fn(u32, &Update) -> Option<InvalidItem>) {
         let refused = &mut self.refused;
         self.updates.retain(|&(place, ref update)| {
             let wrong = wrong(place, update);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use axum::http::{Response, StatusCode};
 
-use sterling_serving::quota::Flow;
+use sterling_core::quota::Flow;
 
 /// Status codes of requests that are rejected before their content matters.
 const TURNED_AWAY: [StatusCode; 4] =

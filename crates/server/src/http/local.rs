@@ -35,9 +35,9 @@ use sterling_api::{
     Served, ShadowDiff, Shape, ShardsResponse, TrafficResponse, VersionInfo, VersionList, Widths, traffic_info,
 };
 use sterling_core::error::{Error, Kind, Result};
+use sterling_core::request::CallOptions;
 use sterling_core::request::{Answer, Request as Ask, Retrieve, Which};
 use sterling_core::units::ItemId;
-use sterling_serving::engine::Terms;
 use sterling_serving::pass::{self, Cost, Prepared};
 use sterling_serving::registry::{Loaded, Registry, VersionState};
 use sterling_serving::view::View;
@@ -149,7 +149,7 @@ impl Retriever for App {
         let slot = view.slot(id).ok_or_else(|| {
             Error::not_found(format!("model `{model}` holds no item {} at position {}", id.0, view.position()))
         })?;
-        let attributes = sterling_api::attributes(&view, slot);
+        let attributes = sterling_api::attributes(&view.columns(), slot);
         Ok(ItemResponse { served: self.served(&loaded, &view), id: id.0, attributes })
     }
 
@@ -196,8 +196,8 @@ impl Retriever for App {
 }
 
 impl Call {
-    fn terms(&self, terms: Terms) -> Terms {
-        Terms { flow: self.flow, ..terms }
+    fn terms(&self, terms: CallOptions) -> CallOptions {
+        CallOptions { flow: self.flow, ..terms }
     }
 
     /// Reserves memory for answers of this cost and for their serialized form.
@@ -219,7 +219,7 @@ pub(super) fn widths(prepared: &Prepared) -> Result<Widths> {
 /// Request that is ready to run.
 pub(super) struct Single {
     prepared: Prepared,
-    terms: Terms,
+    terms: CallOptions,
     shape: Shape,
     /// Version that answers.
     model: Arc<Loaded>,
@@ -234,7 +234,7 @@ pub(super) struct Single {
 }
 
 /// Prepared request, or its validation error.
-pub(super) type Ready = Result<(Prepared, Terms, Shape)>;
+pub(super) type Ready = Result<(Prepared, CallOptions, Shape)>;
 
 /// Prepares each of a list of retrievals.
 ///
@@ -242,7 +242,7 @@ pub(super) type Ready = Result<(Prepared, Terms, Shape)>;
 /// `TooCostly` if their total cost is too high.
 pub(super) fn prepared_each(
     view: &Arc<View>,
-    requests: impl IntoIterator<Item = Result<(Retrieve, Terms, Shape)>>,
+    requests: impl IntoIterator<Item = Result<(Retrieve, CallOptions, Shape)>>,
 ) -> Result<Vec<Ready>> {
     let mut cost = Cost::default();
     let mut asked = Vec::new();
@@ -262,7 +262,7 @@ pub(super) fn prepared_each(
 }
 
 /// Prepares a retrieval, at the view that its cursor names if it has one.
-fn retrieval(app: &App, chosen: Chosen, mut request: Retrieve, (terms, shape): (Terms, Shape)) -> Result<Single> {
+fn retrieval(app: &App, chosen: Chosen, mut request: Retrieve, (terms, shape): (CallOptions, Shape)) -> Result<Single> {
     let Chosen { version, watched, shadow } = chosen;
     let of =
         |cursor: &String| Page::of((&app.registry, &app.pages), (&version.model, &version.view), &mut request, cursor);
@@ -284,7 +284,7 @@ fn asked(
     app: &App,
     version: Version,
     watched: Option<Watched>,
-    (ask, terms, shape): (Ask, Terms, Shape),
+    (ask, terms, shape): (Ask, CallOptions, Shape),
 ) -> Result<Single> {
     version.check_coverage(app)?;
     let Version { model, view, .. } = version;

@@ -27,11 +27,11 @@ use crate::route::protocol::{
 };
 use sterling_api::{Entry, Explain, Problem, RowWriter, Written};
 use sterling_core::error::{Error, Result};
+use sterling_core::quota::Flow;
+use sterling_core::request::CallOptions;
 use sterling_core::request::{Answer, Content};
 use sterling_core::units::ItemId;
-use sterling_serving::engine::Terms;
 use sterling_serving::pass::{self, Prepared};
-use sterling_serving::quota::Flow;
 use sterling_serving::registry::{Loaded, Which};
 use sterling_serving::view::View;
 
@@ -125,7 +125,7 @@ pub async fn pass(
         let call = read_call(body)?;
         Ok(match call.asked {
             Asked::Pass(request) => {
-                let terms = Terms { timeout, priority: call.priority, flow, is_background };
+                let terms = CallOptions { timeout, priority: call.priority, flow, is_background };
                 let prepared = pass::prepare(&seen, *request)?.asked_for(origin);
                 Called::Pass(Box::new(if is_on_card { prepared.ranked_apart() } else { prepared }), terms)
             }
@@ -139,7 +139,7 @@ pub async fn pass(
             (passed(&app, &view, (*prepared, terms), &share).await?, share)
         }
         Called::Item(item) => {
-            let attributes = view.slot(item).map(|slot| text(&sterling_api::attributes(&view, slot)));
+            let attributes = view.slot(item).map(|slot| text(&sterling_api::attributes(&view.columns(), slot)));
             (Replied::Text(attributes.transpose()?), app.bodies.hold_answer(flow, 0)?)
         }
         Called::Model => (Replied::Text(Some(text(&app.described(&model))?)), app.bodies.hold_answer(flow, 0)?),
@@ -151,7 +151,7 @@ pub async fn pass(
 
 /// Decoded and validated call.
 enum Called {
-    Pass(Box<Prepared>, Terms),
+    Pass(Box<Prepared>, CallOptions),
     Item(ItemId),
     Model,
 }
@@ -191,7 +191,7 @@ fn text(said: &impl Serialize) -> Result<String> {
 }
 
 /// Runs a pass, and encodes the columns of its answer, which only this server has.
-async fn passed(app: &App, view: &View, (prepared, terms): (Prepared, Terms), share: &Share) -> Result<Replied> {
+async fn passed(app: &App, view: &View, (prepared, terms): (Prepared, CallOptions), share: &Share) -> Result<Replied> {
     let (columns, flow) = (prepared.columns().to_vec(), terms.flow);
     let answer = app.engine.answer(prepared, terms).await?;
     let degraded_rows = answer.degraded_rows;

@@ -13,13 +13,14 @@ use super::slow::millis;
 use super::worst::Worst;
 use sterling_api::ShadowDiff;
 use sterling_core::error::{Error, Kind, Result};
+use sterling_core::quota::Flow;
+use sterling_core::request::CallOptions;
 use sterling_core::request::{Answer, Content, Explain, Priority, Rank, Ranked, Reading, Request, Retrieve};
 use sterling_core::units::ItemId;
-use sterling_serving::engine::{Engine, Passes, Terms};
+use sterling_rollout::ShadowRun;
+use sterling_serving::engine::{Engine, Passes};
 use sterling_serving::pass;
-use sterling_serving::quota::Flow;
 use sterling_serving::registry::Loaded;
-use sterling_snapshot::rollout::ShadowRun;
 
 /// Maximum number of concurrent shadow requests, of all models.
 const TOGETHER: usize = 4;
@@ -162,7 +163,12 @@ pub(super) async fn asked_aside(engine: &Engine<Passes>, loaded: Arc<Loaded>, mu
     let view = loaded.view();
     let prepared = tokio::task::spawn_blocking(move || pass::prepare(&view, request));
     let prepared = prepared.await.map_err(|e| Error::internal(format!("a shadow's request: {e}")))??;
-    let terms = Terms { timeout: Some(TIMEOUT), priority: Priority::Batch, is_background: true, ..Terms::default() };
+    let terms = CallOptions {
+        timeout: Some(TIMEOUT),
+        priority: Priority::Batch,
+        is_background: true,
+        ..CallOptions::default()
+    };
     engine.submit(prepared, terms).await
 }
 

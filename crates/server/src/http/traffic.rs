@@ -14,7 +14,7 @@ use super::retriever::Retriever;
 use super::worst::WINDOW;
 use sterling_api::{Problem, ShadowResponse, TrafficRequest, TrafficResponse, traffic_info};
 use sterling_core::error::{Error, Result};
-use sterling_snapshot::rollout::{StopRequest, Traffic};
+use sterling_rollout::{StopRequest, Traffic};
 
 /// Canary and shadow of a model's unpinned requests, and what this server has observed of them.
 #[utoipa::path(get, path = "/v1/models/{model}/traffic", tag = "models", params(("model" = String, Path, description = "The model's name")),

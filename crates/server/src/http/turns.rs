@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use sterling_serving::quota::Flow;
+use sterling_core::quota::Flow;
 
 /// Maximum number of callers that are examined per turn.
 const LOOKED_AT: usize = 64;

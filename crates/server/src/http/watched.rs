@@ -7,7 +7,7 @@ use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 
 use sterling_core::error::{Error, Kind};
-use sterling_snapshot::rollout::{CanaryRun, Place, Side};
+use sterling_rollout::{CanaryRun, Place, Side};
 
 /// Header that reports whether the canary or the active version answered.
 const ROLE: HeaderName = HeaderName::from_static("x-sterling-role");

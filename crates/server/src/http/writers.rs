@@ -21,8 +21,8 @@ use tokio::sync::oneshot;
 use super::turns::Turns;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
+use sterling_core::quota::Flow;
 use sterling_kernels::{heap, priority};
-use sterling_serving::quota::Flow;
 
 /// Niceness of the threads: they get about a tenth of a contended core.
 const NICENESS: i32 = 10;

@@ -20,11 +20,11 @@ use super::protocol::{
 use crate::gather::{Said, Sharded};
 use sterling_api::Written;
 use sterling_core::error::{Error, Kind, Result};
+use sterling_core::items::shard_of;
 use sterling_core::locks::locked;
+use sterling_core::quota::Memory;
 use sterling_core::request::{Origin, Priority, Request};
 use sterling_core::units::ItemId;
-use sterling_serving::quota::Memory;
-use sterling_snapshot::shard_of;
 
 /// Share of the remaining time for selecting candidates if an answer may omit shards; the rest is for reranking.
 const SELECT_SHARE: f64 = 0.6;

@@ -17,7 +17,7 @@ use super::offering::Offering;
 use super::split::Split;
 use sterling_core::error::{Error, Result};
 use sterling_core::request::Which;
-use sterling_snapshot::rollout::{Canary, CanaryRun, ShadowRun, StopRequest, TrafficNow};
+use sterling_rollout::{Canary, CanaryRun, ShadowRun, StopRequest, TrafficNow};
 
 /// Interval between two evaluations of canaries.
 const JUDGED_EVERY: Duration = Duration::from_secs(5);

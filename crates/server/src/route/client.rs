@@ -25,8 +25,8 @@ use super::protocol::{CALL_HEADER, MEDIA_TYPE, REQUEST_ID, TIMEOUT_HEADER, TRACE
 use super::tls::Connector;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::locks::locked;
+use sterling_core::quota::Memory;
 use sterling_core::request::Origin;
-use sterling_serving::quota::Memory;
 
 /// Maximum size of an answer, in bytes.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
@@ -383,7 +383,7 @@ mod tests {
     use std::thread::spawn;
 
     use super::*;
-    use sterling_serving::quota::{Flow, Quota};
+    use sterling_core::quota::{Flow, Quota};
 
     const CALL: &str = "/v1/models/m/versions/1:pass";
 

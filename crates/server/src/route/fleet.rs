@@ -29,7 +29,7 @@ use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 use sterling_core::request::{Embed, Rank, Retrieve, Which};
 use sterling_core::units::ItemId;
-use sterling_snapshot::rollout::TrafficTarget;
+use sterling_rollout::TrafficTarget;
 
 /// Number of servers that are polled concurrently.
 const LOOKED_AT: usize = 64;

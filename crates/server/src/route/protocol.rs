@@ -146,7 +146,7 @@ pub struct Wished {
     pub model: String,
     /// Number of changes of the desired traffic.
     pub revision: u64,
-    /// A [`Traffic`](sterling_snapshot::rollout::Traffic) in JSON.
+    /// A [`Traffic`](sterling_rollout::Traffic) in JSON.
     pub setting: String,
 }
 

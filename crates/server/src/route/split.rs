@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::offering::Offering;
 use super::protocol::Wished;
 use sterling_core::error::{Error, Result};
-use sterling_snapshot::rollout::{CanaryRun, ShadowRun, Traffic, TrafficNow, TrafficTarget, rolled_back};
+use sterling_rollout::{CanaryRun, ShadowRun, Traffic, TrafficNow, TrafficTarget, rolled_back};
 
 /// Returns the desired traffic of a model and its revision, from the reports of several servers.
 ///

@@ -19,10 +19,10 @@ use super::offering::Offering;
 use super::protocol::{Holdings, Keeping};
 use crate::gather::is_absence;
 use sterling_core::error::{Error, Kind, Result};
+use sterling_core::items::shard_of;
 use sterling_core::locks::locked;
 use sterling_core::request::{Origin, Which};
 use sterling_core::units::ItemId;
-use sterling_snapshot::shard_of;
 
 /// Shards of a model's active version, for calls to single shards.
 pub struct ShardServers<'a> {

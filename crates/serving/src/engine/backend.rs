@@ -3,8 +3,6 @@
 use std::time::Duration;
 
 use super::ticket::Ticket;
-use crate::quota::Flow;
-use sterling_core::request::Priority;
 
 /// Code that the workers run.
 ///
@@ -73,18 +71,4 @@ pub struct Estimate {
     pub time: Duration,
     /// Memory that the request occupies from here until it is answered, including its answer.
     pub memory_bytes: u64,
-}
-
-/// Deadline, priority and caller of a submitted request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Terms {
-    /// Time for which the answer is useful; `None` means the engine's default.
-    pub timeout: Option<Duration>,
-    /// Priority class in the queue.
-    pub priority: Priority,
-    /// Caller that is charged: queued callers share workers and memory evenly.
-    pub flow: Flow,
-    /// Marks background work that no caller waits for. It ends without an answer if it would cause the rejection of a caller's
-    /// request.
-    pub is_background: bool,
 }

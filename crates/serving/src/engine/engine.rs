@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::backend::{Backend, Job, Terms};
+use super::backend::{Backend, Job};
 use super::lane::Ask;
 use super::options::Options;
 use super::own::Own;
@@ -14,9 +14,10 @@ use super::place::Place;
 use super::shared::{Hand, Life, Shared};
 use super::ticket::Ticket;
 use super::worker;
-use crate::quota::Flow;
 use sterling_core::error::{Error, Result};
 use sterling_core::limits::TIMEOUT_MS_MAX;
+use sterling_core::quota::Flow;
+use sterling_core::request::CallOptions;
 use sterling_core::request::Priority;
 
 /// Number of threads that fetch rows. Each waits for one answer of the cluster at a time.
@@ -132,7 +133,7 @@ impl<B: Backend> Engine<B> {
     /// Errors of the backend; `Overloaded`, with the time to wait, if the deadline cannot be met or the queue or memory is full;
     /// `TooCostly` if the request needs more memory than the entire budget; `DeadlineExceeded` if work began but finished late;
     /// `NotReady` if the engine is shutting down.
-    pub fn submit(&self, work: B::Work, terms: Terms) -> impl Future<Output = Result<B::Answer>> + Send + use<B> {
+    pub fn submit(&self, work: B::Work, terms: CallOptions) -> impl Future<Output = Result<B::Answer>> + Send + use<B> {
         let entered = self.enter(work, terms, false);
         async move { entered?.answer().await }
     }
@@ -142,11 +143,11 @@ impl<B: Backend> Engine<B> {
     ///
     /// # Errors
     /// As [`Engine::submit`].
-    pub async fn answer(&self, work: B::Work, terms: Terms) -> Result<B::Answer> {
+    pub async fn answer(&self, work: B::Work, terms: CallOptions) -> Result<B::Answer> {
         self.enter(work, terms, true)?.answer().await
     }
 
-    fn enter(&self, work: B::Work, terms: Terms, may_be_lent: bool) -> Result<Entered<B>> {
+    fn enter(&self, work: B::Work, terms: CallOptions, may_be_lent: bool) -> Result<Entered<B>> {
         let shared = &self.shared;
         let arrived = Instant::now();
         let cost = shared.backend.cost(&work);

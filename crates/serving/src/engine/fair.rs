@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::lane::{Ask, Entry, KINDS, Kind, Lane};
-use crate::quota::Flow;
+use sterling_core::quota::Flow;
 
 /// Maximum number of idle callers whose recent usage is remembered; further ones are forgotten.
 pub(super) const CALLERS_MAX: usize = 4096;

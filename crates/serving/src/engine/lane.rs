@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::quota::Flow;
+use sterling_core::quota::Flow;
 use sterling_core::request::Priority;
 
 /// Share of a request's timeout. If the oldest request of a queue is older than this, predictions have failed and the newest are

@@ -31,7 +31,7 @@ mod tests;
 mod ticket;
 mod worker;
 
-pub use backend::{Backend, Estimate, Job, Terms};
+pub use backend::{Backend, Estimate, Job};
 pub use engine::Engine;
 pub use options::Options;
 pub use passes::Passes;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use super::fair::{Ahead, Fair};
 use super::lane::{Ask, Entry, KINDS, Kind, Lane};
 use super::pace::Pace;
-use crate::quota::{FREE_FACTOR, Flow};
+use sterling_core::quota::{FREE_FACTOR, Flow};
 use sterling_core::request::Priority;
 
 /// Longest batch of several requests, by cost estimate. A request that arrives while all workers run waits at least that long.

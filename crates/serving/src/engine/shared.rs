@@ -11,8 +11,8 @@ use super::meters::Meters;
 use super::options::Options;
 use super::queue::{self, Bounds, Queue, Refused};
 use super::ticket::{Ledger, closing};
-use crate::quota::Flow;
 use sterling_core::locks::locked;
+use sterling_core::quota::Flow;
 use sterling_core::request::Priority;
 
 /// Idle time after which a worker releases memory.

@@ -11,8 +11,9 @@ use futures_util::future::join_all;
 
 use super::engine::{FETCHERS, replace_lost};
 use super::*;
-use crate::quota::Flow;
 use sterling_core::error::{Kind, Result};
+use sterling_core::quota::Flow;
+use sterling_core::request::CallOptions;
 use sterling_core::request::Priority;
 
 /// Gate at which work blocks until a test opens it.
@@ -170,8 +171,8 @@ fn engine(workers: usize) -> Engine<Fake> {
     Engine::start(Fake::default(), &options).unwrap()
 }
 
-fn terms(timeout: Duration) -> Terms {
-    Terms { timeout: Some(timeout), ..Terms::default() }
+fn terms(timeout: Duration) -> CallOptions {
+    CallOptions { timeout: Some(timeout), ..CallOptions::default() }
 }
 
 fn wait<F: Future>(future: F) -> F::Output {
@@ -181,7 +182,7 @@ fn wait<F: Future>(future: F) -> F::Output {
 /// Submits a request that occupies a worker until its gate opens.
 fn blocker(engine: &Engine<Fake>, price: Duration) -> (Arc<Gate>, impl Future<Output = Result<u32>> + use<>) {
     let gate = Gate::new();
-    let held = engine.submit(Work { gate: Some(gate.clone()), price, ..work(1000) }, Terms::default());
+    let held = engine.submit(Work { gate: Some(gate.clone()), price, ..work(1000) }, CallOptions::default());
     gate.wait_for(1);
     (gate, held)
 }
@@ -205,7 +206,7 @@ fn all_are_answered_with_their_own() {
             gate.open();
             gate
         });
-        engine.submit(Work { group: n as usize % 4, fetch, ..work(n) }, Terms::default())
+        engine.submit(Work { group: n as usize % 4, fetch, ..work(n) }, CallOptions::default())
     })));
     for (n, answer) in answers.into_iter().enumerate() {
         assert_eq!(answer.unwrap(), n as u32);
@@ -218,7 +219,8 @@ fn all_are_answered_with_their_own() {
 fn workers_share_what_waits_and_batches_stay_short() {
     let engine = engine(1);
     let (gate, held) = blocker(&engine, ms(1));
-    let waiting: Vec<_> = (0..40).map(|n| engine.submit(Work { price: ms(2), ..work(n) }, Terms::default())).collect();
+    let waiting: Vec<_> =
+        (0..40).map(|n| engine.submit(Work { price: ms(2), ..work(n) }, CallOptions::default())).collect();
     gate.open();
     wait(async { (held.await.unwrap(), join_all(waiting).await) });
     is_clean(&engine);
@@ -229,7 +231,7 @@ fn workers_share_what_waits_and_batches_stay_short() {
 fn a_panic_fails_its_request_and_no_other() {
     let engine = engine(1);
     let (gate, held) = blocker(&engine, ms(1));
-    let breaking = |n: u32| engine.submit(Work { breaks: n == 4, ..work(n) }, Terms::default());
+    let breaking = |n: u32| engine.submit(Work { breaks: n == 4, ..work(n) }, CallOptions::default());
     let waiting: Vec<_> = (0..8).map(breaking).collect();
     gate.open();
     let answers = wait(async { (held.await.unwrap(), join_all(waiting).await).1 });
@@ -243,7 +245,7 @@ fn a_panic_fails_its_request_and_no_other() {
     let ran = engine.backend().ran.lock().unwrap().clone();
     assert_eq!(ran, [1000, 0, 1, 2, 3, 4, 4, 5, 6, 7], "an answered request is not run again");
     assert_eq!(engine.backend().workers_made.load(Ordering::SeqCst), 3, "made again after each panic");
-    assert_eq!(wait(engine.submit(work(9), Terms::default())).unwrap(), 9);
+    assert_eq!(wait(engine.submit(work(9), CallOptions::default())).unwrap(), 9);
 }
 
 #[test]
@@ -261,7 +263,7 @@ fn a_worker_that_hangs_is_replaced_and_disturbs_nobody_when_it_comes_back() {
     replace_lost(&engine.shared, Instant::now() - far);
     assert!(!engine.shared.lock().is_idle(), "it has time left");
     replace_lost(&engine.shared, Instant::now());
-    assert_eq!(wait(engine.submit(work(2), Terms::default())).unwrap(), 2);
+    assert_eq!(wait(engine.submit(work(2), CallOptions::default())).unwrap(), 2);
     // The returning thread finds its slot taken while the other runs.
     let (gate, held) = blocker(&engine, ms(1));
     first.open();
@@ -273,7 +275,7 @@ fn a_worker_that_hangs_is_replaced_and_disturbs_nobody_when_it_comes_back() {
     // Not even shutdown waits for a thread that never returns.
     let _second = hang(3);
     replace_lost(&engine.shared, Instant::now());
-    assert_eq!(wait(engine.submit(work(4), Terms::default())).unwrap(), 4);
+    assert_eq!(wait(engine.submit(work(4), CallOptions::default())).unwrap(), 4);
     let started = Instant::now();
     drop(engine);
     assert!(started.elapsed() < Duration::from_secs(10));
@@ -301,7 +303,7 @@ fn a_caller_overtakes_what_nobody_waits_for() {
     let gate = Gate::new();
     let audit = Work { gate: Some(gate.clone()), price: ms(5000), heeds: true, ..work(1) };
     let (priority, timeout) = (Priority::Batch, Some(ms(30_000)));
-    let audit = engine.submit(audit, Terms { priority, timeout, is_background: true, ..Terms::default() });
+    let audit = engine.submit(audit, CallOptions { priority, timeout, is_background: true, ..CallOptions::default() });
     gate.wait_for(1);
     let own = engine.submit(work(2), terms(ms(1000)));
     // The work checks whether it is wanted when it resumes, and ends.
@@ -318,12 +320,13 @@ fn a_crowd_of_one_caller_is_refused_at_the_door_and_others_are_not() {
     let engine = engine(1);
     let flow = |n: u64| Flow(n << 48 | n);
     let (gate, held) = blocker(&engine, ms(1));
-    let ask = |n: u32| engine.submit(Work { price: ms(10), ..work(n) }, Terms { flow: flow(1), ..terms(ms(1000)) });
+    let ask =
+        |n: u32| engine.submit(Work { price: ms(10), ..work(n) }, CallOptions { flow: flow(1), ..terms(ms(1000)) });
     let waiting: Vec<_> = (0..100).map(ask).collect();
     let admits = |n: u64| engine.admits(|| flow(n), Some(ms(1000)));
     assert_eq!(admits(1).unwrap_err().kind(), Kind::Overloaded);
     assert!(admits(2).is_ok());
-    let other = engine.submit(work(500), Terms { flow: flow(2), ..terms(ms(60_000)) });
+    let other = engine.submit(work(500), CallOptions { flow: flow(2), ..terms(ms(60_000)) });
     gate.open();
     let (answers, other) = wait(async { (held.await, (join_all(waiting).await, other.await)) }).1;
     assert_eq!(other.unwrap(), 500);
@@ -338,7 +341,8 @@ fn a_crowd_of_one_caller_is_refused_at_the_door_and_others_are_not() {
 fn a_caller_is_not_held_back_by_requests_that_it_has_given_up() {
     let engine = engine(1);
     let (gate, held) = blocker(&engine, ms(1));
-    let ask = |n: u32| engine.submit(Work { price: ms(200), ..work(n) }, Terms { flow: Flow(7), ..terms(ms(60_000)) });
+    let ask =
+        |n: u32| engine.submit(Work { price: ms(200), ..work(n) }, CallOptions { flow: Flow(7), ..terms(ms(60_000)) });
     let waiting: Vec<_> = (0..100).map(ask).collect();
     let admits = || engine.admits(|| Flow(7), Some(ms(1000)));
     assert_eq!(admits().unwrap_err().kind(), Kind::Overloaded);
@@ -356,7 +360,7 @@ fn a_caller_runs_what_is_short_where_a_worker_is_idle() {
     let here = std::thread::current().id();
     let ran_here = |work: Work| {
         let name = work.name;
-        assert_eq!(wait(engine.answer(work, Terms::default())).unwrap(), name);
+        assert_eq!(wait(engine.answer(work, CallOptions::default())).unwrap(), name);
         engine.backend().ran_on.lock().unwrap().pop() == Some(here)
     };
     // The worker's thread has created its state.
@@ -368,7 +372,7 @@ fn a_caller_runs_what_is_short_where_a_worker_is_idle() {
     assert!(!ran_here(Work { is_bound: true, ..work(4) }), "its graphs have threads of their own");
     // A worker answers before it is idle again.
     until(|| ran_here(work(5)));
-    assert_eq!(wait(engine.submit(work(6), Terms::default())).unwrap(), 6);
+    assert_eq!(wait(engine.submit(work(6), CallOptions::default())).unwrap(), 6);
     assert_ne!(engine.backend().ran_on.lock().unwrap().pop(), Some(here), "a caller of `submit` may leave");
     is_clean(&engine);
     assert_eq!(engine.backend().workers_made.load(Ordering::SeqCst), 1, "callers and worker keep the same");
@@ -378,9 +382,9 @@ fn a_caller_runs_what_is_short_where_a_worker_is_idle() {
 fn no_caller_overtakes_who_waits() {
     let engine = engine(1);
     let (gate, held) = blocker(&engine, ms(1));
-    let waiting = engine.submit(work(1), Terms::default());
+    let waiting = engine.submit(work(1), CallOptions::default());
     let answered = std::thread::scope(|scope| {
-        let late = scope.spawn(|| wait(engine.answer(work(2), Terms::default())));
+        let late = scope.spawn(|| wait(engine.answer(work(2), CallOptions::default())));
         until(|| engine.shared.lock().waiting() == 2);
         gate.open();
         late.join().unwrap()
@@ -396,7 +400,7 @@ fn while_callers_run_others_find_the_workers_that_are_left() {
     for workers in [1, 2, 3] {
         let engine = engine(workers);
         let own = |name, gate: &Arc<Gate>| {
-            wait(engine.answer(Work { gate: Some(gate.clone()), ..work(name) }, Terms::default()))
+            wait(engine.answer(Work { gate: Some(gate.clone()), ..work(name) }, CallOptions::default()))
         };
         let gate = Gate::new();
         std::thread::scope(|scope| {
@@ -410,12 +414,12 @@ fn while_callers_run_others_find_the_workers_that_are_left() {
                 .collect();
             gate.wait_for(workers as u32 - 1);
             for n in 10..200 {
-                assert_eq!(wait(engine.submit(work(n), Terms::default())).unwrap(), n);
+                assert_eq!(wait(engine.submit(work(n), CallOptions::default())).unwrap(), n);
             }
             // If no worker is left, queued requests are answered when a caller finishes.
             let last = scope.spawn(|| own(8, &gate));
             gate.wait_for(workers as u32);
-            let waiting: Vec<_> = (200..240).map(|n| engine.submit(work(n), Terms::default())).collect();
+            let waiting: Vec<_> = (200..240).map(|n| engine.submit(work(n), CallOptions::default())).collect();
             gate.open();
             let answers = wait(join_all(waiting));
             assert!(answers.into_iter().zip(200..).all(|(answer, n)| answer.unwrap() == n));
@@ -432,8 +436,8 @@ fn callers_and_workers_answer_all_whoever_comes_when() {
     let answer = |n: u32| {
         let asked = Work { price: ms(u64::from(n % 8)), breaks: n % 97 == 5, ..work(n) };
         let given = match n % 3 {
-            0 => wait(engine.submit(asked, Terms::default())),
-            _ => wait(engine.answer(asked, Terms::default())),
+            0 => wait(engine.submit(asked, CallOptions::default())),
+            _ => wait(engine.answer(asked, CallOptions::default())),
         };
         assert_eq!(given.ok(), (n % 97 != 5).then_some(n));
     };
@@ -448,8 +452,8 @@ fn a_panic_of_what_a_caller_runs_fails_it_alone() {
     let engine = engine(1);
     until(|| engine.shared.kept(0).is_some());
     for n in 0..5 {
-        assert_eq!(kind(wait(engine.answer(Work { breaks: true, ..work(n) }, Terms::default()))), Kind::Internal);
-        assert_eq!(wait(engine.answer(work(n), Terms::default())).unwrap(), n);
+        assert_eq!(kind(wait(engine.answer(Work { breaks: true, ..work(n) }, CallOptions::default()))), Kind::Internal);
+        assert_eq!(wait(engine.answer(work(n), CallOptions::default())).unwrap(), n);
     }
     is_clean(&engine);
 }
@@ -468,12 +472,12 @@ fn a_caller_that_hangs_leaves_its_place_to_others() {
             engine.shared.lock().is_idle()
         });
         for n in 2..20 {
-            assert_eq!(wait(engine.submit(work(n), Terms::default())).unwrap(), n);
+            assert_eq!(wait(engine.submit(work(n), CallOptions::default())).unwrap(), n);
         }
         gate.open();
         drop(hanging.join().unwrap());
-        assert_eq!(wait(engine.submit(work(20), Terms::default())).unwrap(), 20);
-        assert_eq!(wait(engine.answer(work(21), Terms::default())).unwrap(), 21);
+        assert_eq!(wait(engine.submit(work(20), CallOptions::default())).unwrap(), 20);
+        assert_eq!(wait(engine.answer(work(21), CallOptions::default())).unwrap(), 21);
     });
     is_clean(&engine);
 }
@@ -483,7 +487,7 @@ fn a_panic_in_a_fetch_fails_its_request_and_no_other() {
     let engine = engine(1);
     let gate = Gate::new();
     let breaking = |n: u32| Work { fetch: Some(gate.clone()), fetch_breaks: n == 5, ..work(n) };
-    let waiting: Vec<_> = (0..8).map(|n| engine.submit(breaking(n), Terms::default())).collect();
+    let waiting: Vec<_> = (0..8).map(|n| engine.submit(breaking(n), CallOptions::default())).collect();
     gate.open();
     for (n, answer) in wait(join_all(waiting)).into_iter().enumerate() {
         match n {
@@ -498,7 +502,7 @@ fn a_panic_in_a_fetch_fails_its_request_and_no_other() {
 fn who_leaves_while_waiting_costs_no_worker() {
     let engine = engine(1);
     let (gate, held) = blocker(&engine, ms(1));
-    let mut waiting: Vec<_> = (0..6).map(|n| Box::pin(engine.submit(work(n), Terms::default()))).collect();
+    let mut waiting: Vec<_> = (0..6).map(|n| Box::pin(engine.submit(work(n), CallOptions::default()))).collect();
     for gone in [4, 2, 1] {
         drop(waiting.remove(gone));
     }
@@ -515,7 +519,9 @@ fn who_leaves_in_the_middle_of_a_batch_is_not_run() {
     let (first_gate, held) = blocker(&engine, ms(1));
     let gate = Gate::new();
     let mut waiting: Vec<_> = (0..3)
-        .map(|n| Box::pin(engine.submit(Work { gate: (n == 0).then(|| gate.clone()), ..work(n) }, Terms::default())))
+        .map(|n| {
+            Box::pin(engine.submit(Work { gate: (n == 0).then(|| gate.clone()), ..work(n) }, CallOptions::default()))
+        })
         .collect();
     first_gate.open();
     gate.wait_for(1);
@@ -577,7 +583,7 @@ fn no_more_wait_than_may_and_batch_requests_have_their_own_room() {
     let options = Options { queue: 4, workers: 1, timeout_ms: 60_000, ..Options::default() };
     let engine = Engine::start(Fake::default(), &options).unwrap();
     let (gate, held) = blocker(&engine, ms(1));
-    let submit = |priority| Box::pin(engine.submit(work(1), Terms { priority, ..Terms::default() }));
+    let submit = |priority| Box::pin(engine.submit(work(1), CallOptions { priority, ..CallOptions::default() }));
     let batch: Vec<_> = (0..5).map(|_| submit(Priority::Batch)).collect();
     let interactive: Vec<_> = (0..5).map(|_| submit(Priority::Interactive)).collect();
     assert_eq!(kind(engine.admits(Flow::default, None).map(|()| 0)), Kind::Overloaded);
@@ -596,10 +602,10 @@ fn dear_requests_leave_a_worker_to_the_others() {
     let engine = engine(3);
     let gate = Gate::new();
     let dear = |n| Work { gate: Some(gate.clone()), price: ms(50), ..work(n) };
-    let all_dear: Vec<_> = (0..6).map(|n| engine.submit(dear(n), Terms::default())).collect();
+    let all_dear: Vec<_> = (0..6).map(|n| engine.submit(dear(n), CallOptions::default())).collect();
     gate.wait_for(2);
     for n in 10..60 {
-        assert_eq!(wait(engine.submit(work(n), Terms::default())).unwrap(), n);
+        assert_eq!(wait(engine.submit(work(n), CallOptions::default())).unwrap(), n);
     }
     assert_eq!(gate.reached.load(Ordering::SeqCst), 2);
     gate.open();
@@ -611,7 +617,7 @@ fn dear_requests_leave_a_worker_to_the_others() {
 fn interactive_requests_go_first() {
     let engine = engine(1);
     let (gate, held) = blocker(&engine, ms(1));
-    let submit = |n: u32, priority| engine.submit(work(n), Terms { priority, ..Terms::default() });
+    let submit = |n: u32, priority| engine.submit(work(n), CallOptions { priority, ..CallOptions::default() });
     let batch: Vec<_> = (0..4).map(|n| submit(n, Priority::Batch)).collect();
     let interactive: Vec<_> = (10..14).map(|n| submit(n, Priority::Interactive)).collect();
     gate.open();
@@ -623,8 +629,9 @@ fn interactive_requests_go_first() {
 fn a_slow_fetch_delays_those_that_need_it_alone_and_they_go_together() {
     let engine = engine(1);
     let gate = Gate::new();
-    let remote =
-        |n, group| Box::pin(engine.submit(Work { fetch: Some(gate.clone()), group, ..work(n) }, Terms::default()));
+    let remote = |n, group| {
+        Box::pin(engine.submit(Work { fetch: Some(gate.clone()), group, ..work(n) }, CallOptions::default()))
+    };
     let mut first: Vec<_> = Vec::new();
     for n in 0..FETCHERS as u32 {
         first.push(remote(n, 0));
@@ -632,7 +639,7 @@ fn a_slow_fetch_delays_those_that_need_it_alone_and_they_go_together() {
     }
     let rest: Vec<_> = (10..20).map(|n| remote(n, n as usize % 2)).collect();
     for n in 30..60 {
-        assert_eq!(wait(engine.submit(work(n), Terms::default())).unwrap(), n);
+        assert_eq!(wait(engine.submit(work(n), CallOptions::default())).unwrap(), n);
     }
     // A request whose rows do not arrive is rejected in time, and neither fetched nor run.
     let late = engine.submit(Work { fetch: Some(gate.clone()), ..work(99) }, terms(ms(30)));
@@ -649,13 +656,14 @@ fn a_slow_fetch_delays_those_that_need_it_alone_and_they_go_together() {
 fn memory_is_bounded_and_all_of_it_comes_back() {
     let engine = engine(2);
     let mib = 1u64 << 20;
-    let error = wait(engine.submit(Work { bytes: mib + 1, ..work(1) }, Terms::default())).expect_err("too costly");
+    let error =
+        wait(engine.submit(Work { bytes: mib + 1, ..work(1) }, CallOptions::default())).expect_err("too costly");
     assert_eq!(error.kind(), Kind::TooCostly);
     assert!(error.to_string().contains("1048577") && error.to_string().contains("1048576"), "{error}");
     let gate = Gate::new();
     let large = |bytes, priority| {
         let work = Work { bytes, gate: Some(gate.clone()), ..work(1) };
-        engine.submit(work, Terms { priority, ..Terms::default() })
+        engine.submit(work, CallOptions { priority, ..CallOptions::default() })
     };
     let held = large(mib / 2, Priority::Interactive);
     let error = wait(large(1, Priority::Batch)).expect_err("batch requests get half of it");
@@ -671,9 +679,9 @@ fn memory_is_bounded_and_all_of_it_comes_back() {
 #[test]
 fn draining_finishes_what_waits_and_takes_nothing_in() {
     let engine = engine(1);
-    let waiting: Vec<_> = (0..20).map(|n| engine.submit(work(n), Terms::default())).collect();
+    let waiting: Vec<_> = (0..20).map(|n| engine.submit(work(n), CallOptions::default())).collect();
     engine.drain(Duration::from_secs(10));
-    assert_eq!(kind(wait(engine.submit(work(99), Terms::default()))), Kind::NotReady);
+    assert_eq!(kind(wait(engine.submit(work(99), CallOptions::default()))), Kind::NotReady);
     assert_eq!(kind(engine.admits(Flow::default, None).map(|()| 0)), Kind::NotReady);
     assert!(wait(join_all(waiting)).into_iter().all(|answer| answer.is_ok()));
     is_clean(&engine);
@@ -684,8 +692,8 @@ fn draining_ends_within_its_bound_and_so_does_dropping() {
     let engine = engine(1);
     let (gate, held) = blocker(&engine, ms(1));
     let fetch_gate = Gate::new();
-    let waiting = engine.submit(work(1), Terms::default());
-    let fetching = engine.submit(Work { fetch: Some(fetch_gate.clone()), ..work(2) }, Terms::default());
+    let waiting = engine.submit(work(1), CallOptions::default());
+    let fetching = engine.submit(Work { fetch: Some(fetch_gate.clone()), ..work(2) }, CallOptions::default());
     engine.drain(ms(20));
     assert_eq!(kind(wait(waiting)), Kind::NotReady);
     fetch_gate.open();
@@ -724,7 +732,7 @@ fn three_times_too_much_is_answered_or_refused_and_nothing_stays() {
     assert!((50..offered).contains(&answered), "{answered} of {offered} answered");
     is_clean(&engine);
     assert!(engine.backend().ran.lock().unwrap().len() < offered as usize, "a rejected request was not run");
-    assert_eq!(wait(engine.submit(work(7), Terms::default())).unwrap(), 7);
+    assert_eq!(wait(engine.submit(work(7), CallOptions::default())).unwrap(), 7);
 }
 
 #[test]
@@ -746,5 +754,5 @@ fn an_idle_worker_rests() {
     let engine = engine(1);
     let rests = || engine.backend().rests.load(Ordering::SeqCst);
     until(|| rests() > 1);
-    assert_eq!(wait(engine.submit(work(1), Terms::default())).unwrap(), 1, "and wakes");
+    assert_eq!(wait(engine.submit(work(1), CallOptions::default())).unwrap(), 1, "and wakes");
 }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use crate::quota::{Flow, Memory, Quota};
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
+use sterling_core::quota::{Flow, Memory, Quota};
 
 /// Memory of all accepted requests that are not answered yet.
 #[derive(Debug)]

@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
     use crate::engine::ticket::{Ledger, Ticket};
-    use crate::quota::Flow;
+    use sterling_core::quota::Flow;
 
     #[test]
     fn what_is_logged_of_a_job_that_breaks_names_its_request() {

@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::view::Attribute;
 use sterling_core::error::{Error, Result};
+use sterling_core::items::{ID, InvalidItem};
 use sterling_core::request::{Features, Values};
 use sterling_graph::tower::FeatureSpec;
-use sterling_snapshot::items::ID;
 
 /// Maximum bytes of the fields and reasons of rejected items that are remembered per call.
 const REASON_BYTES_MAX: usize = 64 << 10;
@@ -78,18 +78,7 @@ pub struct RefusedUpdate {
     /// Index of the item in the call, from 0.
     pub place: u32,
     /// Reason for the rejection.
-    pub wrong: Wrong,
-}
-
-/// Validation error of one item of a call.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wrong {
-    /// Item id, if it could be read.
-    pub id: Option<i64>,
-    /// Field as it was sent, such as `attributes.year` or `set.year`; empty for the item as a whole.
-    pub field: String,
-    /// Received and expected values.
-    pub reason: String,
+    pub wrong: InvalidItem,
 }
 
 impl CallAnswer {
@@ -175,7 +164,7 @@ mod tests {
 
     #[test]
     fn an_answer_that_is_remembered_has_all_places_and_a_bounded_number_of_reasons() {
-        let wrong = |id| Wrong { id: Some(id), field: "attributes.year".into(), reason: "x".repeat(100) };
+        let wrong = |id| InvalidItem { id: Some(id), field: "attributes.year".into(), reason: "x".repeat(100) };
         let refused: Vec<RefusedUpdate> =
             (0..10_000).map(|place| RefusedUpdate { place, wrong: wrong(i64::from(place) - (1 << 40)) }).collect();
         let answer = CallAnswer { matched: 0, refused: refused.clone() };

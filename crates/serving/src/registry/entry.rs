@@ -8,7 +8,7 @@ use super::loaded::{Loaded, Refused};
 use super::split::{CanaryVersion, ShadowVersion};
 use sterling_core::error::{Error, Result};
 use sterling_core::request::Which;
-use sterling_snapshot::rollout::TrafficTarget;
+use sterling_rollout::TrafficTarget;
 use sterling_snapshot::{Stamp, Wish};
 
 /// Version that was rejected.

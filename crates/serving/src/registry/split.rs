@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::loaded::Loaded;
 use crate::view::Live;
-use sterling_snapshot::rollout::{Canary, CanaryRun, Shadow, ShadowRun};
+use sterling_rollout::{Canary, CanaryRun, Shadow, ShadowRun};
 
 /// Canary in memory, with its statistics.
 pub struct CanaryVersion<T = Live> {

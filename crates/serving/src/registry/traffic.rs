@@ -10,8 +10,8 @@ use super::split::{CanaryVersion, ShadowVersion};
 use crate::view::Live;
 use sterling_core::error::{Error, Result};
 use sterling_core::request::Which;
+use sterling_rollout::{Canary, Stopped, Traffic, TrafficNow, rolled_back};
 use sterling_snapshot::Wish;
-use sterling_snapshot::rollout::{Canary, Stopped, Traffic, TrafficNow, rolled_back};
 
 /// Versions that unpinned requests of a model go to.
 pub struct Unpinned<T = Live> {

@@ -2,40 +2,30 @@
 
 use std::collections::BTreeMap;
 
-use super::catalogue::{EMBEDDING, ID, Items};
+use super::catalogue::Items;
 use sterling_core::error::{Error, Result};
+use sterling_core::items::{EMBEDDING, ID};
 use sterling_index::columns::{ItemColumn, ItemValues, text_bytes, values_end};
+use sterling_storage::arrow::Cell;
 use sterling_storage::rows::{RowWriter, Spill};
 
-/// A value of an item in an item file.
-#[derive(Clone)]
-pub(super) enum Cell {
-    Missing,
-    Integers(Vec<i64>),
-    Texts(Vec<String>),
-    Number(f64),
-    Vector(Vec<f32>),
+/// Returns the bytes of memory that the cell needs in a column: offset or number, and values.
+fn bytes_of(cell: &Cell) -> u64 {
+    let values = match cell {
+        Cell::Integers(values) => size_of_val(values.as_slice()),
+        Cell::Texts(texts) => texts.iter().map(|text| text_bytes(text)).sum(),
+        Cell::Missing | Cell::Number(_) | Cell::Vector(_) => 0,
+    };
+    8 + values as u64
 }
 
-impl Cell {
-    /// Returns the bytes of memory that the cell needs in a column: offset or number, and values.
-    fn bytes(&self) -> u64 {
-        let values = match self {
-            Cell::Integers(values) => size_of_val(values.as_slice()),
-            Cell::Texts(texts) => texts.iter().map(|text| text_bytes(text)).sum(),
-            Cell::Missing | Cell::Number(_) | Cell::Vector(_) => 0,
-        };
-        8 + values as u64
-    }
-
-    fn kind(&self) -> &'static str {
-        match self {
-            Cell::Missing => "nothing",
-            Cell::Integers(_) => "integers",
-            Cell::Texts(_) => "texts",
-            Cell::Number(_) => "a number",
-            Cell::Vector(_) => "a vector",
-        }
+fn kind_of(cell: &Cell) -> &'static str {
+    match cell {
+        Cell::Missing => "nothing",
+        Cell::Integers(_) => "integers",
+        Cell::Texts(_) => "texts",
+        Cell::Number(_) => "a number",
+        Cell::Vector(_) => "a vector",
     }
 }
 
@@ -111,7 +101,7 @@ impl Column {
             }
             (_, cell) => {
                 let expected = format!("{} as before", self.kind());
-                return Err(self.wrong(cell.kind(), &expected));
+                return Err(self.wrong(kind_of(&cell), &expected));
             }
         }
         self.items += 1;
@@ -200,7 +190,7 @@ impl Builder {
             Cell::Integers(numbers) if name == EMBEDDING => Cell::Vector(numbers.iter().map(|&n| n as f32).collect()),
             cell => cell,
         };
-        self.taken += cell.bytes();
+        self.taken += bytes_of(&cell);
         self.columns[at].push(cell, &self.spill)
     }
 

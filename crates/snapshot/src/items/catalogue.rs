@@ -11,11 +11,6 @@ use sterling_core::tensor::Matrix;
 use sterling_index::columns::ItemColumn;
 use sterling_storage::rows::RowStore;
 
-/// Name of the column with an item's vector.
-pub const EMBEDDING: &str = "embedding";
-/// Name of the column with an item's id.
-pub const ID: &str = "id";
-
 /// Items of one or more item files, in file order. They are in memory, except vectors that exceed the memory limit.
 #[derive(Debug, Default)]
 pub struct Items {
@@ -27,7 +22,7 @@ pub struct Items {
     pub names: Vec<String>,
     /// Index of the first item of each file after the first.
     pub files: Vec<usize>,
-    /// Vector columns by name; [`EMBEDDING`] is searched if the model has no item tower.
+    /// Vector columns by name; [`EMBEDDING`](sterling_core::items::EMBEDDING) is searched if the model has no item tower.
     pub dense: BTreeMap<String, RowStore<'static>>,
 }
 

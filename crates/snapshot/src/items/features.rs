@@ -1,6 +1,8 @@
 //! The features of an item, as its columns have them.
 
-use super::catalogue::{ID, Items};
+use super::catalogue::Items;
+
+use sterling_core::items::ID;
 use sterling_core::request::{Features, Values};
 use sterling_graph::tower::FeatureSpec;
 use sterling_index::columns::ItemValues;

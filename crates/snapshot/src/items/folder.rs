@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use percent_encoding::percent_decode_str;
 
-use super::builder::Cell;
 use sterling_core::error::{Error, Result};
+use sterling_storage::arrow::Cell;
 
 /// Value that Hive and Spark write for null.
 const NULL: &str = "__HIVE_DEFAULT_PARTITION__";

@@ -6,9 +6,10 @@ use std::io::{BufRead, ErrorKind};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 
-use super::builder::{Builder, Cell};
-use super::catalogue::EMBEDDING;
+use super::builder::Builder;
 use sterling_core::error::{Error, Result};
+use sterling_core::items::EMBEDDING;
+use sterling_storage::arrow::Cell;
 
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]

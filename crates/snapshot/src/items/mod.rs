@@ -15,7 +15,6 @@
 //!
 //! No value is changed on the way: what a column cannot keep exactly is an error that names the column and the row.
 
-mod arrays;
 mod builder;
 mod catalogue;
 pub mod faiss;
@@ -25,8 +24,7 @@ mod json;
 mod parquet;
 mod read;
 
-pub use arrays::ArrowColumn;
-pub use catalogue::{EMBEDDING, ID, Items};
+pub use catalogue::Items;
 pub use folder::{FolderTypes, RowFile};
 pub use parquet::{batch_rows, open_parquet, unreadable};
 pub use read::{ITEM_FILES, check_format, file_of, text_of};

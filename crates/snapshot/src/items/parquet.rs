@@ -1,4 +1,4 @@
-//! Reads and writes Parquet files of items in batches; `arrays` converts the types.
+//! Reads and writes Parquet files of items in batches; [`sterling_storage::arrow`] converts the types.
 
 use std::fs::File;
 use std::ops::Range;
@@ -14,11 +14,12 @@ use parquet::basic::{Compression, Type, ZstdLevel};
 use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData, RowGroupMetaData};
 use parquet::file::properties::WriterProperties;
 
-use super::arrays::{ArrowColumn, list_of, unit};
 use super::builder::Builder;
-use super::catalogue::{EMBEDDING, ID, Items};
+use super::catalogue::Items;
 use sterling_core::error::{Error, Kind, Result};
+use sterling_core::items::{EMBEDDING, ID};
 use sterling_index::columns::ItemValues;
+use sterling_storage::arrow::{ArrowColumn, list_of, unit};
 
 /// Maximum rows per batch.
 const BATCH_ROWS: usize = 8192;

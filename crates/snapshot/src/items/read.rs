@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 use flate2::bufread::MultiGzDecoder;
 
 use super::builder::Builder;
-use super::catalogue::{EMBEDDING, Items};
+use super::catalogue::Items;
 use super::faiss::IndexFile;
 use super::folder::{FolderTypes, RowFile};
 use super::parquet::{open_parquet, unreadable};
 use super::{json, parquet};
 use sterling_core::error::{Error, Kind, Result};
+use sterling_core::items::EMBEDDING;
 use sterling_index::ivf::Lists;
 use sterling_storage::files::Unchanged;
 use sterling_storage::npy;

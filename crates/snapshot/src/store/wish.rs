@@ -9,8 +9,8 @@ use std::hash::{BuildHasher, RandomState};
 use serde::{Deserialize, Serialize};
 
 use super::{Store, check_model, check_name};
-use crate::rollout::{Traffic, TrafficTarget};
 use sterling_core::error::{Error, Kind, Result};
+use sterling_rollout::{Traffic, TrafficTarget};
 
 /// File of a model's desired state.
 pub const WISH_FILE: &str = "wish.json";

@@ -15,8 +15,9 @@ use arrow_schema::{DataType, Field, Schema};
 
 use super::raw::{RawEvent, Refusal};
 use sterling_core::error::{Error, Result};
+use sterling_core::items::ID;
 use sterling_core::request::{Features, Values};
-use sterling_snapshot::items::{ArrowColumn, ID};
+use sterling_storage::arrow::ArrowColumn;
 
 const WEIGHTS: &str = ".weights";
 

@@ -13,7 +13,7 @@ use super::super::traces::Traces;
 use super::super::writers::Writers;
 use crate::route::Fleet;
 use sterling_core::error::Result;
-use sterling_serving::quota::Flow;
+use sterling_core::quota::Flow;
 
 /// State of a router: its shards and limits.
 pub struct RouterApp {

@@ -11,8 +11,8 @@ use super::choice::RoutedChosen;
 use super::sizes::bytes;
 use crate::route::{Conditions, Errand, Offering};
 use sterling_core::error::{Error, Kind, Result};
+use sterling_core::quota::Flow;
 use sterling_core::request::{Answer, Content, Explain, Priority, Ranked, Request, Retrieve, StepReport, Which};
-use sterling_serving::quota::Flow;
 
 /// Background work after an answer.
 pub(super) struct Following {

@@ -27,10 +27,10 @@ use crate::gather::Gathered;
 use crate::route::{Beside, Conditions, Errand, Offering};
 use sterling_api::{ColumnReader, Entry, MissingShard, Reply, Retrievals, Served, Shape, WrittenRows};
 use sterling_core::error::{Error, Kind, Result};
+use sterling_core::quota::Flow;
+use sterling_core::request::CallOptions;
 use sterling_core::request::{Answer, Embed, Origin, Retrieve, Which};
-use sterling_serving::engine::Terms;
-use sterling_serving::quota::Flow;
-use sterling_snapshot::rollout::Side;
+use sterling_rollout::Side;
 
 /// Maximum number of concurrent requests of one list.
 const AT_ONCE: usize = 16;
@@ -55,7 +55,7 @@ fn nothing(model: &str) -> Served {
 }
 
 /// Entry of a list of retrievals.
-type Asked = (Retrieve, Terms, Shape);
+type Asked = (Retrieve, CallOptions, Shape);
 
 /// Parsed requests of a body, ready to run.
 pub(in crate::http) struct RoutedReady {
@@ -64,10 +64,10 @@ pub(in crate::http) struct RoutedReady {
 }
 
 enum Work {
-    One(Errand, RoutedChosen, Terms, Shape),
-    Page(Box<Retrieve>, RoutedChosen, Terms, Shape),
+    One(Errand, RoutedChosen, CallOptions, Shape),
+    Page(Box<Retrieve>, RoutedChosen, CallOptions, Shape),
     Many(Vec<Result<Asked>>, RoutedChosen),
-    Embed(Embed, RoutedChosen, Terms),
+    Embed(Embed, RoutedChosen, CallOptions),
 }
 
 impl RoutedReady {
@@ -128,7 +128,7 @@ struct UnderWay<'a> {
 }
 
 impl UnderWay<'_> {
-    async fn embed(&self, embed: Embed, chosen: RoutedChosen, terms: Terms) -> Outcome {
+    async fn embed(&self, embed: Embed, chosen: RoutedChosen, terms: CallOptions) -> Outcome {
         let RoutedChosen { version, watched, .. } = chosen;
         let said = self.app.fleet().embed(self.model, (version.clone(), self.pin), embed, self.terms(terms)).await;
         let watched = ended(watched, said.as_ref().map(|(served, _)| served.is_same(&version)));
@@ -140,7 +140,7 @@ impl UnderWay<'_> {
         Ok(response)
     }
 
-    fn terms(&self, terms: Terms) -> Conditions {
+    fn terms(&self, terms: CallOptions) -> Conditions {
         let timeout = terms.timeout.unwrap_or(Duration::from_millis(self.app.fleet().options().timeout_ms));
         Conditions {
             deadline: self.call.arrived + timeout,
@@ -155,7 +155,13 @@ impl UnderWay<'_> {
     }
 
     /// Answers one retrieval or ranking.
-    async fn one(&self, work: Errand, mut chosen: RoutedChosen, (terms, shape): (Terms, Shape), form: Form) -> Outcome {
+    async fn one(
+        &self,
+        work: Errand,
+        mut chosen: RoutedChosen,
+        (terms, shape): (CallOptions, Shape),
+        form: Form,
+    ) -> Outcome {
         let share = self.app.bodies.hold_answer(self.flow, bytes(&work))?;
         let following = Following::of(self.app, self.model, &work, &mut chosen);
         let RoutedChosen { version, watched, .. } = chosen;
@@ -178,7 +184,7 @@ impl UnderWay<'_> {
         &self,
         mut retrieve: Box<Retrieve>,
         version: Arc<Offering>,
-        (terms, shape): (Terms, Shape),
+        (terms, shape): (CallOptions, Shape),
         form: Form,
     ) -> Outcome {
         let text = shape.cursor.as_deref().unwrap_or_default();

@@ -1,8 +1,8 @@
 //! Canary and shadow: their desired state, its changes, and the rollback of a canary.
 
 use super::*;
+use sterling_rollout::{Side, Traffic};
 use sterling_snapshot::Wish;
-use sterling_snapshot::rollout::{Side, Traffic};
 
 fn store(bed: &Bed) -> Store {
     Store::new(bed.folder.path().join("store"))
@@ -204,8 +204,8 @@ fn a_canary_that_is_behind_is_rolled_back_everywhere() {
 }
 
 /// Returns the canary's setting with another share, as a client would send it back.
-fn setting_of(bed: &Bed, share: f64) -> sterling_snapshot::rollout::Canary {
-    sterling_snapshot::rollout::Canary { share, ..bed.registry.traffic("m").unwrap().setting.canary.unwrap() }
+fn setting_of(bed: &Bed, share: f64) -> sterling_rollout::Canary {
+    sterling_rollout::Canary { share, ..bed.registry.traffic("m").unwrap().setting.canary.unwrap() }
 }
 
 #[test]

@@ -19,6 +19,15 @@
 //!
 //! Requests of one key resemble each other, so they are not independent samples. Keys are therefore divided into 16 groups, and
 //! the result must hold without the group that is worst for the canary. No single user decides.
+//!
+//! ```
+//! use sterling_rollout::{Place, seed};
+//!
+//! let key = Place::of(b"user-7", seed("shop", 8));
+//! assert!(key.is_within(1.0) && !key.is_within(0.0));
+//! ```
+
+#![cfg_attr(not(test), deny(unreachable_pub))]
 
 mod judge;
 mod place;

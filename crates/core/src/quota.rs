@@ -3,6 +3,17 @@
 //! A caller may hold at most [`FREE_FACTOR`] times the free bytes (Choudhury and Hahne, "Dynamic Queue Length Thresholds for
 //! Shared-Memory Packet Switches", 1998): alone it gets nearly everything, and the next caller still finds room. Callers are
 //! counted in a table of fixed size.
+//!
+//! ```
+//! use sterling_core::quota::{Flow, Quota};
+//!
+//! let quota = Quota::new("bodies", 1_000);
+//! let held = quota.hold(Flow::of_key("shop"), 900)?;
+//! assert!(quota.hold(Flow::of_key("books"), 200).is_err());
+//! drop(held);
+//! assert_eq!(quota.held_bytes(), 0);
+//! # Ok::<(), sterling_core::error::Error>(())
+//! ```
 
 use std::fmt;
 use std::hash::{BuildHasher as _, Hash, RandomState};
@@ -11,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use sterling_core::error::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Ratio of one caller's bytes to the free bytes, at most: 16 leaves a seventeenth of the total to others.
 pub const FREE_FACTOR: u64 = 16;
@@ -181,7 +192,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use sterling_core::error::Kind;
+    use crate::error::Kind;
 
     #[test]
     fn one_caller_leaves_room_to_the_next() {

@@ -24,7 +24,6 @@ use arrow_array::{
 use arrow_buffer::{ArrowNativeType, OffsetBuffer, ScalarBuffer};
 use arrow_schema::{DataType, TimeUnit};
 
-use super::builder::Cell;
 use sterling_core::error::{Error, Result};
 use sterling_core::request;
 
@@ -33,7 +32,8 @@ const DIGITS_MAX: u32 = 15;
 /// Largest exponent up to which powers of ten are exact in f64.
 const POWER_MAX: i8 = 22;
 
-pub(super) fn list_of(kind: &DataType) -> Option<&DataType> {
+/// Returns the element type of a list.
+pub fn list_of(kind: &DataType) -> Option<&DataType> {
     match kind {
         DataType::List(inner) => Some(inner.data_type()),
         _ => None,
@@ -41,7 +41,7 @@ pub(super) fn list_of(kind: &DataType) -> Option<&DataType> {
 }
 
 /// Returns the unit of a temporal type.
-pub(super) fn unit(kind: &DataType) -> Option<&'static str> {
+pub fn unit(kind: &DataType) -> Option<&'static str> {
     match kind {
         DataType::Date32 => Some("days since 1970-01-01"),
         DataType::Date64 => Some("milliseconds since 1970-01-01"),
@@ -70,6 +70,21 @@ enum Values {
     Numbers(Float64Array),
     /// Elements of float lists.
     Vectors(Float32Array),
+}
+
+/// Value of a column in one row.
+#[derive(Clone, Debug)]
+pub enum Cell {
+    /// No value.
+    Missing,
+    /// Integers.
+    Integers(Vec<i64>),
+    /// Strings.
+    Texts(Vec<String>),
+    /// A float.
+    Number(f64),
+    /// A list of floats.
+    Vector(Vec<f32>),
 }
 
 /// Column of a batch: its values, and for list columns the range of each row.
@@ -125,14 +140,18 @@ impl ArrowColumn {
     }
 
     /// Returns the values of a column with one integer per row.
-    pub(super) fn integers(&self) -> Option<&Int64Array> {
+    pub fn integers(&self) -> Option<&Int64Array> {
         match self {
             ArrowColumn { values: Values::Integers(values), lists: None } => Some(values),
             _ => None,
         }
     }
 
-    pub(super) fn cell(&self, row: usize) -> Result<Cell> {
+    /// Returns the value of a row.
+    ///
+    /// # Errors
+    /// `Invalid` for a null inside a list.
+    pub fn cell(&self, row: usize) -> Result<Cell> {
         let range = match &self.lists {
             None if self.values.is_null(row) => return Ok(Cell::Missing),
             None => row..row + 1,
