@@ -75,7 +75,7 @@ fn list(cluster: &Arc<Cluster>, all: bool) -> Result<()> {
     match lost {
         0 => Ok(()),
         lost if all => Err(Error::unavailable(format!(
-            "rows of {lost} sets cannot be read; `sterling remote NODE --load STORE/MODEL/VERSION` brings lost ones back"
+            "rows of {lost} sets cannot be read; `sterling remote NODE --load STORE/MODEL/VERSION` restores lost ones"
         ))),
         _ => Ok(()),
     }

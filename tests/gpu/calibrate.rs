@@ -29,5 +29,5 @@ fn a_card_that_is_full_or_lost_is_no_card_to_measure() {
     let lost = cards(&[1 << 30]);
     lost[0].lose_after(3);
     let error = calibrate_gpu::measure(&Device::over(lost[0].clone()), 1 << 18).unwrap_err().to_string();
-    assert!(error.contains("the card is lost"), "{error}");
+    assert!(error.contains("the GPU is lost"), "{error}");
 }

@@ -127,7 +127,7 @@ fn lanes_work_side_by_side() {
             assert_eq!(found, want, "turn {turn}");
         }
     }
-    assert!(lanes[0].lane().is_err(), "a lane of a lane");
+    assert!(lanes[0].lane().is_err(), "a branch of a branch");
 }
 
 #[test]

@@ -134,7 +134,7 @@ fn searches_end_where_those_of_the_cpu_do() {
         }
     }
     assert!(ended_early > 20, "only {ended_early} searches ended before all lists");
-    assert!(rarely[0] >= rarely[1], "who asks rarely scans more: {rarely:?} lists");
+    assert!(rarely[0] >= rarely[1], "a search with rare checks scans more: {rarely:?} lists");
 }
 
 #[test]

@@ -127,7 +127,7 @@ fn nothing_found_is_nothing_merged() {
         assert_eq!(merged.counts.read(2).unwrap(), [0, 0]);
     }
     let error = merge(&device, nothing(3, 8), FoundBy::Any, &weights, 8).unwrap_err().to_string();
-    assert!(error.contains("what 3 queries found, expected a multiple of 2"), "{error}");
+    assert!(error.contains("results of 3 queries, expected a multiple of 2"), "{error}");
 }
 
 /// Intermediate sums that overflow are clamped to the largest number only at the end.

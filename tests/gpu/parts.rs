@@ -146,7 +146,7 @@ fn whole_pass_of_parts_answers_as_on_the_cpu() {
         let prepared: Vec<Prepared> = of_users(name).iter().flat_map(|retrieve| parts(&view, retrieve)).collect();
         let of_cpu = answers(&mut Cpu::new(Threads::new(1)), &prepared);
         let shared = sharing(&[1 << 30, 1 << 30]);
-        for (cards, mut pass) in [("one card", on(device())), ("two cards", on(shared))] {
+        for (cards, mut pass) in [("one GPU", on(device())), ("two GPUs", on(shared))] {
             for (n, (cpu, gpu)) in of_cpu.iter().zip(answers(&mut pass, &prepared)).enumerate() {
                 let what = format!("{name} on {cards}, {n}");
                 let explained = gpu.explain.as_ref().map(|explain| (explain.kernel, explain.note.clone()));
@@ -214,7 +214,7 @@ fn whole_pass_of_selections_answers_as_on_the_cpu() {
         let prepared = selections(&view, &requests);
         let of_cpu = answers(&mut Cpu::new(Threads::new(1)), &prepared);
         let shared = sharing(&[1 << 30, 1 << 30]);
-        for (cards, mut pass) in [("one card", on(device())), ("two cards", on(shared))] {
+        for (cards, mut pass) in [("one GPU", on(device())), ("two GPUs", on(shared))] {
             for (n, (cpu, gpu)) in of_cpu.iter().zip(answers(&mut pass, &prepared)).enumerate() {
                 let what = format!("{rescore:?} on {cards}, {n}");
                 let [cpu_told, told] = [cpu, &gpu].map(|answer| answer.explain.as_ref().unwrap());

@@ -77,7 +77,7 @@ fn whole_pass_on_several_cards_answers_as_on_one() {
             let mut bodies = mixed(&mut Random::new(9), 16, 20);
             // Filtered searches that choose their lists.
             bodies.iter_mut().skip(1).step_by(2).for_each(|body| body["probes"] = 2.into());
-            all_equal(&view, &mut passes, &bodies, &format!("{rescore:?}, {} cards, {budget}", memory.len()));
+            all_equal(&view, &mut passes, &bodies, &format!("{rescore:?}, {} GPUs, {budget}", memory.len()));
         }
     }
 }
@@ -180,7 +180,7 @@ fn whole_pass_is_shared_by_memory() {
     let view = vectors(folder.path(), 6000, 32, Rescore::F32);
     let bytes =
         |memory: &[u64]| Residents::new(devices(&cards(memory))).with_budget(1 << 20).bytes_of(view.main()).unwrap();
-    let [whole] = bytes(&[GIB])[..] else { panic!("one card") };
+    let [whole] = bytes(&[GIB])[..] else { panic!("one GPU") };
     let index = &view.main().index;
     // Per list: its centroid, its offset, its items on this GPU and in total; plus the rounding of arrays.
     let of_each = index.lists().next_multiple_of(16) * (32 + 4) + (index.lists() + 1) * 48 + 48 * 256;
@@ -240,9 +240,9 @@ fn whole_pass_goes_on_without_cards_when_one_is_lost() {
                 let after = kernels(&mut gpu);
                 let by_cpu = after.iter().filter(|(kernel, _)| *kernel != "emulated");
                 let told = by_cpu.clone().all(|(_, note)| {
-                    note.as_ref().is_some_and(|note| note.contains(&format!("emulated:{lost}: the card is lost")))
+                    note.as_ref().is_some_and(|note| note.contains(&format!("emulated:{lost}: the GPU is lost")))
                 });
-                assert!(by_cpu.count() > 0 && told, "turn {turn}, card {lost}, {launches}: {after:?}");
+                assert!(by_cpu.count() > 0 && told, "turn {turn}, GPU {lost}, {launches}: {after:?}");
             }
             assert!(begun.elapsed().as_secs() < 300);
         }
@@ -261,8 +261,8 @@ fn memory_of_another_card_is_refused() {
     let select = |keys| sterling::cuda::ops::top::select(&cards[0], &scored(keys), &Default::default(), &wanted, 3);
     assert!(select(&a).is_ok());
     let error = select(&b).unwrap_err().to_string();
-    assert!(error.contains("memory of another card"), "{error}");
+    assert!(error.contains("memory of another GPU"), "{error}");
     let full = Device::over(crate::emulation::cards(&[1024]).remove(0));
     let _held = full.room::<u8>(1000).unwrap();
-    assert!(full.room::<u8>(100).unwrap_err().to_string().contains("no more memory"));
+    assert!(full.room::<u8>(100).unwrap_err().to_string().contains("out of memory"));
 }

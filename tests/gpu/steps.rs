@@ -371,10 +371,10 @@ fn folds_beside_equal_keys_are_those_of_the_cpu() {
         let keys = (NumbersAt::of(&keys, 0, most, 1), NumbersAt::of(&shared, 0, count, 0));
         let rows = RowsOf { counts: &counts, most };
         steps::fold_equal(&device, rows, keys, count, (&on_device, out)).unwrap();
-        close(&made.to_vec().unwrap(), &want, &format!("{folded} folds of {count}"));
+        close(&made.to_vec().unwrap(), &want, &format!("{folded} reductions of {count}"));
         let five = vec![on_device[0]; 5];
         let refused = steps::fold_equal(&device, rows, keys, count, (&five, out)).unwrap_err();
-        assert!(refused.to_string().contains("5 folds of one step, at most 4"), "{refused}");
+        assert!(refused.to_string().contains("5 reductions of one step, at most 4"), "{refused}");
     }
 }
 

@@ -131,7 +131,7 @@ fn whole_pass_of_a_version_that_does_not_fit_beside_another_comes_when_that_is_a
         // The evicted version is answered by the CPU, and reported at its next request.
         let start = Instant::now();
         while served.residents.waiting().is_empty() {
-            assert!(start.elapsed() < Duration::from_secs(60), "nothing is told");
+            assert!(start.elapsed() < Duration::from_secs(60), "no warning is left");
             assert_ne!(served.kernel(&views[0]), "emulated");
             // The other one gets as many requests.
             assert_eq!(served.kernel(&views[2]), "emulated");
@@ -231,7 +231,7 @@ fn whole_pass_of_versions_goes_on_where_the_card_is_lost_between_them() {
     assert_ne!(served.kernel(&views[0]), "emulated");
     let told = served.residents.warnings();
     let is_told = |line: &String| line.contains("version 2: the CPU answers until the device takes it");
-    assert!(told.iter().any(|line| is_told(line) && line.contains("the card is lost")), "{told:?}");
+    assert!(told.iter().any(|line| is_told(line) && line.contains("the GPU is lost")), "{told:?}");
     // The GPU is back without a request for it: the next version is loaded after all.
     card.find_again();
     served.until_on_card(&views[1]);

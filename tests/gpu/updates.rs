@@ -504,7 +504,7 @@ fn whole_pass_without_room_for_updates_is_answered_by_the_cpu() {
         let answers = |pass: &mut dyn pass::Pass| pass::run(pass, &prepared, None).remove(0).unwrap();
         let (cpu, gpu) =
             (answers(&mut Cpu::new(Threads::new(1))), answers(&mut Cuda::new(residents.clone(), Threads::new(1))));
-        agree(&cpu, &gpu, "whoever answers");
+        agree(&cpu, &gpu, "either device");
         let explain = gpu.explain.unwrap();
         let told = explain.note.is_some_and(|note| note.contains("the CPU answered: no room on the device"));
         assert!(told != ["emulated", "cuda"].contains(&explain.kernel), "{}", explain.kernel);

@@ -76,7 +76,7 @@ fn keys_are_made_used_rotated_and_taken_away_without_a_restart() {
     assert_eq!((retrieve(&reader), retrieve(&second)), (200, 200), "a broken file changes nothing");
     let entries: Vec<&str> = text.split("[[key]]").collect();
     std::fs::write(&file, format!("[[key]]{}", entries[3])).unwrap();
-    until("the old key is gone", || retrieve(&reader) == 401);
+    until("the old key is invalid", || retrieve(&reader) == 401);
     assert_eq!(retrieve(&second), 200);
     assert!(!text.contains(&reader) && !text.contains(&second));
 }

@@ -267,7 +267,7 @@ fn answers_of_every_form_and_size_say_what_was_published_or_are_refused() {
             refused += 1;
         }
     }
-    assert!(answered > 30 && refused > 0, "{answered} answered, {refused} refused");
+    assert!(answered > 30 && refused > 0, "{answered} answered, {refused} rejected");
     for (name, process) in [("server", &server), ("router", &router)] {
         let (peak, most) = (peak_mb(process), MEMORY_MB + 2 * BODIES_MB + BESIDE_MB);
         assert!(peak <= most, "the {name} took {peak} MiB, expected at most {most}");

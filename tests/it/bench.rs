@@ -50,7 +50,7 @@ fn every_request_is_sent_and_counted_by_its_answer() {
         let lines = metrics.lines().filter(|l| l.starts_with("sterling_requests_total") && l.contains("retrieve"));
         lines.filter(|l| l.contains(&wanted)).filter_map(|l| l.rsplit(' ').next()?.parse::<u64>().ok()).sum::<u64>()
     };
-    assert_eq!((answered("200"), answered("400")), (32, 20), "the slow readers asked too: {metrics}");
+    assert_eq!((answered("200"), answered("400")), (32, 20), "the slow readers sent requests too: {metrics}");
 }
 
 #[test]

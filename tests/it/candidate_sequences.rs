@@ -358,7 +358,7 @@ fn sequences_that_do_not_fit_are_refused_with_the_feature() {
         (
             "column = \"tags\"",
             "column = \"colour\"",
-            "overarch.features `item_tags`: the snapshot keeps no column `colour`",
+            "overarch.features `item_tags`: the snapshot has no column `colour`",
         ),
         ("kind = \"category\"", "kind = \"ids\"", "overarch.features `item_tags`: column `tags` holds texts"),
         ("table = \"tags\"\npooling", "table = \"own\"\npooling", "table `own` has no vocabulary"),

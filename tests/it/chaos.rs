@@ -387,7 +387,7 @@ fn a_full_disk_refuses_updates_and_nothing_else() {
             break;
         }
     }
-    assert!(refused == 3 && written.position > 0, "{refused} refused, {} written", written.position);
+    assert!(refused == 3 && written.position > 0, "{refused} rejected, {} written", written.position);
     // Reads continue, and the server stays ready.
     check(&server, &mut written, "beside a full disk");
     server.signal("KILL");

@@ -222,7 +222,7 @@ fn headers_of_http2_have_the_time_of_a_header() {
     let mut come = Vec::new();
     while !come.windows(8).any(|some| some == [7; 8]) {
         let count = idle.read(&mut answer).unwrap();
-        assert!(count > 0, "what is only idle stays");
+        assert!(count > 0, "idle connections stay open");
         come.extend_from_slice(&answer[..count]);
     }
 }

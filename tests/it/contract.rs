@@ -495,7 +495,7 @@ fn packages_whose_parts_do_not_fit_are_refused_with_the_field() {
         (
             "column = \"brand\"",
             "column = \"colour\"",
-            "overarch.features `item_brand`: the snapshot keeps no column `colour`",
+            "overarch.features `item_brand`: the snapshot has no column `colour`",
         ),
         ("column = \"brand\"", "column = \"price\"", "overarch.features `item_brand`: column `price` holds numbers"),
         (
@@ -592,7 +592,7 @@ fn graphs_that_do_not_fit_are_refused_with_the_input() {
     for (graph, expected) in [
         (small(&[("item", &[-1, -1, 3])]), "overarch.onnx: `item` has shape [?, ?, 3], expected [?, ?, 2]"),
         (small(&[("item", &[-1, 2])]), "overarch.onnx: `item` has shape [?, 2], expected [?, ?, 2]"),
-        (small(&[("query", &[-1, 2])]), "overarch.onnx: no input tells of candidates"),
+        (small(&[("query", &[-1, 2])]), "overarch.onnx: no input depends on candidates"),
         (
             small(&[("item", &[-1, -1, 2]), ("nowhere", &[-1, -1])]),
             "overarch: input `nowhere` is no numeric item column",

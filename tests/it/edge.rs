@@ -169,7 +169,7 @@ fn slow_clients_are_cut_and_others_are_answered() {
     let (status, _, body) = answer(&mut head);
     let problem: Value = serde_json::from_slice(&body).unwrap();
     assert_eq!((status, problem["code"].as_str()), (408, Some("request_timeout")));
-    assert!(problem["detail"].as_str().unwrap().contains("nothing came for 400 ms"), "{problem}");
+    assert!(problem["detail"].as_str().unwrap().contains("no byte arrived for 400 ms"), "{problem}");
     assert!(is_closed(&mut idle));
     until("a slow reader", || metric(&server, "sterling_connections_cut_total{reason=\"stalled\"}") == 1.0);
     // A body that trickles in is complete or is rejected in the end.
@@ -519,6 +519,6 @@ fn what_is_refused_unread_is_answered_and_counted_as_any_other() {
         assert_eq!(work.join().unwrap(), 200);
     });
     let told = metric(&server, "sterling_requests_total{call=\"retrieve\",status=\"503\",model=\"vectors\"}");
-    assert!(told as usize == refused && refused > 10, "{told} told, {refused} seen");
+    assert!(told as usize == refused && refused > 10, "{told} reported, {refused} seen");
     assert_eq!(server.post(VECTORS, json!({"vector": [1, 0], "timeout_ms": 60_000})).0, 200);
 }

@@ -262,7 +262,7 @@ fn what_does_not_go_together_is_refused_by_name() {
     let twice = folder.path().join("twice.index");
     std::fs::write(&twice, bytes).unwrap();
     let error = put(&store, &import(&twice, Recipe::default())).unwrap_err().to_string();
-    assert!(error.contains("twice.index: id ") && error.contains("stands twice"), "{error}");
+    assert!(error.contains("twice.index: id ") && error.contains("occurs twice"), "{error}");
 
     let recipe = Recipe::parse("[index]\nlists = 5").unwrap();
     let error = put(&store, &import(&index, recipe)).unwrap_err().to_string();

@@ -240,7 +240,7 @@ fn a_version_whose_updates_wait_says_so_and_ends_with_who_holds_it() {
     // The version has no owner any more: its thread ends although its updates wait, and its snapshot is dropped.
     served.faults.lock().unwrap().is_away = true;
     write(&served.feed, 21..=30);
-    wait("that they wait again", || warning().contains("updates wait"));
+    wait("that they wait again", || warning().contains("updates cannot be applied; retrying"));
     let Served { _folder, live, .. } = served;
     let main = Arc::downgrade(live.view().main());
     drop(live);

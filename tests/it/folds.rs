@@ -110,7 +110,7 @@ fn shards_merge_each_by_itself_and_no_answer_differs() {
         }
         asked
     });
-    until("it asks", || state(&cut.shards[1])["fresh_items"] != 0);
+    until("it queries", || state(&cut.shards[1])["fresh_items"] != 0);
     let items = state(&cut.shards[1])["items"].clone();
     let made = cut.shards[1].ask(&format!("{ITEMS}:merge"), "");
     let position = state(&cut.shards[1])["durable"].clone();

@@ -548,14 +548,14 @@ fn what_updates_take_in_memory_is_counted() {
     let of_all = bytes(&mut fresh);
     assert!((40 * TEXT..41 * TEXT).contains(&of_all), "{of_all}");
     assert!(fresh.apply(&changed).unwrap().is_empty());
-    assert_eq!(bytes(&mut fresh), of_all, "what is replaced is gone");
+    assert_eq!(bytes(&mut fresh), of_all, "replaced items are not found");
     let short = |&id: &i64| Update::Set { id, attributes: vec![("language".to_owned(), Attribute::Missing)] };
     let updates: Vec<Update> = items.keys().take(30).map(short).collect();
     assert!(fresh.apply(&updates).unwrap().is_empty());
     assert!((10 * TEXT..11 * TEXT).contains(&bytes(&mut fresh)));
     let updates: Vec<Update> = items.keys().map(|&id| Update::Delete { id }).collect();
     assert!(fresh.apply(&updates).unwrap().is_empty());
-    assert_eq!(bytes(&mut fresh), 0, "nothing has changed of what is gone");
+    assert_eq!(bytes(&mut fresh), 0, "deleted items have not changed");
 
     let mut fresh = Fresh::new(main, 0);
     let updates: Vec<Update> = (0..40)

@@ -371,7 +371,7 @@ fn a_host_that_is_lost_is_as_a_cluster_that_is_lost() {
     let answer = near.ask("/v1/models/tiny:retrieve", &split);
     assert_eq!(answer["degraded_rows"], 2, "{answer}");
     // After a few failures no request waits any more.
-    until("nobody of the host is asked", || {
+    until("no server of the host is queried", || {
         let before = failed_calls(&near);
         near.ask("/v1/models/tiny:retrieve", &split);
         failed_calls(&near) == before
@@ -461,7 +461,7 @@ fn rows_of_another_version_are_never_taken() {
         let versions = server.get_json("/v1/models/tiny/versions");
         versions["versions"].as_array().unwrap().iter().find(|v| v["version"] == 3).cloned().unwrap_or_default()
     };
-    until("the third version is refused", || third(&servers[0])["refused"].is_string());
+    until("the third version is rejected", || third(&servers[0])["refused"].is_string());
     let why = third(&servers[0])["refused"].as_str().unwrap().to_owned();
     assert!(why.contains("host `h1` does not hold"), "{why}");
     for (body, before) in bodies().iter().zip(&before) {

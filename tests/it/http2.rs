@@ -124,7 +124,7 @@ fn an_answer_that_nobody_reads_ends_alone() {
             }
             assert!(neighbours > 1 && !sender.is_closed());
             let read = to_bytes(Body::new(unread.into_body()), 1 << 28).await;
-            assert!(read.is_err(), "{k}: its end is told");
+            assert!(read.is_err(), "{k}: its end is reported");
             let large = json!({"vector": [1, 0], "k": 3000, "candidates": 3000, "columns": ["title"]});
             let (status, answer) = ask(&mut sender, post(&server, VECTORS, &large)).await;
             assert_eq!((status, ids(&answer).len()), (200, 3000), "{k}: the connection goes on");

@@ -106,7 +106,7 @@ fn a_merge_by_hand_takes_over_while_requests_go_on() {
     let (_, last) = state(&server, 14);
     // Reloaded, the merged version has the same items; later updates are replayed.
     server.ask(&format!("{ITEMS}:delete"), json!({"ids": [70]}));
-    let Ok(server) = Arc::try_unwrap(server) else { panic!("somebody asks on") };
+    let Ok(server) = Arc::try_unwrap(server) else { panic!("requests continue") };
     assert_eq!(server.stop(), Some(0));
     let server = serve(folder.path(), "0");
     let (answer, items) = state(&server, 15);
@@ -120,8 +120,8 @@ fn a_merge_by_hand_takes_over_while_requests_go_on() {
     assert_eq!(server.stop(), Some(0));
     let (code, out, err) = run(&alone);
     assert_eq!((code, out.trim()), (0, "merged vectors version 4: 58 items, updates up to position 15"), "{err}");
-    assert!(!folder.path().join("store/vectors/2").exists(), "a merged version that nobody needs goes");
-    assert!(folder.path().join("store/vectors/1").exists(), "what somebody published stays");
+    assert!(!folder.path().join("store/vectors/2").exists(), "an unused merged version is deleted");
+    assert!(folder.path().join("store/vectors/1").exists(), "published versions stay");
     let server = serve(folder.path(), "0");
     assert_eq!(state(&server, 15).1, last[..58]);
 }
@@ -282,7 +282,7 @@ fn an_emptied_catalogue_lets_go_of_its_journal() {
             append(&feed, updates);
         }
         let active = || registry.get("vectors", Which::Active).unwrap().view();
-        until("they are gone", || active().position() == feed.last() && active().items() == 0);
+        until("they are deleted", || active().position() == feed.last() && active().items() == 0);
         compactor.merge(&registry, "vectors").unwrap()
     };
     assert_eq!((merged(0).items, feed.first()), (0, 1));
@@ -298,7 +298,7 @@ fn an_emptied_catalogue_lets_go_of_its_journal() {
     }
     drop((registry, compactor, feed));
     let journal = folder.path().join("updates/vectors");
-    until("the journal is let go of", || Log::open(&journal, small()).is_ok());
+    until("the journal is truncated", || Log::open(&journal, small()).is_ok());
     let (_, feed, registry, _) = merging(folder.path(), None);
     let view = registry.get("vectors", Which::Active).unwrap().view();
     assert_eq!((view.items(), view.position()), (0, feed.last()));
@@ -452,7 +452,7 @@ fn a_version_that_cannot_be_read_keeps_no_journal() {
     let versions = store.versions("vectors").unwrap();
     assert!(
         versions.contains(&2) && versions.len() <= 4,
-        "what cannot be read stays, merged versions go: {versions:?}"
+        "unreadable versions stay, merged versions are deleted: {versions:?}"
     );
 }
 

@@ -365,7 +365,7 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
         let versions = server.get_json("/v1/models/tiny/versions");
         versions["versions"].as_array().unwrap().iter().find(|v| v["version"] == 3).cloned()
     };
-    until("the third version is refused", || third().is_some_and(|v| v["refused"].is_string()));
+    until("the third version is rejected", || third().is_some_and(|v| v["refused"].is_string()));
     let why = third().unwrap()["refused"].as_str().unwrap().to_owned();
     assert!(why.contains("packages rows ") && why.contains(": not in the cluster; rows there: "), "{why}");
     assert_eq!(ids(&server.ask("/v1/models/tiny:retrieve", request("fail"))), ids(&local));
@@ -426,7 +426,7 @@ fn primaries_without_replicas_are_not_waited_for_and_the_load_is_part_of_the_tim
     let (name, version) = sterling::publish::publish(&at, &what, &slow).unwrap();
     let took = start.elapsed().as_secs_f64();
     assert!(waited.load(Ordering::Relaxed) && redis.calls("set") > 0, "rows were loaded");
-    assert_eq!(redis.calls("wait"), 0, "nobody is there to wait for");
+    assert_eq!(redis.calls("wait"), 0, "there is nothing to wait for");
     let told = Manifest::read(&at.folder(&name, version)).unwrap().provenance.seconds;
-    assert!((pause.as_secs_f64()..=took).contains(&told), "told {told} s, took {took} s");
+    assert!((pause.as_secs_f64()..=took).contains(&told), "reported {told} s, took {took} s");
 }

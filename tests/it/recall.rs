@@ -558,7 +558,7 @@ fn a_server_records_queries_where_it_is_told_to_and_they_calibrate() {
     let recorded: Vec<Vec<f32>> = lines.lines().map(numbers).collect();
     let known = recorded.iter().filter(|query| asked.contains(query)).count();
     // Before it was ready, the version answered with one of its own items.
-    assert!(known >= 31, "{known} of the recorded queries were asked");
+    assert!(known >= 31, "{known} of the recorded queries were sent");
     assert!(recorded.iter().skip(1).any(|query| !asked[..32].contains(query)), "none of the later ones was kept");
     let path = folder.path().join("recorded.jsonl");
     std::fs::write(&path, lines).unwrap();

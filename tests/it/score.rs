@@ -436,7 +436,7 @@ fn an_input_is_the_same_by_any_path() {
     std::fs::write(&file, text.replace(&format!("{}/", job.path("").display()).replace("//", "/"), "")).unwrap();
     assert_ne!(std::fs::read_to_string(&file).unwrap(), text);
     let (code, log) = score_here(&job, &["users-0.jsonl", "users-1.jsonl"], "out");
-    assert!(!log.contains("asked for is"), "{code}: {log}");
+    assert!(!log.contains("this job's is"), "{code}: {log}");
     let (code, log) = score_here(&job, &["users-0.jsonl", "./users-0.jsonl"], "twice");
     assert!(code == 2 && log.contains("users-0.jsonl: given twice"), "{log}");
 }
@@ -613,7 +613,7 @@ fn a_worker_whose_driver_is_gone_ends() {
     drop(process.stdout.take());
     process.stdin.take().unwrap().write_all(b"0\n1\n2\n").unwrap();
     assert!(!process.wait().unwrap().success());
-    assert!(job.files("out").len() <= 1, "it went on for nobody");
+    assert!(job.files("out").len() <= 1, "it continued without a client");
 }
 
 #[test]

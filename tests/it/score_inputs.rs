@@ -126,7 +126,7 @@ fn lists<T: ArrowPrimitiveType>(rows: Vec<Option<Vec<T::Native>>>) -> ArrayRef {
 
 /// Returns users of the tiny model: as JSON lines, and as columns of the types that programs write.
 fn users(count: usize) -> (Vec<Value>, Vec<(&'static str, ArrayRef)>) {
-    const SECTIONS: [&str; 4] = ["admin", "games", "python", "nobody knows"];
+    const SECTIONS: [&str; 4] = ["admin", "games", "python", "unknown section"];
     let installed = |n: usize| {
         (!n.is_multiple_of(5)).then(|| (0..n % 4).map(|i| ((n * 7 + i * 3) % 40) as i64).collect::<Vec<_>>())
     };

@@ -101,7 +101,7 @@ impl Sharded for InProcess<'_> {
         };
         self.asked.lock().unwrap().push(kind);
         if self.lost.contains(&(shard, kind)) {
-            return Err(Error::unavailable("it is gone"));
+            return Err(Error::unavailable("it is deleted"));
         }
         let Answer { content, degraded_rows, .. } = try_ask(&self.views[shard], request)?;
         Ok(Said { content, degraded_rows, beside: () })

@@ -440,7 +440,7 @@ fn parts_of_another_publication_are_refused() {
     begun(&catalogue, "1.jsonl, in bytes,");
     catalogue.write("1.jsonl", &lines);
     catalogue.write("2.jsonl", line(5000));
-    begun(&catalogue, "its number of inputs is 2, asked for is 3");
+    begun(&catalogue, "its number of inputs is 2, this job's is 3");
 }
 
 #[test]

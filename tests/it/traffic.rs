@@ -284,7 +284,7 @@ fn a_shadow_changes_no_answer_and_tells_what_differs() {
     set(&server, &json!({"shadow": {"version": 2, "share": 1, "per_second": 0.001}}));
     let rated = outcome("rate");
     (0..20).for_each(|n| drop(ask(n)));
-    assert!(outcome("rate") >= rated + 18, "one may be asked");
+    assert!(outcome("rate") >= rated + 18, "one may be queried");
     // Pinned requests are not shadowed, so none of them exceeds the rate.
     let rated = outcome("rate");
     for n in 0..20 {

@@ -116,7 +116,7 @@ fn commands_that_cannot_be_done_are_refused() {
     assert!(place.refused(&[], 2).contains("--out"));
     fs::write(place.path("events.jsonl"), "{}\n".repeat(20)).unwrap();
     let said = place.refused(&["--out", "out"], 2);
-    assert!(said.contains("20 of 20 events were refused") && said.contains("out.train/quarantine.jsonl"), "{said}");
+    assert!(said.contains("20 of 20 events were rejected") && said.contains("out.train/quarantine.jsonl"), "{said}");
     assert!(!place.path("out").exists());
 }
 

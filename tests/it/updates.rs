@@ -103,7 +103,10 @@ fn acknowledged_calls_happen_to_an_item_in_their_order() {
     let answer = upsert(&server, json!([{"id": 555, "set": {"year": 1}}, {"id": 100, "set": {"year": 1}}]));
     let refused = answer["refused"].as_array().unwrap();
     assert_eq!((&answer["accepted"], refused.len()), (&json!(0), 2), "{answer}");
-    assert!(refused.iter().all(|item| item["reason"] == "no such item, whose attributes could change"), "{answer}");
+    assert!(
+        refused.iter().all(|item| item["reason"] == "no such item, expected one whose attributes change"),
+        "{answer}"
+    );
 }
 
 #[test]
@@ -269,7 +272,7 @@ fn items_are_found_changed_and_gone_and_stay_so() {
         let (first, second) = (&of_xx["items"][0]["columns"], &of_xx["items"][1]["columns"]);
         assert_eq!(*first, json!({"lang": "xx", "year": 1999, "price": 0.25}));
         assert_eq!(*second, json!({"lang": "xx", "year": 2002, "price": 9.0}));
-        assert_eq!(ids(&found(server, 2, only("lang:fr"))), [3], "the old value is gone");
+        assert_eq!(ids(&found(server, 2, only("lang:fr"))), [3], "the old value is replaced");
         assert_eq!(ids(&found(server, 2, only("price > 3"))), [3, 2]);
         let ranked =
             server.ask("/v1/models/vectors:rank?min_position=2", json!({"vector": [1, 0], "items": [9, 1, 77]}));
@@ -306,7 +309,7 @@ fn items_are_found_changed_and_gone_and_stay_so() {
         (Some(6), Some(1), Some(0))
     );
     assert_eq!(server.stop(), Some(0));
-    assert_eq!(all(&serve(folder.path()), 6), [3], "what is deleted does not come back");
+    assert_eq!(all(&serve(folder.path()), 6), [3], "deleted items do not come back");
 }
 
 #[test]

@@ -66,7 +66,7 @@ const DETAIL_BYTES_MAX: usize = 1000;
 /// only.
 fn detail(error: &Error) -> String {
     let text = match error.kind() {
-        Kind::Io | Kind::Internal => "the server failed; its log tells more under this request's id".into(),
+        Kind::Io | Kind::Internal => "the server failed; its log has details under this request's id".into(),
         Kind::Corrupt | Kind::NotReady | Kind::Unavailable | Kind::NoSpace | Kind::Partial => {
             without_places(&error.to_string())
         }

@@ -273,7 +273,7 @@ pub fn embedding(served: Served, answer: Answer) -> Result<EmbedResponse> {
             Ok(EmbedResponse { served, embedding: user.query, degraded_rows: answer.degraded_rows })
         }
         Content::Embedding(_) => Err(Error::internal("the user tower made a number that is not finite")),
-        Content::Items(_) | Content::Selected(_) => Err(Error::internal("items came in place of an embedding")),
+        Content::Items(_) | Content::Selected(_) => Err(Error::internal("got items in place of an embedding")),
     }
 }
 

@@ -122,7 +122,7 @@ fn packed_numbers<E: de::Error>(text: &str, most: usize) -> Result<Vec<f32>, E> 
     }
     let number = |(place, bytes): (usize, &[u8; 4])| match f32::from_le_bytes(*bytes) {
         x if x.is_finite() => Ok(x),
-        x => Err(E::custom(format_args!("got {x} at place {place}, expected a finite 32-bit number"))),
+        x => Err(E::custom(format_args!("got {x} at index {place}, expected a finite 32-bit number"))),
     };
     numbers.iter().enumerate().map(number).collect()
 }

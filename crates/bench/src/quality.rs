@@ -48,7 +48,7 @@ pub struct Quality {
 impl fmt::Display for Quality {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Quality { answers, filtered, ineligible_items, short, not_compared, .. } = self;
-        write!(f, "quality: {answers} answers asked for again, exactly")?;
+        write!(f, "quality: {answers} answers compared with exact ones")?;
         if let Some(recall) = self.recall {
             write!(f, ": recall {recall:.4}")?;
         }

@@ -99,7 +99,7 @@ const FIGURES: [(&str, Figure); 5] = [
     ("goodput", |report, class| Some(report.classes[class].goodput)),
     ("answered p50 ms", |report, class| report.classes[class].answered_ms.as_ref().map(|ms| ms.p50)),
     ("answered p99 ms", |report, class| report.classes[class].answered_ms.as_ref().map(|ms| ms.p99)),
-    ("refused p50 ms", |report, class| report.classes[class].refused_ms.as_ref().map(|ms| ms.p50)),
+    ("rejected p50 ms", |report, class| report.classes[class].refused_ms.as_ref().map(|ms| ms.p50)),
     ("recall", |report, class| report.quality.as_ref().filter(|_| class == 0)?.recall),
 ];
 

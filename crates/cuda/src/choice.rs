@@ -32,12 +32,12 @@ impl FromStr for Choice {
             _ => {
                 let numbers: Option<Vec<usize>> = text.split(',').map(number).collect();
                 let numbers = numbers.ok_or_else(|| {
-                    let expected = "auto, cpu, cuda:N for the card of number N, cuda:0,cuda:1 for several, or cuda:all";
+                    let expected = "auto, cpu, cuda:N for GPU number N, cuda:0,cuda:1 for several, or cuda:all";
                     Error::invalid(format!("device: got `{text}`, expected {expected}"))
                 })?;
                 match (1..numbers.len()).find(|&n| numbers[..n].contains(&numbers[n])) {
                     Some(n) => Err(Error::invalid(format!(
-                        "device: `{text}` names cuda:{} twice, expected each card once",
+                        "device: `{text}` names cuda:{} twice, expected each GPU once",
                         numbers[n]
                     ))),
                     None => Ok(Choice::Cuda(numbers)),

@@ -230,7 +230,8 @@ fn recover(folder: &Path, options: &LogOptions, mark: Option<&Mark>) -> Result<(
     let missing = |at: &Path, last: u64| {
         let (at, mark) = (at.display(), mark.map(|mark| mark.path().display().to_string()).unwrap_or_default());
         Error::corrupt(format!(
-            "{at}: the journal ends at position {last}, expected {durable} at least, which was durable: bring back what is missing, or remove the note of that position ({mark}) to go on without it"
+            "{at}: the journal ends at position {last}, expected at least {durable}, which was durable: restore the \
+             missing records, or remove the file of that position ({mark}) to go on without them"
         ))
     };
     let mut found = segments(folder)?;
@@ -308,7 +309,7 @@ fn create(options: &LogOptions, folder: &Path, segment: &Segment) -> std::io::Re
 fn write_all(tail: &mut dyn Tail, mut bytes: &[u8]) -> std::io::Result<()> {
     while !bytes.is_empty() {
         match tail.write(bytes) {
-            Ok(0) => return Err(IoError::new(ErrorKind::WriteZero, "the file takes no more bytes")),
+            Ok(0) => return Err(IoError::new(ErrorKind::WriteZero, "the file accepts no more bytes")),
             Ok(n) => bytes = &bytes[n..],
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(e) => return Err(e),
@@ -378,7 +379,7 @@ impl Writer {
         let full = segments.split_last().map_or(&[][..], |(_, full)| full);
         let changed = full.iter().find_map(|segment| Some((segment.first, changed(segment)?)));
         let unmarked = self.mark.as_mut().and_then(|mark| mark.set(self.last).err());
-        let unmarked = unmarked.map(|e| format!("journal: how far it came cannot be noted: {e}"));
+        let unmarked = unmarked.map(|e| format!("journal: the durable position cannot be written: {e}"));
         let mut state = self.shared.lock();
         // A segment that is being released may be missing.
         let changed = changed.filter(|(first, _)| *first >= state.releasing).map(|(_, why)| why);
@@ -462,7 +463,7 @@ impl Writer {
         let why = format!("{what} failed: {e}");
         tracing::error!(folder = %self.folder.display(), "journal: {why}; appends are rejected until it is reopened");
         let kind = if is_no_room(e) { Kind::NoSpace } else { Kind::Unavailable };
-        let error = Error::new(kind, format!("journal: {why}; the update may be lost or kept"));
+        let error = Error::new(kind, format!("journal: {why}; the update may or may not be durable"));
         self.shared.change(|state| state.trouble = Some(stopped(&why)));
         self.poison = Some(why);
         error
@@ -498,14 +499,12 @@ pub(super) fn share_after(position: u64, (first, last): (u64, u64), bytes: u64) 
 
 /// Returns the message of the fatal state.
 fn stopped(why: &str) -> String {
-    format!("journal: takes no more updates until the server is started anew: {why}")
+    format!("journal: rejects updates until the server is restarted: {why}")
 }
 
 /// Returns the message of a missing last segment, after which appends are rejected.
 fn lost(e: &IoError) -> String {
-    format!(
-        "journal: takes no more updates until its last segment is back, merge those that are shown before a restart: {e}"
-    )
+    format!("journal: rejects updates until its last segment is restored; merge the visible ones before a restart: {e}")
 }
 
 /// Returns the change of a full segment's file, if there is one.
@@ -518,7 +517,7 @@ fn changed(segment: &Segment) -> Option<String> {
     };
     let first = segment.first;
     Some(format!(
-        "journal: updates from position {first} on would be missing after a restart, merge them before: {what}"
+        "journal: updates from position {first} on would be missing after a restart, merge them first: {what}"
     ))
 }
 
@@ -528,7 +527,10 @@ fn no_room(e: IoError) -> Error {
 
 fn check(append: &Append, next: u64) -> Result<()> {
     if let Some(expected) = append.expected.filter(|expected| *expected != next - 1) {
-        return Err(Error::conflict(format!("position {}, expected {expected}: updates came in between", next - 1)));
+        return Err(Error::conflict(format!(
+            "position {}, expected {expected}: other updates were appended in between",
+            next - 1
+        )));
     }
     match append.records.iter().map(Vec::len).find(|bytes| !(1..=PAYLOAD_BYTES_MAX).contains(bytes)) {
         Some(bytes) => {

@@ -684,7 +684,7 @@ fn a_note_that_cannot_be_written_is_told_until_it_can_and_refuses_nothing() {
     let log = marked(root.path(), 0).unwrap();
     append(&log, &[b"a"]).unwrap();
     let told = trouble(&log);
-    assert!(told.contains("how far it came cannot be noted"), "{told}");
+    assert!(told.contains("the durable position cannot be written"), "{told}");
     append(&log, &[b"b"]).unwrap();
     std::fs::create_dir(&away).unwrap();
     ends(&log);
@@ -708,7 +708,7 @@ fn a_note_that_a_crash_left_behind_or_torn_refuses_nothing() {
         Vec::new(),
         vec![0; 38],
         told[..30].to_vec(),
-        b"what is this, so long that it is no note".to_vec(),
+        b"other words, which are too long for it".to_vec(),
         damaged,
     ] {
         std::fs::write(&mark, &left).unwrap();

@@ -135,7 +135,7 @@ impl Shards {
         match says == is {
             true => Ok(()),
             false => corrupt(format!(
-                "it says of shard {} (model, version, items of all, items, digest) = {says:?}, the snapshot is {is:?}",
+                "its entry of shard {} has (model, version, items of all, items, digest) = {says:?}, the snapshot is {is:?}",
                 part.shard
             )),
         }

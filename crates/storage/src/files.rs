@@ -262,7 +262,9 @@ impl Places<'_> {
         let at = place.map(|place| (place.start + first * size_of::<T>(), place.end));
         match at.filter(|(at, end)| at + size_of_val(values) <= *end) {
             Some((at, _)) => self.write(at, bytemuck::cast_slice(values)),
-            None => Err(Error::internal(format!("tensor {tensor}: {} numbers at {first} have no place", values.len()))),
+            None => {
+                Err(Error::internal(format!("tensor {tensor}: {} numbers at {first} are outside of it", values.len())))
+            }
         }
     }
 

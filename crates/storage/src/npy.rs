@@ -49,7 +49,7 @@ fn header(file: &mut ForeignFile, left: &mut usize) -> Result<Header> {
         return Err(broken(&format!("a header of {length} bytes, expected at most {HEADER_BYTES_MAX}")));
     }
     let text = take(length)?;
-    let text = std::str::from_utf8(&text).map_err(|_| broken("its header is no text"))?;
+    let text = std::str::from_utf8(&text).map_err(|_| broken("its header is not text"))?;
     let descr = field(text, "descr")
         .and_then(|t| t.strip_prefix(['\'', '"']))
         .and_then(|t| t.split(['\'', '"']).next())

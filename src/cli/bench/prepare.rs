@@ -134,8 +134,8 @@ impl Bench {
             let (queries, least) = (rate * load.seconds, bound.queries_min());
             if queries < least as f64 {
                 return Err(Error::invalid(format!(
-                    "{name}: {rate} calls a second for {} s are {queries:.0}, expected at least {least} to tell a quantile of {}: \
-                     more --seconds or a higher --rate",
+                    "{name}: {rate} calls a second for {} s are {queries:.0}, expected at least {least} to measure a \
+                     quantile of {}: more --seconds or a higher --rate",
                     load.seconds, bound.quantile
                 )));
             }

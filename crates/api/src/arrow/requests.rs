@@ -171,7 +171,7 @@ fn finite(values: Values, most: usize) -> Result<Vec<f32>> {
     let numbers = values.into_numbers().ok_or_else(|| Error::invalid("got texts, expected numbers"))?;
     at_most(numbers.len(), most)?;
     match numbers.iter().position(|x| !x.is_finite()) {
-        Some(at) => Err(Error::invalid(format!("got {} at place {at}, expected a finite 32-bit number", numbers[at]))),
+        Some(at) => Err(Error::invalid(format!("got {} at index {at}, expected a finite 32-bit number", numbers[at]))),
         None => Ok(numbers),
     }
 }

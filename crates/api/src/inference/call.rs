@@ -173,7 +173,7 @@ pub fn inference(model: &str, body: &[u8], header: Option<usize>, features: &BTr
     if let Some((_, (twice, _))) =
         wanted.iter().enumerate().find(|(n, (name, _))| wanted[..*n].iter().any(|(other, _)| other == name))
     {
-        return Err(Error::invalid(format!("output `{twice}` is asked for twice")));
+        return Err(Error::invalid(format!("output `{twice}` is requested twice")));
     }
     let rows = tensors.first().map_or(0, |tensor| tensor.rows);
     if parameters.filter.len().saturating_mul(rows) > FILTERS_BYTES_MAX {

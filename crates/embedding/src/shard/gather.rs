@@ -135,7 +135,7 @@ pub(crate) fn gather(
                 ([group], _) => side_by_side(table, group, asked, here)?,
                 (groups, Some(asked)) => vec![whole_rows(table, groups, asked, &here)?],
                 (_, None) => {
-                    return Err(Error::internal(format!("table `{}`: rows that nobody asked for", table.name())));
+                    return Err(Error::internal(format!("table `{}`: rows that were not requested", table.name())));
                 }
             });
         }

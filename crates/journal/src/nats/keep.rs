@@ -236,7 +236,7 @@ impl Keeper {
         }
         if told.first_sequence > sequence + 1 {
             let (from, to) = (told.first_sequence, told.last_sequence);
-            return self.broken(format!("it holds messages {from} to {to}, the last that was seen was {sequence}"));
+            return self.broken(format!("it holds messages {from} to {to}, the last one read was {sequence}"));
         }
         if told.messages == 0 {
             self.shared.change(|state| (state.first_sequence, state.first) = (told.first_sequence, state.position + 1));
@@ -277,7 +277,8 @@ impl Keeper {
             (state.sequence, state.position)
         };
         self.away(format!(
-            "it holds messages {first} to {last}, the last that was seen was {sequence}, up to position {position}: it was deleted, emptied or restored from an earlier state"
+            "it holds messages {first} to {last}, the last one read was {sequence}, up to position {position}: it was \
+             deleted, emptied or restored from an earlier state"
         ));
     }
 
@@ -299,7 +300,9 @@ impl Keeper {
             tracing::info!(stream = self.remote.name, "the stream is back; following it again");
             self.shared.change(|state| state.away = None);
         } else {
-            self.away(format!("its message {last} is not the one that was seen: it was begun anew, or lost updates"));
+            self.away(format!(
+                "its message {last} is not the one that was read before: the stream was recreated, or lost updates"
+            ));
         }
         is_back
     }
@@ -456,7 +459,8 @@ impl Keeper {
                     self.needs = tried.elapsed();
                 }
                 Outcome::Overtaken => {
-                    let e = Error::unavailable("journal: other servers were faster each time, try again later");
+                    let e =
+                        Error::unavailable("journal: other servers appended first at each attempt, try again later");
                     all.drain(..shares.len()).for_each(|one| (one.done)(Err(e.again())));
                     since = Instant::now();
                 }
@@ -592,7 +596,7 @@ impl Keeper {
                 return Outcome::Refused(why);
             }
             if start.elapsed() > PATIENCE {
-                let outcome = if is_certain { "it was not written" } else { "the update may be lost or kept" };
+                let outcome = if is_certain { "it was not written" } else { "the update may or may not be durable" };
                 return Outcome::Unknown(Error::unavailable(format!("journal: {failed}; {outcome}")));
             }
             // The stream may be deleted or replaced.
@@ -676,7 +680,10 @@ fn tell_written(all: &mut VecDeque<Waiting>, first: u64, shares: &[usize]) {
 /// Checks whether an append can be written at a position.
 fn check(one: &Waiting, next: u64, most: usize) -> Result<()> {
     if let Some(expected) = one.append.expected.filter(|expected| one.written.is_none() && *expected != next - 1) {
-        return Err(Error::conflict(format!("position {}, expected {expected}: updates came in between", next - 1)));
+        return Err(Error::conflict(format!(
+            "position {}, expected {expected}: other updates were appended in between",
+            next - 1
+        )));
     }
     let most = most.saturating_sub(FRAME_BYTES + LENGTH_BYTES);
     match one.append.records.iter().map(Vec::len).find(|bytes| !(1..=most).contains(bytes)) {

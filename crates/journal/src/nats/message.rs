@@ -134,7 +134,7 @@ impl Commit {
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let whole = bytes.split_last_chunk::<CHECK_BYTES>();
         let (Some((body, check)), true) = (whole, bytes.starts_with(MAGIC)) else {
-            return Err("it is no message of a journal".into());
+            return Err("it is not a message of a journal".into());
         };
         if u64::from_le_bytes(*check) != xxh3_64(body) {
             return Err("it is damaged".into());

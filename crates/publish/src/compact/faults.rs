@@ -346,7 +346,7 @@ impl<'a> Script<'a> {
             let feed = self.feed();
             let _ = caught(|| feed.append(&updates, None, Box::new(move |result| drop(tell.send(result)))));
             let told = told.recv_timeout(PATIENCE);
-            if feed.trouble().is_some_and(|why| why.contains("until the server is started anew")) {
+            if feed.trouble().is_some_and(|why| why.contains("until the server is restarted")) {
                 drop(feed);
                 self.start();
             }

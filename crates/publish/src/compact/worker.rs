@@ -137,7 +137,7 @@ impl Compactor {
     pub fn merge(&self, registry: &Registry, model: &str) -> Result<Merged> {
         // A panic ends one merge.
         let made = catch_unwind(AssertUnwindSafe(|| self.merge_active(registry, model)));
-        let made = made.unwrap_or_else(|_| Err(Error::internal("the merge broke; this is a defect")));
+        let made = made.unwrap_or_else(|_| Err(Error::internal("the merge panicked; this is a defect")));
         let outcome = match &made {
             Ok(_) => "merged",
             Err(e) if e.kind() == Kind::Conflict => "overtaken",

@@ -80,7 +80,7 @@ pub fn candidates(of_shards: &[&[Selected]], k: usize) -> Result<Next<Vec<Chosen
     let is_whole =
         |selected: &Selected| selected.ids.len() == selected.codes.len() && selected.ids.len() == selected.scores.len();
     if of_shards.iter().any(|shard| shard.len() != queries || !shard.iter().all(is_whole)) {
-        return Err(Error::internal("shards answered of different queries"));
+        return Err(Error::internal("shards answered different queries"));
     }
     let mut chosen = vec![vec![Vec::new(); queries]; of_shards.len()];
     let mut again: Vec<usize> = Vec::new();

@@ -130,5 +130,5 @@ fn missing(matched: Matched, request: &Request) -> Refusal {
 }
 
 fn nowhere(path: &str) -> Refusal {
-    Error::not_found(format!("nothing lies at {path}; `/openapi.json` lists the calls")).into()
+    Error::not_found(format!("no call has the path {path}; `/openapi.json` lists the calls")).into()
 }

@@ -101,7 +101,7 @@ mod tests {
         }
         let expected: Vec<u64> = (0..KEPT as u64).map(|n| 999 - n).collect();
         assert_eq!(worst.list(), expected);
-        assert!(asked < 500, "{asked} were told, though few are kept");
+        assert!(asked < 500, "{asked} were reported, though few are retained");
     }
 
     #[test]

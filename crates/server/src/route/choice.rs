@@ -388,7 +388,7 @@ mod tests {
                     Step::Ask { kind, among } => {
                         let among: Vec<u32> = (0..5).filter(|n| among & (1 << n) != 0).collect();
                         let Some(id) = group.choose(&among, now) else {
-                            prop_assert!(among.is_empty(), "nobody is asked though there is somebody");
+                            prop_assert!(among.is_empty(), "no server is chosen though one is available");
                             continue;
                         };
                         prop_assert!(among.contains(&id));
@@ -487,7 +487,7 @@ mod tests {
         assert!(shares(&mut group, &[1, 2], 0)[0] > 0);
         fail(&mut group, 0);
         assert_eq!(shares(&mut group, &[1, 2], EJECTED - 1)[0], 0);
-        assert_eq!(group.choose(&[1], 0), Some(1), "the last one is always asked");
+        assert_eq!(group.choose(&[1], 0), Some(1), "the last one is always queried");
         // After its ejection, a replica gets one call as a probe.
         let now = EJECTED;
         assert!(shares(&mut group, &[1, 2], now)[0] > 0);

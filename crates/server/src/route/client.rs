@@ -304,7 +304,8 @@ impl Client {
             head.headers.get(CALL_HEADER).map(|echoed| echoed.to_str().ok().and_then(|text| text.parse().ok()));
         if echoed.map_or(head.status.is_success(), |echoed| echoed != Some(number)) {
             return Err(Error::unavailable(format!(
-                "server {}: an answer to another call came: `{CALL_HEADER}` is {echoed:?}, expected {number}; does a proxy mix them up, or is the server of another release?",
+                "server {}: got the answer to another call: `{CALL_HEADER}` is {echoed:?}, expected {number}; does a \
+                 proxy mix them up, or is the server of another release?",
                 self.address
             )));
         }
@@ -333,7 +334,8 @@ impl Client {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 let told = problem(head.status.as_u16(), None, &body);
                 Error::unsupported(format!(
-                    "the key of this router (`route.key`; of a server that asks others, `peers.key`) is not enough for it: {told}"
+                    "the key of this router (`route.key`; of a server that queries others, `peers.key`) is not enough \
+                     for it: {told}"
                 ))
             }
             status => problem(status.as_u16(), seconds.map(Duration::from_secs), &body),
@@ -459,11 +461,7 @@ mod tests {
         assert_eq!(&client.call(&call, deadline).await.unwrap()[..], b"again");
         served.join().unwrap();
         client.forget();
-        assert_eq!(
-            client.call(&call, deadline).await.unwrap_err().kind(),
-            Kind::Unavailable,
-            "nobody listens any more"
-        );
+        assert_eq!(client.call(&call, deadline).await.unwrap_err().kind(), Kind::Unavailable, "the receiver is closed");
     }
 
     #[test]
@@ -552,7 +550,7 @@ mod tests {
             let error = call(&client, 20_000).unwrap_err();
             served.join().unwrap();
             assert_eq!(error.kind(), kind, "{status}: {error}");
-            assert!(kind != Kind::Unavailable || client.idle().is_empty(), "what was mixed up is not used again");
+            assert!(kind != Kind::Unavailable || client.idle().is_empty(), "a mixed-up connection is not reused");
         }
     }
 

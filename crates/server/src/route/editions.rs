@@ -183,7 +183,7 @@ mod tests {
         let one = servers(&[&[(1, 0, true)], &[(1, 1, true)], &[(1, 2, true)]]);
         assert_eq!(chosen(&one, 1, None), Some(1));
         assert_eq!(chosen(&one, 2, None), None, "one server a shard is too few");
-        assert_eq!(chosen(&one, 2, Some(1)), Some(1), "what answered goes on");
+        assert_eq!(chosen(&one, 2, Some(1)), Some(1), "the active version keeps serving");
         assert_eq!(chosen(&one[..2], 1, None), None, "a shard that was never there");
         assert_eq!(chosen(&one[..2], 1, Some(1)), Some(1), "a shard that was lost");
         // The second version reaches one shard after the other.

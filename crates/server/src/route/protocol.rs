@@ -330,8 +330,8 @@ pub fn problem(status: u16, retry_after: Option<Duration>, body: &[u8]) -> Error
                 None => error,
             }
         }
-        Err(_) if status == 503 => Error::overloaded("a server refuses connections, try again later"),
-        Err(_) => Error::unavailable(format!("a server answered {status} with what is no problem")),
+        Err(_) if status == 503 => Error::overloaded("a server rejects connections, try again later"),
+        Err(_) => Error::unavailable(format!("a server answered {status} with a body that is no problem document")),
     };
     match retry_after {
         Some(wait) => error.retry_after(wait),

@@ -142,7 +142,7 @@ mod tests {
         assert!(error.kind() == Kind::Invalid && error.to_string().contains("m/t-c0"), "{error}");
         assert!(answer_rows("m", &call(vec![u64::MAX]), &slices).is_err());
         drop(held);
-        assert_eq!(answer_rows("m", &asked, &slices).unwrap().given, [None, None], "let go of");
+        assert_eq!(answer_rows("m", &asked, &slices).unwrap().given, [None, None], "released");
         let many = RowsCall { questions: vec![RowsQuestion::of(&name(), vec![]); QUESTIONS_MAX + 1] };
         assert!(read_rows_call(&write(&many).unwrap()).unwrap_err().to_string().contains("`questions`: got 1025"));
     }

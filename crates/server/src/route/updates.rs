@@ -94,14 +94,15 @@ fn check(model: &str, (shard, shards): (usize, usize), servers: &[(SocketAddr, O
         .map(|(address, holdings)| (address, holdings.updates))
         .collect();
     if let Some((address, _)) = of_shard.iter().find(|(_, keeping)| *keeping == Keeping::Nowhere) {
-        return Err(Error::unsupported(format!("server {address} takes no updates; `serve --updates` does")));
+        return Err(Error::unsupported(format!("server {address} accepts no updates; `serve --updates` does")));
     }
     if of_shard.iter().all(|(_, keeping)| *keeping == Keeping::Shared) {
         return Ok(());
     }
     if of_shard.len() > 1 {
         return Err(Error::unsupported(format!(
-            "it has {} servers with journals of their own, so that what one of them took the others would miss: expected one server, or updates in a stream (`--updates nats://...`)",
+            "it has {} servers with journals of their own, so that the others would miss updates of one of them: \
+             expected one server, or updates in a stream (`--updates nats://...`)",
             of_shard.len()
         )));
     }

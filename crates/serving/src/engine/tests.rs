@@ -309,7 +309,10 @@ fn a_caller_overtakes_what_nobody_waits_for() {
     let (audit, own) = wait(async { (audit.await, own.await) });
     assert_eq!(own.unwrap(), 2);
     let error = audit.unwrap_err();
-    assert_eq!((error.kind(), error.to_string().as_str()), (Kind::Overloaded, "requests of callers go before it"));
+    assert_eq!(
+        (error.kind(), error.to_string().as_str()),
+        (Kind::Overloaded, "requests of callers take precedence over it")
+    );
     is_clean(&engine);
 }
 

@@ -65,7 +65,7 @@ fn each_that_breaks_alone<W, A>(jobs: &mut [Job<W, A>], mut run: impl FnMut(&mut
     let is_alone = jobs.len() == 1;
     for job in jobs {
         if job.ticket.is_wanted() && (is_alone || !run(std::slice::from_mut(job))) {
-            let error = Error::internal("the request broke the pass; this is a defect, the log holds more");
+            let error = Error::internal("the pass panicked at this request; this is a defect, the log holds more");
             job.ticket.answer(Err(error));
         }
     }

@@ -61,7 +61,7 @@ impl GivenItem {
     /// The field, the received and the expected value.
     pub fn checked(self, view: &View, seen: &mut BTreeSet<i64>) -> Result<Update, Wrong> {
         if !seen.insert(self.id) {
-            return Err(self.wrong("id", format!("{} stands twice in the call, expected each id once", self.id)));
+            return Err(self.wrong("id", format!("{} occurs twice in the call, expected each id once", self.id)));
         }
         if let Some(part) = view.main().manifest.shard
             && shard_of(ItemId(self.id), part.shards) != part.shard
@@ -172,7 +172,7 @@ impl GivenItem {
         }
         let is_kept = main.package.spec.item.vectors.iter().any(|spec| spec.column.as_deref() == Some(name));
         if is_kept && !self.whole {
-            return Err(self.wrong(field(), "it is a vector that is kept by item: expected the whole item"));
+            return Err(self.wrong(field(), "it is a vector per item: expected the whole item"));
         }
         let column = main.columns.list().find(|column| column.name() == name);
         let kind = match (column, source) {

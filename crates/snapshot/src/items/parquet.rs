@@ -345,7 +345,7 @@ mod tests {
             (vec![ids(vec![1, 2]), ("a", text()), ("a", text())], "row 1: column `a`: given twice"),
             (
                 vec![("id", Arc::new(UInt64Array::from(vec![1, 1 << 63])) as ArrayRef)],
-                "column `id`: row 2: got 9223372036854775808, expected what Int64 holds",
+                "column `id`: row 2: got 9223372036854775808, expected integers in the range of Int64",
             ),
             (
                 vec![

@@ -148,7 +148,7 @@ impl Items {
         for (&id, entry) in file.ids().iter().zip(0u32..) {
             if entries.insert(id, entry).is_some() {
                 return Err(Error::invalid(format!(
-                    "{}: id {id} stands twice, expected each id once",
+                    "{}: id {id} occurs twice, expected each id once",
                     index.display()
                 )));
             }

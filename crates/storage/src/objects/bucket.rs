@@ -244,7 +244,7 @@ impl Bucket {
         match &error {
             object_store::Error::NotFound { .. } => Error::not_found(format!("{place}: no such object")),
             object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. } => {
-                Error::conflict(format!("{place}: another object stands there"))
+                Error::conflict(format!("{place}: another object exists there"))
             }
             _ => match explained(&error) {
                 Some((kind, told)) => Error::new(kind, format!("{place}: {told}: {error}")),
@@ -270,7 +270,7 @@ impl Bucket {
         self.threads()?.spawn(async move { drop(tell.send(work.await)) });
         match told.recv() {
             Ok(done) => done.map_err(|e| self.failed(key, e)),
-            Err(_) => Err(Error::internal(format!("{}/{key}: the call broke", self.url))),
+            Err(_) => Err(Error::internal(format!("{}/{key}: the task of the call panicked", self.url))),
         }
     }
 

@@ -102,7 +102,7 @@ impl ApiKeys {
             let named = format!("key `{}`", entry.name);
             let key = entry.read(before).map_err(|e| wrong(format!("{named}: {e}")))?;
             if !names.insert(key.name.clone()) || !digests.insert(key.digest) {
-                return Err(wrong(format!("{named}: stands there twice")));
+                return Err(wrong(format!("{named}: occurs twice")));
             }
             keys.push(Arc::new(key));
         }
@@ -263,7 +263,7 @@ mod tests {
             (entry("").replace(&hash, "stk_secret"), "key `a`: sha256: expected 64"),
             (entry("").replace(&hash, &"g".repeat(64)), "sha256"),
             (twice, "twice"),
-            (shared, "key `b`: stands there twice"),
+            (shared, "key `b`: occurs twice"),
             ("stk_secret".into(), "line 1"),
             ("x".repeat(FILE_BYTES_MAX + 1), "bytes, expected at most"),
             ((0..=KEYS_MAX).map(|_| entry("")).collect(), "1025 keys"),

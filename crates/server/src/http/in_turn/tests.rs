@@ -116,7 +116,7 @@ fn what_is_woken_while_it_is_polled_is_polled_again_behind_others() {
     assert_eq!(runtime.told(), [0]);
     assert_eq!(runtime.poll(&mut tasks, 0), Ready(7));
     tasks[0].waker.wake_by_ref();
-    assert_eq!((runtime.told().len(), locked(&threads.queue).taken), (0, [0, 0]), "what has ended is told of nothing");
+    assert_eq!((runtime.told().len(), locked(&threads.queue).taken), (0, [0, 0]), "an ended task gets no notification");
 }
 
 #[test]
@@ -162,7 +162,7 @@ async fn a_caller_that_is_turned_away_rests_while_others_ask() {
     while locked(&polls).len() < 100 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    assert!(locked(&threads.queue).resting.is_empty(), "nobody else asks");
+    assert!(locked(&threads.queue).resting.is_empty(), "no other caller has requests");
     // Another caller sends a request every 10 ms.
     let other = threads.clone();
     let asks = async move {

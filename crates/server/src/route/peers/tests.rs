@@ -156,7 +156,7 @@ fn a_host_that_is_gone_costs_nothing_after_some_calls_and_is_told() {
         assert_eq!(asked(&peers, &slice, &[0]).states, [RowState::Degraded]);
     }
     assert!(peers.of(&slice.host).breaker.is_open());
-    assert!(peers.troubles()[0].starts_with(&format!("host `h1`: {gone} gives no rows: ")), "{:?}", peers.troubles());
+    assert!(peers.troubles()[0].starts_with(&format!("host `h1`: {gone} returns no rows: ")), "{:?}", peers.troubles());
 }
 
 #[test]
@@ -190,5 +190,5 @@ fn a_host_that_answers_and_lacks_the_rows_is_reported_until_it_has_them() {
     holds.store(false, Ordering::Relaxed);
     until("the warning", &|| !peers.troubles().is_empty());
     drop(source);
-    until("nothing is asked of it", &|| peers.troubles().is_empty());
+    until("it gets no calls", &|| peers.troubles().is_empty());
 }

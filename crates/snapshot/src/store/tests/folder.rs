@@ -122,7 +122,7 @@ fn a_folder_whose_place_cannot_be_made_durable_is_taken_back() {
         Err(std::io::Error::other("no sync"))
     };
     let told = place(&from, &to, blocked).unwrap_err().to_string();
-    assert!(told.starts_with("no sync; it is published, but may be gone after a loss of power"), "{told}");
+    assert!(told.starts_with("no sync; it is published, but may be lost in a power failure"), "{told}");
     fs::remove_file(&from).unwrap();
     fs::rename(&to, &from).unwrap();
     place(&from, &to, || Ok(())).unwrap();
@@ -140,7 +140,7 @@ fn a_publication_that_is_unwound_leaves_neither_files_nor_a_gap() {
                 assert_eq!(version, 2);
                 whole(folder)?;
                 fill(folder);
-                std::panic::resume_unwind(Box::new("begins anew"));
+                std::panic::resume_unwind(Box::new("begins again"));
             })
         };
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(broken)).is_err());
