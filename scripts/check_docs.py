@@ -242,9 +242,8 @@ def joined(pieces: list[tuple[int, str]]) -> list[tuple[int, str]]:
 
 
 def plain(text: str) -> str:
-    """The text of a string literal: escapes and format arguments as placeholders."""
-    text = re.sub(r"\\\n\s*", "", text).replace("\\n", " ").replace("{{", CODE).replace("}}", CODE)
-    return re.sub(r"\$?\{[^{}]*\}", CODE, text)
+    """The text with format arguments as placeholders."""
+    return re.sub(r"\$?\{[^{}]*\}", CODE, text.replace("{{", CODE).replace("}}", CODE))
 
 
 def rust_texts(source: str) -> list[tuple[int, str]]:
@@ -257,7 +256,7 @@ def rust_texts(source: str) -> list[tuple[int, str]]:
         elif match.group("raw") or match.group("string"):
             text = match.group("rawtext") or match.group("text") or ""
             if " " in text:
-                strings.append((line, plain(text)))
+                strings.append((line, re.sub(r"\\\n\s*", "", text).replace("\\n", " ")))
     return joined(comments) + strings
 
 
@@ -267,7 +266,7 @@ def python_texts(source: str) -> list[tuple[int, str]]:
         if token.type == tokenize.COMMENT:
             comments.append((token.start[0], token.string.lstrip("#!").strip()))
         elif token.type in (tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)) and " " in token.string:
-            strings.append((token.start[0], plain(re.sub(r"^\w*(\"\"\"|'''|\"|')|(\"\"\"|'''|\"|')$", "", token.string))))
+            strings.append((token.start[0], re.sub(r"^\w*(\"\"\"|'''|\"|')|(\"\"\"|'''|\"|')$", "", token.string)))
     return joined(comments) + strings
 
 
@@ -282,7 +281,7 @@ SCRIPT = re.compile(r"""//(?P<comment>[^\n]*)|(?P<quote>["'`])(?P<text>(?:[^\\\n
 def script_texts(source: str) -> list[tuple[int, str]]:
     texts = [(source.count("\n", 0, m.start()) + 1, m.group("comment"), m.group("text")) for m in SCRIPT.finditer(source)]
     comments = [(line, comment.strip()) for line, comment, _ in texts if comment]
-    return joined(comments) + [(line, plain(text)) for line, _, text in texts if text and " " in text]
+    return joined(comments) + [(line, text) for line, _, text in texts if text and " " in text]
 
 
 def html_texts(source: str) -> list[tuple[int, str]]:
@@ -300,8 +299,7 @@ PARSERS = {".rs": rust_texts, ".py": python_texts, ".sh": shell_texts, ".js": sc
 def texts_of(path: Path) -> list[tuple[int, str]]:
     if path.suffix == ".md":
         return page_texts(read(path))
-    source = path.read_text(encoding="utf-8")
-    return PARSERS[path.suffix](source)
+    return PARSERS[path.suffix](path.read_text(encoding="utf-8"))
 
 
 def added_lines(path: Path, revision: str) -> set[int]:
@@ -322,7 +320,7 @@ def check_words(paths: list[str], since: str | None) -> list[str]:
         under = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         files += [p for p in under if p.suffix in suffixes and not re.search(r"/(?:target|\.[^/]+|__pycache__)/", f"/{relative(p)}")]
     for path in files:
-        texts = [(line, prose(text)) for line, text in texts_of(path)]
+        texts = [(line, prose(plain(text))) for line, text in texts_of(path)]
         hits = words.findings(relative(path), texts)
         if since and hits:
             added = added_lines(path, since)

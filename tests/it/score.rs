@@ -257,7 +257,7 @@ fn another_job_in_the_same_folder_is_refused() {
     }
     for (request, expected) in [
         ("[]", "not a JSON object"),
-        ("{\"vector\": [1]}", "is of a row"),
+        ("{\"vector\": [1]}", "belongs to each row"),
         ("{\"k\": 0}", "field `k`"),
         ("{\"columns\": [\"x\"]}", "`x`"),
     ] {

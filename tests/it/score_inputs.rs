@@ -348,7 +348,7 @@ fn files_whose_columns_are_no_rows_are_refused() {
     }
     for (task, request, expected) in [
         (Task::Rank, r#"{"k": 3}"#, "unknown field `k`"),
-        (Task::Rank, r#"{"items": [1]}"#, "is of a row"),
+        (Task::Rank, r#"{"items": [1]}"#, "belongs to each row"),
         (Task::Items, r#"{"k": 3}"#, "items take none"),
     ] {
         let told = Questions::parse(task, request).unwrap_err().to_string();

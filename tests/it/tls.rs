@@ -345,8 +345,8 @@ fn routers_ask_servers_by_tls_and_know_them_by_their_authority() {
     let (certificate, key) = (golden("client.pem"), golden("server.key"));
     for (options, expected) in [
         ("ca = \"none.pem\"".to_owned(), "none.pem"),
-        (format!("certificate = {certificate:?}\nkey = {key:?}"), "expected `tls.ca` beside it"),
-        (format!("{ca}\ncertificate = {certificate:?}"), "expected `tls.key` beside it"),
+        (format!("certificate = {certificate:?}\nkey = {key:?}"), "expected `tls.ca` with it"),
+        (format!("{ca}\ncertificate = {certificate:?}"), "expected `tls.key` with it"),
         (format!("{ca}\ncertificate = {certificate:?}\nkey = {key:?}"), "tls.certificate"),
         (format!("ca = {key:?}"), "no certificate in it"),
     ] {

@@ -123,7 +123,7 @@ impl Bench {
         };
         found.ok_or_else(|| {
             let wanted = self.model.as_deref().unwrap_or("of any name");
-            Error::not_found(format!("a model {wanted}: {} serves {names:?}", self.url))
+            Error::not_found(format!("a model {wanted}: not found, {} serves {names:?}", self.url))
         })
     }
 
@@ -134,7 +134,7 @@ impl Bench {
             let (queries, least) = (rate * load.seconds, bound.queries_min());
             if queries < least as f64 {
                 return Err(Error::invalid(format!(
-                    "{name}: {rate} calls a second for {} s are {queries:.0}, expected at least {least} to measure a \
+                    "{name}: {rate} calls per second for {} s are {queries:.0}, expected at least {least} to measure a \
                      quantile of {}: more --seconds or a higher --rate",
                     load.seconds, bound.quantile
                 )));

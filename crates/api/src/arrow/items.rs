@@ -147,7 +147,8 @@ impl Rows {
                 let attribute = name.strip_prefix(ATTRIBUTES).or(name.strip_prefix(SET));
                 attribute.map(|attribute| Role::Attribute(attribute.to_owned())).ok_or_else(|| {
                     Error::invalid(format!(
-                        "column `{name}`: nothing of an item is called so, expected `id`, `embedding`, `attributes.NAME` or `set.NAME`"
+                        "column `{name}`: no such field of an item, expected `id`, `embedding`, `attributes.NAME` or \
+                         `set.NAME`"
                     ))
                 })
             }

@@ -78,7 +78,8 @@ impl Rows {
         let columns = names.iter().map(|name| {
             let role = role(name, &names).ok_or_else(|| {
                 Error::invalid(format!(
-                    "column `{name}`: nothing of a request is called so, expected `vector`, `features.NAME`, `features.NAME.weights`, `filter`, `exclude` or `k`"
+                    "column `{name}`: no such field of a request, expected `vector`, `features.NAME`, \
+                     `features.NAME.weights`, `filter`, `exclude` or `k`"
                 ))
             })?;
             Ok(((*name).to_owned(), role))

@@ -165,7 +165,7 @@ pub fn inference(model: &str, body: &[u8], header: Option<usize>, features: &BTr
     }
     let tensors = inputs.into_iter().map(|input| input.read(&mut binary)).collect::<Result<Vec<_>>>()?;
     if !binary.is_empty() {
-        return Err(Error::invalid(format!("{} bytes behind those of all tensors", binary.len())));
+        return Err(Error::invalid(format!("{} bytes after those of all tensors", binary.len())));
     }
     let is_binary = parameters.binary_data_output;
     let wanted: Vec<Wanted> =

@@ -298,7 +298,7 @@ fn count_states(
 fn checked(fetched: Fetched, rows: usize, row_bytes: usize) -> Result<Fetched> {
     if fetched.states.len() != rows || fetched.bytes.len() != rows * row_bytes {
         return Err(Error::corrupt(format!(
-            "{} states and {} bytes came for {rows} rows of {row_bytes} bytes",
+            "got {} states and {} bytes for {rows} rows of {row_bytes} bytes",
             fetched.states.len(),
             fetched.bytes.len()
         )));

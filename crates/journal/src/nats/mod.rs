@@ -112,7 +112,7 @@ impl Nats {
             .thread_name("stream")
             .enable_all()
             .build()
-            .map_err(|e| Error::io("a thread for streams", e))?;
+            .map_err(|e| Error::io("starting a thread for streams", e))?;
         let threads = Arc::new(Threads::of(runtime));
         let servers: Vec<String> = options.servers.split(',').map(|server| server.trim().to_owned()).collect();
         let how = match Source::of(&servers, options.streams.credentials.as_ref())? {

@@ -50,7 +50,7 @@ pub fn ask(asking: &Asking) -> Result<Observed> {
     }
     let asker = Asker { secure, plain, key: asking.key.clone() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|e| Error::io("the thread that queries servers", e))?;
+    let runtime = runtime.map_err(|e| Error::io("starting the thread that queries servers", e))?;
     let (servers, routers) = runtime.block_on(async {
         let (servers, routers) = (places(&asking.servers), places(&asking.routers));
         let servers = stream::iter(&servers).map(|place| asker.server(place)).buffered(TOGETHER).collect().await;
@@ -96,7 +96,7 @@ fn places(names: &[String]) -> Vec<Place> {
                 let before = places.len();
                 places.extend(found.map(|address| place(told(address), Ok(address))));
                 if places.len() == before {
-                    let address = Err(Error::unavailable("the name stands for no address"));
+                    let address = Err(Error::unavailable("the name resolves to no address"));
                     places.push(place(server.to_owned(), address));
                 }
             }

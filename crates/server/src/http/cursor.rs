@@ -36,7 +36,7 @@ pub(super) struct Cursor {
 impl Cursor {
     /// Encodes the cursor.
     pub(super) fn text(&self) -> Result<String> {
-        let wrong = |e| Error::internal(format!("a cursor that cannot be written: {e}"));
+        let wrong = |e| Error::internal(format!("encoding a cursor: {e}"));
         let mut bytes = postcard::to_allocvec(self).map_err(wrong)?;
         bytes.extend_from_slice(&xxh3_64_with_seed(&bytes, SEED).to_le_bytes());
         Ok(URL_SAFE_NO_PAD.encode(bytes))
@@ -95,7 +95,7 @@ pub(super) fn asked(model: &str, digest: &str, request: &Retrieve) -> Result<u64
     let reading = Reading { explain: false, ..request.reading.clone() };
     let asked = Retrieve { k: 0, reading, ..request.clone() };
     let bytes = postcard::to_allocvec(&(model, digest, &asked));
-    Ok(xxh3_64(&bytes.map_err(|e| Error::internal(format!("a request that cannot be written: {e}")))?))
+    Ok(xxh3_64(&bytes.map_err(|e| Error::internal(format!("encoding a request: {e}")))?))
 }
 
 /// Rejects cursors in lists of requests.

@@ -187,7 +187,7 @@ fn parsed<T: FromStr>(value: &HeaderValue, (name, expected): (&str, &str)) -> Re
 }
 
 fn text(said: &impl Serialize) -> Result<String> {
-    serde_json::to_string(said).map_err(|e| Error::internal(format!("an answer that cannot be encoded: {e}")))
+    serde_json::to_string(said).map_err(|e| Error::internal(format!("encoding an answer: {e}")))
 }
 
 /// Runs a pass, and encodes the columns of its answer, which only this server has.

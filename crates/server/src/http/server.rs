@@ -311,7 +311,10 @@ fn watch_files(host: &Arc<dyn Host>, tls: Option<&Arc<Tls>>) -> Result<()> {
             std::thread::sleep(RELOAD);
         }
     };
-    std::thread::Builder::new().name("keys".into()).spawn(watch).map_err(|e| Error::io("the thread of keys", e))?;
+    std::thread::Builder::new()
+        .name("keys".into())
+        .spawn(watch)
+        .map_err(|e| Error::io("starting the thread that reloads keys", e))?;
     Ok(())
 }
 

@@ -71,9 +71,9 @@ impl TlsOptions {
         match (&self.certificate, &self.key) {
             (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
             (None, None) if self.client_ca.is_none() => Ok(None),
-            (None, None) => Err(Error::invalid("tls.client_ca: expected `tls.certificate` and `tls.key` beside it")),
-            (Some(_), None) => Err(Error::invalid("tls.certificate: expected `tls.key` beside it")),
-            (None, Some(_)) => Err(Error::invalid("tls.key: expected `tls.certificate` beside it")),
+            (None, None) => Err(Error::invalid("tls.client_ca: expected `tls.certificate` and `tls.key` with it")),
+            (Some(_), None) => Err(Error::invalid("tls.certificate: expected `tls.key` with it")),
+            (None, Some(_)) => Err(Error::invalid("tls.key: expected `tls.certificate` with it")),
         }
     }
 }

@@ -221,7 +221,7 @@ impl Peer {
         let mut troubles: Vec<String> =
             silent.map(|(address, why)| format!("host `{name}`: {address} returns no rows: {why}")).collect();
         if known.is_empty() {
-            troubles.push(format!("host `{name}`: none of {:?} stands for a server", self.host.servers));
+            troubles.push(format!("host `{name}`: none of {:?} resolves to a server", self.host.servers));
         }
         drop(known);
         troubles.extend(locked(&self.lacking).iter().map(|what| format!("host `{name}`: {what}")));

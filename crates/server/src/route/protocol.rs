@@ -193,7 +193,7 @@ pub fn write(body: &impl Serialize) -> Result<Vec<u8>> {
     // Reserve the exact size: a growing buffer would take twice the memory.
     let bytes = postcard::experimental::serialized_size(body);
     let written = bytes.and_then(|bytes| postcard::to_extend(body, Vec::with_capacity(bytes)));
-    written.map_err(|e| Error::internal(format!("a body that cannot be written: {e}")))
+    written.map_err(|e| Error::internal(format!("encoding a body: {e}")))
 }
 
 /// Decodes a body.
@@ -203,7 +203,7 @@ pub fn write(body: &impl Serialize) -> Result<Vec<u8>> {
 pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
     match postcard::take_from_bytes(body) {
         Ok((value, [])) => Ok(value),
-        Ok((_, rest)) => Err(Error::invalid(format!("body: {} bytes behind its end", rest.len()))),
+        Ok((_, rest)) => Err(Error::invalid(format!("body: {} bytes after its end", rest.len()))),
         Err(e) => Err(Error::invalid(format!("body: {e}"))),
     }
 }

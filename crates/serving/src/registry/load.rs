@@ -450,7 +450,7 @@ impl<T: Send + Sync> Registry<T> {
     pub fn check_room(&self, like: &Loaded<T>) -> Result<()> {
         let (name, digest) = (like.name.clone(), like.digest.clone());
         let declared = Declared { name, version: like.version, digest, memory_bytes: like.memory_bytes() };
-        self.room(&like.name, &declared).map(drop).map_err(|e| e.within("another one like it"))
+        self.room(&like.name, &declared).map(drop).map_err(|e| e.within("room for another version like it"))
     }
 
     /// Reserves memory for a version; drops the previously active one if necessary.

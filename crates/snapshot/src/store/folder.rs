@@ -330,7 +330,7 @@ pub(super) fn lock_folder(parent: &Path) -> Result<File> {
         .truncate(false)
         .open(&path)
         .and_then(|file| file.lock().map(|()| file))
-        .map_err(|e| Error::io(format!("{}: the lock", path.display()), e))
+        .map_err(|e| Error::io(format!("{}: locking the store", path.display()), e))
 }
 
 /// Removes a folder in `parent` atomically. The caller must hold the lock of `parent`.

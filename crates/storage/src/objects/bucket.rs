@@ -119,7 +119,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Objects>> {
     };
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).thread_name("store").enable_all().build();
-    let runtime = Some(runtime.map_err(|e| Error::io("threads for the store", e))?);
+    let runtime = Some(runtime.map_err(|e| Error::io("starting the threads of the store", e))?);
     Ok(Arc::new(Bucket { url: url.into(), prefix, store, strays: AtomicUsize::new(0), runtime }))
 }
 

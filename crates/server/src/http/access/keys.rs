@@ -142,7 +142,7 @@ impl KeyEntry {
                 Some(Rate { rate, burst })
             }
             (Some(rate), _) => return Err(Error::invalid(format!("rate: got {rate}, expected 0.001 to 1e9"))),
-            (None, Some(_)) => return Err(Error::invalid("burst: expected a `rate` beside it")),
+            (None, Some(_)) => return Err(Error::invalid("burst: expected a `rate` with it")),
         };
         let same = before.0.iter().find(|key| key.digest == digest).and_then(|key| key.meter.clone());
         let meter = rate.map(|rate| same.filter(|m| m.rate() == rate).unwrap_or_else(|| Arc::new(Meter::new(rate))));

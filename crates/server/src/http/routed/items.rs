@@ -80,7 +80,7 @@ pub(super) async fn delete(app: &RouterApp, model: String, request: Request) -> 
             let parts = of_shards.into_iter().enumerate().filter(|(_, (places, _))| !places.is_empty());
             let part = |(shard, (places, ids)): (usize, (Vec<usize>, Vec<i64>))| -> Result<Part> {
                 let body = serde_json::to_vec(&DeleteRequest { ids: Some(ids), filter: None, dry_run });
-                let body = body.map_err(|e| Error::internal(format!("ids that cannot be written: {e}")))?;
+                let body = body.map_err(|e| Error::internal(format!("encoding ids: {e}")))?;
                 Ok(calls.part(shard, places, body.into()))
             };
             parts.map(part).collect::<Result<_>>()?
