@@ -5,7 +5,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::cut::ColumnBytes;
 use super::input::{CopyQuestion, Distinct, ShardedInput};
@@ -311,9 +310,5 @@ fn refuse_degraded(fetched: &Fetched, terms: &Lookup) -> Result<()> {
     if degraded == 0 {
         return Ok(());
     }
-    let what = format!("{degraded} of {} rows did not come in time", fetched.states.len());
-    match terms.deadline {
-        Some(deadline) if Instant::now() >= deadline => Err(Error::deadline(what)),
-        _ => Err(Error::unavailable(what)),
-    }
+    Err(terms.unavailable(format_args!("{degraded} of {} rows", fetched.states.len())))
 }

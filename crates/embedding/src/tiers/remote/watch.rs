@@ -167,7 +167,7 @@ pub(super) async fn look(shared: &Arc<Shared>, set: &OpenSet, turn: u64) -> (Ver
     match found.trouble() {
         Some(why) => troubles.push(format!("{}: {why}", set.named)),
         None if degraded * 100 > asked * DEGRADED_PERCENT_MAX => {
-            troubles.push(format!("{}: requests did not get {degraded} of the last {asked} rows in time", set.named));
+            troubles.push(format!("{}: {degraded} of the last {asked} requested rows were late or missing", set.named));
         }
         None => {}
     }
