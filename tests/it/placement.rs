@@ -392,6 +392,8 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
     assert!(code == 0 && out.contains(&format!("deleted tiny/packages rows {kept}")), "{out}");
     let (code, _, said) = run(&["remote", &seed, "--delete", &format!("tiny/{kept}")]);
     assert!(code == 2 && said.contains("; there are: none"), "{said}");
+    let (code, _, said) = run(&["remote", &seed, "--verify"]);
+    assert!(code == 1 && said.contains("the cluster has no sets of rows, expected at least one"), "{code} {said}");
     let (code, _, said) = run(&["remote", &seed, "--delete", "tiny"]);
     assert!(code == 2 && said.contains("expected MODEL/ROWS"), "{said}");
     // Ids that no cache holds.
