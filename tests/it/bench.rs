@@ -304,6 +304,9 @@ fn what_cannot_be_measured_is_said_in_one_line() {
         (2, vec![&url, "--requests", "none.jsonl"], "none.jsonl"),
         (2, vec![&url, "--requests", &empty], "no requests"),
         (2, vec![&url, "--call", "embed"], "needs --requests"),
+        // Its reranker reads features of the user.
+        (2, vec![&url], "expected `features`"),
+        (2, vec![&url], "expected --requests FILE"),
         (2, vec!["https://127.0.0.1:1"], "expected http://HOST:PORT"),
     ] {
         let (found, said, errors) = run(&[&["bench"], &arguments[..]].concat());

@@ -12,6 +12,7 @@ use std::time::Duration;
 use hyper::Method;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use tokio::time::timeout;
 
 use super::bootstrap::{self, Interval};
 use super::client::{Client, local};
@@ -244,6 +245,21 @@ pub fn selectivity(target: &Target, path: &str, request: &Body, filter: &str) ->
         Some(share) => Ok(Some(share)),
         None => Err(Error::unavailable(format!("{path}: an answer without `explain.pass_rate`"))),
     }
+}
+
+/// Sends a request once, to report why a server rejects it before a run sends many. A server that does not answer in time is left
+/// to the run.
+///
+/// # Errors
+/// `Invalid` with the server's reason if it rejects the request itself.
+pub fn accepts(target: &Target, path: &str, request: &Body) -> Result<()> {
+    let client = Client::new(target.clone(), 1);
+    let answer = local(Duration::ZERO, async {
+        timeout(request.timeout, client.answer(&Method::POST, path, &request.bytes)).await
+    })?;
+    let Ok(Ok((status @ (400 | 422), answer))) = answer else { return Ok(()) };
+    let answer: Value = serde_json::from_slice(&answer).unwrap_or_default();
+    Err(Error::invalid(format!("{path}: status {status}: {}", answer["detail"].as_str().unwrap_or("no reason"))))
 }
 
 #[cfg(test)]

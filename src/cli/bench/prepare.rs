@@ -42,6 +42,13 @@ impl Bench {
         let models = sterling_bench::get(&targets[0], "/v1/models")?;
         let model = self.model(&models)?;
         let load = self.load(model)?;
+        if self.recording.is_none() && self.requests.is_none() {
+            let class = &load.classes[0];
+            for target in &targets {
+                sterling_bench::accepts(target, &class.path, &class.bodies[0])
+                    .map_err(|e| e.within("the model takes no random vectors, expected --requests FILE"))?;
+            }
+        }
         let mut contenders = Vec::new();
         for setting in &settings {
             for target in &targets {
