@@ -117,8 +117,10 @@ fn a_merge_by_hand_takes_over_while_requests_go_on() {
     let alone = ["compact", "vectors", "--updates", &updates, "--store", &store];
     let (code, _, err) = run(&alone);
     assert!(code != 0 && err.contains("another process writes this journal"), "{err}");
-    assert_eq!(server.stop(), Some(0));
+    // It waits for a server that is ending.
+    server.signal("TERM");
     let (code, out, err) = run(&alone);
+    server.wait();
     assert_eq!((code, out.trim()), (0, "merged vectors version 4: 58 items, updates up to position 15"), "{err}");
     assert!(!folder.path().join("store/vectors/2").exists(), "an unused merged version is deleted");
     assert!(folder.path().join("store/vectors/1").exists(), "published versions stay");

@@ -34,6 +34,8 @@ use sterling_core::error::{Error, Kind, Result};
 
 /// File that is locked while a log is open.
 const LOCK: &str = ".lock";
+/// Interval between two attempts to lock a log.
+const LOCK_WAIT: Duration = Duration::from_millis(50);
 /// Interval of the writer's file checks.
 const LOOK: Duration = Duration::from_secs(1);
 /// Maximum number of waiting appends; a server limits its requests to far fewer.
@@ -103,6 +105,33 @@ pub struct Log {
     _lock: File,
 }
 
+/// Locks the log in a folder for this process.
+fn lock(folder: &Path) -> Result<File> {
+    let io = |e| Error::io(folder.display(), e);
+    let lock = File::options().write(true).create(true).truncate(false).open(folder.join(LOCK)).map_err(io)?;
+    lock.try_lock().map_err(|e| match e {
+        std::fs::TryLockError::WouldBlock => {
+            Error::conflict(format!("{}: another process writes this journal", folder.display()))
+        }
+        std::fs::TryLockError::Error(e) => io(e),
+    })?;
+    Ok(lock)
+}
+
+/// Waits until no process has the log in `folder` open, for example until a server has finished its requests and ended.
+///
+/// # Errors
+/// `Conflict` if a process still has it open after `patience`; `Io` with the path.
+pub fn wait_until_closed(folder: &Path, patience: Duration) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        match lock(folder) {
+            Err(e) if e.kind() == Kind::Conflict && start.elapsed() < patience => std::thread::sleep(LOCK_WAIT),
+            other => return other.map(drop),
+        }
+    }
+}
+
 impl Log {
     /// Opens or creates the log in `folder`. Reads all records, and truncates a torn write that a crash left at the end.
     ///
@@ -112,13 +141,7 @@ impl Log {
     pub fn open(folder: &Path, options: LogOptions) -> Result<Self> {
         let io = |e| Error::io(folder.display(), e);
         std::fs::create_dir_all(folder).map_err(io)?;
-        let lock = File::options().write(true).create(true).truncate(false).open(folder.join(LOCK)).map_err(io)?;
-        lock.try_lock().map_err(|e| match e {
-            std::fs::TryLockError::WouldBlock => {
-                Error::conflict(format!("{}: another process writes this journal", folder.display()))
-            }
-            std::fs::TryLockError::Error(e) => io(e),
-        })?;
+        let lock = lock(folder)?;
         let mut mark = options.mark.as_deref().map(Mark::open).transpose()?;
         let (state, tail, bytes) = recover(folder, &options, mark.as_ref())?;
         // If this fails, the writer reports it and tries again.
