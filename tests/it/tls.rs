@@ -276,6 +276,16 @@ fn doctor_asks_by_tls_and_sends_a_key_to_nobody_else() {
 }
 
 #[test]
+fn doctor_explains_the_rejection_of_an_authority_as_a_server() {
+    let folder = folder();
+    show(folder.path(), "self");
+    let server = serve(folder.path(), "");
+    let (name, ca) = (server.address.replace("127.0.0.1", "localhost"), golden("self.pem"));
+    let (code, out, _) = run(&["doctor", "--server", &name, "--ca", ca.to_str().unwrap()]);
+    assert!(code != 0 && out.contains("basicConstraints=critical,CA:FALSE"), "{out}");
+}
+
+#[test]
 fn a_server_whose_certificate_has_expired_is_left_out_and_told_of() {
     let folder = folder();
     show(folder.path(), "expired");
