@@ -395,7 +395,7 @@ fn shards_of_several_servers_with_journals_of_their_own_are_not_written_to() {
     let without: Vec<Server> = (0..3).map(|shard| crate::route::serve_shard(cut.folder.path(), shard)).collect();
     let router = route(without.iter().map(|server| server.address.as_str()));
     let (status, told) = router.post(&format!("{ITEMS}:delete"), &body);
-    assert!(status == 422 && told.to_string().contains("takes no updates"), "{told}");
+    assert!(status == 422 && told.to_string().contains("accepts no updates"), "{told}");
     assert_eq!(router.get(&format!("{ITEMS}:position")).0, 422);
 }
 

@@ -75,6 +75,14 @@ struct Waiting {
     count: usize,
 }
 
+impl Waiting {
+    /// Ends the append with an error of records that are certainly not written.
+    fn reject(self, e: &Error) {
+        let e = e.again();
+        (self.done)(Err(if self.count == 0 { e.unapplied() } else { e }));
+    }
+}
+
 /// Outcome of a commit.
 enum Outcome {
     Stored,
@@ -442,7 +450,7 @@ impl Keeper {
         let mut since = Instant::now();
         while !all.is_empty() {
             if let Some(why) = self.stopped() {
-                all.drain(..).for_each(|one| (one.done)(Err(why.again())));
+                all.drain(..).for_each(|one| one.reject(&why));
                 return;
             }
             self.give_way().await;
@@ -461,16 +469,25 @@ impl Keeper {
                 Outcome::Overtaken => {
                     let e =
                         Error::unavailable("journal: other servers appended first at each attempt, try again later");
-                    all.drain(..shares.len()).for_each(|one| (one.done)(Err(e.again())));
+                    all.drain(..shares.len()).for_each(|one| one.reject(&e));
                     since = Instant::now();
                 }
-                Outcome::Refused(e) | Outcome::Unknown(e) => {
-                    if matches!(e.kind(), Kind::NoSpace | Kind::Unavailable) {
-                        self.shared.change(|state| state.refused = Some((Instant::now(), e.to_string())));
-                    }
+                Outcome::Refused(e) => {
+                    self.record_failure(&e);
+                    all.drain(..shares.len()).for_each(|one| one.reject(&e));
+                }
+                Outcome::Unknown(e) => {
+                    self.record_failure(&e);
                     all.drain(..shares.len()).for_each(|one| (one.done)(Err(e.again())));
                 }
             }
+        }
+    }
+
+    /// Records a failure of the broker, for operators.
+    fn record_failure(&self, e: &Error) {
+        if matches!(e.kind(), Kind::NoSpace | Kind::Unavailable) {
+            self.shared.change(|state| state.refused = Some((Instant::now(), e.to_string())));
         }
     }
 
@@ -590,14 +607,17 @@ impl Keeper {
             if let Err(e) = read
                 && e.kind() == Kind::Corrupt
             {
-                return Outcome::Refused(e);
+                return if is_certain { Outcome::Refused(e) } else { Outcome::Unknown(e) };
             }
             if is_certain && let Some(why) = self.stopped() {
                 return Outcome::Refused(why);
             }
             if start.elapsed() > PATIENCE {
-                let outcome = if is_certain { "it was not written" } else { "the update may or may not be durable" };
-                return Outcome::Unknown(Error::unavailable(format!("journal: {failed}; {outcome}")));
+                let failed = |outcome| Error::unavailable(format!("journal: {failed}; {outcome}"));
+                return match is_certain {
+                    true => Outcome::Refused(failed("it was not written")),
+                    false => Outcome::Unknown(failed("the update may or may not be durable")),
+                };
             }
             // The stream may be deleted or replaced.
             self.look().await;

@@ -35,6 +35,9 @@ pub const POSITION_HEADER: &str = "sterling-min-position";
 
 /// Header that numbers a call; servers return it, which detects proxies that mix up answers.
 pub const CALL_HEADER: &str = "sterling-call";
+
+/// Header of a failed answer: the call has certainly changed nothing.
+pub const UNAPPLIED_HEADER: &str = "sterling-unapplied";
 /// Header with the id of the request that caused a call; answers carry it too.
 pub const REQUEST_ID: &str = "x-request-id";
 /// Header with the trace of a call; answers carry it too (W3C Trace Context).

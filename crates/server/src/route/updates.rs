@@ -154,8 +154,9 @@ impl ShardServers<'_> {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => failure,
             };
-            let may_wait =
-                !failure.may_be_applied && matches!(failure.error.kind(), Kind::Unavailable | Kind::NotReady);
+            let may_wait = !failure.may_be_applied
+                && !failure.error.is_unapplied()
+                && matches!(failure.error.kind(), Kind::Unavailable | Kind::NotReady);
             if !may_wait || timeout_at(deadline, looked).await.is_err() || !home.may_answer() {
                 return Err(failure);
             }
@@ -179,7 +180,8 @@ impl ShardServers<'_> {
             };
             let is_absent = is_absence(error.kind());
             last = ShardFailure { error, may_be_applied };
-            if may_be_applied || !is_absent {
+            // A server that has tried for long: the others have the same broker.
+            if may_be_applied || !is_absent || last.error.is_unapplied() {
                 break;
             }
         }
@@ -219,8 +221,8 @@ mod tests {
         assert!(of(&[Some((Alone, 0)), Some((Alone, 1))]).is_ok());
         assert!(of(&[Some((Shared, 0)), Some((Shared, 0)), Some((Nowhere, 1)), None]).is_ok());
         for (servers, kind, said) in [
-            (&[Some((Nowhere, 0)), Some((Alone, 1))][..], Kind::Unsupported, "takes no updates"),
-            (&[Some((Shared, 0)), Some((Nowhere, 0))], Kind::Unsupported, "server 127.0.0.1:2 takes no updates"),
+            (&[Some((Nowhere, 0)), Some((Alone, 1))][..], Kind::Unsupported, "accepts no updates"),
+            (&[Some((Shared, 0)), Some((Nowhere, 0))], Kind::Unsupported, "server 127.0.0.1:2 accepts no updates"),
             (&[Some((Alone, 0)), Some((Alone, 0))], Kind::Unsupported, "2 servers with journals of their own"),
             (&[Some((Alone, 0)), Some((Shared, 0))], Kind::Unsupported, "2 servers"),
             (&[Some((Alone, 0)), None], Kind::NotReady, "server 127.0.0.1:2, which has not answered yet"),
