@@ -655,7 +655,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_measured_is_refused_with_the_reason() {
+    fn unmeasurable_options_are_rejected_with_the_reason() {
         let folder = folder();
         for (rest, reason) in [
             (&["--probes", "0"][..], "--probes: got 0"),

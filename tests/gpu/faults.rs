@@ -153,7 +153,7 @@ fn freed_memory_is_not_used() {
 }
 
 #[test]
-fn memory_that_is_used_anew_is_overwritten_and_nobody_elses() {
+fn reused_memory_is_overwritten_exclusively() {
     let of = Misused::new();
     misuse!(of.card.upload(of.memory, &[7; BYTES]).unwrap());
     of.card.recycles(of.memory, BYTES);

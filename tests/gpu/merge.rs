@@ -97,7 +97,7 @@ fn check(case: &Case, seed: u64) {
 }
 
 #[test]
-fn what_queries_found_is_merged_as_a_plain_reading_would() {
+fn results_of_queries_are_merged_as_in_the_reference() {
     check(&Case { requests: 1, weights: vec![1.0], stride: 1, slots: 1 }, 1);
     check(&Case { requests: 3, weights: vec![1.0, 1.5], stride: 40, slots: 60 }, 2);
     check(&Case { requests: 2, weights: vec![0.5, 4_294_967_296.0, 3.0], stride: 1, slots: 2 }, 3);

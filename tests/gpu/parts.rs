@@ -273,7 +273,7 @@ impl Sharded for OnCards {
 }
 
 #[test]
-fn whole_pass_of_shards_on_cards_answers_as_the_whole_on_one() {
+fn whole_pass_of_shards_on_gpus_answers_as_one_gpu() {
     let folder = tempfile::tempdir().unwrap();
     let rescore = Rescore::F16;
     let whole = vectors(folder.path(), 1500, 20, rescore);

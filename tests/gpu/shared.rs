@@ -68,7 +68,7 @@ fn all_equal(view: &Arc<View>, passes: &mut [Cuda; 2], bodies: &[Value], what: &
 
 /// Catalogues with every kind of row, filters, exact scans, chosen lists and all lists; batches and single requests.
 #[test]
-fn whole_pass_on_several_cards_answers_as_on_one() {
+fn whole_pass_on_several_gpus_answers_as_on_one() {
     let folder = tempfile::tempdir().unwrap();
     for rescore in [Rescore::None, Rescore::F32, Rescore::F16] {
         let view = vectors(folder.path(), 1500, 20, rescore);
@@ -84,7 +84,7 @@ fn whole_pass_on_several_cards_answers_as_on_one() {
 
 /// One candidate to all, more results than items, and equal items, whose order depends on their ids only.
 #[test]
-fn whole_pass_on_several_cards_cuts_candidates_as_one_does() {
+fn whole_pass_on_several_gpus_cuts_candidates_as_one_does() {
     let folder = tempfile::tempdir().unwrap();
     let view = vectors(folder.path(), 700, 12, Rescore::F16);
     let mut passes = one_and_several(&[GIB, GIB, GIB], 64 << 20);
@@ -116,7 +116,7 @@ fn whole_pass_on_several_cards_cuts_candidates_as_one_does() {
 /// A reranker, user towers, sequences, rows looked up by values of items.
 #[test]
 #[ignore = "long: whole models on several devices"]
-fn whole_pass_of_the_zoo_on_several_cards_answers_as_on_one() {
+fn whole_pass_of_the_zoo_on_several_gpus_answers_as_on_one() {
     let store = tempfile::tempdir().unwrap();
     for name in ZOO {
         let text = std::fs::read_to_string(root().join("models").join(name).join("golden.json")).unwrap();
@@ -135,7 +135,7 @@ fn whole_pass_of_the_zoo_on_several_cards_answers_as_on_one() {
 
 #[test]
 #[ignore = "long: whole models on several devices"]
-fn whole_pass_of_debian_on_several_cards_answers_as_on_one() {
+fn whole_pass_of_debian_on_several_gpus_answers_as_on_one() {
     let view = debian();
     let users = heldout(211);
     let lists = view.main().index.lists();
@@ -159,7 +159,7 @@ fn whole_pass_of_debian_on_several_cards_answers_as_on_one() {
 
 /// Updates on several GPUs: segments with and without lists, deleted items, a reranker over later items.
 #[test]
-fn whole_pass_on_several_cards_sees_updates_as_one_does() {
+fn whole_pass_on_several_gpus_sees_updates_as_one_does() {
     let folder = tempfile::tempdir().unwrap();
     for package in [None, Some(PartFormat::F32)] {
         let main = catalogue(folder.path(), 800, Rescore::F16, package).main().clone();
@@ -212,7 +212,7 @@ fn whole_pass_is_shared_by_memory() {
 
 /// One of the GPUs is lost during a call, another time before: the CPU answers in the same call.
 #[test]
-fn whole_pass_goes_on_without_cards_when_one_is_lost() {
+fn whole_pass_continues_without_gpus_when_one_is_lost() {
     let folder = tempfile::tempdir().unwrap();
     let view = vectors(folder.path(), 900, 16, Rescore::F16);
     let bodies = mixed(&mut Random::new(12), 6, 16);
@@ -251,7 +251,7 @@ fn whole_pass_goes_on_without_cards_when_one_is_lost() {
 
 /// An array of one GPU is rejected by another; real GPUs would read unrelated memory at the address.
 #[test]
-fn memory_of_another_card_is_refused() {
+fn memory_of_another_gpu_is_rejected() {
     let cards = cards(&[GIB, GIB]).into_iter().map(Device::over).collect::<Vec<Device>>();
     let (a, b) = (cards[0].copy(&[1u32; 64]).unwrap(), cards[1].copy(&[2u32; 64]).unwrap());
     let error = a.copy_from(&b).unwrap_err().to_string();

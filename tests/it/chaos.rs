@@ -353,7 +353,7 @@ fn a_merge_without_room_says_so() {
 }
 
 #[test]
-fn a_full_disk_refuses_updates_and_nothing_else() {
+fn a_full_disk_rejects_updates_only() {
     let folder = tempfile::tempdir().unwrap();
     let mut written = begin(folder.path(), None);
     // Limits the size of files that the server writes. The limit needs no privileges, and is reported like a full disk.

@@ -115,7 +115,7 @@ fn connections_that_were_made_before_the_socket_closed_are_answered() {
 }
 
 #[test]
-fn what_does_not_end_is_cut_at_the_bound() {
+fn endless_connections_are_closed_at_the_limit() {
     let store = catalogue(5000, 2000);
     let server = serve(store.path(), "drain_ms = 0\nstop_ms = 300\nstall_ms = 600000\nheader_ms = 600000");
     let silent = send(&server, "");
@@ -186,7 +186,7 @@ fn slow_clients_are_cut_and_others_are_answered() {
 }
 
 #[test]
-fn idle_connections_lock_nobody_out() {
+fn idle_connections_exclude_no_client() {
     let store = catalogue(10, 1);
     let mut command = Command::new("sh");
     let script = "ulimit -n 64; exec \"$0\" serve --listen 127.0.0.1:0 --store \"$1\"";
@@ -396,7 +396,7 @@ fn a_long_body_is_answered_as_a_short_one() {
 }
 
 #[test]
-fn work_that_filters_bring_is_counted_and_bounded() {
+fn work_of_filters_is_counted_and_bounded() {
     let store = tempfile::tempdir().unwrap();
     let line = |n: usize| {
         let codes = [n * 4, n * 4 + 1, n * 4 + 2];
@@ -418,7 +418,7 @@ fn work_that_filters_bring_is_counted_and_bounded() {
 }
 
 #[test]
-fn a_refusal_reaches_a_client_that_sends_its_body_first() {
+fn a_rejection_reaches_clients_that_send_first() {
     let store = catalogue(10, 1);
     let server = serve(store.path(), "");
     let body = " ".repeat(900_000);
@@ -432,7 +432,7 @@ fn a_refusal_reaches_a_client_that_sends_its_body_first() {
 }
 
 #[test]
-fn what_is_refused_unread_is_answered_and_counted_as_any_other() {
+fn unread_rejected_requests_are_answered_and_counted() {
     let store = catalogue(3000, 1);
     let server = serve(store.path(), "[engine]\nworkers = 1\ntimeout_ms = 5");
     let busy =

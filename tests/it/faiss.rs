@@ -111,7 +111,7 @@ fn ids_and_vectors_are_those_that_faiss_reads() {
 }
 
 #[test]
-fn equal_probes_find_what_faiss_finds() {
+fn equal_probes_find_the_results_of_faiss() {
     for case in Case::all() {
         for rescore in [Rescore::F32, Rescore::None] {
             let view = Arc::new(View::new(Arc::new(loaded(&case.path, rescore))));
@@ -237,7 +237,7 @@ fn the_manifest_names_the_index() {
 }
 
 #[test]
-fn what_does_not_go_together_is_refused_by_name() {
+fn inconsistent_indexes_are_rejected_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let (items, store) = (folder.path().join("items.jsonl"), folder.path().join("store"));
     let index = golden("sparse_direct.index");

@@ -129,7 +129,7 @@ fn codes_are_read_where_they_pay_and_rows_where_not() {
 }
 
 #[test]
-fn what_takes_no_codes_is_searched_as_without_them() {
+fn indexes_without_codes_are_searched_as_before() {
     for (drawn, codes) in [
         (Drawn { items: 6_000, width: 48, clusters: 40 }, CodeKind::Pq4),
         (Drawn { items: 4_000, width: 320, clusters: 0 }, CodeKind::Rabitq),
@@ -304,7 +304,7 @@ fn lists_of_faiss_get_codes_too() {
 }
 
 #[test]
-fn a_version_is_whole_or_refused() {
+fn versions_are_complete_or_rejected() {
     let drawn = Drawn { items: 2_000, width: 16, clusters: 20 };
     let folder = tempfile::tempdir().unwrap();
     let view = drawn.publish_by(folder.path(), coded());

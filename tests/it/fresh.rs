@@ -502,7 +502,7 @@ fn many_items_beside_few_are_found_too() {
 }
 
 #[test]
-fn what_goes_while_segments_become_one_stays_gone() {
+fn items_deleted_during_a_join_stay_deleted() {
     let random = &mut Random::new(6);
     let folder = tempfile::tempdir().unwrap();
     let mut items = catalogue(random, 40);
@@ -531,7 +531,7 @@ fn what_goes_while_segments_become_one_stays_gone() {
 }
 
 #[test]
-fn what_updates_take_in_memory_is_counted() {
+fn memory_of_updates_is_counted() {
     const TEXT: usize = 50_000;
     let random = &mut Random::new(9);
     let folder = tempfile::tempdir().unwrap();
@@ -584,7 +584,7 @@ fn many_operations_are_those_of_a_plain_map() {
 }
 
 #[test]
-fn updates_come_back_from_their_bytes_and_others_are_refused() {
+fn updates_round_trip_and_other_bytes_are_rejected() {
     let put = Put {
         id: -5,
         vector: Some(vec![1.5, -0.0]),
@@ -608,7 +608,7 @@ fn updates_come_back_from_their_bytes_and_others_are_refused() {
 }
 
 #[test]
-fn what_a_snapshot_can_make_nothing_of_changes_nothing() {
+fn inapplicable_updates_change_nothing() {
     let random = &mut Random::new(5);
     let folder = tempfile::tempdir().unwrap();
     let mut items = catalogue(random, 30);

@@ -246,7 +246,7 @@ fn servers_with_a_part_of_the_rows_each_answer_as_one_with_all_of_them() {
 }
 
 #[test]
-fn a_trace_and_an_id_go_on_to_hosts_that_are_asked_for_rows() {
+fn trace_and_request_id_are_passed_to_hosts() {
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
     let store = tempfile::tempdir().unwrap();
     put(store.path(), &tiny()).unwrap();
@@ -483,7 +483,7 @@ fn rows_of_another_version_are_never_taken() {
 }
 
 #[test]
-fn calls_for_rows_that_are_none_are_refused_and_the_server_goes_on() {
+fn invalid_calls_for_rows_are_rejected() {
     let pair = Pair::new();
     let servers = [pair.spawn(0, 0), pair.spawn(1, 0)];
     servers.iter().for_each(Server::wait_ready);
@@ -503,7 +503,7 @@ fn calls_for_rows_that_are_none_are_refused_and_the_server_goes_on() {
 }
 
 #[test]
-fn plans_over_hosts_that_cannot_be_followed_are_refused_with_the_reason() {
+fn impossible_plans_over_hosts_are_rejected_with_the_reason() {
     let store = tempfile::tempdir().unwrap();
     put(store.path(), &tiny()).unwrap();
     let (folder, whole) = (store.path().join("tiny/1"), tables_of(store.path()));

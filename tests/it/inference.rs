@@ -31,7 +31,7 @@ fn outputs(answer: &Value) -> BTreeMap<String, Value> {
 }
 
 #[test]
-fn server_and_models_are_told_and_probed() {
+fn server_and_models_have_metadata_and_probes() {
     let server = server();
     let told = server.get_json("/v2");
     assert_eq!((told["name"].as_str(), &told["extensions"]), (Some("sterling"), &json!(["binary_tensor_data"])));

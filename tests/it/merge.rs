@@ -274,7 +274,7 @@ fn a_catalogue_that_was_emptied_is_merged_stays_empty_and_takes_items_again() {
 }
 
 #[test]
-fn an_emptied_catalogue_lets_go_of_its_journal() {
+fn an_emptied_catalogue_truncates_its_journal() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path(), 40);
     let (store, feed, registry, compactor) = merging(folder.path(), None);
@@ -370,7 +370,7 @@ fn small() -> LogOptions {
 }
 
 #[test]
-fn the_journal_lets_go_of_what_versions_hold_and_keeps_what_one_may_need() {
+fn the_journal_is_truncated_to_the_oldest_needed_record() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path(), 40);
     let store = Store::new(folder.path().join("store"));
@@ -586,7 +586,7 @@ fn every_metric_of_an_alert_is_recorded() {
 }
 
 #[test]
-fn a_merge_holds_whatever_was_acknowledged_before_it_was_asked_for() {
+fn a_merge_includes_all_updates_acknowledged_before() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path(), 100);
     let feeds = Feeds::new(Logs { root: folder.path().join("updates"), options: LogOptions::default() });

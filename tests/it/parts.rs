@@ -117,7 +117,7 @@ fn alike(got: &[Ranked], want: &[Ranked], tolerance: f32) {
 }
 
 #[test]
-fn what_is_kept_by_item_changes_no_answer() {
+fn item_side_values_change_no_answer() {
     let (made, store) = (package(""), tempfile::tempdir().unwrap());
     let whole = published(&made, store.path(), PartFormat::None);
     assert!(!whole.join(PARTS_FILE).exists());
@@ -174,7 +174,7 @@ fn items_that_come_later_have_the_part_too() {
 }
 
 #[test]
-fn a_part_that_cannot_be_used_is_refused_or_left_alone() {
+fn unusable_item_side_values_are_rejected_or_ignored() {
     let (made, store) = (package(""), tempfile::tempdir().unwrap());
     let whole = published(&made, store.path(), PartFormat::F32);
     let want = answers(&view(&whole));

@@ -217,7 +217,7 @@ fn a_recipe_converts_tables_and_the_snapshot_says_so() {
 }
 
 #[test]
-fn plans_that_cannot_be_followed_are_refused_with_the_reason() {
+fn impossible_plans_are_rejected_with_the_reason() {
     let store = tempfile::tempdir().unwrap();
     put(store.path(), &tiny()).unwrap();
     let folder = store.path().join("tiny/1");
@@ -409,7 +409,7 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
 }
 
 #[test]
-fn primaries_without_replicas_are_not_waited_for_and_the_load_is_part_of_the_time_told() {
+fn loads_do_not_wait_for_missing_replicas_and_report_their_time() {
     let _alone = alone();
     let redis = RedisCluster::start_one();
     let store = tempfile::tempdir().unwrap();

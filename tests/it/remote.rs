@@ -113,7 +113,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T>, kind: Kind, words: &[&str]) {
 }
 
 #[test]
-fn what_is_loaded_comes_back_and_nothing_else_does() {
+fn loaded_rows_are_read_back_exactly() {
     let _alone = alone();
     let redis = RedisCluster::start(5000);
     let cluster = Cluster::connect(options(&redis)).unwrap();
@@ -611,7 +611,7 @@ fn slow_nodes_are_passed_by(redis: &RedisCluster, cluster: &Arc<Cluster>) {
 }
 
 #[test]
-fn addresses_that_are_no_cluster_are_refused() {
+fn invalid_cluster_addresses_are_rejected() {
     let refuse = |seeds: &[&str], kind, words: &[&str]| {
         let options = ClusterOptions::new(seeds.iter().copied());
         refused(Cluster::connect(options).map(|_| ()), kind, words);

@@ -419,7 +419,7 @@ fn rows_of(rows: std::ops::Range<u64>, out: &mut [u8]) -> sterling::error::Resul
 
 /// Reads continue with rows that were loaded again after their manifest was lost, and with a recreated cluster.
 #[test]
-fn rows_that_were_loaded_again_are_followed_without_opening_them_anew() {
+fn reloaded_rows_are_used_without_reopening() {
     let _alone = alone();
     let redis = RedisCluster::start(5000);
     let cluster = Cluster::connect(ClusterOptions::new(redis.seeds())).unwrap();

@@ -307,7 +307,7 @@ fn a_router_listens_once_it_has_looked_and_does_not_wait_for_servers_that_hang()
 }
 
 #[test]
-fn nothing_is_missing_where_no_server_has_told_what_there_is() {
+fn unknown_shards_are_not_reported_missing() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let router = route_looking_every(50, [nobody.to_string().as_str()]);
     for _ in 0..20 {
@@ -320,7 +320,7 @@ fn nothing_is_missing_where_no_server_has_told_what_there_is() {
 }
 
 #[test]
-fn a_lost_shard_is_said_and_nothing_is_made_up_for_it() {
+fn a_lost_shard_is_reported() {
     let (store, mut servers) = serve_shards(3);
     let router = route(servers.iter().map(|server| server.address.as_str()));
     let held: Vec<u64> = servers.iter().map(|s| s.get_json("/v1/models/vectors")["items"].as_u64().unwrap()).collect();
@@ -414,7 +414,7 @@ fn a_lost_shard_is_said_and_nothing_is_made_up_for_it() {
 }
 
 #[test]
-fn a_network_that_cuts_or_swallows_costs_the_shard_behind_it_and_nobody_waits_for_ever() {
+fn a_broken_network_costs_its_shard_only() {
     let (_store, servers) = serve_shards(2);
     let wire = Wire::to(servers[1].address.rsplit(':').next().unwrap().parse().unwrap());
     let far = wire.address();
@@ -509,7 +509,7 @@ fn the_only_server_of_a_shard_is_restarted_and_no_request_is_lost() {
 }
 
 #[test]
-fn a_replica_that_comes_back_is_asked_in_place_of_one_that_hangs() {
+fn a_returning_replica_replaces_a_hung_one() {
     let folder = tempfile::tempdir().unwrap();
     put(folder.path(), &shards::catalogue(folder.path(), sterling::index::ivf::Rescore::F16)).unwrap();
     let servers = [Server::start(folder.path()), Server::start(folder.path())];
@@ -579,7 +579,7 @@ fn a_version_answers_when_every_shard_has_it() {
 
 #[test]
 #[ignore = "long: stops servers under load"]
-fn one_that_hangs_costs_no_request_and_is_asked_again_when_it_goes_on() {
+fn a_hung_replica_costs_no_request_and_is_used_again() {
     let folder = tempfile::tempdir().unwrap();
     put(folder.path(), &shards::catalogue(folder.path(), sterling::index::ivf::Rescore::F16)).unwrap();
     let servers = [Server::start(folder.path()), Server::start(folder.path())];
@@ -620,7 +620,7 @@ fn one_that_hangs_costs_no_request_and_is_asked_again_when_it_goes_on() {
 }
 
 #[test]
-fn what_routers_ask_is_checked_like_all_else() {
+fn calls_of_routers_are_validated() {
     let folder = tempfile::tempdir().unwrap();
     put(folder.path(), &shards::catalogue(folder.path(), sterling::index::ivf::Rescore::F16)).unwrap();
     let server = Server::start(folder.path());

@@ -438,7 +438,7 @@ fn a_canary_that_finds_less_through_its_shards_is_rolled_back_by_the_router_alon
 }
 
 #[test]
-fn what_is_told_of_a_canary_that_is_behind_holds_where_it_is_meant() {
+fn reports_of_a_bad_canary_apply_to_their_revision() {
     let cut = Cut::new();
     cut.set(&json!({"canary": {"version": 2, "share": 0.4}}));
     let stop = "/v1/models/vectors/traffic:stop";
@@ -466,7 +466,7 @@ fn what_is_told_of_a_canary_that_is_behind_holds_where_it_is_meant() {
 }
 
 #[test]
-fn servers_of_several_stores_that_wish_different_things_divide_nothing() {
+fn servers_of_several_stores_divide_no_traffic() {
     let lines = |first: usize| (first..first + 9).map(|n| format!("{{\"id\": {n}, \"embedding\": [1, {n}]}}\n"));
     let stores: [TempDir; 2] = std::array::from_fn(|_| {
         let store = tempfile::tempdir().unwrap();

@@ -202,7 +202,7 @@ fn items_go_to_their_shards_and_are_answered_in_the_callers_order() {
 }
 
 #[test]
-fn pages_are_of_what_the_first_one_saw_at_every_shard() {
+fn pages_read_the_view_of_the_first_page_at_every_shard() {
     const RETRIEVE: &str = "/v1/models/vectors:retrieve";
     let cut = Cut::new();
     let other = route(cut.shards.iter().map(|server| server.address.as_str()));

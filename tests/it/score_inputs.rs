@@ -306,7 +306,7 @@ fn rows_of_parquet_that_are_wrong_are_wrong_alone() {
 }
 
 #[test]
-fn files_whose_columns_are_no_rows_are_refused() {
+fn files_with_other_columns_are_rejected() {
     let shop = Shop::tiny();
     let id = || ("id", Arc::new(Int64Array::from(vec![1])) as ArrayRef);
     let numbers = || lists::<Float32Type>(vec![Some(vec![1.0, 2.0, 3.0])]);

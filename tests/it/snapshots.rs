@@ -21,7 +21,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_flipped_byte_in_any_file_is_refused_by_name() {
+fn a_flipped_byte_in_any_file_is_rejected_by_name() {
     let store = tempfile::tempdir().unwrap();
     let version = put(store.path(), &tiny()).unwrap();
     let folder = store.path().join("tiny").join(version.to_string());
@@ -52,7 +52,7 @@ fn a_flipped_byte_in_any_file_is_refused_by_name() {
 }
 
 #[test]
-fn other_formats_are_refused_as_such() {
+fn other_formats_are_rejected() {
     let store = tempfile::tempdir().unwrap();
     put(store.path(), &tiny()).unwrap();
     let folder = store.path().join("tiny/1");
@@ -76,7 +76,7 @@ fn catalogue(offset: i64) -> String {
 }
 
 #[test]
-fn a_new_version_is_taken_in_a_broken_one_is_refused_and_rolling_back_works() {
+fn new_versions_are_loaded_broken_ones_rejected_and_rollback_works() {
     let store = tempfile::tempdir().unwrap();
     let path = "/v1/models/vectors:retrieve";
     let request = json!({"vector": [1, 0], "k": 1});
@@ -151,7 +151,7 @@ fn states(server: &Server) -> Vec<Value> {
 }
 
 #[test]
-fn copies_take_nothing_over_and_what_is_copied_in_is_taken_once_whole() {
+fn copied_versions_are_loaded_once_complete() {
     let (store, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let path = "/v1/models/vectors:retrieve";
     let request = json!({"vector": [1, 0], "k": 1});
@@ -192,7 +192,7 @@ fn copies_take_nothing_over_and_what_is_copied_in_is_taken_once_whole() {
 }
 
 #[test]
-fn a_number_that_comes_back_with_other_bytes_is_loaded_anew() {
+fn a_version_number_with_new_bytes_is_reloaded() {
     let store = tempfile::tempdir().unwrap();
     let path = "/v1/models/vectors:retrieve";
     let request = json!({"vector": [1, 0], "k": 1});

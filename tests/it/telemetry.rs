@@ -12,7 +12,7 @@ use crate::support::{Server, agent, put, run, sterling, tiny, vectors};
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 
 #[test]
-fn slow_calls_are_told_with_what_their_steps_did() {
+fn slow_calls_are_reported_with_their_steps() {
     let store = tempfile::tempdir().unwrap();
     let line = |n| format!("{{\"id\": {n}, \"embedding\": [1, {n}]}}\n");
     put(store.path(), &vectors(store.path(), &(1..2000).map(line).collect::<String>())).unwrap();
@@ -287,7 +287,7 @@ fn failures_are_counted_from_nought() {
 }
 
 #[test]
-fn a_check_says_what_would_be_served_and_starts_nothing() {
+fn a_check_reports_the_configuration_and_starts_nothing() {
     let store = tempfile::tempdir().unwrap();
     put(store.path(), &tiny()).unwrap();
     let path = store.path().to_str().unwrap();

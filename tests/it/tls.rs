@@ -237,7 +237,7 @@ fn wrong_certificates_end_the_start() {
 }
 
 #[test]
-fn doctor_asks_by_tls_and_sends_a_key_to_nobody_else() {
+fn doctor_uses_tls_and_protects_its_key() {
     let folder = folder();
     let server = serve(folder.path(), "");
     until("ready", || is_ready(&server));
@@ -286,7 +286,7 @@ fn doctor_explains_the_rejection_of_an_authority_as_a_server() {
 }
 
 #[test]
-fn a_server_whose_certificate_has_expired_is_left_out_and_told_of() {
+fn servers_with_expired_certificates_are_skipped_and_reported() {
     let folder = folder();
     show(folder.path(), "expired");
     let server = serve(folder.path(), "");

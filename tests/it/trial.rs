@@ -448,7 +448,7 @@ fn answer(server: &Server) -> Value {
 }
 
 #[test]
-fn what_cannot_serve_is_refused_by_name_and_the_version_before_goes_on() {
+fn unservable_versions_are_rejected_and_the_previous_one_keeps_serving() {
     let folder = Folder::new();
     let (code, said, errors) = folder.publish(MODEL, &[("overarch.onnx", good().bytes())]);
     assert_eq!(code, 0, "{errors}");
@@ -637,7 +637,7 @@ fn programs_are_printed_and_recorded() {
 }
 
 #[test]
-fn a_graph_that_cannot_be_compared_is_published_and_told() {
+fn incomparable_graphs_are_published_and_reported() {
     let folder = Folder::new();
     let graph = foreign(&["w = Swish(sin)", "logits = ReduceSum(w, last)"]).bytes();
     let (code, said, errors) = folder.publish(MODEL, &[("overarch.onnx", graph)]);
@@ -672,7 +672,7 @@ fn numbers_of_a_request_that_overflow_are_its_fault() {
 }
 
 #[test]
-fn a_trial_tells_itself_apart_from_users() {
+fn sandbox_validation_is_distinguished_from_users() {
     let output =
         sterling().args(["trial", "nowhere", "--memory-bytes", "1000000000", "--cpu-seconds", "5"]).output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();

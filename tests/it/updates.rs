@@ -51,7 +51,7 @@ fn post(server: &Server, path: &str, headers: &[(&str, &str)], body: &str) -> (u
 }
 
 #[test]
-fn a_call_changes_what_its_caller_has_put_before() {
+fn calls_change_items_put_before() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path());
     let server = serve(folder.path());
@@ -155,7 +155,7 @@ fn a_repeated_call_has_the_first_answer() {
 }
 
 #[test]
-fn items_of_which_the_item_tower_makes_nothing_are_refused_before_they_are_acknowledged() {
+fn items_that_cannot_be_embedded_are_rejected_before_the_acknowledgement() {
     let model = r#"
 name = "vectors"
 dimension = 2
@@ -256,7 +256,7 @@ fn an_item_stays_where_a_version_has_another_type_for_one_of_its_attributes() {
 }
 
 #[test]
-fn items_are_found_changed_and_gone_and_stay_so() {
+fn changed_and_deleted_items_stay_so() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path());
     let mut server = serve(folder.path());
@@ -399,7 +399,7 @@ fn a_repeated_call_happens_once_and_a_late_one_not_at_all() {
 }
 
 #[test]
-fn bad_input_is_refused_by_item_and_the_rest_is_taken() {
+fn bad_input_is_rejected_by_item_and_the_rest_is_accepted() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path());
     let server = serve(folder.path());

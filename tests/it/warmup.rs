@@ -58,7 +58,7 @@ fn rewrite(folder: &Path, lines: &[Value]) {
 }
 
 #[test]
-fn publishing_answers_what_has_no_answer_and_holds_the_rest_against_the_version() {
+fn publishing_fills_missing_golden_answers_and_checks_the_others() {
     let store = tempfile::tempdir().unwrap();
     let open = json!({"request": request(3)}).to_string();
     assert_eq!(publish(store.path(), &[open.clone(), open.clone()]).unwrap(), 1);
@@ -111,7 +111,7 @@ fn publishing_answers_what_has_no_answer_and_holds_the_rest_against_the_version(
 }
 
 #[test]
-fn a_version_whose_golden_answers_do_not_come_out_is_refused() {
+fn versions_with_other_golden_answers_are_rejected() {
     let store = tempfile::tempdir().unwrap();
     let open = [json!({"request": request(3)}).to_string(), json!({"request": request(2)}).to_string()];
     let aside = tempfile::tempdir().unwrap();

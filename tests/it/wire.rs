@@ -102,7 +102,7 @@ fn items(table: &RecordBatch) -> Vec<Value> {
 }
 
 #[test]
-fn arrow_and_columns_say_what_items_say() {
+fn arrow_and_columns_equal_items() {
     let store = catalogue(300);
     put(store.path(), &tiny()).unwrap();
     let server = InProcess::start(store.path());
@@ -347,7 +347,7 @@ fn zstd(bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn bodies_and_answers_are_compressed_and_a_bomb_is_refused() {
+fn bodies_and_answers_are_compressed_and_bombs_are_rejected() {
     let store = catalogue(2000);
     let server = Server::start(store.path());
     let body = json!({"vector": [1, 0], "k": 2000, "candidates": 2000, "columns": ["title"]}).to_string();
@@ -458,7 +458,7 @@ fn serve_updates(folder: &Path) -> Server {
 }
 
 #[test]
-fn updates_and_publications_change_no_page_and_a_version_that_is_gone_ends_them() {
+fn updates_and_publications_change_no_page() {
     let store = catalogue(300);
     let server = serve_updates(store.path());
     let body = json!({"vector": [1, 0.5], "candidates": 120, "k": 20});

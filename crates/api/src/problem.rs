@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_detail_is_short_whatever_came() {
+    fn details_of_problems_are_short_for_any_input() {
         let long = Error::invalid(format!("field `k`: got {}, expected less at line 3", "\u{fc}".repeat(1 << 20)));
         let detail = Problem::from(&long).detail;
         assert!(detail.len() <= DETAIL_BYTES_MAX + 10 && detail.starts_with("field `k`: got \u{fc}"));

@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_says_what_the_items_say_whoever_tells_it() {
+    fn tables_hold_the_same_values_as_items() {
         let columns = columns(5);
         let asked = ["price".to_owned(), "ti\"tle".into(), "years".into()];
         for (tasks, asked) in [(&tasks()[..], &asked[..]), (&tasks()[..], &[]), (&[], &asked[..]), (&[], &[])] {

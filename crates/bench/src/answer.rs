@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_an_error() {
+    fn invalid_responses_are_errors() {
         for text in [
             "hello\r\n\r\n",
             "HTTP/1.1 200 OK\r\n\r\n",

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_stand_where_their_selectivity_puts_them_and_words_in_their_order() {
+    fn charts_place_filters_by_selectivity_and_texts_in_order() {
         let filters = contenders(&["filter=common,rare"]);
         let found = drawn(&filters, &[vec![report(1, 5)], vec![report(2, 5)]], false);
         let x: Vec<f64> = found[1].1.curves[0].points.iter().map(|point| point.0).collect();

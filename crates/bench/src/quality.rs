@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_read_in_every_form_and_what_is_none_is_left_out() {
+    fn answers_are_read_in_every_form_and_invalid_ones_are_skipped() {
         let one =
             timed("{\"k\": 2}", "{\"version\": 3, \"position\": 7, \"items\": [{\"id\": 5}, {\"id\": -1}]}").unwrap();
         assert_eq!((one.version, one.position, one.ids), (3, json!(7), vec![5, -1]));
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_compared_is_summed_and_the_rest_is_told() {
+    fn comparisons_are_summed_and_others_are_counted() {
         let compared: Vec<Compared> = (0..10)
             .map(|n| Compared { recall: f64::from(n % 2), is_short: n == 0, ineligible: (n < 4).then_some(n as usize) })
             .collect();

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_gets_the_same_requests_in_a_round_and_goes_first_in_turns() {
+    fn contenders_get_the_same_requests_and_alternate_in_order() {
         let contenders = [contender("a"), contender("b"), contender("c")];
         let mut turns = Vec::new();
         let reports = in_turns(&contenders, 3, |round, who, load| {

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_takes_no_more_is_told_from_one_that_fails() {
+    fn a_full_disk_is_distinguished_from_a_failing_one() {
         use std::io::ErrorKind;
         for (kind, expected) in [
             (ErrorKind::StorageFull, Kind::NoSpace),

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_agree_up_to_rounding_and_what_it_swaps() {
+    fn golden_answers_agree_up_to_rounding_and_near_ties() {
         let golden = [(1, 4.0), (2, 2.0), (3, 1.999), (4, 1.0)];
         for (came, agrees) in [
             (&golden[..], true),

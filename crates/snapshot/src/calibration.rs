@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_the_place_of_excluded_items_is_looked_for_deeper() {
+    fn exclusions_deepen_the_search() {
         let measured = measured();
         let beyond = |excluded, candidates| {
             let wanted = Wanted { candidates, pass_rate: 1.0, recall: 0.99 };
@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_cannot_be_are_refused() {
+    fn invalid_files_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("calibration.json");
         let read = |text: String| {

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_do_not_fit_are_refused() {
+    fn inconsistent_files_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let entry = |items| ShardEntry { items, digest: "ab".into() };
         let shards = Shards {

@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_files_are_refused() {
+    fn broken_files_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.safetensors");
         let mut file = TensorFile::new();
@@ -591,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_refused_and_not_waited_for() {
+    fn special_files_are_rejected_without_waiting() {
         let folder = tempfile::tempdir().unwrap();
         let pipe = folder.path().join("pipe");
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_matrices_are_read_back() {
         let folder = tempfile::tempdir().unwrap();
         let (floats, integers) = (folder.path().join("f.npy"), folder.path().join("u.npy"));
         for rows in [0, 1, 7] {
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_is_refused_with_the_reason() {
+    fn other_files_are_rejected_with_the_reason() {
         let good = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 1), }";
         for (text, body, reason) in [
             (good, 7, "7 bytes"),

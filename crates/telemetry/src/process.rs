@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_figures_of_this_process_are_told() {
+    fn all_metrics_of_this_process_are_exported() {
         let text = process();
         let value = |name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(&format!("process_{name} ")));

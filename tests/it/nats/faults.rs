@@ -422,7 +422,7 @@ fn credentials_of_every_kind_are_sent_and_rotated_without_a_restart() {
 }
 
 #[test]
-fn credentials_in_addresses_are_sent_and_wrong_ones_are_told() {
+fn credentials_in_addresses_are_sent_and_wrong_ones_reported() {
     let (broker, folder) = (Broker::configured(&users("{user: s, password: \"p@ss\"}")), tempfile::tempdir().unwrap());
     publish(&folder, "vectors");
     let url = |password: &str| format!("nats://s:{password}@127.0.0.1:{}", broker.port);
@@ -444,7 +444,7 @@ fn credentials_in_addresses_are_sent_and_wrong_ones_are_told() {
 }
 
 #[test]
-fn what_a_broker_refuses_is_told_in_its_words() {
+fn rejections_of_a_broker_are_quoted() {
     let rights =
         |deny: &str| users(&format!("{{user: s, password: one, permissions: {{publish: {{deny: [{deny}]}}}}}}"));
     let (mut broker, folder) = (Broker::configured(&rights("nowhere")), tempfile::tempdir().unwrap());

@@ -113,7 +113,7 @@ fn hold(journals: &[Box<dyn Journal>], acknowledged: &BTreeMap<u64, Vec<u8>>) {
 }
 
 #[test]
-fn all_servers_read_what_each_has_written_in_one_order() {
+fn all_servers_read_all_updates_in_one_order() {
     let broker = Broker::start();
     let journals: Vec<Box<dyn Journal>> = (0..3).map(|_| open(broker.url())).collect();
     assert_eq!((journals[0].first(), journals[0].last()), (1, 0));
@@ -135,7 +135,7 @@ fn all_servers_read_what_each_has_written_in_one_order() {
 }
 
 #[test]
-fn a_stream_begins_where_it_is_told_to_and_takes_large_appends_in_parts() {
+fn a_stream_begins_at_a_position_and_splits_large_appends() {
     let broker = Broker::start();
     let nats = connect(broker.url());
     let journal = nats.open(&Topic::whole("a.model"), 41).unwrap();
@@ -218,7 +218,7 @@ fn a_server_that_is_cut_off_says_so_and_catches_up_while_others_go_on() {
 }
 
 #[test]
-fn streams_that_keep_no_journal_are_refused_with_the_reason() {
+fn unsuitable_streams_are_rejected_with_the_reason() {
     let broker = Broker::start();
     let nats = connect(broker.url());
     for (model, config, reason) in [
@@ -373,7 +373,7 @@ fn a_stream_whose_positions_were_noted_is_not_begun_again_without_them() {
 }
 
 #[test]
-fn a_stream_that_is_begun_anew_after_all_that_was_seen_is_followed_on() {
+fn a_stream_recreated_after_the_last_position_is_followed() {
     let mut broker = Broker::start();
     let (ahead, behind) = (open(broker.url()), open(broker.url()));
     fill(&*ahead, 0, 5, 2);
@@ -403,7 +403,7 @@ fn a_stream_that_is_begun_anew_after_all_that_was_seen_is_followed_on() {
 }
 
 #[test]
-fn limits_of_a_stream_divide_large_appends_or_refuse_them_at_once() {
+fn limits_of_a_stream_split_or_reject_large_appends() {
     let broker = Broker::start();
     let stream = |bytes: i32| {
         json!({"name": "sterling-m", "subjects": ["sterling.m"], "storage": "file", "max_msg_size": bytes}).to_string()
@@ -441,7 +441,7 @@ fn two_installations_share_a_broker_by_a_prefix() {
 }
 
 #[test]
-fn what_a_stream_has_let_go_of_is_refused_and_the_rest_is_read() {
+fn deleted_positions_are_rejected_and_the_rest_is_read() {
     let broker = Broker::start();
     let journal = open(broker.url());
     fill(&*journal, 0, 20, 2);
@@ -466,7 +466,7 @@ fn what_a_stream_has_let_go_of_is_refused_and_the_rest_is_read() {
 }
 
 #[test]
-fn nobody_is_kept_from_writing_by_others_that_are_nearer() {
+fn slow_servers_are_not_starved_by_near_ones() {
     let broker = Broker::start();
     let wire = broker.behind_a_wire();
     wire.delay(Duration::from_millis(15));
@@ -500,7 +500,7 @@ fn nobody_is_kept_from_writing_by_others_that_are_nearer() {
 }
 
 #[test]
-fn messages_that_somebody_has_not_read_when_they_go_are_missed_aloud() {
+fn messages_deleted_unread_are_reported() {
     let broker = Broker::start();
     let wire = broker.behind_a_wire();
     let (cut_off, other) = (open(wire.url()), open(broker.url()));
@@ -548,7 +548,7 @@ fn a_message_that_is_missing_between_others_ends_following() {
 }
 
 #[test]
-fn messages_that_were_lost_and_written_anew_are_told_from_those_that_were_seen() {
+fn rewritten_messages_are_distinguished_from_the_read_ones() {
     let mut broker = Broker::start();
     let wire = broker.behind_a_wire();
     let journal = open(wire.url());

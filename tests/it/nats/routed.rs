@@ -37,7 +37,7 @@ fn updates_that_a_dead_broker_cannot_store_are_reported_as_not_applied() {
 }
 
 #[test]
-fn all_servers_of_a_shard_have_what_a_router_gave_one_of_them() {
+fn all_servers_of_a_shard_get_routed_updates() {
     let broker = Broker::start();
     let folder = tempfile::tempdir().unwrap();
     let what =

@@ -63,7 +63,7 @@ fn servers_of_one_stream_answer_alike_also_when_one_was_killed() {
 }
 
 #[test]
-fn a_call_to_one_server_follows_what_another_has_acknowledged() {
+fn calls_see_updates_acknowledged_by_another_server() {
     let broker = Broker::start();
     let folders = [(); 2].map(|()| published());
     let servers: Vec<Server> = folders.iter().map(|folder| serve(folder, &broker.url())).collect();

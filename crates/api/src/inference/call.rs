@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_beyond_64_bits_are_told_with_where_integers_end() {
+    fn errors_of_ids_beyond_64_bits_name_the_largest_integer() {
         for datatype in ["UINT64", "INT64"] {
             let input = json!({"name": "a", "shape": [1, 2], "datatype": datatype, "data": [1, (1u64 << 63)]});
             let error = read(&json!({"inputs": [input]})).map(drop).unwrap_err().to_string();

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_used_is_refused_without_its_content() {
+    fn unusable_credential_files_are_rejected_without_their_content() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("credentials");
         assert_eq!(Source::of(&[], Some(&path)).err().unwrap().kind(), Kind::NotFound);

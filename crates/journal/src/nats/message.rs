@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_that_no_journal_has_are_refused() {
+    fn impossible_positions_are_rejected() {
         for (first, records) in [(0, 0), (0, 1), (u64::MAX, 1), (u64::MAX - 1, 2)] {
             let commit = Commit { first, number: 1, before: 0, tries: 0, needs: 0, records: vec![vec![1]; records] };
             let error = Commit::decode(&commit.encode()).unwrap_err();

@@ -560,7 +560,7 @@ fn one_failure_at_any_call_is_over_with_it() {
 }
 
 #[test]
-fn a_look_that_fails_at_a_start_leaves_no_refusal() {
+fn a_failed_poll_at_the_start_leaves_no_rejection() {
     let folder = folder();
     let faults = Faults::new(usize::MAX, Failure::Code(Errno::IO));
     let mut script = Script::new(folder.path(), faults.clone());

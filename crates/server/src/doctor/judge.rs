@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_well_is_not_told() {
+    fn healthy_servers_are_not_reported() {
         assert_eq!(told(|_| ()), [""; 0]);
         assert_eq!(told(|o| o.servers[1].parts[0].position = Some(91)), [""; 0]);
         assert_eq!(told(|o| (o.servers.clear(), o.routers.clear()).0), [""; 0]);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn each_thing_that_is_wrong_is_told_once() {
+    fn each_problem_is_reported_once() {
         type Change = fn(&mut Observed);
         let cases: [(Change, &[&str]); 15] = [
             (
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_differ_in_what_they_answer_are_told_by_name() {
+    fn servers_with_different_answers_are_named() {
         let two = |o: &mut Observed| {
             (o.servers[0].parts[0].version, o.servers[0].parts[0].digest) = (2, "d2".into());
             o.servers[0].parts[0].labels.clear();

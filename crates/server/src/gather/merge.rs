@@ -154,7 +154,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_proven_is_what_one_would_find(
+        fn merged_answers_equal_those_of_one_index(
             items in catalogue(), shards in 1usize..6, k in 0usize..30, cut in 0usize..12, one_of in 1i64..4,
         ) {
             let mut parts = vec![Vec::new(); shards];
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_is_ranked_ahead_candidates_count_where_all_of_them_were_valued() {
+    fn early_reranked_candidates_count_if_all_were_scored() {
         let ids = |ids: &[i64]| ids.iter().map(|id| ItemId(*id)).collect();
         let ranked = Ranked { ids: ids(&[7, 2, 9]), scores: vec![3.0, 2.0, 1.0], ..Ranked::default() };
         let ahead = RankedAhead { ranked, is_all: false, last: (ItemId(5), 0.5) };

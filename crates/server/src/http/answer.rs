@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_is_the_same_bytes_with_a_handler_and_without() {
+    async fn a_rejection_has_the_same_bytes_with_and_without_a_handler() {
         let retry = Error::overloaded("the queue is \"full\", é").retry_after(Duration::from_millis(2500));
         let refusals: [Refusal; 8] = [
             retry.into(),

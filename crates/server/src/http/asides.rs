@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(flavor = "current_thread")]
-    async fn a_store_that_hangs_holds_up_who_asks_for_it_and_nobody_else() {
+    async fn a_hung_store_delays_only_its_own_calls() {
         let reads = Asides::of_store();
         let (end, hangs) = crossbeam_channel::bounded::<()>(0);
         let waiting: Vec<_> = (0..STORE_READS + 4)

@@ -205,7 +205,7 @@ mod tests {
     use sterling_core::units::{ItemId, Slot};
 
     #[test]
-    fn what_stands_before_a_page_is_taken_away_from_every_column() {
+    fn earlier_rows_are_removed_from_every_column_of_a_page() {
         for (all, count) in [(5, 0), (5, 2), (5, 5), (5, 9), (0, 3)] {
             let column = |task: usize| (0..all).map(move |n| (task * 10 + n) as f32).collect::<Vec<_>>();
             let mut ranked = Ranked {

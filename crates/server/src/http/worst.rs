@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_worst_are_kept_whatever_their_order() {
+    fn the_worst_are_retained_in_any_order() {
         let worst = Worst::default();
         let mut asked = 0;
         for n in 0..1000_u64 {

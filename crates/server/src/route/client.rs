@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_is_used_again_and_made_anew_where_the_server_closed_it() {
+    async fn connections_are_reused_and_reopened_after_a_close() {
         let (listener, client) = listener();
         let ((tell, told), (closed, is_closed)) = (channel(), channel());
         let served = spawn(move || {
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_drops_a_call_closes_its_connection() {
+    fn dropping_a_call_closes_its_connection() {
         let (listener, client) = listener();
         let (tell, told) = channel();
         let served = spawn(move || {

@@ -422,7 +422,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn broken_bodies_are_refused(which in 0usize..5, at in 0usize..400, byte in any::<u8>(), cut in any::<bool>()) {
+        fn broken_bodies_are_rejected(which in 0usize..5, at in 0usize..400, byte in any::<u8>(), cut in any::<bool>()) {
             let mut body = write(&calls()[which]).unwrap();
             let at = at % body.len();
             match cut {
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_more_than_json_may_say_is_refused() {
+    fn values_beyond_the_json_limits_are_rejected() {
         let embed = |features| PassCall {
             priority: Priority::Interactive,
             asked: Asked::Pass(Box::new(Request::Embed(Embed {

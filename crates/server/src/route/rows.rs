@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_under_the_very_name_is_given_and_nothing_else() {
+    fn rows_are_returned_for_their_exact_name_only() {
         let slices = Slices::default();
         let held = slices.hold(name(), Buffer::copied(&[0u8, 0, 1, 1, 2, 2, 3, 3]).unwrap()).unwrap();
         let asked = read_rows_call(&write(&call(vec![3, 0, 3])).unwrap()).unwrap();
@@ -149,7 +149,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn broken_bodies_are_refused(at in 0usize..200, byte in any::<u8>(), cut in any::<bool>()) {
+        fn broken_bodies_are_rejected(at in 0usize..200, byte in any::<u8>(), cut in any::<bool>()) {
             let slices = Slices::default();
             let _held = slices.hold(name(), Buffer::copied(&[7u8; 8]).unwrap()).unwrap();
             let mut body = write(&call(vec![0, 1, 2])).unwrap();

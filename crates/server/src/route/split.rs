@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_change_holds_whoever_has_heard_of_it() {
+    fn the_latest_revision_applies() {
         let share = |told: &[&Wished]| {
             let (revision, setting) = heard(told.iter().copied()).unwrap();
             (revision, setting.canary.map(|canary| canary.share))
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_together_or_cannot_be_divides_nothing() {
+    fn inconsistent_traffic_is_not_divided() {
         let apart = heard(&[wished(4, Some(0.5)), wished(4, Some(0.6))]).unwrap_err();
         assert!(apart.kind() == Kind::Unsupported && apart.to_string().contains("different stores"), "{apart}");
         // Earlier revisions are ignored.

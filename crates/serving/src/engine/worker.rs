@@ -153,7 +153,7 @@ mod tests {
     use crate::quota::Flow;
 
     #[test]
-    fn what_is_logged_of_a_job_that_breaks_names_its_request() {
+    fn the_log_of_a_panic_names_its_request() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let log = Arc::new(file.reopen().unwrap());
         let subscriber = tracing_subscriber::fmt().with_writer(log).with_ansi(false).finish();

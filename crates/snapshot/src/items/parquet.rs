@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parquet_file_says_what_json_lines_say() {
+    fn parquet_and_json_lines_are_equivalent() {
         let vectors = ListArray::from_iter_primitive::<Float32Type, _, _>([
             Some([Some(1.0), Some(0.0)]),
             Some([Some(0.5), Some(2.0)]),
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_files_are_refused_with_the_place() {
+    fn invalid_files_are_rejected_with_the_location() {
         let text = || Arc::new(StringArray::from(vec!["a", "b"])) as ArrayRef;
         for (columns, expected) in [
             (vec![("section", text())], "column `id` is missing"),

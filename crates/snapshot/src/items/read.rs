@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn items_that_are_changed_while_they_are_read_are_refused() {
+    fn items_that_change_during_the_read_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let line = |id: usize| format!("{{\"id\": {id}, \"embedding\": [{}]}}\n", vec!["0.25"; 64].join(","));
         let text: String = (0..40_000).map(line).collect();

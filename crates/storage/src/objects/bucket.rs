@@ -569,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn repeats_what_the_protocol_calls_transient() {
+    fn retries_transient_errors_of_the_protocol() {
         let passing = [
             "status code: 500 Internal Server Error: ",
             "status code: 503 Service Unavailable: ",
@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_refusals_apart() {
+    fn distinguishes_rejections() {
         let told = |code: &str| {
             let source = format!("status code: 403 Forbidden: <Error><Code>{code}</Code></Error>").into();
             explained(&object_store::Error::PermissionDenied { path: "a".into(), source })

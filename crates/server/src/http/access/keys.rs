@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_files_are_refused_with_the_key_and_without_secrets() {
+    fn invalid_key_files_are_rejected_with_the_key_and_without_secrets() {
         let hash = "0".repeat(64);
         let entry = |rest: &str| format!("[[key]]\nname = \"a\"\nsha256 = \"{hash}\"\nrole = \"read\"\n{rest}\n");
         assert_eq!(parse("").unwrap().len(), 0);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_goes_on_where_the_rate_stays() {
+    fn counts_survive_a_reload_if_the_rate_stays() {
         let entry =
             |rate: u32| format!("[[key]]\nname = \"a\"\nsha256 = \"{:064}\"\nrole = \"read\"\nrate = {rate}\n", 7);
         let before = parse(&entry(5)).unwrap();

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_that_fails_is_told_and_stops_nobody() {
+    fn a_failed_launch_is_reported_and_requests_continue() {
         let health = Health::default();
         assert!(health.failed(&Error::internal("a kernel failed")));
         assert!(health.pause().is_none() && health.warning().unwrap().contains("a kernel failed"));

@@ -34,7 +34,7 @@ fn a_store_that_is_away_takes_nothing_away() {
 }
 
 #[test]
-fn versions_that_are_refused_though_they_would_serve_are_told() {
+fn rejected_versions_that_should_serve_are_reported() {
     let bed = Bed::new(|_, version, _| if version == 2 { Err(Error::corrupt("no")) } else { Ok(()) });
     bed.put("m", 1, "x");
     bed.put("m", 2, "x");

@@ -17,7 +17,7 @@ fn labels(bed: &Bed) -> Vec<(String, u64)> {
 }
 
 #[test]
-fn what_is_wished_answers_until_something_else_is() {
+fn the_desired_version_answers() {
     let bed = Bed::obedient();
     (1..=3).for_each(|version| bed.put("m", version, "x"));
     assert_eq!(bed.active("m"), is(3, "x"));
@@ -44,7 +44,7 @@ fn what_is_wished_answers_until_something_else_is() {
 }
 
 #[test]
-fn a_server_that_starts_takes_what_is_wished_and_nothing_else() {
+fn a_starting_server_loads_the_desired_version_only() {
     let bed = Bed::obedient();
     (1..=2).for_each(|version| bed.publish("m", version, "x", 0));
     let store = Store::new(bed.folder.path().join("store"));
@@ -68,7 +68,7 @@ fn a_server_that_starts_takes_what_is_wished_and_nothing_else() {
 }
 
 #[test]
-fn a_wish_that_fails_is_tried_again_and_what_serves_goes_on() {
+fn a_failed_desired_version_is_retried_and_the_active_one_keeps_serving() {
     let is_away = Arc::new(AtomicBool::new(true));
     let away = is_away.clone();
     let bed = Bed::new(move |_, version, _| match version == 1 && away.load(Ordering::SeqCst) {
