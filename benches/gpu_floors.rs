@@ -463,7 +463,7 @@ fn side_by_side(bench: &Bench, case: Case, passes: usize) {
         std::thread::scope(|scope| [(); 2].map(|()| scope.spawn(timed)).map(|lane| lane.join().unwrap()).to_vec());
     let rate: f64 = both.iter().map(|[sum, ..]| (passes * case.batch) as f64 / sum).sum();
     println!(
-        "| {} | p50 below 1 ms | p50 {:.0} µs, p99 {:.0} µs; two lanes at once {:.0} queries/s |",
+        "| {} | p50 below 1 ms | p50 {:.0} µs, p99 {:.0} µs; two streams at once {:.0} queries/s |",
         named(&case),
         1e6 * p50,
         1e6 * p99,

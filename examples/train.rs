@@ -1,4 +1,4 @@
-//! Trains a model package on events, publishes what was learned, and asks it.
+//! Trains a model package on events, publishes the trained package, and queries it.
 //!
 //! `cargo run --example train`
 

@@ -98,7 +98,7 @@ def main() -> None:
         own = {case: bench.microseconds(case) for case in ["step", *PARTS, "outer", "product"]}
         rounds.append(own | {"torch": peer.microseconds()})
     of = {case: statistics.median(one[case] for one in rounds) for case in rounds[0]}
-    print(f"torch {torch.__version__}, one thread; kernels {bench.kernel}; {ROUNDS} rounds in turns, medians\n")
+    print(f"torch {torch.__version__}, one thread; kernels {bench.kernel}; {ROUNDS} rounds interleaved, medians\n")
     print("| case | µs |\n|---|---|")
     print(f"| PyTorch, a step | {of['torch']:.0f} |\n| Sterling, a step | {of['step']:.0f} |")
     for case in PARTS:

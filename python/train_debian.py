@@ -547,7 +547,7 @@ def main():
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--tuning-epochs", type=int, default=2)
-    parser.add_argument("--splits", type=int, default=10, help="times that each reserved user's packages are split anew")
+    parser.add_argument("--splits", type=int, default=10, help="times that each reserved user's packages are split again")
     parser.add_argument("--overarch-epochs", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)

@@ -45,7 +45,7 @@ def dearest(server):
             start = time.time()
             if ask(server, body):
                 return body, f"{count} x k = {k}", time.time() - start
-    raise SystemExit("no dear request is allowed")
+    raise SystemExit("no expensive request is admitted")
 
 
 def measure(name, binary, cheap):
@@ -87,7 +87,7 @@ def main():
     header("server", "dearest", "its s", "p50 alone", "p99 alone", "p50 beside", "p99 beside", "not answered", "MB before", "MB in the storm", "MB 10 s later")
     own, *_ = [measure(name, binary, cheap) for name, binary in binaries().items()]
     alone, beside, found, before, after = own
-    verdict(beside <= 3 * alone, f"p99 of a cheap request beside the dearest {beside:.1f} ms, {beside / alone:.1f} x of alone, expected at most 3 x")
+    verdict(beside <= 3 * alone, f"p99 of a cheap request beside the most expensive {beside:.1f} ms, {beside / alone:.1f} x of alone, expected at most 3 x")
     verdict(found["ok"] == found["requests"], f"{found['requests'] - found['ok']} cheap requests were not answered in time, expected 0")
     verdict(after <= 1.2 * before, f"memory after the storm {after:.0f} MB, {after / before:.2f} x of before, expected at most 1.2 x")
     finish()

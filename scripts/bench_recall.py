@@ -24,7 +24,7 @@ def main():
     options.add_argument("--sterling", default="target/release/sterling", help="the binary")
     options.add_argument("--peer", help="an older binary that is measured beside it")
     options.add_argument("--items", type=int, action="append", help="items of a catalogue; may be given several times")
-    options.add_argument("--vectors", type=pathlib.Path, help="real vectors to take in place of clusters")
+    options.add_argument("--vectors", type=pathlib.Path, help="real vectors in place of clusters")
     options.add_argument("--width", type=int, default=64, help="width of the vectors")
     options.add_argument("--queries", type=int, default=200, help="queries that are measured")
     options.add_argument("--k", default="10,100,1000", help="results of unfiltered queries; filtered ones ask for 100")

@@ -156,7 +156,7 @@ def main():
     ratio = figures["score"][1] / best
     verdict(ratio >= FASTER_MIN, f"score does {ratio:.2f} times the rows of the better HTTP way a second of processor time, expected {FASTER_MIN}")
     wall = figures["score"][0] / max(figures["http, lists"][0], figures["http, single"][0])
-    print(f"       and {wall:.2f} times its rows a second, where whoever asks takes its share of the same cores")
+    print(f"       and {wall:.2f} times its rows a second, where the client takes its share of the same cores")
     finish()
 
 

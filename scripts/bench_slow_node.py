@@ -155,7 +155,7 @@ def main():
     header("server", "peak/s", "p99 local", "p99 remote", f"p99 local, a node at {DELAY_MS} ms", "p99 remote, so", "goodput at the peak's rate, so", "void")
     (slower, share), *_ = [measure_alone(name, binary, seeds, proxy) for name, binary in binaries().items()]
     verdict(slower <= 1.2, f"p99 of requests without remote rows {slower:.2f} x beside a slow node, expected at most 1.2 x")
-    verdict(share >= 0.9, f"goodput with a slow node {share:.1%} of what the workers can do, expected at least 90 %")
+    verdict(share >= 0.9, f"goodput with a slow node {share:.1%} of the workers' capacity, expected at least 90 %")
     finish()
 
 

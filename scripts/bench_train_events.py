@@ -130,7 +130,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--events", type=int, default=300_000)
-    parser.add_argument("--folder", type=pathlib.Path, help="where package and events lie, or are written; a temporary folder where it is not given")
+    parser.add_argument("--folder", type=pathlib.Path, help="folder of package and events; by default a temporary one")
     o = parser.parse_args()
     torch.set_num_threads(o.threads)
     with tempfile.TemporaryDirectory() as temporary:

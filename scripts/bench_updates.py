@@ -99,7 +99,7 @@ def post(server, connection, body, path=f"{MODEL}/items:upsert"):
         sys.exit(f"{path}: {answer.status} {text[:300]}")
     told = json.loads(text)
     if told.get("refused"):
-        sys.exit(f"{path}: refused {told['refused'][:2]}")
+        sys.exit(f"{path}: rejected {told['refused'][:2]}")
     return told
 
 
@@ -262,7 +262,7 @@ def cost():
 def rates():
     store, lasts = base(), seconds(15)
     asked = requests_file("asked", requests())
-    header("writes", "asked /s", "done /s", "visible p50 ms", "p99 ms", "requests /s", "p99 without", "p99 with", "ratio")
+    header("writes", "target /s", "done /s", "visible p50 ms", "p99 ms", "requests /s", "p99 without", "p99 with", "ratio")
     for what, rate, bodies, size in kinds(lasts):
         with serving(copied(store, what.replace(" ", "-")), f"{what[:4]}-updates") as server:
             half = float(os.environ.get("PEAK", 0)) or peak(server, asked)
@@ -334,7 +334,7 @@ def turnover():
     with Server(STERLING, anew) as server:
         fresh_recall = recall(server), recall(server, probes=64)
         count, longest = lists(anew, 1)
-        row("built anew", "", count, longest, f"{fresh_recall[0]:.4f}", f"{fresh_recall[1]:.4f}")
+        row("rebuilt", "", count, longest, f"{fresh_recall[0]:.4f}", f"{fresh_recall[1]:.4f}")
     shutil.rmtree(anew, ignore_errors=True)
     verdict(worst <= 4, "no list above 4 x the mean")
     verdict(fresh_recall[0] - kept[0] <= 0.005, "recall within 0.005 of a fresh build")

@@ -53,7 +53,7 @@ def libraries(program: pathlib.Path) -> list[pathlib.Path]:
     said = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
     missing = re.findall(r"^\s*(\S+) => not found", said, re.M)
     if missing:
-        raise SystemExit(f"{program} asks for libraries that are not here: {', '.join(missing)}")
+        raise SystemExit(f"{program} needs libraries that are not here: {', '.join(missing)}")
     return sorted(pathlib.Path(found) for found in re.findall(r"(?:=> |^\s*)(/\S+) \(0x", said, re.M))
 
 
@@ -156,10 +156,10 @@ def build(program: pathlib.Path, folder: pathlib.Path, tag: str, time: int) -> s
 def main() -> None:
     root = pathlib.Path(__file__).parents[1]
     arguments = argparse.ArgumentParser(description="Makes a container image of a built program, as an OCI image layout.")
-    arguments.add_argument("folder", nargs="?", type=pathlib.Path, default=root / "target/image", help="where the layout is written (target/image)")
+    arguments.add_argument("folder", nargs="?", type=pathlib.Path, default=root / "target/image", help="folder of the layout (target/image)")
     arguments.add_argument("--program", type=pathlib.Path, default=root / "target/release/sterling", help="the program (target/release/sterling)")
     arguments.add_argument("--tag", default="latest", help="the image's tag in the layout (latest)")
-    arguments.add_argument("--keep-symbols", action="store_true", help="pack the program as it is, with what debuggers read")
+    arguments.add_argument("--keep-symbols", action="store_true", help="keep the debug information of the program")
     given = arguments.parse_args()
     if not given.program.is_file():
         raise SystemExit(f"{given.program}: no such program; `cargo build --release --features full` makes one")

@@ -125,7 +125,7 @@ def published(first):
 
 def strike(server, name, how):
     """Injects a fault into a server. Returns the function that ends it."""
-    assert server.is_running(), "what is to be struck runs"
+    assert server.is_running(), "the target process runs"
     if how == "killed":
         server.kill()
         return server.start
@@ -204,13 +204,13 @@ def main():
             raise SystemExit(wrong())
         took, asked = time.monotonic() - start, sum((client.answers for client in clients), collections.Counter())
         for server in servers[REPLICAS : 2 * REPLICAS]:
-            assert server.is_running(), "what is to be killed runs"
+            assert server.is_running(), "the target process runs"
             server.kill()
         until("a shard is missed", lambda: all(of_two_shards(router) for router in routers))
         covered = of_two_shards(routers[0])
         strikes = ", ".join(f"{count} x {how}" for how, count in done.items())
         print(f"{FLIPS} flips in {took:.0f} s, servers {strikes}: {asked[1]} and {asked[2]} answers of the versions, all 200 and whole")
-        print(f"the slowest took {max(client.slowest for client in clients):.2f} s; without a shard {covered:.4f} of the items, as it is said")
+        print(f"the slowest took {max(client.slowest for client in clients):.2f} s; without a shard {covered:.4f} of the items, as reported")
 
 
 if __name__ == "__main__":

@@ -138,8 +138,8 @@ def hold(servers, writers):
             body |= {name: answer[name] for name in ["cursor"] if name in answer}
         there, count = set(there), len(there)
         assert count == len(there), "an item is twice in the pages"
-        assert not acknowledged - there, f"{len(acknowledged - there)} of {len(acknowledged)} acknowledged are gone, {count} are there"
-        assert not there - acknowledged - perhaps, "items that nobody has written"
+        assert not acknowledged - there, f"{len(acknowledged - there)} of {len(acknowledged)} acknowledged are missing, {count} are there"
+        assert not there - acknowledged - perhaps, "items that no client has written"
         assert len(there) == durable, f"{len(there)} items by {durable} updates: some are there twice"
     return len(acknowledged), durable - len(acknowledged), len(perhaps)
 

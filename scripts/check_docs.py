@@ -6,8 +6,9 @@
     scripts/check_docs.py --sizes             also prints words, sentences, mean and longest sentence per page
     scripts/check_docs.py --wrap docs/guide/gpu.md      wraps the prose of these pages at 120 columns
     scripts/check_docs.py --site target/book  the links of the built site
-    scripts/check_docs.py --words crates src  the word list alone, on comments and strings of .rs, .py and .sh files and on .md files
-    scripts/check_docs.py --words --since main crates   of these only the lines that were added since a revision
+    scripts/check_docs.py --words crates src  the word list alone: comments and strings of .rs, .py, .sh, .js and .html files
+    scripts/check_docs.py --words             the word list on all sources of the repository, as CI does
+    scripts/check_docs.py --words --since main crates   only the lines that were added since a revision
 
 The word list is `scripts/words.txt`; `scripts/words_allow.txt` holds the legitimate uses. The exit status is 1 if there is a finding.
 """
@@ -27,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BOOK = ROOT / "docs"
 COUNTED = ["README.md", "CONTRIBUTING.md", "models/README.md", "python/README.md"]  # beside every page of docs/
 LINKED = COUNTED + ["CHANGELOG.md", "CODE_OF_CONDUCT.md", "SECURITY.md", "deploy/README.md"]
+SOURCES = ["benches", "crates", "examples", "models", "python", "scripts", "src", "tests"]  # of the word list
 GENERATED = ["docs/reference/cli.md"]  # written by scripts/cli_reference.py; not in the total
 WIDTH_MAX = 120
 MEAN_MAX = 18.0
@@ -239,6 +241,11 @@ def joined(pieces: list[tuple[int, str]]) -> list[tuple[int, str]]:
     return texts
 
 
+def plain(text: str) -> str:
+    """The text with format arguments as placeholders."""
+    return re.sub(r"\$?\{[^{}]*\}", CODE, text.replace("{{", CODE).replace("}}", CODE))
+
+
 def rust_texts(source: str) -> list[tuple[int, str]]:
     comments, strings = [], []
     for match in RUST.finditer(source):
@@ -248,9 +255,8 @@ def rust_texts(source: str) -> list[tuple[int, str]]:
                 comments.append((line + ahead, re.sub(r"^\s*(?://[/!]?|/\*[*!]?|\*(?!/))|\*/$", "", piece).strip()))
         elif match.group("raw") or match.group("string"):
             text = match.group("rawtext") or match.group("text") or ""
-            text = re.sub(r"\\\n\s*", "", text).replace("\\n", " ")
             if " " in text:
-                strings.append((line, text))
+                strings.append((line, re.sub(r"\\\n\s*", "", text).replace("\\n", " ")))
     return joined(comments) + strings
 
 
@@ -269,16 +275,31 @@ def shell_texts(source: str) -> list[tuple[int, str]]:
     return joined([(n, line.lstrip()[1:].strip()) for n, line in lines if line.lstrip().startswith("#")])
 
 
+SCRIPT = re.compile(r"""//(?P<comment>[^\n]*)|(?P<quote>["'`])(?P<text>(?:[^\\\n]|\\.)*?)(?P=quote)""")
+
+
+def script_texts(source: str) -> list[tuple[int, str]]:
+    texts = [(source.count("\n", 0, m.start()) + 1, m.group("comment"), m.group("text")) for m in SCRIPT.finditer(source)]
+    comments = [(line, comment.strip()) for line, comment, _ in texts if comment]
+    return joined(comments) + [(line, text) for line, _, text in texts if text and " " in text]
+
+
+def html_texts(source: str) -> list[tuple[int, str]]:
+    found = re.finditer(r">([^<>]+)<|(?:title|aria-label|placeholder)=\"([^\"]+)\"", source)
+    return [(source.count("\n", 0, m.start()) + 1, (m.group(1) or m.group(2)).strip()) for m in found]
+
+
 def page_texts(page: Page) -> list[tuple[int, str]]:
     return page.blocks + page.cells + page.headings
+
+
+PARSERS = {".rs": rust_texts, ".py": python_texts, ".sh": shell_texts, ".js": script_texts, ".html": html_texts}
 
 
 def texts_of(path: Path) -> list[tuple[int, str]]:
     if path.suffix == ".md":
         return page_texts(read(path))
-    source = path.read_text(encoding="utf-8")
-    parse = {".rs": rust_texts, ".py": python_texts, ".sh": shell_texts}[path.suffix]
-    return parse(source)
+    return PARSERS[path.suffix](path.read_text(encoding="utf-8"))
 
 
 def added_lines(path: Path, revision: str) -> set[int]:
@@ -292,12 +313,14 @@ def added_lines(path: Path, revision: str) -> set[int]:
 
 def check_words(paths: list[str], since: str | None) -> list[str]:
     words, found = word_list(), []
+    # Without paths the sources only: `main` checks the pages of the documentation.
+    suffixes = [*PARSERS, ".md"] if paths else [*PARSERS]
     files: list[Path] = []
-    for path in [Path(p).resolve() for p in paths or ["."]]:
+    for path in [Path(p).resolve() for p in paths or [ROOT / name for name in SOURCES]]:
         under = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-        files += [p for p in under if p.suffix in (".rs", ".py", ".sh", ".md") and not {"target", ".git"} & set(p.parts)]
+        files += [p for p in under if p.suffix in suffixes and not re.search(r"/(?:target|\.[^/]+|__pycache__)/", f"/{relative(p)}")]
     for path in files:
-        texts = [(line, prose(text)) for line, text in texts_of(path)]
+        texts = [(line, prose(plain(text))) for line, text in texts_of(path)]
         hits = words.findings(relative(path), texts)
         if since and hits:
             added = added_lines(path, since)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the certificates of tests/golden/tls, which are valid for a hundred years and protect nothing: an authority, two server
-# certificates, a client certificate; and an expired server certificate of another authority. Python 3.13 rejects an authority
-# without key usage.
+# certificates, a client certificate; an expired server certificate of another authority; and one that is its own authority.
+# Python 3.13 rejects an authority without key usage.
 set -euo pipefail
 cd "$(dirname "$0")/../tests/golden/tls"
 new() { # NAME SUBJECT EXTENSIONS: a key, and a certificate by the authority
@@ -16,6 +16,9 @@ new server "localhost" "subjectAltName=DNS:localhost,IP:127.0.0.1\nextendedKeyUs
 new server-2 "localhost" "subjectAltName=DNS:localhost,IP:127.0.0.1\nextendedKeyUsage=serverAuth"
 new client "a client" "extendedKeyUsage=clientAuth"
 rm -f ca.srl ca.key
+# The default of `openssl req -x509`: a server certificate that is an authority (CA:TRUE), which clients reject.
+openssl ecparam -name prime256v1 -genkey -noout | openssl pkcs8 -topk8 -nocrypt -out self.key
+openssl req -x509 -new -key self.key -subj "/CN=localhost" -days 36500 -sha256 -addext "subjectAltName=DNS:localhost,IP:127.0.0.1" -out self.pem
 expired() { # A certificate that was good for a day: only `openssl ca` takes dates.
     local folder
     folder=$(mktemp -d)

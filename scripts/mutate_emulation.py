@@ -24,9 +24,9 @@ MUTANTS = [
     ("two results in one place", EMULATED, "        if is_taken {", "        if is_taken && false {", "faults::a_result"),
     ("use after free", EMULATED, "if overlaps(&locked(&GRAVES).runs, (address, bytes)) {", "if false {", "faults::freed_memory_is_not_used"),
     ("argument after free", EMULATED, "overlaps(&locked(&GRAVES).runs, (word, 1))", "word == 1 << 63", "faults::freed_memory_is_not_used"),
-    ("no poison", KERNELS, "std::memset(memory, 0xDD, bytes);", "(void)memory;", "faults::freed_memory_is_overwritten"),
+    ("no fill pattern", KERNELS, "std::memset(memory, 0xDD, bytes);", "(void)memory;", "faults::freed_memory_is_overwritten"),
     ("no quarantine", EMULATED, "graves.bytes > GRAVES_BYTES_MAX", "graves.bytes > 0", "faults::freed_memory_is_overwritten"),
-    ("used anew as it was", EMULATED, "std::ptr::write_bytes(address as *mut u8, DEAD, bytes)", "let _ = (address, DEAD)", "faults::memory_that_is_used_anew"),
+    ("reused as it was", EMULATED, "std::ptr::write_bytes(address as *mut u8, DEAD, bytes)", "let _ = (address, DEAD)", "faults::reused_memory_is_overwritten"),
     ("not settled", EMULATED, "if let Some(work) = too_early {", "if let Some(work) = too_early.filter(|_| false) {", "faults::a_stream_uses"),
     ("closed before its end", EMULATED, "if left > 0 && self.here().is_ok() {", "if left > 99 && self.here().is_ok() {", "faults::a_stream_is_not_closed"),
     ("streams in the order of the waits", EMULATED, "let is_other = !self.is_late && self.random(2) == 0;", "let is_other = false;", "faults::streams_run"),
@@ -35,11 +35,11 @@ MUTANTS = [
     ("threads", EMULATED, "threads > THREADS_MAX ||", "false ||", "faults::launches"),
     ("grid", EMULATED, "blocks == 0 || blocks > most", "blocks == 0", "faults::launches"),
     ("arguments", EMULATED, "if arguments.len() > ARGUMENTS_MAX {", "if false {", "faults::launches"),
-    ("a lane begins over results", LANE, "        if unfetched > 0 {", "        if unfetched > 99 {", "lanes::a_lane_does_not_begin"),
+    ("a stream begins over results", LANE, "        if unfetched > 0 {", "        if unfetched > 99 {", "lanes::a_stream_does_not_begin"),
     ("late groups take turns", CUDA, "by_turns[sent % by_turns.len()]", "by_turns[0]", "batches::whole_pass_skips"),
-    ("nobody waits at the end", CUDA, "let _ = device.finish();", "let _ = device;", "batches::whole_pass_answers_each_request"),
+    ("no wait at the end", CUDA, "let _ = device.finish();", "let _ = device;", "batches::whole_pass_answers_each_request"),
     ("results of a failed stretch", LANE, "if let Some(failure) = &state.failure {", "if let Some(failure) = state.failure.as_ref().filter(|_| false) {", "faults::a_device"),
-    ("keys of the last slot", BESIDE, "Spare::new((cut.slots() + BLOCK) as u32..", "Spare::new(cut.slots() as u32..", "updates::whole_pass_keeps"),
+    ("keys of the last slot", BESIDE, "Spare::new((cut.slots() + BLOCK) as u32..", "Spare::new(cut.slots() as u32..", "updates::whole_pass_stores"),
 ]
 
 

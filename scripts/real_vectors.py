@@ -38,7 +38,7 @@ def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("set", choices=["words", "words100", "sentences", "wide"])
     options.add_argument("out", type=pathlib.Path)
-    options.add_argument("--cache", type=pathlib.Path, default=pathlib.Path("real-vectors-cache"), help="where packages lie")
+    options.add_argument("--cache", type=pathlib.Path, default=pathlib.Path("real-vectors-cache"), help="folder of the packages")
     options.add_argument("--limit", type=int, help="texts that are encoded at most")
     options.add_argument("--minutes", type=float, default=1e9, help="of encoding at most; a later run goes on")
     given = options.parse_args()

@@ -57,6 +57,7 @@ fi
 
 all=$([ "${1:-}" = --all ] && echo --all || true)
 "${PYTHON:-python3}" scripts/check_docs.py
+"${PYTHON:-python3}" scripts/check_docs.py --words
 scripts/build_docs.sh --no-rust
 cargo fmt --check
 cargo clippy --locked --workspace --all-targets --features full -- -D warnings

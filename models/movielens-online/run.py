@@ -30,7 +30,7 @@ class Run:
         self.program, self.folder, self.seed = program, folder, seed
 
     def train(self, package, events, out, *flags):
-        """Trains a package on events; what the program said."""
+        """Trains a package on events; the program's output."""
         shutil.rmtree(self.folder / out, ignore_errors=True)
         command = [self.program, "train", package, "--events", *events, "--out", self.folder / out, "--seed", self.seed, *flags]
         done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The recall that is asked for against the recall that is found: a two-tower model of MovieLens 100K, by users that nothing was measured with.
+"""The target recall against the recall that is found: a two-tower model of MovieLens 100K, by users that nothing was measured with.
 
     pip install './python[export]'
     python models/movielens/recall.py OUT --program target/release/sterling
 
 OUT receives the package. Half of the users calibrate the first publication (`samples` of the export), the other half ask. The exit
-code is 1 where the recall that is found is more than 0.015 below the one that was asked for. Data and terms are those of train.py.
+code is 1 where the recall that is found is more than 0.015 below the target. Data and terms are those of train.py.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class User(nn.Module):
 
 
 def train(histories, films, seed):
-    """Each user's films are told from all others by the mean of the rest of them."""
+    """Each user's films are distinguished from all others by the mean of the rest of them."""
     torch.manual_seed(seed)
     rng, user, table = np.random.default_rng(seed), User(), nn.Parameter(torch.randn(films + 1, D) * 0.1)
     optimiser = torch.optim.Adam([table, *user.parameters()], lr=3e-3)
@@ -73,7 +73,7 @@ def retrieve(url, **asked):
 
 
 def found(url, histories, k, recall, leaves_out):
-    """The mean share of the best `k` films of users that is among those found, and what was estimated."""
+    """Mean share of the users' best `k` films that the search finds, and the estimated one."""
     shares, estimates = [], []
     for history in histories:
         asked = {"features": {"history": history}, "k": k, "candidates": k} | ({"exclude": history} if leaves_out else {})
@@ -107,7 +107,7 @@ def main():
     with tempfile.TemporaryDirectory() as store:
         sterling.publish(o.out, pathlib.Path(store), program=o.program)
         with sterling.serve(pathlib.Path(store), program=o.program) as server:
-            print("| films | history | asked | estimated | found |\n|---|---|---|---|---|")
+            print("| films | history | target | estimated | found |\n|---|---|---|---|---|")
             for leaves_out in (False, True):
                 for k in CANDIDATES:
                     for recall in RECALLS:

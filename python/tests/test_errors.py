@@ -16,7 +16,7 @@ def failed() -> sterling.ProgramError:
 
 ERRORS = [
     sterling.RequestError(400, {"code": "invalid", "detail": "no", "retryable": False}, 2.0),
-    sterling.ConnectionFailed("POST http://a: refused"),
+    sterling.ConnectionFailed("POST http://a: rejected"),
     sterling.ExportError("no table"),
     sterling.SnapshotError("not whole"),
     failed(),

@@ -88,7 +88,7 @@ def refused(tmp_path, said, **changes):
     before = sorted(tmp_path.iterdir())
     with pytest.raises(ExportError, match=said):
         export(tmp_path / "shop", **changes)
-    assert sorted(tmp_path.iterdir()) == before, "a refused export leaves nothing behind"
+    assert sorted(tmp_path.iterdir()) == before, "a rejected export leaves no files"
 
 
 def test_a_package_is_served_as_pytorch_has_it(tmp_path, program):

@@ -67,7 +67,7 @@ def test_a_package_learns_from_events(tmp_path, tiny, program):
     assert report["learned"]["ndcg@10"] > report["frozen"]["ndcg@10"]
     version = sterling.publish(tmp_path / "learned", tmp_path / "store", program=program)
     assert version.version == 1 and sterling.load_snapshot(version.folder)
-    with pytest.raises(sterling.ProgramError, match="it exists, expected a name that is free"):
+    with pytest.raises(sterling.ProgramError, match="it exists, expected a path that does not"):
         sterling.train(package, [events], tmp_path / "learned", program=program)
 
 

@@ -121,7 +121,7 @@ fn selected(text: &str) -> std::result::Result<Selected, String> {
         Some(times) => times.parse().ok().filter(|times| (1.0..1e4).contains(times)).map(Selected::Times),
         None => text.parse().ok().map(Selected::Count),
     };
-    found.ok_or_else(|| "expected a number, or 1 to 10000 and an x for so many times the results".into())
+    found.ok_or_else(|| "expected a number, or 1 to 10000 with an x, as a multiple of the results".into())
 }
 
 /// Number of candidates that codes select.
@@ -655,7 +655,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_measured_is_refused_with_the_reason() {
+    fn unmeasurable_options_are_rejected_with_the_reason() {
         let folder = folder();
         for (rest, reason) in [
             (&["--probes", "0"][..], "--probes: got 0"),

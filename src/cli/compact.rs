@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::output::say;
 use super::store::StoreArgs;
 use sterling_api::MergeResponse;
 use sterling_bench::Target;
 use sterling_core::error::{Error, Result};
+use sterling_journal::wait_until_closed;
 use sterling_publish::compact::{self, Compactor};
 use sterling_publish::warmup;
 use sterling_server::config::{Config, Flags};
@@ -16,6 +18,9 @@ use sterling_serving::fresh::{Merged, Updating};
 use sterling_serving::registry::{self, Registry, Snapshots};
 use sterling_snapshot::sandbox::{Apart, Trials};
 use sterling_snapshot::{Placement, check_name};
+
+/// Maximum wait for a server that is ending and still has the journal open.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Arguments of `sterling compact`.
 #[derive(Debug, clap::Args)]
@@ -60,22 +65,27 @@ fn ask(url: &str, key: Option<String>, model: &str) -> Result<Merged> {
     Ok(Merged { version, position, items })
 }
 
-/// Returns whether a folder has a journal of a model, or of a shard of it with any number of shards.
-fn has_journal(updates: &Path, model: &str, shard: Option<u32>) -> bool {
-    let Some(shard) = shard else { return updates.join(model).is_dir() };
+/// Returns the journals of a model, or of a shard of it with any number of shards.
+fn journals(updates: &Path, model: &str, shard: Option<u32>) -> Vec<PathBuf> {
+    let Some(shard) = shard else { return Vec::from_iter(Some(updates.join(model)).filter(|folder| folder.is_dir())) };
     let beginning = format!("{model}@{shard}of");
-    let names = std::fs::read_dir(updates).into_iter().flatten().flatten();
-    names.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().starts_with(&beginning))
+    let entries = std::fs::read_dir(updates).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&beginning)).map(|e| e.path()).collect()
 }
 
 /// Merges in this process, without a server.
 fn merge(store: &StoreArgs, updates: &Path, (model, shard): (&str, Option<u32>)) -> Result<Merged> {
-    if !startup::are_streams(updates) && !has_journal(updates, model, shard) {
-        let shard = shard.map_or(String::new(), |shard| format!("shard {shard} of "));
-        return Err(Error::not_found(format!(
-            "updates: {} has no journal of {shard}model `{model}`",
-            updates.display()
-        )));
+    if !startup::are_streams(updates) {
+        let journals = journals(updates, model, shard);
+        if journals.is_empty() {
+            let shard = shard.map_or(String::new(), |shard| format!("shard {shard} of "));
+            return Err(Error::not_found(format!(
+                "updates: {} has no journal of {shard}model `{model}`",
+                updates.display()
+            )));
+        }
+        // A server that was stopped may still finish its requests.
+        journals.iter().try_for_each(|folder| wait_until_closed(folder, PATIENCE))?;
     }
     let store = match shard {
         Some(shard) => startup::with_folds(updates, store.existing()?.of_shard(shard)),

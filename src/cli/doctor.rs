@@ -138,7 +138,7 @@ fn tell(observed: &Observed) -> Result<()> {
                 seen.versions.iter().map(|(version, digest)| format!("{version} {digest}")).collect();
             let wished = seen.wished.map_or("the newest".into(), |version| format!("version {version}"));
             let wished = [vec![wished], seen.traffic.clone()].concat().join(", ");
-            say(format_args!("store {}: {model} versions {}; wished is {wished}", store.name, versions.join(", ")))?;
+            say(format_args!("store {}: {model} versions {}; desired is {wished}", store.name, versions.join(", ")))?;
         }
     }
     Ok(())

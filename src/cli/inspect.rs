@@ -95,7 +95,7 @@ impl Inspect {
         for (name, wish) in wished.collect::<BTreeMap<_, _>>() {
             let wish = wish?;
             if wish.revision > 0 {
-                say(format_args!("{name}: wished is {}, revision {}", wish.told(), wish.revision))?;
+                say(format_args!("{name}: desired is {}, revision {}", wish.told(), wish.revision))?;
             }
         }
         Ok(())
@@ -168,7 +168,7 @@ fn programs(package: &Package, published: Option<&BTreeMap<String, GraphRecord>>
         }
     }
     if let Some(part) = package.overarch.as_ref().and_then(OverArch::part) {
-        say(format_args!("\nwhat is kept of an item: {} numbers, {}", part.width(), part.program().digest()))?;
+        say(format_args!("\nitem-side values: {} numbers, {}", part.width(), part.program().digest()))?;
         say(part.program())?;
     }
     Ok(())

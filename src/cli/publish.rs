@@ -162,7 +162,7 @@ pub(super) fn decisions(manifest: &Manifest) -> Result<()> {
     if let Some(part) = &manifest.decisions.item_part {
         let bytes = manifest.files.get(PARTS_FILE).map_or(0, |sum| sum.bytes);
         say(format_args!(
-            "  kept by item: {} numbers of the reranker in {}, {:.1} MB, by the program {}",
+            "  item-side values: {} numbers of the reranker in {}, {:.1} MB, by the program {}",
             part.width,
             part.format.name(),
             bytes as f64 / 1e6,

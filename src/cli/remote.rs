@@ -58,10 +58,11 @@ impl Remote {
 fn list(cluster: &Arc<Cluster>, all: bool) -> Result<()> {
     say(format_args!("{:32} {:>20} {:>12} {:>9} {:>10} state", "table", "rows", "count", "row bytes", "MB"))?;
     let mut lost = 0;
-    for set in cluster.tables()? {
-        let Some(m) = find(cluster, &set)? else { continue };
+    let tables = cluster.tables()?;
+    for set in &tables {
+        let Some(m) = find(cluster, set)? else { continue };
         let trouble = match m.state {
-            TableState::Complete => if all { verify(cluster, &set) } else { sample(cluster, &set) }?.trouble(),
+            TableState::Complete => if all { verify(cluster, set) } else { sample(cluster, set) }?.trouble(),
             _ => None,
         };
         lost += u32::from(trouble.is_some());
@@ -73,9 +74,13 @@ fn list(cluster: &Arc<Cluster>, all: bool) -> Result<()> {
     let troubles = cluster.misconfigured()?;
     troubles.iter().try_for_each(|line| say(format_args!("warning: {line}")))?;
     match lost {
+        0 if all && tables.is_empty() => Err(Error::unavailable(
+            "the cluster has no sets of rows, expected at least one; `sterling remote NODE --load STORE/MODEL/VERSION` \
+             restores lost ones",
+        )),
         0 => Ok(()),
         lost if all => Err(Error::unavailable(format!(
-            "rows of {lost} sets cannot be read; `sterling remote NODE --load STORE/MODEL/VERSION` brings lost ones back"
+            "rows of {lost} sets cannot be read; `sterling remote NODE --load STORE/MODEL/VERSION` restores lost ones"
         ))),
         _ => Ok(()),
     }

@@ -36,7 +36,8 @@ impl Route {
         let config = RouterConfig::read(self.config.as_deref(), &flags)?;
         let access = AccessControl::open(&config.access)?;
         if !access.is_guarded() && !config.listen.ip().is_loopback() {
-            tracing::warn!(address = %config.listen, "whoever reaches this address may ask: `access.keys` names a file of keys");
+            tracing::warn!(address = %config.listen, "every client that reaches this address may query: `access.keys` \
+                                                      names a file of keys");
         }
         let traces = Traces::start(&config.traces)?;
         let app = Arc::new(RouterApp::new(Fleet::open(config.route.clone())?, access, traces, &config.http)?);
@@ -51,7 +52,7 @@ impl Route {
         });
         runtime.shutdown_background();
         if !ended? {
-            tracing::warn!("stopped before all was answered");
+            tracing::warn!("stopped before all requests were answered");
         }
         Ok(())
     }

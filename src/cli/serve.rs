@@ -91,7 +91,7 @@ fn check(config: &Config) -> Result<()> {
     let scheme = if Tls::open(&config.tls)?.is_some() { "https" } else { "http" };
     let placement = Placement::open(&config.tables)?;
     let device = config.device.parse::<Choice>()?.open()?;
-    let keys = if access.is_guarded() { "calls take a key" } else { "calls take no key" };
+    let keys = if access.is_guarded() { "calls need a key" } else { "calls need no key" };
     say(format_args!("would listen on {scheme}://{}, {keys}, passes on {device}", config.listen))?;
     let store = store(config)?;
     prove(&store)?;

@@ -26,42 +26,42 @@ pub(super) struct Train {
     /// Files of events, JSON lines or Parquet, or folders of such, in their order; - reads JSON lines from standard input
     #[arg(long, value_name = "PATH", required = true, num_args = 1.., value_parser = local_path())]
     events: Vec<PathBuf>,
-    /// Items, as Parquet or JSON lines; the package's items.parquet or items.jsonl where it is not given
+    /// Items, as Parquet or JSON lines; by default the package's items.parquet or items.jsonl
     #[arg(long, value_parser = local_path())]
     items: Option<PathBuf>,
-    /// The package to write, which must not exist
+    /// Package to write, which must not exist
     #[arg(long, value_name = "DIR", required_unless_present = "publish", value_parser = local_path())]
     out: Option<PathBuf>,
-    /// Publish what was learned to the store
+    /// Publish the trained package to the store
     #[arg(long)]
     publish: bool,
     #[command(flatten)]
     store: StoreArgs,
-    /// The index recipe of --publish; indexes/default.toml holds what is used where it is not given
+    /// Index recipe of --publish; indexes/default.toml holds the defaults
     #[arg(long, value_parser = local_path())]
     index: Option<PathBuf>,
-    /// Checkpoints and refused events go here; OUT.train where it is not given, or PACKAGE.train without --out
+    /// Folder of checkpoints and rejected events; by default OUT.train, or PACKAGE.train without --out
     #[arg(long, value_name = "DIR", value_parser = local_path())]
     work: Option<PathBuf>,
-    /// How often the events are gone through; they are ranked the first time alone
+    /// Passes over the events; they are ranked in the first one only
     #[arg(long, value_name = "N", default_value_t = 1)]
     epochs: u64,
-    /// Shuffle so many events among each other; they keep their order where it is 0
+    /// Window of events that are shuffled; 0 keeps their order
     #[arg(long, value_name = "N", default_value_t = 0)]
     shuffle: usize,
-    /// What negatives and the order of shuffled events are drawn by
+    /// Seed of negatives and of the order of shuffled events
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Threads of lookups, graphs and updates; they change no number
+    /// Threads of lookups, graphs and updates; results do not depend on it
     #[arg(long, value_name = "N", default_value_t = 1)]
     threads: usize,
-    /// Write a checkpoint every so many steps
+    /// Steps between two checkpoints
     #[arg(long, value_name = "N", default_value_t = 1000)]
     checkpoint_steps: u64,
-    /// Rank the events of every so many batches before they are trained on; 0 ranks none
+    /// Rank the events of every N-th batch before training on them; 0 ranks none
     #[arg(long, value_name = "N", default_value_t = 1)]
     judge: u64,
-    /// Events that may be refused, as a number or a share such as 0.5%; with more the run ends with exit code 2
+    /// Maximum of rejected events, as a number or a share such as 0.5%; above it the run ends with exit code 2
     #[arg(long, value_name = "N", default_value = "10%")]
     max_refused: ProblemLimit,
 }
@@ -70,7 +70,7 @@ impl Train {
     pub(super) fn run(self) -> Result<()> {
         sterling_telemetry::start_logs(false);
         if let Some(out) = self.out.as_ref().filter(|out| out.exists()) {
-            return Err(Error::conflict(format!("--out {}: it exists, expected a name that is free", out.display())));
+            return Err(Error::conflict(format!("--out {}: it exists, expected a path that does not", out.display())));
         }
         let work = self
             .work

@@ -61,7 +61,9 @@ impl Activate {
         if let Some(Choice(expected)) = self.expect.filter(|expected| expected.0 != before.version) {
             let expected = expected.map_or("the newest version".into(), |version| format!("version {version}"));
             let now = before.told();
-            return Err(Error::conflict(format!("model `{model}`: expected {expected} to be wished, it is {now}")));
+            return Err(Error::conflict(format!(
+                "model `{model}`: expected {expected} as the desired state, it is {now}"
+            )));
         }
         let now = match before.version == version {
             true => before,

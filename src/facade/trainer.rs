@@ -80,7 +80,7 @@ impl Trainer {
     pub fn train(&self, out: impl AsRef<Path>) -> Result<Report> {
         let out = out.as_ref();
         if out.exists() {
-            return Err(Error::conflict(format!("{}: it exists, expected a name that is free", out.display())));
+            return Err(Error::conflict(format!("{}: it exists, expected a path that does not", out.display())));
         }
         let work = self.work.clone().unwrap_or_else(|| TrainOptions::work_beside(out));
         let options = TrainOptions { work, ..self.options.clone() };

@@ -33,7 +33,7 @@ def shelf(folder: pathlib.Path) -> pathlib.Path:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "smoke: in the short lane of scripts/test.sh; the others are in that of --all")
+    config.addinivalue_line("markers", "smoke: in the short run of scripts/test.sh; the others are in that of --all")
 
 
 @pytest.fixture(scope="session")
@@ -59,10 +59,10 @@ def chromium() -> collections.abc.Iterator[webdriver.Chrome]:
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
     driver.set_page_load_timeout(60)
     # Number of unanswered requests of the page.
-    count = """window.asked = 0;
+    count = """window.unanswered = 0;
         for (const [of, name] of [[window, "fetch"], [Response.prototype, "text"]]) {
             const real = of[name];
-            of[name] = async function (...all) { asked++; try { return await real.apply(this, all); } finally { asked--; } };
+            of[name] = async function (...all) { unanswered++; try { return await real.apply(this, all); } finally { unanswered--; } };
         }"""
     driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": count})
     yield driver

@@ -1,4 +1,4 @@
-// How many texts are shown, and those whose contrast is under 4.5 (WCAG 2.2, 1.4.3 AA): relative luminance of colours in sRGB.
+// Number of shown texts, and those whose contrast is under 4.5 (WCAG 2.2, 1.4.3 AA): relative luminance of colours in sRGB.
 const channels = color => color.match(/[\d.]+/g).map(Number);
 const luminance = color => {
   const [r, g, b] = channels(color).map(c => c / 255).map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);

@@ -41,7 +41,7 @@ class Console:
 
     def is_quiet(self) -> bool:
         """Returns whether the page has no request in progress and has drawn all answers."""
-        return self.driver.execute_script("return asked === 0")
+        return self.driver.execute_script("return unanswered === 0")
 
     def until(self, holds: collections.abc.Callable[[], object], seconds: float = 30) -> object:
         return WebDriverWait(self.driver, seconds, ignored_exceptions=[Exception]).until(lambda _: holds())
@@ -293,7 +293,7 @@ def test_charts_show_what_happens(console: Console, server: sterling.Server) -> 
         console.until(lambda: True)
     console.until(lambda: len(console.all("#charts figure svg path")) > 5, 60)
     named = [figure.text.split("\n")[0] for figure in console.all("#charts figure")]
-    assert {"Answers a second", "Latency of passes, ms", "Items beside the snapshot"} <= set(named)
+    assert {"Answers per second", "Latency of passes, ms", "Items of the delta"} <= set(named)
     console.picture("live")
 
 
@@ -570,7 +570,7 @@ def test_a_server_with_keys_is_unlocked_with_one(chromium: webdriver.Chrome, tmp
         chromium.get(running.url)
         page.until(lambda: page.one("#unlock").is_displayed())
         # A missing key is not an error yet.
-        page.until(lambda: page.text("#absent") == "This server asks for a key.")
+        page.until(lambda: page.text("#absent") == "This server needs a key.")
         assert not page.all(".problem")
         page.one("#key").send_keys("stk_0", Keys.ENTER)
         page.until(lambda: page.one("#unlock").is_displayed() and "401" in page.text("#absent"))

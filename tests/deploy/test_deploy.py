@@ -243,7 +243,7 @@ def check(config: str, folder: pathlib.Path, *, expect: str = "would listen") ->
 
 @pytest.mark.parametrize("path", ["sterling.toml", "kubernetes/sterling.toml"])
 def test_configurations_are_ones(path: str, tmp_path: pathlib.Path) -> None:
-    assert "calls take a key" in check((DEPLOY / path).read_text(), tmp_path)
+    assert "calls need a key" in check((DEPLOY / path).read_text(), tmp_path)
 
 
 def flags() -> set[str]:
@@ -379,11 +379,11 @@ def test_shards_and_routers_find_each_other_and_nobody_else_finds_them() -> None
 
 def test_configurations_of_shards_and_routers_are_ones(tmp_path: pathlib.Path) -> None:
     shard = 'store = "/var/lib/sterling/store"\n' + (DEPLOY / "sharded/group/shard.toml").read_text()
-    assert "calls take a key" in check(shard.replace("/var/cache", str(tmp_path)), tmp_path)
+    assert "calls need a key" in check(shard.replace("/var/cache", str(tmp_path)), tmp_path)
     # Its servers cannot be reached from here, which must be the only error.
     router = DEPLOY / "sharded/base/router.toml"
     done = subprocess.run([PROGRAM, "doctor", "--config", router], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    assert done.returncode == 1 and "server sterling-shards:8080 takes no requests: the name cannot be resolved" in done.stdout, done.stderr
+    assert done.returncode == 1 and "server sterling-shards:8080 accepts no requests: the name cannot be resolved" in done.stdout, done.stderr
 
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl")

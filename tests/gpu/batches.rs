@@ -105,7 +105,7 @@ impl<'a> Happening<'a> {
 
     fn look(&self) -> usize {
         let look = self.looks.fetch_add(1, Ordering::Relaxed);
-        assert!(look != self.panics_at, "a panic that was asked for");
+        assert!(look != self.panics_at, "an intended panic");
         look
     }
 }
@@ -164,7 +164,7 @@ fn run(of: &Requests, gpu: &mut Cuda, random: &mut Random, found: &mut Found, wh
         batch.panics_at = random.below(looks);
     }
     let panicked = catch_unwind(AssertUnwindSafe(|| gpu.run(&batch))).is_err();
-    assert!(!panicked || batch.panics_at != NEVER, "{what}: a panic that nobody asked for");
+    assert!(!panicked || batch.panics_at != NEVER, "{what}: an unintended panic");
     found.panics += usize::from(panicked);
     let Happening { late_at, left_at, answers, .. } = batch;
     for (n, answer) in answers.into_inner().unwrap().into_iter().enumerate() {
@@ -339,7 +339,7 @@ fn whole_pass_goes_back_to_a_device_that_is_found_again() {
     card.lose_after(1);
     assert!(by_cpu());
     let told = residents.warnings();
-    assert!(told.len() == 1 && told[0].contains("has failed for") && told[0].contains("the card is lost"), "{told:?}");
+    assert!(told.len() == 1 && told[0].contains("has failed for") && told[0].contains("the GPU is lost"), "{told:?}");
     card.find_again();
     let start = Instant::now();
     while by_cpu() {

@@ -6,7 +6,7 @@ use sterling::embedding::planner::{Topology, Workload, calibrate_gpu, plan};
 use crate::emulation::{cards, device};
 
 #[test]
-fn a_card_is_measured_and_planned_with() {
+fn a_gpu_is_measured_and_planned_with() {
     let device = device();
     let constants = calibrate_gpu::measure(&device, 1 << 18).unwrap();
     let mut topology = Topology::detect().unwrap().with_cards(std::slice::from_ref(&device)).unwrap();
@@ -22,12 +22,12 @@ fn a_card_is_measured_and_planned_with() {
 }
 
 #[test]
-fn a_card_that_is_full_or_lost_is_no_card_to_measure() {
+fn a_full_or_lost_gpu_is_not_measured() {
     let small = cards(&[300_000]);
     let error = calibrate_gpu::measure(&Device::over(small[0].clone()), 1 << 20).unwrap_err().to_string();
     assert!(error.contains("emulated:0") && error.contains("75000 bytes"), "{error}");
     let lost = cards(&[1 << 30]);
     lost[0].lose_after(3);
     let error = calibrate_gpu::measure(&Device::over(lost[0].clone()), 1 << 18).unwrap_err().to_string();
-    assert!(error.contains("the card is lost"), "{error}");
+    assert!(error.contains("the GPU is lost"), "{error}");
 }

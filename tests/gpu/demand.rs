@@ -32,7 +32,7 @@ fn launches_compute_what_they_say() {
         for (kind, what, more) in kinds {
             let (said, did) = (kind(&said) - kind(&said_before), kind(&did) - kind(&did_before));
             let is_near = did as f64 <= more * said as f64 && said as f64 <= 1.3 * did as f64;
-            assert!(is_near, "{what}, {probes} probes: {said} said, {did} counted");
+            assert!(is_near, "{what}, {probes} probes: {said} estimated, {did} counted");
             assert!(did > 0 || (probes < 64 && what == "bytes by tensor cores"), "{what} is not among them");
         }
     }

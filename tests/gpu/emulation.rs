@@ -37,7 +37,7 @@ fn make(name: &str, options: &[&str]) -> PathBuf {
 /// Returns the GPU of `STERLING_TEST_DEVICE`, else a new emulated one, on the library that this run built.
 pub fn device() -> Device {
     if let Ok(named) = std::env::var(DEVICE) {
-        return named.parse::<Choice>().unwrap().open().unwrap().device.expect("a card").first().clone();
+        return named.parse::<Choice>().unwrap().open().unwrap().device.expect("a GPU").first().clone();
     }
     Device::over(emulated())
 }

@@ -142,7 +142,7 @@ fn freed_memory_is_not_used() {
     let of = Misused::new();
     of.submit(of.upload());
     misuse!(of.card.unpin(of.pinned));
-    assert!(misuse!(of.card.wait(of.stream)).is_err(), "what was queued ran over unpinned memory");
+    assert!(misuse!(of.card.wait(of.stream)).is_err(), "queued work ran over unpinned memory");
     let of = Misused::new();
     misuse!(of.card.free(of.memory));
     misuse!(of.card.free(of.memory));
@@ -153,20 +153,20 @@ fn freed_memory_is_not_used() {
 }
 
 #[test]
-fn memory_that_is_used_anew_is_overwritten_and_nobody_elses() {
+fn reused_memory_is_overwritten_exclusively() {
     let of = Misused::new();
     misuse!(of.card.upload(of.memory, &[7; BYTES]).unwrap());
     of.card.recycles(of.memory, BYTES);
     let mut found = vec![0; BYTES];
     misuse!(of.card.download(of.memory, &mut found).unwrap());
-    assert!(found.iter().all(|&byte| byte == 0xDD), "what was there is still there");
+    assert!(found.iter().all(|&byte| byte == 0xDD), "the earlier contents are still there");
     of.submit(Work::Clear { address: of.memory + 100, bytes: 1 });
     of.card.recycles(of.memory, BYTES);
-    of.is_told("is used anew while `a clearing` that has not run yet uses it");
+    of.is_told("is reused while `a clearing` that has not run yet uses it");
     let of = Misused::new();
     of.card.expects(of.pinned + 8, 16);
     of.card.recycles(of.pinned, BYTES);
-    of.is_told("is used anew while a result in it is not fetched");
+    of.is_told("is reused while a result in it is not fetched");
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn freed_memory_is_overwritten_and_not_used_again_at_once() {
     misuse!(of.card.upload(of.memory, &[7; BYTES]).unwrap());
     misuse!(of.card.free(of.memory));
     let read = |n: usize| misuse!((of.memory as *const u8).add(n).read_volatile());
-    assert!((0..BYTES).all(|n| read(n) == 0xDD), "what was freed is still there");
+    assert!((0..BYTES).all(|n| read(n) == 0xDD), "freed contents are still there");
     let again: Vec<u64> = (0..1000).map(|_| of.card.alloc(BYTES).unwrap()).collect();
     assert!(!again.contains(&of.memory), "freed memory is given out again");
     again.into_iter().for_each(|address| misuse!(of.card.free(address)));
@@ -296,7 +296,7 @@ fn a_device_that_is_found_again_answers() {
     // The results come in one launch: after a failure, nothing is used as a result.
     let results = arrays.each_ref().map(|array| array.later(4).unwrap());
     for result in results {
-        assert!(result.get().unwrap_err().to_string().contains("the card is lost"));
+        assert!(result.get().unwrap_err().to_string().contains("the GPU is lost"));
     }
     assert!(device.memory().is_err());
     card.find_again();

@@ -113,14 +113,14 @@ const FORMATS: [(RowFormat, usize); 4] =
     [(RowFormat::F32, 20), (RowFormat::Int8, 12), (RowFormat::Int8, 7), (RowFormat::Int4, 16)];
 
 #[test]
-fn rows_that_are_asked_for_often_are_pooled_as_all_rows_are() {
+fn frequent_rows_are_pooled_as_all_rows_are() {
     pool_from(&device(), &FORMATS, "fetched");
     // Rows wider than the part of a row that a warp copies at a time.
     pool_from(&device(), &[(RowFormat::F32, 300), (RowFormat::Int8, 301)], "fetched");
 }
 
 #[test]
-fn the_host_gathers_what_is_not_registered() {
+fn the_host_gathers_unregistered_rows() {
     let card = emulated();
     card.lock_nothing();
     pool_from(&Device::over(card.clone()), &FORMATS[..2], "gathered");
@@ -129,7 +129,7 @@ fn the_host_gathers_what_is_not_registered() {
 
 /// Each missing row is transferred once, however often a batch reads it; cached rows are not transferred.
 #[test]
-fn what_is_missing_comes_over_the_link_once() {
+fn missing_rows_are_copied_once() {
     let (card, mut random) = (emulated(), Random::new(13));
     let device = Device::over(card.clone());
     let table = table_of(RowFormat::Int8, 12, &mut random);

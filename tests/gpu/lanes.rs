@@ -33,7 +33,7 @@ fn lane() -> (Arc<Emulated>, Device) {
 }
 
 #[test]
-fn replayed_work_makes_what_it_makes_at_once() {
+fn replayed_work_equals_direct_work() {
     let driver = Arc::new(seeded(1).late());
     let lane = Device::over(driver.clone()).lane().unwrap();
     let mut random = Random::new(1);
@@ -108,7 +108,7 @@ fn results_of_any_length_come_together() {
 }
 
 #[test]
-fn lanes_work_side_by_side() {
+fn streams_run_concurrently() {
     let driver = emulated();
     let device = Device::over(driver);
     let lanes = [device.lane().unwrap(), device.lane().unwrap()];
@@ -127,11 +127,11 @@ fn lanes_work_side_by_side() {
             assert_eq!(found, want, "turn {turn}");
         }
     }
-    assert!(lanes[0].lane().is_err(), "a lane of a lane");
+    assert!(lanes[0].lane().is_err(), "a branch of a branch");
 }
 
 #[test]
-fn work_that_nobody_waits_for_is_no_harm() {
+fn unawaited_work_is_harmless() {
     let (driver, lane) = lane();
     let mut random = Random::new(4);
     for turn in 0..8 {
@@ -159,7 +159,7 @@ fn work_that_nobody_waits_for_is_no_harm() {
 
 /// A new turn would overwrite a result that was not read yet.
 #[test]
-fn a_lane_does_not_begin_while_results_are_out() {
+fn a_stream_does_not_begin_while_results_are_unfetched() {
     let (_, lane) = lane();
     lane.begin().unwrap();
     let results = [[1u32; 40], [2; 40]].map(|numbers| lane.copy(&numbers).unwrap().later(40).unwrap());
@@ -178,7 +178,7 @@ fn a_lane_does_not_begin_while_results_are_out() {
 
 /// If memory cannot be allocated, a stream frees its memory once, and works again when memory is available.
 #[test]
-fn a_lane_without_room_gives_its_memory_back_once() {
+fn a_stream_without_room_returns_its_memory_once() {
     for left in (0..700).step_by(100) {
         let card = cards(&[4 << 20]).remove(0);
         let device = Device::over(card.clone());
@@ -205,7 +205,7 @@ fn a_lane_without_room_gives_its_memory_back_once() {
 
 /// One large turn does not reserve its memory forever, and streams stay within their limit.
 #[test]
-fn lanes_give_back_what_they_need_no_more() {
+fn streams_return_unneeded_memory() {
     let card = cards(&[1 << 30]).remove(0);
     let device = Device::over(card.clone());
     let lane = device.lane().unwrap();

@@ -7,7 +7,7 @@ use sterling::error::Kind;
 use crate::emulation::device;
 
 #[test]
-fn arrays_that_are_too_short_are_refused_before_a_launch() {
+fn short_arrays_are_rejected_before_a_launch() {
     let device = device();
     let (keys, wanted) = (device.copy(&[1u32, 2, 3]).unwrap(), device.copy(&[1u32, 1]).unwrap());
     let scored = Scored { keys: &keys, slots: None, counts: None, stride: 2 };
@@ -22,7 +22,7 @@ fn arrays_that_are_too_short_are_refused_before_a_launch() {
 }
 
 #[test]
-fn a_library_that_is_none_is_refused() {
+fn invalid_libraries_are_rejected() {
     let error = Emulated::open(std::path::Path::new("/nowhere/kernels.so"), 1).unwrap_err();
     assert!(error.kind() == Kind::Unavailable && error.to_string().contains("/nowhere/kernels.so"), "{error}");
 }

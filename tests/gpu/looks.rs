@@ -134,11 +134,11 @@ fn searches_end_where_those_of_the_cpu_do() {
         }
     }
     assert!(ended_early > 20, "only {ended_early} searches ended before all lists");
-    assert!(rarely[0] >= rarely[1], "who asks rarely scans more: {rarely:?} lists");
+    assert!(rarely[0] >= rarely[1], "a search with rare checks scans more: {rarely:?} lists");
 }
 
 #[test]
-fn what_suffices_ends_a_search_whatever_is_ahead() {
+fn a_sufficient_result_ends_a_search() {
     let (device, of) = (device(), catalogue(60, 0, false));
     let copied = DeviceIndex::copy(&device, &of.index, &of.index.cut(Share::WHOLE), 0).unwrap();
     let ending = Some(Ending { margins: &of.margins, recall: 0.93, left: 0.0 });
@@ -151,7 +151,7 @@ fn what_suffices_ends_a_search_whatever_is_ahead() {
 }
 
 #[test]
-fn looks_that_do_not_rise_are_refused() {
+fn unsorted_termination_checks_are_rejected() {
     let device = device();
     for looks in [vec![], vec![5, 4]] {
         let gains = vec![0.0; looks.len()];

@@ -97,7 +97,7 @@ fn check(case: &Case, seed: u64) {
 }
 
 #[test]
-fn what_queries_found_is_merged_as_a_plain_reading_would() {
+fn results_of_queries_are_merged_as_in_the_reference() {
     check(&Case { requests: 1, weights: vec![1.0], stride: 1, slots: 1 }, 1);
     check(&Case { requests: 3, weights: vec![1.0, 1.5], stride: 40, slots: 60 }, 2);
     check(&Case { requests: 2, weights: vec![0.5, 4_294_967_296.0, 3.0], stride: 1, slots: 2 }, 3);
@@ -127,7 +127,7 @@ fn nothing_found_is_nothing_merged() {
         assert_eq!(merged.counts.read(2).unwrap(), [0, 0]);
     }
     let error = merge(&device, nothing(3, 8), FoundBy::Any, &weights, 8).unwrap_err().to_string();
-    assert!(error.contains("what 3 queries found, expected a multiple of 2"), "{error}");
+    assert!(error.contains("results of 3 queries, expected a multiple of 2"), "{error}");
 }
 
 /// Intermediate sums that overflow are clamped to the largest number only at the end.

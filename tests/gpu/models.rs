@@ -153,7 +153,7 @@ fn reranker() -> Onnx {
 
 /// The item-side part of a reranker is precomputed per item, in every format, or computed per candidate.
 #[test]
-fn whole_pass_reads_what_is_kept_of_items() {
+fn whole_pass_reads_item_side_values() {
     let folder = tempfile::tempdir().unwrap();
     let package = folder.path().join("package");
     std::fs::create_dir(&package).unwrap();

@@ -147,7 +147,7 @@ fn whole_pass_of_parts_answers_as_on_the_cpu() {
         let prepared: Vec<Prepared> = of_users(name).iter().flat_map(|retrieve| parts(&view, retrieve)).collect();
         let of_cpu = answers(&mut Cpu::new(Threads::new(1)), &prepared);
         let shared = sharing(&[1 << 30, 1 << 30]);
-        for (cards, mut pass) in [("one card", on(device())), ("two cards", on(shared))] {
+        for (cards, mut pass) in [("one GPU", on(device())), ("two GPUs", on(shared))] {
             for (n, (cpu, gpu)) in of_cpu.iter().zip(answers(&mut pass, &prepared)).enumerate() {
                 let what = format!("{name} on {cards}, {n}");
                 let explained = gpu.explain.as_ref().map(|explain| (explain.kernel, explain.note.clone()));
@@ -215,7 +215,7 @@ fn whole_pass_of_selections_answers_as_on_the_cpu() {
         let prepared = selections(&view, &requests);
         let of_cpu = answers(&mut Cpu::new(Threads::new(1)), &prepared);
         let shared = sharing(&[1 << 30, 1 << 30]);
-        for (cards, mut pass) in [("one card", on(device())), ("two cards", on(shared))] {
+        for (cards, mut pass) in [("one GPU", on(device())), ("two GPUs", on(shared))] {
             for (n, (cpu, gpu)) in of_cpu.iter().zip(answers(&mut pass, &prepared)).enumerate() {
                 let what = format!("{rescore:?} on {cards}, {n}");
                 let [cpu_told, told] = [cpu, &gpu].map(|answer| answer.explain.as_ref().unwrap());
@@ -274,7 +274,7 @@ impl Sharded for OnCards {
 }
 
 #[test]
-fn whole_pass_of_shards_on_cards_answers_as_the_whole_on_one() {
+fn whole_pass_of_shards_on_gpus_answers_as_one_gpu() {
     let folder = tempfile::tempdir().unwrap();
     let rescore = Rescore::F16;
     let whole = vectors(folder.path(), 1500, 20, rescore);

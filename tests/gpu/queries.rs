@@ -188,7 +188,7 @@ fn whole_pass_of_several_queries_over_given_items_answers_as_on_the_cpu() {
 }
 
 #[test]
-fn whole_pass_of_several_queries_on_several_cards_answers_as_on_one() {
+fn whole_pass_of_several_queries_on_several_gpus_answers_as_on_one() {
     let folder = tempfile::tempdir().unwrap();
     for merge in MERGES {
         let view = several(folder.path(), merge, Rescore::F16);

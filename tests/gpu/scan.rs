@@ -128,7 +128,7 @@ fn lists_are_scored_and_scanned_as_on_the_cpu() {
         let (alone, together) = (selected(&device, &by_query, k), selected(&device, &shared, k));
         for (q, vector) in vectors.chunks_exact(dimension).enumerate() {
             let want = on_cpu(&index, vector, probes, k, excluded[q]);
-            assert_eq!(alone[q], want, "query {q} of dimension {dimension}, by itself");
+            assert_eq!(alone[q], want, "query {q} of dimension {dimension}, alone");
             assert_eq!(together[q], want, "query {q} of dimension {dimension}, with others");
         }
         let survivors = by_query.survivors.to_vec().unwrap();

@@ -68,7 +68,7 @@ fn all_equal(view: &Arc<View>, passes: &mut [Cuda; 2], bodies: &[Value], what: &
 
 /// Catalogues with every kind of row, filters, exact scans, chosen lists and all lists; batches and single requests.
 #[test]
-fn whole_pass_on_several_cards_answers_as_on_one() {
+fn whole_pass_on_several_gpus_answers_as_on_one() {
     let folder = tempfile::tempdir().unwrap();
     for rescore in [Rescore::None, Rescore::F32, Rescore::F16] {
         let view = vectors(folder.path(), 1500, 20, rescore);
@@ -77,14 +77,14 @@ fn whole_pass_on_several_cards_answers_as_on_one() {
             let mut bodies = mixed(&mut Random::new(9), 16, 20);
             // Filtered searches that choose their lists.
             bodies.iter_mut().skip(1).step_by(2).for_each(|body| body["probes"] = 2.into());
-            all_equal(&view, &mut passes, &bodies, &format!("{rescore:?}, {} cards, {budget}", memory.len()));
+            all_equal(&view, &mut passes, &bodies, &format!("{rescore:?}, {} GPUs, {budget}", memory.len()));
         }
     }
 }
 
 /// One candidate to all, more results than items, and equal items, whose order depends on their ids only.
 #[test]
-fn whole_pass_on_several_cards_cuts_candidates_as_one_does() {
+fn whole_pass_on_several_gpus_cuts_candidates_as_one_does() {
     let folder = tempfile::tempdir().unwrap();
     let view = vectors(folder.path(), 700, 12, Rescore::F16);
     let mut passes = one_and_several(&[GIB, GIB, GIB], 64 << 20);
@@ -116,7 +116,7 @@ fn whole_pass_on_several_cards_cuts_candidates_as_one_does() {
 /// A reranker, user towers, sequences, rows looked up by values of items.
 #[test]
 #[ignore = "long: whole models on several devices"]
-fn whole_pass_of_the_zoo_on_several_cards_answers_as_on_one() {
+fn whole_pass_of_the_zoo_on_several_gpus_answers_as_on_one() {
     let store = tempfile::tempdir().unwrap();
     for name in ZOO {
         let text = std::fs::read_to_string(root().join("models").join(name).join("golden.json")).unwrap();
@@ -135,7 +135,7 @@ fn whole_pass_of_the_zoo_on_several_cards_answers_as_on_one() {
 
 #[test]
 #[ignore = "long: whole models on several devices"]
-fn whole_pass_of_debian_on_several_cards_answers_as_on_one() {
+fn whole_pass_of_debian_on_several_gpus_answers_as_on_one() {
     let view = debian();
     let users = heldout(211);
     let lists = view.main().index.lists();
@@ -159,7 +159,7 @@ fn whole_pass_of_debian_on_several_cards_answers_as_on_one() {
 
 /// Updates on several GPUs: segments with and without lists, deleted items, a reranker over later items.
 #[test]
-fn whole_pass_on_several_cards_sees_updates_as_one_does() {
+fn whole_pass_on_several_gpus_sees_updates_as_one_does() {
     let folder = tempfile::tempdir().unwrap();
     for package in [None, Some(PartFormat::F32)] {
         let main = catalogue(folder.path(), 800, Rescore::F16, package).main().clone();
@@ -180,7 +180,7 @@ fn whole_pass_is_shared_by_memory() {
     let view = vectors(folder.path(), 6000, 32, Rescore::F32);
     let bytes =
         |memory: &[u64]| Residents::new(devices(&cards(memory))).with_budget(1 << 20).bytes_of(view.main()).unwrap();
-    let [whole] = bytes(&[GIB])[..] else { panic!("one card") };
+    let [whole] = bytes(&[GIB])[..] else { panic!("one GPU") };
     let index = &view.main().index;
     // Per list: its centroid, its offset, its items on this GPU and in total; plus the rounding of arrays.
     let of_each = index.lists().next_multiple_of(16) * (32 + 4) + (index.lists() + 1) * 48 + 48 * 256;
@@ -212,7 +212,7 @@ fn whole_pass_is_shared_by_memory() {
 
 /// One of the GPUs is lost during a call, another time before: the CPU answers in the same call.
 #[test]
-fn whole_pass_goes_on_without_cards_when_one_is_lost() {
+fn whole_pass_continues_without_gpus_when_one_is_lost() {
     let folder = tempfile::tempdir().unwrap();
     let view = vectors(folder.path(), 900, 16, Rescore::F16);
     let bodies = mixed(&mut Random::new(12), 6, 16);
@@ -240,9 +240,9 @@ fn whole_pass_goes_on_without_cards_when_one_is_lost() {
                 let after = kernels(&mut gpu);
                 let by_cpu = after.iter().filter(|(kernel, _)| *kernel != "emulated");
                 let told = by_cpu.clone().all(|(_, note)| {
-                    note.as_ref().is_some_and(|note| note.contains(&format!("emulated:{lost}: the card is lost")))
+                    note.as_ref().is_some_and(|note| note.contains(&format!("emulated:{lost}: the GPU is lost")))
                 });
-                assert!(by_cpu.count() > 0 && told, "turn {turn}, card {lost}, {launches}: {after:?}");
+                assert!(by_cpu.count() > 0 && told, "turn {turn}, GPU {lost}, {launches}: {after:?}");
             }
             assert!(begun.elapsed().as_secs() < 300);
         }
@@ -251,7 +251,7 @@ fn whole_pass_goes_on_without_cards_when_one_is_lost() {
 
 /// An array of one GPU is rejected by another; real GPUs would read unrelated memory at the address.
 #[test]
-fn memory_of_another_card_is_refused() {
+fn memory_of_another_gpu_is_rejected() {
     let cards = cards(&[GIB, GIB]).into_iter().map(Device::over).collect::<Vec<Device>>();
     let (a, b) = (cards[0].copy(&[1u32; 64]).unwrap(), cards[1].copy(&[2u32; 64]).unwrap());
     let error = a.copy_from(&b).unwrap_err().to_string();
@@ -261,8 +261,8 @@ fn memory_of_another_card_is_refused() {
     let select = |keys| sterling::cuda::ops::top::select(&cards[0], &scored(keys), &Default::default(), &wanted, 3);
     assert!(select(&a).is_ok());
     let error = select(&b).unwrap_err().to_string();
-    assert!(error.contains("memory of another card"), "{error}");
+    assert!(error.contains("memory of another GPU"), "{error}");
     let full = Device::over(crate::emulation::cards(&[1024]).remove(0));
     let _held = full.room::<u8>(1000).unwrap();
-    assert!(full.room::<u8>(100).unwrap_err().to_string().contains("no more memory"));
+    assert!(full.room::<u8>(100).unwrap_err().to_string().contains("out of memory"));
 }

@@ -285,7 +285,7 @@ fn runs_of_a_row_are_multiplied_as_rows_are() {
 }
 
 #[test]
-fn maps_and_folds_are_those_of_the_cpu() {
+fn maps_and_reductions_are_those_of_the_cpu() {
     let (device, mut random) = (device(), Random::new(2));
     // More numbers than the threads of a grid of few blocks.
     let (rows, outer, inner) = (13, 3, 37);
@@ -342,7 +342,7 @@ fn maps_and_folds_are_those_of_the_cpu() {
 
 /// More rows than warps of a grid, requests that differ in rows, a key without equal, NaN and infinite numbers beside some.
 #[test]
-fn folds_beside_equal_keys_are_those_of_the_cpu() {
+fn reductions_by_equal_keys_are_those_of_the_cpu() {
     let (device, mut random) = (device(), Random::new(11));
     let (counts, most) = ([45u32, 7], 45);
     for (count, folded) in [(1, 3), (31, 1), (100, 4)] {
@@ -371,10 +371,10 @@ fn folds_beside_equal_keys_are_those_of_the_cpu() {
         let keys = (NumbersAt::of(&keys, 0, most, 1), NumbersAt::of(&shared, 0, count, 0));
         let rows = RowsOf { counts: &counts, most };
         steps::fold_equal(&device, rows, keys, count, (&on_device, out)).unwrap();
-        close(&made.to_vec().unwrap(), &want, &format!("{folded} folds of {count}"));
+        close(&made.to_vec().unwrap(), &want, &format!("{folded} reductions of {count}"));
         let five = vec![on_device[0]; 5];
         let refused = steps::fold_equal(&device, rows, keys, count, (&five, out)).unwrap_err();
-        assert!(refused.to_string().contains("5 folds of one step, at most 4"), "{refused}");
+        assert!(refused.to_string().contains("5 reductions of one step, at most 4"), "{refused}");
     }
 }
 
@@ -469,7 +469,7 @@ fn matrices_of_a_row_are_multiplied_where_they_start() {
 }
 
 #[test]
-fn picked_numbers_lie_in_runs_behind_what_is_there() {
+fn picked_numbers_are_appended_in_runs() {
     let (device, mut random) = (device(), Random::new(37));
     for (most, counts, placing) in [
         (4, [4u32, 2], Placing { runs: 3, count: 2, stride: 5, first: 4 }),
@@ -503,7 +503,7 @@ fn picked_numbers_lie_in_runs_behind_what_is_there() {
 
 /// Two rerankers for several requests, whose numbers of candidates differ.
 #[test]
-fn graphs_of_rerankers_make_on_a_device_what_they_make_on_the_cpu() {
+fn rerankers_compute_on_a_device_as_on_the_cpu() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let (device, mut random) = (device(), Random::new(3));
     for file in ["tests/golden/reranker.onnx", "tests/golden/tiny/overarch.onnx"] {

@@ -113,7 +113,7 @@ impl Served {
 /// The previous version stays in memory, and may answer again.
 #[test]
 #[ignore = "long: soak"]
-fn whole_pass_of_a_version_that_does_not_fit_beside_another_comes_when_that_is_asked_no_more() {
+fn whole_pass_of_a_waiting_version_starts_when_another_has_no_requests() {
     let folder = tempfile::tempdir().unwrap();
     let views = versions(folder.path(), &[9000, 8000, 9500]);
     for (count, order) in [(1, &[1, 0, 2][..]), (2, &[2])] {
@@ -131,7 +131,7 @@ fn whole_pass_of_a_version_that_does_not_fit_beside_another_comes_when_that_is_a
         // The evicted version is answered by the CPU, and reported at its next request.
         let start = Instant::now();
         while served.residents.waiting().is_empty() {
-            assert!(start.elapsed() < Duration::from_secs(60), "nothing is told");
+            assert!(start.elapsed() < Duration::from_secs(60), "no warning is left");
             assert_ne!(served.kernel(&views[0]), "emulated");
             // The other one gets as many requests.
             assert_eq!(served.kernel(&views[2]), "emulated");
@@ -144,7 +144,7 @@ fn whole_pass_of_a_version_that_does_not_fit_beside_another_comes_when_that_is_a
 
 /// Once the previous version is dropped, the next one is loaded immediately, without further requests.
 #[test]
-fn whole_pass_of_a_version_comes_when_another_is_gone() {
+fn whole_pass_of_a_version_starts_when_another_is_dropped() {
     let folder = tempfile::tempdir().unwrap();
     let mut views = versions(folder.path(), &[9000, 8000]);
     let cards = cards(&[room_for_one(1, &views)]);
@@ -188,7 +188,7 @@ fn whole_pass_of_a_version_keeps_its_place() {
 
 /// Requests of both versions while one replaces the other: none fails, and each is answered by its own version.
 #[test]
-fn whole_pass_answers_while_versions_take_turns() {
+fn whole_pass_answers_while_versions_alternate() {
     let folder = tempfile::tempdir().unwrap();
     let (first, views, _) = Served::first_of_two(folder.path());
     let residents = first.residents.clone();
@@ -217,7 +217,7 @@ fn whole_pass_answers_while_versions_take_turns() {
 /// The GPU is lost while the next version is loaded: the CPU answers both.
 #[test]
 #[ignore = "long: soak"]
-fn whole_pass_of_versions_goes_on_where_the_card_is_lost_between_them() {
+fn whole_pass_of_versions_continues_if_the_gpu_is_lost_between_them() {
     let folder = tempfile::tempdir().unwrap();
     let (mut served, views, card) = Served::first_of_two(folder.path());
     assert_ne!(served.kernel(&views[1]), "emulated");
@@ -231,7 +231,7 @@ fn whole_pass_of_versions_goes_on_where_the_card_is_lost_between_them() {
     assert_ne!(served.kernel(&views[0]), "emulated");
     let told = served.residents.warnings();
     let is_told = |line: &String| line.contains("version 2: the CPU answers until the device takes it");
-    assert!(told.iter().any(|line| is_told(line) && line.contains("the card is lost")), "{told:?}");
+    assert!(told.iter().any(|line| is_told(line) && line.contains("the GPU is lost")), "{told:?}");
     // The GPU is back without a request for it: the next version is loaded after all.
     card.find_again();
     served.until_on_card(&views[1]);

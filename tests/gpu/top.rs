@@ -95,7 +95,7 @@ fn two_hundred_thousand_are_selected_and_sorted() {
 }
 
 #[test]
-fn ties_rank_by_what_a_map_says() {
+fn ties_rank_by_a_map() {
     let device = device();
     // Indexes 0..4 stand for slots 3, 0, 2, 1, with descending ids.
     let keys = device.copy(&[7u32, 7, 7, 9]).unwrap();

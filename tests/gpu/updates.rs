@@ -297,7 +297,7 @@ fn whole_pass_sees_updates_as_the_cpu_does() {
 
 /// Only delta items are left, or none.
 #[test]
-fn whole_pass_over_what_is_gone_finds_what_is_there() {
+fn whole_pass_over_deleted_items_finds_the_others() {
     let folder = tempfile::tempdir().unwrap();
     let main = catalogue(folder.path(), 300, Rescore::F16, None).main().clone();
     let ids: Vec<i64> = main.ids.slots().map(|slot| main.ids.item(slot).0).collect();
@@ -351,7 +351,7 @@ fn whole_pass_keeps_the_values_of_the_last_item_at_every_length_of_the_last_list
 
 /// Inputs of a reranker for delta items: rows, vectors, table rows by their values and ids, precomputed item parts.
 #[test]
-fn whole_pass_reranks_what_came_later() {
+fn whole_pass_reranks_updated_items() {
     let folder = tempfile::tempdir().unwrap();
     for format in [PartFormat::None, PartFormat::F32] {
         let main = catalogue(folder.path(), 500, Rescore::F16, Some(format)).main().clone();
@@ -370,7 +370,7 @@ fn whole_pass_reranks_what_came_later() {
 
 /// Data of later items is exact on the host, and on a GPU has the format of the snapshot.
 #[test]
-fn whole_pass_keeps_what_came_later_in_the_format_of_the_snapshot() {
+fn whole_pass_stores_updated_items_in_the_format_of_the_snapshot() {
     let folder = tempfile::tempdir().unwrap();
     let main = catalogue(folder.path(), 500, Rescore::F16, Some(PartFormat::Int8)).main().clone();
     let mut random = Random::new(40);
@@ -438,7 +438,7 @@ fn whole_pass_answers_while_updates_come() {
 
 /// A view uploads only its changes: never the snapshot, and each segment once.
 #[test]
-fn whole_pass_uploads_what_has_changed_alone() {
+fn whole_pass_uploads_changes_only() {
     let folder = tempfile::tempdir().unwrap();
     let main = catalogue(folder.path(), 3000, Rescore::F16, None).main().clone();
     let driver = emulated();
@@ -504,7 +504,7 @@ fn whole_pass_without_room_for_updates_is_answered_by_the_cpu() {
         let answers = |pass: &mut dyn pass::Pass| pass::run(pass, &prepared, None).remove(0).unwrap();
         let (cpu, gpu) =
             (answers(&mut Cpu::new(Threads::new(1))), answers(&mut Cuda::new(residents.clone(), Threads::new(1))));
-        agree(&cpu, &gpu, "whoever answers");
+        agree(&cpu, &gpu, "either device");
         let explain = gpu.explain.unwrap();
         let told = explain.note.is_some_and(|note| note.contains("the CPU answered: no room on the device"));
         assert!(told != ["emulated", "cuda"].contains(&explain.kernel), "{}", explain.kernel);

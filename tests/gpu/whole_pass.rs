@@ -367,7 +367,7 @@ fn whole_pass_takes_the_memory_of_its_parts() {
         device.settle().unwrap();
         let (used, step) = ((before - free()) as usize, if is_card { 32 << 20 } else { 1 });
         let range = of_slots..=most.next_multiple_of(step) + step;
-        assert!(range.contains(&used), "{rescore:?}: {used} bytes by the card's own count, expected {range:?}");
+        assert!(range.contains(&used), "{rescore:?}: {used} bytes by the device's own count, expected {range:?}");
         let mut gpu = Cuda::new(Arc::new(residents), Threads::new(1));
         let bodies = [json!({"vector": vec![0.5; dimension], "k": 5, "candidates": 20})];
         let [[cpu, gpu]] = &both(&view, &mut gpu, &bodies)[..] else { panic!() };

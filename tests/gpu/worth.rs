@@ -138,7 +138,7 @@ impl Candidates {
 }
 
 #[test]
-fn values_are_those_of_the_cpu_and_the_best_are_told() {
+fn values_are_those_of_the_cpu_and_the_best_are_returned() {
     let candidates = Candidates::new(device(), Random::new(4));
     let device = &candidates.on.device;
     let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
@@ -178,7 +178,7 @@ fn values_are_those_of_the_cpu_and_the_best_are_told() {
 
 /// More results than the threads of a grid, with few blocks and with many: each launch gets the other number.
 #[test]
-fn more_of_the_best_than_threads_are_told() {
+fn more_results_than_threads_are_returned() {
     let candidates = Candidates::new(device(), Random::new(6));
     let device = &candidates.on.device;
     let valued = candidates.evaluate(&compiled("click"));

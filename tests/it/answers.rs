@@ -245,7 +245,7 @@ fn check_refusal(status: u16, problem: &Value) {
 }
 
 #[test]
-fn answers_of_every_form_and_size_say_what_was_published_or_are_refused() {
+fn answers_of_every_form_and_size_are_correct_or_rejected() {
     let store = published();
     let server = spawn(&["serve", "--store", store.path().to_str().unwrap()]);
     let router = spawn(&["route", "--server", &server.address]);
@@ -267,7 +267,7 @@ fn answers_of_every_form_and_size_say_what_was_published_or_are_refused() {
             refused += 1;
         }
     }
-    assert!(answered > 30 && refused > 0, "{answered} answered, {refused} refused");
+    assert!(answered > 30 && refused > 0, "{answered} answered, {refused} rejected");
     for (name, process) in [("server", &server), ("router", &router)] {
         let (peak, most) = (peak_mb(process), MEMORY_MB + 2 * BODIES_MB + BESIDE_MB);
         assert!(peak <= most, "the {name} took {peak} MiB, expected at most {most}");
@@ -275,7 +275,7 @@ fn answers_of_every_form_and_size_say_what_was_published_or_are_refused() {
 }
 
 #[test]
-fn answers_that_nobody_reads_stay_within_the_memory_of_a_server() {
+fn unread_answers_stay_within_the_memory_of_a_server() {
     let store = published();
     let server = spawn(&["serve", "--store", store.path().to_str().unwrap()]);
     let router = spawn(&["route", "--server", &server.address]);

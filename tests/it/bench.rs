@@ -50,11 +50,11 @@ fn every_request_is_sent_and_counted_by_its_answer() {
         let lines = metrics.lines().filter(|l| l.starts_with("sterling_requests_total") && l.contains("retrieve"));
         lines.filter(|l| l.contains(&wanted)).filter_map(|l| l.rsplit(' ').next()?.parse::<u64>().ok()).sum::<u64>()
     };
-    assert_eq!((answered("200"), answered("400")), (32, 20), "the slow readers asked too: {metrics}");
+    assert_eq!((answered("200"), answered("400")), (32, 20), "the slow readers sent requests too: {metrics}");
 }
 
 #[test]
-fn random_vectors_need_no_file_and_a_peer_is_measured_in_turns() {
+fn random_vectors_need_no_file_and_peers_alternate() {
     let (server, _folder) = served();
     let url = format!("http://{}", server.address);
     let (_, lines, errors) =
@@ -118,7 +118,7 @@ fn a_recording_is_replayed_and_its_answers_are_held_against_exact_ones() {
 }
 
 #[test]
-fn sweeps_are_measured_in_turns_and_drawn() {
+fn sweeps_alternate_and_are_charted() {
     let (server, folder) = served_items();
     let url = format!("http://{}", server.address);
     let filters = requests(&folder, "filters.json", &["{\"french\": \"lang:fr\", \"all\": \"\"}"]);
@@ -180,7 +180,7 @@ fn sweeps_are_measured_in_turns_and_drawn() {
 }
 
 #[test]
-fn a_bound_is_judged_by_what_so_many_queries_can_tell() {
+fn a_bound_is_evaluated_with_the_confidence_of_its_queries() {
     let (server, _folder) = served_items();
     let url = format!("http://{}", server.address);
     let bound = ["--bound-ms", "60000", "--timeout-ms", "60000", "--arrivals", "constant"];
@@ -241,7 +241,7 @@ fn answers_that_are_wrong_are_found_out() {
 
 #[test]
 #[ignore = "long: load until the peak is found"]
-fn the_peak_is_looked_for_and_told() {
+fn the_peak_is_found_and_reported() {
     let (server, _folder) = served();
     let url = format!("http://{}", server.address);
     let (code, lines, errors) = bench(&url, &["--find-peak", "--rate", "20000", "--timeout-ms", "50"]);
@@ -291,7 +291,7 @@ fn a_server_that_hangs_up_or_never_answers_is_counted_as_such() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_said_in_one_line() {
+fn unmeasurable_runs_fail_with_one_line() {
     let (server, folder) = served();
     let url = format!("http://{}", server.address);
     let items = tiny_package().join("items.jsonl").display().to_string();
@@ -304,6 +304,9 @@ fn what_cannot_be_measured_is_said_in_one_line() {
         (2, vec![&url, "--requests", "none.jsonl"], "none.jsonl"),
         (2, vec![&url, "--requests", &empty], "no requests"),
         (2, vec![&url, "--call", "embed"], "needs --requests"),
+        // Its reranker reads features of the user.
+        (2, vec![&url], "expected `features`"),
+        (2, vec![&url], "expected --requests FILE"),
         (2, vec!["https://127.0.0.1:1"], "expected http://HOST:PORT"),
     ] {
         let (found, said, errors) = run(&[&["bench"], &arguments[..]].concat());

@@ -91,7 +91,7 @@ fn check(server: &Server, position: u64, books: &BTreeMap<i64, Book>) {
 }
 
 #[test]
-fn what_is_looked_for_is_what_a_plain_list_holds() {
+fn browsing_equals_a_plain_scan() {
     let folder = tempfile::tempdir().unwrap();
     let mut books: BTreeMap<i64, Book> = (0..90).map(|n| (n, Book::new(n))).collect();
     let lines: String = books.values().map(|book| format!("{}\n", book.json())).collect();
@@ -112,7 +112,7 @@ fn what_is_looked_for_is_what_a_plain_list_holds() {
 }
 
 #[test]
-fn wrong_questions_are_refused_with_what_was_expected() {
+fn invalid_requests_are_rejected_with_the_expected_value() {
     let folder = tempfile::tempdir().unwrap();
     let lines: String = (0..9).map(|n| format!("{}\n", Book::new(n).json())).collect();
     put(&folder.path().join("store"), &vectors(folder.path(), &lines)).unwrap();

@@ -268,7 +268,7 @@ fn layer_alone() -> Onnx {
 }
 
 #[test]
-fn what_is_kept_by_item_of_a_sequence_says_the_same() {
+fn item_side_sequences_change_no_answer() {
     let made = package(70, "last", true, &lines()).graph("overarch.onnx", layer_alone());
     for (format, is_kept) in [(PartFormat::F32, true), (PartFormat::None, false)] {
         let mut publication = made.publication();
@@ -317,7 +317,7 @@ fn items_that_come_later_have_their_values_in_turn() {
 }
 
 #[test]
-fn a_model_tells_its_sequences_of_candidates() {
+fn models_report_sequences_of_candidates() {
     let view = package(3, "first", true, &lines()).view().unwrap();
     let info = serde_json::to_value(model_info(view.main())).unwrap();
     let inputs = info["inputs"].as_array().unwrap();
@@ -331,7 +331,7 @@ fn a_model_tells_its_sequences_of_candidates() {
 }
 
 #[test]
-fn sequences_that_do_not_fit_are_refused_with_the_feature() {
+fn invalid_sequences_are_rejected_with_the_feature() {
     let changed = |from: &str, to: &str| {
         let text = model(3, "last");
         assert!(text.contains(from), "{from}");
@@ -359,7 +359,7 @@ fn sequences_that_do_not_fit_are_refused_with_the_feature() {
         (
             "column = \"tags\"",
             "column = \"colour\"",
-            "overarch.features `item_tags`: the snapshot keeps no column `colour`",
+            "overarch.features `item_tags`: the snapshot has no column `colour`",
         ),
         ("kind = \"category\"", "kind = \"ids\"", "overarch.features `item_tags`: column `tags` holds texts"),
         ("table = \"tags\"\npooling", "table = \"own\"\npooling", "table `own` has no vocabulary"),

@@ -7,7 +7,7 @@ use sterling::publish::{Plan, Source};
 use crate::support::{Server, ids, put, vectors};
 
 #[test]
-fn bad_item_files_are_refused_with_the_place() {
+fn bad_item_files_are_rejected_with_the_location() {
     let store = tempfile::tempdir().unwrap();
     let one = "{\"id\": 1, \"embedding\": [1, 2]}";
     for (lines, expected) in [

@@ -353,7 +353,7 @@ fn a_merge_without_room_says_so() {
 }
 
 #[test]
-fn a_full_disk_refuses_updates_and_nothing_else() {
+fn a_full_disk_rejects_updates_only() {
     let folder = tempfile::tempdir().unwrap();
     let mut written = begin(folder.path(), None);
     // Limits the size of files that the server writes. The limit needs no privileges, and is reported like a full disk.
@@ -387,7 +387,7 @@ fn a_full_disk_refuses_updates_and_nothing_else() {
             break;
         }
     }
-    assert!(refused == 3 && written.position > 0, "{refused} refused, {} written", written.position);
+    assert!(refused == 3 && written.position > 0, "{refused} rejected, {} written", written.position);
     // Reads continue, and the server stays ready.
     check(&server, &mut written, "beside a full disk");
     server.signal("KILL");

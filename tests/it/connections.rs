@@ -102,7 +102,7 @@ fn pipelined_requests_are_answered_in_their_order_however_they_are_split() {
 }
 
 #[test]
-fn an_early_refusal_reaches_whoever_sends_more_than_is_read() {
+fn an_early_rejection_reaches_clients_that_send_more() {
     let store = catalogue(10, 1);
     let server = serve(store.path(), "");
     let head = |path: &str, more: &str| format!("POST {path} HTTP/1.1\r\nhost: x\r\n{more}\r\n");
@@ -222,7 +222,7 @@ fn headers_of_http2_have_the_time_of_a_header() {
     let mut come = Vec::new();
     while !come.windows(8).any(|some| some == [7; 8]) {
         let count = idle.read(&mut answer).unwrap();
-        assert!(count > 0, "what is only idle stays");
+        assert!(count > 0, "idle connections stay open");
         come.extend_from_slice(&answer[..count]);
     }
 }

@@ -315,7 +315,7 @@ pub fn answers(view: &Arc<View>, bodies: &[Value]) -> Vec<Ranked> {
 }
 
 #[test]
-fn an_overarch_reads_what_the_package_names() {
+fn an_overarch_reads_the_inputs_of_its_package() {
     for (keep, format, is_program, tolerance) in [
         ("last", "f32", true, 1e-5),
         ("first", "f16", true, 1e-3),
@@ -362,7 +362,7 @@ fn a_batch_answers_as_each_alone_bit_for_bit() {
 }
 
 #[test]
-fn ranking_reads_what_retrieval_reads() {
+fn ranking_and_retrieval_read_the_same_inputs() {
     let view = package("last", "f32", true).view().unwrap();
     for (user, retrieved) in users().iter().zip(answers(&view, &bodies(&users()))) {
         let body = json!({"features": features(user), "items": [8, 3, 0, 4242]}).to_string();
@@ -379,7 +379,7 @@ fn ranking_reads_what_retrieval_reads() {
 }
 
 #[test]
-fn requests_that_do_not_bring_what_is_read_are_refused() {
+fn requests_without_required_inputs_are_rejected() {
     let view = package("last", "f16", true).view().unwrap();
     for (body, expected) in [
         (json!({"vector": [1.0, 2.0]}), "field `vector`: the reranker of this model reads features of the user"),
@@ -400,7 +400,7 @@ fn requests_that_do_not_bring_what_is_read_are_refused() {
 }
 
 #[test]
-fn a_model_tells_what_its_graphs_read() {
+fn models_report_the_inputs_of_their_graphs() {
     let view = package("last", "int8", true).view().unwrap();
     let info = serde_json::to_value(model_info(view.main())).unwrap();
     assert_eq!(info["features"][1], json!({"name": "history", "kind": "ids", "length": 4}));
@@ -449,7 +449,7 @@ fn changed(from: &str, to: &str) -> String {
 }
 
 #[test]
-fn packages_whose_parts_do_not_fit_are_refused_with_the_field() {
+fn inconsistent_packages_are_rejected_with_the_field() {
     for (from, to, expected) in [
         ("length = 4\n", "", "user.features `history`: length is missing"),
         ("length = 4", "length = 0", "user.features `history`: length: got 0, expected 1 to 8"),
@@ -495,7 +495,7 @@ fn packages_whose_parts_do_not_fit_are_refused_with_the_field() {
         (
             "column = \"brand\"",
             "column = \"colour\"",
-            "overarch.features `item_brand`: the snapshot keeps no column `colour`",
+            "overarch.features `item_brand`: the snapshot has no column `colour`",
         ),
         ("column = \"brand\"", "column = \"price\"", "overarch.features `item_brand`: column `price` holds numbers"),
         (
@@ -574,7 +574,7 @@ fn packages_whose_parts_do_not_fit_are_refused_with_the_field() {
 }
 
 #[test]
-fn graphs_that_do_not_fit_are_refused_with_the_input() {
+fn inconsistent_graphs_are_rejected_with_the_input() {
     let with = |file: &str, graph: Onnx| match package("last", "f16", true).graph(file, graph).view() {
         Ok(_) => "published".into(),
         Err(error) => error.to_string(),
@@ -592,7 +592,7 @@ fn graphs_that_do_not_fit_are_refused_with_the_input() {
     for (graph, expected) in [
         (small(&[("item", &[-1, -1, 3])]), "overarch.onnx: `item` has shape [?, ?, 3], expected [?, ?, 2]"),
         (small(&[("item", &[-1, 2])]), "overarch.onnx: `item` has shape [?, 2], expected [?, ?, 2]"),
-        (small(&[("query", &[-1, 2])]), "overarch.onnx: no input tells of candidates"),
+        (small(&[("query", &[-1, 2])]), "overarch.onnx: no input depends on candidates"),
         (
             small(&[("item", &[-1, -1, 2]), ("nowhere", &[-1, -1])]),
             "overarch: input `nowhere` is no numeric item column",

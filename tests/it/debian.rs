@@ -103,7 +103,7 @@ fn every_list_probed_and_rescored_is_exact_and_defaults_keep_the_recall() {
 
 /// Items as queries would underestimate the lists that users need: an item's query lies near its neighbours, a user's does not.
 #[test]
-fn users_take_more_lists_than_items_would_have_told() {
+fn users_need_more_lists_than_items_suggest() {
     let server = server();
     let view = view(&store().join("debian/1"));
     let (index, calibration) = (&view.main().index, view.main().calibration.as_ref().unwrap());
@@ -184,7 +184,7 @@ fn filters_lose_nothing_and_let_nothing_through() {
 }
 
 #[test]
-fn the_demo_shows_names_and_starts_again_from_what_it_published() {
+fn the_demo_shows_names_and_restarts_from_its_store() {
     let server = server();
     let said = server.said.join("\n");
     assert!(said.contains("taken out:") && said.contains("git has:"), "{said}");

@@ -115,7 +115,7 @@ fn connections_that_were_made_before_the_socket_closed_are_answered() {
 }
 
 #[test]
-fn what_does_not_end_is_cut_at_the_bound() {
+fn endless_connections_are_closed_at_the_limit() {
     let store = catalogue(5000, 2000);
     let server = serve(store.path(), "drain_ms = 0\nstop_ms = 300\nstall_ms = 600000\nheader_ms = 600000");
     let silent = send(&server, "");
@@ -169,7 +169,7 @@ fn slow_clients_are_cut_and_others_are_answered() {
     let (status, _, body) = answer(&mut head);
     let problem: Value = serde_json::from_slice(&body).unwrap();
     assert_eq!((status, problem["code"].as_str()), (408, Some("request_timeout")));
-    assert!(problem["detail"].as_str().unwrap().contains("nothing came for 400 ms"), "{problem}");
+    assert!(problem["detail"].as_str().unwrap().contains("no byte arrived for 400 ms"), "{problem}");
     assert!(is_closed(&mut idle));
     until("a slow reader", || metric(&server, "sterling_connections_cut_total{reason=\"stalled\"}") == 1.0);
     // A body that trickles in is complete or is rejected in the end.
@@ -186,7 +186,7 @@ fn slow_clients_are_cut_and_others_are_answered() {
 }
 
 #[test]
-fn idle_connections_lock_nobody_out() {
+fn idle_connections_exclude_no_client() {
     let store = catalogue(10, 1);
     let mut command = Command::new("sh");
     let script = "ulimit -n 64; exec \"$0\" serve --listen 127.0.0.1:0 --store \"$1\"";
@@ -396,7 +396,7 @@ fn a_long_body_is_answered_as_a_short_one() {
 }
 
 #[test]
-fn work_that_filters_bring_is_counted_and_bounded() {
+fn work_of_filters_is_counted_and_bounded() {
     let store = tempfile::tempdir().unwrap();
     let line = |n: usize| {
         let codes = [n * 4, n * 4 + 1, n * 4 + 2];
@@ -418,7 +418,7 @@ fn work_that_filters_bring_is_counted_and_bounded() {
 }
 
 #[test]
-fn a_refusal_reaches_a_client_that_sends_its_body_first() {
+fn a_rejection_reaches_clients_that_send_first() {
     let store = catalogue(10, 1);
     let server = serve(store.path(), "");
     let body = " ".repeat(900_000);
@@ -432,7 +432,7 @@ fn a_refusal_reaches_a_client_that_sends_its_body_first() {
 }
 
 #[test]
-fn what_is_refused_unread_is_answered_and_counted_as_any_other() {
+fn unread_rejected_requests_are_answered_and_counted() {
     let store = catalogue(3000, 1);
     let server = serve(store.path(), "[engine]\nworkers = 1\ntimeout_ms = 5");
     let busy =
@@ -519,6 +519,6 @@ fn what_is_refused_unread_is_answered_and_counted_as_any_other() {
         assert_eq!(work.join().unwrap(), 200);
     });
     let told = metric(&server, "sterling_requests_total{call=\"retrieve\",status=\"503\",model=\"vectors\"}");
-    assert!(told as usize == refused && refused > 10, "{told} told, {refused} seen");
+    assert!(told as usize == refused && refused > 10, "{told} reported, {refused} seen");
     assert_eq!(server.post(VECTORS, json!({"vector": [1, 0], "timeout_ms": 60_000})).0, 200);
 }

@@ -111,7 +111,7 @@ fn ids_and_vectors_are_those_that_faiss_reads() {
 }
 
 #[test]
-fn equal_probes_find_what_faiss_finds() {
+fn equal_probes_find_the_results_of_faiss() {
     for case in Case::all() {
         for rescore in [Rescore::F32, Rescore::None] {
             let view = Arc::new(View::new(Arc::new(loaded(&case.path, rescore))));
@@ -237,7 +237,7 @@ fn the_manifest_names_the_index() {
 }
 
 #[test]
-fn what_does_not_go_together_is_refused_by_name() {
+fn inconsistent_indexes_are_rejected_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let (items, store) = (folder.path().join("items.jsonl"), folder.path().join("store"));
     let index = golden("sparse_direct.index");
@@ -262,7 +262,7 @@ fn what_does_not_go_together_is_refused_by_name() {
     let twice = folder.path().join("twice.index");
     std::fs::write(&twice, bytes).unwrap();
     let error = put(&store, &import(&twice, Recipe::default())).unwrap_err().to_string();
-    assert!(error.contains("twice.index: id ") && error.contains("stands twice"), "{error}");
+    assert!(error.contains("twice.index: id ") && error.contains("occurs twice"), "{error}");
 
     let recipe = Recipe::parse("[index]\nlists = 5").unwrap();
     let error = put(&store, &import(&index, recipe)).unwrap_err().to_string();

@@ -187,7 +187,7 @@ fn reads_that_fail_for_a_moment_lose_no_update() {
 }
 
 #[test]
-fn a_panic_of_what_applies_updates_loses_none_and_one_that_comes_again_is_told() {
+fn panics_while_applying_updates_lose_none_and_repeated_ones_are_reported() {
     let served = served();
     served.faults.lock().unwrap().panics.extend([1, 2, 700, 1025, 2048, 3000, 3600]);
     for first in (1..=3600).step_by(600) {
@@ -225,7 +225,7 @@ fn a_record_of_another_position_or_other_bytes_ends_following_after_those_before
 }
 
 #[test]
-fn a_version_whose_updates_wait_says_so_and_ends_with_who_holds_it() {
+fn stalled_updates_are_reported_and_end_with_their_version() {
     let served = served();
     write(&served.feed, 1..=10);
     wait("the updates", || served.live.view().position() == 10);
@@ -240,7 +240,7 @@ fn a_version_whose_updates_wait_says_so_and_ends_with_who_holds_it() {
     // The version has no owner any more: its thread ends although its updates wait, and its snapshot is dropped.
     served.faults.lock().unwrap().is_away = true;
     write(&served.feed, 21..=30);
-    wait("that they wait again", || warning().contains("updates wait"));
+    wait("that they wait again", || warning().contains("updates cannot be applied; retrying"));
     let Served { _folder, live, .. } = served;
     let main = Arc::downgrade(live.view().main());
     drop(live);
@@ -264,7 +264,7 @@ impl Journals for Slow {
 }
 
 #[test]
-fn a_journal_that_is_being_opened_holds_up_nobody_who_asks_for_others() {
+fn opening_a_journal_delays_no_other_model() {
     let folder = tempfile::tempdir().unwrap();
     let (go, told) = mpsc::channel();
     let feeds = Arc::new(Feeds::new(Slow(Logs::below(folder.path()), Mutex::new(told))));

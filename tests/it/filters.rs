@@ -80,7 +80,7 @@ fn page_items() -> Vec<Value> {
 }
 
 #[test]
-fn the_examples_of_the_page_return_what_it_says() {
+fn examples_of_the_page_return_the_stated_results() {
     let (items, examples) = (page_items(), examples("filter"));
     assert!(examples.len() >= 35, "{} examples", examples.len());
     for recipe in RECIPES {

@@ -129,7 +129,7 @@ fn codes_are_read_where_they_pay_and_rows_where_not() {
 }
 
 #[test]
-fn what_takes_no_codes_is_searched_as_without_them() {
+fn indexes_without_codes_are_searched_as_before() {
     for (drawn, codes) in [
         (Drawn { items: 6_000, width: 48, clusters: 40 }, CodeKind::Pq4),
         (Drawn { items: 4_000, width: 320, clusters: 0 }, CodeKind::Rabitq),
@@ -142,7 +142,7 @@ fn what_takes_no_codes_is_searched_as_without_them() {
             let codes = curve.codes.as_ref().map(|codes| codes.probes.iter().zip(&curve.probes));
             codes.into_iter().flatten().all(|(by_codes, by_rows)| *by_codes == 0 || by_codes >= by_rows)
         };
-        assert!(curves.iter().all(takes_more), "what is lost to codes is made good by lists");
+        assert!(curves.iter().all(takes_more), "the loss of codes is compensated by lists");
         curves.iter_mut().for_each(|curve| curve.codes = None);
         assert_eq!(curves, calibration(&of_rows).curves);
         // Nothing else of such a request differs: its lists, their items, the bytes read and the results.
@@ -238,7 +238,7 @@ fn updated_and_merged(codes: CodeKind, width: usize) {
                 ids(&answer)
             };
             let (found, exact) = (ask(json!({})), ask(json!({"exact": true})));
-            assert!(found.iter().all(|id| *id >= 200), "one that is gone was found: {found:?}");
+            assert!(found.iter().all(|id| *id >= 200), "a deleted one was found: {found:?}");
             hits += found.iter().filter(|id| exact.contains(id)).count();
             fresh += found.iter().filter(|id| **id >= 10_000).count();
             assert!(ask(json!({"filter": "kind:7"})).iter().all(|id| *id >= 10_000));
@@ -304,7 +304,7 @@ fn lists_of_faiss_get_codes_too() {
 }
 
 #[test]
-fn a_version_is_whole_or_refused() {
+fn versions_are_complete_or_rejected() {
     let drawn = Drawn { items: 2_000, width: 16, clusters: 20 };
     let folder = tempfile::tempdir().unwrap();
     let view = drawn.publish_by(folder.path(), coded());
@@ -322,6 +322,6 @@ fn a_version_is_whole_or_refused() {
     manifest.files.insert("index.safetensors".into(), others.files["index.safetensors"].clone());
     manifest.write(&version).unwrap();
     let error = loaded().unwrap_err().to_string();
-    assert!(error.contains("selects by the codes of a first pass"), "{error}");
+    assert!(error.contains("selects by first-pass codes"), "{error}");
     drop(view);
 }

@@ -111,7 +111,7 @@ fn shards_merge_each_by_itself_and_no_answer_differs() {
         }
         asked
     });
-    until("it asks", || state(&cut.shards[1])["fresh_items"] != 0);
+    until("it queries", || state(&cut.shards[1])["fresh_items"] != 0);
     let items = state(&cut.shards[1])["items"].clone();
     let made = cut.shards[1].ask(&format!("{ITEMS}:merge"), "");
     let position = state(&cut.shards[1])["durable"].clone();
@@ -213,7 +213,7 @@ fn a_publication_takes_over_from_merged_shards_and_a_roll_back_goes_back_to_them
 }
 
 #[test]
-fn a_shard_is_merged_without_a_server_and_what_cannot_be_says_why() {
+fn shards_are_merged_without_a_server_or_rejected_with_a_reason() {
     let mut cut = Cut::new();
     let (seen, whole) = write(&cut, 5000);
     let (store, updates) = (cut.folder.path().display().to_string(), cut.updates(2));
@@ -357,7 +357,7 @@ fn a_merged_shard_is_no_news_and_stands_for_the_bytes_that_it_was_made_of_alone(
 }
 
 #[test]
-fn the_journal_of_a_shard_keeps_what_stands_behind_a_merge_and_all_under_a_label() {
+fn the_journal_of_a_shard_keeps_records_after_a_merge() {
     let held = Held::new();
     let feeds = held.feeds.clone();
     let compactor =

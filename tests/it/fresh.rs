@@ -503,7 +503,7 @@ fn many_items_beside_few_are_found_too() {
 }
 
 #[test]
-fn what_goes_while_segments_become_one_stays_gone() {
+fn items_deleted_during_a_join_stay_deleted() {
     let random = &mut Random::new(6);
     let folder = tempfile::tempdir().unwrap();
     let mut items = catalogue(random, 40);
@@ -532,7 +532,7 @@ fn what_goes_while_segments_become_one_stays_gone() {
 }
 
 #[test]
-fn what_updates_take_in_memory_is_counted() {
+fn memory_of_updates_is_counted() {
     const TEXT: usize = 50_000;
     let random = &mut Random::new(9);
     let folder = tempfile::tempdir().unwrap();
@@ -549,14 +549,14 @@ fn what_updates_take_in_memory_is_counted() {
     let of_all = bytes(&mut fresh);
     assert!((40 * TEXT..41 * TEXT).contains(&of_all), "{of_all}");
     assert!(fresh.apply(&changed).unwrap().is_empty());
-    assert_eq!(bytes(&mut fresh), of_all, "what is replaced is gone");
+    assert_eq!(bytes(&mut fresh), of_all, "replaced items are not found");
     let short = |&id: &i64| Update::Set { id, attributes: vec![("language".to_owned(), Attribute::Missing)] };
     let updates: Vec<Update> = items.keys().take(30).map(short).collect();
     assert!(fresh.apply(&updates).unwrap().is_empty());
     assert!((10 * TEXT..11 * TEXT).contains(&bytes(&mut fresh)));
     let updates: Vec<Update> = items.keys().map(|&id| Update::Delete { id }).collect();
     assert!(fresh.apply(&updates).unwrap().is_empty());
-    assert_eq!(bytes(&mut fresh), 0, "nothing has changed of what is gone");
+    assert_eq!(bytes(&mut fresh), 0, "deleted items have not changed");
 
     let mut fresh = Fresh::new(main, 0);
     let updates: Vec<Update> = (0..40)
@@ -585,7 +585,7 @@ fn many_operations_are_those_of_a_plain_map() {
 }
 
 #[test]
-fn updates_come_back_from_their_bytes_and_others_are_refused() {
+fn updates_round_trip_and_other_bytes_are_rejected() {
     let put = Put {
         id: -5,
         vector: Some(vec![1.5, -0.0]),
@@ -609,7 +609,7 @@ fn updates_come_back_from_their_bytes_and_others_are_refused() {
 }
 
 #[test]
-fn what_a_snapshot_can_make_nothing_of_changes_nothing() {
+fn inapplicable_updates_change_nothing() {
     let random = &mut Random::new(5);
     let folder = tempfile::tempdir().unwrap();
     let mut items = catalogue(random, 30);

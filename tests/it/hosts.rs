@@ -246,7 +246,7 @@ fn servers_with_a_part_of_the_rows_each_answer_as_one_with_all_of_them() {
 }
 
 #[test]
-fn a_trace_and_an_id_go_on_to_hosts_that_are_asked_for_rows() {
+fn trace_and_request_id_are_passed_to_hosts() {
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
     let store = tempfile::tempdir().unwrap();
     put(store.path(), &tiny()).unwrap();
@@ -371,7 +371,7 @@ fn a_host_that_is_lost_is_as_a_cluster_that_is_lost() {
     let answer = near.ask("/v1/models/tiny:retrieve", &split);
     assert_eq!(answer["degraded_rows"], 2, "{answer}");
     // After a few failures no request waits any more.
-    until("nobody of the host is asked", || {
+    until("no server of the host is queried", || {
         let before = failed_calls(&near);
         near.ask("/v1/models/tiny:retrieve", &split);
         failed_calls(&near) == before
@@ -461,7 +461,7 @@ fn rows_of_another_version_are_never_taken() {
         let versions = server.get_json("/v1/models/tiny/versions");
         versions["versions"].as_array().unwrap().iter().find(|v| v["version"] == 3).cloned().unwrap_or_default()
     };
-    until("the third version is refused", || third(&servers[0])["refused"].is_string());
+    until("the third version is rejected", || third(&servers[0])["refused"].is_string());
     let why = third(&servers[0])["refused"].as_str().unwrap().to_owned();
     assert!(why.contains("host `h1` does not hold"), "{why}");
     for (body, before) in bodies().iter().zip(&before) {
@@ -483,7 +483,7 @@ fn rows_of_another_version_are_never_taken() {
 }
 
 #[test]
-fn calls_for_rows_that_are_none_are_refused_and_the_server_goes_on() {
+fn invalid_calls_for_rows_are_rejected() {
     let pair = Pair::new();
     let servers = [pair.spawn(0, 0), pair.spawn(1, 0)];
     servers.iter().for_each(Server::wait_ready);
@@ -503,7 +503,7 @@ fn calls_for_rows_that_are_none_are_refused_and_the_server_goes_on() {
 }
 
 #[test]
-fn plans_over_hosts_that_cannot_be_followed_are_refused_with_the_reason() {
+fn impossible_plans_over_hosts_are_rejected_with_the_reason() {
     let store = tempfile::tempdir().unwrap();
     put(store.path(), &tiny()).unwrap();
     let (folder, whole) = (store.path().join("tiny/1"), tables_of(store.path()));

@@ -13,7 +13,7 @@ fn close(a: &Value, b: &Value) -> bool {
 }
 
 #[test]
-fn the_tiny_model_answers_what_python_computed() {
+fn the_tiny_model_answers_as_python_does() {
     let store = tempfile::tempdir().unwrap();
     put(store.path(), &tiny()).unwrap();
     let server = Server::start(store.path());

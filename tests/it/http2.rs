@@ -103,7 +103,7 @@ fn running_requests_are_answered_when_the_server_ends() {
 }
 
 #[test]
-fn an_answer_that_nobody_reads_ends_alone() {
+fn an_unread_answer_ends_alone() {
     let store = catalogue(3000, 2000);
     let server = serve(store.path(), "stall_ms = 1000\nidle_ms = 600000");
     // Larger than a window, the last one by so little that HTTP/2 buffers all of it at once.
@@ -124,7 +124,7 @@ fn an_answer_that_nobody_reads_ends_alone() {
             }
             assert!(neighbours > 1 && !sender.is_closed());
             let read = to_bytes(Body::new(unread.into_body()), 1 << 28).await;
-            assert!(read.is_err(), "{k}: its end is told");
+            assert!(read.is_err(), "{k}: its end is reported");
             let large = json!({"vector": [1, 0], "k": 3000, "candidates": 3000, "columns": ["title"]});
             let (status, answer) = ask(&mut sender, post(&server, VECTORS, &large)).await;
             assert_eq!((status, ids(&answer).len()), (200, 3000), "{k}: the connection goes on");
@@ -134,7 +134,7 @@ fn an_answer_that_nobody_reads_ends_alone() {
 }
 
 #[test]
-fn who_asks_and_takes_back_again_and_again_is_cut() {
+fn clients_that_reset_repeatedly_are_closed() {
     let store = catalogue(1000, 10);
     let server = serve(store.path(), "");
     let body = json!({"vector": [1, 0], "k": 1000, "exact": true});
@@ -157,7 +157,7 @@ fn who_asks_and_takes_back_again_and_again_is_cut() {
 }
 
 #[test]
-fn what_only_begins_like_http2_is_no_http2() {
+fn a_prefix_of_the_http2_preface_is_not_http2() {
     let store = catalogue(10, 1);
     let server = serve(store.path(), "header_ms = 1500\nidle_ms = 1500");
     let send = |text: &str| {

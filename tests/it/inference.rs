@@ -31,7 +31,7 @@ fn outputs(answer: &Value) -> BTreeMap<String, Value> {
 }
 
 #[test]
-fn server_and_models_are_told_and_probed() {
+fn server_and_models_have_metadata_and_probes() {
     let server = server();
     let told = server.get_json("/v2");
     assert_eq!((told["name"].as_str(), &told["extensions"]), (Some("sterling"), &json!(["binary_tensor_data"])));
@@ -268,7 +268,7 @@ fn errors_are_those_of_the_protocol() {
                      {"name": "section.weights", "shape": [1, 1], "datatype": "FP32", "data": [1]}])), "only ids have weights"),
         (json!({"inputs": [{"name": "installed", "shape": [1, 1], "datatype": "INT64", "data": [1]}], "outputs": [{"name": "colour"}]}).to_string(), "output `colour`"),
         (json!({"inputs": [{"name": "installed", "shape": [1, 1], "datatype": "INT64", "data": [1]}], "outputs": [{"name": "columns.colour"}]}).to_string(), "unknown column `colour`"),
-        (json!({"inputs": [{"name": "installed", "shape": [1, 1], "datatype": "INT64", "data": [1]}], "outputs": [{"name": "ids"}, {"name": "ids"}]}).to_string(), "asked for twice"),
+        (json!({"inputs": [{"name": "installed", "shape": [1, 1], "datatype": "INT64", "data": [1]}], "outputs": [{"name": "ids"}, {"name": "ids"}]}).to_string(), "requested twice"),
         (json!({"inputs": [{"name": "installed", "shape": [1, 1], "datatype": "INT64", "data": [1]}], "parameters": {"kk": 1}}).to_string(), "unknown field `kk`"),
         (json!({"inputs": [{"name": "installed", "shape": [2, 1], "datatype": "INT64", "data": [1, 1]}], "parameters": {"filter": "a:"}}).to_string(), "row 0"),
         (json!({"inputs": [{"name": "installed", "shape": [1, 1], "datatype": "INT64", "data": [1]}], "parameters": {"k": 0}}).to_string(), "got 0, expected 1"),

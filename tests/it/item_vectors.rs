@@ -104,7 +104,7 @@ fn items_that_come_later_are_ranked_as_if_they_had_been_published() {
 }
 
 #[test]
-fn rows_that_cannot_be_kept_are_refused_by_item() {
+fn rows_that_cannot_be_stored_are_rejected_by_item() {
     let main = package("last", "int8", true).view().unwrap();
     let image = |image: Option<Vec<f64>>| {
         let mut item = given(&lines()[4]);

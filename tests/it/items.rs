@@ -77,7 +77,7 @@ fn refused(items: &Path) -> String {
 }
 
 #[test]
-fn what_is_no_item_file_is_refused_with_the_reason() {
+fn invalid_item_files_are_rejected_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     let put = |name: &str, bytes: &[u8]| {
         let path = folder.path().join(name);
@@ -123,7 +123,7 @@ fn what_is_no_item_file_is_refused_with_the_reason() {
 }
 
 #[test]
-fn what_is_left_out_or_stands_for_something_else_is_said() {
+fn omitted_and_converted_columns_are_reported() {
     let store = tempfile::tempdir().unwrap();
     let store = store.path().to_str().unwrap();
     for (file, notes) in [

@@ -107,7 +107,7 @@ fn a_merge_by_hand_takes_over_while_requests_go_on() {
     let (_, last) = state(&server, 14);
     // Reloaded, the merged version has the same items; later updates are replayed.
     server.ask(&format!("{ITEMS}:delete"), json!({"ids": [70]}));
-    let Ok(server) = Arc::try_unwrap(server) else { panic!("somebody asks on") };
+    let Ok(server) = Arc::try_unwrap(server) else { panic!("requests continue") };
     assert_eq!(server.stop(), Some(0));
     let server = serve(folder.path(), "0");
     let (answer, items) = state(&server, 15);
@@ -118,11 +118,13 @@ fn a_merge_by_hand_takes_over_while_requests_go_on() {
     let alone = ["compact", "vectors", "--updates", &updates, "--store", &store];
     let (code, _, err) = run(&alone);
     assert!(code != 0 && err.contains("another process writes this journal"), "{err}");
-    assert_eq!(server.stop(), Some(0));
+    // It waits for a server that is ending.
+    server.signal("TERM");
     let (code, out, err) = run(&alone);
+    server.wait();
     assert_eq!((code, out.trim()), (0, "merged vectors version 4: 58 items, updates up to position 15"), "{err}");
-    assert!(!folder.path().join("store/vectors/2").exists(), "a merged version that nobody needs goes");
-    assert!(folder.path().join("store/vectors/1").exists(), "what somebody published stays");
+    assert!(!folder.path().join("store/vectors/2").exists(), "an unused merged version is deleted");
+    assert!(folder.path().join("store/vectors/1").exists(), "published versions stay");
     let server = serve(folder.path(), "0");
     assert_eq!(state(&server, 15).1, last[..58]);
 }
@@ -273,7 +275,7 @@ fn a_catalogue_that_was_emptied_is_merged_stays_empty_and_takes_items_again() {
 }
 
 #[test]
-fn an_emptied_catalogue_lets_go_of_its_journal() {
+fn an_emptied_catalogue_truncates_its_journal() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path(), 40);
     let (store, feed, registry, compactor) = merging(folder.path(), None);
@@ -283,7 +285,7 @@ fn an_emptied_catalogue_lets_go_of_its_journal() {
             append(&feed, updates);
         }
         let active = || registry.get("vectors", Which::Active).unwrap().view();
-        until("they are gone", || active().position() == feed.last() && active().items() == 0);
+        until("they are deleted", || active().position() == feed.last() && active().items() == 0);
         compactor.merge(&registry, "vectors").unwrap()
     };
     assert_eq!((merged(0).items, feed.first()), (0, 1));
@@ -299,7 +301,7 @@ fn an_emptied_catalogue_lets_go_of_its_journal() {
     }
     drop((registry, compactor, feed));
     let journal = folder.path().join("updates/vectors");
-    until("the journal is let go of", || Log::open(&journal, small()).is_ok());
+    until("the journal is truncated", || Log::open(&journal, small()).is_ok());
     let (_, feed, registry, _) = merging(folder.path(), None);
     let view = registry.get("vectors", Which::Active).unwrap().view();
     assert_eq!((view.items(), view.position()), (0, feed.last()));
@@ -369,7 +371,7 @@ fn small() -> LogOptions {
 }
 
 #[test]
-fn the_journal_lets_go_of_what_versions_hold_and_keeps_what_one_may_need() {
+fn the_journal_is_truncated_to_the_oldest_needed_record() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path(), 40);
     let store = Store::new(folder.path().join("store"));
@@ -453,7 +455,7 @@ fn a_version_that_cannot_be_read_keeps_no_journal() {
     let versions = store.versions("vectors").unwrap();
     assert!(
         versions.contains(&2) && versions.len() <= 4,
-        "what cannot be read stays, merged versions go: {versions:?}"
+        "unreadable versions stay, merged versions are deleted: {versions:?}"
     );
 }
 
@@ -585,7 +587,7 @@ fn every_metric_of_an_alert_is_recorded() {
 }
 
 #[test]
-fn a_merge_holds_whatever_was_acknowledged_before_it_was_asked_for() {
+fn a_merge_includes_all_updates_acknowledged_before() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path(), 100);
     let feeds = Feeds::new(Logs { root: folder.path().join("updates"), options: LogOptions::default() });

@@ -79,7 +79,7 @@ const OUTAGES: &[Outage] = &[
         name: "Redis node empty",
         begin: redis_node_empty,
         status: 200,
-        said: "brings lost rows back",
+        said: "restores lost rows",
         metrics: &[(
             "sterling_remote_unreadable_ratio{remote_table=\"tiny/packages\"}",
             is_some,
@@ -90,7 +90,7 @@ const OUTAGES: &[Outage] = &[
         name: "peer host down",
         begin: peer_host_gone,
         status: 200,
-        said: "gives no rows: ",
+        said: "returns no rows: ",
         metrics: &[
             ("sterling_peer_servers{host=\"h1\",state=\"ready\"}", is_zero, "SterlingHostIsLost"),
             ("sterling_peer_servers{host=\"h1\",state=\"silent\"}", is_some, "SterlingServersAreLeftOut"),
@@ -127,7 +127,7 @@ const OUTAGES: &[Outage] = &[
         name: "version rejected",
         begin: version_rejected,
         status: 200,
-        said: "version 2 is refused (corrupt), version 1 answers",
+        said: "version 2 was rejected (corrupt), version 1 answers",
         metrics: &[("sterling_loads_total{model=\"vectors\",outcome=\"refused\"}", is_some, "SterlingLoadsFail")],
     },
     Outage {
@@ -353,7 +353,7 @@ fn model_gone() -> Scene {
     Scene::new("--router", router, (first, second, store)).then(|router| {
         assert!(router.get("/readyz").1.contains("model `other`: requests of it fail: shard 0 of 1"));
         let (status, problem) = router.post("/v1/models/other:retrieve", body(1));
-        assert_eq!((status, &problem["code"]), (503, &json!("unavailable")), "it is lost, not gone: {problem}");
+        assert_eq!((status, &problem["code"]), (503, &json!("unavailable")), "it is lost, not deleted: {problem}");
         assert_eq!(router.get_json("/v1/models")["unavailable"][0]["name"], "other");
         assert_eq!(router.post(RETRIEVE, body(5)).0, 200);
     })

@@ -117,7 +117,7 @@ fn alike(got: &[Ranked], want: &[Ranked], tolerance: f32) {
 }
 
 #[test]
-fn what_is_kept_by_item_changes_no_answer() {
+fn item_side_values_change_no_answer() {
     let (made, store) = (package(""), tempfile::tempdir().unwrap());
     let whole = published(&made, store.path(), PartFormat::None);
     assert!(!whole.join(PARTS_FILE).exists());
@@ -139,8 +139,8 @@ fn what_is_kept_by_item_changes_no_answer() {
         assert_eq!(kept.numbers().count(), 0);
         let (code, said, _) = run(&["inspect", folder.to_str().unwrap()]);
         assert_eq!(code, 0);
-        assert!(said.contains(&format!("kept by item: {D} numbers of the reranker in {name}")), "{said}");
-        assert!(said.contains("what is kept of an item"), "{said}");
+        assert!(said.contains(&format!("item-side values: {D} numbers of the reranker in {name}")), "{said}");
+        assert!(said.contains("item-side values"), "{said}");
     }
 }
 
@@ -174,7 +174,7 @@ fn items_that_come_later_have_the_part_too() {
 }
 
 #[test]
-fn a_part_that_cannot_be_used_is_refused_or_left_alone() {
+fn unusable_item_side_values_are_rejected_or_ignored() {
     let (made, store) = (package(""), tempfile::tempdir().unwrap());
     let whole = published(&made, store.path(), PartFormat::F32);
     let want = answers(&view(&whole));
@@ -249,7 +249,6 @@ fn a_golden_answer_that_bf16_does_not_give_keeps_f32() {
     let folder = published(&made, store.path(), PartFormat::None);
     let decided = read(folder.join("manifest.json"))["decisions"]["precision"].clone();
     assert_eq!(decided["chosen"], "f32", "{decided}");
-    let expected =
-        if Kernels::best().has_bf16() { "a golden answer does not come out in bf16" } else { "no products of bf16" };
+    let expected = if Kernels::best().has_bf16() { "a golden answer differs in bf16" } else { "no products of bf16" };
     assert!(decided["reason"].as_str().unwrap().contains(expected), "{decided}");
 }

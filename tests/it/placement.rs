@@ -218,7 +218,7 @@ fn a_recipe_converts_tables_and_the_snapshot_says_so() {
 }
 
 #[test]
-fn plans_that_cannot_be_followed_are_refused_with_the_reason() {
+fn impossible_plans_are_rejected_with_the_reason() {
     let store = tempfile::tempdir().unwrap();
     put(store.path(), &tiny()).unwrap();
     let folder = store.path().join("tiny/1");
@@ -366,7 +366,7 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
         let versions = server.get_json("/v1/models/tiny/versions");
         versions["versions"].as_array().unwrap().iter().find(|v| v["version"] == 3).cloned()
     };
-    until("the third version is refused", || third().is_some_and(|v| v["refused"].is_string()));
+    until("the third version is rejected", || third().is_some_and(|v| v["refused"].is_string()));
     let why = third().unwrap()["refused"].as_str().unwrap().to_owned();
     assert!(why.contains("packages rows ") && why.contains(": not in the cluster; rows there: "), "{why}");
     assert_eq!(ids(&server.ask("/v1/models/tiny:retrieve", request("fail"))), ids(&local));
@@ -393,6 +393,8 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
     assert!(code == 0 && out.contains(&format!("deleted tiny/packages rows {kept}")), "{out}");
     let (code, _, said) = run(&["remote", &seed, "--delete", &format!("tiny/{kept}")]);
     assert!(code == 2 && said.contains("; there are: none"), "{said}");
+    let (code, _, said) = run(&["remote", &seed, "--verify"]);
+    assert!(code == 1 && said.contains("the cluster has no sets of rows, expected at least one"), "{code} {said}");
     let (code, _, said) = run(&["remote", &seed, "--delete", "tiny"]);
     assert!(code == 2 && said.contains("expected MODEL/ROWS"), "{said}");
     // Ids that no cache holds.
@@ -408,7 +410,7 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
 }
 
 #[test]
-fn primaries_without_replicas_are_not_waited_for_and_the_load_is_part_of_the_time_told() {
+fn loads_do_not_wait_for_missing_replicas_and_report_their_time() {
     let _alone = alone();
     let redis = RedisCluster::start_one();
     let store = tempfile::tempdir().unwrap();
@@ -427,7 +429,7 @@ fn primaries_without_replicas_are_not_waited_for_and_the_load_is_part_of_the_tim
     let (name, version) = sterling::publish::publish(&at, &what, &slow).unwrap();
     let took = start.elapsed().as_secs_f64();
     assert!(waited.load(Ordering::Relaxed) && redis.calls("set") > 0, "rows were loaded");
-    assert_eq!(redis.calls("wait"), 0, "nobody is there to wait for");
+    assert_eq!(redis.calls("wait"), 0, "there is nothing to wait for");
     let told = Manifest::read(&at.folder(&name, version)).unwrap().provenance.seconds;
-    assert!((pause.as_secs_f64()..=took).contains(&told), "told {told} s, took {took} s");
+    assert!((pause.as_secs_f64()..=took).contains(&told), "reported {told} s, took {took} s");
 }

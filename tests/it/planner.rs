@@ -102,7 +102,7 @@ fn a_model_is_planned_from_its_own_tables() {
 }
 
 #[test]
-fn what_cannot_be_planned_says_why() {
+fn impossible_plans_have_a_reason() {
     let folder = tempfile::tempdir().unwrap();
     let topology = write(folder.path(), "topology.toml", TOPOLOGY);
     let table = |rows: u64| format!("[[tables]]\nname = 't'\nrows = {rows}\nwidth = 64\n");

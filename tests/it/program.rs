@@ -79,7 +79,7 @@ fn bad_input_ends_with_2_and_one_line_that_says_why() {
             "admin_listen: got 127.0.0.1:8080, which is `listen` too",
         ),
         // A key file that no server would accept is not written.
-        (plain(&["key", "shop", "--file", keys]), "key `shop`: stands there twice"),
+        (plain(&["key", "shop", "--file", keys]), "key `shop`: occurs twice"),
         (plain(&["key", "other", "--file", &items]), "items.jsonl: line 1"),
         (plain(&["doctor", "--server", "http://127.0.0.1:1/"]), "got `http://127.0.0.1:1/`, expected HOST:PORT"),
         (plain(&["sreve"]), "unrecognized subcommand"),
@@ -94,7 +94,7 @@ fn bad_input_ends_with_2_and_one_line_that_says_why() {
 }
 
 #[test]
-fn kernels_of_the_cpu_are_told_and_one_is_forced_by_name() {
+fn kernels_are_listed_and_one_is_forced_by_name() {
     let told = sterling().arg("kernels").env_remove("STERLING_KERNEL").output().unwrap();
     let said = String::from_utf8(told.stdout).unwrap();
     let line = said.lines().next().unwrap();

@@ -141,7 +141,7 @@ fn a_catalogue_that_is_too_small_to_be_measured_is_searched_whole() {
 }
 
 #[test]
-fn requests_reach_their_recall_on_queries_that_nobody_measured_with() {
+fn requests_reach_their_recall_on_unseen_queries() {
     for drawn in [
         Drawn { items: 5_000, width: 8, clusters: 0 },
         Drawn { items: 5_000, width: 48, clusters: 40 },
@@ -263,7 +263,7 @@ fn explain_names_the_target_and_probes_given_come_first() {
 }
 
 #[test]
-fn queries_of_a_file_are_read_or_refused_with_the_line() {
+fn queries_of_a_file_are_read_or_rejected_with_the_line() {
     let drawn = Drawn { items: 600, width: 4, clusters: 0 };
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
@@ -436,7 +436,7 @@ fn of_kind(n: u64, is_new: bool, is_unit: bool) -> Vec<f32> {
 }
 
 #[test]
-fn items_of_a_new_kind_are_found_beside_a_snapshot_and_in_what_it_is_merged_into() {
+fn items_of_a_new_kind_are_found_before_and_after_a_merge() {
     for (is_unit, recipe) in [(false, ""), (true, ""), (false, "[index]\nfirst_pass = { codes = \"pq4\" }")] {
         let folder = tempfile::tempdir().unwrap();
         let rows: Vec<Vec<f32>> = (0..4_000).map(|n| of_kind(n, false, is_unit)).collect();
@@ -527,7 +527,7 @@ fn a_kind_of_few_items_is_found_in_each_version_that_merges_make() {
 }
 
 #[test]
-fn a_server_records_queries_where_it_is_told_to_and_they_calibrate() {
+fn recorded_queries_calibrate() {
     let drawn = Drawn { items: 600, width: 4, clusters: 0 };
     let folder = tempfile::tempdir().unwrap();
     drop(drawn.publish(folder.path()));
@@ -558,7 +558,7 @@ fn a_server_records_queries_where_it_is_told_to_and_they_calibrate() {
     let recorded: Vec<Vec<f32>> = lines.lines().map(numbers).collect();
     let known = recorded.iter().filter(|query| asked.contains(query)).count();
     // Before it was ready, the version answered with one of its own items.
-    assert!(known >= 31, "{known} of the recorded queries were asked");
+    assert!(known >= 31, "{known} of the recorded queries were sent");
     assert!(recorded.iter().skip(1).any(|query| !asked[..32].contains(query)), "none of the later ones was kept");
     let path = folder.path().join("recorded.jsonl");
     std::fs::write(&path, lines).unwrap();

@@ -164,7 +164,7 @@ impl RedisCluster {
                 return node;
             }
         }
-        panic!("nobody owns {key}")
+        panic!("no node owns {key}")
     }
 
     /// Returns all keys of the primaries that match the pattern.

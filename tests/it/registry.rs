@@ -82,7 +82,7 @@ fn labels_pin_versions_while_another_is_active() {
 }
 
 #[test]
-fn what_may_not_be_done_says_why_and_changes_nothing() {
+fn forbidden_changes_are_rejected_with_a_reason() {
     let (_store, server) = server();
     server.ask("/v1/models/vectors/versions/1:load", "");
     send(&server, "PUT", "/v1/models/vectors/labels/stable", "{\"version\": 1}");
@@ -141,7 +141,7 @@ fn what_may_not_be_done_says_why_and_changes_nothing() {
 }
 
 #[test]
-fn a_version_that_does_not_fit_is_refused_and_tried_again() {
+fn versions_without_memory_are_rejected_and_retried() {
     let store = tempfile::tempdir().unwrap();
     let line = |id: usize| format!("{{\"id\": {id}, \"embedding\": [{id}{}]}}\n", ", 1".repeat(8191));
     put(store.path(), &vectors(store.path(), &(1..=40).map(line).collect::<String>())).unwrap();

@@ -113,7 +113,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T>, kind: Kind, words: &[&str]) {
 }
 
 #[test]
-fn what_is_loaded_comes_back_and_nothing_else_does() {
+fn loaded_rows_are_read_back_exactly() {
     let _alone = alone();
     let redis = RedisCluster::start(5000);
     let cluster = Cluster::connect(options(&redis)).unwrap();
@@ -216,7 +216,7 @@ fn equal_misses_fly_once(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     stopped.clone().for_each(|node| redis.stop(node));
     let calls: Vec<_> = (0..5).map(|_| table.begin(rows.clone(), &Lookup::default())).collect();
     let hasty = table.begin(rows[..10].to_vec(), &by(Instant::now() + Duration::from_millis(20))).wait().unwrap();
-    assert_eq!(hasty.states, [RowState::Degraded; 10], "who joins does not wait longer than it wants to");
+    assert_eq!(hasty.states, [RowState::Degraded; 10], "a joined read does not wait longer than it wants to");
     let start = Instant::now();
     let waited = impatient.begin(vec![7], &by(start + Duration::from_secs(60))).wait().unwrap();
     assert_eq!(waited.states, [RowState::Degraded]);
@@ -332,7 +332,7 @@ fn half_remote_answers_as_whole(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     (0..6).for_each(|node| redis.resume(node));
     refused(failed, Kind::DeadlineExceeded, &["table `items`, shard on `cluster`", "did not come in time"]);
     let away = sample(rows, 200, 11).iter().filter(|row| **row >= rows / 2).count() as u64 + 2;
-    assert_eq!(defaults.unwrap().1[0].degraded, away, "ids whose rows are remote, said in the reply");
+    assert_eq!(defaults.unwrap().1[0].degraded, away, "ids whose rows are remote, counted in the reply");
     until("all rows come again", || halves.lookup(&ids, &strict).is_ok());
     assert!(near(halves.lookup(&ids, &strict).unwrap().0.values(), expected.values()));
     assert!(delete(cluster, &half).unwrap());
@@ -367,7 +367,7 @@ fn refused_removals_can_be_repeated(redis: &RedisCluster, cluster: &Arc<Cluster>
         user("+");
         refused(refusal, Kind::Unavailable, &["tests/kept rows 0000000000000001", "no permissions", command]);
         let state = find(cluster, &kept).unwrap().map(|m| m.state);
-        assert_eq!(state, Some(TableState::Deleting), "still there to be deleted after {command} was refused");
+        assert_eq!(state, Some(TableState::Deleting), "still there to be deleted after {command} was rejected");
     }
     assert!(delete(cluster, &kept).unwrap());
     assert!(find(cluster, &kept).unwrap().is_none() && sets(cluster, &kept).unwrap().is_empty());
@@ -414,13 +414,13 @@ fn full_and_evicting_nodes_are_named() {
     refused(outcome, Kind::Overloaded, &["tests/items rows 0000000000000001", "full", &address, "maxmemory"]);
     refused(RemoteTable::open(&cluster, &named(1), &shape(ROWS), &uncached(500)), Kind::NotReady, &["not ended"]);
     config(full, "noeviction", 0);
-    assert!(fill(&cluster, 1, ROWS).progress.chunks_kept > 0, "what had fitted is not written again");
+    assert!(fill(&cluster, 1, ROWS).progress.chunks_kept > 0, "stored chunks are not written again");
     assert!(all_hit(&open(&cluster, 1, ROWS, &uncached(5000)), &sample(ROWS, 500, 1), 1));
     delete(&cluster, &named(1)).unwrap();
 
     config(full, "allkeys-lru", redis.used_memory(full) + (1 << 20));
     let outcome = load(&cluster, &named(2), &shape(ROWS), rows_of(2), |_| {});
-    refused(outcome, Kind::Unavailable, &["written and is gone", "noeviction"]);
+    refused(outcome, Kind::Unavailable, &["written and is missing now", "noeviction"]);
     refused(RemoteTable::open(&cluster, &named(2), &shape(ROWS), &uncached(500)), Kind::NotReady, &["not ended"]);
 }
 
@@ -477,9 +477,9 @@ fn killed_primaries_lose_no_call_and_come_back() {
         let victim = redis.primaries()[0];
         redis.kill(victim);
         assert_eq!(patient_load.degraded_in(200), 0, "a replica answers at once");
-        assert!(strict_load.degraded_in(5) > 0, "nobody else is asked, and the call is answered all the same");
+        assert!(strict_load.degraded_in(5) > 0, "no other node is queried, and the call is answered all the same");
         until("a replica has taken over", || redis.primaries().len() == 3 && !redis.primaries().contains(&victim));
-        until("all rows are read again, by themselves", || strict_load.degraded_in(20) == 0);
+        until("all rows are read again, automatically", || strict_load.degraded_in(20) == 0);
         assert_eq!(patient_load.degraded_in(20), 0);
         redis.start_node(victim);
         redis.wait_until_whole();
@@ -522,11 +522,11 @@ fn a_shard_without_nodes_is_passed_by(redis: &mut RedisCluster, cluster: &Arc<Cl
     let before = (cluster.counters().pipelines, table.counters().down);
     hits(&fetch(table, &rows), &rows, 1);
     let after = (cluster.counters().pipelines, table.counters().down);
-    assert!(after.0 - before.0 <= 4 && after.1 > before.1, "nobody asks the dead: {before:?} {after:?}");
+    assert!(after.0 - before.0 <= 4 && after.1 > before.1, "dead nodes get no calls: {before:?} {after:?}");
     lost.iter().for_each(|&node| redis.start_node(node));
     redis.wait_until_whole();
     // The nodes stored nothing on disk, and their rows are lost: still no wrong row, and another load restores them.
-    until("they are asked again", || {
+    until("they are queried again", || {
         fetch(table, &rows);
         table.counters().missing > 0
     });
@@ -606,12 +606,12 @@ fn slow_nodes_are_passed_by(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     hits(&fetch(&on_primaries, &rows), &rows, 1);
     assert!(on_primaries.counters().down > down);
     redis.resume(slow);
-    until("the node is asked again, by itself", || all_hit(&on_primaries, &rows, 1));
+    until("the node is queried again, automatically", || all_hit(&on_primaries, &rows, 1));
     assert!(!of_it(&strict).is_open && of_it(&strict).openings > 0);
 }
 
 #[test]
-fn addresses_that_are_no_cluster_are_refused() {
+fn invalid_cluster_addresses_are_rejected() {
     let refuse = |seeds: &[&str], kind, words: &[&str]| {
         let options = ClusterOptions::new(seeds.iter().copied());
         refused(Cluster::connect(options).map(|_| ()), kind, words);

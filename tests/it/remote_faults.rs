@@ -317,7 +317,7 @@ const FAULTS: [Fault; 13] = [
     Fault {
         name: "flushed chunks, and a log that stays short",
         requests: Degraded,
-        warning: Some("; `sterling remote --load` brings lost rows back"),
+        warning: Some("; `sterling remote --load` restores lost rows"),
         begin: |bed| {
             bed.redis.ask(bed.shard[0], &["DEL", &bed.chunk]);
             until("rows are missing", || bed.ask("fail").0 == 503);
@@ -419,7 +419,7 @@ fn rows_of(rows: std::ops::Range<u64>, out: &mut [u8]) -> sterling::error::Resul
 
 /// Reads continue with rows that were loaded again after their manifest was lost, and with a recreated cluster.
 #[test]
-fn rows_that_were_loaded_again_are_followed_without_opening_them_anew() {
+fn reloaded_rows_are_used_without_reopening() {
     let _alone = alone();
     let redis = RedisCluster::start(5000);
     let cluster = Cluster::connect(ClusterOptions::new(redis.seeds())).unwrap();
@@ -453,7 +453,7 @@ fn rows_that_were_loaded_again_are_followed_without_opening_them_anew() {
         cluster.troubles().iter().any(|line| line.contains("the cluster has other rows under its name")) && !all_hit()
     });
     drop(table);
-    until("what is not open is no trouble", || cluster.troubles().is_empty());
+    until("tables that are not open are no trouble", || cluster.troubles().is_empty());
 }
 
 /// A single lost chunk of many is detected, and reported until it is restored; a table without any row is not opened.
@@ -504,7 +504,7 @@ fn rows_of_a_shard_that_loads_come_once_it_has_loaded() {
     begin_to_load(&redis, 0);
     let before = cluster.counters().pipelines;
     let rows = table.begin((0..100).collect(), &Lookup::default());
-    until("it is asked again and again", || cluster.counters().pipelines > before + 8);
+    until("it is queried again and again", || cluster.counters().pipelines > before + 8);
     end_to_load(&redis, 0);
     assert_eq!(rows.wait().unwrap().states, [RowState::Hit; 100]);
 }

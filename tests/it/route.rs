@@ -140,7 +140,7 @@ fn pages_of_routers_are_those_of_one_server() {
             body
         };
         for (body, status, said) in [
-            (with("cursor", "x".into()), 400, "not one that an answer had"),
+            (with("cursor", "x".into()), 400, "not a cursor of an answer"),
             (with("filter", "colour:red".into()), 400, "of another request"),
             (with("cursor", both.one.ask(PATH, &begin)["cursor"].clone()), 410, "begin with the first page"),
         ] {
@@ -226,7 +226,7 @@ fn shards_behind_a_router_answer_as_one_server() {
         let explain = &explained["explain"];
         assert_eq!(explain["returned"], 50);
         let asked = explain["shards"].as_array().unwrap();
-        assert_eq!(asked.len() as u32, count, "what shards rank ahead is enough: {explain}");
+        assert_eq!(asked.len() as u32, count, "candidates that shards rank early are enough: {explain}");
         assert_eq!(explain["candidates"], 50, "{explain}");
         assert!(asked.iter().all(|shard| !shard["steps"].as_array().unwrap().is_empty()));
         let (pinned, unknown) = ("/v1/models/vectors/versions/2:retrieve", "/v1/models/vectors/versions/9:retrieve");
@@ -307,7 +307,7 @@ fn a_router_listens_once_it_has_looked_and_does_not_wait_for_servers_that_hang()
 }
 
 #[test]
-fn nothing_is_missing_where_no_server_has_told_what_there_is() {
+fn unknown_shards_are_not_reported_missing() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let router = route_looking_every(50, [nobody.to_string().as_str()]);
     for _ in 0..20 {
@@ -320,7 +320,7 @@ fn nothing_is_missing_where_no_server_has_told_what_there_is() {
 }
 
 #[test]
-fn a_lost_shard_is_said_and_nothing_is_made_up_for_it() {
+fn a_lost_shard_is_reported() {
     let (store, mut servers) = serve_shards(3);
     let router = route(servers.iter().map(|server| server.address.as_str()));
     let held: Vec<u64> = servers.iter().map(|s| s.get_json("/v1/models/vectors")["items"].as_u64().unwrap()).collect();
@@ -371,7 +371,7 @@ fn a_lost_shard_is_said_and_nothing_is_made_up_for_it() {
             until("it answers again", || router.post(whole, &body).0 == 200);
         }
     }
-    until("it is told to be lost", || told(&router)["shards"][1]["servers"] == 0);
+    until("it is reported as lost", || told(&router)["shards"][1]["servers"] == 0);
     assert_eq!(told(&router)["coverage"], (700 - held[1]) as f64 / 700.0);
     assert_eq!(told(&router)["shards"][2], all[2]);
     // Readiness, metrics and the model report it: the only model cannot answer requests that need all shards.
@@ -408,13 +408,13 @@ fn a_lost_shard_is_said_and_nothing_is_made_up_for_it() {
     assert_eq!(router.ask(part, &body)["missing"][0]["shard"], 1);
     let address = servers[1].address.clone();
     servers[1] = serve_at(store.path(), "1", &address);
-    until("the new one is asked", || router.post(whole, &body).0 == 200);
+    until("the new one is queried", || router.post(whole, &body).0 == 200);
     assert_eq!(router.get("/readyz").0, 200);
     assert!(router.get_json("/v1/models/vectors").get("missing").is_none());
 }
 
 #[test]
-fn a_network_that_cuts_or_swallows_costs_the_shard_behind_it_and_nobody_waits_for_ever() {
+fn a_broken_network_costs_its_shard_only() {
     let (_store, servers) = serve_shards(2);
     let wire = Wire::to(servers[1].address.rsplit(':').next().unwrap().parse().unwrap());
     let far = wire.address();
@@ -509,7 +509,7 @@ fn the_only_server_of_a_shard_is_restarted_and_no_request_is_lost() {
 }
 
 #[test]
-fn a_replica_that_comes_back_is_asked_in_place_of_one_that_hangs() {
+fn a_returning_replica_replaces_a_hung_one() {
     let folder = tempfile::tempdir().unwrap();
     put(folder.path(), &shards::catalogue(folder.path(), sterling::index::ivf::Rescore::F16)).unwrap();
     let servers = [Server::start(folder.path()), Server::start(folder.path())];
@@ -525,7 +525,7 @@ fn a_replica_that_comes_back_is_asked_in_place_of_one_that_hangs() {
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| router.post("/v1/models/vectors:retrieve", &body));
         std::thread::sleep(Duration::from_millis(300));
-        assert!(!waiting.is_finished(), "it is asked of the one that hangs");
+        assert!(!waiting.is_finished(), "the hung one is queried");
         wire.mend();
         let (status, answer) = waiting.join().unwrap();
         assert_eq!((status, &answer["items"]), (200, &expected["items"]), "{answer}");
@@ -579,7 +579,7 @@ fn a_version_answers_when_every_shard_has_it() {
 
 #[test]
 #[ignore = "long: stops servers under load"]
-fn one_that_hangs_costs_no_request_and_is_asked_again_when_it_goes_on() {
+fn a_hung_replica_costs_no_request_and_is_used_again() {
     let folder = tempfile::tempdir().unwrap();
     put(folder.path(), &shards::catalogue(folder.path(), sterling::index::ivf::Rescore::F16)).unwrap();
     let servers = [Server::start(folder.path()), Server::start(folder.path())];
@@ -593,7 +593,7 @@ fn one_that_hangs_costs_no_request_and_is_asked_again_when_it_goes_on() {
     let count = |server: &Server, name: &str| server.metric(name).unwrap_or(0.0) as u64;
     let passes =
         |server: &Server| count(server, "sterling_requests_total{call=\"pass\",status=\"200\",model=\"vectors\"}");
-    until("both replicas are known and asked", || {
+    until("both replicas are known and queried", || {
         ask();
         servers.iter().all(|server| passes(server) > 40)
     });
@@ -613,14 +613,14 @@ fn one_that_hangs_costs_no_request_and_is_asked_again_when_it_goes_on() {
     assert!(late() - before < 20, "{}", late() - before);
     servers[0].signal("CONT");
     let before = passes(&servers[0]);
-    until("it is asked again", || {
+    until("it is queried again", || {
         ask();
         passes(&servers[0]) > before + 10
     });
 }
 
 #[test]
-fn what_routers_ask_is_checked_like_all_else() {
+fn calls_of_routers_are_validated() {
     let folder = tempfile::tempdir().unwrap();
     put(folder.path(), &shards::catalogue(folder.path(), sterling::index::ivf::Rescore::F16)).unwrap();
     let server = Server::start(folder.path());

@@ -85,7 +85,7 @@ fn addresses(servers: &[Server]) -> impl Iterator<Item = &str> {
 
 /// Waits until a router follows the desired state.
 fn until_set(router: &Server, setting: &Value, revision: &Value) {
-    eventually("the router does as it is wished", 60, || {
+    eventually("the router applies the desired state", 60, || {
         let told = router.get_json(TRAFFIC);
         let is_there = |part: &str| setting.get(part).is_none() || told[part]["serving"].is_number();
         (told["revision"] == *revision && is_there("canary") && is_there("shadow")).then_some(())
@@ -174,9 +174,9 @@ fn a_key_has_one_version_at_every_router_and_no_answer_mixes_two() {
     assert_eq!((0..40).map(|n| by_vector(&cut.routers[1], n)).collect::<Vec<u64>>(), first);
     // A router has no store to say it in.
     for (method, path, status, expected) in [
-        ("PUT", TRAFFIC, 422, "ask the servers"),
-        ("DELETE", TRAFFIC, 422, "ask the servers"),
-        ("POST", "/v1/models/vectors/traffic:stop", 422, "ask the servers"),
+        ("PUT", TRAFFIC, 422, "call the servers"),
+        ("DELETE", TRAFFIC, 422, "call the servers"),
+        ("POST", "/v1/models/vectors/traffic:stop", 422, "call the servers"),
         ("POST", TRAFFIC, 405, "method POST"),
         ("GET", "/v1/models/none/traffic", 404, "model `none`"),
     ] {
@@ -289,7 +289,7 @@ fn a_canary_answers_while_every_shard_has_it() {
     // The last shard gets it, is lost, and returns; `min_coverage` changes nothing.
     for _ in 0..2 {
         let server = serve_at(store.path(), "1", &late);
-        eventually("every shard has it", 60, || router.get_json(TRAFFIC)["canary"]["serving"].as_u64());
+        eventually("every shard has the version", 60, || router.get_json(TRAFFIC)["canary"]["serving"].as_u64());
         assert!((0..20).all(|n| version_of(&ask(["", "?min_coverage=0.5"][n % 2])) == 2));
         // Requests that failed while the shard was lost are warned of still.
         assert!(!router.get("/readyz").1.contains("canary"));
@@ -302,7 +302,7 @@ fn a_canary_answers_while_every_shard_has_it() {
     let (code, _, error) = run(&["label", "vectors", "next", "--remove", "--store", name]);
     assert!(code == 2 && error.contains("its canary is label `next`"), "{error}");
     told(store.path(), &["canary", "vectors", "--remove"]);
-    eventually("no canary is wished", 60, || router.get_json(TRAFFIC).get("canary").is_none().then_some(()));
+    eventually("no canary is desired", 60, || router.get_json(TRAFFIC).get("canary").is_none().then_some(()));
 }
 
 #[test]
@@ -330,7 +330,7 @@ fn a_canary_whose_version_is_deleted_costs_no_answer() {
     }
     assert!(cut.shards[1].get("/readyz").1.contains("its canary, version 2, is not in memory"));
     assert_eq!(cut.shards[0].send("DELETE", TRAFFIC, &[], "").status(), 200);
-    eventually("nothing is wished", 60, || cut.shards[1].warnings().is_empty().then_some(()));
+    eventually("no state is desired", 60, || cut.shards[1].warnings().is_empty().then_some(()));
 }
 
 #[test]
@@ -385,7 +385,7 @@ fn audits_through_routers_give_way_to_callers() {
         router.metric(&series).unwrap_or(0.0)
     };
     // No request is rejected: audits of earlier requests are preempted instead.
-    eventually("an audit gives way", 120, || {
+    eventually("an audit is preempted", 120, || {
         for n in 0..20 {
             let (status, answer) = router.post(&format!("{MODEL}:retrieve"), &body);
             assert_eq!(status, 200, "request {n}: {answer}");
@@ -438,7 +438,7 @@ fn a_canary_that_finds_less_through_its_shards_is_rolled_back_by_the_router_alon
 }
 
 #[test]
-fn what_is_told_of_a_canary_that_is_behind_holds_where_it_is_meant() {
+fn reports_of_a_bad_canary_apply_to_their_revision() {
     let cut = Cut::new();
     cut.set(&json!({"canary": {"version": 2, "share": 0.4}}));
     let stop = "/v1/models/vectors/traffic:stop";
@@ -457,7 +457,7 @@ fn what_is_told_of_a_canary_that_is_behind_holds_where_it_is_meant() {
         assert!(got == status && problem["detail"].as_str().unwrap().contains(expected), "{body}: {problem}");
     }
     let told = server.ask(stop, json!({"canary": other, "reason": "slow"}));
-    assert_eq!(told["canary"]["setting"], setting, "something else is wished by now");
+    assert_eq!(told["canary"]["setting"], setting, "the desired state has changed meanwhile");
     let told = server.ask(stop, json!({"canary": setting, "reason": "slow"}));
     assert_eq!(
         (&told["canary"]["setting"]["share"], &told["canary"]["setting"]["stopped"]["reason"]),
@@ -466,7 +466,7 @@ fn what_is_told_of_a_canary_that_is_behind_holds_where_it_is_meant() {
 }
 
 #[test]
-fn servers_of_several_stores_that_wish_different_things_divide_nothing() {
+fn servers_of_several_stores_divide_no_traffic() {
     let lines = |first: usize| (first..first + 9).map(|n| format!("{{\"id\": {n}, \"embedding\": [1, {n}]}}\n"));
     let stores: [TempDir; 2] = std::array::from_fn(|_| {
         let store = tempfile::tempdir().unwrap();
@@ -485,7 +485,7 @@ fn servers_of_several_stores_that_wish_different_things_divide_nothing() {
         let (status, told) = router.get(TRAFFIC);
         (status == 422 && told.contains("different stores")).then_some(())
     });
-    assert!(router.get("/readyz").1.contains("warning: model `vectors`: its servers wish different things"));
+    assert!(router.get("/readyz").1.contains("warning: model `vectors`: its servers report different desired states"));
     let answer = |n: usize| router.ask(&format!("{MODEL}:retrieve"), json!({"vector": [1, n], "k": 1}));
     assert!((0..30).all(|n| answer(n)["version"] == 1));
 }

@@ -202,7 +202,7 @@ fn items_go_to_their_shards_and_are_answered_in_the_callers_order() {
 }
 
 #[test]
-fn pages_are_of_what_the_first_one_saw_at_every_shard() {
+fn pages_read_the_view_of_the_first_page_at_every_shard() {
     const RETRIEVE: &str = "/v1/models/vectors:retrieve";
     let cut = Cut::new();
     let other = route(cut.shards.iter().map(|server| server.address.as_str()));
@@ -395,7 +395,7 @@ fn shards_of_several_servers_with_journals_of_their_own_are_not_written_to() {
     let without: Vec<Server> = (0..3).map(|shard| crate::route::serve_shard(cut.folder.path(), shard)).collect();
     let router = route(without.iter().map(|server| server.address.as_str()));
     let (status, told) = router.post(&format!("{ITEMS}:delete"), &body);
-    assert!(status == 422 && told.to_string().contains("takes no updates"), "{told}");
+    assert!(status == 422 && told.to_string().contains("accepts no updates"), "{told}");
     assert_eq!(router.get(&format!("{ITEMS}:position")).0, 422);
 }
 

@@ -144,7 +144,7 @@ impl Fleet<'_> {
 
     fn strike(&mut self, n: usize, how: &str) {
         let server = self.servers[n].as_mut().unwrap();
-        assert!(server.is_running(), "what is to be struck runs");
+        assert!(server.is_running(), "the target process runs");
         server.signal(how);
         match how {
             "STOP" => self.stopped = Some(n),
@@ -219,7 +219,7 @@ fn flip_and_strike(rounds: usize) {
     let wrong = seen.wrong.lock().unwrap();
     assert!(wrong.is_empty(), "{wrong:#?}");
     let second: f64 = routers.iter().map(|router| metric(router, "sterling_route_second_calls_total")).sum();
-    assert!(second > 0.0, "servers were struck, and nobody was asked in their place");
+    assert!(second > 0.0, "servers were struck, and no other server was queried instead");
     let _ = writeln!(
         std::io::stderr(),
         "{rounds} flips, {strikes:?}: {:?} answers of the versions, all whole; {second} calls to a second server",

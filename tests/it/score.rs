@@ -114,7 +114,7 @@ fn rows(path: &Path) -> Vec<Row> {
 }
 
 #[test]
-fn files_of_users_become_what_the_server_would_answer() {
+fn batch_inference_equals_the_server() {
     let job = Job::new(2, 150);
     // Rows with different problems among valid ones; an empty line does not count.
     let wrong = [
@@ -231,7 +231,7 @@ fn a_job_that_is_killed_goes_on_and_ends_with_the_same_bytes() {
 }
 
 #[test]
-fn another_job_in_the_same_folder_is_refused() {
+fn another_job_in_the_same_folder_is_rejected() {
     let job = Job::new(2, 5);
     assert_eq!(job.score("out", REQUEST).0, 0);
     let refused = |said: (i32, String, String), what: &str| {
@@ -257,7 +257,7 @@ fn another_job_in_the_same_folder_is_refused() {
     }
     for (request, expected) in [
         ("[]", "not a JSON object"),
-        ("{\"vector\": [1]}", "is of a row"),
+        ("{\"vector\": [1]}", "belongs to each row"),
         ("{\"k\": 0}", "field `k`"),
         ("{\"columns\": [\"x\"]}", "`x`"),
     ] {
@@ -267,7 +267,7 @@ fn another_job_in_the_same_folder_is_refused() {
 }
 
 #[test]
-fn a_worker_does_the_files_that_it_is_told_of() {
+fn a_worker_processes_the_files_from_its_input() {
     let job = Job::new(3, 20);
     let worker = |lines: &str| {
         let mut command: Command = sterling();
@@ -304,7 +304,7 @@ fn a_worker_does_the_files_that_it_is_told_of() {
 
 /// A row that is no text, or longer than the limit, is a problem of that row.
 #[test]
-fn rows_that_cannot_be_read_stop_nobody() {
+fn unreadable_rows_do_not_stop_a_job() {
     let job = Job::new(1, 3);
     let mut text = std::fs::read(&job.inputs[0]).unwrap();
     text.extend(b"\n\xff\xfe\n{\"id\": 7, \"vector\": [");
@@ -436,7 +436,7 @@ fn an_input_is_the_same_by_any_path() {
     std::fs::write(&file, text.replace(&format!("{}/", job.path("").display()).replace("//", "/"), "")).unwrap();
     assert_ne!(std::fs::read_to_string(&file).unwrap(), text);
     let (code, log) = score_here(&job, &["users-0.jsonl", "users-1.jsonl"], "out");
-    assert!(!log.contains("asked for is"), "{code}: {log}");
+    assert!(!log.contains("this job's is"), "{code}: {log}");
     let (code, log) = score_here(&job, &["users-0.jsonl", "./users-0.jsonl"], "twice");
     assert!(code == 2 && log.contains("users-0.jsonl: given twice"), "{log}");
 }
@@ -477,7 +477,7 @@ fn a_job_whose_input_cannot_be_read_is_not_begun() {
 }
 
 #[test]
-fn buckets_are_refused_as_inputs_and_outputs() {
+fn buckets_are_rejected_as_inputs_and_outputs() {
     let job = Job::new(1, 5);
     for (at, url) in [(4, "s3://users/today"), (6, "s3://recommendations/today")] {
         let mut arguments = job.arguments("out", REQUEST);
@@ -543,7 +543,7 @@ fn a_job_with_outputs_that_are_missing_does_not_say_that_it_is_done() {
 }
 
 #[test]
-fn what_is_left_behind_is_removed_and_what_is_foreign_is_refused() {
+fn leftovers_are_removed_and_foreign_files_are_rejected() {
     let job = Job::new(2, 5);
     assert_eq!(job.score("out", REQUEST).0, 0);
     let parquet = |out: &str| job.files(out).into_keys().find(|name| name.ends_with(".parquet")).unwrap();
@@ -560,7 +560,7 @@ fn what_is_left_behind_is_removed_and_what_is_foreign_is_refused() {
 
 /// Workers that start together agree on the job, and those that score the same files write the same bytes.
 #[test]
-fn workers_that_do_the_same_files_make_what_one_does() {
+fn duplicate_workers_produce_the_same_output() {
     let job = Job::new(4, 200);
     assert_eq!(job.score("alone", REQUEST).0, 0);
     let start = |_| {
@@ -585,7 +585,7 @@ fn workers_that_do_the_same_files_make_what_one_does() {
 
 /// Simulates an Indexed Job: one process per index, in any order, one of them lost and restarted, one run twice.
 #[test]
-fn indices_of_a_job_make_together_what_one_process_does() {
+fn indexed_workers_produce_the_output_of_one_process() {
     let job = Job::new(5, 300);
     assert_eq!(job.score("alone", REQUEST).0, 0);
     let unit = |index: usize| {
@@ -605,7 +605,7 @@ fn indices_of_a_job_make_together_what_one_process_does() {
 }
 
 #[test]
-fn a_worker_whose_driver_is_gone_ends() {
+fn a_worker_without_its_driver_ends() {
     let job = Job::new(3, 50);
     let mut command = sterling();
     command.args(job.arguments("out", REQUEST)).args(["--units", "-"]);
@@ -613,7 +613,7 @@ fn a_worker_whose_driver_is_gone_ends() {
     drop(process.stdout.take());
     process.stdin.take().unwrap().write_all(b"0\n1\n2\n").unwrap();
     assert!(!process.wait().unwrap().success());
-    assert!(job.files("out").len() <= 1, "it went on for nobody");
+    assert!(job.files("out").len() <= 1, "it continued without a client");
 }
 
 #[test]

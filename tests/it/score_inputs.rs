@@ -126,7 +126,7 @@ fn lists<T: ArrowPrimitiveType>(rows: Vec<Option<Vec<T::Native>>>) -> ArrayRef {
 
 /// Returns users of the tiny model: as JSON lines, and as columns of the types that programs write.
 fn users(count: usize) -> (Vec<Value>, Vec<(&'static str, ArrayRef)>) {
-    const SECTIONS: [&str; 4] = ["admin", "games", "python", "nobody knows"];
+    const SECTIONS: [&str; 4] = ["admin", "games", "python", "unknown section"];
     let installed = |n: usize| {
         (!n.is_multiple_of(5)).then(|| (0..n % 4).map(|i| ((n * 7 + i * 3) % 40) as i64).collect::<Vec<_>>())
     };
@@ -306,7 +306,7 @@ fn rows_of_parquet_that_are_wrong_are_wrong_alone() {
 }
 
 #[test]
-fn files_whose_columns_are_no_rows_are_refused() {
+fn files_with_other_columns_are_rejected() {
     let shop = Shop::tiny();
     let id = || ("id", Arc::new(Int64Array::from(vec![1])) as ArrayRef);
     let numbers = || lists::<Float32Type>(vec![Some(vec![1.0, 2.0, 3.0])]);
@@ -348,7 +348,7 @@ fn files_whose_columns_are_no_rows_are_refused() {
     }
     for (task, request, expected) in [
         (Task::Rank, r#"{"k": 3}"#, "unknown field `k`"),
-        (Task::Rank, r#"{"items": [1]}"#, "is of a row"),
+        (Task::Rank, r#"{"items": [1]}"#, "belongs to each row"),
         (Task::Items, r#"{"k": 3}"#, "items take none"),
     ] {
         let told = Questions::parse(task, request).unwrap_err().to_string();

@@ -102,7 +102,7 @@ impl Sharded for InProcess<'_> {
         };
         self.asked.lock().unwrap().push(kind);
         if self.lost.contains(&(shard, kind)) {
-            return Err(Error::unavailable("it is gone"));
+            return Err(Error::unavailable("it is deleted"));
         }
         let Answer { content, degraded_rows, .. } = try_ask(&self.views[shard], request)?;
         Ok(Said { content, degraded_rows, beside: () })
@@ -279,7 +279,7 @@ fn tensors_of_the_user_are_made_once_and_sent_along() {
 }
 
 #[test]
-fn shards_that_have_more_of_the_best_than_is_likely_are_asked_again() {
+fn shards_with_unexpectedly_many_results_are_queried_again() {
     let store = tempfile::tempdir().unwrap();
     // The best ones all lie in one shard of three.
     let shard = |id: i64| shard_of(ItemId(id), 3);
@@ -302,7 +302,7 @@ fn shards_that_have_more_of_the_best_than_is_likely_are_asked_again() {
 }
 
 #[test]
-fn shards_rank_ahead_what_they_select_and_are_asked_once_where_that_is_enough() {
+fn shards_rerank_early_and_are_queried_once_if_that_suffices() {
     let model = "name = \"contrary\"\ndimension = 4\n[value]\nexpression = \"weight * similarity\"\n\
                  [value.constants]\nweight = 1.0\n";
     let lines: Vec<Value> = lines(2400).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -340,7 +340,7 @@ fn shards_rank_ahead_what_they_select_and_are_asked_once_where_that_is_enough() 
 }
 
 #[test]
-fn what_is_ranked_ahead_is_paid_for_and_what_is_not_is_not() {
+fn early_reranking_is_charged() {
     for is_program in [true, false] {
         let store = tempfile::tempdir().unwrap();
         let views = cut(store.path(), &contract::package("last", "f32", is_program).publication(), 1);
@@ -478,7 +478,7 @@ fn without_lost_shards_the_others_answer_as_if_there_were_no_more() {
 }
 
 #[test]
-fn a_cut_version_is_whole_or_refused() {
+fn sharded_versions_are_complete_or_rejected() {
     let store = tempfile::tempdir().unwrap();
     let what = Plan { output: Output::shards(3), ..catalogue(store.path(), Rescore::F16) };
     assert_eq!(put(store.path(), &what).unwrap(), 1);

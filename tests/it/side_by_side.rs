@@ -185,7 +185,7 @@ fn parts_of_any_number_are_published_as_the_whole() {
 }
 
 #[test]
-fn columns_whose_types_show_late_are_those_of_the_whole() {
+fn late_column_types_equal_those_of_one_process() {
     let catalogue = Catalogue::new(&["--name", "m"]);
     let item =
         |id: i64, attributes: Value| json!({"id": id, "embedding": [id, 1 - id], "attributes": attributes}).to_string();
@@ -263,7 +263,7 @@ fn matrix(path: &Path, rows: usize) {
 
 #[test]
 #[ignore = "long: kills workers again and again"]
-fn workers_side_by_side_and_killed_ones_make_what_one_does() {
+fn concurrent_and_killed_workers_produce_the_same_version() {
     let catalogue = Catalogue::lines(&[1500; 5]);
     let expected = catalogue.publish("whole", &[]);
     let mut kills = 0;
@@ -335,7 +335,7 @@ fn refused(said: (i32, String, String), what: &str) {
 }
 
 #[test]
-fn steps_out_of_turn_and_missing_parts_are_refused() {
+fn steps_out_of_order_and_missing_parts_are_rejected() {
     let catalogue = Catalogue::lines(&[40, 40, 40]);
     refused(catalogue.step("train", &[]), "no job was begun here");
     refused(catalogue.step("assign", &[]), "no job was begun here");
@@ -357,7 +357,7 @@ fn steps_out_of_turn_and_missing_parts_are_refused() {
 }
 
 #[test]
-fn damage_is_refused_with_its_file_and_mended_by_the_same_steps() {
+fn damage_is_rejected_with_its_file_and_repaired_by_the_same_steps() {
     let catalogue = Catalogue::lines(&[50, 50]);
     let expected = catalogue.publish("whole", &[]);
     assert_eq!(catalogue.embed(&[]).0, 0);
@@ -406,7 +406,7 @@ fn damage_is_refused_with_its_file_and_mended_by_the_same_steps() {
 }
 
 #[test]
-fn parts_of_another_publication_are_refused() {
+fn parts_of_another_publication_are_rejected() {
     let catalogue = Catalogue::lines(&[50, 50]);
     assert_eq!(catalogue.embed(&[]).0, 0);
     let other = catalogue.path("other.toml");
@@ -440,11 +440,11 @@ fn parts_of_another_publication_are_refused() {
     begun(&catalogue, "1.jsonl, in bytes,");
     catalogue.write("1.jsonl", &lines);
     catalogue.write("2.jsonl", line(5000));
-    begun(&catalogue, "its number of inputs is 2, asked for is 3");
+    begun(&catalogue, "its number of inputs is 2, this job's is 3");
 }
 
 #[test]
-fn a_package_that_has_changed_is_refused() {
+fn changed_packages_are_rejected() {
     let package = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(tiny_package()).unwrap().map(|e| e.unwrap().path()).filter(|path| path.is_file()) {
         std::fs::copy(&entry, package.path().join(entry.file_name().unwrap())).unwrap();
@@ -461,7 +461,7 @@ fn a_package_that_has_changed_is_refused() {
 }
 
 #[test]
-fn bad_items_are_refused_with_their_file() {
+fn bad_items_are_rejected_with_their_file() {
     let cases: [(&str, &str); 5] = [
         (
             "{\"id\": 900, \"embedding\": [1, 2]}\n{\"id\": 900, \"embedding\": [1, 3]}",
@@ -517,7 +517,7 @@ fn bad_items_are_refused_with_their_file() {
 }
 
 #[test]
-fn rows_of_vectors_stay_with_their_items_whatever_changes() {
+fn vectors_stay_with_their_items() {
     let catalogue = Catalogue::new(&["--name", "m"]).with("--vectors", "v.npy");
     matrix(&catalogue.path("v.npy"), 30);
     for (name, ids) in [("a.jsonl", 10..20), ("b.jsonl", 20..30), ("c.jsonl", 30..40)] {
@@ -592,7 +592,7 @@ fn dense_item(id: i64, price: Value) -> String {
 }
 
 #[test]
-fn towers_over_numbers_and_vectors_see_what_they_see_of_the_whole() {
+fn towers_see_the_same_inputs_in_parts() {
     let package = dense_package();
     let catalogue = Catalogue::new(&[&shown(&package.path(""))]);
     let lines = |ids: std::ops::Range<i64>, price: &dyn Fn(i64) -> Value| -> String {
@@ -801,7 +801,7 @@ fn shards_cut_by_workers_that_are_doubled_and_killed_are_those_of_one() {
 }
 
 #[test]
-fn shards_that_are_missing_damaged_or_of_another_job_are_refused() {
+fn missing_damaged_and_foreign_shards_are_rejected() {
     let catalogue = Catalogue::lines(&[150, 150]);
     let expected = catalogue.published("3", &[]);
     let cut = |more: &[&str]| catalogue.step("cut", &[&["--shards", "3"], more].concat());

@@ -21,7 +21,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_flipped_byte_in_any_file_is_refused_by_name() {
+fn a_flipped_byte_in_any_file_is_rejected_by_name() {
     let store = tempfile::tempdir().unwrap();
     let version = put(store.path(), &tiny()).unwrap();
     let folder = store.path().join("tiny").join(version.to_string());
@@ -52,7 +52,7 @@ fn a_flipped_byte_in_any_file_is_refused_by_name() {
 }
 
 #[test]
-fn other_formats_are_refused_as_such() {
+fn other_formats_are_rejected() {
     let store = tempfile::tempdir().unwrap();
     put(store.path(), &tiny()).unwrap();
     let folder = store.path().join("tiny/1");
@@ -76,7 +76,7 @@ fn catalogue(offset: i64) -> String {
 }
 
 #[test]
-fn a_new_version_is_taken_in_a_broken_one_is_refused_and_rolling_back_works() {
+fn new_versions_are_loaded_broken_ones_rejected_and_rollback_works() {
     let store = tempfile::tempdir().unwrap();
     let path = "/v1/models/vectors:retrieve";
     let request = json!({"vector": [1, 0], "k": 1});
@@ -109,7 +109,7 @@ fn a_new_version_is_taken_in_a_broken_one_is_refused_and_rolling_back_works() {
     }
     std::fs::rename(store.path().join("vectors/.copy"), store.path().join("vectors/3")).unwrap();
     let refused = || server.get_json("/v1/models/vectors/versions")["versions"][2]["refused"].clone();
-    until("the refusal", || refused().is_string());
+    until("the rejection", || refused().is_string());
     assert!(refused().as_str().unwrap().contains("index.safetensors"), "{}", refused());
     assert_eq!(ids(&server.ask(path, &request)), [139]);
     let (status, problem) = server.post("/v1/models/vectors/versions/3:activate", "");
@@ -151,7 +151,7 @@ fn states(server: &Server) -> Vec<Value> {
 }
 
 #[test]
-fn copies_take_nothing_over_and_what_is_copied_in_is_taken_once_whole() {
+fn copied_versions_are_loaded_once_complete() {
     let (store, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let path = "/v1/models/vectors:retrieve";
     let request = json!({"vector": [1, 0], "k": 1});
@@ -165,7 +165,7 @@ fn copies_take_nothing_over_and_what_is_copied_in_is_taken_once_whole() {
     for odd in ["01", "+2", "0", "2x", "18446744073709551616"] {
         copy(&other.path().join("vectors/2"), &store.path().join("vectors").join(odd));
     }
-    until("the refusal", || states(&server).last().unwrap()["refused"].is_string());
+    until("the rejection", || states(&server).last().unwrap()["refused"].is_string());
     let refused = states(&server).last().unwrap()["refused"].as_str().unwrap().to_owned();
     assert!(refused.contains("model `vectors` version 1, expected `vectors` version 7"), "{refused}");
     assert_eq!(states(&server).len(), 2, "{:?}", states(&server));
@@ -192,7 +192,7 @@ fn copies_take_nothing_over_and_what_is_copied_in_is_taken_once_whole() {
 }
 
 #[test]
-fn a_number_that_comes_back_with_other_bytes_is_loaded_anew() {
+fn a_version_number_with_new_bytes_is_reloaded() {
     let store = tempfile::tempdir().unwrap();
     let path = "/v1/models/vectors:retrieve";
     let request = json!({"vector": [1, 0], "k": 1});
@@ -255,7 +255,7 @@ fn files_cut_off_or_overwritten_while_they_are_served_change_no_answer() {
     for _ in 0..20 {
         assert_eq!(server.ask("/v1/models/tiny:retrieve", &request)["items"], before["items"]);
     }
-    until("the refusal", || {
+    until("the rejection", || {
         server.get_json("/v1/models/tiny/versions")["versions"][0]["refused"].is_string() && server.is_running()
     });
     assert_eq!(server.ask("/v1/models/tiny:retrieve", &request)["items"], before["items"]);

@@ -66,7 +66,7 @@ fn close(got: &[f32], expected: &[f32], size: f32, what: &str) {
 }
 
 #[test]
-fn jagged_tensors_mean_what_torchrec_means() {
+fn jagged_tensors_equal_torchrec() {
     for case in golden("jagged").as_array().unwrap() {
         let kjt = jagged(&case["input"]);
         check(&kjt, &case["input"]);
@@ -101,7 +101,7 @@ fn tables(golden: &Value) -> Vec<Arc<Table>> {
 }
 
 #[test]
-fn collections_return_what_torchrec_returns() {
+fn collections_equal_torchrec() {
     let golden = golden("collections");
     for case in golden["pooled"].as_array().unwrap() {
         let bag = |b: &Value| BagConfig {
@@ -199,7 +199,7 @@ fn check_output(table: &Arc<Table>, golden: &Value, values: &[f32]) {
 }
 
 #[test]
-fn malformed_jagged_input_is_refused_by_name() {
+fn malformed_jagged_input_is_rejected_by_name() {
     let long = i64::MAX;
     // Keys, number of values, lengths, part of the message.
     let lengths: [(&[&str], usize, &[i64], &str); 12] = [

@@ -12,7 +12,7 @@ use crate::support::{Server, agent, put, run, sterling, tiny, vectors};
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 
 #[test]
-fn slow_calls_are_told_with_what_their_steps_did() {
+fn slow_calls_are_reported_with_their_steps() {
     let store = tempfile::tempdir().unwrap();
     let line = |n| format!("{{\"id\": {n}, \"embedding\": [1, {n}]}}\n");
     put(store.path(), &vectors(store.path(), &(1..2000).map(line).collect::<String>())).unwrap();
@@ -20,7 +20,7 @@ fn slow_calls_are_told_with_what_their_steps_did() {
     let server = Server::start(store.path());
     let path = "/v1/models/vectors:retrieve";
     let plain = server.ask(path, json!({"vector": [1, 0]}));
-    assert!(plain.get("explain").is_none(), "it was not asked for");
+    assert!(plain.get("explain").is_none(), "it was not requested");
     assert_eq!(server.post(path, json!({"vector": [1]})).0, 400);
     let asked = server.ask(path, json!({"vector": [1, 0], "explain": true, "filter": ""}));
     server.ask(path, json!({"requests": [{"vector": [1, 0]}, {"vector": [0, 1]}]}));
@@ -287,13 +287,13 @@ fn failures_are_counted_from_nought() {
 }
 
 #[test]
-fn a_check_says_what_would_be_served_and_starts_nothing() {
+fn a_check_reports_the_configuration_and_starts_nothing() {
     let store = tempfile::tempdir().unwrap();
     put(store.path(), &tiny()).unwrap();
     let path = store.path().to_str().unwrap();
     let (code, out, err) = run(&["serve", "--check", "--store", path]);
     assert_eq!(code, 0, "{err}");
-    for expected in ["would listen on http://127.0.0.1:8080", "calls take no key", "tiny version 1: ", "memory: "] {
+    for expected in ["would listen on http://127.0.0.1:8080", "calls need no key", "tiny version 1: ", "memory: "] {
         assert!(out.contains(expected), "{out}");
     }
     std::fs::write(store.path().join("tiny/1/manifest.json"), "{").unwrap();

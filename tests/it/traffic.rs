@@ -247,7 +247,7 @@ fn a_canary_that_finds_less_is_rolled_back() {
 }
 
 #[test]
-fn a_shadow_changes_no_answer_and_tells_what_differs() {
+fn a_shadow_changes_no_answer_and_reports_differences() {
     let store = two_versions();
     let server = start(store.path());
     let ask = |n: usize| server.ask(&format!("{MODEL}:retrieve"), json!({"vector": [1, n], "k": 5, "filter": ""}));
@@ -284,7 +284,7 @@ fn a_shadow_changes_no_answer_and_tells_what_differs() {
     set(&server, &json!({"shadow": {"version": 2, "share": 1, "per_second": 0.001}}));
     let rated = outcome("rate");
     (0..20).for_each(|n| drop(ask(n)));
-    assert!(outcome("rate") >= rated + 18, "one may be asked");
+    assert!(outcome("rate") >= rated + 18, "one may be queried");
     // Pinned requests are not shadowed, so none of them exceeds the rate.
     let rated = outcome("rate");
     for n in 0..20 {
@@ -299,7 +299,7 @@ fn a_shadow_changes_no_answer_and_tells_what_differs() {
 }
 
 #[test]
-fn what_cannot_be_said_of_traffic_is_refused_and_changes_nothing() {
+fn invalid_traffic_is_rejected_and_changes_nothing() {
     let store = two_versions();
     let server = start(store.path());
     let told = set(&server, &json!({"canary": {"version": 2, "share": 0.25}}));

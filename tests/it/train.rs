@@ -68,7 +68,7 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 #[test]
-fn what_was_learned_is_published_and_the_report_is_the_last_line() {
+fn trained_packages_are_published_and_the_report_is_the_last_line() {
     let place = Place::new(3000);
     let report = place.report(&["--out", "learned"]);
     assert_eq!((report["events"].as_u64(), report["judged"].as_u64()), (Some(3000), Some(3000)));
@@ -108,7 +108,7 @@ fn what_was_learned_is_published_and_the_report_is_the_last_line() {
 }
 
 #[test]
-fn commands_that_cannot_be_done_are_refused() {
+fn impossible_commands_are_rejected() {
     let place = Place::new(10);
     assert!(place.refused(&["--out", "out", "--epochs", "0"], 2).contains("epochs: got 0"));
     assert!(place.refused(&["--out", "out", "--items", "none.jsonl"], 2).contains("none.jsonl"));
@@ -116,7 +116,7 @@ fn commands_that_cannot_be_done_are_refused() {
     assert!(place.refused(&[], 2).contains("--out"));
     fs::write(place.path("events.jsonl"), "{}\n".repeat(20)).unwrap();
     let said = place.refused(&["--out", "out"], 2);
-    assert!(said.contains("20 of 20 events were refused") && said.contains("out.train/quarantine.jsonl"), "{said}");
+    assert!(said.contains("20 of 20 events were rejected") && said.contains("out.train/quarantine.jsonl"), "{said}");
     assert!(!place.path("out").exists());
 }
 

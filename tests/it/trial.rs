@@ -194,7 +194,7 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
             &["overarch.onnx: node `make_a` (Add): it reads `b`, which no node before it makes"],
         ),
         ("long", chain(20_000), &["overarch.onnx: 20001 nodes, expected at most"]),
-        ("deep", chain(5_000), &["(Sin): it stands behind 2048 others"]),
+        ("deep", chain(5_000), &["(Sin): it follows 2048 others"]),
         (
             "made twice",
             overarch(&["a = Relu(item)", "a = Neg(item)", "logits = ReduceSum(a, last)"]).bytes(),
@@ -279,7 +279,7 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
             Onnx::new(&[query()], &[logits()], &["logits = Unsqueeze(query, last)"])
                 .with(&[integers("last", &[2])])
                 .bytes(),
-            &["overarch.onnx: no input tells of candidates, expected `item` or another"],
+            &["overarch.onnx: no input depends on candidates, expected `item` or another"],
         ),
         (
             "unknown column",
@@ -448,7 +448,7 @@ fn answer(server: &Server) -> Value {
 }
 
 #[test]
-fn what_cannot_serve_is_refused_by_name_and_the_version_before_goes_on() {
+fn unservable_versions_are_rejected_and_the_previous_one_keeps_serving() {
     let folder = Folder::new();
     let (code, said, errors) = folder.publish(MODEL, &[("overarch.onnx", good().bytes())]);
     assert_eq!(code, 0, "{errors}");
@@ -482,7 +482,7 @@ fn what_cannot_serve_is_refused_by_name_and_the_version_before_goes_on() {
             .filter(|e| { e.as_ref().unwrap().file_name().to_str().unwrap().parse::<u64>().is_ok() })
             .count(),
         1,
-        "a refused version lies in the store"
+        "a rejected version is in the store"
     );
     let after = answer(&server);
     assert_eq!((after["version"].as_u64(), ids(&after)), (Some(1), ids(&before)));
@@ -515,7 +515,7 @@ fn a_version_of_an_older_program_is_tried_when_it_is_loaded() {
         foreign(&["c = Tile(sin, size)", "logits = ReduceSum(c, last)"]).with(&[integers("size", &[1, 1, 1 << 27])]);
     smuggle(&folder, 2, &bomb.bytes());
     let state = |number: usize| server.get_json("/v1/models/m/versions")["versions"][number - 1].clone();
-    until("the refusal", || state(2)["refused"].is_string());
+    until("the rejection", || state(2)["refused"].is_string());
     assert!(state(2)["refused"].as_str().unwrap().contains("overarch.onnx: 1 candidates: the trial needs more than"));
     let (status, said) = server.post("/v1/models/m/versions/2:activate", json!({}));
     assert!(status >= 400, "{said}");
@@ -551,7 +551,7 @@ fn a_trial_that_does_not_end_is_ended() {
     assert!(clock.contains("overarch.onnx: ") && clock.contains("the trial was not done after 0 s"), "{clock}");
     let missing = Apart { program: "/nowhere".into(), bounds: Bounds::default() };
     let error: Error = Trials::Apart(missing).run(&package).unwrap_err();
-    assert!(error.to_string().contains("a process to try graphs in"), "{error}");
+    assert!(error.to_string().contains("the process of the sandbox validation"), "{error}");
 }
 
 #[test]
@@ -637,7 +637,7 @@ fn programs_are_printed_and_recorded() {
 }
 
 #[test]
-fn a_graph_that_cannot_be_compared_is_published_and_told() {
+fn incomparable_graphs_are_published_and_reported() {
     let folder = Folder::new();
     let graph = foreign(&["w = Swish(sin)", "logits = ReduceSum(w, last)"]).bytes();
     let (code, said, errors) = folder.publish(MODEL, &[("overarch.onnx", graph)]);
@@ -672,7 +672,7 @@ fn numbers_of_a_request_that_overflow_are_its_fault() {
 }
 
 #[test]
-fn a_trial_tells_itself_apart_from_users() {
+fn sandbox_validation_is_distinguished_from_users() {
     let output =
         sterling().args(["trial", "nowhere", "--memory-bytes", "1000000000", "--cpu-seconds", "5"]).output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();

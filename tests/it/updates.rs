@@ -51,7 +51,7 @@ fn post(server: &Server, path: &str, headers: &[(&str, &str)], body: &str) -> (u
 }
 
 #[test]
-fn a_call_changes_what_its_caller_has_put_before() {
+fn calls_change_items_put_before() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path());
     let server = serve(folder.path());
@@ -103,7 +103,10 @@ fn acknowledged_calls_happen_to_an_item_in_their_order() {
     let answer = upsert(&server, json!([{"id": 555, "set": {"year": 1}}, {"id": 100, "set": {"year": 1}}]));
     let refused = answer["refused"].as_array().unwrap();
     assert_eq!((&answer["accepted"], refused.len()), (&json!(0), 2), "{answer}");
-    assert!(refused.iter().all(|item| item["reason"] == "no such item, whose attributes could change"), "{answer}");
+    assert!(
+        refused.iter().all(|item| item["reason"] == "no such item, expected one whose attributes change"),
+        "{answer}"
+    );
 }
 
 #[test]
@@ -152,7 +155,7 @@ fn a_repeated_call_has_the_first_answer() {
 }
 
 #[test]
-fn items_of_which_the_item_tower_makes_nothing_are_refused_before_they_are_acknowledged() {
+fn items_that_cannot_be_embedded_are_rejected_before_the_acknowledgement() {
     let model = r#"
 name = "vectors"
 dimension = 2
@@ -253,7 +256,7 @@ fn an_item_stays_where_a_version_has_another_type_for_one_of_its_attributes() {
 }
 
 #[test]
-fn items_are_found_changed_and_gone_and_stay_so() {
+fn changed_and_deleted_items_stay_so() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path());
     let mut server = serve(folder.path());
@@ -269,7 +272,7 @@ fn items_are_found_changed_and_gone_and_stay_so() {
         let (first, second) = (&of_xx["items"][0]["columns"], &of_xx["items"][1]["columns"]);
         assert_eq!(*first, json!({"lang": "xx", "year": 1999, "price": 0.25}));
         assert_eq!(*second, json!({"lang": "xx", "year": 2002, "price": 9.0}));
-        assert_eq!(ids(&found(server, 2, only("lang:fr"))), [3], "the old value is gone");
+        assert_eq!(ids(&found(server, 2, only("lang:fr"))), [3], "the old value is replaced");
         assert_eq!(ids(&found(server, 2, only("price > 3"))), [3, 2]);
         let ranked =
             server.ask("/v1/models/vectors:rank?min_position=2", json!({"vector": [1, 0], "items": [9, 1, 77]}));
@@ -306,7 +309,7 @@ fn items_are_found_changed_and_gone_and_stay_so() {
         (Some(6), Some(1), Some(0))
     );
     assert_eq!(server.stop(), Some(0));
-    assert_eq!(all(&serve(folder.path()), 6), [3], "what is deleted does not come back");
+    assert_eq!(all(&serve(folder.path()), 6), [3], "deleted items do not come back");
 }
 
 #[test]
@@ -396,7 +399,7 @@ fn a_repeated_call_happens_once_and_a_late_one_not_at_all() {
 }
 
 #[test]
-fn bad_input_is_refused_by_item_and_the_rest_is_taken() {
+fn bad_input_is_rejected_by_item_and_the_rest_is_accepted() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path());
     let server = serve(folder.path());

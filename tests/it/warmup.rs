@@ -58,7 +58,7 @@ fn rewrite(folder: &Path, lines: &[Value]) {
 }
 
 #[test]
-fn publishing_answers_what_has_no_answer_and_holds_the_rest_against_the_version() {
+fn publishing_fills_missing_golden_answers_and_checks_the_others() {
     let store = tempfile::tempdir().unwrap();
     let open = json!({"request": request(3)}).to_string();
     assert_eq!(publish(store.path(), &[open.clone(), open.clone()]).unwrap(), 1);
@@ -81,9 +81,9 @@ fn publishing_answers_what_has_no_answer_and_holds_the_rest_against_the_version(
     let tolerant = json!({"request": request(3), "ids": found, "scores": far(1.01), "tolerance": 0.02}).to_string();
     publish(store.path(), &[tolerant]).unwrap();
     for (bad, kind, expected) in [
-        (line(&request(3), &found, &far(1.01)), Kind::Corrupt, "place 1: item"),
-        (line(&request(3), &swapped, &scores), Kind::Corrupt, "place 1: item"),
-        (line(&request(2), &found, &scores), Kind::Corrupt, "2 items came, expected 3"),
+        (line(&request(3), &found, &far(1.01)), Kind::Corrupt, "rank 1: got item"),
+        (line(&request(3), &swapped, &scores), Kind::Corrupt, "rank 1: got item"),
+        (line(&request(2), &found, &scores), Kind::Corrupt, "got 2 items, expected 3"),
         (line(&request(3), &found[..2], &scores), Kind::Invalid, "2 `ids` and 3 `scores`"),
         (json!({"request": request(3), "ids": found}).to_string(), Kind::Invalid, "expected both or none"),
         (json!({"request": request(3), "scores": scores}).to_string(), Kind::Invalid, "expected both or none"),
@@ -111,7 +111,7 @@ fn publishing_answers_what_has_no_answer_and_holds_the_rest_against_the_version(
 }
 
 #[test]
-fn a_version_whose_golden_answers_do_not_come_out_is_refused() {
+fn versions_with_other_golden_answers_are_rejected() {
     let store = tempfile::tempdir().unwrap();
     let open = [json!({"request": request(3)}).to_string(), json!({"request": request(2)}).to_string()];
     let aside = tempfile::tempdir().unwrap();
@@ -130,11 +130,11 @@ fn a_version_whose_golden_answers_do_not_come_out_is_refused() {
     wrong[1]["scores"][0] = json!(wrong[1]["scores"][0].as_f64().unwrap() + 0.5);
     let mut unanswered = golden.clone();
     unanswered[0].as_object_mut().unwrap().remove("scores");
-    for (number, lines, expected) in [(2, wrong, "line 2: place 1"), (3, unanswered, "line 1: no `ids`")] {
+    for (number, lines, expected) in [(2, wrong, "line 2: rank 1"), (3, unanswered, "line 1: no `ids`")] {
         rewrite(&version(aside.path(), number), &lines);
         release(number);
         let state = || server.get_json("/v1/models/tiny/versions")["versions"][number as usize - 1].clone();
-        until("the refusal", || state()["refused"].is_string());
+        until("the rejection", || state()["refused"].is_string());
         let refused = state();
         let reason = refused["refused"].as_str().unwrap();
         assert!(reason.contains("warm-up: warmup.jsonl") && reason.contains(expected), "{reason}");

@@ -102,7 +102,7 @@ fn items(table: &RecordBatch) -> Vec<Value> {
 }
 
 #[test]
-fn arrow_and_columns_say_what_items_say() {
+fn arrow_and_columns_equal_items() {
     let store = catalogue(300);
     put(store.path(), &tiny()).unwrap();
     let server = InProcess::start(store.path());
@@ -347,7 +347,7 @@ fn zstd(bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn bodies_and_answers_are_compressed_and_a_bomb_is_refused() {
+fn bodies_and_answers_are_compressed_and_bombs_are_rejected() {
     let store = catalogue(2000);
     let server = Server::start(store.path());
     let body = json!({"vector": [1, 0], "k": 2000, "candidates": 2000, "columns": ["title"]}).to_string();
@@ -440,15 +440,15 @@ fn pages_are_slices_of_one_ranking() {
     for (wrong, expected) in [
         (with(json!({"vector": [1, 0.25]})), "of another request"),
         (with(json!({"filter": "rank < 70"})), "of another request"),
-        (with(json!({"cursor": "x"})), "not one that an answer had"),
-        (with(json!({"cursor": format!("{cursor}A")})), "not one that an answer had"),
+        (with(json!({"cursor": "x"})), "not a cursor of an answer"),
+        (with(json!({"cursor": format!("{cursor}A")})), "not a cursor of an answer"),
         (with(json!({"cursor": 3})), "invalid type"),
     ] {
         let (status, problem) = server.post(VECTORS, &wrong);
         assert!(status == 400 && problem["detail"].as_str().unwrap().contains(expected), "{wrong}: {problem}");
     }
     let listed = server.ask(VECTORS, json!({"requests": [with(json!({}))]}));
-    assert!(listed["results"][0]["problem"]["detail"].as_str().unwrap().contains("pages are asked for one by one"));
+    assert!(listed["results"][0]["problem"]["detail"].as_str().unwrap().contains("pages are requested one by one"));
     let (status, problem) = server.post("/v1/models/tiny:retrieve", json!({"features": user, "cursor": cursor}));
     assert_eq!(status, 400, "of another model: {problem}");
 }
@@ -458,7 +458,7 @@ fn serve_updates(folder: &Path) -> Server {
 }
 
 #[test]
-fn updates_and_publications_change_no_page_and_a_version_that_is_gone_ends_them() {
+fn updates_and_publications_change_no_page() {
     let store = catalogue(300);
     let server = serve_updates(store.path());
     let body = json!({"vector": [1, 0.5], "candidates": 120, "k": 20});
@@ -473,7 +473,7 @@ fn updates_and_publications_change_no_page_and_a_version_that_is_gone_ends_them(
         server.ask("/v1/models/vectors/items:delete", json!({"ids": [wanted[page]]}));
     };
     assert_eq!(pages(&server, VECTORS, &body, change), wanted);
-    assert_ne!(ids(&server.ask(VECTORS, whole)), wanted, "the updates are seen by who begins anew");
+    assert_ne!(ids(&server.ask(VECTORS, whole)), wanted, "a new listing sees the updates");
     let mut first = body.clone();
     first["cursor"] = "".into();
     let cursor = server.ask(VECTORS, first)["cursor"].clone();

@@ -184,7 +184,7 @@ class Google(Bucket):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "smoke: in the short lane of scripts/test.sh; the others are in that of --all")
+    config.addinivalue_line("markers", "smoke: in the short run of scripts/test.sh; the others are in that of --all")
 
 
 @pytest.fixture(scope="session")

@@ -46,19 +46,19 @@ def test_the_doctor_says_what_is_wrong_and_nothing_where_all_is_well(bucket: Buc
         bucket.proxy.fault("GET", "2/shard-1/index.safetensors", "flip", times=1000, at=50)
         bucket.publish(100, 400, "--shards", 2)
         bucket.run("activate", "vectors", 2, "--store", bucket.url)
-        wait_for("the wish", lambda: any(f"not reached at {', '.join(sorted(names[2:]))}" in wrong for wrong in examined(bucket, *asked)[1]["wrong"]))
+        wait_for("the desired state", lambda: any(f"not active at {', '.join(sorted(names[2:]))}" in wrong for wrong in examined(bucket, *asked)[1]["wrong"]))
         code, report = examined(bucket, *asked)
         assert code == 1
-        assert any("refused vectors version 2" in wrong and "index.safetensors" in wrong for wrong in report["wrong"])
+        assert any("rejected vectors version 2" in wrong and "index.safetensors" in wrong for wrong in report["wrong"])
         bucket.proxy.faults.clear()
         bucket.run("activate", "vectors", 1, "--store", bucket.url)
-        wait_for("version 1", lambda: not any("several versions" in wrong or "not reached" in wrong for wrong in examined(bucket, *asked)[1]["wrong"]))
+        wait_for("version 1", lambda: not any("several versions" in wrong or "not active" in wrong for wrong in examined(bucket, *asked)[1]["wrong"]))
 
         # A dead server, and an unreachable store.
         os.kill(servers[3]._process.pid, signal.SIGKILL)
         bucket.proxy.down()
         _, report = examined(bucket, *asked[:-2])
-        assert any(f"server {names[3]} takes no requests" in wrong for wrong in report["wrong"])
+        assert any(f"server {names[3]} accepts no requests" in wrong for wrong in report["wrong"])
         assert any("shard 1 of 2 has 1 replicas, others have 2" in wrong for wrong in report["wrong"]), report["wrong"]
         code, report = examined(bucket, "--store", bucket.url)
         assert code == 1 and "cannot be read" in report["wrong"][0]

@@ -75,7 +75,7 @@ def test_every_call_meets_the_fault_once(faulty: FaultyS3, fault: str, record_pr
         activated = under_fault("activate", "vectors", 1, "--store", faulty.url, cache="operator")
         if not activated:
             assert "version 1" in faulty.run("activate", "vectors", 1, "--store", faulty.url, cache="operator")
-        wait_for("the wish", lambda: version(running) == 1)
+        wait_for("the desired state", lambda: version(running) == 1)
         if not under_fault("label", "vectors", "new", newest, "--store", faulty.url, cache="operator"):
             faulty.run("label", "vectors", "new", newest, "--store", faulty.url, cache="operator")
         wait_for("the label", lambda: running.get("/v1/models/vectors/labels")["labels"] == {"new": newest})
@@ -90,7 +90,7 @@ def test_every_call_meets_the_fault_once(faulty: FaultyS3, fault: str, record_pr
             wait_for("a server without warnings", lambda: "warning" not in readyz(other), 60)
         wait_for("no warning of the server that ran", lambda: "warning" not in readyz(running), 60)
     record_property("cases", faulty.proxy.cases)
-    print(f"{fault}: {faulty.proxy.cases} cases, told: {told}")
+    print(f"{fault}: {faulty.proxy.cases} cases, reported: {told}")
     assert faulty.proxy.cases > (8 if fault == "409" else 40)
 
 
@@ -138,8 +138,8 @@ def test_a_version_copied_manifest_first_is_served_when_its_files_are_there(faul
         for name in names:
             faulty.ask("PUT", name, second[name])
             if name == names[0]:
-                wait_for("the refusal", refused)
-                wait_for("the warning", lambda: "version 2 is refused (corrupt), version 1 answers" in readyz(server))
+                wait_for("the rejection", refused)
+                wait_for("the warning", lambda: "version 2 was rejected (corrupt), version 1 answers" in readyz(server))
         wait_for("version 2", lambda: version(server) == 2)
         assert "warning" not in readyz(server)
 
@@ -150,7 +150,7 @@ def test_what_became_of_a_served_version_in_the_store_is_a_warning(faulty: Fault
         key = "models/vectors/1/index.safetensors"
         whole = faulty.ask("GET", key)
         faulty.ask("PUT", key, whole[:-1])
-        wait_for("the warning", lambda: "version 1 is served from memory, what the store has of it is refused (corrupt)" in readyz(server))
+        wait_for("the warning", lambda: "version 1 is served from memory, its files in the store were rejected (corrupt)" in readyz(server))
         assert version(server) == 1
         faulty.ask("PUT", key, whole)
         wait_for("no warning", lambda: "warning" not in readyz(server))
@@ -158,7 +158,7 @@ def test_what_became_of_a_served_version_in_the_store_is_a_warning(faulty: Fault
         kept = {name: faulty.ask("GET", name) for name in objects}
         for name in objects:
             faulty.ask("DELETE", name)
-        wait_for("the warning", lambda: "version 1 is served from memory alone, the store has it no more" in readyz(server))
+        wait_for("the warning", lambda: "version 1 is served from memory, the store does not have it any more" in readyz(server))
         assert version(server) == 1
         for name, content in kept.items():
             faulty.ask("PUT", name, content)
@@ -177,7 +177,7 @@ def test_a_server_with_a_copy_waits_for_no_bucket_that_hangs(faulty: FaultyS3) -
     with faulty.serve("machine") as server:
         took = time.monotonic() - began
         assert version(server) == 1
-        assert "no answer yet, what was fetched before is served" in readyz(server)
+        assert "no answer yet, previously fetched versions are served" in readyz(server)
     assert took < 15, took
 
 

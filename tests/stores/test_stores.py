@@ -72,7 +72,7 @@ def test_what_is_published_to_a_bucket_is_served_from_it(bucket: Bucket) -> None
         bucket.run("label", "vectors", "canary", "--remove", "--store", bucket.url)
         wait_for("no label", lambda: server.get("/v1/models/vectors/labels")["labels"] == {})
     said = bucket.run("inspect", bucket.url)
-    assert len(re.findall(r"^vectors +\d", said, re.M)) == 3 and "wished is the newest version" in said
+    assert len(re.findall(r"^vectors +\d", said, re.M)) == 3 and "desired is the newest version" in said
     assert "every checksum holds" in bucket.run("inspect", f"{bucket.url}/vectors/2", cache="inspector")
     refused = bucket.run("activate", "vectors", 9, "--store", bucket.url, expect=2)
     assert f"version 9 of model `vectors`: not in {bucket.url}" in refused
@@ -104,7 +104,7 @@ def test_a_store_that_passes_over_conditions_is_refused(s3: S3, tmp_path: pathli
         s3.url = "s3://models/search"
         for arguments in (s3.publication(0, 20), ["serve", "--listen", "127.0.0.1:0", "--store", s3.url]):
             said = s3.run(*arguments, expect=2)
-            assert "it took a second object of one key that must fail" in said
+            assert "it accepted a second object of one key, which must fail" in said
     assert not list((tmp_path / "rclone").rglob("manifest.json"))
 
 
@@ -112,7 +112,7 @@ def test_googles_store_is_refused_where_it_passes_over_conditions_or_takes_no_wr
     # With a signed write the emulator ignores the condition.
     google.proxy.is_signed = True
     for arguments in (google.publication(0, 20), ["serve", "--listen", "127.0.0.1:0", "--store", google.url]):
-        assert "it took a second object of one key that must fail" in google.run(*arguments, expect=2)
+        assert "it accepted a second object of one key, which must fail" in google.run(*arguments, expect=2)
     # And with an unsigned one.
     google.proxy.is_bare = True
     assert "400 Bad Request" in google.publish(expect=1)
@@ -211,8 +211,8 @@ def test_a_store_that_lies_is_refused_by_name_and_what_serves_goes_on(bucket: Bu
             assert "index.safetensors" in str(error.value) and says in str(error.value)
             assert version(server) == 1
         bucket.run("activate", "vectors", 2, "--store", bucket.url)
-        wait_for("the refusal", lambda: "index.safetensors" in (refused() or ""))
-        wait_for("the warning", lambda: "version 2 is wished in the store, version 1 answers" in readyz(server))
+        wait_for("the rejection", lambda: "index.safetensors" in (refused() or ""))
+        wait_for("the warning", lambda: "version 2 is desired in the store, version 1 answers" in readyz(server))
         assert version(server) == 1
         bucket.ask("PUT", key, whole)
         # A changed manifest announces a new version, as after another copy of a version.

@@ -40,7 +40,7 @@ def tasks(page: str) -> list[Task]:
             elif language == "text":
                 task.blocks[-1][1].extend(text.splitlines())
             else:
-                raise AssertionError(f"{title}: a block of {language} is neither typed nor what comes out")
+                raise AssertionError(f"{title}: a block of {language} is neither typed nor expected output")
         found.append(task)
     return found
 

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_of_uses_are_told_apart() {
+    fn kinds_of_uses_are_distinguished() {
         let kinds: Vec<Kind> =
             read("use a::B; pub use a::C; pub(super) use a::D; use a::E as F; fn f() { a::g(); use a::H; }")
                 .paths

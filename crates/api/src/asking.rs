@@ -43,7 +43,7 @@ fn add_shared(body: &mut Value, user: &User, reading: &Reading) -> Result<()> {
         }
         User::Vector(vector) => ("vector", json!(vector)),
         User::Embedded(_) => {
-            return Err(Error::unsupported("the user is embedded already, expected features or a vector"));
+            return Err(Error::unsupported("got an embedded user, expected features or a vector"));
         }
     };
     body[field] = value;

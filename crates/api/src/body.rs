@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn the_schemas_are_what_is_read() {
+    fn schemas_describe_the_accepted_fields() {
         fn names<T: PartialSchema>() -> Vec<String> {
             let schema = serde_json::to_value(T::schema()).unwrap();
             schema["properties"].as_object().unwrap().keys().cloned().collect()

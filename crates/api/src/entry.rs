@@ -219,7 +219,7 @@ impl Items {
         }
         let Some(text) = written.of(row).strip_prefix(b",") else { return Ok(true) };
         let wrong = |e: serde_json::Error| {
-            Error::unavailable(format!("a shard says what this router does not understand: {e}"))
+            Error::unavailable(format!("the answer of a shard cannot be decoded by this router: {e}"))
         };
         let text = [b"{\"id\":0,\"score\":0,\"similarity\":0,", text, b"}"].concat();
         let item: Item = serde_json::from_slice(&text).map_err(wrong)?;
@@ -333,11 +333,11 @@ impl Entry {
         asked: &[String],
     ) -> Result<Self> {
         let Content::Items(ranked) = answer.content else {
-            return Err(Error::internal("an embedding came in place of items"));
+            return Err(Error::internal("got an embedding in place of items"));
         };
         let numbers = ranked.scores.iter().chain(&ranked.similarities).chain(&ranked.tasks);
         if let Some(x) = numbers.into_iter().find(|x| !x.is_finite()) {
-            return Err(Error::internal(format!("an item is worth {x}, expected a finite number")));
+            return Err(Error::internal(format!("the value of an item is {x}, expected a finite number")));
         }
         let columns = columns.into();
         let picked = asked.iter().map(|name| columns.first().number(name)).collect::<Result<Vec<_>>>()?;

@@ -99,7 +99,7 @@ pub struct FailedShard {
     pub reason: String,
     /// True if the call may be repeated.
     pub retryable: bool,
-    /// True if the updates may have been applied: the connection broke after the call was sent.
+    /// True if the updates may have been applied: the connection broke after the call was sent, or the server cannot tell.
     pub may_be_applied: bool,
     /// Deprecated name of `may_be_applied`, for this release alone.
     pub may_be_done: bool,
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_is_wrong_alone_where_items_can_be_told_apart() {
+    fn a_line_that_is_not_json_fails_alone() {
         let places = |body: &[u8]| {
             let read = upserts(body, false).map_err(|e| e.to_string())?;
             Ok(read.into_iter().map(|item| item.map(|item| item.id).map_err(|wrong| wrong.field)).collect::<Vec<_>>())
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_items_and_bodies_without_items_are_refused() {
+    fn lines_are_items_and_bodies_without_items_are_rejected() {
         let read = upserts(b"{\"id\": 1}\n\n  \r\n{\"id\": 2\n{\"id\": 3}", true).unwrap();
         assert_eq!(read.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, false, true]);
         for body in

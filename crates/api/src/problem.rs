@@ -66,7 +66,7 @@ const DETAIL_BYTES_MAX: usize = 1000;
 /// only.
 fn detail(error: &Error) -> String {
     let text = match error.kind() {
-        Kind::Io | Kind::Internal => "the server failed; its log tells more under this request's id".into(),
+        Kind::Io | Kind::Internal => "the server failed; its log has details under this request's id".into(),
         Kind::Corrupt | Kind::NotReady | Kind::Unavailable | Kind::NoSpace | Kind::Partial => {
             without_places(&error.to_string())
         }
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_detail_is_short_whatever_came() {
+    fn details_of_problems_are_short_for_any_input() {
         let long = Error::invalid(format!("field `k`: got {}, expected less at line 3", "\u{fc}".repeat(1 << 20)));
         let detail = Problem::from(&long).detail;
         assert!(detail.len() <= DETAIL_BYTES_MAX + 10 && detail.starts_with("field `k`: got \u{fc}"));

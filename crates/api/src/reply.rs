@@ -273,7 +273,7 @@ pub fn embedding(served: Served, answer: Answer) -> Result<EmbedResponse> {
             Ok(EmbedResponse { served, embedding: user.query, degraded_rows: answer.degraded_rows })
         }
         Content::Embedding(_) => Err(Error::internal("the user tower made a number that is not finite")),
-        Content::Items(_) | Content::Selected(_) => Err(Error::internal("items came in place of an embedding")),
+        Content::Items(_) | Content::Selected(_) => Err(Error::internal("got items in place of an embedding")),
     }
 }
 
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_says_what_the_items_say_whoever_tells_it() {
+    fn tables_hold_the_same_values_as_items() {
         let columns = columns(5);
         let asked = ["price".to_owned(), "ti\"tle".into(), "years".into()];
         for (tasks, asked) in [(&tasks()[..], &asked[..]), (&tasks()[..], &[]), (&[], &asked[..]), (&[], &[])] {

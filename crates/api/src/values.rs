@@ -122,7 +122,7 @@ fn packed_numbers<E: de::Error>(text: &str, most: usize) -> Result<Vec<f32>, E> 
     }
     let number = |(place, bytes): (usize, &[u8; 4])| match f32::from_le_bytes(*bytes) {
         x if x.is_finite() => Ok(x),
-        x => Err(E::custom(format_args!("got {x} at place {place}, expected a finite 32-bit number"))),
+        x => Err(E::custom(format_args!("got {x} at index {place}, expected a finite 32-bit number"))),
     };
     numbers.iter().enumerate().map(number).collect()
 }
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn the_entries_decide_what_a_list_is() {
+    fn the_entries_decide_the_type_of_a_list() {
         let texts = |list: &[&str]| Values::Texts(list.iter().map(|t| t.to_string()).collect());
         for (text, expected) in [
             ("7", Values::Integers(vec![7])),
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_said() {
+    fn invalid_values_are_reported() {
         let long = format!("[{}0]", "0,".repeat(limits::FEATURE_IDS_MAX));
         for (text, expected) in [
             ("null", "invalid type: null, expected a whole number, a number, a text, a list"),

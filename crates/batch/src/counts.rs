@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn problems_above_the_limit_are_refused() {
+    fn problems_above_the_limit_are_rejected() {
         let counts = |rows, wrong| Counts { rows, scored: rows - wrong, problems: [("invalid".into(), wrong)].into() };
         for (limit, rows, wrong, is_within) in [
             ("0", 10, 0, true),

@@ -66,7 +66,9 @@ impl Questions {
             Task::Items => &[ID],
         };
         if let Some(field) = of_rows.iter().find(|field| fields.contains_key(**field)) {
-            return Err(place(Error::invalid(format!("field `{field}` is of a row, expected none for all"))));
+            return Err(place(Error::invalid(format!(
+                "field `{field}` belongs to each row, expected none for the job"
+            ))));
         }
         let fields: BTreeMap<String, String> =
             fields.into_iter().map(|(name, value)| (name, value.get().to_owned())).collect();

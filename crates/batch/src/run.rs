@@ -74,7 +74,7 @@ impl Scorer {
             }
             drop((done_sender, chunks));
             let written = write(&mut out, done, token_sender, told);
-            let broken = |_| Err(Error::internal("the thread that reads broke"));
+            let broken = |_| Err(Error::internal("the thread that reads panicked"));
             let read = reader.join().unwrap_or_else(broken);
             written.and(read)
         })
@@ -123,6 +123,6 @@ fn write(out: &mut Output, done: Receiver<Done>, tokens: Sender<()>, told: &dyn 
     }
     match early.is_empty() {
         true => Ok(()),
-        false => Err(Error::internal("a thread that runs passes broke")),
+        false => Err(Error::internal("a thread that runs passes panicked")),
     }
 }

@@ -113,7 +113,7 @@ impl Roles {
         let mut roles = Vec::with_capacity(names.len());
         for name in &names {
             let role = role(name, &features, template).ok_or_else(|| {
-                Error::invalid(format!("column `{name}`: nothing of a request is called so; rows are {}", known()))
+                Error::invalid(format!("column `{name}`: no such field of a request; rows are {}", known()))
             })?;
             roles.push(((*name).to_owned(), role));
         }

@@ -196,16 +196,16 @@ impl<'a> Worker<'a> {
 
 fn broken(why: &(dyn Any + Send)) -> Error {
     let text = why.downcast_ref::<&str>().copied().or_else(|| why.downcast_ref::<String>().map(String::as_str));
-    Error::internal(format!("the pass broke, which is a defect of this program: {}", text.unwrap_or("no reason")))
+    Error::internal(format!("the pass panicked, which is a defect of this program: {}", text.unwrap_or("no reason")))
 }
 
 fn items(answer: Answer) -> Result<Ranked> {
     let Content::Items(ranked) = answer.content else {
-        return Err(Error::internal("a retrieval was answered with something else"));
+        return Err(Error::internal("a retrieval got an answer of another kind"));
     };
     let mut numbers = ranked.scores.iter().chain(&ranked.similarities).chain(&ranked.tasks);
     match numbers.find(|x| !x.is_finite()) {
-        Some(x) => Err(Error::internal(format!("an item is worth {x}, expected a finite number"))),
+        Some(x) => Err(Error::internal(format!("the value of an item is {x}, expected a finite number"))),
         None => Ok(ranked),
     }
 }

@@ -105,7 +105,7 @@ impl RawAnswer {
 fn head_of(bytes: &[u8]) -> io::Result<Option<(AnswerHead, usize)>> {
     let mut headers = [EMPTY_HEADER; HEADERS_MAX];
     let mut response = Response::new(&mut headers);
-    let parsed = response.parse(bytes).map_err(|e| io::Error::other(format!("no answer of HTTP/1.1: {e}")))?;
+    let parsed = response.parse(bytes).map_err(|e| io::Error::other(format!("not an answer of HTTP/1.1: {e}")))?;
     let Status::Complete(end) = parsed else { return Ok(None) };
     let value = |name: &str| {
         let is_named = |header: &&Header<'_>| header.name.eq_ignore_ascii_case(name);
@@ -114,7 +114,7 @@ fn head_of(bytes: &[u8]) -> io::Result<Option<(AnswerHead, usize)>> {
     let is_chunked = value("transfer-encoding").is_some_and(|coding| coding.eq_ignore_ascii_case("chunked"));
     let length = value("content-length").and_then(|length| length.parse().ok());
     if length.is_none() && !is_chunked {
-        return Err(io::Error::other("an answer that says neither its length nor that it comes in chunks"));
+        return Err(io::Error::other("an answer with neither a length nor chunked encoding"));
     }
     let keeps_open = !value("connection").is_some_and(|option| option.eq_ignore_ascii_case("close"));
     let length = if is_chunked { None } else { length };
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_an_error() {
+    fn invalid_responses_are_errors() {
         for text in [
             "hello\r\n\r\n",
             "HTTP/1.1 200 OK\r\n\r\n",

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_let_pass_would_seldom_come_by_chance_and_one_more_would() {
+    fn bounds_pass_at_the_stated_confidence() {
         for quantile in [0.5, 0.9, 0.97] {
             for queries in [bound(quantile).queries_min(), 200, 333, 700] {
                 let Some(most) = bound(quantile).over_max(queries) else { continue };

@@ -49,7 +49,7 @@ type Figure = fn(&Report) -> Option<f64>;
 const FIGURES: [(&str, &str, Figure); 4] = [
     ("sweep_p50.svg", "median latency, ms", |report| Some(report.classes.first()?.answered_ms.as_ref()?.p50)),
     ("sweep_p99.svg", "p99 latency, ms", |report| Some(report.classes.first()?.answered_ms.as_ref()?.p99)),
-    ("sweep_goodput.svg", "users answered in time, a second", |report| Some(report.classes.first()?.goodput)),
+    ("sweep_goodput.svg", "users answered in time per second", |report| Some(report.classes.first()?.goodput)),
     ("sweep_recall.svg", "recall", |report| report.quality.as_ref()?.recall),
 ];
 
@@ -133,7 +133,8 @@ fn rate_chart(measured: &[Measured<'_>]) -> Chart {
         Curve { name: of.contender.name.clone(), points }
     };
     let curves: Vec<Curve> = measured.iter().map(curve).collect();
-    let x = axis("users asked for a second", curves.iter().flat_map(|curve| curve.points.iter().map(|point| point.0)));
+    let x =
+        axis("users requested per second", curves.iter().flat_map(|curve| curve.points.iter().map(|point| point.0)));
     chart("p99 latency by rate".into(), x, "p99 latency, ms", curves)
 }
 
@@ -201,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_stand_where_their_selectivity_puts_them_and_words_in_their_order() {
+    fn charts_place_filters_by_selectivity_and_texts_in_order() {
         let filters = contenders(&["filter=common,rare"]);
         let found = drawn(&filters, &[vec![report(1, 5)], vec![report(2, 5)]], false);
         let x: Vec<f64> = found[1].1.curves[0].points.iter().map(|point| point.0).collect();

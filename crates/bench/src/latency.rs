@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_counts_as_if_it_had_been_recorded_here() {
+    fn merged_histograms_equal_one_histogram() {
         let [all, even, odd] = [(0, 1), (0, 2), (1, 2)]
             .map(|(first, step)| of((first..1000).step_by(step).map(|n: u64| Duration::from_micros(n * n))));
         let mut sum = even;

@@ -52,7 +52,7 @@ pub use latency::{Latencies, Latency};
 pub use load::{Class, Load, run};
 pub use peak::{Peak, find_peak};
 pub use plot::{Axis, Chart, Curve};
-pub use quality::{Quality, check, selectivity};
+pub use quality::{Quality, accepts, check, selectivity};
 pub use recording::read_recording;
 pub use report::{ClassReport, Generator, Report};
 pub use requests::{Body, Target, random_vectors, read_bodies};

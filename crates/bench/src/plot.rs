@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_shown_is_left_out_and_a_chart_of_nothing_is_one() {
+    fn values_that_cannot_be_drawn_are_omitted() {
         let odd = [(0.0, 1.0), (-1.0, 1.0), (f64::NAN, 1.0), (1.0, f64::INFINITY), (3.0, 3.0)];
         assert_eq!(drawn(&chart(true, &odd).svg()).len(), 1);
         for points in [&[][..], &[(2.0, 2.0)], &[(0.0, 0.0)], &[(-1.0, -1.0)], &[(1.0, 1.0), (1.0, 1.0)]] {
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn the_picture_is_xml_and_asks_for_nothing() {
+    fn the_picture_is_xml_without_external_references() {
         let svg = chart(false, &[(1.0, 2.0)]).svg();
         assert!(svg.contains("a &lt;b&gt; &amp; &quot;c&quot; ") && svg.contains("x &lt; y"), "{svg}");
         assert!(!svg.contains("href") && svg.matches("http").count() == 1, "{svg}");

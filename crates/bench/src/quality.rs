@@ -12,6 +12,7 @@ use std::time::Duration;
 use hyper::Method;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use tokio::time::timeout;
 
 use super::bootstrap::{self, Interval};
 use super::client::{Client, local};
@@ -48,7 +49,7 @@ pub struct Quality {
 impl fmt::Display for Quality {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Quality { answers, filtered, ineligible_items, short, not_compared, .. } = self;
-        write!(f, "quality: {answers} answers asked for again, exactly")?;
+        write!(f, "quality: {answers} answers compared with exact ones")?;
         if let Some(recall) = self.recall {
             write!(f, ": recall {recall:.4}")?;
         }
@@ -246,6 +247,21 @@ pub fn selectivity(target: &Target, path: &str, request: &Body, filter: &str) ->
     }
 }
 
+/// Sends a request once, to report why a server rejects it before a run sends many. A server that does not answer in time is left
+/// to the run.
+///
+/// # Errors
+/// `Invalid` with the server's reason if it rejects the request itself.
+pub fn accepts(target: &Target, path: &str, request: &Body) -> Result<()> {
+    let client = Client::new(target.clone(), 1);
+    let answer = local(Duration::ZERO, async {
+        timeout(request.timeout, client.answer(&Method::POST, path, &request.bytes)).await
+    })?;
+    let Ok(Ok((status @ (400 | 422), answer))) = answer else { return Ok(()) };
+    let answer: Value = serde_json::from_slice(&answer).unwrap_or_default();
+    Err(Error::invalid(format!("{path}: status {status}: {}", answer["detail"].as_str().unwrap_or("no reason"))))
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -257,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_read_in_every_form_and_what_is_none_is_left_out() {
+    fn answers_are_read_in_every_form_and_invalid_ones_are_skipped() {
         let one =
             timed("{\"k\": 2}", "{\"version\": 3, \"position\": 7, \"items\": [{\"id\": 5}, {\"id\": -1}]}").unwrap();
         assert_eq!((one.version, one.position, one.ids), (3, json!(7), vec![5, -1]));
@@ -293,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_compared_is_summed_and_the_rest_is_told() {
+    fn comparisons_are_summed_and_others_are_counted() {
         let compared: Vec<Compared> = (0..10)
             .map(|n| Compared { recall: f64::from(n % 2), is_short: n == 0, ineligible: (n < 4).then_some(n as usize) })
             .collect();

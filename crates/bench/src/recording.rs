@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_recording_is_named_with_its_line() {
+    fn invalid_recordings_are_rejected_with_the_line() {
         for (text, reason) in [
             ("", "no requests"),
             ("{\"time\": 1, \"body\": {}}\n{\"k\": 1}", "line 2: unknown field `k`"),

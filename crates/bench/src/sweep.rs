@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn sweeps_that_cannot_be_are_refused() {
+    fn invalid_sweeps_are_rejected() {
         for (sweep, reason) in [
             ("k", "KEY=VALUE"),
             ("vector=1", "one of the keys"),

@@ -99,7 +99,7 @@ const FIGURES: [(&str, Figure); 5] = [
     ("goodput", |report, class| Some(report.classes[class].goodput)),
     ("answered p50 ms", |report, class| report.classes[class].answered_ms.as_ref().map(|ms| ms.p50)),
     ("answered p99 ms", |report, class| report.classes[class].answered_ms.as_ref().map(|ms| ms.p99)),
-    ("refused p50 ms", |report, class| report.classes[class].refused_ms.as_ref().map(|ms| ms.p50)),
+    ("rejected p50 ms", |report, class| report.classes[class].refused_ms.as_ref().map(|ms| ms.p50)),
     ("recall", |report, class| report.quality.as_ref().filter(|_| class == 0)?.recall),
 ];
 
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_gets_the_same_requests_in_a_round_and_goes_first_in_turns() {
+    fn contenders_get_the_same_requests_and_alternate_in_order() {
         let contenders = [contender("a"), contender("b"), contender("c")];
         let mut turns = Vec::new();
         let reports = in_turns(&contenders, 3, |round, who, load| {

@@ -106,6 +106,7 @@ pub struct Error {
     message: String,
     offset: Option<usize>,
     retry_after: Option<Duration>,
+    is_unapplied: bool,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
@@ -126,7 +127,7 @@ macro_rules! constructors {
 impl Error {
     /// Creates an error of the given kind.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Error { kind, message: message.into(), offset: None, retry_after: None, source: None }
+        Error { kind, message: message.into(), offset: None, retry_after: None, is_unapplied: false, source: None }
     }
 
     constructors! {
@@ -167,6 +168,12 @@ impl Error {
         self
     }
 
+    /// States that the failed call has changed nothing, which its kind leaves open.
+    pub fn unapplied(mut self) -> Self {
+        self.is_unapplied = true;
+        self
+    }
+
     /// Adds the cause, for logs.
     pub fn caused_by(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
@@ -186,6 +193,11 @@ impl Error {
     /// Returns the time to wait before the same request is worth another try, if it is known.
     pub fn retry_wait(&self) -> Option<Duration> {
         self.retry_after
+    }
+
+    /// Returns true if the failed call is known to have changed nothing.
+    pub fn is_unapplied(&self) -> bool {
+        self.is_unapplied
     }
 
     /// Returns the byte offset in the parsed text, if the error is about a text.
@@ -247,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_takes_no_more_is_told_from_one_that_fails() {
+    fn a_full_disk_is_distinguished_from_a_failing_one() {
         use std::io::ErrorKind;
         for (kind, expected) in [
             (ErrorKind::StorageFull, Kind::NoSpace),

@@ -205,7 +205,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn lists_come_back_and_broken_ones_are_refused(
+        fn lists_round_trip_and_broken_ones_are_rejected(
             ids in prop::collection::vec(any::<i64>(), 0..20),
             scores in prop::collection::vec(-1e30f32..1e30, 0..20),
             names in prop::collection::vec(".{0,5}", 0..6),

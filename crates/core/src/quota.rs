@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_are_told_apart_by_key_or_network() {
+    fn callers_are_distinguished_by_key_or_network() {
         let of = |text: &str| Flow::of_address(text.parse().unwrap());
         assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:1"), "one host");
         assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
@@ -227,7 +227,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_held_is_the_sum_of_what_is_there(steps in proptest::collection::vec((0u64..5, 0u64..400, any::<bool>()), 0..80)) {
+        fn reserved_bytes_are_the_sum_of_live_reservations(steps in proptest::collection::vec((0u64..5, 0u64..400, any::<bool>()), 0..80)) {
             let quota = Quota::new("answer", 1000);
             let mut held: Vec<(u64, Memory)> = Vec::new();
             for (flow, bytes, drops) in steps {

@@ -118,7 +118,7 @@ impl Values {
             ))),
             // An empty list is parsed as `Numbers`: it shows no type.
             Values::Numbers(none) if none.is_empty() && weights.is_empty() => Ok(Values::Integers(Vec::new())),
-            _ => Err(Error::invalid("got weights, but values that are no integers")),
+            _ => Err(Error::invalid("got weights for values that are not integers")),
         }
     }
 }

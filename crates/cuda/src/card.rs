@@ -47,7 +47,7 @@ impl std::fmt::Debug for Card {
 /// Converts an error of the driver. After such an error most GPUs no longer respond.
 fn failed(what: &str) -> impl Fn(result::DriverError) -> Error + '_ {
     move |e| match e.0 {
-        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::overloaded(format!("{what}: the card has no more memory")),
+        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::overloaded(format!("{what}: the GPU is out of memory")),
         _ => Error::unavailable(format!("{what}: {e}")).caused_by(e),
     }
 }
@@ -66,7 +66,7 @@ impl Card {
         let count = result::device::get_count().map_err(failed("the NVIDIA driver"))?;
         match usize::try_from(count) {
             Ok(count) if count > 0 => Ok(count),
-            _ => Err(Error::unavailable("this machine has no cards")),
+            _ => Err(Error::unavailable("this machine has no GPUs")),
         }
     }
 
@@ -79,13 +79,13 @@ impl Card {
         let count = Card::count()?;
         compiler::version()?;
         let number = i32::try_from(number).ok().filter(|_| number < count).ok_or_else(|| {
-            Error::unavailable(format!("cuda:{number}: this machine has {count} cards, counted from 0"))
+            Error::unavailable(format!("cuda:{number}: this machine has {count} GPUs, numbered from 0"))
         })?;
-        let device = result::device::get(number).map_err(failed("the card"))?;
-        let name = format!("cuda:{number} {}", result::device::get_name(device).map_err(failed("the card"))?);
+        let device = result::device::get(number).map_err(failed("the GPU"))?;
+        let name = format!("cuda:{number} {}", result::device::get_name(device).map_err(failed("the GPU"))?);
         let attribute = |attribute| {
             // SAFETY: the driver returned the device.
-            unsafe { result::device::get_attribute(device, attribute) }.map_err(failed("the card"))
+            unsafe { result::device::get_attribute(device, attribute) }.map_err(failed("the GPU"))
         };
         use sys::CUdevice_attribute::{
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,

@@ -32,12 +32,12 @@ impl FromStr for Choice {
             _ => {
                 let numbers: Option<Vec<usize>> = text.split(',').map(number).collect();
                 let numbers = numbers.ok_or_else(|| {
-                    let expected = "auto, cpu, cuda:N for the card of number N, cuda:0,cuda:1 for several, or cuda:all";
+                    let expected = "auto, cpu, cuda:N for GPU number N, cuda:0,cuda:1 for several, or cuda:all";
                     Error::invalid(format!("device: got `{text}`, expected {expected}"))
                 })?;
                 match (1..numbers.len()).find(|&n| numbers[..n].contains(&numbers[n])) {
                     Some(n) => Err(Error::invalid(format!(
-                        "device: `{text}` names cuda:{} twice, expected each card once",
+                        "device: `{text}` names cuda:{} twice, expected each GPU once",
                         numbers[n]
                     ))),
                     None => Ok(Choice::Cuda(numbers)),
@@ -163,7 +163,7 @@ mod tests {
     use sterling_core::error::Kind;
 
     #[test]
-    fn devices_are_named_or_refused() {
+    fn device_names_are_parsed_or_rejected() {
         let named = |text: &str| text.parse::<Choice>().unwrap();
         assert_eq!([named("auto"), named("cpu"), named("cuda")], [Choice::Auto, Choice::Cpu, Choice::Cuda(vec![0])]);
         assert_eq!([named("cuda:7"), named("cuda:all")], [Choice::Cuda(vec![7]), Choice::All]);
@@ -194,7 +194,7 @@ mod tests {
 
     /// For machines without GPU, such as the test machines; if there is one, it is opened.
     #[test]
-    fn without_a_card_auto_says_why_and_a_named_one_is_an_error() {
+    fn without_a_gpu_auto_has_a_reason_and_a_named_one_is_an_error() {
         let auto = Choice::Auto.open().unwrap();
         if auto.device.is_none() {
             let reason = auto.reason.clone().unwrap();

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_determines_code_names_it() {
+    fn cache_names_depend_on_all_compiler_inputs() {
         let cubins = Cubins::new("kernels");
         let mut places = vec![cubins.place(&recipe())];
         places.push(cubins.place(&Compilation::new(&KERNELS[0], "sm_80", "nvrtc 13.0").unwrap()));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_and_foreign_files_are_compiled_anew() {
+    fn damaged_and_foreign_files_are_compiled_again() {
         let folder = tempfile::tempdir().unwrap();
         let cubins = Cubins::new(folder.path());
         let (code, place) = ((0..200u8).collect::<Vec<u8>>(), cubins.place(&recipe()));
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn architectures_are_named_or_refused() {
+    fn architectures_are_parsed_or_rejected() {
         for known in ["sm_80", "sm_90a", "sm_100", "sm_121"] {
             assert!(Compilation::new(&KERNELS[0], known, "").is_ok(), "{known}");
         }

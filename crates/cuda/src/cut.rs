@@ -212,7 +212,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_slot_is_on_one_card_at_its_place(
+        fn every_slot_is_on_one_gpu(
             lengths in proptest::collection::vec(prop_oneof![0u32..20, 0u32..700], 1..30),
             sizes in proptest::collection::vec(0.0f64..3.0, 1..6),
         ) {
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_over_of_short_lists_goes_round() {
+    fn remainders_of_short_lists_are_spread() {
         let lengths = vec![64u32; 900];
         let offsets: Vec<u32> = (0..=900).map(|n| n * 64).collect();
         for share in Share::side_by_side(&[1.0 / 3.0; 3]) {

@@ -301,7 +301,7 @@ impl Emulated {
 
     fn here(&self) -> Result<()> {
         match self.is_lost.load(Ordering::Relaxed) {
-            true => Err(Error::unavailable(format!("{}: the card is lost", self.name))),
+            true => Err(Error::unavailable(format!("{}: the GPU is lost", self.name))),
             false => Ok(()),
         }
     }
@@ -327,7 +327,7 @@ impl Emulated {
     fn take(&self, bytes: usize) -> Result<u64> {
         self.here()?;
         if bytes as u64 > self.memory()?.0 {
-            return Err(Error::overloaded(format!("{}: the card has no more memory", self.name)));
+            return Err(Error::overloaded(format!("{}: the GPU is out of memory", self.name)));
         }
         // SAFETY: the library allocates like malloc.
         let memory = unsafe { (self.alloc)(bytes) };
@@ -551,7 +551,7 @@ impl Driver for Emulated {
         }
         if words.iter().any(|&word| Emulated::owner((word, 1)).is_some_and(|card| card != self.card)) {
             return Err(Error::internal(format!(
-                "{kernel}: an argument lies in the memory of another card than {name}"
+                "{kernel}: an argument lies in the memory of another GPU than {name}"
             )));
         }
         let name = CString::new(launch.kernel).map_err(|e| Error::internal("a kernel's name").caused_by(e))?;
@@ -700,7 +700,7 @@ impl Streams for Emulated {
         if bytes == 0 {
             return;
         }
-        self.check_unused("used anew", (address, bytes));
+        self.check_unused("reused", (address, bytes));
         if Emulated::owner((address, bytes)) == Some(self.card) {
             // SAFETY: this memory belongs to the GPU, and nothing else uses it.
             unsafe { std::ptr::write_bytes(address as *mut u8, DEAD, bytes) };

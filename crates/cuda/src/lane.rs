@@ -479,7 +479,7 @@ impl Driver for Lane {
 
     fn receive(&self, coming: &Coming, bytes: usize, take: &mut dyn FnMut(&[u8])) -> Result<()> {
         let Coming::To(unfetched) = coming else {
-            return Err(Error::internal("a result that is not this lane's"));
+            return Err(Error::internal("a result of another stream"));
         };
         let mut state = self.state();
         self.submit(&mut state)?;

@@ -30,7 +30,7 @@ impl Drop for Link<'_> {
 /// # Errors
 /// `Internal` for a worker stream, which has no link of its own; as [`super::Driver::alloc`] and [`super::Driver::upload`].
 pub fn fastest_upload(device: &Device, bytes: usize, rounds: usize, clock: &dyn Fn() -> f64) -> Result<f64> {
-    let streams = device.streams().ok_or_else(|| Error::internal("a lane has no link of its own"))?;
+    let streams = device.streams().ok_or_else(|| Error::internal("a branch of a stream has no link of its own"))?;
     let mut link = Link { streams: &**streams, from: 0, to: 0, stream: None };
     link.from = streams.pin(bytes)?;
     link.to = streams.alloc(bytes)?;

@@ -38,7 +38,7 @@ impl Device {
     /// # Errors
     /// `Internal` for a worker stream; `Unavailable` if the GPU no longer responds.
     pub fn lane(&self) -> Result<Device> {
-        let streams = self.streams.clone().ok_or_else(|| Error::internal("a lane of a lane"))?;
+        let streams = self.streams.clone().ok_or_else(|| Error::internal("a branch of a branch"))?;
         let lane = Arc::new(Lane::new(streams, self.lanes.clone())?);
         Ok(Device { driver: lane, streams: None, lanes: self.lanes.clone() })
     }

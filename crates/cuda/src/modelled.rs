@@ -313,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_takes_what_it_waits_for_longest() {
+    fn work_takes_the_time_of_its_slowest_dependency() {
         let rates = CardRates::H200;
         let near = |found: f64, wanted: f64| assert!((found / wanted - 1.0).abs() < 1e-9, "{found}, expected {wanted}");
         let bytes = Demand::of_bytes(384_000_000);

@@ -81,7 +81,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_lent_overlaps_nothing_and_comes_back_whole(asked in proptest::collection::vec((0u32..40, 0usize..6), 1..80)) {
+        fn borrowed_memory_is_disjoint_and_returned_completely(asked in proptest::collection::vec((0u32..40, 0usize..6), 1..80)) {
             let spare = Spare::new(100..300);
             let mut lent: Vec<Lent> = Vec::new();
             for (count, drops) in asked {
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn none_are_lent_of_none() {
+    fn no_memory_is_borrowed_from_an_empty_pool() {
         let spare = Spare::new(7..7);
         assert!(spare.lend(1).is_none() && spare.left() == 0);
     }

@@ -1,7 +1,9 @@
 //! Options of a lookup, and its counts of ids by outcome.
 
+use std::fmt;
 use std::time::Instant;
 
+use sterling_core::error::Error;
 use sterling_core::request::Origin;
 
 pub use sterling_core::request::OnDegraded;
@@ -16,6 +18,17 @@ pub struct Lookup {
     pub on_degraded: OnDegraded,
     /// Request that caused the lookup.
     pub origin: Origin,
+}
+
+impl Lookup {
+    /// Returns the error of a lookup without its `rows`: they were late if the deadline has passed; otherwise their source has
+    /// lost them or does not answer.
+    pub fn unavailable(&self, rows: impl fmt::Display) -> Error {
+        match self.deadline {
+            Some(deadline) if Instant::now() >= deadline => Error::deadline(format!("{rows} did not come in time")),
+            _ => Error::unavailable(format!("{rows} are unavailable: their source has lost them, or does not answer")),
+        }
+    }
 }
 
 /// Counts of the ids of one table, by outcome.

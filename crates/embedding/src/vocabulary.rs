@@ -20,7 +20,7 @@ impl Vocabulary {
         for (row, value) in text.lines().enumerate() {
             if let Some(first) = rows.insert(value.to_owned(), row as i64) {
                 return Err(Error::invalid(format!(
-                    "vocabulary: `{value}` stands on lines {} and {}, expected once",
+                    "vocabulary: `{value}` occurs on lines {} and {}, expected once",
                     first + 1,
                     row + 1
                 )));

@@ -50,7 +50,7 @@ use sterling_core::error::Result;
 
 pub use disk::{Disk, RealDisk, Tail};
 pub use format::PAYLOAD_BYTES_MAX;
-pub use log::{Log, LogOptions, Logs};
+pub use log::{Log, LogOptions, Logs, wait_until_closed};
 pub use streams::StreamOptions;
 pub use topic::Topic;
 

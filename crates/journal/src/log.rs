@@ -34,6 +34,8 @@ use sterling_core::error::{Error, Kind, Result};
 
 /// File that is locked while a log is open.
 const LOCK: &str = ".lock";
+/// Interval between two attempts to lock a log.
+const LOCK_WAIT: Duration = Duration::from_millis(50);
 /// Interval of the writer's file checks.
 const LOOK: Duration = Duration::from_secs(1);
 /// Maximum number of waiting appends; a server limits its requests to far fewer.
@@ -103,6 +105,33 @@ pub struct Log {
     _lock: File,
 }
 
+/// Locks the log in a folder for this process.
+fn lock(folder: &Path) -> Result<File> {
+    let io = |e| Error::io(folder.display(), e);
+    let lock = File::options().write(true).create(true).truncate(false).open(folder.join(LOCK)).map_err(io)?;
+    lock.try_lock().map_err(|e| match e {
+        std::fs::TryLockError::WouldBlock => {
+            Error::conflict(format!("{}: another process writes this journal", folder.display()))
+        }
+        std::fs::TryLockError::Error(e) => io(e),
+    })?;
+    Ok(lock)
+}
+
+/// Waits until no process has the log in `folder` open, for example until a server has finished its requests and ended.
+///
+/// # Errors
+/// `Conflict` if a process still has it open after `patience`; `Io` with the path.
+pub fn wait_until_closed(folder: &Path, patience: Duration) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        match lock(folder) {
+            Err(e) if e.kind() == Kind::Conflict && start.elapsed() < patience => std::thread::sleep(LOCK_WAIT),
+            other => return other.map(drop),
+        }
+    }
+}
+
 impl Log {
     /// Opens or creates the log in `folder`. Reads all records, and truncates a torn write that a crash left at the end.
     ///
@@ -112,13 +141,7 @@ impl Log {
     pub fn open(folder: &Path, options: LogOptions) -> Result<Self> {
         let io = |e| Error::io(folder.display(), e);
         std::fs::create_dir_all(folder).map_err(io)?;
-        let lock = File::options().write(true).create(true).truncate(false).open(folder.join(LOCK)).map_err(io)?;
-        lock.try_lock().map_err(|e| match e {
-            std::fs::TryLockError::WouldBlock => {
-                Error::conflict(format!("{}: another process writes this journal", folder.display()))
-            }
-            std::fs::TryLockError::Error(e) => io(e),
-        })?;
+        let lock = lock(folder)?;
         let mut mark = options.mark.as_deref().map(Mark::open).transpose()?;
         let (state, tail, bytes) = recover(folder, &options, mark.as_ref())?;
         // If this fails, the writer reports it and tries again.
@@ -230,7 +253,8 @@ fn recover(folder: &Path, options: &LogOptions, mark: Option<&Mark>) -> Result<(
     let missing = |at: &Path, last: u64| {
         let (at, mark) = (at.display(), mark.map(|mark| mark.path().display().to_string()).unwrap_or_default());
         Error::corrupt(format!(
-            "{at}: the journal ends at position {last}, expected {durable} at least, which was durable: bring back what is missing, or remove the note of that position ({mark}) to go on without it"
+            "{at}: the journal ends at position {last}, expected at least {durable}, which was durable: restore the \
+             missing records, or remove the file of that position ({mark}) to go on without them"
         ))
     };
     let mut found = segments(folder)?;
@@ -308,7 +332,7 @@ fn create(options: &LogOptions, folder: &Path, segment: &Segment) -> std::io::Re
 fn write_all(tail: &mut dyn Tail, mut bytes: &[u8]) -> std::io::Result<()> {
     while !bytes.is_empty() {
         match tail.write(bytes) {
-            Ok(0) => return Err(IoError::new(ErrorKind::WriteZero, "the file takes no more bytes")),
+            Ok(0) => return Err(IoError::new(ErrorKind::WriteZero, "the file accepts no more bytes")),
             Ok(n) => bytes = &bytes[n..],
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(e) => return Err(e),
@@ -378,7 +402,7 @@ impl Writer {
         let full = segments.split_last().map_or(&[][..], |(_, full)| full);
         let changed = full.iter().find_map(|segment| Some((segment.first, changed(segment)?)));
         let unmarked = self.mark.as_mut().and_then(|mark| mark.set(self.last).err());
-        let unmarked = unmarked.map(|e| format!("journal: how far it came cannot be noted: {e}"));
+        let unmarked = unmarked.map(|e| format!("journal: the durable position cannot be written: {e}"));
         let mut state = self.shared.lock();
         // A segment that is being released may be missing.
         let changed = changed.filter(|(first, _)| *first >= state.releasing).map(|(_, why)| why);
@@ -462,7 +486,7 @@ impl Writer {
         let why = format!("{what} failed: {e}");
         tracing::error!(folder = %self.folder.display(), "journal: {why}; appends are rejected until it is reopened");
         let kind = if is_no_room(e) { Kind::NoSpace } else { Kind::Unavailable };
-        let error = Error::new(kind, format!("journal: {why}; the update may be lost or kept"));
+        let error = Error::new(kind, format!("journal: {why}; the update may or may not be durable"));
         self.shared.change(|state| state.trouble = Some(stopped(&why)));
         self.poison = Some(why);
         error
@@ -498,14 +522,12 @@ pub(super) fn share_after(position: u64, (first, last): (u64, u64), bytes: u64) 
 
 /// Returns the message of the fatal state.
 fn stopped(why: &str) -> String {
-    format!("journal: takes no more updates until the server is started anew: {why}")
+    format!("journal: rejects updates until the server is restarted: {why}")
 }
 
 /// Returns the message of a missing last segment, after which appends are rejected.
 fn lost(e: &IoError) -> String {
-    format!(
-        "journal: takes no more updates until its last segment is back, merge those that are shown before a restart: {e}"
-    )
+    format!("journal: rejects updates until its last segment is restored; merge the visible ones before a restart: {e}")
 }
 
 /// Returns the change of a full segment's file, if there is one.
@@ -518,7 +540,7 @@ fn changed(segment: &Segment) -> Option<String> {
     };
     let first = segment.first;
     Some(format!(
-        "journal: updates from position {first} on would be missing after a restart, merge them before: {what}"
+        "journal: updates from position {first} on would be missing after a restart, merge them first: {what}"
     ))
 }
 
@@ -528,7 +550,10 @@ fn no_room(e: IoError) -> Error {
 
 fn check(append: &Append, next: u64) -> Result<()> {
     if let Some(expected) = append.expected.filter(|expected| *expected != next - 1) {
-        return Err(Error::conflict(format!("position {}, expected {expected}: updates came in between", next - 1)));
+        return Err(Error::conflict(format!(
+            "position {}, expected {expected}: other updates were appended in between",
+            next - 1
+        )));
     }
     match append.records.iter().map(Vec::len).find(|bytes| !(1..=PAYLOAD_BYTES_MAX).contains(bytes)) {
         Some(bytes) => {

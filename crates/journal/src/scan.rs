@@ -144,7 +144,7 @@ impl Cursor {
             return Err(self.damaged(&format!("is damaged, and position {durable} was durable")));
         }
         if let Some(later) = synced_later(&rest, self.next) {
-            return Err(self.damaged(&format!("is damaged, and record {later} behind it knows that it was durable")));
+            return Err(self.damaged(&format!("is damaged, and record {later} after it shows that it was durable")));
         }
         let is_cut = match Head::read(&rest) {
             Some(head) => rest.len() < HEAD_BYTES + head.length,
@@ -154,7 +154,7 @@ impl Cursor {
         if is_cut || has_empty_sector(&rest[..length.min(rest.len())], self.offset) {
             return Ok(rest.len() as u64);
         }
-        Err(self.damaged("is damaged: no crash leaves it so"))
+        Err(self.damaged("is damaged in a way that no crash causes"))
     }
 }
 

@@ -85,7 +85,7 @@ fn records_come_back_in_order_after_every_restart() {
 }
 
 #[test]
-fn what_is_appended_together_follows_one_another() {
+fn records_of_one_append_are_consecutive() {
     let folder = tempfile::tempdir().unwrap();
     let log = open(folder.path()).unwrap();
     std::thread::scope(|scope| {
@@ -146,7 +146,7 @@ impl Tail for SlowTail {
 }
 
 #[test]
-fn one_sync_serves_all_who_wait() {
+fn one_sync_serves_all_waiting_appends() {
     let folder = tempfile::tempdir().unwrap();
     let disk = SlowDisk::default();
     let log = Log::open(folder.path(), LogOptions { disk: Arc::new(disk.clone()), ..LogOptions::default() }).unwrap();
@@ -191,7 +191,7 @@ fn a_log_is_written_by_one() {
 }
 
 #[test]
-fn released_records_are_gone_and_others_stay() {
+fn released_records_are_deleted_and_others_stay() {
     let folder = tempfile::tempdir().unwrap();
     let log = Log::open(folder.path(), options(RealDisk)).unwrap();
     (1..=40).for_each(|n| assert!(append(&log, &[&payload(n)]).is_ok()));
@@ -225,7 +225,7 @@ fn a_log_begins_where_its_snapshot_ends() {
 }
 
 #[test]
-fn a_follower_waits_for_what_comes() {
+fn a_follower_waits_for_new_records() {
     let folder = tempfile::tempdir().unwrap();
     let log = open(folder.path()).unwrap();
     let mut follower = log.follow(0).unwrap();
@@ -272,7 +272,7 @@ fn a_log_cut_at_any_byte_keeps_the_records_before() {
 }
 
 #[test]
-fn sectors_that_were_never_written_are_cut_at_the_end_and_refused_within() {
+fn unwritten_sectors_are_truncated_at_the_end_and_rejected_elsewhere() {
     let folder = tempfile::tempdir().unwrap();
     let log = open(folder.path()).unwrap();
     let records: Vec<Vec<u8>> = (0..40).map(|n| vec![n + 1; 200]).collect();
@@ -300,7 +300,7 @@ fn sectors_that_were_never_written_are_cut_at_the_end_and_refused_within() {
 }
 
 #[test]
-fn a_flipped_bit_anywhere_is_refused_with_its_place() {
+fn flipped_bits_are_rejected_with_the_offset() {
     let folder = tempfile::tempdir().unwrap();
     let (whole, _) = written(&folder.path().join("whole"));
     let flipped = folder.path().join("flipped");
@@ -318,7 +318,7 @@ fn a_flipped_bit_anywhere_is_refused_with_its_place() {
 }
 
 #[test]
-fn missing_segments_are_refused() {
+fn missing_segments_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let log = Log::open(folder.path(), options(RealDisk)).unwrap();
     (1..=30).for_each(|n| assert!(append(&log, &[&payload(n)]).is_ok()));
@@ -445,7 +445,7 @@ fn every_failed_write_or_sync_loses_nothing_that_was_acknowledged() {
 }
 
 #[test]
-fn what_goes_to_a_file_that_was_removed_is_not_acknowledged() {
+fn writes_to_a_removed_file_are_not_acknowledged() {
     let folder = tempfile::tempdir().unwrap();
     let log = open(folder.path()).unwrap();
     append(&log, &[b"kept"]).unwrap();
@@ -457,7 +457,7 @@ fn what_goes_to_a_file_that_was_removed_is_not_acknowledged() {
 }
 
 #[test]
-fn a_follower_never_reads_what_was_cut() {
+fn a_follower_never_reads_truncated_records() {
     // The failed write leaves a complete first record in the file, which a follower may have read.
     let folder = tempfile::tempdir().unwrap();
     let disk = FailingDisk::new(Fault::Write(ErrorKind::StorageFull), 2);
@@ -529,7 +529,7 @@ impl Tail for FaultyTail {
 }
 
 #[test]
-fn a_follower_that_reads_just_before_the_cut_never_reads_what_is_cut() {
+fn a_follower_that_reads_during_a_truncation_never_reads_truncated_records() {
     let folder = tempfile::tempdir().unwrap();
     let disk = Faulty::default();
     let log = Log::open(folder.path(), LogOptions { disk: Arc::new(disk.clone()), ..LogOptions::default() }).unwrap();
@@ -547,7 +547,7 @@ fn a_follower_that_reads_just_before_the_cut_never_reads_what_is_cut() {
 }
 
 #[test]
-fn a_release_that_fails_is_gone_on_with_and_leaves_no_gap() {
+fn a_failed_release_is_resumed_and_leaves_no_gap() {
     let folder = tempfile::tempdir().unwrap();
     let disk = Faulty::default();
     let log = Log::open(folder.path(), options(disk.clone())).unwrap();
@@ -630,7 +630,7 @@ fn a_flipped_bit_is_no_torn_write_though_the_record_holds_an_empty_sector() {
 }
 
 #[test]
-fn a_log_whose_end_is_missing_is_refused() {
+fn a_log_without_its_end_is_rejected() {
     let root = tempfile::tempdir().unwrap();
     let (folder, mark) = (root.path().join("log"), root.path().join("positions/log"));
     let log = marked(root.path(), 0).unwrap();
@@ -676,7 +676,7 @@ fn a_log_whose_end_is_missing_is_refused() {
 }
 
 #[test]
-fn a_note_that_cannot_be_written_is_told_until_it_can_and_refuses_nothing() {
+fn an_unwritable_position_file_is_reported_and_rejects_no_update() {
     let root = tempfile::tempdir().unwrap();
     let (mark, away) = (root.path().join("positions/log"), root.path().join("away"));
     std::fs::create_dir(root.path().join("positions")).unwrap();
@@ -684,7 +684,7 @@ fn a_note_that_cannot_be_written_is_told_until_it_can_and_refuses_nothing() {
     let log = marked(root.path(), 0).unwrap();
     append(&log, &[b"a"]).unwrap();
     let told = trouble(&log);
-    assert!(told.contains("how far it came cannot be noted"), "{told}");
+    assert!(told.contains("the durable position cannot be written"), "{told}");
     append(&log, &[b"b"]).unwrap();
     std::fs::create_dir(&away).unwrap();
     ends(&log);
@@ -692,7 +692,7 @@ fn a_note_that_cannot_be_written_is_told_until_it_can_and_refuses_nothing() {
 }
 
 #[test]
-fn a_note_that_a_crash_left_behind_or_torn_refuses_nothing() {
+fn a_stale_or_torn_position_file_rejects_no_update() {
     let root = tempfile::tempdir().unwrap();
     let mark = root.path().join("positions/log");
     let log = marked(root.path(), 5).unwrap();
@@ -708,7 +708,7 @@ fn a_note_that_a_crash_left_behind_or_torn_refuses_nothing() {
         Vec::new(),
         vec![0; 38],
         told[..30].to_vec(),
-        b"what is this, so long that it is no note".to_vec(),
+        b"other words, which are too long for it".to_vec(),
         damaged,
     ] {
         std::fs::write(&mark, &left).unwrap();
@@ -739,7 +739,7 @@ fn ends(log: &Log) {
 }
 
 #[test]
-fn files_that_are_taken_away_while_it_is_open_are_told_and_no_append_is_acknowledged() {
+fn removed_files_of_an_open_log_are_reported_and_no_append_is_acknowledged() {
     type Change = fn(&Path, &Path);
     let changes: [(Change, &str); 5] = [
         (|root, _| std::fs::rename(root.join("log"), root.join("elsewhere")).unwrap(), "removed or renamed"),
@@ -789,7 +789,7 @@ fn a_folder_that_is_back_takes_appends_again() {
 }
 
 #[test]
-fn a_full_segment_that_is_taken_away_is_told_until_it_is_back_or_released() {
+fn a_removed_full_segment_is_reported_until_restored_or_released() {
     let root = tempfile::tempdir().unwrap();
     let log = marked(root.path(), 0).unwrap();
     (1..=30).for_each(|n| assert!(append(&log, &[&payload(n)]).is_ok()));

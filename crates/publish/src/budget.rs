@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn less_memory_is_more_passes_and_then_a_refusal() {
+    fn less_memory_takes_more_passes_down_to_a_minimum() {
         let sizes = sizes(1 << 18, 64);
         let held = Held { columns: 2, values: 1 << 19, bloom_bits: 24, column_bytes: 6 << 20, kept_bytes: 1 << 20 };
         let mut passes = 0;
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_without_room_is_told_before_anything_is_made() {
+    fn a_full_disk_is_reported_before_the_work() {
         let folder = tempfile::tempdir().unwrap();
         let there = folder.path().join("no/such/store");
         check_disk(&there, 1).unwrap();

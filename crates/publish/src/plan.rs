@@ -209,7 +209,8 @@ impl Output {
         }
         if ![0, *count as usize].contains(&positions.len()) {
             return Err(Error::invalid(format!(
-                "position: got {}, expected {count}: each shard counts its own updates, as `items:position` of a router tells",
+                "position: got {}, expected {count}: each shard counts its own updates, as `items:position` of a \
+                 router reports",
                 positions.len()
             )));
         }

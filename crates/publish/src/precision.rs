@@ -74,7 +74,7 @@ pub(super) fn decide(
     if manifest.files.contains_key(WARMUP_FILE) {
         let text = warmup::read(&folder.join(WARMUP_FILE))?;
         if let Err(e) = warmup::fill(&text, load_again(folder, manifest, Precision::Bf16)?, faithful) {
-            return in_f32(format!("{measured}; a golden answer does not come out in bf16: {e}"));
+            return in_f32(format!("{measured}; a golden answer differs in bf16: {e}"));
         }
     }
     match compared.overlap() >= OVERLAP {

@@ -93,7 +93,7 @@ pub fn load_published(
         let path = held.folder().join(file);
         // Rows are keyed by this checksum, so damaged rows would be accepted as valid.
         if manifest.files.get(file) != Some(&Checksum::of_file(&path)?) {
-            return Err(Error::corrupt(format!("{}: not what the manifest says", path.display())));
+            return Err(Error::corrupt(format!("{}: differs from the manifest", path.display())));
         }
     }
     load(remote, &package.spec, &manifest, &package.tables, progress).map(drop)

@@ -179,7 +179,7 @@ fn tensors_that_are_kept_by_item_are_those_of_memory() {
 }
 
 #[test]
-fn columns_that_memory_is_not_to_hold_are_refused_while_they_are_read() {
+fn columns_above_the_memory_limit_are_rejected_while_reading() {
     let folder = tempfile::tempdir().unwrap();
     let what = Plan { memory_bytes: Some(100_000), ..named(items(folder.path(), 1000, 4)) };
     let error = publish(&Store::new(folder.path().join("store")), &what, &|_, _, _| ()).unwrap_err();

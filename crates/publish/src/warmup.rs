@@ -92,7 +92,7 @@ pub fn fill(text: &str, snapshot: Snapshot, faithful: bool) -> Result<String> {
             }
             (Some(_), Some(_)) | (None, None) => {
                 if let Some(place) = came.scores.iter().position(|score| !score.is_finite()) {
-                    return Err(Error::invalid(format!("place {}: the score is no finite number", place + 1)));
+                    return Err(Error::invalid(format!("rank {}: the score is not a finite number", place + 1)));
                 }
                 (line.ids, line.scores) = (Some(came.ids), Some(came.scores));
                 filled.push_str(&serde_json::to_string(&line).map_err(|e| Error::internal(e.to_string()))?);
@@ -156,12 +156,12 @@ impl<'a> Replay<'a> {
         };
         let answer = self.run(Request::Retrieve(*request))?;
         if answer.degraded_rows > 0 {
-            return Err(Error::unavailable(format!("{} rows of the cluster did not come", answer.degraded_rows)));
+            return Err(Error::unavailable(format!("{} rows of the cluster were not received", answer.degraded_rows)));
         }
         match answer.content {
             Content::Items(ranked) => Ok(ranked),
             Content::Embedding(_) | Content::Selected(_) => {
-                Err(Error::internal("a retrieval was answered with something else"))
+                Err(Error::internal("a retrieval got an answer of another kind"))
             }
         }
     }
@@ -211,7 +211,7 @@ fn agree(came: &Ranked, ids: &[ItemId], scores: &[f32], tolerance: f32) -> Resul
         return Err(Error::invalid(format!("field `tolerance`: got {tolerance}, expected 0 to 1")));
     }
     if came.ids.len() != ids.len() {
-        return Err(Error::corrupt(format!("{} items came, expected {}", came.ids.len(), ids.len())));
+        return Err(Error::corrupt(format!("got {} items, expected {}", came.ids.len(), ids.len())));
     }
     let allowed = tolerance * scores.iter().fold(0.0, |most: f32, score| most.max(score.abs()));
     let is_near = |a: f32, b: f32| (a - b).abs() <= allowed;
@@ -220,7 +220,7 @@ fn agree(came: &Ranked, ids: &[ItemId], scores: &[f32], tolerance: f32) -> Resul
         let is_tied = || ids.iter().position(|other| other == id).is_some_and(|at| is_near(scores[at], *score));
         if !is_near(scores[n], *score) || (ids[n] != *id && !is_tied() && !is_at_the_end()) {
             return Err(Error::corrupt(format!(
-                "place {}: item {id} with score {score} came, expected item {} with score {} within {allowed}",
+                "rank {}: got item {id} with score {score}, expected item {} with score {} within {allowed}",
                 n + 1,
                 ids[n],
                 scores[n]
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_agree_up_to_rounding_and_what_it_swaps() {
+    fn golden_answers_agree_up_to_rounding_and_near_ties() {
         let golden = [(1, 4.0), (2, 2.0), (3, 1.999), (4, 1.0)];
         for (came, agrees) in [
             (&golden[..], true),

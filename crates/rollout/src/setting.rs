@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_by_its_field() {
+    fn invalid_settings_are_rejected_by_field() {
         let canary = |fields: &str| format!("{{\"canary\": {{\"version\": 8, \"share\": 0.5, {fields}}}}}");
         let shadow = |fields: &str| format!("{{\"shadow\": {{\"version\": 8, {fields}}}}}");
         let long = "x".repeat(300);

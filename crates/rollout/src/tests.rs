@@ -167,7 +167,7 @@ fn canary() -> Canary {
 }
 
 #[test]
-fn what_was_behind_long_ago_counts_no_more() {
+fn old_windows_do_not_count() {
     let (mut watch, seed) = (Watch::new(&canary()), seed("m", 8));
     let place = |user: u64| Place::of(&user.to_le_bytes(), seed);
     for user in 0..1000 {

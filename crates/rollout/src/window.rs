@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_older_than_the_window_is_not_seen() {
+    fn entries_older_than_the_window_are_ignored() {
         let mut window = Window::new(Duration::from_secs(20));
         for second in 0..100_u64 {
             let now = Duration::from_secs(second);

@@ -392,7 +392,7 @@ fn of_variables(defaults: &Value, variables: impl Iterator<Item = (String, OsStr
         };
         let text = text.into_string().map_err(|text| {
             let text = text.to_string_lossy().into_owned();
-            Error::invalid(format!("configuration: {name}: got `{text}`, which is no UTF-8"))
+            Error::invalid(format!("configuration: {name}: got `{text}`, which is not UTF-8"))
         })?;
         match found {
             Value::Empty(..) if path == "shard" => {
@@ -596,7 +596,7 @@ mod tests {
         let variables = [("STERLING_ACCESS__KEYS".to_owned(), OsString::from_vec(b"/keys-\xff".to_vec()))];
         let defaults = Value::serialize(Config::default()).unwrap();
         let error = of_variables(&defaults, variables.into_iter()).map(drop).unwrap_err().to_string();
-        assert!(error.contains("STERLING_ACCESS__KEYS: got `/keys-\u{fffd}`, which is no UTF-8"), "{error}");
+        assert!(error.contains("STERLING_ACCESS__KEYS: got `/keys-\u{fffd}`, which is not UTF-8"), "{error}");
     }
 
     #[test]

@@ -170,7 +170,7 @@ impl Calibration {
                 codes.check(k, points, lists).map_err(|what| format!("{place}: codes: {what}"))?;
             }
             if !curve.recall.iter().chain(&curve.low).chain(&curve.left).all(share) {
-                return Err(format!("{place}: recall, low and left, expected 0 to 1"));
+                return Err(format!("{place}: `recall`, `low` and `left`: expected 0 to 1"));
             }
             last = Some((k, pass_rate));
         }
@@ -300,7 +300,7 @@ impl CodedCurve {
         }
         match self.recall.iter().chain(&self.low).chain(&self.left).all(|x| (0.0..=1.0).contains(x)) {
             true => Ok(()),
-            false => Err("recall, low and left, expected 0 to 1".into()),
+            false => Err("`recall`, `low` and `left`: expected 0 to 1".into()),
         }
     }
 }
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_the_place_of_excluded_items_is_looked_for_deeper() {
+    fn exclusions_deepen_the_search() {
         let measured = measured();
         let beyond = |excluded, candidates| {
             let wanted = Wanted { candidates, pass_rate: 1.0, recall: 0.99 };
@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_cannot_be_are_refused() {
+    fn invalid_files_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("calibration.json");
         let read = |text: String| {
@@ -576,7 +576,7 @@ mod tests {
             ("0.01]}", &coded("[0,20,30]", "[1,1,1]", "[0,0,0]"), "0 selected of 1 lists"),
             ("0.01]}", &coded("[0,20,30]", "[0,0,1]", "[0,0,0]"), "20 selected of 0 lists"),
             ("0.01]}", &coded("[0,20,30]", "[0,1,101]", "[0,0,0]"), "30 selected of 101 lists"),
-            ("0.01]}", &coded("[0,20,30]", "[0,1,1]", "[0,0,2]"), "codes: recall, low and left, expected 0 to 1"),
+            ("0.01]}", &coded("[0,20,30]", "[0,1,1]", "[0,0,2]"), "codes: `recall`, `low` and `left`: expected 0 to 1"),
             ("0.01]}", "0.01],\"selected\":[0,0]}", "selected [0, 0], expected 0, or 10 to"),
             ("0.01]}", "0.01],\"selected\":[0,9,20]}", "selected [0, 9, 20], expected 0, or 10 to"),
             ("\"source\"", "\"sauce\"", "unknown field `sauce`"),

@@ -115,7 +115,7 @@ pub fn check_features(spec: &ModelSpec, column: &dyn Fn(&str) -> Option<ColumnKi
         let source = feature.source();
         let wrong = match (feature.kind, column(source)) {
             (_, None) => {
-                format!("the snapshot keeps no column `{source}`, expected one of its item columns, or `{ID}`")
+                format!("the snapshot has no column `{source}`, expected one of its item columns, or `{ID}`")
             }
             (_, Some(ColumnKind::Floats)) => format!("column `{source}` holds numbers, expected integers or texts"),
             (FeatureKind::Ids, Some(ColumnKind::Texts)) => {
@@ -153,7 +153,7 @@ impl CandidateRows {
         let kind = |name: &str| columns.list().find(|c| c.name() == name).map(Column::kind);
         check_features(&package.spec, &kind)?;
         let part = |row: &Readable| {
-            let missing = || Error::internal(format!("input `{}` of candidates that nothing brings", row.name));
+            let missing = || Error::internal(format!("input `{}` of candidates that nothing supplies", row.name));
             let lies = match package.candidate_input(&row.name).ok_or_else(missing)? {
                 CandidateInput::Item => Lies::Index,
                 CandidateInput::Part => Lies::Kept(kept.take().ok_or_else(missing)?),
@@ -301,7 +301,7 @@ fn look_up(spec: &FeatureSpec, package: &Package, columns: &Columns, ids: &Ids) 
     let table = package.tables.iter().find(|t| t.name() == named);
     let table = table.ok_or_else(|| Error::internal(format!("no table `{named}`")))?.clone();
     if table.host_rows().is_none() {
-        let what = "candidates are looked up in it, expected it whole in this host's memory";
+        let what = "candidates are looked up in it, expected all of it in this host's memory";
         return Err(Error::unsupported(format!("table `{named}`: {what}")));
     }
     let row = |id: i64| table.resolve(id).0.map_or(-1, |row| row as i64);

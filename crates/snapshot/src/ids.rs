@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_leads_outside_is_refused() {
+    fn out_of_range_tables_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ids.safetensors");
         for table in

@@ -193,7 +193,7 @@ fn calibration(folder: &Path, manifest: &Manifest, index: &ivf::Index) -> Result
         None => None,
     };
     if calibration.as_ref().is_some_and(Calibration::uses_codes) && !index.has_first_pass() {
-        return Err(Error::corrupt("the calibration selects by the codes of a first pass, which the index has not"));
+        return Err(Error::corrupt("the calibration selects by first-pass codes, which the index does not have"));
     }
     Ok(calibration)
 }

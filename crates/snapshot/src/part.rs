@@ -56,7 +56,7 @@ impl ItemParts {
         let row = |slot: usize| is_filled[slot].then(|| &self.numbers[slot * self.width..][..self.width]);
         let item = |slot: usize| format!("item {}", ids.of_slots()[slot]);
         let table = keep(TENSOR, (format, self.width), (0..index.slots()).map(row), &item);
-        table.map_err(|e| e.within("what is kept of items of the OverArch"))
+        table.map_err(|e| e.within("item-side values of the reranker"))
     }
 
     /// Converts it to an f32 table with one row per slot, without a check for finite numbers.

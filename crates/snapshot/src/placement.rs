@@ -212,7 +212,7 @@ impl Placement {
         let cards: BTreeSet<&str> = shards().filter(|s| s.tier.on_gpu()).map(|s| s.device.as_str()).collect();
         if cards.len() > 1 {
             return Err(Error::unsupported(format!(
-                "a plan over the cards {cards:?}, expected one: a server has one card"
+                "a plan over the GPUs {cards:?}, expected one: a server has one GPU"
             )));
         }
         for plan in plans.iter().filter(|p| tables.iter().all(|t| t.name() != p.table)) {
@@ -263,7 +263,7 @@ impl Placement {
         let Some(neighbours) = &self.neighbours else {
             return match plan.shards.iter().find(|s| s.tier == Tier::Host && !self.is_here(s)) {
                 Some(part) => Err(Error::unsupported(format!(
-                    "table `{}` has rows on host `{}`: only a server asks others for rows",
+                    "table `{}` has rows on host `{}`: only a server requests rows of other hosts",
                     plan.table, part.device
                 ))),
                 None => table.planned(plan, remote.as_ref()).map(of_host),
@@ -339,7 +339,7 @@ fn name(version: &Version<'_>, table: &Table, part: &ShardPlan) -> Result<SliceN
 fn on_card(table: &Table, plan: &TablePlan) -> Result<Table> {
     let [part] = &plan.shards[..] else {
         return Err(Error::unsupported(format!(
-            "table `{}` is planned in {} parts, expected tiers host and remote, or all of it on one card",
+            "table `{}` is planned in {} parts, expected tiers host and remote, or all of it on one GPU",
             plan.table,
             plan.shards.len()
         )));

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn recipes_that_cannot_be_are_refused() {
+    fn invalid_recipes_are_rejected() {
         assert_eq!(Recipe::parse("").unwrap(), Recipe::default());
         for (text, expected) in [
             ("[index]\nlist = 3", "unknown field `list`"),

@@ -127,7 +127,7 @@ impl Shards {
         match says == is {
             true => Ok(()),
             false => corrupt(format!(
-                "it says of shard {} (model, version, items of all, items, digest) = {says:?}, the snapshot is {is:?}",
+                "its entry of shard {} has (model, version, items of all, items, digest) = {says:?}, the snapshot is {is:?}",
                 part.shard
             )),
         }
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_do_not_fit_are_refused() {
+    fn inconsistent_files_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let entry = |items| ShardEntry { items, digest: "ab".into() };
         let shards = Shards {

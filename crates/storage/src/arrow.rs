@@ -229,7 +229,7 @@ fn lost(got: &dyn Debug, row: usize, expected: &str) -> Error {
 fn integers<T: ArrowPrimitiveType>(values: &PrimitiveArray<T>, row: impl Fn(usize) -> usize) -> Result<Int64Array> {
     let made: Int64Array = values.unary_opt(ArrowNativeType::to_i64);
     match (0..values.len()).find(|&at| made.is_null(at) && values.is_valid(at)) {
-        Some(at) => Err(lost(&values.value(at), row(at), "what Int64 holds")),
+        Some(at) => Err(lost(&values.value(at), row(at), "integers in the range of Int64")),
         None => Ok(made),
     }
 }
@@ -246,7 +246,7 @@ fn decimals(
         let power = 10i128.checked_pow(u32::from(scale.unsigned_abs()));
         let whole = |at: usize| {
             let value = power.and_then(|power| unscaled.value(at).checked_mul(power)).map(i64::try_from);
-            value.and_then(|v| v.ok()).ok_or_else(|| lost(at, "what Int64 holds"))
+            value.and_then(|v| v.ok()).ok_or_else(|| lost(at, "integers in the range of Int64"))
         };
         let values = (0..unscaled.len()).map(|at| unscaled.is_valid(at).then(|| whole(at)).transpose());
         return Ok(Values::Integers(values.collect::<Result<_>>()?));

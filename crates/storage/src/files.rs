@@ -262,7 +262,9 @@ impl Places<'_> {
         let at = place.map(|place| (place.start + first * size_of::<T>(), place.end));
         match at.filter(|(at, end)| at + size_of_val(values) <= *end) {
             Some((at, _)) => self.write(at, bytemuck::cast_slice(values)),
-            None => Err(Error::internal(format!("tensor {tensor}: {} numbers at {first} have no place", values.len()))),
+            None => {
+                Err(Error::internal(format!("tensor {tensor}: {} numbers at {first} are outside of it", values.len())))
+            }
         }
     }
 
@@ -574,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_files_are_refused() {
+    fn broken_files_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.safetensors");
         let mut file = TensorFile::new();
@@ -589,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_refused_and_not_waited_for() {
+    fn special_files_are_rejected_without_waiting() {
         let folder = tempfile::tempdir().unwrap();
         let pipe = folder.path().join("pipe");
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();

@@ -49,7 +49,7 @@ fn header(file: &mut ForeignFile, left: &mut usize) -> Result<Header> {
         return Err(broken(&format!("a header of {length} bytes, expected at most {HEADER_BYTES_MAX}")));
     }
     let text = take(length)?;
-    let text = std::str::from_utf8(&text).map_err(|_| broken("its header is no text"))?;
+    let text = std::str::from_utf8(&text).map_err(|_| broken("its header is not text"))?;
     let descr = field(text, "descr")
         .and_then(|t| t.strip_prefix(['\'', '"']))
         .and_then(|t| t.split(['\'', '"']).next())
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_matrices_are_read_back() {
         let folder = tempfile::tempdir().unwrap();
         let (floats, integers) = (folder.path().join("f.npy"), folder.path().join("u.npy"));
         for rows in [0, 1, 7] {
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_is_refused_with_the_reason() {
+    fn other_files_are_rejected_with_the_reason() {
         let good = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 1), }";
         for (text, body, reason) in [
             (good, 7, "7 bytes"),

@@ -322,7 +322,7 @@ impl Spill {
         match bytes <= self.others {
             true => Ok(()),
             false => Err(Error::no_space(format!(
-                "memory: ids and columns take more than {} MiB, half of what was given; they lie in memory always",
+                "memory: ids and columns need more than {} MiB, half of the limit; they always stay in memory",
                 self.others >> 20
             ))),
         }
@@ -413,7 +413,7 @@ fn nameless(folder: &Path) -> std::io::Result<File> {
 }
 
 fn unwritten(folder: &Path, e: std::io::Error) -> Error {
-    Error::io(format!("{}: vectors that memory is not to hold", folder.display()), e)
+    Error::io(format!("{}: temporary file of vectors", folder.display()), e)
 }
 
 #[cfg(test)]

@@ -73,7 +73,7 @@ const METRICS: &[Metric] = &[
         "sterling_connections_waiting",
         Gauge,
         Labels::None,
-        "connections that are ready and wait for the turn of their caller",
+        "connections with work to do that wait because other connections of their caller run",
     ),
     metric(
         "sterling_connections_cut_total",

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_one_line_whatever_their_fields_hold() {
+    fn events_are_one_line_for_any_field() {
         use std::sync::{Arc, Mutex};
 
         #[derive(Clone, Default)]
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_that_mean_nothing_are_refused() {
+    fn invalid_filters_are_rejected() {
         for text in [
             "",
             " ",

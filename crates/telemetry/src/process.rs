@@ -28,13 +28,18 @@ pub fn process() -> String {
     };
     let open = std::fs::read_dir("/proc/self/fd").ok().map(|all| all.count() as f64);
     let metrics = [
-        ("cpu_seconds_total", "counter", "time of cores", Some(cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9)),
-        ("resident_memory_bytes", "gauge", "memory that is resident", told("VmRSS", 1024.0)),
-        ("virtual_memory_bytes", "gauge", "memory that is mapped", told("VmSize", 1024.0)),
+        ("cpu_seconds_total", "counter", "CPU time", Some(cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9)),
+        ("resident_memory_bytes", "gauge", "resident memory", told("VmRSS", 1024.0)),
+        ("virtual_memory_bytes", "gauge", "mapped memory", told("VmSize", 1024.0)),
         ("threads", "gauge", "threads", told("Threads", 1.0)),
         ("open_fds", "gauge", "open file descriptors", open),
-        ("max_fds", "gauge", "most file descriptors", getrlimit(Resource::Nofile).current.map(|most| most as f64)),
-        ("start_time_seconds", "gauge", "Unix time at which the process began", Some(*STARTED)),
+        (
+            "max_fds",
+            "gauge",
+            "limit of open file descriptors",
+            getrlimit(Resource::Nofile).current.map(|most| most as f64),
+        ),
+        ("start_time_seconds", "gauge", "Unix time at which the process started", Some(*STARTED)),
     ];
     let mut text = String::with_capacity(1024);
     for (name, kind, means, value) in metrics {
@@ -52,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_figures_of_this_process_are_told() {
+    fn all_metrics_of_this_process_are_exported() {
         let text = process();
         let value = |name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(&format!("process_{name} ")));

@@ -133,7 +133,9 @@ impl Checkpoints {
         }
         let found = Checksum::of_file(&folder.join(STATE_FILE)).map_err(place)?;
         if found != about.state || about.position.step != step {
-            return Err(place(Error::corrupt(format!("{STATE_FILE}: not the bytes that {ABOUT_FILE} tells of"))));
+            return Err(place(Error::corrupt(format!(
+                "{STATE_FILE}: its bytes are not those that {ABOUT_FILE} names"
+            ))));
         }
         Ok(Some((about.position, folder)))
     }

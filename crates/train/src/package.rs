@@ -47,7 +47,7 @@ pub(crate) fn write(
     optimizer: impl FnOnce(&Path) -> Result<Checksum>,
 ) -> Result<()> {
     if out.exists() {
-        return Err(Error::conflict(format!("{}: it exists, expected a name that is free", out.display())));
+        return Err(Error::conflict(format!("{}: it exists, expected a path that does not", out.display())));
     }
     if let Some(above) = out.parent() {
         fs::create_dir_all(above).map_err(|e| Error::io(above.display(), e))?;

@@ -292,7 +292,7 @@ fn bad_events_are_refused_alone() {
     // Too many invalid events are an error.
     let options = TrainOptions { max_refused: "10%".parse().unwrap(), work: place.path("work3"), ..options };
     let error = place.open(options).unwrap().run(&|_| ()).unwrap_err().to_string();
-    assert!(error.contains("19 of 38 events were refused, expected at most 3"), "{error}");
+    assert!(error.contains("19 of 38 events were rejected, expected at most 3"), "{error}");
 }
 
 #[test]

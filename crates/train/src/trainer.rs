@@ -364,7 +364,8 @@ impl Trainer {
         let most = self.options.max_refused.most(read);
         let work = self.options.work.display();
         Error::invalid(format!(
-            "{refused} of {read} events were refused, expected at most {most}: {work}/quarantine.jsonl says why{synced}"
+            "{refused} of {read} events were rejected, expected at most {most}: {work}/quarantine.jsonl has the \
+             reasons{synced}"
         ))
     }
 

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_cannot_work_are_refused_with_the_reason() {
+    fn contradictory_options_are_rejected_with_the_reason() {
         for (rest, reason) in [
             (&["--rate", "0"][..], "--rate: got 0"),
             (&["--rate", "NaN"], "--rate: got NaN"),

@@ -42,6 +42,13 @@ impl Bench {
         let models = sterling_bench::get(&targets[0], "/v1/models")?;
         let model = self.model(&models)?;
         let load = self.load(model)?;
+        if self.recording.is_none() && self.requests.is_none() {
+            let class = &load.classes[0];
+            for target in &targets {
+                sterling_bench::accepts(target, &class.path, &class.bodies[0])
+                    .map_err(|e| e.within("the model takes no random vectors, expected --requests FILE"))?;
+            }
+        }
         let mut contenders = Vec::new();
         for setting in &settings {
             for target in &targets {
@@ -123,7 +130,7 @@ impl Bench {
         };
         found.ok_or_else(|| {
             let wanted = self.model.as_deref().unwrap_or("of any name");
-            Error::not_found(format!("a model {wanted}: {} serves {names:?}", self.url))
+            Error::not_found(format!("a model {wanted}: not found, {} serves {names:?}", self.url))
         })
     }
 
@@ -134,8 +141,8 @@ impl Bench {
             let (queries, least) = (rate * load.seconds, bound.queries_min());
             if queries < least as f64 {
                 return Err(Error::invalid(format!(
-                    "{name}: {rate} calls a second for {} s are {queries:.0}, expected at least {least} to tell a quantile of {}: \
-                     more --seconds or a higher --rate",
+                    "{name}: {rate} calls per second for {} s are {queries:.0}, expected at least {least} to measure a \
+                     quantile of {}: more --seconds or a higher --rate",
                     load.seconds, bound.quantile
                 )));
             }

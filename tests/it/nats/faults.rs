@@ -266,7 +266,7 @@ fn faults() -> Vec<Fault> {
             World::merge,
         ),
         fault(
-            "a limit of messages that drops what is needed",
+            "a limit of messages that drops needed ones",
             |world| {
                 assert_eq!(world.put().0, 200);
                 let mut stream =
@@ -422,7 +422,7 @@ fn credentials_of_every_kind_are_sent_and_rotated_without_a_restart() {
 }
 
 #[test]
-fn credentials_in_addresses_are_sent_and_wrong_ones_are_told() {
+fn credentials_in_addresses_are_sent_and_wrong_ones_reported() {
     let (broker, folder) = (Broker::configured(&users("{user: s, password: \"p@ss\"}")), tempfile::tempdir().unwrap());
     publish(&folder, "vectors");
     let url = |password: &str| format!("nats://s:{password}@127.0.0.1:{}", broker.port);
@@ -444,7 +444,7 @@ fn credentials_in_addresses_are_sent_and_wrong_ones_are_told() {
 }
 
 #[test]
-fn what_a_broker_refuses_is_told_in_its_words() {
+fn rejections_of_a_broker_are_quoted() {
     let rights =
         |deny: &str| users(&format!("{{user: s, password: one, permissions: {{publish: {{deny: [{deny}]}}}}}}"));
     let (mut broker, folder) = (Broker::configured(&rights("nowhere")), tempfile::tempdir().unwrap());
@@ -452,7 +452,7 @@ fn what_a_broker_refuses_is_told_in_its_words() {
     let server = serve(&folder, &format!("nats://s:one@127.0.0.1:{}", broker.port), &[]);
     server.wait_ready();
     broker.reconfigure(&rights("\"$JS.API.STREAM.INFO.>\""));
-    until("it is told", || {
+    until("it is reported", || {
         let (status, said) = server.get("/readyz");
         assert_eq!(status, 200, "{said}");
         said.contains("warning: ") && said.contains("Permissions Violation")
@@ -495,9 +495,9 @@ fn a_server_that_restarts_after_its_stream_was_lost_is_not_ready_and_those_with_
     world.broker.lose_all();
     world.warns("no such stream");
     let again = serve(&world.folder, &world.wire.url(), &[]);
-    until("it says what is missing", || {
+    until("it names the missing updates", || {
         let (status, said) = again.get("/readyz");
-        status == 503 && said.contains("expected position 3 at least, which was acknowledged")
+        status == 503 && said.contains("expected at least position 3, which was acknowledged")
     });
     world.holds_all();
     // A version saves its updates, and both continue with it: the stream is recreated after it.
@@ -527,9 +527,9 @@ fn a_server_that_missed_updates_is_not_ready_and_goes_on_with_a_version_that_hol
     until("the messages are dropped", || world.messages().0 > last);
     world.limit("max_age", json!(0));
     world.wire.mend();
-    until("it says what is missing", || {
+    until("it names the missing updates", || {
         let (status, said) = world.server.get("/readyz");
-        status == 503 && said.contains("follows its updates no more") && said.contains("the last that was seen was 2")
+        status == 503 && said.contains("applies no more updates") && said.contains("the last one read was 2")
     });
     // Answers continue with the applied updates, and no update is accepted that could not become visible here.
     world.holds_all();
@@ -542,7 +542,7 @@ fn a_server_that_missed_updates_is_not_ready_and_goes_on_with_a_version_that_hol
     world.holds_all();
     until("it takes updates", || world.put().0 == 200);
     world.holds_all();
-    until("nothing is told any more", || world.server.warnings().is_empty());
+    until("no warning is left", || world.server.warnings().is_empty());
     world.server = other;
     world.holds_all();
 }

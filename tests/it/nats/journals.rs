@@ -28,7 +28,7 @@ fn open(servers: String) -> Box<dyn Journal> {
 fn append(journal: &dyn Journal, records: Vec<Vec<u8>>, expected: Option<u64>) -> Result<Range<u64>> {
     let (tell, told) = channel();
     journal.append(Append { records, expected }, Box::new(move |result| tell.send(result).unwrap()));
-    told.recv_timeout(Duration::from_secs(60)).expect("every append is told")
+    told.recv_timeout(Duration::from_secs(60)).expect("every append is reported")
 }
 
 /// Returns the records after a position, up to another.
@@ -113,7 +113,7 @@ fn hold(journals: &[Box<dyn Journal>], acknowledged: &BTreeMap<u64, Vec<u8>>) {
 }
 
 #[test]
-fn all_servers_read_what_each_has_written_in_one_order() {
+fn all_servers_read_all_updates_in_one_order() {
     let broker = Broker::start();
     let journals: Vec<Box<dyn Journal>> = (0..3).map(|_| open(broker.url())).collect();
     assert_eq!((journals[0].first(), journals[0].last()), (1, 0));
@@ -135,7 +135,7 @@ fn all_servers_read_what_each_has_written_in_one_order() {
 }
 
 #[test]
-fn a_stream_begins_where_it_is_told_to_and_takes_large_appends_in_parts() {
+fn a_stream_begins_at_a_position_and_splits_large_appends() {
     let broker = Broker::start();
     let nats = connect(broker.url());
     let journal = nats.open(&Topic::whole("a.model"), 41).unwrap();
@@ -203,7 +203,7 @@ fn a_server_that_is_cut_off_says_so_and_catches_up_while_others_go_on() {
         for _ in 0..2 {
             reached(&*journals[0], journals[0].last() + 5);
             wire.cut();
-            until("it is told", || journals[0].trouble().is_some());
+            until("it is reported", || journals[0].trouble().is_some());
             assert!(journals[0].trouble().unwrap().contains("has not answered for"));
             let (mine, others) = (journals[0].last(), journals[1].last());
             reached(&*journals[1], others + 20);
@@ -218,13 +218,13 @@ fn a_server_that_is_cut_off_says_so_and_catches_up_while_others_go_on() {
 }
 
 #[test]
-fn streams_that_keep_no_journal_are_refused_with_the_reason() {
+fn unsuitable_streams_are_rejected_with_the_reason() {
     let broker = Broker::start();
     let nats = connect(broker.url());
     for (model, config, reason) in [
-        ("memory", json!({"storage": "memory"}), "kept in memory"),
-        ("queue", json!({"retention": "workqueue"}), "lets go of messages"),
-        ("other", json!({"subjects": ["something.else"]}), "takes other subjects"),
+        ("memory", json!({"storage": "memory"}), "stored in memory"),
+        ("queue", json!({"retention": "workqueue"}), "deletes messages that were read"),
+        ("other", json!({"subjects": ["something.else"]}), "has other subjects"),
     ] {
         let name = format!("sterling-{model}");
         let mut stream = json!({"name": name, "subjects": [format!("sterling.{model}")], "storage": "file"});
@@ -292,7 +292,7 @@ fn messages_that_no_journal_wrote_there_are_skipped_by_all_also_after_a_restart(
         assert_eq!(records(&*journals[0], after, last).len() as u64, last - after);
     }
     for journal in &journals {
-        until("all are told", || journal.warning().is_some_and(|why| why.contains("18 messages were skipped")));
+        until("all are reported", || journal.warning().is_some_and(|why| why.contains("18 messages were skipped")));
         assert!(journal.trouble().is_none());
     }
 }
@@ -309,7 +309,7 @@ fn a_damaged_commit_ends_following_and_is_never_skipped() {
     let start = Instant::now();
     let error = loop {
         match follower.next(Duration::from_millis(100)) {
-            Ok(None) => assert!(start.elapsed() < Duration::from_secs(20), "it is not told"),
+            Ok(None) => assert!(start.elapsed() < Duration::from_secs(20), "it is not reported"),
             Ok(Some(record)) => panic!("{record:?}"),
             Err(e) => break e,
         }
@@ -367,13 +367,13 @@ fn a_stream_whose_positions_were_noted_is_not_begun_again_without_them() {
     drop(journal);
     broker.restore(&copy);
     let error = noted(&broker).open(&topic, 6).err().unwrap();
-    assert!(error.to_string().contains("ends at position 6, expected position 7"), "{error}");
+    assert!(error.to_string().contains("ends at position 6, expected at least position 7"), "{error}");
     std::fs::remove_file(&note).unwrap();
     assert_eq!(noted(&broker).open(&topic, 6).unwrap().last(), 6);
 }
 
 #[test]
-fn a_stream_that_is_begun_anew_after_all_that_was_seen_is_followed_on() {
+fn a_stream_recreated_after_the_last_position_is_followed() {
     let mut broker = Broker::start();
     let (ahead, behind) = (open(broker.url()), open(broker.url()));
     fill(&*ahead, 0, 5, 2);
@@ -381,9 +381,9 @@ fn a_stream_that_is_begun_anew_after_all_that_was_seen_is_followed_on() {
     let (mut seen, mut unseen) = (ahead.follow(10).unwrap(), behind.follow(4).unwrap());
     assert_eq!(unseen.next(Duration::from_secs(10)).unwrap().unwrap().position, 5);
     broker.lose_all();
-    until("it is told", || ahead.trouble().is_some_and(|why| why.contains("no such stream")));
+    until("it is reported", || ahead.trouble().is_some_and(|why| why.contains("no such stream")));
     assert_eq!(append(&*ahead, vec![b"x".to_vec()], None).unwrap_err().kind(), Kind::Unavailable);
-    assert!(seen.next(Duration::ZERO).unwrap().is_none(), "what was shown stays");
+    assert!(seen.next(Duration::ZERO).unwrap().is_none(), "visible updates stay visible");
     // As a server with a version that holds position 10 does.
     let anew = connect(broker.url()).open(&Topic::whole("m"), 10).unwrap();
     until("both go on", || ahead.trouble().is_none() && behind.trouble().is_none());
@@ -403,7 +403,7 @@ fn a_stream_that_is_begun_anew_after_all_that_was_seen_is_followed_on() {
 }
 
 #[test]
-fn limits_of_a_stream_divide_large_appends_or_refuse_them_at_once() {
+fn limits_of_a_stream_split_or_reject_large_appends() {
     let broker = Broker::start();
     let stream = |bytes: i32| {
         json!({"name": "sterling-m", "subjects": ["sterling.m"], "storage": "file", "max_msg_size": bytes}).to_string()
@@ -441,7 +441,7 @@ fn two_installations_share_a_broker_by_a_prefix() {
 }
 
 #[test]
-fn what_a_stream_has_let_go_of_is_refused_and_the_rest_is_read() {
+fn deleted_positions_are_rejected_and_the_rest_is_read() {
     let broker = Broker::start();
     let journal = open(broker.url());
     fill(&*journal, 0, 20, 2);
@@ -466,7 +466,7 @@ fn what_a_stream_has_let_go_of_is_refused_and_the_rest_is_read() {
 }
 
 #[test]
-fn nobody_is_kept_from_writing_by_others_that_are_nearer() {
+fn slow_servers_are_not_starved_by_near_ones() {
     let broker = Broker::start();
     let wire = broker.behind_a_wire();
     wire.delay(Duration::from_millis(15));
@@ -500,7 +500,7 @@ fn nobody_is_kept_from_writing_by_others_that_are_nearer() {
 }
 
 #[test]
-fn messages_that_somebody_has_not_read_when_they_go_are_missed_aloud() {
+fn messages_deleted_unread_are_reported() {
     let broker = Broker::start();
     let wire = broker.behind_a_wire();
     let (cut_off, other) = (open(wire.url()), open(broker.url()));
@@ -513,7 +513,7 @@ fn messages_that_somebody_has_not_read_when_they_go_are_missed_aloud() {
     assert!(ask(broker.port, "$JS.API.STREAM.PURGE.sterling-m", "{\"seq\": 11}").is_some());
     wire.mend();
     // The content of the lost messages is unknown: nothing is skipped.
-    until("it is told", || cut_off.trouble().is_some_and(|why| why.contains("it holds messages 11 to 22")));
+    until("it is reported", || cut_off.trouble().is_some_and(|why| why.contains("it holds messages 11 to 22")));
     assert_eq!(seen.next(Duration::from_secs(10)).unwrap_err().kind(), Kind::Corrupt);
     assert_eq!(append(&*cut_off, vec![b"x".to_vec()], None).unwrap_err().kind(), Kind::Corrupt);
     // A server that reads later than the retention of the broker does not skip them either.
@@ -539,7 +539,7 @@ fn a_message_that_is_missing_between_others_ends_following() {
     fill(&*other, 0, 6, 1);
     assert!(ask(broker.port, "$JS.API.STREAM.MSG.DELETE.sterling-m", "{\"seq\": 4}").is_some());
     wire.mend();
-    until("it is told", || cut_off.trouble().is_some_and(|why| why.contains("up to 7, but not message 4")));
+    until("it is reported", || cut_off.trouble().is_some_and(|why| why.contains("up to 7, but not message 4")));
     assert_eq!(cut_off.last(), 2);
     // A server that starts later does not skip them either.
     let mut late = open(broker.url()).follow(0).unwrap();
@@ -548,7 +548,7 @@ fn a_message_that_is_missing_between_others_ends_following() {
 }
 
 #[test]
-fn messages_that_were_lost_and_written_anew_are_told_from_those_that_were_seen() {
+fn rewritten_messages_are_distinguished_from_the_read_ones() {
     let mut broker = Broker::start();
     let wire = broker.behind_a_wire();
     let journal = open(wire.url());
@@ -560,6 +560,6 @@ fn messages_that_were_lost_and_written_anew_are_told_from_those_that_were_seen()
     let other = open(broker.url());
     fill(&*other, 1, 4, 1);
     wire.mend();
-    until("it is told", || journal.trouble().is_some_and(|why| why.contains("message 5 was not written after")));
+    until("it is reported", || journal.trouble().is_some_and(|why| why.contains("message 5 was not written after")));
     assert_eq!(follower.next(Duration::from_secs(10)).unwrap_err().kind(), Kind::Corrupt);
 }

@@ -155,7 +155,7 @@ pub fn ask(port: u16, subject: &str, body: &str) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
     let request =
-        format!("CONNECT {{\"verbose\":false}}\r\nSUB told 1\r\nPUB {subject} told {}\r\n{body}\r\n", body.len());
+        format!("CONNECT {{\"verbose\":false}}\r\nSUB reply 1\r\nPUB {subject} reply {}\r\n{body}\r\n", body.len());
     stream.write_all(request.as_bytes()).ok()?;
     let (mut text, mut some) = (String::new(), [0; 4096]);
     loop {
@@ -164,7 +164,7 @@ pub fn ask(port: u16, subject: &str, body: &str) -> Option<String> {
         if read == 0 {
             return None;
         }
-        if let Some((_, message)) = text.split_once("MSG told 1 ")
+        if let Some((_, message)) = text.split_once("MSG reply 1 ")
             && message.trim_end().ends_with('}')
         {
             return Some(message.to_owned());

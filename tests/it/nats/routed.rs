@@ -14,7 +14,30 @@ use crate::support::{Server, ids, put, until};
 const ITEMS: &str = "/v1/models/vectors/items";
 
 #[test]
-fn all_servers_of_a_shard_have_what_a_router_gave_one_of_them() {
+#[ignore = "long: a server tries for ten seconds to reach its broker"]
+fn updates_that_a_dead_broker_cannot_store_are_reported_as_not_applied() {
+    let mut broker = Broker::start();
+    let folder = tempfile::tempdir().unwrap();
+    let plan =
+        Plan { output: Output::shards(2), ..shards::catalogue(folder.path(), sterling::index::ivf::Rescore::F16) };
+    put(folder.path(), &plan).unwrap();
+    let servers = [0, 1].map(|shard| serve(folder.path(), shard, &broker.url(), "127.0.0.1:0"));
+    let router = route(servers.iter().map(|server| server.address.as_str()));
+    let item = |id: i64| json!({"id": id, "embedding": [1, 2, 0.5, 0]});
+    let body = json!({"items": (5000..5010).map(item).collect::<Vec<Value>>()});
+    assert_eq!(router.post(&format!("{ITEMS}:upsert"), &body).0, 200);
+    broker.kill();
+    until("the servers notice", || servers.iter().all(|server| !server.warnings().is_empty()));
+    let (status, told) = router.post(&format!("{ITEMS}:upsert"), &body);
+    assert_eq!(status, 503, "{told}");
+    for failed in told["failed"].as_array().unwrap() {
+        let why = failed["reason"].as_str().unwrap();
+        assert!(failed["may_be_applied"] == false && why.contains("it was not written"), "{told}");
+    }
+}
+
+#[test]
+fn all_servers_of_a_shard_get_routed_updates() {
     let broker = Broker::start();
     let folder = tempfile::tempdir().unwrap();
     let what =

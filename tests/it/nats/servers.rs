@@ -63,7 +63,7 @@ fn servers_of_one_stream_answer_alike_also_when_one_was_killed() {
 }
 
 #[test]
-fn a_call_to_one_server_follows_what_another_has_acknowledged() {
+fn calls_see_updates_acknowledged_by_another_server() {
     let broker = Broker::start();
     let folders = [(); 2].map(|()| published());
     let servers: Vec<Server> = folders.iter().map(|folder| serve(folder, &broker.url())).collect();
@@ -214,7 +214,7 @@ fn nothing_is_lost_or_twice_when_servers_and_brokers_are_killed_and_networks_are
         let answer = server.ask(&path, json!({"vector": [1, 1], "k": 100_000, "filter": "n > 0", "exact": true}));
         let there: BTreeSet<i64> = ids(&answer).into_iter().collect();
         let lost: Vec<&i64> = acknowledged.difference(&there).collect();
-        assert!(lost.is_empty(), "acknowledged and gone: {lost:?}");
+        assert!(lost.is_empty(), "acknowledged and missing: {lost:?}");
         assert!(there.iter().all(|id| acknowledged.contains(id) || perhaps.contains(id)));
         // Each update puts another item: equal counts show that none was applied twice.
         assert_eq!((answer["position"].as_u64(), there.len() as u64), (Some(durable), durable));
@@ -247,7 +247,7 @@ fn a_server_that_is_cut_off_warns_and_one_that_has_missed_updates_is_not_ready()
     wire.mend();
     until("it says what it has missed", || {
         let (status, said) = cut_off.get("/readyz");
-        status == 503 && said.contains("follows its updates no more") && said.contains("it holds messages 20 to 30")
+        status == 503 && said.contains("applies no more updates") && said.contains("it holds messages 20 to 30")
     });
     // Its answers stay the same.
     let answer = cut_off.ask("/v1/models/vectors:retrieve", json!({"vector": [1, 1], "k": 100, "filter": "n > 0"}));

@@ -146,7 +146,8 @@ impl Rows {
                 let attribute = name.strip_prefix(ATTRIBUTES).or(name.strip_prefix(SET));
                 attribute.map(|attribute| Role::Attribute(attribute.to_owned())).ok_or_else(|| {
                     Error::invalid(format!(
-                        "column `{name}`: nothing of an item is called so, expected `id`, `embedding`, `attributes.NAME` or `set.NAME`"
+                        "column `{name}`: no such field of an item, expected `id`, `embedding`, `attributes.NAME` or \
+                         `set.NAME`"
                     ))
                 })
             }
@@ -196,7 +197,7 @@ fn given(values: Option<Values>) -> Result<GivenValues> {
         Some(Values::Integers(list)) if !list.is_empty() => GivenValues::Integers(list),
         Some(Values::Numbers(list)) if !list.is_empty() => {
             if let Some(at) = list.iter().position(|x| !x.is_finite()) {
-                return Err(Error::invalid(format!("got {} at place {at}, expected a finite number", list[at])));
+                return Err(Error::invalid(format!("got {} at index {at}, expected a finite number", list[at])));
             }
             GivenValues::Numbers(list.into_iter().map(f64::from).collect())
         }

@@ -78,7 +78,8 @@ impl Rows {
         let columns = names.iter().map(|name| {
             let role = role(name, &names).ok_or_else(|| {
                 Error::invalid(format!(
-                    "column `{name}`: nothing of a request is called so, expected `vector`, `features.NAME`, `features.NAME.weights`, `filter`, `exclude` or `k`"
+                    "column `{name}`: no such field of a request, expected `vector`, `features.NAME`, \
+                     `features.NAME.weights`, `filter`, `exclude` or `k`"
                 ))
             })?;
             Ok(((*name).to_owned(), role))
@@ -171,7 +172,7 @@ fn finite(values: Values, most: usize) -> Result<Vec<f32>> {
     let numbers = values.into_numbers().ok_or_else(|| Error::invalid("got texts, expected numbers"))?;
     at_most(numbers.len(), most)?;
     match numbers.iter().position(|x| !x.is_finite()) {
-        Some(at) => Err(Error::invalid(format!("got {} at place {at}, expected a finite 32-bit number", numbers[at]))),
+        Some(at) => Err(Error::invalid(format!("got {} at index {at}, expected a finite 32-bit number", numbers[at]))),
         None => Ok(numbers),
     }
 }

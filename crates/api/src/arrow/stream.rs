@@ -180,7 +180,7 @@ fn take(rest: &mut Buffer) -> Result<Option<Message>> {
     }
     if length > DESCRIPTION_BYTES_MAX {
         return Err(Error::invalid(format!(
-            "a description of {length} bytes, expected at most {DESCRIPTION_BYTES_MAX}"
+            "a message header of {length} bytes, expected at most {DESCRIPTION_BYTES_MAX}"
         )));
     }
     if rest.len() - PREFIX_BYTES < length {
@@ -335,7 +335,7 @@ fn made_plain(array: &ArrayRef, to: &DataType) -> std::result::Result<ArrayRef, 
             let values = made_plain(values, inner.data_type())?;
             Arc::new(ListArray::try_new(inner.clone(), offsets, values, array.nulls().cloned())?)
         }
-        (from, to) => return Err(ArrowError::CastError(format!("{from} does not become {to}"))),
+        (from, to) => return Err(ArrowError::CastError(format!("cannot convert {from} to {to}"))),
     })
 }
 

@@ -64,7 +64,7 @@ fn texts(rows: &[Option<&str>]) -> ArrayRef {
 }
 
 #[test]
-fn rows_ask_what_json_asks() {
+fn rows_and_json_requests_are_equal() {
     let columns: [(&str, ArrayRef); 4] = [
         ("vector", fixed(&[Some([1.0, 0.5]), Some([0.25, -2.0]), Some([3.0, 0.0])])),
         ("filter", texts(&[Some("a:b"), None, Some("")])),
@@ -196,7 +196,7 @@ fn a_wrong_row_is_wrong_alone_and_names_its_column() {
 }
 
 #[test]
-fn a_body_that_is_none_is_refused_by_its_message_or_column() {
+fn invalid_bodies_are_rejected_with_the_message_or_column() {
     let one = || ("vector", fixed(&[Some([1.0, 0.5])]));
     let good = stream(&[one()], 1, None);
     let dictionary: ArrayRef = Arc::new(["x", "x"].into_iter().collect::<DictionaryArray<Int32Type>>());
@@ -302,7 +302,7 @@ fn a_schema_whose_fields_are_one_costs_what_its_bytes_do() {
 }
 
 #[test]
-fn what_a_body_becomes_is_taken_before_it_is_made() {
+fn memory_of_a_decoded_body_is_reserved_first() {
     let count = 200_000;
     let int8: ArrayRef = Arc::new(Int8Array::from(vec![7; count]));
     let bools: ArrayRef = Arc::new(BooleanArray::from(vec![true; count]));

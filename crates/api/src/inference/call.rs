@@ -165,7 +165,7 @@ pub fn inference(model: &str, body: &[u8], header: Option<usize>, features: &BTr
     }
     let tensors = inputs.into_iter().map(|input| input.read(&mut binary)).collect::<Result<Vec<_>>>()?;
     if !binary.is_empty() {
-        return Err(Error::invalid(format!("{} bytes behind those of all tensors", binary.len())));
+        return Err(Error::invalid(format!("{} bytes after those of all tensors", binary.len())));
     }
     let is_binary = parameters.binary_data_output;
     let wanted: Vec<Wanted> =
@@ -173,7 +173,7 @@ pub fn inference(model: &str, body: &[u8], header: Option<usize>, features: &BTr
     if let Some((_, (twice, _))) =
         wanted.iter().enumerate().find(|(n, (name, _))| wanted[..*n].iter().any(|(other, _)| other == name))
     {
-        return Err(Error::invalid(format!("output `{twice}` is asked for twice")));
+        return Err(Error::invalid(format!("output `{twice}` is requested twice")));
     }
     let rows = tensors.first().map_or(0, |tensor| tensor.rows);
     if parameters.filter.len().saturating_mul(rows) > FILTERS_BYTES_MAX {
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_beyond_64_bits_are_told_with_where_integers_end() {
+    fn errors_of_ids_beyond_64_bits_name_the_largest_integer() {
         for datatype in ["UINT64", "INT64"] {
             let input = json!({"name": "a", "shape": [1, 2], "datatype": datatype, "data": [1, (1u64 << 63)]});
             let error = read(&json!({"inputs": [input]})).map(drop).unwrap_err().to_string();

@@ -309,5 +309,5 @@ fn terms_differ<T: Purpose>(begun: &Job<T>, asked: &T) -> Option<String> {
 }
 
 fn differ(what: &str, begun: &dyn std::fmt::Display, asked: &dyn std::fmt::Display) -> String {
-    format!("its {what} is {begun}, asked for is {asked}")
+    format!("its {what} is {begun}, this job's is {asked}")
 }

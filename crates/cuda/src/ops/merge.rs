@@ -41,7 +41,7 @@ pub fn merge(device: &Device, found: Best, by: FoundBy, weights: &Array<f32>, mo
     }
     let (rows, queries, stride) = (found.counts.len(), weights.len(), found.stride);
     if queries == 0 || !rows.is_multiple_of(queries) {
-        return Err(Error::internal(format!("what {rows} queries found, expected a multiple of {queries}")));
+        return Err(Error::internal(format!("results of {rows} queries, expected a multiple of {queries}")));
     }
     need("slots", &found.slots, rows * stride)?;
     need("scores", &found.keys, rows * stride)?;

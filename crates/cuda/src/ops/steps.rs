@@ -428,7 +428,7 @@ pub fn fold_equal(
         count: u32,
     }
     if folds.len() > EQUAL_FOLDS_MAX {
-        return Err(Error::internal(format!("{} folds of one step, at most {EQUAL_FOLDS_MAX}", folds.len())));
+        return Err(Error::internal(format!("{} reductions of one step, at most {EQUAL_FOLDS_MAX}", folds.len())));
     }
     let mut all = [FoldBesideAt::default(); EQUAL_FOLDS_MAX];
     all[..folds.len()].copy_from_slice(folds);

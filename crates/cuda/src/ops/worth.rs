@@ -226,7 +226,7 @@ mod tests {
     /// Each level of an expression needs at most five numbers: two arguments, and the left operand of a comparison, a sum and a
     /// product.
     #[test]
-    fn stacks_of_any_depth_fit_the_shared_memory_of_any_card() {
+    fn stacks_of_any_depth_fit_the_shared_memory_of_any_gpu() {
         for depth in 0..=5 * (VALUE_DEPTH_MAX + 1) + 1 {
             let threads = threads_of(depth);
             assert!(threads.is_multiple_of(32) && (32..=THREADS_MAX).contains(&threads), "{threads}");

@@ -58,7 +58,7 @@ impl GpuConstants {
 /// `Invalid` if the topology has no GPU.
 pub fn apply(measured: &[GpuConstants], topology: &mut Topology) -> Result<()> {
     if topology.gpus.is_empty() && !measured.is_empty() {
-        return Err(Error::invalid("the topology has no [[gpus]] that a card was measured for"));
+        return Err(Error::invalid("the topology has no [[gpus]] entry for the measured GPU"));
     }
     for (n, gpu) in topology.gpus.iter_mut().enumerate() {
         measured.get(n).or(measured.last()).into_iter().for_each(|constants| constants.apply(gpu));

@@ -115,11 +115,7 @@ pub(super) fn plan_of(
     notes.extend(workload.tables.iter().filter_map(learning));
     notes.extend(devices.iter().filter_map(|d| {
         let load = d.load.filter(|l| *l > 1.0)?;
-        Some(format!(
-            "`{}` cannot keep up: it is asked for {:.0} % of its time at the stated request rate",
-            d.device,
-            load * 100.0
-        ))
+        Some(format!("`{}` cannot keep up: the stated request rate needs {:.0} % of its time", d.device, load * 100.0))
     }));
     PlacementPlan {
         batch: workload.batch,
@@ -280,7 +276,7 @@ fn why(machine: &Machine, candidates: &[Candidate], choice: &Choice, loads: &mut
             let free = report::bytes(before[full.device].capacity_bytes - before[full.device].bytes);
             let device = &machine.devices[full.device].name;
             format!(
-                "{name} takes {} but lacks memory: {} asked of `{device}`, {free} left",
+                "{name} takes {} but lacks memory: {} needed on `{device}`, {free} left",
                 report::micros(micros),
                 report::bytes(full.bytes)
             )

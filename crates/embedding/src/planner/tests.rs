@@ -239,7 +239,7 @@ fn choices_are_within_a_tenth_of_brute_force() {
             }
             Err(e) => {
                 let best = Brute::solve(&machine, &tables, f64::INFINITY);
-                assert!(best.is_infinite(), "brute force found {best} us where the planner said: {e}");
+                assert!(best.is_infinite(), "brute force found {best} us where the planner computed: {e}");
             }
         }
     }

@@ -5,7 +5,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::cut::ColumnBytes;
 use super::input::{CopyQuestion, Distinct, ShardedInput};
@@ -135,7 +134,7 @@ pub(crate) fn gather(
                 ([group], _) => side_by_side(table, group, asked, here)?,
                 (groups, Some(asked)) => vec![whole_rows(table, groups, asked, &here)?],
                 (_, None) => {
-                    return Err(Error::internal(format!("table `{}`: rows that nobody asked for", table.name())));
+                    return Err(Error::internal(format!("table `{}`: rows that were not requested", table.name())));
                 }
             });
         }
@@ -298,7 +297,7 @@ fn count_states(
 fn checked(fetched: Fetched, rows: usize, row_bytes: usize) -> Result<Fetched> {
     if fetched.states.len() != rows || fetched.bytes.len() != rows * row_bytes {
         return Err(Error::corrupt(format!(
-            "{} states and {} bytes came for {rows} rows of {row_bytes} bytes",
+            "got {} states and {} bytes for {rows} rows of {row_bytes} bytes",
             fetched.states.len(),
             fetched.bytes.len()
         )));
@@ -311,9 +310,5 @@ fn refuse_degraded(fetched: &Fetched, terms: &Lookup) -> Result<()> {
     if degraded == 0 {
         return Ok(());
     }
-    let what = format!("{degraded} of {} rows did not come in time", fetched.states.len());
-    match terms.deadline {
-        Some(deadline) if Instant::now() >= deadline => Err(Error::deadline(what)),
-        _ => Err(Error::unavailable(what)),
-    }
+    Err(terms.unavailable(format_args!("{degraded} of {} rows", fetched.states.len())))
 }

@@ -38,7 +38,7 @@ pub(super) struct Features {
     pub(super) threads: Threads,
 }
 
-/// What preparing a batch needs to know of a partitioned table.
+/// State of a partitioned table for the preparation of a batch.
 #[derive(Debug, Default)]
 pub(super) struct InParts {
     pub(super) recent: Recent,

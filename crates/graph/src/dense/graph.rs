@@ -193,7 +193,7 @@ impl Graph {
                 return Err(refused(format!("Concat of shapes {:?} and {:?}", first.shape, value.shape)));
             }
             if value.rows != first.rows || value.rows == Some(axis) {
-                return Err(refused("Concat of candidates with what is no candidate"));
+                return Err(refused("Concat of candidates with a tensor without candidates"));
             }
             shape[axis] += value.shape[axis];
         }

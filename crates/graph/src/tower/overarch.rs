@@ -331,7 +331,7 @@ fn reads(graph: &Graph, readable: &[Readable], tasks: usize) -> Result<Reads> {
     check(graph, graph.output(LOGITS)?, &logits(tasks).shape)?;
     match reads.rows.is_empty() && reads.numbers.is_empty() {
         true => {
-            Err(Error::invalid(format!("{}: no input tells of candidates, expected `item` or another", graph.name())))
+            Err(Error::invalid(format!("{}: no input depends on candidates, expected `item` or another", graph.name())))
         }
         false => Ok(reads),
     }

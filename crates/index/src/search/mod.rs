@@ -234,7 +234,7 @@ impl<'a> Catalogue<'a> {
                 if sink.is_wanted(n) {
                     let (query, mut times) = (&queries[n], Times::default());
                     let counters = self.find(query, together[n].take(), scratch, &mut times, &mut || sink.is_wanted(n));
-                    // What a search that was broken off has found is no answer.
+                    // Partial results of a cancelled search are no answer.
                     if query.search.exact && !sink.is_wanted(n) {
                         continue;
                     }

@@ -248,7 +248,7 @@ impl Sink for All {
     }
 }
 
-/// Nobody wants a query after so many looks at whether somebody does.
+/// Sink that cancels a query after a number of termination checks.
 struct Left {
     looks: usize,
     most: usize,

@@ -101,11 +101,11 @@ impl Credentials {
 
 fn pair(seed: &str) -> Result<KeyPair> {
     // Error messages never contain the seed.
-    KeyPair::from_seed(seed).map_err(|_| Error::invalid("streams.credentials: the seed is no nkey's"))
+    KeyPair::from_seed(seed).map_err(|_| Error::invalid("streams.credentials: the seed is not one of an nkey"))
 }
 
 fn signed(pair: &KeyPair, nonce: &[u8]) -> Result<Vec<u8>> {
-    pair.sign(nonce).map_err(|_| Error::invalid("streams.credentials: the seed signs nothing"))
+    pair.sign(nonce).map_err(|_| Error::invalid("streams.credentials: the seed cannot sign"))
 }
 
 /// Parses the user with a password, or the token, of an address.
@@ -133,7 +133,11 @@ fn of_text(text: &str) -> std::result::Result<Credentials, String> {
         let (Some(jwt), Some(seed)) = (between(JWT), between(SEED)) else {
             return Err("expected a JWT and a seed, as `nsc generate creds` writes them".into());
         };
-        return if is_seed(&seed) { Ok(Credentials::Jwt { jwt, seed }) } else { Err("its seed is no nkey's".into()) };
+        return if is_seed(&seed) {
+            Ok(Credentials::Jwt { jwt, seed })
+        } else {
+            Err("its seed is not one of an nkey".into())
+        };
     }
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let &[line] = lines.as_slice() else {
@@ -193,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_used_is_refused_without_its_content() {
+    fn unusable_credential_files_are_rejected_without_their_content() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("credentials");
         assert_eq!(Source::of(&[], Some(&path)).err().unwrap().kind(), Kind::NotFound);

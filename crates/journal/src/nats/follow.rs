@@ -150,7 +150,8 @@ impl Follower for StreamFollower {
                 if self.next <= missed {
                     let (name, next) = (&self.remote.name, self.next);
                     return Err(Error::corrupt(format!(
-                        "stream `{name}`: positions {next} to {missed} were missed, a version from there on is followed"
+                        "stream `{name}`: positions {next} to {missed} were deleted before they were read; a version \
+                         that includes them is followed from its own position on"
                     )));
                 }
                 self.seek()?;

@@ -75,6 +75,14 @@ struct Waiting {
     count: usize,
 }
 
+impl Waiting {
+    /// Ends the append with an error of records that are certainly not written.
+    fn reject(self, e: &Error) {
+        let e = e.again();
+        (self.done)(Err(if self.count == 0 { e.unapplied() } else { e }));
+    }
+}
+
 /// Outcome of a commit.
 enum Outcome {
     Stored,
@@ -236,7 +244,7 @@ impl Keeper {
         }
         if told.first_sequence > sequence + 1 {
             let (from, to) = (told.first_sequence, told.last_sequence);
-            return self.broken(format!("it holds messages {from} to {to}, the last that was seen was {sequence}"));
+            return self.broken(format!("it holds messages {from} to {to}, the last one read was {sequence}"));
         }
         if told.messages == 0 {
             self.shared.change(|state| (state.first_sequence, state.first) = (told.first_sequence, state.position + 1));
@@ -277,7 +285,8 @@ impl Keeper {
             (state.sequence, state.position)
         };
         self.away(format!(
-            "it holds messages {first} to {last}, the last that was seen was {sequence}, up to position {position}: it was deleted, emptied or restored from an earlier state"
+            "it holds messages {first} to {last}, the last one read was {sequence}, up to position {position}: it was \
+             deleted, emptied or restored from an earlier state"
         ));
     }
 
@@ -299,7 +308,9 @@ impl Keeper {
             tracing::info!(stream = self.remote.name, "the stream is back; following it again");
             self.shared.change(|state| state.away = None);
         } else {
-            self.away(format!("its message {last} is not the one that was seen: it was begun anew, or lost updates"));
+            self.away(format!(
+                "its message {last} is not the one that was read before: the stream was recreated, or lost updates"
+            ));
         }
         is_back
     }
@@ -439,7 +450,7 @@ impl Keeper {
         let mut since = Instant::now();
         while !all.is_empty() {
             if let Some(why) = self.stopped() {
-                all.drain(..).for_each(|one| (one.done)(Err(why.again())));
+                all.drain(..).for_each(|one| one.reject(&why));
                 return;
             }
             self.give_way().await;
@@ -456,17 +467,27 @@ impl Keeper {
                     self.needs = tried.elapsed();
                 }
                 Outcome::Overtaken => {
-                    let e = Error::unavailable("journal: other servers were faster each time, try again later");
-                    all.drain(..shares.len()).for_each(|one| (one.done)(Err(e.again())));
+                    let e =
+                        Error::unavailable("journal: other servers appended first at each attempt, try again later");
+                    all.drain(..shares.len()).for_each(|one| one.reject(&e));
                     since = Instant::now();
                 }
-                Outcome::Refused(e) | Outcome::Unknown(e) => {
-                    if matches!(e.kind(), Kind::NoSpace | Kind::Unavailable) {
-                        self.shared.change(|state| state.refused = Some((Instant::now(), e.to_string())));
-                    }
+                Outcome::Refused(e) => {
+                    self.record_failure(&e);
+                    all.drain(..shares.len()).for_each(|one| one.reject(&e));
+                }
+                Outcome::Unknown(e) => {
+                    self.record_failure(&e);
                     all.drain(..shares.len()).for_each(|one| (one.done)(Err(e.again())));
                 }
             }
+        }
+    }
+
+    /// Records a failure of the broker, for operators.
+    fn record_failure(&self, e: &Error) {
+        if matches!(e.kind(), Kind::NoSpace | Kind::Unavailable) {
+            self.shared.change(|state| state.refused = Some((Instant::now(), e.to_string())));
         }
     }
 
@@ -586,14 +607,17 @@ impl Keeper {
             if let Err(e) = read
                 && e.kind() == Kind::Corrupt
             {
-                return Outcome::Refused(e);
+                return if is_certain { Outcome::Refused(e) } else { Outcome::Unknown(e) };
             }
             if is_certain && let Some(why) = self.stopped() {
                 return Outcome::Refused(why);
             }
             if start.elapsed() > PATIENCE {
-                let outcome = if is_certain { "it was not written" } else { "the update may be lost or kept" };
-                return Outcome::Unknown(Error::unavailable(format!("journal: {failed}; {outcome}")));
+                let failed = |outcome| Error::unavailable(format!("journal: {failed}; {outcome}"));
+                return match is_certain {
+                    true => Outcome::Refused(failed("it was not written")),
+                    false => Outcome::Unknown(failed("the update may or may not be durable")),
+                };
             }
             // The stream may be deleted or replaced.
             self.look().await;
@@ -676,7 +700,10 @@ fn tell_written(all: &mut VecDeque<Waiting>, first: u64, shares: &[usize]) {
 /// Checks whether an append can be written at a position.
 fn check(one: &Waiting, next: u64, most: usize) -> Result<()> {
     if let Some(expected) = one.append.expected.filter(|expected| one.written.is_none() && *expected != next - 1) {
-        return Err(Error::conflict(format!("position {}, expected {expected}: updates came in between", next - 1)));
+        return Err(Error::conflict(format!(
+            "position {}, expected {expected}: other updates were appended in between",
+            next - 1
+        )));
     }
     let most = most.saturating_sub(FRAME_BYTES + LENGTH_BYTES);
     match one.append.records.iter().map(Vec::len).find(|bytes| !(1..=most).contains(bytes)) {

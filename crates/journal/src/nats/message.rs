@@ -134,7 +134,7 @@ impl Commit {
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let whole = bytes.split_last_chunk::<CHECK_BYTES>();
         let (Some((body, check)), true) = (whole, bytes.starts_with(MAGIC)) else {
-            return Err("it is no message of a journal".into());
+            return Err("it is not a message of a journal".into());
         };
         if u64::from_le_bytes(*check) != xxh3_64(body) {
             return Err("it is damaged".into());
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_that_no_journal_has_are_refused() {
+    fn impossible_positions_are_rejected() {
         for (first, records) in [(0, 0), (0, 1), (u64::MAX, 1), (u64::MAX - 1, 2)] {
             let commit = Commit { first, number: 1, before: 0, tries: 0, needs: 0, records: vec![vec![1]; records] };
             let error = Commit::decode(&commit.encode()).unwrap_err();

@@ -112,7 +112,7 @@ impl Nats {
             .thread_name("stream")
             .enable_all()
             .build()
-            .map_err(|e| Error::io("a thread for streams", e))?;
+            .map_err(|e| Error::io("starting a thread for streams", e))?;
         let threads = Arc::new(Threads::of(runtime));
         let servers: Vec<String> = options.servers.split(',').map(|server| server.trim().to_owned()).collect();
         let how = match Source::of(&servers, options.streams.credentials.as_ref())? {
@@ -174,7 +174,7 @@ async fn note(shared: Weak<Shared<State>>, mut mark: Mark) {
         let Ok((back, written)) = written.await else { return };
         mark = back;
         let unnoted =
-            written.err().map(|e| format!("how far it came cannot be noted in {}: {e}", mark.path().display()));
+            written.err().map(|e| format!("the position reached cannot be written to {}: {e}", mark.path().display()));
         shared.upgrade().iter().for_each(|shared| shared.change(|state| state.unnoted = unnoted.clone()));
     }
 }
@@ -244,7 +244,9 @@ impl Journal for StreamJournal {
             Err(Full((_, done))) => {
                 done(Err(Error::overloaded("journal: too many updates wait to be written, try again later")));
             }
-            Err(Closed((_, done))) => done(Err(Error::internal("what keeps the stream broke; this is a defect"))),
+            Err(Closed((_, done))) => {
+                done(Err(Error::internal("the task that maintains the stream panicked; this is a defect")))
+            }
         }
     }
 
@@ -278,12 +280,12 @@ impl Journal for StreamJournal {
         });
         let away = state.away.as_ref().map(|why| {
             format!(
-                "stream `{}`: {why}; updates are refused until it is back, merge those that are shown before a restart",
+                "stream `{}`: {why}; updates are rejected until it is back, merge the visible ones before a restart",
                 self.remote.name
             )
         });
         let refused = state.refused.as_ref().map(|(at, why)| {
-            format!("stream `{}` took no update {} s ago: {why}", self.remote.name, at.elapsed().as_secs())
+            format!("stream `{}` rejected an update {} s ago: {why}", self.remote.name, at.elapsed().as_secs())
         });
         state.broken.clone().or(away).or(silent).or(refused)
     }
@@ -305,25 +307,25 @@ fn check(config: &Config, subject: &str, replicas: usize) -> Result<()> {
     let wrong = match config {
         Config { num_replicas: copies, .. } if *copies < replicas => {
             return Err(Error::unsupported(format!(
-                "it keeps {copies} copies of a message, expected {replicas} at least (`streams.replicas`)"
+                "it stores {copies} copies of a message, expected at least {replicas} (`streams.replicas`)"
             )));
         }
         Config { persist_mode: Some(PersistenceMode::Async), .. } => {
             "it acknowledges messages before they are written, expected the default of `persist_mode`"
         }
-        Config { sealed: true, .. } => "it is sealed and takes no message",
-        Config { storage: StorageType::Memory, .. } => "it is kept in memory, expected files",
+        Config { sealed: true, .. } => "it is sealed and accepts no messages",
+        Config { storage: StorageType::Memory, .. } => "it is stored in memory, expected files",
         Config { retention, .. } if *retention != RetentionPolicy::Limits => {
-            "it lets go of messages that somebody has read, expected retention by limits"
+            "it deletes messages that were read, expected retention by limits"
         }
-        Config { no_ack: true, .. } => "it acknowledges nothing",
+        Config { no_ack: true, .. } => "it does not acknowledge messages",
         Config { max_message_size: bytes @ 1..MESSAGE_BYTES_MIN, .. } => {
             return Err(Error::unsupported(format!(
-                "it takes messages of {bytes} bytes at most (`max_msg_size`), expected {MESSAGE_BYTES_MIN} at least"
+                "it accepts messages of at most {bytes} bytes (`max_msg_size`), expected at least {MESSAGE_BYTES_MIN}"
             )));
         }
-        Config { subjects, .. } if subjects.iter().all(|of| of != subject) => "it takes other subjects",
-        Config { mirror: Some(_), .. } | Config { sources: Some(_), .. } => "it is fed by other streams",
+        Config { subjects, .. } if subjects.iter().all(|of| of != subject) => "it has other subjects",
+        Config { mirror: Some(_), .. } | Config { sources: Some(_), .. } => "it has other streams as sources",
         _ => return Ok(()),
     };
     Err(Error::unsupported(wrong))

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn brokers_that_do_not_sync_are_refused_and_silent_ones_are_not_believed() {
+    fn brokers_that_do_not_sync_or_do_not_answer_are_rejected() {
         let always =
             r#"{"version": "2.15.1", "jetstream": {"config": {"sync_interval": 120000000000, "sync_always": true}}}"#;
         assert!(said(always).is_ok());

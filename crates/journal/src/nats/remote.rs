@@ -83,7 +83,7 @@ impl Said {
     /// Returns the error of a failed operation, with the last message of the broker.
     pub(super) fn unavailable(&self, what: &str, e: impl std::fmt::Display) -> Error {
         let said = locked(&self.0).as_ref().filter(|(at, _)| at.elapsed() < SAID).map(|(_, said)| said.clone());
-        let said = said.map_or(String::new(), |said| format!("; the broker said: {said}"));
+        let said = said.map_or(String::new(), |said| format!("; the broker reported: {said}"));
         Error::unavailable(format!("{what}: {e}{said}"))
     }
 }
@@ -104,7 +104,9 @@ impl Noted {
         }
         let (position, file) = (self.position, self.file.display());
         Err(Error::unavailable(format!(
-            "{what}, expected position {position} at least, which was acknowledged: restore the stream, or merge the updates on a server that still shows them and publish or copy that version here; to go on without them remove the note of that position ({file})"
+            "{what}, expected at least position {position}, which was acknowledged: restore the stream, or merge the \
+             updates on a server that still shows them and publish or copy that version here; to go on without them, \
+             remove the file of that position ({file})"
         )))
     }
 }
@@ -134,9 +136,8 @@ impl Remote {
             told = self.info().await?;
         }
         let (from, to) = (told.state.first_sequence, told.state.last_sequence);
-        let empty = || {
-            Error::corrupt("it holds no message of a journal any more, so that nobody knows its position; delete it")
-        };
+        let empty =
+            || Error::corrupt("it holds no message of a journal any more, so that its position is unknown; delete it");
         let first = self.first(from, to).await?.ok_or_else(empty)?;
         let last = self.last(first.0, to).await?.ok_or_else(empty)?;
         let mut state = State::of((first.0, &first.1), (last.0, &last.1), to);
@@ -270,5 +271,5 @@ pub(super) fn wait<T: Send + 'static>(
         // The caller may have stopped waiting.
         let _ = tell.send(what.await);
     });
-    told.recv().map_err(|_| Error::internal("what waits for the stream broke; this is a defect"))?
+    told.recv().map_err(|_| Error::internal("the task that waits for the stream panicked; this is a defect"))?
 }

@@ -76,7 +76,8 @@ impl Skipped {
     pub(super) fn warning(&self) -> Option<String> {
         let (_, sequence, what) = self.last.as_ref().filter(|(at, ..)| at.elapsed() < TOLD)?;
         Some(format!(
-            "{} messages were skipped, the last one is message {sequence}: {what}; no update is lost, but somebody else publishes there",
+            "{} messages were skipped, the last one is message {sequence}: {what}; no update is lost, but another \
+             program publishes there",
             self.count
         ))
     }

@@ -152,7 +152,7 @@ impl<'a> Script<'a> {
                         self.uncertain.push(payload);
                     }
                     let told = self.log().trouble();
-                    if told.is_some_and(|why| why.contains("until the server is started anew")) {
+                    if told.is_some_and(|why| why.contains("until the server is restarted")) {
                         self.start();
                     }
                 }

@@ -119,7 +119,7 @@ impl Kernels {
         *SERVE.get_or_init(|| {
             let found = if amx::permit() { proof::hold(self) } else { Err("the system does not permit it") };
             if let Err(why) = found {
-                tracing::warn!(why, "AMX is there and not used, AVX-512 serves");
+                tracing::warn!(why, "AMX is available but not used; AVX-512 is used instead");
             }
             found.is_ok()
         })

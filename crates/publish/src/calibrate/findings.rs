@@ -147,7 +147,8 @@ impl Findings {
     }
 
     fn of(tensors: &Tensors) -> Result<Self> {
-        let corrupt = |what: &str| Error::corrupt(format!("{what}: not what was found by {} shares", PASS_RATES.len()));
+        let corrupt =
+            |what: &str| Error::corrupt(format!("{what}: it does not hold the results of {} shares", PASS_RATES.len()));
         let (vectors, shape) = tensors.get::<f32>("queries", 2)?;
         let total = shape[0];
         let made_of = tensors.vector::<u32>("made_of", total)?;

@@ -315,7 +315,7 @@ mod tests {
                         calibration.choose(Wanted { candidates: k, pass_rate: 1.0, recall }, ITEMS, index.lists());
                     let selected = index.rows().selected(k).max(chosen.by_int8);
                     let found = found(&index, asked, k, (chosen.probes, selected));
-                    let what = format!("constant {constant}, k {k}, {recall} asked for, {chosen:?}, {found} found");
+                    let what = format!("constant {constant}, k {k}, target {recall}, {chosen:?}, {found} found");
                     assert!(found > chosen.recall - 0.05, "{what}");
                     assert!(constant > 100.0 || found > recall - 0.03, "{what}");
                     assert!(constant > 0.0 || chosen.by_int8 == 0, "{what}");

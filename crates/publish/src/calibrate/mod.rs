@@ -330,7 +330,7 @@ pub fn again(
         snapshot.calibration = Some(recalibration.calibration.clone());
         warmup::check(&Loaded::new(snapshot)).map_err(|e| {
             e.within(format!(
-                "{}: the calibration is not kept, answers of the warm-up would not come out",
+                "{}: the calibration is not stored, because golden answers of the warm-up would differ",
                 folder.display()
             ))
         })?;

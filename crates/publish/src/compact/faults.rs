@@ -346,7 +346,7 @@ impl<'a> Script<'a> {
             let feed = self.feed();
             let _ = caught(|| feed.append(&updates, None, Box::new(move |result| drop(tell.send(result)))));
             let told = told.recv_timeout(PATIENCE);
-            if feed.trouble().is_some_and(|why| why.contains("until the server is started anew")) {
+            if feed.trouble().is_some_and(|why| why.contains("until the server is restarted")) {
                 drop(feed);
                 self.start();
             }
@@ -560,7 +560,7 @@ fn one_failure_at_any_call_is_over_with_it() {
 }
 
 #[test]
-fn a_look_that_fails_at_a_start_leaves_no_refusal() {
+fn a_failed_poll_at_the_start_leaves_no_rejection() {
     let folder = folder();
     let faults = Faults::new(usize::MAX, Failure::Code(Errno::IO));
     let mut script = Script::new(folder.path(), faults.clone());

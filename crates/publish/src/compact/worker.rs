@@ -137,7 +137,7 @@ impl Compactor {
     pub fn merge(&self, registry: &Registry, model: &str) -> Result<Merged> {
         // A panic ends one merge.
         let made = catch_unwind(AssertUnwindSafe(|| self.merge_active(registry, model)));
-        let made = made.unwrap_or_else(|_| Err(Error::internal("the merge broke; this is a defect")));
+        let made = made.unwrap_or_else(|_| Err(Error::internal("the merge panicked; this is a defect")));
         let outcome = match &made {
             Ok(_) => "merged",
             Err(e) if e.kind() == Kind::Conflict => "overtaken",
@@ -151,7 +151,7 @@ impl Compactor {
         let loaded = registry.get(model, Which::Active)?;
         let view = loaded.view();
         let topic = view.main().manifest.topic();
-        let feed = self.feeds.of(&topic).ok_or_else(|| Error::unsupported("it takes no updates"))?;
+        let feed = self.feeds.of(&topic).ok_or_else(|| Error::unsupported("it accepts no updates"))?;
         let merged = self.merge_view(registry, &loaded, view, &feed);
         // If another version takes over, that one shows the updates, so this is not a failure.
         feed.note_merge(merged.as_ref().err().map(Error::kind).filter(|kind| *kind != Kind::Conflict));

@@ -50,7 +50,7 @@ pub fn ask(asking: &Asking) -> Result<Observed> {
     }
     let asker = Asker { secure, plain, key: asking.key.clone() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|e| Error::io("the thread that asks servers", e))?;
+    let runtime = runtime.map_err(|e| Error::io("starting the thread that queries servers", e))?;
     let (servers, routers) = runtime.block_on(async {
         let (servers, routers) = (places(&asking.servers), places(&asking.routers));
         let servers = stream::iter(&servers).map(|place| asker.server(place)).buffered(TOGETHER).collect().await;
@@ -96,7 +96,7 @@ fn places(names: &[String]) -> Vec<Place> {
                 let before = places.len();
                 places.extend(found.map(|address| place(told(address), Ok(address))));
                 if places.len() == before {
-                    let address = Err(Error::unavailable("the name stands for no address"));
+                    let address = Err(Error::unavailable("the name resolves to no address"));
                     places.push(place(server.to_owned(), address));
                 }
             }
@@ -125,7 +125,8 @@ impl Asker {
         if !is_secure && key.is_some() {
             if place.is_secure.is_none() && !address.ip().is_loopback() {
                 return Err(Error::unavailable(format!(
-                    "not asked, for the key would go over the network in clear: expected `--ca` for TLS, or `{HTTP}HOST:PORT` to send it all the same"
+                    "not queried, because the key would be sent unencrypted: expected `--ca` for TLS, or \
+                     `{HTTP}HOST:PORT` to send it all the same"
                 )));
             }
             let said = self.plain.get(server, None, "/livez", PATIENCE).await;
@@ -164,7 +165,7 @@ impl Asker {
                         seen.refused.extend(refused.filter_map(|v| Some((part.model.clone(), v.version, v.refused?))));
                     }
                     // The store of a server may be unreachable without effect on its requests.
-                    Err(e) => seen.warnings.push(format!("model `{}`: its versions are not told: {e}", part.model)),
+                    Err(e) => seen.warnings.push(format!("model `{}`: its versions are not reported: {e}", part.model)),
                 }
             }
             seen.parts.push(PartSeen {
@@ -229,7 +230,8 @@ impl Questions<'_> {
 
     async fn json<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         let body = self.told(path).await?;
-        serde_json::from_slice(&body).map_err(|e| Error::unavailable(format!("{path}: not what a server answers: {e}")))
+        serde_json::from_slice(&body)
+            .map_err(|e| Error::unavailable(format!("{path}: not the answer of a server: {e}")))
     }
 
     /// Returns whether the server is ready, the reason if it is not, and its warnings.

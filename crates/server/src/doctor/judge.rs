@@ -11,16 +11,16 @@ pub fn judge(observed: &Observed, lag_max: u64) -> Vec<String> {
     for server in &observed.servers {
         let name = &server.name;
         let why = server.why.iter().filter(|_| !server.is_ready);
-        wrong.extend(why.map(|why| format!("server {name} takes no requests: {why}")));
+        wrong.extend(why.map(|why| format!("server {name} accepts no requests: {why}")));
         wrong.extend(server.warnings.iter().map(|warning| format!("server {name} warns: {warning}")));
         let refused = server.refused.iter();
         wrong.extend(
-            refused.map(|(model, version, why)| format!("server {name} refused {model} version {version}: {why}")),
+            refused.map(|(model, version, why)| format!("server {name} rejected {model} version {version}: {why}")),
         );
     }
     for router in &observed.routers {
         let why = router.why.iter().filter(|_| !router.is_ready);
-        wrong.extend(why.map(|why| format!("router {} takes no requests: {why}", router.name)));
+        wrong.extend(why.map(|why| format!("router {} accepts no requests: {why}", router.name)));
         wrong.extend(router.warnings.iter().map(|warning| format!("router {} warns: {warning}", router.name)));
     }
     let unread = observed.stores.iter().filter_map(|store| Some((&store.name, store.why.as_ref()?)));
@@ -112,7 +112,7 @@ impl<'a> Model<'a> {
         for (shard, count) in replicas.into_iter().enumerate().filter(|(_, count)| *count < most) {
             wrong.push(match count {
                 0 => format!(
-                    "{} version {version}: shard {shard} of {shards} is at no server that takes requests",
+                    "{} version {version}: shard {shard} of {shards} is at no server that accepts requests",
                     self.name
                 ),
                 _ => format!(
@@ -182,7 +182,7 @@ impl<'a> Model<'a> {
                 if !without.is_empty() {
                     let servers = without.join(", ");
                     wrong.push(format!(
-                        "{}: label `{label}` is wished for version {version}, not so at {servers}",
+                        "{}: label `{label}` should point to version {version}, but does not at {servers}",
                         self.name
                     ));
                 }
@@ -192,12 +192,12 @@ impl<'a> Model<'a> {
 
     fn wished(&self, store: &str, model: &ModelSeen, wished: u64, wrong: &mut Vec<String>) {
         if !model.versions.contains_key(&wished) {
-            wrong.push(format!("{}: version {wished} is wished, and not in store {store}", self.name));
+            wrong.push(format!("{}: desired version {wished} is not in store {store}", self.name));
         }
         let stands = model.stands.unwrap_or(wished);
         let without = self.lacking(|part| part.is_active && (wished..=stands).contains(&part.version));
         if !without.is_empty() {
-            wrong.push(format!("{}: version {wished} is wished, and not reached at {}", self.name, without.join(", ")));
+            wrong.push(format!("{}: desired version {wished} is not active at {}", self.name, without.join(", ")));
         }
     }
 
@@ -209,9 +209,9 @@ impl<'a> Model<'a> {
             return;
         }
         wrong.push(match without.len() == servers {
-            true => format!("{}: store {store} holds version {newest}, which no server took", self.name),
+            true => format!("{}: store {store} holds version {newest}, which no server loaded", self.name),
             false => {
-                format!("{}: store {store} holds version {newest}, not taken by {}", self.name, without.join(", "))
+                format!("{}: store {store} holds version {newest}, not loaded by {}", self.name, without.join(", "))
             }
         });
     }
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_well_is_not_told() {
+    fn healthy_servers_are_not_reported() {
         assert_eq!(told(|_| ()), [""; 0]);
         assert_eq!(told(|o| o.servers[1].parts[0].position = Some(91)), [""; 0]);
         assert_eq!(told(|o| (o.servers.clear(), o.routers.clear()).0), [""; 0]);
@@ -290,17 +290,17 @@ mod tests {
     }
 
     #[test]
-    fn each_thing_that_is_wrong_is_told_once() {
+    fn each_problem_is_reported_once() {
         type Change = fn(&mut Observed);
         let cases: [(Change, &[&str]); 15] = [
             (
                 |o| (o.servers[3].is_ready, o.servers[3].why) = (false, Some("connection refused".into())),
                 &[
-                    "server s3 takes no requests: connection refused",
+                    "server s3 accepts no requests: connection refused",
                     "m version 3: shard 1 of 2 has 1 replicas, others have 2",
                 ],
             ),
-            (|o| o.servers.truncate(2), &["m version 3: shard 1 of 2 is at no server that takes requests"]),
+            (|o| o.servers.truncate(2), &["m version 3: shard 1 of 2 is at no server that accepts requests"]),
             (
                 |o| o.servers[0].parts[0].digest = "other".into(),
                 &[
@@ -330,16 +330,19 @@ mod tests {
                     drop(model(o).versions.insert(4, "d4".into()));
                     model(o).wished = None;
                 },
-                &["m: store st holds version 4, which no server took"],
+                &["m: store st holds version 4, which no server loaded"],
             ),
             (
                 |o| (model(o).wished, model(o).stands) = (Some(2), Some(2)),
-                &["m: version 2 is wished, and not reached at s0, s1, s2, s3"],
+                &["m: desired version 2 is not active at s0, s1, s2, s3"],
             ),
-            (|o| o.servers[0].parts[0].labels.clear(), &["m: label `stable` is wished for version 3, not so at s0"]),
+            (
+                |o| o.servers[0].parts[0].labels.clear(),
+                &["m: label `stable` should point to version 3, but does not at s0"],
+            ),
             (
                 |o| o.servers[0].refused.push(("m".into(), 4, "checksum".into())),
-                &["server s0 refused m version 4: checksum"],
+                &["server s0 rejected m version 4: checksum"],
             ),
             (|o| o.servers[0].warnings.push("slow".into()), &["server s0 warns: slow"]),
             (|o| o.routers[0].warnings.push("late".into()), &["router r warns: late"]),
@@ -354,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_differ_in_what_they_answer_are_told_by_name() {
+    fn servers_with_different_answers_are_named() {
         let two = |o: &mut Observed| {
             (o.servers[0].parts[0].version, o.servers[0].parts[0].digest) = (2, "d2".into());
             o.servers[0].parts[0].labels.clear();
@@ -365,7 +368,7 @@ mod tests {
             [
                 "m: servers answer with several versions: 2 at s0; 3 at s1, s2, s3",
                 "m version 3: shard 0 of 2 has 1 replicas, others have 2",
-                "m: version 3 is wished, and not reached at s0",
+                "m: desired version 3 is not active at s0",
             ]
         );
     }

@@ -188,7 +188,9 @@ pub async fn rank<S: Sharded>(shards: &S, rank: Rank, min_coverage: f64) -> Resu
     let of_parts: Vec<OfShard<'_>> = parts.iter().map(|part| of_shard(&part.ranked, None, true)).collect();
     match best(&of_parts, usize::MAX) {
         Next::Done(order) => Ok(run.end(order, parts, unknown)),
-        Next::Again(_) | Next::Further => Err(Error::internal("shards sent all that was asked for, and it is not all")),
+        Next::Again(_) | Next::Further => {
+            Err(Error::internal("shards sent all requested candidates, and some are still missing"))
+        }
     }
 }
 
@@ -316,7 +318,7 @@ impl<'a, S: Sharded> Run<'a, S> {
         if self.present.is_empty() || coverage < self.min_coverage {
             let (least, left, of) = (self.min_coverage, self.present.len(), self.shards.items().len());
             let partial = Error::partial(format!(
-                "{left} of {of} shards are left with {coverage:.4} of the items, expected {least}: shard {shard}: {error}"
+                "{left} of {of} shards answered, with {coverage:.4} of the items, expected {least}: shard {shard}: {error}"
             ));
             let partial = match error.retry_wait() {
                 Some(wait) => partial.retry_after(wait),
@@ -348,7 +350,7 @@ impl<'a, S: Sharded> Run<'a, S> {
     /// Queries the only shard.
     async fn only(mut self, request: Request) -> Result<Gathered<S::Beside>> {
         let answers = self.ask("shard", vec![(0, self.shards.call(request))]).await?;
-        let said = answers.into_values().next().ok_or_else(|| Error::internal("no shard was asked"))?;
+        let said = answers.into_values().next().ok_or_else(|| Error::internal("no shard was queried"))?;
         self.degraded_rows = said.degraded_rows;
         let mut ranked = ranked(said.content)?;
         let unknown = std::mem::take(&mut ranked.unknown);
@@ -446,7 +448,7 @@ impl<'a, S: Sharded> Run<'a, S> {
                 }
             }
         }
-        Err(Error::internal("shards sent candidates that prove nothing"))
+        Err(Error::internal("shards sent candidates that do not prove the answer complete"))
     }
 
     /// Starts a shard's results with its early reranked ones, if these cover its candidates.
@@ -510,7 +512,7 @@ impl<'a, S: Sharded> Run<'a, S> {
                 Next::Further => break,
             }
         }
-        Err(Error::internal("shards sent results that prove nothing"))
+        Err(Error::internal("shards sent results that do not prove the answer complete"))
     }
 
     fn end(mut self, order: Order, parts: Vec<Results<S::Beside>>, unknown: Vec<ItemId>) -> Gathered<S::Beside> {

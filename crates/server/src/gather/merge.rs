@@ -80,7 +80,7 @@ pub fn candidates(of_shards: &[&[Selected]], k: usize) -> Result<Next<Vec<Chosen
     let is_whole =
         |selected: &Selected| selected.ids.len() == selected.codes.len() && selected.ids.len() == selected.scores.len();
     if of_shards.iter().any(|shard| shard.len() != queries || !shard.iter().all(is_whole)) {
-        return Err(Error::internal("shards answered of different queries"));
+        return Err(Error::internal("shards answered different queries"));
     }
     let mut chosen = vec![vec![Vec::new(); queries]; of_shards.len()];
     let mut again: Vec<usize> = Vec::new();
@@ -154,7 +154,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_proven_is_what_one_would_find(
+        fn merged_answers_equal_those_of_one_index(
             items in catalogue(), shards in 1usize..6, k in 0usize..30, cut in 0usize..12, one_of in 1i64..4,
         ) {
             let mut parts = vec![Vec::new(); shards];
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_is_ranked_ahead_candidates_count_where_all_of_them_were_valued() {
+    fn early_reranked_candidates_count_if_all_were_scored() {
         let ids = |ids: &[i64]| ids.iter().map(|id| ItemId(*id)).collect();
         let ranked = Ranked { ids: ids(&[7, 2, 9]), scores: vec![3.0, 2.0, 1.0], ..Ranked::default() };
         let ahead = RankedAhead { ranked, is_all: false, last: (ItemId(5), 0.5) };

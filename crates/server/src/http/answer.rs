@@ -19,6 +19,7 @@ use hyper::body::{Frame, SizeHint};
 use serde::Serialize;
 
 use super::form::Form;
+use crate::route::protocol::UNAPPLIED_HEADER;
 use sterling_api::{ARROW_STREAM, ArrowReply, Problem, Reply, Step};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::logging::Seldom;
@@ -70,6 +71,8 @@ pub struct Refusal {
     allow: Option<Cow<'static, str>>,
     /// Seconds after which the request may be repeated.
     retry_after: Option<u64>,
+    /// True if the call has certainly changed nothing.
+    is_unapplied: bool,
 }
 
 impl From<Error> for Refusal {
@@ -77,7 +80,12 @@ impl From<Error> for Refusal {
         // A queue of bounded length drains well within a second.
         let seconds = || error.retry_wait().map_or(1, whole_seconds);
         let problem = Box::new(problem(&error));
-        Refusal { retry_after: (problem.status == 503).then(seconds), problem, allow: None }
+        Refusal {
+            retry_after: (problem.status == 503).then(seconds),
+            is_unapplied: error.is_unapplied(),
+            problem,
+            allow: None,
+        }
     }
 }
 
@@ -121,7 +129,7 @@ impl Refusal {
             retryable: [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status),
             offset: None,
         };
-        Refusal { problem: Box::new(problem), allow: None, retry_after: None }
+        Refusal { problem: Box::new(problem), allow: None, retry_after: None, is_unapplied: false }
     }
 
     /// Renders the answer. It passes the layers of the handlers, or is sent without them as the bytes of [`http1`].
@@ -136,6 +144,9 @@ impl Refusal {
         }
         if let Some(allow) = self.allow.as_deref().and_then(|allow| HeaderValue::from_str(allow).ok()) {
             headers.insert(if self.problem.code == UNREAD_CODING { ACCEPT_ENCODING } else { ALLOW }, allow);
+        }
+        if self.is_unapplied {
+            headers.insert(UNAPPLIED_HEADER, HeaderValue::from_static("1"));
         }
         // RFC 9110 requires this header with 401.
         if self.problem.status == 401 {
@@ -360,7 +371,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_is_the_same_bytes_with_a_handler_and_without() {
+    async fn a_rejection_has_the_same_bytes_with_and_without_a_handler() {
         let retry = Error::overloaded("the queue is \"full\", é").retry_after(Duration::from_millis(2500));
         let refusals: [Refusal; 8] = [
             retry.into(),

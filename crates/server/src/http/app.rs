@@ -203,7 +203,8 @@ impl App {
             if drift >= FRESH_SHARE_MAX && items >= FRESH_MIN {
                 let share = (drift * 100.0).round();
                 warnings.push(format!(
-                    "model `{name}`: {share} % of its snapshot are changed or lie beside it ({items} items), which slows searches: merge them"
+                    "model `{name}`: {share} % of its snapshot are changed or in the delta ({items} items), which \
+                     slows searches: merge them"
                 ));
             }
             let (strays, stray_share) = (view.strays(), view.stray_share());
@@ -228,7 +229,7 @@ impl App {
             warnings.extend(misfits.map(|why| format!("model `{name}`, version {}: {why}", model.version())));
             let lag = self.lag(&model, &view);
             if lag >= LAG_MAX {
-                warnings.push(format!("model `{name}`: {lag} durable updates are not seen yet"));
+                warnings.push(format!("model `{name}`: {lag} durable updates are not visible yet"));
             }
         }
         warnings
@@ -238,9 +239,9 @@ impl App {
     pub(super) fn feed(&self, model: &Loaded) -> Result<Arc<Feed>> {
         let feeds = self.feeds.as_ref();
         let feeds =
-            feeds.ok_or_else(|| Error::unsupported("this server takes no updates; `serve --updates DIR` does"))?;
+            feeds.ok_or_else(|| Error::unsupported("this server accepts no updates; `serve --updates DIR` does"))?;
         let topic = model.view().main().manifest.topic();
-        feeds.of(&topic).ok_or_else(|| Error::not_ready(format!("model `{topic}`: its updates are not followed yet")))
+        feeds.of(&topic).ok_or_else(|| Error::not_ready(format!("model `{topic}`: its update log is not read yet")))
     }
 
     /// Number of durable updates that a view does not contain.
@@ -283,9 +284,12 @@ fn journal_warnings(feed: &Feed, view: &View) -> Vec<String> {
     let lacks = feed.lacks(view).map(|next| {
         format!("position {next} was released, which its version needs at a restart: merge its updates before, and keep more of the stream (`max_age`, `max_msgs`, `max_bytes`)")
     });
-    let unmerged = feed
-        .unmerged()
-        .map(|kind| format!("its updates are served, and the last merge failed ({}): the log tells why", kind.name()));
+    let unmerged = feed.unmerged().map(|kind| {
+        format!(
+            "its updates are served from the delta, because the last merge failed ({}): the log has the reason",
+            kind.name()
+        )
+    });
     [unmerged, feed.trouble(), feed.warning(), lacks, is_long].into_iter().flatten().collect()
 }
 

@@ -39,7 +39,7 @@ impl Asides {
     /// # Errors
     /// `Overloaded` if no slot gets free in time; else errors of `work`.
     pub(super) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-        let crowded = || Error::overloaded("other calls that take long are answered before it, try again later");
+        let crowded = || Error::overloaded("too many long calls are waiting, try again later");
         let place = timeout(ASIDE_WAIT, self.0.clone().acquire_owned()).await.map_err(|_| crowded())?;
         let place = place.map_err(|e| Error::internal(format!("places of long calls: {e}")))?;
         let span = tracing::Span::current();
@@ -47,7 +47,7 @@ impl Asides {
             let _place = place;
             span.in_scope(work)
         });
-        done.await.map_err(|e| Error::internal(format!("a request broke what answers it: {e}")))?
+        done.await.map_err(|e| Error::internal(format!("the task that answers a request panicked: {e}")))?
     }
 
     /// Reads a store on a blocking thread. A read continues after its caller has given up.
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(flavor = "current_thread")]
-    async fn a_store_that_hangs_holds_up_who_asks_for_it_and_nobody_else() {
+    async fn a_hung_store_delays_only_its_own_calls() {
         let reads = Asides::of_store();
         let (end, hangs) = crossbeam_channel::bounded::<()>(0);
         let waiting: Vec<_> = (0..STORE_READS + 4)

@@ -202,7 +202,7 @@ impl Bodies {
                 Ok(Some(Ok(frame))) => frame,
                 Ok(Some(Err(e))) => return Err(Error::invalid(format!("body: {e}")).into()),
                 Ok(None) => break,
-                Err(_) => return Err(late(format!("body: nothing came for {} ms", self.options.stall_ms))),
+                Err(_) => return Err(late(format!("body: no byte arrived for {} ms", self.options.stall_ms))),
             };
             let Ok(data) = frame.into_data() else { continue };
             let before = all.len() + first.len();
@@ -248,7 +248,7 @@ impl BodyMemory {
         if missing.saturating_add(self.held()) > units(BODY_BYTES_MAX) {
             let most = MEMORY_FACTOR * BODY_BYTES_MAX;
             return Err(Error::too_costly(format!(
-                "body: what it stands for takes more than {most} bytes, split it into several requests"
+                "body: its decoded values take more than {most} bytes, split it into several requests"
             )));
         }
         self.take(missing)
@@ -291,9 +291,7 @@ fn decoded(body: &[u8], coding: Coding, mut memory: BodyMemory) -> Result<Whole,
 }
 
 fn crowded(most_mb: usize) -> Error {
-    Error::overloaded(format!(
-        "body: those of other requests fill the {most_mb} MiB that there are for them, try again later"
-    ))
+    Error::overloaded(format!("body: other requests use the {most_mb} MiB for bodies, try again later"))
 }
 
 fn units(bytes: usize) -> usize {

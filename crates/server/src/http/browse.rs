@@ -104,7 +104,7 @@ fn row_bytes(view: &View, slot: Slot) -> usize {
 fn first_texts(view: &View) -> Result<String> {
     let mut columns = view.main().columns.list();
     let texts = columns.find(|column| column.kind() == ColumnKind::Texts);
-    let none = || Error::invalid("column: this model has none of texts, expected the name of one of integers");
+    let none = || Error::invalid("column: this model has no text columns, expected the name of an integer column");
     texts.map(|column| column.name().to_owned()).ok_or_else(none)
 }
 

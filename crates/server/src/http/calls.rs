@@ -51,7 +51,8 @@ impl FromStr for Scope {
 /// Activate a published version at this server or at all servers of the store; loads it if necessary.
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:activate", tag = "models",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path),
-        ("scope" = Option<String>, Query, description = "`server` (what is used where it is left out), or `store` for all servers of the store, as `sterling activate`")),
+        ("scope" = Option<String>, Query, description = "`server` (the default), or `store` for all servers of the \
+                                                         store, as `sterling activate`")),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn activate(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>, uri: Uri) -> Outcome {
     let scope = parameter(&uri, "scope", "`server` or `store`")?.unwrap_or_default();

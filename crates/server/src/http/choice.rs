@@ -196,7 +196,7 @@ mod tests {
     use sterling_core::request::Values;
 
     #[test]
-    fn a_user_has_one_key_whatever_is_asked() {
+    fn a_user_has_one_key_for_all_calls() {
         let features = |user: i64, age: f32| -> Features {
             [("user".into(), Values::Integers(vec![user])), ("age".into(), Values::Numbers(vec![age]))].into()
         };

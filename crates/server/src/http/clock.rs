@@ -66,7 +66,8 @@ impl WallClock {
         let (jump, at) = locked(&self.0).jump.filter(|(_, at)| now.duration_since(*at) < REPORTED)?;
         let (direction, seconds, ago) = (direction(jump), (jump.abs() + 500) / 1000, now.duration_since(at).as_secs());
         Some(format!(
-            "the clock of this machine was set {direction} by {seconds} s, {ago} s ago: certificates, signatures for buckets and times of logs go by it"
+            "the clock of this machine was set {direction} by {seconds} s, {ago} s ago: certificates, signatures for \
+             buckets and times of logs depend on it"
         ))
     }
 }

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_coded_is_read_and_a_window_is_bounded() {
+    fn encoded_bodies_are_read_with_a_bounded_window() {
         let text = b"{\"vector\": [1, 2]}".repeat(1000);
         let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         gzip.write_all(&text).unwrap();

@@ -36,7 +36,7 @@ pub(super) struct Cursor {
 impl Cursor {
     /// Encodes the cursor.
     pub(super) fn text(&self) -> Result<String> {
-        let wrong = |e| Error::internal(format!("a cursor that cannot be written: {e}"));
+        let wrong = |e| Error::internal(format!("encoding a cursor: {e}"));
         let mut bytes = postcard::to_allocvec(self).map_err(wrong)?;
         bytes.extend_from_slice(&xxh3_64_with_seed(&bytes, SEED).to_le_bytes());
         Ok(URL_SAFE_NO_PAD.encode(bytes))
@@ -47,7 +47,7 @@ impl Cursor {
     /// # Errors
     /// `Invalid` for a text that is no cursor.
     pub(super) fn read(text: &str) -> Result<Self> {
-        let wrong = || Error::invalid("field `cursor`: not one that an answer had");
+        let wrong = || Error::invalid("field `cursor`: not a cursor of an answer");
         let is_short = text.len() <= CURSOR_BYTES_MAX + SHARDS_MAX as usize * VIEW_BYTES_MAX;
         let bytes = if is_short { URL_SAFE_NO_PAD.decode(text).ok() } else { None };
         let bytes = bytes.ok_or_else(wrong)?;
@@ -85,7 +85,7 @@ impl Cursor {
     /// # Errors
     /// `Invalid` for a different request.
     pub(super) fn check(&self, asked: u64) -> Result<()> {
-        let another = "field `cursor`: of another request, expected all but `k` as it was for the page before";
+        let another = "field `cursor`: of another request, expected all fields but `k` as for the previous page";
         if self.asked == asked { Ok(()) } else { Err(Error::invalid(another)) }
     }
 }
@@ -95,7 +95,7 @@ pub(super) fn asked(model: &str, digest: &str, request: &Retrieve) -> Result<u64
     let reading = Reading { explain: false, ..request.reading.clone() };
     let asked = Retrieve { k: 0, reading, ..request.clone() };
     let bytes = postcard::to_allocvec(&(model, digest, &asked));
-    Ok(xxh3_64(&bytes.map_err(|e| Error::internal(format!("a request that cannot be written: {e}")))?))
+    Ok(xxh3_64(&bytes.map_err(|e| Error::internal(format!("encoding a request: {e}")))?))
 }
 
 /// Rejects cursors in lists of requests.
@@ -104,7 +104,7 @@ pub(super) fn asked(model: &str, digest: &str, request: &Retrieve) -> Result<u64
 /// `Invalid` for a cursor.
 pub(super) fn alone(cursor: Option<&String>) -> Result<()> {
     match cursor {
-        Some(_) => Err(Error::invalid("field `cursor` in a list of requests: pages are asked for one by one")),
+        Some(_) => Err(Error::invalid("field `cursor` in a list of requests: pages are requested one by one")),
         None => Ok(()),
     }
 }

@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(recent.warning_at(at(80)).as_deref(), Some(said));
         let said = "1 of the 1 requests of the last two minutes failed: partial 1";
         assert_eq!(recent.warning_at(at(130)).as_deref(), Some(said), "the first minute is over");
-        assert_eq!(recent.warning_at(at(180)), None, "nobody has asked since");
+        assert_eq!(recent.warning_at(at(180)), None, "no request came since");
         recent.ended_at(at(190), None);
         assert_eq!(recent.warning_at(at(190)), None, "its counts are of this minute alone");
     }

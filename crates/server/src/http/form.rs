@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arrow_is_asked_for_by_its_name() {
+    fn arrow_is_requested_by_its_media_type() {
         for (accept, expected) in [
             ("application/vnd.apache.arrow.stream", true),
             ("Application/Vnd.Apache.Arrow.Stream", true),

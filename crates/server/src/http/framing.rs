@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_behind_a_coded_body_is_early() {
+    fn bytes_after_an_encoded_body_are_early() {
         let head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
         let busy = Progress { body: UNKNOWN, is_busy: true };
         for (pieces, is_early) in [

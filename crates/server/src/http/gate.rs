@@ -120,7 +120,7 @@ pub(super) fn refusal(host: &dyn Host, connection: &Connection, request: &PlainR
         call = verb.name(),
         status = status.as_u16(),
         trace,
-        "refused unread"
+        "rejected unread"
     );
     host.entrance().meters.answered(verb, model_in(path), status, took);
     host.entrance().failures.answered(verb, status, Some(refusal.code()));

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_that_can_be_read_in_two_ways_is_refused() {
+    fn ambiguous_headers_are_rejected() {
         let check = |version, headers: &[(&str, &str)]| {
             let request = Request::builder().version(version);
             let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));

@@ -119,9 +119,12 @@ fn is_ready(app: &App, model: String, which: Which<'_>) -> Outcome {
 
 /// The best items of each of a list of users, as tensors.
 #[utoipa::path(post, path = "/v2/models/{model}/infer", operation_id = "infer", tag = "inference", params(("model" = String, Path, description = "The model's name"),
-        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen; through a router one a shard, with commas."),
+        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are visible; \
+                                                             a router takes one position per shard, separated by \
+                                                             commas."),
         ("min_coverage" = Option<f64>, Query, minimum = 0, maximum = 1,
-            description = "The share of the items that an answer must cover, else it is 503. Left out, a router has a bound of its own, a server none.")),
+            description = "Share of the items that an answer must cover; with less, the status is 503. The default of \
+                           a router is its `route.min_coverage`, a server has none.")),
     request_body = InferenceRequest,
     responses((status = 200, body = InferenceResponse), (status = "default", body = InferenceError)))]
 pub async fn infer(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
@@ -133,9 +136,12 @@ pub async fn infer(State(app): State<Arc<App>>, Names(model): Names<String>, req
 /// The best items of each of a list of users at a loaded version, as tensors.
 #[utoipa::path(post, path = "/v2/models/{model}/versions/{version}/infer", operation_id = "infer_version", tag = "inference",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path),
-        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen; through a router one a shard, with commas."),
+        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are visible; \
+                                                             a router takes one position per shard, separated by \
+                                                             commas."),
         ("min_coverage" = Option<f64>, Query, minimum = 0, maximum = 1,
-            description = "The share of the items that an answer must cover, else it is 503. Left out, a router has a bound of its own, a server none.")),
+            description = "Share of the items that an answer must cover; with less, the status is 503. The default of \
+                           a router is its `route.min_coverage`, a server has none.")),
     request_body = InferenceRequest,
     responses((status = 200, body = InferenceResponse), (status = "default", body = InferenceError)))]
 pub async fn infer_version(

@@ -36,7 +36,7 @@ const KEY_BYTES_MAX: usize = 128;
 const MERGE_WAIT: Duration = Duration::from_secs(60);
 const KEY: &str = "idempotency-key";
 /// Replaces a reason that was not stored.
-const REASON_NOT_KEPT: &str = "refused by the first call, whose reason is not kept";
+const REASON_NOT_KEPT: &str = "rejected by the first call with this key, whose reason is not stored";
 /// Content types of items besides JSON.
 pub(super) const ITEMS_SENT: [Sent; 2] = [Sent::Lines, Sent::Arrow];
 
@@ -62,9 +62,10 @@ impl Said {
 /// Upsert items, or change some of their attributes.
 #[utoipa::path(post, path = "/v1/models/{model}/items:upsert", tag = "items",
     params(("model" = String, Path, description = "The model's name"),
-        ("if_position" = Option<u64>, Query, description = "Refuses the call where the last update has another position."),
-        ("min_position" = Option<u64>, Query, description = "Items are looked up for changes once the updates up to this position are seen."),
-        ("idempotency-key" = Option<String>, Header, description = "A repeated call with one key happens once.")),
+        ("if_position" = Option<u64>, Query, description = "Rejects the call if the last update has another position."),
+        ("min_position" = Option<u64>, Query, description = "Looks up the items to change once the updates up to this \
+                                                             position are visible."),
+        ("idempotency-key" = Option<String>, Header, description = "Repeated calls with one key take effect once.")),
     request_body(content((inline(UpsertRequest) = "application/json"), (String = "application/x-ndjson"), (Vec<u8> = "application/vnd.apache.arrow.stream"))),
     responses((status = 200, body = UpdateResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn upsert<R: Retriever>(State(app): State<Arc<R>>, Names(model): Names<String>, request: Request) -> Outcome {
@@ -140,7 +141,8 @@ impl Upsert {
         if view.fullness() >= 1.0 {
             let (items, bytes) = (view.fresh_items(), view.bytes_beside(|_| false));
             return Err(Error::no_space(format!(
-                "model `{}`: {items} items and {bytes} bytes lie beside the snapshot, expected fewer than {FRESH_ITEMS} and {FRESH_BYTES}, or than it has itself: merge them, or publish a version with them in it",
+                "model `{}`: {items} the delta has {items} items and {bytes} bytes, expected fewer than {FRESH_ITEMS} \
+                 and {FRESH_BYTES}, or than the snapshot has: merge them, or publish a version that includes them",
                 view.main().manifest.name
             )));
         }
@@ -194,7 +196,7 @@ impl Upsert {
             Update::Set { id, .. } if absent.contains(&ItemId(*id)) => Some(InvalidItem {
                 id: Some(*id),
                 field: "id".into(),
-                reason: "no such item, whose attributes could change".into(),
+                reason: "no such item, expected one whose attributes change".into(),
             }),
             _ => None,
         });
@@ -216,9 +218,10 @@ impl Upsert {
 /// Delete items.
 #[utoipa::path(post, path = "/v1/models/{model}/items:delete", tag = "items",
     params(("model" = String, Path, description = "The model's name"),
-        ("if_position" = Option<u64>, Query, description = "Refuses the call where the last update has another position."),
-        ("min_position" = Option<u64>, Query, description = "What passes the filter is judged once the updates up to this position are seen."),
-        ("idempotency-key" = Option<String>, Header, description = "A repeated call with one key happens once.")),
+        ("if_position" = Option<u64>, Query, description = "Rejects the call if the last update has another position."),
+        ("min_position" = Option<u64>, Query, description = "Evaluates the filter once the updates up to this \
+                                                             position are visible."),
+        ("idempotency-key" = Option<String>, Header, description = "Repeated calls with one key take effect once.")),
     request_body = DeleteRequest,
     responses((status = 200, body = DeleteResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn delete<R: Retriever>(State(app): State<Arc<R>>, Names(model): Names<String>, request: Request) -> Outcome {
@@ -348,7 +351,8 @@ impl Drop for KeyedCall {
 /// Merge the updates into a new version that becomes active: at least those that were durable at the time of the call.
 #[utoipa::path(post, path = "/v1/models/{model}/items:merge", tag = "items",
     params(("model" = String, Path, description = "The model's name"),
-        ("min_position" = Option<u64>, Query, description = "Merges the updates up to this position at least, in place of those that are durable.")),
+        ("min_position" = Option<u64>, Query, description = "Merges at least the updates up to this position, instead \
+                                                             of all durable ones.")),
     responses((status = 200, body = MergeResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn merge(State(app): State<Arc<App>>, Names(model): Names<String>, uri: Uri) -> Outcome {
     let loaded = app.registry.get(&model, Which::Active)?;
@@ -372,7 +376,7 @@ pub async fn merge(State(app): State<Arc<App>>, Names(model): Names<String>, uri
 /// The current state of an item.
 #[utoipa::path(get, path = "/v1/models/{model}/items/{id}", tag = "items",
     params(("model" = String, Path, description = "The model's name"), ("id" = i64, Path),
-        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen.")),
+        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are visible.")),
     responses((status = 200, body = ItemResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn item<R: Retriever>(
     State(app): State<Arc<R>>,
@@ -386,7 +390,7 @@ pub async fn item<R: Retriever>(
 /// The positions of visible and durable updates.
 #[utoipa::path(get, path = "/v1/models/{model}/items:position", tag = "items",
     params(("model" = String, Path, description = "The model's name"),
-        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen.")),
+        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are visible.")),
     responses((status = 200, body = PositionResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn position<R: Retriever>(
     State(app): State<Arc<R>>,

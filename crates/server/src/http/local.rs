@@ -177,12 +177,12 @@ impl Retriever for App {
         if self.engine.able_workers() == 0 {
             let count = self.engine.workers();
             return Err(Error::not_ready(format!(
-                "all {count} workers have ended or hang in requests that nobody waits for: the server must be restarted"
+                "all {count} workers have ended or hang in abandoned requests: restart the server"
             )));
         }
         match self.registry.list().iter().find_map(|model| Some((model.name().to_owned(), model.content().stalled()?)))
         {
-            Some((name, why)) => Err(Error::not_ready(format!("model `{name}` follows its updates no more: {why}"))),
+            Some((name, why)) => Err(Error::not_ready(format!("model `{name}` applies no more updates: {why}"))),
             None => Ok(()),
         }
     }

@@ -102,7 +102,7 @@ fn complete(call: &mut Value, name: &str) {
     for (status, answer) in call.get_mut("responses").and_then(Value::as_object_mut).into_iter().flatten() {
         let said = match status.as_str() {
             "200" => format!("The answer of {name}."),
-            _ => "What is wrong, and whether the same request may succeed later.".to_owned(),
+            _ => "The problem, and whether the same request may succeed later.".to_owned(),
         };
         binary(answer);
         let description = &mut answer["description"];

@@ -63,7 +63,7 @@ impl Page {
             let loaded = loaded.map_err(|_| gone(format!("version {} is not in memory any more", cursor.version)))?;
             cursor.check(asked(loaded.name(), loaded.digest(), request)?)?;
             let [at] = cursor.views[..] else {
-                return Err(Error::invalid("field `cursor`: of a version that was cut"));
+                return Err(Error::invalid("field `cursor`: of a version that was cut into shards"));
             };
             let (model, view) = pages.view(&loaded, at)?;
             Page { size: 0, cursor, model, view }
@@ -173,7 +173,10 @@ impl Pages {
         let found = kept.iter().find(|kept| kept.is_of(loaded) && position_of(&kept.view) == at);
         found.map(|kept| (kept.model.clone(), kept.view.clone())).ok_or_else(|| {
             let seconds = KEPT.as_secs();
-            gone(format!("position {} was seen more than {seconds} s ago, or by too many since", at.position))
+            gone(format!(
+                "position {} is no longer in memory: earlier positions are kept for at most {seconds} s",
+                at.position
+            ))
         })
     }
 
@@ -202,7 +205,7 @@ mod tests {
     use sterling_core::units::{ItemId, Slot};
 
     #[test]
-    fn what_stands_before_a_page_is_taken_away_from_every_column() {
+    fn earlier_rows_are_removed_from_every_column_of_a_page() {
         for (all, count) in [(5, 0), (5, 2), (5, 5), (5, 9), (0, 3)] {
             let column = |task: usize| (0..all).map(move |n| (task * 10 + n) as f32).collect::<Vec<_>>();
             let mut ranked = Ranked {

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_parameter_is_read_or_refused_but_never_passed_over() {
+    fn parameters_are_read_or_rejected_but_never_ignored() {
         let number = |query: &str| number(&format!("/x?{query}").parse().unwrap(), "n").map_err(|e| e.to_string());
         for (query, expected) in [
             ("", None),

@@ -35,7 +35,7 @@ use sterling_serving::pass::{self, Prepared};
 use sterling_serving::registry::{Loaded, Which};
 use sterling_serving::view::View;
 
-/// What is in memory, for routers of this release.
+/// Versions in memory, for routers of this release.
 #[utoipa::path(get, path = "/v1/parts", tag = "routers",
     responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-6")))]
 pub async fn parts(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Outcome {
@@ -187,7 +187,7 @@ fn parsed<T: FromStr>(value: &HeaderValue, (name, expected): (&str, &str)) -> Re
 }
 
 fn text(said: &impl Serialize) -> Result<String> {
-    serde_json::to_string(said).map_err(|e| Error::internal(format!("what cannot be written: {e}")))
+    serde_json::to_string(said).map_err(|e| Error::internal(format!("encoding an answer: {e}")))
 }
 
 /// Runs a pass, and encodes the columns of its answer, which only this server has.

@@ -18,9 +18,12 @@ use sterling_core::error::Result;
 
 /// Retrieve items for one request, or for each of a list of requests.
 #[utoipa::path(post, path = "/v1/models/{model}:retrieve", tag = "pass", params(("model" = String, Path, description = "The model's name"),
-        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen; through a router one a shard, with commas."),
+        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are visible; \
+                                                             a router takes one position per shard, separated by \
+                                                             commas."),
         ("min_coverage" = Option<f64>, Query, minimum = 0, maximum = 1,
-            description = "The share of the items that an answer must cover, else it is 503. Left out, a router has a bound of its own, a server none.")),
+            description = "Share of the items that an answer must cover; with less, the status is 503. The default of \
+                           a router is its `route.min_coverage`, a server has none.")),
     request_body(content((inline(RetrieveOneOrMany) = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"))),
     responses((status = 200, content((inline(RetrievedOneOrMany) = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"))), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn retrieve<R: Retriever>(State(app): State<Arc<R>>, target: Target, request: Request) -> Outcome {
@@ -29,9 +32,12 @@ pub async fn retrieve<R: Retriever>(State(app): State<Arc<R>>, target: Target, r
 
 /// Score the items that the request names.
 #[utoipa::path(post, path = "/v1/models/{model}:rank", tag = "pass", params(("model" = String, Path, description = "The model's name"),
-        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen; through a router one a shard, with commas."),
+        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are visible; \
+                                                             a router takes one position per shard, separated by \
+                                                             commas."),
         ("min_coverage" = Option<f64>, Query, minimum = 0, maximum = 1,
-            description = "The share of the items that an answer must cover, else it is 503. Left out, a router has a bound of its own, a server none.")),
+            description = "Share of the items that an answer must cover; with less, the status is 503. The default of \
+                           a router is its `route.min_coverage`, a server has none.")),
     request_body = RankRequest,
     responses((status = 200, content((RetrieveResponse = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"))), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn rank<R: Retriever>(State(app): State<Arc<R>>, target: Target, request: Request) -> Outcome {
@@ -40,7 +46,9 @@ pub async fn rank<R: Retriever>(State(app): State<Arc<R>>, target: Target, reque
 
 /// The query embedding of a user's features.
 #[utoipa::path(post, path = "/v1/models/{model}:embed", tag = "pass", params(("model" = String, Path, description = "The model's name"),
-        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen; through a router one a shard, with commas.")),
+        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are visible; \
+                                                             a router takes one position per shard, separated by \
+                                                             commas.")),
     request_body = EmbedRequest,
     responses((status = 200, body = EmbedResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn embed<R: Retriever>(State(app): State<Arc<R>>, target: Target, request: Request) -> Outcome {

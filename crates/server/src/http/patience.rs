@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bound_holds_whatever_the_text_means() {
+    fn the_bound_holds_for_any_text() {
         let bound = |body: &str| patience(body.as_bytes(), Duration::from_secs(1)).map(|time| time.as_millis());
         for (body, expected) in [
             ("", Some(1000)),

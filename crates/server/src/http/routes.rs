@@ -124,11 +124,11 @@ fn missing(matched: Matched, request: &Request) -> Refusal {
             let known = known.iter().map(|verb| format!("`:{verb}`")).collect::<Vec<_>>().join(", ");
             Error::not_found(format!("call `:{verb}`: expected one of {known}")).into()
         }
-        Matched::NoText => Error::invalid(format!("path: {} is no UTF-8 text", request.uri().path())).into(),
+        Matched::NoText => Error::invalid(format!("path: {} is not UTF-8", request.uri().path())).into(),
         Matched::Nowhere | Matched::Call(..) => nowhere(request.uri().path()),
     }
 }
 
 fn nowhere(path: &str) -> Refusal {
-    Error::not_found(format!("nothing lies at {path}; `/openapi.json` lists the calls")).into()
+    Error::not_found(format!("no call has the path {path}; `/openapi.json` lists the calls")).into()
 }

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_wakes_itself_is_polled_again_and_the_runtime_is_not_told() {
+    fn a_self_waking_task_is_polled_in_place() {
         let mut left = 3;
         let mut task = SelfWaking::new(poll_fn(move |cx| {
             left -= 1;
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_wakes_itself_for_ever_gives_way() {
+    fn an_endlessly_self_waking_task_yields() {
         let count = Arc::new(AtomicUsize::new(0));
         let polls = count.clone();
         let mut task = SelfWaking::new(poll_fn(move |cx| {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_wakes_a_task_that_waits_tells_the_runtime_once() {
+    fn a_waiting_task_is_scheduled_once() {
         let (tell, told) = std::sync::mpsc::channel();
         let mut task = SelfWaking::new(poll_fn(move |cx| {
             tell.send(cx.waker().clone()).unwrap();

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_is_what_its_type_says_where_the_call_takes_that() {
+    fn bodies_are_parsed_by_their_content_type() {
         let of = |kind: &'static str, others: &[Sent]| {
             Sent::of(&HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(kind))]), others).ok()
         };

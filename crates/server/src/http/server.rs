@@ -206,7 +206,7 @@ async fn answer_all(
         if tokio::time::timeout_at(end, connections.ended()).await.is_ok() {
             return true;
         }
-        tracing::warn!(connections = connections.cut_all(), "cut: they did not end in time");
+        tracing::warn!(connections = connections.cut_all(), "closed connections that did not end in time");
         let _ = tokio::time::timeout(PAUSE, connections.ended()).await;
         false
     };
@@ -218,7 +218,7 @@ async fn answer_all(
 }
 
 fn at_once() -> Error {
-    Error::unavailable("ended by a second signal before all was answered")
+    Error::unavailable("ended by a second signal before all requests were answered")
 }
 
 async fn keep(edge: &Edge, options: &Options) -> Infallible {
@@ -311,7 +311,10 @@ fn watch_files(host: &Arc<dyn Host>, tls: Option<&Arc<Tls>>) -> Result<()> {
             std::thread::sleep(RELOAD);
         }
     };
-    std::thread::Builder::new().name("keys".into()).spawn(watch).map_err(|e| Error::io("the thread of keys", e))?;
+    std::thread::Builder::new()
+        .name("keys".into())
+        .spawn(watch)
+        .map_err(|e| Error::io("starting the thread that reloads keys", e))?;
     Ok(())
 }
 
@@ -426,7 +429,7 @@ async fn answer(
 
 /// Returns the answer to a connection, or an HTTP/2 request, above the limit.
 fn crowded(what: &str) -> Refusal {
-    Error::overloaded(format!("as many {what} as there may be, try again later")).into()
+    Error::overloaded(format!("the limit of {what} is reached, try again later")).into()
 }
 
 /// Drives a connection to its end, and shuts it down once when the server closes.

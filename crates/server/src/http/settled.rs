@@ -42,7 +42,7 @@ mod tests {
     use sterling_core::error::Error;
 
     #[test]
-    fn what_is_found_twice_counts_once() {
+    fn a_listing_counts_after_two_equal_polls() {
         let mut settled = Settled::new("a");
         let mut look = |found: Option<&'static str>| {
             let counts = settled.look(found.ok_or_else(|| Error::invalid("none")));

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_told() {
+    fn differences_are_counted() {
         let four = [(1, 0.9), (2, 0.8), (3, 0.7), (4, 0.6)];
         let same = compared(&four, &four);
         assert_eq!((same.overlap, same.displacement, same.score_difference), (1.0, 0.0, Some(0.0)));

@@ -62,7 +62,7 @@ impl Route {
             Some(answer) => answer(app, request),
             None => {
                 let what =
-                    format!("a router does not answer {} {}: ask the servers of the shards", self.method, self.path);
+                    format!("a router does not answer {} {}: call the servers of the shards", self.method, self.path);
                 Box::pin(async { Refusal::from(Error::unsupported(what)).into_response() })
             }
         }

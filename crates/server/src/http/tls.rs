@@ -54,7 +54,7 @@ impl Validity {
         let hours = self.until.abs_diff(now) / 3600;
         match self.life_left(now) {
             left if left <= 0.0 => {
-                Some(format!("the certificate of this server expired {hours} hours ago: clients refuse it"))
+                Some(format!("the certificate of this server expired {hours} hours ago: clients reject it"))
             }
             left if left < LIFE_LEFT_MIN => Some(format!("the certificate of this server expires in {hours} hours")),
             _ => None,
@@ -71,9 +71,9 @@ impl TlsOptions {
         match (&self.certificate, &self.key) {
             (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
             (None, None) if self.client_ca.is_none() => Ok(None),
-            (None, None) => Err(Error::invalid("tls.client_ca: expected `tls.certificate` and `tls.key` beside it")),
-            (Some(_), None) => Err(Error::invalid("tls.certificate: expected `tls.key` beside it")),
-            (None, Some(_)) => Err(Error::invalid("tls.key: expected `tls.certificate` beside it")),
+            (None, None) => Err(Error::invalid("tls.client_ca: expected `tls.certificate` and `tls.key` with it")),
+            (Some(_), None) => Err(Error::invalid("tls.certificate: expected `tls.key` with it")),
+            (None, Some(_)) => Err(Error::invalid("tls.key: expected `tls.certificate` with it")),
         }
     }
 }
@@ -88,7 +88,7 @@ mod tests {
         let said = |days: u64| validity.warning(validity.from + days * day);
         assert_eq!((said(0), said(80)), (None, None));
         assert_eq!(said(82).as_deref(), Some("the certificate of this server expires in 192 hours"));
-        assert_eq!(said(91).as_deref(), Some("the certificate of this server expired 24 hours ago: clients refuse it"));
+        assert_eq!(said(91).as_deref(), Some("the certificate of this server expired 24 hours ago: clients reject it"));
         assert_eq!(validity.life_left(validity.from), 1.0);
         // A certificate with a validity of one hour is replaced every few minutes.
         assert_eq!(Validity { from: 0, until: 3600 }.warning(3000), None);

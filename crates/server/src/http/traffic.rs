@@ -66,7 +66,8 @@ pub async fn put_traffic(State(app): State<Arc<App>>, Names(model): Names<String
 
 /// Remove the canary and the shadow of a model, so that the active version answers all unpinned requests.
 #[utoipa::path(delete, path = "/v1/models/{model}/traffic", tag = "models", params(("model" = String, Path, description = "The model's name"),
-        ("revision" = Option<u64>, Query, description = "Only where what is wished of the model is of this revision")),
+        ("revision" = Option<u64>, Query, description = "Changes the traffic only if the desired state of the model \
+                                                         has this revision")),
     responses((status = 200, body = TrafficResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn delete_traffic(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
     let revision = number(request.uri(), "revision")?;

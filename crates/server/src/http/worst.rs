@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_worst_are_kept_whatever_their_order() {
+    fn the_worst_are_retained_in_any_order() {
         let worst = Worst::default();
         let mut asked = 0;
         for n in 0..1000_u64 {
@@ -101,7 +101,7 @@ mod tests {
         }
         let expected: Vec<u64> = (0..KEPT as u64).map(|n| 999 - n).collect();
         assert_eq!(worst.list(), expected);
-        assert!(asked < 500, "{asked} were told, though few are kept");
+        assert!(asked < 500, "{asked} were reported, though few are retained");
     }
 
     #[test]

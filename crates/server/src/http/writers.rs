@@ -81,7 +81,7 @@ impl Writers {
                 return done;
             }
             let next = self.make(flow, async move { (steps(&mut step, PIECE_TIME), step) });
-            (done, step) = next.await.map_err(|_| Error::internal("what makes an answer ended before it"))?;
+            (done, step) = next.await.map_err(|_| Error::internal("the thread that makes an answer ended early"))?;
         }
     }
 
@@ -206,7 +206,7 @@ impl HttpBody for Long {
             }
             if let Some(making) = &mut self.making {
                 // The sender is dropped if computing the chunk panics.
-                let broken = || axum::Error::new(Error::internal("what writes the answer ended before it"));
+                let broken = || axum::Error::new(Error::internal("the thread that writes the answer ended early"));
                 let failed = |_| Made { frames: [Err(broken())].into(), rest: None };
                 let made = ready!(Pin::new(making).poll(cx)).unwrap_or_else(failed);
                 (self.made, self.rest, self.making) = (made.frames, made.rest, None);

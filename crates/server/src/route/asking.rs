@@ -191,7 +191,7 @@ impl Asking<'_> {
         if said != (self.edition.version, &*self.edition.digest, shard) {
             let (version, digest) = (self.edition.version, &self.edition.digest);
             return Err(
-                self.gone(shard, &format!("it answered of {said:?}, expected ({version}, {digest:?}, {shard})"))
+                self.gone(shard, &format!("its answer is of {said:?}, expected ({version}, {digest:?}, {shard})"))
             );
         }
         Ok(reply)
@@ -202,7 +202,7 @@ impl Asking<'_> {
         self.is_gone.store(true, Ordering::Relaxed);
         let (model, version) = (&self.edition.model, self.edition.version);
         Error::unavailable(format!(
-            "version {version} of model `{model}` is gone from a server of shard {shard}: {what}"
+            "version {version} of model `{model}` is no longer at a server of shard {shard}: {what}"
         ))
     }
 }
@@ -237,7 +237,7 @@ impl Sharded for Asking<'_> {
             Replied::Pass { content, degraded_rows, rest, explain } => {
                 Ok(Said { content, degraded_rows, beside: Beside { rest, explain, view, server, took } })
             }
-            Replied::Text(_) => Err(Error::internal("a text came in place of an answer")),
+            Replied::Text(_) => Err(Error::internal("got a text in place of an answer")),
         }
     }
 }

@@ -79,7 +79,7 @@ impl Fleet {
 /// Calls servers of a canary, one after the other, until one has set its share to zero in the store.
 async fn stop(model: &str, served: &Offering, canary: &Canary, reason: &str) -> Result<()> {
     let body = serde_json::to_vec(&StopRequest { canary: canary.clone(), reason: reason.into() });
-    let body = body.map_err(|e| Error::internal(format!("a canary that cannot be written: {e}")))?;
+    let body = body.map_err(|e| Error::internal(format!("encoding a canary: {e}")))?;
     let path = format!("/v1/models/{model}/traffic:stop");
     let call = Outgoing::plain(path, (Some(Bytes::from(body)), "application/json"), None);
     let mut last = Error::unavailable("no server has it any more");

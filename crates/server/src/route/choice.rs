@@ -378,7 +378,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(300))]
         #[test]
-        fn whatever_happens_somebody_is_asked_and_the_rules_hold(steps in prop::collection::vec(step(), 0..300)) {
+        fn a_server_is_always_chosen_by_the_rules(steps in prop::collection::vec(step(), 0..300)) {
             let mut group = Group::new(3);
             // Calls in flight: replica, kind, start.
             let mut open: Vec<(u32, usize, Micros)> = Vec::new();
@@ -388,7 +388,7 @@ mod tests {
                     Step::Ask { kind, among } => {
                         let among: Vec<u32> = (0..5).filter(|n| among & (1 << n) != 0).collect();
                         let Some(id) = group.choose(&among, now) else {
-                            prop_assert!(among.is_empty(), "nobody is asked though there is somebody");
+                            prop_assert!(among.is_empty(), "no server is chosen though one is available");
                             continue;
                         };
                         prop_assert!(among.contains(&id));
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_that_is_far_slower_than_others_is_told_of_for_a_while() {
+    fn a_much_slower_replica_is_reported_for_a_while() {
         let mut group = known(&[1, 2]);
         assert_eq!(group.slow(0), []);
         let answer = |group: &mut Group<u32>, took| {
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn who_fails_is_left_alone_for_longer_and_longer_and_tried_by_one_call() {
+    fn failing_servers_back_off_and_are_probed_by_one_call() {
         let mut group = known(&[1, 2]);
         let fail = |group: &mut Group<u32>, now| {
             group.begin(1, true, now);
@@ -487,7 +487,7 @@ mod tests {
         assert!(shares(&mut group, &[1, 2], 0)[0] > 0);
         fail(&mut group, 0);
         assert_eq!(shares(&mut group, &[1, 2], EJECTED - 1)[0], 0);
-        assert_eq!(group.choose(&[1], 0), Some(1), "the last one is always asked");
+        assert_eq!(group.choose(&[1], 0), Some(1), "the last one is always queried");
         // After its ejection, a replica gets one call as a probe.
         let now = EJECTED;
         assert!(shares(&mut group, &[1, 2], now)[0] > 0);
@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_with_little_time_throw_nobody_out() {
+    fn short_deadlines_do_not_exclude_servers() {
         let mut group = known(&[1, 2]);
         let late = |group: &mut Group<u32>, took| {
             for _ in 0..FAILURES_MAX {
@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_slower_than_its_kind_is_hedged_and_no_more_than_a_twentieth() {
+    fn slow_calls_are_hedged_up_to_a_twentieth() {
         let mut group: Group<u32> = Group::new(1);
         assert_eq!(group.hedge_after(0), None, "nothing is known yet");
         for n in 0..1000 {

@@ -21,7 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::protocol::{CALL_HEADER, MEDIA_TYPE, REQUEST_ID, TIMEOUT_HEADER, TRACEPARENT, problem};
+use super::protocol::{CALL_HEADER, MEDIA_TYPE, REQUEST_ID, TIMEOUT_HEADER, TRACEPARENT, UNAPPLIED_HEADER, problem};
 use super::tls::Connector;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::locks::locked;
@@ -304,7 +304,8 @@ impl Client {
             head.headers.get(CALL_HEADER).map(|echoed| echoed.to_str().ok().and_then(|text| text.parse().ok()));
         if echoed.map_or(head.status.is_success(), |echoed| echoed != Some(number)) {
             return Err(Error::unavailable(format!(
-                "server {}: an answer to another call came: `{CALL_HEADER}` is {echoed:?}, expected {number}; does a proxy mix them up, or is the server of another release?",
+                "server {}: got the answer to another call: `{CALL_HEADER}` is {echoed:?}, expected {number}; does a \
+                 proxy mix them up, or is the server of another release?",
                 self.address
             )));
         }
@@ -333,12 +334,15 @@ impl Client {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 let told = problem(head.status.as_u16(), None, &body);
                 Error::unsupported(format!(
-                    "the key of this router (`route.key`; of a server that asks others, `peers.key`) is not enough for it: {told}"
+                    "the key of this router (`route.key`; of a server that queries others, `peers.key`) is not enough \
+                     for it: {told}"
                 ))
             }
             status => problem(status.as_u16(), seconds.map(Duration::from_secs), &body),
         };
-        is_sent.store(leaves_open(error.kind()), Ordering::Relaxed);
+        let is_unapplied = head.headers.contains_key(UNAPPLIED_HEADER);
+        is_sent.store(!is_unapplied && leaves_open(error.kind()), Ordering::Relaxed);
+        let error = if is_unapplied { error.unapplied() } else { error };
         // Errors of the request are passed on unchanged, errors of a server with its address.
         Err(if error.kind().is_retryable() { error.within(format_args!("server {}", self.address)) } else { error })
     }
@@ -424,7 +428,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_is_used_again_and_made_anew_where_the_server_closed_it() {
+    async fn connections_are_reused_and_reopened_after_a_close() {
         let (listener, client) = listener();
         let ((tell, told), (closed, is_closed)) = (channel(), channel());
         let served = spawn(move || {
@@ -459,15 +463,11 @@ mod tests {
         assert_eq!(&client.call(&call, deadline).await.unwrap()[..], b"again");
         served.join().unwrap();
         client.forget();
-        assert_eq!(
-            client.call(&call, deadline).await.unwrap_err().kind(),
-            Kind::Unavailable,
-            "nobody listens any more"
-        );
+        assert_eq!(client.call(&call, deadline).await.unwrap_err().kind(), Kind::Unavailable, "the receiver is closed");
     }
 
     #[test]
-    fn whoever_drops_a_call_closes_its_connection() {
+    fn dropping_a_call_closes_its_connection() {
         let (listener, client) = listener();
         let (tell, told) = channel();
         let served = spawn(move || {
@@ -552,7 +552,31 @@ mod tests {
             let error = call(&client, 20_000).unwrap_err();
             served.join().unwrap();
             assert_eq!(error.kind(), kind, "{status}: {error}");
-            assert!(kind != Kind::Unavailable || client.idle().is_empty(), "what was mixed up is not used again");
+            assert!(kind != Kind::Unavailable || client.idle().is_empty(), "a mixed-up connection is not reused");
+        }
+    }
+
+    #[test]
+    fn a_failed_call_that_changed_nothing_is_known_as_such() {
+        let body = r#"{"code": "unavailable", "detail": "journal: no broker; it was not written"}"#;
+        for (header, may_be_applied) in [("", true), ("sterling-unapplied: 1\r\n", false)] {
+            let (listener, client) = listener();
+            let served = spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                let (number, length) = (number(&request(&mut stream)), body.len());
+                let head = format!(
+                    "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\n\
+                     sterling-call: {number}\r\n{header}content-length: {length}\r\n\r\n{body}"
+                );
+                stream.write_all(head.as_bytes()).unwrap();
+            });
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let update =
+                Outgoing::plain(CALL.into(), (Some(Bytes::from_static(b"question")), "application/json"), None);
+            let failed =
+                runtime.block_on(client.try_call(&update, Instant::now() + Duration::from_secs(20))).unwrap_err();
+            served.join().unwrap();
+            assert_eq!((failed.may_be_applied, failed.error.is_unapplied()), (may_be_applied, !may_be_applied));
         }
     }
 

@@ -179,11 +179,11 @@ mod tests {
     }
 
     #[test]
-    fn a_version_answers_when_every_shard_has_it_and_most_servers_wish_it() {
+    fn a_version_answers_if_every_shard_has_it_and_most_servers_desire_it() {
         let one = servers(&[&[(1, 0, true)], &[(1, 1, true)], &[(1, 2, true)]]);
         assert_eq!(chosen(&one, 1, None), Some(1));
         assert_eq!(chosen(&one, 2, None), None, "one server a shard is too few");
-        assert_eq!(chosen(&one, 2, Some(1)), Some(1), "what answered goes on");
+        assert_eq!(chosen(&one, 2, Some(1)), Some(1), "the active version keeps serving");
         assert_eq!(chosen(&one[..2], 1, None), None, "a shard that was never there");
         assert_eq!(chosen(&one[..2], 1, Some(1)), Some(1), "a shard that was lost");
         // The second version reaches one shard after the other.
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_servers_say_must_fit_together() {
+    fn holdings_of_servers_must_be_consistent() {
         let mut told = servers(&[&[(1, 0, true)], &[(1, 1, true)], &[(1, 2, true)], &[(1, 2, true)]]);
         // Other bytes under the same number are another version.
         told[3].1[0].digest = "other".into();
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_end_are_asked_where_no_other_has_their_shard() {
+    fn draining_servers_are_queried_if_no_other_has_their_shard() {
         use Readiness::{Ending, Ready};
         let chosen = |shards: [&[(char, Readiness)]; 3]| {
             let told: Vec<_> = (0..)

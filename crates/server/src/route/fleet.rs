@@ -220,7 +220,8 @@ impl Fleet {
                 server.in_vain = server.in_vain.saturating_add(1);
                 server.trouble = Some(error.to_string());
                 if server.in_vain == LOOKS_MAX {
-                    tracing::warn!(server = %address, %error, "does not answer: left out until it does");
+                    tracing::warn!(server = %address, %error, "the server does not answer; it gets no requests until \
+                                                               it does");
                     server.client.forget();
                 }
             }
@@ -269,7 +270,7 @@ impl Fleet {
             let is_new = active.is_some_and(|n| answered_as.as_ref().is_none_or(|before| !of_model[n].is(before)));
             if let Some(n) = active.filter(|_| is_new) {
                 let (version, digest) = (of_model[n].version, &of_model[n].digest);
-                tracing::info!(model = name, version, digest, "every shard has it: it answers");
+                tracing::info!(model = name, version, digest, "every shard has the version; it is active now");
                 sterling_telemetry::begin_model(&name);
                 metrics::gauge!("sterling_model_version", "model" => name.clone()).set(version as f64);
             }
@@ -514,7 +515,7 @@ impl Fleet {
             Replied::Text(None) => {
                 Err(Error::not_found(format!("model `{name}` holds no item {item} at position {position}")))
             }
-            Replied::Pass { .. } => Err(Error::internal("an answer came in place of an item")),
+            Replied::Pass { .. } => Err(Error::internal("got an answer in place of an item")),
         }
     }
 
@@ -534,15 +535,15 @@ impl Fleet {
         let told = join_all((0..served.homes.len()).map(|shard| asking.reply(shard, &call))).await;
         let text = |said: Result<(PassReply, Arc<Client>, Duration)>| match said?.0.given {
             Replied::Text(Some(text)) => Ok(text),
-            Replied::Text(None) | Replied::Pass { .. } => Err(Error::internal("a shard does not say what it has")),
+            Replied::Text(None) | Replied::Pass { .. } => Err(Error::internal("a shard does not report its versions")),
         };
         Ok((served, told.into_iter().map(text).collect()))
     }
 
     pub(super) fn place(&self) -> Result<tokio::sync::SemaphorePermit<'_>> {
-        self.requests.try_acquire().map_err(|_| {
-            Error::overloaded(format!("{} requests are worked on, try again later", self.options.requests))
-        })
+        self.requests
+            .try_acquire()
+            .map_err(|_| Error::overloaded(format!("{} requests are running, try again later", self.options.requests)))
     }
 
     /// Checks whether one more request would be admitted.

@@ -44,7 +44,7 @@ impl Fleet {
         let known = locked(&self.known);
         let answering = known.values().filter(|server| state(server) == State::Ready).count();
         Err(Error::not_ready(match self.has_looked.load(Ordering::Relaxed) {
-            false => "the servers have not been looked at yet".into(),
+            false => "the servers have not been checked yet".into(),
             true => {
                 let silent = known.values().find_map(|server| server.trouble.as_deref());
                 let why = silent.map(|why| format!(": {why}")).unwrap_or_default();
@@ -98,7 +98,7 @@ impl Fleet {
                     tell(format!("answers lack {}, which has no server that is ready", shards(active.lost())));
                 }
                 if model.is_last_resort {
-                    tell("some shard is at servers alone that say that they are not ready".into());
+                    tell("all servers of a shard report that they are not ready".into());
                 }
             }
             let (least, held) = (self.options.min_replicas, model.active().map(|active| active.held()));

@@ -215,7 +215,7 @@ impl Inquiry<'_> {
                 };
                 under_way.end(outcome);
                 let heard = hear(Err(error)).err();
-                let error = heard.unwrap_or_else(|| Error::internal("an answer was made of none"));
+                let error = heard.unwrap_or_else(|| Error::internal("a call ended without an answer or an error"));
                 return Err(Failure { error, outcome });
             }
         };

@@ -126,7 +126,7 @@ impl Peer {
         let lacking = self.lacking().await;
         let mut before = locked(&self.lacking);
         if let Some(what) = lacking.first().filter(|_| before.is_empty()) {
-            tracing::warn!(host = self.host.name, what, "gives no rows though it answers");
+            tracing::warn!(host = self.host.name, what, "returns no rows though it answers");
         }
         *before = lacking;
     }
@@ -150,7 +150,7 @@ impl Peer {
         });
         for (version, slices) in by_version {
             let trouble = self.first_lacking(&slices).await;
-            let trouble = trouble.map(|(name, error)| format!("none of its servers gives {name}: {error}"));
+            let trouble = trouble.map(|(name, error)| format!("none of its servers returns {name}: {error}"));
             let wanted = locked(&self.wanted);
             let known = wanted.get(&version).filter(|known| known.was_held && known.slices.len() == slices.len());
             lacking.extend(trouble.filter(|_| known.is_some()));
@@ -219,9 +219,9 @@ impl Peer {
         let known = locked(&self.known);
         let silent = known.iter().filter_map(|(address, seen)| Some((address, seen.trouble.as_ref()?)));
         let mut troubles: Vec<String> =
-            silent.map(|(address, why)| format!("host `{name}`: {address} gives no rows: {why}")).collect();
+            silent.map(|(address, why)| format!("host `{name}`: {address} returns no rows: {why}")).collect();
         if known.is_empty() {
-            troubles.push(format!("host `{name}`: none of {:?} stands for a server", self.host.servers));
+            troubles.push(format!("host `{name}`: none of {:?} resolves to a server", self.host.servers));
         }
         drop(known);
         troubles.extend(locked(&self.lacking).iter().map(|what| format!("host `{name}`: {what}")));
@@ -248,7 +248,7 @@ impl Peer {
         let (home, is_missing) = (self.home(), AtomicBool::new(false));
         let missing = || {
             is_missing.store(true, Ordering::Relaxed);
-            Error::unavailable("a server has not all of what it should hold")
+            Error::unavailable("a server lacks rows that it should hold")
         };
         let hear = |said: Result<Bytes>| {
             let body = said.map_err(|e| if e.kind() == Kind::NotFound { missing() } else { e })?;
@@ -264,7 +264,7 @@ impl Peer {
             Err(_) if is_missing.load(Ordering::Relaxed) => {}
             Err(e) if e.kind() == Kind::Unavailable || e.kind() == Kind::DeadlineExceeded && wait >= PATIENT => {
                 if self.breaker.failure(FAILURES_MAX) {
-                    tracing::warn!(host = self.host.name, error = %e, "gives no rows: left alone until it answers");
+                    tracing::warn!(host = self.host.name, error = %e, "returns no rows; it gets no calls until it answers");
                 }
             }
             Err(_) => {}
@@ -344,7 +344,7 @@ impl Peer {
                     let _ = question.tell.send((question.first, given.bytes));
                 }
             }
-            Err(error) => tracing::debug!(host = self.host.name, %error, "gives no rows"),
+            Err(error) => tracing::debug!(host = self.host.name, %error, "returns no rows"),
         }
     }
 }
@@ -353,7 +353,7 @@ impl Peer {
 fn is_whole(reply: &RowsReply, call: &RowsCall, row_bytes: &[usize]) -> Result<bool> {
     if reply.given.len() != call.questions.len() {
         let (came, asked) = (reply.given.len(), call.questions.len());
-        return Err(Error::corrupt(format!("{came} answers came to {asked} questions")));
+        return Err(Error::corrupt(format!("got {came} answers to {asked} requests")));
     }
     for ((given, question), row_bytes) in reply.given.iter().zip(&call.questions).zip(row_bytes) {
         let Some(given) = given else { return Ok(false) };

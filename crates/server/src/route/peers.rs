@@ -74,7 +74,7 @@ impl Peers {
             .thread_name("peer-rows")
             .enable_all()
             .build()
-            .map_err(|e| Error::io("threads that ask other hosts", e))?;
+            .map_err(|e| Error::io("threads that call other hosts", e))?;
         let (key, wait) = (options.key.clone(), Duration::from_millis(options.wait_ms));
         let shared = Arc::new(Shared { key, wait, connector, origin: Instant::now() });
         Ok(Peers { shared, slices: Slices::default(), hosts: Mutex::default(), runtime: Some(runtime) })
@@ -153,7 +153,7 @@ impl Neighbours for Peers {
             // The receiver waits below.
             let _ = told.send(held.into_iter().collect::<Result<()>>());
         });
-        hear.recv().unwrap_or_else(|_| Err(Error::internal("a question to other hosts ended without an answer")))
+        hear.recv().unwrap_or_else(|_| Err(Error::internal("a call to other hosts ended without an answer")))
     }
 }
 

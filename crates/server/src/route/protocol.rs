@@ -35,6 +35,9 @@ pub const POSITION_HEADER: &str = "sterling-min-position";
 
 /// Header that numbers a call; servers return it, which detects proxies that mix up answers.
 pub const CALL_HEADER: &str = "sterling-call";
+
+/// Header of a failed answer: the call has certainly changed nothing.
+pub const UNAPPLIED_HEADER: &str = "sterling-unapplied";
 /// Header with the id of the request that caused a call; answers carry it too.
 pub const REQUEST_ID: &str = "x-request-id";
 /// Header with the trace of a call; answers carry it too (W3C Trace Context).
@@ -193,7 +196,7 @@ pub fn write(body: &impl Serialize) -> Result<Vec<u8>> {
     // Reserve the exact size: a growing buffer would take twice the memory.
     let bytes = postcard::experimental::serialized_size(body);
     let written = bytes.and_then(|bytes| postcard::to_extend(body, Vec::with_capacity(bytes)));
-    written.map_err(|e| Error::internal(format!("a body that cannot be written: {e}")))
+    written.map_err(|e| Error::internal(format!("encoding a body: {e}")))
 }
 
 /// Decodes a body.
@@ -203,7 +206,7 @@ pub fn write(body: &impl Serialize) -> Result<Vec<u8>> {
 pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
     match postcard::take_from_bytes(body) {
         Ok((value, [])) => Ok(value),
-        Ok((_, rest)) => Err(Error::invalid(format!("body: {} bytes behind its end", rest.len()))),
+        Ok((_, rest)) => Err(Error::invalid(format!("body: {} bytes after its end", rest.len()))),
         Err(e) => Err(Error::invalid(format!("body: {e}"))),
     }
 }
@@ -330,8 +333,8 @@ pub fn problem(status: u16, retry_after: Option<Duration>, body: &[u8]) -> Error
                 None => error,
             }
         }
-        Err(_) if status == 503 => Error::overloaded("a server refuses connections, try again later"),
-        Err(_) => Error::unavailable(format!("a server answered {status} with what is no problem")),
+        Err(_) if status == 503 => Error::overloaded("a server rejects connections, try again later"),
+        Err(_) => Error::unavailable(format!("a server answered {status} with a body that is no problem document")),
     };
     match retry_after {
         Some(wait) => error.retry_after(wait),
@@ -419,7 +422,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn broken_bodies_are_refused(which in 0usize..5, at in 0usize..400, byte in any::<u8>(), cut in any::<bool>()) {
+        fn broken_bodies_are_rejected(which in 0usize..5, at in 0usize..400, byte in any::<u8>(), cut in any::<bool>()) {
             let mut body = write(&calls()[which]).unwrap();
             let at = at % body.len();
             match cut {
@@ -435,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_more_than_json_may_say_is_refused() {
+    fn values_beyond_the_json_limits_are_rejected() {
         let embed = |features| PassCall {
             priority: Priority::Interactive,
             asked: Asked::Pass(Box::new(Request::Embed(Embed {

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_under_the_very_name_is_given_and_nothing_else() {
+    fn rows_are_returned_for_their_exact_name_only() {
         let slices = Slices::default();
         let held = slices.hold(name(), Buffer::copied(&[0u8, 0, 1, 1, 2, 2, 3, 3]).unwrap()).unwrap();
         let asked = read_rows_call(&write(&call(vec![3, 0, 3])).unwrap()).unwrap();
@@ -142,14 +142,14 @@ mod tests {
         assert!(error.kind() == Kind::Invalid && error.to_string().contains("m/t-c0"), "{error}");
         assert!(answer_rows("m", &call(vec![u64::MAX]), &slices).is_err());
         drop(held);
-        assert_eq!(answer_rows("m", &asked, &slices).unwrap().given, [None, None], "let go of");
+        assert_eq!(answer_rows("m", &asked, &slices).unwrap().given, [None, None], "released");
         let many = RowsCall { questions: vec![RowsQuestion::of(&name(), vec![]); QUESTIONS_MAX + 1] };
         assert!(read_rows_call(&write(&many).unwrap()).unwrap_err().to_string().contains("`questions`: got 1025"));
     }
 
     proptest! {
         #[test]
-        fn broken_bodies_are_refused(at in 0usize..200, byte in any::<u8>(), cut in any::<bool>()) {
+        fn broken_bodies_are_rejected(at in 0usize..200, byte in any::<u8>(), cut in any::<bool>()) {
             let slices = Slices::default();
             let _held = slices.hold(name(), Buffer::copied(&[7u8; 8]).unwrap()).unwrap();
             let mut body = write(&call(vec![0, 1, 2])).unwrap();

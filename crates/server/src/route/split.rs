@@ -23,7 +23,7 @@ pub(super) fn heard<'a>(told: impl IntoIterator<Item = &'a Wished>) -> Result<(u
             Some(other) if other.revision > wished.revision => {}
             Some(other) if other.revision == wished.revision && other.setting != wished.setting => {
                 return Err(Error::unsupported(format!(
-                    "its servers wish different things at revision {}: they are of different stores",
+                    "its servers report different desired states at revision {}: they have different stores",
                     wished.revision
                 )));
             }
@@ -31,8 +31,9 @@ pub(super) fn heard<'a>(told: impl IntoIterator<Item = &'a Wished>) -> Result<(u
         }
     }
     let Some(Wished { revision, setting, .. }) = last else { return Ok((0, Traffic::default())) };
-    let strange =
-        |why: &dyn std::fmt::Display| Error::unavailable(format!("its servers wish what cannot be done: {why}"));
+    let strange = |why: &dyn std::fmt::Display| {
+        Error::unavailable(format!("the desired state of its servers cannot be applied: {why}"))
+    };
     let setting: Traffic = serde_json::from_str(setting).map_err(|e| strange(&e))?;
     setting.check().map_err(|e| strange(&e))?;
     Ok((*revision, setting))
@@ -109,7 +110,7 @@ impl Split {
         for (part, target) in self.setting.targets() {
             let is_there = if part == "canary" { self.canary.is_some() } else { self.shadow.is_some() };
             if !is_there {
-                troubles.push(format!("its {part}, {target}, is not at every shard beside the version that answers"));
+                troubles.push(format!("its {part}, {target}, is not at every shard that has the active version"));
             }
         }
         troubles.extend(rolled_back(&self.setting, self.canary.as_ref().map(|(run, _)| &**run)));
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_change_holds_whoever_has_heard_of_it() {
+    fn the_latest_revision_applies() {
         let share = |told: &[&Wished]| {
             let (revision, setting) = heard(told.iter().copied()).unwrap();
             (revision, setting.canary.map(|canary| canary.share))
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_together_or_cannot_be_divides_nothing() {
+    fn inconsistent_traffic_is_not_divided() {
         let apart = heard(&[wished(4, Some(0.5)), wished(4, Some(0.6))]).unwrap_err();
         assert!(apart.kind() == Kind::Unsupported && apart.to_string().contains("different stores"), "{apart}");
         // Earlier revisions are ignored.

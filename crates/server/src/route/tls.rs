@@ -38,9 +38,9 @@ impl ServersTls {
             (None, None, None) => Ok(None),
             (Some(ca), None, None) => Ok(Some((ca, None))),
             (Some(ca), Some(certificate), Some(key)) => Ok(Some((ca, Some((certificate, key))))),
-            (None, ..) => Err(Error::invalid("tls.certificate: expected `tls.ca` beside it")),
-            (_, Some(_), None) => Err(Error::invalid("tls.certificate: expected `tls.key` beside it")),
-            (_, None, Some(_)) => Err(Error::invalid("tls.key: expected `tls.certificate` beside it")),
+            (None, ..) => Err(Error::invalid("tls.certificate: expected `tls.ca` with it")),
+            (_, Some(_), None) => Err(Error::invalid("tls.certificate: expected `tls.key` with it")),
+            (_, None, Some(_)) => Err(Error::invalid("tls.key: expected `tls.certificate` with it")),
         }
     }
 }

@@ -94,14 +94,15 @@ fn check(model: &str, (shard, shards): (usize, usize), servers: &[(SocketAddr, O
         .map(|(address, holdings)| (address, holdings.updates))
         .collect();
     if let Some((address, _)) = of_shard.iter().find(|(_, keeping)| *keeping == Keeping::Nowhere) {
-        return Err(Error::unsupported(format!("server {address} takes no updates; `serve --updates` does")));
+        return Err(Error::unsupported(format!("server {address} accepts no updates; `serve --updates` does")));
     }
     if of_shard.iter().all(|(_, keeping)| *keeping == Keeping::Shared) {
         return Ok(());
     }
     if of_shard.len() > 1 {
         return Err(Error::unsupported(format!(
-            "it has {} servers with journals of their own, so that what one of them took the others would miss: expected one server, or updates in a stream (`--updates nats://...`)",
+            "it has {} servers with journals of their own, so that the others would miss updates of one of them: \
+             expected one server, or updates in a stream (`--updates nats://...`)",
             of_shard.len()
         )));
     }
@@ -153,8 +154,9 @@ impl ShardServers<'_> {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => failure,
             };
-            let may_wait =
-                !failure.may_be_applied && matches!(failure.error.kind(), Kind::Unavailable | Kind::NotReady);
+            let may_wait = !failure.may_be_applied
+                && !failure.error.is_unapplied()
+                && matches!(failure.error.kind(), Kind::Unavailable | Kind::NotReady);
             if !may_wait || timeout_at(deadline, looked).await.is_err() || !home.may_answer() {
                 return Err(failure);
             }
@@ -178,7 +180,8 @@ impl ShardServers<'_> {
             };
             let is_absent = is_absence(error.kind());
             last = ShardFailure { error, may_be_applied };
-            if may_be_applied || !is_absent {
+            // A server that has tried for long: the others have the same broker.
+            if may_be_applied || !is_absent || last.error.is_unapplied() {
                 break;
             }
         }
@@ -218,8 +221,8 @@ mod tests {
         assert!(of(&[Some((Alone, 0)), Some((Alone, 1))]).is_ok());
         assert!(of(&[Some((Shared, 0)), Some((Shared, 0)), Some((Nowhere, 1)), None]).is_ok());
         for (servers, kind, said) in [
-            (&[Some((Nowhere, 0)), Some((Alone, 1))][..], Kind::Unsupported, "takes no updates"),
-            (&[Some((Shared, 0)), Some((Nowhere, 0))], Kind::Unsupported, "server 127.0.0.1:2 takes no updates"),
+            (&[Some((Nowhere, 0)), Some((Alone, 1))][..], Kind::Unsupported, "accepts no updates"),
+            (&[Some((Shared, 0)), Some((Nowhere, 0))], Kind::Unsupported, "server 127.0.0.1:2 accepts no updates"),
             (&[Some((Alone, 0)), Some((Alone, 0))], Kind::Unsupported, "2 servers with journals of their own"),
             (&[Some((Alone, 0)), Some((Shared, 0))], Kind::Unsupported, "2 servers"),
             (&[Some((Alone, 0)), None], Kind::NotReady, "server 127.0.0.1:2, which has not answered yet"),

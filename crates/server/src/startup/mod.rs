@@ -59,7 +59,8 @@ impl Server {
         let (access, tls) = (AccessControl::open(&config.access)?, Tls::open(&config.tls)?.map(Arc::new));
         let addresses = [Some(config.listen), config.access.admin_listen].into_iter().flatten();
         for address in addresses.filter(|address| !access.is_guarded() && !address.ip().is_loopback()) {
-            tracing::warn!(%address, "whoever reaches this address may do everything: `access.keys` names a file of keys");
+            tracing::warn!(%address, "every client that reaches this address may make all calls: `access.keys` names \
+                                      a file of keys");
         }
         let placement = Placement::open(&config.tables)?;
         let peers = config.tables.host.as_ref().map(|_| Peers::open(&config.peers)).transpose()?.map(Arc::new);
@@ -79,7 +80,7 @@ impl Server {
         let feeds = config.updates.as_ref().map(|updates| open_updates(updates, &config.streams, &store));
         let feeds = feeds.transpose()?.map(Arc::new);
         let chosen = config.device.parse::<Choice>()?.open()?;
-        tracing::info!(device = %chosen, "passes run here");
+        tracing::info!(device = %chosen, "device of the pass");
         let passes = Passes::on(&chosen, feeds.is_some());
         let residents = passes.residents();
         let loader = Updating { snapshots: loader, feeds: feeds.clone(), in_place: residents.is_none() };
@@ -164,7 +165,7 @@ impl Server {
         let ended = self.runtime.block_on(http::serve(self.sockets, self.app.clone(), &self.http, stops));
         match &ended {
             Ok(true) => tracing::info!("stopped"),
-            Ok(false) => tracing::warn!("stopped before all was answered"),
+            Ok(false) => tracing::warn!("stopped before all requests were answered"),
             Err(_) => {}
         }
         if !matches!(ended, Ok(true)) {

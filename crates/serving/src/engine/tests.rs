@@ -216,7 +216,7 @@ fn all_are_answered_with_their_own() {
 }
 
 #[test]
-fn workers_share_what_waits_and_batches_stay_short() {
+fn workers_share_waiting_requests_and_batches_stay_short() {
     let engine = engine(1);
     let (gate, held) = blocker(&engine, ms(1));
     let waiting: Vec<_> =
@@ -249,7 +249,7 @@ fn a_panic_fails_its_request_and_no_other() {
 }
 
 #[test]
-fn a_worker_that_hangs_is_replaced_and_disturbs_nobody_when_it_comes_back() {
+fn a_hung_worker_is_replaced_and_harmless_when_it_returns() {
     let engine = engine(1);
     let (short, far) = (ms(50), ms(60_000));
     let hang = |name: u32| {
@@ -282,7 +282,7 @@ fn a_worker_that_hangs_is_replaced_and_disturbs_nobody_when_it_comes_back() {
 }
 
 #[test]
-fn workers_that_have_ended_or_hang_are_told_of() {
+fn ended_and_hung_workers_are_reported() {
     let engine = engine(2);
     assert_eq!(engine.able_workers(), 2);
     let gate = Gate::new();
@@ -298,7 +298,7 @@ fn workers_that_have_ended_or_hang_are_told_of() {
 }
 
 #[test]
-fn a_caller_overtakes_what_nobody_waits_for() {
+fn callers_preempt_background_work() {
     let engine = engine(1);
     let gate = Gate::new();
     let audit = Work { gate: Some(gate.clone()), price: ms(5000), heeds: true, ..work(1) };
@@ -311,12 +311,15 @@ fn a_caller_overtakes_what_nobody_waits_for() {
     let (audit, own) = wait(async { (audit.await, own.await) });
     assert_eq!(own.unwrap(), 2);
     let error = audit.unwrap_err();
-    assert_eq!((error.kind(), error.to_string().as_str()), (Kind::Overloaded, "requests of callers go before it"));
+    assert_eq!(
+        (error.kind(), error.to_string().as_str()),
+        (Kind::Overloaded, "requests of callers take precedence over it")
+    );
     is_clean(&engine);
 }
 
 #[test]
-fn a_crowd_of_one_caller_is_refused_at_the_door_and_others_are_not() {
+fn many_requests_of_one_caller_are_rejected_and_others_are_not() {
     let engine = engine(1);
     let flow = |n: u64| Flow(n << 48 | n);
     let (gate, held) = blocker(&engine, ms(1));
@@ -355,7 +358,7 @@ fn a_caller_is_not_held_back_by_requests_that_it_has_given_up() {
 }
 
 #[test]
-fn a_caller_runs_what_is_short_where_a_worker_is_idle() {
+fn callers_run_short_requests_if_a_worker_is_idle() {
     let engine = engine(1);
     let here = std::thread::current().id();
     let ran_here = |work: Work| {
@@ -379,7 +382,7 @@ fn a_caller_runs_what_is_short_where_a_worker_is_idle() {
 }
 
 #[test]
-fn no_caller_overtakes_who_waits() {
+fn inline_requests_do_not_overtake_waiting_ones() {
     let engine = engine(1);
     let (gate, held) = blocker(&engine, ms(1));
     let waiting = engine.submit(work(1), CallOptions::default());
@@ -431,7 +434,7 @@ fn while_callers_run_others_find_the_workers_that_are_left() {
 }
 
 #[test]
-fn callers_and_workers_answer_all_whoever_comes_when() {
+fn callers_and_workers_answer_all_requests() {
     let engine = engine(2);
     let answer = |n: u32| {
         let asked = Work { price: ms(u64::from(n % 8)), breaks: n % 97 == 5, ..work(n) };
@@ -448,7 +451,7 @@ fn callers_and_workers_answer_all_whoever_comes_when() {
 }
 
 #[test]
-fn a_panic_of_what_a_caller_runs_fails_it_alone() {
+fn a_panic_in_an_inline_request_fails_it_alone() {
     let engine = engine(1);
     until(|| engine.shared.kept(0).is_some());
     for n in 0..5 {
@@ -499,7 +502,7 @@ fn a_panic_in_a_fetch_fails_its_request_and_no_other() {
 }
 
 #[test]
-fn who_leaves_while_waiting_costs_no_worker() {
+fn abandoned_waiting_requests_use_no_worker() {
     let engine = engine(1);
     let (gate, held) = blocker(&engine, ms(1));
     let mut waiting: Vec<_> = (0..6).map(|n| Box::pin(engine.submit(work(n), CallOptions::default()))).collect();
@@ -514,7 +517,7 @@ fn who_leaves_while_waiting_costs_no_worker() {
 }
 
 #[test]
-fn who_leaves_in_the_middle_of_a_batch_is_not_run() {
+fn abandoned_requests_of_a_batch_are_not_run() {
     let engine = engine(1);
     let (first_gate, held) = blocker(&engine, ms(1));
     let gate = Gate::new();
@@ -534,7 +537,7 @@ fn who_leaves_in_the_middle_of_a_batch_is_not_run() {
 }
 
 #[test]
-fn what_no_worker_takes_in_time_is_refused_and_never_run() {
+fn requests_that_wait_beyond_their_deadline_never_run() {
     let engine = engine(1);
     // A request whose cost estimate is far too low.
     let (gate, held) = blocker(&engine, ms(1));
@@ -548,7 +551,7 @@ fn what_no_worker_takes_in_time_is_refused_and_never_run() {
 }
 
 #[test]
-fn what_was_begun_and_comes_late_is_told_so() {
+fn late_answers_are_reported_as_late() {
     let engine = engine(1);
     let gate = Gate::new();
     let late = engine.submit(Work { gate: Some(gate.clone()), ..work(1) }, terms(ms(500)));
@@ -558,7 +561,7 @@ fn what_was_begun_and_comes_late_is_told_so() {
 }
 
 #[test]
-fn what_cannot_be_done_in_time_is_refused_at_once() {
+fn unachievable_deadlines_are_rejected_at_once() {
     let engine = engine(1);
     let check = |result: Result<u32>| {
         let error = result.expect_err("refused");
@@ -598,7 +601,7 @@ fn no_more_wait_than_may_and_batch_requests_have_their_own_room() {
 }
 
 #[test]
-fn dear_requests_leave_a_worker_to_the_others() {
+fn expensive_requests_leave_a_worker_to_others() {
     let engine = engine(3);
     let gate = Gate::new();
     let dear = |n| Work { gate: Some(gate.clone()), price: ms(50), ..work(n) };
@@ -677,7 +680,7 @@ fn memory_is_bounded_and_all_of_it_comes_back() {
 }
 
 #[test]
-fn draining_finishes_what_waits_and_takes_nothing_in() {
+fn draining_finishes_waiting_requests_and_accepts_none() {
     let engine = engine(1);
     let waiting: Vec<_> = (0..20).map(|n| engine.submit(work(n), CallOptions::default())).collect();
     engine.drain(Duration::from_secs(10));
@@ -705,7 +708,7 @@ fn draining_ends_within_its_bound_and_so_does_dropping() {
 }
 
 #[test]
-fn three_times_too_much_is_answered_or_refused_and_nothing_stays() {
+fn triple_overload_is_answered_or_rejected_completely() {
     let engine = engine(2);
     let offered = 1500;
     let answers = wait(async {

@@ -147,9 +147,9 @@ impl<A> Drop for Ticket<A> {
         } else if Instant::now() >= self.deadline {
             late(self.deadline.duration_since(self.arrived))
         } else if self.is_overtaken() {
-            Error::overloaded("requests of callers go before it")
+            Error::overloaded("requests of callers take precedence over it")
         } else {
-            Error::internal("the request was put away without an answer; this is a defect, the log holds more")
+            Error::internal("the request was dropped without an answer; this is a defect, the log holds more")
         }));
     }
 }

@@ -65,7 +65,7 @@ fn each_that_breaks_alone<W, A>(jobs: &mut [Job<W, A>], mut run: impl FnMut(&mut
     let is_alone = jobs.len() == 1;
     for job in jobs {
         if job.ticket.is_wanted() && (is_alone || !run(std::slice::from_mut(job))) {
-            let error = Error::internal("the request broke the pass; this is a defect, the log holds more");
+            let error = Error::internal("the pass panicked at this request; this is a defect, the log holds more");
             job.ticket.answer(Err(error));
         }
     }
@@ -153,7 +153,7 @@ mod tests {
     use sterling_core::quota::Flow;
 
     #[test]
-    fn what_is_logged_of_a_job_that_breaks_names_its_request() {
+    fn the_log_of_a_panic_names_its_request() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let log = Arc::new(file.reopen().unwrap());
         let subscriber = tracing_subscriber::fmt().with_writer(log).with_ansi(false).finish();

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_means_its_latest_call_whichever_is_told_last() {
+    fn an_idempotency_key_means_its_latest_call() {
         let mut calls = Calls::default();
         calls.remember("a", call(3));
         calls.remember("a", call(9));
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_was_read_from_the_journal_is_known_though_its_end_was_not_told() {
+    fn calls_read_from_the_journal_are_known() {
         let mut calls = Calls::default();
         assert_eq!(calls.begin("a", 5).unwrap(), None);
         assert_eq!(calls.begin("a", 5).unwrap_err().kind(), sterling_core::error::Kind::Conflict);

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn embeddings_that_nobody_takes_stay_within_their_bounds() {
+    fn unclaimed_embeddings_stay_within_their_bounds() {
         let (early, main) = (EarlyEmbeddings::default(), Arc::new(()));
         let width = BYTES_MAX / 4 / 4;
         let large: Vec<Put> = (0..6).map(put).collect();

@@ -79,7 +79,7 @@ impl Feed {
             let mut records = feed.journal.follow(first - 1)?;
             loop {
                 let record = records.next(SILENCE)?;
-                let record = record.ok_or_else(|| Error::unavailable("the journal's records do not come"))?;
+                let record = record.ok_or_else(|| Error::unavailable("the journal returned no record in time"))?;
                 feed.note(record.position, &Update::decode(&record.payload)?);
                 if record.position >= until {
                     break;
@@ -406,11 +406,11 @@ impl Following {
         // Number of panics, and the last position of the updates that may have caused them.
         let (mut panics, mut suspect) = (0, 0);
         loop {
-            // A panic costs no answer: the present view stays until the updates were reapplied to the published version.
+            // A panic costs no answer: the current view stays until the updates were reapplied to the published version.
             let step = catch_unwind(AssertUnwindSafe(|| self.step(shown))).unwrap_or_else(|_| {
                 self.is_broken = true;
                 (panics, suspect) = (panics + 1, self.feed.last());
-                let what = "what applies updates broke; this is a defect";
+                let what = "the task that applies updates panicked; this is a defect";
                 Err(if panics < PANICS_MAX { Error::unavailable(what) } else { Error::internal(what) })
             });
             match step {
@@ -427,7 +427,7 @@ impl Following {
                 }
                 // The present view stays.
                 Err(e) => {
-                    tracing::error!(model = self.name, error = %e, "updates are no longer applied; the present view stays");
+                    tracing::error!(model = self.name, error = %e, "updates are no longer applied; the current view stays");
                     shown.upgrade().iter().for_each(|shown| shown.stall(&e));
                     return;
                 }
@@ -443,7 +443,7 @@ impl Following {
             return;
         }
         match &now {
-            Some(error) => tracing::warn!(model = self.name, error, "updates wait"),
+            Some(error) => tracing::warn!(model = self.name, error, "updates cannot be applied; retrying"),
             None => tracing::info!(model = self.name, "updates are applied again"),
         }
         self.waits = now.map(|why| (Instant::now(), why));
@@ -452,7 +452,7 @@ impl Following {
 
     /// Returns a message for operators about the updates of this version.
     fn warning(&self) -> Option<String> {
-        let waits = self.waits.as_ref().map(|(_, why)| format!("updates wait: {why}"));
+        let waits = self.waits.as_ref().map(|(_, why)| format!("updates cannot be applied: {why}"));
         let told: Vec<String> = self.misfits.warning().into_iter().chain(waits).collect();
         (!told.is_empty()).then(|| told.join("; "))
     }

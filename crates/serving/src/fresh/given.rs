@@ -32,7 +32,7 @@ impl Check<'_> {
         if !seen.insert(self.item.id) {
             return Err(self
                 .item
-                .invalid("id", format!("{} stands twice in the call, expected each id once", self.item.id)));
+                .invalid("id", format!("{} occurs twice in the call, expected each id once", self.item.id)));
         }
         if let Some(part) = view.main().manifest.shard
             && shard_of(ItemId(self.item.id), part.shards) != part.shard
@@ -142,7 +142,7 @@ impl Check<'_> {
         }
         let is_kept = main.package.spec.item.vectors.iter().any(|spec| spec.column.as_deref() == Some(name));
         if is_kept && !self.item.whole {
-            return Err(self.item.invalid(field(), "it is a vector that is kept by item: expected the whole item"));
+            return Err(self.item.invalid(field(), "it is a vector per item: expected the whole item"));
         }
         let column = main.columns.list().find(|column| column.name() == name);
         let kind = match (column, source) {

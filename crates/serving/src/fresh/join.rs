@@ -19,7 +19,7 @@ use sterling_index::search::Tombstones;
 use sterling_kernels::priority::Background;
 use sterling_snapshot::{Snapshot, VectorRows};
 
-const BROKE: &str = "what joins segments broke; this is a defect";
+const BROKE: &str = "the task that joins segments panicked; this is a defect";
 
 /// Segment with its tombstones.
 pub(super) type Part = (Arc<Segment>, Tombstones);

@@ -120,7 +120,7 @@ impl Update {
     /// # Errors
     /// `Internal` if memory is exhausted.
     pub fn encode(&self) -> Result<Vec<u8>> {
-        postcard::to_allocvec(self).map_err(|e| Error::internal(format!("an update: {e}")))
+        postcard::to_allocvec(self).map_err(|e| Error::internal(format!("encoding an update: {e}")))
     }
 
     /// Decodes the output of [`Update::encode`].
@@ -131,7 +131,7 @@ impl Update {
         match postcard::take_from_bytes(bytes) {
             Ok((update, [])) => Ok(update),
             Ok((_, rest)) => Err(Error::corrupt(format!("an update has {} bytes too many", rest.len()))),
-            Err(e) => Err(Error::corrupt(format!("an update: {e}"))),
+            Err(e) => Err(Error::corrupt(format!("decoding an update: {e}"))),
         }
     }
 }

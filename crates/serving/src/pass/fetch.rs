@@ -44,9 +44,7 @@ pub(super) fn lookup_each(tower: &Tower, rows: &[(&FeatureRow, OnDegraded)], ter
     let accept = |(pooled, (row, on_degraded)): (Pooled, &(&FeatureRow, OnDegraded))| match on_degraded {
         OnDegraded::Fail if pooled.degraded_rows > 0 => {
             let (degraded, ids) = (pooled.degraded_rows, row.ids());
-            let what = format!("{degraded} of {ids} rows of embedding tables did not come in time");
-            let is_late = terms.deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            Err(if is_late { Error::deadline(what) } else { Error::unavailable(what) })
+            Err(terms.unavailable(format_args!("{degraded} of {ids} rows of embedding tables")))
         }
         _ => Ok(pooled),
     };

@@ -187,7 +187,7 @@ fn chosen(view: &View, candidates: &[Vec<(ItemId, f32)>]) -> Result<Vec<Vec<(f32
     let count: usize = candidates.iter().map(Vec::len).sum();
     if candidates.len() != queries {
         let got = candidates.len();
-        return Err(Error::invalid(format!("field `candidates`: got those of {got} queries, expected {queries}")));
+        return Err(Error::invalid(format!("field `candidates`: got candidates of {got} queries, expected {queries}")));
     }
     if count > limits::CANDIDATES_MAX * queries {
         let most = limits::CANDIDATES_MAX * queries;

@@ -302,7 +302,7 @@ impl<T> Entry<T> {
                 Error::not_ready(format!("no version could be loaded: {}", reasons.join("; ")))
             }
             (None, None) => Error::not_ready(match self.wish.version.filter(|_| !self.is_wish_done) {
-                Some(version) => format!("version {version} is wished, and not in memory yet"),
+                Some(version) => format!("desired version {version} is not in memory yet"),
                 None => "no version is in memory yet".into(),
             }),
         }

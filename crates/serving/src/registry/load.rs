@@ -377,7 +377,7 @@ impl<T: Send + Sync> Registry<T> {
         let start = Instant::now();
         let outcome =
             catch_unwind(AssertUnwindSafe(|| self.loaded(name, version, stamp, background))).unwrap_or_else(|panic| {
-                Err(Error::internal(format!("the load broke: {}; this is a defect", said(&*panic))))
+                Err(Error::internal(format!("the load panicked: {}; this is a defect", said(&*panic))))
             });
         let label = if outcome.is_ok() { "loaded" } else { "refused" };
         metrics::counter!("sterling_loads_total", "model" => name.to_owned(), "outcome" => label).increment(1);
@@ -397,8 +397,8 @@ impl<T: Send + Sync> Registry<T> {
         let declared = self.declared(name, version)?;
         if (declared.name.as_str(), declared.version) != (name, version) {
             return Err(Error::corrupt(format!(
-                "{}: its manifest says model `{}` version {}, expected `{name}` version {version}: a version is published \
-                 under its name and number, a copy of its folder is none",
+                "{}: its manifest says model `{}` version {}, expected `{name}` version {version}: a version is \
+                 published under its name and number, expected no copy of its folder",
                 folder.display(),
                 declared.name,
                 declared.version
@@ -450,7 +450,7 @@ impl<T: Send + Sync> Registry<T> {
     pub fn check_room(&self, like: &Loaded<T>) -> Result<()> {
         let (name, digest) = (like.name.clone(), like.digest.clone());
         let declared = Declared { name, version: like.version, digest, memory_bytes: like.memory_bytes() };
-        self.room(&like.name, &declared).map(drop).map_err(|e| e.within("another one like it"))
+        self.room(&like.name, &declared).map(drop).map_err(|e| e.within("room for another version like it"))
     }
 
     /// Reserves memory for a version; drops the previously active one if necessary.

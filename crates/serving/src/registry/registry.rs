@@ -285,13 +285,13 @@ impl<T: Send + Sync> Registry<T> {
             let wished = entry.wish.version.filter(|_| !entry.is_wish_done);
             if let Some(version) = wished {
                 let now = entry.active.map_or("none".into(), |active| format!("version {active}"));
-                troubles.push(format!("model `{name}`: version {version} is wished in the store, {now} answers"));
+                troubles.push(format!("model `{name}`: version {version} is desired in the store, {now} answers"));
             }
             match entry.active {
                 Some(active) => troubles.extend(version_troubles(name, entry, active, self.options.follow)),
                 None => {
                     troubles.extend(entry.refused.iter().map(|(version, refusal)| {
-                        format!("model `{name}`: version {version} is refused, none answers: {}", refusal.what.reason)
+                        format!("model `{name}`: version {version} was rejected, none answers: {}", refusal.what.reason)
                     }));
                     // The line about the desired version above contains the reason.
                     let silent =
@@ -301,13 +301,15 @@ impl<T: Send + Sync> Registry<T> {
             }
             let left = entry.labels_left.iter().filter_map(|label| Some((label, entry.wish.labels.get(label)?)));
             troubles.extend(left.map(|(label, version)| {
-                format!("model `{name}`: label `{label}` is wished for version {version} in the store, and does not point there yet")
+                format!(
+                    "model `{name}`: label `{label}` should point to version {version}, as desired in the store, \
+                         and does not yet"
+                )
             }));
             let unread = entry.wish_unread.iter();
-            troubles.extend(
-                unread
-                    .map(|why| format!("model `{name}`: what is wished cannot be read, what was wished stays: {why}")),
-            );
+            troubles.extend(unread.map(|why| {
+                format!("model `{name}`: its desired state cannot be read, the last one read stays in effect: {why}")
+            }));
         }
         troubles.extend(self.traffic_troubles());
         troubles
@@ -347,22 +349,24 @@ impl<T: Send + Sync> Registry<T> {
 /// in the store. The reasons name paths, which only readers of the model may see.
 fn version_troubles<T>(name: &str, entry: &Entry<T>, active: u64, follows: bool) -> Vec<String> {
     let mut troubles = Vec::new();
-    let why = format!("`GET /v1/models/{name}/versions` tells why");
+    let why = format!("`GET /v1/models/{name}/versions` has the reason");
     for (version, refused) in &entry.refused {
         let kind = refused.what.kind.name();
         if entry.loaded.contains_key(version) {
             troubles.push(format!(
-                "model `{name}`: version {version} is served from memory, what the store has of it is refused ({kind}): {why}"
+                "model `{name}`: version {version} is served from memory, its files in the store were rejected \
+                 ({kind}): {why}"
             ));
         } else if follows && entry.wish.version.is_none() && *version > active {
             troubles.push(format!(
-                "model `{name}`: version {version} is refused ({kind}), version {active} answers: {why}"
+                "model `{name}`: version {version} was rejected ({kind}), version {active} answers: {why}"
             ));
         }
     }
     if entry.is_missing {
-        troubles
-            .push(format!("model `{name}`: version {active} is served from memory alone, the store has it no more"));
+        troubles.push(format!(
+            "model `{name}`: version {active} is served from memory, the store does not have it any more"
+        ));
     }
     troubles
 }

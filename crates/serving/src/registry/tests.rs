@@ -269,7 +269,7 @@ fn a_version_is_its_bytes_and_not_only_its_number() {
 }
 
 #[test]
-fn a_store_made_anew_is_taken_and_one_that_returns_changes_nothing() {
+fn a_recreated_store_is_loaded_and_a_returning_one_changes_nothing() {
     let bed = Bed::obedient();
     for version in 1..=3 {
         bed.put("m", version, &format!("t{version}"));
@@ -298,7 +298,7 @@ fn a_store_made_anew_is_taken_and_one_that_returns_changes_nothing() {
 }
 
 #[test]
-fn a_copied_folder_is_refused_once_and_takes_nothing_over() {
+fn a_copied_folder_is_rejected_once() {
     let bed = Bed::obedient();
     bed.put("shop", 1, "one");
     bed.put("shop", 2, "two");
@@ -345,7 +345,7 @@ fn passing_failures_are_tried_again_later_and_later() {
 }
 
 #[test]
-fn what_is_refused_is_tried_at_once_when_its_folder_changes() {
+fn rejected_versions_are_retried_when_their_folder_changes() {
     let bed = Bed::new(|_, _, attempt| if attempt == 1 { Err(Error::unavailable("away")) } else { Ok(()) });
     bed.publish("m", 1, "one", 0);
     bed.registry.refresh();
@@ -396,7 +396,7 @@ fn held(name: &'static str, version: u64) -> (Sender<()>, impl Fn(&str, u64, usi
 }
 
 #[test]
-fn a_slow_load_keeps_nobody_back_and_overrides_no_operator() {
+fn a_slow_load_delays_no_other_and_overrides_no_operator() {
     let (go, hold) = held("slow", 3);
     let bed = Bed::new(hold);
     bed.put("slow", 1, "one");
@@ -432,7 +432,7 @@ fn loads_that_run_side_by_side_are_bounded() {
 }
 
 #[test]
-fn a_panic_in_a_load_is_a_refusal() {
+fn a_panic_in_a_load_is_a_rejection() {
     let bed = Bed::new(|_, version, _| if version == 2 { panic!("a broken graph") } else { Ok(()) });
     bed.put("m", 1, "one");
     bed.publish("m", 2, "two", 0);
@@ -526,7 +526,7 @@ fn labels_and_versions_loaded_by_hand_stay() {
 }
 
 #[test]
-fn a_version_that_fails_its_warm_up_is_refused() {
+fn versions_that_fail_their_warm_up_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let warm: Warm<String> = Arc::new(|loaded| match loaded.content().as_str() {
         "bad" => Err(Error::corrupt("golden request 3: another answer")),
@@ -573,7 +573,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn whatever_operators_and_publishers_do(steps in steps()) {
+    fn invariants_hold_under_random_operations(steps in steps()) {
         let bed = Bed::obedient();
         let name = |label: bool| if label { "stable" } else { "canary" };
         let mut published: BTreeMap<u64, String> = BTreeMap::new();

@@ -77,7 +77,7 @@ impl<T: Send + Sync> Registry<T> {
         match self.options.follow {
             true => Ok(()),
             false => {
-                Err(Error::unsupported("this server does not follow what is wished in its store (`follow = false`)"))
+                Err(Error::unsupported("this server does not follow the desired state of its store (`follow = false`)"))
             }
         }
     }

@@ -94,7 +94,7 @@ impl DeviceCandidates {
             let (parts, expected) = (rows.parts.len(), self.parts.len());
             return Err(Error::internal(format!("rows of candidates of {parts} parts, expected {expected}")));
         }
-        let unlike = || Error::internal("rows of candidates that lie otherwise");
+        let unlike = || Error::internal("rows of candidates in another layout");
         for (part, on_device) in rows.parts.iter().zip(&self.parts) {
             match (&part.lies, &on_device.table) {
                 (Lies::Index, None) => {}

@@ -66,7 +66,7 @@ impl Items {
         }
         if let Some([first, second]) = repeated(&self.ids) {
             return Err(Error::invalid(format!(
-                "id {} stands at items {} and {}, expected each id once",
+                "id {} occurs at items {} and {}, expected each id once",
                 self.ids[second],
                 first + 1,
                 second + 1

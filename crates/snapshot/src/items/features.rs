@@ -43,7 +43,7 @@ mod tests {
     use sterling_index::columns::ItemColumn;
 
     #[test]
-    fn a_number_that_is_missing_is_left_out_whatever_its_type() {
+    fn missing_numbers_of_any_type_are_omitted() {
         let column = |name: &str, values| ItemColumn { name: name.into(), filter: true, values };
         let columns = vec![
             column("age", ItemValues::Integers { offsets: vec![0, 1, 1], values: vec![7] }),

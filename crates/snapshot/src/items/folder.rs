@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_hold_no_rows_are_refused_by_name() {
+    fn entries_without_rows_are_rejected_by_name() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         put(folder, "a.jsonl", 0..5);

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parquet_file_says_what_json_lines_say() {
+    fn parquet_and_json_lines_are_equivalent() {
         let vectors = ListArray::from_iter_primitive::<Float32Type, _, _>([
             Some([Some(1.0), Some(0.0)]),
             Some([Some(0.5), Some(2.0)]),
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_files_are_refused_with_the_place() {
+    fn invalid_files_are_rejected_with_the_location() {
         let text = || Arc::new(StringArray::from(vec!["a", "b"])) as ArrayRef;
         for (columns, expected) in [
             (vec![("section", text())], "column `id` is missing"),
@@ -346,7 +346,7 @@ mod tests {
             (vec![ids(vec![1, 2]), ("a", text()), ("a", text())], "row 1: column `a`: given twice"),
             (
                 vec![("id", Arc::new(UInt64Array::from(vec![1, 1 << 63])) as ArrayRef)],
-                "column `id`: row 2: got 9223372036854775808, expected what Int64 holds",
+                "column `id`: row 2: got 9223372036854775808, expected integers in the range of Int64",
             ),
             (
                 vec![

@@ -149,7 +149,7 @@ impl Items {
         for (&id, entry) in file.ids().iter().zip(0u32..) {
             if entries.insert(id, entry).is_some() {
                 return Err(Error::invalid(format!(
-                    "{}: id {id} stands twice, expected each id once",
+                    "{}: id {id} occurs twice, expected each id once",
                     index.display()
                 )));
             }
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn items_that_are_changed_while_they_are_read_are_refused() {
+    fn items_that_change_during_the_read_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let line = |id: usize| format!("{{\"id\": {id}, \"embedding\": [{}]}}\n", vec!["0.25"; 64].join(","));
         let text: String = (0..40_000).map(line).collect();

@@ -178,7 +178,7 @@ impl ModelSpec {
             return Err(Error::invalid(format!("format: got {format}, expected f32, f16, bf16 or int8")));
         }
         match (&vector.column, &self.item.tower) {
-            (None, None) => Err(Error::invalid("column is missing: without item.tower, a column brings it")),
+            (None, None) => Err(Error::invalid("column is missing: without item.tower, a column supplies it")),
             _ => Ok(()),
         }
     }

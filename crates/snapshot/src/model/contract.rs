@@ -50,7 +50,7 @@ pub(super) fn user_outputs(spec: &ModelSpec, tower: &Graph, overarch: Option<&Gr
         let shape: Option<Vec<usize>> =
             port.shape.as_ref().filter(|s| !s.is_empty()).and_then(|s| s[1..].iter().copied().collect());
         let Some(shape) = shape else {
-            let shape = port.shape.as_deref().map_or("none that the file tells".into(), shown);
+            let shape = port.shape.as_deref().map_or("unknown".into(), shown);
             return Err(Error::invalid(format!(
                 "{place} has shape {shape}, expected fixed dimensions after the first, for the OverArch reads it"
             )));

@@ -88,7 +88,7 @@ impl Apart {
         command.args(["--memory-bytes", &self.bounds.memory_bytes.to_string()]);
         command.args(["--cpu-seconds", &self.bounds.cpu.as_secs().max(1).to_string()]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(|e| Error::io("a process to try graphs in", e))?;
+        let mut child = command.spawn().map_err(|e| Error::io("the process of the sandbox validation", e))?;
         let (said, cried) = (hear(child.stdout.take()), hear(child.stderr.take()));
         let ended = self.wait(&mut child)?;
         let text =
@@ -98,7 +98,7 @@ impl Apart {
 
     /// Returns the child's exit status; `None` if it had to be killed.
     fn wait(&self, child: &mut Child) -> Result<Option<ExitStatus>> {
-        let failed = |e| Error::io("a process that tries graphs", e);
+        let failed = |e| Error::io("the process of the sandbox validation", e);
         let started = Instant::now();
         loop {
             if let Some(status) = child.try_wait().map_err(failed)? {
@@ -130,7 +130,7 @@ impl Apart {
         let mut why = self.why(ended, cried);
         let last = cried.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
         if !last.is_empty() {
-            why = format!("{why}; it said: {}", cut(last));
+            why = format!("{why}; its output: {}", cut(last));
         }
         // A kill by the machine does not prove a fault of the graph: it may pass when time and memory are available.
         let is_by_machine = ended.is_none_or(|status| status.signal() == Some(KILLED));
@@ -140,18 +140,20 @@ impl Apart {
 
     fn why(&self, ended: Option<ExitStatus>, cried: &str) -> String {
         let Bounds { memory_bytes, cpu, clock } = self.bounds;
-        let Some(status) = ended else { return format!("the trial was not done after {} s", clock.as_secs()) };
+        let Some(status) = ended else {
+            return format!("the sandbox validation was not done after {} s", clock.as_secs());
+        };
         let signal = status.signal();
         match signal {
             _ if cried.contains("memory allocation of") => {
-                format!("the trial needs more than {} MB of memory", memory_bytes >> 20)
+                format!("the sandbox validation needs more than {} MB of memory", memory_bytes >> 20)
             }
             Some(OUT_OF_TIME) => {
-                format!("the trial was not done after {} s of a processor", cpu.as_secs())
+                format!("the sandbox validation was not done after {} s of CPU time", cpu.as_secs())
             }
-            Some(KILLED) => "the trial was killed from outside, as the system does where memory runs out".into(),
-            Some(signal) => format!("the trial ended by signal {signal}"),
-            None => format!("the trial ended with code {}", status.code().unwrap_or(-1)),
+            Some(KILLED) => "the sandbox validation was killed, as the system does if memory runs out".into(),
+            Some(signal) => format!("the sandbox validation ended by signal {signal}"),
+            None => format!("the sandbox validation ended with code {}", status.code().unwrap_or(-1)),
         }
     }
 }
@@ -183,7 +185,9 @@ pub fn answer(folder: &Path, bounds: &Bounds, out: &mut dyn Write) -> Result<()>
     let say = |line: &Line| {
         let text = serde_json::to_string(line).map_err(|e| Error::internal(e.to_string()))?;
         let mut out = out.borrow_mut();
-        writeln!(out, "{text}").and_then(|()| out.flush()).map_err(|e| Error::io("the trial's report", e))
+        writeln!(out, "{text}")
+            .and_then(|()| out.flush())
+            .map_err(|e| Error::io("the report of the sandbox validation", e))
     };
     let tried = rows::run(folder, &|told| {
         drop(say(&match told {
@@ -207,7 +211,7 @@ fn bound(folder: &Path, bounds: &Bounds) -> Result<()> {
     ];
     for (resource, limit, grace) in limits {
         let limit = Rlimit { current: Some(limit), maximum: Some(limit.saturating_add(grace)) };
-        setrlimit(resource, limit).map_err(|e| Error::io("the bounds of a trial", e.into()))?;
+        setrlimit(resource, limit).map_err(|e| Error::io("the limits of a sandbox validation", e.into()))?;
     }
     Ok(())
 }
@@ -248,8 +252,8 @@ mod tests {
                 Kind::Invalid,
                 "the trial needs more than 2048 MB of memory",
             ),
-            (Some(11), "", Kind::Invalid, "the trial ended by signal 11"),
-            (Some(1 << 8), "", Kind::Invalid, "the trial ended with code 1"),
+            (Some(11), "", Kind::Invalid, "the sandbox validation ended by signal 11"),
+            (Some(1 << 8), "", Kind::Invalid, "the sandbox validation ended with code 1"),
         ] {
             let (got, text) = judged(ended, cried);
             assert!(got == kind && text.contains(expected), "{ended:?}: {got:?}: {text}");

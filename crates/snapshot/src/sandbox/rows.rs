@@ -521,7 +521,7 @@ impl Given<'_> {
         let candidates = Candidates { user: &user, count: self.count, rows: self.rows, numbers: &numbers };
         let started = Instant::now();
         let mut between = || match enough.is_some_and(|enough| started.elapsed() > enough) {
-            true => Err(Error::deadline("enough was tried")),
+            true => Err(Error::deadline("the time limit of the comparison passed")),
             false => Ok(()),
         };
         self.overarch.try_out(&candidates, threads, scratch, &mut between, tasks)

@@ -94,7 +94,7 @@ impl Folder {
         may(&staging.folder)?;
         staging.unlock()?;
         if target.exists() {
-            return Err(Error::conflict(format!("{}: put there by somebody else meanwhile", target.display())));
+            return Err(Error::conflict(format!("{}: another process created it meanwhile", target.display())));
         }
         // Opened before the rename, because a lack of descriptors must not fail a completed publication.
         let opened = |folder: &Path| files::open_folder(folder).map_err(|e| Error::io(folder.display(), e));
@@ -134,7 +134,7 @@ impl Shelf for Folder {
 
     fn trouble(&self) -> Option<String> {
         let why = locked(&self.sight).trouble.clone()?;
-        Some(format!("the store's folder cannot be read, what is loaded is served on: {why}"))
+        Some(format!("the store's folder cannot be read, loaded versions keep serving: {why}"))
     }
 
     fn is_bucket(&self) -> bool {
@@ -315,7 +315,7 @@ pub(super) fn place(from: &Path, to: &Path, sync: impl Fn() -> std::io::Result<(
     sync().map_err(|e| match fs::rename(to, from) {
         Ok(()) => e,
         Err(stays) => {
-            std::io::Error::other(format!("{e}; it is published, but may be gone after a loss of power: {stays}"))
+            std::io::Error::other(format!("{e}; it is published, but may be lost in a power failure: {stays}"))
         }
     })
 }
@@ -330,7 +330,7 @@ pub(super) fn lock_folder(parent: &Path) -> Result<File> {
         .truncate(false)
         .open(&path)
         .and_then(|file| file.lock().map(|()| file))
-        .map_err(|e| Error::io(format!("{}: the lock", path.display()), e))
+        .map_err(|e| Error::io(format!("{}: locking the store", path.display()), e))
 }
 
 /// Removes a folder in `parent` atomically. The caller must hold the lock of `parent`.

@@ -119,7 +119,7 @@ impl Store {
         let unit = Unit { shard: manifest.shard.map(|part| part.shard), ..self.unit(&manifest.name, manifest.version) };
         let of_shard = self.folds.as_ref().and_then(|root| Some((root, folds_of_shard(root, unit)?)));
         let Some((root, of_shard)) = of_shard else {
-            return Err(Error::unsupported("a merge of a shard that takes no updates here"));
+            return Err(Error::unsupported("a merge of a shard that accepts no updates here"));
         };
         let parent = of_shard.join(unit.version.to_string()).join(manifest.published_digest());
         fs::create_dir_all(&parent).map_err(|e| Error::io(parent.display(), e))?;

@@ -66,7 +66,7 @@ impl Lease {
         match ago < GIVE_UP {
             true => Ok(()),
             false => Err(Error::unavailable(format!(
-                "{}: could not be written for {} s: somebody may have removed what was uploaded",
+                "{}: could not be written for {} s: another process may have removed the uploaded files",
                 self.key,
                 ago.as_secs()
             ))),

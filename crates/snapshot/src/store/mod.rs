@@ -334,7 +334,7 @@ impl Store {
         match Checksum::of(&bytes) == sum {
             true => Ok(Some(bytes)),
             false => {
-                Err(Error::corrupt(format!("model `{model}` version {version}: {file}: not what its manifest says")))
+                Err(Error::corrupt(format!("model `{model}` version {version}: {file}: differs from its manifest")))
             }
         }
     }

@@ -204,7 +204,7 @@ impl Remote {
         let mut proven = locked(&self.proven);
         if !*proven {
             if prove(&*self.objects)? == Proof::ReadOnly {
-                return Err(Error::new(Kind::Io, "it takes no writes of this caller"));
+                return Err(Error::new(Kind::Io, "it rejects writes of this caller"));
             }
             *proven = true;
         }
@@ -233,7 +233,7 @@ impl Remote {
                 Err(e) => return Err(e),
             }
         }
-        Err(Error::conflict(format!("{}/{key}: others change it all the time", self.url)))
+        Err(Error::conflict(format!("{}/{key}: other processes keep changing it", self.url)))
     }
 
     /// Removes the leftovers of killed publications, and expired leases of completed ones.
@@ -375,8 +375,8 @@ impl Remote {
         let (key, path) = (unit.key(last), staging.join(last));
         let bytes = files::read(&path)?;
         replace(&*self.objects, &key, &bytes, &Over::Nothing).map(drop).map_err(|e| match e.kind() {
-            Kind::Conflict => Error::conflict(format!("{}/{key}: put there by somebody else meanwhile", self.url)),
-            Kind::Unavailable => e.within("the version is there whole or not, which `sterling inspect` shows"),
+            Kind::Conflict => Error::conflict(format!("{}/{key}: another process created it meanwhile", self.url)),
+            Kind::Unavailable => e.within("the version may or may not be complete, which `sterling inspect` shows"),
             _ => e,
         })
     }
@@ -434,9 +434,10 @@ impl Shelf for Remote {
     fn trouble(&self) -> Option<String> {
         let Some((since, why)) = self.health.trouble() else {
             let is_unseen = locked(&self.seen).is_none();
-            return is_unseen.then(|| format!("store {}: no answer yet, what was fetched before is served", self.url));
+            return is_unseen
+                .then(|| format!("store {}: no answer yet, previously fetched versions are served", self.url));
         };
-        Some(format!("store {}: no answer for {} s, what is loaded is served on: {why}", self.url, since.as_secs()))
+        Some(format!("store {}: no answer for {} s, loaded versions keep serving: {why}", self.url, since.as_secs()))
     }
 
     fn is_bucket(&self) -> bool {

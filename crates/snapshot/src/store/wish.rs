@@ -69,7 +69,7 @@ impl Wish {
 
     fn parse(place: &str, bytes: &[u8]) -> Result<Self> {
         let corrupt = |why: String| Error::corrupt(format!("{place}: {why}"));
-        let wish: Wish = serde_json::from_slice(bytes).map_err(|e| corrupt(format!("not a wish: {e}")))?;
+        let wish: Wish = serde_json::from_slice(bytes).map_err(|e| corrupt(format!("not a desired state: {e}")))?;
         if wish.format != FORMAT {
             return Err(Error::unsupported(format!("{place}: format {}, expected {FORMAT}", wish.format)));
         }
@@ -123,7 +123,7 @@ impl Store {
         let (now, bytes) = self.parsed(model, self.shelf().read(model, WISH_FILE))?;
         let overtaken = |now: &Wish| {
             let told = now.told();
-            Error::conflict(format!("model `{model}`: somebody else changed it meanwhile, to {told}; nothing was done"))
+            Error::conflict(format!("model `{model}`: it was changed meanwhile, to {told}; nothing was done"))
         };
         if now != *before {
             return Err(overtaken(&now));
@@ -134,7 +134,7 @@ impl Store {
         wish.format = FORMAT;
         wish.revision += 1;
         wish.nonce = format!("{:016x}", RandomState::new().hash_one(std::process::id()));
-        let text = serde_json::to_vec_pretty(&wish).map_err(|e| Error::internal(format!("wish: {e}")))?;
+        let text = serde_json::to_vec_pretty(&wish).map_err(|e| Error::internal(format!("desired state: {e}")))?;
         match self.shelf().swap(model, WISH_FILE, bytes.as_deref(), &text)? {
             true => Ok(wish),
             false => Err(overtaken(&self.wish(model)?)),
@@ -185,8 +185,8 @@ fn check_traffic(model: &str, wish: &Wish) -> Result<()> {
     let Some(canary) = &wish.traffic.canary else { return Ok(()) };
     match (wish.version, wish.version_of(canary.target()?)) {
         (None, _) => Err(Error::conflict(format!(
-            "model `{model}`: the newest version answers by itself, so that none would stay beside a canary; have one answer first: \
-             `sterling activate {model} VERSION`"
+            "model `{model}`: its newest version becomes active automatically, so that a canary would have no active \
+             version to compare with; activate one first: `sterling activate {model} VERSION`"
         ))),
         (answering, canary) if answering == canary => {
             let version = canary.unwrap_or_default();

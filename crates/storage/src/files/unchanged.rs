@@ -51,7 +51,7 @@ impl Unchanged {
         self.0.iter().try_for_each(|(path, before)| {
             let how = match Identity::of(path) {
                 Ok(now) if now == *before => return Ok(()),
-                Ok(now) if now.inode != before.inode => "another file is in its place".to_owned(),
+                Ok(now) if now.inode != before.inode => "another file has replaced it".to_owned(),
                 Ok(now) => format!("it had {} bytes and has {}", before.bytes, now.bytes),
                 Err(e) => e.to_string(),
             };
@@ -90,7 +90,7 @@ mod tests {
         for (change, how) in [
             (&touch as &dyn Fn(), "it had 9 bytes and has 9"),
             (&|| fs::write(&path, "one").unwrap(), "it had 9 bytes and has 3"),
-            (&replace, "another file is in its place"),
+            (&replace, "another file has replaced it"),
             (&|| fs::remove_file(&path).unwrap(), "No such file"),
         ] {
             let error = unchanged(change).unwrap_err();

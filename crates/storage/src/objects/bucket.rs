@@ -119,7 +119,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Objects>> {
     };
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).thread_name("store").enable_all().build();
-    let runtime = Some(runtime.map_err(|e| Error::io("threads for the store", e))?);
+    let runtime = Some(runtime.map_err(|e| Error::io("starting the threads of the store", e))?);
     Ok(Arc::new(Bucket { url: url.into(), prefix, store, strays: AtomicUsize::new(0), runtime }))
 }
 
@@ -244,7 +244,7 @@ impl Bucket {
         match &error {
             object_store::Error::NotFound { .. } => Error::not_found(format!("{place}: no such object")),
             object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. } => {
-                Error::conflict(format!("{place}: another object stands there"))
+                Error::conflict(format!("{place}: another object exists there"))
             }
             _ => match explained(&error) {
                 Some((kind, told)) => Error::new(kind, format!("{place}: {told}: {error}")),
@@ -270,7 +270,7 @@ impl Bucket {
         self.threads()?.spawn(async move { drop(tell.send(work.await)) });
         match told.recv() {
             Ok(done) => done.map_err(|e| self.failed(key, e)),
-            Err(_) => Err(Error::internal(format!("{}/{key}: the call broke", self.url))),
+            Err(_) => Err(Error::internal(format!("{}/{key}: the task of the call panicked", self.url))),
         }
     }
 
@@ -569,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn repeats_what_the_protocol_calls_transient() {
+    fn retries_transient_errors_of_the_protocol() {
         let passing = [
             "status code: 500 Internal Server Error: ",
             "status code: 503 Service Unavailable: ",
@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_refusals_apart() {
+    fn distinguishes_rejections() {
         let told = |code: &str| {
             let source = format!("status code: 403 Forbidden: <Error><Code>{code}</Code></Error>").into();
             explained(&object_store::Error::PermissionDenied { path: "a".into(), source })

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_fails_is_left_alone_and_what_answers_is_not() {
+    fn failing_stores_back_off_and_answering_ones_do_not() {
         let health = Health::default();
         assert_eq!(health.ask(|| Ok(1)).unwrap(), 1);
         assert!(health.trouble().is_none());

@@ -11,6 +11,6 @@ use sterling_core::error::{Error, Result};
 /// `Unsupported`.
 pub fn open(url: &str) -> Result<Arc<dyn Objects>> {
     Err(Error::unsupported(format!(
-        "store {url}: this build knows folders alone, the feature `object-store` adds buckets"
+        "store {url}: this build supports folders only, the feature `object-store` adds buckets"
     )))
 }

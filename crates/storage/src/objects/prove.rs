@@ -39,12 +39,12 @@ fn probe(objects: &dyn Objects, key: &str) -> Result<()> {
         Err(e) if e.kind() == Kind::Conflict => Ok(()),
         Err(e) => Err(e),
         Ok(_) => Err(Error::unsupported(format!(
-            "it took {what} that must fail: a store has to keep to the conditions of writes (`If-None-Match` and `If-Match`), \
-             or publishers would overwrite each other"
+            "it accepted {what}, which must fail: a store has to enforce the conditions of writes (`If-None-Match` \
+             and `If-Match`), or publishers would overwrite each other"
         ))),
     };
     let first = replace(objects, key, b"1", &Over::Nothing)?;
     refused("a second object of one key", replace(objects, key, b"2", &Over::Nothing))?;
     replace(objects, key, b"3", &Over::This(first.clone()))?;
-    refused("an object in the place of one that was gone", replace(objects, key, b"4", &Over::This(first)))
+    refused("a replacement of an object that was replaced before", replace(objects, key, b"4", &Over::This(first)))
 }

@@ -72,7 +72,7 @@ pub(super) fn check(schema: &Schema) -> Result<()> {
     }
     if let Some(name) = names.iter().find(|name| Role::of(name).is_none()) {
         return Err(Error::invalid(format!(
-            "column `{name}`: nothing of an event is called so, expected id, item, time, type, value, weight, user.NAME, \
+            "column `{name}`: no such field of an event, expected id, item, time, type, value, weight, user.NAME, \
              labels.NAME or context.NAME"
         )));
     }

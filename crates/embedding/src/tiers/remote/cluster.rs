@@ -591,7 +591,7 @@ impl Shared {
 }
 
 fn unknown_owners(last: &str) -> Error {
-    Error::unavailable(format!("no node of the cluster tells who owns what; the last asked was {last}"))
+    Error::unavailable(format!("no node of the cluster returned the slot map; the last one queried was {last}"))
 }
 
 /// Returns the message of a reply that reports a transient state of the cluster.

@@ -269,7 +269,7 @@ impl GroupJob {
         refuse_errors(&self.shared, slot, &replies).await?;
         match replies.last() {
             Some(Value::BulkString(came)) if *came == chunk => Ok((true, chunk.len(), *digest)),
-            _ => Err(Error::corrupt(format!("chunk {key}: what was read back is not what was written"))),
+            _ => Err(Error::corrupt(format!("chunk {key}: the bytes read back differ from the written ones"))),
         }
     }
 }
@@ -301,8 +301,8 @@ async fn all_there(
             if !matches!(reply, Value::BulkString(came) if *came == chunks[partition].1) {
                 let key = layout.key(group as u64, partition);
                 return Err(Error::unavailable(format!(
-                    "chunk {key} was written and is gone: is the nodes' maxmemory-policy `noeviction`? \
-                     Loading again writes what is missing"
+                    "chunk {key} was written and is missing now: is the nodes' maxmemory-policy `noeviction`? Loading \
+                     again writes missing chunks"
                 )));
             }
         }
@@ -338,7 +338,7 @@ async fn refuse_errors(shared: &Arc<Shared>, slot: u16, replies: &[Value]) -> Re
     let node = shared.primary_of(slot);
     let address = node.as_ref().map(|n| n.address.to_string()).unwrap_or_default();
     if error.code() != "OOM" {
-        return Err(Error::unavailable(format!("node {address} refuses: {error}")));
+        return Err(Error::unavailable(format!("node {address} rejected a write: {error}")));
     }
     let memory = match node {
         Some(node) => Memory::of(&node).await.ok(),

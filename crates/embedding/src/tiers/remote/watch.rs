@@ -60,7 +60,7 @@ impl Verified {
         let causes: Vec<String> = self.unreadable.iter().map(|(cause, rows)| format!("{rows} {cause}")).collect();
         let faults: String = self.faults.iter().map(|(address, why)| format!("; node {address}: {why}")).collect();
         let lost = [Cause::Missing, Cause::Corrupt].iter().any(|cause| self.unreadable.contains_key(cause.name()));
-        let help = if lost { "; `sterling remote --load` brings lost rows back" } else { "" };
+        let help = if lost { "; `sterling remote --load` restores lost rows" } else { "" };
         Some(format!("{rows} of {} rows looked at cannot be read ({}){faults}{help}", self.rows, causes.join(", ")))
     }
 
@@ -167,7 +167,7 @@ pub(super) async fn look(shared: &Arc<Shared>, set: &OpenSet, turn: u64) -> (Ver
     match found.trouble() {
         Some(why) => troubles.push(format!("{}: {why}", set.named)),
         None if degraded * 100 > asked * DEGRADED_PERCENT_MAX => {
-            troubles.push(format!("{}: requests did not get {degraded} of the last {asked} rows in time", set.named));
+            troubles.push(format!("{}: {degraded} of the last {asked} requested rows were late or missing", set.named));
         }
         None => {}
     }

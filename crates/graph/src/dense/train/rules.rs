@@ -167,7 +167,7 @@ fn unary(graph: &mut Graph, f: Unary, a: Id, made: Id, gradient: Id) -> Result<I
             let slope = graph.unary(Unary::Sigmoid, a)?;
             graph.binary(Binary::Mul, gradient, slope)
         }
-        Unary::Trunc | Unary::Not | Unary::IsNan => Err(Error::internal("the gradient of what has none")),
+        Unary::Trunc | Unary::Not | Unary::IsNan => Err(Error::internal("the gradient of an operation without one")),
     }
 }
 

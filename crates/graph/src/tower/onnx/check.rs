@@ -125,7 +125,7 @@ fn check_node(
         }
     }
     if made.depth > DEPTH_MAX {
-        return Err(Error::invalid(format!("it stands behind {DEPTH_MAX} others, expected at most so many in a row")));
+        return Err(Error::invalid(format!("it follows {DEPTH_MAX} others, expected a chain of at most that length")));
     }
     made.is_data &= !["Shape", "Size"].contains(&operator);
     Ok(made)

@@ -107,7 +107,7 @@ impl AccessControl {
         let open = |path: &PathBuf| {
             let text = read(path)?;
             let keys = ApiKeys::parse(path, &text, &ApiKeys::default())?;
-            tracing::info!(keys = keys.len(), "calls take a key");
+            tracing::info!(keys = keys.len(), "calls need a key");
             Ok::<_, Error>(Kept {
                 path: path.clone(),
                 keys: ArcSwap::from_pointee(keys),
@@ -172,7 +172,7 @@ impl AccessControl {
         let name = &key.name;
         if key.role < needs.role {
             let (has, takes) = (key.role.name(), needs.role.name());
-            let detail = format!("key `{name}` has the role `{has}`, this call takes `{takes}`");
+            let detail = format!("key `{name}` has the role `{has}`, this call needs `{takes}`");
             return Err(denied("role", Refusal::forbidden(detail)));
         }
         let is_for = match (needs.role, needs.reach, needs.model) {
@@ -199,7 +199,10 @@ impl AccessControl {
         {
             let late = |wait| {
                 let rate = meter.rate().rate;
-                denied("rate", Refusal::too_early(format!("key `{}` may ask {rate} times a second", key.name), wait))
+                denied(
+                    "rate",
+                    Refusal::too_early(format!("key `{}` is limited to {rate} requests per second", key.name), wait),
+                )
             };
             meter.take().map_err(late)?;
         }

@@ -102,7 +102,7 @@ impl ApiKeys {
             let named = format!("key `{}`", entry.name);
             let key = entry.read(before).map_err(|e| wrong(format!("{named}: {e}")))?;
             if !names.insert(key.name.clone()) || !digests.insert(key.digest) {
-                return Err(wrong(format!("{named}: stands there twice")));
+                return Err(wrong(format!("{named}: occurs twice")));
             }
             keys.push(Arc::new(key));
         }
@@ -142,7 +142,7 @@ impl KeyEntry {
                 Some(Rate { rate, burst })
             }
             (Some(rate), _) => return Err(Error::invalid(format!("rate: got {rate}, expected 0.001 to 1e9"))),
-            (None, Some(_)) => return Err(Error::invalid("burst: expected a `rate` beside it")),
+            (None, Some(_)) => return Err(Error::invalid("burst: expected a `rate` with it")),
         };
         let same = before.0.iter().find(|key| key.digest == digest).and_then(|key| key.meter.clone());
         let meter = rate.map(|rate| same.filter(|m| m.rate() == rate).unwrap_or_else(|| Arc::new(Meter::new(rate))));
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_files_are_refused_with_the_key_and_without_secrets() {
+    fn invalid_key_files_are_rejected_with_the_key_and_without_secrets() {
         let hash = "0".repeat(64);
         let entry = |rest: &str| format!("[[key]]\nname = \"a\"\nsha256 = \"{hash}\"\nrole = \"read\"\n{rest}\n");
         assert_eq!(parse("").unwrap().len(), 0);
@@ -263,7 +263,7 @@ mod tests {
             (entry("").replace(&hash, "stk_secret"), "key `a`: sha256: expected 64"),
             (entry("").replace(&hash, &"g".repeat(64)), "sha256"),
             (twice, "twice"),
-            (shared, "key `b`: stands there twice"),
+            (shared, "key `b`: occurs twice"),
             ("stk_secret".into(), "line 1"),
             ("x".repeat(FILE_BYTES_MAX + 1), "bytes, expected at most"),
             ((0..=KEYS_MAX).map(|_| entry("")).collect(), "1025 keys"),
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_goes_on_where_the_rate_stays() {
+    fn counts_survive_a_reload_if_the_rate_stays() {
         let entry =
             |rate: u32| format!("[[key]]\nname = \"a\"\nsha256 = \"{:064}\"\nrole = \"read\"\nrate = {rate}\n", 7);
         let before = parse(&entry(5)).unwrap();

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_with_one_is_paid_for_by_the_next() {
+    fn a_large_request_is_charged_to_the_next_one() {
         let meter = Meter::new(Rate { rate: 10.0, burst: 1.0 });
         assert_eq!(meter.take_at(0), Ok(()));
         meter.charge_at(0, 9);

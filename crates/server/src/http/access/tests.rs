@@ -136,7 +136,7 @@ fn check_roles(edge: &Edge) {
 }
 
 #[test]
-fn what_changes_something_takes_more_than_reading() {
+fn changes_need_more_than_the_read_role() {
     for route in &TABLE {
         let is_pass = route.verb.is_pass() || route.verb == Verb::Rows;
         // Requests of other callers are visible to administrators only.
@@ -163,7 +163,7 @@ fn the_table_is_the_description() {
 }
 
 #[test]
-fn an_unknown_parameter_is_refused_by_name_and_the_others_are_those_of_the_description() {
+fn unknown_parameters_are_rejected_by_name() {
     let document = serde_json::to_value(crate::http::openapi()).unwrap();
     for edge in [Edge::new(None), Edge::new(None).routed()] {
         let admin = edge.bearer("admin");
@@ -346,7 +346,7 @@ fn answers_are_for_no_page_of_another_site() {
 }
 
 #[test]
-fn what_is_not_ready_is_told_in_full_to_those_with_a_key() {
+fn reasons_of_readiness_need_a_key() {
     for (edge, said) in
         [(Edge::new(None), "the server is not ready"), (Edge::new(None).routed(), "the router is not ready")]
     {

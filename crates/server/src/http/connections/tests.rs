@@ -86,5 +86,5 @@ fn room_is_made_of_those_that_wait_for_longest() {
     assert!(all.make_room(Door::Main));
     assert_eq!(made.each_ref().map(|c| is_cut(c)), [false, false, true, false]);
     all.open()[0].remove(&2);
-    assert!(!all.make_room(Door::Main), "what works is not cut");
+    assert!(!all.make_room(Door::Main), "active connections stay open");
 }

@@ -1,4 +1,4 @@
-// Renders an answer: items as a table or as cards, moves against another answer, and the time of each step.
+// Renders an answer: items as a table or as tiles, moves against another answer, and the time of each step.
 
 const as_cards = { chosen: false };
 
@@ -43,7 +43,7 @@ function answer_panel({ title, call, body, answer }, other) {
   if (!answer.ok) return put(panel, {}, [problem(answer, body.filter)]);
   const { told } = answer, items = make("div", {});
   const show = () => items.replaceChildren(!told.items.length ? make("p", {}, "No item is eligible.") : (as_cards.chosen ? item_cards : item_table)(told, other));
-  const toggle = make("button", { type: "button", "aria-pressed": as_cards.chosen, onclick: () => { as_cards.chosen = !as_cards.chosen; render_answers(); } }, as_cards.chosen ? "as a table" : "as cards");
+  const toggle = make("button", { type: "button", "aria-pressed": as_cards.chosen, onclick: () => { as_cards.chosen = !as_cards.chosen; render_answers(); } }, as_cards.chosen ? "as a table" : "as tiles");
   show();
   const gone = other ? other.items.filter(item => !ranks(told).has(item.id)) : [];
   const { explain } = told;
@@ -52,14 +52,14 @@ function answer_panel({ title, call, body, answer }, other) {
     make("p", { class: "muted" }, `version ${told.version} (${told.digest}), position ${whole(told.position)}, ${answer.ms.toFixed(1)} ms here, ${bytes(answer.bytes)}, coverage ${percent(told.coverage)} `, toggle),
     items,
     gone.length ? make("p", { class: "muted" }, `No longer here: ${gone.map(title_of).join(", ")}`) : null,
-    explain ? make("details", { open: true }, make("summary", {}, "Where the time went"), waterfall(explain.steps), funnel(explain, shown.model.items), make("p", { class: "muted" }, notes(explain))) : null,
+    explain ? make("details", { open: true }, make("summary", {}, "Time by step"), waterfall(explain.steps), funnel(explain, shown.model.items), make("p", { class: "muted" }, notes(explain))) : null,
     make("details", {}, make("summary", {}, "Request and answer"), make("pre", { tabindex: 0 }, command), make("pre", { tabindex: 0 }, written(told, 1))),
   ]);
 }
 
 function notes(explain) {
   const said = [`route ${explain.route}`, `kernel ${explain.kernel}`, `${whole(explain.probed)} lists probed`];
-  if (explain.probes) said.push(`${whole(explain.probes.probes ?? explain.probes)} were to be probed${explain.probes.target ? ` for recall ${explain.probes.target}` : ""}${explain.probes.estimate ? `, measured there ${explain.probes.estimate}` : ""}`);
+  if (explain.probes) said.push(`${whole(explain.probes.probes ?? explain.probes)} planned${explain.probes.target ? ` for recall ${explain.probes.target}` : ""}${explain.probes.estimate ? `, measured there ${explain.probes.estimate}` : ""}`);
   if (explain.filter) said.push(`filter ${explain.filter}`);
   return said.join(" · ");
 }

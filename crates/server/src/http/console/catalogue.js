@@ -5,7 +5,7 @@ async function render_index() {
   if (!answer.ok) return at("shape").replaceChildren(problem(answer));
   const { told } = answer, mean = (told.items - told.fresh_items) / Math.max(told.lists, 1);
   const panels = [
-    make("div", { class: "panel" }, make("h3", {}, "Index"), table(null, [["items", whole(told.items)], ["beside the snapshot", whole(told.fresh_items)], ["slots", whole(told.slots)], ["lists", whole(told.lists)], ["items of a list, mean", short(mean)], ["largest list", `${whole(told.list_items.at(-1) ?? 0)} (${short((told.list_items.at(-1) ?? 0) / Math.max(mean, 1e-9))} × the mean)`], ["planned memory", bytes(model.memory_bytes)], ["position of updates", whole(told.position)], ["recall calibrated by", model.calibration ? `${whole(model.calibration.queries)} queries: ${model.calibration.source}` : "nothing"]], "Index")),
+    make("div", { class: "panel" }, make("h3", {}, "Index"), table(null, [["items", whole(told.items)], ["delta", whole(told.fresh_items)], ["slots", whole(told.slots)], ["lists", whole(told.lists)], ["items of a list, mean", short(mean)], ["largest list", `${whole(told.list_items.at(-1) ?? 0)} (${short((told.list_items.at(-1) ?? 0) / Math.max(mean, 1e-9))} × the mean)`], ["planned memory", bytes(model.memory_bytes)], ["position of updates", whole(told.position)], ["recall calibrated by", model.calibration ? `${whole(model.calibration.queries)} queries: ${model.calibration.source}` : "nothing"]], "Index")),
     lines("Items of a list, by percentile of lists", [{ name: "items", points: told.list_items.map((items, n) => [n, items]) }], { x_text: n => `${n} %` }),
     bars("Files", [...told.files].sort((a, b) => b.bytes - a.bytes).slice(0, 14).map(file => [file.name, file.bytes, bytes(file.bytes)])),
   ];
@@ -48,7 +48,7 @@ async function render_values(column) {
 // Tables as areas: width by the bytes of their rows, colour by location.
 function render_tables() {
   const { tables } = shown.model;
-  if (!tables.length) return at("plan").replaceChildren(make("p", {}, "This model has no tables: requests bring vectors."));
+  if (!tables.length) return at("plan").replaceChildren(make("p", {}, "This model has no tables: requests have vectors."));
   const sized = [...tables].sort((a, b) => b.bytes - a.bytes);
   const picture = areas("Tables", sized.map(({ name, bytes: size, placed }) => ({ name, size, kind: placed, text: bytes(size) })));
   const rows = sized.map(({ name, rows, width, format, placed, bytes: size }) => [name, rows, width, format, bytes(size), placed]);
@@ -67,5 +67,5 @@ async function render_shards() {
   });
   const said = make("p", { class: coverage < 1 ? "bad" : null }, `Version ${version}: ${percent(coverage)} of its items are at a server.`);
   at("shards").replaceChildren(said, areas("Shards", shards.map(({ shard, items, servers }) => ({ name: `shard ${shard}`, size: items, kind: state(servers), text: `${whole(items)} items` }))),
-    table(["shard", "items", "share", "who has it", "beside the snapshot", "position", "not seen yet"], rows, "Shards"));
+    table(["shard", "items", "share", "servers", "delta", "position", "not visible yet"], rows, "Shards"));
 }

@@ -94,7 +94,7 @@ function funnel(explain, items) {
     ["items", items, "Items of the catalogue."],
     ["eligible, about", eligible, "Items that pass the filter, as estimated from a sample."],
     ["scanned", explain.scanned, "Items of the probed lists whose scores were computed."],
-    ["survivors", explain.survivors, "Items that the filter's bits let through. Bits may let items through that do not pass, so that there may be more than eligible ones; each is checked exactly before it is returned."],
+    ["survivors", explain.survivors, "Items that pass the filter's bitmaps. A bitmap may pass items that the filter does not, so that this may exceed the eligible ones; each is checked exactly before it is returned."],
     ["candidates", explain.candidates, "The best by similarity, which the reranker scores."],
     ["returned", explain.returned, "Items of the answer."],
   ];

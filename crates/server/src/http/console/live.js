@@ -39,19 +39,19 @@ async function read_metrics() {
   if (last) {
     const seconds = time - last.time, rate = (name, matches) => Math.max(0, (total(now, name, matches) - total(last.samples, name, matches)) / seconds);
     const passes = labels => ["retrieve", "rank", "embed"].includes(labels.call);
-    keep("Answers a second", "200", time, rate("sterling_requests_total", labels => passes(labels) && labels.status === "200"));
-    keep("Answers a second", "others", time, rate("sterling_requests_total", labels => passes(labels) && labels.status !== "200"));
+    keep("Answers per second", "200", time, rate("sterling_requests_total", labels => passes(labels) && labels.status === "200"));
+    keep("Answers per second", "others", time, rate("sterling_requests_total", labels => passes(labels) && labels.status !== "200"));
     for (const [name, share] of [["p50", .5], ["p99", .99]]) keep("Latency of passes, ms", name, time, 1000 * quantile(now, last.samples, "sterling_request_seconds", passes, share));
     keep("Waiting requests", "waiting", time, total(now, "sterling_waiting_requests"));
     keep("Open connections", "open", time, total(now, "sterling_connections"));
-    for (const reason of new Set(now.filter(one => one.name === "sterling_refused_total").map(one => one.labels.reason))) keep("Refused a second", reason, time, rate("sterling_refused_total", labels => labels.reason === reason));
+    for (const reason of new Set(now.filter(one => one.name === "sterling_refused_total").map(one => one.labels.reason))) keep("Rejected per second", reason, time, rate("sterling_refused_total", labels => labels.reason === reason));
     keep("Memory of requests in flight, MB", "in flight", time, total(now, "sterling_in_flight_bytes") / 1e6);
     const steps = [...new Set(now.filter(one => one.name === "sterling_step_seconds_sum").map(one => one.labels.step))];
     const costs = steps.map(step => [step, total(now, "sterling_step_seconds_sum", labels => labels.step === step)]).filter(([, cost]) => cost > 0).sort((a, b) => b[1] - a[1]);
     // Steps that were the most expensive at first stay, each with its colour.
     for (const [step] of costs) if (drawn_steps.length < STEPS && !drawn_steps.includes(step)) drawn_steps.push(step);
-    for (const step of drawn_steps) keep("Seconds a second, by step", step, time, rate("sterling_step_seconds_sum", labels => labels.step === step));
-    if (drawn_steps.length) keep("Seconds a second, by step", "others", time, rate("sterling_step_seconds_sum", labels => !drawn_steps.includes(labels.step)));
+    for (const step of drawn_steps) keep("Seconds per second, by step", step, time, rate("sterling_step_seconds_sum", labels => labels.step === step));
+    if (drawn_steps.length) keep("Seconds per second, by step", "others", time, rate("sterling_step_seconds_sum", labels => !drawn_steps.includes(labels.step)));
     const hits = now.filter(one => /_cache_(hits|misses)_total$/.test(one.name));
     if (hits.length) {
       const hit = rate("sterling_cache_hits_total"), miss = rate("sterling_cache_misses_total");
@@ -60,8 +60,8 @@ async function read_metrics() {
   }
   const index = page() === "live" ? await ask(`${base()}/index`) : { ok: false };
   if (last && index.ok && index.told.durable !== undefined) {
-    keep("Updates that are not seen yet", "lag", time, index.told.durable - index.told.position);
-    keep("Items beside the snapshot", "fresh", time, index.told.fresh_items);
+    keep("Updates that are not visible yet", "lag", time, index.told.durable - index.told.position);
+    keep("Items of the delta", "fresh", time, index.told.fresh_items);
   }
   last = { samples: now, time };
   // Entries under the pointer stay until it leaves.

@@ -53,11 +53,11 @@ function render_versions() {
   const rows = [...shown.versions].reverse().map(version => {
     const path = `/versions/${version.version}`;
     const state = [version.active && "answers", version.loaded && !version.active && "in memory", version.published ? null : "no longer published"].filter(Boolean).join(", ") || "published";
-    const labels = version.labels.map(label => make("span", { class: "inline" }, label, make("button", { type: "button", "aria-label": `take the label ${label} away`, onclick: () => change(`/labels/${encodeURIComponent(label)}`, "DELETE") }, "×")));
+    const labels = version.labels.map(label => make("span", { class: "inline" }, label, make("button", { type: "button", "aria-label": `remove the label ${label}`, onclick: () => change(`/labels/${encodeURIComponent(label)}`, "DELETE") }, "×")));
     const label = make("input", { type: "text", size: 8, "aria-label": `new label of version ${version.version}` });
     const give = make("button", { type: "button", onclick: () => label.value && change(`/labels/${encodeURIComponent(label.value)}`, "PUT", { version: version.version }) }, "label");
     const actions = make("div", { class: "row" }, version.active ? null : make("button", { type: "button", onclick: () => activate(version.version) }, "activate"), version.loaded ? null : act("load", `${path}:load`), version.loaded && !version.active ? act("unload", `${path}:unload`) : null, version.loaded ? [label, give] : null);
-    const refused = version.refused ? make("div", { class: "problem" }, `refused ${version.attempts} times: ${version.refused}${version.retry_in_ms === undefined ? "" : `; tried again in ${(version.retry_in_ms / 1000).toFixed(0)} s`}`) : "";
+    const refused = version.refused ? make("div", { class: "problem" }, `rejected ${version.attempts} times: ${version.refused}${version.retry_in_ms === undefined ? "" : `; tried again in ${(version.retry_in_ms / 1000).toFixed(0)} s`}`) : "";
     return [make("strong", {}, String(version.version)), make("span", { class: version.active ? "good" : null }, state), version.digest ?? "", make("div", { class: "row" }, labels), actions, refused];
   });
   const listed = table(["version", "state", "digest", "labels", "", ""], rows, "Versions");

@@ -66,7 +66,7 @@ async function ask(path, { method = "GET", body, signal } = {}) {
 
 function problem(answer, text) {
   // No key entered yet: the key field is the message.
-  if (answer.status === 401 && !sessionStorage.getItem(KEY)) return make("p", {}, "This server asks for a key.");
+  if (answer.status === 401 && !sessionStorage.getItem(KEY)) return make("p", {}, "This server needs a key.");
   const { title = "", detail = "", code = "", offset } = typeof answer.told === "object" ? answer.told : { detail: answer.told };
   const box = make("div", { class: "problem", role: "alert" }, make("strong", {}, `${answer.status || ""} ${title} `), make("code", {}, code), make("div", {}, detail));
   if (text !== undefined && offset !== undefined) {

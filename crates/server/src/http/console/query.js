@@ -20,11 +20,11 @@ function build_form() {
   const number = (label, value, attributes) => { const input = make("input", { type: "number", value, ...attributes, oninput: after(200, () => changed()) }); return { element: make("label", { class: "inline" }, label, input), value: () => input.value === "" ? undefined : Number(input.value) }; };
   form.k = number("k", 10, { min: 1, max: 100000, title: "Items to return." });
   form.candidates = number("candidates", "", { min: 1, max: 200000, placeholder: model.candidates, title: "Items that the search hands to the reranker." });
-  form.recall = slider("recall", model.recall, { least: .5, most: .999, step: .001, tell: () => changed(), help: "Share of the true best candidates that the search is to find: more of it probes more lists." });
+  form.recall = slider("recall", model.recall, { least: .5, most: .999, step: .001, tell: () => changed(), help: "Share of the true best candidates that the search should find; a higher share probes more lists." });
   form.exact = make("input", { type: "checkbox", oninput: () => changed() });
   form.leave_out = make("input", { type: "checkbox", checked: true, oninput: () => changed() });
   at("search").replaceChildren(form.k.element, form.candidates.element, form.recall.element, make("label", { class: "inline", title: "Scan all lists." }, form.exact, "exact"),
-    ...(ids ? [make("label", { class: "inline" }, form.leave_out, "leave out what the user has")] : []));
+    ...(ids ? [make("label", { class: "inline" }, form.leave_out, "exclude the user's items")] : []));
 
   form.columns = model.columns.map((column, n) => ({ name: column.name, box: make("input", { type: "checkbox", checked: n < 2, oninput: () => changed() }) }));
   at("columns").replaceChildren(make("span", { class: "muted" }, "columns"), ...form.columns.map(({ name, box }) => make("label", { class: "inline" }, box, name)));
@@ -46,7 +46,7 @@ async function some_items() {
 
 function build_beside() {
   const others = shown.versions.filter(version => version.loaded && !version.active).map(({ version }) => make("option", { value: `version:${version}` }, `version ${version}`));
-  at("beside").replaceChildren(make("option", { value: "" }, "nothing"), make("option", { value: "exact" }, "the exact answer"), make("option", { value: "last" }, "the answer before"), ...others);
+  at("beside").replaceChildren(make("option", { value: "" }, "nothing"), make("option", { value: "exact" }, "the exact answer"), make("option", { value: "last" }, "the previous answer"), ...others);
 }
 
 function body_of() {

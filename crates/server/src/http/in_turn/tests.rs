@@ -86,7 +86,7 @@ fn a_connection_waits_for_a_few_of_another_caller_and_not_for_all_that_are_ready
 }
 
 #[test]
-fn turns_of_what_was_ended_go_to_others() {
+fn turns_of_ended_tasks_go_to_others() {
     let (polls, runtime, threads) = (Polls::default(), Arc::new(Runtime::default()), Threads::new(1));
     let mut tasks: Vec<_> = (0..3 * TURNS_PER_THREAD).map(|n| noted(n, &polls, &threads, 1)).collect();
     (0..tasks.len()).for_each(|n| assert!(runtime.poll(&mut tasks, n).is_pending()));
@@ -103,7 +103,7 @@ fn turns_of_what_was_ended_go_to_others() {
 }
 
 #[test]
-fn what_is_woken_while_it_is_polled_is_polled_again_behind_others() {
+fn a_task_that_is_woken_during_its_poll_is_polled_after_others() {
     let (runtime, threads) = (Arc::new(Runtime::default()), Threads::new(1));
     let mut left = 2;
     let again = poll_fn(move |cx| {
@@ -116,11 +116,11 @@ fn what_is_woken_while_it_is_polled_is_polled_again_behind_others() {
     assert_eq!(runtime.told(), [0]);
     assert_eq!(runtime.poll(&mut tasks, 0), Ready(7));
     tasks[0].waker.wake_by_ref();
-    assert_eq!((runtime.told().len(), locked(&threads.queue).taken), (0, [0, 0]), "what has ended is told of nothing");
+    assert_eq!((runtime.told().len(), locked(&threads.queue).taken), (0, [0, 0]), "an ended task gets no notification");
 }
 
 #[test]
-fn turns_that_do_not_end_keep_nobody_waiting() {
+fn endless_turns_do_not_starve_other_callers() {
     let (polls, runtime, threads) = (Polls::default(), Arc::new(Runtime::default()), Threads::new(1));
     let mut tasks: Vec<_> = (0..2 * TURNS_PER_THREAD).map(|n| noted(n, &polls, &threads, 1)).collect();
     (0..tasks.len()).for_each(|n| assert!(runtime.poll(&mut tasks, n).is_pending()));
@@ -162,7 +162,7 @@ async fn a_caller_that_is_turned_away_rests_while_others_ask() {
     while locked(&polls).len() < 100 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    assert!(locked(&threads.queue).resting.is_empty(), "nobody else asks");
+    assert!(locked(&threads.queue).resting.is_empty(), "no other caller has requests");
     // Another caller sends a request every 10 ms.
     let other = threads.clone();
     let asks = async move {

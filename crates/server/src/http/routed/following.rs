@@ -82,7 +82,7 @@ async fn mirror(app: &RouterApp, model: &str, served: Arc<Offering>, request: Re
     let work = match request {
         Request::Retrieve(retrieve) => Errand::Retrieve(Box::new(retrieve)),
         Request::Rank(rank) => Errand::Rank(Box::new(rank)),
-        _ => return Err(Error::internal("a shadow is asked for items")),
+        _ => return Err(Error::internal("a shadow needs a request for items")),
     };
     let begun = Instant::now();
     let ranked = asked_aside(app, model, served, work).await?;

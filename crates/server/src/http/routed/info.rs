@@ -20,7 +20,7 @@ pub(super) async fn info(app: &RouterApp, model: &str, pin: Which<'_>) -> Result
     let (served, told) = app.fleet().told(model, pin, terms).await?;
     let (mut infos, mut missing, mut last) = (Vec::with_capacity(told.len()), Vec::new(), None);
     for (shard, text) in (0..).zip(told) {
-        let unread = |e| Error::unavailable(format!("a shard says what this router does not understand: {e}"));
+        let unread = |e| Error::unavailable(format!("the answer of a shard cannot be decoded by this router: {e}"));
         match text.and_then(|text| serde_json::from_str::<ModelInfo>(&text).map_err(unread)) {
             Ok(info) => infos.push(info),
             Err(error) => {

@@ -80,7 +80,7 @@ pub(super) async fn delete(app: &RouterApp, model: String, request: Request) -> 
             let parts = of_shards.into_iter().enumerate().filter(|(_, (places, _))| !places.is_empty());
             let part = |(shard, (places, ids)): (usize, (Vec<usize>, Vec<i64>))| -> Result<Part> {
                 let body = serde_json::to_vec(&DeleteRequest { ids: Some(ids), filter: None, dry_run });
-                let body = body.map_err(|e| Error::internal(format!("ids that cannot be written: {e}")))?;
+                let body = body.map_err(|e| Error::internal(format!("encoding ids: {e}")))?;
                 Ok(calls.part(shard, places, body.into()))
             };
             parts.map(part).collect::<Result<_>>()?
@@ -201,7 +201,7 @@ async fn ask<T: DeserializeOwned>(shards: &ShardServers<'_>, parts: impl IntoIte
     let asked = parts.into_iter().map(|Part { shard, places, call }| async move {
         let answer = shards.ask(shard, call, deadline).await;
         let read = |body: Bytes| {
-            let unread = |e| Error::unavailable(format!("it says what this router does not understand: {e}"));
+            let unread = |e| Error::unavailable(format!("its answer cannot be decoded by this router: {e}"));
             serde_json::from_slice(&body).map_err(|e| ShardFailure { error: unread(e), may_be_applied: true })
         };
         (shard, places, answer.and_then(read))
@@ -238,7 +238,7 @@ impl<T> Answers<T> {
         let (failed, errors): (Vec<FailedShard>, Vec<Error>) = self.failed.into_iter().unzip();
         let Some(first) = failed.first() else { return json(&made(failed)) };
         let (count, shard, reason) = (failed.len(), first.shard, &first.reason);
-        let why = format!("{count} of {asked} shards did not do what is theirs of the call: shard {shard}: {reason}");
+        let why = format!("{count} of {asked} shards did not apply their part of the call: shard {shard}: {reason}");
         let kinds: Vec<Kind> = errors.iter().map(Error::kind).collect();
         let is_one = done == 0 && kinds.iter().all(|kind| *kind == kinds[0]);
         let error = Error::new(if is_one { kinds[0] } else { Kind::Partial }, why);

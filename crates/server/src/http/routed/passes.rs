@@ -310,7 +310,7 @@ impl UnderWay<'_> {
         let explained = explain(&gathered);
         let ranked = gathered.ranked();
         if let Some(x) = ranked.scores.iter().chain(&ranked.similarities).find(|x| !x.is_finite()) {
-            return Err(Error::internal(format!("a shard sent an item that is worth {x}")));
+            return Err(Error::internal(format!("a shard sent an item of value {x}")));
         }
         let entry = Entry::gathered(ranked, rest(&mut gathered), explained, gathered.degraded_rows);
         let entry = if shape.is_table || self.is_arrow {

@@ -131,7 +131,7 @@ impl Retriever for RouterApp {
         let terms = Conditions { positions, origin, ..Conditions::until(deadline) };
         let (served, attributes, position) = self.fleet().item(model, id, terms).await?;
         let attributes = serde_json::from_str(&attributes)
-            .map_err(|e| Error::unavailable(format!("a shard says what this router does not understand: {e}")))?;
+            .map_err(|e| Error::unavailable(format!("the answer of a shard cannot be decoded by this router: {e}")))?;
         Ok(ItemResponse { served: Served { position, ..told(model, &served) }, id: id.0, attributes })
     }
 

@@ -111,7 +111,7 @@ fn rows_of_a_version_go_in_one_call_and_come_in_their_places() {
 }
 
 #[test]
-fn what_is_not_the_rows_asked_for_is_never_taken() {
+fn answers_of_other_rows_are_never_accepted() {
     let says: [fn(&RowsCall) -> Said; 10] = [
         |call| reply(call, |reply| reply.given[0] = None),
         |call| reply(call, |reply| reply.given[0].as_mut().unwrap().content = "d".into()),
@@ -146,7 +146,7 @@ fn what_is_not_the_rows_asked_for_is_never_taken() {
 }
 
 #[test]
-fn a_host_that_is_gone_costs_nothing_after_some_calls_and_is_told() {
+fn a_lost_host_is_skipped_after_some_calls_and_reported() {
     let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let mut slice = server(|call| reply(call, |_| ()));
     slice.host.servers = vec![gone.to_string()];
@@ -156,7 +156,7 @@ fn a_host_that_is_gone_costs_nothing_after_some_calls_and_is_told() {
         assert_eq!(asked(&peers, &slice, &[0]).states, [RowState::Degraded]);
     }
     assert!(peers.of(&slice.host).breaker.is_open());
-    assert!(peers.troubles()[0].starts_with(&format!("host `h1`: {gone} gives no rows: ")), "{:?}", peers.troubles());
+    assert!(peers.troubles()[0].starts_with(&format!("host `h1`: {gone} returns no rows: ")), "{:?}", peers.troubles());
 }
 
 #[test]
@@ -190,5 +190,5 @@ fn a_host_that_answers_and_lacks_the_rows_is_reported_until_it_has_them() {
     holds.store(false, Ordering::Relaxed);
     until("the warning", &|| !peers.troubles().is_empty());
     drop(source);
-    until("nothing is asked of it", &|| peers.troubles().is_empty());
+    until("it gets no calls", &|| peers.troubles().is_empty());
 }

@@ -50,8 +50,18 @@ impl Connector {
     /// Performs the handshake with a server, whose certificate must be valid for the host.
     pub(in crate::route) async fn secure(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let name = ServerName::try_from(host.to_owned()).map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
-        self.0.connect(name, stream).await
+        self.0.connect(name, stream).await.map_err(explained)
     }
+}
+
+/// Explains the rejection of an authority's certificate as that of a server, which OpenSSL makes by default.
+fn explained(error: io::Error) -> io::Error {
+    if !error.to_string().contains("CaUsedAsEndEntity") {
+        return error;
+    }
+    let what = "the certificate is one of an authority (`CA:TRUE`), expected one of a server: with `openssl req -x509`, add \
+                `-addext basicConstraints=critical,CA:FALSE`";
+    io::Error::new(error.kind(), what)
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {

@@ -101,7 +101,7 @@ proptest! {
     }
 
     #[test]
-    fn callers_that_always_wait_have_the_same_share_whatever_they_ask(
+    fn busy_callers_have_equal_shares(
         prices in prop::collection::vec(1u64..20_000, 2..6), rounds in 50usize..300,
     ) {
         let now = Instant::now();
@@ -127,7 +127,7 @@ proptest! {
     }
 
     #[test]
-    fn what_goes_before_a_request_is_known_when_it_comes(
+    fn queued_work_ahead_of_a_request_is_known_at_arrival(
         callers in prop::collection::vec((1u64..20_000, 0usize..40), 1..6), taken in 0usize..30, own in 0usize..3,
     ) {
         let now = Instant::now();

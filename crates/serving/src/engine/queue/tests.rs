@@ -265,7 +265,7 @@ proptest! {
     }
 
     #[test]
-    fn a_pace_follows_what_is_measured_within_a_second_and_a_half(
+    fn the_service_rate_follows_measurements_within_a_second_and_a_half(
         truth in 0.05..20.0f64,
         price_ms in 0.5..10.0f64,
         before in prop::collection::vec(0.01..100.0f64, 0..50),
@@ -416,7 +416,7 @@ impl Storm {
 }
 
 #[test]
-fn overload_costs_no_goodput_and_what_is_taken_in_is_answered_in_time() {
+fn overload_keeps_goodput_and_admitted_requests_are_in_time() {
     for (times, truth, slower) in [
         (0.9, (|_| 1.0) as fn(f64) -> f64, 1.0),
         (3.0, |_| 1.0, 1.0),
@@ -474,7 +474,7 @@ fn a_disturbance_under_overload_ends_when_it_ends() {
 }
 
 #[test]
-fn short_deadlines_are_kept_or_refused_at_once() {
+fn short_deadlines_are_met_or_rejected_at_once() {
     let load = Load { timeout_ms: 25.0, ..PLAIN };
     let storm = Storm { workers: 2, loads: vec![(3000.0, load)], truth: |_| 1.0, seconds: 20.0 };
     let outcome = &storm.run()[0];
@@ -485,7 +485,7 @@ fn short_deadlines_are_kept_or_refused_at_once() {
 }
 
 #[test]
-fn batch_requests_take_what_is_left_and_never_starve() {
+fn batch_requests_use_idle_capacity_and_never_starve() {
     let batch = Load { price_ms: 8.0, priority: Priority::Batch, timeout_ms: 60_000.0, ..PLAIN };
     for (interactive_per_s, least_share, most_share) in [(1500.0, 0.04, 0.09), (400.0, 0.5, 0.65)] {
         let loads = vec![(interactive_per_s, PLAIN), (2000.0, batch)];
@@ -498,7 +498,7 @@ fn batch_requests_take_what_is_left_and_never_starve() {
 }
 
 #[test]
-fn cheap_requests_keep_their_time_beside_dear_ones() {
+fn cheap_requests_keep_their_latency_beside_expensive_ones() {
     let dear = Load { price_ms: 900.0, timeout_ms: 10_000.0, ..PLAIN };
     let alone = Storm { workers: 2, loads: vec![(200.0, PLAIN)], truth: |_| 1.0, seconds: 30.0 }.run();
     let loads = vec![(200.0, PLAIN), (20.0, dear)];
@@ -555,7 +555,7 @@ fn one_caller_leaves_room_in_a_full_queue() {
 }
 
 #[test]
-fn what_nobody_waits_for_ends_where_a_caller_would_be_refused() {
+fn background_work_is_dropped_before_a_caller_is_rejected() {
     let start = Instant::now();
     let ask = |is_background: bool, price_ms: f64, now: Instant| Ask {
         priority: if is_background { Priority::Batch } else { Priority::Interactive },
@@ -603,7 +603,7 @@ fn what_nobody_waits_for_ends_where_a_caller_would_be_refused() {
 }
 
 #[test]
-fn a_wrong_pace_mends_itself_though_all_is_refused() {
+fn a_wrong_service_rate_recovers_even_if_all_requests_are_rejected() {
     let start = Instant::now();
     let mut queue: Queue<()> = Queue::new(bounds(2), start);
     let mut now = start;
@@ -627,7 +627,7 @@ fn a_wrong_pace_mends_itself_though_all_is_refused() {
 }
 
 #[test]
-fn what_is_brief_is_told_by_the_time_that_a_core_was_had() {
+fn brevity_is_measured_in_core_time() {
     let mut now = Instant::now();
     let mut queue = Queue::<u64>::new(bounds(1), now);
     let of = |price: Duration, now: Instant| Ask::plain(price, now, ms(1000.0));

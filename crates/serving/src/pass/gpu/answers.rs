@@ -81,7 +81,7 @@ impl UnderWay {
 }
 
 /// Note in the explanation of a search that would scan first-pass codes on the CPU.
-const INT8_FOR_CODES: &str = "the card scanned int8 rows in place of the first pass's codes, which stay on the host";
+const INT8_FOR_CODES: &str = "the GPU scanned int8 rows in place of the first pass's codes, which stay on the host";
 
 fn explain((all, of_queries): (&LookedAt, &[LookedAt]), prepared: &Prepared, content: &Content) -> Explain {
     let search = prepared.task.search();

@@ -279,7 +279,7 @@ fn upload(
     let room = (cut.slots() + BLOCK) as u32;
     let full = || {
         let (free, slots) = (spare.left(), cut.slots());
-        Error::overloaded(format!("no room on the device for {slots} slots beside the snapshot, {free} are free"))
+        Error::overloaded(format!("no room on the device for {slots} slots of the delta, {free} are free"))
     };
     let slots = spare.lend(room).ok_or_else(full)?;
     let first = slots.places().start;

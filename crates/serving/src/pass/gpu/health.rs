@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_lost_device_is_left_alone_and_tried_by_one_batch_at_a_time() {
-        let (health, lost) = (Health::default(), Error::unavailable("the card is lost"));
+        let (health, lost) = (Health::default(), Error::unavailable("the GPU is lost"));
         assert!(health.pause().is_none() && health.warning().is_none() && !health.worked());
         assert!(health.failed(&lost) && !health.failed(&lost));
         assert!(health.pause().unwrap().contains("is lost") && health.warning().unwrap().contains("is lost"));
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_that_fails_is_told_and_stops_nobody() {
+    fn a_failed_launch_is_reported_and_requests_continue() {
         let health = Health::default();
         assert!(health.failed(&Error::internal("a kernel failed")));
         assert!(health.pause().is_none() && health.warning().unwrap().contains("a kernel failed"));

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_waits_takes_the_place_of_one_that_is_asked_for_far_less() {
+    fn a_waiting_version_evicts_one_with_far_fewer_requests() {
         let (kept, a, b) = (Versions::default(), named("a"), named("b"));
         let there = Arc::downgrade(&kept.get(&a, || Ok(Arc::new(1))).unwrap());
         assert!(kept.get(&b, no_room).unwrap_err().to_string().contains("no room"));
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_not_tried_again_and_what_is_gone_is_forgotten() {
+    fn rejected_versions_are_not_retried_and_dropped_ones_are_forgotten() {
         let (kept, a, b) = (Versions::default(), named("a"), named("b"));
         assert!(kept.get(&a, || Err(Error::unsupported("never"))).is_err());
         let there = Arc::downgrade(&kept.get(&b, || Ok(Arc::new(2))).unwrap());

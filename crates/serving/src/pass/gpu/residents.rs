@@ -227,7 +227,7 @@ impl Residents {
         room?;
         let (model, version) = (&snapshot.manifest.name, snapshot.manifest.version);
         let gives_way = |(of, residents): (Weak<Snapshot>, Arc<[Resident]>)| {
-            let reason = format!("it gave way to model {model} version {version}, which is asked for more");
+            let reason = format!("it was evicted for model {model} version {version}, which gets more requests");
             let before = of.upgrade().map(|of| (of.manifest.name.clone(), of.manifest.version));
             tracing::info!(?before, %reason, "version evicted from the device; the CPU answers");
             self.kept.give_way(&of, reason);
@@ -255,7 +255,8 @@ impl Residents {
         match needed.checked_sub(free + freed) {
             None | Some(0) => Ok(()),
             Some(short) => Err(Error::overloaded(format!(
-                "{name}: model {model} takes {needed} bytes with what requests take, {free} of {all} are free, {short} are missing",
+                "{name}: model {model} takes {needed} bytes including those of requests, {free} of {all} are free, \
+                 {short} are missing",
             ))),
         }
     }

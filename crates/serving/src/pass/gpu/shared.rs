@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_came_is_what_was_not_there() {
+    fn only_missing_entries_are_uploaded() {
         assert_eq!(beyond(&[], &[3, 1]), [3, 1]);
         assert_eq!(beyond(&[9, 7, 7, 4], &[9, 8, 7, 7, 7]), [8, 7]);
         assert!(beyond(&[5, 5], &[5, 5]).is_empty());

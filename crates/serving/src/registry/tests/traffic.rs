@@ -46,7 +46,7 @@ fn ask(registry: &Registry<String>, requests: u64, is_failing: bool) {
 }
 
 #[test]
-fn what_takes_part_is_brought_into_memory_and_let_go() {
+fn versions_of_the_traffic_are_loaded_and_dropped() {
     let bed = bed();
     set(&bed, r#"{"canary": {"version": 2, "share": 0.5}, "shadow": {"version": 3, "share": 1}}"#);
     assert_eq!((parts(&bed.registry), bed.in_memory("m")), ((Some(2), Some(3)), vec![1, 2, 3]));
@@ -97,7 +97,7 @@ fn labels_stand_for_versions() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_changes_nothing() {
+fn invalid_traffic_is_rejected_and_changes_nothing() {
     let bed = bed();
     set(&bed, r#"{"canary": {"version": 2, "share": 0.5}}"#);
     let before = store(&bed).wish("m").unwrap();
@@ -238,7 +238,7 @@ fn one_that_is_not_to_be_rolled_back_stays_and_one_that_cannot_be_in_the_store_i
 }
 
 #[test]
-fn a_canary_that_was_ended_stays_ended_while_the_store_shows_what_was_before() {
+fn an_ended_canary_stays_ended_while_the_store_is_stale() {
     let bed = bed();
     set(&bed, r#"{"canary": {"version": 2, "share": 0.5}}"#);
     let path = bed.folder.path().join("store/m/wish.json");

@@ -34,11 +34,12 @@ fn a_store_that_is_away_takes_nothing_away() {
 }
 
 #[test]
-fn versions_that_are_refused_though_they_would_serve_are_told() {
+fn rejected_versions_that_should_serve_are_reported() {
     let bed = Bed::new(|_, version, _| if version == 2 { Err(Error::corrupt("no")) } else { Ok(()) });
     bed.put("m", 1, "x");
     bed.put("m", 2, "x");
-    let told = "model `m`: version 2 is refused (corrupt), version 1 answers: `GET /v1/models/m/versions` tells why";
+    let told =
+        "model `m`: version 2 was rejected (corrupt), version 1 answers: `GET /v1/models/m/versions` has the reason";
     assert_eq!((bed.active("m"), bed.registry.troubles()), (is(1, "x"), vec![told.to_owned()]));
     // While a later version is active it would not serve anyway.
     bed.put("m", 3, "x");
@@ -46,8 +47,8 @@ fn versions_that_are_refused_though_they_would_serve_are_told() {
     // The folder of an active version was damaged.
     fs::remove_file(bed.path("m", 3).join("text")).unwrap();
     bed.registry.refresh();
-    let told = "model `m`: version 3 is served from memory, what the store has of it is refused (corrupt): \
-                `GET /v1/models/m/versions` tells why";
+    let told = "model `m`: version 3 is served from memory, its files in the store were rejected (corrupt): \
+                `GET /v1/models/m/versions` has the reason";
     assert_eq!((bed.active("m"), bed.registry.troubles()), (is(3, "x"), vec![told.to_owned()]));
 }
 

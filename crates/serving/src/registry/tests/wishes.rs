@@ -17,7 +17,7 @@ fn labels(bed: &Bed) -> Vec<(String, u64)> {
 }
 
 #[test]
-fn what_is_wished_answers_until_something_else_is() {
+fn the_desired_version_answers() {
     let bed = Bed::obedient();
     (1..=3).for_each(|version| bed.put("m", version, "x"));
     assert_eq!(bed.active("m"), is(3, "x"));
@@ -44,7 +44,7 @@ fn what_is_wished_answers_until_something_else_is() {
 }
 
 #[test]
-fn a_server_that_starts_takes_what_is_wished_and_nothing_else() {
+fn a_starting_server_loads_the_desired_version_only() {
     let bed = Bed::obedient();
     (1..=2).for_each(|version| bed.publish("m", version, "x", 0));
     let store = Store::new(bed.folder.path().join("store"));
@@ -55,8 +55,8 @@ fn a_server_that_starts_takes_what_is_wished_and_nothing_else() {
     fs::remove_dir_all(bed.path("m", 1)).unwrap();
     let other = Registry::new(store.clone(), bed.told.clone(), Options::default());
     other.refresh();
-    assert!(other.ready().unwrap_err().to_string().contains("version 1 is wished, and not in memory yet"));
-    assert_eq!(other.troubles(), ["model `m`: version 1 is wished in the store, none answers"]);
+    assert!(other.ready().unwrap_err().to_string().contains("desired version 1 is not in memory yet"));
+    assert_eq!(other.troubles(), ["model `m`: version 1 is desired in the store, none answers"]);
     store.change_wish("m", &wished, |wish| wish.version = Some(2)).unwrap();
     other.refresh();
     assert_eq!(other.get("m", Which::Active).unwrap().version(), 2);
@@ -68,7 +68,7 @@ fn a_server_that_starts_takes_what_is_wished_and_nothing_else() {
 }
 
 #[test]
-fn a_wish_that_fails_is_tried_again_and_what_serves_goes_on() {
+fn a_failed_desired_version_is_retried_and_the_active_one_keeps_serving() {
     let is_away = Arc::new(AtomicBool::new(true));
     let away = is_away.clone();
     let bed = Bed::new(move |_, version, _| match version == 1 && away.load(Ordering::SeqCst) {
@@ -94,9 +94,9 @@ fn a_wish_that_fails_is_tried_again_and_what_serves_goes_on() {
     bed.registry.refresh();
     assert_eq!((bed.active("m"), labels(&bed)), (is(1, "x"), vec![("old".into(), 1)]));
     let troubles = bed.registry.troubles();
-    let told = troubles
-        .iter()
-        .all(|trouble| trouble.contains("model `m`: what is wished cannot be read") && trouble.contains("wish.json"));
+    let told = troubles.iter().all(|trouble| {
+        trouble.contains("model `m`: its desired state cannot be read") && trouble.contains("wish.json")
+    });
     assert!(troubles.len() == 1 && told, "{troubles:?}");
     fs::write(&path, whole).unwrap();
     bed.registry.refresh();

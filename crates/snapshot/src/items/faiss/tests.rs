@@ -85,7 +85,7 @@ fn refused(bytes: &[u8], kind: Kind, expected: &str) {
 }
 
 #[test]
-fn fields_mean_what_faiss_means_by_them() {
+fn fields_are_read_as_faiss_writes_them() {
     let (ids, vectors, lists) = opened(&bytes(&fields())).unwrap();
     assert_eq!(ids, [1 << 40, 100, 101]);
     assert_eq!((lists.of_rows, lists.centroids.len(), lists.nearest), (vec![0, 1, 1], 6, true));
@@ -132,7 +132,7 @@ fn every_codec_is_read() {
 }
 
 #[test]
-fn what_is_not_read_is_refused_by_its_name() {
+fn unsupported_parts_are_rejected_by_name() {
     for fourcc in [b"IwPQ", b"IxHe", b"IHNf", b"IxFI", b"IxPT", b"IwFd", b"IvFl", b"IxM2", b"\x93NUM"] {
         let name = fourcc.escape_ascii().to_string();
         refused(
@@ -169,7 +169,7 @@ fn what_is_not_read_is_refused_by_its_name() {
 }
 
 #[test]
-fn fields_that_contradict_each_other_are_refused() {
+fn contradictory_fields_are_rejected() {
     for (field, value, expected) in [
         ("d", numbers::<4>(&[0]), "vectors of 0 dimensions"),
         ("d", numbers::<4>(&[u64::MAX]), "vectors of -1 dimensions"),

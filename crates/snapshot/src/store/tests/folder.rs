@@ -9,7 +9,7 @@ fn whole(folder: &Path) -> Result<()> {
 }
 
 #[test]
-fn a_version_made_of_others_gives_way_to_one_that_comes_meanwhile() {
+fn a_merged_version_is_superseded_by_a_published_one() {
     let root = tempfile::tempdir().unwrap();
     let store = Store::new(root.path());
     store.publish("m", |folder, _| whole(folder)).unwrap();
@@ -37,7 +37,7 @@ fn a_version_made_of_others_gives_way_to_one_that_comes_meanwhile() {
 }
 
 #[test]
-fn a_folder_that_vanishes_is_told_until_it_is_back() {
+fn a_missing_folder_is_reported_until_it_returns() {
     let root = tempfile::tempdir().unwrap();
     let (here, gone) = (root.path().join("store"), root.path().join("gone"));
     let store = Store::new(&here);
@@ -94,7 +94,7 @@ fn publication_is_whole_or_absent_and_counts_up() {
 }
 
 #[test]
-fn what_is_wished_is_changed_by_one_at_a_time() {
+fn the_desired_state_changes_by_compare_and_swap() {
     let root = tempfile::tempdir().unwrap();
     let store = Store::new(root.path());
     wishes(&store);
@@ -109,7 +109,7 @@ fn what_is_wished_is_changed_by_one_at_a_time() {
 }
 
 #[test]
-fn a_folder_whose_place_cannot_be_made_durable_is_taken_back() {
+fn a_folder_that_cannot_be_made_durable_is_removed() {
     let root = tempfile::tempdir().unwrap();
     let (from, to) = (root.path().join("from"), root.path().join("to"));
     fs::create_dir(&from).unwrap();
@@ -122,7 +122,7 @@ fn a_folder_whose_place_cannot_be_made_durable_is_taken_back() {
         Err(std::io::Error::other("no sync"))
     };
     let told = place(&from, &to, blocked).unwrap_err().to_string();
-    assert!(told.starts_with("no sync; it is published, but may be gone after a loss of power"), "{told}");
+    assert!(told.starts_with("no sync; it is published, but may be lost in a power failure"), "{told}");
     fs::remove_file(&from).unwrap();
     fs::rename(&to, &from).unwrap();
     place(&from, &to, || Ok(())).unwrap();
@@ -140,7 +140,7 @@ fn a_publication_that_is_unwound_leaves_neither_files_nor_a_gap() {
                 assert_eq!(version, 2);
                 whole(folder)?;
                 fill(folder);
-                std::panic::resume_unwind(Box::new("begins anew"));
+                std::panic::resume_unwind(Box::new("begins again"));
             })
         };
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(broken)).is_err());

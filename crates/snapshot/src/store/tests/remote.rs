@@ -40,7 +40,7 @@ fn data(held: &Held) -> Vec<u8> {
 }
 
 #[test]
-fn what_one_publishes_another_one_fetches_whole() {
+fn published_versions_are_fetched_completely() {
     let bench = Bench::new();
     let (here, there) = (bench.store("here"), bench.store("there"));
     assert_eq!((put(&here, 1).unwrap(), put(&there, 2).unwrap(), put(&here, 3).unwrap()), (1, 2, 3));
@@ -125,7 +125,7 @@ fn a_publication_that_ends_anywhere_is_no_version_and_is_cleaned() {
 }
 
 #[test]
-fn a_version_made_of_others_gives_way_to_one_that_comes_meanwhile() {
+fn a_merged_version_is_superseded_by_a_published_one() {
     let bench = Bench::new();
     let (here, there) = (bench.store("here"), bench.store("there"));
     put(&here, 1).unwrap();
@@ -176,7 +176,7 @@ fn a_fetch_goes_on_where_it_broke_off() {
 }
 
 #[test]
-fn a_store_that_lies_is_refused_by_the_name_of_what_differs() {
+fn differing_objects_are_rejected_by_name() {
     let bench = Bench::new();
     put(&bench.store("here"), 1).unwrap();
     let refused = |machine: &str| {
@@ -214,7 +214,7 @@ fn a_store_that_lies_is_refused_by_the_name_of_what_differs() {
 }
 
 #[test]
-fn a_copy_that_is_damaged_is_fetched_anew() {
+fn damaged_copies_are_fetched_again() {
     let bench = Bench::new();
     put(&bench.store("here"), 1).unwrap();
     let store = bench.store("there");
@@ -272,7 +272,7 @@ fn a_bucket_that_is_down_changes_nothing_and_comes_back() {
 }
 
 #[test]
-fn what_nobody_uses_makes_room_and_what_somebody_uses_does_not() {
+fn unused_versions_are_evicted_and_used_ones_are_not() {
     let bench = Bench::new();
     let here = bench.store("here");
     for seed in 1..=9 {
@@ -310,7 +310,7 @@ fn what_nobody_uses_makes_room_and_what_somebody_uses_does_not() {
 }
 
 #[test]
-fn a_bucket_that_passes_over_conditions_is_refused() {
+fn buckets_that_ignore_conditions_are_rejected() {
     let bench = Bench::new();
     let store = bench.store("a");
     store.prove().unwrap();
@@ -333,7 +333,7 @@ fn a_bucket_that_passes_over_conditions_is_refused() {
 }
 
 #[test]
-fn what_is_wished_is_changed_by_one_at_a_time() {
+fn the_desired_state_changes_by_compare_and_swap() {
     let bench = Bench::new();
     let store = bench.store("a");
     wishes(&store);
@@ -376,7 +376,7 @@ fn shards_are_fetched_one_by_one() {
 }
 
 #[test]
-fn every_object_that_comes_changes_what_a_version_looks_like() {
+fn every_new_object_changes_the_listing_of_a_version() {
     let bench = Bench::new();
     put(&bench.store("here"), 1).unwrap();
     let whole = std::mem::take(&mut *bench.memory.kept.lock().unwrap());
@@ -411,7 +411,7 @@ fn every_object_that_comes_changes_what_a_version_looks_like() {
 }
 
 #[test]
-fn no_listing_alone_removes_what_another_publication_has_written() {
+fn one_listing_never_removes_files_of_another_publication() {
     let bench = Bench::new();
     put(&bench.store("a"), 1).unwrap();
     bench.memory.put("m/1/.publishing", Vec::new(), &Over::Anything).unwrap();
