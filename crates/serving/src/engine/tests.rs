@@ -311,7 +311,7 @@ fn callers_preempt_background_work() {
     let error = audit.unwrap_err();
     assert_eq!(
         (error.kind(), error.to_string().as_str()),
-        (Kind::Overloaded, "requests of callers take precedence over it")
+        (Kind::Overloaded, "a background request was dropped, because requests of callers take precedence")
     );
     is_clean(&engine);
 }
