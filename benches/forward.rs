@@ -26,7 +26,7 @@ use sterling::request::{Answer, Content, Explain, Request, Rerank, Retrieve};
 use sterling::server::http::App;
 use sterling::serving::engine::{Engine, Options, Passes};
 use sterling::serving::pass::{self, Cpu, Prepared};
-use sterling::serving::registry::{self, Loaded, Registry, Which};
+use sterling::serving::registry::{self, Loaded, Registry, VersionSelector};
 use sterling::serving::view::View;
 use sterling::snapshot::{Placement, Snapshot, Store};
 
@@ -196,7 +196,7 @@ fn in_batches(view: &Arc<View>, users: &[Value]) {
 fn over_http(store: &Store, users: &[Value]) {
     let registry = Registry::new(store.clone(), registry::Snapshots::default(), registry::Options::default());
     registry.refresh();
-    let loaded: Arc<Loaded> = registry.get("debian", Which::Active).unwrap();
+    let loaded: Arc<Loaded> = registry.get("debian", VersionSelector::Active).unwrap();
     assert_eq!(loaded.name(), "debian");
     let options = sterling::server::http::Options::default();
     let app =

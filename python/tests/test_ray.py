@@ -112,7 +112,7 @@ def test_nobody_starts_before_the_first_is_ready(monkeypatch, tmp_path):
 
 
 def test_a_job_that_is_refused_ends_at_once(monkeypatch, tmp_path):
-    cluster = Cluster(tmp_path, ready=RayTaskError(sterling.ProgramError("another job was begun here")))
+    cluster = Cluster(tmp_path, ready=RayTaskError(sterling.ProgramError("another job was started here")))
     with pytest.raises(sterling.ProgramError, match="another job"):
         run(cluster, monkeypatch)
     assert cluster.started == 1

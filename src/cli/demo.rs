@@ -22,7 +22,7 @@ use sterling_server::config::Config;
 use sterling_server::http;
 use sterling_server::startup::Server;
 use sterling_serving::pass::{self, Cpu};
-use sterling_serving::registry::Which;
+use sterling_serving::registry::VersionSelector;
 use sterling_serving::view::View;
 use sterling_snapshot::Store;
 use sterling_snapshot::model::MODEL_FILE;
@@ -83,7 +83,7 @@ impl Demo {
             }
         };
         server.registry().refresh();
-        let model = server.registry().get(&name, Which::Active)?;
+        let model = server.registry().get(&name, VersionSelector::Active)?;
         for line in samples(&package)? {
             show(&model.view(), &line)?;
         }

@@ -95,7 +95,7 @@ impl Doctor {
         match wrong.len() {
             0 if self.json => Ok(()),
             0 => say("all is well"),
-            count => Err(Error::new(Kind::Unavailable, format!("{count} things are wrong"))),
+            count => Err(Error::new(Kind::Unavailable, format!("{count} problems"))),
         }
     }
 }

@@ -12,6 +12,7 @@ mod bench;
 mod calibrate;
 mod compact;
 mod demo;
+mod desired;
 mod doctor;
 mod inspect;
 mod kernels;
@@ -28,7 +29,6 @@ mod store;
 mod traffic;
 mod train;
 mod trial;
-mod wish;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -58,9 +58,9 @@ enum Command {
     /// Merge the updates of a model into a new version (compaction), on a server or offline.
     Compact(compact::Compact),
     /// Set the desired version of a model on all servers of a store, or roll back to one.
-    Activate(wish::Activate),
+    Activate(desired::Activate),
     /// Point a label to a version of a model on all servers of a store.
-    Label(wish::Label),
+    Label(desired::Label),
     /// Route a share of a model's requests to a canary version with automatic rollback, on all servers of a store.
     Canary(traffic::Canary),
     /// Copy a share of a model's requests to a shadow version and compare its answers, on all servers of a store.

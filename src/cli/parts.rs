@@ -55,7 +55,7 @@ struct Embed {
     #[arg(long, value_name = "DIR", value_parser = local_path())]
     out: PathBuf,
     #[command(flatten)]
-    which: Which,
+    which: UnitArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -71,7 +71,7 @@ struct Assign {
     #[arg(value_parser = local_path())]
     parts: PathBuf,
     #[command(flatten)]
-    which: Which,
+    which: UnitArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -89,12 +89,12 @@ struct Cut {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
     #[command(flatten)]
-    which: Which,
+    which: UnitArgs,
 }
 
 /// Units that a worker processes.
 #[derive(Debug, clap::Args)]
-struct Which {
+struct UnitArgs {
     /// Process only this unit, from 0; for one of several workers
     #[arg(long, value_name = "N", conflicts_with = "units")]
     unit: Option<usize>,
@@ -133,7 +133,7 @@ impl Parts {
     }
 }
 
-impl Which {
+impl UnitArgs {
     /// Processes the given units, or all, and prints the results.
     fn run(
         &self,

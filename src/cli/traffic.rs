@@ -1,7 +1,7 @@
 //! `sterling canary` and `sterling shadow`: route or copy traffic to other versions, on all servers of a store.
 
+use super::desired::tell;
 use super::store::StoreArgs;
-use super::wish::tell;
 use sterling_core::error::{Error, Result};
 use sterling_rollout::{self as rollout, CanaryMargins, Sticky, Traffic};
 use sterling_snapshot::check_name;
@@ -90,7 +90,7 @@ impl Part {
             (Some(Chosen::Version(version)), Some(share), _) => Some((Some(version), None, share)),
             (Some(Chosen::Label(label)), Some(share), _) => Some((None, Some(label), share)),
         };
-        let now = store.change_wish(model, &before, |wish| change(&mut wish.traffic, chosen))?;
+        let now = store.change_desired(model, &before, |wish| change(&mut wish.traffic, chosen))?;
         tell(model, &now)
     }
 }

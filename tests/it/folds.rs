@@ -11,7 +11,7 @@ use sterling::items::shard_of;
 use sterling::journal::{Logs, Topic};
 use sterling::publish::{Output, Plan, Source, merge};
 use sterling::serving::fresh::{Feeds, Update, Updating};
-use sterling::serving::registry::{Options, Registry, Snapshots, Which};
+use sterling::serving::registry::{Options, Registry, Snapshots, VersionSelector};
 use sterling::snapshot::Store;
 use sterling::units::ItemId;
 
@@ -319,7 +319,7 @@ impl Held {
         }
     }
 
-    fn base(&self, which: Which<'_>) -> (u64, u64) {
+    fn base(&self, which: VersionSelector<'_>) -> (u64, u64) {
         let loaded = self.registry.get("vectors", which).unwrap();
         (loaded.version(), loaded.view().main().manifest.position)
     }
@@ -331,14 +331,14 @@ fn a_merged_shard_is_no_news_and_stands_for_the_bytes_that_it_was_made_of_alone(
     Held::publish(held.folder.path());
     held.registry.refresh();
     held.delete(30);
-    let view = held.registry.get("vectors", Which::Active).unwrap().view();
+    let view = held.registry.get("vectors", VersionSelector::Active).unwrap().view();
     // An operator rolls back during a merge: the result of the merge does not change that.
     held.registry.activate("vectors", 1).unwrap();
     let made = merge(&held.store, &view, &|_| ()).unwrap();
     assert_eq!((made.version, made.position, made.items), (2, 30, view.items()));
     held.registry.refresh();
-    assert_eq!((held.base(Which::Active), held.base(Which::Version(2))), ((1, 0), (2, 30)));
-    let (of_shard, digest) = (held.registry.get("vectors", Which::Version(2)).unwrap(), view.main().digest());
+    assert_eq!((held.base(VersionSelector::Active), held.base(VersionSelector::Version(2))), ((1, 0), (2, 30)));
+    let (of_shard, digest) = (held.registry.get("vectors", VersionSelector::Version(2)).unwrap(), view.main().digest());
     assert_eq!((of_shard.digest(), of_shard.view().items()), (digest, view.items()));
     assert_eq!(of_shard.view().coverage(), view.coverage());
     // A repeated merge finds the checkpoint, and returns the same.
@@ -352,8 +352,8 @@ fn a_merged_shard_is_no_news_and_stands_for_the_bytes_that_it_was_made_of_alone(
     put(held.folder.path(), &what).unwrap();
     assert_eq!(held.store.folded("vectors", 2).unwrap(), None);
     held.registry.refresh();
-    assert_eq!(held.base(Which::Version(2)), (2, 0));
-    assert_eq!(held.registry.get("vectors", Which::Version(2)).unwrap().view().items(), view.items());
+    assert_eq!(held.base(VersionSelector::Version(2)), (2, 0));
+    assert_eq!(held.registry.get("vectors", VersionSelector::Version(2)).unwrap().view().items(), view.items());
 }
 
 #[test]
@@ -368,7 +368,7 @@ fn the_journal_of_a_shard_keeps_records_after_a_merge() {
         held.delete(10);
         let made = compactor.merge(&held.registry, "vectors").unwrap();
         assert_eq!((made.version, made.position, behind()), (1, position, Some(expected)));
-        assert_eq!(held.base(Which::Active), (1, position));
+        assert_eq!(held.base(VersionSelector::Active), (1, position));
     }
     let parent = held.folder.path().join("updates/.folded/vectors/shard-0/1");
     let digest = std::fs::read_dir(&parent).unwrap().flatten().next().unwrap().path();

@@ -17,7 +17,7 @@ use sterling::server::http;
 use sterling::serving::engine::{self, Engine, Passes};
 use sterling::serving::fresh::{CallAnswer, Put, RefusedUpdate, Update};
 use sterling::serving::fresh::{Feed, Feeds, MergeWanted, Merged, Merges, Updating};
-use sterling::serving::registry::{Options, Registry, Snapshots, Which};
+use sterling::serving::registry::{Options, Registry, Snapshots, VersionSelector};
 use sterling::serving::view::Attribute;
 use sterling::snapshot::{Manifest, Snapshot, Store};
 use tower::ServiceExt as _;
@@ -284,7 +284,7 @@ fn an_emptied_catalogue_truncates_its_journal() {
         for updates in updates.chunks(4) {
             append(&feed, updates);
         }
-        let active = || registry.get("vectors", Which::Active).unwrap().view();
+        let active = || registry.get("vectors", VersionSelector::Active).unwrap().view();
         until("they are deleted", || active().position() == feed.last() && active().items() == 0);
         compactor.merge(&registry, "vectors").unwrap()
     };
@@ -303,7 +303,7 @@ fn an_emptied_catalogue_truncates_its_journal() {
     let journal = folder.path().join("updates/vectors");
     until("the journal is truncated", || Log::open(&journal, small()).is_ok());
     let (_, feed, registry, _) = merging(folder.path(), None);
-    let view = registry.get("vectors", Which::Active).unwrap().view();
+    let view = registry.get("vectors", VersionSelector::Active).unwrap().view();
     assert_eq!((view.items(), view.position()), (0, feed.last()));
 }
 
@@ -389,7 +389,7 @@ fn the_journal_is_truncated_to_the_oldest_needed_record() {
     for round in 0..5 {
         let updates: Vec<Update> = (0..40).map(|n| update(1000 * round + n)).collect();
         let last = updates.chunks(4).fold(0, |_, updates| append(&feed, updates));
-        let loaded = registry.get("vectors", Which::Active).unwrap();
+        let loaded = registry.get("vectors", VersionSelector::Active).unwrap();
         let start = Instant::now();
         while loaded.view().position() < last {
             assert!(start.elapsed() < Duration::from_secs(20));
@@ -431,7 +431,7 @@ fn merging(folder: &Path, memory_bytes: Option<u64>) -> (Store, Arc<Feed>, Arc<R
 fn more(feed: &Feed, registry: &Registry, from: i64, count: i64) {
     let updates: Vec<Update> = (from..from + count).map(update).collect();
     let last = updates.chunks(updates.len() / 10).fold(0, |_, updates| append(feed, updates));
-    let loaded = registry.get("vectors", Which::Active).unwrap();
+    let loaded = registry.get("vectors", VersionSelector::Active).unwrap();
     let start = Instant::now();
     while loaded.view().position() < last {
         assert!(start.elapsed() < Duration::from_secs(20));
@@ -468,7 +468,7 @@ fn a_merge_that_memory_cannot_hold_leaves_no_version() {
         (folder, parts)
     };
     let (_folder, (_, feed, registry, compactor)) = begun(None);
-    let need = registry.get("vectors", Which::Active).unwrap().memory_bytes();
+    let need = registry.get("vectors", VersionSelector::Active).unwrap().memory_bytes();
     more(&feed, &registry, 1000, 2000);
     compactor.merge(&registry, "vectors").unwrap();
     assert_eq!(feed.unmerged(), None);
@@ -604,7 +604,7 @@ fn a_merge_includes_all_updates_acknowledged_before() {
     let registry = app.registry.clone();
     std::thread::spawn(move || {
         while let Ok(MergeWanted { model, told }) = wanted.recv() {
-            let view = registry.get(&model, Which::Active).unwrap().view();
+            let view = registry.get(&model, VersionSelector::Active).unwrap().view();
             told(Ok(Merged { version: 1, position: view.position(), items: view.items() }));
         }
     });

@@ -29,7 +29,7 @@ pub(super) struct Items {
 #[derive(Clone, Debug)]
 pub(super) enum Rest {
     /// Computed on this server.
-    Told(Box<Told>),
+    NamedColumns(Box<NamedColumns>),
     /// JSON from shards, item by item.
     Written(WrittenRows),
     /// Parsed JSON from shards, column by column.
@@ -64,7 +64,7 @@ impl From<Written> for WrittenRows {
 
 /// Tasks and columns with their names.
 #[derive(Clone, Debug)]
-pub(super) struct Told {
+pub(super) struct NamedColumns {
     pub(super) tasks: Vec<Key>,
     pub(super) asked: Vec<Key>,
     columns: Stacked,
@@ -141,7 +141,7 @@ impl Items {
     /// Returns the names of the tasks.
     pub(super) fn tasks(&self) -> Vec<&Key> {
         match &self.rest {
-            Rest::Told(told) => told.tasks.iter().collect(),
+            Rest::NamedColumns(told) => told.tasks.iter().collect(),
             Rest::Read(read) => read.tasks.iter().map(|(key, _)| key).collect(),
             Rest::Written(_) => Vec::new(),
         }
@@ -150,7 +150,7 @@ impl Items {
     /// Returns the names of the requested columns.
     pub(super) fn columns(&self) -> Vec<&Key> {
         match &self.rest {
-            Rest::Told(told) => told.asked.iter().collect(),
+            Rest::NamedColumns(told) => told.asked.iter().collect(),
             Rest::Read(read) => read.columns.iter().map(|(key, _)| key).collect(),
             Rest::Written(_) => Vec::new(),
         }
@@ -158,7 +158,7 @@ impl Items {
 
     pub(super) fn task_count(&self) -> usize {
         match &self.rest {
-            Rest::Told(told) => told.tasks.len(),
+            Rest::NamedColumns(told) => told.tasks.len(),
             Rest::Read(read) => read.tasks.len(),
             Rest::Written(_) => 0,
         }
@@ -168,7 +168,7 @@ impl Items {
     pub(super) fn task(&self, task: usize) -> &[f32] {
         let count = self.len();
         match &self.rest {
-            Rest::Told(_) => &self.ranked.tasks[task * count..(task + 1) * count],
+            Rest::NamedColumns(_) => &self.ranked.tasks[task * count..(task + 1) * count],
             Rest::Read(read) => &read.tasks[task].1,
             Rest::Written(_) => &[],
         }
@@ -177,7 +177,7 @@ impl Items {
     /// Returns the values of an item in a requested column.
     pub(super) fn cell(&self, column: usize, row: usize) -> Cell<'_> {
         match &self.rest {
-            Rest::Told(told) => told.columns.cell(told.picked[column], self.ranked.slots[row]),
+            Rest::NamedColumns(told) => told.columns.cell(told.picked[column], self.ranked.slots[row]),
             Rest::Read(read) => cell_of(&read.columns[column].1[row]),
             Rest::Written(_) => Cell::Missing,
         }
@@ -186,7 +186,7 @@ impl Items {
     /// Returns the type of a column: from the model, or derived from the values of shards.
     pub(super) fn kind(&self, column: usize) -> CellKind {
         match &self.rest {
-            Rest::Told(told) => {
+            Rest::NamedColumns(told) => {
                 let (number, columns) = (told.picked[column], &told.columns);
                 match (columns.first().at(number).kind(), columns.is_single(number)) {
                     (ColumnKind::Integers, true) => CellKind::Integer,
@@ -203,7 +203,7 @@ impl Items {
     /// Returns the maximum bytes of an item's values in the requested columns.
     pub(super) fn row_bytes(&self) -> usize {
         match &self.rest {
-            Rest::Told(told) => told.picked.iter().map(|&column| told.columns.cell_bytes(column)).sum(),
+            Rest::NamedColumns(told) => told.picked.iter().map(|&column| told.columns.cell_bytes(column)).sum(),
             Rest::Read(read) => read.row_bytes,
             Rest::Written(_) => 0,
         }
@@ -248,12 +248,19 @@ impl Items {
                 out.extend_from_slice(&text[..part]);
                 (part < text.len()).then_some(from + part)
             }
-            Rest::Told(told) => self.told_rest(told, row, from, most, out),
+            Rest::NamedColumns(told) => self.write_named_columns(told, row, from, most, out),
             Rest::Read(_) => None,
         }
     }
 
-    fn told_rest(&self, told: &Told, row: usize, from: usize, most: usize, out: &mut Vec<u8>) -> Option<usize> {
+    fn write_named_columns(
+        &self,
+        told: &NamedColumns,
+        row: usize,
+        from: usize,
+        most: usize,
+        out: &mut Vec<u8>,
+    ) -> Option<usize> {
         let count = self.len();
         if from == 0 {
             for (task, key) in told.tasks.iter().enumerate() {
@@ -342,12 +349,12 @@ impl Entry {
         let columns = columns.into();
         let picked = asked.iter().map(|name| columns.first().number(name)).collect::<Result<Vec<_>>>()?;
         let asked = picked.iter().map(|&number| Key::new(columns.first().at(number).name())).collect();
-        let told = Told { tasks: tasks.into_iter().map(Key::new).collect(), asked, columns, picked };
+        let told = NamedColumns { tasks: tasks.into_iter().map(Key::new).collect(), asked, columns, picked };
         Ok(Entry(Ok(Box::new(Items {
             ranked,
             explain: answer.explain.as_ref().map(Explain::from),
             degraded_rows: answer.degraded_rows,
-            rest: Rest::Told(Box::new(told)),
+            rest: Rest::NamedColumns(Box::new(told)),
             cursor: None,
             is_table: false,
         }))))

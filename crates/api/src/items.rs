@@ -99,7 +99,7 @@ pub struct FailedShard {
     pub reason: String,
     /// True if the call may be repeated.
     pub retryable: bool,
-    /// True if the updates may have been applied: the connection broke after the call was sent, or the server cannot tell.
+    /// True if the updates may have been applied: the connection broke after the call was sent, or its outcome is unknown.
     pub may_be_applied: bool,
     /// Deprecated name of `may_be_applied`, for this release alone.
     pub may_be_done: bool,

@@ -42,7 +42,7 @@ pub(super) struct Scored {
 }
 
 /// Answer to one row.
-pub(super) enum Told {
+pub(super) enum RowAnswer {
     Items(Ranked),
     /// Embedding of an item, `[D]`.
     Vector(Vec<f32>),
@@ -84,14 +84,14 @@ impl Layout {
     }
 
     /// Converts rows to columns.
-    pub(super) fn batch(&self, rows: Vec<(i64, Told)>) -> Result<RecordBatch> {
+    pub(super) fn batch(&self, rows: Vec<(i64, RowAnswer)>) -> Result<RecordBatch> {
         let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(rows.iter().map(|(id, _)| *id)));
         let mut all: Vec<(String, ArrayRef)> = vec![("id".into(), ids)];
         let (mut ranked, mut vectors) = (Vec::new(), Vec::new());
         for (_, told) in rows {
             match told {
-                Told::Items(items) => ranked.push(items),
-                Told::Vector(vector) => vectors.extend(vector),
+                RowAnswer::Items(items) => ranked.push(items),
+                RowAnswer::Vector(vector) => vectors.extend(vector),
             }
         }
         match self {

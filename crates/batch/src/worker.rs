@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::counts::Problem;
-use super::output::{Layout, Scored, Told};
+use super::output::{Layout, RowAnswer, Scored};
 use super::questions::{Question, Questions};
 use super::rows::Chunk;
 use sterling_core::error::{Error, Result};
@@ -51,7 +51,7 @@ enum Understood {
 /// Answers and problems of rows, in row order.
 #[derive(Default)]
 struct Outcome {
-    answers: Vec<(i64, Told)>,
+    answers: Vec<(i64, RowAnswer)>,
     problems: Vec<Problem>,
 }
 
@@ -142,7 +142,7 @@ impl<'a> Worker<'a> {
                 None => Ok(vector),
             });
             match checked {
-                Ok(vector) => outcome.answers.push((item.id, Told::Vector(vector))),
+                Ok(vector) => outcome.answers.push((item.id, RowAnswer::Vector(vector))),
                 Err(e) => outcome.problems.push(problem(item.number, Some(item.id), &e)?),
             }
         }
@@ -178,7 +178,7 @@ impl<'a> Worker<'a> {
         };
         for ((number, id), answer) in rows.into_iter().zip(answers) {
             match answer.and_then(items) {
-                Ok(ranked) => outcome.answers.push((id, Told::Items(ranked))),
+                Ok(ranked) => outcome.answers.push((id, RowAnswer::Items(ranked))),
                 Err(e) => outcome.problems.push(problem(number, Some(id), &e)?),
             }
         }

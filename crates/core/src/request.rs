@@ -151,7 +151,7 @@ pub struct EmbeddedUser {
 
 /// Version of a model that a call names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which<'a> {
+pub enum VersionSelector<'a> {
     /// The active version.
     Active,
     /// The version with this number.

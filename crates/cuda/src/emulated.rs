@@ -332,7 +332,7 @@ impl Emulated {
         // SAFETY: the library allocates like malloc.
         let memory = unsafe { (self.alloc)(bytes) };
         if memory.is_null() {
-            return Err(Error::overloaded(format!("{bytes} bytes cannot be had")));
+            return Err(Error::overloaded(format!("cannot allocate {bytes} bytes")));
         }
         let bytes = bytes.max(1);
         self.used_bytes.fetch_add(bytes as u64, Ordering::Relaxed);

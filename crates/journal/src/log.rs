@@ -149,16 +149,8 @@ impl Log {
         let (last, disk) = (state.last, options.disk.clone());
         let shared = Arc::new(Shared::new(state));
         let (waiting, arrivals) = bounded(WAITING_MAX);
-        let mut writer = Writer {
-            folder: folder.to_owned(),
-            options,
-            shared: shared.clone(),
-            tail,
-            bytes,
-            last,
-            mark,
-            poison: None,
-        };
+        let mut writer =
+            Writer { folder: folder.to_owned(), options, shared: shared.clone(), tail, bytes, last, mark, fatal: None };
         let run = move || writer.run(&arrivals);
         let writer = std::thread::Builder::new().name("journal".into()).spawn(run).map_err(io)?;
         Ok(Log { folder: folder.to_owned(), disk, shared, waiting: Some(waiting), writer: Some(writer), _lock: lock })
@@ -355,7 +347,7 @@ struct Writer {
     last: u64,
     mark: Option<Mark>,
     /// Reason of a fatal state in which nothing can be appended.
-    poison: Option<String>,
+    fatal: Option<String>,
 }
 
 impl Writer {
@@ -391,7 +383,7 @@ impl Writer {
 
     /// Checks that a restart would find everything that was written. A missing file is thus reported now and not by that restart.
     fn look(&mut self) {
-        if self.poison.is_some() {
+        if self.fatal.is_some() {
             return;
         }
         let lost = self.tail.check().err().map(|e| lost(&e));
@@ -444,7 +436,7 @@ impl Writer {
 
     /// Writes and syncs the bytes of the records up to a position.
     fn write(&mut self, bytes: &[u8], last: u64) -> Result<()> {
-        if let Some(why) = &self.poison {
+        if let Some(why) = &self.fatal {
             return Err(Error::unavailable(stopped(why)));
         }
         if bytes.is_empty() {
@@ -488,7 +480,7 @@ impl Writer {
         let kind = if is_no_room(e) { Kind::NoSpace } else { Kind::Unavailable };
         let error = Error::new(kind, format!("journal: {why}; the update may or may not be durable"));
         self.shared.change(|state| state.trouble = Some(stopped(&why)));
-        self.poison = Some(why);
+        self.fatal = Some(why);
         error
     }
 

@@ -179,7 +179,7 @@ fn anonymous(len: usize, size: usize) -> Result<Option<memmap2::MmapMut>> {
         return Ok(None);
     }
     let map = memmap2::MmapMut::map_anon(bytes)
-        .map_err(|e| Error::overloaded(format!("buffer: {bytes} bytes cannot be had: {e}")).caused_by(e))?;
+        .map_err(|e| Error::overloaded(format!("buffer: cannot allocate {bytes} bytes: {e}")).caused_by(e))?;
     if bytes >= HUGE_PAGE_BYTES {
         // Fails if the kernel has no huge pages; small pages are slower but work as well.
         #[cfg(target_os = "linux")]

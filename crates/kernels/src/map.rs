@@ -98,8 +98,7 @@ impl Map {
             fill(&mut []);
             return Ok(Map::default());
         }
-        let lacking =
-            |e: &dyn std::fmt::Display| Error::overloaded(format!("{bytes} bytes of memory cannot be had: {e}"));
+        let lacking = |e: &dyn std::fmt::Display| Error::overloaded(format!("cannot map {bytes} bytes of memory: {e}"));
         if bytes <= HEAP_BYTES {
             let (mut lines, count) = (Vec::new(), bytes.div_ceil(size_of::<Line>()));
             lines.try_reserve_exact(count).map_err(|e| lacking(&e))?;

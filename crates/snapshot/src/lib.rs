@@ -68,7 +68,7 @@ pub use recipe::{PartFormat, Recipe, Reranking, Serving};
 pub use shards::{SHARDS_FILE, ShardEntry, Shards, shard_folder};
 #[cfg(any(test, feature = "testing"))]
 pub use store::failing;
-pub use store::{CacheOptions, Held, Stamp, Store, WISH_FILE, Wish, check_name};
+pub use store::{CacheOptions, DESIRED_FILE, Desired, Held, Stamp, Store, check_name};
 pub use vectors::VectorRows;
 pub use workload::workload;
 

@@ -2,15 +2,15 @@
 
 mod options;
 mod prepare;
-mod told;
+mod results;
 
 use serde_json::json;
 
 pub(super) use options::Bench;
 use prepare::Prepared;
+use results::Results;
 use sterling_bench::{Contender, Load, Measured, Report, SendTimes};
 use sterling_core::error::{Error, Result};
-use told::Told;
 
 impl Bench {
     /// Runs the load and prints the results.
@@ -20,16 +20,16 @@ impl Bench {
     pub(crate) fn run(self) -> Result<()> {
         self.check_options()?;
         let prepared = self.prepare()?;
-        let mut told = Told::new(self.json, self.report.clone(), json!(self))?;
+        let mut results = Results::new(self.json, self.report.clone(), json!(self))?;
         let mut reports = vec![Vec::new(); prepared.contenders.len()];
         let done = match self.find_peak {
-            true => self.find_peaks(&prepared, &mut told, &mut reports),
-            false => self.in_turns(&prepared, &mut told, &mut reports),
+            true => self.find_peaks(&prepared, &mut results, &mut reports),
+            false => self.in_turns(&prepared, &mut results, &mut reports),
         };
         // Measurements are written even after an error.
         let measured =
             prepared.contenders.iter().zip(&reports).map(|(contender, all)| Measured { contender, reports: all });
-        let written = told.finish(&measured.collect::<Vec<_>>(), self.find_peak);
+        let written = results.finish(&measured.collect::<Vec<_>>(), self.find_peak);
         done.and(written)
     }
 
@@ -46,7 +46,7 @@ impl Bench {
         Ok(report)
     }
 
-    fn find_peaks(&self, prepared: &Prepared, told: &mut Told, reports: &mut [Vec<Report>]) -> Result<()> {
+    fn find_peaks(&self, prepared: &Prepared, results: &mut Results, reports: &mut [Vec<Report>]) -> Result<()> {
         for (contender, reports) in prepared.contenders.iter().zip(reports) {
             let calls = match contender.load.classes[0].timing {
                 SendTimes::Rate(rate) => rate,
@@ -57,7 +57,7 @@ impl Bench {
                 let mut load = contender.load.clone();
                 load.classes[0].timing = SendTimes::Rate(users / batch);
                 let mut report = self.measure(prepared, contender, &load)?;
-                told.run(contender, &report, json!({"tried_rate": users}))?;
+                results.run(contender, &report, json!({"tried_rate": users}))?;
                 // Answers are only retained for the run at the peak.
                 let kept = std::mem::take(&mut report.kept);
                 reports.extend(report.void.is_none().then(|| report.clone()));
@@ -67,23 +67,23 @@ impl Bench {
             if self.check > 0 {
                 peak.report = peak.report.map(|report| self.checked(prepared, contender, report)).transpose()?;
             }
-            told.peak(contender, &peak)?;
+            results.peak(contender, &peak)?;
         }
         Ok(())
     }
 
-    fn in_turns(&self, prepared: &Prepared, told: &mut Told, reports: &mut [Vec<Report>]) -> Result<()> {
+    fn in_turns(&self, prepared: &Prepared, results: &mut Results, reports: &mut [Vec<Report>]) -> Result<()> {
         let Prepared { contenders, servers, .. } = prepared;
         if let ([only], 1) = (&contenders[..], self.rounds()) {
             let report = self.measure(prepared, only, &only.load)?;
-            told.run(only, &report, json!({}))?;
+            results.run(only, &report, json!({}))?;
             let void = report.void.as_ref().map(|reason| Error::unavailable(format!("the run is void: {reason}")));
             reports[0].push(report);
             return void.map_or(Ok(()), Err);
         }
         let found = sterling_bench::in_turns(contenders, self.rounds(), |round, contender, load| {
             let report = self.measure(prepared, contender, load)?;
-            told.run(contender, &report, json!({"round": round}))?;
+            results.run(contender, &report, json!({"round": round}))?;
             Ok(report)
         })?;
         reports.clone_from_slice(&found);
@@ -94,7 +94,7 @@ impl Bench {
                 continue;
             }
             for comparison in sterling_bench::compare(&found[measured], &found[baseline], self.seed) {
-                told.comparison(&contenders[measured].name, &contenders[baseline].name, &comparison)?;
+                results.comparison(&contenders[measured].name, &contenders[baseline].name, &comparison)?;
             }
         }
         Ok(())

@@ -131,7 +131,7 @@ impl<T: Purpose> JobFolder<T> {
     /// `NotFound` if there is none; `Corrupt` or `Io`.
     pub fn begun(root: &Path) -> Result<Self> {
         let job = read(&root.join(JOB_FILE))?;
-        let job = job.ok_or_else(|| Error::not_found(format!("{}: no job was begun here", root.display())))?;
+        let job = job.ok_or_else(|| Error::not_found(format!("{}: no job was started here", root.display())))?;
         Ok(JobFolder { root: root.into(), job, is_new: false })
     }
 
@@ -181,7 +181,7 @@ impl<T: Purpose> JobFolder<T> {
         match now == *sum {
             true => Ok(before),
             false => Err(Error::conflict(format!(
-                "{}: another job was begun here: its input {} had {} bytes with the hash {}, now it has {} with {}",
+                "{}: another job was started here: its input {} had {} bytes with the hash {}, now it has {} with {}",
                 self.root.display(),
                 input.display(),
                 sum.bytes,
@@ -241,7 +241,7 @@ fn resolved(path: &Path) -> Result<PathBuf> {
 
 fn another(root: &Path, difference: &str) -> Error {
     Error::conflict(format!(
-        "{}: another job was begun here: {difference}; go on with the same, or choose another folder",
+        "{}: another job was started here: {difference}; go on with the same, or choose another folder",
         root.display()
     ))
 }

@@ -92,7 +92,11 @@ impl Looks {
     pub fn new(device: &Device, searches: &[Schedule]) -> Result<Self> {
         let wrong = |s: &&Schedule| s.looks.is_empty() || !s.looks.is_sorted() || s.gains.len() != s.looks.len();
         if let Some(wrong) = searches.iter().find(wrong) {
-            return Err(Error::internal(format!("looks at {:?}, {} gains", wrong.looks, wrong.gains.len())));
+            return Err(Error::internal(format!(
+                "termination checks at {:?}, {} gains",
+                wrong.looks,
+                wrong.gains.len()
+            )));
         }
         let rounds = searches.iter().map(|s| s.looks.len()).max().unwrap_or(0);
         // After its last check a search does not advance.

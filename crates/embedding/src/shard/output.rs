@@ -45,6 +45,6 @@ pub(crate) fn pool_feature(
 fn in_memory(table: &Table, shard: usize) -> Result<&[u8]> {
     match &table.shards()[shard].source {
         Source::Host(bytes) => Ok(bytes),
-        Source::Fetched(_) => Err(Error::internal(format!("table `{}`: rows that did not come", table.name()))),
+        Source::Fetched(_) => Err(Error::internal(format!("table `{}`: rows were not received", table.name()))),
     }
 }

@@ -23,8 +23,8 @@ use sterling_core::error::{Error, Kind, Result};
 /// Polling interval of the stream's state if no notification arrives.
 const LOOK: Duration = Duration::from_millis(500);
 /// Waits for the message of a notification: the first and the longest; each doubles the one before.
-const FIRST_RING: Duration = Duration::from_millis(1);
-const LAST_RING: Duration = Duration::from_millis(64);
+const FIRST_WAIT: Duration = Duration::from_millis(1);
+const LAST_WAIT: Duration = Duration::from_millis(64);
 /// Notifications that are buffered before the stream is read.
 pub(super) const RINGS_MAX: usize = 1024;
 /// Longest time for which other servers are let first.
@@ -47,9 +47,9 @@ pub(super) struct Keeper {
     shared: Arc<Shared<State>>,
     arrivals: Receiver<(Append, Done)>,
     /// Notifications of attempts by other servers, successful or not.
-    bell: Option<Subscriber>,
+    attempts: Option<Subscriber>,
     /// Attempt of another server that is not in the stream yet, and the wait until the next check.
-    rung: Option<(Attempt, Duration)>,
+    attempted: Option<(Attempt, Duration)>,
     /// Number of the commit being published, until it is read back.
     trying: Option<u128>,
     /// Number of lost races since the last commit, and the time per attempt.
@@ -100,8 +100,8 @@ impl Keeper {
             remote,
             shared,
             arrivals,
-            bell: None,
-            rung: None,
+            attempts: None,
+            attempted: None,
             trying: None,
             tries: 0,
             needs: Duration::ZERO,
@@ -114,8 +114,8 @@ impl Keeper {
 
     pub(super) async fn run(mut self) {
         loop {
-            if self.bell.is_none() {
-                self.bell = self.remote.client.subscribe(self.remote.subject.clone()).await.ok();
+            if self.attempts.is_none() {
+                self.attempts = self.remote.client.subscribe(self.remote.subject.clone()).await.ok();
             }
             // Continuous appends must not keep a restored stream from being detected.
             if self.looked.elapsed() >= LOOK {
@@ -123,17 +123,17 @@ impl Keeper {
                 self.look().await;
                 self.looked = Instant::now();
             }
-            let pause = self.rung.as_ref().map_or(LOOK, |(_, wait)| *wait);
+            let pause = self.attempted.as_ref().map_or(LOOK, |(_, wait)| *wait);
             tokio::select! {
                 arrived = self.arrivals.recv() => match arrived {
                     Some(first) => self.commit(first).await,
                     None => return,
                 },
-                rang = ring(&mut self.bell) => {
-                    self.note(rang);
+                received = next_attempt(&mut self.attempts) => {
+                    self.note(received);
                     self.heard().await;
                 }
-                () = sleep(pause) => if let Some((attempt, waited)) = self.rung.take() {
+                () = sleep(pause) => if let Some((attempt, waited)) = self.attempted.take() {
                     self.seek(attempt, waited * 2).await;
                 }
             }
@@ -141,9 +141,9 @@ impl Keeper {
     }
 
     /// Handles a notification of another server's attempt.
-    fn note(&mut self, rang: Option<Message>) {
-        let Some(message) = rang else {
-            self.bell = None;
+    fn note(&mut self, received: Option<Message>) {
+        let Some(message) = received else {
+            self.attempts = None;
             return;
         };
         // A payload that is not a commit is reported when it is read from the stream.
@@ -155,19 +155,19 @@ impl Keeper {
             self.gives_way = Some((tried, Instant::now() + needs.min(WAY)));
         }
         if attempt.first > self.shared.lock().position {
-            self.rung = Some((attempt, FIRST_RING));
+            self.attempted = Some((attempt, FIRST_WAIT));
         }
     }
 
     /// Handles all pending notifications and reads up to them.
     async fn heard(&mut self) {
         for _ in 0..RINGS_MAX {
-            match ring(&mut self.bell).now_or_never() {
-                Some(rang) => self.note(rang),
+            match next_attempt(&mut self.attempts).now_or_never() {
+                Some(received) => self.note(received),
                 None => break,
             }
         }
-        if let Some((attempt, wait)) = self.rung.take() {
+        if let Some((attempt, wait)) = self.attempted.take() {
             self.seek(attempt, wait).await;
         }
     }
@@ -180,7 +180,7 @@ impl Keeper {
             let state = self.shared.lock();
             !state.has(attempt.number) && attempt.first > state.position
         };
-        self.rung = (read.is_ok() && may_come && wait <= LAST_RING).then_some((attempt, wait));
+        self.attempted = (read.is_ok() && may_come && wait <= LAST_WAIT).then_some((attempt, wait));
     }
 
     /// Lets servers first that have tried for longer without success. If there always is one, this server tries after a while
@@ -191,8 +191,8 @@ impl Keeper {
             self.heard().await;
             let until = self.gives_way.map(|(_, until)| until.min(last));
             let Some(until) = until.filter(|until| Instant::now() < *until) else { return };
-            match timeout_at(until.into(), ring(&mut self.bell)).await {
-                Ok(rang) => self.note(rang),
+            match timeout_at(until.into(), next_attempt(&mut self.attempts)).await {
+                Ok(received) => self.note(received),
                 Err(_) => return,
             }
         }
@@ -212,7 +212,7 @@ impl Keeper {
                     position = held,
                     "a version includes the missed updates; following the stream again"
                 );
-                (self.rung, self.is_missing) = (None, false);
+                (self.attempted, self.is_missing) = (None, false);
                 self.shared.change(|state| state.join(now, held));
             }
             // The contents in between are unknown, or the broker does not answer: already reported, or by the next poll.
@@ -278,7 +278,7 @@ impl Keeper {
         {
             let (stream, position) = (&self.remote.name, commit.first - 1);
             tracing::warn!(stream, position, "the stream was recreated after this position; following the new stream");
-            return self.shared.change(|state| state.begin_anew(first, &commit));
+            return self.shared.change(|state| state.restart(first, &commit));
         }
         let (sequence, position) = {
             let state = self.shared.lock();
@@ -673,9 +673,9 @@ const FULL: [ErrorCode; 5] = [
 ];
 
 /// Waits for a notification of another server's attempt; forever if the subscription has ended.
-async fn ring(bell: &mut Option<Subscriber>) -> Option<Message> {
-    match bell {
-        Some(bell) => bell.next().await,
+async fn next_attempt(attempts: &mut Option<Subscriber>) -> Option<Message> {
+    match attempts {
+        Some(attempts) => attempts.next().await,
         None => std::future::pending().await,
     }
 }

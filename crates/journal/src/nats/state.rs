@@ -105,7 +105,7 @@ impl State {
     }
 
     /// Continues with a recreated stream, from the commit with this sequence number.
-    pub(super) fn begin_anew(&mut self, sequence: u64, commit: &Commit) {
+    pub(super) fn restart(&mut self, sequence: u64, commit: &Commit) {
         self.beginning += 1;
         (self.first_sequence, self.first) = (sequence, commit.first);
         (self.sequence, self.position) = (sequence, commit.last());

@@ -22,9 +22,9 @@ use sterling_journal::{
     Append, Disk, Done, Follower, Journal, Journals, LogOptions, Logs, RealDisk, Record, Tail, Topic,
 };
 use sterling_serving::fresh::{Feed, Feeds, MergeWanted, Put, Update, Updating};
-use sterling_serving::registry::{self, Registry, Snapshots, Which};
+use sterling_serving::registry::{self, Registry, Snapshots, VersionSelector};
 use sterling_serving::view::Attribute;
-use sterling_snapshot::{Manifest, Store, Wish, failing};
+use sterling_snapshot::{Desired, Manifest, Store, failing};
 
 const MODEL: &str = "m";
 /// Number of published items.
@@ -306,7 +306,7 @@ impl<'a> Script<'a> {
         let options = Options { share: 1e-6, cores: 0.01 };
         let compactor = Compactor::new(self.store.clone(), &registry, feeds.clone(), options);
         self.server = Some(Server { registry, feeds, compactor });
-        self.until("a version", || self.server().registry.get(MODEL, Which::Active).ok());
+        self.until("a version", || self.server().registry.get(MODEL, VersionSelector::Active).ok());
     }
 
     /// Publishes the original version again, with the updates so far.
@@ -376,7 +376,7 @@ impl<'a> Script<'a> {
     /// Waits until the active version shows all acknowledged updates, and compares.
     fn see(&self) {
         let seen = self.until("acknowledged updates", || {
-            let loaded = self.server().registry.get(MODEL, Which::Active).ok()?;
+            let loaded = self.server().registry.get(MODEL, VersionSelector::Active).ok()?;
             assert_eq!(loaded.content().stalled(), None);
             let view = loaded.view();
             if view.position() < self.position {
@@ -409,22 +409,22 @@ impl<'a> Script<'a> {
     }
 
     fn is_active(&self, version: u64) -> bool {
-        self.server().registry.get(MODEL, Which::Active).is_ok_and(|loaded| loaded.version() == version)
+        self.server().registry.get(MODEL, VersionSelector::Active).is_ok_and(|loaded| loaded.version() == version)
     }
 
     /// Changes the desired state, and waits until the server has applied it.
-    fn wish(&self, what: &str, change: impl Fn(&mut Wish), is_so: impl Fn(&Registry) -> bool) {
+    fn wish(&self, what: &str, change: impl Fn(&mut Desired), is_so: impl Fn(&Registry) -> bool) {
         self.until(what, || {
             let before = self.store.wish(MODEL).ok()?;
             let mut wanted = before.clone();
             change(&mut wanted);
-            (wanted == before || self.store.change_wish(MODEL, &before, &change).is_ok()).then_some(())
+            (wanted == before || self.store.change_desired(MODEL, &before, &change).is_ok()).then_some(())
         });
         self.until(what, || is_so(&self.server().registry).then_some(()));
     }
 
     fn label(&self, version: u64) {
-        let change = |wish: &mut Wish| {
+        let change = |wish: &mut Desired| {
             wish.labels.insert("stable".into(), version);
         };
         self.wish("the label", change, |registry| {
@@ -472,7 +472,7 @@ impl<'a> Script<'a> {
         let Server { registry, .. } = self.server();
         self.until("a server without troubles", || {
             let versions = registry.versions(MODEL).ok()?;
-            let loaded = registry.get(MODEL, Which::Active).ok()?;
+            let loaded = registry.get(MODEL, VersionSelector::Active).ok()?;
             let is_well = registry.troubles().is_empty()
                 // A version that was to be retried before another one became desired stays listed.
                 && versions.iter().flat_map(|version| &version.refused).all(|refused| refused.retry_in.is_some())

@@ -14,7 +14,7 @@ use sterling_core::clock::unix_time;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_kernels::priority::{Background, Starved};
 use sterling_serving::fresh::{Feed, Feeds, MergeWanted, Merged};
-use sterling_serving::registry::{Loaded, Registry, Which};
+use sterling_serving::registry::{Loaded, Registry, VersionSelector};
 use sterling_serving::view::View;
 use sterling_snapshot::Store;
 
@@ -85,7 +85,7 @@ impl Compactor {
                     false => drop(self.kept.insert(name.clone(), Instant::now())),
                 }
             }
-            if !registry.get(name, Which::Active).is_ok_and(|loaded| self.is_due(&loaded)) {
+            if !registry.get(name, VersionSelector::Active).is_ok_and(|loaded| self.is_due(&loaded)) {
                 continue;
             }
             match self.merge(registry, name) {
@@ -148,7 +148,7 @@ impl Compactor {
     }
 
     fn merge_active(&self, registry: &Registry, model: &str) -> Result<Merged> {
-        let loaded = registry.get(model, Which::Active)?;
+        let loaded = registry.get(model, VersionSelector::Active)?;
         let view = loaded.view();
         let topic = view.main().manifest.topic();
         let feed = self.feeds.of(&topic).ok_or_else(|| Error::unsupported("it accepts no updates"))?;

@@ -77,7 +77,7 @@ pub struct Results<B> {
 
 /// Accompanying data of an answer in an earlier round.
 #[derive(Clone, Debug)]
-pub struct Told<B> {
+pub struct RoundData<B> {
     /// Index of the shard.
     pub shard: usize,
     /// Round of the answer: `embed`, `select` or `rerank`.
@@ -96,7 +96,7 @@ pub struct Gathered<B> {
     /// Requested items of a [`Rank`] that no shard holds, in the order of the request.
     pub unknown: Vec<ItemId>,
     /// Accompanying data of answers in earlier rounds.
-    pub told: Vec<Told<B>>,
+    pub told: Vec<RoundData<B>>,
     /// Shards that failed, each with its error.
     pub missing: Vec<(usize, Error)>,
     /// Share of the published items in shards that did not fail.
@@ -234,7 +234,7 @@ struct Run<'a, S: Sharded> {
     further: bool,
     /// Early reranked results of shards from their selection, with accompanying data.
     ahead: BTreeMap<usize, (RankedAhead, S::Beside)>,
-    told: Vec<Told<S::Beside>>,
+    told: Vec<RoundData<S::Beside>>,
     again: usize,
     degraded_rows: u64,
     steps: Vec<StepReport>,
@@ -276,9 +276,9 @@ impl<B> Part<B> {
     }
 
     /// Takes the accompanying data of results that are replaced.
-    fn told(&mut self) -> Option<Told<B>> {
+    fn told(&mut self) -> Option<RoundData<B>> {
         let Results { shard, round, .. } = self.results;
-        self.results.beside.take().map(|beside| Told { shard, round, beside })
+        self.results.beside.take().map(|beside| RoundData { shard, round, beside })
     }
 
     fn of_shard(&self) -> OfShard<'_> {
@@ -385,7 +385,7 @@ impl<'a, S: Sharded> Run<'a, S> {
             return Err(Error::internal("a shard sent no embedding, expected one"));
         };
         self.degraded_rows += said.degraded_rows;
-        self.told.push(Told { shard, round: "embed", beside: said.beside });
+        self.told.push(RoundData { shard, round: "embed", beside: said.beside });
         Ok(User::Embedded(embedded))
     }
 
@@ -406,7 +406,7 @@ impl<'a, S: Sharded> Run<'a, S> {
             let Content::Selected(of_shard) = said.content else {
                 return Err(Error::internal("a shard sent no candidates, expected some"));
             };
-            let mut told = |beside| self.told.push(Told { shard, round: "select", beside });
+            let mut told = |beside| self.told.push(RoundData { shard, round: "select", beside });
             // Earlier results cover fewer candidates than the shard has sent by now.
             self.ahead.remove(&shard).into_iter().for_each(|(_, beside)| told(beside));
             match of_shard.ahead {
@@ -462,7 +462,7 @@ impl<'a, S: Sharded> Run<'a, S> {
             Some(counts) => part.took_ahead(ahead, counts, beside),
             None => {
                 self.again += 1;
-                self.told.push(Told { shard, round: "select", beside });
+                self.told.push(RoundData { shard, round: "select", beside });
             }
         }
         part
@@ -518,7 +518,7 @@ impl<'a, S: Sharded> Run<'a, S> {
     fn end(mut self, order: Order, parts: Vec<Results<S::Beside>>, unknown: Vec<ItemId>) -> Gathered<S::Beside> {
         let coverage = self.coverage();
         let unused = std::mem::take(&mut self.ahead).into_iter();
-        self.told.extend(unused.map(|(shard, (_, beside))| Told { shard, round: "select", beside }));
+        self.told.extend(unused.map(|(shard, (_, beside))| RoundData { shard, round: "select", beside }));
         let Run { told, missing, again, degraded_rows, steps, .. } = self;
         Gathered { order, parts, unknown, told, missing, coverage, again, degraded_rows, steps }
     }

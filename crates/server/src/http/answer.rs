@@ -42,7 +42,7 @@ impl AsRef<[u8]> for Held {
 }
 
 /// Result of a call.
-pub(super) type Outcome = std::result::Result<Response, Refusal>;
+pub(super) type Outcome = std::result::Result<Response, Rejection>;
 
 /// Content type of problems.
 pub(super) const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
@@ -59,13 +59,13 @@ const UNREAD_CODING: &str = "unsupported_content_encoding";
 
 /// Text and code of a problem, for protocols with other error bodies and for metrics.
 #[derive(Clone)]
-pub(super) struct Told {
+pub(super) struct ProblemText {
     pub(super) detail: String,
     pub(super) code: String,
 }
 
 /// Problem that is being returned. Boxed, to keep `Result`s small.
-pub struct Refusal {
+pub struct Rejection {
     problem: Box<Problem>,
     /// Accepted alternatives: methods, or codings of a body.
     allow: Option<Cow<'static, str>>,
@@ -75,12 +75,12 @@ pub struct Refusal {
     is_unapplied: bool,
 }
 
-impl From<Error> for Refusal {
+impl From<Error> for Rejection {
     fn from(error: Error) -> Self {
         // A queue of bounded length drains well within a second.
         let seconds = || error.retry_wait().map_or(1, whole_seconds);
         let problem = Box::new(problem(&error));
-        Refusal {
+        Rejection {
             retry_after: (problem.status == 503).then(seconds),
             is_unapplied: error.is_unapplied(),
             problem,
@@ -117,7 +117,7 @@ pub fn problem(error: &Error) -> Problem {
     Problem::from(error)
 }
 
-impl Refusal {
+impl Rejection {
     /// Creates a problem of HTTP itself, without a matching [`Kind`].
     pub fn http(status: StatusCode, code: &str, detail: impl Into<String>) -> Self {
         let problem = Problem {
@@ -129,7 +129,7 @@ impl Refusal {
             retryable: [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status),
             offset: None,
         };
-        Refusal { problem: Box::new(problem), allow: None, retry_after: None, is_unapplied: false }
+        Rejection { problem: Box::new(problem), allow: None, retry_after: None, is_unapplied: false }
     }
 
     /// Renders the answer. It passes the layers of the handlers, or is sent without them as the bytes of [`http1`].
@@ -157,7 +157,7 @@ impl Refusal {
 
     /// 401: missing or invalid key, without details.
     pub(super) fn unauthorized() -> Self {
-        Refusal::http(
+        Rejection::http(
             StatusCode::UNAUTHORIZED,
             "unauthorized",
             "expected a key of this server: `Authorization: Bearer KEY`",
@@ -166,13 +166,13 @@ impl Refusal {
 
     /// 403: the key lacks permission.
     pub(super) fn forbidden(detail: String) -> Self {
-        Refusal::http(StatusCode::FORBIDDEN, "forbidden", detail)
+        Rejection::http(StatusCode::FORBIDDEN, "forbidden", detail)
     }
 
     /// 429: the rate is exceeded; includes the time to wait.
     pub(super) fn too_early(detail: String, wait: Duration) -> Self {
-        let refusal = Refusal::http(StatusCode::TOO_MANY_REQUESTS, "rate_limited", detail);
-        Refusal { retry_after: Some(whole_seconds(wait)), ..refusal }
+        let refusal = Rejection::http(StatusCode::TOO_MANY_REQUESTS, "rate_limited", detail);
+        Rejection { retry_after: Some(whole_seconds(wait)), ..refusal }
     }
 
     /// Code of the problem.
@@ -187,23 +187,26 @@ impl Refusal {
 
     /// 415: unsupported coding of a body.
     pub(super) fn coding(detail: String) -> Self {
-        let refusal = Refusal::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, UNREAD_CODING, detail);
-        Refusal { allow: Some(CODINGS.into()), ..refusal }
+        let refusal = Rejection::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, UNREAD_CODING, detail);
+        Rejection { allow: Some(CODINGS.into()), ..refusal }
     }
 
     /// 405 with the allowed methods.
     pub fn method(got: &axum::http::Method, allow: impl Into<Cow<'static, str>>) -> Self {
         let allow = allow.into();
         let detail = format!("method {got} is not allowed here, expected {allow}");
-        Refusal { allow: Some(allow), ..Refusal::http(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", detail) }
+        Rejection {
+            allow: Some(allow),
+            ..Rejection::http(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", detail)
+        }
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
         let mut response = self.render().map(Body::from);
         let Problem { detail, code, .. } = *self.problem;
-        response.extensions_mut().insert(Told { detail, code });
+        response.extensions_mut().insert(ProblemText { detail, code });
         response
     }
 }
@@ -373,15 +376,15 @@ mod tests {
     #[tokio::test]
     async fn a_rejection_has_the_same_bytes_with_and_without_a_handler() {
         let retry = Error::overloaded("the queue is \"full\", é").retry_after(Duration::from_millis(2500));
-        let refusals: [Refusal; 8] = [
+        let refusals: [Rejection; 8] = [
             retry.into(),
             Error::deadline("late").into(),
             Error::invalid("field `k`: got 0").at(7).into(),
-            Refusal::unauthorized(),
-            Refusal::forbidden("key `a` is not for model `b`".into()),
-            Refusal::too_early("key `a` may ask 3 times a second".into(), Duration::from_secs(1)),
-            Refusal::coding("coding `br`".into()),
-            Refusal::method(&Method::PUT, "GET, POST"),
+            Rejection::unauthorized(),
+            Rejection::forbidden("key `a` is not for model `b`".into()),
+            Rejection::too_early("key `a` may ask 3 times a second".into(), Duration::from_secs(1)),
+            Rejection::coding("coding `br`".into()),
+            Rejection::method(&Method::PUT, "GET, POST"),
         ];
         for refusal in refusals {
             let mut headers = HeaderMap::new();

@@ -14,7 +14,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use super::answer::{Refusal, Share};
+use super::answer::{Rejection, Share};
 use super::asides::Asides;
 use super::coding::Coding;
 use super::connections::Connection;
@@ -156,18 +156,18 @@ impl Bodies {
     }
 
     /// Reads the complete body of a JSON request.
-    pub(super) async fn read(&self, request: Request) -> Result<Whole, Refusal> {
+    pub(super) async fn read(&self, request: Request) -> Result<Whole, Rejection> {
         Ok(self.read_sent(request, &[]).await?.1)
     }
 
     /// Reads the complete body of a request in JSON or a type of `others`, and returns the type.
-    pub(super) async fn read_sent(&self, request: Request, others: &[Sent]) -> Result<(Sent, Whole), Refusal> {
+    pub(super) async fn read_sent(&self, request: Request, others: &[Sent]) -> Result<(Sent, Whole), Rejection> {
         let sent = Sent::of(request.headers(), others)?;
         Ok((sent, self.read_any(request).await?))
     }
 
     /// Reads the complete body of a request whose content type is already checked.
-    pub(super) async fn read_any(&self, request: Request) -> Result<Whole, Refusal> {
+    pub(super) async fn read_any(&self, request: Request) -> Result<Whole, Rejection> {
         let coding = Coding::of(request.headers())?;
         let body = request.into_body();
         let announced = body.size_hint().lower();
@@ -192,7 +192,7 @@ impl Bodies {
     }
 
     /// Collects a body and charges each received chunk to the budget: announced bytes that never arrive cost nothing.
-    async fn collect(&self, mut body: Body) -> Result<Whole, Refusal> {
+    async fn collect(&self, mut body: Body) -> Result<Whole, Rejection> {
         let mut memory = self.memory();
         let mut first = Bytes::new();
         let mut all: Vec<u8> = Vec::new();
@@ -272,7 +272,7 @@ impl BodyMemory {
 }
 
 /// Decompresses a body. The decompressed size is limited like that of plain bodies.
-fn decoded(body: &[u8], coding: Coding, mut memory: BodyMemory) -> Result<Whole, Refusal> {
+fn decoded(body: &[u8], coding: Coding, mut memory: BodyMemory) -> Result<Whole, Rejection> {
     let mut reader = coding.reader(body)?;
     let (mut bytes, mut piece) = (Vec::new(), vec![0; PIECE_BYTES]);
     loop {
@@ -298,12 +298,12 @@ fn units(bytes: usize) -> usize {
     (bytes * MEMORY_FACTOR).div_ceil(UNIT_BYTES)
 }
 
-fn too_large() -> Refusal {
+fn too_large() -> Rejection {
     let detail =
         format!("body: larger than {BODY_BYTES_MAX} bytes, as it is or decompressed, split it into several requests");
-    Refusal::http(StatusCode::PAYLOAD_TOO_LARGE, "too_large", detail)
+    Rejection::http(StatusCode::PAYLOAD_TOO_LARGE, "too_large", detail)
 }
 
-fn late(detail: String) -> Refusal {
-    Refusal::http(StatusCode::REQUEST_TIMEOUT, "request_timeout", detail)
+fn late(detail: String) -> Rejection {
+    Rejection::http(StatusCode::REQUEST_TIMEOUT, "request_timeout", detail)
 }

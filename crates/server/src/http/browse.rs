@@ -6,7 +6,7 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::Uri;
 
-use super::answer::{Outcome, Refusal, Share, held_json, json};
+use super::answer::{Outcome, Rejection, Share, held_json, json};
 use super::app::App;
 use super::parameters::Parameters;
 use super::paths::Names;
@@ -21,7 +21,7 @@ use sterling_core::error::{Error, Result};
 use sterling_core::quota::Flow;
 use sterling_core::units::Slot;
 use sterling_index::columns::ColumnKind;
-use sterling_serving::registry::Which;
+use sterling_serving::registry::VersionSelector;
 use sterling_serving::view::View;
 
 const FOUND_DEFAULT: usize = 20;
@@ -49,8 +49,8 @@ impl Look {
         (uri, flow): (&Uri, Flow),
         contains: String,
         (limit, most): (Option<usize>, usize),
-    ) -> Result<Look, Refusal> {
-        let loaded = app.registry.get(model, Which::Active)?;
+    ) -> Result<Look, Rejection> {
+        let loaded = app.registry.get(model, VersionSelector::Active)?;
         if contains.len() > CONTAINS_BYTES_MAX {
             let bytes = contains.len();
             return Err(
@@ -148,7 +148,7 @@ pub async fn shards<R: Retriever>(State(app): State<Arc<R>>, Names(model): Names
 #[utoipa::path(get, path = "/v1/models/{model}/index", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = IndexResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn index(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
-    let loaded = app.registry.get(&model, Which::Active)?;
+    let loaded = app.registry.get(&model, VersionSelector::Active)?;
     let view = loaded.view();
     let index = &view.main().index;
     Ok(json(&IndexResponse {

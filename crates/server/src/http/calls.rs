@@ -10,7 +10,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 
 use super::access::Caller;
-use super::answer::{Outcome, Refusal, json, whole};
+use super::answer::{Outcome, Rejection, json, whole};
 use super::app::App;
 use super::flow::flow_of;
 use super::local::version_list;
@@ -21,7 +21,7 @@ use super::worst::WINDOW;
 use sterling_api::{LabelList, LabelRequest, ModelInfo, ModelList, Problem, SlowResponse, VersionList};
 use sterling_core::error::{Error, Result};
 use sterling_core::logging::printable;
-use sterling_serving::registry::{Registry, Which};
+use sterling_serving::registry::{Registry, VersionSelector};
 
 /// Bytes per number of a vector as text with its comma, in a buffer that grows by doubling.
 const NUMBER_BYTES: usize = 32;
@@ -174,7 +174,7 @@ pub async fn label<R: Retriever>(State(app): State<Arc<R>>, target: Target) -> O
     responses((status = 200, body = String, content_type = "application/x-ndjson"), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn queries(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
     let flow = flow_of(request.extensions());
-    let loaded = app.registry.get(&model, Which::Active)?;
+    let loaded = app.registry.get(&model, VersionSelector::Active)?;
     let queries = loaded.view().recorded().ok_or_else(|| {
         Error::not_found("this server records no queries; `recorded_queries` of its configuration says how many")
     })?;
@@ -206,7 +206,7 @@ pub async fn live() -> &'static str {
 pub async fn ready<R: Retriever>(
     State(app): State<Arc<R>>,
     Extension(caller): Extension<Caller>,
-) -> Result<String, Refusal> {
+) -> Result<String, Rejection> {
     let ready = app.ready();
     if !caller.may_see_all() {
         return ready

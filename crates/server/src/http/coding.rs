@@ -16,7 +16,7 @@ use flate2::read::MultiGzDecoder;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower_http::compression::{CompressionLayer, CompressionLevel, Predicate};
 
-use super::answer::{CODINGS, Refusal};
+use super::answer::{CODINGS, Rejection};
 use sterling_core::error::Error;
 
 /// Minimum size of compressed answers, in bytes: compressing shorter ones takes longer than sending them.
@@ -38,7 +38,7 @@ impl Coding {
     ///
     /// # Errors
     /// 415 for an unsupported coding.
-    pub(super) fn of(headers: &HeaderMap) -> Result<Option<Self>, Refusal> {
+    pub(super) fn of(headers: &HeaderMap) -> Result<Option<Self>, Rejection> {
         let mut values = headers.get_all(CONTENT_ENCODING).iter();
         let Some(value) = values.next() else { return Ok(None) };
         let name = value.to_str().unwrap_or_default().trim().to_ascii_lowercase();
@@ -46,7 +46,7 @@ impl Coding {
             ("gzip" | "x-gzip", None) => Ok(Some(Coding::Gzip)),
             ("zstd", None) => Ok(Some(Coding::Zstd)),
             ("identity" | "", None) => Ok(None),
-            _ => Err(Refusal::coding(format!("content encoding {value:?}: expected one of {CODINGS}"))),
+            _ => Err(Rejection::coding(format!("content encoding {value:?}: expected one of {CODINGS}"))),
         }
     }
 

@@ -5,7 +5,7 @@ use axum::http::header::{HOST, TRANSFER_ENCODING};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode, Version};
 
-use super::answer::Refusal;
+use super::answer::Rejection;
 use sterling_core::error::Error;
 
 /// Rejects an HTTP/1.1 header that a proxy and this server might interpret differently. It must name exactly one host (RFC 9112,
@@ -13,7 +13,7 @@ use sterling_core::error::Error;
 ///
 /// # Errors
 /// 400 or 501 with the received and the expected value.
-pub(super) fn check_head(request: &Request) -> Result<(), Refusal> {
+pub(super) fn check_head(request: &Request) -> Result<(), Rejection> {
     if request.version() != Version::HTTP_11 {
         return Ok(());
     }
@@ -21,7 +21,7 @@ pub(super) fn check_head(request: &Request) -> Result<(), Refusal> {
     check_transfer(request.headers())
 }
 
-fn check_host(headers: &HeaderMap) -> Result<(), Refusal> {
+fn check_host(headers: &HeaderMap) -> Result<(), Rejection> {
     let mut hosts = headers.get_all(HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else {
         let count = headers.get_all(HOST).iter().count();
@@ -35,14 +35,14 @@ fn check_host(headers: &HeaderMap) -> Result<(), Refusal> {
     Err(Error::invalid(format!("header `host`: got {host:?}, expected a host and a port")).into())
 }
 
-fn check_transfer(headers: &HeaderMap) -> Result<(), Refusal> {
+fn check_transfer(headers: &HeaderMap) -> Result<(), Rejection> {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {
         (None, _) => Ok(()),
         (Some(coding), None) if coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") => Ok(()),
         (Some(coding), _) => {
             let detail = format!("transfer encoding {coding:?}: expected chunked alone; `content-encoding` compresses");
-            Err(Refusal::http(StatusCode::NOT_IMPLEMENTED, "unsupported_transfer_encoding", detail))
+            Err(Rejection::http(StatusCode::NOT_IMPLEMENTED, "unsupported_transfer_encoding", detail))
         }
     }
 }

@@ -14,7 +14,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::{IntoResponse as _, Response};
 
-use super::answer::{LARGE_REPLY_ITEMS, Outcome, Told, json, pieces, whole};
+use super::answer::{LARGE_REPLY_ITEMS, Outcome, ProblemText, json, pieces, whole};
 use super::app::{App, Host as _};
 use super::call::{Call, charge};
 use super::choice::{Asker, Choice, Chosen, Version};
@@ -28,7 +28,7 @@ use sterling_api::{
     InferenceServer, Shape,
 };
 use sterling_core::error::{Error, Result};
-use sterling_serving::registry::Which;
+use sterling_serving::registry::VersionSelector;
 
 /// Prefix of the protocol's paths.
 pub(super) const PREFIX: &str = "/v2";
@@ -42,7 +42,9 @@ pub(super) fn is_of_protocol(path: &str) -> bool {
 
 /// Rewrites a problem to the protocol's form; other answers stay unchanged.
 pub(super) fn with_error(mut response: Response) -> Response {
-    let Some(Told { detail: error, .. }) = response.extensions().get::<Told>().cloned() else { return response };
+    let Some(ProblemText { detail: error, .. }) = response.extensions().get::<ProblemText>().cloned() else {
+        return response;
+    };
     *response.body_mut() = Body::from(serde_json::json!({ "error": error }).to_string());
     let headers = response.headers_mut();
     headers.remove(CONTENT_LENGTH);
@@ -80,7 +82,7 @@ pub async fn ready<R: Retriever>(State(app): State<Arc<R>>) -> Outcome {
 #[utoipa::path(get, path = "/v2/models/{model}", operation_id = "inference_model", tag = "inference", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = InferenceModel), (status = "default", body = InferenceError)))]
 pub async fn model(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
-    told(&app, &model, Which::Active)
+    told(&app, &model, VersionSelector::Active)
 }
 
 /// The tensors of a loaded version.
@@ -88,10 +90,10 @@ pub async fn model(State(app): State<Arc<App>>, Names(model): Names<String>) -> 
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = InferenceModel), (status = "default", body = InferenceError)))]
 pub async fn version(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
-    told(&app, &model, Which::Version(version))
+    told(&app, &model, VersionSelector::Version(version))
 }
 
-fn told(app: &App, model: &str, which: Which<'_>) -> Outcome {
+fn told(app: &App, model: &str, which: VersionSelector<'_>) -> Outcome {
     let info = app.described(&*app.registry.get(model, which)?);
     let versions = app.registry.all_in_memory(model).into_iter().map(|loaded| loaded.version());
     Ok(json(&sterling_api::inference_model(&info, versions.collect())))
@@ -101,7 +103,7 @@ fn told(app: &App, model: &str, which: Which<'_>) -> Outcome {
 #[utoipa::path(get, path = "/v2/models/{model}/ready", operation_id = "inference_model_ready", tag = "inference", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = InferenceReady), (status = "default", body = InferenceError)))]
 pub async fn model_ready(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
-    is_ready(&app, model, Which::Active)
+    is_ready(&app, model, VersionSelector::Active)
 }
 
 /// Readiness of a version: it is loaded.
@@ -109,10 +111,10 @@ pub async fn model_ready(State(app): State<Arc<App>>, Names(model): Names<String
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = InferenceReady), (status = "default", body = InferenceError)))]
 pub async fn version_ready(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
-    is_ready(&app, model, Which::Version(version))
+    is_ready(&app, model, VersionSelector::Version(version))
 }
 
-fn is_ready(app: &App, model: String, which: Which<'_>) -> Outcome {
+fn is_ready(app: &App, model: String, which: VersionSelector<'_>) -> Outcome {
     app.registry.get(&model, which)?;
     Ok(json(&InferenceReady { name: Some(model), ready: Some(true), live: None }))
 }
@@ -150,7 +152,7 @@ pub async fn infer_version(
     request: Request,
 ) -> Outcome {
     let (head, body) = request.into_parts();
-    let choice = Choice::pinned(&app, app.registry.get(&model, Which::Version(version))?, &head.uri).await?;
+    let choice = Choice::pinned(&app, app.registry.get(&model, VersionSelector::Version(version))?, &head.uri).await?;
     inferred(&app, choice, head, body).await
 }
 

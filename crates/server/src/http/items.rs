@@ -10,7 +10,7 @@ use axum::http::Uri;
 use tokio::sync::oneshot;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::answer::{Outcome, Refusal, json};
+use super::answer::{Outcome, Rejection, json};
 use super::app::App;
 use super::bodies::BodyMemory;
 use super::parameters::number;
@@ -27,7 +27,7 @@ use sterling_core::items::InvalidItem;
 use sterling_core::limits::{EXCLUDE_MAX, FRESH_BYTES, FRESH_ITEMS};
 use sterling_core::units::ItemId;
 use sterling_serving::fresh::{Call, CallAnswer, Feed, RefusedUpdate, Update, update_of};
-use sterling_serving::registry::{Loaded, Which};
+use sterling_serving::registry::{Loaded, VersionSelector};
 use sterling_serving::view::View;
 
 /// Longest idempotency key, in bytes.
@@ -50,7 +50,7 @@ pub(super) struct Said {
 
 impl Said {
     /// Reads the headers of a call whose body is JSON or a type of `others`.
-    pub(super) fn of(request: &Request, others: &[Sent]) -> Result<Self, Refusal> {
+    pub(super) fn of(request: &Request, others: &[Sent]) -> Result<Self, Rejection> {
         let key = request.headers().get(KEY).map(|key| key.to_str().unwrap_or_default().to_owned());
         if key.as_ref().is_some_and(|key| key.is_empty() || key.len() > KEY_BYTES_MAX) {
             return Err(Error::invalid(format!("{KEY}: expected 1 to {KEY_BYTES_MAX} visible characters")).into());
@@ -74,7 +74,7 @@ pub async fn upsert<R: Retriever>(State(app): State<Arc<R>>, Names(model): Names
 
 /// Upserts items of a model in this process.
 pub(super) async fn upserted_here(app: &Arc<App>, model: String, request: Request) -> Outcome {
-    let loaded = app.registry.get(&model, Which::Active)?;
+    let loaded = app.registry.get(&model, VersionSelector::Active)?;
     let (feed, said) = (app.feed(&loaded)?, Said::of(&request, &ITEMS_SENT)?);
     let expected = number(request.uri(), "if_position")?;
     let view = seen(app, &loaded, request.uri()).await?;
@@ -230,7 +230,7 @@ pub async fn delete<R: Retriever>(State(app): State<Arc<R>>, Names(model): Names
 
 /// Deletes items of a model in this process.
 pub(super) async fn deleted_here(app: &Arc<App>, model: String, request: Request) -> Outcome {
-    let loaded = app.registry.get(&model, Which::Active)?;
+    let loaded = app.registry.get(&model, VersionSelector::Active)?;
     let (feed, said) = (app.feed(&loaded)?, Said::of(&request, &[])?);
     let expected = number(request.uri(), "if_position")?;
     let mut view = seen(app, &loaded, request.uri()).await?;
@@ -355,7 +355,7 @@ impl Drop for KeyedCall {
                                                              of all durable ones.")),
     responses((status = 200, body = MergeResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn merge(State(app): State<Arc<App>>, Names(model): Names<String>, uri: Uri) -> Outcome {
-    let loaded = app.registry.get(&model, Which::Active)?;
+    let loaded = app.registry.get(&model, VersionSelector::Active)?;
     let feed = app.feed(&loaded)?;
     let merges = app.merges.as_ref().ok_or_else(|| Error::unsupported("this server merges no updates"))?;
     // A merge contains the visible updates, and an update becomes visible shortly after its acknowledgement.

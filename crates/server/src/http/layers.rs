@@ -15,7 +15,7 @@ use tracing::Instrument as _;
 use tracing::field::Empty;
 
 use super::access::Caller;
-use super::answer::{Refusal, Timing, Told};
+use super::answer::{ProblemText, Rejection, Timing};
 use super::app::Host;
 use super::call_id::CallId;
 use super::date::date;
@@ -66,7 +66,7 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     let took = start.elapsed();
     span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ms = millis(took), "answered"));
     host.entrance().meters.answered(verb, model.as_deref(), response.status(), took);
-    let code = response.extensions().get::<Told>().map(|told| told.code.as_str());
+    let code = response.extensions().get::<ProblemText>().map(|told| told.code.as_str());
     host.entrance().failures.answered(verb, response.status(), code);
     let (status, extensions) = (response.status().as_u16(), response.extensions_mut());
     let timing = extensions.remove::<Timing>().unwrap_or_default();
@@ -147,7 +147,7 @@ fn is_sane(id: &[u8]) -> bool {
 /// Answer to a request whose handler panicked; the server continues.
 pub fn panicked(panic: Box<dyn Any + Send>) -> Response<Body> {
     let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-    Refusal::from(Error::internal(format!("the handler panicked: {}", text.unwrap_or("no message")))).into_response()
+    Rejection::from(Error::internal(format!("the handler panicked: {}", text.unwrap_or("no message")))).into_response()
 }
 
 #[cfg(test)]

@@ -35,13 +35,12 @@ use sterling_api::{
     Served, ShadowDiff, Shape, ShardsResponse, TrafficResponse, VersionInfo, VersionList, Widths, traffic_info,
 };
 use sterling_core::error::{Error, Kind, Result};
-use sterling_core::request::CallOptions;
-use sterling_core::request::{Answer, Request as Ask, Retrieve, Which};
+use sterling_core::request::{Answer, Request as Ask, Retrieve, VersionSelector};
 use sterling_core::units::ItemId;
 use sterling_serving::pass::{self, Cost, Prepared};
 use sterling_serving::registry::{Loaded, Registry, VersionState};
 use sterling_serving::view::View;
-use sterling_snapshot::Wish;
+use sterling_snapshot::Desired;
 
 /// Parsed requests of a body, ready to run.
 pub(super) enum LocalReady {
@@ -71,7 +70,7 @@ impl Retriever for App {
 
     async fn choose(self: &Arc<Self>, target: &Target, head: &Parts) -> Result<Choice> {
         match target.which() {
-            Which::Active => Choice::unpinned(self, self.registry.unpinned(&target.model)?, head).await,
+            VersionSelector::Active => Choice::unpinned(self, self.registry.unpinned(&target.model)?, head).await,
             pinned => Choice::pinned(self, self.registry.get(&target.model, pinned)?, &head.uri).await,
         }
     }
@@ -117,7 +116,7 @@ impl Retriever for App {
         ModelList { models: visible.map(|model| self.described(model)).collect(), unavailable: Vec::new() }
     }
 
-    async fn info(self: &Arc<Self>, model: &str, which: Which<'_>) -> Result<ModelInfo> {
+    async fn info(self: &Arc<Self>, model: &str, which: VersionSelector<'_>) -> Result<ModelInfo> {
         Ok(self.described(&*self.registry.get(model, which)?))
     }
 
@@ -131,7 +130,7 @@ impl Retriever for App {
     }
 
     fn shards(&self, model: &str) -> Result<ShardsResponse> {
-        let loaded = self.registry.get(model, Which::Active)?;
+        let loaded = self.registry.get(model, VersionSelector::Active)?;
         let view = loaded.view();
         let shard = view.main().manifest.shard.map_or(0, |part| part.shard);
         let held = HeldShard { shard, items: view.items(), servers: 1 };
@@ -144,7 +143,7 @@ impl Retriever for App {
     }
 
     async fn item(self: &Arc<Self>, model: &str, id: ItemId, head: &Parts) -> Result<ItemResponse> {
-        let loaded = self.registry.get(model, Which::Active)?;
+        let loaded = self.registry.get(model, VersionSelector::Active)?;
         let view = seen(self, &loaded, &head.uri).await?;
         let slot = view.slot(id).ok_or_else(|| {
             Error::not_found(format!("model `{model}` holds no item {} at position {}", id.0, view.position()))
@@ -154,7 +153,7 @@ impl Retriever for App {
     }
 
     async fn position(self: &Arc<Self>, model: &str, head: &Parts) -> Result<PositionResponse> {
-        let loaded = self.registry.get(model, Which::Active)?;
+        let loaded = self.registry.get(model, VersionSelector::Active)?;
         let durable = self.feed(&loaded)?.last();
         let view = seen(self, &loaded, &head.uri).await?;
         let (items, fresh_items) = (view.items(), view.fresh_items());
@@ -432,7 +431,7 @@ pub(super) fn version_list(registry: &Registry, model: String) -> Result<Version
     };
     let versions = registry.versions(&model)?.into_iter().map(told).collect();
     let desired = registry.desired(&model).map(|(wish, stands)| {
-        let Wish { revision, version, labels, .. } = wish;
+        let Desired { revision, version, labels, .. } = wish;
         DesiredState { revision, version, stands, labels }
     });
     Ok(VersionList { model, versions, desired })

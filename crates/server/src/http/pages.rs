@@ -13,7 +13,7 @@ use crate::route::protocol::ViewPosition;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 use sterling_core::request::{Answer, Content, Ranked, Retrieve};
-use sterling_serving::registry::{Loaded, Registry, Which};
+use sterling_serving::registry::{Loaded, Registry, VersionSelector};
 use sterling_serving::view::View;
 
 /// Time for which the view of a page is kept for the next one.
@@ -59,7 +59,7 @@ impl Page {
             Page::first(seen, request)?
         } else {
             let cursor = Cursor::read(cursor)?;
-            let loaded = registry.get(seen.0.name(), Which::Version(cursor.version));
+            let loaded = registry.get(seen.0.name(), VersionSelector::Version(cursor.version));
             let loaded = loaded.map_err(|_| gone(format!("version {} is not in memory any more", cursor.version)))?;
             cursor.check(asked(loaded.name(), loaded.digest(), request)?)?;
             let [at] = cursor.views[..] else {
@@ -186,7 +186,7 @@ impl Pages {
             tokio::time::sleep(SWEEP).await;
             let now = Instant::now();
             let is_there = |kept: &Kept| {
-                let loaded = registry.get(kept.model.name(), Which::Version(kept.model.version()));
+                let loaded = registry.get(kept.model.name(), VersionSelector::Version(kept.model.version()));
                 loaded.is_ok_and(|loaded| kept.is_of(&loaded))
             };
             let mut kept = self.kept();

@@ -10,16 +10,16 @@ use axum::http::request::Parts;
 use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 
-use super::answer::Refusal;
+use super::answer::Rejection;
 use sterling_core::error::{Error, Result, ShortNumber};
 
 /// All query parameters of a call; invalid ones are answered with a problem.
 pub struct Parameters<T>(pub T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Parameters<T> {
-    type Rejection = Refusal;
+    type Rejection = Rejection;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Rejection> {
         let Query(parameters) = Query::from_request_parts(parts, state)
             .await
             .map_err(|e: QueryRejection| unread(&parts.uri, &e.body_text()))?;

@@ -13,7 +13,7 @@ use axum::response::IntoResponse;
 use serde::Serialize;
 
 use super::access::Caller;
-use super::answer::{Outcome, Refusal, Share, whole, whole_of};
+use super::answer::{Outcome, Rejection, Share, whole, whole_of};
 use super::app::App;
 use super::call_id::CallId;
 use super::flow::flow_of;
@@ -22,8 +22,8 @@ use super::paths::Names;
 use super::position::reached;
 use super::retriever::Retriever as _;
 use crate::route::protocol::{
-    ANY_VIEW, Asked, BACKGROUND_HEADER, Holding, Holdings, Keeping, MEDIA_TYPE, POSITION_HEADER, PassReply, Replied,
-    TIMEOUT_HEADER, VIEW_HEADER, ViewPosition, Wished, read_call, write, write_reply,
+    ANY_VIEW, Asked, BACKGROUND_HEADER, DesiredTraffic, Holding, Holdings, Keeping, MEDIA_TYPE, POSITION_HEADER,
+    PassReply, Replied, TIMEOUT_HEADER, VIEW_HEADER, ViewPosition, read_call, write, write_reply,
 };
 use sterling_api::{Entry, Explain, Problem, RowWriter, Written};
 use sterling_core::error::{Error, Result};
@@ -32,7 +32,7 @@ use sterling_core::request::CallOptions;
 use sterling_core::request::{Answer, Content};
 use sterling_core::units::ItemId;
 use sterling_serving::pass::{self, Prepared};
-use sterling_serving::registry::{Loaded, Which};
+use sterling_serving::registry::{Loaded, VersionSelector};
 use sterling_serving::view::View;
 
 /// Versions in memory, for routers of this release.
@@ -45,7 +45,11 @@ pub async fn parts(State(app): State<Arc<App>>, Extension(caller): Extension<Cal
         let (Ok(labels), Ok(now)) = (app.registry.labels(model.name()), app.registry.traffic(model.name())) else {
             continue;
         };
-        wished.push(Wished { model: model.name().into(), revision: now.revision, setting: text(&now.setting)? });
+        wished.push(DesiredTraffic {
+            model: model.name().into(),
+            revision: now.revision,
+            setting: text(&now.setting)?,
+        });
         for loaded in app.registry.all_in_memory(model.name()) {
             let labels = labels.iter().filter(|(_, version)| **version == loaded.version());
             let (digest, shard) = identity(&loaded);
@@ -97,7 +101,7 @@ pub async fn pass(
     Names((model, version)): Names<(String, u64)>,
     request: Request,
 ) -> Outcome {
-    let model = app.registry.get(&model, Which::Version(version))?;
+    let model = app.registry.get(&model, VersionSelector::Version(version))?;
     let timeout = timeout(request.headers())?;
     let (flow, origin) = (flow_of(request.extensions()), CallId::origin(request.extensions()));
     app.engine.admits(|| flow, timeout)?;
@@ -157,16 +161,16 @@ enum Called {
 }
 
 /// Rejects other media types than this protocol's.
-pub(super) fn speaks(headers: &HeaderMap) -> Result<(), Refusal> {
+pub(super) fn speaks(headers: &HeaderMap) -> Result<(), Rejection> {
     if headers.get(CONTENT_TYPE).is_none_or(|kind| kind != MEDIA_TYPE) {
         let detail = format!("content type: expected {MEDIA_TYPE}, as routers of this release send it");
-        return Err(Refusal::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", detail));
+        return Err(Rejection::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", detail));
     }
     Ok(())
 }
 
 /// Returns the timeout in the header of a protocol call.
-fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, Refusal> {
+fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, Rejection> {
     speaks(headers)?;
     Ok(header(headers, TIMEOUT_HEADER, "microseconds")?.map(Duration::from_micros))
 }

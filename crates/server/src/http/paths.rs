@@ -9,9 +9,9 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use percent_encoding::percent_decode_str;
 
-use super::answer::Refusal;
+use super::answer::Rejection;
 use sterling_core::error::{Error, Result};
-use sterling_core::request::Which;
+use sterling_core::request::VersionSelector;
 
 /// Decoded names in the path of a call, in order.
 #[derive(Clone)]
@@ -149,19 +149,19 @@ impl Target {
     }
 
     /// Returns the selected version of the model.
-    pub(super) fn which(&self) -> Which<'_> {
+    pub(super) fn which(&self) -> VersionSelector<'_> {
         match (self.version, &self.label) {
-            (Some(version), _) => Which::Version(version),
-            (None, Some(label)) => Which::Label(label),
-            (None, None) => Which::Active,
+            (Some(version), _) => VersionSelector::Version(version),
+            (None, Some(label)) => VersionSelector::Label(label),
+            (None, None) => VersionSelector::Active,
         }
     }
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for Target {
-    type Rejection = Refusal;
+    type Rejection = Rejection;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Rejection> {
         let path = parts.extensions.get::<PathNames>();
         Ok(Target::of(path.ok_or_else(|| Error::internal("the path of a call was not matched"))?)?)
     }
@@ -171,9 +171,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Target {
 pub struct Names<T>(pub(super) T);
 
 impl<T: OfNames, S: Send + Sync> FromRequestParts<S> for Names<T> {
-    type Rejection = Refusal;
+    type Rejection = Rejection;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Rejection> {
         let names = parts.extensions.get::<PathNames>().map(|path| path.names.as_slice());
         Ok(Names(T::of(names.unwrap_or_default())?))
     }

@@ -31,7 +31,7 @@ pub(super) async fn reached(app: &App, model: &Loaded, position: u64, wait: Dura
     }
     timeout(wait, model.content().reached(position)).await.unwrap_or_else(|_| {
         let shown = model.view().position();
-        Err(Error::deadline(format!("min_position: {position} is not visible yet, {shown} is")))
+        Err(Error::deadline(format!("min_position: {position} is not visible yet, the last visible one is {shown}")))
     })
 }
 

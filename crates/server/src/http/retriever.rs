@@ -18,7 +18,7 @@ use sterling_api::{
     VersionList,
 };
 use sterling_core::error::Result;
-use sterling_core::request::Which;
+use sterling_core::request::VersionSelector;
 use sterling_core::units::ItemId;
 
 /// Answers the calls of the API, either with models of this process ([`App`](super::App)) or with shards behind a router
@@ -56,7 +56,11 @@ pub(super) trait Retriever: Host + Sized {
     fn models(self: &Arc<Self>, caller: Caller) -> impl Future<Output = ModelList> + Send;
 
     /// Describes a version of a model.
-    fn info(self: &Arc<Self>, model: &str, which: Which<'_>) -> impl Future<Output = Result<ModelInfo>> + Send;
+    fn info(
+        self: &Arc<Self>,
+        model: &str,
+        which: VersionSelector<'_>,
+    ) -> impl Future<Output = Result<ModelInfo>> + Send;
 
     /// Lists all versions of a model.
     fn versions(self: &Arc<Self>, model: String) -> impl Future<Output = Result<VersionList>> + Send;

@@ -8,7 +8,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
 
 use super::access::{Asked, Door, Role, check_site, secret_in};
-use super::answer::Refusal;
+use super::answer::Rejection;
 use super::app::{App, Host};
 use super::call_id::CallId;
 use super::coding::{self, Encoders};
@@ -88,7 +88,7 @@ async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Ne
     request.extensions_mut().insert(caller.clone());
     let mut response = match known {
         Ok(()) => next.run(request).await,
-        Err(unknown) => Refusal::from(unknown).into_response(),
+        Err(unknown) => Rejection::from(unknown).into_response(),
     };
     response.extensions_mut().insert(caller);
     response.extensions_mut().insert(flow);
@@ -117,9 +117,9 @@ async fn answered(mut request: Request, answer: impl FnOnce(&Route, Request) -> 
 }
 
 /// Answer to a request without a matching call.
-fn missing(matched: Matched, request: &Request) -> Refusal {
+fn missing(matched: Matched, request: &Request) -> Rejection {
     match matched {
-        Matched::Method(allow) => Refusal::method(request.method(), allow),
+        Matched::Method(allow) => Rejection::method(request.method(), allow),
         Matched::Verb(verb, known) => {
             let known = known.iter().map(|verb| format!("`:{verb}`")).collect::<Vec<_>>().join(", ");
             Error::not_found(format!("call `:{verb}`: expected one of {known}")).into()
@@ -129,6 +129,6 @@ fn missing(matched: Matched, request: &Request) -> Refusal {
     }
 }
 
-fn nowhere(path: &str) -> Refusal {
+fn nowhere(path: &str) -> Rejection {
     Error::not_found(format!("no call has the path {path}; `/openapi.json` lists the calls")).into()
 }

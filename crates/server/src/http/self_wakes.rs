@@ -94,15 +94,15 @@ mod tests {
 
     /// Counts notifications of the runtime.
     #[derive(Default)]
-    struct Told(AtomicUsize);
+    struct CountingWaker(AtomicUsize);
 
-    impl Wake for Told {
+    impl Wake for CountingWaker {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    fn polled<F: Future>(task: &mut SelfWaking<F>, told: &Arc<Told>) -> (Poll<F::Output>, usize) {
+    fn polled<F: Future>(task: &mut SelfWaking<F>, told: &Arc<CountingWaker>) -> (Poll<F::Output>, usize) {
         let polled = Pin::new(task).poll(&mut Context::from_waker(&told.clone().into()));
         (polled, told.0.swap(0, Ordering::Relaxed))
     }

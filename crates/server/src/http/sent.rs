@@ -3,7 +3,7 @@
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, StatusCode};
 
-use super::answer::Refusal;
+use super::answer::Rejection;
 use sterling_api::ARROW_STREAM;
 
 /// Content type of a body.
@@ -21,7 +21,7 @@ impl Sent {
     ///
     /// # Errors
     /// 415 with the accepted types.
-    pub(super) fn of(headers: &HeaderMap, others: &[Sent]) -> Result<Self, Refusal> {
+    pub(super) fn of(headers: &HeaderMap, others: &[Sent]) -> Result<Self, Rejection> {
         let Some(kind) = headers.get(CONTENT_TYPE) else { return Ok(Sent::Json) };
         let essence = kind.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
         let mut taken = std::iter::once(&Sent::Json).chain(others);
@@ -30,7 +30,7 @@ impl Sent {
         }
         let expected: Vec<&str> = std::iter::once(&Sent::Json).chain(others).map(|sent| sent.names()[0]).collect();
         let detail = format!("content type {kind:?}: expected {}", expected.join(" or "));
-        Err(Refusal::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", detail))
+        Err(Rejection::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", detail))
     }
 
     fn names(self) -> &'static [&'static str] {

@@ -28,7 +28,7 @@ use tokio::time::timeout;
 use tower::ServiceExt as _;
 
 use super::access::Door;
-use super::answer::{Refusal, http1};
+use super::answer::{Rejection, http1};
 use super::app::{App, Host};
 use super::bodies::Inbound;
 use super::connections::{Answered, Connections, Open, Peer};
@@ -428,7 +428,7 @@ async fn answer(
 }
 
 /// Returns the answer to a connection, or an HTTP/2 request, above the limit.
-fn crowded(what: &str) -> Refusal {
+fn crowded(what: &str) -> Rejection {
     Error::overloaded(format!("the limit of {what} is reached, try again later")).into()
 }
 

@@ -14,7 +14,7 @@ use axum::response::{IntoResponse as _, Response};
 use super::access::Needs;
 use super::access::Reach::{self, Model, Server, Visible};
 use super::access::Role::{self, Admin, Open, Read, Write};
-use super::answer::Refusal;
+use super::answer::Rejection;
 use super::app::App;
 use super::paths::{PathNames, Segments};
 use super::routed::RouterApp;
@@ -63,7 +63,7 @@ impl Route {
             None => {
                 let what =
                     format!("a router does not answer {} {}: call the servers of the shards", self.method, self.path);
-                Box::pin(async { Refusal::from(Error::unsupported(what)).into_response() })
+                Box::pin(async { Rejection::from(Error::unsupported(what)).into_response() })
             }
         }
     }

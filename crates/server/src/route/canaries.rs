@@ -16,7 +16,7 @@ use super::fleet::Fleet;
 use super::offering::Offering;
 use super::split::Split;
 use sterling_core::error::{Error, Result};
-use sterling_core::request::Which;
+use sterling_core::request::VersionSelector;
 use sterling_rollout::{Canary, CanaryRun, ShadowRun, StopRequest, TrafficNow};
 
 /// Interval between two evaluations of canaries.
@@ -40,7 +40,7 @@ impl Fleet {
     /// # Errors
     /// As [`Fleet::get`] of the active version.
     pub fn unpinned(&self, name: &str) -> Result<UnpinnedOffering> {
-        let active = self.get(name, Which::Active)?;
+        let active = self.get(name, VersionSelector::Active)?;
         self.of_model(name, |model| {
             let Split { canary, shadow, .. } = &model.split;
             Ok(UnpinnedOffering { active, canary: canary.clone(), shadow: shadow.clone() })

@@ -27,7 +27,7 @@ use super::tls::Connector;
 use crate::gather::{self, Gathered, Said, Sharded as _};
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
-use sterling_core::request::{Embed, Rank, Retrieve, Which};
+use sterling_core::request::{Embed, Rank, Retrieve, VersionSelector};
 use sterling_core::units::ItemId;
 use sterling_rollout::TrafficTarget;
 
@@ -380,14 +380,14 @@ impl Fleet {
     ///
     /// # Errors
     /// `NotFound` if there is none of that name, `NotReady` if not every shard has it.
-    pub fn get(&self, name: &str, pin: Which<'_>) -> Result<Arc<Offering>> {
+    pub fn get(&self, name: &str, pin: VersionSelector<'_>) -> Result<Arc<Offering>> {
         let least = self.options.min_replicas;
         self.of_model(name, |model| match pin {
-            Which::Active => model
+            VersionSelector::Active => model
                 .active()
                 .cloned()
                 .ok_or_else(|| Error::not_ready(format!("no version of which every shard has {least} servers"))),
-            Which::Version(version) => {
+            VersionSelector::Version(version) => {
                 let of_number = || model.versions.iter().filter(|served| served.edition.version == version);
                 let is_active =
                     |served: &Arc<Offering>| model.active.is_some_and(|n| Arc::ptr_eq(&model.versions[n], served));
@@ -397,7 +397,7 @@ impl Fleet {
                     None => Error::not_found(format!("version {version} is in the memory of no server")),
                 })
             }
-            Which::Label(label) => {
+            VersionSelector::Label(label) => {
                 let of_label = labelled(model.versions.iter().map(|served| &served.edition), least, label);
                 of_label.and_then(|n| model.versions.get(n)).cloned().ok_or_else(|| {
                     Error::not_found(format!("label `{label}` points to no version that every shard has"))
@@ -430,7 +430,7 @@ impl Fleet {
     pub async fn work(
         &self,
         name: &str,
-        (chosen, pin): (Arc<Offering>, Which<'_>),
+        (chosen, pin): (Arc<Offering>, VersionSelector<'_>),
         work: Errand,
         terms: Conditions,
     ) -> Result<(Arc<Offering>, Gathered<Beside>)> {
@@ -465,7 +465,7 @@ impl Fleet {
     async fn other(
         &self,
         name: &str,
-        pin: Which<'_>,
+        pin: VersionSelector<'_>,
         gone: &Arc<Offering>,
         deadline: Instant,
     ) -> Option<Arc<Offering>> {
@@ -483,7 +483,7 @@ impl Fleet {
     pub async fn embed(
         &self,
         name: &str,
-        (chosen, pin): (Arc<Offering>, Which<'_>),
+        (chosen, pin): (Arc<Offering>, VersionSelector<'_>),
         embed: Embed,
         terms: Conditions,
     ) -> Result<(Arc<Offering>, Said<Beside>)> {
@@ -506,7 +506,7 @@ impl Fleet {
     /// `NotFound` if its shard does not hold it.
     pub async fn item(&self, name: &str, item: ItemId, terms: Conditions) -> Result<(Arc<Offering>, String, u64)> {
         let _place = self.place()?;
-        let served = self.get(name, Which::Active)?;
+        let served = self.get(name, VersionSelector::Active)?;
         let asking = self.asking(&served, terms);
         let (reply, ..) = asking.reply(asking.home(item), &asking.write(Asked::Item(item))).await?;
         let position = reply.view.position;
@@ -526,7 +526,7 @@ impl Fleet {
     pub async fn told(
         &self,
         name: &str,
-        pin: Which<'_>,
+        pin: VersionSelector<'_>,
         terms: Conditions,
     ) -> Result<(Arc<Offering>, Vec<Result<String>>)> {
         let served = self.get(name, pin)?;

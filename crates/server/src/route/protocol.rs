@@ -139,12 +139,12 @@ pub struct Holdings {
     /// Loaded versions, or shards of them.
     pub parts: Vec<Holding>,
     /// Desired traffic of each model.
-    pub wished: Vec<Wished>,
+    pub wished: Vec<DesiredTraffic>,
 }
 
 /// Desired traffic of a model in a server's store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wished {
+pub struct DesiredTraffic {
     /// Name of the model.
     pub model: String,
     /// Number of changes of the desired traffic.
@@ -316,7 +316,7 @@ fn at_most(field: &str, count: usize, most: usize) -> Result<()> {
 
 /// Fields of a server's problem that a router reads.
 #[derive(Deserialize)]
-struct Told {
+struct ProblemFields {
     code: String,
     detail: String,
     offset: Option<usize>,
@@ -324,8 +324,8 @@ struct Told {
 
 /// Converts a server's problem to an error.
 pub fn problem(status: u16, retry_after: Option<Duration>, body: &[u8]) -> Error {
-    let error = match serde_json::from_slice::<Told>(body) {
-        Ok(Told { code, detail, offset }) => {
+    let error = match serde_json::from_slice::<ProblemFields>(body) {
+        Ok(ProblemFields { code, detail, offset }) => {
             let kind = Kind::named(&code).unwrap_or(if status < 500 { Kind::Invalid } else { Kind::Unavailable });
             let error = Error::new(kind, detail);
             match offset {

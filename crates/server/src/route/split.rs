@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::offering::Offering;
-use super::protocol::Wished;
+use super::protocol::DesiredTraffic;
 use sterling_core::error::{Error, Result};
 use sterling_rollout::{CanaryRun, ShadowRun, Traffic, TrafficNow, TrafficTarget, rolled_back};
 
@@ -16,8 +16,8 @@ use sterling_rollout::{CanaryRun, ShadowRun, Traffic, TrafficNow, TrafficTarget,
 /// # Errors
 /// `Unsupported` if two servers report different settings of one revision, because they use different stores; `Unavailable` for
 /// settings that this router cannot parse.
-pub(super) fn heard<'a>(told: impl IntoIterator<Item = &'a Wished>) -> Result<(u64, Traffic)> {
-    let mut last: Option<&Wished> = None;
+pub(super) fn heard<'a>(told: impl IntoIterator<Item = &'a DesiredTraffic>) -> Result<(u64, Traffic)> {
+    let mut last: Option<&DesiredTraffic> = None;
     for wished in told {
         match last {
             Some(other) if other.revision > wished.revision => {}
@@ -30,7 +30,7 @@ pub(super) fn heard<'a>(told: impl IntoIterator<Item = &'a Wished>) -> Result<(u
             _ => last = Some(wished),
         }
     }
-    let Some(Wished { revision, setting, .. }) = last else { return Ok((0, Traffic::default())) };
+    let Some(DesiredTraffic { revision, setting, .. }) = last else { return Ok((0, Traffic::default())) };
     let strange = |why: &dyn std::fmt::Display| {
         Error::unavailable(format!("the desired state of its servers cannot be applied: {why}"))
     };
@@ -124,17 +124,17 @@ mod tests {
     use super::*;
     use sterling_core::error::Kind;
 
-    fn wished(revision: u64, share: Option<f64>) -> Wished {
+    fn wished(revision: u64, share: Option<f64>) -> DesiredTraffic {
         let setting = match share {
             Some(share) => format!("{{\"canary\": {{\"version\": 2, \"share\": {share}}}}}"),
             None => "{}".into(),
         };
-        Wished { model: "m".into(), revision, setting }
+        DesiredTraffic { model: "m".into(), revision, setting }
     }
 
     #[test]
     fn the_latest_revision_applies() {
-        let share = |told: &[&Wished]| {
+        let share = |told: &[&DesiredTraffic]| {
             let (revision, setting) = heard(told.iter().copied()).unwrap();
             (revision, setting.canary.map(|canary| canary.share))
         };
@@ -153,7 +153,7 @@ mod tests {
         // Earlier revisions are ignored.
         assert!(heard(&[wished(4, Some(0.5)), wished(5, None), wished(4, Some(0.6))]).is_ok());
         for setting in ["", "[7]", "{\"mirror\": {}}", "{\"canary\": {\"version\": 2, \"share\": 7}}"] {
-            let strange = Wished { setting: setting.into(), ..wished(1, None) };
+            let strange = DesiredTraffic { setting: setting.into(), ..wished(1, None) };
             assert_eq!(heard([&strange]).unwrap_err().kind(), Kind::Unavailable, "{setting}");
         }
     }

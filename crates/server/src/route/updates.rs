@@ -21,7 +21,7 @@ use crate::gather::is_absence;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::items::shard_of;
 use sterling_core::locks::locked;
-use sterling_core::request::{Origin, Which};
+use sterling_core::request::{Origin, VersionSelector};
 use sterling_core::units::ItemId;
 
 /// Shards of a model's active version, for calls to single shards.
@@ -64,7 +64,7 @@ impl Fleet {
     /// # Errors
     /// As [`Fleet::get`]; `Overloaded` if too many requests are in progress.
     pub fn shards(&self, model: &str) -> Result<ShardServers<'_>> {
-        let (_place, served) = (self.place()?, self.get(model, Which::Active)?);
+        let (_place, served) = (self.place()?, self.get(model, VersionSelector::Active)?);
         Ok(ShardServers { fleet: self, model: model.into(), served, writes: false, _place })
     }
 

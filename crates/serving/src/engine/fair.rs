@@ -49,7 +49,7 @@ impl<J> Caller<J> {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Ahead {
     pub(super) cheap: Duration,
-    pub(super) dear: Duration,
+    pub(super) expensive: Duration,
 }
 
 /// Queue of one priority.
@@ -227,7 +227,10 @@ impl Ahead {
             let price = lane.price.min(most);
             if lane.is_behind(now) { price.mul_f64(DOUBT) } else { price }
         };
-        Ahead { cheap: self.cheap + price(Kind::Direct) + price(Kind::Fetched), dear: self.dear + price(Kind::Dear) }
+        Ahead {
+            cheap: self.cheap + price(Kind::Direct) + price(Kind::Fetched),
+            expensive: self.expensive + price(Kind::Dear),
+        }
     }
 }
 

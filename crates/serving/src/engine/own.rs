@@ -9,14 +9,14 @@ use tokio::sync::oneshot;
 use tokio::task::block_in_place;
 
 use super::backend::{Backend, JobOf};
-use super::shared::{Lent, Shared};
+use super::shared::{HeldSlot, Shared};
 use super::worker;
 use sterling_core::error::{Error, Result};
 
 /// Request that occupies the slot of a worker.
 pub(super) struct Own<B: Backend> {
     pub(super) shared: Arc<Shared<B>>,
-    pub(super) lent: Lent<B::Worker>,
+    pub(super) lent: HeldSlot<B::Worker>,
     pub(super) price: Duration,
     /// True if it finishes before another thread could be of much use.
     pub(super) is_brief: bool,

@@ -72,7 +72,7 @@ pub(super) struct Bounds {
     pub(super) waiting: usize,
     pub(super) batch: usize,
     pub(super) workers: usize,
-    pub(super) dear: Duration,
+    pub(super) expensive: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +81,7 @@ struct Running {
     /// Latest deadline of the batch.
     deadline: Instant,
     price: Duration,
-    is_dear: bool,
+    is_expensive: bool,
     /// Caller, if the batch belongs to a single one.
     flow: Option<Flow>,
     /// True if no caller waits for it.
@@ -163,16 +163,16 @@ impl<J> Queue<J> {
     }
 
     /// Maximum number of workers for expensive requests.
-    fn dear_slots(&self) -> usize {
+    fn expensive_slots(&self) -> usize {
         self.bounds.workers.saturating_sub(1).max(1)
     }
 
-    fn dear_running(&self) -> usize {
-        self.running.iter().flatten().filter(|running| running.is_dear && !running.is_overtaken).count()
+    fn expensive_running(&self) -> usize {
+        self.running.iter().flatten().filter(|running| running.is_expensive && !running.is_overtaken).count()
     }
 
-    fn is_dear(&self, price: Duration) -> bool {
-        price > self.bounds.dear
+    fn is_expensive(&self, price: Duration) -> bool {
+        price > self.bounds.expensive
     }
 
     /// Records the caller of a request.
@@ -222,40 +222,40 @@ impl<J> Queue<J> {
 
     /// Predicts the wait for a worker of a request that a caller sends now; without a caller, for one that was not served lately.
     /// Assumes that preempted background work ends (see [`Queue::overtake`]).
-    pub(super) fn wait(&self, priority: Priority, is_dear: bool, flow: Option<Flow>, now: Instant) -> Duration {
+    pub(super) fn wait(&self, priority: Priority, is_expensive: bool, flow: Option<Flow>, now: Instant) -> Duration {
         let ahead = match priority {
             Priority::Interactive => self.waiting[0].ahead(flow, now),
             Priority::Batch => {
                 let (interactive, batch) = (self.waiting[0].all(now), self.waiting[1].ahead(flow, now));
-                Ahead { cheap: interactive.cheap + batch.cheap, dear: interactive.dear + batch.dear }
+                Ahead { cheap: interactive.cheap + batch.cheap, expensive: interactive.expensive + batch.expensive }
             }
         };
         let cheap_s = self.pace.predict(ahead.cheap).as_secs_f64();
-        let dear_s = self.pace.predict(ahead.dear).as_secs_f64();
+        let expensive_s = self.pace.predict(ahead.expensive).as_secs_f64();
         let counts = |running: &Running| flow.is_some() || !running.is_background;
         let mut free_s: Vec<f64> = self.running.iter().map(|run| self.left_s(run.filter(counts), now)).collect();
         free_s.sort_unstable_by(f64::total_cmp);
         // Expensive requests follow expensive requests, on the workers that become free last.
-        let slots = self.dear_slots();
-        let dear_each_s = dear_s / slots as f64;
+        let slots = self.expensive_slots();
+        let expensive_each_s = expensive_s / slots as f64;
         let first = free_s.len() - slots;
         for free in &mut free_s[first..] {
-            *free += dear_each_s;
+            *free += expensive_each_s;
         }
         free_s.sort_unstable_by(f64::total_cmp);
         let mut wait_s = level(&free_s, cheap_s);
-        let dear_running = self.dear_running();
-        if is_dear && (dear_s > 0.0 || dear_running >= slots) {
-            let dear_left_s: f64 =
-                self.running.iter().filter(|r| r.is_some_and(|r| r.is_dear)).map(|r| self.left_s(*r, now)).sum();
-            wait_s = wait_s.max((dear_left_s + dear_s) / slots as f64);
+        let expensive_running = self.expensive_running();
+        if is_expensive && (expensive_s > 0.0 || expensive_running >= slots) {
+            let expensive_left_s: f64 =
+                self.running.iter().filter(|r| r.is_some_and(|r| r.is_expensive)).map(|r| self.left_s(*r, now)).sum();
+            wait_s = wait_s.max((expensive_left_s + expensive_s) / slots as f64);
         }
         Duration::try_from_secs_f64(wait_s).unwrap_or(Duration::MAX)
     }
 
     /// Predicts the wait of this request for a worker.
     fn wait_of(&self, ask: &Ask, now: Instant) -> Duration {
-        let wait = self.wait(ask.priority, self.is_dear(ask.price), Some(ask.flow), now);
+        let wait = self.wait(ask.priority, self.is_expensive(ask.price), Some(ask.flow), now);
         if !self.leaves_one(ask, now) {
             return wait;
         }
@@ -352,7 +352,7 @@ impl<J> Queue<J> {
     }
 
     fn insert(&mut self, kind: Kind, entry: Entry<J>) {
-        let kind = if self.is_dear(entry.ask.price) { Kind::Dear } else { kind };
+        let kind = if self.is_expensive(entry.ask.price) { Kind::Dear } else { kind };
         self.waiting[entry.ask.priority as usize].insert(kind, entry);
     }
 
@@ -377,7 +377,7 @@ impl<J> Queue<J> {
     /// Assigns the slot of an idle worker among the `ready` ones to a request that its caller runs; `None` if requests are queued
     /// or it would take too long.
     pub(super) fn lend(&mut self, ask: &Ask, ready: impl Fn(usize) -> bool, now: Instant) -> Option<usize> {
-        let is_short = !ask.needs_fetch && self.pace.predict(ask.price) <= LENT_TIME && !self.is_dear(ask.price);
+        let is_short = !ask.needs_fetch && self.pace.predict(ask.price) <= LENT_TIME && !self.is_expensive(ask.price);
         if !is_short || self.waiting() > 0 {
             return None;
         }
@@ -387,7 +387,7 @@ impl<J> Queue<J> {
             began: now,
             deadline: ask.deadline,
             price: ask.price,
-            is_dear: false,
+            is_expensive: false,
             flow: Some(ask.flow),
             is_background: ask.is_background,
             is_overtaken: false,
@@ -428,12 +428,12 @@ impl<J> Queue<J> {
             let price = batch.iter().map(|entry| entry.ask.price).sum();
             self.settle(priority, price);
             let deadline = batch.iter().map(|entry| entry.ask.deadline).max().unwrap_or(now);
-            let (is_dear, is_background) = (kind == Kind::Dear, batch.iter().all(|entry| entry.ask.is_background));
+            let (is_expensive, is_background) = (kind == Kind::Dear, batch.iter().all(|entry| entry.ask.is_background));
             let flow = batch.first().map(|entry| entry.ask.flow);
             let flow = flow.filter(|flow| batch.iter().all(|entry| entry.ask.flow == *flow));
             let is_overtaken = false;
             self.running[worker] =
-                Some(Running { began: now, deadline, price, is_dear, flow, is_background, is_overtaken });
+                Some(Running { began: now, deadline, price, is_expensive, flow, is_background, is_overtaken });
             return Taken { batch, expired };
         }
         Taken { batch: Vec::new(), expired }
@@ -441,8 +441,8 @@ impl<J> Queue<J> {
 
     /// Selects the queue that is served next.
     fn choose(&self, now: Instant) -> Option<(Priority, Kind)> {
-        let may_be_dear = self.dear_running() < self.dear_slots();
-        let kinds = if may_be_dear { &KINDS[..] } else { &KINDS[..Kind::Dear as usize] };
+        let may_be_expensive = self.expensive_running() < self.expensive_slots();
+        let kinds = if may_be_expensive { &KINDS[..] } else { &KINDS[..Kind::Dear as usize] };
         let may = |ask: &Ask| self.may_take(ask, now);
         match (self.waiting[0].next(kinds, may), self.waiting[1].next(kinds, may)) {
             (Some(_), Some((kind, next))) if self.owed >= next.ask.price => Some((Priority::Batch, kind)),

@@ -79,7 +79,7 @@ pub(super) struct Life {
 }
 
 /// Slot of a worker with its state, held by the thread that runs with it.
-pub(super) struct Lent<W> {
+pub(super) struct HeldSlot<W> {
     pub(super) life: Life,
     pub(super) kept: Option<W>,
 }
@@ -95,8 +95,8 @@ pub(super) struct Hand {
 impl<B: Backend> Shared<B> {
     pub(super) fn new(backend: B, options: &Options, workers: usize) -> Self {
         let started = Instant::now();
-        let dear = Duration::from_millis(options.expensive_request_ms);
-        let bounds = Bounds { waiting: options.queue, batch: options.batch, workers, dear };
+        let expensive = Duration::from_millis(options.expensive_request_ms);
+        let bounds = Bounds { waiting: options.queue, batch: options.batch, workers, expensive };
         Shared {
             backend,
             queue: Mutex::new(Queue::new(bounds, started)),
@@ -155,10 +155,10 @@ impl<B: Backend> Shared<B> {
     }
 
     /// Takes the slot and state of an idle worker for a caller that runs its request itself.
-    pub(super) fn lend(&self, queue: &mut Queue<JobOf<B>>, ask: &Ask, now: Instant) -> Option<Lent<B::Worker>> {
+    pub(super) fn lend(&self, queue: &mut Queue<JobOf<B>>, ask: &Ask, now: Instant) -> Option<HeldSlot<B::Worker>> {
         let number = queue.lend(ask, |worker| self.kept(worker).is_some(), now)?;
         let life = Life { number, lost_before: self.lives[number].load(Ordering::Relaxed) };
-        Some(Lent { life, kept: self.kept(number).take() })
+        Some(HeldSlot { life, kept: self.kept(number).take() })
     }
 
     pub(super) fn wait_for_fetch<'a>(&self, queue: MutexGuard<'a, Queue<JobOf<B>>>) -> MutexGuard<'a, Queue<JobOf<B>>> {
@@ -280,8 +280,8 @@ impl<B: Backend> Shared<B> {
     }
 
     /// Returns a worker's slot and its state.
-    pub(super) fn finish(&self, lent: Lent<B::Worker>, done: Duration, ran: Option<Duration>) {
-        let Lent { life, kept } = lent;
+    pub(super) fn finish(&self, lent: HeldSlot<B::Worker>, done: Duration, ran: Option<Duration>) {
+        let HeldSlot { life, kept } = lent;
         let mut queue = self.lock();
         if !self.is_current(life) {
             return;

@@ -313,7 +313,7 @@ fn callers_preempt_background_work() {
     let error = audit.unwrap_err();
     assert_eq!(
         (error.kind(), error.to_string().as_str()),
-        (Kind::Overloaded, "requests of callers take precedence over it")
+        (Kind::Overloaded, "a background request was dropped, because requests of callers take precedence")
     );
     is_clean(&engine);
 }
@@ -604,15 +604,15 @@ fn no_more_wait_than_may_and_batch_requests_have_their_own_room() {
 fn expensive_requests_leave_a_worker_to_others() {
     let engine = engine(3);
     let gate = Gate::new();
-    let dear = |n| Work { gate: Some(gate.clone()), price: ms(50), ..work(n) };
-    let all_dear: Vec<_> = (0..6).map(|n| engine.submit(dear(n), CallOptions::default())).collect();
+    let expensive = |n| Work { gate: Some(gate.clone()), price: ms(50), ..work(n) };
+    let all_expensive: Vec<_> = (0..6).map(|n| engine.submit(expensive(n), CallOptions::default())).collect();
     gate.wait_for(2);
     for n in 10..60 {
         assert_eq!(wait(engine.submit(work(n), CallOptions::default())).unwrap(), n);
     }
     assert_eq!(gate.reached.load(Ordering::SeqCst), 2);
     gate.open();
-    assert!(wait(join_all(all_dear)).into_iter().all(|answer| answer.is_ok()));
+    assert!(wait(join_all(all_expensive)).into_iter().all(|answer| answer.is_ok()));
     is_clean(&engine);
 }
 

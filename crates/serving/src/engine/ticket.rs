@@ -147,7 +147,7 @@ impl<A> Drop for Ticket<A> {
         } else if Instant::now() >= self.deadline {
             late(self.deadline.duration_since(self.arrived))
         } else if self.is_overtaken() {
-            Error::overloaded("requests of callers take precedence over it")
+            Error::overloaded("a background request was dropped, because requests of callers take precedence")
         } else {
             Error::internal("the request was dropped without an answer; this is a defect, the log holds more")
         }));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::backend::{Backend, Job, JobOf};
 use super::lane::Entry;
 use super::queue::Taken;
-use super::shared::{Lent, Life, Shared};
+use super::shared::{HeldSlot, Life, Shared};
 use sterling_core::error::Error;
 
 /// Runs batches until the engine ends or replaces this worker.
@@ -16,7 +16,7 @@ pub(super) fn work<B: Backend>(shared: &Shared<B>, life: Life) {
     while let Some(batch) = next_batch(shared, life) {
         let wanted = batch.into_iter().filter(|entry| entry.job.ticket.is_wanted());
         let (prices, mut jobs): (Vec<Duration>, Vec<_>) = wanted.map(|entry| (entry.ask.price, entry.job)).unzip();
-        let mut lent = Lent { life, kept: shared.kept(life.number).take() };
+        let mut lent = HeldSlot { life, kept: shared.kept(life.number).take() };
         run(shared, &mut lent.kept, &mut jobs);
         let done = prices.iter().zip(&jobs).filter(|(_, job)| job.ticket.is_answered()).map(|(price, _)| *price).sum();
         drop(jobs);

@@ -30,14 +30,14 @@ pub struct MergeUnderWay {
 }
 
 /// Callback with the outcome of a merge, called once.
-pub type MergeTold = Box<dyn FnOnce(Result<Merged>) + Send>;
+pub type MergeCallback = Box<dyn FnOnce(Result<Merged>) + Send>;
 
 /// Request to merge the updates of a model.
 pub struct MergeWanted {
     /// Name of the model.
     pub model: String,
     /// Called when the version is active, or with the error.
-    pub told: MergeTold,
+    pub told: MergeCallback,
 }
 
 /// Sender of merge requests.
@@ -54,7 +54,7 @@ impl Merges {
     }
 
     /// Requests a merge.
-    pub fn ask(&self, model: &str, told: MergeTold) {
+    pub fn ask(&self, model: &str, told: MergeCallback) {
         let wanted = MergeWanted { model: model.into(), told };
         if let Err(e) = self.wanted.try_send(wanted) {
             (e.into_inner().told)(Err(Error::overloaded("too many merges wait, try again later")));

@@ -23,6 +23,6 @@ pub use backlog::Backlog;
 pub use calls::Call;
 pub use feed::{Feed, Feeds, Updating};
 pub use given::update_of;
-pub use merges::{MergeTold, MergeUnderWay, MergeWanted, Merged, Merges};
+pub use merges::{MergeCallback, MergeUnderWay, MergeWanted, Merged, Merges};
 pub use state::{Fresh, Misfit};
 pub use update::{CallAnswer, Put, RefusedUpdate, Update};

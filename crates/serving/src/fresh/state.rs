@@ -80,7 +80,7 @@ impl Fresh {
         Fresh {
             maker: Maker::new(main.clone()),
             in_place: vec![false; main.columns.list().len()],
-            gone: View::gone_of(&main),
+            gone: View::tombstones_of(&main),
             main,
             overlay: Overlay::default(),
             segments: Vec::new(),

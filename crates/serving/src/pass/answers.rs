@@ -190,7 +190,7 @@ impl Answering<'_> {
             route: search.route(),
             filter: search.planned.canonical.clone(),
             pass_rate: search.planned.plan.pass_rate(),
-            probes: search.told_probes(),
+            probes: search.reported_probes(),
             probed: found.counters.lists,
             scanned: found.counters.items,
             survivors: found.counters.survivors,

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use super::work::{Prepared, Query};
-use sterling_core::error::{Error, Result};
+use sterling_core::error::Result;
 use sterling_core::request::{OnDegraded, Origin};
 use sterling_embedding::Lookup;
 use sterling_graph::tower::{FeatureRow, Pooled, Tower};

@@ -209,7 +209,7 @@ impl Search {
     }
 
     /// Returns the planned number of probed lists, if the search uses lists.
-    pub(super) fn told_probes(&self) -> Option<Probes> {
+    pub(super) fn reported_probes(&self) -> Option<Probes> {
         let by_lists = matches!(self.planned.plan.route(), Route::All | Route::Words) && !self.is_exact();
         by_lists.then_some(self.probes)
     }

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use super::loaded::{Loaded, Refused};
 use super::split::{CanaryVersion, ShadowVersion};
 use sterling_core::error::{Error, Result};
-use sterling_core::request::Which;
+use sterling_core::request::VersionSelector;
 use sterling_rollout::TrafficTarget;
-use sterling_snapshot::{Stamp, Wish};
+use sterling_snapshot::{Desired, Stamp};
 
 /// Version that was rejected.
 #[derive(Clone, Debug)]
-pub(super) struct Refusal {
+pub(super) struct Rejection {
     pub(super) what: Refused,
     /// Stamp of its folder at that time.
     pub(super) stamp: Stamp,
@@ -23,7 +23,7 @@ pub(super) struct Refusal {
     pub(super) broken: u32,
 }
 
-impl Refusal {
+impl Rejection {
     /// Returns whether the version must not be tried again yet.
     pub(super) fn waits(&self, stamp: Stamp, now: Instant) -> bool {
         self.stamp == stamp && self.again.is_none_or(|at| now < at)
@@ -42,11 +42,11 @@ pub(super) struct Entry<T> {
     previous: Option<u64>,
     pub(super) labels: BTreeMap<String, u64>,
     /// Desired state of the model in its store, as last read by this server.
-    pub(super) wish: Wish,
+    pub(super) wish: Desired,
     /// Error if the desired state cannot be read now; the last one read stays in effect.
     pub(super) wish_unread: Option<String>,
     /// True if the desired version has been activated, or none is desired.
-    pub(super) is_wish_done: bool,
+    pub(super) is_desired_active: bool,
     /// True if the active version is no longer in the store.
     pub(super) is_missing: bool,
     /// Desired labels that are not applied yet.
@@ -60,7 +60,7 @@ pub(super) struct Entry<T> {
     /// Published versions that were decided on, with the digest if it is known. They are no longer activated automatically: a
     /// rollback stays until something else is published.
     settled: BTreeMap<u64, (Stamp, Option<String>)>,
-    pub(super) refused: BTreeMap<u64, Refusal>,
+    pub(super) refused: BTreeMap<u64, Rejection>,
     /// Version that is being loaded.
     pub(super) loading: Option<u64>,
     /// Locked while a version of this model is loaded.
@@ -74,9 +74,9 @@ impl<T> Default for Entry<T> {
             active: None,
             previous: None,
             labels: BTreeMap::new(),
-            wish: Wish::default(),
+            wish: Desired::default(),
             wish_unread: None,
-            is_wish_done: true,
+            is_desired_active: true,
             is_missing: false,
             labels_left: BTreeSet::new(),
             canary: None,
@@ -99,7 +99,7 @@ impl<T> Clone for Entry<T> {
             labels: self.labels.clone(),
             wish: self.wish.clone(),
             wish_unread: self.wish_unread.clone(),
-            is_wish_done: self.is_wish_done,
+            is_desired_active: self.is_desired_active,
             is_missing: self.is_missing,
             labels_left: self.labels_left.clone(),
             canary: self.canary.clone(),
@@ -225,7 +225,7 @@ impl<T> Entry<T> {
     /// Records the desired state. New settings are left to be applied; labels that are no longer desired are removed if they
     /// still point to their desired version. A revision older than the known one changes nothing: the last read of a store may be
     /// older than this server's own write.
-    pub(super) fn hear(&mut self, wish: Wish) {
+    pub(super) fn hear(&mut self, wish: Desired) {
         if wish.revision < self.wish.revision {
             let (seen, known) = (wish.revision, self.wish.revision);
             self.wish_unread =
@@ -235,8 +235,8 @@ impl<T> Entry<T> {
         self.wish_unread = None;
         let before = std::mem::replace(&mut self.wish, wish);
         if before.version != self.wish.version {
-            self.is_wish_done = self.wish.version.is_none();
-            if self.is_wish_done {
+            self.is_desired_active = self.wish.version.is_none();
+            if self.is_desired_active {
                 // The newest version counts as new again, although it existed while another one was desired.
                 self.settled.clear();
             }
@@ -270,12 +270,14 @@ impl<T> Entry<T> {
         Ok(())
     }
 
-    pub(super) fn get(&self, which: Which<'_>) -> Result<Arc<Loaded<T>>> {
+    pub(super) fn get(&self, which: VersionSelector<'_>) -> Result<Arc<Loaded<T>>> {
         match which {
-            Which::Active => self.active.and_then(|v| self.loaded.get(&v)).cloned().ok_or_else(|| self.not_ready()),
+            VersionSelector::Active => {
+                self.active.and_then(|v| self.loaded.get(&v)).cloned().ok_or_else(|| self.not_ready())
+            }
             _ if self.loaded.is_empty() => Err(self.not_ready()),
-            Which::Version(version) => self.find(version),
-            Which::Label(label) => self.find(self.labelled(label)?),
+            VersionSelector::Version(version) => self.find(version),
+            VersionSelector::Label(label) => self.find(self.labelled(label)?),
         }
     }
 
@@ -301,7 +303,7 @@ impl<T> Entry<T> {
                 let reasons: Vec<&str> = self.refused.values().map(|r| r.what.reason.as_str()).collect();
                 Error::not_ready(format!("no version could be loaded: {}", reasons.join("; ")))
             }
-            (None, None) => Error::not_ready(match self.wish.version.filter(|_| !self.is_wish_done) {
+            (None, None) => Error::not_ready(match self.wish.version.filter(|_| !self.is_desired_active) {
                 Some(version) => format!("desired version {version} is not in memory yet"),
                 None => "no version is in memory yet".into(),
             }),

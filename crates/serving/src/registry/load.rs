@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::entry::{Entry, Refusal, listed};
+use super::entry::{Entry, Rejection, listed};
 use super::loaded::{Loaded, Refused};
 use super::loader::Declared;
 use super::memory::Room;
@@ -14,7 +14,7 @@ use super::registry::Registry;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::locks::locked;
 use sterling_kernels::priority::Background;
-use sterling_snapshot::{Held, Stamp, Wish};
+use sterling_snapshot::{Desired, Held, Stamp};
 use sterling_storage::objects::back_off;
 
 /// Factor on the maximum retry delay of a version whose downloaded bytes are invalid.
@@ -130,12 +130,12 @@ impl<T: Send + Sync> Registry<T> {
         if !self.options.follow {
             return;
         }
-        match self.store.seen_wish(name) {
+        match self.store.seen_desired(name) {
             Ok(wish) => {
                 let is_known = |entry: &Entry<T>| entry.wish == wish && entry.wish_unread.is_none();
                 let is_earlier = |entry: &Entry<T>| wish.revision < entry.wish.revision && entry.wish_unread.is_some();
                 let is_heard = |entry: &Entry<T>| is_known(entry) || is_earlier(entry);
-                if !self.entries.load().get(name).map_or(wish == Wish::default(), is_heard) {
+                if !self.entries.load().get(name).map_or(wish == Desired::default(), is_heard) {
                     tracing::info!(
                         model = name,
                         revision = wish.revision,
@@ -222,7 +222,7 @@ impl<T: Send + Sync> Registry<T> {
         let seen = |version: &u64| Some((*version, self.store.stamp(name, *version)?));
         let mut due = Vec::new();
         match entry.wish.version {
-            Some(wished) if !entry.is_wish_done => {
+            Some(wished) if !entry.is_desired_active => {
                 let why = Why::Wished(entry.wish.revision);
                 let stands = self.store.successor(name, wished, published);
                 due.extend(seen(&stands).map(|(version, stamp)| Due { version, stamp, why }));
@@ -292,13 +292,13 @@ impl<T: Send + Sync> Registry<T> {
         let is_active = self.change(name, |entry| {
             let is_to_answer = match &due.why {
                 Why::Newest => entry.is_news(&loaded),
-                Why::Wished(revision) => !entry.is_wish_done && entry.wish.revision == *revision,
+                Why::Wished(revision) => !entry.is_desired_active && entry.wish.revision == *revision,
                 Why::Labelled(_) | Why::Traffic | Why::Replaced => false,
             };
             entry.insert(loaded.clone());
             if is_to_answer {
                 entry.activate(due.version);
-                entry.is_wish_done = true;
+                entry.is_desired_active = true;
                 // The active version represents the desired one (it may be a later merge). An earlier poll that could not read it
                 // tried the desired one itself, whose updates may have been truncated.
                 if let Some(wished) = entry.wish.version {
@@ -498,7 +498,7 @@ impl<T: Send + Sync> Registry<T> {
             let what = Refused { kind: error.kind(), reason: error.to_string(), attempts, retry_in: wait };
             tracing::error!(model = name, version, %error, attempts, retry_in = ?wait, "version rejected; the active version keeps serving");
             let again = wait.map(|wait| Instant::now() + wait);
-            entry.refused.insert(version, Refusal { what, stamp, again, broken });
+            entry.refused.insert(version, Rejection { what, stamp, again, broken });
         });
     }
 }

@@ -37,5 +37,5 @@ pub use loaded::{Loaded, Refused, VersionState};
 pub use loader::{Declared, Loader, Snapshots};
 pub use registry::{Options, Registry, Warm};
 pub use split::{CanaryVersion, ShadowVersion};
-pub use sterling_core::request::Which;
+pub use sterling_core::request::VersionSelector;
 pub use traffic::Unpinned;

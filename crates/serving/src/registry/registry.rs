@@ -15,7 +15,7 @@ use super::permits::Permits;
 use crate::view::Live;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
-use sterling_core::request::Which;
+use sterling_core::request::VersionSelector;
 use sterling_kernels::priority::Background;
 use sterling_snapshot::{Store, check_name};
 
@@ -122,7 +122,7 @@ impl<T: Send + Sync> Registry<T> {
     ///
     /// # Errors
     /// `NotFound` naming the existing ones; `NotReady` if no version of the model could be loaded.
-    pub fn get(&self, name: &str, which: Which<'_>) -> Result<Arc<Loaded<T>>> {
+    pub fn get(&self, name: &str, which: VersionSelector<'_>) -> Result<Arc<Loaded<T>>> {
         self.entry(name, |entry| entry.get(which))
     }
 
@@ -150,7 +150,7 @@ impl<T: Send + Sync> Registry<T> {
             entry.insert(loaded.clone());
             entry.activate(version);
             // This server's operator decides until the desired state changes.
-            entry.is_wish_done = true;
+            entry.is_desired_active = true;
             entry.settle(settled);
         });
         self.tell_active(name, &loaded, "activated");
@@ -245,7 +245,7 @@ impl<T: Send + Sync> Registry<T> {
 
     /// Returns the active versions of all models.
     pub fn list(&self) -> Vec<Arc<Loaded<T>>> {
-        self.entries.load().values().filter_map(|entry| entry.get(Which::Active).ok()).collect()
+        self.entries.load().values().filter_map(|entry| entry.get(VersionSelector::Active).ok()).collect()
     }
 
     /// Returns the labels of a model and their versions.
@@ -262,7 +262,7 @@ impl<T: Send + Sync> Registry<T> {
     /// `NotReady` with the reason of each model, if none does.
     pub fn ready(&self) -> Result<()> {
         let entries = self.entries.load();
-        let waiting = |(name, entry): (&String, &Entry<T>)| match entry.get(Which::Active) {
+        let waiting = |(name, entry): (&String, &Entry<T>)| match entry.get(VersionSelector::Active) {
             Ok(_) => None,
             Err(e) => Some(format!("model `{name}`: {e}")),
         };
@@ -282,7 +282,7 @@ impl<T: Send + Sync> Registry<T> {
     pub fn troubles(&self) -> Vec<String> {
         let mut troubles: Vec<String> = self.store.trouble().into_iter().collect();
         for (name, entry) in self.entries.load().iter() {
-            let wished = entry.wish.version.filter(|_| !entry.is_wish_done);
+            let wished = entry.wish.version.filter(|_| !entry.is_desired_active);
             if let Some(version) = wished {
                 let now = entry.active.map_or("none".into(), |active| format!("version {active}"));
                 troubles.push(format!("model `{name}`: version {version} is desired in the store, {now} answers"));
@@ -294,8 +294,10 @@ impl<T: Send + Sync> Registry<T> {
                         format!("model `{name}`: version {version} was rejected, none answers: {}", refusal.what.reason)
                     }));
                     // The line about the desired version above contains the reason.
-                    let silent =
-                        entry.get(Which::Active).err().filter(|_| entry.refused.is_empty() && wished.is_none());
+                    let silent = entry
+                        .get(VersionSelector::Active)
+                        .err()
+                        .filter(|_| entry.refused.is_empty() && wished.is_none());
                     troubles.extend(silent.map(|why| format!("model `{name}` does not answer: {why}")));
                 }
             }

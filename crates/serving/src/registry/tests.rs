@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod desired;
 mod traffic;
 mod troubles;
-mod wishes;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,7 +26,7 @@ type Behaviour = dyn Fn(&str, u64, usize) -> Result<()> + Send + Sync;
 
 /// Loader that returns the content of the `text` file, after running the test's script. The text identifies a version.
 #[derive(Clone)]
-struct Told {
+struct TestLoader {
     before: Arc<Behaviour>,
     /// Attempted loads, by model and version.
     tried: Arc<Mutex<Vec<(String, u64)>>>,
@@ -34,9 +34,14 @@ struct Told {
     most_running: Arc<AtomicUsize>,
 }
 
-impl Told {
+impl TestLoader {
     fn to(before: impl Fn(&str, u64, usize) -> Result<()> + Send + Sync + 'static) -> Self {
-        Told { before: Arc::new(before), tried: Arc::default(), running: Arc::default(), most_running: Arc::default() }
+        TestLoader {
+            before: Arc::new(before),
+            tried: Arc::default(),
+            running: Arc::default(),
+            most_running: Arc::default(),
+        }
     }
 
     fn tried(&self, name: &str, version: u64) -> usize {
@@ -48,7 +53,7 @@ impl Told {
     }
 }
 
-impl Loader<String> for Told {
+impl Loader<String> for TestLoader {
     fn declared(&self, folder: &Path) -> Result<Declared> {
         let text = fs::read_to_string(folder.join("manifest.json")).map_err(|e| Error::io(folder.display(), e))?;
         let words: Vec<&str> = text.split(' ').collect();
@@ -77,7 +82,7 @@ impl Loader<String> for Told {
 
 struct Bed {
     folder: tempfile::TempDir,
-    told: Told,
+    told: TestLoader,
     registry: Arc<Registry<String>>,
 }
 
@@ -88,7 +93,7 @@ impl Bed {
 
     fn with(before: impl Fn(&str, u64, usize) -> Result<()> + Send + Sync + 'static, options: Options) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let told = Told::to(before);
+        let told = TestLoader::to(before);
         let retry = (Duration::from_millis(40), Duration::from_millis(160));
         let options = Options { retry, ..options };
         let registry = Arc::new(Registry::new(Store::new(folder.path().join("store")), told.clone(), options));
@@ -124,12 +129,12 @@ impl Bed {
     }
 
     /// Returns the answering version and its text.
-    fn answer(&self, name: &str, which: Which<'_>) -> Option<(u64, String)> {
+    fn answer(&self, name: &str, which: VersionSelector<'_>) -> Option<(u64, String)> {
         self.registry.get(name, which).ok().map(|l| (l.version(), String::clone(l.content())))
     }
 
     fn active(&self, name: &str) -> (u64, String) {
-        self.answer(name, Which::Active).unwrap()
+        self.answer(name, VersionSelector::Active).unwrap()
     }
 
     fn in_memory(&self, name: &str) -> Vec<u64> {
@@ -171,7 +176,11 @@ fn names_lead_nowhere_out_of_the_store() {
             assert_eq!(outcome.unwrap_err().kind(), Kind::NotFound, "{name:?}");
         }
         assert_eq!(bed.registry.versions(name).unwrap_err().kind(), Kind::NotFound, "{name:?}");
-        assert_eq!(bed.registry.get(name, Which::Active).map(drop).unwrap_err().kind(), Kind::NotFound, "{name:?}");
+        assert_eq!(
+            bed.registry.get(name, VersionSelector::Active).map(drop).unwrap_err().kind(),
+            Kind::NotFound,
+            "{name:?}"
+        );
     }
     assert_eq!(bed.told.tried_in_all(), 1, "nothing but the published version was read");
     assert_eq!(bed.registry.list().len(), 1);
@@ -189,19 +198,19 @@ fn a_model_is_missing_only_once_it_is_known_which_there_are() {
     let bed = Bed::new(move |_, _, _| locked(&wait).recv().map_err(|e| Error::internal(e.to_string())));
     bed.publish("shop", 3, "text", 1);
     let kind = |name: &str, which| bed.registry.get(name, which).map(drop).map_err(|e| e.kind());
-    let all = [Which::Active, Which::Version(3), Which::Label("old")];
+    let all = [VersionSelector::Active, VersionSelector::Version(3), VersionSelector::Label("old")];
     for name in ["shop", "other"] {
         assert_eq!(all.map(|which| kind(name, which)), [Err(Kind::NotReady); 3], "{name}: the store was not read");
     }
     bed.registry.watch(Duration::from_secs(600)).unwrap();
     let start = Instant::now();
-    while kind("other", Which::Active) == Err(Kind::NotReady) && start.elapsed() < Duration::from_secs(60) {
-        assert_eq!(kind("shop", Which::Active), Err(Kind::NotReady));
+    while kind("other", VersionSelector::Active) == Err(Kind::NotReady) && start.elapsed() < Duration::from_secs(60) {
+        assert_eq!(kind("shop", VersionSelector::Active), Err(Kind::NotReady));
     }
-    assert_eq!(kind("other", Which::Active), Err(Kind::NotFound));
+    assert_eq!(kind("other", VersionSelector::Active), Err(Kind::NotFound));
     assert_eq!(all.map(|which| kind("shop", which)), [Err(Kind::NotReady); 3], "it is being loaded");
     go.send(()).unwrap();
-    while kind("shop", Which::Active).is_err() && start.elapsed() < Duration::from_secs(60) {
+    while kind("shop", VersionSelector::Active).is_err() && start.elapsed() < Duration::from_secs(60) {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(all.map(|which| kind("shop", which)), [Ok(()), Ok(()), Err(Kind::NotFound)]);
@@ -263,7 +272,7 @@ fn a_version_is_its_bytes_and_not_only_its_number() {
     bed.registry.label("m", "stable", 2).unwrap();
     fs::remove_dir_all(bed.path("m", 2)).unwrap();
     bed.put("m", 2, "six");
-    for which in [Which::Active, Which::Version(2), Which::Label("stable")] {
+    for which in [VersionSelector::Active, VersionSelector::Version(2), VersionSelector::Label("stable")] {
         assert_eq!(bed.answer("m", which), Some(is(2, "six")), "{which:?}");
     }
 }
@@ -315,10 +324,10 @@ fn a_copied_folder_is_rejected_once() {
         assert!(refused.reason.contains(&format!("expected `{name}` version {version}")), "{}", refused.reason);
     }
     assert_eq!((bed.active("shop"), bed.told.tried_in_all()), (is(2, "two"), 2));
-    assert_eq!(bed.registry.get("shop-old", Which::Active).unwrap_err().kind(), Kind::NotReady);
+    assert_eq!(bed.registry.get("shop-old", VersionSelector::Active).unwrap_err().kind(), Kind::NotReady);
     fs::remove_dir_all(bed.folder.path().join("store/shop-old")).unwrap();
     bed.registry.refresh();
-    assert_eq!(bed.registry.get("shop-old", Which::Active).unwrap_err().kind(), Kind::NotFound);
+    assert_eq!(bed.registry.get("shop-old", VersionSelector::Active).unwrap_err().kind(), Kind::NotFound);
 }
 
 #[test]
@@ -405,7 +414,7 @@ fn a_slow_load_delays_no_other_and_overrides_no_operator() {
     bed.registry.watch(Duration::from_millis(5)).unwrap();
     eventually("the slow load", || bed.told.tried("slow", 3) == 1);
     bed.publish("quick", 1, "q", 0);
-    eventually("the other model", || bed.answer("quick", Which::Active).is_some());
+    eventually("the other model", || bed.answer("quick", VersionSelector::Active).is_some());
     assert_eq!(bed.registry.activate("slow", 1).unwrap().version(), 1);
     assert_eq!(bed.active("slow"), is(1, "one"));
     go.send(()).unwrap();
@@ -456,7 +465,7 @@ fn a_load_that_panics_once_is_tried_again() {
     });
     bed.publish("m", 1, "one", 0);
     bed.registry.watch(Duration::from_millis(5)).unwrap();
-    eventually("the version", || bed.answer("m", Which::Active).is_some());
+    eventually("the version", || bed.answer("m", VersionSelector::Active).is_some());
     assert_eq!((bed.told.tried("m", 1), bed.refused("m", 1)), (5, None));
 }
 
@@ -469,7 +478,7 @@ fn memory_is_planned_before_a_load() {
         assert_eq!(bed.active("m").0, version);
     }
     assert_eq!(bed.in_memory("m"), [2, 3], "100 MB are full");
-    let running = bed.registry.get("m", Which::Version(2)).unwrap();
+    let running = bed.registry.get("m", VersionSelector::Version(2)).unwrap();
     bed.publish("m", 4, "t", 40 << 20);
     bed.registry.refresh();
     let refused = bed.refused("m", 4).unwrap();
@@ -502,11 +511,11 @@ fn labels_and_versions_loaded_by_hand_stay() {
         bed.registry.load("m", version).unwrap();
     }
     bed.registry.label("m", "stable", 2).unwrap();
-    assert_eq!(bed.answer("m", Which::Label("stable")), Some(is(2, "t2")));
+    assert_eq!(bed.answer("m", VersionSelector::Label("stable")), Some(is(2, "t2")));
     assert_eq!((bed.active("m").0, bed.in_memory("m")), (5, vec![1, 2, 3, 5]));
     assert_eq!(bed.registry.label("m", "canary", 4).unwrap_err().kind(), Kind::NotFound);
     assert_eq!(bed.registry.label("m", "a/b", 2).unwrap_err().kind(), Kind::Invalid);
-    assert_eq!(bed.registry.get("m", Which::Label("canary")).unwrap_err().kind(), Kind::NotFound);
+    assert_eq!(bed.registry.get("m", VersionSelector::Label("canary")).unwrap_err().kind(), Kind::NotFound);
     for (version, expected) in [(2, Kind::Conflict), (5, Kind::Conflict), (4, Kind::NotFound)] {
         assert_eq!(bed.registry.unload("m", version).unwrap_err().kind(), expected, "{version}");
     }
@@ -533,9 +542,9 @@ fn versions_that_fail_their_warm_up_are_rejected() {
         _ => Ok(()),
     });
     let registry =
-        Registry::new(Store::new(folder.path().join("store")), Told::to(|_, _, _| Ok(())), Options::default());
+        Registry::new(Store::new(folder.path().join("store")), TestLoader::to(|_, _, _| Ok(())), Options::default());
     let registry = Arc::new(registry.with_warm_up(warm));
-    let bed = Bed { registry, folder, told: Told::to(|_, _, _| Ok(())) };
+    let bed = Bed { registry, folder, told: TestLoader::to(|_, _, _| Ok(())) };
     bed.put("m", 1, "good");
     bed.put("m", 2, "bad");
     assert_eq!(bed.active("m"), is(1, "good"));
@@ -617,7 +626,7 @@ proptest! {
                 prop_assert!(state.loaded || (!state.active && state.labels.is_empty()), "{states:?}");
                 prop_assert!(state.published || state.loaded);
                 prop_assert_eq!(&state.refused, &None);
-                let found = bed.answer("m", Which::Version(state.version));
+                let found = bed.answer("m", VersionSelector::Version(state.version));
                 prop_assert_eq!(found.is_some(), state.loaded);
                 if let (true, Some((_, text)), Some(now)) = (looked, found, published.get(&state.version)) {
                     prop_assert_eq!(&text, now, "after a poll the published versions are in memory");

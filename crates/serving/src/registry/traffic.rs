@@ -9,9 +9,9 @@ use super::registry::Registry;
 use super::split::{CanaryVersion, ShadowVersion};
 use crate::view::Live;
 use sterling_core::error::{Error, Result};
-use sterling_core::request::Which;
+use sterling_core::request::VersionSelector;
 use sterling_rollout::{Canary, Stopped, Traffic, TrafficNow, rolled_back};
-use sterling_snapshot::Wish;
+use sterling_snapshot::Desired;
 
 /// Versions that unpinned requests of a model go to.
 pub struct Unpinned<T = Live> {
@@ -31,7 +31,7 @@ impl<T: Send + Sync> Registry<T> {
     pub fn unpinned(&self, name: &str) -> Result<Unpinned<T>> {
         self.entry(name, |entry| {
             let (canary, shadow) = (entry.canary.clone(), entry.shadow.clone());
-            Ok(Unpinned { active: entry.get(Which::Active)?, canary, shadow })
+            Ok(Unpinned { active: entry.get(VersionSelector::Active)?, canary, shadow })
         })
     }
 
@@ -56,7 +56,7 @@ impl<T: Send + Sync> Registry<T> {
     ///
     /// # Errors
     /// `NotFound` for an unknown model; `Unsupported` if this server does not follow the store; `Conflict` if the revision
-    /// differs; as [`Store::change_wish`](sterling_snapshot::Store::change_wish).
+    /// differs; as [`Store::change_desired`](sterling_snapshot::Store::change_wish).
     pub fn set_traffic(&self, name: &str, revision: Option<u64>, mut traffic: Traffic) -> Result<()> {
         self.entry(name, |_| Ok(()))?;
         self.check_follows()?;
@@ -70,7 +70,7 @@ impl<T: Send + Sync> Registry<T> {
                 "model `{name}`: expected revision {expected}, it is {now}: {told}; nothing was done"
             )));
         }
-        self.wish_traffic(name, &before, traffic)
+        self.change_traffic_in_store(name, &before, traffic)
     }
 
     fn check_follows(&self) -> Result<()> {
@@ -82,18 +82,18 @@ impl<T: Send + Sync> Registry<T> {
         }
     }
 
-    fn wish_traffic(&self, name: &str, before: &Wish, traffic: Traffic) -> Result<()> {
-        self.change_wish(name, before, |wish| wish.traffic = traffic)
+    fn change_traffic_in_store(&self, name: &str, before: &Desired, traffic: Traffic) -> Result<()> {
+        self.change_desired(name, before, |wish| wish.traffic = traffic)
     }
 
-    fn change_wish(&self, name: &str, before: &Wish, change: impl FnOnce(&mut Wish)) -> Result<()> {
+    fn change_desired(&self, name: &str, before: &Desired, change: impl FnOnce(&mut Desired)) -> Result<()> {
         // If the file was removed meanwhile, a new one must not look like an earlier revision.
         let known = self.entry(name, |entry| Ok(entry.wish.revision))?;
-        let change = |wish: &mut Wish| {
+        let change = |wish: &mut Desired| {
             wish.revision = wish.revision.max(known);
             change(wish);
         };
-        let wish = self.store.change_wish(name, before, change)?;
+        let wish = self.store.change_desired(name, before, change)?;
         tracing::info!(model = name, wished = wish.told(), "desired state written to the store");
         self.change(name, |entry| entry.hear(wish));
         Ok(())
@@ -101,7 +101,7 @@ impl<T: Send + Sync> Registry<T> {
 
     /// Returns the desired state of a model in its store, as last read by this server, and whether the desired version is active;
     /// `None` if this server does not follow the store. Reads the store.
-    pub fn desired(&self, name: &str) -> Option<(Wish, bool)> {
+    pub fn desired(&self, name: &str) -> Option<(Desired, bool)> {
         let (wish, active) = match self.options.follow {
             true => self.entry(name, |entry| Ok((entry.wish.clone(), entry.active))).ok()?,
             false => return None,
@@ -119,16 +119,16 @@ impl<T: Send + Sync> Registry<T> {
     ///
     /// # Errors
     /// `Unsupported` if this server does not follow the store; as [`Registry::activate`] and
-    /// [`Store::change_wish`](sterling_snapshot::Store::change_wish). The previously active version stays.
+    /// [`Store::change_desired`](sterling_snapshot::Store::change_wish). The previously active version stays.
     pub fn activate_in_store(&self, name: &str, version: u64) -> Result<Arc<Loaded<T>>> {
         self.check_follows()?;
-        let now = |entry: &Entry<T>| Ok((entry.active, entry.is_wish_done, entry.wish.revision));
+        let now = |entry: &Entry<T>| Ok((entry.active, entry.is_desired_active, entry.wish.revision));
         let (before, was_done, revision) = self.entry(name, now).unwrap_or_default();
         let desired = self.store.wish(name)?;
         let loaded = self.activate(name, version)?;
         let changed = match desired.version == Some(version) {
             true => Ok(()),
-            false => self.change_wish(name, &desired, |wish| wish.answer(Some(version))),
+            false => self.change_desired(name, &desired, |wish| wish.answer(Some(version))),
         };
         if changed.is_err()
             && let Some(before) = before.filter(|before| *before != version)
@@ -139,7 +139,7 @@ impl<T: Send + Sync> Registry<T> {
         // A plain activation decides for this server alone. Here the store decides, if its desired state is new or already met.
         self.change(name, |entry| {
             let is_met = entry.wish.version.is_none_or(|version| entry.active == Some(version));
-            entry.is_wish_done = is_met || was_done && entry.wish.revision == revision;
+            entry.is_desired_active = is_met || was_done && entry.wish.revision == revision;
         });
         changed.map(|()| loaded)
     }
@@ -161,7 +161,7 @@ impl<T: Send + Sync> Registry<T> {
     ///
     /// # Errors
     /// `NotFound` for an unknown model; `Unsupported` if this server does not follow the store; as
-    /// [`Store::change_wish`](sterling_snapshot::Store::change_wish).
+    /// [`Store::change_desired`](sterling_snapshot::Store::change_wish).
     pub fn stop_canary(&self, name: &str, canary: &Canary, reason: &str) -> Result<()> {
         self.entry(name, |_| Ok(()))?;
         self.check_follows()?;
@@ -180,7 +180,7 @@ impl<T: Send + Sync> Registry<T> {
             setting.stopped = Some(Stopped { time, share, reason: reason.to_owned() });
             setting.share = 0.0;
         }
-        self.wish_traffic(name, &before, traffic)
+        self.change_traffic_in_store(name, &before, traffic)
     }
 
     /// Returns one line per part of the desired traffic that is not applied.

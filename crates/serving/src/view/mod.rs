@@ -148,12 +148,12 @@ impl<'a> Part<'a> {
 impl View {
     /// Creates the view of a snapshot without updates.
     pub fn new(main: Arc<Snapshot>) -> Self {
-        let gone = View::gone_of(&main);
+        let gone = View::tombstones_of(&main);
         View::at(main.manifest.position, main, gone, Vec::new())
     }
 
     /// Returns the deleted slots of a snapshot before any update: an emptied snapshot keeps one item in its files.
-    pub fn gone_of(main: &Snapshot) -> Tombstones {
+    pub fn tombstones_of(main: &Snapshot) -> Tombstones {
         let mut gone = Tombstones::default();
         if main.manifest.is_emptied() {
             for slot in main.index.filled_slots() {

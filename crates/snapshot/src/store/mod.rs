@@ -10,6 +10,7 @@
 //! with its updates are in a separate local folder (`folds`).
 
 mod cache;
+mod desired;
 #[cfg(any(test, feature = "testing"))]
 mod failing;
 mod fetch;
@@ -19,7 +20,6 @@ mod lease;
 mod remote;
 #[cfg(test)]
 mod tests;
-mod wish;
 
 use std::fmt::Debug;
 use std::fs::File;
@@ -34,11 +34,11 @@ use sterling_storage::files::Checksum;
 use sterling_storage::objects;
 
 pub use cache::CacheOptions;
+pub use desired::{DESIRED_FILE, Desired};
 #[cfg(any(test, feature = "testing"))]
 pub use failing::failing;
 use folder::Folder;
 use remote::Remote;
-pub use wish::{WISH_FILE, Wish};
 
 /// A store of models, each with its versions.
 #[derive(Clone, Debug)]

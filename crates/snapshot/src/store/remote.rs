@@ -22,7 +22,7 @@ use super::cache::{Cache, CacheOptions};
 use super::fetch::Source;
 use super::folder::{Staging, lock_folder, names_in, remove_leftovers};
 use super::lease::{LEASE, LEASE_MS, Lease};
-use super::{Held, Publication, Shelf, Stamp, Unit, WISH_FILE, check_rivals, number, rival_under_way};
+use super::{DESIRED_FILE, Held, Publication, Shelf, Stamp, Unit, check_rivals, number, rival_under_way};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::locks::locked;
 use sterling_storage::files;
@@ -112,7 +112,7 @@ fn folders_of(key: &str) -> impl Iterator<Item = &str> {
 
 fn tells(key: &str) -> bool {
     let name = key.rsplit('/').next().unwrap_or(key);
-    [MANIFEST, SHARDS_FILE, LEASE, WISH_FILE, GIVEN].contains(&name) || name.starts_with(LATER)
+    [MANIFEST, SHARDS_FILE, LEASE, DESIRED_FILE, GIVEN].contains(&name) || name.starts_with(LATER)
 }
 
 impl Remote {

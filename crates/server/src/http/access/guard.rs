@@ -11,7 +11,7 @@ use super::keys::{ApiKey, ApiKeys};
 use super::options::AccessOptions;
 use super::record::{Asked, AuditLog, Change};
 use super::role::{Door, Reach, Role};
-use crate::http::answer::Refusal;
+use crate::http::answer::Rejection;
 use crate::http::settled::Settled;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
@@ -161,19 +161,19 @@ impl AccessControl {
     ///
     /// # Errors
     /// 401 for an unknown or missing key, 403 for a key without permission for this call.
-    pub(in crate::http) fn look(&self, needs: Needs<'_>, secret: Option<&[u8]>) -> Result<Caller, Refusal> {
+    pub(in crate::http) fn look(&self, needs: Needs<'_>, secret: Option<&[u8]>) -> Result<Caller, Rejection> {
         let Some(kept) = &self.kept else { return Ok(Caller(Who::Anybody)) };
         let key = secret.and_then(|secret| kept.keys.load().of(secret).cloned());
         let key = match key {
             Some(key) => key,
             None if needs.role == Role::Open => return Ok(Caller(Who::Nobody)),
-            None => return Err(denied("no_key", Refusal::unauthorized())),
+            None => return Err(denied("no_key", Rejection::unauthorized())),
         };
         let name = &key.name;
         if key.role < needs.role {
             let (has, takes) = (key.role.name(), needs.role.name());
             let detail = format!("key `{name}` has the role `{has}`, this call needs `{takes}`");
-            return Err(denied("role", Refusal::forbidden(detail)));
+            return Err(denied("role", Rejection::forbidden(detail)));
         }
         let is_for = match (needs.role, needs.reach, needs.model) {
             (Role::Open, ..) | (_, Reach::Visible, _) => true,
@@ -182,7 +182,7 @@ impl AccessControl {
         };
         if !is_for {
             let what = needs.model.map_or("all models".to_owned(), |model| format!("model `{model}`"));
-            return Err(denied("model", Refusal::forbidden(format!("key `{name}` is not for {what}"))));
+            return Err(denied("model", Rejection::forbidden(format!("key `{name}` is not for {what}"))));
         }
         Ok(Caller(Who::Key(key)))
     }
@@ -191,7 +191,7 @@ impl AccessControl {
     ///
     /// # Errors
     /// As [`AccessControl::look`]; 429 if the key exceeds its rate.
-    pub(in crate::http) fn admit(&self, needs: Needs<'_>, secret: Option<&[u8]>) -> Result<Caller, Refusal> {
+    pub(in crate::http) fn admit(&self, needs: Needs<'_>, secret: Option<&[u8]>) -> Result<Caller, Rejection> {
         let caller = self.look(needs, secret)?;
         if let Who::Key(key) = &caller.0
             && needs.role > Role::Open
@@ -201,7 +201,7 @@ impl AccessControl {
                 let rate = meter.rate().rate;
                 denied(
                     "rate",
-                    Refusal::too_early(format!("key `{}` is limited to {rate} requests per second", key.name), wait),
+                    Rejection::too_early(format!("key `{}` is limited to {rate} requests per second", key.name), wait),
                 )
             };
             meter.take().map_err(late)?;
@@ -215,7 +215,7 @@ impl AccessControl {
     }
 }
 
-fn denied(reason: &'static str, refusal: Refusal) -> Refusal {
+fn denied(reason: &'static str, refusal: Rejection) -> Rejection {
     metrics::counter!("sterling_denied_total", "reason" => reason).increment(1);
     refusal
 }

@@ -4,7 +4,7 @@
 use axum::http::header::{HOST, HeaderName, ORIGIN};
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 
-use crate::http::answer::Refusal;
+use crate::http::answer::Rejection;
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
@@ -12,7 +12,7 @@ const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 ///
 /// # Errors
 /// 403 with the reason.
-pub(in crate::http) fn check_site(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
+pub(in crate::http) fn check_site(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), Rejection> {
     if *method == Method::GET || *method == Method::HEAD {
         return Ok(());
     }
@@ -33,7 +33,7 @@ pub(in crate::http) fn check_site(method: &Method, uri: &Uri, headers: &HeaderMa
     if is_own {
         return Ok(());
     }
-    Err(Refusal::http(StatusCode::FORBIDDEN, "cross_site", "a page of another site may not call this server"))
+    Err(Rejection::http(StatusCode::FORBIDDEN, "cross_site", "a page of another site may not call this server"))
 }
 
 /// Strips the default port of a scheme from a host: RFC 9110, 4.2.3.

@@ -33,9 +33,9 @@ fn noted(number: usize, polls: &Polls, threads: &Arc<Threads>, caller: u64) -> I
 #[derive(Default)]
 struct Runtime(Mutex<Vec<usize>>);
 
-struct Told(Arc<Runtime>, usize);
+struct RecordingWaker(Arc<Runtime>, usize);
 
-impl Wake for Told {
+impl Wake for RecordingWaker {
     fn wake(self: Arc<Self>) {
         locked(&self.0.0).push(self.1);
     }
@@ -43,7 +43,7 @@ impl Wake for Told {
 
 impl Runtime {
     fn poll<F: Future>(self: &Arc<Self>, tasks: &mut [InTurn<F>], n: usize) -> Poll<F::Output> {
-        let waker = Waker::from(Arc::new(Told(self.clone(), n)));
+        let waker = Waker::from(Arc::new(RecordingWaker(self.clone(), n)));
         Pin::new(&mut tasks[n]).poll(&mut Context::from_waker(&waker))
     }
 

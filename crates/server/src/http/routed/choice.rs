@@ -13,7 +13,7 @@ use super::super::position::positions;
 use super::app::RouterApp;
 use crate::route::{Offering, UnpinnedOffering};
 use sterling_core::error::Result;
-use sterling_core::request::Which;
+use sterling_core::request::VersionSelector;
 
 /// Versions that may answer.
 pub(super) type RoutedChoice = Choice<Arc<Offering>, Arc<Offering>>;
@@ -51,7 +51,7 @@ impl Versions {
 
 fn choice(app: &RouterApp, target: &Target, head: &Parts) -> Result<RoutedChoice> {
     let (model, which) = (&*target.model, target.which());
-    if which != Which::Active {
+    if which != VersionSelector::Active {
         return Ok(Choice::only(app.fleet().get(model, which)?));
     }
     let UnpinnedOffering { active, canary, shadow } = app.fleet().unpinned(model)?;

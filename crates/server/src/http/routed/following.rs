@@ -12,7 +12,9 @@ use super::sizes::bytes;
 use crate::route::{Conditions, Errand, Offering};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::quota::Flow;
-use sterling_core::request::{Answer, Content, Explain, Priority, Ranked, Request, Retrieve, StepReport, Which};
+use sterling_core::request::{
+    Answer, Content, Explain, Priority, Ranked, Request, Retrieve, StepReport, VersionSelector,
+};
 
 /// Background work after an answer.
 pub(super) struct Following {
@@ -101,7 +103,7 @@ async fn asked_aside(app: &RouterApp, model: &str, served: Arc<Offering>, work: 
         memory: Some(memory),
         ..Conditions::until(deadline)
     };
-    let pin = Which::Version(served.version());
+    let pin = VersionSelector::Version(served.version());
     let (_, gathered) = app.fleet().work(model, (served, pin), work, terms).await.map_err(of_shard)?;
     Ok(gathered.ranked())
 }

@@ -8,13 +8,13 @@ use super::app::RouterApp;
 use crate::route::Conditions;
 use sterling_api::{MissingShard, ModelInfo, Problem};
 use sterling_core::error::{Error, Result};
-use sterling_core::request::Which;
+use sterling_core::request::VersionSelector;
 
 /// Describes a version as all shards together, or those that answer, report it.
 ///
 /// # Errors
 /// As [`Fleet::told`](crate::route::Fleet::told); the error of a shard if none answers.
-pub(super) async fn info(app: &RouterApp, model: &str, pin: Which<'_>) -> Result<ModelInfo> {
+pub(super) async fn info(app: &RouterApp, model: &str, pin: VersionSelector<'_>) -> Result<ModelInfo> {
     let deadline = Instant::now() + Duration::from_millis(app.fleet().options().timeout_ms);
     let terms = Conditions { min_coverage: 0.0, ..Conditions::until(deadline) };
     let (served, told) = app.fleet().told(model, pin, terms).await?;

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use super::super::answer::{Outcome, Refusal, json, problem};
+use super::super::answer::{Outcome, Rejection, json, problem};
 use super::super::call_id::CallId;
 use super::super::items::{ITEMS_SENT, Said};
 use super::super::position::positions;
@@ -152,7 +152,7 @@ struct Calls {
 }
 
 impl Calls {
-    fn of(model: &str, verb: &str, (request, others): (&Request, &[Sent]), shards: usize) -> Result<Self, Refusal> {
+    fn of(model: &str, verb: &str, (request, others): (&Request, &[Sent]), shards: usize) -> Result<Self, Rejection> {
         let uri = request.uri();
         Ok(Calls {
             path: format!("/v1/models/{model}/items:{verb}"),
@@ -243,7 +243,7 @@ impl<T> Answers<T> {
         let is_one = done == 0 && kinds.iter().all(|kind| *kind == kinds[0]);
         let error = Error::new(if is_one { kinds[0] } else { Kind::Partial }, why);
         let partly = Partly { problem: Problem::from(&error), made: made(failed) };
-        let mut response = Refusal::from(error).into_response();
+        let mut response = Rejection::from(error).into_response();
         // Cannot fail: the value consists of texts and numbers.
         *response.body_mut() = Body::from(serde_json::to_vec(&partly).unwrap_or_default());
         response

@@ -12,7 +12,7 @@ use crate::gather::Gathered;
 use crate::route::protocol::ViewPosition;
 use crate::route::{Beside, Conditions, Offering};
 use sterling_core::error::{Error, Kind, Result};
-use sterling_core::request::{Retrieve, Which};
+use sterling_core::request::{Retrieve, VersionSelector};
 
 /// Requested page.
 pub(super) struct RoutedPage {
@@ -42,7 +42,7 @@ impl RoutedPage {
             let candidates = match request.candidates {
                 Some(candidates) => candidates,
                 None => {
-                    let info = info(app, model, Which::Version(version.version())).await?;
+                    let info = info(app, model, VersionSelector::Version(version.version())).await?;
                     if !info.queries.is_empty() {
                         return Err(of_several_queries());
                     }
@@ -55,11 +55,13 @@ impl RoutedPage {
         } else {
             let cursor = Cursor::read(text)?;
             let version =
-                app.fleet().get(model, Which::Version(cursor.version)).map_err(|error| match error.kind() {
-                    Kind::NotFound => {
-                        gone(format!("version {} is in the memory of no server any more", cursor.version))
+                app.fleet().get(model, VersionSelector::Version(cursor.version)).map_err(|error| {
+                    match error.kind() {
+                        Kind::NotFound => {
+                            gone(format!("version {} is in the memory of no server any more", cursor.version))
+                        }
+                        _ => error,
                     }
-                    _ => error,
                 })?;
             cursor.check(asked(model, version.digest(), request)?)?;
             let (views, shards) = (cursor.views.len(), version.shards());

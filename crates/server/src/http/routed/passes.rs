@@ -29,7 +29,7 @@ use sterling_api::{ColumnReader, Entry, MissingShard, Reply, Retrievals, Served,
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::quota::Flow;
 use sterling_core::request::CallOptions;
-use sterling_core::request::{Answer, Embed, Origin, Retrieve, Which};
+use sterling_core::request::{Answer, Embed, Origin, Retrieve, VersionSelector};
 use sterling_rollout::Side;
 
 /// Maximum number of concurrent requests of one list.
@@ -118,7 +118,7 @@ impl RoutedReady {
 struct UnderWay<'a> {
     app: &'a Arc<RouterApp>,
     model: &'a str,
-    pin: Which<'a>,
+    pin: VersionSelector<'a>,
     call: &'a RoutedCall,
     flow: Flow,
     /// Id and trace for the calls to shards.
@@ -191,7 +191,7 @@ impl UnderWay<'_> {
         let page = RoutedPage::of((self.app, self.model), version, &mut retrieve, text).await?;
         let work = Errand::Retrieve(retrieve);
         let share = self.app.bodies.hold_answer(self.flow, bytes(&work))?;
-        let pinned = (page.version.clone(), Which::Version(page.version.version()));
+        let pinned = (page.version.clone(), VersionSelector::Version(page.version.version()));
         let (told, entry) =
             self.entry(pinned, work, (page.terms(self.terms(terms)), &shape, &share), Some(&page)).await?;
         let timing = Timing::of(entry.steps());
@@ -253,7 +253,9 @@ impl UnderWay<'_> {
     fn in_place_of(&self, version: &Offering, watched: Option<&Watched>) -> Result<Option<Arc<Offering>>> {
         let fleet = self.app.fleet();
         let stays = watched.is_some_and(|watched| watched.side() == Side::Canary)
-            && fleet.get(self.model, Which::Version(version.version())).is_ok_and(|served| served.is_same(version));
+            && fleet
+                .get(self.model, VersionSelector::Version(version.version()))
+                .is_ok_and(|served| served.is_same(version));
         let by_now = fleet.get(self.model, self.pin)?;
         Ok((!stays && !by_now.is_same(version)).then_some(by_now))
     }
@@ -264,7 +266,7 @@ impl UnderWay<'_> {
         version: &Arc<Offering>,
         share: &Share,
     ) -> Vec<Result<(Served, Entry)>> {
-        let pin = Which::Version(version.version());
+        let pin = VersionSelector::Version(version.version());
         let copies: Vec<Result<Asked>> =
             requests.iter().map(|request| request.as_ref().cloned().map_err(Error::again)).collect();
         let calls = copies.into_iter().map(|request| async move {
@@ -279,7 +281,7 @@ impl UnderWay<'_> {
     /// Queries the shards, and prepares their merged answer for serialization.
     async fn entry(
         &self,
-        version: (Arc<Offering>, Which<'_>),
+        version: (Arc<Offering>, VersionSelector<'_>),
         work: Errand,
         (terms, shape, share): (Conditions, &Shape, &Share),
         page: Option<&RoutedPage>,

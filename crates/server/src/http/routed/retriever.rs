@@ -31,7 +31,7 @@ use sterling_api::{
     ShardsResponse, TrafficResponse, UnavailableModel, VersionInfo, VersionList, traffic_info,
 };
 use sterling_core::error::{Error, Result};
-use sterling_core::request::Which;
+use sterling_core::request::VersionSelector;
 use sterling_core::units::ItemId;
 
 impl Retriever for RouterApp {
@@ -67,7 +67,7 @@ impl Retriever for RouterApp {
         let (mut models, mut unavailable) = (Vec::new(), Vec::new());
         for name in self.fleet().models().into_iter().filter(|model| caller.may_see(model)) {
             let told = match self.fleet().answers(&name) {
-                Ok(()) => info(self, &name, Which::Active).await,
+                Ok(()) => info(self, &name, VersionSelector::Active).await,
                 Err(error) => Err(error),
             };
             match told {
@@ -81,7 +81,7 @@ impl Retriever for RouterApp {
         ModelList { models, unavailable }
     }
 
-    async fn info(self: &Arc<Self>, model: &str, which: Which<'_>) -> Result<ModelInfo> {
+    async fn info(self: &Arc<Self>, model: &str, which: VersionSelector<'_>) -> Result<ModelInfo> {
         info(self, model, which).await
     }
 
@@ -104,13 +104,13 @@ impl Retriever for RouterApp {
     fn labels(&self, model: String) -> Result<LabelList> {
         let listed = self.fleet().versions(&model)?;
         let names = listed.iter().flat_map(|listed| &listed.labels);
-        let version = |label: &String| Some(self.fleet().get(&model, Which::Label(label)).ok()?.version());
+        let version = |label: &String| Some(self.fleet().get(&model, VersionSelector::Label(label)).ok()?.version());
         let labels: BTreeMap<String, u64> = names.filter_map(|label| Some((label.clone(), version(label)?))).collect();
         Ok(LabelList { model, labels })
     }
 
     fn shards(&self, model: &str) -> Result<ShardsResponse> {
-        let served = self.fleet().get(model, Which::Active)?;
+        let served = self.fleet().get(model, VersionSelector::Active)?;
         let held = (0..).zip(served.held()).map(|(shard, (items, servers))| HeldShard { shard, items, servers });
         let shards: Vec<HeldShard> = held.collect();
         let there: usize = shards.iter().filter(|held| held.servers > 0).map(|held| held.items).sum();
@@ -125,7 +125,7 @@ impl Retriever for RouterApp {
 
     async fn item(self: &Arc<Self>, model: &str, id: ItemId, head: &Parts) -> Result<ItemResponse> {
         let deadline = Instant::now() + Duration::from_millis(self.fleet().options().timeout_ms);
-        let shards = self.fleet().get(model, Which::Active)?.shards();
+        let shards = self.fleet().get(model, VersionSelector::Active)?.shards();
         let positions = positions(&head.uri, "min_position", shards)?.map(Arc::from);
         let origin = CallId::origin(&head.extensions);
         let terms = Conditions { positions, origin, ..Conditions::until(deadline) };

@@ -122,8 +122,8 @@ proptest! {
             ask(&mut fair, flow, 1);
         }
         let (most, least) = (had.iter().max().unwrap(), had.iter().min().unwrap());
-        let dearest = prices.iter().max().unwrap();
-        prop_assert!(most - least <= 2 * dearest, "{had:?} for {prices:?}");
+        let most_expensive = prices.iter().max().unwrap();
+        prop_assert!(most - least <= 2 * most_expensive, "{had:?} for {prices:?}");
     }
 
     #[test]
@@ -159,8 +159,8 @@ proptest! {
             before += entry.ask.price;
         }
         prop_assert!(before <= ahead, "{before:?} came before it, {ahead:?} were predicted");
-        let dearest = callers.iter().map(|(price, _)| us(*price)).sum::<Duration>() * (1 + own as u32);
-        prop_assert!(ahead <= before + dearest * 2, "{ahead:?} were predicted before it, {before:?} came");
+        let most_expensive = callers.iter().map(|(price, _)| us(*price)).sum::<Duration>() * (1 + own as u32);
+        prop_assert!(ahead <= before + most_expensive * 2, "{ahead:?} were predicted before it, {before:?} came");
     }
 }
 

@@ -11,7 +11,7 @@ use super::*;
 const WORKERS: usize = 3;
 
 fn bounds(workers: usize) -> Bounds {
-    Bounds { waiting: 64, batch: 8, workers, dear: Duration::from_millis(20) }
+    Bounds { waiting: 64, batch: 8, workers, expensive: Duration::from_millis(20) }
 }
 
 fn ms(ms: f64) -> Duration {
@@ -123,7 +123,7 @@ impl Book {
         let ask = Ask::plain(price, self.now, ms(1000.0));
         let is_idle = self.running.iter().enumerate().any(|(worker, jobs)| jobs.is_empty() && worker >= is_ready);
         let is_short = self.queue.pace.predict(price) <= LENT_TIME;
-        let may = is_idle && self.queue.waiting() == 0 && is_short && price <= self.queue.bounds.dear;
+        let may = is_idle && self.queue.waiting() == 0 && is_short && price <= self.queue.bounds.expensive;
         let lent = self.queue.lend(&ask, |worker| worker >= is_ready, self.now);
         assert_eq!(lent.is_some(), may);
         if let Some(worker) = lent {
@@ -148,8 +148,8 @@ impl Book {
             assert_eq!(self.at.insert(entry.job, (At::Running, entry.ask)).unwrap().0, At::Lane);
         }
         let Some(first) = batch.first().map(|entry| entry.ask) else {
-            let dear_waits = self.queue.waiting.iter().any(|fair| fair.len_of(Kind::Dear) + expired.len() > 0);
-            let is_blocked = self.queue.dear_running() == self.queue.dear_slots() && dear_waits
+            let expensive_waits = self.queue.waiting.iter().any(|fair| fair.len_of(Kind::Dear) + expired.len() > 0);
+            let is_blocked = self.queue.expensive_running() == self.queue.expensive_slots() && expensive_waits
                 // One caller occupies all workers but this one, which is reserved for others.
                 || self.queue.running.iter().flatten().filter(|running| running.flow.is_some()).count() + 1 >= WORKERS;
             assert!(self.queue.waiting() == 0 || is_blocked, "a worker idles while it could run something");
@@ -161,7 +161,7 @@ impl Book {
         let price: Duration = batch.iter().map(|entry| entry.ask.price).sum();
         assert!(batch.len() == 1 || price <= BATCH_TIME, "{price:?} together");
         self.running[worker] = batch.into_iter().map(|entry| entry.job).collect();
-        assert!(self.queue.dear_running() < WORKERS);
+        assert!(self.queue.expensive_running() < WORKERS);
     }
 
     fn finish(&mut self, worker: usize, share: f64) {
@@ -499,9 +499,9 @@ fn batch_requests_use_idle_capacity_and_never_starve() {
 
 #[test]
 fn cheap_requests_keep_their_latency_beside_expensive_ones() {
-    let dear = Load { price_ms: 900.0, timeout_ms: 10_000.0, ..PLAIN };
+    let expensive = Load { price_ms: 900.0, timeout_ms: 10_000.0, ..PLAIN };
     let alone = Storm { workers: 2, loads: vec![(200.0, PLAIN)], truth: |_| 1.0, seconds: 30.0 }.run();
-    let loads = vec![(200.0, PLAIN), (20.0, dear)];
+    let loads = vec![(200.0, PLAIN), (20.0, expensive)];
     let beside = Storm { workers: 2, loads, truth: |_| 1.0, seconds: 30.0 }.run();
     assert!(beside[0].offered - beside[0].good < 5, "every cheap one is answered, but for the last");
     let (alone_ms, beside_ms) = (alone[0].p99_ms(), beside[0].p99_ms());

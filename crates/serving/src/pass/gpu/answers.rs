@@ -104,7 +104,7 @@ fn explain((all, of_queries): (&LookedAt, &[LookedAt]), prepared: &Prepared, con
         route: search.route(),
         filter: search.planned.canonical.clone(),
         pass_rate: search.planned.plan.pass_rate(),
-        probes: search.told_probes(),
+        probes: search.reported_probes(),
         probed: lists,
         scanned: items,
         survivors,

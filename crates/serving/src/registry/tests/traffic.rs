@@ -2,7 +2,7 @@
 
 use super::*;
 use sterling_rollout::{Side, Traffic};
-use sterling_snapshot::Wish;
+use sterling_snapshot::Desired;
 
 fn store(bed: &Bed) -> Store {
     Store::new(bed.folder.path().join("store"))
@@ -13,7 +13,7 @@ fn bed() -> Bed {
     let options = Options { judged_every: Duration::ZERO, ..Options::default() };
     let bed = Bed::with(|_, _, _| Ok(()), options);
     (1..=3).for_each(|version| bed.publish("m", version, "x", 0));
-    store(&bed).change_wish("m", &Wish::default(), |wish| wish.answer(Some(1))).unwrap();
+    store(&bed).change_desired("m", &Desired::default(), |wish| wish.answer(Some(1))).unwrap();
     bed.registry.refresh();
     assert_eq!((bed.active("m"), bed.in_memory("m")), (is(1, "x"), vec![1]));
     bed
@@ -79,7 +79,7 @@ fn labels_stand_for_versions() {
     let bed = bed();
     let label = |version| {
         let wish = store(&bed).wish("m").unwrap();
-        store(&bed).change_wish("m", &wish, |wish| wish.labels.extend([("next".into(), version)])).unwrap();
+        store(&bed).change_desired("m", &wish, |wish| wish.labels.extend([("next".into(), version)])).unwrap();
         bed.registry.refresh();
         bed.registry.refresh();
     };
@@ -89,7 +89,7 @@ fn labels_stand_for_versions() {
     label(3);
     assert_eq!(parts(&bed.registry), (Some(3), None));
     let wish = store(&bed).wish("m").unwrap();
-    let refused = store(&bed).change_wish("m", &wish, |wish| wish.labels.clear()).unwrap_err();
+    let refused = store(&bed).change_desired("m", &wish, |wish| wish.labels.clear()).unwrap_err();
     assert!(refused.to_string().contains("its canary is label `next`"), "{refused}");
     // Here the label points elsewhere: to the active version.
     bed.registry.label("m", "next", 1).unwrap();
@@ -157,7 +157,7 @@ fn a_canary_that_is_activated_is_none_any_more() {
         let bed = bed();
         set(&bed, r#"{"canary": {"version": 2, "share": 0.5}, "shadow": {"version": 2, "share": 0.5}}"#);
         let wish = store(&bed).wish("m").unwrap();
-        let now = store(&bed).change_wish("m", &wish, |wish| wish.answer(version)).unwrap();
+        let now = store(&bed).change_desired("m", &wish, |wish| wish.answer(version)).unwrap();
         assert!(now.traffic.canary.is_none() && now.traffic.shadow.is_some());
         bed.registry.refresh();
         assert_eq!((bed.active("m").0, parts(&bed.registry).0), (version.unwrap_or(3), None));
@@ -232,7 +232,7 @@ fn one_that_is_not_to_be_rolled_back_stays_and_one_that_cannot_be_in_the_store_i
     set(&bed, r#"{"canary": {"version": 2, "share": 0.4}}"#);
     ask(&bed.registry, 1000, true);
     let wish = store(&bed).wish("m").unwrap();
-    store(&bed).change_wish("m", &wish, |wish| wish.traffic = Traffic::default()).unwrap();
+    store(&bed).change_desired("m", &wish, |wish| wish.traffic = Traffic::default()).unwrap();
     bed.registry.refresh();
     assert!(store(&bed).wish("m").unwrap().traffic.is_empty() && parts(&bed.registry) == (None, None));
 }
@@ -261,7 +261,7 @@ fn an_ended_canary_stays_ended_while_the_store_is_stale() {
     assert_eq!(bed.registry.troubles(), [""; 0]);
     // The server's own write counts, although the file was deleted and restarts at the first revision.
     fs::remove_file(&path).unwrap();
-    store(&bed).change_wish("m", &Wish::default(), |wish| wish.answer(Some(1))).unwrap();
+    store(&bed).change_desired("m", &Desired::default(), |wish| wish.answer(Some(1))).unwrap();
     set(&bed, r#"{"canary": {"version": 2, "share": 0.5}}"#);
     assert_eq!((parts(&bed.registry), bed.registry.troubles()), ((Some(2), None), Vec::new()));
 }

@@ -1,18 +1,18 @@
 //! Warnings about a store that differs from the served state.
 
 use super::*;
-use sterling_snapshot::Wish;
+use sterling_snapshot::Desired;
 
 #[test]
 fn a_store_that_is_away_takes_nothing_away() {
     let bed = Bed::with(|_, _, _| Ok(()), Options { only: Some("m".into()), ..Options::default() });
     (1..=2).for_each(|version| bed.put("m", version, "x"));
     let store = Store::new(bed.folder.path().join("store"));
-    let wished = |wish: &mut Wish| {
+    let wished = |wish: &mut Desired| {
         wish.version = Some(2);
         wish.labels.insert("old".into(), 1);
     };
-    store.change_wish("m", &Wish::default(), wished).unwrap();
+    store.change_desired("m", &Desired::default(), wished).unwrap();
     bed.registry.refresh();
     let labels = |bed: &Bed| bed.registry.labels("m").unwrap().into_iter().collect::<Vec<_>>();
     let before = (bed.active("m"), labels(&bed));

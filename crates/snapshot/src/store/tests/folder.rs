@@ -99,12 +99,12 @@ fn the_desired_state_changes_by_compare_and_swap() {
     let store = Store::new(root.path());
     wishes(&store);
     for text in ["", "{}", "[]", "{\"format\": 1}", "{\"format\": 2, \"revision\": 1, \"nonce\": \"\"}"] {
-        fs::write(root.path().join("m").join(WISH_FILE), text).unwrap();
+        fs::write(root.path().join("m").join(DESIRED_FILE), text).unwrap();
         assert!(store.wish("m").unwrap_err().to_string().contains("wish.json"), "{text}");
     }
     let many: Vec<String> = (0..300).map(|n| format!("\"l{n}\": 1")).collect();
     let text = format!("{{\"format\": 1, \"revision\": 1, \"nonce\": \"\", \"labels\": {{{}}}}}", many.join(","));
-    fs::write(root.path().join("m").join(WISH_FILE), text).unwrap();
+    fs::write(root.path().join("m").join(DESIRED_FILE), text).unwrap();
     assert!(store.wish("m").unwrap_err().to_string().contains("300 labels"));
 }
 

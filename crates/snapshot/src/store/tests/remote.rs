@@ -249,9 +249,9 @@ fn a_bucket_that_is_down_changes_nothing_and_comes_back() {
     let bench = Bench::new();
     let store = bench.store("a");
     put(&store, 1).unwrap();
-    let wish = store.change_wish("m", &Wish::default(), |wish| wish.version = Some(1)).unwrap();
+    let wish = store.change_desired("m", &Desired::default(), |wish| wish.version = Some(1)).unwrap();
     store.renew().unwrap();
-    assert_eq!(store.seen_wish("m").unwrap(), wish);
+    assert_eq!(store.seen_desired("m").unwrap(), wish);
     bench.memory.is_down.store(true, SeqCst);
     assert_eq!(store.renew().unwrap_err().kind(), Kind::Unavailable);
     assert!(store.trouble().unwrap().contains("the bucket is down"));
@@ -262,7 +262,7 @@ fn a_bucket_that_is_down_changes_nothing_and_comes_back() {
     let other = bench.seen_from("a", 64);
     assert!(other.renew().is_err());
     assert_eq!((other.models().unwrap(), other.versions("m").unwrap()), (vec!["m".to_owned()], vec![1]));
-    assert_eq!((other.stamp("m", 1), other.seen_wish("m").unwrap()), (stamp, wish));
+    assert_eq!((other.stamp("m", 1), other.seen_desired("m").unwrap()), (stamp, wish));
     assert_eq!(data(&other.bring("m", 1).unwrap()), vec![1; 100_000]);
     assert!(!other.discard("m", 1).unwrap(), "no copy could be fetched again");
     bench.memory.is_down.store(false, SeqCst);
@@ -340,7 +340,7 @@ fn the_desired_state_changes_by_compare_and_swap() {
     // A lost answer is not mistaken for a concurrent change.
     let before = store.wish("m").unwrap();
     bench.memory.loses_answer.store(true, SeqCst);
-    let now = store.change_wish("m", &before, |wish| wish.version = None).unwrap();
+    let now = store.change_desired("m", &before, |wish| wish.version = None).unwrap();
     assert_eq!(store.wish("m").unwrap(), now);
 }
 
@@ -471,7 +471,7 @@ fn table(fault: CallFault) -> usize {
         let server = bench.store("server");
         assert_eq!(server.versions("m").unwrap().last(), Some(&next), "{}", context());
         server.bring("m", next).unwrap();
-        assert_eq!(server.seen_wish("m").unwrap(), wish, "{}", context());
+        assert_eq!(server.seen_desired("m").unwrap(), wish, "{}", context());
         if !is_met {
             return at;
         }
@@ -483,13 +483,13 @@ fn table(fault: CallFault) -> usize {
 fn script(publisher: &Store, server: &Store) -> Vec<Result<u64>> {
     let published = publisher.renew().and_then(|()| put(publisher, 2));
     let wished = publisher.wish("m").and_then(|before| {
-        publisher.change_wish("m", &before, |wish| {
+        publisher.change_desired("m", &before, |wish| {
             wish.version = Some(1);
             wish.labels.insert("old".into(), 1);
         })
     });
     let fetched = server.renew().and_then(|()| {
-        let _ = server.seen_wish("m");
+        let _ = server.seen_desired("m");
         server.bring("m", server.versions("m")?.last().copied().unwrap_or(1))
     });
     vec![published, wished.map(|wish| wish.revision), fetched.map(|_| 0)]

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use sterling_snapshot::Wish;
+use sterling_snapshot::Desired;
 
-fn wish(bed: &Bed, change: impl FnOnce(&mut Wish)) {
+fn wish(bed: &Bed, change: impl FnOnce(&mut Desired)) {
     let store = Store::new(bed.folder.path().join("store"));
-    store.change_wish("m", &store.wish("m").unwrap(), change).unwrap();
+    store.change_desired("m", &store.wish("m").unwrap(), change).unwrap();
     bed.registry.refresh();
 }
 
@@ -48,7 +48,7 @@ fn a_starting_server_loads_the_desired_version_only() {
     let bed = Bed::obedient();
     (1..=2).for_each(|version| bed.publish("m", version, "x", 0));
     let store = Store::new(bed.folder.path().join("store"));
-    let wished = store.change_wish("m", &Wish::default(), |wish| wish.version = Some(1)).unwrap();
+    let wished = store.change_desired("m", &Desired::default(), |wish| wish.version = Some(1)).unwrap();
     bed.registry.refresh();
     assert_eq!((bed.active("m"), bed.told.tried("m", 2)), (is(1, "x"), 0));
     // If it cannot be loaded, no other version takes its place.
@@ -57,14 +57,14 @@ fn a_starting_server_loads_the_desired_version_only() {
     other.refresh();
     assert!(other.ready().unwrap_err().to_string().contains("desired version 1 is not in memory yet"));
     assert_eq!(other.troubles(), ["model `m`: version 1 is desired in the store, none answers"]);
-    store.change_wish("m", &wished, |wish| wish.version = Some(2)).unwrap();
+    store.change_desired("m", &wished, |wish| wish.version = Some(2)).unwrap();
     other.refresh();
-    assert_eq!(other.get("m", Which::Active).unwrap().version(), 2);
+    assert_eq!(other.get("m", VersionSelector::Active).unwrap().version(), 2);
     // A registry that does not follow the store activates the newest once.
     let still = Registry::new(store, bed.told.clone(), Options { follow: false, ..Options::default() });
     bed.publish("m", 3, "x", 0);
     still.refresh();
-    assert_eq!(still.get("m", Which::Active).unwrap().version(), 3);
+    assert_eq!(still.get("m", VersionSelector::Active).unwrap().version(), 3);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn a_version_is_activated_at_all_servers_of_a_store() {
     assert_eq!((bed.active("m"), bed.registry.desired("m").unwrap().0.version), (is(1, "x"), Some(1)));
     assert_eq!((store.wish("m").unwrap().version, bed.registry.troubles()), (Some(1), vec![]));
     other.refresh();
-    assert_eq!(other.get("m", Which::Active).unwrap().version(), 1);
+    assert_eq!(other.get("m", VersionSelector::Active).unwrap().version(), 1);
     // Again, with an activation on this server alone.
     let revision = store.wish("m").unwrap().revision;
     bed.registry.activate("m", 3).unwrap();

@@ -13,7 +13,7 @@ use sterling_core::error::{Error, Kind, Result};
 use sterling_rollout::{Traffic, TrafficTarget};
 
 /// File of a model's desired state.
-pub const WISH_FILE: &str = "wish.json";
+pub const DESIRED_FILE: &str = "wish.json";
 /// Format version of the file.
 const FORMAT: u32 = 1;
 const LABELS_MAX: usize = 256;
@@ -21,7 +21,7 @@ const LABELS_MAX: usize = 256;
 /// Desired state of a model: the active version, labels and the rollout.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Wish {
+pub struct Desired {
     /// Format version of the file.
     format: u32,
     /// Number of changes so far.
@@ -39,7 +39,7 @@ pub struct Wish {
     nonce: String,
 }
 
-impl Wish {
+impl Desired {
     /// Describes the state for operators.
     pub fn told(&self) -> String {
         let version = self.version.map_or("the newest version".into(), |version| format!("version {version}"));
@@ -69,7 +69,7 @@ impl Wish {
 
     fn parse(place: &str, bytes: &[u8]) -> Result<Self> {
         let corrupt = |why: String| Error::corrupt(format!("{place}: {why}"));
-        let wish: Wish = serde_json::from_slice(bytes).map_err(|e| corrupt(format!("not a desired state: {e}")))?;
+        let wish: Desired = serde_json::from_slice(bytes).map_err(|e| corrupt(format!("not a desired state: {e}")))?;
         if wish.format != FORMAT {
             return Err(Error::unsupported(format!("{place}: format {}, expected {FORMAT}", wish.format)));
         }
@@ -87,27 +87,27 @@ impl Store {
     ///
     /// # Errors
     /// `Corrupt` or `Unsupported` with the fault of the file; `Io`, `Unavailable`.
-    pub fn wish(&self, model: &str) -> Result<Wish> {
+    pub fn wish(&self, model: &str) -> Result<Desired> {
         check_model(model)?;
-        self.parsed(model, self.shelf().read(model, WISH_FILE)).map(|(wish, _)| wish)
+        self.parsed(model, self.shelf().read(model, DESIRED_FILE)).map(|(wish, _)| wish)
     }
 
     /// Returns the desired state as of the last listing.
     ///
     /// # Errors
     /// As [`Store::wish`].
-    pub fn seen_wish(&self, model: &str) -> Result<Wish> {
+    pub fn seen_desired(&self, model: &str) -> Result<Desired> {
         check_model(model)?;
-        self.parsed(model, self.shelf().glance(model, WISH_FILE)).map(|(wish, _)| wish)
+        self.parsed(model, self.shelf().glance(model, DESIRED_FILE)).map(|(wish, _)| wish)
     }
 
-    fn parsed(&self, model: &str, read: Result<Vec<u8>>) -> Result<(Wish, Option<Vec<u8>>)> {
+    fn parsed(&self, model: &str, read: Result<Vec<u8>>) -> Result<(Desired, Option<Vec<u8>>)> {
         match read {
             Ok(bytes) => {
-                let wish = Wish::parse(&format!("{}/{model}/{WISH_FILE}", self.name()), &bytes)?;
+                let wish = Desired::parse(&format!("{}/{model}/{DESIRED_FILE}", self.name()), &bytes)?;
                 Ok((wish, Some(bytes)))
             }
-            Err(e) if e.kind() == Kind::NotFound => Ok((Wish::default(), None)),
+            Err(e) if e.kind() == Kind::NotFound => Ok((Desired::default(), None)),
             Err(e) => Err(e),
         }
     }
@@ -118,10 +118,10 @@ impl Store {
     /// `Conflict` with the current state if it was changed meanwhile, or if the rollout needs a version or label that would be
     /// removed. `Invalid` for an invalid label, for more than 256 labels, and for an invalid rollout. `NotFound` for a version
     /// that is not published or a missing label; as [`Store::wish`].
-    pub fn change_wish(&self, model: &str, before: &Wish, change: impl FnOnce(&mut Wish)) -> Result<Wish> {
+    pub fn change_desired(&self, model: &str, before: &Desired, change: impl FnOnce(&mut Desired)) -> Result<Desired> {
         check_name("model name", model)?;
-        let (now, bytes) = self.parsed(model, self.shelf().read(model, WISH_FILE))?;
-        let overtaken = |now: &Wish| {
+        let (now, bytes) = self.parsed(model, self.shelf().read(model, DESIRED_FILE))?;
+        let overtaken = |now: &Desired| {
             let told = now.told();
             Error::conflict(format!("model `{model}`: it was changed meanwhile, to {told}; nothing was done"))
         };
@@ -130,19 +130,19 @@ impl Store {
         }
         let mut wish = now;
         change(&mut wish);
-        self.check_wish(model, before, &wish)?;
+        self.check_desired(model, before, &wish)?;
         wish.format = FORMAT;
         wish.revision += 1;
         wish.nonce = format!("{:016x}", RandomState::new().hash_one(std::process::id()));
         let text = serde_json::to_vec_pretty(&wish).map_err(|e| Error::internal(format!("desired state: {e}")))?;
-        match self.shelf().swap(model, WISH_FILE, bytes.as_deref(), &text)? {
+        match self.shelf().swap(model, DESIRED_FILE, bytes.as_deref(), &text)? {
             true => Ok(wish),
             false => Err(overtaken(&self.wish(model)?)),
         }
     }
 
     /// Rejects invalid changes of a desired state.
-    fn check_wish(&self, model: &str, before: &Wish, wish: &Wish) -> Result<()> {
+    fn check_desired(&self, model: &str, before: &Desired, wish: &Desired) -> Result<()> {
         wish.labels.keys().try_for_each(|label| check_name("label", label))?;
         if wish.labels.len() > LABELS_MAX {
             return Err(Error::invalid(format!("{} labels, expected at most {LABELS_MAX}", wish.labels.len())));
@@ -153,7 +153,7 @@ impl Store {
         let labelled = wish.labels.iter().filter(|(label, version)| before.labels.get(*label) != Some(*version));
         let answering = wish.version.filter(|version| before.version != Some(*version));
         let targets =
-            |of: &'_ Wish| of.traffic.targets().filter_map(|(_, target)| of.version_of(target)).collect::<Vec<_>>();
+            |of: &'_ Desired| of.traffic.targets().filter_map(|(_, target)| of.version_of(target)).collect::<Vec<_>>();
         let known = targets(before);
         let taking_part = targets(wish).into_iter().filter(|version| !known.contains(version));
         let mut new = answering.into_iter().chain(labelled.map(|(_, version)| *version)).chain(taking_part);
@@ -172,7 +172,7 @@ impl Store {
 }
 
 /// Rejects a rollout that contradicts the rest of the desired state.
-fn check_traffic(model: &str, wish: &Wish) -> Result<()> {
+fn check_traffic(model: &str, wish: &Desired) -> Result<()> {
     wish.traffic.check()?;
     let missing = wish.traffic.targets().find(|(_, target)| wish.version_of(*target).is_none());
     if let Some((part, target)) = missing {

@@ -3,7 +3,7 @@
 use super::output::say;
 use super::store::StoreArgs;
 use sterling_core::error::{Error, Result};
-use sterling_snapshot::{Wish, check_name};
+use sterling_snapshot::{Desired, check_name};
 
 /// Arguments of `sterling activate`.
 #[derive(Debug, clap::Args)]
@@ -67,7 +67,7 @@ impl Activate {
         }
         let now = match before.version == version {
             true => before,
-            false => store.change_wish(model, &before, |wish| wish.answer(version))?,
+            false => store.change_desired(model, &before, |wish| wish.answer(version))?,
         };
         tell(model, &now)
     }
@@ -81,7 +81,7 @@ impl Label {
         if self.remove && !before.labels.contains_key(&label) {
             return Err(Error::not_found(format!("model `{model}`: no label `{label}`, it is {}", before.told())));
         }
-        let now = store.change_wish(model, &before, |wish| match self.version {
+        let now = store.change_desired(model, &before, |wish| match self.version {
             Some(version) => drop(wish.labels.insert(label, version)),
             None => drop(wish.labels.remove(&label)),
         })?;
@@ -90,6 +90,6 @@ impl Label {
 }
 
 /// Prints the desired state of a model.
-pub(super) fn tell(model: &str, wish: &Wish) -> Result<()> {
+pub(super) fn tell(model: &str, wish: &Desired) -> Result<()> {
     say(format_args!("{model}: {}, revision {}", wish.told(), wish.revision))
 }

@@ -9,7 +9,7 @@ use sterling_bench::{Contender, FigureRatio, Interval, Measured, Peak, Report};
 use sterling_core::error::{Error, Result};
 
 /// Collected output.
-pub(super) struct Told {
+pub(super) struct Results {
     is_json: bool,
     folder: Option<PathBuf>,
     options: Value,
@@ -18,7 +18,7 @@ pub(super) struct Told {
     comparisons: Vec<Value>,
 }
 
-impl Told {
+impl Results {
     /// Starts the output; the report contains the `options` of the measurement.
     ///
     /// # Errors
@@ -27,17 +27,17 @@ impl Told {
         if let Some(folder) = &folder {
             std::fs::create_dir_all(folder).map_err(|e| Error::io(folder.display(), e))?;
         }
-        Ok(Told { is_json, folder, options, runs: Vec::new(), peaks: Vec::new(), comparisons: Vec::new() })
+        Ok(Results { is_json, folder, options, runs: Vec::new(), peaks: Vec::new(), comparisons: Vec::new() })
     }
 
     /// Reports a run of a contender, with additional fields.
     pub(super) fn run(&mut self, contender: &Contender, report: &Report, more: Value) -> Result<()> {
-        let told = with(json!(report), [setting(contender), object(more)]);
+        let results = with(json!(report), [setting(contender), object(more)]);
         match self.is_json {
-            true => say(&told)?,
+            true => say(&results)?,
             false => say(format_args!("{}\n{report}\n", contender.name))?,
         }
-        self.runs.push(told);
+        self.runs.push(results);
         Ok(())
     }
 
@@ -45,9 +45,9 @@ impl Told {
     pub(super) fn peak(&mut self, contender: &Contender, peak: &Peak) -> Result<()> {
         let quality = peak.report.as_ref().and_then(|report| report.quality.as_ref());
         let quality = quality.map(|quality| json!({"quality": quality})).unwrap_or_default();
-        let told = with(json!({"peak": peak}), [setting(contender), object(quality)]);
+        let results = with(json!({"peak": peak}), [setting(contender), object(quality)]);
         if self.is_json {
-            say(&told)?;
+            say(&results)?;
         } else {
             let (name, rate, goodput) = (&contender.name, peak.rate, peak.goodput);
             say(format_args!(
@@ -57,16 +57,16 @@ impl Told {
             report.and_then(|report| report.server.as_ref()).map_or(Ok(()), say)?;
             report.and_then(|report| report.quality.as_ref()).map_or(Ok(()), say)?;
         }
-        self.peaks.push(told);
+        self.peaks.push(results);
         Ok(())
     }
 
     /// Reports the ratios of a contender to another one.
     pub(super) fn comparison(&mut self, measured: &str, baseline: &str, found: &FigureRatio) -> Result<()> {
         let names = json!({"of": measured, "against": baseline});
-        let told = with(json!(found), [object(names), Map::new()]);
+        let results = with(json!(found), [object(names), Map::new()]);
         if self.is_json {
-            say(&told)?;
+            say(&results)?;
         } else {
             let FigureRatio { class, median_of, measured: ours, baseline: theirs, ratio, .. } = found;
             let interval = found.interval.map(|Interval { low, high }| format!("  [{low:.3}, {high:.3}]"));
@@ -75,7 +75,7 @@ impl Told {
                 "{class:8} {median_of:16} {measured} {ours:.3}  against {baseline} {theirs:.3}  ratio {ratio:.3}{interval}"
             ))?;
         }
-        self.comparisons.push(told);
+        self.comparisons.push(results);
         Ok(())
     }
 
@@ -105,10 +105,10 @@ fn object(value: Value) -> Map<String, Value> {
     }
 }
 
-fn with(told: Value, more: [Map<String, Value>; 2]) -> Value {
-    let mut told = object(told);
-    more.into_iter().for_each(|fields| told.extend(fields));
-    Value::Object(told)
+fn with(results: Value, more: [Map<String, Value>; 2]) -> Value {
+    let mut results = object(results);
+    more.into_iter().for_each(|fields| results.extend(fields));
+    Value::Object(results)
 }
 
 /// Fields of a contender's setting; empty for a single setting.
@@ -116,9 +116,9 @@ fn setting(contender: &Contender) -> Map<String, Value> {
     if contender.setting.is_empty() {
         return Map::new();
     }
-    let mut told = object(json!({"setting": contender.setting.fields()}));
+    let mut results = object(json!({"setting": contender.setting.fields()}));
     if let Some(share) = contender.selectivity {
-        told.insert("selectivity".to_owned(), json!(share));
+        results.insert("selectivity".to_owned(), json!(share));
     }
-    told
+    results
 }
