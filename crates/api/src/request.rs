@@ -13,8 +13,7 @@ use sterling_core::limits::{
     CANDIDATES_MAX, COLUMNS_MAX, CONSTANTS_MAX, DIMENSION_MAX, EXCLUDE_MAX, FEATURES_MAX, LISTS_MAX, QUERIES_MAX,
     RESULTS_MAX, TIMEOUT_MS_MAX,
 };
-use sterling_core::request::CallOptions;
-use sterling_core::request::{self, Features, Priority, Reading, User};
+use sterling_core::request::{self, CallOptions, Features, Priority, Reading, User};
 use sterling_core::units::ItemId;
 
 /// Features by name; null means that the feature is absent.

@@ -19,8 +19,7 @@ use super::super::values::{FeatureValue, List, Named, Vector};
 use super::stream::{Hold, Stream, each_row};
 use sterling_core::error::{Error, Result};
 use sterling_core::limits::{BATCH_REQUESTS_MAX, DIMENSION_MAX, EXCLUDE_MAX, FEATURE_IDS_MAX, FEATURES_MAX};
-use sterling_core::request::CallOptions;
-use sterling_core::request::{self, Values};
+use sterling_core::request::{self, CallOptions, Values};
 use sterling_storage::arrow::ArrowColumn;
 
 /// Metadata key of the fields shared by all rows.

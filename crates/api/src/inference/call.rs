@@ -11,8 +11,7 @@ use crate::request::{OnDegradedName, PriorityName, on_degraded, priority, terms}
 use crate::values::{List, nullable};
 use sterling_core::error::{Error, Result};
 use sterling_core::limits::{BATCH_REQUESTS_MAX, COLUMNS_MAX, FEATURES_MAX};
-use sterling_core::request::CallOptions;
-use sterling_core::request::{self, Features, Priority, Reading, Retrieve, User, Values};
+use sterling_core::request::{self, CallOptions, Features, Priority, Reading, Retrieve, User, Values};
 
 /// Maximum tensors of a request: each feature with its counts and its weights.
 const INPUTS_MAX: usize = 3 * FEATURES_MAX;

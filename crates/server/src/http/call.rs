@@ -11,8 +11,7 @@ use super::sent::Sent;
 use sterling_api::{Retrievals, Shape};
 use sterling_core::error::Result;
 use sterling_core::quota::Flow;
-use sterling_core::request::CallOptions;
-use sterling_core::request::{Embed, Origin, Rank};
+use sterling_core::request::{CallOptions, Embed, Origin, Rank};
 
 /// Caller, and format of the answer.
 pub(super) struct Call {

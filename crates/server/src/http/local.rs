@@ -35,7 +35,7 @@ use sterling_api::{
     Served, ShadowDiff, Shape, ShardsResponse, TrafficResponse, VersionInfo, VersionList, Widths, traffic_info,
 };
 use sterling_core::error::{Error, Kind, Result};
-use sterling_core::request::{Answer, Request as Ask, Retrieve, VersionSelector};
+use sterling_core::request::{Answer, CallOptions, Request as Ask, Retrieve, VersionSelector};
 use sterling_core::units::ItemId;
 use sterling_serving::pass::{self, Cost, Prepared};
 use sterling_serving::registry::{Loaded, Registry, VersionState};

@@ -28,8 +28,7 @@ use crate::route::protocol::{
 use sterling_api::{Entry, Explain, Problem, RowWriter, Written};
 use sterling_core::error::{Error, Result};
 use sterling_core::quota::Flow;
-use sterling_core::request::CallOptions;
-use sterling_core::request::{Answer, Content};
+use sterling_core::request::{Answer, CallOptions, Content};
 use sterling_core::units::ItemId;
 use sterling_serving::pass::{self, Prepared};
 use sterling_serving::registry::{Loaded, VersionSelector};

@@ -14,8 +14,9 @@ use super::worst::Worst;
 use sterling_api::ShadowDiff;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::quota::Flow;
-use sterling_core::request::CallOptions;
-use sterling_core::request::{Answer, Content, Explain, Priority, Rank, Ranked, Reading, Request, Retrieve};
+use sterling_core::request::{
+    Answer, CallOptions, Content, Explain, Priority, Rank, Ranked, Reading, Request, Retrieve,
+};
 use sterling_core::units::ItemId;
 use sterling_rollout::ShadowRun;
 use sterling_serving::engine::{Engine, Passes};

@@ -17,8 +17,7 @@ use super::worker;
 use sterling_core::error::{Error, Result};
 use sterling_core::limits::TIMEOUT_MS_MAX;
 use sterling_core::quota::Flow;
-use sterling_core::request::CallOptions;
-use sterling_core::request::Priority;
+use sterling_core::request::{CallOptions, Priority};
 
 /// Number of threads that fetch rows. Each waits for one answer of the cluster at a time.
 pub(super) const FETCHERS: usize = 4;

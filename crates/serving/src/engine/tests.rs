@@ -13,8 +13,7 @@ use super::engine::{FETCHERS, replace_lost};
 use super::*;
 use sterling_core::error::{Kind, Result};
 use sterling_core::quota::Flow;
-use sterling_core::request::CallOptions;
-use sterling_core::request::Priority;
+use sterling_core::request::{CallOptions, Priority};
 
 /// Gate at which work blocks until a test opens it.
 #[derive(Default)]

@@ -28,8 +28,7 @@ use crate::route::{Beside, Conditions, Errand, Offering};
 use sterling_api::{ColumnReader, Entry, MissingShard, Reply, Retrievals, Served, Shape, WrittenRows};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::quota::Flow;
-use sterling_core::request::CallOptions;
-use sterling_core::request::{Answer, Embed, Origin, Retrieve, VersionSelector};
+use sterling_core::request::{Answer, CallOptions, Embed, Origin, Retrieve, VersionSelector};
 use sterling_rollout::Side;
 
 /// Maximum number of concurrent requests of one list.
