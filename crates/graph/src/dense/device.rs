@@ -91,10 +91,14 @@ impl DeviceProgram {
     /// Rejects a compiled graph that cannot run on a GPU.
     ///
     /// # Errors
-    /// `Unsupported` if an output is not made by a step.
+    /// `Unsupported` for a recurrent layer, or if an output is not made by a step.
     pub fn check(program: &RowProgram) -> Result<()> {
         let is_made = |place: &Place| matches!(place, Place { memory: Memory::Rows(_), offset: 0 });
         let plans = [&program.straight, &program.collapsed];
+        let is_recurrent = |step: &Step| matches!(step.work, Work::Recurrent(_));
+        if plans.iter().any(|plan| plan.user.iter().chain(&plan.rows).any(is_recurrent)) {
+            return Err(Error::unsupported("a graph with a recurrent layer"));
+        }
         match plans.iter().all(|plan| plan.outputs.iter().all(is_made)) {
             true => Ok(()),
             false => Err(Error::unsupported("a graph whose output is one of its inputs")),
@@ -255,6 +259,7 @@ impl Run<'_> {
                 steps::pick(device, rows, self.at(*a), Some(copied), placing, out)
             }
             Work::Spread { .. } => Err(Error::unsupported("gradients on a device")),
+            Work::Recurrent(_) => Err(Error::unsupported("a recurrent layer on a device")),
             Work::Narrow { a, count, first } => steps::narrow(device, rows, self.at(*a), *count, out.behind(*first)),
             Work::PackNarrow { a, depth, columns, rows: at } => {
                 steps::pack_narrow(device, rows, self.at(*a), (*depth, *columns, *at), out)

@@ -25,6 +25,7 @@ mod interpret;
 mod ir;
 mod pairs;
 mod plan;
+mod recurrent;
 mod split;
 mod steps;
 mod text;

@@ -16,6 +16,7 @@ use super::chains::{ChainOf, Chains};
 use super::equal::{EqualGroup, EqualGroups};
 use super::graph::Graph;
 use super::ir::{Id, Op, Side, broadcast_strides, positions};
+use super::recurrent;
 use super::steps::{Factor, FoldBeside, Memory, Operand, Place, Plan, Precision, Step, Work};
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::dense::{Binary, ChainLink, Form, LANES, Lines, PANEL, Unary, pack};
@@ -93,6 +94,9 @@ pub(super) fn plan(graph: &Graph, precision: Precision) -> Result<Plan> {
     planner.plan.outputs = graph.outputs.iter().map(|&output| planner.place(output)).collect::<Result<_>>()?;
     let numbers = planner.plan.strides.iter().sum::<usize>() + planner.plan.given_stride;
     planner.plan.block_rows = block_rows(numbers, precision);
+    if planner.plan.rows.iter().any(|step| matches!(step.work, Work::Recurrent(_))) {
+        planner.plan.block_rows = planner.plan.block_rows.max(recurrent::block_rows(numbers));
+    }
     Ok(planner.plan)
 }
 
@@ -286,6 +290,7 @@ impl Planner<'_> {
             Work::Concat { runs, parts } => 4 * runs * parts.iter().map(|(_, n)| n).sum::<usize>(),
             Work::Pick { index, run, .. } => 16 * index.len() + run,
             Work::Spread { index, run, count, .. } => 16 * index.len() * run + count,
+            Work::Recurrent(work) => work.cost(),
         };
         match place.memory {
             Memory::Rows(out) => {
@@ -375,6 +380,7 @@ impl Planner<'_> {
                 Work::Product { parts, bias, runs: 1, columns, relu: self.is_rectified[id], factors, result }
             }
             Op::MatMul(a, b) => self.matmul(id, *a, *b)?,
+            Op::Recurrent(layer) => self.recurrent(layer)?,
             Op::Inputs(_) | Op::Constant(_) | Op::Reshape(_) => {
                 return Err(Error::internal("a value without work"));
             }
@@ -439,7 +445,7 @@ impl Planner<'_> {
     }
 
     /// Returns the factor of rows of `depth` numbers and of stacked matrices; a matrix that is not constant stays alone.
-    fn factor(&mut self, rows: Place, depth: usize, matrices: Vec<Id>) -> Result<Factor> {
+    pub(super) fn factor(&mut self, rows: Place, depth: usize, matrices: Vec<Id>) -> Result<Factor> {
         let columns = self.graph.shape(matrices[0]).last().copied().unwrap_or(1);
         let constants: Option<Vec<&[f32]>> = matrices.iter().map(|&matrix| self.graph.constant(matrix)).collect();
         let Some(constants) = constants else {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::recurrent::RecurrentWork;
 use sterling_kernels::cpu::dense::{Binary, ChainLink, Fold, Form, Lines, PairRows, Unary};
 
 /// Precision of the factors of row products. Their sums, and all else, are in f32.
@@ -159,6 +160,8 @@ pub(super) enum Work {
         run: usize,
         count: usize,
     },
+    /// Steps of a recurrent layer.
+    Recurrent(Box<RecurrentWork>),
 }
 
 #[cfg(test)]
@@ -172,6 +175,7 @@ impl Work {
             Work::Matrices { a, b, .. } => vec![*a, *b],
             Work::Map2 { a, b, .. } => vec![a.place, b.place],
             Work::Chain { reads, .. } => reads.clone(),
+            Work::Recurrent(work) => work.places(),
             Work::Concat { parts, .. } => parts.iter().map(|(place, _)| *place).collect(),
             Work::FoldEqual { key, keys, folds, .. } => {
                 folds.iter().map(|fold| fold.values).chain([*key, *keys]).collect()
