@@ -14,7 +14,7 @@ pub struct Scratch {
     user: Vec<Lines>,
     rows: Vec<Lines>,
     given: Lines,
-    /// Registers of chains, states of recurrent layers.
+    /// Registers of chains, tiles of attention, states of recurrent layers.
     registers: Lines,
 }
 
@@ -197,6 +197,7 @@ impl<'a> Run<'a> {
                     first += count;
                 }
             }
+            Work::Attention(work) => self.attention(work, registers, out, stride),
             Work::Recurrent(work) => self.recurrent(work, registers, out, stride),
             Work::Spread { a, index, run, count } => self.spread(*a, (index, *run), *count, out, stride),
             Work::Pick { a, index, run } => {

@@ -4,7 +4,7 @@
 //! 2. Each value gets a place: constants in the constant memory, matrices of products packed; each user value has a buffer of its
 //!    own; row values have a buffer of a block, which is reused once nothing reads it any more.
 //! 3. A `Relu` that alone reads a product is fused into it. Slices of a value are read in place. Reductions over equal keys
-//!    (`equal.rs`) and chains on single numbers (`chains.rs`) become one step each.
+//!    (`equal.rs`), attention (`attention.rs`) and chains on single numbers (`chains.rs`) become one step each.
 //! 4. In [`Precision::Bf16`], wide row products take their factors as bf16 pairs (`pairs.rs`), and results stay pairs if only
 //!    such products read them. A product that is an output stays in f32: it is small, and its rounding error would be that of the
 //!    answer.
@@ -12,6 +12,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::attention::AttentionGroups;
 use super::chains::{ChainOf, Chains};
 use super::equal::{EqualGroup, EqualGroups};
 use super::graph::Graph;
@@ -43,11 +44,11 @@ fn block_rows(numbers: usize, precision: Precision) -> usize {
     if rows > tile { rows / tile * tile } else { rows }
 }
 
-/// Compiles a graph to steps.
+/// Compiles a graph to steps; `fuses` attention.
 ///
 /// # Errors
 /// `Unsupported` if the output is the same for all rows.
-pub(super) fn plan(graph: &Graph, precision: Precision) -> Result<Plan> {
+pub(super) fn plan(graph: &Graph, precision: Precision, fuses: bool) -> Result<Plan> {
     if graph.outputs.iter().any(|&output| graph.values[output].side != Side::Pair) {
         return Err(Error::unsupported("an output that is the same for all rows"));
     }
@@ -68,6 +69,7 @@ pub(super) fn plan(graph: &Graph, precision: Precision) -> Result<Plan> {
         is_paired: vec![false; graph.values.len()],
         pairs: HashMap::new(),
         equal: EqualGroups::default(),
+        attention: AttentionGroups::default(),
         chains: Chains::default(),
     };
     let readers = planner.readers(&needed);
@@ -77,7 +79,10 @@ pub(super) fn plan(graph: &Graph, precision: Precision) -> Result<Plan> {
     // An output needs a place of its own.
     let is_foldable = |id: Id| needed[id] && planner.alias[id].is_none() && !outputs.contains(&id);
     planner.equal = EqualGroups::of(graph, is_foldable, &readers, |id| planner.root(id));
-    let needed = graph.needed_by(&graph.outputs, |id| planner.equal.reads(graph, id));
+    if fuses {
+        planner.attention = AttentionGroups::of(graph, &needed, &readers, |id| planner.root(id));
+    }
+    let needed = graph.needed_by(&graph.outputs, |id| planner.operands(id));
     if precision == Precision::Bf16 {
         planner.narrow(&needed);
     }
@@ -140,6 +145,8 @@ pub(super) struct Planner<'a> {
     pub(super) pairs: HashMap<Vec<Id>, Place>,
     /// Reductions over equal keys.
     pub(super) equal: EqualGroups,
+    /// Fused attention.
+    pub(super) attention: AttentionGroups,
     /// Chains of operations on single numbers.
     pub(super) chains: Chains,
 }
@@ -178,9 +185,14 @@ impl Planner<'_> {
         self.graph.outputs.iter().map(|&output| self.root(output)).collect()
     }
 
-    /// Returns the values that are read to compute a value.
+    /// Returns the values that are read to compute a value, fused or not.
+    fn operands(&self, id: Id) -> Vec<Id> {
+        self.attention.reads(id).unwrap_or_else(|| self.equal.reads(self.graph, id))
+    }
+
+    /// Returns the values that are read to compute a value, views resolved.
     fn reads(&self, id: Id) -> Vec<Id> {
-        self.equal.reads(self.graph, id).into_iter().map(|read| self.root(read)).collect()
+        self.operands(id).into_iter().map(|read| self.root(read)).collect()
     }
 
     /// Finds values that are slices of others. Outputs are computed, because devices want them in places of their own.
@@ -290,6 +302,7 @@ impl Planner<'_> {
             Work::Concat { runs, parts } => 4 * runs * parts.iter().map(|(_, n)| n).sum::<usize>(),
             Work::Pick { index, run, .. } => 16 * index.len() + run,
             Work::Spread { index, run, count, .. } => 16 * index.len() * run + count,
+            Work::Attention(work) => work.work()[0] + 4 * work.work()[1],
             Work::Recurrent(work) => work.cost(),
         };
         match place.memory {
@@ -347,6 +360,9 @@ impl Planner<'_> {
     }
 
     fn work(&mut self, id: Id) -> Result<Work> {
+        if let Some(attention) = self.attend(id)? {
+            return Ok(attention);
+        }
         let value = &self.graph.values[id];
         Ok(match &value.op {
             Op::Unary(f, a) => Work::Map1 { f: *f, a: self.place(*a)?, count: value.count() },

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use rten_onnx::onnx::{AttributeProto, ModelProto};
 use serde::Deserialize;
 
+mod attention;
 mod recurrent;
 mod sequences;
 mod split;
