@@ -68,7 +68,6 @@ use parts::CutShards;
 use sterling_core::error::Result;
 use sterling_snapshot::Store;
 use sterling_snapshot::model::Package;
-use sterling_storage::files::Checksum;
 
 pub use budget::MemoryPlan;
 pub use gathered::MergedVersion;

@@ -65,7 +65,7 @@ pub(crate) fn write(
         for name in others.filter(|name| !written.contains(name)) {
             let from = package.folder().join(&name);
             if from.is_file() {
-                let bytes = files::read(&from)?;
+                let bytes = package.read_file(&name)?;
                 write_atomic(&into.join(&name), |to| to.write_all(&bytes))?;
             }
         }

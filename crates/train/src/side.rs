@@ -11,7 +11,6 @@ use sterling_graph::dense::train::{
 use sterling_graph::dense::{Given, InputRows, Made, Size};
 use sterling_graph::tower::{FeatureKind, FeatureRow, FeatureSpec, Tower};
 use sterling_snapshot::model::Package;
-use sterling_storage::files;
 
 /// A tower in training.
 #[derive(Debug)]

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use rten_onnx::onnx::{AttributeProto, ModelProto};
 use serde::Deserialize;
 
+mod exported;
 mod sequences;
 mod split;
 
@@ -450,9 +451,18 @@ struct GoldenCase {
     outputs: Vec<GoldenOutput>,
 }
 
-/// Graphs that `python/make_dense_golden.py` wrote: models of PyTorch's exporter, and each operator of the table.
+/// Graphs that `python/make_dense_golden.py` and `python/make_import_golden.py` wrote: models of PyTorch's exporters, and each
+/// operator of the table.
 fn golden() -> Vec<GoldenCase> {
-    serde_json::from_slice(&file("tests/golden/dense/cases.json")).unwrap()
+    let of = |folder: &str| {
+        let cases: Vec<GoldenCase> =
+            serde_json::from_slice(&file(&format!("tests/golden/{folder}/cases.json"))).unwrap();
+        cases
+            .into_iter()
+            .map(|case| GoldenCase { graph: format!("{folder}/{}", case.graph), ..case })
+            .collect::<Vec<_>>()
+    };
+    ["dense", "import"].into_iter().flat_map(of).collect()
 }
 
 impl GoldenCase {
@@ -463,7 +473,7 @@ impl GoldenCase {
     }
 
     fn lower(&self) -> Result<RowProgram> {
-        self.lower_bytes(&file(&format!("tests/golden/dense/{}.onnx", self.graph)))
+        self.lower_bytes(&file(&format!("tests/golden/{}.onnx", self.graph)))
     }
 
     fn lower_bytes(&self, bytes: &[u8]) -> Result<RowProgram> {
@@ -629,7 +639,7 @@ fn a_flipped_byte_never_panics() {
 #[test]
 fn graphs_of_pytorch_with_flipped_bytes_never_panic() {
     for case in golden() {
-        let whole = file(&format!("tests/golden/dense/{}.onnx", case.graph));
+        let whole = file(&format!("tests/golden/{}.onnx", case.graph));
         for at in (0..whole.len()).step_by(113) {
             let mut bytes = whole.clone();
             bytes[at] ^= 1 << (at % 8);

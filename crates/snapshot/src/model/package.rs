@@ -429,3 +429,37 @@ fn read(folder: &Path, file: &str) -> Result<Vec<u8>> {
         e => e,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use rten_onnx::onnx::{DataLocation, DataType, GraphProto, ModelProto, StringStringEntryProto, TensorProto};
+
+    use super::*;
+
+    #[test]
+    fn graphs_are_read_with_their_external_data() {
+        let folder = tempfile::tempdir().unwrap();
+        let entry =
+            |key: &str, value: &str| StringStringEntryProto { key: Some(key.into()), value: Some(value.into()) };
+        let weights = TensorProto {
+            name: Some("w".into()),
+            dims: vec![2],
+            data_type: Some(DataType::FLOAT),
+            external_data: vec![entry("location", "user.onnx.data"), entry("offset", "4")],
+            data_location: Some(DataLocation::EXTERNAL),
+            ..TensorProto::default()
+        };
+        let graph = GraphProto { initializer: vec![weights], ..GraphProto::default() };
+        let model = ModelProto { graph: Some(graph), ..ModelProto::default() };
+        std::fs::write(folder.path().join("user.onnx"), model.write_buf().unwrap()).unwrap();
+        let error = read_graph(folder.path(), "user.onnx").unwrap_err().to_string();
+        assert_eq!(error, "user.onnx: constant `w`: file `user.onnx.data` is missing");
+        let numbers: Vec<u8> = [0.5f32, 1.5, 2.5].into_iter().flat_map(f32::to_le_bytes).collect();
+        std::fs::write(folder.path().join("user.onnx.data"), &numbers).unwrap();
+        let bytes = read_graph(folder.path(), "user.onnx").unwrap();
+        let read = ModelProto::parse_buf(&bytes).unwrap().graph.unwrap();
+        assert_eq!(read.initializer[0].raw_data.as_ref().unwrap().borrow()[..], numbers[4..]);
+    }
+}

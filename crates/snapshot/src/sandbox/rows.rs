@@ -24,7 +24,6 @@ use sterling_graph::tower::{
 };
 use sterling_index::columns::Columns;
 use sterling_index::ivf;
-use sterling_storage::files;
 
 /// Batch sizes for towers.
 const ROWS: [usize; 4] = [1, 2, 3, RUN_ROWS + 1];
