@@ -11,7 +11,6 @@ use sterling_graph::dense::train::{
 use sterling_graph::dense::{Given, InputRows, Made, Size};
 use sterling_graph::tower::{FeatureKind, FeatureRow, FeatureSpec, Tower};
 use sterling_snapshot::model::Package;
-use sterling_storage::files;
 
 /// A tower in training.
 #[derive(Debug)]
@@ -73,7 +72,7 @@ impl Side {
         threads: usize,
     ) -> Result<Self> {
         let file = tower.graph().0.to_owned();
-        let onnx = files::read(&package.folder().join(&file))?;
+        let onnx = package.read_file(&file)?;
         let tensors: Vec<_> = tower.tensors().iter().filter(|tensor| tower.input(&tensor.name).is_ok()).collect();
         let sizes = |shape: &[usize]| -> Vec<Size> {
             std::iter::once(Size::Rows).chain(shape.iter().map(|&n| Size::Fixed(n as i64))).collect()

@@ -1,8 +1,8 @@
 //! Compiled dense graphs: ONNX files lowered to a few kinds of steps that run over blocks of rows.
 //!
 //! 1. `import` reads an ONNX graph into the checked graph of `graph` and `ir`. Its values are constant (and folded), user values,
-//!    or row values. An operator that is missing in the table of `models/README.md` is rejected by name; the caller then runs the
-//!    graph in its ONNX runtime.
+//!    or row values. An operator that is missing in the table of `docs/guide/own-model.md` is rejected by name; the caller then
+//!    runs the graph in its ONNX runtime.
 //! 2. `split` separates the part that depends on the item alone, which is computed once per item if that pays off.
 //! 3. `collapse` turns linear chains into single products, with matrices made from the user's values once per request if that
 //!    pays off.

@@ -7,6 +7,7 @@ use rten_onnx::onnx::{AttributeProto, ModelProto};
 use serde::Deserialize;
 
 mod attention;
+mod exported;
 mod recurrent;
 mod sequences;
 mod split;
@@ -452,12 +453,18 @@ struct GoldenCase {
     outputs: Vec<GoldenOutput>,
 }
 
-/// Graphs that `python/make_dense_golden.py` wrote: models of PyTorch's exporter, and each operator of the table.
+/// Graphs that `python/make_dense_golden.py` and `python/make_import_golden.py` wrote: models of PyTorch's exporters, and each
+/// operator of the table.
 fn golden() -> Vec<GoldenCase> {
-    let cases = |name: &str| -> Vec<GoldenCase> {
-        serde_json::from_slice(&file(&format!("tests/golden/dense/{name}.json"))).unwrap()
+    let of = |(folder, file_name): (&str, &str)| {
+        let cases: Vec<GoldenCase> =
+            serde_json::from_slice(&file(&format!("tests/golden/{folder}/{file_name}.json"))).unwrap();
+        cases
+            .into_iter()
+            .map(|case| GoldenCase { graph: format!("{folder}/{}", case.graph), ..case })
+            .collect::<Vec<_>>()
     };
-    ["cases", "sequences"].into_iter().flat_map(cases).collect()
+    [("dense", "cases"), ("dense", "sequences"), ("import", "cases")].into_iter().flat_map(of).collect()
 }
 
 impl GoldenCase {
@@ -468,7 +475,7 @@ impl GoldenCase {
     }
 
     fn lower(&self) -> Result<RowProgram> {
-        self.lower_bytes(&file(&format!("tests/golden/dense/{}.onnx", self.graph)))
+        self.lower_bytes(&file(&format!("tests/golden/{}.onnx", self.graph)))
     }
 
     fn lower_bytes(&self, bytes: &[u8]) -> Result<RowProgram> {
@@ -634,7 +641,7 @@ fn a_flipped_byte_never_panics() {
 #[test]
 fn graphs_of_pytorch_with_flipped_bytes_never_panic() {
     for case in golden() {
-        let whole = file(&format!("tests/golden/dense/{}.onnx", case.graph));
+        let whole = file(&format!("tests/golden/{}.onnx", case.graph));
         for at in (0..whole.len()).step_by(113) {
             let mut bytes = whole.clone();
             bytes[at] ^= 1 << (at % 8);

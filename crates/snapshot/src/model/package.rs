@@ -13,10 +13,11 @@ use sterling_core::error::{Error, Kind, Result};
 use sterling_embedding::{RowFormat, Table, Vocabulary};
 use sterling_graph::dense::Precision;
 use sterling_graph::tower::{
-    FeatureRow, FeatureSpec, FeatureTensor, Graph, ItemPart, OverArch, Pooled, Readable, Runs, Tower, TowerOutput,
+    BYTES_MAX, FeatureRow, FeatureSpec, FeatureTensor, Graph, ItemPart, OverArch, Pooled, Readable, Runs, Tower,
+    TowerOutput, inlined,
 };
 use sterling_index::value::Program;
-use sterling_storage::files::{self, Tensors};
+use sterling_storage::files::{self, Checksum, Tensors};
 
 /// Name of the file that declares a model.
 pub const MODEL_FILE: &str = "model.toml";
@@ -99,7 +100,7 @@ impl Package {
     pub fn best_part(&self, format: RowFormat) -> Result<Option<DecidedPart>> {
         let Some(declared) = &self.spec.overarch else { return Ok(None) };
         let (readable, tasks) = (readable(&self.spec, self.user.as_ref(), &self.tables)?, self.spec.tasks.len());
-        let graph = || Graph::load(&declared.graph, read(&self.folder, &declared.graph)?);
+        let graph = || Graph::load(&declared.graph, read_graph(&self.folder, &declared.graph)?);
         let Some(cut) = OverArch::best_cut(&graph()?, &readable, tasks)? else { return Ok(None) };
         let parted = OverArch::with_part(graph()?, &readable, tasks, &cut)?;
         let decided = |part: &ItemPart| DecidedPart {
@@ -221,6 +222,29 @@ impl Package {
         names
     }
 
+    /// Returns the contents of one of [`Package::files`] as publishing stores them: graphs with their external data inside.
+    ///
+    /// # Errors
+    /// `Invalid` with the file, or with the constant whose external data is invalid.
+    pub fn read_file(&self, name: &str) -> Result<Vec<u8>> {
+        if self.is_graph(name) { read_graph(&self.folder, name) } else { read(&self.folder, name) }
+    }
+
+    /// Returns the checksum of [`Package::read_file`].
+    ///
+    /// # Errors
+    /// As [`Package::read_file`].
+    pub fn checksum(&self, name: &str) -> Result<Checksum> {
+        match self.is_graph(name) {
+            true => Ok(Checksum::of(&read_graph(&self.folder, name)?)),
+            false => Checksum::of_file(&self.folder.join(name)),
+        }
+    }
+
+    fn is_graph(&self, name: &str) -> bool {
+        self.graphs().any(|(file, _)| file == name)
+    }
+
     /// Compiles the value model over the tasks, the given numeric item columns and the retrieval score.
     ///
     /// # Errors
@@ -276,7 +300,7 @@ impl Reading<'_> {
     fn graph(&self, folder: &Path, spec: &ModelSpec, file: &str) -> Result<Graph> {
         (self.told)(file);
         let decided = self.decisions.precision.as_ref().map_or(Precision::F32, |decided| decided.chosen);
-        Ok(Graph::load(file, read(folder, file)?)?.in_precision(spec.precision_of(file, decided)))
+        Ok(Graph::load(file, read_graph(folder, file)?)?.in_precision(spec.precision_of(file, decided)))
     }
 }
 
@@ -382,10 +406,60 @@ fn file_names(spec: &ModelSpec) -> BTreeSet<String> {
     names
 }
 
+/// Reads a graph with its external data inside.
+pub(crate) fn read_graph(folder: &Path, file: &str) -> Result<Vec<u8>> {
+    let mut bytes = 0u64;
+    let mut beside = |name: &str| {
+        let path = folder.join(name);
+        bytes = bytes.saturating_add(std::fs::metadata(&path).map_or(0, |about| about.len()));
+        if bytes > BYTES_MAX as u64 {
+            return Err(Error::invalid(format!(
+                "file `{name}`: {bytes} bytes, expected at most {BYTES_MAX} in all files"
+            )));
+        }
+        read(folder, name)
+    };
+    inlined(read(folder, file)?, &mut beside).map_err(|e| e.within(file))
+}
+
 fn read(folder: &Path, file: &str) -> Result<Vec<u8>> {
     let path = folder.join(file);
     files::read(&path).map_err(|e| match e {
         e if e.kind() == Kind::NotFound => Error::invalid(format!("file `{file}` is missing")).caused_by(e),
         e => e,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use rten_onnx::onnx::{DataLocation, DataType, GraphProto, ModelProto, StringStringEntryProto, TensorProto};
+
+    use super::*;
+
+    #[test]
+    fn graphs_are_read_with_their_external_data() {
+        let folder = tempfile::tempdir().unwrap();
+        let entry =
+            |key: &str, value: &str| StringStringEntryProto { key: Some(key.into()), value: Some(value.into()) };
+        let weights = TensorProto {
+            name: Some("w".into()),
+            dims: vec![2],
+            data_type: Some(DataType::FLOAT),
+            external_data: vec![entry("location", "user.onnx.data"), entry("offset", "4")],
+            data_location: Some(DataLocation::EXTERNAL),
+            ..TensorProto::default()
+        };
+        let graph = GraphProto { initializer: vec![weights], ..GraphProto::default() };
+        let model = ModelProto { graph: Some(graph), ..ModelProto::default() };
+        std::fs::write(folder.path().join("user.onnx"), model.write_buf().unwrap()).unwrap();
+        let error = read_graph(folder.path(), "user.onnx").unwrap_err().to_string();
+        assert_eq!(error, "user.onnx: constant `w`: file `user.onnx.data` is missing");
+        let numbers: Vec<u8> = [0.5f32, 1.5, 2.5].into_iter().flat_map(f32::to_le_bytes).collect();
+        std::fs::write(folder.path().join("user.onnx.data"), &numbers).unwrap();
+        let bytes = read_graph(folder.path(), "user.onnx").unwrap();
+        let read = ModelProto::parse_buf(&bytes).unwrap().graph.unwrap();
+        assert_eq!(read.initializer[0].raw_data.as_ref().unwrap().borrow()[..], numbers[4..]);
+    }
 }

@@ -13,6 +13,8 @@ use rten_onnx::onnx::{
     TensorProto, TensorShapeProto, TypeProto, TypeProtoTensor, ValueInfoProto,
 };
 
+mod exported;
+
 use std::path::Path;
 
 use super::compare::{self, Expected};
@@ -95,7 +97,11 @@ impl Builder {
     pub(super) fn bytes(&self, opset: i64) -> Vec<u8> {
         let graph =
             GraphProto { node: self.nodes.clone(), initializer: self.constants.clone(), ..GraphProto::default() };
-        let opset_import = vec![OperatorSetIdProto { domain: None, version: Some(opset) }];
+        let of = |domain: Option<&str>, version| OperatorSetIdProto {
+            domain: domain.map(Into::into),
+            version: Some(version),
+        };
+        let opset_import = vec![of(None, opset), of(Some("com.microsoft"), 1)];
         ModelProto { ir_version: Some(8), graph: Some(graph), opset_import, ..ModelProto::default() }
             .write_buf()
             .unwrap()
@@ -644,7 +650,12 @@ impl Graph {
             }
         }
         for _ in 0..steps {
-            maker.step();
+            // Every third graph also has the operators of exporters.
+            if seed.is_multiple_of(3) && maker.random.below(2) == 0 {
+                maker.exported_step();
+            } else {
+                maker.step();
+            }
         }
         // Every fourth graph, if it is a tower, has a recurrent layer over its last sequence.
         let sequence = maker.values.iter().rev().find(|value| value.is_pair && value.shape.len() == 3).cloned();
@@ -737,7 +748,7 @@ impl Graph {
 
     /// Writes the file with input rows and reference outputs.
     fn write(&self, folder: &Path, seed: u64) {
-        let bytes = self.builder.bytes(18);
+        let bytes = self.builder.bytes(20);
         let inputs = self.arrays(&(0..ROWS).collect::<Vec<_>>());
         let width = *self.output.shape.last().unwrap();
         let expected = Expected::of(&Oracle::read(&bytes).unwrap(), &inputs, &[(&self.output.name, width)], ROWS);
@@ -755,7 +766,7 @@ impl Graph {
 
     /// Compares the compiled graph with the reference; `Ok(false)` if the graph cannot be compiled.
     fn check(&self) -> Result<bool, String> {
-        let bytes = self.builder.bytes(18);
+        let bytes = self.builder.bytes(20);
         let given: Vec<Given> = self
             .inputs
             .iter()

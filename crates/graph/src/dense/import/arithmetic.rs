@@ -2,6 +2,7 @@
 
 use rten_onnx::onnx::{DataType, NodeProto};
 
+use super::fused::MICROSOFT;
 use super::known::{Attributes, Importer, refused};
 use crate::dense::ir::{Id, Op, broadcast};
 use sterling_core::error::Result;
@@ -55,7 +56,7 @@ impl Importer {
         if let Some(f) = function_of_two(operator) {
             let others = (1..node.input.len()).map(|n| self.number(node, n)).collect::<Result<Vec<_>>>()?;
             if f == Binary::Div && others.iter().chain([&a]).any(|id| self.whole.contains(id)) {
-                return Err(refused("over integers"));
+                return self.divided(a, &others);
             }
             return others.into_iter().try_fold(a, |a, b| self.binary(f, a, b));
         }
@@ -89,7 +90,7 @@ impl Importer {
                 }
             }
             "ReduceSum" | "ReduceMean" | "ReduceMax" | "ReduceMin" | "ReduceL1" | "ReduceL2" | "ReduceSumSquare"
-            | "ReduceLogSumExp" => self.reduce(operator, node, attributes),
+            | "ReduceLogSumExp" | "ReduceLogSum" | "ReduceProd" => self.reduce(operator, node, attributes),
             "Clip" => self.clip(node, attributes),
             "LeakyRelu" => {
                 let slope = self.scalar(attributes.float("alpha", 0.01))?;
@@ -99,17 +100,37 @@ impl Importer {
                 let slope = self.value(node, 1)?;
                 self.leaky(a, slope)
             }
-            "Elu" | "HardSigmoid" | "HardSwish" | "Mish" | "Gelu" => self.activation(operator, attributes, a),
+            "Elu" | "HardSigmoid" | "HardSwish" | "Mish" | "Gelu" | "Selu" | "Celu" | "ThresholdedRelu" | "Shrink"
+            | "Softsign" | "Swish" => {
+                if self.whole.contains(&a) {
+                    return Err(refused("over integers"));
+                }
+                self.activation(operator, attributes, a)
+            }
+            "Floor" | "Ceil" | "Round" => self.rounded(operator, a),
+            "Mod" => self.remainder(node, attributes, a),
+            "Mean" => {
+                let others = (1..node.input.len()).map(|n| self.number(node, n)).collect::<Result<Vec<_>>>()?;
+                let sum = others.into_iter().try_fold(a, |a, b| self.binary(Binary::Add, a, b))?;
+                let share = self.scalar(1.0 / node.input.len() as f32)?;
+                self.graph.binary(Binary::Mul, sum, share)
+            }
+            "IsInf" => self.is_infinite(attributes, a),
             "Pow" => {
                 let exponent = self.number(node, 1)?;
                 let made = self.power(a, exponent)?;
                 self.with_axes_of(made, &[a, exponent])
             }
             "Sign" => self.sign(a),
+            "Hardmax" => self.hard_max(attributes, a),
             "ArgMax" | "ArgMin" => self.place_of_extreme(operator, attributes, a),
-            "Softmax" | "LogSoftmax" | "LayerNormalization" | "RMSNormalization" | "BatchNormalization" => {
-                self.norm(operator, node, attributes, a)
-            }
+            "Softmax"
+            | "LogSoftmax"
+            | "LayerNormalization"
+            | "RMSNormalization"
+            | "SimplifiedLayerNormalization"
+            | "BatchNormalization" => self.norm(operator, node, attributes, a),
+            _ if operator.starts_with(MICROSOFT) => self.fused(operator, node, attributes, a),
             _ => self.view(operator, node, attributes, a),
         }
     }
@@ -147,42 +168,7 @@ impl Importer {
         self.graph.reshape(made, shape, rows)
     }
 
-    /// Returns 1, 0 or -1.
-    fn sign(&mut self, a: Id) -> Result<Id> {
-        let zero = self.scalar(0.0)?;
-        let (above, below) = (self.graph.binary(Binary::Less, zero, a)?, self.graph.binary(Binary::Less, a, zero)?);
-        self.graph.binary(Binary::Sub, above, below)
-    }
-
-    /// Returns the index of the largest or smallest number along an axis; ties go to the first, or to the last if requested.
-    fn place_of_extreme(&mut self, operator: &str, attributes: &mut Attributes<'_>, a: Id) -> Result<Id> {
-        let axis = self.axis(a, attributes.integer("axis", 0))?;
-        let keep = attributes.integer("keepdims", 1) != 0;
-        let is_last = attributes.integer("select_last_index", 0) != 0;
-        let shape = self.graph.shape(a).to_vec();
-        let size = shape[axis];
-        let extreme = self.graph.fold(if operator == "ArgMax" { Fold::Max } else { Fold::Min }, a, &[axis])?;
-        let is_extreme = self.graph.binary(Binary::Equal, a, extreme)?;
-        let mut along = vec![1; shape.len()];
-        along[axis] = size;
-        // Ranks count from the end that wins ties, so that the largest rank is the result; 0 means no index.
-        let rank = |n: usize| (if is_last { n + 1 } else { size - n }) as f32;
-        let ranks = self.graph.number(along, (0..size).map(rank).collect())?;
-        let ranked = self.graph.binary(Binary::Keep, is_extreme, ranks)?;
-        let best = self.graph.fold(Fold::Max, ranked, &[axis])?;
-        let made = if is_last {
-            let one = self.scalar(1.0)?;
-            self.graph.binary(Binary::Sub, best, one)?
-        } else {
-            let size = self.scalar(size as f32)?;
-            self.graph.binary(Binary::Sub, size, best)?
-        };
-        let made = if keep { made } else { self.without_axes(made, &[axis])? };
-        self.whole.insert(made);
-        Ok(made)
-    }
-
-    fn without_axes(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
+    pub(super) fn without_axes(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
         let shape = self.graph.shape(a).to_vec();
         let kept: Vec<usize> = (0..shape.len()).filter(|axis| !axes.contains(axis)).collect();
         let rows = self.rows(a).and_then(|r| kept.iter().position(|&axis| axis == r));
@@ -240,15 +226,15 @@ impl Importer {
         })
     }
 
-    fn cast(&mut self, a: Id, attributes: &mut Attributes<'_>) -> Result<Id> {
+    pub(super) fn cast(&mut self, a: Id, attributes: &mut Attributes<'_>) -> Result<Id> {
         attributes.integer("saturate", 1);
         match DataType(i32::try_from(attributes.integer("to", 0)).unwrap_or(0)) {
-            DataType::FLOAT if self.whole.contains(&a) => {
+            DataType::FLOAT | DataType::DOUBLE if self.whole.contains(&a) => {
                 // A new value: the same numbers, no longer integers.
                 let zero = self.scalar(0.0)?;
                 self.graph.binary(Binary::Add, a, zero)
             }
-            DataType::FLOAT => Ok(a),
+            DataType::FLOAT | DataType::DOUBLE => Ok(a),
             DataType::BOOL => {
                 let is_zero = self.graph.unary(Unary::Not, a)?;
                 self.graph.unary(Unary::Not, is_zero)
@@ -275,7 +261,14 @@ impl Importer {
             n if n.fract() == 0.0 && (1.0..=8.0).contains(&n) => {
                 (1..whole).try_fold(a, |power, _| self.graph.binary(Binary::Mul, power, a))?
             }
-            _ => return Err(refused(format!("exponent {exponent}, expected 0.5 or a whole number up to 8"))),
+            // `exp(exponent log(a))`: 0 for 0, and NaN below 0, where a root is undefined.
+            n if n.fract() != 0.0 && n < 8.0 => {
+                let log = self.graph.unary(Unary::Log, a)?;
+                let power = self.scalar(n)?;
+                let scaled = self.graph.binary(Binary::Mul, log, power)?;
+                self.graph.unary(Unary::Exp, scaled)?
+            }
+            _ => return Err(refused(format!("exponent {exponent}, expected -8 to 8 and not 0"))),
         };
         if exponent < 0.0 { self.graph.unary(Unary::Reciprocal, made) } else { Ok(made) }
     }
@@ -316,7 +309,8 @@ impl Importer {
         if axes.is_none() && is_no_op {
             return Err(refused("`noop_with_empty_axes` without axes"));
         }
-        if self.whole.contains(&a) && matches!(operator, "ReduceMean" | "ReduceL2" | "ReduceLogSumExp") {
+        if self.whole.contains(&a) && matches!(operator, "ReduceMean" | "ReduceL2" | "ReduceLogSumExp" | "ReduceLogSum")
+        {
             return Err(refused("over integers"));
         }
         let axes = match axes {
@@ -333,6 +327,11 @@ impl Importer {
             "ReduceMin" => self.graph.fold(Fold::Min, a, &axes)?,
             "ReduceMean" => self.mean(a, &axes)?,
             "ReduceLogSumExp" => self.log_sum_exp(a, &axes)?,
+            "ReduceProd" => self.product_along(a, &axes)?,
+            "ReduceLogSum" => {
+                let sum = self.graph.fold(Fold::Sum, a, &axes)?;
+                self.graph.unary(Unary::Log, sum)?
+            }
             _ => self.graph.fold(Fold::Sum, a, &axes)?,
         };
         if operator == "ReduceL2" {
@@ -346,7 +345,7 @@ impl Importer {
         for (n, name, f) in [(1, "min", Binary::Max), (2, "max", Binary::Min)] {
             let bound = match attributes.take(name) {
                 Some(bound) => Some(self.scalar(bound.f.unwrap_or(0.0))?),
-                None if Importer::has(node, n) => Some(self.value(node, n)?),
+                None if Importer::has(node, n) => Some(self.number(node, n)?),
                 None => None,
             };
             if let Some(bound) = bound {
@@ -354,48 +353,5 @@ impl Importer {
             }
         }
         Ok(made)
-    }
-
-    /// `max(a, 0) + slope * min(a, 0)`
-    fn leaky(&mut self, a: Id, slope: Id) -> Result<Id> {
-        let zero = self.scalar(0.0)?;
-        let (above, below) = (self.graph.unary(Unary::Relu, a)?, self.graph.binary(Binary::Min, a, zero)?);
-        let below = self.graph.binary(Binary::Mul, below, slope)?;
-        self.graph.binary(Binary::Add, above, below)
-    }
-
-    fn activation(&mut self, operator: &str, attributes: &mut Attributes<'_>, a: Id) -> Result<Id> {
-        let (zero, one) = (self.scalar(0.0)?, self.scalar(1.0)?);
-        match operator {
-            "Elu" => {
-                let alpha = self.scalar(attributes.float("alpha", 1.0))?;
-                let below = self.graph.binary(Binary::Min, a, zero)?;
-                let below = self.graph.unary(Unary::Exp, below)?;
-                let below = self.graph.binary(Binary::Sub, below, one)?;
-                let below = self.graph.binary(Binary::Mul, below, alpha)?;
-                let above = self.graph.unary(Unary::Relu, a)?;
-                self.graph.binary(Binary::Add, above, below)
-            }
-            "Mish" => {
-                let soft = self.graph.unary(Unary::Softplus, a)?;
-                let gate = self.graph.unary(Unary::Tanh, soft)?;
-                self.graph.binary(Binary::Mul, a, gate)
-            }
-            "Gelu" => match attributes.text("approximate", "none").as_str() {
-                "none" => self.graph.unary(Unary::Gelu, a),
-                other => Err(refused(format!("`approximate` {other}"))),
-            },
-            _ => {
-                let is_swish = operator == "HardSwish";
-                let slope = if is_swish { 1.0 / 6.0 } else { attributes.float("alpha", 0.2) };
-                let offset = if is_swish { 0.5 } else { attributes.float("beta", 0.5) };
-                let (slope, offset) = (self.scalar(slope)?, self.scalar(offset)?);
-                let line = self.graph.binary(Binary::Mul, a, slope)?;
-                let line = self.graph.binary(Binary::Add, line, offset)?;
-                let line = self.graph.binary(Binary::Max, line, zero)?;
-                let gate = self.graph.binary(Binary::Min, line, one)?;
-                if is_swish { self.graph.binary(Binary::Mul, a, gate) } else { Ok(gate) }
-            }
-        }
     }
 }

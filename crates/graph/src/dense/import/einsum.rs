@@ -1,4 +1,4 @@
-//! `Einsum` over two operands, as one matrix product.
+//! `Einsum`, as one matrix product per two operands, from left to right.
 
 use rten_onnx::onnx::NodeProto;
 
@@ -13,34 +13,94 @@ struct Operand {
     axes: Vec<char>,
 }
 
+/// Letters from this one on are the axes of an ellipsis, counted from its last axis.
+const OPEN: char = '\u{e000}';
+
+fn open_letter(from_end: usize) -> char {
+    char::from_u32(OPEN as u32 + from_end as u32).unwrap_or(OPEN)
+}
+
+/// Returns the letters of an operand's axes, of which it has `rank`; `None` if one is no letter or occurs twice.
+fn letters(axes: &str, rank: usize) -> Option<Vec<char>> {
+    let all: Vec<char> = match axes.split_once("...") {
+        Some((ahead, behind)) => {
+            let open = rank.checked_sub(ahead.len() + behind.len()).filter(|&n| n <= 64)?;
+            ahead.chars().chain((0..open).rev().map(open_letter)).chain(behind.chars()).collect()
+        }
+        None => axes.chars().collect(),
+    };
+    let is_letter = |c: &char| c.is_ascii_alphabetic() || *c >= OPEN;
+    (0..all.len()).all(|n| is_letter(&all[n]) && !all[..n].contains(&all[n])).then_some(all)
+}
+
 impl Importer {
     pub(super) fn einsum(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
         let equation: String = attributes.text("equation", "").split_whitespace().collect();
-        let wrong = || refused(format!("equation `{equation}`, expected two operands and a result of letters"));
-        let (operands, result) = equation.split_once("->").ok_or_else(wrong)?;
-        let (left, right) = operands.split_once(',').ok_or_else(wrong)?;
-        if node.input.len() != 2 {
-            return Err(wrong());
-        }
-        let operand = |n: usize, axes: &str| -> Result<Operand> {
-            let (id, axes) = (self.value(node, n)?, axes.chars().collect::<Vec<_>>());
-            let is_plain = (0..axes.len()).all(|n| axes[n].is_ascii_alphabetic() && !axes[..n].contains(&axes[n]));
-            if !is_plain || self.rank(id) != axes.len() {
-                return Err(wrong());
-            }
-            Ok(Operand { id, axes })
+        let wrong = || refused(format!("equation `{equation}`, expected operands and a result of letters, each once"));
+        let (operands, result) = match equation.split_once("->") {
+            Some((operands, result)) => (operands, Some(result)),
+            None => (&equation[..], None),
         };
-        let (left, right) = (operand(0, left)?, operand(1, right)?);
-        let result: Vec<char> = result.chars().collect();
-        let is_known = |c: &char| left.axes.contains(c) || right.axes.contains(c);
-        if (0..result.len()).any(|n| result[..n].contains(&result[n]) || !is_known(&result[n])) {
+        let names: Vec<&str> = operands.split(',').collect();
+        if node.input.len() != names.len() {
             return Err(wrong());
         }
-        let (left, right) = (self.without(&left, &right.axes, &result)?, self.without(&right, &left.axes, &result)?);
+        let mut all = Vec::with_capacity(names.len());
+        for (n, axes) in names.iter().enumerate() {
+            let id = self.value(node, n)?;
+            let axes = letters(axes, self.rank(id)).filter(|axes| axes.len() == self.rank(id)).ok_or_else(wrong)?;
+            all.push(Operand { id, axes });
+        }
+        // The axes of the longest ellipsis.
+        let open = all.iter().flat_map(|operand| &operand.axes).filter(|c| **c >= OPEN).copied().max();
+        let rank = open.map_or(0, |last| (last as u32 - OPEN as u32) as usize + 1);
+        let result: Vec<char> = match result {
+            Some(result) => {
+                let named = result.replace("...", "").chars().count();
+                letters(result, named + rank).ok_or_else(wrong)?
+            }
+            None => {
+                let named = all.iter().flat_map(|operand| &operand.axes).filter(|c| **c < OPEN);
+                let mut counts = std::collections::BTreeMap::new();
+                named.for_each(|&c| *counts.entry(c).or_insert(0) += 1);
+                let once = counts.into_iter().filter(|(_, count)| *count == 1).map(|(c, _)| c);
+                (0..rank).rev().map(open_letter).chain(once).collect()
+            }
+        };
+        if !result.iter().all(|c| all.iter().any(|operand| operand.axes.contains(c))) {
+            return Err(wrong());
+        }
+        let mut operands = all.into_iter();
+        let mut left = operands.next().ok_or_else(wrong)?;
+        let rest: Vec<Operand> = operands.collect();
+        if rest.is_empty() {
+            let Operand { id, axes } = self.without(&left, &[], &result)?;
+            let order: Vec<usize> = result.iter().filter_map(|c| axes.iter().position(|x| x == c)).collect();
+            return self.graph.transpose(id, &order);
+        }
+        // From left to right; an intermediate result keeps the letters of the operands behind it.
+        for (n, right) in rest.iter().enumerate() {
+            let is_last = n + 1 == rest.len();
+            let is_needed = |c: &char| result.contains(c) || rest[n + 1..].iter().any(|later| later.axes.contains(c));
+            let made: Vec<char> = match is_last {
+                true => result.clone(),
+                false => {
+                    let others = right.axes.iter().filter(|c| !left.axes.contains(c));
+                    left.axes.iter().chain(others).filter(|c| is_needed(c)).copied().collect()
+                }
+            };
+            let id = self.product_of(&left, right, &made)?;
+            left = Operand { id, axes: made };
+        }
+        Ok(left.id)
+    }
+
+    fn product_of(&mut self, left: &Operand, right: &Operand, result: &[char]) -> Result<Id> {
+        let (left, right) = (self.without(left, &right.axes, result)?, self.without(right, &left.axes, result)?);
         // If only one operand has the rows axis, it is the left one.
         let counts = |operand: &Operand| self.rows(operand.id).is_some();
         let (left, right) = if counts(&right) && !counts(&left) { (right, left) } else { (left, right) };
-        self.multiplied(&left, &right, &result)
+        self.multiplied(&left, &right, result)
     }
 
     /// Sums an operand over the axes that neither the other operand nor the result has.

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use half::{bf16, f16};
 use rten_onnx::onnx::{AttributeProto, DataLocation, DataType, GraphProto, NodeProto, TensorProto};
 
 use crate::dense::graph::Graph;
@@ -51,12 +52,18 @@ pub(super) enum Extent {
 pub(super) struct IntegerTensor {
     pub(super) extents: Vec<Extent>,
     pub(super) shape: Vec<usize>,
+    /// True if they are booleans.
+    pub(super) are_truths: bool,
 }
 
 impl IntegerTensor {
+    pub(super) fn new(shape: Vec<usize>, extents: Vec<Extent>) -> Self {
+        IntegerTensor { extents, shape, are_truths: false }
+    }
+
     /// Along one axis.
     pub(super) fn vector(extents: Vec<Extent>) -> Self {
-        IntegerTensor { shape: vec![extents.len()], extents }
+        IntegerTensor::new(vec![extents.len()], extents)
     }
 }
 
@@ -65,6 +72,20 @@ impl IntegerTensor {
 pub(super) enum Known {
     Value(Id),
     Integers(IntegerTensor),
+    RowNumbers(RowNumbers),
+    /// Columns of the last axis, the first of which has row numbers.
+    Columns(Vec<Known>),
+}
+
+/// The number of a row times a factor, plus an index.
+#[derive(Clone, Debug)]
+pub(super) struct RowNumbers {
+    pub(super) times: i64,
+    /// Index of the same shape; 0 without one.
+    pub(super) plus: Option<Id>,
+    pub(super) shape: Vec<usize>,
+    /// Rows axis.
+    pub(super) rows: usize,
 }
 
 /// Limit up to which f32 represents all integers exactly.
@@ -124,10 +145,16 @@ pub(super) struct Importer {
     pub(super) outer: HashMap<Id, usize>,
     /// Original value per expanded value: operations that broadcast use the original.
     pub(super) expanded: HashMap<Id, Id>,
+    /// Names that a node reads or the graph returns.
+    pub(super) read: HashSet<String>,
     /// Values that were cast to integers.
     pub(super) whole: HashSet<Id>,
-    /// Bounds of the magnitude of values that were computed so far.
-    bounds: Vec<f64>,
+    /// Integers that may lie beyond what f32 represents: they may only select or be clipped.
+    pub(super) loose: HashSet<Id>,
+    /// Inputs that are masks of others, of 0 and 1.
+    masks: Vec<bool>,
+    /// Ranges of values that were computed so far.
+    ranges: Vec<(f64, f64)>,
     pub(super) opset: i64,
 }
 
@@ -139,18 +166,28 @@ impl Importer {
             shape: g.shape.iter().map(one).collect(),
             rows: g.shape.iter().position(|size| *size == Size::Rows),
         };
+        let is_mask = |g: &Given| {
+            let of = g.name.strip_suffix("_mask");
+            of.is_some_and(|of| given.iter().any(|other| other.name == of && other.shape.len() == g.shape.len() + 1))
+        };
         Importer {
             graph: Graph::new(given.iter().map(input).collect()),
             known: HashMap::new(),
             outer: HashMap::new(),
             expanded: HashMap::new(),
+            read: HashSet::new(),
             whole: HashSet::new(),
-            bounds: Vec::new(),
+            loose: HashSet::new(),
+            masks: given.iter().map(is_mask).collect(),
+            ranges: Vec::new(),
             opset,
         }
     }
 
     pub(super) fn initial(&mut self, proto: &GraphProto, given: &[Given]) -> Result<()> {
+        let read =
+            proto.node.iter().flat_map(|node| &node.input).chain(proto.output.iter().filter_map(|o| o.name.as_ref()));
+        self.read = read.cloned().collect();
         for tensor in &proto.initializer {
             let name = tensor.name.clone().unwrap_or_default();
             // Tensors of other types are rejected at the node that reads them.
@@ -172,6 +209,7 @@ impl Importer {
         let shape: Option<Vec<usize>> = tensor.dims.iter().map(|&d| usize::try_from(d).ok()).collect();
         let shape = shape.ok_or_else(|| refused(format!("a tensor of shape {:?}", tensor.dims)))?;
         let raw = tensor.raw_data.as_ref().map(|raw| raw.borrow());
+        let small = || tensor.int32_data.iter().map(|&n| (n as u16).to_le_bytes()).collect::<Vec<_>>();
         match tensor.data_type {
             Some(DataType::FLOAT) => {
                 let numbers = match &raw {
@@ -179,6 +217,24 @@ impl Importer {
                     None => tensor.float_data.clone(),
                 };
                 Ok(Known::Value(self.graph.number(shape, numbers)?))
+            }
+            Some(DataType::DOUBLE) => {
+                let numbers: Vec<f64> = match &raw {
+                    Some(raw) => raw.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect(),
+                    None => tensor.double_data.clone(),
+                };
+                if let Some(large) = numbers.iter().find(|x| x.is_finite() && !(**x as f32).is_finite()) {
+                    return Err(refused(format!("the number {large:e}, expected the range of f32")));
+                }
+                Ok(Known::Value(self.graph.number(shape, numbers.iter().map(|&x| x as f32).collect())?))
+            }
+            Some(kind @ (DataType::FLOAT16 | DataType::BFLOAT16)) => {
+                let bits = raw.as_ref().map_or_else(small, |raw| raw.as_chunks::<2>().0.to_vec());
+                let single = |bits: &[u8; 2]| match kind {
+                    DataType::FLOAT16 => f16::from_le_bytes(*bits).to_f32(),
+                    _ => bf16::from_le_bytes(*bits).to_f32(),
+                };
+                Ok(Known::Value(self.graph.number(shape, bits.iter().map(single).collect())?))
             }
             Some(DataType::BOOL) => {
                 let truth = |holds: bool| f32::from(u8::from(holds));
@@ -188,22 +244,37 @@ impl Importer {
                 };
                 Ok(Known::Value(self.graph.number(shape, truths)?))
             }
-            Some(DataType::INT64 | DataType::INT32) => {
-                let integers: Vec<i64> = match (&raw, tensor.data_type) {
-                    (Some(raw), Some(DataType::INT64)) => {
+            Some(
+                kind @ (DataType::INT64
+                | DataType::INT32
+                | DataType::INT16
+                | DataType::UINT16
+                | DataType::INT8
+                | DataType::UINT8),
+            ) => {
+                let integers: Vec<i64> = match (&raw, kind) {
+                    (Some(raw), DataType::INT64) => {
                         raw.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect()
                     }
-                    (Some(raw), _) => {
+                    (Some(raw), DataType::INT32) => {
                         raw.as_chunks::<4>().0.iter().map(|b| i64::from(i32::from_le_bytes(*b))).collect()
                     }
-                    (None, Some(DataType::INT64)) => tensor.int64_data.clone(),
+                    (Some(raw), DataType::INT16) => {
+                        raw.as_chunks::<2>().0.iter().map(|b| i64::from(i16::from_le_bytes(*b))).collect()
+                    }
+                    (Some(raw), DataType::UINT16) => {
+                        raw.as_chunks::<2>().0.iter().map(|b| i64::from(u16::from_le_bytes(*b))).collect()
+                    }
+                    (Some(raw), DataType::INT8) => raw.iter().map(|&b| i64::from(b as i8)).collect(),
+                    (Some(raw), _) => raw.iter().map(|&b| i64::from(b)).collect(),
+                    (None, DataType::INT64) => tensor.int64_data.clone(),
                     (None, _) => tensor.int32_data.iter().map(|&n| i64::from(n)).collect(),
                 };
                 if shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)) != Some(integers.len()) {
                     return Err(refused(format!("{} integers of shape {shape:?}", integers.len())));
                 }
                 let extents = integers.into_iter().map(Extent::Fixed).collect();
-                Ok(Known::Integers(IntegerTensor { extents, shape }))
+                Ok(Known::Integers(IntegerTensor::new(shape, extents)))
             }
             other => Err(refused(format!("a tensor of type {other:?}"))),
         }
@@ -220,28 +291,38 @@ impl Importer {
         match self.known(node, n)? {
             Known::Value(id) => Ok(*id),
             Known::Integers(_) => Err(refused(format!("integers as input {n}"))),
+            Known::RowNumbers(_) | Known::Columns(_) => Err(refused(format!("row numbers as input {n}"))),
         }
     }
 
     /// Returns an input that is a value, or converts integers to one.
     pub(super) fn number(&mut self, node: &NodeProto, n: usize) -> Result<Id> {
-        let integers = match self.known(node, n)? {
+        let known = self.known(node, n)?.clone();
+        self.number_of(&known)
+    }
+
+    /// Returns the same of what is known of a name.
+    pub(super) fn number_of(&mut self, known: &Known) -> Result<Id> {
+        let integers = match known {
             Known::Value(id) => return Ok(*id),
-            Known::Integers(integers) => integers.clone(),
+            Known::Integers(integers) => integers,
+            Known::RowNumbers(_) | Known::Columns(_) => return Err(refused("row numbers among numbers")),
         };
-        let numbers = fixed(&integers)?;
+        let numbers = fixed(integers)?;
         if let Some(large) = numbers.iter().find(|n| n.unsigned_abs() > WHOLE_MAX) {
             return Err(refused(format!("the integer {large} among numbers")));
         }
-        let id = self.graph.number(integers.shape, numbers.iter().map(|&n| n as f32).collect())?;
-        self.whole.insert(id);
+        let id = self.graph.number(integers.shape.clone(), numbers.iter().map(|&n| n as f32).collect())?;
+        if !integers.are_truths {
+            self.whole.insert(id);
+        }
         Ok(id)
     }
 
     pub(super) fn extents(&self, node: &NodeProto, n: usize) -> Result<&IntegerTensor> {
         match self.known(node, n)? {
             Known::Integers(integers) => Ok(integers),
-            Known::Value(_) => Err(refused(format!("numbers as input {n}, expected integers"))),
+            _ => Err(refused(format!("numbers as input {n}, expected integers"))),
         }
     }
 
@@ -276,37 +357,58 @@ impl Importer {
 
     /// Returns a bound of the magnitude of a value's numbers, for all possible inputs.
     pub(super) fn bound(&mut self, id: Id) -> f64 {
-        while self.bounds.len() <= id {
-            let bound = self.bound_of(self.bounds.len());
-            self.bounds.push(bound);
-        }
-        self.bounds[id]
+        let (least, most) = self.span(id);
+        most.max(-least)
     }
 
-    /// Returns the bound of a value whose operands all have one.
-    fn bound_of(&self, id: Id) -> f64 {
-        let of = |id: Id| self.bounds[id];
+    /// Returns the least and the largest number that a value can have.
+    pub(super) fn span(&mut self, id: Id) -> (f64, f64) {
+        while self.ranges.len() <= id {
+            let range = self.range_of(self.ranges.len());
+            self.ranges.push(range);
+        }
+        self.ranges[id]
+    }
+
+    /// Returns the range of a value whose operands all have one.
+    fn range_of(&self, id: Id) -> (f64, f64) {
+        let of = |id: Id| self.ranges[id];
         let product = |a: f64, b: f64| if a == 0.0 || b == 0.0 { 0.0 } else { a * b };
+        let products = |(a, b): (f64, f64), (c, d): (f64, f64)| {
+            let all = [product(a, c), product(a, d), product(b, c), product(b, d)];
+            (all.into_iter().fold(f64::INFINITY, f64::min), all.into_iter().fold(f64::NEG_INFINITY, f64::max))
+        };
+        let joined = |(a, b): (f64, f64), (c, d): (f64, f64)| (a.min(c), b.max(d));
         let last = |id: Id| self.graph.shape(id).last().copied().unwrap_or(1) as f64;
+        const UNKNOWN: (f64, f64) = (f64::NEG_INFINITY, f64::INFINITY);
         match &self.graph.values[id].op {
-            Op::Constant(numbers) => numbers.iter().fold(0.0, |most, x| f64::from(x.abs()).max(most)),
-            Op::Unary(Unary::Not | Unary::IsNan | Unary::Sigmoid | Unary::Tanh | Unary::Erf, _) => 1.0,
-            Op::Unary(Unary::Trunc | Unary::Neg | Unary::Abs | Unary::Relu, a) => of(*a),
-            Op::Binary(Binary::Equal | Binary::Less | Binary::LessOrEqual, ..) => 1.0,
-            Op::Binary(Binary::Add | Binary::Sub, a, b) => of(*a) + of(*b),
-            Op::Binary(Binary::Mul, a, b) => product(of(*a), of(*b)),
-            Op::Binary(Binary::Max | Binary::Min, a, b) => of(*a).max(of(*b)),
-            Op::Binary(Binary::Keep | Binary::Drop, _, b) => of(*b),
-            Op::MatMul(a, b) => last(*a) * product(of(*a), of(*b)),
-            Op::Fold(Fold::Sum, a) => last(*a) * of(*a),
+            Op::Constant(numbers) => {
+                numbers.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |all, &x| joined(all, (x.into(), x.into())))
+            }
+            Op::Inputs(n) if self.masks[*n] => (0.0, 1.0),
+            Op::Unary(Unary::Not | Unary::IsNan | Unary::Sigmoid, _) => (0.0, 1.0),
+            Op::Unary(Unary::Tanh | Unary::Erf, _) => (-1.0, 1.0),
+            Op::Unary(Unary::Trunc, a) => of(*a),
+            Op::Unary(Unary::Neg, a) => (-of(*a).1, -of(*a).0),
+            Op::Unary(Unary::Relu, a) => (of(*a).0.max(0.0), of(*a).1.max(0.0)),
+            Op::Unary(Unary::Abs, a) => (0.0, of(*a).1.max(-of(*a).0)),
+            Op::Binary(Binary::Equal | Binary::Less | Binary::LessOrEqual, ..) => (0.0, 1.0),
+            Op::Binary(Binary::Add, a, b) => (of(*a).0 + of(*b).0, of(*a).1 + of(*b).1),
+            Op::Binary(Binary::Sub, a, b) => (of(*a).0 - of(*b).1, of(*a).1 - of(*b).0),
+            Op::Binary(Binary::Mul, a, b) => products(of(*a), of(*b)),
+            Op::Binary(Binary::Max, a, b) => (of(*a).0.max(of(*b).0), of(*a).1.max(of(*b).1)),
+            Op::Binary(Binary::Min, a, b) => (of(*a).0.min(of(*b).0), of(*a).1.min(of(*b).1)),
+            Op::Binary(Binary::Keep | Binary::Drop, _, b) => joined(of(*b), (0.0, 0.0)),
+            Op::MatMul(a, b) => products((last(*a), last(*a)), products(of(*a), of(*b))),
+            Op::Fold(Fold::Sum, a) => products((last(*a), last(*a)), of(*a)),
             Op::Fold(_, a) | Op::Pick(a, _) | Op::Reshape(a) => of(*a),
-            Op::Concat(_, parts) => parts.iter().map(|&part| of(part)).fold(0.0, f64::max),
+            Op::Concat(_, parts) => parts.iter().map(|&part| of(part)).reduce(joined).unwrap_or(UNKNOWN),
             Op::Inputs(_)
             | Op::Unary(..)
             | Op::Binary(Binary::Div, ..)
             | Op::Linear { .. }
             | Op::Spread(..)
-            | Op::Recurrent(_) => f64::INFINITY,
+            | Op::Recurrent(_) => UNKNOWN,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Imports ONNX: each operator of the table in `models/README.md` becomes a few operations; other operators are
+//! Imports ONNX: each operator of the table in `docs/guide/own-model.md` becomes a few operations; other operators are
 //! rejected by name.
 //!
 //! Shapes are known except for the number of rows, which [`Size::Rows`] represents. Integers (shapes, axes, indices) are
@@ -6,10 +6,15 @@
 
 mod arithmetic;
 mod einsum;
+mod functions;
+mod fused;
 mod integers;
 mod known;
+mod lookups;
 mod norms;
 mod recurrent;
+mod rows;
+mod scans;
 mod views;
 
 pub use known::{Given, Made, Size};
@@ -18,9 +23,16 @@ use rten_onnx::onnx::{ModelProto, NodeProto};
 
 use super::graph::Graph;
 use super::ir::Id;
+use fused::MICROSOFT;
+use integers::MOVES;
 use known::{Attributes, Importer, Known, WHOLE_MAX, refused};
 use sterling_core::error::Result;
 
+/// Operators whose results of integers may be larger than their operands. Those of the first kind keep the order of integers
+/// beyond the range of f32.
+const LINEAR: [&str; 4] = ["Add", "Sub", "Mul", "Sum"];
+const COUNTS: [&str; 9] =
+    ["ReduceSum", "ReduceL1", "ReduceSumSquare", "ReduceProd", "MatMul", "Gemm", "Einsum", "PRelu", "CumSum"];
 /// Maximum number of nodes of a graph.
 const NODES_MAX: usize = 20_000;
 
@@ -39,10 +51,12 @@ pub(super) fn import(bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<
     let mut importer = Importer::new(given, opset);
     importer.initial(&proto, given)?;
     for node in &proto.node {
-        let operator = node.op_type.as_deref().unwrap_or("");
-        if !standard(&node.domain) {
-            return Err(refused(format!("operator `{operator}` of `{}`", node.domain.as_deref().unwrap_or(""))));
-        }
+        let operator = match (node.domain.as_deref().unwrap_or(""), node.op_type.as_deref().unwrap_or("")) {
+            ("" | "ai.onnx", operator) => operator.to_owned(),
+            ("com.microsoft", operator) => format!("{MICROSOFT}{operator}"),
+            (domain, operator) => return Err(refused(format!("operator `{operator}` of `{domain}`"))),
+        };
+        let operator = operator.as_str();
         importer.node(operator, node).map_err(|e| {
             let node = node.name.as_deref().filter(|n| !n.is_empty()).map_or(String::new(), |n| format!(" `{n}`"));
             e.within(format!("operator `{operator}`{node}"))
@@ -62,69 +76,111 @@ pub(super) fn import(bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<
 impl Importer {
     fn node(&mut self, operator: &str, node: &NodeProto) -> Result<()> {
         let attributes = &mut Attributes { all: node.attribute.iter().collect() };
-        if operator == "Split" {
-            let parts = self.split(node, attributes)?;
+        if let Some(parts) = self.several(operator, node, attributes)? {
             attributes.finish()?;
-            for (part, name) in parts.into_iter().zip(&node.output) {
-                self.note(node, part)?;
-                self.known.insert(name.clone(), Known::Value(part));
+            for (n, name) in node.output.iter().enumerate() {
+                match parts.get(n).copied().flatten() {
+                    Some(part) => {
+                        self.note(operator, node, part)?;
+                        self.known.insert(name.clone(), Known::Value(part));
+                    }
+                    None => self.check_unread(name)?,
+                }
             }
             return Ok(());
         }
         if matches!(operator, "GRU" | "LSTM" | "RNN") {
+            self.check_loose(operator, node)?;
             return self.recurrent(operator, node, attributes);
         }
-        if node.output.iter().filter(|o| !o.is_empty()).count() != 1 || node.output[0].is_empty() {
-            return Err(refused(format!("{} outputs, expected 1", node.output.len())));
-        }
-        let made = match self.integers(operator, node, attributes)? {
+        let (first, others) = node.output.split_first().ok_or_else(|| refused("no outputs"))?;
+        others.iter().try_for_each(|name| self.check_unread(name))?;
+        let known = match self.row_numbers(operator, node, attributes)? {
+            None => self.integers(operator, node, attributes)?,
+            known => known,
+        };
+        let made = match known {
             Some(known) => known,
             None => {
+                self.check_loose(operator, node)?;
                 let made = self.numbers(operator, node, attributes)?;
                 if operator != "Reshape" && operator != "Flatten" {
-                    self.note(node, made)?;
+                    self.note(operator, node, made)?;
                 }
                 Known::Value(made)
             }
         };
         attributes.finish()?;
-        self.known.insert(node.output[0].clone(), made);
+        self.known.insert(first.clone(), made);
         Ok(())
+    }
+
+    /// Returns the outputs of an operator that has several; `None` for other operators.
+    fn several(
+        &mut self,
+        operator: &str,
+        node: &NodeProto,
+        attributes: &mut Attributes<'_>,
+    ) -> Result<Option<Vec<Option<Id>>>> {
+        let all = |made: Vec<Id>| made.into_iter().map(Some).collect();
+        Ok(match operator {
+            "Split" => Some(all(self.split(node, attributes)?)),
+            "TopK" => Some(all(self.top(node, attributes)?)),
+            "com.microsoft.SkipLayerNormalization" | "com.microsoft.SkipSimplifiedLayerNormalization" => {
+                Some(self.skip_norm(operator, node, attributes)?)
+            }
+            _ => None,
+        })
+    }
+
+    /// Rejects integers beyond the range of f32, except to clip them, to move them, and as indices: outside every axis.
+    fn check_loose(&self, operator: &str, node: &NodeProto) -> Result<()> {
+        let is_loose = |n: usize| matches!(self.known(node, n), Ok(Known::Value(id)) if self.loose.contains(id));
+        let allowed = match operator {
+            "Max" | "Min" | "Clip" | "Neg" | "Where" | "Squeeze" | "Unsqueeze" | "OneHot" => return Ok(()),
+            "Gather" | "GatherND" | "GatherElements" => 1,
+            operator if LINEAR.contains(&operator) || MOVES.contains(&operator) => return Ok(()),
+            _ => usize::MAX,
+        };
+        match (0..node.input.len()).any(|n| n != allowed && is_loose(n)) {
+            true => Err(refused(format!("over integers that may lie beyond {WHOLE_MAX}"))),
+            false => Ok(()),
+        }
+    }
+
+    /// Rejects an output that programs do not compute if anything reads it.
+    fn check_unread(&self, name: &str) -> Result<()> {
+        match self.read.contains(name) && !name.is_empty() {
+            true => Err(refused(format!("output `{name}`, which is read, expected the first output alone"))),
+            false => Ok(()),
+        }
     }
 
     /// Records properties of a node's result that follow from its inputs: the composition of its rows axis, and whether it holds
     /// integers.
-    fn note(&mut self, node: &NodeProto, made: Id) -> Result<()> {
+    fn note(&mut self, operator: &str, node: &NodeProto, made: Id) -> Result<()> {
         let inputs: Vec<Id> = (0..node.input.len()).filter_map(|n| self.value(node, n).ok()).collect();
-        let operator = node.op_type.as_deref().unwrap_or("");
         let is_whole = |n: usize| match self.known(node, n) {
             Ok(Known::Value(id)) => self.whole.contains(id),
             Ok(Known::Integers(_)) => operator == "Where",
-            Err(_) => false,
+            Ok(Known::RowNumbers(_) | Known::Columns(_)) | Err(_) => false,
         };
-        let first = match operator {
-            "Cast" | "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "IsNaN" => node.input.len(),
-            "GRU" | "LSTM" | "RNN" => node.input.len(),
-            "Where" => 1,
-            _ => 0,
+        // Inputs of the type of the result.
+        let typed = match operator {
+            "Cast" | "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "IsNaN" | "IsInf" => 0..0,
+            "GRU" | "LSTM" | "RNN" => 0..0,
+            "Where" => 1..3,
+            "Gather" | "GatherND" | "GatherElements" | "CumSum" | "Pad" | "TopK" => 0..1,
+            "OneHot" => 2..3,
+            _ => 0..node.input.len(),
         };
-        if (first..node.input.len()).any(is_whole) {
+        if typed.into_iter().any(is_whole) {
             self.whole.insert(made);
             // f32 represents all integers up to 2^24. ONNX integers go beyond, and wrap.
-            let counts = [
-                "Add",
-                "Sub",
-                "Mul",
-                "Sum",
-                "ReduceSum",
-                "ReduceL1",
-                "ReduceSumSquare",
-                "MatMul",
-                "Gemm",
-                "Einsum",
-                "PRelu",
-            ];
-            if counts.contains(&operator) && self.bound(made) > WHOLE_MAX as f64 {
+            let is_beyond = self.bound(made) > WHOLE_MAX as f64;
+            if is_beyond && (LINEAR.contains(&operator) || inputs.iter().any(|id| self.loose.contains(id))) {
+                self.loose.insert(made);
+            } else if is_beyond && COUNTS.contains(&operator) {
                 return Err(refused(format!("over integers that may lie beyond {WHOLE_MAX}")));
             }
         }

@@ -25,20 +25,19 @@ impl Importer {
     ) -> Result<Id> {
         match operator {
             "LayerNormalization" => self.layer_norm(node, attributes),
-            "RMSNormalization" => self.rms_norm(node, attributes),
+            "RMSNormalization" | "SimplifiedLayerNormalization" => self.rms_norm(node, attributes),
             "BatchNormalization" => self.batch_norm(node, attributes),
             _ => {
                 let axis = attributes.integer("axis", if self.opset < 13 { 1 } else { -1 });
                 let axis = self.axis(a, axis)?;
-                if self.opset < 13 && axis + 1 != self.rank(a) {
-                    return Err(refused("axis other than the last one before opset 13"));
-                }
+                // Before opset 13, all axes from this one on are reduced together.
+                let axes: Vec<usize> = if self.opset < 13 { (axis..self.rank(a)).collect() } else { vec![axis] };
                 if operator == "LogSoftmax" {
-                    let Shifted { less, log, .. } = self.shifted(a, &[axis])?;
+                    let Shifted { less, log, .. } = self.shifted(a, &axes)?;
                     return self.graph.binary(Binary::Sub, less, log);
                 }
-                let each = self.exponentials(a, &[axis])?;
-                let sum = self.graph.fold(Fold::Sum, each, &[axis])?;
+                let each = self.exponentials(a, &axes)?;
+                let sum = self.graph.fold(Fold::Sum, each, &axes)?;
                 self.graph.binary(Binary::Div, each, sum)
             }
         }
@@ -81,9 +80,9 @@ impl Importer {
         let a = self.value(node, 0)?;
         let axis = self.axis(a, attributes.integer("axis", -1))?;
         let axes: Vec<usize> = (axis..self.rank(a)).collect();
-        let mean = self.mean(a, &axes)?;
-        let centred = self.graph.binary(Binary::Sub, a, mean)?;
-        let scaled = self.scaled_by_root(node, attributes, centred, &axes)?;
+        let centred = self.centred(a, &axes)?;
+        attributes.integer("stash_type", 1);
+        let scaled = self.scaled_by_root(centred, self.value(node, 1)?, attributes.float("epsilon", 1e-5), &axes)?;
         match Importer::has(node, 2) {
             true => self.graph.binary(Binary::Add, scaled, self.value(node, 2)?),
             false => Ok(scaled),
@@ -94,25 +93,25 @@ impl Importer {
         let a = self.value(node, 0)?;
         let axis = self.axis(a, attributes.integer("axis", -1))?;
         let axes: Vec<usize> = (axis..self.rank(a)).collect();
-        self.scaled_by_root(node, attributes, a, &axes)
+        attributes.integer("stash_type", 1);
+        self.scaled_by_root(a, self.value(node, 1)?, attributes.float("epsilon", 1e-5), &axes)
     }
 
-    /// Divides numbers by the root of the mean of their squares, and multiplies by the scale of a node.
-    fn scaled_by_root(
-        &mut self,
-        node: &NodeProto,
-        attributes: &mut Attributes<'_>,
-        a: Id,
-        axes: &[usize],
-    ) -> Result<Id> {
-        let epsilon = self.scalar(attributes.float("epsilon", 1e-5))?;
-        attributes.integer("stash_type", 1);
+    /// Subtracts the mean along axes.
+    pub(super) fn centred(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
+        let mean = self.mean(a, axes)?;
+        self.graph.binary(Binary::Sub, a, mean)
+    }
+
+    /// Divides numbers by the root of the mean of their squares, and multiplies them by a scale.
+    pub(super) fn scaled_by_root(&mut self, a: Id, scale: Id, epsilon: f32, axes: &[usize]) -> Result<Id> {
+        let epsilon = self.scalar(epsilon)?;
         let squares = self.graph.binary(Binary::Mul, a, a)?;
         let variance = self.mean(squares, axes)?;
         let shifted = self.graph.binary(Binary::Add, variance, epsilon)?;
         let deviation = self.graph.unary(Unary::Sqrt, shifted)?;
         let normal = self.graph.binary(Binary::Div, a, deviation)?;
-        self.graph.binary(Binary::Mul, normal, self.value(node, 1)?)
+        self.graph.binary(Binary::Mul, normal, scale)
     }
 
     /// `a scale / √(variance + epsilon)`, shifted: with running statistics, as they are once trained.

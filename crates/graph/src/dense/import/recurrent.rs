@@ -97,7 +97,7 @@ impl Importer {
                 (_, true) => self.without_steps(all, &[0, 1, 2, 3])?,
                 (_, false) => self.without_steps(all, &[1, 2, 0, 3])?,
             };
-            self.note(node, output)?;
+            self.note(operator, node, output)?;
             self.known.insert(name.clone(), Known::Value(output));
         }
         Ok(())

@@ -7,6 +7,25 @@ use crate::dense::ir::{Id, broadcast, broadcast_strides, positions, strides};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::Binary;
 
+/// Returns the indices of a slice.
+pub(super) fn slice_indices(start: i64, end: i64, step: i64, size: usize) -> Result<Vec<usize>> {
+    let length = size as i64;
+    let from_end = |n: i64| if n < 0 { n.saturating_add(length) } else { n };
+    let by = usize::try_from(step.unsigned_abs()).unwrap_or(usize::MAX);
+    match step {
+        0 => Err(refused("step 0")),
+        _ if size == 0 => Ok(Vec::new()),
+        1.. => {
+            let (start, end) = (from_end(start).clamp(0, length), from_end(end).clamp(0, length));
+            Ok((start as usize..end as usize).step_by(by).collect())
+        }
+        _ => {
+            let (start, end) = (from_end(start).clamp(0, length - 1), from_end(end).clamp(-1, length - 1));
+            Ok((end + 1..start + 1).rev().step_by(by).map(|n| n as usize).collect())
+        }
+    }
+}
+
 impl Importer {
     pub(super) fn view(
         &mut self,
@@ -83,8 +102,14 @@ impl Importer {
                 self.expand(a, &sizes)
             }
             "Tile" => self.tile(node, a),
-            "Slice" => self.slice(node, a),
+            "Slice" => self.slice(node, attributes, a),
             "Gather" => self.gather(node, attributes, a),
+            "GatherElements" => self.gather_elements(node, attributes, a),
+            "GatherND" => self.gather_nd(node, attributes, a),
+            "ScatterElements" | "ScatterND" => self.scatter(operator, node, attributes, a),
+            "Pad" => self.pad(node, attributes, a),
+            "CumSum" => self.running_sum(node, attributes, a),
+            "OneHot" => self.one_hot_of(node, attributes, a),
             "Trilu" => self.triangle(node, attributes, a),
             _ => Err(refused("is not in the table")),
         }
@@ -216,17 +241,24 @@ impl Importer {
         self.graph.pick(a, at, shape, rows)
     }
 
-    fn slice(&mut self, node: &NodeProto, a: Id) -> Result<Id> {
-        if self.opset < 10 {
-            return Err(refused("before opset 10"));
-        }
-        let (starts, ends) = (self.fixed(node, 1)?, self.vector(node, 2)?);
-        let axes = match Importer::has(node, 3) {
-            true => self.fixed(node, 3)?,
-            false => (0..starts.len() as i64).collect(),
+    fn slice(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>, a: Id) -> Result<Id> {
+        let (starts, ends, axes, steps) = if self.opset < 10 {
+            let missing = |name: &str| refused(format!("without `{name}`"));
+            let starts = attributes.integers("starts").ok_or_else(|| missing("starts"))?;
+            let ends = attributes.integers("ends").ok_or_else(|| missing("ends"))?;
+            let all = (0..starts.len() as i64).collect();
+            let ends = ends.into_iter().map(Extent::Fixed).collect();
+            (starts.clone(), ends, attributes.integers("axes").unwrap_or(all), vec![1; starts.len()])
+        } else {
+            let (starts, ends) = (self.fixed(node, 1)?, self.vector(node, 2)?);
+            let axes = match Importer::has(node, 3) {
+                true => self.fixed(node, 3)?,
+                false => (0..starts.len() as i64).collect(),
+            };
+            let steps = if Importer::has(node, 4) { self.fixed(node, 4)? } else { vec![1; starts.len()] };
+            (starts, ends, axes, steps)
         };
-        let steps = if Importer::has(node, 4) { self.fixed(node, 4)? } else { vec![1; starts.len()] };
-        if [ends.len(), axes.len(), steps.len()] != [starts.len(); 3] || steps.iter().any(|&step| step < 1) {
+        if [ends.len(), axes.len(), steps.len()] != [starts.len(); 3] {
             return Err(refused(format!("starts {starts:?}, ends {ends:?}, steps {steps:?}")));
         }
         let mut made = a;
@@ -243,8 +275,7 @@ impl Importer {
                 continue;
             }
             let Extent::Fixed(end) = end else { return Err(refused("to as many as there are candidates")) };
-            let bound = |n: i64| if n < 0 { n.saturating_add(size).max(0) } else { n.min(size) };
-            let index: Vec<usize> = (bound(start)..bound(end)).step_by(step as usize).map(|n| n as usize).collect();
+            let index = slice_indices(start, end, step, size as usize)?;
             made = self.along(made, axis, &index)?;
         }
         Ok(made)
@@ -279,19 +310,6 @@ impl Importer {
             first += size;
         }
         Ok(made)
-    }
-
-    fn gather(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>, a: Id) -> Result<Id> {
-        let (shape, rows) = (self.graph.shape(a).to_vec(), self.rows(a));
-        let axis = self.axis(a, attributes.integer("axis", 0))?;
-        let of_index = self.extents(node, 1)?.shape.clone();
-        let index = self.fixed(node, 1)?;
-        let index: Vec<usize> = index.iter().map(|&n| place(n, shape[axis])).collect::<Result<_>>()?;
-        let picked = self.along(a, axis, &index)?;
-        let mut to = shape.clone();
-        to.splice(axis..=axis, of_index.iter().copied());
-        let rows = rows.map(|r| if r > axis { r + of_index.len() - 1 } else { r });
-        self.graph.reshape(picked, to, rows)
     }
 
     /// Keeps one side of a diagonal of the last two axes; the rest becomes 0.

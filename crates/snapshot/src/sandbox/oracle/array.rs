@@ -17,7 +17,7 @@ pub(crate) enum Element {
 impl Element {
     pub(super) fn of(kind: DataType) -> Result<Element, Stop> {
         Ok(match kind {
-            DataType::FLOAT => Element::Real,
+            DataType::FLOAT | DataType::DOUBLE => Element::Real,
             DataType::BOOL => Element::Truth,
             DataType::INT64 => Element::Signed(64),
             DataType::INT32 => Element::Signed(32),
@@ -193,9 +193,28 @@ pub(super) fn broadcast(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Stop> {
 pub(super) fn of_tensor(tensor: &TensorProto) -> Result<Array, Stop> {
     let shape = tensor.dims.iter().map(|&d| usize::try_from(d)).collect::<Result<Vec<_>, _>>();
     let shape = shape.map_err(|_| Stop::Invalid(format!("a constant of shape {:?}", tensor.dims)))?;
-    let element = Element::of(tensor.data_type.unwrap_or(DataType(0)))?;
+    let kind = tensor.data_type.unwrap_or(DataType(0));
     let raw = tensor.raw_data.as_ref().map(|raw| raw.borrow());
+    if let DataType::FLOAT16 | DataType::BFLOAT16 = kind {
+        let listed = || tensor.int32_data.iter().map(|&n| n as u16).collect::<Vec<_>>();
+        let bits = raw
+            .as_ref()
+            .map_or_else(listed, |raw| raw.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b)).collect());
+        let number = |bits: &u16| match kind {
+            DataType::FLOAT16 => half::f16::from_bits(*bits).to_f64(),
+            _ => half::bf16::from_bits(*bits).to_f64(),
+        };
+        if bits.len() != shape.iter().product::<usize>() {
+            return Err(Stop::Invalid(format!("a constant of shape {:?} with {} numbers", tensor.dims, bits.len())));
+        }
+        return Ok(Array::real(shape, bits.iter().map(number).collect()));
+    }
+    let element = Element::of(kind)?;
     let array = match (element, &raw) {
+        (Element::Real, Some(raw)) if kind == DataType::DOUBLE => {
+            Array::real(shape, raw.as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect())
+        }
+        (Element::Real, None) if kind == DataType::DOUBLE => Array::real(shape, tensor.double_data.clone()),
         (Element::Real, Some(raw)) => {
             let numbers = raw.as_chunks::<4>().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes)));
             Array::real(shape, numbers.collect())

@@ -9,11 +9,13 @@
 //! ([`Arithmetic`]), up or down at random. The resulting change is the rounding noise of the computation.
 //!
 //! Modules: `stop`: reasons why a graph cannot be evaluated; `array`: values; `call`: access to a node; `numbers`, `products`,
-//! `reductions`, `recurrent`: arithmetic; `views`: data movement.
+//! `reductions`, `fused`, `recurrent`: arithmetic; `views`, `indexing`: data movement.
 
 mod arithmetic;
 mod array;
 mod call;
+mod fused;
+mod indexing;
 mod numbers;
 mod products;
 mod recurrent;
@@ -47,7 +49,11 @@ impl Oracle {
         let model = ModelProto::parse_buf(bytes).map_err(|e| invalid(e.to_string()))?;
         let is_standard = |domain: &Option<String>| domain.as_deref().is_none_or(|d| d.is_empty() || d == "ai.onnx");
         let opset = model.opset_import.iter().find(|o| is_standard(&o.domain)).and_then(|o| o.version).unwrap_or(1);
-        let graph = model.graph.ok_or_else(|| invalid("a file without a graph".into()))?;
+        let mut graph = model.graph.ok_or_else(|| invalid("a file without a graph".into()))?;
+        for node in graph.node.iter_mut().filter(|node| node.domain.as_deref() == Some("com.microsoft")) {
+            node.op_type = Some(format!("{}{}", fused::MICROSOFT, node.op_type.as_deref().unwrap_or("")));
+            node.domain = None;
+        }
         let mut constants = HashMap::new();
         for tensor in &graph.initializer {
             // A constant of another type makes the node that reads it unsupported.
@@ -121,7 +127,15 @@ pub(super) fn shown(node: &NodeProto) -> String {
 }
 
 fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Vec<Array>, Stop> {
-    let parts = [views::evaluate, reductions::evaluate, products::evaluate, recurrent::evaluate, numbers::evaluate];
+    let parts = [
+        views::evaluate,
+        indexing::evaluate,
+        reductions::evaluate,
+        products::evaluate,
+        fused::evaluate,
+        recurrent::evaluate,
+        numbers::evaluate,
+    ];
     for part in parts {
         if let Some(made) = part(call, arithmetic)? {
             return Ok(made);

@@ -59,7 +59,7 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
         "Identity" => call.input(0)?.clone(),
         "Dropout" => {
             let is_training = call.optional(2).is_some_and(|array| array.wholes().is_ok_and(|truths| truths != [0]));
-            if is_training || call.node.output.iter().filter(|name| !name.is_empty()).count() > 1 {
+            if is_training {
                 return Err(Stop::Unknown("`Dropout` while training".into()));
             }
             call.input(0)?.clone()
@@ -74,7 +74,8 @@ fn function(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Option<Array
     let operator = call.operator();
     let (alpha, beta, gamma) = match operator {
         "LeakyRelu" => (call.float("alpha", 0.01), 0.0, 0.0),
-        "Elu" | "Celu" | "ThresholdedRelu" => (call.float("alpha", 1.0), 0.0, 0.0),
+        "Elu" | "Celu" | "ThresholdedRelu" | "Swish" => (call.float("alpha", 1.0), 0.0, 0.0),
+        "Shrink" => (call.float("lambd", 0.5), call.float("bias", 0.0), 0.0),
         "Selu" => (call.float("alpha", 1.673_263_2), 0.0, call.float("gamma", 1.050_701)),
         "HardSigmoid" => (call.float("alpha", 0.2), call.float("beta", 0.5), 0.0),
         "Gelu" => match call.text("approximate", "none") {
@@ -91,6 +92,16 @@ fn function(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Option<Array
         "Celu" => &|x| if x < 0.0 { alpha * (x / alpha).exp_m1() } else { x },
         "Selu" => &|x| if x <= 0.0 { gamma * alpha * x.exp_m1() } else { gamma * x },
         "ThresholdedRelu" => &|x| if x > alpha { x } else { 0.0 },
+        "Shrink" => &|x| {
+            if x < -alpha {
+                x + beta
+            } else if x > alpha {
+                x - beta
+            } else {
+                0.0
+            }
+        },
+        "Swish" => &|x| x * sigmoid(alpha * x),
         "Sigmoid" => &sigmoid,
         "HardSigmoid" => &|x| (alpha * x + beta).clamp(0.0, 1.0),
         "HardSwish" => &|x| x * (x / 6.0 + 0.5).clamp(0.0, 1.0),
@@ -161,7 +172,7 @@ fn softplus(x: f64) -> f64 {
 }
 
 /// Evaluates the error function by its series, whose terms are all positive; beyond 6 it is 1 in f64.
-fn erf(x: f64) -> f64 {
+pub(super) fn erf(x: f64) -> f64 {
     if x.is_nan() || x.abs() > 6.0 {
         return if x.is_nan() { x } else { x.signum() };
     }

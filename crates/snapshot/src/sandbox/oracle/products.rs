@@ -18,7 +18,7 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
     Ok(Some(vec![made]))
 }
 
-fn product(a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
+pub(super) fn product(a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     let wrong = || Stop::Invalid(format!("a product of shapes {:?} and {:?}", a.shape, b.shape));
     // A vector is a matrix with one row, or one column.
     let (mut left, mut right) = (a.shape.clone(), b.shape.clone());
@@ -78,6 +78,14 @@ fn product(a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Result<Array, S
     Ok(Array::real(shape, made))
 }
 
+/// Transposes the last two axes.
+pub(super) fn turned_last(a: &Array) -> Result<Array, Stop> {
+    let Some((batch, &[m, n])) = a.shape.split_last_chunk::<2>() else { return Ok(a.clone()) };
+    let count: usize = batch.iter().product();
+    let from = (0..count).flat_map(|b| (0..n).flat_map(move |j| (0..m).map(move |i| (b * m + i) * n + j)));
+    Ok(a.picked(&from.collect::<Vec<_>>(), [batch, &[n, m]].concat()))
+}
+
 fn turned(a: &Array) -> Result<Array, Stop> {
     let [m, n] = a.shape[..] else { return Err(Stop::Invalid(format!("a matrix of shape {:?}", a.shape))) };
     Ok(a.picked(&places(&[n, m], &[1, n]), vec![n, m]))
@@ -103,15 +111,49 @@ fn gemm(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     Ok(Array::real(made.shape.clone(), numbers))
 }
 
+/// Replaces an ellipsis by the digits of its axes.
+fn opened(letters: &str, axes: usize) -> Vec<char> {
+    let digits: String = (0..axes).rev().map(|n| char::from(b'0' + n as u8)).collect();
+    letters.replace("...", &digits).chars().collect()
+}
+
 /// Evaluates an `Einsum` of any number of operands over all their letters.
 fn einsum(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     let equation: String = call.text("equation", "").split_whitespace().collect();
     let unknown = || Stop::Unknown(format!("the equation `{equation}`"));
-    let (operands, result) = equation.split_once("->").ok_or_else(unknown)?;
-    let operands: Vec<Vec<char>> = operands.split(',').map(|letters| letters.chars().collect()).collect();
-    let result: Vec<char> = result.chars().collect();
+    let (operands, result) = match equation.split_once("->") {
+        Some((operands, result)) => (operands, Some(result)),
+        None => (&equation[..], None),
+    };
     let arrays = call.all()?;
-    if equation.contains('.') || arrays.len() != operands.len() {
+    let named = |letters: &str| letters.replace("...", "").chars().count();
+    let operands: Vec<&str> = operands.split(',').collect();
+    if arrays.len() != operands.len() {
+        return Err(unknown());
+    }
+    // Digits stand for the axes of an ellipsis, 0 for the last one.
+    let mut most = 0;
+    let mut full = Vec::with_capacity(operands.len());
+    for (letters, array) in operands.iter().zip(&arrays) {
+        let open = match letters.contains("...") {
+            true => array.shape.len().checked_sub(named(letters)).filter(|&n| n < 10).ok_or_else(unknown)?,
+            false => 0,
+        };
+        most = most.max(open);
+        full.push(opened(letters, open));
+    }
+    let operands = full;
+    let result = match result {
+        Some(result) => opened(result, most),
+        None => {
+            let all: Vec<char> = operands.concat();
+            let mut once: Vec<char> = all.iter().filter(|c| c.is_alphabetic()).copied().collect();
+            once.retain(|c| all.iter().filter(|other| *other == c).count() == 1);
+            once.sort_unstable();
+            [opened("...", most), once].concat()
+        }
+    };
+    if operands.iter().flatten().chain(&result).any(|c| !c.is_ascii_alphanumeric()) {
         return Err(unknown());
     }
     // Letters of the result come first, so that the terms of each sum are adjacent.

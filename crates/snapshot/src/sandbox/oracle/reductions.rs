@@ -12,12 +12,8 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
         | "ReduceLogSumExp" | "ReduceLogSum" | "ReduceProd" => reduced(call, arithmetic)?,
         "ArgMax" | "ArgMin" => place_of_extreme(call, arithmetic)?,
         "Softmax" | "LogSoftmax" => softmax(call, arithmetic)?,
-        "LayerNormalization" | "RMSNormalization" => {
-            if call.node.output.iter().filter(|name| !name.is_empty()).count() > 1 {
-                return Err(Stop::Unknown(format!("`{operator}` with several outputs")));
-            }
-            normalised(call, arithmetic)?
-        }
+        "LayerNormalization" | "RMSNormalization" | "SimplifiedLayerNormalization" => normalised(call, arithmetic)?,
+        "Hardmax" => hard_max(call, arithmetic)?,
         "BatchNormalization" => batch_normalised(call, arithmetic)?,
         "LpNormalization" => by_length(call, arithmetic)?,
         "CumSum" => running(call, arithmetic)?,
@@ -153,6 +149,22 @@ fn place_of_extreme(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Arra
     Ok(Array::whole(Element::Signed(64), shape, all.iter().map(one).collect()))
 }
 
+/// Returns 1 for the first of the largest numbers of each group, and 0 for the others.
+fn hard_max(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
+    let a = call.input(0)?;
+    let axis = place(call.int("axis", if call.opset < 13 { 1 } else { -1 }), a.shape.len())?;
+    let axes: Vec<usize> = if call.opset < 13 { (axis..a.shape.len()).collect() } else { vec![axis] };
+    arithmetic.spend(a.count() * 4)?;
+    let (all, group, _) = members(a, &axes)?;
+    let mut is_found = vec![false; all.len()];
+    let is_first = |(&group, x): (&usize, f64)| {
+        let is_it = !is_found[group] && x == largest(&all[group]);
+        is_found[group] |= is_it;
+        f64::from(u8::from(is_it))
+    };
+    Ok(Array::real(a.shape.clone(), group.iter().zip(a.as_reals()).map(is_first).collect()))
+}
+
 fn softmax(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     let a = call.input(0)?;
     let rank = a.shape.len();
@@ -264,22 +276,32 @@ fn running(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> 
     let a = call.input(0)?;
     let axis = call.integers(1)?.first().copied().unwrap_or(0);
     let axis = place(axis, a.shape.len())?;
-    if call.is_set("exclusive", false) || call.is_set("reverse", false) {
-        return Err(Stop::Unknown("`CumSum` that is exclusive or reversed".into()));
-    }
+    let (is_exclusive, is_reverse) = (call.is_set("exclusive", false), call.is_set("reverse", false));
     arithmetic.spend(a.count() * 4)?;
-    let stride: usize = a.shape[axis + 1..].iter().product();
-    let is_first = |n: usize| (n / stride).is_multiple_of(a.shape[axis]);
-    if a.is_real() {
-        let mut made = a.reals()?.to_vec();
-        for n in (0..made.len()).filter(|&n| !is_first(n)) {
-            made[n] = arithmetic.result(made[n] + made[n - stride]);
+    let (size, stride) = (a.shape[axis], a.shape[axis + 1..].iter().product::<usize>());
+    let (mut reals, mut wholes) = (vec![0.0; a.count()], vec![0i64; a.count()]);
+    for first in (0..a.count()).filter(|n| (n / stride).is_multiple_of(size)) {
+        let at = |n: usize| first + stride * if is_reverse { size - 1 - n } else { n };
+        let (mut sum, mut magnitude, mut total) = (0.0, 0.0f64, 0i64);
+        for n in 0..size {
+            // An exclusive sum ends before its own number.
+            if is_exclusive {
+                (reals[at(n)], wholes[at(n)]) = (arithmetic.sum(sum, magnitude), total);
+            }
+            match a.is_real() {
+                true => {
+                    let x = a.reals()?[at(n)];
+                    (sum, magnitude) = (sum + x, magnitude + x.abs());
+                }
+                false => total = total.wrapping_add(a.wholes()?[at(n)]),
+            }
+            if !is_exclusive {
+                (reals[at(n)], wholes[at(n)]) = (arithmetic.sum(sum, magnitude), total);
+            }
         }
-        return Ok(Array::real(a.shape.clone(), made));
     }
-    let mut made = a.wholes()?.to_vec();
-    for n in (0..made.len()).filter(|&n| !is_first(n)) {
-        made[n] = made[n].wrapping_add(made[n - stride]);
-    }
-    Ok(Array::whole(a.element, a.shape.clone(), made))
+    Ok(match a.is_real() {
+        true => Array::real(a.shape.clone(), reals),
+        false => Array::whole(a.element, a.shape.clone(), wholes),
+    })
 }

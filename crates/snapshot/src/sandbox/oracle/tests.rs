@@ -25,26 +25,32 @@ fn real(tensor: &Tensor) -> Array {
     Array::real(tensor.shape.clone(), tensor.values.iter().map(|&x| f64::from(x)).collect())
 }
 
-/// Graphs written by `python/make_dense_golden.py`: models of PyTorch's exporter, and each supported operator.
+/// Graphs written by `python/make_dense_golden.py` and `python/make_import_golden.py`: models of PyTorch's exporters, and each
+/// supported operator.
 #[test]
 fn models_of_pytorch_and_every_operator_evaluate_as_in_onnxruntime() {
-    let folder = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/golden/dense");
-    let cases =
-        |name: &str| -> Vec<Case> { serde_json::from_slice(&std::fs::read(folder.join(name)).unwrap()).unwrap() };
-    let all: Vec<Case> = ["cases.json", "sequences.json"].into_iter().flat_map(cases).collect();
-    assert_eq!(all.len(), 10);
-    for case in all {
+    let golden = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/golden");
+    let cases = |(folder, name): (&str, &str)| {
+        let folder = golden.join(folder);
+        let cases: Vec<Case> = serde_json::from_slice(&std::fs::read(folder.join(name)).unwrap()).unwrap();
+        assert!(!cases.is_empty());
+        cases.into_iter().map(move |case| (folder.clone(), case))
+    };
+    for (folder, case) in
+        [("dense", "cases.json"), ("dense", "sequences.json"), ("import", "cases.json")].into_iter().flat_map(cases)
+    {
         let oracle = Oracle::read(&std::fs::read(folder.join(format!("{}.onnx", case.graph))).unwrap()).unwrap();
         let inputs: Vec<(String, Array)> = case.inputs.iter().map(|input| (input.name.clone(), real(input))).collect();
         let names: Vec<&str> = case.outputs.iter().map(|output| output.name.as_str()).collect();
         for mode in [Mode::Exact, Mode::Nearest, Mode::Random(3)] {
             let made = oracle.run(&inputs, &names, &mut Arithmetic::new(mode, u64::MAX), &mut |_, _, _| ());
             for (made, want) in made.unwrap_or_else(|e| panic!("{}: {e}", case.graph)).iter().zip(&case.outputs) {
+                let name = &want.name;
                 assert_eq!(made.shape, want.shape, "{} `{}`", case.graph, want.name);
                 let scale = want.values.iter().fold(1f32, |most, x| most.max(x.abs()));
                 for (got, want) in made.as_reals().into_iter().zip(&want.values) {
                     let is_near = (got - f64::from(*want)).abs() <= f64::from(scale) * 2e-5;
-                    assert!(is_near || got as f32 == *want, "{}: {got} is not {want}", case.graph);
+                    assert!(is_near || got as f32 == *want, "{} `{name}`: {got} is not {want}", case.graph);
                 }
             }
         }

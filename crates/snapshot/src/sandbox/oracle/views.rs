@@ -298,28 +298,50 @@ fn triangle(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop>
 
 fn padded(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     let a = call.input(0)?;
-    if call.text("mode", "constant") != "constant" || call.optional(3).is_some() {
-        return Err(Stop::Unknown("`Pad` in another mode".into()));
-    }
-    let pads = call.ints_or_input("pads", 1)?.ok_or_else(|| Stop::Invalid("no pads".into()))?;
     let rank = a.shape.len();
-    if pads.len() != 2 * rank || pads.iter().any(|&n| n < 0) {
-        return Err(Stop::Unknown(format!("pads {pads:?}")));
+    let mode = call.text("mode", "constant");
+    let given = call.ints_or_input("pads", 1)?.ok_or_else(|| Stop::Invalid("no pads".into()))?;
+    let axes = match call.optional(3) {
+        Some(_) => call.integers(3)?.iter().map(|&axis| place(axis, rank)).collect::<Result<Vec<_>, _>>()?,
+        None => (0..rank).collect(),
+    };
+    if given.len() != 2 * axes.len() || !["constant", "edge", "reflect", "wrap"].contains(&mode) {
+        return Err(Stop::Unknown(format!("pads {given:?} of mode {mode}")));
+    }
+    let (mut before, mut shape) = (vec![0i64; rank], Vec::with_capacity(rank));
+    let mut after = before.clone();
+    for (n, &axis) in axes.iter().enumerate() {
+        (before[axis], after[axis]) = (given[n], given[n + axes.len()]);
+    }
+    for axis in 0..rank {
+        let size = (a.shape[axis] as i64).saturating_add(before[axis]).saturating_add(after[axis]);
+        shape.push(usize::try_from(size).map_err(|_| Stop::Invalid(format!("size {size}")))?);
     }
     let value = match (call.optional(2), a.is_real()) {
         (Some(value), _) => value.shaped(vec![1])?,
         (None, true) => Array::real(vec![1], vec![call.float("value", 0.0)]),
         (None, false) => Array::whole(a.element, vec![1], vec![0]),
     };
-    let shape: Vec<usize> = (0..rank).map(|axis| a.shape[axis] + (pads[axis] + pads[axis + rank]) as usize).collect();
     arithmetic.room(&shape, MOVED_WORK)?;
     let (own, wide) = (strides(&a.shape), strides(&shape));
     let from = |at: usize| {
         let mut place = 0;
         for axis in 0..rank {
-            let n = (at / wide[axis] % shape[axis]) as i64 - pads[axis];
-            if !(0..a.shape[axis] as i64).contains(&n) {
-                return a.count();
+            let size = a.shape[axis] as i64;
+            let mut n = (at / wide[axis] % shape[axis]) as i64 - before[axis];
+            if !(0..size).contains(&n) {
+                match mode {
+                    "constant" => return a.count(),
+                    "edge" => n = if n < 0 { 0 } else { size - 1 },
+                    "wrap" => n = n.rem_euclid(size),
+                    // Mirrors at both ends until the index is inside.
+                    _ if size == 1 => n = 0,
+                    _ => {
+                        while !(0..size).contains(&n) {
+                            n = if n < 0 { -n } else { 2 * (size - 1) - n };
+                        }
+                    }
+                }
             }
             place += n as usize * own[axis];
         }
@@ -348,7 +370,8 @@ fn top(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Vec<Array>, Stop>
         let at = |n: usize| (o * size + n) * inner + i;
         let mut order: Vec<usize> = (0..size).collect();
         order.sort_by(|&x, &y| {
-            let (x, y) = (numbers[at(x)], numbers[at(y)]);
+            // Zeros of both signs are equal.
+            let (x, y) = (numbers[at(x)] + 0.0, numbers[at(y)] + 0.0);
             if is_largest { y.total_cmp(&x) } else { x.total_cmp(&y) }
         });
         for (rank, &n) in order.iter().take(k).enumerate() {

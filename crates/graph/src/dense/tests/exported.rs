@@ -1,0 +1,180 @@
+//! What exporters write, beyond the golden files: sizes that are rejected, and messages that name the cause.
+
+use rten_onnx::onnx::{
+    AttributeProto, AttributeType, DataType, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
+};
+
+use super::{ROWS, fixed, given, made, run};
+use crate::dense::{Given, RowProgram};
+use sterling_core::error::Result;
+
+fn node(text: &str, attributes: &[(&str, i64)]) -> NodeProto {
+    let (outputs, call) = text.split_once(" = ").unwrap();
+    let (operator, inputs) = call.trim_end_matches(')').split_once('(').unwrap();
+    let names = |list: &str| list.split(", ").map(str::to_owned).collect();
+    let attribute = |&(name, i): &(&str, i64)| AttributeProto {
+        name: Some(name.into()),
+        i: Some(i),
+        r#type: Some(AttributeType::INT),
+        ..AttributeProto::default()
+    };
+    let (domain, operator) = match operator.rsplit_once('.') {
+        Some((domain, operator)) => (Some(domain.to_owned()), operator),
+        None => (None, operator),
+    };
+    NodeProto {
+        domain,
+        op_type: Some(operator.into()),
+        input: names(inputs),
+        output: names(outputs),
+        attribute: attributes.iter().map(attribute).collect(),
+        ..NodeProto::default()
+    }
+}
+
+fn text(mut node: NodeProto, name: &str, value: &str) -> NodeProto {
+    let value = Some(value.to_owned());
+    node.attribute.push(AttributeProto { name: Some(name.into()), s: value, ..AttributeProto::default() });
+    node
+}
+
+fn integers(name: &str, shape: &[usize], all: &[i64]) -> TensorProto {
+    TensorProto {
+        name: Some(name.into()),
+        dims: shape.iter().map(|&d| d as i64).collect(),
+        data_type: Some(DataType::INT64),
+        int64_data: all.to_vec(),
+        ..TensorProto::default()
+    }
+}
+
+/// Compiles nodes over `x` `[Q, 3, 4]` and `z` `[Q, 4]` with output `out`.
+fn compiled(nodes: Vec<NodeProto>, constants: Vec<TensorProto>, shape: &[i64]) -> Result<RowProgram> {
+    let graph = GraphProto { node: nodes, initializer: constants, ..GraphProto::default() };
+    let opset = |domain: Option<&str>| OperatorSetIdProto { domain: domain.map(Into::into), version: Some(20) };
+    let model = ModelProto {
+        graph: Some(graph),
+        opset_import: vec![opset(None), opset(Some("com.microsoft"))],
+        ..ModelProto::default()
+    };
+    let inputs: [Given; 2] = [given("x", true, &[ROWS, fixed(3), fixed(4)]), given("z", true, &[ROWS, fixed(4)])];
+    let mut sizes = vec![ROWS];
+    sizes.extend(shape.iter().map(|&d| fixed(d)));
+    RowProgram::lower(&model.write_buf().unwrap(), &inputs, &[made("out", &sizes)])
+}
+
+#[test]
+fn what_cannot_be_compiled_is_rejected_with_its_cause() {
+    let one = |text: &str, attributes: &[(&str, i64)]| vec![node(text, attributes)];
+    let with = |before: &str, last: NodeProto| vec![node(before, &[("to", 7)]), last];
+    let i = |name: &str, all: &[i64]| integers(name, &[all.len()], all);
+    let cases: Vec<(Vec<NodeProto>, Vec<TensorProto>, &str)> = vec![
+        (one("out = com.microsoft.Frobnicate(x)", &[]), vec![], "`com.microsoft.Frobnicate`: is not in the table"),
+        (one("out = com.example.Relu(x)", &[]), vec![], "operator `Relu` of `com.example`"),
+        (one("out = com.microsoft.FusedMatMul(x, x)", &[("transBatchA", 1)]), vec![], "attribute `transBatchA`"),
+        (one("out, mask = Dropout(x)", &[("seed", 3), ("rate", 1)]), vec![], "attribute `rate`"),
+        (
+            vec![node("y, mean = LayerNormalization(x, s)", &[]), node("out = Add(y, mean)", &[])],
+            vec![TensorProto {
+                data_type: Some(DataType::FLOAT),
+                float_data: vec![1.0; 4],
+                int64_data: vec![],
+                ..i("s", &[0; 4])
+            }],
+            "output `mean`, which is read",
+        ),
+        (one("out = CumSum(x, axis)", &[]), vec![i("axis", &[0])], "over candidates"),
+        (one("out = CumSum(x, axis)", &[]), vec![i("axis", &[5])], "axis or index 5 of 3"),
+        (
+            vec![text(node("out = Pad(x, pads)", &[]), "mode", "spiral")],
+            vec![i("pads", &[0, 0, 1, 0, 0, 0])],
+            "`mode` spiral",
+        ),
+        (one("out = Pad(x, pads)", &[]), vec![i("pads", &[1, 0, 0, 0, 0, 0])], "of candidates"),
+        (one("out = Pad(x, pads)", &[]), vec![i("pads", &[0, 0, 0, 0, 0, 1 << 40])], "pads"),
+        (one("out = Pad(x, pads)", &[]), vec![i("pads", &[0, 0, 0, 0, 40_000, 40_000])], "to shape"),
+        (
+            one("out, places = TopK(x, k)", &[("axis", 1)]),
+            vec![i("k", &[4])],
+            "`k` that is not one constant from 1 to 3",
+        ),
+        (with("k = Cast(z)", node("out, places = TopK(x, k)", &[])), vec![], "numbers as input 1, expected integers"),
+        (
+            with("i = Cast(z)", node("out = OneHot(i, depth, v)", &[])),
+            vec![i("depth", &[1 << 30]), i("v", &[0, 1])],
+            "`depth`",
+        ),
+        (
+            with("i = Cast(z)", node("out = OneHot(i, depth, v)", &[])),
+            vec![i("depth", &[1 << 21]), i("v", &[0, 1])],
+            "at most 4194304 numbers",
+        ),
+        (with("i = Cast(z)", node("out = Mod(i, i)", &[])), vec![], "by other than constants"),
+        (one("out = Mod(x, z)", &[("fmod", 1)]), vec![], "of numbers"),
+        (
+            with("i = Cast(z)", node("out = Gather(x, i)", &[("axis", 1)])),
+            vec![],
+            "an index of candidates into candidates",
+        ),
+        (with("i = Cast(x)", node("out = GatherND(x, i)", &[("batch_dims", 2)])), vec![], "`batch_dims` 2"),
+        (
+            with("i = Cast(x)", text(node("out = ScatterElements(x, i, x)", &[]), "reduction", "add")),
+            vec![],
+            "`reduction` add",
+        ),
+        (
+            with("i = Cast(x)", node("out = ScatterElements(x, i, x)", &[("axis", 1)])),
+            vec![],
+            "indices that depend on numbers",
+        ),
+        (vec![text(node("out = Einsum(x, z)", &[]), "equation", "aab,ab->a")], vec![], "equation `aab,ab->a`"),
+        (vec![text(node("out = Einsum(x, z)", &[]), "equation", "...b")], vec![], "equation `...b`"),
+        (
+            one("out = Slice(x, s, e, a, t)", &[]),
+            vec![i("s", &[0]), i("e", &[1]), i("a", &[1]), i("t", &[0])],
+            "step 0",
+        ),
+        (
+            vec![
+                node("s = Shape(x)", &[("end", 1)]),
+                node("r = Squeeze(s)", &[]),
+                node("q = Range(o, r, e)", &[]),
+                node("out = Add(q, e)", &[]),
+                node("f = Cast(out)", &[("to", 1)]),
+            ],
+            vec![integers("o", &[], &[0]), integers("e", &[], &[1])],
+            "over row numbers",
+        ),
+        (vec![node("out = Expand(big, size)", &[])], vec![i("big", &[1]), i("size", &[1 << 20, 1 << 20])], "to shape"),
+        (
+            vec![node("big = Expand(one, size)", &[]), node("out = Add(big, big)", &[])],
+            vec![i("one", &[1]), i("size", &[1 << 17])],
+            "131072 integers, expected at most 65536",
+        ),
+    ];
+    for (nodes, constants, expected) in cases {
+        let shown = format!("{:?} of {:?}", nodes.last().unwrap().op_type, nodes.last().unwrap().input);
+        let error = compiled(nodes, constants, &[3, 4]).expect_err(&shown).to_string();
+        assert!(error.contains(expected), "{shown}: got `{error}`, expected `{expected}`");
+    }
+}
+
+/// A masked state is NaN beside the one that is selected, which must not change.
+#[test]
+fn numbers_beside_the_selected_one_do_not_matter() {
+    let nodes = vec![
+        node("i = Cast(z)", &[("to", 7)]),
+        node("first = Gather(i, zero)", &[("axis", 1)]),
+        node("column = Unsqueeze(first, last)", &[]),
+        node("out = GatherND(x, column)", &[("batch_dims", 1)]),
+    ];
+    let constants = vec![integers("zero", &[], &[0]), integers("last", &[1], &[-1])];
+    let program = compiled(nodes, constants, &[4]).unwrap();
+    for index in [-3i8, -1, 0, 2] {
+        let at = index.rem_euclid(3) as usize;
+        let x = |n: usize| if n / 4 == at { n as f32 } else { [f32::NAN, f32::INFINITY][n % 2] };
+        let row: Vec<f32> = (0..12).map(x).chain([f32::from(index), 9.0, 9.0, 9.0]).collect();
+        let want: Vec<f32> = (0..4).map(|n| (at * 4 + n) as f32).collect();
+        assert_eq!(run(&program, 1, &[], &|_| row.clone())[0], want, "index {index}");
+    }
+}

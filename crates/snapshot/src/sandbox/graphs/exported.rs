@@ -1,0 +1,260 @@
+//! Random steps with the operators that exporters write for sequences, indices and integers.
+
+use super::{Maker, Value, int, node, together};
+use rten_onnx::onnx::{AttributeProto, AttributeType, NodeProto};
+
+const FLOAT: i64 = 1;
+const INT64: i64 = 7;
+
+fn text(mut node: NodeProto, name: &str, value: &str) -> NodeProto {
+    node.attribute.push(AttributeProto {
+        name: Some(name.into()),
+        s: Some(value.into()),
+        r#type: Some(AttributeType::STRING),
+        ..AttributeProto::default()
+    });
+    node
+}
+
+fn microsoft(operator: &str, inputs: &[&str], output: &str) -> NodeProto {
+    NodeProto { domain: Some("com.microsoft".into()), ..node(operator, inputs, output) }
+}
+
+impl Maker {
+    /// Adds one step; nothing if it does not fit the picked value.
+    pub(super) fn exported_step(&mut self) {
+        let a = self.pick();
+        let kind = self.random.below(16);
+        if kind > 2 && a.shape.len() <= self.axis + 1 {
+            return;
+        }
+        match kind {
+            0 => {
+                const FUNCTIONS: [&str; 9] =
+                    ["Selu", "Celu", "Softsign", "ThresholdedRelu", "Shrink", "Floor", "Ceil", "Round", "Mean"];
+                let f = FUNCTIONS[self.random.below(FUNCTIONS.len())];
+                let made = self.builder.add(f, &[&a.name]);
+                self.keep(made, a.shape, a.is_pair);
+            }
+            1 => {
+                let made = match self.random.below(3) {
+                    0 => self.builder.add_node(|output| text(node("Gelu", &[&a.name], output), "approximate", "tanh")),
+                    1 => self.builder.add_node(|output| microsoft("QuickGelu", &[&a.name], output)),
+                    _ => self.builder.add_node(|output| microsoft("FastGelu", &[&a.name], output)),
+                };
+                self.keep(made, a.shape, a.is_pair);
+            }
+            2 => {
+                // Integer arithmetic on numbers of the row.
+                let whole = self.whole(&a, 9.0);
+                let by = self.builder.integers(&[], vec![2 + self.random.below(3) as i64]);
+                let f = ["Div", "Mod"][self.random.below(2)];
+                let made = self.builder.add(f, &[&whole, &by]);
+                let made = self.cast(&made, FLOAT);
+                self.keep(made, a.shape, a.is_pair);
+            }
+            3 => {
+                let (_, written) = self.inner_axis(&a);
+                let (exclusive, reverse) = (self.random.below(2) as i64, self.random.below(2) as i64);
+                let axis = self.builder.integers(&[], vec![written]);
+                let made = self.builder.add_node(|output| {
+                    int(int(node("CumSum", &[&a.name, &axis], output), "exclusive", exclusive), "reverse", reverse)
+                });
+                self.keep(made, a.shape, a.is_pair);
+            }
+            4 => {
+                let (axis, _) = self.inner_axis(&a);
+                let (mode, most) = [("constant", 3), ("edge", 3), ("reflect", a.shape[axis])][self.random.below(3)];
+                let (before, after) = (self.random.below(most), self.random.below(most));
+                let mut pads = vec![0i64; 2 * a.shape.len()];
+                (pads[axis], pads[axis + a.shape.len()]) = (before as i64, after as i64);
+                let pads = self.builder.integers(&[pads.len()], pads);
+                let made = self.builder.add_node(|output| text(node("Pad", &[&a.name, &pads], output), "mode", mode));
+                let mut shape = a.shape.clone();
+                shape[axis] += before + after;
+                self.keep(made, shape, a.is_pair);
+            }
+            5 => {
+                let (axis, written) = self.inner_axis(&a);
+                let step = 1 + self.random.below(2);
+                let all = [vec![-1], vec![i64::MIN], vec![written], vec![-(step as i64)]];
+                let [starts, ends, axes, steps] = all.map(|numbers| self.builder.integers(&[1], numbers));
+                let made = self.builder.add("Slice", &[&a.name, &starts, &ends, &axes, &steps]);
+                let mut shape = a.shape.clone();
+                shape[axis] = shape[axis].div_ceil(step);
+                self.keep(made, shape, a.is_pair);
+            }
+            6 => {
+                let (axis, written) = self.inner_axis(&a);
+                let count = 1 + self.random.below(a.shape[axis]);
+                let k = self.builder.integers(&[1], vec![count as i64]);
+                let largest = self.random.below(2) as i64;
+                let made = self.builder.add_node(|output| NodeProto {
+                    output: vec![output.into(), format!("{output}_places")],
+                    ..int(int(node("TopK", &[&a.name, &k], output), "axis", written), "largest", largest)
+                });
+                let mut shape = a.shape.clone();
+                shape[axis] = count;
+                let places = self.cast(&format!("{made}_places"), FLOAT);
+                self.keep(places, shape.clone(), a.is_pair);
+                self.keep(made, shape, a.is_pair);
+            }
+            7 => {
+                // Rows of a table that all rows share; indices may count from the end.
+                let whole = self.whole(&a, 3.0);
+                let (least, most) = (self.builder.integers(&[], vec![-4]), self.builder.integers(&[], vec![3]));
+                let index = self.builder.add("Clip", &[&whole, &least, &most]);
+                let numbers = self.random.numbers(8, 1.0);
+                let table = self.builder.floats(&[4, 2], numbers);
+                let made = self.builder.add("Gather", &[&table, &index]);
+                let shape = [&a.shape[..], &[2]].concat();
+                self.keep(made, shape, a.is_pair);
+            }
+            8 => {
+                let b = self.pick();
+                if b.shape != a.shape || b.is_pair != a.is_pair {
+                    return;
+                }
+                let (axis, written) = self.inner_axis(&a);
+                let index = self.index(&b, a.shape[axis]);
+                let made = self
+                    .builder
+                    .add_node(|output| int(node("GatherElements", &[&a.name, &index], output), "axis", written));
+                self.keep(made, a.shape, a.is_pair);
+            }
+            9 => {
+                let index = self.index(&a, 3);
+                let (depth, numbers) = (self.builder.integers(&[], vec![3]), self.random.numbers(2, 1.0));
+                let values = self.builder.floats(&[2], numbers);
+                let made = self.builder.add("OneHot", &[&index, &depth, &values]);
+                let shape = [&a.shape[..], &[3]].concat();
+                self.keep(made, shape, a.is_pair);
+            }
+            10 => {
+                // Constant indices of the last axis, which is moved to the front.
+                let rank = a.shape.len();
+                let (size, count) = (a.shape[rank - 1], 1 + self.random.below(3));
+                let front: Vec<i64> = [rank - 1].into_iter().chain(0..rank - 1).map(|n| n as i64).collect();
+                let back: Vec<i64> = (1..rank).chain([0]).map(|n| n as i64).collect();
+                let turned = self.transpose(&a.name, &front);
+                let index = (0..count).map(|_| self.random.below(size) as i64).collect();
+                let index = self.builder.integers(&[count, 1], index);
+                let made = self.builder.add("GatherND", &[&turned, &index]);
+                let made = self.transpose(&made, &back);
+                let mut shape = a.shape.clone();
+                shape[rank - 1] = count;
+                self.keep(made, shape, a.is_pair);
+            }
+            11 => {
+                // Numbers of another value at constant places of an axis.
+                let b = self.pick();
+                if b.shape != a.shape || b.is_pair != a.is_pair {
+                    return;
+                }
+                let (axis, written) = self.inner_axis(&a);
+                let size = a.shape[axis];
+                let mut shape = vec![1; a.shape.len()];
+                shape[axis] = size;
+                let first = self.random.below(size);
+                let index = self.builder.integers(&shape, (0..size).map(|n| ((n * n + first) % size) as i64).collect());
+                let sizes = self.builder.add("Shape", &[&b.name]);
+                let index = self.builder.add("Expand", &[&index, &sizes]);
+                // Of equal places, which one counts is undefined: their updates are equal.
+                let reduced = self.builder.integers(&[1], vec![written]);
+                let one = self.builder.add("ReduceMax", &[&b.name, &reduced]);
+                let updates = self.builder.add("Expand", &[&one, &sizes]);
+                let made = self.builder.add_node(|output| {
+                    int(node("ScatterElements", &[&a.name, &index, &updates], output), "axis", written)
+                });
+                self.keep(made, a.shape, a.is_pair);
+            }
+            12 => {
+                let width = *a.shape.last().unwrap();
+                let numbers = self.random.numbers(width * 3, 1.0 / (width as f32).sqrt());
+                let matrix = self.builder.floats(&[width, 3], numbers);
+                let equation = ["...d,de->...e", "...d,de"][self.random.below(2)];
+                let made = self
+                    .builder
+                    .add_node(|output| text(node("Einsum", &[&a.name, &matrix], output), "equation", equation));
+                let mut shape = a.shape.clone();
+                *shape.last_mut().unwrap() = 3;
+                self.keep(made, shape, a.is_pair);
+            }
+            13 => {
+                let (axis, written) = self.inner_axis(&a);
+                let axes = self.builder.integers(&[1], vec![written]);
+                let made = self.builder.add("ReduceProd", &[&a.name, &axes]);
+                let mut shape = a.shape.clone();
+                shape[axis] = 1;
+                self.keep(made, shape, a.is_pair);
+            }
+            14 => {
+                let b = self.pick();
+                if together(&a, &b).as_deref() != Some(&a.shape[..]) || b.shape != a.shape {
+                    return;
+                }
+                let width = *a.shape.last().unwrap();
+                let numbers = self.random.numbers(width, 1.0);
+                let scale = self.builder.floats(&[width], numbers);
+                let f = ["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"][self.random.below(2)];
+                let made = self.builder.add_node(|output| microsoft(f, &[&a.name, &b.name, &scale], output));
+                self.keep(made, a.shape, a.is_pair || b.is_pair);
+            }
+            _ if self.axis == 0 && a.is_pair && a.shape.len() > 2 => {
+                // The state of each row at its own position, as both of PyTorch's exporters write it.
+                let all: Vec<Value> = self.values.iter().filter(|b| b.is_pair && b.shape.len() == 2).cloned().collect();
+                let Some(b) = all.last() else { return };
+                let axes = self.builder.integers(&[1], vec![1]);
+                let sum =
+                    self.builder.add_node(|output| int(node("ReduceSum", &[&b.name, &axes], output), "keepdims", 0));
+                let index = self.index(&Value { name: sum, shape: vec![1], is_pair: true }, a.shape[1]);
+                let sizes = self.builder.add("Shape", &[&a.name]);
+                let [zero, one, size] = [0, 1, a.shape[1] as i64].map(|n| self.builder.integers(&[], vec![n]));
+                let rows = self.builder.add("Gather", &[&sizes, &zero]);
+                let rows = self.builder.add("Range", &[&zero, &rows, &one]);
+                let made = if self.random.below(2) == 0 {
+                    let last = self.builder.integers(&[1], vec![-1]);
+                    let columns = [rows, index].map(|part| self.builder.add("Unsqueeze", &[&part, &last]));
+                    let index = self
+                        .builder
+                        .add_node(|output| int(node("Concat", &[&columns[0], &columns[1]], output), "axis", -1));
+                    self.builder.add("GatherND", &[&a.name, &index])
+                } else {
+                    let inner: Vec<i64> = a.shape[2..].iter().map(|&d| d as i64).collect();
+                    let flat = self.builder.integers(&[1 + inner.len()], [&[-1], &inner[..]].concat());
+                    let flat = self.builder.add("Reshape", &[&a.name, &flat]);
+                    let first = self.builder.add("Mul", &[&rows, &size]);
+                    let index = self.builder.add("Add", &[&index, &first]);
+                    self.builder.add("Gather", &[&flat, &index])
+                };
+                let mut shape = a.shape.clone();
+                shape.remove(1);
+                self.keep(made, shape, true);
+            }
+            _ => {}
+        }
+    }
+
+    fn cast(&mut self, name: &str, to: i64) -> String {
+        self.builder.add_node(|output| int(node("Cast", &[name], output), "to", to))
+    }
+
+    fn transpose(&mut self, name: &str, perm: &[i64]) -> String {
+        self.builder.add_node(|output| super::ints(node("Transpose", &[name], output), "perm", perm))
+    }
+
+    /// Casts a multiple of a value to integers.
+    fn whole(&mut self, a: &Value, factor: f32) -> String {
+        let factor = self.builder.floats(&[], vec![factor]);
+        let wide = self.builder.add("Tanh", &[&a.name]);
+        let wide = self.builder.add("Mul", &[&wide, &factor]);
+        self.cast(&wide, INT64)
+    }
+
+    /// Returns indices from 0 to `size`, exclusive.
+    fn index(&mut self, a: &Value, size: usize) -> String {
+        let whole = self.whole(a, size as f32);
+        let [zero, last] = [0, size as i64 - 1].map(|n| self.builder.integers(&[], vec![n]));
+        self.builder.add("Clip", &[&whole, &zero, &last])
+    }
+}

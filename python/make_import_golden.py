@@ -1,0 +1,298 @@
+"""Writes the reference graphs of what exporters write: python/make_import_golden.py [OUT=tests/golden/import]
+
+OUT receives functions.onnx and indexing.onnx, each of whose outputs is one operator of the table in docs/guide/own-model.md;
+fused.onnx with operators of the domain com.microsoft; old.onnx of opset 9; and patterns of PyTorch modules (last state of a
+sequence, constant indices in any axis, masks from lengths, flips, pads) by both exporters of PyTorch. cases.json has inputs with
+the outputs of onnxruntime. The first axis of every input and output counts rows. Everything is derived from SEED.
+
+Needs numpy, onnx, onnxruntime, onnxscript and torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+import torch.nn.functional as F
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+SEED = 11
+ROWS, S, D = 4, 5, 4
+
+
+def numbers(random: np.random.Generator, *shape: int) -> np.ndarray:
+    """Returns numbers with a short form in JSON."""
+    return (random.integers(-96, 97, size=shape) / 64).astype(np.float32)
+
+
+class Nodes:
+    """A graph in the making, over `x` [Q, 5, 4], `x_mask` [Q, 5] of 0 and 1 from the start, and `z` [Q, 4]."""
+
+    def __init__(self) -> None:
+        self.nodes, self.constants, self.outputs = [], [], []
+
+    def made(self, operator: str, *inputs: str | np.ndarray, results: int = 1, domain: str = "", **attributes: object) -> list[str]:
+        names = []
+        for value in inputs:
+            if isinstance(value, np.ndarray):
+                self.constants.append(numpy_helper.from_array(value, f"c{len(self.constants)}"))
+                value = self.constants[-1].name
+            names.append(value)
+        own = [f"v{len(self.nodes)}_{n}" for n in range(results)]
+        self.nodes.append(helper.make_node(operator, names, own, domain=domain, **attributes))
+        return own
+
+    def __call__(self, operator: str, *inputs: str | np.ndarray, **attributes: object) -> str:
+        return self.made(operator, *inputs, **attributes)[0]
+
+    def keep(self, name: str) -> None:
+        self.outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+
+    def number(self, name: str) -> str:
+        """Returns integers or booleans as numbers."""
+        return self("Cast", name, to=TensorProto.FLOAT)
+
+    def model(self, name: str, opset: int) -> onnx.ModelProto:
+        shaped = lambda name, *sizes: helper.make_tensor_value_info(name, TensorProto.FLOAT, ["Q", *sizes])  # noqa: E731
+        inputs = [shaped("x", S, D), shaped("x_mask", S), shaped("z", D)]
+        graph = helper.make_graph(self.nodes, name, inputs, self.outputs, self.constants)
+        domains = sorted({node.domain for node in self.nodes} - {""})
+        opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+f = lambda *values: np.array(values, dtype=np.float32)  # noqa: E731
+i = lambda *values: np.array(values, dtype=np.int64)  # noqa: E731
+scalar = lambda value: np.array(value, dtype=np.int64)  # noqa: E731
+real = lambda value: np.array(value, dtype=np.float32)  # noqa: E731
+
+
+def functions(random: np.random.Generator) -> onnx.ModelProto:
+    """One output per element-wise operator, reduction, scan and normalisation."""
+    g = Nodes()
+    for operator in ["Selu", "Celu", "Softsign", "Mish", "Floor", "Ceil", "Round", "Swish"]:
+        g.keep(g(operator, "x"))
+    g.keep(g("Round", g("Mul", "x", f(2.0))))
+    g.keep(g("Celu", "x", alpha=0.5))
+    g.keep(g("Swish", "x", alpha=1.5))
+    g.keep(g("ThresholdedRelu", "x", alpha=0.25))
+    g.keep(g("Shrink", "x", lambd=0.25, bias=0.125))
+    g.keep(g("Gelu", "x", approximate="tanh"))
+    g.keep(g("Hardmax", g("Round", "x"), axis=1))
+    g.keep(g("Mean", "x", g("Unsqueeze", "z", i(1)), numbers(random, 4)))
+    g.keep(g("Pow", g("Add", g("Abs", "x"), f(0.5)), f(0.3)))
+    infinite = g("Log", g("Relu", "x"))
+    g.keep(g.number(g("IsInf", infinite)))
+    g.keep(g.number(g("IsInf", infinite, detect_negative=0)))
+    g.keep(g("ReduceProd", "x", i(1), keepdims=0))
+    g.keep(g("ReduceLogSum", g("Abs", "x"), i(2)))
+    for exclusive in [0, 1]:
+        for reverse in [0, 1]:
+            g.keep(g("CumSum", "x", scalar(1), exclusive=exclusive, reverse=reverse))
+    g.keep(g("CumSum", "x_mask", scalar(-1)))
+    for largest in [0, 1]:
+        values, places = g.made("TopK", g("Round", "x"), i(3), results=2, axis=1, largest=largest)
+        g.keep(values)
+        g.keep(g.number(places))
+    count = g("Cast", g("ReduceSum", "x_mask", i(1)), to=TensorProto.INT64)
+    g.keep(g.number(g("Div", count, i(2))))
+    g.keep(g.number(g("Mod", g("Sub", count, i(7)), i(3))))
+    g.keep(g("OneHot", count, scalar(6), f(-1.0, 2.0), axis=1))
+    # Unread results of operators with several outputs.
+    g.keep(g("LayerNormalization", "x", numbers(random, 4), numbers(random, 4), results=3))
+    g.keep(g("RMSNormalization", "x", numbers(random, 4)))
+    g.keep(g("Dropout", "x", results=2))
+    g.keep(g("Einsum", "x", "x_mask", equation="...sd,...s->...d"))
+    g.keep(g("Einsum", "x", "x_mask", numbers(random, 5, 3), equation="bsd,bs,sk->bdk"))
+    g.keep(g("Einsum", "x", equation="bsd->bds"))
+    g.keep(g("Einsum", "x", numbers(random, 4, 2), equation="bsd,de"))
+    # Weights in half and double precision.
+    half = g("Cast", numbers(random, 4, 3).astype(np.float16), to=TensorProto.FLOAT)
+    double = g("Cast", numbers(random, 4, 3).astype(np.float64), to=TensorProto.FLOAT)
+    g.keep(g("MatMul", "x", g("Add", half, double)))
+    return g.model("functions", 24)
+
+
+def indexing(random: np.random.Generator) -> onnx.ModelProto:
+    """One output per operator that moves numbers, with constant indices and with indices of each row."""
+    g = Nodes()
+    rows = g("Shape", "x", end=1)
+    length = g("Cast", g("ReduceSum", "x_mask", i(1), keepdims=0), to=TensorProto.INT64)
+    last = g("Max", g("Sub", length, i(1)), i(0))
+    for mode, pads in [("constant", [0, 1, 2, 0, 0, 1]), ("edge", [0, 2, 0, 0, 1, 3]), ("reflect", [0, 3, 1, 0, 2, 2])]:
+        g.keep(g("Pad", "x", i(*pads), *([real(0.5)] if mode == "constant" else []), mode=mode))
+    g.keep(g("Pad", "x", i(-1, 2), "", i(1), mode="constant"))
+    g.keep(g("Slice", "x", i(-1, 3), i(-(2**63), 0), i(1, 2), i(-1, -2)))
+    g.keep(g("Transpose", g("GatherND", g("Transpose", "x", perm=[2, 1, 0]), np.array([[3, 1], [0, -1]], dtype=np.int64)), perm=[1, 0]))
+    wide = g("Expand", g("Reshape", last, i(-1, 1, 1)), i(1, 1, 4))
+    g.keep(g("GatherElements", "x", wide, axis=1))
+    each = g("Cast", g("Mul", g("Abs", "x"), f(3.0)), to=TensorProto.INT64)
+    g.keep(g("GatherElements", "x", g("Min", each, i(4)), axis=1))
+    g.keep(g("GatherND", "x", g("Unsqueeze", last, i(-1)), batch_dims=1))
+    both = g("Concat", g("Unsqueeze", last, i(-1)), g("Unsqueeze", g("Min", last, i(3)), i(-1)), axis=-1)
+    g.keep(g("GatherND", "x", both, batch_dims=1))
+    # Tables that all rows share, also by indices from the end.
+    g.keep(g("Gather", numbers(random, 6, 3), length))
+    g.keep(g("Transpose", g("Gather", numbers(random, 3, 6), g("Sub", length, i(6)), axis=1), perm=[1, 0]))
+    infinite = numbers(random, 6)
+    infinite[5] = np.inf
+    g.keep(g("Gather", infinite, g("Min", length, i(4))))
+    positions = g("Expand", np.arange(5, dtype=np.int64)[None], g("Concat", rows, i(5), axis=0))
+    g.keep(g("Add", "x", g("Gather", numbers(random, 5, 4), positions)))
+    g.keep(g("Add", "x", g("Gather", numbers(random, 2, 4), g("ConstantOfShape", g("Shape", "x_mask"), value=numpy_helper.from_array(i(1))))))
+    g.keep(g("ScatterElements", "z", g("Expand", np.array([[2, 0]], dtype=np.int64), g("Concat", rows, i(2), axis=0)), g("Slice", "z", i(1), i(3), i(1)), axis=1))
+    turned = g("Transpose", "x", perm=[1, 0, 2])
+    update = g("Transpose", g("Slice", "x", i(0), i(2), i(1)), perm=[1, 0, 2])
+    g.keep(g("Transpose", g("ScatterND", turned, np.array([[4], [1]], dtype=np.int64), update), perm=[1, 0, 2]))
+    # Integers of several axes, as masks and relative positions are written.
+    grid = g("Sub", g("Unsqueeze", np.arange(5), i(1)), g("Unsqueeze", np.arange(5), i(0)))
+    flipped = g("Slice", g("Transpose", grid, perm=[1, 0]), i(-1), i(-(2**63)), i(0), i(-1))
+    pairs = g("Reshape", g("Concat", grid, flipped, axis=0), i(2, 5, 5))
+    index = g("Add", g("Gather", pairs, scalar(1)), i(4))
+    g.keep(g("MatMul", g("Gather", numbers(random, 9), index), "x"))
+    causal = g("Not", g("Less", grid, i(0)))
+    seen = g("And", g("Unsqueeze", causal, i(0)), g("Unsqueeze", g("Cast", "x_mask", to=TensorProto.BOOL), i(1)))
+    g.keep(g("Where", seen, g("MatMul", "x", g("Transpose", "x", perm=[0, 2, 1])), real(-1e4)))
+    count = g("ReduceProd", g("Shape", "x", start=1), keepdims=0)
+    g.keep(g("Reshape", "x", g("Concat", i(-1), g("Unsqueeze", count, i(0)), axis=0), allowzero=1))
+    size = g("Div", g("Size", "x"), g("Squeeze", rows))
+    g.keep(g("Mul", "z", g.number(size)))
+    chosen = g("NonZero", g("Equal", g("Mod", np.arange(4), i(2)), i(1)))
+    g.keep(g("Gather", "z", g("Reshape", chosen, i(-1)), axis=1))
+    return g.model("indexing", 20)
+
+
+def fused(random: np.random.Generator) -> onnx.ModelProto:
+    """Operators that the optimizer of ONNX Runtime writes."""
+    g = Nodes()
+    w = lambda *shape: numbers(random, *shape)  # noqa: E731
+    one = lambda operator, *inputs, **more: g.keep(g(operator, *inputs, domain="com.microsoft", **more))  # noqa: E731
+    one("Gelu", "x")
+    one("BiasGelu", "x", w(4))
+    one("FastGelu", "x")
+    one("FastGelu", "x", w(4))
+    one("QuickGelu", "x", alpha=1.5)
+    one("FusedMatMul", "x", "x", transB=1, alpha=0.5)
+    one("FusedMatMul", "x", "x", transA=1)
+    other = g("Mul", "x", "x")
+    for inputs in [("x", other, w(4), w(4), w(4)), ("x", other, w(4))]:
+        made = g.made("SkipLayerNormalization", *inputs, results=4, domain="com.microsoft", epsilon=1e-5)
+        g.keep(made[0])
+        g.keep(made[3])
+    one("SkipSimplifiedLayerNormalization", "x", other, w(4), epsilon=1e-5)
+    g.keep(g("SimplifiedLayerNormalization", "x", w(4), axis=-1, epsilon=1e-5))
+    return g.model("fused", 20)
+
+
+def old(random: np.random.Generator) -> onnx.ModelProto:
+    """Attributes of opset 9 that later ones take as inputs."""
+    g = Nodes()
+    g.keep(g("Slice", "x", starts=[1, 0], ends=[4, 2**62], axes=[1, 2]))
+    g.keep(g("Softmax", "x", axis=1))
+    g.keep(g("LogSoftmax", "x", axis=1))
+    g.keep(g("Pad", "x", pads=[0, 1, 0, 0, 0, 2], value=0.5))
+    g.keep(g("Unsqueeze", g("ReduceSum", "x", axes=[1], keepdims=0), axes=[1]))
+    g.keep(g("Clip", "x", min=-0.5, max=0.5))
+    g.keep(g.made("Split", "x", results=2, axis=1, split=[2, 3])[1])
+    return g.model("old", 9)
+
+
+class Patterns(nn.Module):
+    """What modules for sequences do with the last state, with constant indices and with masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("order", torch.tensor([3, 1, 0, 2]))
+        self.register_buffer("pairs", torch.triu_indices(S, S, 1))
+        self.position = nn.Embedding(S + 1, D)
+        self.gru = nn.Linear(D, D)
+
+    def forward(self, x: torch.Tensor, m: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        count = m.sum(1).long()
+        last = (count - 1).clamp(min=0)
+        places = (torch.cumsum(m, 1) * m).long()
+        causal = torch.arange(S)[None, :] <= torch.arange(S)[:, None]
+        scores = torch.bmm(x, x.transpose(1, 2))
+        masked = scores.masked_fill(~(causal[None] & (m[:, None] > 0)), -1e9)
+        return (
+            x.gather(1, last.view(-1, 1, 1).expand(-1, 1, D))[:, 0],
+            x[torch.arange(x.shape[0]), last],
+            scores[:, self.pairs[0], self.pairs[1]],
+            z[:, self.order],
+            x[:, :, self.order],
+            x.flip(1) + x.roll(1, 1),
+            m - F.pad(m[:, 1:], (0, 1)),
+            x + self.position(places),
+            masked.softmax(-1) @ x,
+            F.one_hot(count, S + 1).float(),
+            (count // 2).float() + (count % 2).float(),
+            x.std(1) + F.gelu(x, approximate="tanh").sum(1),
+            F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], is_causal=True)[:, 0],
+            x.sum(-1).topk(3, dim=1)[0],
+            torch.zeros_like(x).index_copy(1, torch.tensor([0, 2]), x[:, :2]),
+        )
+
+
+def exported(is_dynamo: bool) -> onnx.ModelProto:
+    """Returns the patterns by one of PyTorch's exporters, with its own default opset."""
+    inputs = (torch.randn(3, S, D), torch.ones(3, S), torch.randn(3, D))
+    names = {"input_names": ["x", "x_mask", "z"], "output_names": [f"out{n}" for n in range(15)]}
+    into = io.BytesIO()
+    with contextlib.redirect_stdout(io.StringIO()):
+        if is_dynamo:
+            rows = {0: torch.export.Dim("Q")}
+            model = torch.onnx.export(Patterns().eval(), inputs, dynamo=True, dynamic_shapes=(rows,) * 3, verbose=False, **names).model_proto
+        else:
+            open_axes = {name: {0: "Q"} for name in names["input_names"]}
+            torch.onnx.export(Patterns().eval(), inputs, into, dynamo=False, dynamic_axes=open_axes, **names)
+            model = onnx.load_from_string(into.getvalue())
+    for part in [model, *model.graph.node, *model.graph.input, *model.graph.output, model.graph]:
+        del part.metadata_props[:]
+        part.doc_string = ""
+    del model.graph.value_info[:]
+    return model
+
+
+def case(out: Path, name: str, model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> dict[str, object]:
+    """Writes a graph; returns its inputs and the outputs of onnxruntime."""
+    path = out / f"{name}.onnx"
+    path.write_bytes(model.SerializeToString())
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    made = session.run(None, inputs)
+    short = lambda x: [float(f"{v:.8g}") for v in x.ravel().tolist()]  # noqa: E731
+    wrong = [o.name for o, x in zip(session.get_outputs(), made) if x.shape[0] != ROWS or not np.isfinite(x).all()]
+    assert not wrong, (name, wrong)
+    return {
+        "graph": name,
+        "inputs": [{"name": n, "is_pair": True, "shape": list(x.shape), "values": short(x)} for n, x in inputs.items()],
+        "outputs": [{"name": o.name, "shape": list(x.shape), "values": short(x)} for o, x in zip(session.get_outputs(), made)],
+    }
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore")
+    out = Path(sys.argv[1] if len(sys.argv) > 1 else "tests/golden/import")
+    out.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(SEED)
+    random = np.random.default_rng(SEED)
+    mask = np.array([[float(s < n) for s in range(S)] for n in [3, 0, 5, 1]], dtype=np.float32)
+    inputs = {"x": numbers(random, ROWS, S, D), "x_mask": mask, "z": numbers(random, ROWS, D)}
+    cases = [case(out, make.__name__, make(random), inputs) for make in [functions, indexing, fused, old]]
+    for name, is_dynamo in [("patterns_dynamo", True), ("patterns_torchscript", False)]:
+        cases.append(case(out, name, exported(is_dynamo), inputs))
+    (out / "cases.json").write_text(json.dumps(cases, separators=(",", ":")) + "\n")
+
+
+if __name__ == "__main__":
+    main()
