@@ -185,7 +185,7 @@ def _by_trace(
 
     names = _placeholders("input", inputs)
     file = io.BytesIO()
-    with _traced_attention(), _squeezed_by_size():
+    with _as_traced(), _silent_descriptors():
         torch.onnx.export(
             Listed().eval(), tuple(examples), file, dynamo=False, opset_version=OPSET, input_names=names,
             output_names=_placeholders("output", outputs), dynamic_axes={name: dict(axes) for name, axes in zip(names, dynamic)},
@@ -194,42 +194,75 @@ def _by_trace(
 
 
 @contextlib.contextmanager
-def _traced_attention() -> Iterator[None]:
-    """Traces attention under a mask of -inf as `_attention` computes it."""
+def _as_traced() -> Iterator[None]:
+    """Writes some functions as others that the tracing exporter knows.
+
+    Attention under a mask of -inf is that of `_attention`, and its grouped queries have keys of their own. An axis of size 1 is
+    squeezed as the selection of its only value: the exporter would write an `If` on sizes that it does not know.
+    """
     import torch
     from torch.nn import functional as F
+    from torch.overrides import TorchFunctionMode
 
-    plain = F.scaled_dot_product_attention
+    plain, is_inside = F.scaled_dot_product_attention, [False]
 
     def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None, *others: Any, **named: Any) -> Any:
-        if attn_mask is None or attn_mask.dtype == torch.bool:
-            return plain(query, key, value, attn_mask, *others, **named)
-        lowest = torch.finfo(attn_mask.dtype).min
-        found = plain(query, key, value, attn_mask.clamp(min=lowest), *others, **named)
-        return found * (attn_mask.amax(-1, keepdim=True) >= lowest).to(found.dtype)
+        if named.pop("enable_gqa", False):
+            groups = int(query.shape[-3]) // int(key.shape[-3])
+            of_query = torch.tensor([n // groups for n in range(int(query.shape[-3]))])
+            key, value = key.index_select(-3, of_query), value.index_select(-3, of_query)
+        is_any = None
+        if attn_mask is not None and attn_mask.dtype != torch.bool:
+            lowest = torch.finfo(attn_mask.dtype).min
+            is_any = (attn_mask.amax(-1, keepdim=True) >= lowest).to(query.dtype)
+            attn_mask = attn_mask.clamp(min=lowest)
+        is_inside[0] = True
+        try:
+            found = plain(query, key, value, attn_mask, *others, **named)
+        finally:
+            is_inside[0] = False
+        return found if is_any is None else found * is_any
 
+    def rms_norm(x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
+        axes = list(range(-len(shape), 0))
+        x = x * torch.rsqrt(x.square().mean(axes, keepdim=True) + (torch.finfo(x.dtype).eps if eps is None else eps))
+        return x if weight is None else x * weight
+
+    class Traced(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            named = kwargs or {}
+            if func is plain and not is_inside[0]:
+                return attention(*args, **named)
+            if func is F.rms_norm:
+                return rms_norm(*args, **named)
+            if func in (torch.squeeze, torch.Tensor.squeeze):
+                x, dim = args[0], args[1] if len(args) > 1 else named.get("dim")
+                if isinstance(dim, int):
+                    return x.select(dim, 0) if int(x.shape[dim]) == 1 else x
+            return func(*args, **named)
+
+    # Functions of PyTorch made of others, as that of nn.MultiheadAttention, run outside of such a mode.
     F.scaled_dot_product_attention = attention
     try:
-        yield
+        with Traced():
+            yield
     finally:
         F.scaled_dot_product_attention = plain
 
 
-def _squeezed_by_size() -> Any:
-    """Returns a mode in which an axis of size 1 is squeezed as the selection of its only value; the exporter would write an `If` on
-    sizes that it does not know."""
-    import torch
-    from torch.overrides import TorchFunctionMode
-
-    class Squeezed(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            named = kwargs or {}
-            x, dim = args[0] if args else None, args[1] if len(args) > 1 else named.get("dim")
-            if func in (torch.squeeze, torch.Tensor.squeeze) and isinstance(x, torch.Tensor) and isinstance(dim, int):
-                return x.select(dim, 0) if x.dim() and int(x.shape[dim]) == 1 else x
-            return func(*args, **named)
-
-    return Squeezed()
+@contextlib.contextmanager
+def _silent_descriptors() -> Iterator[None]:
+    """Suppresses what the C++ of the tracing exporter prints: the graph, when it fails."""
+    saved = [os.dup(n) for n in (1, 2)]
+    with open(os.devnull, "w") as nothing:
+        for n in (1, 2):
+            os.dup2(nothing.fileno(), n)
+    try:
+        yield
+    finally:
+        for n, descriptor in zip((1, 2), saved):
+            os.dup2(descriptor, n)
+            os.close(descriptor)
 
 
 def _placeholders(what: str, names: Sequence[str]) -> list[str]:
@@ -257,6 +290,17 @@ def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *others:
     from onnxscript import opset18 as op
     from onnxscript.function_libs.torch_lib.ops.nn import aten_scaled_dot_product_attention
 
+    if len(query.shape) == 3:
+        # The translation knows attention with heads only.
+        head = op.Constant(value_ints=[1])
+
+        def with_head(x: Any) -> Any:
+            made = op.Unsqueeze(x, head)
+            made.shape, made.dtype = ir.Shape([x.shape[0], 1, *x.shape[1:]]), x.dtype
+            return made
+
+        mask = with_head(attn_mask) if attn_mask is not None and len(attn_mask.shape) == 3 else attn_mask
+        return op.Squeeze(_attention(with_head(query), with_head(key), with_head(value), mask, *others, **named), head)
     if attn_mask is None:
         return aten_scaled_dot_product_attention(query, key, value, None, *others, **named)
     if attn_mask.dtype == ir.DataType.BOOL:
