@@ -1,9 +1,10 @@
 """Writes the reference graphs of dense programs: python/make_dense_golden.py [OUT=tests/golden/dense]
 
 OUT receives models that PyTorch's exporter wrote (a SASRec-like and a transformer tower, attention over a history, mixture of
-logits, DCN-v2, DeepFM), operators.onnx, each of whose outputs is one operator of the table in models/README.md, and cases.json:
-inputs of each graph with the outputs of onnxruntime. The first axis of an input of a tower counts rows; for an OverArch it is 1
-and the second axis counts candidates. Everything is derived from SEED.
+logits, DCN-v2, DeepFM), operators.onnx, each of whose outputs is one operator of the table in docs/guide/own-model.md, and
+cases.json: inputs of each graph with the outputs of onnxruntime. Recurrent layers are in recurrent.onnx and sequences.json. The
+first axis of an input of a tower counts rows; for an OverArch it is 1 and the second axis counts candidates. Everything is derived
+from SEED.
 
 Needs numpy, onnx, onnxruntime, onnxscript and torch.
 """
@@ -311,6 +312,42 @@ def operators(random: np.random.Generator) -> tuple[onnx.ModelProto, dict[str, t
     return model, {name: (True, x) for name, x in inputs.items()}
 
 
+def sequences(random: np.random.Generator) -> tuple[onnx.ModelProto, dict[str, tuple[bool, np.ndarray]]]:
+    """Returns recurrent layers over `x` [Q, 4, 3], with initial states `h` [Q, 2, 6] and lengths from `mask` [Q, 4]."""
+    nodes, constants, outputs = [], [], []
+    steps, depth, hidden = 4, 3, 6
+    axis = numpy_helper.from_array(np.array([1], dtype=np.int64), "axis")
+    nodes.append(helper.make_node("Transpose", ["x"], ["turned"], perm=[1, 0, 2]))
+    nodes.append(helper.make_node("Transpose", ["h"], ["states"], perm=[1, 0, 2]))
+    nodes.append(helper.make_node("ReduceSum", ["mask", "axis"], ["count"], keepdims=0))
+    nodes.append(helper.make_node("Cast", ["count"], ["lengths"], to=TensorProto.INT32))
+
+    def layer(operator: str, gates: int, direction: str, has_states: bool, has_lengths: bool, **attributes: object) -> None:
+        n = len(nodes)
+        directions = 2 if direction == "bidirectional" else 1
+        rows = gates * hidden
+        for name, shape in {"w": (rows, depth), "r": (rows, hidden), "b": (2 * rows,)}.items():
+            constants.append(numpy_helper.from_array(numbers(random, directions, *shape), f"{name}{n}"))
+        inputs = ["turned", f"w{n}", f"r{n}", f"b{n}", "lengths" if has_lengths else ""]
+        inputs += ["states"] * (2 if operator == "LSTM" else 1) if has_states else []
+        made = [f"y{n}", f"last{n}", f"cell{n}"][: 3 if operator == "LSTM" else 2]
+        nodes.append(helper.make_node(operator, inputs, made, hidden_size=hidden, direction=direction, **attributes))
+        outputs.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in made)
+
+    for has_lengths in [False, True]:
+        layer("RNN", 1, "reverse", False, has_lengths)
+        layer("LSTM", 4, "bidirectional", True, has_lengths)
+        layer("GRU", 3, "bidirectional", True, has_lengths, linear_before_reset=1)
+        layer("GRU", 3, "forward", False, has_lengths)
+    shaped = lambda name, *sizes: helper.make_tensor_value_info(name, TensorProto.FLOAT, ["Q", *sizes])  # noqa: E731
+    given = [shaped("x", steps, depth), shaped("h", 2, hidden), shaped("mask", steps)]
+    graph = helper.make_graph(nodes, "recurrent", given, outputs, [axis, *constants])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    lengths = np.array([[float(s <= n % steps) for s in range(steps)] for n in range(ROWS)], dtype=np.float32)
+    inputs = {"x": numbers(random, ROWS, steps, depth), "h": numbers(random, ROWS, 2, hidden), "mask": lengths}
+    return model, {name: (True, x) for name, x in inputs.items()}
+
+
 def case(out: Path, name: str, model: onnx.ModelProto, inputs: dict[str, tuple[bool, np.ndarray]]) -> dict[str, object]:
     """Writes a graph; returns its inputs and the outputs of onnxruntime."""
     path = out / f"{name}.onnx"
@@ -341,6 +378,8 @@ def main() -> None:
     for name, (model, inputs) in models(random).items():
         cases.append(case(out, name, exported(name, model, inputs), inputs))
     (out / "cases.json").write_text(json.dumps(cases, separators=(",", ":")) + "\n")
+    cases = [case(out, "recurrent", *sequences(np.random.default_rng(SEED)))]
+    (out / "sequences.json").write_text(json.dumps(cases, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,9 @@ use sterling_kernels::cpu::dense::{Binary, Fold, PARTS_MAX, Unary};
 /// Constants of at least this size are added where the graph adds them, and sums are computed before a multiplication with them.
 const FAR: f32 = 1024.0;
 
+/// Minimum columns of a matrix from which adding the summands of its left factor is cheaper than multiplying each.
+const RESIDUAL_MIN: usize = 16;
+
 /// Factor of a basis.
 #[derive(Clone, Copy, Debug)]
 enum Matrix {
@@ -386,6 +389,11 @@ impl Rewriter<'_> {
 
     /// Returns whether multiplying the matrices of a value is cheaper than multiplying the value.
     fn is_worth(&self, affine: &Affine, matrix: Id, width: usize) -> bool {
+        // A residual sum `x + y`, as between cross layers, is added before one product instead of multiplied twice.
+        let summands = affine.parts.iter().filter(|(_, m)| !matches!(m, Matrix::Full(_))).count();
+        if summands > 1 && width >= RESIDUAL_MIN {
+            return false;
+        }
         affine.parts.iter().all(|(x, m)| match *m {
             Matrix::Identity => true,
             Matrix::Diagonal(d) => self.is_eager || (self.is_constant(d) && self.is_constant(matrix)),

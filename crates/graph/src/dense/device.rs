@@ -74,6 +74,16 @@ impl DevicePlan {
     }
 }
 
+impl RowProgram {
+    /// Returns the plans that a GPU runs: those with the least work per request and per row, without fused attention.
+    fn device_plans(&self) -> [&Plan; 2] {
+        match &self.unfused {
+            Some(plans) => [&plans[0], &plans[1]],
+            None => [&self.straight, &self.collapsed],
+        }
+    }
+}
+
 impl DeviceProgram {
     /// Copies the constants of a compiled graph to a device.
     ///
@@ -81,20 +91,25 @@ impl DeviceProgram {
     /// `Unsupported` if an output is not made by a step; `Overloaded` if GPU memory is exhausted.
     pub fn copy(device: &Device, program: &RowProgram) -> Result<Self> {
         DeviceProgram::check(program)?;
+        let [straight, collapsed] = program.device_plans();
         Ok(DeviceProgram {
             program: program.clone(),
-            straight: DevicePlan::copy(device, &program.straight)?,
-            collapsed: DevicePlan::copy(device, &program.collapsed)?,
+            straight: DevicePlan::copy(device, straight)?,
+            collapsed: DevicePlan::copy(device, collapsed)?,
         })
     }
 
     /// Rejects a compiled graph that cannot run on a GPU.
     ///
     /// # Errors
-    /// `Unsupported` if an output is not made by a step.
+    /// `Unsupported` for a recurrent layer, or if an output is not made by a step.
     pub fn check(program: &RowProgram) -> Result<()> {
         let is_made = |place: &Place| matches!(place, Place { memory: Memory::Rows(_), offset: 0 });
-        let plans = [&program.straight, &program.collapsed];
+        let plans = program.device_plans();
+        let is_recurrent = |step: &Step| matches!(step.work, Work::Recurrent(_));
+        if plans.iter().any(|plan| plan.user.iter().chain(&plan.rows).any(is_recurrent)) {
+            return Err(Error::unsupported("a graph with a recurrent layer"));
+        }
         match plans.iter().all(|plan| plan.outputs.iter().all(is_made)) {
             true => Ok(()),
             false => Err(Error::unsupported("a graph whose output is one of its inputs")),
@@ -112,7 +127,8 @@ impl DeviceProgram {
             let of_row = plan.strides.iter().sum::<usize>() + plan.given_stride;
             rows.saturating_mul(of_row).saturating_add(plan.user_counts.iter().sum())
         };
-        4usize.saturating_mul(numbers(&self.program.straight).max(numbers(&self.program.collapsed)))
+        let [straight, collapsed] = self.program.device_plans();
+        4usize.saturating_mul(numbers(straight).max(numbers(collapsed)))
     }
 
     /// Allocates the inputs of `most` rows per request.
@@ -121,7 +137,7 @@ impl DeviceProgram {
     /// `Overloaded` if GPU memory is exhausted.
     pub fn given(&self, device: &Device, requests: usize, most: usize) -> Result<DeviceRows> {
         // Both plans have the same layout of row inputs.
-        let stride = self.program.straight.given_stride;
+        let stride = self.program.device_plans()[0].given_stride;
         Ok(DeviceRows { numbers: device.room(requests * most * stride)?, stride, of_all: most })
     }
 
@@ -138,9 +154,10 @@ impl DeviceProgram {
     ) -> Result<DeviceOutputs> {
         let program = &self.program;
         let cost = |plan: &Plan| plan.user_work.saturating_add(plan.row_work.saturating_mul(given.of_all));
-        let (plan, copied) = match cost(&program.collapsed) < cost(&program.straight) {
-            true => (&program.collapsed, &self.collapsed),
-            false => (&program.straight, &self.straight),
+        let [straight, collapsed] = program.device_plans();
+        let (plan, copied) = match cost(collapsed) < cost(straight) {
+            true => (collapsed, &self.collapsed),
+            false => (straight, &self.straight),
         };
         let requests = rows.counts.len();
         let room = |count: usize| device.room::<f32>(count);
@@ -255,6 +272,8 @@ impl Run<'_> {
                 steps::pick(device, rows, self.at(*a), Some(copied), placing, out)
             }
             Work::Spread { .. } => Err(Error::unsupported("gradients on a device")),
+            Work::Attention(_) => Err(Error::unsupported("fused attention on a device")),
+            Work::Recurrent(_) => Err(Error::unsupported("a recurrent layer on a device")),
             Work::Narrow { a, count, first } => steps::narrow(device, rows, self.at(*a), *count, out.behind(*first)),
             Work::PackNarrow { a, depth, columns, rows: at } => {
                 steps::pack_narrow(device, rows, self.at(*a), (*depth, *columns, *at), out)

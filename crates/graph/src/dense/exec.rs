@@ -14,7 +14,7 @@ pub struct Scratch {
     user: Vec<Lines>,
     rows: Vec<Lines>,
     given: Lines,
-    /// Those of chains.
+    /// Registers of chains, tiles of attention, states of recurrent layers.
     registers: Lines,
 }
 
@@ -92,16 +92,16 @@ fn whole_block(target: MapTarget<'_>) -> MapTarget<'_> {
     MapTarget { inner: (target.rows - 1) * target.stride + target.inner, rows: 1, ..target }
 }
 
-struct Run<'a> {
+pub(super) struct Run<'a> {
     plan: &'a Plan,
-    kernels: Kernels,
+    pub(super) kernels: Kernels,
     scratch: &'a Scratch,
-    rows: usize,
+    pub(super) rows: usize,
 }
 
 impl<'a> Run<'a> {
     /// The numbers from a place on, and from a row to the next.
-    fn at(&self, place: Place) -> (&'a [f32], usize) {
+    pub(super) fn at(&self, place: Place) -> (&'a [f32], usize) {
         let (lines, stride) = match place.memory {
             Memory::Constant(n) => (&self.plan.constants[n], 0),
             Memory::User(n) => (&self.scratch.user[n], 0),
@@ -197,6 +197,8 @@ impl<'a> Run<'a> {
                     first += count;
                 }
             }
+            Work::Attention(work) => self.attention(work, registers, out, stride),
+            Work::Recurrent(work) => self.recurrent(work, registers, out, stride),
             Work::Spread { a, index, run, count } => self.spread(*a, (index, *run), *count, out, stride),
             Work::Pick { a, index, run } => {
                 let (numbers, row_stride) = self.at(*a);

@@ -4,6 +4,7 @@ use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
 use super::ir::{Op, Value, broadcast_strides, positions};
+use super::recurrent;
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 
 /// Number type of the evaluation: f32 as in compiled graphs, or f64 for checking gradients.
@@ -132,6 +133,7 @@ fn evaluate<'a, T: Real + 'a>(value: &Value, values: &[Value], of: &dyn Fn(usize
             sums
         }
         Op::Reshape(a) => of(*a).to_vec(),
+        Op::Recurrent(layer) => recurrent::evaluate(layer, values, of),
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use super::recurrent::Recurrent;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 
@@ -48,6 +49,8 @@ pub(super) enum Op {
     /// Adjoint of [`Op::Pick`]: number `index[n]` is the sum of all numbers `n` of the value; 0 if there are none.
     Spread(Id, Arc<[u32]>),
     Reshape(Id),
+    /// GRU, LSTM or RNN.
+    Recurrent(Arc<Recurrent>),
 }
 
 impl Op {
@@ -60,6 +63,7 @@ impl Op {
             Op::Pick(a, index) => Op::Pick(of(*a)?, index.clone()),
             Op::Spread(a, index) => Op::Spread(of(*a)?, index.clone()),
             Op::Reshape(a) => Op::Reshape(of(*a)?),
+            Op::Recurrent(layer) => Op::Recurrent(layer.over(of)?.into()),
             Op::Binary(f, a, b) => Op::Binary(*f, of(*a)?, of(*b)?),
             Op::MatMul(a, b) => Op::MatMul(of(*a)?, of(*b)?),
             Op::Concat(axis, parts) => Op::Concat(*axis, parts.iter().map(|&part| of(part)).collect::<Result<_>>()?),
@@ -77,6 +81,7 @@ impl Op {
             Op::Unary(_, a) | Op::Fold(_, a) | Op::Pick(a, _) | Op::Spread(a, _) | Op::Reshape(a) => vec![*a],
             Op::Binary(_, a, b) | Op::MatMul(a, b) => vec![*a, *b],
             Op::Concat(_, parts) => parts.clone(),
+            Op::Recurrent(layer) => layer.reads(),
             Op::Linear { parts, bias } => parts.iter().flat_map(|(x, m)| [*x, *m]).chain(*bias).collect(),
         }
     }

@@ -7,12 +7,13 @@
 //! 3. `collapse` turns linear chains into single products, with matrices made from the user's values once per request if that
 //!    pays off.
 //! 4. `plan` assigns memory to every value and makes steps (`steps`), among them one of comparisons, products and reductions
-//!    (`equal`). `exec` runs them: user steps once, row steps in blocks that stay in the caches through all steps.
+//!    (`equal`), and one of attention (`attention`). `exec` runs them: user steps once, row steps in blocks that stay in the caches through all steps.
 //!
 //! `text` prints a compiled graph: the output of `sterling inspect`, and the input of its digest.
 //!
 //! `interpret` is the reference evaluation of a graph: it folds constants, and the tests compare compiled graphs with it.
 
+mod attention;
 mod chains;
 mod collapse;
 #[cfg(feature = "cuda")]
@@ -25,6 +26,7 @@ mod interpret;
 mod ir;
 mod pairs;
 mod plan;
+mod recurrent;
 mod split;
 mod steps;
 mod text;
@@ -52,6 +54,9 @@ pub struct RowProgram {
     straight: Plan,
     /// Plan with the least work per row.
     collapsed: Plan,
+    /// The same plans without fused attention, which a GPU does not run; `None` if they have none.
+    #[cfg(feature = "cuda")]
+    unfused: Option<Box<[Plan; 2]>>,
     given: usize,
     /// Numbers per row of each output.
     widths: Vec<usize>,
@@ -231,17 +236,29 @@ impl RowProgram {
         let graphs = [collapse::collapse(graph, false)?, collapse::collapse(graph, true)?];
         let [straight, collapsed] = &graphs;
         let (mut straight, mut collapsed) =
-            (plan::plan(straight, Precision::F32)?, plan::plan(collapsed, Precision::F32)?);
+            (plan::plan(straight, Precision::F32, true)?, plan::plan(collapsed, Precision::F32, true)?);
         let (figures, text) =
             ([&straight, &collapsed].map(Figures::of), text::describe(&straight, &collapsed, precision));
         if precision == Precision::Bf16 && kernels.has_bf16() {
-            (straight, collapsed) = (plan::plan(&graphs[0], precision)?, plan::plan(&graphs[1], precision)?);
+            (straight, collapsed) =
+                (plan::plan(&graphs[0], precision, true)?, plan::plan(&graphs[1], precision, true)?);
         }
+        #[cfg(feature = "cuda")]
+        let unfused = match straight.has_attention() || collapsed.has_attention() {
+            true => {
+                let precision = if kernels.has_bf16() { precision } else { Precision::F32 };
+                let [straight, collapsed] = &graphs;
+                Some(Box::new([plan::plan(straight, precision, false)?, plan::plan(collapsed, precision, false)?]))
+            }
+            false => None,
+        };
         let pairs = graph.inputs.iter().filter(|input| input.side == ir::Side::Pair);
         Ok(RowProgram {
             kernels,
             straight,
             collapsed,
+            #[cfg(feature = "cuda")]
+            unfused,
             given: pairs.map(|input| input.shape.iter().product::<usize>()).sum(),
             widths: graph.outputs.iter().map(|&output| graph.values[output].count()).collect(),
             figures,

@@ -4,7 +4,7 @@
 //! 2. Each value gets a place: constants in the constant memory, matrices of products packed; each user value has a buffer of its
 //!    own; row values have a buffer of a block, which is reused once nothing reads it any more.
 //! 3. A `Relu` that alone reads a product is fused into it. Slices of a value are read in place. Reductions over equal keys
-//!    (`equal.rs`) and chains on single numbers (`chains.rs`) become one step each.
+//!    (`equal.rs`), attention (`attention.rs`) and chains on single numbers (`chains.rs`) become one step each.
 //! 4. In [`Precision::Bf16`], wide row products take their factors as bf16 pairs (`pairs.rs`), and results stay pairs if only
 //!    such products read them. A product that is an output stays in f32: it is small, and its rounding error would be that of the
 //!    answer.
@@ -12,10 +12,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::attention::AttentionGroups;
 use super::chains::{ChainOf, Chains};
 use super::equal::{EqualGroup, EqualGroups};
 use super::graph::Graph;
 use super::ir::{Id, Op, Side, broadcast_strides, positions};
+use super::recurrent;
 use super::steps::{Factor, FoldBeside, Memory, Operand, Place, Plan, Precision, Step, Work};
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::dense::{Binary, ChainLink, Form, LANES, Lines, PANEL, Unary, pack};
@@ -42,11 +44,11 @@ fn block_rows(numbers: usize, precision: Precision) -> usize {
     if rows > tile { rows / tile * tile } else { rows }
 }
 
-/// Compiles a graph to steps.
+/// Compiles a graph to steps; `fuses` attention.
 ///
 /// # Errors
 /// `Unsupported` if the output is the same for all rows.
-pub(super) fn plan(graph: &Graph, precision: Precision) -> Result<Plan> {
+pub(super) fn plan(graph: &Graph, precision: Precision, fuses: bool) -> Result<Plan> {
     if graph.outputs.iter().any(|&output| graph.values[output].side != Side::Pair) {
         return Err(Error::unsupported("an output that is the same for all rows"));
     }
@@ -67,6 +69,7 @@ pub(super) fn plan(graph: &Graph, precision: Precision) -> Result<Plan> {
         is_paired: vec![false; graph.values.len()],
         pairs: HashMap::new(),
         equal: EqualGroups::default(),
+        attention: AttentionGroups::default(),
         chains: Chains::default(),
     };
     let readers = planner.readers(&needed);
@@ -76,7 +79,10 @@ pub(super) fn plan(graph: &Graph, precision: Precision) -> Result<Plan> {
     // An output needs a place of its own.
     let is_foldable = |id: Id| needed[id] && planner.alias[id].is_none() && !outputs.contains(&id);
     planner.equal = EqualGroups::of(graph, is_foldable, &readers, |id| planner.root(id));
-    let needed = graph.needed_by(&graph.outputs, |id| planner.equal.reads(graph, id));
+    if fuses {
+        planner.attention = AttentionGroups::of(graph, &needed, &readers, |id| planner.root(id));
+    }
+    let needed = graph.needed_by(&graph.outputs, |id| planner.operands(id));
     if precision == Precision::Bf16 {
         planner.narrow(&needed);
     }
@@ -93,6 +99,9 @@ pub(super) fn plan(graph: &Graph, precision: Precision) -> Result<Plan> {
     planner.plan.outputs = graph.outputs.iter().map(|&output| planner.place(output)).collect::<Result<_>>()?;
     let numbers = planner.plan.strides.iter().sum::<usize>() + planner.plan.given_stride;
     planner.plan.block_rows = block_rows(numbers, precision);
+    if planner.plan.rows.iter().any(|step| matches!(step.work, Work::Recurrent(_))) {
+        planner.plan.block_rows = planner.plan.block_rows.max(recurrent::block_rows(numbers));
+    }
     Ok(planner.plan)
 }
 
@@ -136,6 +145,8 @@ pub(super) struct Planner<'a> {
     pub(super) pairs: HashMap<Vec<Id>, Place>,
     /// Reductions over equal keys.
     pub(super) equal: EqualGroups,
+    /// Fused attention.
+    pub(super) attention: AttentionGroups,
     /// Chains of operations on single numbers.
     pub(super) chains: Chains,
 }
@@ -174,9 +185,14 @@ impl Planner<'_> {
         self.graph.outputs.iter().map(|&output| self.root(output)).collect()
     }
 
-    /// Returns the values that are read to compute a value.
+    /// Returns the values that are read to compute a value, fused or not.
+    fn operands(&self, id: Id) -> Vec<Id> {
+        self.attention.reads(id).unwrap_or_else(|| self.equal.reads(self.graph, id))
+    }
+
+    /// Returns the values that are read to compute a value, views resolved.
     fn reads(&self, id: Id) -> Vec<Id> {
-        self.equal.reads(self.graph, id).into_iter().map(|read| self.root(read)).collect()
+        self.operands(id).into_iter().map(|read| self.root(read)).collect()
     }
 
     /// Finds values that are slices of others. Outputs are computed, because devices want them in places of their own.
@@ -286,6 +302,8 @@ impl Planner<'_> {
             Work::Concat { runs, parts } => 4 * runs * parts.iter().map(|(_, n)| n).sum::<usize>(),
             Work::Pick { index, run, .. } => 16 * index.len() + run,
             Work::Spread { index, run, count, .. } => 16 * index.len() * run + count,
+            Work::Attention(work) => work.work()[0] + 4 * work.work()[1],
+            Work::Recurrent(work) => work.cost(),
         };
         match place.memory {
             Memory::Rows(out) => {
@@ -342,6 +360,9 @@ impl Planner<'_> {
     }
 
     fn work(&mut self, id: Id) -> Result<Work> {
+        if let Some(attention) = self.attend(id)? {
+            return Ok(attention);
+        }
         let value = &self.graph.values[id];
         Ok(match &value.op {
             Op::Unary(f, a) => Work::Map1 { f: *f, a: self.place(*a)?, count: value.count() },
@@ -375,6 +396,7 @@ impl Planner<'_> {
                 Work::Product { parts, bias, runs: 1, columns, relu: self.is_rectified[id], factors, result }
             }
             Op::MatMul(a, b) => self.matmul(id, *a, *b)?,
+            Op::Recurrent(layer) => self.recurrent(layer)?,
             Op::Inputs(_) | Op::Constant(_) | Op::Reshape(_) => {
                 return Err(Error::internal("a value without work"));
             }
@@ -439,7 +461,7 @@ impl Planner<'_> {
     }
 
     /// Returns the factor of rows of `depth` numbers and of stacked matrices; a matrix that is not constant stays alone.
-    fn factor(&mut self, rows: Place, depth: usize, matrices: Vec<Id>) -> Result<Factor> {
+    pub(super) fn factor(&mut self, rows: Place, depth: usize, matrices: Vec<Id>) -> Result<Factor> {
         let columns = self.graph.shape(matrices[0]).last().copied().unwrap_or(1);
         let constants: Option<Vec<&[f32]>> = matrices.iter().map(|&matrix| self.graph.constant(matrix)).collect();
         let Some(constants) = constants else {

@@ -290,8 +290,9 @@ impl Seeker<'_> {
             }
         };
         let graph = halves.as_ref().map_or(self.graph, |halves| &halves.candidates.graph);
-        let plans = [plan(&collapse(graph, false)?, Precision::F32)?, plan(&collapse(graph, true)?, Precision::F32)?];
-        let work = plans.iter().map(|plan| plan.row_work + plan.user_work / CANDIDATES).min().unwrap_or(0);
+        let plans = [false, true].map(|is_eager| plan(&collapse(graph, is_eager)?, Precision::F32, false));
+        let work = plans.into_iter().map(|plan| plan.map(|plan| plan.row_work + plan.user_work / CANDIDATES));
+        let work = work.collect::<Result<Vec<usize>>>()?.into_iter().min().unwrap_or(0);
         Ok(work + reading)
     }
 }

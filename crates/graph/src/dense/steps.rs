@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::attention::AttentionWork;
+use super::recurrent::RecurrentWork;
 use sterling_kernels::cpu::dense::{Binary, ChainLink, Fold, Form, Lines, PairRows, Unary};
 
 /// Precision of the factors of row products. Their sums, and all else, are in f32.
@@ -159,6 +161,10 @@ pub(super) enum Work {
         run: usize,
         count: usize,
     },
+    /// Attention over blocks of queries.
+    Attention(Box<AttentionWork>),
+    /// Steps of a recurrent layer.
+    Recurrent(Box<RecurrentWork>),
 }
 
 #[cfg(test)]
@@ -172,6 +178,8 @@ impl Work {
             Work::Matrices { a, b, .. } => vec![*a, *b],
             Work::Map2 { a, b, .. } => vec![a.place, b.place],
             Work::Chain { reads, .. } => reads.clone(),
+            Work::Attention(work) => work.places(),
+            Work::Recurrent(work) => work.places(),
             Work::Concat { parts, .. } => parts.iter().map(|(place, _)| *place).collect(),
             Work::FoldEqual { key, keys, folds, .. } => {
                 folds.iter().map(|fold| fold.values).chain([*key, *keys]).collect()
@@ -207,4 +215,12 @@ pub(super) struct Plan {
     pub(super) row_work: usize,
     /// Rows per block.
     pub(super) block_rows: usize,
+}
+
+impl Plan {
+    /// Returns whether a step is fused attention.
+    #[cfg(any(test, feature = "cuda"))]
+    pub(super) fn has_attention(&self) -> bool {
+        self.user.iter().chain(&self.rows).any(|step| matches!(step.work, Work::Attention(_)))
+    }
 }

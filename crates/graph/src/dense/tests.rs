@@ -6,6 +6,8 @@ use proptest::prelude::*;
 use rten_onnx::onnx::{AttributeProto, ModelProto};
 use serde::Deserialize;
 
+mod attention;
+mod recurrent;
 mod sequences;
 mod split;
 
@@ -452,7 +454,10 @@ struct GoldenCase {
 
 /// Graphs that `python/make_dense_golden.py` wrote: models of PyTorch's exporter, and each operator of the table.
 fn golden() -> Vec<GoldenCase> {
-    serde_json::from_slice(&file("tests/golden/dense/cases.json")).unwrap()
+    let cases = |name: &str| -> Vec<GoldenCase> {
+        serde_json::from_slice(&file(&format!("tests/golden/dense/{name}.json"))).unwrap()
+    };
+    ["cases", "sequences"].into_iter().flat_map(cases).collect()
 }
 
 impl GoldenCase {
@@ -519,7 +524,7 @@ fn models_of_pytorch_and_every_operator_answer_as_onnxruntime_does() {
             }
         }
     }
-    assert_eq!(cases.len(), 9);
+    assert_eq!(cases.len(), 10);
 }
 
 /// A reranker without a history, as in early versions of the demo, with its inputs.

@@ -46,6 +46,8 @@ fn numbers(work: &Work) -> usize {
         Work::Concat { runs, parts } => runs * parts.iter().map(|(_, count)| count).sum::<usize>(),
         Work::Pick { index, run, .. } => index.len() * run,
         Work::Spread { count, .. } => *count,
+        Work::Attention(work) => work.numbers(),
+        Work::Recurrent(work) => work.numbers(),
         Work::Narrow { count, .. } => Form::Pairs.room(*count),
         Work::PackNarrow { depth, columns, .. } => Form::Pairs.room(*depth) * columns,
     }
@@ -60,6 +62,8 @@ fn flops(work: &Work) -> u64 {
         Work::FoldEqual { count, folds, .. } => count * (1 + 2 * folds.len()),
         Work::Chain { links, .. } => links.len(),
         Work::Spread { index, run, .. } => index.len() * run,
+        Work::Attention(work) => 2 * work.work()[0] + work.work()[1],
+        Work::Recurrent(work) => 2 * work.cost(),
         Work::Concat { .. } | Work::Pick { .. } | Work::Narrow { .. } | Work::PackNarrow { .. } => 0,
     };
     flops as u64
@@ -174,6 +178,8 @@ impl Display for Work {
                 }
                 write!(f, " keep {}", kept.iter().map(register).collect::<Vec<_>>().join(" "))
             }
+            Work::Attention(work) => write!(f, "{work}"),
+            Work::Recurrent(work) => write!(f, "{work}"),
             Work::Concat { runs, parts } => {
                 write!(f, "concat {runs} of")?;
                 parts.iter().try_for_each(|(part, count)| write!(f, " {part}[{count}]"))
@@ -198,6 +204,6 @@ fn order(index: &[u32]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(&bytes)
 }
 
-fn lower(operation: &impl fmt::Debug) -> String {
+pub(super) fn lower(operation: &impl fmt::Debug) -> String {
     format!("{operation:?}").to_lowercase()
 }

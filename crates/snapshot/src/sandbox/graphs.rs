@@ -75,6 +75,17 @@ pub(super) fn ints(mut node: NodeProto, name: &str, all: &[i64]) -> NodeProto {
     node
 }
 
+fn text(mut node: NodeProto, name: &str, s: &str) -> NodeProto {
+    let attribute = AttributeProto {
+        name: Some(name.into()),
+        s: Some(s.into()),
+        r#type: Some(AttributeType::STRING),
+        ..Default::default()
+    };
+    node.attribute.push(attribute);
+    node
+}
+
 impl Builder {
     /// Returns a file with one node.
     pub(super) fn of(node: NodeProto) -> Self {
@@ -493,6 +504,55 @@ impl Maker {
         }
     }
 
+    /// Adds a recurrent layer over a sequence `[1, steps, width]` of a tower, and a value of its outputs.
+    fn recur(&mut self, a: &Value) {
+        let &[1, steps, width] = &a.shape[..] else { return };
+        let hidden = 1 + self.random.below(7);
+        let (f, gates) = [("GRU", 3), ("LSTM", 4), ("RNN", 1)][self.random.below(3)];
+        let direction = ["forward", "reverse", "bidirectional"][self.random.below(3)];
+        let directions = if direction == "bidirectional" { 2 } else { 1 };
+        let rows = gates * hidden;
+        let mut constant = |shape: &[usize], scale: f32| {
+            let numbers = self.random.numbers(shape.iter().product(), scale);
+            self.builder.floats(shape, numbers)
+        };
+        let weights = constant(&[directions, rows, width], 1.0);
+        let recurrence = constant(&[directions, rows, hidden], 0.7);
+        let bias = constant(&[directions, 2 * rows], 0.5);
+        let turned = self.builder.add_node(|output| ints(node("Transpose", &[&a.name], output), "perm", &[1, 0, 2]));
+        let mut inputs = vec![turned, weights, recurrence];
+        if self.random.below(3) > 0 {
+            inputs.push(bias);
+            if self.random.below(2) == 0 {
+                let axes = self.builder.integers(&[1], vec![1]);
+                let count =
+                    self.builder.add_node(|output| int(node("ReduceSum", &[MASK, &axes], output), "keepdims", 0));
+                // Every length of the test inputs fits: the mask may be shorter or longer than the sequence.
+                let most = self.builder.floats(&[], vec![steps as f32]);
+                let count = self.builder.add("Min", &[&count, &most]);
+                inputs.push(self.builder.add_node(|output| int(node("Cast", &[&count], output), "to", 6)));
+            }
+        }
+        let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
+        let (is_scaled, is_last) = (self.random.below(2), self.random.below(2) == 0);
+        let made = self.builder.add_node(|output| {
+            let outputs = if is_last { ["", output] } else { [output, ""] };
+            let mut layer = int(node(f, &inputs, output), "hidden_size", hidden as i64);
+            layer.output = outputs.iter().map(|&name| name.to_owned()).collect();
+            if f == "GRU" {
+                layer = int(layer, "linear_before_reset", is_scaled as i64);
+            }
+            text(layer, "direction", direction)
+        });
+        // Batch first: `[1, directions, hidden]`, or `[1, steps, directions, hidden]`.
+        let (perm, shape) = match is_last {
+            true => (vec![1, 0, 2], vec![1, directions, hidden]),
+            false => (vec![2, 0, 1, 3], vec![1, steps, directions, hidden]),
+        };
+        let made = self.builder.add_node(|output| ints(node("Transpose", &[&made], output), "perm", &perm));
+        self.keep(made, shape, true);
+    }
+
     /// Returns the shape of a value combined with a constant.
     fn rank_with(&self, a: &Value, constant: &str) -> Vec<usize> {
         let tensor = self.builder.constants.iter().find(|tensor| tensor.name.as_deref() == Some(constant)).unwrap();
@@ -584,6 +644,15 @@ impl Graph {
             }
         }
         for _ in 0..steps {
+            maker.step();
+        }
+        // Every fourth graph, if it is a tower, has a recurrent layer over its last sequence.
+        let sequence = maker.values.iter().rev().find(|value| value.is_pair && value.shape.len() == 3).cloned();
+        if seed.is_multiple_of(4)
+            && axis == 0
+            && let Some(sequence) = sequence
+        {
+            maker.recur(&sequence);
             maker.step();
         }
         // Concatenates the last values that each row has.

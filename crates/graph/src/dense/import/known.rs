@@ -301,9 +301,12 @@ impl Importer {
             Op::Fold(Fold::Sum, a) => last(*a) * of(*a),
             Op::Fold(_, a) | Op::Pick(a, _) | Op::Reshape(a) => of(*a),
             Op::Concat(_, parts) => parts.iter().map(|&part| of(part)).fold(0.0, f64::max),
-            Op::Inputs(_) | Op::Unary(..) | Op::Binary(Binary::Div, ..) | Op::Linear { .. } | Op::Spread(..) => {
-                f64::INFINITY
-            }
+            Op::Inputs(_)
+            | Op::Unary(..)
+            | Op::Binary(Binary::Div, ..)
+            | Op::Linear { .. }
+            | Op::Spread(..)
+            | Op::Recurrent(_) => f64::INFINITY,
         }
     }
 

@@ -9,6 +9,7 @@ mod einsum;
 mod integers;
 mod known;
 mod norms;
+mod recurrent;
 mod views;
 
 pub use known::{Given, Made, Size};
@@ -70,6 +71,9 @@ impl Importer {
             }
             return Ok(());
         }
+        if matches!(operator, "GRU" | "LSTM" | "RNN") {
+            return self.recurrent(operator, node, attributes);
+        }
         if node.output.iter().filter(|o| !o.is_empty()).count() != 1 || node.output[0].is_empty() {
             return Err(refused(format!("{} outputs, expected 1", node.output.len())));
         }
@@ -100,6 +104,7 @@ impl Importer {
         };
         let first = match operator {
             "Cast" | "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "IsNaN" => node.input.len(),
+            "GRU" | "LSTM" | "RNN" => node.input.len(),
             "Where" => 1,
             _ => 0,
         };

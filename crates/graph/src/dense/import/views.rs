@@ -196,7 +196,7 @@ impl Importer {
     }
 
     /// Selects some indexes along an axis.
-    fn along(&mut self, a: Id, axis: usize, index: &[usize]) -> Result<Id> {
+    pub(super) fn along(&mut self, a: Id, axis: usize, index: &[usize]) -> Result<Id> {
         let (mut shape, rows) = (self.graph.shape(a).to_vec(), self.rows(a));
         if rows == Some(axis) {
             return Err(refused("picks candidates"));

@@ -44,7 +44,7 @@ impl Pass {
     /// # Errors
     /// `Unsupported` if an output is the same for all rows.
     pub(super) fn of_rows(graph: &Graph, kernels: Kernels) -> Result<Self> {
-        let mut plan = plan::plan(&collapse::collapse(graph, false)?, Precision::F32)?;
+        let mut plan = plan::plan(&collapse::collapse(graph, false)?, Precision::F32, false)?;
         // The block size must divide the micro-batch.
         plan.block_rows = 1 << plan.block_rows.min(MICRO_BATCH).ilog2();
         Ok(Pass { plan, kernels })
@@ -55,7 +55,7 @@ impl Pass {
     /// # Errors
     /// As [`Pass::of_rows`].
     pub(super) fn of_one_row(graph: &Graph, kernels: Kernels) -> Result<Self> {
-        Ok(Pass { plan: Plan { block_rows: 1, ..plan::plan(graph, Precision::F32)? }, kernels })
+        Ok(Pass { plan: Plan { block_rows: 1, ..plan::plan(graph, Precision::F32, false)? }, kernels })
     }
 
     /// Sets the block size.

@@ -4,6 +4,7 @@ use std::arch::x86_64::*;
 
 use super::maps;
 use super::operands::{Binary, EqualFold, Fold, Keys, LANES, MapTarget, Operand, PANEL, PairRows, Product, Unary};
+use super::recurrent::{self, CellStep};
 
 /// Maximum number of rows of a tile: 12 of 16 registers hold sums.
 const ROWS_MAX: usize = 6;
@@ -135,4 +136,18 @@ pub(super) unsafe fn narrow(input: &Operand<'_>, count: usize, target: &mut MapT
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn pack_narrow(matrix: &[f32], depth: usize, columns: usize, rows: PairRows, out: &mut [f32]) {
     maps::pack_narrow(matrix, depth, columns, rows, out);
+}
+
+/// # Safety
+/// As [`map1`].
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn reset(step: &CellStep<'_>, h: &[f32], to: &mut [f32]) {
+    recurrent::reset::<true>(step, h, to);
+}
+
+/// # Safety
+/// As [`map1`].
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn advance(step: &CellStep<'_>, is_active: &dyn Fn(usize) -> bool, h: &mut [f32], c: &mut [f32]) {
+    recurrent::advance::<true>(step, is_active, h, c);
 }

@@ -7,6 +7,7 @@ use super::operands::{
     Binary, EQUAL_FOLDS_MAX, EqualFold, Fold, Form, Keys, LANES, Lines, MapTarget, Operand, PANEL, PairRows, Product,
     Unary, Weights,
 };
+use super::recurrent::{self, CellStep};
 use super::tiles::tiles;
 
 #[target_feature(enable = "avx512f")]
@@ -393,4 +394,18 @@ pub(super) unsafe fn narrow(input: &Operand<'_>, count: usize, target: &mut MapT
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 pub(super) unsafe fn pack_narrow(matrix: &[f32], depth: usize, columns: usize, rows: PairRows, out: &mut [f32]) {
     maps::pack_narrow(matrix, depth, columns, rows, out);
+}
+
+/// # Safety
+/// As [`map1`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+pub(super) unsafe fn reset(step: &CellStep<'_>, h: &[f32], to: &mut [f32]) {
+    recurrent::reset::<true>(step, h, to);
+}
+
+/// # Safety
+/// As [`map1`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+pub(super) unsafe fn advance(step: &CellStep<'_>, is_active: &dyn Fn(usize) -> bool, h: &mut [f32], c: &mut [f32]) {
+    recurrent::advance::<true>(step, is_active, h, c);
 }

@@ -43,9 +43,15 @@ fn polynomial<const FMA: bool, const N: usize>(x: f32, c: [f32; N]) -> f32 {
     sum
 }
 
+/// `1 / (1 + exp(-x))`
+#[inline(always)]
+pub(super) fn sigmoid<const FMA: bool>(x: f32) -> f32 {
+    1.0 / (1.0 + exp::<FMA>(-x))
+}
+
 /// Hyperbolic tangent with a relative error below 1e-6: its series up to 0.4, the exponential beyond.
 #[inline(always)]
-fn tanh<const FMA: bool>(x: f32) -> f32 {
+pub(super) fn tanh<const FMA: bool>(x: f32) -> f32 {
     const SERIES: [f32; 6] = [1.0, -1.0 / 3.0, 2.0 / 15.0, -17.0 / 315.0, 62.0 / 2835.0, -1382.0 / 155_925.0];
     let size = x.abs();
     let near = size * polynomial::<FMA, 6>(size * size, SERIES);
@@ -139,7 +145,7 @@ fn smaller(x: f32, y: f32) -> f32 {
 pub(super) fn map1<const FMA: bool>(f: Unary, input: &Operand<'_>, target: &mut MapTarget<'_>) {
     match f {
         Unary::Relu => each(input, target, |x| if x < 0.0 { 0.0 } else { x }),
-        Unary::Sigmoid => each(input, target, |x| 1.0 / (1.0 + exp::<FMA>(-x))),
+        Unary::Sigmoid => each(input, target, sigmoid::<FMA>),
         Unary::Tanh => each(input, target, tanh::<FMA>),
         Unary::Erf => each(input, target, erf::<FMA>),
         Unary::Gelu => {

@@ -13,6 +13,8 @@
 //!
 //! **Outer products** ([`Outer`]) are summed over rows: the gradient of a matrix.
 //!
+//! **Recurrent layers** ([`CellStep`]) fuse the gates of a time step.
+//!
 //! **Element-wise work** is plain Rust, compiled once for each instruction set.
 
 #[cfg(target_arch = "x86_64")]
@@ -28,6 +30,7 @@ mod maps;
 mod operands;
 mod outer;
 mod portable;
+mod recurrent;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
@@ -37,6 +40,7 @@ pub use operands::{
 };
 
 pub use outer::Outer;
+pub use recurrent::{Cell, CellStep};
 
 #[cfg(all(any(test, feature = "testing"), target_arch = "x86_64"))]
 use super::amx::Emulated;
@@ -180,6 +184,23 @@ impl Kernels {
             assert_eq!(fold.values.len(), keys.shared.len(), "numbers beside keys");
         }
         dispatch!(self, fold_equal(keys, folds, out, stride))
+    }
+
+    /// Scales the state `h` of each row by its reset gate, `[rows, hidden]`: the factor of the last product of
+    /// [`Cell::GruResetFirst`].
+    ///
+    /// # Panics
+    /// If a slice is shorter than the shapes say.
+    pub fn reset(self, step: &CellStep<'_>, h: &[f32], to: &mut [f32]) {
+        dispatch!(self, reset(step, h, to))
+    }
+
+    /// Computes the next state `h` and, of an LSTM, the next cell state `c` (`[rows, hidden]` each) of the rows that `is_active`.
+    ///
+    /// # Panics
+    /// If a slice is shorter than the shapes say.
+    pub fn advance(self, step: &CellStep<'_>, is_active: &dyn Fn(usize) -> bool, h: &mut [f32], c: &mut [f32]) {
+        dispatch!(self, advance(step, is_active, h, c))
     }
 }
 

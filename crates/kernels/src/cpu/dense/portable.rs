@@ -4,6 +4,7 @@ use super::maps;
 use super::operands::{
     Binary, EqualFold, Fold, Form, Keys, LANES, MapTarget, Operand, PANEL, PairRows, Product, Unary, pair,
 };
+use super::recurrent::{self, CellStep};
 
 /// Number of rows of a tile.
 const ROWS: usize = 4;
@@ -71,6 +72,14 @@ pub(super) fn narrow(input: &Operand<'_>, count: usize, target: &mut MapTarget<'
 
 pub(super) fn pack_narrow(matrix: &[f32], depth: usize, columns: usize, rows: PairRows, out: &mut [f32]) {
     maps::pack_narrow(matrix, depth, columns, rows, out);
+}
+
+pub(super) fn reset(step: &CellStep<'_>, h: &[f32], to: &mut [f32]) {
+    recurrent::reset::<false>(step, h, to);
+}
+
+pub(super) fn advance(step: &CellStep<'_>, is_active: &dyn Fn(usize) -> bool, h: &mut [f32], c: &mut [f32]) {
+    recurrent::advance::<false>(step, is_active, h, c);
 }
 
 /// Product of factors in bf16 pairs.

@@ -9,13 +9,14 @@
 //! ([`Arithmetic`]), up or down at random. The resulting change is the rounding noise of the computation.
 //!
 //! Modules: `stop`: reasons why a graph cannot be evaluated; `array`: values; `call`: access to a node; `numbers`, `products`,
-//! `reductions`: arithmetic; `views`: data movement.
+//! `reductions`, `recurrent`: arithmetic; `views`: data movement.
 
 mod arithmetic;
 mod array;
 mod call;
 mod numbers;
 mod products;
+mod recurrent;
 mod reductions;
 mod stop;
 mod views;
@@ -120,7 +121,8 @@ pub(super) fn shown(node: &NodeProto) -> String {
 }
 
 fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Vec<Array>, Stop> {
-    for part in [views::evaluate, reductions::evaluate, products::evaluate, numbers::evaluate] {
+    let parts = [views::evaluate, reductions::evaluate, products::evaluate, recurrent::evaluate, numbers::evaluate];
+    for part in parts {
         if let Some(made) = part(call, arithmetic)? {
             return Ok(made);
         }

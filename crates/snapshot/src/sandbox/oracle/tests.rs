@@ -29,9 +29,11 @@ fn real(tensor: &Tensor) -> Array {
 #[test]
 fn models_of_pytorch_and_every_operator_evaluate_as_in_onnxruntime() {
     let folder = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/golden/dense");
-    let cases: Vec<Case> = serde_json::from_slice(&std::fs::read(folder.join("cases.json")).unwrap()).unwrap();
-    assert!(!cases.is_empty());
-    for case in cases {
+    let cases =
+        |name: &str| -> Vec<Case> { serde_json::from_slice(&std::fs::read(folder.join(name)).unwrap()).unwrap() };
+    let all: Vec<Case> = ["cases.json", "sequences.json"].into_iter().flat_map(cases).collect();
+    assert_eq!(all.len(), 10);
+    for case in all {
         let oracle = Oracle::read(&std::fs::read(folder.join(format!("{}.onnx", case.graph))).unwrap()).unwrap();
         let inputs: Vec<(String, Array)> = case.inputs.iter().map(|input| (input.name.clone(), real(input))).collect();
         let names: Vec<&str> = case.outputs.iter().map(|output| output.name.as_str()).collect();
