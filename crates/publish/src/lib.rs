@@ -68,7 +68,7 @@ use parts::CutShards;
 use sterling_core::error::Result;
 use sterling_snapshot::Store;
 use sterling_snapshot::model::Package;
-use sterling_storage::files::{self, Checksum};
+use sterling_storage::files::Checksum;
 
 pub use budget::MemoryPlan;
 pub use gathered::MergedVersion;
@@ -170,9 +170,7 @@ pub fn published(store: &Store, package: &Path) -> Result<Option<(String, u64)>>
     let Some(version) = store.versions(name)?.pop() else { return Ok(None) };
     let Ok(manifest) = store.manifest(name, version) else { return Ok(None) };
     for file in package.files() {
-        let path = package.folder().join(&file);
-        let bytes = files::read(&path)?;
-        if manifest.files.get(&file) != Some(&Checksum::of(&bytes)) {
+        if manifest.files.get(&file) != Some(&package.checksum(&file)?) {
             return Ok(None);
         }
     }

@@ -80,7 +80,7 @@ impl Version<'_> {
                 _ if tables::is_converted(&name, package, self.tables) => {
                     tables::write(&to, &name, package, self.tables)?
                 }
-                _ => put(&to, &fs::read(&from).map_err(|e| Error::io(from.display(), e))?)?,
+                _ => put(&to, &package.read_file(&name)?)?,
             };
             sums.insert(name, sum);
         }

@@ -21,7 +21,7 @@ pub(crate) const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 pub(crate) fn digest(package: &Package, items: &Path) -> Result<String> {
     let mut sums = BTreeMap::new();
     for name in package.files() {
-        let sum = Checksum::of_file(&package.folder().join(&name))?;
+        let sum = package.checksum(&name)?;
         sums.insert(name, sum.xxh3);
     }
     let optimizer = package.folder().join(OPTIMIZER_FILE);

@@ -73,7 +73,7 @@ impl Side {
         threads: usize,
     ) -> Result<Self> {
         let file = tower.graph().0.to_owned();
-        let onnx = files::read(&package.folder().join(&file))?;
+        let onnx = package.read_file(&file)?;
         let tensors: Vec<_> = tower.tensors().iter().filter(|tensor| tower.input(&tensor.name).is_ok()).collect();
         let sizes = |shape: &[usize]| -> Vec<Size> {
             std::iter::once(Size::Rows).chain(shape.iter().map(|&n| Size::Fixed(n as i64))).collect()

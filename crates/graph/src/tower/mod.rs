@@ -23,7 +23,7 @@ mod threads;
 pub use device::{DeviceMade, DeviceTower};
 pub use features::{RUN_ROWS, Tower, TowerOutput};
 pub use graph::{Graph, Input, Runs, shown};
-pub use onnx::Port;
+pub use onnx::{BYTES_MAX, Port, inlined};
 pub use overarch::{OverArch, RUN_CANDIDATES};
 pub use part::ItemPart;
 pub use reads::{Candidates, Readable, Reads, Whose};

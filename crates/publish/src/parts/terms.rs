@@ -69,7 +69,7 @@ impl PartTerms {
             )));
         }
         let files = package.iter().flat_map(|package| package.files().into_iter().map(move |name| (package, name)));
-        let files = files.map(|(package, name)| Ok((Checksum::of_file(&package.folder().join(&name))?, name)));
+        let files = files.map(|(package, name)| Ok((package.checksum(&name)?, name)));
         let files = files.collect::<Result<Vec<_>>>()?;
         let told: String = files.iter().map(|(sum, name)| format!("{name} {} {}\n", sum.bytes, sum.xxh3)).collect();
         Ok(PartTerms {

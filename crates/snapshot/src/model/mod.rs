@@ -12,6 +12,7 @@ mod train;
 
 pub use contract::{CandidateInput, UserInput};
 pub use decisions::{DecidedPart, DecidedPrecision, Decisions};
+pub(crate) use package::read_graph;
 pub use package::{MODEL_FILE, Package, WARMUP_FILE};
 pub use spec::{
     AskedPrecision, ColumnSpec, DeclaredTable, ItemSpec, Merge, ModelSpec, OverArchSpec, QuerySpec, SIMILARITY,

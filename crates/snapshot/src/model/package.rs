@@ -13,10 +13,11 @@ use sterling_core::error::{Error, Kind, Result};
 use sterling_embedding::{RowFormat, Table, Vocabulary};
 use sterling_graph::dense::Precision;
 use sterling_graph::tower::{
-    FeatureRow, FeatureSpec, FeatureTensor, Graph, ItemPart, OverArch, Pooled, Readable, Runs, Tower, TowerOutput,
+    BYTES_MAX, FeatureRow, FeatureSpec, FeatureTensor, Graph, ItemPart, OverArch, Pooled, Readable, Runs, Tower,
+    TowerOutput, inlined,
 };
 use sterling_index::value::Program;
-use sterling_storage::files::{self, Tensors};
+use sterling_storage::files::{self, Checksum, Tensors};
 
 /// Name of the file that declares a model.
 pub const MODEL_FILE: &str = "model.toml";
@@ -99,7 +100,7 @@ impl Package {
     pub fn best_part(&self, format: RowFormat) -> Result<Option<DecidedPart>> {
         let Some(declared) = &self.spec.overarch else { return Ok(None) };
         let (readable, tasks) = (readable(&self.spec, self.user.as_ref(), &self.tables)?, self.spec.tasks.len());
-        let graph = || Graph::load(&declared.graph, read(&self.folder, &declared.graph)?);
+        let graph = || Graph::load(&declared.graph, read_graph(&self.folder, &declared.graph)?);
         let Some(cut) = OverArch::best_cut(&graph()?, &readable, tasks)? else { return Ok(None) };
         let parted = OverArch::with_part(graph()?, &readable, tasks, &cut)?;
         let decided = |part: &ItemPart| DecidedPart {
@@ -221,6 +222,29 @@ impl Package {
         names
     }
 
+    /// Returns the contents of one of [`Package::files`] as publishing stores them: graphs with their external data inside.
+    ///
+    /// # Errors
+    /// `Invalid` with the file, or with the constant whose external data is invalid.
+    pub fn read_file(&self, name: &str) -> Result<Vec<u8>> {
+        if self.is_graph(name) { read_graph(&self.folder, name) } else { read(&self.folder, name) }
+    }
+
+    /// Returns the checksum of [`Package::read_file`].
+    ///
+    /// # Errors
+    /// As [`Package::read_file`].
+    pub fn checksum(&self, name: &str) -> Result<Checksum> {
+        match self.is_graph(name) {
+            true => Ok(Checksum::of(&read_graph(&self.folder, name)?)),
+            false => Checksum::of_file(&self.folder.join(name)),
+        }
+    }
+
+    fn is_graph(&self, name: &str) -> bool {
+        self.graphs().any(|(file, _)| file == name)
+    }
+
     /// Compiles the value model over the tasks, the given numeric item columns and the retrieval score.
     ///
     /// # Errors
@@ -276,7 +300,7 @@ impl Reading<'_> {
     fn graph(&self, folder: &Path, spec: &ModelSpec, file: &str) -> Result<Graph> {
         (self.told)(file);
         let decided = self.decisions.precision.as_ref().map_or(Precision::F32, |decided| decided.chosen);
-        Ok(Graph::load(file, read(folder, file)?)?.in_precision(spec.precision_of(file, decided)))
+        Ok(Graph::load(file, read_graph(folder, file)?)?.in_precision(spec.precision_of(file, decided)))
     }
 }
 
@@ -380,6 +404,22 @@ fn file_names(spec: &ModelSpec) -> BTreeSet<String> {
     names.extend(spec.item.tower.clone());
     names.extend(spec.overarch.as_ref().map(|o| o.graph.clone()));
     names
+}
+
+/// Reads a graph with its external data inside.
+pub(crate) fn read_graph(folder: &Path, file: &str) -> Result<Vec<u8>> {
+    let mut bytes = 0u64;
+    let mut beside = |name: &str| {
+        let path = folder.join(name);
+        bytes = bytes.saturating_add(std::fs::metadata(&path).map_or(0, |about| about.len()));
+        if bytes > BYTES_MAX as u64 {
+            return Err(Error::invalid(format!(
+                "file `{name}`: {bytes} bytes, expected at most {BYTES_MAX} in all files"
+            )));
+        }
+        read(folder, name)
+    };
+    inlined(read(folder, file)?, &mut beside).map_err(|e| e.within(file))
 }
 
 fn read(folder: &Path, file: &str) -> Result<Vec<u8>> {

@@ -15,7 +15,7 @@ use rustix::process::{Resource, Rlimit, Signal, setrlimit};
 use serde::{Deserialize, Serialize};
 
 use super::rows;
-use crate::model::{MODEL_FILE, ModelSpec};
+use crate::model::{MODEL_FILE, ModelSpec, read_graph};
 use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Kind, Result};
 
@@ -215,9 +215,11 @@ fn bound(folder: &Path, bounds: &Bounds) -> Result<()> {
 /// Returns the bytes of the files of a package that are read completely.
 fn whole_bytes(folder: &Path) -> Option<u64> {
     let spec = ModelSpec::parse(&std::fs::read_to_string(folder.join(MODEL_FILE)).ok()?).ok()?;
-    let towers = [spec.user.map(|u| u.tower), spec.item.tower, spec.overarch.map(|o| o.graph)];
-    let files = towers.into_iter().flatten().chain(spec.tables.into_iter().filter_map(|t| t.vocabulary));
-    Some(files.filter_map(|file| std::fs::metadata(folder.join(file)).ok()).map(|about| about.len()).sum())
+    let graphs = [spec.user.map(|u| u.tower), spec.item.tower, spec.overarch.map(|o| o.graph)];
+    let graphs = graphs.into_iter().flatten().filter_map(|file| Some(read_graph(folder, &file).ok()?.len() as u64));
+    let texts = spec.tables.into_iter().filter_map(|t| t.vocabulary);
+    let texts = texts.filter_map(|file| Some(std::fs::metadata(folder.join(file)).ok()?.len()));
+    Some(graphs.chain(texts).sum())
 }
 
 #[cfg(test)]

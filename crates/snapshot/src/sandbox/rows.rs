@@ -123,7 +123,7 @@ impl Bench<'_> {
 
     /// Parses the file of a graph for the reference evaluation; `None`, after a report, if that is not possible.
     fn oracle(&self, file: &str) -> Result<Option<Oracle>> {
-        match Oracle::read(&files::read(&self.package.folder().join(file))?) {
+        match Oracle::read(&self.package.read_file(file)?) {
             Ok(oracle) => Ok(Some(oracle)),
             Err(stop) => {
                 self.not_compared(file, &stop);
@@ -213,7 +213,7 @@ impl Bench<'_> {
         [one, two]: [&[(String, Array)]; 2],
         of_user: usize,
     ) -> Option<(String, Difference)> {
-        let bytes = files::read(&self.package.folder().join(file)).ok()?;
+        let bytes = self.package.read_file(file).ok()?;
         let (is_program, threads) = (runs.program().is_some(), &self.threads);
         Differing { bytes: &bytes, oracle, one, two, of_user, is_program, threads }.first()
     }

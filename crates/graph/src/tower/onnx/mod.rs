@@ -3,24 +3,28 @@
 //! A file may be malformed in ways that end the process: unbounded nesting, thousands of nodes deep, or
 //! shapes that grow with the numbers of a request. [`read`] rejects what the file alone reveals:
 //!
-//! 1. `wire`: messages nest as deeply as ONNX needs for a graph without control flow, no deeper.
-//! 2. `check`: nodes in order, each name defined once, complete constants, shapes that follow from shapes.
+//! 1. `external`: constants in other files are brought into the graph file before it is read.
+//! 2. `wire`: messages nest as deeply as ONNX needs for a graph without control flow, no deeper.
+//! 3. `check`: nodes in order, each name defined once, complete constants, shapes that follow from shapes.
 //!
 //! `sterling_snapshot::sandbox` covers what only execution reveals.
 
 mod check;
+mod external;
 mod wire;
 
 use std::ops::RangeInclusive;
+
+pub use external::inlined;
 
 use rten_onnx::onnx::{DataType, ModelProto, ValueInfoProto};
 
 use sterling_core::error::{Error, Result};
 
-/// Maximum file size in bytes: half of ONNX's own limit.
-const BYTES_MAX: usize = 1 << 30;
+/// Maximum file size in bytes, with external data: half of ONNX's own limit.
+pub const BYTES_MAX: usize = 1 << 30;
 /// Supported opsets: from the first with broadcasting operands to the last that models were tested with.
-const OPSETS: RangeInclusive<i64> = 7..=18;
+const OPSETS: RangeInclusive<i64> = 7..=25;
 
 /// An input or output of a graph. `None` stands for a size that differs between runs.
 #[derive(Clone, Debug, PartialEq, Eq)]

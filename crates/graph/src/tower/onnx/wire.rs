@@ -78,13 +78,13 @@ fn walk(message: &Message, mut bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-fn take<'a>(bytes: &mut &'a [u8], length: u64) -> Option<&'a [u8]> {
+pub(super) fn take<'a>(bytes: &mut &'a [u8], length: u64) -> Option<&'a [u8]> {
     let (field, rest) = bytes.split_at_checked(usize::try_from(length).ok()?)?;
     *bytes = rest;
     Some(field)
 }
 
-fn varint(bytes: &mut &[u8]) -> Option<u64> {
+pub(super) fn varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0;
     for place in 0..10 {
         let (&byte, rest) = bytes.split_first()?;
