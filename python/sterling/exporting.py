@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import pathlib
@@ -11,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,7 @@ def export(
     items: Sequence[Mapping[str, Any]] | None = None,
     tolerance: float = 1e-3,
     program: str | pathlib.Path | bool | None = None,
+    exporter: str | None = None,
 ) -> Exported:
     """Writes a model package to the folder ``path`` and measures how far it is from the modules.
 
@@ -82,6 +84,7 @@ def export(
         ``torch.nn.Module``. The parameters of ``forward`` are the graph's inputs, by name: features (``NAME_mask`` the mask of a
         sequence) of the towers; for the OverArch ``query`` ``[Q, D]``, ``item`` ``[Q, K0, D]``, features of the candidates ``[Q, K0, ...]``,
         and the other inputs in ``models/README.md``.
+        A parameter with a default that nothing feeds is left out.
         They return a tensor, or a mapping of names to tensors: ``query``, ``item`` and ``logits`` ``[Q, K0, tasks]``, and tensors that
         the OverArch reads. If forward takes ``*inputs``, they have the order of the features.
     ``tables``
@@ -107,6 +110,9 @@ def export(
         Largest accepted difference, relative to the larger of 1 and the value.
     ``program``
         The ``sterling`` program; None finds it (``$STERLING``, then ``PATH``), False skips its checks.
+    ``exporter``
+        ``dynamo`` or ``torchscript``, PyTorch's exporters of ONNX. None takes the first, and the second for modules that the first
+        cannot export, unless they decide by the values of a tensor.
 
     An existing package is replaced in one step; a killed process leaves the old one. Files that no export wrote stay. Raises
     `ExportError`; ``path`` is then unchanged.
@@ -120,13 +126,19 @@ def export(
         raise ExportError(f"{_MISSING} ({e})") from e
     if "://" in str(path):
         raise ExportError(f"{path}: is a URL, expected a folder of this machine")
+    from .exporters import EXPORTERS
+    from .graphs import unwrapped
+
     path = pathlib.Path(path)
     real = path.resolve()
     if real.exists() and not real.is_dir():
         raise ExportError(f"{path}: is a file, expected a folder")
+    if exporter is not None:
+        one_of("exporter", exporter, EXPORTERS)
+    user, item, overarch = unwrapped(user), unwrapped(item), unwrapped(overarch)
     by_side = {side: list(some) for side, some in (features or {}).items()}
     rows: dict[str, Sequence[Mapping[str, Any]]] = {"user": samples, "item": items or ()}
-    draft = _Draft(collect(tables), by_side, list(item_vectors), tuple(tasks), rows)
+    draft = _Draft(collect(tables), by_side, list(item_vectors), tuple(tasks), rows, exporter)
     draft.check(dimension, queries, user, item, overarch)
     one_of("merge", merge, MERGES)
     draft.towers(user, item, dimension, len(queries))
@@ -137,8 +149,9 @@ def export(
     draft.used()
     spec = draft.spec(name or path.name or real.name, description, columns, queries, merge, value, constants or {})
     reference = draft.reference(queries, merge)
-    real.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{real.name}-", dir=real.parent) as made:
+    with _writing(path):
+        real.parent.mkdir(parents=True, exist_ok=True)
+    with _writing(path), tempfile.TemporaryDirectory(prefix=f".{real.name}-", dir=real.parent) as made:
         folder = pathlib.Path(made) / real.name
         folder.mkdir()
         draft.write(folder, spec, items, samples)
@@ -151,6 +164,15 @@ def export(
             stacklevel=2,
         )
     return Exported(path, differences, reference)
+
+
+@contextlib.contextmanager
+def _writing(path: pathlib.Path) -> Iterator[None]:
+    """Names the package when its folder cannot be written."""
+    try:
+        yield
+    except OSError as e:
+        raise ExportError(f"{path}: cannot be written: {e}") from e
 
 
 def _compared(
@@ -249,8 +271,9 @@ class _Draft:
         vectors: list[ItemVector],
         tasks: tuple[str, ...],
         rows: dict[str, Sequence[Mapping[str, Any]]],
+        exporter: str | None,
     ):
-        self.tables, self.features, self.vectors, self.tasks, self.rows = tables, features, vectors, tasks, rows
+        self.tables, self.features, self.vectors, self.tasks, self.rows, self.exporter = tables, features, vectors, tasks, rows, exporter
         self.user = self.item = self.overarch = None
         self.dimension = 0
 
@@ -363,22 +386,33 @@ class _Draft:
 
         names = parameters(side, module)
         if names is None:
-            names = [feature.name for feature in self.features.get(side, ())]
+            names = dict.fromkeys((feature.name for feature in self.features.get(side, ())), False)
         ports = []
-        for name in names:
+        for name, may_be_left_out in names.items():
             port = self.input_of(side, name)
+            if port is None and may_be_left_out:
+                continue
             if port is None:
                 known = ", ".join(feature.name for feature in self.features.get(side, ())) or "none is given"
                 raise ExportError(f"{side}: forward takes `{name}`, which is no feature, expected some of: {known}")
             ports.append(port)
         if not ports:
             raise ExportError(f"{side}: forward takes nothing, expected features")
+        ports = self.apart(side, output, ports)
         lead_axes = tuple(axis for axis in lead if isinstance(axis, str))
-        graph = export_graph(side, module, ports, output, lead_axes)
+        graph = export_graph(side, module, ports, output, lead_axes, self.exporter)
         shape = graph.outputs[output]
         if len(shape) != len(lead) + 1 or shape[: len(lead)] != lead:
             raise ExportError(f"{side}: output `{output}` has shape {list(shape)}, expected {[*lead, 'D']}")
         return graph
+
+    def apart(self, side: str, output: str, ports: list[Any]) -> list[Any]:
+        """Gives a feature that is called like the output of its tower another name in the graph; requests and items keep theirs."""
+        free = next(name for n in itertools.count() if (name := f"{output}_feature{n or ''}") not in {port.name for port in ports})
+        some = self.features.get(side, [])
+        some[:] = [replace(feature, name=free, column=feature.source) if feature.name == output else feature for feature in some]  # type: ignore[type-var]
+        names = {output: free, f"{output}_mask": f"{free}_mask"} if any(feature.name == free for feature in some) else {}
+        return [replace(port, name=names[port.name], parameter=port.name) if port.name in names else port for port in ports]
 
     def reranker(self, module: Any, columns: Sequence[str]) -> None:
         from .graphs import Port, export_graph, parameters
@@ -398,13 +432,15 @@ class _Draft:
         if self.user:
             known |= {output: Port(output, shape) for output, shape in self.user.outputs.items() if output != "query"}
         ports = []
-        for name in names:
+        for name, may_be_left_out in names.items():
             port = known.get(name)
             for side in ("overarch", "user"):
                 # Features of a collection may belong to the user or to the candidates; the declaration decides.
                 port = port or self.input_of(side, name, is_fed=False)
+            if port is None and may_be_left_out and name not in columns and not any(name in row for row in self.rows["item"]):
+                continue
             ports.append(port or self.column(name, columns))
-        graph = export_graph("overarch", module, ports, "logits", ("Q", "K0"))
+        graph = export_graph("overarch", module, ports, "logits", ("Q", "K0"), self.exporter)
         if graph.outputs["logits"] != ("Q", "K0", len(self.tasks)):
             shape = list(graph.outputs["logits"])
             raise ExportError(f"overarch: `logits` has shape {shape}, expected ['Q', 'K0', {len(self.tasks)}] for the tasks {', '.join(self.tasks)}")

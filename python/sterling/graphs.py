@@ -1,20 +1,15 @@
-"""Exports a PyTorch module to an ONNX graph that the server runs, and verifies it.
-
-The graph comes from ``torch.export`` and PyTorch's dynamo ONNX exporter at opset 18, the lowest that it writes without
-conversion. File names and lines of the exporting program, which PyTorch leaves in a graph, are removed.
-"""
+"""Exports a PyTorch module to an ONNX graph that the server runs, and verifies it: the graph and the module compute the same for
+inputs of several sizes, and for sequences of every length, zero among them."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import inspect
-import io
-import itertools
-import logging
 import math
+import os
 import pathlib
-import warnings
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -22,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import ExportError
+from .exporters import write_graph
 
 if TYPE_CHECKING:
     import onnx
     import torch
 
-OPSET = 18
 # Sizes that no width has by chance, so that an equal dimension must be the axis itself.
 EXAMPLE = {"Q": 5, "N": 5, "K0": 11}
 # Sizes of one, odd sizes, and more than one block of candidates.
@@ -46,7 +41,8 @@ class Port:
 
     A mask ``NAME_mask`` holds ones up to the last value of the sequence NAME and zeros after it. Rows of a sequence
     (``is_sequence``) are zeros after its last value. An input that ``may_be_missing`` is zeros if a request leaves the feature
-    out. ``seen`` ``[n, ...]`` holds allowed values of the last axes; without it, any value is allowed.
+    out. ``seen`` ``[n, ...]`` holds allowed values of the last axes; without it, any value is allowed. ``parameter`` is the name in
+    the module, if that differs.
     """
 
     name: str
@@ -55,6 +51,7 @@ class Port:
     seen: torch.Tensor | None = field(default=None, repr=False, compare=False)
     is_sequence: bool = False
     may_be_missing: bool = False
+    parameter: str | None = None
 
     def at(self, sizes: Mapping[str, int]) -> list[int]:
         """Returns the shape at these sizes."""
@@ -158,18 +155,31 @@ class Graph:
         return max(rows, key=lambda row: row[0])[1]
 
 
-def parameters(place: str, module: Any) -> list[str] | None:
-    """Returns the names of a module's inputs; None if it takes any number of them by position."""
+def unwrapped(module: Any) -> Any:
+    """Returns the module inside the wrappers of ``torch.compile`` and of data-parallel training."""
+    import torch
+
+    parallel = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
+    while hasattr(module, "_orig_mod") or isinstance(module, parallel):
+        module = module.module if isinstance(module, parallel) else module._orig_mod
+    return module
+
+
+def parameters(place: str, module: Any) -> dict[str, bool] | None:
+    """Returns the names of a module's inputs, and whether each may be left out; None if it takes any number of them by position."""
     import torch
 
     if not isinstance(module, torch.nn.Module):
         raise ExportError(f"{place}: got {type(module).__name__}, expected a torch.nn.Module")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ExportError(f"{place}: got a {type(module).__name__} of TorchScript, expected the torch.nn.Module that it was made from")
     found = list(inspect.signature(module.forward).parameters.values())
     if any(p.kind is p.VAR_POSITIONAL for p in found):
         return None
-    if any(p.kind is p.VAR_KEYWORD for p in found):
+    by_name = [p for p in found if p.kind is not p.VAR_KEYWORD]
+    if found and not by_name:
         raise ExportError(f"{place}: forward takes **{found[-1].name}, expected one parameter for each input")
-    return [p.name for p in found]
+    return {p.name: p.default is not p.empty for p in by_name}
 
 
 def named(place: str, made: Any, first: str) -> dict[str, torch.Tensor]:
@@ -185,19 +195,33 @@ def named(place: str, made: Any, first: str) -> dict[str, torch.Tensor]:
     return {first: made[first], **{name: value for name, value in made.items() if name != first}}
 
 
-def export_graph(place: str, module: torch.nn.Module, inputs: Sequence[Port], first: str, lead: Sequence[str]) -> Graph:
+def export_graph(
+    place: str, module: torch.nn.Module, inputs: Sequence[Port], first: str, lead: Sequence[str], exporter: str | None = None
+) -> Graph:
     """Exports a module whose output ``first`` starts with the axes ``lead``, and compares module and graph.
 
     Raises `ExportError` if the module cannot be exported, fixes an axis, computes in a type other than f32, or returns values
     that are not finite.
     """
+    try:
+        return _graph(place, module, inputs, first, lead, exporter)
+    except ExportError:
+        raise
+    except Exception as e:
+        raise ExportError(f"{place}: the module cannot be exported: {type(e).__name__}: {e}") from e
+
+
+def _graph(place: str, module: torch.nn.Module, inputs: Sequence[Port], first: str, lead: Sequence[str], exporter: str | None) -> Graph:
     import torch
 
     module = _prepared(place, module)
-    wrapper = _positional(place, module, [port.name for port in inputs], first)
+    wrapper = _positional(place, module, [port.parameter or port.name for port in inputs], first)
     generator = torch.Generator().manual_seed(1)
     examples = Examples(inputs, generator).at(EXAMPLE)
     made = _run(place, wrapper, inputs, examples)
+    if any(value.isnan().any() for value in made.values()):
+        wrapper.has_softmax_of_nothing = True
+        made = _run(place, wrapper, inputs, examples)
     outputs = _checked_outputs(place, made, first, lead)
     twice = [port.name for port in inputs if port.name in outputs]
     if twice:
@@ -205,22 +229,48 @@ def export_graph(place: str, module: torch.nn.Module, inputs: Sequence[Port], fi
             f"{place}: `{twice[0]}` is an input and an output, expected one meaning: give the feature another name, "
             f'as in Ids("{twice[0]}_ids", ..., column="{twice[0]}")'
         )
-    _finite(place, made, inputs, examples)
-    proto = _cleaned(place, _export(place, wrapper, inputs, examples, list(outputs)))
+    _finite(place, made, wrapper, inputs, examples)
+    dynamic = [{n: axis for n, axis in enumerate(port.shape) if isinstance(axis, str)} for port in inputs]
+    with _plain_attention():
+        proto = write_graph(place, wrapper, examples, dynamic, [port.name for port in inputs], list(outputs), exporter)
     graph = Graph(f"{place}.onnx", wrapper, tuple(inputs), outputs, proto, None)
     return replace(graph, difference=_difference(place, graph, torch.Generator().manual_seed(_SEED)))
+
+
+def is_collection(module: Any) -> bool:
+    """Returns whether a module is a TorchRec collection of embedding tables."""
+    return any(hasattr(module, configs) for configs in ("embedding_bag_configs", "embedding_configs"))
+
+
+def _outside(name: str, kind: str) -> torch.nn.Module:
+    import torch
+
+    class Outside(torch.nn.Module):
+        """Stands for a collection in the copy of a module, without its tables."""
+
+        def forward(self, *_: Any, **__: Any) -> Any:
+            raise ExportError(
+                f"`{name}` is a {kind}; lookups stand outside the graph: give it as `tables`, and let forward take what it looks up"
+            )
+
+    return Outside()
 
 
 def _prepared(place: str, module: torch.nn.Module) -> torch.nn.Module:
     import torch
 
-    module = copy.deepcopy(module).cpu().eval()
-    for name, part in module.named_modules():
-        if any(hasattr(part, configs) for configs in ("embedding_bag_configs", "embedding_configs")):
-            raise ExportError(
-                f"{place}: `{name}` is a {type(part).__name__}; lookups stand outside the graph: "
-                "give it as `tables`, and let forward take what it looks up"
-            )
+    outsides = [name for name, part in module.named_modules() if is_collection(part)]
+    memo: dict[int, Any] = {id(part): _outside(name, type(part).__name__) for name, part in module.named_modules() if is_collection(part)}
+    held = [*module.named_parameters(), *module.named_buffers()]
+    for name, tensor in held:
+        if torch.nn.parameter.is_lazy(tensor):
+            raise ExportError(f"{place}: `{name}` has no shape yet; run the module once before")
+        if tensor.is_meta and not any(name.startswith(f"{outside}.") for outside in outsides):
+            raise ExportError(f"{place}: `{name}` is on the device `meta`, which holds no numbers; load the module's weights to the CPU before")
+    try:
+        module = copy.deepcopy(module, memo).cpu().eval()
+    except Exception as e:
+        raise ExportError(f"{place}: the module cannot be copied, which is needed to leave it as it is: {type(e).__name__}: {e}") from e
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_floating_point() and tensor.dtype != torch.float32:
             raise ExportError(f"{place}: `{name}` is {str(tensor.dtype).removeprefix('torch.')}, expected float32: call .float()")
@@ -239,10 +289,11 @@ def _positional(place: str, module: torch.nn.Module, names: list[str], first: st
 
         def __init__(self) -> None:
             super().__init__()
-            self.module = module
+            self.module, self.has_softmax_of_nothing = module, False
 
         def forward(self, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-            made = self.module(**dict(zip(names, inputs))) if by_name else self.module(*inputs)
+            with _softmax_of_nothing() if self.has_softmax_of_nothing else contextlib.nullcontext():
+                made = self.module(**dict(zip(names, inputs))) if by_name else self.module(*inputs)
             return named(place, made, first)
 
     return Positional().eval()
@@ -258,8 +309,8 @@ def _run(place: str, wrapper: torch.nn.Module, inputs: Sequence[Port], examples:
     try:
         with torch.no_grad(), _plain_attention():
             return wrapper(*examples)
-    except ExportError:
-        raise
+    except ExportError as e:
+        raise ExportError(str(e) if str(e).startswith(place) else f"{place}: {e}") from e.__cause__
     except Exception as e:
         raise ExportError(f"{place}: forward failed on {_shown(inputs, examples)}: {e}") from e
 
@@ -281,20 +332,64 @@ def _checked_outputs(
     return outputs
 
 
-def _finite(place: str, made: Mapping[str, torch.Tensor], inputs: Sequence[Port], examples: Sequence[torch.Tensor]) -> None:
-    """Rejects outputs that are not finite, and names the row of the inputs that causes them."""
+def _finite(
+    place: str, made: Mapping[str, torch.Tensor], wrapper: torch.nn.Module, inputs: Sequence[Port], examples: Sequence[torch.Tensor]
+) -> None:
+    """Rejects outputs that are not finite, and names the row of the inputs and the operation that cause them."""
     import torch
 
     for name, value in made.items():
         is_finite = torch.isfinite(value).flatten(1).all(1)
         if not is_finite.all():
             row = _shown_row(inputs, examples, int((~is_finite).nonzero()[-1]))
+            operation, line = _first_not_finite(wrapper, examples)
+            where = f", first by `{operation}` in {line}" if operation else ""
             advice = (
-                "mask with a large finite negative number, not with -inf or a boolean mask in a softmax, and divide by at least a small number"
-                if "nothing" in row
+                _OF_NOTHING.get(operation, _OF_NOTHING["softmax"]) if "nothing" in row
                 else "samples and items, where given, are what numbers are taken from"
-            )
-            raise ExportError(f"{place}: output `{name}` is not finite for random inputs, {row}; {advice}")
+            )  # fmt: skip
+            raise ExportError(f"{place}: output `{name}` is not finite for random inputs, {row}{where}; {advice}")
+
+
+_DIVIDE = "divide by at least a small number, as in x.sum(1) / mask.sum(1, keepdim=True).clamp(min=1), or take F.normalize for x / x.norm()"
+_LARGEST = "fill with a finite number, as torch.finfo(x.dtype).min, and multiply by whether there is any: mask.amax(1, keepdim=True)"
+# What to do about an operation that has no number for a row without values.
+_OF_NOTHING = {
+    "softmax": "mask with a large finite negative number, not with -inf or a boolean mask in a softmax, and divide by at least a small number",
+    **dict.fromkeys(("div", "divide", "__truediv__", "true_divide", "__rtruediv__", "mean", "nanmean"), _DIVIDE),
+    **dict.fromkeys(("max", "amax", "min", "amin", "logsumexp", "max_pool1d", "adaptive_max_pool1d"), _LARGEST),
+    **dict.fromkeys(("log", "log2", "log10", "rsqrt", "reciprocal"), "take it of at least a small number: x.clamp(min=1e-6)"),
+}
+
+
+def _first_not_finite(wrapper: torch.nn.Module, examples: Sequence[torch.Tensor]) -> tuple[str, str]:
+    """Returns the first operation of a module that makes a NaN, else the last that makes an infinite number, and the line of the
+    program that calls it; empty if there is none."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    found: dict[str, tuple[str, str]] = {}
+    ours = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
+
+    def holds(value: Any, is_wrong: Any) -> bool:
+        several = value if isinstance(value, (tuple, list)) else (value,)
+        return any(isinstance(one, torch.Tensor) and one.is_floating_point() and bool(is_wrong(one).any()) for one in several)
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            for what, is_wrong in (("nan", torch.isnan), ("inf", torch.isinf)):
+                if (what == "inf" or what not in found) and holds(made, is_wrong):
+                    frame = sys._getframe(1)
+                    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
+                        frame = frame.f_back
+                    line = f"{frame.f_code.co_name}, {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+                    found[what] = (getattr(func, "__name__", str(func)), line)
+            return made
+
+    with torch.no_grad(), _plain_attention(), Watch():
+        wrapper(*examples)
+    return found.get("nan") or found.get("inf") or ("", "")
 
 
 def _shown_row(inputs: Sequence[Port], examples: Sequence[torch.Tensor], row: int) -> str:
@@ -309,6 +404,28 @@ def _shown_row(inputs: Sequence[Port], examples: Sequence[torch.Tensor], row: in
     return "with " + ", ".join(dict.fromkeys(said)) if said else "with all features"
 
 
+def _softmax_of_nothing() -> Any:
+    """Returns a mode in which the softmax over nothing but -inf is 0, as ``scaled_dot_product_attention`` has it, and not NaN."""
+    import torch
+    from torch.nn import functional as F
+    from torch.overrides import TorchFunctionMode
+
+    class Defined(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            named = kwargs or {}
+            made = func(*args, **named)
+            if func is F.multi_head_attention_forward and named.get("need_weights"):
+                attended, _ = func(*args, **named | {"need_weights": False})
+                return attended, torch.where(made[1].isnan(), torch.zeros_like(made[1]), made[1])
+            if func not in (torch.softmax, F.softmax, torch.Tensor.softmax):
+                return made
+            x, dim = args[0] if args else named["input"], args[1] if len(args) > 1 else named["dim"]
+            is_any = x.amax(dim, keepdim=True) >= torch.finfo(x.dtype).min
+            return torch.where(is_any, made, torch.zeros_like(made))
+
+    return Defined()
+
+
 @contextlib.contextmanager
 def _plain_attention() -> Iterator[None]:
     """Runs modules as in training: PyTorch's fast path of transformer layers at inference computes NaN for a sequence that is
@@ -321,156 +438,6 @@ def _plain_attention() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(was_enabled)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppresses the progress messages of PyTorch's exporter."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
-def _export(
-    place: str, wrapper: torch.nn.Module, inputs: Sequence[Port], examples: list[torch.Tensor], outputs: list[str]
-) -> onnx.ModelProto:
-    import torch
-
-    # Without a bound, PyTorch 2.7 assumes that slices exclude the largest integer, and rejects the axis for that.
-    dims = {name: torch.export.Dim(name, max=2**31 - 1) for name in EXAMPLE}
-    dynamic = tuple({n: dims[axis] for n, axis in enumerate(port.shape) if isinstance(axis, str)} for port in inputs)
-    # The exporter chooses the names of a graph's values: an input `cat` would collide with the value of an operator of that name.
-    inputs_named = [f"sterling.input.{n}" for n in range(len(inputs))]
-    outputs_named = [f"sterling.output.{n}" for n in range(len(outputs))]
-    attention = {torch.ops.aten.scaled_dot_product_attention.default: _attention}
-    try:
-        with _quiet(), _plain_attention():
-            program = torch.export.export(wrapper, tuple(examples), dynamic_shapes=(dynamic,), strict=False)
-            exported = torch.onnx.export(
-                program, dynamo=True, opset_version=OPSET, verbose=False, input_names=inputs_named, output_names=outputs_named,
-                custom_translation_table=attention,
-            )  # fmt: skip
-        proto = exported.model_proto
-    except Exception as e:
-        said = str(e)
-        for axis, size in EXAMPLE.items():
-            if f"Constraints violated ({axis}" in said or f"specialized it to be a constant ({size})" in said:
-                raise ExportError(
-                    f"{place}: forward fixes the axis {axis} (to the {size} of the example inputs); take sizes from the inputs, "
-                    f"as in x.reshape(x.shape[0], -1):\n{said}"
-                ) from e
-        raise ExportError(f"{place}: PyTorch cannot export it: {type(e).__name__}: {said}") from e
-    final = dict(zip(inputs_named, (port.name for port in inputs))) | dict(zip(outputs_named, outputs))
-    _rename(proto, final)
-    read = {name for node in proto.graph.node for name in node.input} | {value.name for value in proto.graph.output}
-    unread = [port.name for port in inputs if port.name not in read]
-    if unread:
-        raise ExportError(f"{place}: forward does not read {', '.join(unread)}; leave it out of its parameters and of the features")
-    return proto
-
-
-def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *others: Any, **named: Any) -> Any:
-    """Computes attention as PyTorch does if a mask leaves nothing: 0.
-
-    The translation of onnxscript gives the mean of all values for a boolean mask and NaN for a mask of -inf.
-    """
-    from onnxscript import ir
-    from onnxscript import opset18 as op
-    from onnxscript.function_libs.torch_lib.ops.nn import aten_scaled_dot_product_attention
-
-    if attn_mask is None:
-        return aten_scaled_dot_product_attention(query, key, value, None, *others, **named)
-    if attn_mask.dtype == ir.DataType.BOOL:
-        is_allowed = attn_mask
-    else:
-        lowest = op.Constant(value=ir.tensor(attn_mask.dtype.min, dtype=attn_mask.dtype))
-        is_allowed = op.GreaterOrEqual(attn_mask, lowest)
-        attn_mask = op.Max(attn_mask, lowest)
-    found = aten_scaled_dot_product_attention(query, key, value, attn_mask, *others, **named)
-    is_any = op.ReduceMax(op.Cast(is_allowed, to=ir.DataType.FLOAT.value), op.Constant(value_ints=[-1]), keepdims=1)
-    return op.Mul(found, is_any)
-
-
-def _rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> None:
-    """Renames values of a graph; values that already have one of the new names are renamed as well."""
-    graphs = list(_with_inner(proto.graph))
-    used = {name for graph in graphs for node in graph.node for name in (*node.input, *node.output)}
-    used |= {tensor.name for graph in graphs for tensor in graph.initializer}
-    names = dict(names)
-    for taken in used & set(names.values()):
-        names[taken] = next(free for n in itertools.count() if (free := f"{taken}.{n}") not in used)
-    for graph in graphs:
-        for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
-            value.name = names.get(value.name, value.name)
-        for node in graph.node:
-            for values in (node.input, node.output):
-                values[:] = [names.get(name, name) for name in values]
-
-
-def _with_inner(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yields a graph and the subgraphs within its nodes."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                yield from _with_inner(inner)
-
-
-def _cleaned(place: str, proto: onnx.ModelProto) -> onnx.ModelProto:
-    import onnx
-
-    if proto.functions:
-        proto = onnx.inliner.inline_local_functions(proto)
-    graph = proto.graph
-    for node in graph.node:
-        if node.domain not in ("", "ai.onnx"):
-            raise ExportError(f"{place}: operator `{node.domain}.{node.op_type}`, which is not of the ONNX standard")
-        node.ClearField("metadata_props")
-        node.ClearField("doc_string")
-        node.ClearField("name")
-    for value in (*graph.input, *graph.output):
-        value.ClearField("metadata_props")
-        if value.type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
-            kind = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
-            raise ExportError(f"{place}: `{value.name}` is {kind}, expected float32")
-    for value in (*graph.value_info, *graph.initializer):
-        kind = value.data_type if hasattr(value, "data_type") else value.type.tensor_type.elem_type
-        if kind in (onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16):
-            kind = onnx.TensorProto.DataType.Name(kind)
-            raise ExportError(f"{place}: `{value.name}` is computed in {kind}, expected float32")
-    graph.ClearField("value_info")
-    graph.ClearField("metadata_props")
-    graph.ClearField("doc_string")
-    for initial in graph.initializer:
-        initial.ClearField("metadata_props")
-        initial.ClearField("doc_string")
-    proto.ClearField("metadata_props")
-    proto.ClearField("doc_string")
-    graph.name = place
-    _plain_shapes(proto)
-    try:
-        onnx.checker.check_model(proto, full_check=True)
-    except Exception as e:
-        raise ExportError(f"{place}: the exported graph is not valid ONNX: {e}") from e
-    return proto
-
-
-def _plain_shapes(proto: onnx.ModelProto) -> None:
-    """Removes `allowzero` from constant shapes without a 0, where it has no effect."""
-    import onnx
-
-    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-    for node in proto.graph.node:
-        if node.op_type == "Reshape" and node.input[1] in constants and 0 not in onnx.numpy_helper.to_array(constants[node.input[1]]):
-            kept = [attribute for attribute in node.attribute if attribute.name != "allowzero"]
-            node.ClearField("attribute")
-            node.attribute.extend(kept)
 
 
 def _difference(place: str, graph: Graph, generator: torch.Generator) -> float | None:
@@ -498,7 +465,7 @@ def _compared(place: str, graph: Graph, generator: torch.Generator) -> Iterator[
     while (size := next(sizes, None)) or examples_of.are_left():
         examples = examples_of.at(size or SIZES[-1])
         wanted = _run(place, graph.module, graph.inputs, examples)
-        _finite(place, wanted, graph.inputs, examples)
+        _finite(place, wanted, graph.module, graph.inputs, examples)
         try:
             found = session.run(list(wanted), {port.name: x.numpy() for port, x in zip(graph.inputs, examples)})
         except Exception as e:

@@ -50,7 +50,7 @@ def collect(tables: Any) -> dict[str, Table]:
     """Returns tables by name, their weights as tensors on the CPU.
 
     ``tables`` is a mapping from names to the types of `Table.weight` (or to a `Table`), a TorchRec ``EmbeddingBagCollection`` or
-    ``EmbeddingCollection``, or a list of these.
+    ``EmbeddingCollection``, a module that holds some, such as ``DLRM``, or a list of these.
     """
     found: dict[str, Table] = {}
     originals: dict[str, Any] = {}
@@ -93,11 +93,19 @@ def _each(tables: Any) -> Iterable[tuple[str, Table]]:
     elif isinstance(tables, (list, tuple)):
         for one in tables:
             yield from _each(one)
+    elif collections := _collections_in(tables):
+        yield from _each(collections)
     else:
         raise ExportError(
             f"tables: got {type(tables).__name__}, expected a mapping of names to nn.Embedding, nn.EmbeddingBag or tensors, "
             "an EmbeddingBagCollection, an EmbeddingCollection, or a list of these"
         )
+
+
+def _collections_in(module: Any) -> list[Any]:
+    """Returns the TorchRec collections that a module such as ``SparseArch`` or ``DLRM`` holds."""
+    parts = module.modules() if hasattr(module, "modules") else ()
+    return [part for part in parts if any(hasattr(part, configs) for configs in ("embedding_bag_configs", "embedding_configs"))]
 
 
 def _of_collection(configs: Any, modules: Any, collection: Any) -> Iterable[tuple[str, Table]]:

@@ -14,6 +14,7 @@ from sterling import Category, Column, Dense, ExportError, Ids, ItemVector, Quer
 torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
+import sterling.exporters  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -508,13 +509,13 @@ def test_features_may_have_the_names_of_operators(tmp_path, name):
     assert made.largest < 1e-4
 
 
-def test_a_feature_that_is_called_like_an_output_is_refused(tmp_path):
+def test_a_feature_that_is_called_like_another_output_is_refused(tmp_path):
     class Asked(Bags):
-        def forward(self, query):
-            return self.layer(query)
+        def forward(self, encoded):
+            return {"query": self.layer(encoded), "encoded": encoded}
 
-    with pytest.raises(ExportError, match='user: `query` is an input and an output, expected one meaning: .*column="query"'):
-        bags(tmp_path / "shop", torch.randn(50, 6), Ids("query", "t"), user=Asked())
+    with pytest.raises(ExportError, match='user: `encoded` is an input and an output, expected one meaning: .*column="encoded"'):
+        bags(tmp_path / "shop", torch.randn(50, 6), Ids("encoded", "t"), user=Asked())
 
 
 def users(count):
@@ -568,7 +569,7 @@ def test_values_that_are_missing_are_the_same_in_pytorch(tmp_path, program):
     export(tmp_path / "other", items=rows, program=program)
 
 
-def test_a_collection_within_a_tower_is_refused(tmp_path):
+def test_a_collection_that_a_tower_calls_is_refused(tmp_path):
     torchrec = pytest.importorskip("torchrec")
 
     class Inside(User):
@@ -578,7 +579,10 @@ def test_a_collection_within_a_tower_is_refused(tmp_path):
                 tables=[torchrec.EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=3, feature_names=["f"])]
             )
 
-    refused(tmp_path, "`bags` is a EmbeddingBagCollection; lookups stand outside the graph", user=Inside())
+        def forward(self, installed, section, size):
+            return super().forward(installed, self.bags(section), size)
+
+    refused(tmp_path, "user: `bags` is a EmbeddingBagCollection; lookups stand outside the graph", user=Inside())
 
 
 class Fixed(User):
@@ -658,6 +662,158 @@ def nan_user():
 )
 def test_towers_that_make_no_package(tmp_path, user, said):
     refused(tmp_path, said, user=user)
+
+class Plain(nn.Module):
+    """Takes a history and its mask, and applies ``compute``."""
+
+    def __init__(self, compute, **parts):
+        super().__init__()
+        self.compute = compute
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, history, history_mask):
+        return self.compute(self, history, history_mask)
+
+
+def of_history(path, user, **changes):
+    return bags(path, torch.randn(50, 6, generator=torch.Generator().manual_seed(1)), Ids("history", "t", "none", length=5), user=user, **changes)
+
+
+@pytest.mark.parametrize("exporter", sterling.exporters.EXPORTERS)
+def test_both_exporters_write_the_same_package(tmp_path, exporter):
+    made = export(tmp_path / "shop", exporter=exporter)
+    assert made.largest < 1e-5 and {port.name for port in made.reference.user.inputs} == {"installed", "section", "size"}
+    # A trace would write an `If` for an axis that is squeezed.
+    last = Plain(lambda s, x, m: x.gather(1, (m.sum(1).long() - 1).clamp(min=0).view(-1, 1, 1).expand(-1, -1, 6)).squeeze(1))
+    made = of_history(tmp_path / "last", last, exporter=exporter)
+    assert made.largest == 0 and "If" not in {node.op_type for node in made.reference.user.model.graph.node}
+    with pytest.raises(ExportError, match="exporter `onnx`, expected one of: dynamo, torchscript"):
+        export(tmp_path / "shop", exporter="onnx")
+
+
+def test_modules_come_in_wrappers(tmp_path):
+    user = User()
+    refused(tmp_path, "user: got a .*ScriptModule of TorchScript, expected the torch.nn.Module", user=torch.jit.script(user))
+    for n, given in enumerate([torch.compile(user), nn.DataParallel(user)]):
+        made = export(tmp_path / f"shop{n}", user=given)
+        with torch.no_grad():
+            wanted = user(torch.ones(1, 6), torch.zeros(1, 4), torch.zeros(1, 3))
+        assert torch.allclose(made.reference.user(installed=torch.ones(1, 6), section=torch.zeros(1, 4), size=torch.zeros(1, 3))["query"], wanted)
+
+
+def test_parameters_that_nothing_feeds_are_left_out_where_they_have_a_default(tmp_path):
+    class Optional(User):
+        def forward(self, installed, section, size=None, mask=None, **more):
+            assert mask is None and not more
+            return super().forward(installed, section, size)
+
+    assert [port.name for port in export(tmp_path / "shop", user=Optional()).reference.user.inputs] == ["installed", "section", "size"]
+
+
+@pytest.mark.parametrize("exporter", sterling.exporters.EXPORTERS)
+def test_a_feature_that_is_called_like_the_output_of_its_tower_is_renamed_in_the_graph(tmp_path, program, exporter):
+    class Asked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, D)
+
+        def forward(self, query, query_mask):
+            return self.layer((query * query_mask.unsqueeze(-1)).sum(1))
+
+    rows = [{"id": n, "embedding": [float(n * k % 7) for k in range(D)]} for n in range(20)]
+    made = bags(tmp_path / "shop", torch.randn(50, 6), Ids("query", "t", "none", length=4), user=Asked(), exporter=exporter,
+                samples=[{"query": [3, 5, 9]}], items=rows, program=program)  # fmt: skip
+    assert made.differences["served"] < 1e-5
+    declared = tomllib.loads((made.path / "model.toml").read_text())["user"]["features"]
+    assert [(feature["name"], feature["column"]) for feature in declared] == [("query_feature", "query")]
+
+
+def test_a_softmax_of_nothing_is_zero(tmp_path, program):
+    torch.manual_seed(5)
+    parts = {"layer": nn.Linear(6, D), "attention": nn.MultiheadAttention(D, 2, batch_first=True)}
+    rows = [{"id": n, "embedding": [float(n * k % 7) for k in range(D)]} for n in range(20)]
+
+    def weighted(s, x, m):
+        x = s.layer(x)
+        attended, weights = s.attention(x, x, x, key_padding_mask=m < 0.5)
+        pooled = torch.softmax(x.sum(-1).masked_fill(m < 0.5, float("-inf")), 1).unsqueeze(-1)
+        return (attended * pooled).sum(1) + weights.sum((1, 2)).unsqueeze(1)
+
+    for exporter in sterling.exporters.EXPORTERS:
+        made = of_history(tmp_path / exporter, Plain(weighted, **parts), exporter=exporter, items=rows, samples=[{"history": [1, 2]}], program=program)
+        assert made.largest < 1e-5 and np.allclose(made.reference.queries([{}]), 0, atol=1e-6), str(made)
+    # PyTorch's own numbers where there is something.
+    x, m = torch.randn(2, 5, 6), torch.tensor([[1.0] * 5, [1.0] + [0.0] * 4])
+    with torch.no_grad():
+        assert torch.allclose(made.reference.user(history=x, history_mask=m)["query"], weighted(Plain(weighted, **parts), x, m), atol=1e-6)
+
+
+class Branching(nn.Module):
+    def forward(self, history, history_mask):
+        return history.sum(1) * (2 if history_mask.sum() > 0 else 1)
+
+
+def packed(s, x, m):
+    rows = nn.utils.rnn.pack_padded_sequence(x, m.sum(1).long().clamp(min=1), batch_first=True, enforce_sorted=False)
+    return s.gru(rows)[1][-1]
+
+
+def meta():
+    with torch.device("meta"):
+        return nn.Linear(6, D)
+
+
+@pytest.mark.parametrize(
+    ("user", "said"),
+    [
+        (Plain(lambda s, x, m: torch.special.bessel_j0(x).sum(1)), r"bessel_j0.*; ONNX has no operator for it"),
+        (Branching(), r"in forward, test_export.py:\d+; forward decides by the values of a tensor .* use torch.where or a mask"),
+        (Plain(packed, gru=nn.GRU(6, D, batch_first=True)), "packed sequences cannot be exported; run the module over the padded rows"),
+        (Plain(lambda s, x, m: x.sum(1) / m.sum(1, keepdim=True)), r"first by `div` in <lambda>, test_export.py:\d+; divide by at least"),
+        (Plain(lambda s, x, m: x.masked_fill(m.unsqueeze(-1) < 1, -np.inf).amax(1)), r"`history` of nothing, first by `amax` .*; fill with a finite number"),
+        (Plain(lambda s, x, m: s.layer(x).sum(1), layer=nn.LazyLinear(D)), "`layer.weight` has no shape yet; run the module once before"),
+        (Plain(lambda s, x, m: s.layer(x).sum(1), layer=meta()), "`layer.weight` is on the device `meta`"),
+        (Plain(lambda s, x, m: s.other(x)), "forward failed on history .*no attribute 'other'"),
+    ],
+)
+def test_a_refused_module_is_told_the_line_and_a_remedy(tmp_path, user, said):
+    with pytest.raises(ExportError, match=f"(?s)^user: .*{said}"):
+        of_history(tmp_path / "shop", user)
+
+
+def test_modules_of_transformers_are_exported_as_they_are(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(vocab_size=2, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2)
+
+    def last(s, x, m):
+        states = s.model(inputs_embeds=s.layer(x), attention_mask=m, use_cache=False).last_hidden_state
+        return states[torch.arange(x.shape[0]), (m.sum(1).long() - 1).clamp(min=0)]
+
+    for exporter in sterling.exporters.EXPORTERS:
+        user = Plain(last, layer=nn.Linear(6, 16), model=transformers.LlamaModel(config))
+        assert of_history(tmp_path / exporter, user, exporter=exporter).largest < 1e-5
+
+
+def test_a_module_may_hold_the_collection_that_is_looked_up_outside(tmp_path):
+    models = pytest.importorskip("torchrec.models.dlrm")
+    dlrm = models.DLRM(collection(("a", ["a"]), ("b", ["b"])), 3, [D, 6], [D, 1])
+
+    class Towerlike(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dlrm = dlrm
+
+        def forward(self, a, b, size):
+            return self.dlrm.inter_arch(self.dlrm.dense_arch(size), torch.stack([a, b], 1))
+
+    user, looked = Towerlike(), torch.randn(1, 2, 6)
+    given = dict(user=user, item=None, overarch=None, tasks=[], value=None, constants=None, samples=(), items=None)
+    made = export(tmp_path / "shop", **given, tables=dlrm, features={"user": [Dense("size", 3)]})
+    with torch.no_grad():
+        wanted = user(looked[:, 0], looked[:, 1], torch.ones(1, 3))
+    assert torch.allclose(made.reference.user(a=looked[:, 0], b=looked[:, 1], size=torch.ones(1, 3))["query"], wanted, atol=1e-6)
+    assert sorted(made.reference.tables) == ["a", "b"] and made.largest < 1e-5
 
 
 def with_features(side, *some):

@@ -1,0 +1,1 @@
+"""Models of RecBole, TorchRec and transformers, and of papers, as packages: ``scripts/real_models.py`` measures them."""
