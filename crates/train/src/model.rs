@@ -6,12 +6,17 @@
 use std::collections::BTreeSet;
 
 use crate::catalogue::Catalogue;
+use crate::products::Packed;
+use crate::reranker::Reranker;
 use crate::side::Side;
+use crate::touched::RowSet;
+use crate::weights::Weights;
 use sterling_core::error::{Error, Result};
 use sterling_embedding::train::{LearningTables, MasterTable, PreparedBatch, Rule};
 use sterling_embedding::{JaggedTensor, KeyedJaggedTensor, KeyedTensor, Sequence};
 use sterling_graph::tower::FeatureRow;
-use sterling_snapshot::model::{Package, TowerSide, TrainSpec};
+use sterling_snapshot::items::Items;
+use sterling_snapshot::model::{LossKind, Package, TowerSide, TrainSpec};
 
 /// Items per batch when all item vectors are computed.
 const ITEMS_TOGETHER: usize = 1024;
@@ -20,8 +25,14 @@ const ITEMS_TOGETHER: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct Model {
     pub(crate) tables: LearningTables,
+    /// Per table, the rows that changed since the last checkpoint with all rows.
+    touched: Vec<RowSet>,
+    /// Per table, the rows that changed since the vectors of all items were computed.
+    stale: Vec<RowSet>,
     pub(crate) user: Side,
     pub(crate) item: Option<Side>,
+    /// The reranker; none if the loss does not train it.
+    reranker: Option<Reranker>,
     dimension: usize,
 }
 
@@ -59,7 +70,7 @@ impl Model {
     /// # Errors
     /// `Invalid` if the package has no `[train]` or no user tower; `Unsupported` with the operator's name if a graph cannot be
     /// trained.
-    pub(crate) fn new(package: &Package, train: &TrainSpec, threads: usize) -> Result<Self> {
+    pub(crate) fn new(package: &Package, train: &TrainSpec, items: &Items, threads: usize) -> Result<Self> {
         let user = package.user.as_ref().ok_or_else(|| Error::invalid("model.toml: [user] is missing"))?;
         let read = |side: TowerSide| {
             let optimizer = train.learns(side).then_some(&train.dense_optimizer);
@@ -89,7 +100,54 @@ impl Model {
         let names: Vec<String> = sequences.into_iter().map(|s| s.feature).collect();
         user.connect(tables.layout(), &names)?;
         item.as_mut().map_or(Ok(()), |item| item.connect(tables.layout(), &names))?;
-        Ok(Model { tables, user, item, dimension: package.spec.dimension })
+        let reranker = (train.loss == LossKind::Tasks).then(|| Reranker::read(package, train, items, threads));
+        let reranker = reranker.transpose()?;
+        let touched: Vec<RowSet> = tables.tables().iter().map(|table| RowSet::new(table.spec().rows)).collect();
+        Ok(Model { tables, stale: touched.clone(), touched, user, item, reranker, dimension: package.spec.dimension })
+    }
+
+    /// Returns the tables that are not frozen, and their rows that changed since the last checkpoint with all rows.
+    pub(crate) fn learning_tables(&self) -> impl Iterator<Item = (&MasterTable, &RowSet)> {
+        self.tables.tables().iter().zip(&self.touched).filter(|(table, _)| table.rule().is_some())
+    }
+
+    /// Returns the same, mutable.
+    pub(crate) fn learning_tables_mut(&mut self) -> impl Iterator<Item = (&mut MasterTable, &mut RowSet)> {
+        let all = self.tables.tables_mut().iter_mut().zip(&mut self.touched);
+        all.filter(|(table, _)| table.rule().is_some())
+    }
+
+    /// Returns the reranker that learns.
+    ///
+    /// # Errors
+    /// `Internal` if none does.
+    pub(crate) fn reranker(&mut self) -> Result<&mut Reranker> {
+        self.reranker.as_mut().ok_or_else(|| Error::internal("a reranker that is not trained"))
+    }
+
+    /// Returns the weights of all graphs: the towers and the reranker, as far as there are any.
+    pub(crate) fn weights(&self) -> impl Iterator<Item = &Weights> {
+        let towers = std::iter::once(&self.user).chain(&self.item).map(|side| &side.weights);
+        towers.chain(self.reranker.iter().map(|reranker| &reranker.weights))
+    }
+
+    /// Returns the same, mutable.
+    pub(crate) fn weights_mut(&mut self) -> impl Iterator<Item = &mut Weights> {
+        let towers = std::iter::once(&mut self.user).chain(&mut self.item).map(|side| &mut side.weights);
+        towers.chain(self.reranker.iter_mut().map(|reranker| &mut reranker.weights))
+    }
+
+    /// Returns whether more than half of all rows, by their size, changed since the last checkpoint with all rows.
+    pub(crate) fn is_mostly_touched(&self) -> bool {
+        let size = |table: &MasterTable, rows: usize| rows * (table.spec().width + table.state_width());
+        let touched: usize = self.learning_tables().map(|(table, touched)| size(table, touched.len())).sum();
+        let all: usize = self.learning_tables().map(|(table, _)| size(table, table.spec().rows as usize)).sum();
+        2 * touched > all
+    }
+
+    /// Forgets which rows changed, after a checkpoint with all rows.
+    pub(crate) fn forget_touched(&mut self) {
+        self.touched.iter_mut().for_each(RowSet::clear);
     }
 
     /// Returns the width of queries and items, D.
@@ -159,32 +217,69 @@ impl Model {
             item.backward(&items, inputs, candidates, &mut of_bags, &mut of_sequences)?;
         }
         // Weights and rows are updated together or not at all.
-        if !(self.user.is_finite() && self.item.as_ref().is_none_or(Side::is_finite)) {
+        if !self.weights().all(Weights::is_finite) {
             return Ok(Stepped { is_rejected: true, ..Stepped::default() });
         }
-        self.user.step()?;
-        self.item.as_mut().map_or(Ok(()), Side::step)?;
+        self.weights_mut().try_for_each(Weights::step)?;
         let report = self.tables.backward(batch, &of_bags, &of_sequences)?;
+        for ((touched, stale), table) in self.touched.iter_mut().zip(&mut self.stale).zip(&report.tables) {
+            for row in &table.rows {
+                touched.insert(*row);
+                stale.insert(*row);
+            }
+        }
         let rejected_rows = report.tables.iter().map(|table| table.rejected_rows.len() as u64).sum();
         Ok(Stepped { is_rejected: false, rejected_rows })
     }
 
-    /// Returns the vectors of all items, `[N, D]`.
+    /// Brings the vectors of all items up to date, a column each. Only those are computed that differ from `before`: of items
+    /// whose rows changed, or all of them if the weights of the item tower learn.
     ///
     /// # Errors
     /// Errors of lookups and graphs.
-    pub(crate) fn vectors(&mut self, catalogue: &Catalogue) -> Result<Vec<f32>> {
-        if self.item.is_none() {
-            return Ok(catalogue.vectors().to_vec());
-        }
-        let mut all = Vec::with_capacity(catalogue.len() * self.dimension);
-        for rows in catalogue.rows().chunks(ITEMS_TOGETHER) {
-            let rows: Vec<&FeatureRow> = rows.iter().collect();
+    pub(crate) fn vectors(&mut self, catalogue: &Catalogue, before: Option<Packed>) -> Result<Packed> {
+        let (mut packed, stale) = match before {
+            Some(packed) => (packed, self.stale_items(catalogue)),
+            None if self.item.is_none() => {
+                return Ok(Packed::transposed(catalogue.vectors(), self.dimension, catalogue.len()));
+            }
+            None => (Packed::zeros(self.dimension, catalogue.len()), (0..catalogue.len() as u32).collect()),
+        };
+        for items in stale.chunks(ITEMS_TOGETHER) {
+            let rows: Vec<&FeatureRow> = items.iter().map(|item| &catalogue.rows()[*item as usize]).collect();
             let (_, pooled, sequences) = self.lookup(&[], &rows)?;
             if let Some(item) = &mut self.item {
-                all.extend(item.forward(&rows, (&pooled, &sequences))?);
+                let vectors = item.forward(&rows, (&pooled, &sequences))?;
+                let vectors = vectors.chunks_exact(self.dimension);
+                items.iter().zip(vectors).for_each(|(item, vector)| packed.set_column(*item as usize, vector));
             }
         }
-        Ok(all)
+        self.stale.iter_mut().for_each(RowSet::clear);
+        Ok(packed)
+    }
+
+    /// Returns the items whose vectors may have changed since [`Model::vectors`] computed them.
+    fn stale_items(&self, catalogue: &Catalogue) -> Vec<u32> {
+        let Some(item) = &self.item else { return Vec::new() };
+        let all = 0..catalogue.len() as u32;
+        if item.weights.optimizer.is_some() {
+            return all.collect();
+        }
+        let specs: Vec<_> = self.tables.tables().iter().map(|table| table.spec()).collect();
+        let features: Vec<_> = item
+            .lookups()
+            .filter_map(|(n, table)| {
+                let at = specs.iter().position(|spec| spec.name == table)?;
+                Some((n, specs[at], &self.stale[at]))
+            })
+            .collect();
+        let is_stale = |item: &u32| {
+            let row = &catalogue.rows()[*item as usize];
+            features.iter().any(|(n, spec, stale)| {
+                let ids = row.ids_of(*n).map_or(&[][..], |(ids, _)| ids);
+                ids.iter().any(|id| spec.resolve(*id).0.is_some_and(|row| stale.contains(row as u32)))
+            })
+        };
+        all.filter(is_stale).collect()
     }
 }
