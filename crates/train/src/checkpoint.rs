@@ -1,8 +1,9 @@
 //! Checkpoints: a run that was interrupted resumes from the last one, with bit-identical results.
 //!
 //! A checkpoint is a folder `checkpoints/STEP` of the run's working folder, renamed into place once all of it is durable.
-//! `state.safetensors` (`state`) holds the tensors. `learn.json` holds the checksum of that file, the position in the events, and
-//! digests of the package, of `[train]` and of the run's options. The last two checkpoints are retained.
+//! `state.safetensors` (`state`) holds the tensors: the rows that changed since the base, which is the last checkpoint with all
+//! rows, or the package before there is one. `learn.json` holds the checksum of that file, the base, the position in the events,
+//! and digests of the package, of `[train]` and of the run's options. The last two checkpoints and their bases are retained.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -62,16 +63,37 @@ pub(crate) struct Position {
     pub(crate) loss: f64,
 }
 
+/// A checkpoint with all rows, which later ones build on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Base {
+    pub(crate) step: u64,
+    state: Checksum,
+}
+
 #[derive(Serialize, Deserialize)]
 struct About {
     format: u32,
     origin: Origin,
     position: Position,
     state: Checksum,
+    /// Base of the rows; none for the package, and for a checkpoint with all rows.
+    base: Option<Base>,
+    /// True if the checkpoint has all rows.
+    is_full: bool,
+}
+
+/// A checkpoint to resume from.
+#[derive(Debug)]
+pub(crate) struct Last {
+    pub(crate) position: Position,
+    /// State files, to be restored one after the other.
+    pub(crate) states: Vec<PathBuf>,
+    /// Base of the next checkpoint.
+    pub(crate) base: Option<Base>,
 }
 
 /// Format of checkpoints that this program writes and reads.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// The checkpoints of a working folder.
 #[derive(Debug)]
@@ -100,11 +122,11 @@ impl Checkpoints {
         Ok(steps)
     }
 
-    /// Returns the position of the last checkpoint and the folder of its state.
+    /// Returns the last checkpoint.
     ///
     /// # Errors
-    /// `Conflict` if it belongs to another run; `Corrupt` with the file if it is damaged.
-    pub(crate) fn last(&self, origin: &Origin) -> Result<Option<(Position, PathBuf)>> {
+    /// `Conflict` if it belongs to another run; `Corrupt` with the file if it or its base is damaged.
+    pub(crate) fn last(&self, origin: &Origin) -> Result<Option<Last>> {
         let Some(step) = self.steps()?.pop() else { return Ok(None) };
         let folder = self.folder.join(step.to_string());
         let place = |e: Error| {
@@ -112,13 +134,7 @@ impl Checkpoints {
             let advice = "remove it to go on from the one before";
             Error::new(kind, format!("checkpoint {}: {e}; {advice}", folder.display()))
         };
-        let text = files::read(&folder.join(ABOUT_FILE)).map_err(place)?;
-        let about: About =
-            serde_json::from_slice(&text).map_err(|e| place(Error::corrupt(format!("{ABOUT_FILE}: {e}"))))?;
-        if about.format != FORMAT {
-            let what = format!("{ABOUT_FILE}: format {}, expected {FORMAT}", about.format);
-            return Err(place(Error::unsupported(what)));
-        }
+        let about = about(&folder).map_err(place)?;
         let other = [
             ("package or items", &about.origin.package, &origin.package),
             ("[train]", &about.origin.train, &origin.train),
@@ -131,14 +147,23 @@ impl Checkpoints {
                 self.folder.display()
             )));
         }
-        let found = Checksum::of_file(&folder.join(STATE_FILE)).map_err(place)?;
-        if found != about.state || about.position.step != step {
-            return Err(place(Error::corrupt(format!("{STATE_FILE}: not the bytes that {ABOUT_FILE} tells of"))));
+        if about.position.step != step {
+            let what = format!("{ABOUT_FILE}: step {}, expected {step}", about.position.step);
+            return Err(place(Error::corrupt(what)));
         }
-        Ok(Some((about.position, folder)))
+        let mut states = Vec::new();
+        if let Some(base) = &about.base {
+            let file = self.folder.join(base.step.to_string()).join(STATE_FILE);
+            let checked = check(&file, &base.state);
+            states.push(checked.map_err(|e| place(e.within(format!("its base, checkpoint {}", base.step))))?);
+        }
+        states.push(check(&folder.join(STATE_FILE), &about.state).map_err(place)?);
+        let base = if about.is_full { Some(Base { step, state: about.state }) } else { about.base };
+        Ok(Some(Last { position: about.position, states, base }))
     }
 
-    /// Writes a checkpoint; `state` writes the file of tensors. If the write fails, earlier checkpoints stay.
+    /// Writes a checkpoint, and returns the base of the next one; `state` writes the file of tensors, with the rows that changed
+    /// since `base`, or with all of them if `is_full`. If the write fails, earlier checkpoints stay.
     ///
     /// # Errors
     /// `NoSpace` or `Io` with the step.
@@ -146,8 +171,10 @@ impl Checkpoints {
         &self,
         origin: &Origin,
         position: &Position,
+        base: Option<Base>,
+        is_full: bool,
         state: impl FnOnce(&Path) -> Result<Checksum>,
-    ) -> Result<()> {
+    ) -> Result<Option<Base>> {
         let folder = self.folder.join(position.step.to_string());
         let io = |e| Error::io(folder.display(), e);
         let write = || {
@@ -156,20 +183,35 @@ impl Checkpoints {
             self.sweep()?;
             files::write_folder(&folder, |temporary| {
                 let state = state(&temporary.join(STATE_FILE))?;
-                let about = About { format: FORMAT, origin: origin.clone(), position: position.clone(), state };
+                let base = base.filter(|_| !is_full);
+                let (origin, position) = (origin.clone(), position.clone());
+                let about = About { format: FORMAT, origin, position, state, base, is_full };
                 let text = serde_json::to_vec(&about).map_err(|e| Error::internal(format!("{ABOUT_FILE}: {e}")))?;
                 write_atomic(&temporary.join(ABOUT_FILE), |file| file.write_all(&text))?;
                 if folder.exists() {
                     fs::remove_dir_all(&folder).map_err(io)?;
                 }
-                Ok(())
+                Ok(about)
             })
         };
-        write().map_err(|e| {
+        let About { state, base, .. } = write().map_err(|e| {
             e.within(format!("checkpoint at step {} was not written, earlier ones are as they were", position.step))
         })?;
+        self.remove_old()?;
+        Ok(if is_full { Some(Base { step: position.step, state }) } else { base })
+    }
+
+    /// Removes all checkpoints but the last ones and their bases.
+    fn remove_old(&self) -> Result<()> {
         let steps = self.steps()?;
-        for step in &steps[..steps.len().saturating_sub(KEPT)] {
+        let (old, kept) = steps.split_at(steps.len().saturating_sub(KEPT));
+        let mut bases = Vec::new();
+        for step in kept {
+            // A damaged checkpoint needs no base.
+            let about = about(&self.folder.join(step.to_string())).ok();
+            bases.extend(about.and_then(|about| about.base).map(|base| base.step));
+        }
+        for step in old.iter().filter(|step| !bases.contains(step)) {
             let old = self.folder.join(step.to_string());
             fs::remove_dir_all(&old).map_err(|e| Error::io(old.display(), e))?;
         }
@@ -198,5 +240,28 @@ impl Checkpoints {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(self.folder.display(), e)),
             _ => Ok(()),
         }
+    }
+}
+
+/// Reads the description of a checkpoint.
+fn about(folder: &Path) -> Result<About> {
+    #[derive(Deserialize)]
+    struct Format {
+        format: u32,
+    }
+    let text = files::read(&folder.join(ABOUT_FILE))?;
+    let broken = |e: serde_json::Error| Error::corrupt(format!("{ABOUT_FILE}: {e}"));
+    let Format { format } = serde_json::from_slice(&text).map_err(broken)?;
+    match format {
+        FORMAT => serde_json::from_slice(&text).map_err(broken),
+        _ => Err(Error::unsupported(format!("{ABOUT_FILE}: format {format}, expected {FORMAT}"))),
+    }
+}
+
+/// Returns the path of a state file after comparing its bytes with their checksum.
+fn check(file: &Path, expected: &Checksum) -> Result<PathBuf> {
+    match Checksum::of_file(file)? == *expected {
+        true => Ok(file.to_owned()),
+        false => Err(Error::corrupt(format!("{STATE_FILE}: not the bytes that {ABOUT_FILE} tells of"))),
     }
 }

@@ -28,6 +28,7 @@ mod side;
 mod state;
 #[cfg(test)]
 mod tests;
+mod touched;
 mod trainer;
 
 pub use report::{Ranked, Report, Window};

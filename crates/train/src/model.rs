@@ -6,7 +6,9 @@
 use std::collections::BTreeSet;
 
 use crate::catalogue::Catalogue;
+use crate::products::Packed;
 use crate::side::Side;
+use crate::touched::RowSet;
 use sterling_core::error::{Error, Result};
 use sterling_embedding::train::{LearningTables, MasterTable, PreparedBatch, Rule};
 use sterling_embedding::{JaggedTensor, KeyedJaggedTensor, KeyedTensor, Sequence};
@@ -20,6 +22,10 @@ const ITEMS_TOGETHER: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct Model {
     pub(crate) tables: LearningTables,
+    /// Per table, the rows that changed since the last checkpoint with all rows.
+    touched: Vec<RowSet>,
+    /// Per table, the rows that changed since the vectors of all items were computed.
+    stale: Vec<RowSet>,
     pub(crate) user: Side,
     pub(crate) item: Option<Side>,
     dimension: usize,
@@ -89,7 +95,32 @@ impl Model {
         let names: Vec<String> = sequences.into_iter().map(|s| s.feature).collect();
         user.connect(tables.layout(), &names)?;
         item.as_mut().map_or(Ok(()), |item| item.connect(tables.layout(), &names))?;
-        Ok(Model { tables, user, item, dimension: package.spec.dimension })
+        let touched: Vec<RowSet> = tables.tables().iter().map(|table| RowSet::new(table.spec().rows)).collect();
+        Ok(Model { tables, stale: touched.clone(), touched, user, item, dimension: package.spec.dimension })
+    }
+
+    /// Returns the tables that are not frozen, and their rows that changed since the last checkpoint with all rows.
+    pub(crate) fn learning_tables(&self) -> impl Iterator<Item = (&MasterTable, &RowSet)> {
+        self.tables.tables().iter().zip(&self.touched).filter(|(table, _)| table.rule().is_some())
+    }
+
+    /// Returns the same, mutable.
+    pub(crate) fn learning_tables_mut(&mut self) -> impl Iterator<Item = (&mut MasterTable, &mut RowSet)> {
+        let all = self.tables.tables_mut().iter_mut().zip(&mut self.touched);
+        all.filter(|(table, _)| table.rule().is_some())
+    }
+
+    /// Returns whether more than half of all rows, by their size, changed since the last checkpoint with all rows.
+    pub(crate) fn is_mostly_touched(&self) -> bool {
+        let size = |table: &MasterTable, rows: usize| rows * (table.spec().width + table.state_width());
+        let touched: usize = self.learning_tables().map(|(table, touched)| size(table, touched.len())).sum();
+        let all: usize = self.learning_tables().map(|(table, _)| size(table, table.spec().rows as usize)).sum();
+        2 * touched > all
+    }
+
+    /// Forgets which rows changed, after a checkpoint with all rows.
+    pub(crate) fn forget_touched(&mut self) {
+        self.touched.iter_mut().for_each(RowSet::clear);
     }
 
     /// Returns the width of queries and items, D.
@@ -165,26 +196,64 @@ impl Model {
         self.user.step()?;
         self.item.as_mut().map_or(Ok(()), Side::step)?;
         let report = self.tables.backward(batch, &of_bags, &of_sequences)?;
+        for ((touched, stale), table) in self.touched.iter_mut().zip(&mut self.stale).zip(&report.tables) {
+            for row in &table.rows {
+                touched.insert(*row);
+                stale.insert(*row);
+            }
+        }
         let rejected_rows = report.tables.iter().map(|table| table.rejected_rows.len() as u64).sum();
         Ok(Stepped { is_rejected: false, rejected_rows })
     }
 
-    /// Returns the vectors of all items, `[N, D]`.
+    /// Brings the vectors of all items up to date, a column each. Only those are computed that differ from `before`: of items
+    /// whose rows changed, or all of them if the weights of the item tower learn.
     ///
     /// # Errors
     /// Errors of lookups and graphs.
-    pub(crate) fn vectors(&mut self, catalogue: &Catalogue) -> Result<Vec<f32>> {
-        if self.item.is_none() {
-            return Ok(catalogue.vectors().to_vec());
-        }
-        let mut all = Vec::with_capacity(catalogue.len() * self.dimension);
-        for rows in catalogue.rows().chunks(ITEMS_TOGETHER) {
-            let rows: Vec<&FeatureRow> = rows.iter().collect();
+    pub(crate) fn vectors(&mut self, catalogue: &Catalogue, before: Option<Packed>) -> Result<Packed> {
+        let (mut packed, stale) = match before {
+            Some(packed) => (packed, self.stale_items(catalogue)),
+            None if self.item.is_none() => {
+                return Ok(Packed::transposed(catalogue.vectors(), self.dimension, catalogue.len()));
+            }
+            None => (Packed::zeros(self.dimension, catalogue.len()), (0..catalogue.len() as u32).collect()),
+        };
+        for items in stale.chunks(ITEMS_TOGETHER) {
+            let rows: Vec<&FeatureRow> = items.iter().map(|item| &catalogue.rows()[*item as usize]).collect();
             let (_, pooled, sequences) = self.lookup(&[], &rows)?;
             if let Some(item) = &mut self.item {
-                all.extend(item.forward(&rows, (&pooled, &sequences))?);
+                let vectors = item.forward(&rows, (&pooled, &sequences))?;
+                let vectors = vectors.chunks_exact(self.dimension);
+                items.iter().zip(vectors).for_each(|(item, vector)| packed.set_column(*item as usize, vector));
             }
         }
-        Ok(all)
+        self.stale.iter_mut().for_each(RowSet::clear);
+        Ok(packed)
+    }
+
+    /// Returns the items whose vectors may have changed since [`Model::vectors`] computed them.
+    fn stale_items(&self, catalogue: &Catalogue) -> Vec<u32> {
+        let Some(item) = &self.item else { return Vec::new() };
+        let all = 0..catalogue.len() as u32;
+        if item.optimizer.is_some() {
+            return all.collect();
+        }
+        let specs: Vec<_> = self.tables.tables().iter().map(|table| table.spec()).collect();
+        let features: Vec<_> = item
+            .lookups()
+            .filter_map(|(n, table)| {
+                let at = specs.iter().position(|spec| spec.name == table)?;
+                Some((n, specs[at], &self.stale[at]))
+            })
+            .collect();
+        let is_stale = |item: &u32| {
+            let row = &catalogue.rows()[*item as usize];
+            features.iter().any(|(n, spec, stale)| {
+                let ids = row.ids_of(*n).map_or(&[][..], |(ids, _)| ids);
+                ids.iter().any(|id| spec.resolve(*id).0.is_some_and(|row| stale.contains(row as u32)))
+            })
+        };
+        all.filter(is_stale).collect()
     }
 }

@@ -14,6 +14,7 @@ use sterling_storage::files::{self, Checksum, TensorFile, write_atomic};
 
 /// File of the optimizer state, written into a trained package, so that training can continue from it.
 pub(crate) const OPTIMIZER_FILE: &str = "optimizer.safetensors";
+
 /// Returns a digest of the files of a package and of its items.
 ///
 /// # Errors

@@ -17,17 +17,23 @@ impl Packed {
         Packed { numbers: pack(matrix, depth, columns), depth, columns }
     }
 
+    /// Creates a matrix of zeros.
+    pub(crate) fn zeros(depth: usize, columns: usize) -> Self {
+        Packed { numbers: Lines::new(depth * columns.next_multiple_of(PANEL)), depth, columns }
+    }
+
     /// Packs a column-major matrix: `[columns, depth]` transposed.
     pub(crate) fn transposed(matrix: &[f32], depth: usize, columns: usize) -> Self {
-        let mut numbers = Lines::new(depth * columns.next_multiple_of(PANEL));
-        let out = numbers.numbers_mut();
-        for (panel, of_panel) in matrix.chunks(PANEL * depth).enumerate() {
-            let out = &mut out[panel * PANEL * depth..];
-            for (column, values) in of_panel.chunks_exact(depth).enumerate() {
-                values.iter().enumerate().for_each(|(k, value)| out[k * PANEL + column] = *value);
-            }
-        }
-        Packed { numbers, depth, columns }
+        let mut packed = Packed::zeros(depth, columns);
+        matrix.chunks_exact(depth).enumerate().for_each(|(column, values)| packed.set_column(column, values));
+        packed
+    }
+
+    /// Replaces a column.
+    pub(crate) fn set_column(&mut self, column: usize, values: &[f32]) {
+        let (panel, column) = (column / PANEL, column % PANEL);
+        let out = &mut self.numbers.numbers_mut()[panel * PANEL * self.depth..][..PANEL * self.depth];
+        out.chunks_exact_mut(PANEL).zip(values).for_each(|(out, value)| out[column] = *value);
     }
 
     /// Number of columns.

@@ -147,9 +147,14 @@ impl Side {
         read.filter(|(_, feature)| feature.kind != FeatureKind::Dense)
     }
 
+    /// Returns the number and the table of each feature that is looked up.
+    pub(crate) fn lookups(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.looked_up().filter_map(|(n, feature)| Some((n, feature.table.as_deref()?)))
+    }
+
     /// Returns the tables that the graph reads.
     pub(crate) fn tables(&self) -> impl Iterator<Item = &str> {
-        self.looked_up().filter_map(|(_, feature)| feature.table.as_deref())
+        self.lookups().map(|(_, table)| table)
     }
 
     fn key(&self, feature: &FeatureSpec) -> String {

@@ -2,7 +2,8 @@
 //!
 //! | tensor | holds |
 //! |---|---|
-//! | `table.NAME.values` `[rows, D]`, `table.NAME.state` `[rows, S]` | masters, and the optimizer's state of each row |
+//! | `table.NAME.rows` `[n]` | row numbers, ascending; missing if all rows are in the file |
+//! | `table.NAME.values` `[n, D]`, `table.NAME.state` `[n, S]` | masters, and the optimizer's state of each row |
 //! | `tower.SIDE.parameters`, `tower.SIDE.moment.N` | weights of a tower that learns, and moments of its optimizer |
 //! | `items.ids` `items.counts` `items.gaps` `items.last` `[N]` | how often each item was chosen, its mean gap and last event, in events |
 //! | `about` | steps, as JSON |
@@ -15,10 +16,11 @@ use crate::catalogue::Catalogue;
 use crate::frequency::Frequency;
 use crate::model::Model;
 use crate::side::Side;
+use crate::touched::RowSet;
 use sterling_core::error::{Error, Result};
 use sterling_embedding::train::{MasterRows, MasterTable};
 use sterling_graph::dense::train::DenseOptimizer;
-use sterling_storage::files::{Checksum, TensorFile, Tensors};
+use sterling_storage::files::{Checksum, Places, TensorFile, Tensors};
 
 /// State that a run carries on besides the model.
 #[derive(Debug)]
@@ -47,23 +49,82 @@ fn sides(model: &Model) -> impl Iterator<Item = &Side> {
     std::iter::once(&model.user).chain(&model.item)
 }
 
+/// Which part of a state is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// Everything: a checkpoint that needs no other.
+    All,
+    /// Rows that changed since the last checkpoint with all rows (Eisenman et al. 2022, *Check-N-Run*, NSDI), and everything else.
+    Touched,
+    /// Optimizer state and frequencies: the package has the rows and weights.
+    Optimizers,
+}
+
+/// Rows that are copied at once.
+const ROWS_TOGETHER: usize = 4096;
+
+/// Rows of one table in a state file.
+struct Stored<'a> {
+    table: &'a MasterTable,
+    /// Row numbers; none for all rows.
+    rows: Option<Vec<u32>>,
+}
+
+impl Stored<'_> {
+    fn count(&self) -> usize {
+        self.rows.as_ref().map_or(self.table.spec().rows as usize, Vec::len)
+    }
+
+    /// Writes values and state of the rows, a few at a time.
+    fn fill(&self, content: Content, places: &mut Places<'_>) -> Result<()> {
+        let (name, width, count) = (&self.table.spec().name, self.table.spec().width, self.count());
+        for first in (0..count).step_by(ROWS_TOGETHER) {
+            let range = first..count.min(first + ROWS_TOGETHER);
+            let MasterRows { values, state, .. } = match &self.rows {
+                Some(rows) => self.table.export(rows[range].iter().copied())?,
+                None => self.table.export(range.start as u32..range.end as u32)?,
+            };
+            if content != Content::Optimizers {
+                places.put(&format!("table.{name}.values"), first * width, &values)?;
+            }
+            places.put(&format!("table.{name}.state"), first * self.table.state_width(), &state)?;
+        }
+        Ok(())
+    }
+}
+
 /// Writes the state of a model and a run.
 ///
 /// # Errors
 /// `NoSpace` or `Io` with the file.
-pub(crate) fn write(path: &Path, model: &Model, carried: &Carried, catalogue: &Catalogue) -> Result<Checksum> {
+pub(crate) fn write(
+    path: &Path,
+    content: Content,
+    model: &Model,
+    carried: &Carried,
+    catalogue: &Catalogue,
+) -> Result<Checksum> {
     let mut file = TensorFile::new();
-    for table in model.tables.tables() {
-        let (name, rows) = (&table.spec().name, table.spec().rows as usize);
-        let MasterRows { values, state, .. } = table.export(0..table.spec().rows as u32)?;
-        file.add_owned(format!("table.{name}.values"), &[rows, table.spec().width], values)?;
-        file.add_owned(format!("table.{name}.state"), &[rows, table.state_width()], state)?;
+    let mut stored = Vec::new();
+    for (table, touched) in model.learning_tables() {
+        let rows = (content == Content::Touched).then(|| touched.rows());
+        let (name, of) = (&table.spec().name, Stored { table, rows });
+        if let Some(rows) = &of.rows {
+            file.add_owned(format!("table.{name}.rows"), &[rows.len()], rows.clone())?;
+        }
+        if content != Content::Optimizers {
+            file.reserve::<f32>(format!("table.{name}.values"), &[of.count(), table.spec().width])?;
+        }
+        file.reserve::<f32>(format!("table.{name}.state"), &[of.count(), table.state_width()])?;
+        stored.push(of);
     }
     let mut dense_steps = Vec::new();
     for side in sides(model) {
         let Some(optimizer) = &side.optimizer else { continue };
         let (name, count) = (side.name(), side.parameters.len());
-        file.add(format!("tower.{name}.parameters"), &[count], &side.parameters)?;
+        if content != Content::Optimizers {
+            file.add(format!("tower.{name}.parameters"), &[count], &side.parameters)?;
+        }
         for (n, moment) in optimizer.moments().iter().enumerate() {
             file.add(format!("tower.{name}.moment.{n}"), &[count], moment)?;
         }
@@ -77,7 +138,7 @@ pub(crate) fn write(path: &Path, model: &Model, carried: &Carried, catalogue: &C
     file.add("items.last", &[items], frequency.last())?;
     let about = About { table_steps: model.tables.steps(), counted_events: frequency.events(), dense_steps };
     file.add_json("about", &about)?;
-    file.write(path)
+    file.write_filled(path, |places| stored.iter().try_for_each(|of| of.fill(content, places)))
 }
 
 /// Which part of a state is restored.
@@ -103,8 +164,8 @@ pub(crate) fn read(
     let tensors = Tensors::read(path)?;
     let place = |e: Error| e.within(path.display());
     let about: About = tensors.json("about").map_err(place)?;
-    for table in model.tables.tables_mut() {
-        restore_table(&tensors, take, table).map_err(place)?;
+    for (table, touched) in model.learning_tables_mut() {
+        restore_table(&tensors, take, table, touched).map_err(place)?;
     }
     model.tables.set_steps(about.table_steps);
     for side in std::iter::once(&mut model.user).chain(&mut model.item) {
@@ -113,22 +174,41 @@ pub(crate) fn read(
     restore_items(&tensors, &about, catalogue, carried).map_err(place)
 }
 
-fn restore_table(tensors: &Tensors, take: Take, table: &mut MasterTable) -> Result<()> {
+fn restore_table(tensors: &Tensors, take: Take, table: &mut MasterTable, touched: &mut RowSet) -> Result<()> {
     let name = table.spec().name.clone();
-    let (rows, width, state_width) = (table.spec().rows as usize, table.spec().width, table.state_width());
+    let (width, state_width) = (table.spec().width, table.state_width());
+    let some = format!("table.{name}.rows");
+    let rows = tensors.has(&some).then(|| tensors.get::<u32>(&some, 1)).transpose()?.map(|(rows, _)| rows);
+    let count = rows.as_ref().map_or(table.spec().rows as usize, |rows| rows.len());
     let numbers = |kind: &str, width: usize| {
         let tensor = format!("table.{name}.{kind}");
         let (numbers, shape) = tensors.get::<f32>(&tensor, 2)?;
-        match shape == [rows, width] {
-            true => Ok(numbers.to_vec()),
-            false => Err(Error::corrupt(format!("tensor `{tensor}`: got shape {shape:?}, expected [{rows}, {width}]"))),
+        match shape == [count, width] {
+            true => Ok(numbers),
+            false => {
+                Err(Error::corrupt(format!("tensor `{tensor}`: got shape {shape:?}, expected [{count}, {width}]")))
+            }
         }
     };
-    let values = match take {
-        Take::All => numbers("values", width)?,
-        Take::OptimizersOnly => table.values()?,
-    };
-    table.import(&MasterRows { rows: (0..rows as u32).collect(), values, state: numbers("state", state_width)? })
+    let values = (take == Take::All).then(|| numbers("values", width)).transpose()?;
+    let state = numbers("state", state_width)?;
+    for first in (0..count).step_by(ROWS_TOGETHER) {
+        let range = first..count.min(first + ROWS_TOGETHER);
+        let of_range = match &rows {
+            Some(rows) => rows[range.clone()].to_vec(),
+            None => (range.start as u32..range.end as u32).collect(),
+        };
+        let values = match &values {
+            Some(values) => values[range.start * width..range.end * width].to_vec(),
+            None => table.export(of_range.iter().copied())?.values,
+        };
+        let state = state[range.start * state_width..range.end * state_width].to_vec();
+        table.import(&MasterRows { rows: of_range, values, state })?;
+    }
+    if let Some(rows) = &rows {
+        rows.iter().for_each(|row| touched.insert(*row));
+    }
+    Ok(())
 }
 
 fn restore_side(tensors: &Tensors, take: Take, about: &About, side: &mut Side) -> Result<()> {

@@ -124,13 +124,32 @@ fn a_model_learns_what_its_frozen_twin_does_not_know() {
 
 #[test]
 fn a_run_that_was_killed_ends_with_the_same_bits() {
-    let place = Place::new(TRAIN);
-    let mut lines = events(200);
-    lines.insert(90, json!({"item": 3}));
-    lines.insert(30, json!({"user": {}, "item": 99}));
+    // Checkpoints with all rows, as each step changes most of them.
+    let resumed =
+        ends_with_the_same_bits(TRAIN, TrainOptions { epochs: 3, shuffle: 40, ..TrainOptions::new(vec![], "") });
+    assert!(resumed.len() > 10, "{resumed:?}");
+    // Checkpoints with the changed rows, and a base now and then. Item vectors are reused, which those of a resumed run are not.
+    let train = TRAIN.replace("batch = 16", "batch = 2").replace("uniform = 8", "uniform = 1") + "dense = [\"user\"]\n";
+    let resumed =
+        ends_with_the_same_bits(&train, TrainOptions { checkpoint_steps: 1, ..TrainOptions::new(vec![], "") });
+    assert!(resumed.len() > 6, "{resumed:?}");
+}
+
+/// Resumes a run from copies of its working folder, as a killed run would leave it, and compares each end with that of the run.
+/// Returns the steps from which runs resumed.
+fn ends_with_the_same_bits(train: &str, of: TrainOptions) -> std::collections::BTreeSet<u64> {
+    let place = Place::new(train);
+    let (count, every) = if of.checkpoint_steps == 1 { (60, 4) } else { (200, 1) };
+    let mut lines = events(count);
+    lines.insert(count as usize * 9 / 20, json!({"item": 3}));
+    lines.insert(count as usize * 3 / 20, json!({"user": {}, "item": 99}));
     let path = place.events("e.jsonl", &lines);
-    let options = |work: &str| TrainOptions { epochs: 3, shuffle: 40, ..place.options(&path, work) };
-    // Copies of the working folder at some moments of a run, as a killed run would leave it.
+    let options = |work: &str| TrainOptions {
+        epochs: of.epochs,
+        shuffle: of.shuffle,
+        checkpoint_steps: of.checkpoint_steps.min(3),
+        ..place.options(&path, work)
+    };
     let mut whole = place.open(options("work")).unwrap();
     let (work, moments) = (place.path("work"), std::cell::RefCell::new(Vec::new()));
     let report = whole.run(&|progress| {
@@ -149,7 +168,7 @@ fn a_run_that_was_killed_ends_with_the_same_bits() {
     let moments = moments.into_inner();
     assert_eq!(moments.len() as u64, report.steps);
     let mut resumed = std::collections::BTreeSet::new();
-    for (n, (trained, at)) in moments.iter().enumerate() {
+    for (n, (trained, at)) in moments.iter().enumerate().step_by(every) {
         let out = format!("out{n}");
         let (again, files) = place.run(options(at.file_name().unwrap().to_str().unwrap()), &out);
         assert!(files == expected, "killed after {trained} events: other bits");
@@ -158,7 +177,7 @@ fn a_run_that_was_killed_ends_with_the_same_bits() {
         assert_eq!(fs::read_to_string(at.join("quarantine.jsonl")).unwrap(), quarantine);
         resumed.insert(again.resumed_from);
     }
-    assert!(resumed.len() > 10, "{resumed:?}");
+    resumed
 }
 
 #[test]
@@ -341,7 +360,7 @@ fn damaged_checkpoints_and_other_runs_are_refused_by_name() {
         error.kind()
     };
     let (state, about) =
-        (place.path("work/checkpoints/7/state.safetensors"), place.path("work/checkpoints/7/learn.json"));
+        (place.path("work/checkpoints/6/state.safetensors"), place.path("work/checkpoints/6/learn.json"));
     for file in [&state, &about] {
         let bytes = fs::read(file).unwrap();
         for at in (0..bytes.len()).step_by(bytes.len() / 40) {
@@ -374,8 +393,60 @@ fn damaged_checkpoints_and_other_runs_are_refused_by_name() {
     fs::write(&model, text).unwrap();
     fs::remove_file(&about).unwrap();
     assert_eq!(refused(place.options(&path, "work"), "learn.json"), Kind::Corrupt);
-    fs::remove_dir_all(place.path("work/checkpoints/7")).unwrap();
-    assert_eq!(place.open(place.options(&path, "work")).unwrap().resumed_from(), 6);
+    fs::remove_dir_all(place.path("work/checkpoints/6")).unwrap();
+    assert_eq!(place.open(place.options(&path, "work")).unwrap().resumed_from(), 3);
+}
+
+#[test]
+fn checkpoints_hold_the_changed_rows_and_need_their_base() {
+    let place = Place::new(&TRAIN.replace("batch = 16", "batch = 2").replace("uniform = 8", "uniform = 1"));
+    let path = place.events("e.jsonl", &events(200));
+    let options = TrainOptions { checkpoint_steps: 1, ..place.options(&path, "work") };
+    let about = |step: u64| -> Value {
+        let file = place.path(&format!("work/checkpoints/{step}/learn.json"));
+        serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
+    };
+    let (mut full, mut some) = (0, 0);
+    let sizes = std::cell::RefCell::new(Vec::new());
+    let mut trainer = place.open(options.clone()).unwrap();
+    trainer
+        .run(&|_| {
+            let folders = files_of(&place.path("work/checkpoints"));
+            sizes.borrow_mut().push(folders.len());
+            assert!(folders.len() <= 4, "{folders:?}");
+        })
+        .unwrap();
+    for step in [99, 100] {
+        match about(step)["base"]["step"].as_u64() {
+            Some(base) => {
+                some += 1;
+                assert!(about(base)["is_full"].as_bool().unwrap() && base < step, "{base}");
+            }
+            None => full += 1,
+        }
+    }
+    assert_eq!((full + some, some > 0), (2, true), "a checkpoint of a step has few of the rows");
+    // Without its base, a checkpoint is refused by both names.
+    let (step, base) = (100, about(100)["base"]["step"].as_u64());
+    let Some(base) = base else { return };
+    let state = place.path(&format!("work/checkpoints/{base}/state.safetensors"));
+    let bytes = fs::read(&state).unwrap();
+    for damaged in [None, Some(&bytes[..bytes.len() - 1])] {
+        fs::remove_file(&state).unwrap();
+        damaged.map_or(Ok(()), |bytes| fs::write(&state, bytes)).unwrap();
+        let error = place.open(options.clone()).unwrap_err();
+        let text = error.to_string();
+        let names = [format!("checkpoints/{step}"), format!("its base, checkpoint {base}")];
+        assert!(error.kind() == Kind::Corrupt && names.iter().all(|name| text.contains(name)), "{text}");
+        fs::write(&state, &bytes).unwrap();
+    }
+    assert_eq!(place.open(options).unwrap().resumed_from(), 100);
+}
+
+/// Names of a folder's entries.
+fn files_of(folder: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
 }
 
 #[test]

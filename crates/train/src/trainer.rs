@@ -8,7 +8,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use crate::catalogue::Catalogue;
-use crate::checkpoint::{Checkpoints, Met, Origin, Position, STATE_FILE};
+use crate::checkpoint::{Base, Checkpoints, Last, Met, Origin, Position};
 use crate::draws::{Draws, shuffle};
 use crate::events::{Checker, Chunk, Event, Inputs, Outcome, Refusal};
 use crate::judge::{Wanted, rank, rank_by_count};
@@ -18,7 +18,7 @@ use crate::package::{self, OPTIMIZER_FILE};
 use crate::products::Packed;
 use crate::quarantine::Quarantine;
 use crate::report::{Report, Window};
-use crate::state::{self, Carried, Take};
+use crate::state::{self, Carried, Content, Take};
 use sterling_batch::ProblemLimit;
 use sterling_core::error::{Error, Result};
 use sterling_embedding::Lookup;
@@ -111,7 +111,11 @@ pub struct Trainer {
     carried: Carried,
     gradients: Gradients,
     frozen: Option<Frozen>,
+    /// Vectors of all items at the last batch that was ranked.
+    vectors: Option<Packed>,
     checkpoints: Checkpoints,
+    /// Base of the next checkpoint.
+    base: Option<Base>,
     quarantine: Quarantine,
     position: Position,
     resumed_from: u64,
@@ -174,19 +178,18 @@ impl Trainer {
         let optimizer = folder.join(OPTIMIZER_FILE);
         let mut carried = Carried::new(catalogue.len(), train.batch);
         let mut restore = |path: &Path, take| state::read(path, take, &mut model, &mut carried, &catalogue);
-        let position = match checkpoints.last(&origin)? {
-            Some((position, folder)) => {
-                restore(&folder.join(STATE_FILE), Take::All)?;
-                position
+        let last = checkpoints.last(&origin)?;
+        // Rows that no checkpoint has are as the package left them.
+        if optimizer.exists() {
+            restore(&optimizer, Take::OptimizersOnly)
+                .map_err(|e| Error::new(e.kind(), format!("{e}; remove it to begin without the optimizers' state")))?;
+        }
+        let (position, base) = match last {
+            Some(Last { position, states, base }) => {
+                states.iter().try_for_each(|state| restore(state, Take::All))?;
+                (position, base)
             }
-            None => {
-                if optimizer.exists() {
-                    restore(&optimizer, Take::OptimizersOnly).map_err(|e| {
-                        Error::new(e.kind(), format!("{e}; remove it to begin without the optimizers' state"))
-                    })?;
-                }
-                Position::default()
-            }
+            None => (Position::default(), None),
         };
         let frozen = (options.judge > 0).then(|| Frozen::of(&package, &catalogue, options.threads)).transpose()?;
         Ok(Trainer {
@@ -202,7 +205,9 @@ impl Trainer {
             carried,
             gradients: Gradients::default(),
             frozen,
+            vectors: None,
             checkpoints,
+            base,
             resumed_from: position.step,
             position,
         })
@@ -217,7 +222,8 @@ impl Trainer {
     ///
     /// # Errors
     /// Errors of reading; `Invalid` if the limit of rejected events is exceeded; `NoSpace` or `Io` with the step of a checkpoint
-    /// that cannot be written. Earlier checkpoints stay.
+    /// that cannot be written. Earlier checkpoints stay. The end of the run is not a checkpoint: if the package cannot be
+    /// written, the run resumes from the last one.
     pub fn run(&mut self, told: &dyn Fn(&Progress<'_>)) -> Result<Report> {
         let (start, trained_before) = (Instant::now(), self.position.trained);
         while self.position.epoch < self.options.epochs {
@@ -225,7 +231,7 @@ impl Trainer {
             self.position.epoch += 1;
             self.position.events = 0;
         }
-        self.checkpoint()?;
+        self.quarantine.sync()?;
         let seconds = start.elapsed().as_secs_f64();
         let rate = (self.position.trained - trained_before) as f64 / seconds.max(1e-9);
         Ok(Report::of(&self.position, self.resumed_from, rate))
@@ -236,8 +242,8 @@ impl Trainer {
     /// # Errors
     /// `Conflict` if `out` exists; `NoSpace` or `Io` with the path.
     pub fn write(&self, out: &Path) -> Result<()> {
-        let optimizer = |path: &Path| state::write(path, &self.model, &self.carried, &self.catalogue);
-        package::write(out, &self.package, &self.model, optimizer)
+        let write = |path: &Path| state::write(path, Content::Optimizers, &self.model, &self.carried, &self.catalogue);
+        package::write(out, &self.package, &self.model, write)
     }
 
     /// Removes the checkpoints of a finished run, and the working folder if no event was rejected.
@@ -253,8 +259,14 @@ impl Trainer {
 
     fn checkpoint(&mut self) -> Result<()> {
         self.position.quarantined = (self.position.met.refused, self.quarantine.sync()?);
-        let state = |path: &Path| state::write(path, &self.model, &self.carried, &self.catalogue);
-        self.checkpoints.write(&self.origin, &self.position, state)
+        let is_full = self.model.is_mostly_touched();
+        let content = if is_full { Content::All } else { Content::Touched };
+        let state = |path: &Path| state::write(path, content, &self.model, &self.carried, &self.catalogue);
+        self.base = self.checkpoints.write(&self.origin, &self.position, self.base.clone(), is_full, state)?;
+        if is_full {
+            self.model.forget_touched();
+        }
+        Ok(())
     }
 
     /// Reads all events once, and trains on those that it has not trained on yet.
@@ -442,12 +454,12 @@ impl Trainer {
         }
         let wanted: Vec<Wanted<'_>> =
             events.iter().map(|event| Wanted { item: event.item, exclude: &event.exclude }).collect();
-        let vectors = self.model.vectors(&self.catalogue)?;
-        let items = Packed::transposed(&vectors, self.model.dimension(), self.catalogue.len());
+        let items = self.model.vectors(&self.catalogue, self.vectors.take())?;
         let judged = &mut self.position.judged;
         rank(self.kernels, queries, &items, &wanted, &mut judged.learned);
         rank(self.kernels, &frozen.queries(tower, users)?, &frozen.items, &wanted, &mut judged.frozen);
         rank_by_count(&self.carried.counts, &wanted, &mut judged.popularity);
+        self.vectors = Some(items);
         let ended = self.position.windows.last().copied().unwrap_or_default();
         if judged.learned.events() - ended.learned.events() < WINDOW {
             return Ok(None);
