@@ -4,7 +4,7 @@ OUT/optimizers.json holds parameters after 20 steps of torch.optim in f32.
 
 OUT/gradients.json holds inputs, gradients of the outputs, and the gradients that PyTorch's autograd computes from them in f64, for all
 inputs and all constants with at least one axis. Its graphs are those of python/make_dense_golden.py, and the towers and rerankers of the
-packages in models/. Packages contain only ONNX files, so a small evaluator runs each node by torch functions. A reranker occurs twice: as
+packages in models/. OUT/tasks.json holds the loss of rerankers' logits against labels, and its gradients. Packages contain only ONNX files, so a small evaluator runs each node by torch functions. A reranker occurs twice: as
 served, with one user and several candidates, and per event, with one user and one candidate per row.
 
 Numbers are f32 as hexadecimal digits of their little-endian bytes. Large gradients keep every `step`th number. All random
@@ -232,6 +232,37 @@ def package_cases(folder: Path, random: np.random.Generator) -> list[dict[str, A
     return cases
 
 
+def task_case(package: Path, random: np.random.Generator) -> dict[str, Any]:
+    """Returns the loss of a reranker on events, one user and one item each, and its gradients."""
+    events, tasks = 70, 2
+    graph = onnx.load(package / "overarch.onnx").graph
+    attributes = [json.loads(line)["attributes"] for line in (package / "items.jsonl").read_text().splitlines()]
+    items = random.integers(0, len(attributes), size=events)
+    normal = lambda *shape: torch.from_numpy(random.normal(scale=0.7, size=shape).astype(np.float32))  # noqa: E731
+    queries, vectors = normal(events, 16), normal(events, 16)
+    labels = torch.from_numpy(random.integers(0, 2, size=(events, tasks)).astype(np.float32))
+    weights = torch.from_numpy(random.integers(1, 5, size=events).astype(np.float32))
+    of_tasks = torch.tensor([1.0, 0.25])
+    given = {"query": queries.double().requires_grad_(), "item": vectors.double().requires_grad_()}
+    columns = {x.name: torch.tensor([[float(np.float32(attributes[n][x.name]))] for n in items]).double() for x in graph.input if x.name not in given}
+    outputs, learned = run(graph, {"query": given["query"], "item": given["item"][:, None], **columns})
+    each = F.binary_cross_entropy_with_logits(outputs["logits"][:, 0], labels.double(), reduction="none")
+    loss = (each * of_tasks.double() * (weights / weights.sum()).double()[:, None]).sum()
+    wanted = given | learned
+    made = dict(zip(wanted, torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)))
+    return {
+        "package": package.name,
+        "items": items.tolist(),
+        "queries": digits(queries),
+        "vectors": digits(vectors),
+        "labels": digits(labels),
+        "weights": digits(weights),
+        "tasks": of_tasks.tolist(),
+        "loss": float(loss.detach()),
+        "gradients": [kept(n, g) for n, g in made.items() if g is not None],
+    }
+
+
 STEPS, NUMBERS = 20, 13
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),
@@ -275,6 +306,8 @@ def main() -> None:
     for package in PACKAGES:
         cases += package_cases(ROOT / "models" / package, random)
     (out / "optimizers.json").write_text(json.dumps(optimizer_cases(random), separators=(",", ":")) + "\n")
+    tasks = [task_case(ROOT / "models" / package, np.random.default_rng(SEED)) for package in ("dcn", "deepfm")]
+    (out / "tasks.json").write_text(json.dumps(tasks, separators=(",", ":")) + "\n")
     (out / "gradients.json").write_text(json.dumps(cases, separators=(",", ":")) + "\n")
 
 

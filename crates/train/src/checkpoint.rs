@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::judge::Judged;
+use crate::tasks::TaskJudged;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_storage::files::{self, Checksum, write_atomic};
 
@@ -57,6 +58,8 @@ pub(crate) struct Position {
     pub(crate) judged: Judged,
     /// Figures of the progressive validation at the end of each window.
     pub(crate) windows: Vec<Judged>,
+    /// Figures of the reranker's tasks.
+    pub(crate) tasks: Vec<TaskJudged>,
     pub(crate) rejected_batches: u64,
     pub(crate) rejected_rows: u64,
     /// Sum of the losses of all steps.

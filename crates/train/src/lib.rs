@@ -4,7 +4,8 @@
 //!
 //! 1. `events` reads and validates lines and rows; an invalid one is rejected alone, and written to a quarantine file;
 //! 2. `judge` ranks each event before it is trained on, by the learning model, the model at the start, and popularity;
-//! 3. `loss` computes the gradients of a softmax over the batch's items and uniformly sampled ones, corrected by `frequency`;
+//! 3. `loss` computes the gradients of a softmax over the batch's items and uniformly sampled ones, corrected by `frequency`, or
+//!    `tasks` those of the cross-entropy of the `reranker`'s logits;
 //! 4. `model` propagates them through both towers (`side`) to the tables, which are updated in the same pass;
 //! 5. every n steps `checkpoint` writes the complete state (`state`): a killed run resumes with bit-identical results.
 //!
@@ -24,12 +25,15 @@ mod package;
 mod products;
 mod quarantine;
 mod report;
+mod reranker;
 mod side;
 mod state;
+mod tasks;
 #[cfg(test)]
 mod tests;
 mod touched;
 mod trainer;
+mod weights;
 
-pub use report::{Ranked, Report, Window};
+pub use report::{Predicted, Ranked, Report, TaskReport, Window};
 pub use trainer::{Progress, TrainOptions, Trainer};

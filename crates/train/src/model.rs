@@ -7,13 +7,16 @@ use std::collections::BTreeSet;
 
 use crate::catalogue::Catalogue;
 use crate::products::Packed;
+use crate::reranker::Reranker;
 use crate::side::Side;
 use crate::touched::RowSet;
+use crate::weights::Weights;
 use sterling_core::error::{Error, Result};
 use sterling_embedding::train::{LearningTables, MasterTable, PreparedBatch, Rule};
 use sterling_embedding::{JaggedTensor, KeyedJaggedTensor, KeyedTensor, Sequence};
 use sterling_graph::tower::FeatureRow;
-use sterling_snapshot::model::{Package, TowerSide, TrainSpec};
+use sterling_snapshot::items::Items;
+use sterling_snapshot::model::{LossKind, Package, TowerSide, TrainSpec};
 
 /// Items per batch when all item vectors are computed.
 const ITEMS_TOGETHER: usize = 1024;
@@ -28,6 +31,8 @@ pub(crate) struct Model {
     stale: Vec<RowSet>,
     pub(crate) user: Side,
     pub(crate) item: Option<Side>,
+    /// The reranker; none if the loss does not train it.
+    reranker: Option<Reranker>,
     dimension: usize,
 }
 
@@ -65,7 +70,7 @@ impl Model {
     /// # Errors
     /// `Invalid` if the package has no `[train]` or no user tower; `Unsupported` with the operator's name if a graph cannot be
     /// trained.
-    pub(crate) fn new(package: &Package, train: &TrainSpec, threads: usize) -> Result<Self> {
+    pub(crate) fn new(package: &Package, train: &TrainSpec, items: &Items, threads: usize) -> Result<Self> {
         let user = package.user.as_ref().ok_or_else(|| Error::invalid("model.toml: [user] is missing"))?;
         let read = |side: TowerSide| {
             let optimizer = train.learns(side).then_some(&train.dense_optimizer);
@@ -95,8 +100,10 @@ impl Model {
         let names: Vec<String> = sequences.into_iter().map(|s| s.feature).collect();
         user.connect(tables.layout(), &names)?;
         item.as_mut().map_or(Ok(()), |item| item.connect(tables.layout(), &names))?;
+        let reranker = (train.loss == LossKind::Tasks).then(|| Reranker::read(package, train, items, threads));
+        let reranker = reranker.transpose()?;
         let touched: Vec<RowSet> = tables.tables().iter().map(|table| RowSet::new(table.spec().rows)).collect();
-        Ok(Model { tables, stale: touched.clone(), touched, user, item, dimension: package.spec.dimension })
+        Ok(Model { tables, stale: touched.clone(), touched, user, item, reranker, dimension: package.spec.dimension })
     }
 
     /// Returns the tables that are not frozen, and their rows that changed since the last checkpoint with all rows.
@@ -108,6 +115,26 @@ impl Model {
     pub(crate) fn learning_tables_mut(&mut self) -> impl Iterator<Item = (&mut MasterTable, &mut RowSet)> {
         let all = self.tables.tables_mut().iter_mut().zip(&mut self.touched);
         all.filter(|(table, _)| table.rule().is_some())
+    }
+
+    /// Returns the reranker that learns.
+    ///
+    /// # Errors
+    /// `Internal` if none does.
+    pub(crate) fn reranker(&mut self) -> Result<&mut Reranker> {
+        self.reranker.as_mut().ok_or_else(|| Error::internal("a reranker that is not trained"))
+    }
+
+    /// Returns the weights of all graphs: the towers and the reranker, as far as there are any.
+    pub(crate) fn weights(&self) -> impl Iterator<Item = &Weights> {
+        let towers = std::iter::once(&self.user).chain(&self.item).map(|side| &side.weights);
+        towers.chain(self.reranker.iter().map(|reranker| &reranker.weights))
+    }
+
+    /// Returns the same, mutable.
+    pub(crate) fn weights_mut(&mut self) -> impl Iterator<Item = &mut Weights> {
+        let towers = std::iter::once(&mut self.user).chain(&mut self.item).map(|side| &mut side.weights);
+        towers.chain(self.reranker.iter_mut().map(|reranker| &mut reranker.weights))
     }
 
     /// Returns whether more than half of all rows, by their size, changed since the last checkpoint with all rows.
@@ -190,11 +217,10 @@ impl Model {
             item.backward(&items, inputs, candidates, &mut of_bags, &mut of_sequences)?;
         }
         // Weights and rows are updated together or not at all.
-        if !(self.user.is_finite() && self.item.as_ref().is_none_or(Side::is_finite)) {
+        if !self.weights().all(Weights::is_finite) {
             return Ok(Stepped { is_rejected: true, ..Stepped::default() });
         }
-        self.user.step()?;
-        self.item.as_mut().map_or(Ok(()), Side::step)?;
+        self.weights_mut().try_for_each(Weights::step)?;
         let report = self.tables.backward(batch, &of_bags, &of_sequences)?;
         for ((touched, stale), table) in self.touched.iter_mut().zip(&mut self.stale).zip(&report.tables) {
             for row in &table.rows {
@@ -236,7 +262,7 @@ impl Model {
     fn stale_items(&self, catalogue: &Catalogue) -> Vec<u32> {
         let Some(item) = &self.item else { return Vec::new() };
         let all = 0..catalogue.len() as u32;
-        if item.optimizer.is_some() {
+        if item.weights.optimizer.is_some() {
             return all.collect();
         }
         let specs: Vec<_> = self.tables.tables().iter().map(|table| table.spec()).collect();

@@ -55,8 +55,8 @@ pub(crate) fn write(
     }
     files::write_folder(out, |into| {
         let mut written = write_tables(into, package, model)?;
-        for side in std::iter::once(&model.user).chain(&model.item) {
-            let (file, bytes) = side.written()?;
+        for weights in model.weights() {
+            let (file, bytes) = weights.written()?;
             write_atomic(&into.join(file), |to| to.write_all(&bytes))?;
             written.insert(file.to_owned());
         }

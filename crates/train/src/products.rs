@@ -36,6 +36,13 @@ impl Packed {
         out.chunks_exact_mut(PANEL).zip(values).for_each(|(out, value)| out[column] = *value);
     }
 
+    /// Returns the numbers of a column.
+    pub(crate) fn column(&self, column: usize) -> impl Iterator<Item = f32> {
+        let (panel, column) = (column / PANEL, column % PANEL);
+        let numbers = &self.numbers.numbers()[panel * PANEL * self.depth..][..PANEL * self.depth];
+        numbers.iter().skip(column).step_by(PANEL).copied()
+    }
+
     /// Number of columns.
     pub(crate) fn columns(&self) -> usize {
         self.columns

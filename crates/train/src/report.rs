@@ -1,9 +1,12 @@
 //! Report of a run.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use crate::checkpoint::Position;
 use crate::judge::{Figures, Judged};
+use crate::tasks::{TaskFigures, TaskJudged};
 
 /// The outcome of a run, as `sterling train` prints it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -18,6 +21,9 @@ pub struct Report {
     pub frozen: Ranked,
     /// Ranking by the number of earlier events per item.
     pub popularity: Ranked,
+    /// Predictions of the reranker's tasks by their name, if they are trained.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub tasks: BTreeMap<String, TaskReport>,
     /// The same figures per window of events.
     pub windows: Vec<Window>,
     /// Events that were ranked.
@@ -38,6 +44,39 @@ pub struct Report {
     pub rejected_rows: u64,
     /// Step that the run resumed from; 0 for a new run.
     pub resumed_from: u64,
+}
+
+/// Predictions of a task, as they were before the model was trained on each event.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TaskReport {
+    /// By the model as it was when each event came.
+    pub learned: Predicted,
+    /// By the model at the start of the run.
+    pub frozen: Predicted,
+}
+
+/// Quality of predictions over events, weighted as the events are; none if it is not defined for their labels.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Predicted {
+    /// Area under the ROC curve.
+    pub auc: Option<f64>,
+    /// Mean binary cross-entropy.
+    pub log_loss: Option<f64>,
+    /// Log-loss divided by that of predicting the mean label.
+    pub normalized_entropy: Option<f64>,
+    /// Sum of predictions divided by sum of labels.
+    pub calibration: Option<f64>,
+}
+
+impl Predicted {
+    fn of(figures: &TaskFigures) -> Self {
+        Predicted {
+            auc: figures.auc(),
+            log_loss: figures.log_loss(),
+            normalized_entropy: figures.normalized_entropy(),
+            calibration: figures.calibration(),
+        }
+    }
 }
 
 /// Quality of a ranking over events.
@@ -83,7 +122,12 @@ impl Window {
 }
 
 impl Report {
-    pub(crate) fn of(position: &Position, resumed_from: u64, events_per_second: f64) -> Self {
+    pub(crate) fn of<'t>(
+        position: &Position,
+        tasks: impl Iterator<Item = &'t str>,
+        resumed_from: u64,
+        events_per_second: f64,
+    ) -> Self {
         let Judged { learned, frozen, popularity } = position.judged;
         let mut borders = vec![Judged::default()];
         borders.extend(&position.windows);
@@ -96,6 +140,13 @@ impl Report {
             learned: Ranked::of(&learned),
             frozen: Ranked::of(&frozen),
             popularity: Ranked::of(&popularity),
+            tasks: tasks
+                .zip(&position.tasks)
+                .map(|(name, TaskJudged { learned, frozen })| {
+                    let of_task = TaskReport { learned: Predicted::of(learned), frozen: Predicted::of(frozen) };
+                    (name.to_owned(), of_task)
+                })
+                .collect(),
             windows: borders.windows(2).map(|pair| Window::between(&pair[0], &pair[1])).collect(),
             judged: learned.events(),
             loss: position.loss / position.step.max(1) as f64,

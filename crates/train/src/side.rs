@@ -1,39 +1,28 @@
-//! One tower in training: its features, its graph, its weights and their optimizer.
+//! One tower in training: its features, and its graph with weights.
 
 use std::ops::Range;
 
+use crate::weights::Weights;
 use sterling_core::error::{Error, Result};
 use sterling_embedding::keyed::Layout;
 use sterling_embedding::{BagConfig, JaggedTensor, KeyedTensor, Sequence, SequenceConfig};
-use sterling_graph::dense::train::{
-    Batch, DenseOptimizer, Gradients, OptimizerSpec, Parameter, TrainableGraph, Workspace,
-};
+use sterling_graph::dense::train::{Batch, OptimizerSpec};
 use sterling_graph::dense::{Given, InputRows, Made, Size};
 use sterling_graph::tower::{FeatureKind, FeatureRow, FeatureSpec, Tower};
 use sterling_snapshot::model::Package;
-use sterling_storage::files;
 
 /// A tower in training.
 #[derive(Debug)]
 pub(crate) struct Side {
     /// Name of the tower, `user` or `item`: the prefix of its features' names among those of both towers.
     name: &'static str,
-    /// File of the graph.
-    file: String,
     /// All features of the tower, in the order of a [`FeatureRow`].
     features: Vec<FeatureSpec>,
     /// Per feature, whether the graph reads it.
     is_read: Vec<bool>,
     /// Inputs of the graph, in its order.
     inputs: Vec<Input>,
-    graph: TrainableGraph,
-    /// Weights; those of the file until the first step.
-    pub(crate) parameters: Vec<f32>,
-    /// Optimizer of the weights; none if they are frozen.
-    pub(crate) optimizer: Option<DenseOptimizer>,
-    workspace: Workspace,
-    outputs: Vec<Vec<f32>>,
-    gradients: Gradients,
+    pub(crate) weights: Weights,
 }
 
 /// An input of the graph: the feature that it comes from, and how it is made.
@@ -73,14 +62,13 @@ impl Side {
         threads: usize,
     ) -> Result<Self> {
         let file = tower.graph().0.to_owned();
-        let onnx = files::read(&package.folder().join(&file))?;
         let tensors: Vec<_> = tower.tensors().iter().filter(|tensor| tower.input(&tensor.name).is_ok()).collect();
         let sizes = |shape: &[usize]| -> Vec<Size> {
             std::iter::once(Size::Rows).chain(shape.iter().map(|&n| Size::Fixed(n as i64))).collect()
         };
         let given = |name: &str, shape: &[usize]| Given { name: name.into(), is_pair: true, shape: sizes(shape) };
         let all: Vec<Given> = tensors.iter().map(|tensor| given(&tensor.name, &tensor.shape)).collect();
-        let made = [Made { name: output.into(), shape: sizes(&[package.spec.dimension]) }];
+        let made = Made { name: output.into(), shape: sizes(&[package.spec.dimension]) };
         let features = tower.features().to_vec();
         let mut inputs = Vec::with_capacity(tensors.len());
         for tensor in &tensors {
@@ -97,49 +85,10 @@ impl Side {
         }
         // Inputs without embeddings need no gradient.
         let unread = tensors.iter().zip(&inputs).filter(|(_, i)| matches!(i.source, Source::Numbers | Source::Mask));
-        let mut frozen: Vec<String> = unread.map(|(tensor, _)| tensor.name.clone()).collect();
-        let read = |frozen: &[String]| {
-            let frozen: Vec<&str> = frozen.iter().map(String::as_str).collect();
-            let read = TrainableGraph::read(&onnx, &all, &made, &frozen);
-            read.map_err(|e| e.within(format!("{file} cannot be trained")))
-        };
-        let mut graph = read(&frozen)?;
-        // A single number without a module's name is a constant of the graph, such as an epsilon or a factor: it is not trained.
-        let stays = |p: &&Parameter| optimizer.is_none() || (p.range.len() == 1 && !p.name.contains('.'));
-        let still: Vec<String> = graph.parameters().iter().filter(stays).map(|p| p.name.clone()).collect();
-        if !still.is_empty() {
-            frozen.extend(still);
-            graph = read(&frozen)?;
-        }
+        let unread = unread.map(|(tensor, _)| tensor.name.clone()).collect();
+        let weights = Weights::read(package, name, &file, &all, &made, unread, optimizer, threads)?;
         let is_read = (0..features.len()).map(|n| inputs.iter().any(|input| input.feature == n)).collect();
-        let parameters = graph.initial().to_vec();
-        let optimizer = optimizer.map(|spec| DenseOptimizer::new(*spec, parameters.len())).transpose()?;
-        Ok(Side {
-            name,
-            file,
-            features,
-            is_read,
-            inputs,
-            graph,
-            parameters,
-            optimizer,
-            workspace: Workspace::new(threads),
-            outputs: Vec::new(),
-            gradients: Gradients::default(),
-        })
-    }
-
-    /// Returns the name of the graph's file, and the file's bytes with the current weights.
-    ///
-    /// # Errors
-    /// `Unsupported` if the weights are not stored in the file as f32.
-    pub(crate) fn written(&self) -> Result<(&str, Vec<u8>)> {
-        Ok((&self.file, self.graph.write(&self.parameters).map_err(|e| e.within(&self.file))?))
-    }
-
-    /// Returns the tower's name, `user` or `item`.
-    pub(crate) fn name(&self) -> &'static str {
-        self.name
+        Ok(Side { name, features, is_read, inputs, weights })
     }
 
     fn looked_up(&self) -> impl Iterator<Item = (usize, &FeatureSpec)> {
@@ -241,15 +190,14 @@ impl Side {
     /// # Errors
     /// Errors of the graph.
     pub(crate) fn forward(&mut self, rows: &[&FeatureRow], looked: Looked<'_>) -> Result<Vec<f32>> {
-        let Side { inputs, graph, parameters, workspace, outputs, .. } = self;
+        let Side { inputs, weights, .. } = self;
         let fill = |block: InputRows<'_>| fill(inputs, rows, looked, block);
         let batch = Batch { rows: rows.len(), shared: &[], fill: &fill };
-        graph.forward(parameters, &batch, workspace, outputs)?;
-        Ok(outputs.first().map(|output| output.to_vec()).unwrap_or_default())
+        Ok(weights.forward(&batch)?.to_vec())
     }
 
     /// Computes the gradients of weights and inputs from those of the output. The gradients of inputs are added to those of the
-    /// lookup, at the same positions. The weights stay until [`Side::step`].
+    /// lookup, at the same positions. The weights stay until [`Weights::step`].
     ///
     /// # Errors
     /// Errors of the graph.
@@ -261,12 +209,12 @@ impl Side {
         of_bags: &mut KeyedTensor,
         of_sequences: &mut [Vec<f32>],
     ) -> Result<()> {
-        let Side { inputs, graph, parameters, workspace, gradients, .. } = self;
+        let Side { inputs, weights, .. } = self;
         let fill = |block: InputRows<'_>| fill(inputs, rows, looked, block);
         let batch = Batch { rows: rows.len(), shared: &[], fill: &fill };
-        graph.backward(parameters, &batch, &[output], workspace, gradients)?;
+        let of_inputs = weights.backward(&batch, output)?;
         let pooled_width = of_bags.width();
-        for (input, made) in inputs.iter().zip(&gradients.inputs) {
+        for (input, made) in inputs.iter().zip(of_inputs) {
             match &input.source {
                 Source::Bag(columns) => {
                     let to = of_bags.values_mut().chunks_exact_mut(pooled_width);
@@ -287,22 +235,6 @@ impl Side {
             }
         }
         Ok(())
-    }
-
-    /// Returns whether all weight gradients of the last [`Side::backward`] are finite.
-    pub(crate) fn is_finite(&self) -> bool {
-        self.gradients.parameters.iter().all(|x| x.is_finite())
-    }
-
-    /// Updates the weights by the gradients of the last [`Side::backward`].
-    ///
-    /// # Errors
-    /// `Invalid` if a gradient is not finite.
-    pub(crate) fn step(&mut self) -> Result<()> {
-        match &mut self.optimizer {
-            Some(optimizer) => optimizer.step(&mut self.parameters, &self.gradients.parameters).map(drop),
-            None => Ok(()),
-        }
     }
 }
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `table.NAME.rows` `[n]` | row numbers, ascending; missing if all rows are in the file |
 //! | `table.NAME.values` `[n, D]`, `table.NAME.state` `[n, S]` | masters, and the optimizer's state of each row |
-//! | `tower.SIDE.parameters`, `tower.SIDE.moment.N` | weights of a tower that learns, and moments of its optimizer |
+//! | `tower.NAME.parameters`, `tower.NAME.moment.N` | weights of `user`, `item` or `reranker` if it learns, and moments of its optimizer |
 //! | `items.ids` `items.counts` `items.gaps` `items.last` `[N]` | how often each item was chosen, its mean gap and last event, in events |
 //! | `about` | steps, as JSON |
 
@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use crate::catalogue::Catalogue;
 use crate::frequency::Frequency;
 use crate::model::Model;
-use crate::side::Side;
 use crate::touched::RowSet;
+use crate::weights::Weights;
 use sterling_core::error::{Error, Result};
 use sterling_embedding::train::{MasterRows, MasterTable};
 use sterling_graph::dense::train::DenseOptimizer;
@@ -43,10 +43,6 @@ impl Carried {
     pub(crate) fn new(items: usize, batch: usize) -> Self {
         Carried { frequency: Frequency::new(items, batch), counts: vec![0; items] }
     }
-}
-
-fn sides(model: &Model) -> impl Iterator<Item = &Side> {
-    std::iter::once(&model.user).chain(&model.item)
 }
 
 /// Which part of a state is written.
@@ -119,11 +115,11 @@ pub(crate) fn write(
         stored.push(of);
     }
     let mut dense_steps = Vec::new();
-    for side in sides(model) {
-        let Some(optimizer) = &side.optimizer else { continue };
-        let (name, count) = (side.name(), side.parameters.len());
+    for weights in model.weights() {
+        let Some(optimizer) = &weights.optimizer else { continue };
+        let (name, count) = (weights.name(), weights.parameters.len());
         if content != Content::Optimizers {
-            file.add(format!("tower.{name}.parameters"), &[count], &side.parameters)?;
+            file.add(format!("tower.{name}.parameters"), &[count], &weights.parameters)?;
         }
         for (n, moment) in optimizer.moments().iter().enumerate() {
             file.add(format!("tower.{name}.moment.{n}"), &[count], moment)?;
@@ -168,8 +164,8 @@ pub(crate) fn read(
         restore_table(&tensors, take, table, touched).map_err(place)?;
     }
     model.tables.set_steps(about.table_steps);
-    for side in std::iter::once(&mut model.user).chain(&mut model.item) {
-        restore_side(&tensors, take, &about, side).map_err(place)?;
+    for weights in model.weights_mut() {
+        restore_weights(&tensors, take, &about, weights).map_err(place)?;
     }
     restore_items(&tensors, &about, catalogue, carried).map_err(place)
 }
@@ -211,16 +207,21 @@ fn restore_table(tensors: &Tensors, take: Take, table: &mut MasterTable, touched
     Ok(())
 }
 
-fn restore_side(tensors: &Tensors, take: Take, about: &About, side: &mut Side) -> Result<()> {
-    let (name, count) = (side.name(), side.parameters.len());
-    let Some(optimizer) = &side.optimizer else { return Ok(()) };
+fn restore_weights(tensors: &Tensors, take: Take, about: &About, weights: &mut Weights) -> Result<()> {
+    let (name, count) = (weights.name(), weights.parameters.len());
+    let Some(optimizer) = &weights.optimizer else { return Ok(()) };
     let steps = about.dense_steps.iter().find(|(other, _)| other == name).map(|(_, steps)| *steps);
-    let steps = steps.ok_or_else(|| Error::corrupt(format!("no steps of tower `{name}`")))?;
+    let steps = match (steps, take) {
+        (Some(steps), _) => steps,
+        // The run before did not train this graph.
+        (None, Take::OptimizersOnly) => return Ok(()),
+        (None, Take::All) => return Err(Error::corrupt(format!("no steps of graph `{name}`"))),
+    };
     let numbers = |kind: &str| Ok(tensors.vector::<f32>(&format!("tower.{name}.{kind}"), count)?.to_vec());
     let moments = (0..optimizer.moments().len()).map(|n| numbers(&format!("moment.{n}"))).collect::<Result<_>>()?;
-    side.optimizer = Some(DenseOptimizer::restore(*optimizer.spec(), count, steps, moments)?);
+    weights.optimizer = Some(DenseOptimizer::restore(*optimizer.spec(), count, steps, moments)?);
     if take == Take::All {
-        side.parameters = numbers("parameters")?;
+        weights.parameters = numbers("parameters")?;
     }
     Ok(())
 }

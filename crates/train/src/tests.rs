@@ -443,6 +443,70 @@ fn checkpoints_hold_the_changed_rows_and_need_their_base() {
     assert_eq!(place.open(options).unwrap().resumed_from(), 100);
 }
 
+/// Impression `n`: a user who has installed a package is shown one, and takes the next one only.
+fn impression(n: u64) -> Value {
+    let draws = crate::draws::Draws::new(5, n);
+    let (had, shown) = (draws.below(0, 11), draws.below(1, 12));
+    let shown = if draws.below(2, 3) == 0 { had + 1 } else { shown };
+    let labels = json!({"click": u8::from(shown == had + 1), "buy": u8::from(shown == had + 1 && had % 2 == 0)});
+    let user = json!({"installed": [had], "size": [0.5, 0.25, 0.125], "section": "games"});
+    json!({"id": n, "user": user, "item": shown, "labels": labels})
+}
+
+#[test]
+fn a_reranker_learns_tasks_from_impressions_with_and_without_clicks() {
+    let train = "\n[train]\nlabel = \"click\"\nloss = \"tasks\"\nbatch = 32\ntasks = { buy = 2.0 }\n\
+                 optimizer = { kind = \"rowwise_adagrad\", rate = 0.05 }\n\
+                 dense_optimizer = { kind = \"adam\", rate = 0.01 }\n";
+    let place = Place::new(train);
+    let lines: Vec<Value> = (0..12_000).map(impression).collect();
+    let path = place.events("e.jsonl", &lines);
+    let options = |work: &str| TrainOptions { checkpoint_steps: 100, ..place.options(&path, work) };
+    let (report, out) = place.run(options("work"), "out");
+    assert_eq!((report.events, report.skipped), (12_000, 0));
+    let clicks = lines.iter().filter(|line| line["labels"]["click"] == 1).count() as u64;
+    assert_eq!(report.judged, clicks, "positives are ranked");
+    let before = files(&place.path("package"));
+    assert!(out["overarch.onnx"] != before["overarch.onnx"] && out["user.onnx"] != before["user.onnx"]);
+    for task in ["click", "buy"] {
+        let (learned, frozen) = (report.tasks[task].learned, report.tasks[task].frozen);
+        assert!(learned.auc.unwrap() > frozen.auc.unwrap() + 0.2 && learned.auc.unwrap() > 0.8, "{task}: {report:?}");
+        assert!(learned.log_loss < frozen.log_loss && learned.normalized_entropy.unwrap() < 0.9, "{task}: {report:?}");
+    }
+    // The trained package ranks as well from the start, and its predictions sum up to the labels.
+    fs::remove_dir_all(place.path("package")).unwrap();
+    copied(&place.path("out"), &place.path("package"));
+    let next = place.events("f.jsonl", &(12_000..16_000).map(impression).collect::<Vec<_>>());
+    let (again, _) = place.run(place.options(&next, "work2"), "out2");
+    let frozen = again.tasks["click"].frozen;
+    assert!(frozen.auc.unwrap() > report.tasks["click"].learned.auc.unwrap(), "{again:?}");
+    assert!((frozen.calibration.unwrap() - 1.0).abs() < 0.1, "{again:?}");
+}
+
+#[test]
+fn sampled_negatives_leave_predictions_calibrated() {
+    let train = "\n[train]\nlabel = \"click\"\nloss = \"tasks\"\nbatch = 32\nnegatives = 0.25\n\
+                 dense_optimizer = { kind = \"adam\", rate = 0.01 }\n";
+    let place = Place::new(train);
+    let lines: Vec<Value> = (0..12_000).map(impression).collect();
+    let path = place.events("e.jsonl", &lines);
+    let options = |work: &str| TrainOptions { checkpoint_steps: 100, ..place.options(&path, work) };
+    let (report, expected) = place.run(options("work"), "out");
+    let negatives = lines.iter().filter(|line| line["labels"]["click"] == 0).count() as f64;
+    let kept = negatives - report.skipped as f64;
+    assert!((kept / negatives - 0.25).abs() < 0.03, "{report:?}");
+    let calibration = report.tasks["click"].learned.calibration.unwrap();
+    assert!((calibration - 1.0).abs() < 0.1, "{report:?}");
+    // Resumed, and with other threads, the same bits.
+    let work = place.path("work/checkpoints");
+    let last = files_of(&work).iter().map(|step| step.parse::<u64>().unwrap()).max().unwrap();
+    let again = place.run(options("work"), "out2");
+    assert!(again.0.resumed_from == last && again.1 == expected);
+    assert_eq!(again.0.tasks, report.tasks);
+    let threads = TrainOptions { threads: 3, ..options("work3") };
+    assert!(place.run(threads, "out3").1 == expected);
+}
+
 /// Names of a folder's entries.
 fn files_of(folder: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };

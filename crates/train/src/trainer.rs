@@ -1,5 +1,7 @@
 //! A training run, from its events to the written package.
 
+mod step;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -11,21 +13,20 @@ use crate::catalogue::Catalogue;
 use crate::checkpoint::{Base, Checkpoints, Last, Met, Origin, Position};
 use crate::draws::{Draws, shuffle};
 use crate::events::{Checker, Chunk, Event, Inputs, Outcome, Refusal};
-use crate::judge::{Wanted, rank, rank_by_count};
-use crate::loss::{Gradients, SampledSoftmax};
-use crate::model::{Model, Rows};
+use crate::loss::Gradients;
+use crate::model::Model;
 use crate::package::{self, OPTIMIZER_FILE};
 use crate::products::Packed;
 use crate::quarantine::Quarantine;
 use crate::report::{Report, Window};
 use crate::state::{self, Carried, Content, Take};
+use step::Frozen;
 use sterling_batch::ProblemLimit;
 use sterling_core::error::{Error, Result};
-use sterling_embedding::Lookup;
-use sterling_graph::tower::{FeatureRow, Pooled, RUN_ROWS, Scratch, Threads, Tower};
+use sterling_graph::tower::Tower;
 use sterling_kernels::cpu::Kernels;
 use sterling_snapshot::items::{self, Items};
-use sterling_snapshot::model::{Package, TrainSpec};
+use sterling_snapshot::model::{LossKind, Package, TrainSpec};
 use sterling_storage::files::Checksum;
 
 /// Chunks of events that are read ahead.
@@ -110,6 +111,10 @@ pub struct Trainer {
     model: Model,
     carried: Carried,
     gradients: Gradients,
+    /// Gradients of the reranker's logits, `[B, T]`.
+    of_logits: Vec<f32>,
+    /// Weight of each task, `[T]`; empty if the loss does not train them.
+    task_weights: Vec<f32>,
     frozen: Option<Frozen>,
     /// Vectors of all items at the last batch that was ranked.
     vectors: Option<Packed>,
@@ -119,22 +124,6 @@ pub struct Trainer {
     quarantine: Quarantine,
     position: Position,
     resumed_from: u64,
-}
-
-/// The model at the start of the run: the vectors of all items, and buffers for the package's user tower.
-#[derive(Debug)]
-struct Frozen {
-    items: Packed,
-    threads: Threads,
-    scratch: Scratch,
-}
-
-/// Log entry of a batch that was not trained on.
-#[derive(Serialize)]
-struct RejectedBatch {
-    step: u64,
-    events: usize,
-    reason: String,
 }
 
 /// Quarantine entry of a rejected event.
@@ -166,8 +155,11 @@ impl Trainer {
             return Err(Error::invalid(what));
         }
         let items = options.items.clone().map_or_else(|| items::file_of(folder), Ok)?;
-        let catalogue = Catalogue::new(&Items::read(&items, None)?, &package)?;
-        let mut model = Model::new(&package, &train, options.threads)?;
+        let read = Items::read(&items, None)?;
+        let catalogue = Catalogue::new(&read, &package)?;
+        let mut model = Model::new(&package, &train, &read, options.threads)?;
+        drop(read);
+        let task_weights = package.spec.trained_tasks().map(|(_, weight)| weight).collect();
         let origin = Origin {
             package: package::digest(&package, &items)?,
             train: digest(&train)?,
@@ -204,6 +196,8 @@ impl Trainer {
             model,
             carried,
             gradients: Gradients::default(),
+            of_logits: Vec::new(),
+            task_weights,
             frozen,
             vectors: None,
             checkpoints,
@@ -234,7 +228,8 @@ impl Trainer {
         self.quarantine.sync()?;
         let seconds = start.elapsed().as_secs_f64();
         let rate = (self.position.trained - trained_before) as f64 / seconds.max(1e-9);
-        Ok(Report::of(&self.position, self.resumed_from, rate))
+        let tasks = self.package.spec.trained_tasks().map(|(name, _)| name);
+        Ok(Report::of(&self.position, tasks, self.resumed_from, rate))
     }
 
     /// Writes the trained model as a package, together with the state of the optimizers.
@@ -274,11 +269,12 @@ impl Trainer {
         let (package, catalogue) = (self.package.clone(), self.catalogue.clone());
         let tower = package.user.as_ref().ok_or_else(|| Error::internal("a package without its user tower"))?;
         let (inputs, label) = (self.inputs.clone(), self.train.label.clone());
+        let tasks: Vec<&str> = package.spec.trained_tasks().map(|(name, _)| name).collect();
         std::thread::scope(|scope| {
             let (send, receive) = sync_channel::<Result<Chunk>>(CHUNKS_AHEAD);
-            let (inputs, catalogue, label) = (&inputs, &catalogue, &label);
+            let (inputs, catalogue, label, tasks) = (&inputs, &catalogue, &label, &tasks);
             scope.spawn(move || {
-                let mut checker = Checker::new(tower, catalogue, label);
+                let mut checker = Checker::new(tower, catalogue, label, tasks);
                 if let Err(e) = inputs.read(&mut checker, &mut |chunk| send.send(Ok(chunk)).is_ok()) {
                     // If the receiver was dropped, the consumer has already failed with its own error.
                     let _ = send.send(Err(e));
@@ -300,7 +296,7 @@ impl Trainer {
             self.position.met = Default::default();
         }
         let (mut block, mut first) = (Vec::new(), 0u64);
-        let mut bytes = 0;
+        let (mut bytes, mut read) = (0, 0u64);
         let mut take = |trainer: &mut Trainer, block: &mut Vec<Event>, bytes: u64| {
             if trainer.options.shuffle > 0 {
                 let number = (trainer.position.epoch << 32) + first / block_events as u64;
@@ -329,11 +325,13 @@ impl Trainer {
             let chunk = chunk?;
             bytes = chunk.bytes;
             for outcome in chunk.outcomes {
+                let is_taken = matches!(&outcome, Outcome::Event(event) if self.takes(event, read));
+                read += 1;
                 if is_first {
-                    self.meet(chunk.file, &outcome, quarantined)?;
+                    self.meet(chunk.file, &outcome, is_taken, quarantined)?;
                 }
                 let Outcome::Event(event) = outcome else { continue };
-                if event.is_positive {
+                if is_taken {
                     block.push(event);
                 }
                 if block.len() == block_events {
@@ -349,11 +347,26 @@ impl Trainer {
         }
     }
 
+    /// Returns whether an event is trained on: for the softmax, positives; for tasks, events with a positive label, and a sample of
+    /// the others. `number` counts lines and rows from the start of the epoch.
+    fn takes(&self, event: &Event, number: u64) -> bool {
+        const DRAWS: u64 = 1 << 32;
+        match self.train.loss {
+            LossKind::Softmax => event.is_positive,
+            LossKind::Tasks if event.has_positive_task() => true,
+            LossKind::Tasks => {
+                // Other draws than those of the steps and of shuffling.
+                let draws = Draws::new(self.options.seed.rotate_left(32), self.position.epoch);
+                draws.below(number, DRAWS) < (f64::from(self.train.negatives) * DRAWS as f64) as u64
+            }
+        }
+    }
+
     /// Counts a line or row, and writes a rejected one to the quarantine.
-    fn meet(&mut self, file: usize, outcome: &Outcome, quarantined: u64) -> Result<()> {
+    fn meet(&mut self, file: usize, outcome: &Outcome, is_taken: bool, quarantined: u64) -> Result<()> {
         self.position.met.read += 1;
         match outcome {
-            Outcome::Event(event) => self.position.met.skipped += u64::from(!event.is_positive),
+            Outcome::Event(_) => self.position.met.skipped += u64::from(!is_taken),
             Outcome::Refused(line, refusal) => {
                 self.position.met.refused += 1;
                 if self.position.met.refused > quarantined {
@@ -379,125 +392,6 @@ impl Trainer {
             "{refused} of {read} events were refused, expected at most {most}: {work}/quarantine.jsonl says why{synced}"
         ))
     }
-
-    /// Ranks the events of a batch, then trains on them. Returns the window that ended with this batch, if any.
-    fn step(&mut self, events: &[Event], tower: &Tower) -> Result<Option<Window>> {
-        self.position.step += 1;
-        let mut items: Vec<u32> = events.iter().map(|event| event.item).collect();
-        items.sort_unstable();
-        items.dedup();
-        self.carried.frequency.count(&items, events.len());
-        let positives = items.len();
-        let (all, uniform) = (self.catalogue.len() as u64, self.train.uniform as u64);
-        let draws = Draws::new(self.options.seed, self.position.step);
-        items.extend((0..uniform).map(|n| draws.below(n, all) as u32));
-        let log_q: Vec<f32> = match self.train.log_q {
-            false => vec![0.0; items.len()],
-            true => {
-                let of_uniform = (uniform as f32 / all as f32).ln();
-                let drawn = (0..uniform).map(|_| of_uniform);
-                let of_batch = |item: &u32| self.carried.frequency.log_q(*item, events.len());
-                items[..positives].iter().map(of_batch).chain(drawn).collect()
-            }
-        };
-        let users: Vec<&FeatureRow> = events.iter().map(|event| &event.user).collect();
-        let rows = Rows { users: &users, items: &items };
-        let forward = self.model.forward(&rows, &self.catalogue)?;
-        let window = self.judge(events, &users, &forward.queries, tower)?;
-        let of_item = |event: &Event| items[..positives].partition_point(|item| *item < event.item) as u32;
-        let targets: Vec<u32> = events.iter().map(of_item).collect();
-        let weights: Vec<f32> = events.iter().map(|event| event.weight).collect();
-        let softmax = SampledSoftmax {
-            queries: &forward.queries,
-            candidates: &forward.candidates,
-            dimension: self.model.dimension(),
-            items: &items,
-            log_q: &log_q,
-            targets: &targets,
-            weights: &weights,
-            temperature: self.train.temperature,
-        };
-        let loss = softmax.run(self.kernels, |event| &events[event].exclude, &mut self.gradients);
-        let Gradients { queries, candidates, .. } = &self.gradients;
-        let is_finite = loss.is_finite() && queries.iter().chain(candidates).all(|x| x.is_finite());
-        let stepped = match is_finite {
-            true => Some(self.model.backward(&rows, &self.catalogue, forward, queries, candidates)?),
-            false => None,
-        };
-        match stepped.filter(|stepped| !stepped.is_rejected) {
-            Some(stepped) => {
-                self.position.loss += loss;
-                self.position.trained += events.len() as u64;
-                self.position.rejected_rows += stepped.rejected_rows;
-            }
-            None => {
-                self.position.rejected_batches += 1;
-                let reason = format!("loss {loss}, or a gradient that is not finite");
-                self.quarantine.add(&RejectedBatch { step: self.position.step, events: events.len(), reason })?;
-            }
-        }
-        events.iter().for_each(|event| self.carried.counts[event.item as usize] += 1);
-        Ok(window)
-    }
-
-    /// Ranks the events of a batch by the learning model, the frozen twin and popularity.
-    fn judge(
-        &mut self,
-        events: &[Event],
-        users: &[&FeatureRow],
-        queries: &[f32],
-        tower: &Tower,
-    ) -> Result<Option<Window>> {
-        let Some(frozen) = &mut self.frozen else { return Ok(None) };
-        if self.position.epoch > 0 || !(self.position.step - 1).is_multiple_of(self.options.judge) {
-            return Ok(None);
-        }
-        let wanted: Vec<Wanted<'_>> =
-            events.iter().map(|event| Wanted { item: event.item, exclude: &event.exclude }).collect();
-        let items = self.model.vectors(&self.catalogue, self.vectors.take())?;
-        let judged = &mut self.position.judged;
-        rank(self.kernels, queries, &items, &wanted, &mut judged.learned);
-        rank(self.kernels, &frozen.queries(tower, users)?, &frozen.items, &wanted, &mut judged.frozen);
-        rank_by_count(&self.carried.counts, &wanted, &mut judged.popularity);
-        self.vectors = Some(items);
-        let ended = self.position.windows.last().copied().unwrap_or_default();
-        if judged.learned.events() - ended.learned.events() < WINDOW {
-            return Ok(None);
-        }
-        self.position.windows.push(*judged);
-        Ok(Some(Window::between(&ended, judged)))
-    }
-}
-
-impl Frozen {
-    fn of(package: &Package, catalogue: &Catalogue, threads: usize) -> Result<Self> {
-        let (threads, mut scratch) = (Threads::new(threads), Scratch::default());
-        let vectors = match &package.item {
-            None => catalogue.vectors().to_vec(),
-            Some(tower) => {
-                let mut all = Vec::with_capacity(catalogue.len() * package.spec.dimension);
-                for rows in catalogue.rows().chunks(RUN_ROWS) {
-                    all.extend(run(tower, &rows.iter().collect::<Vec<_>>(), &threads, &mut scratch)?);
-                }
-                all
-            }
-        };
-        let items = Packed::transposed(&vectors, package.spec.dimension, catalogue.len());
-        Ok(Frozen { items, threads, scratch })
-    }
-
-    fn queries(&mut self, tower: &Tower, users: &[&FeatureRow]) -> Result<Vec<f32>> {
-        run(tower, users, &self.threads, &mut self.scratch)
-    }
-}
-
-/// Runs a tower on rows; returns its first output, which is the query or the item vector.
-fn run(tower: &Tower, rows: &[&FeatureRow], threads: &Threads, scratch: &mut Scratch) -> Result<Vec<f32>> {
-    let (pooled, _) = tower.lookup(rows, &Lookup::default())?;
-    let pairs: Vec<(&FeatureRow, &Pooled)> = rows.iter().copied().zip(&pooled).collect();
-    let made = tower.run(&pairs, threads, scratch)?;
-    let made = made.into_iter().next().ok_or_else(|| Error::internal("a tower without outputs"))?;
-    Ok(made.into_data())
 }
 
 /// Returns the digest of a value's JSON.

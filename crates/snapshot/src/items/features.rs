@@ -1,6 +1,7 @@
 //! The features of an item, as its columns have them.
 
 use super::catalogue::{ID, Items};
+use sterling_core::error::{Error, Result};
 use sterling_core::request::{Features, Values};
 use sterling_graph::tower::FeatureSpec;
 use sterling_index::columns::ItemValues;
@@ -32,6 +33,27 @@ impl Items {
         }
         features
     }
+
+    /// Returns a numeric column as a reranker reads it: one number per item, the first of several, and 0 where it is missing.
+    ///
+    /// # Errors
+    /// `Invalid` with the column if there is none of this name, or if it has texts.
+    pub fn numbers(&self, name: &str) -> Result<Vec<f32>> {
+        let found = self.columns.iter().find(|column| column.name == name);
+        match found.map(|column| &column.values) {
+            Some(ItemValues::Floats(values)) => {
+                Ok(values.iter().map(|x| if x.is_nan() { 0.0 } else { *x as f32 }).collect())
+            }
+            Some(ItemValues::Integers { offsets, values }) => {
+                let of_item = |ends: &[u32]| &values[ends[0] as usize..ends[1] as usize];
+                Ok(offsets.windows(2).map(|ends| of_item(ends).first().map_or(0.0, |x| *x as f32)).collect())
+            }
+            Some(ItemValues::Texts { .. }) => {
+                Err(Error::invalid(format!("items: column `{name}` has texts, expected numbers")))
+            }
+            None => Err(Error::invalid(format!("items: no column `{name}`, expected numbers"))),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -54,5 +76,8 @@ mod tests {
         let expected = [("age", Values::Integers(vec![7])), ("price", Values::Numbers(vec![2.5]))];
         assert_eq!(of_row(0), expected.map(|(name, values)| (name.to_owned(), values)).into());
         assert_eq!(of_row(1), Features::new());
+        assert_eq!(items.numbers("age").unwrap(), [7.0, 0.0]);
+        assert_eq!(items.numbers("price").unwrap(), [2.5, 0.0]);
+        assert!(items.numbers("none").unwrap_err().to_string().contains("no column `none`"));
     }
 }

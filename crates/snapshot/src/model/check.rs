@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::spec::{ModelSpec, OverArchSpec, SIMILARITY, VectorSpec};
-use super::train::TrainSpec;
+use super::train::{LossKind, TrainSpec};
 use sterling_core::error::{Error, Result};
 use sterling_core::limits;
 use sterling_embedding::{Pooling, RowFormat};
@@ -81,6 +81,16 @@ impl ModelSpec {
             return Err(Error::invalid(
                 "user.queries: got several queries, expected none: such models are not trained",
             ));
+        }
+        if train.loss == LossKind::Tasks && (self.overarch.is_none() || self.tasks.is_empty()) {
+            return Err(Error::invalid(
+                "loss: got `tasks`, expected `softmax` for a model without [overarch] and [[tasks]]",
+            ));
+        }
+        if let Some(task) = train.tasks.keys().find(|task| self.tasks.iter().all(|known| known.name != **task)) {
+            let known: Vec<&str> = self.tasks.iter().map(|t| t.name.as_str()).collect();
+            let expected = format!("tasks: got `{task}`, expected one of [[tasks]]: {}", known.join(", "));
+            return Err(Error::invalid(expected));
         }
         match train.tables.iter().find(|table| self.tables.iter().all(|declared| declared.name != table.name)) {
             None => Ok(()),
@@ -326,6 +336,14 @@ mod tests {
             ("label = 'c'\ndense_optimizer = { kind = 'adam', rate = inf }", "dense_optimizer: field `rate`: got inf"),
             ("label = 'c'\ndense_optimizer = { kind = 'adam', rate = 1.0, decay = -0.5 }", "field `decay`: got -0.5"),
             ("label = 'c'\ndense = ['user', 'user']", "dense: a tower is named twice"),
+            (
+                "label = 'c'\nloss = 'tasks'",
+                "train: loss: got `tasks`, expected `softmax` for a model without [overarch]",
+            ),
+            ("label = 'c'\ntasks = { buy = 1.0 }", "train: tasks: got `buy`, expected one of [[tasks]]"),
+            ("label = 'c'\ntasks = { buy = 0.0 }", "train: tasks.buy: got 0, expected a finite number above 0"),
+            ("label = 'c'\nnegatives = 0.0", "train: negatives: got 0, expected a share above 0, at most 1"),
+            ("label = 'c'\nnegatives = 1.5", "train: negatives: got 1.5"),
             ("label = 'c'\n[[train.tables]]\nname = 'x'", "tables `x`: not declared in [[tables]], expected one of: t"),
             ("label = 'c'\n[[train.tables]]\nname = 't'\n[[train.tables]]\nname = 't'", "tables `t`: given twice"),
             ("label = 'c'\n[[train.tables]]\nname = 't'\nrate = 0.0", "tables `t`: rate: got 0"),

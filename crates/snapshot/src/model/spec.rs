@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::train::TrainSpec;
+use super::train::{LossKind, TrainSpec};
 use sterling_core::error::{Error, Result};
 use sterling_embedding::{RowFormat, Unseen};
 use sterling_graph::dense::Precision;
@@ -269,6 +269,13 @@ impl ModelSpec {
             AskedPrecision::Bf16 => Precision::Bf16,
             AskedPrecision::Auto => decided,
         }
+    }
+
+    /// Returns the names and loss weights of the tasks that are trained; none for another loss than that of tasks.
+    pub fn trained_tasks(&self) -> impl Iterator<Item = (&str, f32)> {
+        let train = self.train.iter().filter(|train| train.loss == LossKind::Tasks);
+        let weight = |train: &TrainSpec, task: &str| train.tasks.get(task).copied().unwrap_or(1.0);
+        train.flat_map(move |train| self.tasks.iter().map(move |task| (task.name.as_str(), weight(train, &task.name))))
     }
 
     /// Returns the request features that read a table.

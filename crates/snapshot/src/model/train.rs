@@ -1,7 +1,7 @@
 //! Section `[train]` of `model.toml`: how events update the tables and towers of a package (`sterling train`). Serving and
 //! publishing validate it, but do not use it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +21,12 @@ pub struct TrainSpec {
     /// Loss function.
     #[serde(default)]
     pub loss: LossKind,
+    /// Weight of each task of the reranker in the loss `tasks`; those that are missing have 1.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tasks: BTreeMap<String, f32>,
+    /// Share of the events without a positive task that the loss `tasks` is trained on; each stands for `1 / negatives` of them.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub negatives: f32,
     /// Divisor of scores before the softmax.
     #[serde(default = "one")]
     pub temperature: f32,
@@ -54,6 +60,8 @@ pub enum LossKind {
     /// Cross-entropy of the item among the positives of the batch and uniformly drawn items.
     #[default]
     Softmax,
+    /// Binary cross-entropy of the reranker's logits, one label per task.
+    Tasks,
 }
 
 /// One of the two towers.
@@ -92,6 +100,10 @@ fn one() -> f32 {
     1.0
 }
 
+fn is_one(number: &f32) -> bool {
+    *number == 1.0
+}
+
 fn batch() -> usize {
     512
 }
@@ -115,6 +127,13 @@ impl TrainSpec {
             return Err(Error::invalid("label: got an empty text, expected the name of a label"));
         }
         positive("temperature", self.temperature)?;
+        if !(self.negatives > 0.0 && self.negatives <= 1.0) {
+            let what = format!("negatives: got {}, expected a share above 0, at most 1", self.negatives);
+            return Err(Error::invalid(what));
+        }
+        for (task, weight) in &self.tasks {
+            positive(&format!("tasks.{task}"), *weight)?;
+        }
         self.optimizer.checked()?;
         self.dense_optimizer.check().map_err(|e| e.within("dense_optimizer"))?;
         if !(1..=BATCH_MAX).contains(&self.batch) {
@@ -123,7 +142,7 @@ impl TrainSpec {
         if self.uniform > BATCH_MAX {
             return Err(Error::invalid(format!("uniform: got {}, expected at most {BATCH_MAX}", self.uniform)));
         }
-        if self.batch + self.uniform < 2 {
+        if self.loss == LossKind::Softmax && self.batch + self.uniform < 2 {
             return Err(Error::invalid("batch: got 1 without uniform negatives, expected at least two candidates"));
         }
         if self.dense.len() > 1 && self.dense[1..].contains(&self.dense[0]) {

@@ -27,6 +27,15 @@ pub(crate) struct Event {
     pub(crate) exclude: Vec<u32>,
     /// True if the event is a positive of the trained label.
     pub(crate) is_positive: bool,
+    /// Label of each trained task, 0 or 1; empty if the loss does not train them.
+    pub(crate) labels: Vec<f32>,
+}
+
+impl Event {
+    /// Returns whether a trained task has a positive label.
+    pub(crate) fn has_positive_task(&self) -> bool {
+        self.labels.iter().any(|label| *label > 0.0)
+    }
 }
 
 /// Validates events against a model, in their order.
@@ -34,12 +43,14 @@ pub(crate) struct Checker<'a> {
     tower: &'a Tower,
     catalogue: &'a Catalogue,
     label: &'a str,
+    tasks: &'a [&'a str],
     seen: SeenIds,
 }
 
 impl<'a> Checker<'a> {
-    pub(crate) fn new(tower: &'a Tower, catalogue: &'a Catalogue, label: &'a str) -> Self {
-        Checker { tower, catalogue, label, seen: SeenIds::default() }
+    /// Creates a checker; an event has one label per name of `tasks`.
+    pub(crate) fn new(tower: &'a Tower, catalogue: &'a Catalogue, label: &'a str, tasks: &'a [&'a str]) -> Self {
+        Checker { tower, catalogue, label, tasks, seen: SeenIds::default() }
     }
 
     /// Returns the event in the trainer's form.
@@ -81,9 +92,12 @@ impl<'a> Checker<'a> {
         {
             return Err(Refusal::of("id", format!("got `{id}` again, expected each event once")));
         }
-        let labelled = raw.labels.get(self.label).map(|&value| value > 0.0);
-        let is_positive = labelled.unwrap_or(raw.kind.as_deref() == Some(self.label));
-        Ok(Event { user, item, weight: weight as f32, exclude, is_positive })
+        let is_positive = |label: &str| {
+            let labelled = raw.labels.get(label).map(|&value| value > 0.0);
+            labelled.unwrap_or(raw.kind.as_deref() == Some(label))
+        };
+        let labels = self.tasks.iter().map(|task| f32::from(u8::from(is_positive(task)))).collect();
+        Ok(Event { user, item, weight: weight as f32, exclude, is_positive: is_positive(self.label), labels })
     }
 }
 

@@ -1,0 +1,220 @@
+//! One step: the events of a batch are ranked, then trained on.
+
+use serde::Serialize;
+
+use super::{Trainer, WINDOW};
+use crate::catalogue::Catalogue;
+use crate::draws::Draws;
+use crate::events::Event;
+use crate::judge::{Wanted, rank, rank_by_count};
+use crate::loss::{Gradients, SampledSoftmax};
+use crate::model::{Forward, Rows};
+use crate::products::Packed;
+use crate::report::Window;
+use crate::reranker::Pairs;
+use crate::tasks::Labels;
+use sterling_core::error::{Error, Result};
+use sterling_embedding::Lookup;
+use sterling_graph::tower::{FeatureRow, Pooled, RUN_ROWS, Scratch, Threads, Tower};
+use sterling_snapshot::model::{LossKind, Package};
+
+/// The model at the start of the run: the vectors of all items, and buffers for the package's user tower.
+#[derive(Debug)]
+pub(super) struct Frozen {
+    items: Packed,
+    /// Queries of the batch that is ranked, `[B, D]`.
+    queries: Vec<f32>,
+    threads: Threads,
+    scratch: Scratch,
+}
+
+/// Log entry of a batch that was not trained on.
+#[derive(Serialize)]
+struct RejectedBatch {
+    step: u64,
+    events: usize,
+    reason: String,
+}
+
+impl Trainer {
+    /// Ranks the events of a batch, then trains on them. Returns the window that ended with this batch, if any.
+    pub(super) fn step(&mut self, events: &[Event], tower: &Tower) -> Result<Option<Window>> {
+        self.position.step += 1;
+        let window = match self.train.loss {
+            LossKind::Softmax => self.softmax_step(events, tower)?,
+            LossKind::Tasks => self.tasks_step(events, tower)?,
+        };
+        let positives = events.iter().filter(|event| event.is_positive);
+        positives.for_each(|event| self.carried.counts[event.item as usize] += 1);
+        Ok(window)
+    }
+
+    /// A step with the softmax over the batch's items and sampled ones.
+    fn softmax_step(&mut self, events: &[Event], tower: &Tower) -> Result<Option<Window>> {
+        let mut items: Vec<u32> = events.iter().map(|event| event.item).collect();
+        items.sort_unstable();
+        items.dedup();
+        self.carried.frequency.count(&items, events.len());
+        let positives = items.len();
+        let (all, uniform) = (self.catalogue.len() as u64, self.train.uniform as u64);
+        let draws = Draws::new(self.options.seed, self.position.step);
+        items.extend((0..uniform).map(|n| draws.below(n, all) as u32));
+        let log_q: Vec<f32> = match self.train.log_q {
+            false => vec![0.0; items.len()],
+            true => {
+                let of_uniform = (uniform as f32 / all as f32).ln();
+                let drawn = (0..uniform).map(|_| of_uniform);
+                let of_batch = |item: &u32| self.carried.frequency.log_q(*item, events.len());
+                items[..positives].iter().map(of_batch).chain(drawn).collect()
+            }
+        };
+        let users: Vec<&FeatureRow> = events.iter().map(|event| &event.user).collect();
+        let rows = Rows { users: &users, items: &items };
+        let forward = self.model.forward(&rows, &self.catalogue)?;
+        let window = self.judge(events, &users, &forward.queries, tower)?;
+        let of_item = |event: &Event| items[..positives].partition_point(|item| *item < event.item) as u32;
+        let targets: Vec<u32> = events.iter().map(of_item).collect();
+        let weights: Vec<f32> = events.iter().map(|event| event.weight).collect();
+        let softmax = SampledSoftmax {
+            queries: &forward.queries,
+            candidates: &forward.candidates,
+            dimension: self.model.dimension(),
+            items: &items,
+            log_q: &log_q,
+            targets: &targets,
+            weights: &weights,
+            temperature: self.train.temperature,
+        };
+        let loss = softmax.run(self.kernels, |event| &events[event].exclude, &mut self.gradients);
+        self.update(&rows, events.len(), forward, loss)?;
+        Ok(window)
+    }
+
+    /// A step with the cross-entropy of the reranker's tasks, one item per event.
+    fn tasks_step(&mut self, events: &[Event], tower: &Tower) -> Result<Option<Window>> {
+        let users: Vec<&FeatureRow> = events.iter().map(|event| &event.user).collect();
+        let items: Vec<u32> = events.iter().map(|event| event.item).collect();
+        let rows = Rows { users: &users, items: &items };
+        let forward = self.model.forward(&rows, &self.catalogue)?;
+        let pairs = Pairs { queries: &forward.queries, vectors: &forward.candidates, items: &items };
+        let labels: Vec<f32> = events.iter().flat_map(|event| &event.labels).copied().collect();
+        let weights: Vec<f32> = events.iter().map(|event| self.weight(event)).collect();
+        let logits = self.model.reranker()?.logits(&pairs)?;
+        let tasks = self.task_weights.clone();
+        let labels = Labels { labels: &labels, weights: &weights, tasks: &tasks };
+        let window = self.judge(events, &users, &forward.queries, tower)?;
+        self.judge_tasks(&logits, &labels, &items)?;
+        let mut of_logits = std::mem::take(&mut self.of_logits);
+        let loss = labels.loss(&logits, &mut of_logits);
+        let Gradients { queries, candidates, .. } = &mut self.gradients;
+        self.model.reranker()?.backward(&pairs, &of_logits, queries, candidates)?;
+        self.of_logits = of_logits;
+        self.update(&rows, events.len(), forward, loss)?;
+        Ok(window)
+    }
+
+    /// Returns the weight of an event's loss: a sampled negative stands for those that were not.
+    fn weight(&self, event: &Event) -> f32 {
+        if event.has_positive_task() { event.weight } else { event.weight / self.train.negatives }
+    }
+
+    /// Updates weights and rows by the gradients of queries and candidates, or rejects the batch if one is not finite.
+    fn update(&mut self, rows: &Rows<'_>, events: usize, forward: Forward, loss: f64) -> Result<()> {
+        let Gradients { queries, candidates, .. } = &self.gradients;
+        let is_finite = loss.is_finite() && queries.iter().chain(candidates).all(|x| x.is_finite());
+        let stepped = match is_finite {
+            true => Some(self.model.backward(rows, &self.catalogue, forward, queries, candidates)?),
+            false => None,
+        };
+        match stepped.filter(|stepped| !stepped.is_rejected) {
+            Some(stepped) => {
+                self.position.loss += loss;
+                self.position.trained += events as u64;
+                self.position.rejected_rows += stepped.rejected_rows;
+            }
+            None => {
+                self.position.rejected_batches += 1;
+                let reason = format!("loss {loss}, or a gradient that is not finite");
+                self.quarantine.add(&RejectedBatch { step: self.position.step, events, reason })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ranks the positives of a batch by the learning model, the frozen twin and popularity.
+    fn judge(
+        &mut self,
+        events: &[Event],
+        users: &[&FeatureRow],
+        queries: &[f32],
+        tower: &Tower,
+    ) -> Result<Option<Window>> {
+        let is_judged = self.position.epoch == 0 && (self.position.step - 1).is_multiple_of(self.options.judge.max(1));
+        let Some(frozen) = self.frozen.as_mut().filter(|_| is_judged) else { return Ok(None) };
+        frozen.queries = run(tower, users, &frozen.threads, &mut frozen.scratch)?;
+        let dimension = self.model.dimension();
+        let positives = |queries: &[f32]| -> Vec<f32> {
+            let rows = queries.chunks_exact(dimension).zip(events).filter(|(_, event)| event.is_positive);
+            rows.flat_map(|(query, _)| query).copied().collect()
+        };
+        let ranked = events.iter().filter(|event| event.is_positive);
+        let wanted: Vec<Wanted<'_>> =
+            ranked.map(|event| Wanted { item: event.item, exclude: &event.exclude }).collect();
+        let items = self.model.vectors(&self.catalogue, self.vectors.take())?;
+        let judged = &mut self.position.judged;
+        rank(self.kernels, &positives(queries), &items, &wanted, &mut judged.learned);
+        rank(self.kernels, &positives(&frozen.queries), &frozen.items, &wanted, &mut judged.frozen);
+        rank_by_count(&self.carried.counts, &wanted, &mut judged.popularity);
+        self.vectors = Some(items);
+        let ended = self.position.windows.last().copied().unwrap_or_default();
+        if judged.learned.events() - ended.learned.events() < WINDOW {
+            return Ok(None);
+        }
+        self.position.windows.push(*judged);
+        Ok(Some(Window::between(&ended, judged)))
+    }
+
+    /// Adds the predictions of a batch by the learning model and the frozen twin, if [`Trainer::judge`] ranked it.
+    fn judge_tasks(&mut self, logits: &[f32], labels: &Labels<'_>, items: &[u32]) -> Result<()> {
+        let Some(frozen) = self.frozen.as_mut().filter(|frozen| !frozen.queries.is_empty()) else { return Ok(()) };
+        let queries = std::mem::take(&mut frozen.queries);
+        let vectors: Vec<f32> = items.iter().flat_map(|item| frozen.items.column(*item as usize)).collect();
+        let pairs = Pairs { queries: &queries, vectors: &vectors, items };
+        let as_it_was = self.model.reranker()?.logits_as_it_was(&pairs)?;
+        let tasks = labels.tasks.len();
+        self.position.tasks.resize_with(tasks, Default::default);
+        for (n, (label, (learned, frozen))) in labels.labels.iter().zip(logits.iter().zip(&as_it_was)).enumerate() {
+            let (judged, weight) = (&mut self.position.tasks[n % tasks], labels.weights[n / tasks]);
+            judged.learned.add(*learned, *label, weight);
+            judged.frozen.add(*frozen, *label, weight);
+        }
+        Ok(())
+    }
+}
+
+impl Frozen {
+    pub(super) fn of(package: &Package, catalogue: &Catalogue, threads: usize) -> Result<Self> {
+        let (threads, mut scratch) = (Threads::new(threads), Scratch::default());
+        let vectors = match &package.item {
+            None => catalogue.vectors().to_vec(),
+            Some(tower) => {
+                let mut all = Vec::with_capacity(catalogue.len() * package.spec.dimension);
+                for rows in catalogue.rows().chunks(RUN_ROWS) {
+                    all.extend(run(tower, &rows.iter().collect::<Vec<_>>(), &threads, &mut scratch)?);
+                }
+                all
+            }
+        };
+        let items = Packed::transposed(&vectors, package.spec.dimension, catalogue.len());
+        Ok(Frozen { items, queries: Vec::new(), threads, scratch })
+    }
+}
+
+/// Runs a tower on rows; returns its first output, which is the query or the item vector.
+fn run(tower: &Tower, rows: &[&FeatureRow], threads: &Threads, scratch: &mut Scratch) -> Result<Vec<f32>> {
+    let (pooled, _) = tower.lookup(rows, &Lookup::default())?;
+    let pairs: Vec<(&FeatureRow, &Pooled)> = rows.iter().copied().zip(&pooled).collect();
+    let made = tower.run(&pairs, threads, scratch)?;
+    let made = made.into_iter().next().ok_or_else(|| Error::internal("a tower without outputs"))?;
+    Ok(made.into_data())
+}

@@ -1,0 +1,136 @@
+//! The weights of one graph in training, and their optimizer.
+
+use sterling_core::error::Result;
+use sterling_graph::dense::train::{
+    Batch, DenseOptimizer, Gradients, OptimizerSpec, Parameter, TrainableGraph, Workspace,
+};
+use sterling_graph::dense::{Given, Made};
+use sterling_snapshot::model::Package;
+use sterling_storage::files;
+
+/// A graph of a package, its weights, and the optimizer of those.
+#[derive(Debug)]
+pub(crate) struct Weights {
+    name: &'static str,
+    /// File of the graph.
+    file: String,
+    graph: TrainableGraph,
+    /// Weights; those of the file until the first step.
+    pub(crate) parameters: Vec<f32>,
+    /// Optimizer of the weights; none if they are frozen.
+    pub(crate) optimizer: Option<DenseOptimizer>,
+    workspace: Workspace,
+    outputs: Vec<Vec<f32>>,
+    gradients: Gradients,
+}
+
+impl Weights {
+    /// Reads a graph for training the output `made`. `unread` names inputs whose gradients are not needed. Without an optimizer
+    /// the weights are frozen.
+    ///
+    /// # Errors
+    /// `Unsupported` with the operator that has no gradient here.
+    pub(crate) fn read(
+        package: &Package,
+        name: &'static str,
+        file: &str,
+        given: &[Given],
+        made: &Made,
+        unread: Vec<String>,
+        optimizer: Option<&OptimizerSpec>,
+        threads: usize,
+    ) -> Result<Self> {
+        let onnx = files::read(&package.folder().join(file))?;
+        let read = |frozen: &[String]| {
+            let frozen: Vec<&str> = frozen.iter().map(String::as_str).collect();
+            let read = TrainableGraph::read(&onnx, given, std::slice::from_ref(made), &frozen);
+            read.map_err(|e| e.within(format!("{file} cannot be trained")))
+        };
+        let mut graph = read(&unread)?;
+        if optimizer.is_none() && !graph.parameters().is_empty() {
+            let all = graph.parameters().iter().map(|p: &Parameter| p.name.clone());
+            graph = read(&unread.iter().cloned().chain(all).collect::<Vec<_>>())?;
+        }
+        let parameters = graph.initial().to_vec();
+        let optimizer = optimizer.map(|spec| DenseOptimizer::new(*spec, parameters.len())).transpose()?;
+        Ok(Weights {
+            name,
+            file: file.to_owned(),
+            graph,
+            parameters,
+            optimizer,
+            workspace: Workspace::new(threads),
+            outputs: Vec::new(),
+            gradients: Gradients::default(),
+        })
+    }
+
+    /// Returns the graph's name: `user`, `item` or `reranker`.
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Returns the name of the graph's file, and the file's bytes with the current weights.
+    ///
+    /// # Errors
+    /// `Unsupported` if the weights are not stored in the file as f32.
+    pub(crate) fn written(&self) -> Result<(&str, Vec<u8>)> {
+        Ok((&self.file, self.graph.write(&self.parameters).map_err(|e| e.within(&self.file))?))
+    }
+
+    /// Computes the output of a batch with the current weights, `[rows, width]`.
+    ///
+    /// # Errors
+    /// Errors of the graph.
+    pub(crate) fn forward(&mut self, batch: &Batch<'_>) -> Result<&[f32]> {
+        self.graph.forward(&self.parameters, batch, &mut self.workspace, &mut self.outputs)?;
+        Ok(self.outputs.first().map_or(&[], Vec::as_slice))
+    }
+
+    /// Computes the output of a batch with the weights of the file.
+    ///
+    /// # Errors
+    /// Errors of the graph.
+    pub(crate) fn forward_as_it_was(&mut self, batch: &Batch<'_>) -> Result<&[f32]> {
+        self.graph.forward(self.graph.initial(), batch, &mut self.workspace, &mut self.outputs)?;
+        Ok(self.outputs.first().map_or(&[], Vec::as_slice))
+    }
+
+    /// Computes the gradients of weights and inputs from those of the output; returns those of the inputs, each `[rows, width]`.
+    /// The weights stay until [`Weights::step`].
+    ///
+    /// # Errors
+    /// Errors of the graph.
+    pub(crate) fn backward(&mut self, batch: &Batch<'_>, output: &[f32]) -> Result<&[Vec<f32>]> {
+        self.graph.backward(&self.parameters, batch, &[output], &mut self.workspace, &mut self.gradients)?;
+        Ok(&self.gradients.inputs)
+    }
+
+    /// Returns the parameters of the graph.
+    #[cfg(test)]
+    pub(crate) fn parameters(&self) -> &[Parameter] {
+        self.graph.parameters()
+    }
+
+    /// Returns the weight gradients of the last [`Weights::backward`].
+    #[cfg(test)]
+    pub(crate) fn gradients(&self) -> &[f32] {
+        &self.gradients.parameters
+    }
+
+    /// Returns whether all weight gradients of the last [`Weights::backward`] are finite.
+    pub(crate) fn is_finite(&self) -> bool {
+        self.gradients.parameters.iter().all(|x| x.is_finite())
+    }
+
+    /// Updates the weights by the gradients of the last [`Weights::backward`].
+    ///
+    /// # Errors
+    /// `Invalid` if a gradient is not finite.
+    pub(crate) fn step(&mut self) -> Result<()> {
+        match &mut self.optimizer {
+            Some(optimizer) => optimizer.step(&mut self.parameters, &self.gradients.parameters).map(drop),
+            None => Ok(()),
+        }
+    }
+}
