@@ -85,7 +85,8 @@ pub struct IdState {
 /// Managed ids of a table in training.
 #[derive(Debug)]
 pub(crate) struct IdLearner {
-    spec: ManagedSpec,
+    /// None if the ids do not change.
+    spec: Option<ManagedSpec>,
     shared: Arc<SharedIds>,
     by_row: Vec<i64>,
     seen: Vec<Seen>,
@@ -104,15 +105,15 @@ impl IdLearner {
     ///
     /// # Errors
     /// As [`super::ManagedIds::new`], and [`ManagedSpec::check`].
-    pub(crate) fn new(table: &TableSpec, spec: ManagedSpec, by_row: Vec<i64>) -> Result<Self> {
-        spec.check()?;
+    pub(crate) fn new(table: &TableSpec, spec: Option<ManagedSpec>, by_row: Vec<i64>) -> Result<Self> {
+        spec.map_or(Ok(()), |spec| spec.check())?;
         let map = map_of(table, &by_row)?;
         Ok(IdLearner {
             spec,
             shared: Arc::new(SharedIds { state: RwLock::new((map, 0)) }),
             seen: vec![Seen::default(); by_row.len()],
             candidates: HashMap::new(),
-            sketch: (spec.admit > 1).then(|| Sketch::new(table.rows)),
+            sketch: spec.filter(|spec| spec.admit > 1).map(|_| Sketch::new(table.rows)),
             reserved: if let Unseen::Row(row) = table.unseen { Some(row as usize) } else { None },
             barred: BTreeSet::new(),
             clock: 0,
@@ -156,22 +157,31 @@ impl IdLearner {
             return;
         }
         let count = self.sketch.as_mut().map_or(1, |sketch| sketch.add(id));
-        if count >= self.spec.admit {
+        if self.spec.is_some_and(|spec| count >= spec.admit) {
             self.candidates.insert(id, now(u64::from(count)));
         }
     }
 
+    /// Returns whether training changes the ids.
+    pub(crate) fn changes(&self) -> bool {
+        self.spec.is_some()
+    }
+
     /// Returns whether rows change hands after a step.
     pub(crate) fn is_due(&self, step: u64) -> bool {
-        step.is_multiple_of(self.spec.every)
+        self.spec.is_some_and(|spec| step.is_multiple_of(spec.every))
     }
 
     /// Gives the rows to the ids with the highest scores. Returns the rows whose id changed, ascending, with their new id or
     /// [`FREE`].
     pub(crate) fn turn(&mut self, step: u64) -> Vec<(u32, i64)> {
         let mut changed = BTreeSet::new();
-        if let Some(ttl) = self.spec.ttl_seconds() {
+        if let Some(ttl) = self.spec.and_then(|spec| spec.ttl_seconds()) {
             for row in 0..self.by_row.len() {
+                // An id of the package has no time yet: its first one is now.
+                if self.seen[row].time == 0 {
+                    self.seen[row].time = self.clock;
+                }
                 if self.by_row[row] != FREE && self.seen[row].time.saturating_add(ttl) < self.clock {
                     self.release(row);
                     self.totals.expired += 1;
@@ -212,7 +222,7 @@ impl IdLearner {
         /// Score, and among equals the first to go: new ids from the last rank on, then held ids from the largest on.
         type Order = (i64, bool, Reverse<i64>, usize);
         let held = self.by_row.iter().zip(&self.seen).enumerate().filter(|(_, (id, _))| **id != FREE);
-        let score = |seen: &Seen| self.spec.score(seen.count, seen.step, step);
+        let score = |seen: &Seen| self.spec.map_or(0, |spec| spec.score(seen.count, seen.step, step));
         let held = held.map(|(row, (id, seen))| (score(seen), true, Reverse(*id), row));
         let new = new.iter().enumerate().map(|(rank, (_, seen))| (score(seen), false, Reverse(rank as i64), rank));
         let mut all: Vec<Order> = held.chain(new).collect();

@@ -7,15 +7,14 @@ use crate::managed::{FREE, IdLearner, IdState, IdTotals, ManagedSpec, initial_ro
 use sterling_core::error::{Error, Result};
 
 impl MasterTable {
-    /// Manages the ids of the table, which begin with the id of each row, [`FREE`] for a free one. The table grows to the rows of
-    /// `spec`.
+    /// Gives the rows ids, [`FREE`] for a free row. They change by `spec`, whose rows the table grows to, or stay without it.
     ///
     /// # Errors
     /// `Invalid` for a frozen table, invalid settings, fewer rows than the table has, or ids that are no assignment
     /// ([`crate::managed::ManagedIds::new`]); `Unsupported` for a partitioned table.
-    pub fn with_managed(self, spec: ManagedSpec, by_row: &[i64]) -> Result<Self> {
+    pub fn with_ids(self, spec: Option<ManagedSpec>, by_row: &[i64]) -> Result<Self> {
         let place = |e: Error| e.within(format!("table `{}`", self.spec().name));
-        if self.rule().is_none() {
+        if self.rule().is_none() && spec.is_some() {
             return Err(place(Error::invalid("frozen with managed ids, expected one of them")));
         }
         if self.parts().is_some() {
@@ -23,7 +22,7 @@ impl MasterTable {
                 "managed ids of a partitioned table, expected them before its partitions",
             )));
         }
-        let (has, rows) = (self.spec().rows, spec.rows.unwrap_or(self.spec().rows));
+        let (has, rows) = (self.spec().rows, spec.and_then(|spec| spec.rows).unwrap_or(self.spec().rows));
         if rows < has {
             return Err(place(Error::invalid(format!("managed.rows: got {rows}, expected at least its {has} rows"))));
         }
@@ -42,9 +41,9 @@ impl MasterTable {
         Ok(table)
     }
 
-    /// Returns the state of managed ids for a checkpoint; none if ids are row numbers.
+    /// Returns the state of managed ids for a checkpoint; none if they do not change.
     pub fn id_state(&self) -> Option<IdState> {
-        self.ids().map(IdLearner::export)
+        self.ids().filter(|ids| ids.changes()).map(IdLearner::export)
     }
 
     /// Restores the state of managed ids. Rows and optimizer state stay.
@@ -57,9 +56,9 @@ impl MasterTable {
         ids.and_then(|ids| ids.import(&spec, state)).map_err(|e| e.within(format!("table `{}`", spec.name)))
     }
 
-    /// Returns numbers of managed ids since the start of training; none if ids are row numbers.
+    /// Returns numbers of managed ids since the start of training; none if they do not change.
     pub fn id_totals(&self) -> Option<IdTotals> {
-        self.ids().map(IdLearner::totals)
+        self.ids().filter(|ids| ids.changes()).map(IdLearner::totals)
     }
 
     /// Returns the number of rows that have an id; none if ids are row numbers.
@@ -69,7 +68,7 @@ impl MasterTable {
 
     /// Counts the occurrences of a batch at a step, and lets rows change hands if the step is due.
     pub(super) fn step_ids(&mut self, number: usize, batch: &PreparedBatch, step: u64) -> Result<Vec<(u32, i64)>> {
-        let Some(ids) = self.ids_mut() else { return Ok(Vec::new()) };
+        let Some(ids) = self.ids_mut().filter(|ids| ids.changes()) else { return Ok(Vec::new()) };
         batch.occurrences(number, |id, row| ids.count(id, row, step));
         if !ids.is_due(step) {
             return Ok(Vec::new());

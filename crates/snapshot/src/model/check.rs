@@ -92,6 +92,11 @@ impl ModelSpec {
             let expected = format!("tasks: got `{task}`, expected one of [[tasks]]: {}", known.join(", "));
             return Err(Error::invalid(expected));
         }
+        let is_managed = |name: &str| self.tables.iter().any(|declared| declared.name == name && declared.managed);
+        if let Some(table) = train.tables.iter().find(|table| table.managed.is_some() && !is_managed(&table.name)) {
+            let expected = Error::invalid("managed: its ids are row numbers, expected `managed = true` in [[tables]]");
+            return Err(expected.within(format!("tables `{}`", table.name)));
+        }
         match train.tables.iter().find(|table| self.tables.iter().all(|declared| declared.name != table.name)) {
             None => Ok(()),
             Some(table) => {
