@@ -495,7 +495,8 @@ class _Draft:
         spec: dict[str, Any] = {"name": name, "description": description, "dimension": self.dimension, "tables": []}
         for table, what in self.tables.items():
             vocabulary = {"vocabulary": f"{table}.txt"} if what.vocabulary is not None else {}
-            spec["tables"].append({"name": table, "file": "tables.safetensors", "unseen": what.unseen} | vocabulary)
+            managed = {"managed": True} if what.ids is not None else {}
+            spec["tables"].append({"name": table, "file": "tables.safetensors", "unseen": what.unseen} | vocabulary | managed)
         declared = {side: [feature.declared() for feature in some] for side, some in self.features.items()}
         if self.user:
             spec["user"] = {"tower": self.user.file} | ({"merge": merge} if queries else {})
@@ -530,7 +531,8 @@ class _Draft:
         for graph in self.graphs():
             save(graph.model, folder / graph.file)
         if self.tables:
-            save_file({name: table.weight for name, table in self.tables.items()}, folder / "tables.safetensors")
+            ids = {f"ids.{name}": table.ids for name, table in self.tables.items() if table.ids is not None}
+            save_file({name: table.weight for name, table in self.tables.items()} | ids, folder / "tables.safetensors")
             (folder / "tables.safetensors").chmod(0o644)
         for name, table in self.tables.items():
             if "/" in name or "\\" in name or name.startswith("."):

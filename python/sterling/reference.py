@@ -140,10 +140,12 @@ class Reference:
 
     def _ids(self, feature: LookedUp, row: Mapping[str, Any]) -> list[int]:
         values = listed(feature, row)
-        if feature.kind == "ids":
+        table = self.tables[feature.table]
+        if feature.kind == "ids" and table.ids is None:
             return values
         if feature.table not in self._rows:
-            self._rows[feature.table] = {value: n for n, value in enumerate(self.tables[feature.table].vocabulary or ())}
+            named = table.vocabulary or () if table.ids is None else map(str, table.ids.tolist())
+            self._rows[feature.table] = {value: n for n, value in enumerate(named)}
         return [self._rows[feature.table].get(str(value), -1) for value in values]
 
     def _known(self, feature: LookedUp, ids: Sequence[int]) -> list[int | None]:

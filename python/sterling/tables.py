@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import ExportError
 from .features import one_of
+from .managed import checked, is_managed, with_ids
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +27,7 @@ class Table:
 
     ``weight`` is ``[rows, width]``: a tensor, an array, an ``nn.Embedding`` or an ``nn.EmbeddingBag``. ``vocabulary`` holds the
     value of each row, for `Category` features. ``unseen`` is the treatment of ids outside the table: ``zero``, ``hash`` or
-    ``row:N``. ``storage`` (``f32``, ``f16``, ``bf16``) is the written type, by default that of the weight. ``pooling`` (``sum``,
+    ``row:N``. ``ids`` is the id of each row, ``[rows]``, if ids are not row numbers; a free row has ``-2**63``. ``storage`` (``f32``, ``f16``, ``bf16``) is the written type, by default that of the weight. ``pooling`` (``sum``,
     ``mean``) applies to features that do not set it; an ``nn.EmbeddingBag`` has its own.
     """
 
@@ -35,6 +36,7 @@ class Table:
     unseen: str = "zero"
     storage: str | None = None
     pooling: str | None = None
+    ids: Any = None
     features: tuple[str, ...] = ()
     """Names of the features that a TorchRec collection looks up in this table."""
     module: Any = field(default=None, repr=False, compare=False)
@@ -50,7 +52,8 @@ def collect(tables: Any) -> dict[str, Table]:
     """Returns tables by name, their weights as tensors on the CPU.
 
     ``tables`` is a mapping from names to the types of `Table.weight` (or to a `Table`), a TorchRec ``EmbeddingBagCollection`` or
-    ``EmbeddingCollection``, a module that holds some, such as ``DLRM``, or a list of these.
+    ``EmbeddingCollection``, one of these with managed collisions, a module that holds some, such as ``DLRM``, or a list of
+    these.
     """
     found: dict[str, Table] = {}
     originals: dict[str, Any] = {}
@@ -86,6 +89,8 @@ def _each(tables: Any) -> Iterable[tuple[str, Table]]:
     if isinstance(tables, Mapping):
         for name, table in tables.items():
             yield name, table if isinstance(table, Table) else Table(table)
+    elif is_managed(tables):
+        yield from with_ids(tables, _each(tables._embedding_module))
     elif hasattr(tables, "embedding_bag_configs"):
         yield from _of_collection(tables.embedding_bag_configs(), getattr(tables, "embedding_bags", None), tables)
     elif hasattr(tables, "embedding_configs"):
@@ -172,7 +177,8 @@ def _opened(name: str, table: Table) -> Table:
     if module is not None:
         module = copy.deepcopy(module, {id(module.weight): _parameter(stored)}).cpu().eval()
     vocabulary = _vocabulary(place, table.vocabulary, len(weight))
-    return replace(table, weight=stored, vocabulary=vocabulary, storage=storage, pooling=pooling, module=module or table.module)
+    ids = checked(place, table.ids, table, len(weight))
+    return replace(table, weight=stored, vocabulary=vocabulary, ids=ids, storage=storage, pooling=pooling, module=module or table.module)
 
 
 def rows_of(name: str, table: Table, ids: Sequence[int]) -> torch.Tensor:

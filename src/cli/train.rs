@@ -64,6 +64,15 @@ pub(super) struct Train {
     /// Maximum of rejected events, as a number or a share such as 0.5%; above it the run ends with exit code 2
     #[arg(long, value_name = "N", default_value = "10%")]
     max_refused: ProblemLimit,
+    /// Remove an id from a table with managed ids; give it again when the run is resumed
+    #[arg(long, value_name = "TABLE=ID", value_parser = forgotten)]
+    forget: Vec<(String, i64)>,
+}
+
+/// Parses `TABLE=ID`.
+fn forgotten(text: &str) -> std::result::Result<(String, i64), String> {
+    let parsed = text.rsplit_once('=').and_then(|(table, id)| Some((table.to_owned(), id.parse().ok()?)));
+    parsed.ok_or_else(|| format!("got `{text}`, expected the name of a table, `=` and an id"))
 }
 
 impl Train {
@@ -85,6 +94,7 @@ impl Train {
             checkpoint_steps: self.checkpoint_steps,
             judge: self.judge,
             max_refused: self.max_refused,
+            forget: self.forget.clone(),
             ..TrainOptions::new(self.events.clone(), &work)
         };
         let mut trainer = Trainer::open(&self.package, options)?;

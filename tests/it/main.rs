@@ -28,6 +28,7 @@ mod inference;
 mod item_vectors;
 mod items;
 mod journal;
+mod managed_ids;
 mod merge;
 #[cfg(feature = "nats")]
 mod nats;

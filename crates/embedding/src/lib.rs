@@ -7,7 +7,7 @@
 //!
 //! Modules depend on each other in one direction: types of ids and rows, `spec` and `place`, then [`tiers`], `table`, [`shard`],
 //! `lookup`. `device` has tables in GPU memory, `HotTables` tables of which only frequently requested rows are in GPU memory.
-//! [`train`] has tables in training.
+//! [`train`] has tables in training, [`managed`] unbounded ids in tables of fixed size.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -38,6 +38,7 @@ mod hot;
 mod jagged;
 pub mod keyed;
 mod lookup;
+pub mod managed;
 pub mod place;
 #[cfg(feature = "planner")]
 pub mod planner;

@@ -286,7 +286,7 @@ impl<'a> Started<'a> {
         for (number, feature) in self.input.features.iter().enumerate() {
             let table = &self.tables[feature.table];
             let Some(rows) = table.host_rows() else { continue };
-            let resolved = resolve(table, feature.ids, &mut self.report[feature.table]);
+            let resolved = table.rows_of(feature.ids, &mut self.report[feature.table]);
             let bags = Bags { ids: &resolved, offsets: &feature.offsets, weights: feature.weights, mean: feature.mean };
             place(number, &mut |out| pool::pool(self.kernels, &rows, &bags, out));
         }
@@ -314,18 +314,6 @@ impl<'a> Started<'a> {
 
 fn widths(tables: &[Arc<Table>], uses: &[Use]) -> Vec<usize> {
     uses.iter().map(|u| tables[u.table].width()).collect()
-}
-
-/// Returns the rows of ids, -1 for none. Borrows the ids if all of them are rows.
-fn resolve<'a>(table: &Table, ids: &'a [i64], counts: &mut TableCounts) -> Cow<'a, [i64]> {
-    counts.ids += ids.len() as u64;
-    // A negative id is large as an unsigned number. Without an early exit the comparison is vectorized.
-    let unseen = ids.iter().filter(|&&id| id as u64 >= table.rows()).count();
-    if unseen == 0 {
-        return Cow::Borrowed(ids);
-    }
-    counts.unseen += unseen as u64;
-    Cow::Owned(ids.iter().map(|&id| table.resolve(id).0.map_or(-1, |row| row as i64)).collect())
 }
 
 #[cfg(test)]

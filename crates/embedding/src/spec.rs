@@ -59,12 +59,16 @@ impl TableSpec {
         if (0..self.rows as i64).contains(&id) {
             return (Some(id as u64), false);
         }
-        let row = match self.unseen {
+        (self.unseen_row(id), true)
+    }
+
+    /// Returns the row that the policy gives to an unseen id, if any.
+    pub fn unseen_row(&self, id: i64) -> Option<u64> {
+        match self.unseen {
             Unseen::Zero => None,
             Unseen::Hash => Some(xxhash_rust::xxh3::xxh3_64(&id.to_le_bytes()) % self.rows),
             Unseen::Row(row) => Some(row),
-        };
-        (row, true)
+        }
     }
 
     pub(crate) fn checked(self) -> Result<Self> {

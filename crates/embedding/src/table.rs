@@ -1,8 +1,9 @@
-//! An embedding table: its specification, the shards that hold its rows, and optionally a vocabulary.
+//! An embedding table: its specification, the shards that hold its rows, and optionally a vocabulary or managed ids.
 //!
 //! An unsharded table has one shard; a sharded one has several rectangles (rows x columns), each with its own [`Source`] in any
 //! tier. The sharding types differ only in their rectangles.
 
+mod ids;
 #[cfg(feature = "redis")]
 mod on_cluster;
 
@@ -10,6 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::format::{encode_row, encode_rows};
+use super::managed::ManagedIds;
 use super::place::{CardShare, Sharding};
 use super::spec::{TableSpec, Unseen};
 use super::tiers::slices::Slice;
@@ -54,6 +56,8 @@ pub struct Table {
     /// By copy, then by first row.
     groups: Vec<Group>,
     vocabulary: Option<Arc<Vocabulary>>,
+    /// `None` if ids are row numbers.
+    ids: Option<Arc<ManagedIds>>,
     /// Planned cache in GPU memory, if the GPU is not to hold the complete table.
     card_share: Option<CardShare>,
     /// Slices that are served to other servers for the lifetime of the table.
@@ -90,6 +94,7 @@ impl Table {
             shards,
             groups,
             vocabulary: None,
+            ids: None,
             _slices: Vec::new(),
             card_share: None,
         })
@@ -125,15 +130,20 @@ impl Table {
             shards,
             groups,
             vocabulary: None,
+            ids: None,
             _slices: Vec::new(),
             card_share: None,
         })
     }
 
-    /// Returns the same table, vocabulary included, with its rows in other shards.
+    /// Returns the same table with its rows in other shards.
     pub(super) fn in_shards(&self, sharding: Sharding, shards: Vec<Shard>) -> Result<Self> {
-        let vocabulary = self.vocabulary.clone();
-        Ok(Table { vocabulary, ..Table::of_shards(self.spec.clone(), sharding, shards)? })
+        Ok(self.over(Table::of_shards(self.spec.clone(), sharding, shards)?))
+    }
+
+    /// Returns another table of the same rows with this one's vocabulary and managed ids.
+    fn over(&self, rows: Table) -> Self {
+        Table { vocabulary: self.vocabulary.clone(), ids: self.ids.clone(), ..rows }
     }
 
     /// Creates a table from f32 rows `[rows, width]`, stored in `format`.
@@ -146,7 +156,7 @@ impl Table {
         Table::host(TableSpec { name: name.to_owned(), rows, width, format, unseen }, Buffer::copied(&bytes)?)
     }
 
-    /// Returns the same table, vocabulary included, in another format: rows are decoded to f32 and encoded again.
+    /// Returns the same table, vocabulary and managed ids included, in another format: rows are decoded to f32 and encoded again.
     ///
     /// # Errors
     /// `Invalid` if a row cannot be stored in the format; the error names table and row. `Unsupported` for rows that are not in
@@ -165,15 +175,16 @@ impl Table {
         })?;
         stored?;
         let spec = TableSpec { format, ..self.spec.clone() };
-        Ok(Table { vocabulary: self.vocabulary.clone(), ..Table::host(spec, bytes)? })
+        Ok(self.over(Table::host(spec, bytes)?))
     }
 
-    /// Adds the rows as the tensor that [`Table::mapped`] reads.
+    /// Adds the rows as the tensor that [`Table::mapped`] reads, and managed ids as that of [`Table::with_mapped_ids`].
     ///
     /// # Errors
     /// `Unsupported` for rows that are not in this process's memory; as [`TensorFile::add`].
     pub fn encode<'a>(&'a self, file: &mut TensorFile<'a>) -> Result<()> {
         let bytes = self.bytes()?;
+        self.encode_ids(file)?;
         let (name, rows) = (self.name(), self.spec.rows as usize);
         let shape = [rows, self.spec.width];
         match self.spec.format {
@@ -346,11 +357,6 @@ impl Table {
         let elsewhere =
             || Error::unsupported(format!("table `{}`: its rows are not in this host's memory", self.name()));
         self.host_bytes().map(|bytes| &**bytes).ok_or_else(elsewhere)
-    }
-
-    /// Calls [`TableSpec::resolve`].
-    pub fn resolve(&self, id: i64) -> (Option<u64>, bool) {
-        self.spec.resolve(id)
     }
 }
 

@@ -305,7 +305,7 @@ fn look_up(spec: &FeatureSpec, package: &Package, columns: &Columns, ids: &Ids) 
         return Err(Error::unsupported(format!("table `{named}`: {what}")));
     }
     let row = |id: i64| table.resolve(id).0.map_or(-1, |row| row as i64);
-    let of_text = |text: &str| table.vocabulary().map_or(-1, |v| row(v.id(text)));
+    let of_text = |text: &str| table.category_id(text).map_or(-1, row);
     let is_category = spec.kind == FeatureKind::Category;
     let of_integer = |n: i64| if is_category { of_text(&n.to_string()) } else { row(n) };
     let values = match spec.source() {

@@ -204,6 +204,18 @@ impl Checkpoints {
         Ok(if is_full { Some(Base { step: position.step, state }) } else { base })
     }
 
+    /// Removes the checkpoints before a step.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn remove_before(&self, step: u64) -> Result<()> {
+        for step in self.steps()?.into_iter().filter(|other| *other < step) {
+            let old = self.folder.join(step.to_string());
+            fs::remove_dir_all(&old).map_err(|e| Error::io(old.display(), e))?;
+        }
+        Ok(())
+    }
+
     /// Removes all checkpoints but the last ones and their bases.
     fn remove_old(&self) -> Result<()> {
         let steps = self.steps()?;

@@ -20,6 +20,7 @@ mod events;
 mod frequency;
 mod judge;
 mod loss;
+mod managed;
 mod model;
 mod package;
 mod products;
@@ -35,5 +36,6 @@ mod touched;
 mod trainer;
 mod weights;
 
+pub use managed::ManagedReport;
 pub use report::{Predicted, Ranked, Report, TaskReport, Window};
 pub use trainer::{Progress, TrainOptions, Trainer};

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use crate::catalogue::Catalogue;
+use crate::managed;
 use crate::products::Packed;
 use crate::reranker::Reranker;
 use crate::side::Side;
@@ -90,7 +91,7 @@ impl Model {
             let differs = train.table(table.name());
             let rule = Rule { rate: differs.and_then(|t| t.rate).unwrap_or(train.optimizer.rate), ..train.optimizer };
             let rule = (!differs.is_some_and(|t| t.frozen)).then_some(rule);
-            MasterTable::from_table(table, rule)
+            managed::with_ids(MasterTable::from_table(table, rule)?, table, differs.and_then(|t| t.managed))
         });
         let masters = masters.collect::<Result<Vec<_>>>()?;
         let bags: Vec<_> = sides().flat_map(Side::bags).collect();
@@ -262,7 +263,9 @@ impl Model {
     fn stale_items(&self, catalogue: &Catalogue) -> Vec<u32> {
         let Some(item) = &self.item else { return Vec::new() };
         let all = 0..catalogue.len() as u32;
-        if item.weights.optimizer.is_some() {
+        // An item whose id lost its row is of no row that changed.
+        let has_ids = |name: &str| self.tables.table(name).is_some_and(|table| table.held_ids().is_some());
+        if item.weights.optimizer.is_some() || item.lookups().any(|(_, table)| has_ids(table)) {
             return all.collect();
         }
         let specs: Vec<_> = self.tables.tables().iter().map(|table| table.spec()).collect();

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::checkpoint::Position;
 use crate::judge::{Figures, Judged};
+use crate::managed::ManagedReport;
 use crate::tasks::{TaskFigures, TaskJudged};
 
 /// The outcome of a run, as `sterling train` prints it.
@@ -44,6 +45,9 @@ pub struct Report {
     pub rejected_rows: u64,
     /// Step that the run resumed from; 0 for a new run.
     pub resumed_from: u64,
+    /// Tables with managed ids, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub managed: BTreeMap<String, ManagedReport>,
 }
 
 /// Predictions of a task, as they were before the model was trained on each event.
@@ -157,6 +161,7 @@ impl Report {
             rejected_batches: position.rejected_batches,
             rejected_rows: position.rejected_rows,
             resumed_from,
+            managed: BTreeMap::new(),
         }
     }
 }

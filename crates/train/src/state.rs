@@ -6,6 +6,7 @@
 //! | `table.NAME.values` `[n, D]`, `table.NAME.state` `[n, S]` | masters, and the optimizer's state of each row |
 //! | `tower.NAME.parameters`, `tower.NAME.moment.N` | weights of `user`, `item` or `reranker` if it learns, and moments of its optimizer |
 //! | `items.ids` `items.counts` `items.gaps` `items.last` `[N]` | how often each item was chosen, its mean gap and last event, in events |
+//! | `managed.NAME`, `managed.NAME.*` | managed ids of a table (`managed`) |
 //! | `about` | steps, as JSON |
 
 use std::path::Path;
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::catalogue::Catalogue;
 use crate::frequency::Frequency;
+use crate::managed;
 use crate::model::Model;
 use crate::touched::RowSet;
 use crate::weights::Weights;
@@ -112,6 +114,7 @@ pub(crate) fn write(
             file.reserve::<f32>(format!("table.{name}.values"), &[of.count(), table.spec().width])?;
         }
         file.reserve::<f32>(format!("table.{name}.state"), &[of.count(), table.state_width()])?;
+        managed::write(&mut file, table)?;
         stored.push(of);
     }
     let mut dense_steps = Vec::new();
@@ -162,6 +165,7 @@ pub(crate) fn read(
     let about: About = tensors.json("about").map_err(place)?;
     for (table, touched) in model.learning_tables_mut() {
         restore_table(&tensors, take, table, touched).map_err(place)?;
+        managed::read(&tensors, take, table).map_err(place)?;
     }
     model.tables.set_steps(about.table_steps);
     for weights in model.weights_mut() {

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod managed;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
@@ -44,6 +46,9 @@ impl Place {
         let place = Place { folder };
         let model = fs::read_to_string(to.join("model.toml")).unwrap();
         fs::write(to.join("model.toml"), model + train).unwrap();
+        if train.contains("managed") {
+            managed::declare(&to);
+        }
         place
     }
 

@@ -14,6 +14,7 @@ use crate::checkpoint::{Base, Checkpoints, Last, Met, Origin, Position};
 use crate::draws::{Draws, shuffle};
 use crate::events::{Checker, Chunk, Event, Inputs, Outcome, Refusal};
 use crate::loss::Gradients;
+use crate::managed;
 use crate::model::Model;
 use crate::package::{self, OPTIMIZER_FILE};
 use crate::products::Packed;
@@ -59,6 +60,8 @@ pub struct TrainOptions {
     pub judge: u64,
     /// Limit of rejected events.
     pub max_refused: ProblemLimit,
+    /// Tables and ids that are removed from them before the run, and get no row in it. Give them again when the run is resumed.
+    pub forget: Vec<(String, i64)>,
 }
 
 impl TrainOptions {
@@ -81,6 +84,7 @@ impl TrainOptions {
             checkpoint_steps: 1000,
             judge: 1,
             max_refused: ProblemLimit::Percent(10.0),
+            forget: Vec::new(),
         }
     }
 }
@@ -183,8 +187,9 @@ impl Trainer {
             }
             None => (Position::default(), None),
         };
+        managed::forget(&mut model, &options.forget)?;
         let frozen = (options.judge > 0).then(|| Frozen::of(&package, &catalogue, options.threads)).transpose()?;
-        Ok(Trainer {
+        let mut trainer = Trainer {
             quarantine: Quarantine::open(&options.work, position.quarantined.1)?,
             options,
             package: Arc::new(package),
@@ -204,7 +209,13 @@ impl Trainer {
             base,
             resumed_from: position.step,
             position,
-        })
+        };
+        if trainer.resumed_from > 0 && !trainer.options.forget.is_empty() {
+            // Earlier checkpoints have the removed ids and their rows.
+            trainer.write_checkpoint(true)?;
+            trainer.checkpoints.remove_before(trainer.position.step)?;
+        }
+        Ok(trainer)
     }
 
     /// Returns the step that the run resumes from; 0 for a new run.
@@ -229,7 +240,8 @@ impl Trainer {
         let seconds = start.elapsed().as_secs_f64();
         let rate = (self.position.trained - trained_before) as f64 / seconds.max(1e-9);
         let tasks = self.package.spec.trained_tasks().map(|(name, _)| name);
-        Ok(Report::of(&self.position, tasks, self.resumed_from, rate))
+        let managed = managed::reports(&self.model);
+        Ok(Report { managed, ..Report::of(&self.position, tasks, self.resumed_from, rate) })
     }
 
     /// Writes the trained model as a package, together with the state of the optimizers.
@@ -253,8 +265,11 @@ impl Trainer {
     }
 
     fn checkpoint(&mut self) -> Result<()> {
+        self.write_checkpoint(self.model.is_mostly_touched())
+    }
+
+    fn write_checkpoint(&mut self, is_full: bool) -> Result<()> {
         self.position.quarantined = (self.position.met.refused, self.quarantine.sync()?);
-        let is_full = self.model.is_mostly_touched();
         let content = if is_full { Content::All } else { Content::Touched };
         let state = |path: &Path| state::write(path, content, &self.model, &self.carried, &self.catalogue);
         self.base = self.checkpoints.write(&self.origin, &self.position, self.base.clone(), is_full, state)?;

@@ -40,7 +40,7 @@ impl Weights {
         optimizer: Option<&OptimizerSpec>,
         threads: usize,
     ) -> Result<Self> {
-        let onnx = files::read(&package.folder().join(file))?;
+        let onnx = package.read_file(file)?;
         let read = |frozen: &[String]| {
             let frozen: Vec<&str> = frozen.iter().map(String::as_str).collect();
             let read = TrainableGraph::read(&onnx, given, std::slice::from_ref(made), &frozen);

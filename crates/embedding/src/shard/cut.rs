@@ -85,7 +85,7 @@ impl Cut {
 }
 
 impl Table {
-    /// Returns the same table, vocabulary included, as shards.
+    /// Returns the same table, vocabulary and managed ids included, as shards.
     ///
     /// # Errors
     /// As [`Cut::take`] and [`Table::of_shards`].
@@ -93,7 +93,7 @@ impl Table {
         self.in_shards(sharding, cuts.iter().map(|cut| cut.take(self)).collect::<Result<_>>()?)
     }
 
-    /// Returns the same table, vocabulary included, sharded as planned. Shards planned in memory are copied; shards planned on
+    /// Returns the same table, vocabulary and managed ids included, sharded as planned. Shards planned in memory are copied; shards planned on
     /// the cluster are taken from `remote`, the same table there.
     ///
     /// # Errors

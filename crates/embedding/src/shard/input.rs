@@ -116,17 +116,11 @@ pub(crate) fn distribute<'a>(
         for (nth, (feature, bags)) in readers.enumerate() {
             places[feature] = nth;
             let counts = &mut report[number];
-            counts.ids += bags.ids.len() as u64;
             let count = bags.offsets.len() - 1;
             for (copy, question) in of_table.iter_mut().enumerate() {
                 let here = count * copy / copies..count * (copy + 1) / copies;
                 let first = question.rows.len();
-                let resolved = bags.ids[bags.range(&here)].iter().map(|&id| {
-                    let (row, is_unseen) = table.resolve(id);
-                    counts.unseen += u64::from(is_unseen);
-                    row.map_or(-1, |row| row as i64)
-                });
-                question.rows.extend(resolved);
+                question.rows.extend_from_slice(&table.rows_of(&bags.ids[bags.range(&here)], counts));
                 question.readings.push(Reading { bags: here, rows: first..question.rows.len() });
             }
         }

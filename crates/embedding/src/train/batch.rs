@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::jagged::{Feature, KeyedJaggedTensor};
 use crate::keyed::Layout;
 use crate::lookup::{BagConfig, Pooling, SequenceConfig};
+use crate::managed::SharedIds;
 use crate::spec::TableSpec;
 use crate::train::master::MasterTable;
 use crate::train::parts::Remote;
@@ -31,6 +32,8 @@ pub(super) struct Features {
     learns: Vec<bool>,
     /// Per table, its partitions; none if it is not partitioned.
     pub(super) in_parts: Vec<Option<InParts>>,
+    /// Per table, the map of managed ids.
+    ids: Vec<Option<Arc<SharedIds>>>,
     /// Lookups: bags, then sequences.
     pub(super) uses: Vec<Use>,
     pub(super) bags: usize,
@@ -65,6 +68,8 @@ pub struct PreparedBatch {
     pub(super) travelling: Vec<Option<Travelling>>,
     /// Per table, number of ids without a row.
     pub(super) skipped: Vec<u64>,
+    /// Per table, the edition of the managed ids that the rows are of.
+    editions: Vec<u64>,
 }
 
 impl Features {
@@ -80,6 +85,7 @@ impl Features {
             table.parts().map(|parts| InParts { recent: Recent::default(), remotes: parts.sources() })
         };
         let in_parts = masters.iter().map(in_parts).collect();
+        let ids = masters.iter().map(|table| table.ids().map(|ids| ids.shared().clone())).collect();
         let used = |feature: &str, table: &str, pooling| {
             let mut found = tables.iter().enumerate().filter(|(_, t)| t.name == table).map(|(at, _)| at);
             match (found.next(), found.next()) {
@@ -104,7 +110,12 @@ impl Features {
         }
         // `Layout::new` rejects duplicate names: no two sequences may share a feature.
         Layout::new(sequences.iter().map(|s| s.feature.clone()).collect(), &vec![1; sequences.len()])?;
-        Ok(Features { tables, learns, in_parts, uses, bags: bags.len(), layout, threads })
+        Ok(Features { tables, learns, in_parts, ids, uses, bags: bags.len(), layout, threads })
+    }
+
+    /// Returns the current edition of each table's managed ids.
+    fn editions(&self) -> impl Iterator<Item = u64> {
+        self.ids.iter().map(|ids| ids.as_ref().map_or(0, |ids| ids.edition()))
     }
 
     /// Returns the lookups of a table with their numbers, in the order in which their occurrences are added.
@@ -134,6 +145,8 @@ impl Preparer {
             groups: Vec::new(),
             travelling: Vec::new(),
             skipped: Vec::new(),
+            // Before the first id is resolved: rows that change hands meanwhile make the batch invalid.
+            editions: features.editions().collect(),
         };
         batch.resolved = features.threads.run((0..features.uses.len()).collect(), |number| batch.resolve(number));
         let tables = (0..features.tables.len()).collect();
@@ -187,9 +200,28 @@ impl PreparedBatch {
         }
     }
 
+    /// Returns the number of the first table whose rows have changed hands since the batch was prepared.
+    pub(super) fn outdated(&self) -> Option<usize> {
+        self.editions.iter().zip(self.features.editions()).position(|(had, now)| *had != now)
+    }
+
+    /// Calls `each` with the ids of a table and their rows, none for an id without a row, in the order of their lookups.
+    pub(super) fn occurrences(&self, table: usize, mut each: impl FnMut(i64, Option<usize>)) {
+        let distinct = self.features.in_parts[table].is_some().then(|| self.groups[table].rows());
+        for (number, _) in self.features.of_table(table) {
+            for (&id, &row) in self.feature(number).values().iter().zip(&*self.rows_of(number)) {
+                let row = usize::try_from(row).ok();
+                each(id, row.map(|row| distinct.map_or(row, |rows| rows[row] as usize)));
+            }
+        }
+    }
+
     fn resolve(&self, number: usize) -> Option<Vec<i64>> {
-        let spec = &self.features.tables[self.features.uses[number].table];
-        let ids = self.feature(number).values();
+        let table = self.features.uses[number].table;
+        let (spec, ids) = (&self.features.tables[table], self.feature(number).values());
+        if let Some(managed) = &self.features.ids[table] {
+            return Some(managed.rows_of(spec, ids));
+        }
         // As u64, a negative id is larger than any number of rows.
         let is_row = |id: &i64| (*id as u64) < spec.rows;
         let row = |id: &i64| spec.resolve(*id).0.map_or(-1, |row| row as i64);

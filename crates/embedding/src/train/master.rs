@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::format::encode_row;
+use crate::managed::{IdLearner, ManagedIds};
 use crate::place::Sharding;
 use crate::shard::Cut;
 use crate::spec::{TableSpec, Unseen};
@@ -21,6 +22,8 @@ pub struct MasterTable {
     rule: Option<Rule>,
     layout: StretchLayout,
     stretches: Stretches,
+    /// None if ids are row numbers.
+    ids: Option<IdLearner>,
 }
 
 /// Storage of the stretches of a table.
@@ -94,7 +97,7 @@ impl MasterTable {
         let rule = rule.map(Rule::checked).transpose().map_err(place)?;
         let layout = StretchLayout::new(width, rule.map(|rule| rule.kind));
         let stretches = Owned::zeros((rows as usize).saturating_mul(layout.stride())).map_err(place)?;
-        Ok(MasterTable { spec, rule, layout, stretches: Stretches::Whole(stretches) })
+        Ok(MasterTable { spec, rule, layout, stretches: Stretches::Whole(stretches), ids: None })
     }
 
     /// Partitions the table. Each partition has the state of its columns, and a copy of per-row scalars of the state, if there
@@ -123,6 +126,18 @@ impl MasterTable {
         };
         let parts = Parts::new(&self.spec, self.layout, whole, cuts, elsewhere).map_err(place)?;
         Ok(MasterTable { stretches: Stretches::Cut(parts), ..self })
+    }
+
+    pub(super) fn ids(&self) -> Option<&IdLearner> {
+        self.ids.as_ref()
+    }
+
+    pub(super) fn ids_mut(&mut self) -> Option<&mut IdLearner> {
+        self.ids.as_mut()
+    }
+
+    pub(super) fn set_ids(&mut self, ids: IdLearner) {
+        self.ids = Some(ids);
     }
 
     /// Returns name, rows, width, and the handling of unseen ids.
@@ -338,7 +353,13 @@ impl MasterTable {
             });
         })?;
         stored?;
-        Table::host(spec, bytes)
+        match &self.ids {
+            None => Table::host(spec, bytes),
+            Some(ids) => {
+                let ids = ManagedIds::new(&spec, Buffer::copied(ids.by_row())?)?;
+                Ok(Table::host(spec, bytes)?.with_ids(ids))
+            }
+        }
     }
 
     /// Visits all rows in order.

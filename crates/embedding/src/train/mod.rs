@@ -10,7 +10,8 @@
 //!    is never materialized: memory is that of the bags' gradients and a few bytes per id.
 //!
 //! Plain rows, such as the items of an in-batch softmax, are sequences of one id per example. [`MasterTable::served`] converts a
-//! master to a served table; checkpoints hold [`MasterRows`].
+//! master to a served table; checkpoints hold [`MasterRows`]. Ids may be managed ([`MasterTable::with_ids`]): every n steps,
+//! rows change hands, and batches that were prepared before are rejected.
 //!
 //! The semantics are those of TorchRec's fused optimizers, computed by FBGEMM (<https://github.com/pytorch/FBGEMM>,
 //! `docs/src/fbgemm_gpu`), with these differences:
@@ -49,6 +50,7 @@
 //! ```
 
 mod batch;
+mod managed;
 mod master;
 mod parts;
 mod rule;

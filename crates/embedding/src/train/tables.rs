@@ -40,8 +40,11 @@ pub struct UpdateReport {
 pub struct TableUpdate {
     /// The table's name.
     pub table: String,
-    /// Updated rows, ascending.
+    /// Changed rows, ascending.
     pub rows: Vec<u32>,
+    /// Rows of managed ids that changed hands after the update, ascending, each with its new id or `managed::FREE`. They have the
+    /// initial values of these ids.
+    pub assigned: Vec<(u32, i64)>,
     /// Ids without a row, which are not trained.
     pub skipped_ids: u64,
     /// Rows left unchanged because the update would have made row or state non-finite, or a value exceed `COMPONENT_MAX`.
@@ -269,14 +272,23 @@ impl LearningTables {
             }
         }
         self.steps += 1;
-        Ok(report(&self.tables, &batch, rejected))
+        let mut report = report(&self.tables, &batch, rejected);
+        for (number, (table, update)) in self.tables.iter_mut().zip(&mut report.tables).enumerate() {
+            update.assigned = table.step_ids(number, &batch, self.steps)?;
+            update.rows.extend(update.assigned.iter().map(|(row, _)| *row));
+            update.rows.sort_unstable();
+            update.rows.dedup();
+        }
+        Ok(report)
     }
 
     fn check_batch(&self, batch: &PreparedBatch) -> Result<()> {
-        match Arc::ptr_eq(&batch.features, &self.preparer.features) {
-            true => Ok(()),
-            false => Err(Error::invalid("a batch that was prepared by other tables, expected one of these")),
+        if !Arc::ptr_eq(&batch.features, &self.preparer.features) {
+            return Err(Error::invalid("a batch that was prepared by other tables, expected one of these"));
         }
+        let Some(table) = batch.outdated() else { return Ok(()) };
+        let name = &batch.features.tables[table].name;
+        Err(Error::invalid(format!("table `{name}`: rows changed hands, expected the batch prepared again")))
     }
 
     fn check_gradients(&self, batch: &PreparedBatch, pooled: &KeyedTensor, sequences: &[Vec<f32>]) -> Result<()> {
@@ -404,6 +416,7 @@ fn report(tables: &[MasterTable], batch: &PreparedBatch, rejected: Vec<(usize, V
         TableUpdate {
             table: table.spec().name.clone(),
             rows,
+            assigned: Vec::new(),
             skipped_ids: batch.skipped[number],
             rejected_rows: rejected,
         }

@@ -197,7 +197,7 @@ impl Tower {
             let values = if is_read_again { sent.get(source).cloned() } else { sent.remove(source) };
             match values {
                 None => Ok(FeatureValues::missing(spec)),
-                Some(values) => FeatureValues::read(spec, self.table(spec).and_then(|t| t.vocabulary()), values)
+                Some(values) => FeatureValues::read(spec, self.table(spec), values)
                     .map_err(|e| e.within(format!("feature `{source}`"))),
             }
         };

@@ -3,7 +3,7 @@
 use super::spec::{FeatureKind, FeatureSpec, Keep};
 use sterling_core::error::{Error, Result};
 use sterling_core::request::Values;
-use sterling_embedding::Vocabulary;
+use sterling_embedding::Table;
 
 /// One row of features, validated against a tower: one entry per feature.
 #[derive(Clone, Debug, PartialEq)]
@@ -88,7 +88,7 @@ impl FeatureValues {
     ///
     /// # Errors
     /// `Invalid` with the received and the expected value.
-    pub(super) fn read(spec: &FeatureSpec, vocabulary: Option<&Vocabulary>, sent: Values) -> Result<Self> {
+    pub(super) fn read(spec: &FeatureSpec, table: Option<&Table>, sent: Values) -> Result<Self> {
         let mut values = match (spec.kind, sent) {
             (FeatureKind::Ids, Values::Weighted { .. }) if spec.is_sequence() => {
                 return Err(Error::invalid(
@@ -107,12 +107,13 @@ impl FeatureValues {
                 )));
             }
             (FeatureKind::Category, sent @ (Values::Texts(_) | Values::Integers(_))) => {
-                let vocabulary = vocabulary.ok_or_else(|| Error::internal("a category without a vocabulary"))?;
-                let ids = match sent {
-                    Values::Integers(integers) => integers.iter().map(|n| vocabulary.id(&n.to_string())).collect(),
-                    Values::Texts(texts) => texts.iter().map(|text| vocabulary.id(text)).collect(),
-                    _ => Vec::new(),
+                let id = |value: &str| table.and_then(|table| table.category_id(value));
+                let ids: Option<Vec<i64>> = match sent {
+                    Values::Integers(integers) => integers.iter().map(|n| id(&n.to_string())).collect(),
+                    Values::Texts(texts) => texts.iter().map(|text| id(text)).collect(),
+                    _ => Some(Vec::new()),
                 };
+                let ids = ids.ok_or_else(|| Error::internal("a category without a vocabulary"))?;
                 FeatureValues::Ids { ids, weights: None }
             }
             (FeatureKind::Dense, Values::Integers(integers)) => {

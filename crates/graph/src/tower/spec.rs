@@ -12,7 +12,7 @@ use sterling_embedding::Pooling;
 pub enum FeatureKind {
     /// 64-bit ids, looked up in a table.
     Ids,
-    /// Strings or integers that a table's vocabulary maps to rows.
+    /// Strings or integers that a table's vocabulary maps to rows, or their hash if the table's ids are managed.
     Category,
     /// Numbers without a lookup.
     Dense,

@@ -28,7 +28,11 @@ impl ModelSpec {
         in_range("dimension", self.dimension, limits::DIMENSION_MAX)?;
         once("tables", self.tables.iter().map(|t| &t.name))?;
         for table in &self.tables {
-            table.unseen().and(table.row_format()).map_err(|e| e.within(format!("tables `{}`", table.name)))?;
+            let place = |e: Error| e.within(format!("tables `{}`", table.name));
+            table.unseen().and(table.row_format()).map_err(place)?;
+            if table.managed && table.vocabulary.is_some() {
+                return Err(place(Error::invalid("got a vocabulary and managed ids, expected one of them")));
+            }
         }
         once("tasks", self.tasks.iter().map(|t| &t.name))?;
         once("item.columns", self.item.columns.iter().map(|c| &c.name))?;
@@ -87,6 +91,11 @@ impl ModelSpec {
             let known: Vec<&str> = self.tasks.iter().map(|t| t.name.as_str()).collect();
             let expected = format!("tasks: got `{task}`, expected one of [[tasks]]: {}", known.join(", "));
             return Err(Error::invalid(expected));
+        }
+        let is_managed = |name: &str| self.tables.iter().any(|declared| declared.name == name && declared.managed);
+        if let Some(table) = train.tables.iter().find(|table| table.managed.is_some() && !is_managed(&table.name)) {
+            let expected = Error::invalid("managed: its ids are row numbers, expected `managed = true` in [[tables]]");
+            return Err(expected.within(format!("tables `{}`", table.name)));
         }
         match train.tables.iter().find(|table| self.tables.iter().all(|declared| declared.name != table.name)) {
             None => Ok(()),
@@ -218,7 +227,7 @@ impl ModelSpec {
                         known.join(", ")
                     )));
                 };
-                if kind == FeatureKind::Category && table.vocabulary.is_none() {
+                if kind == FeatureKind::Category && table.vocabulary.is_none() && !table.managed {
                     return Err(Error::invalid(format!(
                         "table `{name}` has no vocabulary, which a category feature needs"
                     )));

@@ -10,7 +10,7 @@ use super::contract::{self, CandidateInput, UserInput};
 use super::decisions::{DecidedPart, Decisions};
 use super::spec::{ModelSpec, SIMILARITY};
 use sterling_core::error::{Error, Kind, Result};
-use sterling_embedding::{RowFormat, Table, Vocabulary};
+use sterling_embedding::{RowFormat, Table, Vocabulary, managed};
 use sterling_graph::dense::Precision;
 use sterling_graph::tower::{
     BYTES_MAX, FeatureRow, FeatureSpec, FeatureTensor, Graph, ItemPart, OverArch, Pooled, Readable, Runs, Tower,
@@ -146,6 +146,14 @@ impl Package {
         let tables = spec.tables.iter().map(|table| {
             let tensors = &files[table.file.as_str()];
             let mut opened = Table::mapped(tensors, &table.name, table.row_format()?, table.unseen()?)?;
+            if table.managed {
+                opened = opened.with_mapped_ids(tensors)?;
+            } else if tensors.has(&managed::tensor_name(&table.name)) {
+                return Err(Error::invalid(format!(
+                    "{}: it has the ids of table `{}`, expected `managed = true` in [[tables]]",
+                    table.file, table.name
+                )));
+            }
             if let Some(file) = &table.vocabulary {
                 let text =
                     String::from_utf8(read(folder, file)?).map_err(|_| Error::invalid(format!("{file}: not UTF-8")))?;

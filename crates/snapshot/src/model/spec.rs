@@ -81,9 +81,16 @@ pub struct DeclaredTable {
     /// Treatment of ids outside the table: `zero`, `hash` or `row:N`.
     #[serde(default = "zero")]
     pub unseen: String,
-    /// Text file whose line `n` is the value of row `n`; required for `category` features.
+    /// Text file whose line `n` is the value of row `n`; required for `category` features, unless ids are managed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<String>,
+    /// True if ids are not row numbers: the tensor `ids.NAME` in the same file has the id of each row.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub managed: bool,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 fn zero() -> String {

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use sterling_core::error::{Error, Result};
+use sterling_embedding::managed::ManagedSpec;
 use sterling_embedding::train::{Rule, RuleKind};
 use sterling_graph::dense::train::{OptimizerKind, OptimizerSpec};
 
@@ -86,6 +87,9 @@ pub struct TrainTable {
     /// Learning rate of the table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<f32>,
+    /// Which ids get the rows, for a table with managed ids; they stay without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub managed: Option<ManagedSpec>,
 }
 
 fn rule() -> Rule {
@@ -155,6 +159,10 @@ impl TrainSpec {
                 return Err(place(Error::invalid("given twice, expected each table once")));
             }
             table.rate.map_or(Ok(()), |rate| positive("rate", rate)).map_err(place)?;
+            table.managed.map_or(Ok(()), |managed| managed.check()).map_err(|e| place(e.within("managed")))?;
+            if table.frozen && table.managed.is_some() {
+                return Err(place(Error::invalid("frozen with managed ids that change, expected one of them")));
+            }
         }
         Ok(())
     }

@@ -21,6 +21,8 @@ pub(crate) struct Event {
     pub(crate) user: FeatureRow,
     /// Index of the item in the catalogue.
     pub(crate) item: u32,
+    /// Seconds since 1970; 0 if the event has no time.
+    pub(crate) time: u64,
     /// Factor of the event's loss.
     pub(crate) weight: f32,
     /// Indices of items that could not have been the answer, ascending; they are not used as negatives.
@@ -97,7 +99,8 @@ impl<'a> Checker<'a> {
             labelled.unwrap_or(raw.kind.as_deref() == Some(label))
         };
         let labels = self.tasks.iter().map(|task| f32::from(u8::from(is_positive(task)))).collect();
-        Ok(Event { user, item, weight: weight as f32, exclude, is_positive: is_positive(self.label), labels })
+        let time = raw.time.unwrap_or(0.0) as u64;
+        Ok(Event { user, item, time, weight: weight as f32, exclude, is_positive: is_positive(self.label), labels })
     }
 }
 

@@ -40,6 +40,7 @@ impl Trainer {
     /// Ranks the events of a batch, then trains on them. Returns the window that ended with this batch, if any.
     pub(super) fn step(&mut self, events: &[Event], tower: &Tower) -> Result<Option<Window>> {
         self.position.step += 1;
+        self.model.tables.set_clock(events.iter().map(|event| event.time).max().unwrap_or(0));
         let window = match self.train.loss {
             LossKind::Softmax => self.softmax_step(events, tower)?,
             LossKind::Tasks => self.tasks_step(events, tower)?,

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod golden;
+mod managed;
 mod workload;
 
 use std::sync::Arc;
@@ -142,7 +143,7 @@ fn ids_without_a_row_train_nothing_and_are_counted() {
     assert_eq!(batch.rows(0), [0, 2]);
     let report = learner.backward(batch, &gradients([1.0, 1.0, 0.5, 0.5]), &[]).unwrap();
     assert_eq!(learner.tables()[0].values().unwrap(), [0.0, 1.0, 3.0, 4.0, 3.5, 4.5]);
-    let expected = TableUpdate { table: "t".into(), rows: vec![0, 2], skipped_ids: 2, rejected_rows: vec![] };
+    let expected = TableUpdate { table: "t".into(), rows: vec![0, 2], skipped_ids: 2, ..TableUpdate::default() };
     assert_eq!(report.tables, [expected]);
 }
 

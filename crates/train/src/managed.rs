@@ -1,0 +1,137 @@
+//! Managed ids of tables in training: their state in files of tensors, the removal of ids, and their numbers in the report.
+//!
+//! | tensor | holds |
+//! |---|---|
+//! | `managed.NAME.ids` `[rows]`, `managed.NAME.seen` `[rows, 3]` | the id of each row, and its occurrences, last step and last time |
+//! | `managed.NAME.new.ids` `[n]`, `managed.NAME.new.seen` `[n, 3]` | the same of ids without a row since the last eviction |
+//! | `managed.NAME.sketch` | counters of the admission sketch, if there is one |
+//! | `managed.NAME` | clock and totals, as JSON |
+
+use std::collections::{BTreeMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::Model;
+use crate::state::Take;
+use sterling_core::error::{Error, Result};
+use sterling_embedding::Table;
+use sterling_embedding::managed::{IdState, IdTotals, ManagedSpec};
+use sterling_embedding::train::MasterTable;
+use sterling_storage::files::{TensorFile, Tensors};
+
+/// Managed ids of a table, at the end of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ManagedReport {
+    /// Number of rows.
+    pub rows: u64,
+    /// Ids that have a row.
+    pub held: u64,
+    /// Numbers since training began, of earlier runs too.
+    #[serde(flatten)]
+    pub totals: IdTotals,
+}
+
+/// Values that are not tensors.
+#[derive(Serialize, Deserialize)]
+struct About {
+    clock: u64,
+    totals: IdTotals,
+}
+
+/// Returns a master with the ids of its package's table, and the settings by which they change, if they do.
+///
+/// # Errors
+/// As [`MasterTable::with_ids`].
+pub(crate) fn with_ids(master: MasterTable, table: &Table, spec: Option<ManagedSpec>) -> Result<MasterTable> {
+    match table.ids() {
+        Some(ids) => master.with_ids(spec, ids.by_row()),
+        None => Ok(master),
+    }
+}
+
+/// Adds the state of a table's ids to a file.
+///
+/// # Errors
+/// As [`TensorFile::add`].
+pub(crate) fn write(file: &mut TensorFile<'_>, table: &MasterTable) -> Result<()> {
+    let Some(state) = table.id_state() else { return Ok(()) };
+    let tensor = format!("managed.{}", table.spec().name);
+    let IdState { ids, seen, new_ids, new_seen, sketch, clock, totals } = state;
+    let (rows, new) = (ids.len(), new_ids.len());
+    file.add_owned(format!("{tensor}.ids"), &[rows], ids)?;
+    file.add_owned(format!("{tensor}.seen"), &[rows, 3], seen)?;
+    file.add_owned(format!("{tensor}.new.ids"), &[new], new_ids)?;
+    file.add_owned(format!("{tensor}.new.seen"), &[new, 3], new_seen)?;
+    if !sketch.is_empty() {
+        file.add_owned(format!("{tensor}.sketch"), &[sketch.len()], sketch)?;
+    }
+    file.add_json(&tensor, &About { clock, totals })
+}
+
+/// Restores the state of a table's ids. With [`Take::OptimizersOnly`], the ids are those of the package, and counts of other ids are
+/// dropped.
+///
+/// # Errors
+/// `Corrupt` if tensors are missing or do not fit the table.
+pub(crate) fn read(tensors: &Tensors, take: Take, table: &mut MasterTable) -> Result<()> {
+    let tensor = format!("managed.{}", table.spec().name);
+    let Some(now) = table.id_state().filter(|_| take == Take::All || tensors.has(&tensor)) else { return Ok(()) };
+    let ids = |name: &str| tensors.get::<i64>(&format!("{tensor}.{name}"), 1).map(|(ids, _)| ids.to_vec());
+    let seen = |name: &str| tensors.get::<u64>(&format!("{tensor}.{name}"), 2).map(|(seen, _)| seen.to_vec());
+    let sketch = format!("{tensor}.sketch");
+    let sketch = if tensors.has(&sketch) { tensors.get::<u8>(&sketch, 1)?.0.to_vec() } else { Vec::new() };
+    let About { clock, totals } = tensors.json(&tensor)?;
+    let state = IdState {
+        ids: ids("ids")?,
+        seen: seen("seen")?,
+        new_ids: ids("new.ids")?,
+        new_seen: seen("new.seen")?,
+        sketch,
+        clock,
+        totals,
+    };
+    table.set_id_state(if take == Take::All { state } else { carried_over(state, now) })
+}
+
+/// Returns the state of another run for the ids that a package has: their counts, and the candidates that it does not have.
+fn carried_over(mut other: IdState, package: IdState) -> IdState {
+    let mut seen = package.seen;
+    let rows = other.ids.iter().zip(&package.ids).zip(other.seen.chunks_exact(3)).zip(seen.chunks_exact_mut(3));
+    rows.filter(|(((had, has), _), _)| had == has).for_each(|((_, from), to)| to.copy_from_slice(from));
+    let held: HashSet<i64> = package.ids.iter().copied().collect();
+    let new = other.new_ids.iter().zip(other.new_seen.chunks_exact(3)).filter(|(id, _)| !held.contains(id));
+    let (new_ids, new_seen): (Vec<i64>, Vec<&[u64]>) = new.unzip();
+    let new_seen = new_seen.concat();
+    if other.sketch.len() != package.sketch.len() {
+        other.sketch = package.sketch;
+    }
+    IdState { ids: package.ids, seen, new_ids, new_seen, ..other }
+}
+
+/// Removes ids from tables, and bars them for the rest of the run.
+///
+/// # Errors
+/// `Invalid` for a table that does not learn or has no managed ids.
+pub(crate) fn forget(model: &mut Model, forgotten: &[(String, i64)]) -> Result<()> {
+    let mut by_table: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
+    for (table, id) in forgotten {
+        by_table.entry(table).or_default().push(*id);
+    }
+    for (name, ids) in by_table {
+        let table = model.learning_tables_mut().find(|(table, _)| table.spec().name == name);
+        let (table, touched) = table.ok_or_else(|| {
+            Error::invalid(format!("forget: table `{name}` does not learn, expected one with managed ids"))
+        })?;
+        table.forget(&ids).map_err(|e| e.within("forget"))?.into_iter().for_each(|row| touched.insert(row));
+    }
+    Ok(())
+}
+
+/// Returns the numbers of all tables with managed ids.
+pub(crate) fn reports(model: &Model) -> BTreeMap<String, ManagedReport> {
+    let report = |(table, _): (&MasterTable, _)| {
+        let (totals, held) = table.id_totals().zip(table.held_ids())?;
+        Some((table.spec().name.clone(), ManagedReport { rows: table.spec().rows, held, totals }))
+    };
+    model.learning_tables().filter_map(report).collect()
+}
