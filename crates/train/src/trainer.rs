@@ -22,7 +22,7 @@ use crate::state::{self, Carried, Take};
 use sterling_batch::ProblemLimit;
 use sterling_core::error::{Error, Result};
 use sterling_embedding::Lookup;
-use sterling_graph::tower::{FeatureRow, Pooled, RUN_ROWS, Scratch, Threads, Tower};
+use sterling_graph::tower::{FeatureRow, Pooled, Scratch, Threads, Tower};
 use sterling_kernels::cpu::Kernels;
 use sterling_snapshot::items::{self, Items};
 use sterling_snapshot::model::{Package, TrainSpec};
@@ -464,7 +464,7 @@ impl Frozen {
             None => catalogue.vectors().to_vec(),
             Some(tower) => {
                 let mut all = Vec::with_capacity(catalogue.len() * package.spec.dimension);
-                for rows in catalogue.rows().chunks(RUN_ROWS) {
+                for rows in catalogue.rows().chunks(tower.run_rows()) {
                     all.extend(run(tower, &rows.iter().collect::<Vec<_>>(), &threads, &mut scratch)?);
                 }
                 all
