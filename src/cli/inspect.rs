@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use super::output::say;
 use super::publish::{decisions, tell_shards};
 use super::store::{StoreArgs, published};
+use super::trial::SandboxArgs;
 use sterling_api::{CalibrationInfo, ModelInfo};
 use sterling_core::error::{Error, Result};
 use sterling_graph::tower::{OverArch, Runs};
 use sterling_server::describe::model_info;
 use sterling_snapshot::model::{MODEL_FILE, Package};
-use sterling_snapshot::sandbox::{Apart, Trials};
 use sterling_snapshot::{GraphRecord, MANIFEST, Manifest, Placement, SHARDS_FILE, Shards, Snapshot, Store};
 use sterling_storage::files::Tensors;
 use sterling_storage::objects;
@@ -22,6 +22,8 @@ pub(super) struct Inspect {
     /// Store (a folder or a bucket), snapshot (STORE/NAME/VERSION) or model package
     #[arg(default_value = "store")]
     folder: PathBuf,
+    #[command(flatten)]
+    sandbox: SandboxArgs,
 }
 
 impl Inspect {
@@ -53,7 +55,7 @@ impl Inspect {
             return tell_shards(&store, model, version);
         }
         let held = store.bring(model, version)?;
-        Inspect { folder: held.folder().to_owned() }.snapshot()
+        Inspect { folder: held.folder().to_owned(), ..self }.snapshot()
     }
 
     /// Prints a version in shards, from the folder of a store.
@@ -103,7 +105,7 @@ impl Inspect {
 
     /// Foreign graphs may crash the process: graphs that this program did not publish are validated in a sandbox first.
     fn try_graphs(&self) -> Result<()> {
-        Trials::Apart(Apart::of_this_program()?).run(&self.folder)
+        self.sandbox.trials()?.run(&self.folder)
     }
 
     fn snapshot(&self) -> Result<()> {

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use super::output::say;
 use super::publish::{recipe, shown, size};
 use super::store::local_path;
+use super::trial::SandboxArgs;
 use sterling_batch::jobs;
 use sterling_core::error::Result;
 use sterling_publish::parts::{self, Assigning, Cutting, Embedding, PartCounts};
 use sterling_publish::{Plan, Progress, Source};
-use sterling_snapshot::sandbox::{Apart, Trials};
 
 /// Arguments of `sterling parts`.
 #[derive(Debug, clap::Args)]
@@ -54,6 +54,8 @@ struct Embed {
     /// Folder of the parts, shared by all workers
     #[arg(long, value_name = "DIR", value_parser = local_path())]
     out: PathBuf,
+    #[command(flatten)]
+    sandbox: SandboxArgs,
     #[command(flatten)]
     which: UnitArgs,
 }
@@ -111,7 +113,7 @@ impl Parts {
                 let plan = Plan {
                     recipe: recipe(step.index.as_deref())?,
                     memory_bytes: step.memory,
-                    trials: Trials::Apart(Apart::of_this_program()?),
+                    trials: step.sandbox.trials()?,
                     ..Plan::new(Source::of(step.package, step.name, step.items, step.vectors)?)
                 };
                 let worker = Embedding::open(&step.out, &plan)?;

@@ -8,10 +8,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::output::say;
 use super::store::{StoreArgs, local_path};
+use super::trial::SandboxArgs;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_embedding::tiers::remote::{Cluster, ClusterOptions};
 use sterling_publish::{Output, Plan, Remote, Source, Stage};
-use sterling_snapshot::sandbox::{Apart, Trials};
 use sterling_snapshot::{CALIBRATION_FILE, Calibration, Manifest, PARTS_FILE, Recipe, Store};
 
 /// Arguments of `sterling publish`.
@@ -56,6 +56,8 @@ pub(super) struct Publish {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
     #[command(flatten)]
+    sandbox: SandboxArgs,
+    #[command(flatten)]
     store: StoreArgs,
     /// Also upload table rows to the Redis or Valkey Cluster of this node, such as redis://10.0.0.1:6379; repeatable
     #[arg(long, value_name = "URL", conflicts_with = "shards")]
@@ -90,13 +92,8 @@ impl Publish {
                 return Err(Error::invalid(format!("position: got {}, expected one", several.len())));
             }
         };
-        let plan = Plan {
-            queries: self.queries,
-            output,
-            trials: Trials::Apart(Apart::of_this_program()?),
-            memory_bytes: self.memory,
-            ..plan
-        };
+        let plan =
+            Plan { queries: self.queries, output, trials: self.sandbox.trials()?, memory_bytes: self.memory, ..plan };
         let store = self.store.open()?;
         let (name, version) = publish(&store, &plan)?;
         let told = match plan.output {

@@ -8,10 +8,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::output::say;
 use super::publish::{publish, recipe};
 use super::store::{StoreArgs, local_path};
+use super::trial::SandboxArgs;
 use sterling_batch::ProblemLimit;
 use sterling_core::error::{Error, Result};
 use sterling_publish::{Plan, Source};
-use sterling_snapshot::sandbox::{Apart, Trials};
 use sterling_train::{Progress, TrainOptions, Trainer, Window};
 
 /// How often progress is logged where there is no terminal.
@@ -40,6 +40,8 @@ pub(super) struct Train {
     /// Index recipe of --publish; indexes/default.toml holds the defaults
     #[arg(long, value_parser = local_path())]
     index: Option<PathBuf>,
+    #[command(flatten)]
+    sandbox: SandboxArgs,
     /// Folder of checkpoints and rejected events; by default OUT.train, or PACKAGE.train without --out
     #[arg(long, value_name = "DIR", value_parser = local_path())]
     work: Option<PathBuf>,
@@ -128,7 +130,7 @@ impl Train {
         let folder = self.out.clone().unwrap_or_else(|| passing.clone());
         let plan = Plan {
             recipe: recipe(self.index.as_deref())?,
-            trials: Trials::Apart(Apart::of_this_program()?),
+            trials: self.sandbox.trials()?,
             ..Plan::new(Source::Package { folder, items: self.items.clone(), vectors: None })
         };
         let (name, version) = publish(&self.store.open()?, &plan)?;

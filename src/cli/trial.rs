@@ -1,10 +1,31 @@
-//! `sterling trial`: the child process of `sterling_snapshot::sandbox`, for this program only.
+//! `sterling trial`: the child process of `sterling_snapshot::sandbox`, for this program only; arguments for its limits.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::publish::size;
 use sterling_core::error::Result;
-use sterling_snapshot::sandbox::{Bounds, answer};
+use sterling_snapshot::sandbox::{Apart, Bounds, Trials, answer};
+
+/// Arguments of commands that validate graphs in a sandbox process.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(super) struct SandboxArgs {
+    /// Memory limit for the validation of graphs, in addition to eight times their files
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "2GiB")]
+    sandbox_memory: u64,
+    /// CPU time limit for the validation of graphs, in seconds
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400), default_value_t = 60)]
+    sandbox_seconds: u64,
+}
+
+impl SandboxArgs {
+    /// Returns the validation of graphs within these limits.
+    pub(super) fn trials(&self) -> Result<Trials> {
+        let bounds = Bounds { memory_bytes: self.sandbox_memory, ..Bounds::default() };
+        let bounds = bounds.with_cpu(Duration::from_secs(self.sandbox_seconds));
+        Ok(Trials::Apart(Apart { bounds, ..Apart::of_this_program()? }))
+    }
+}
 
 /// Arguments of `sterling trial`.
 #[derive(Debug, clap::Args)]

@@ -1,13 +1,16 @@
 //! Vectors of items: their own column, or the item tower over their features.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use rayon::prelude::*;
 
 use super::plan::{Progress, Stage};
 use sterling_core::error::{Error, Result};
 use sterling_core::items::{EMBEDDING, ID};
-use sterling_core::tensor::Matrix;
+use sterling_core::tensor::{Matrix, Tensor};
 use sterling_embedding::Lookup;
-use sterling_graph::tower::{self, FeatureRow, FeatureSpec, Pooled, RUN_ROWS, Threads, Tower};
+use sterling_graph::tower::{self, FeatureRow, FeatureSpec, Pooled, Threads, Tower};
 use sterling_snapshot::VectorRows;
 use sterling_snapshot::items::Items;
 use sterling_snapshot::model::{MODEL_FILE, Package, VectorSpec};
@@ -145,34 +148,65 @@ fn check_given(package: Option<&Package>, items: &Items) -> Result<()> {
     Ok(())
 }
 
-/// Runs the item tower over all items; returns one matrix per output.
+/// State of a thread that runs the item tower.
+struct Worker {
+    threads: Threads,
+    scratch: tower::Scratch,
+    /// Buffer per dense column.
+    numbers: Vec<Vec<f32>>,
+}
+
+/// Runs the item tower over all items, on all cores; returns one matrix per output. Each run has the same items on any number of
+/// cores.
 fn run(tower: &Tower, items: &Items, spill: &Spill, progress: &Progress<'_>) -> Result<Vec<RowStore<'static>>> {
-    let threads = Threads::new(std::thread::available_parallelism().map_or(1, usize::from));
-    let mut scratch = tower::Scratch::default();
-    let writer = |width: usize| RowWriter::new(width, spill.clone());
-    let mut all: Vec<RowWriter> = Vec::new();
-    let dense = tower.features().iter().filter_map(|s| Some((s.source(), items.dense.get(s.source())?, Vec::new())));
-    let mut dense: Vec<(&str, &RowStore<'_>, Vec<f32>)> = dense.collect();
-    for batch in items.runs(RUN_ROWS) {
-        let first = batch.start;
-        let place = |e: Error| e.within(format!("items {} to {}", batch.start + 1, batch.end));
-        let numbers = dense.iter_mut().map(|(name, rows, scratch)| Ok((*name, rows.read(batch.clone(), scratch)?)));
-        let numbers = numbers.collect::<Result<BTreeMap<&str, Matrix<'_>>>>()?;
-        let read = |row| {
-            let number = |name: &str| numbers.get(name).map(|rows| rows.row(row - first).to_vec());
-            let given = items.features(tower.features(), row, &number);
-            tower.read(given).map_err(|e| e.within(format!("item {}", row + 1)))
+    let sources = tower.features().iter().filter_map(|s| Some((s.source(), items.dense.get(s.source())?)));
+    let dense: Vec<(&str, &RowStore<'_>)> = sources.collect();
+    let run = tower.run_rows();
+    let cores = rayon::current_num_threads().min(items.len().div_ceil(run)).max(1);
+    let worker = || Worker {
+        threads: Threads::new(1),
+        scratch: tower::Scratch::default(),
+        numbers: vec![Vec::new(); dense.len()],
+    };
+    let mut workers: Vec<Worker> = (0..cores).map(|_| worker()).collect();
+    let mut all: Vec<RowWriter> =
+        tower.outputs().iter().map(|output| RowWriter::new(output.count(), spill.clone())).collect();
+    for batch in items.runs(run * cores) {
+        let starts: Vec<usize> = batch.clone().step_by(run).collect();
+        let embed = |(worker, &first): (&mut Worker, &usize)| {
+            let rows = first..(first + run).min(batch.end);
+            let place = |e: Error| e.within(format!("items {} to {}", rows.start + 1, rows.end));
+            embed_run(tower, items, &dense, rows.clone(), worker, &place)
         };
-        let rows = batch.clone().map(read).collect::<Result<Vec<FeatureRow>>>()?;
-        let rows: Vec<&FeatureRow> = rows.iter().collect();
-        let (pooled, _) = tower.lookup(&rows, &Lookup::default()).map_err(place)?;
-        let rows: Vec<(&FeatureRow, &Pooled)> = rows.into_iter().zip(&pooled).collect();
-        let made = tower.run(&rows, &threads, &mut scratch).map_err(place)?;
-        if all.is_empty() {
-            all = made.iter().map(|made| writer(made.data().len() / batch.len())).collect();
+        let made = workers.par_iter_mut().zip(&starts).map(embed).collect::<Result<Vec<Vec<Tensor>>>>()?;
+        for made in &made {
+            all.iter_mut().zip(made).try_for_each(|(all, made)| all.push(made.data()))?;
         }
-        all.iter_mut().zip(&made).try_for_each(|(all, made)| all.push(made.data()))?;
         progress(Stage::Embedding, batch.end, items.len());
     }
     all.into_iter().map(RowWriter::finish).collect()
+}
+
+/// Runs the item tower over some items.
+fn embed_run(
+    tower: &Tower,
+    items: &Items,
+    dense: &[(&str, &RowStore<'_>)],
+    range: Range<usize>,
+    worker: &mut Worker,
+    place: &dyn Fn(Error) -> Error,
+) -> Result<Vec<Tensor>> {
+    let numbers = dense.iter().zip(&mut worker.numbers);
+    let numbers = numbers.map(|((name, rows), scratch)| Ok((*name, rows.read(range.clone(), scratch)?)));
+    let numbers = numbers.collect::<Result<BTreeMap<&str, Matrix<'_>>>>()?;
+    let read = |row| {
+        let number = |name: &str| numbers.get(name).map(|rows| rows.row(row - range.start).to_vec());
+        let given = items.features(tower.features(), row, &number);
+        tower.read(given).map_err(|e| e.within(format!("item {}", row + 1)))
+    };
+    let rows = range.clone().map(read).collect::<Result<Vec<FeatureRow>>>()?;
+    let rows: Vec<&FeatureRow> = rows.iter().collect();
+    let (pooled, _) = tower.lookup(&rows, &Lookup::default()).map_err(place)?;
+    let rows: Vec<(&FeatureRow, &Pooled)> = rows.into_iter().zip(&pooled).collect();
+    tower.run(&rows, &worker.threads, &mut worker.scratch).map_err(place)
 }

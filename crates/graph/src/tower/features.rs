@@ -19,7 +19,9 @@ use sterling_embedding::{
 };
 
 /// Maximum number of rows per run of `rten`.
-pub const RUN_ROWS: usize = 512;
+const RUN_ROWS: usize = 512;
+/// Maximum number of sequence positions per run: attention over rows of S positions takes S times as much memory per head.
+const RUN_POSITIONS: usize = 4096;
 
 /// A graph with its input features and their tables.
 #[derive(Debug)]
@@ -173,11 +175,21 @@ impl Tower {
     /// Returns the cost of `rows` rows in multiply-adds or equivalents: those of the program, or one per weight of the graph,
     /// for each position of its sequences.
     pub fn work(&self, rows: usize) -> usize {
-        let places = self.features.iter().filter_map(|f| f.length).max().unwrap_or(1);
         match &self.runs {
             Runs::Program(program) => program.work(rows),
-            Runs::Runtime(_) => self.graph.weights().saturating_mul(places).saturating_mul(rows),
+            Runs::Runtime(_) => self.graph.weights().saturating_mul(self.positions()).saturating_mul(rows),
         }
+    }
+
+    /// Returns the maximum number of rows per run of `rten`, and of rows that callers should hold at a time: 512 rows, or 4,096
+    /// positions of the longest sequence.
+    pub fn run_rows(&self) -> usize {
+        (RUN_POSITIONS / self.positions()).clamp(1, RUN_ROWS)
+    }
+
+    /// Returns the length of its longest sequence, at least 1.
+    fn positions(&self) -> usize {
+        self.features.iter().filter_map(|f| f.length).max().unwrap_or(1).max(1)
     }
 
     /// Reads the features of a request or an item.
@@ -326,7 +338,7 @@ impl Tower {
         match &self.runs {
             Runs::Program(program) => self.run_program(program, rows, scratch, &mut made)?,
             Runs::Runtime(_) => {
-                for rows in rows.chunks(RUN_ROWS) {
+                for rows in rows.chunks(self.run_rows()) {
                     let tensors = self.run_graph(rows, threads)?;
                     made.iter_mut().zip(&tensors).for_each(|(made, tensor)| made.extend_from_slice(tensor.data()));
                 }

@@ -21,7 +21,7 @@ mod threads;
 
 #[cfg(feature = "cuda")]
 pub use device::{DeviceMade, DeviceTower};
-pub use features::{RUN_ROWS, Tower, TowerOutput};
+pub use features::{Tower, TowerOutput};
 pub use graph::{Graph, Input, Runs, shown};
 pub use onnx::{BYTES_MAX, Port, inlined};
 pub use overarch::{OverArch, RUN_CANDIDATES};

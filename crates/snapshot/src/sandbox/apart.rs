@@ -42,6 +42,18 @@ pub struct Bounds {
     pub clock: Duration,
 }
 
+impl Bounds {
+    /// Returns the limits with this much CPU time, and at least five times as much time by the clock.
+    pub fn with_cpu(self, cpu: Duration) -> Self {
+        Bounds { cpu, clock: self.clock.max(5 * cpu), ..self }
+    }
+
+    /// Returns the memory limit for the package in `folder`, in bytes.
+    fn memory_of(&self, folder: &Path) -> u64 {
+        self.memory_bytes.saturating_add(whole_bytes(folder).unwrap_or(0).saturating_mul(8))
+    }
+}
+
 impl Default for Bounds {
     fn default() -> Self {
         Bounds { memory_bytes: 2 << 30, cpu: Duration::from_secs(60), clock: Duration::from_secs(300) }
@@ -93,7 +105,7 @@ impl Apart {
         let ended = self.wait(&mut child)?;
         let text =
             |thread: JoinHandle<Vec<u8>>| String::from_utf8_lossy(&thread.join().unwrap_or_default()).into_owned();
-        self.judge(ended, &text(said), &text(cried))
+        self.judge(ended, self.bounds.memory_of(folder), &text(said), &text(cried))
     }
 
     /// Returns the child's exit status; `None` if it had to be killed.
@@ -112,7 +124,8 @@ impl Apart {
         }
     }
 
-    fn judge(&self, ended: Option<ExitStatus>, said: &str, cried: &str) -> Result<()> {
+    /// Returns the verdict of a child with this exit status, memory limit in bytes, and output.
+    fn judge(&self, ended: Option<ExitStatus>, allowed: u64, said: &str, cried: &str) -> Result<()> {
         let mut at = "its graphs".to_owned();
         for line in said.lines() {
             match serde_json::from_str(line) {
@@ -127,9 +140,12 @@ impl Apart {
                 Err(_) => {}
             }
         }
-        let mut why = self.why(ended, cried);
-        let last = cried.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
-        if !last.is_empty() {
+        let mut why = self.why(ended, allowed, cried);
+        // A panic ends with notes on backtraces, which follow its message.
+        let is_note = |line: &str| line.trim().is_empty() || line.starts_with("note: ");
+        if let Some(last) = cried.lines().rfind(|line| !is_note(line))
+            && failed_allocation(cried).is_none()
+        {
             why = format!("{why}; its output: {}", cut(last));
         }
         // A kill by the machine does not prove a fault of the graph: it may pass when time and memory are available.
@@ -138,24 +154,34 @@ impl Apart {
         Err(Error::new(kind, format!("{at}: {why}")))
     }
 
-    fn why(&self, ended: Option<ExitStatus>, cried: &str) -> String {
-        let Bounds { memory_bytes, cpu, clock } = self.bounds;
+    fn why(&self, ended: Option<ExitStatus>, allowed: u64, cried: &str) -> String {
+        let Bounds { cpu, clock, .. } = self.bounds;
         let Some(status) = ended else {
             return format!("the sandbox validation was not done after {} s", clock.as_secs());
         };
         let signal = status.signal();
-        match signal {
-            _ if cried.contains("memory allocation of") => {
-                format!("the sandbox validation needs more than {} MB of memory", memory_bytes >> 20)
-            }
-            Some(OUT_OF_TIME) => {
-                format!("the sandbox validation was not done after {} s of CPU time", cpu.as_secs())
-            }
-            Some(KILLED) => "the sandbox validation was killed, as the system does if memory runs out".into(),
-            Some(signal) => format!("the sandbox validation ended by signal {signal}"),
-            None => format!("the sandbox validation ended with code {}", status.code().unwrap_or(-1)),
+        match (signal, failed_allocation(cried)) {
+            (_, Some(more)) => format!(
+                "the sandbox validation needs more than {} MB of memory, its limit: {} MB more were requested; --sandbox-memory raises \
+                 the limit",
+                allowed >> 20,
+                more.div_ceil(1 << 20)
+            ),
+            (Some(OUT_OF_TIME), None) => format!(
+                "the sandbox validation was not done after {} s of CPU time; --sandbox-seconds raises the limit",
+                cpu.as_secs()
+            ),
+            (Some(KILLED), None) => "the sandbox validation was killed, as the system does if memory runs out".into(),
+            (Some(signal), None) => format!("the sandbox validation ended by signal {signal}"),
+            (None, None) => format!("the sandbox validation ended with code {}", status.code().unwrap_or(-1)),
         }
     }
+}
+
+/// Returns the bytes of the allocation that ended the child, as Rust reports it before it aborts.
+fn failed_allocation(cried: &str) -> Option<u64> {
+    let (_, rest) = cried.split_once("memory allocation of ")?;
+    rest.split_once(' ')?.0.parse().ok()
 }
 
 /// Reads to the end, and keeps the beginning.
@@ -202,12 +228,11 @@ pub fn answer(folder: &Path, bounds: &Bounds, out: &mut dyn Write) -> Result<()>
 }
 
 fn bound(folder: &Path, bounds: &Bounds) -> Result<()> {
-    let files = whole_bytes(folder).unwrap_or(0).saturating_mul(8);
     let limits = [
         (Resource::Core, 0, 0),
         (Resource::Cpu, bounds.cpu.as_secs(), GRACE_SECONDS),
         // Memory that the process writes to; mapped tables do not count.
-        (Resource::Data, bounds.memory_bytes.saturating_add(files), 0),
+        (Resource::Data, bounds.memory_of(folder), 0),
     ];
     for (resource, limit, grace) in limits {
         let limit = Rlimit { current: Some(limit), maximum: Some(limit.saturating_add(grace)) };
@@ -236,29 +261,37 @@ mod tests {
         let apart = Apart { program: "sterling".into(), bounds: Bounds::default() };
         let said = "{\"at\":\"user.onnx: 7 rows\"}\n";
         let judged = |ended: Option<i32>, cried: &str| {
-            let error = apart.judge(ended.map(ExitStatus::from_raw), said, cried).unwrap_err();
+            let error = apart.judge(ended.map(ExitStatus::from_raw), 3 << 30, said, cried).unwrap_err();
             (error.kind(), error.to_string())
         };
         for (ended, cried, kind, expected) in [
-            (Some(KILLED), "", Kind::Unavailable, "user.onnx: 7 rows: the trial was killed from outside"),
-            (None, "", Kind::Unavailable, "user.onnx: 7 rows: the trial was not done after 300 s"),
+            (Some(KILLED), "", Kind::Unavailable, "user.onnx: 7 rows: the sandbox validation was killed"),
+            (None, "", Kind::Unavailable, "user.onnx: 7 rows: the sandbox validation was not done after 300 s"),
             (
                 Some(OUT_OF_TIME),
                 "",
                 Kind::Invalid,
-                "user.onnx: 7 rows: the trial was not done after 60 s of a processor",
+                "user.onnx: 7 rows: the sandbox validation was not done after 60 s of CPU time",
             ),
             (
                 Some(6),
-                "memory allocation of 9 bytes failed",
+                "memory allocation of 9000000 bytes failed\nnote: run with `RUST_BACKTRACE=full`",
                 Kind::Invalid,
-                "the trial needs more than 2048 MB of memory",
+                "the sandbox validation needs more than 3072 MB of memory, its limit: 9 MB more were requested; --sandbox-memory \
+                 raises the limit",
+            ),
+            (
+                Some(6),
+                "thread 'main' panicked at a.rs:1:2:\nindex out of range\n\nnote: run with `RUST_BACKTRACE=1`\n",
+                Kind::Invalid,
+                "the sandbox validation ended by signal 6; its output: index out of range",
             ),
             (Some(11), "", Kind::Invalid, "the sandbox validation ended by signal 11"),
             (Some(1 << 8), "", Kind::Invalid, "the sandbox validation ended with code 1"),
         ] {
             let (got, text) = judged(ended, cried);
             assert!(got == kind && text.contains(expected), "{ended:?}: {got:?}: {text}");
+            assert!(!text.contains("note:"), "{text}");
         }
     }
 }

@@ -19,14 +19,13 @@ use sterling_core::units::Slot;
 use sterling_embedding::Lookup;
 use sterling_graph::dense::{InputRows, Precision};
 use sterling_graph::tower::{
-    self, Candidates, FeatureRow, OverArch, Pooled, RUN_CANDIDATES, RUN_ROWS, Readable, Runs, Threads, Tower,
-    TowerOutput,
+    self, Candidates, FeatureRow, OverArch, Pooled, RUN_CANDIDATES, Readable, Runs, Threads, Tower, TowerOutput,
 };
 use sterling_index::columns::Columns;
 use sterling_index::ivf;
 
-/// Batch sizes for towers.
-const ROWS: [usize; 4] = [1, 2, 3, RUN_ROWS + 1];
+/// Batch sizes for towers, besides one more row than a run takes.
+const ROWS: [usize; 3] = [1, 2, 3];
 /// Numbers of candidates for the reranker.
 const CANDIDATES: [usize; 4] = [1, 2, 57, RUN_CANDIDATES + 1];
 /// Time for the reranker over items to be published, after it has scored more items than one run takes.
@@ -141,7 +140,7 @@ impl Bench<'_> {
         let samples = (0..SAMPLES).map(|n| tower.read(samples::features(self.package, tower.features(), n)));
         let samples: Vec<FeatureRow> = samples.collect::<Result<_>>()?;
         let mut alone: Vec<Alone> = Vec::new();
-        for count in ROWS {
+        for count in ROWS.into_iter().chain([tower.run_rows() + 1]) {
             self.tell(format!("{file}: {count} rows"));
             let rows: Vec<&FeatureRow> = samples.iter().cycle().take(count).collect();
             let made = self.run(tower, &rows).map_err(|e| e.within(format!("{count} rows")))?;

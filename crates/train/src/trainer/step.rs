@@ -15,7 +15,7 @@ use crate::reranker::Pairs;
 use crate::tasks::Labels;
 use sterling_core::error::{Error, Result};
 use sterling_embedding::Lookup;
-use sterling_graph::tower::{FeatureRow, Pooled, RUN_ROWS, Scratch, Threads, Tower};
+use sterling_graph::tower::{FeatureRow, Pooled, Scratch, Threads, Tower};
 use sterling_snapshot::model::{LossKind, Package};
 
 /// The model at the start of the run: the vectors of all items, and buffers for the package's user tower.
@@ -200,7 +200,7 @@ impl Frozen {
             None => catalogue.vectors().to_vec(),
             Some(tower) => {
                 let mut all = Vec::with_capacity(catalogue.len() * package.spec.dimension);
-                for rows in catalogue.rows().chunks(RUN_ROWS) {
+                for rows in catalogue.rows().chunks(tower.run_rows()) {
                     all.extend(run(tower, &rows.iter().collect::<Vec<_>>(), &threads, &mut scratch)?);
                 }
                 all
