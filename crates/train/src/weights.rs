@@ -6,7 +6,6 @@ use sterling_graph::dense::train::{
 };
 use sterling_graph::dense::{Given, Made};
 use sterling_snapshot::model::Package;
-use sterling_storage::files;
 
 /// A graph of a package, its weights, and the optimizer of those.
 #[derive(Debug)]
