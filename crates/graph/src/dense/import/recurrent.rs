@@ -210,13 +210,9 @@ fn default_activations(cell: Cell, directions: usize, attributes: &mut Attribute
         Cell::Gru | Cell::GruResetFirst => &["sigmoid", "tanh"],
     };
     if let Some(named) = attributes.take("activations") {
-        let mut own = named.strings.iter().map(|name| name.to_lowercase());
-        let all = named.strings.len();
-        if !matches!(all, 0)
-            && (all != expected.len() * directions
-                || !(0..all).all(|n| own.next().as_deref() == Some(expected[n % expected.len()])))
-        {
-            return Err(refused(format!("activations {:?}, expected {expected:?}", named.strings)));
+        let names: Vec<String> = named.strings.iter().map(|name| name.to_lowercase()).collect();
+        if !names.is_empty() && names != expected.repeat(directions) {
+            return Err(refused(format!("activations {names:?}, expected {expected:?}")));
         }
     }
     for name in ["activation_alpha", "activation_beta", "clip"] {

@@ -114,7 +114,7 @@ proptest! {
         // Padding on the left, on the right, everywhere, and nowhere.
         let mask = |n: usize| {
             let there = n * 5 % (steps + 1);
-            let is_there = |step: usize| if n % 2 == 0 { step < there } else { step + there >= steps };
+            let is_there = |step: usize| if n.is_multiple_of(2) { step < there } else { step + there >= steps };
             (0..steps).map(|step| f32::from(u8::from(is_there(step)))).collect::<Vec<f32>>()
         };
         let (of_user, mask_of_user) = (sequence(3), mask(7));

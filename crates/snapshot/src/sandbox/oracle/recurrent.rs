@@ -105,9 +105,16 @@ fn step(
 
 fn layer(call: &Call<'_>, gates: usize, arithmetic: &mut Arithmetic) -> Result<Vec<Array>, Stop> {
     let unknown = |what: &str| Err(Stop::Unknown(format!("`{}` with {what}", call.operator())));
-    for name in ["activations", "activation_alpha", "activation_beta"] {
-        if call.node.attribute.iter().any(|own| own.name.as_deref() == Some(name)) {
-            return unknown(name);
+    let functions: &[&str] = match gates {
+        1 => &["Tanh"],
+        3 => &["Sigmoid", "Tanh"],
+        _ => &["Sigmoid", "Tanh", "Tanh"],
+    };
+    for attribute in &call.node.attribute {
+        match attribute.name.as_deref() {
+            Some("activations") if attribute.strings.chunks(functions.len()).all(|own| own == functions) => {}
+            Some("activations" | "activation_alpha" | "activation_beta") => return unknown("other activations"),
+            _ => {}
         }
     }
     if call.given_float("clip").is_some() || call.is_set("input_forget", false) || call.optional(7).is_some() {
