@@ -144,7 +144,7 @@ impl Importer {
         let mut shape = self.graph.shape(index).to_vec();
         limit(&[&shape[..], &[size]].concat())?;
         shape.push(1);
-        let index = self.from_start(index, size)?;
+        let index = self.resolved(index, size)?;
         let rows = self.rows(index);
         let index = self.graph.reshape(index, shape, rows)?;
         let all = self.graph.number(vec![size], (0..size).map(|n| n as f32).collect())?;
@@ -152,7 +152,7 @@ impl Importer {
     }
 
     /// Resolves indices that may count from the end.
-    fn from_start(&mut self, index: Id, size: usize) -> Result<Id> {
+    fn resolved(&mut self, index: Id, size: usize) -> Result<Id> {
         if self.span(index).0 >= 0.0 {
             return Ok(index);
         }
@@ -291,7 +291,7 @@ impl Importer {
         let sizes = &shape[1..=columns.len()];
         let mut index = None;
         for (&column, &size) in columns.iter().zip(sizes) {
-            let column = self.from_start(column, size)?;
+            let column = self.resolved(column, size)?;
             index = Some(match index {
                 None => column,
                 Some(ahead) => {
