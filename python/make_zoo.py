@@ -4,7 +4,7 @@
     pip install './python[export]'
     python python/make_zoo.py models [dcn deepfm ...] [--program target/debug/sterling]
 
-With the program each package is also served and compared with PyTorch. All of them take about two minutes on one core.
+With the program each package is also served and compared with PyTorch. All of them take about four minutes on one core.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-NAMES = ["dcn", "deepfm", "sasrec", "hstu", "mol", "din", "tags"]
+NAMES = ["dcn", "deepfm", "xdeepfm", "dlrm", "sasrec", "bert4rec", "gru4rec", "hstu", "llm", "mol", "din", "tags"]
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

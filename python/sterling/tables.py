@@ -108,9 +108,18 @@ def _each(tables: Any) -> Iterable[tuple[str, Table]]:
 
 
 def _collections_in(module: Any) -> list[Any]:
-    """Returns the TorchRec collections that a module such as ``SparseArch`` or ``DLRM`` holds."""
-    parts = module.modules() if hasattr(module, "modules") else ()
-    return [part for part in parts if any(hasattr(part, configs) for configs in ("embedding_bag_configs", "embedding_configs"))]
+    """Returns the TorchRec collections that a module such as ``SparseArch`` or ``DLRM`` holds. Rejects TorchRec's own wrappers of a
+    collection, which process its features or remap its ids."""
+    found = []
+    for part in module.children() if hasattr(module, "children") else ():
+        is_collection = any(hasattr(part, configs) for configs in ("embedding_bag_configs", "embedding_configs"))
+        found += [part] if is_collection else _collections_in(part)
+    if found and type(module).__module__.startswith("torchrec.modules."):
+        raise ExportError(
+            f"tables: a {type(module).__name__} changes what its {type(found[0]).__name__} looks up, which a server does not; "
+            "give the collection itself, and compute the rest in forward"
+        )
+    return found
 
 
 def _of_collection(configs: Any, modules: Any, collection: Any) -> Iterable[tuple[str, Table]]:

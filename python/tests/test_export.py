@@ -795,6 +795,14 @@ def test_modules_of_transformers_are_exported_as_they_are(tmp_path):
         assert of_history(tmp_path / exporter, user, exporter=exporter).largest < 1e-5
 
 
+def test_a_collection_that_processes_its_features_is_refused(tmp_path):
+    processed = pytest.importorskip("torchrec.modules.fp_embedding_modules").FeatureProcessedEmbeddingBagCollection
+    processors = pytest.importorskip("torchrec.modules.feature_processor_")
+    inner = collection(("t", ["f"]), is_weighted=True)
+    table = processed(inner, processors.PositionWeightedModuleCollection({"f": 10}))
+    refused(tmp_path, "a FeatureProcessedEmbeddingBagCollection changes what its EmbeddingBagCollection looks up", tables=table)
+
+
 def test_a_module_may_hold_the_collection_that_is_looked_up_outside(tmp_path):
     models = pytest.importorskip("torchrec.models.dlrm")
     dlrm = models.DLRM(collection(("a", ["a"]), ("b", ["b"])), 3, [D, 6], [D, 1])

@@ -73,7 +73,7 @@ class Sasrec(Sequence):
         return self.later + ((history_mask - 1) * 1e4).unsqueeze(1).unsqueeze(1)
 
 
-def make(out: pathlib.Path, program: pathlib.Path | None, kind: type[Sequence] = Sasrec, said: str = "SASRec") -> None:
+def make(out: pathlib.Path, program: pathlib.Path | None, kind: type[nn.Module] = Sasrec, said: str = "SASRec") -> None:
     """Trains and exports the model."""
     shop, user, item = Shop(), kind(), PlainItem()
     shop.train_towers(user, item, shop.sequences)

@@ -13,7 +13,8 @@ use crate::support::{Server, json as read, put, root};
 const TOLERANCE: f64 = 2e-4;
 
 /// Models that `python/make_zoo.py` writes.
-const ZOO: [&str; 7] = ["dcn", "deepfm", "din", "hstu", "mol", "sasrec", "tags"];
+const ZOO: [&str; 12] =
+    ["bert4rec", "dcn", "deepfm", "din", "dlrm", "gru4rec", "hstu", "llm", "mol", "sasrec", "tags", "xdeepfm"];
 
 fn near(found: &Value, wanted: &Value, place: &str) {
     let (found, wanted) = (found.as_f64().unwrap(), wanted.as_f64().unwrap());
