@@ -59,8 +59,8 @@ class Item(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(D))
 
-    def forward(self, item: torch.Tensor) -> torch.Tensor:
-        return item * self.scale
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows * self.scale
 
 
 def mixed(numbers: np.ndarray) -> np.ndarray:
@@ -90,7 +90,7 @@ def package(folder: Path, table: Table, managed: str) -> None:
     items = torch.randn(ITEMS, D) / D**0.5
     export(
         folder, user=User(), item=Item(), tables={"users": table, "items": items}, items=[{"id": n} for n in range(ITEMS)],
-        features={"user": [Ids("user", "users")], "item": [Ids("item", "items", column="id")]}, samples=[{"user": [1]}],
+        features={"user": [Ids("user", "users")], "item": [Ids("rows", "items", column="id")]}, samples=[{"user": [1]}],
     )  # fmt: skip
     with open(folder / "model.toml", "a") as model:
         model.write(TRAIN + (f'[[train.tables]]\nname = "users"\nmanaged = {managed}\n' if managed else ""))
