@@ -21,7 +21,8 @@ use sterling_core::random::splitmix64;
 use sterling_kernels::buffer::Owned;
 use sterling_kernels::memory::prefetch;
 
-use super::FREE;
+/// Id of a free row. It has no row, wherever it is looked up.
+pub const FREE: i64 = i64::MIN;
 
 /// Ids per bucket.
 const BUCKET: usize = 8;
