@@ -2,7 +2,8 @@
 //!
 //! Open addressing in buckets of 8 ids: a bucket is one cache line of ids, and half a line of rows at the same index of a second
 //! array. A lookup starts at the bucket of the id's hash and goes on to the next bucket only from a full one. A full table uses 5
-//! of 8 slots, because lines of later buckets are not prefetched: at 7 of 8, a lookup took 114 ns as measured, instead of SPEED.
+//! of 8 slots, because lines of later buckets are not prefetched. At 7 of 8, with 10 million ids, a held id took 114 ns and
+//! another one 319 ns (AMD Zen 4).
 //!
 //! | slots used | memory per row | lines of ids per lookup of an id that is held | of one that is not |
 //! |---|---|---|---|
