@@ -11,8 +11,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::Model;
-use crate::state::Take;
+use crate::touched::RowSet;
 use sterling_core::error::{Error, Result};
 use sterling_embedding::Table;
 use sterling_embedding::managed::{IdState, IdTotals, ManagedSpec};
@@ -55,27 +54,27 @@ pub(crate) fn with_ids(master: MasterTable, table: &Table, spec: Option<ManagedS
 /// As [`TensorFile::add`].
 pub(crate) fn write(file: &mut TensorFile<'_>, table: &MasterTable) -> Result<()> {
     let Some(state) = table.id_state() else { return Ok(()) };
-    let tensor = format!("managed.{}", table.spec().name);
+    let name = &table.spec().name;
     let IdState { ids, seen, new_ids, new_seen, sketch, clock, totals } = state;
     let (rows, new) = (ids.len(), new_ids.len());
-    file.add_owned(format!("{tensor}.ids"), &[rows], ids)?;
-    file.add_owned(format!("{tensor}.seen"), &[rows, 3], seen)?;
-    file.add_owned(format!("{tensor}.new.ids"), &[new], new_ids)?;
-    file.add_owned(format!("{tensor}.new.seen"), &[new, 3], new_seen)?;
+    file.add_owned(format!("managed.{name}.ids"), &[rows], ids)?;
+    file.add_owned(format!("managed.{name}.seen"), &[rows, 3], seen)?;
+    file.add_owned(format!("managed.{name}.new.ids"), &[new], new_ids)?;
+    file.add_owned(format!("managed.{name}.new.seen"), &[new, 3], new_seen)?;
     if !sketch.is_empty() {
-        file.add_owned(format!("{tensor}.sketch"), &[sketch.len()], sketch)?;
+        file.add_owned(format!("managed.{name}.sketch"), &[sketch.len()], sketch)?;
     }
-    file.add_json(&tensor, &About { clock, totals })
+    file.add_json(&format!("managed.{name}"), &About { clock, totals })
 }
 
-/// Restores the state of a table's ids. With [`Take::OptimizersOnly`], the ids are those of the package, and counts of other ids are
+/// Restores the state of a table's ids. If it is of another run, the ids are those of the package, and counts of other ids are
 /// dropped.
 ///
 /// # Errors
 /// `Corrupt` if tensors are missing or do not fit the table.
-pub(crate) fn read(tensors: &Tensors, take: Take, table: &mut MasterTable) -> Result<()> {
+pub(crate) fn read(tensors: &Tensors, is_of_this_run: bool, table: &mut MasterTable) -> Result<()> {
     let tensor = format!("managed.{}", table.spec().name);
-    let Some(now) = table.id_state().filter(|_| take == Take::All || tensors.has(&tensor)) else { return Ok(()) };
+    let Some(now) = table.id_state().filter(|_| is_of_this_run || tensors.has(&tensor)) else { return Ok(()) };
     let ids = |name: &str| tensors.get::<i64>(&format!("{tensor}.{name}"), 1).map(|(ids, _)| ids.to_vec());
     let seen = |name: &str| tensors.get::<u64>(&format!("{tensor}.{name}"), 2).map(|(seen, _)| seen.to_vec());
     let sketch = format!("{tensor}.sketch");
@@ -90,7 +89,7 @@ pub(crate) fn read(tensors: &Tensors, take: Take, table: &mut MasterTable) -> Re
         clock,
         totals,
     };
-    table.set_id_state(if take == Take::All { state } else { carried_over(state, now) })
+    table.set_id_state(if is_of_this_run { state } else { carried_over(state, now) })
 }
 
 /// Returns the state of another run for the ids that a package has: their counts, and the candidates that it does not have.
@@ -108,30 +107,37 @@ fn carried_over(mut other: IdState, package: IdState) -> IdState {
     IdState { ids: package.ids, seen, new_ids, new_seen, ..other }
 }
 
-/// Removes ids from tables, and bars them for the rest of the run.
+/// Removes ids from tables that learn, and bars them for the rest of the run. Their rows are added to the changed ones.
 ///
 /// # Errors
 /// `Invalid` for a table that does not learn or has no managed ids.
-pub(crate) fn forget(model: &mut Model, forgotten: &[(String, i64)]) -> Result<()> {
+pub(crate) fn forget<'a>(
+    tables: impl Iterator<Item = (&'a mut MasterTable, &'a mut RowSet)>,
+    forgotten: &[(String, i64)],
+) -> Result<()> {
     let mut by_table: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
     for (table, id) in forgotten {
         by_table.entry(table).or_default().push(*id);
     }
-    for (name, ids) in by_table {
-        let table = model.learning_tables_mut().find(|(table, _)| table.spec().name == name);
-        let (table, touched) = table.ok_or_else(|| {
-            Error::invalid(format!("forget: table `{name}` does not learn, expected one with managed ids"))
-        })?;
-        table.forget(&ids).map_err(|e| e.within("forget"))?.into_iter().for_each(|row| touched.insert(row));
+    for (table, touched) in tables {
+        let Some(ids) = by_table.remove(table.spec().name.as_str()) else { continue };
+        let rows = table.forget(&ids).map_err(|e| e.within("forget"))?;
+        rows.into_iter().for_each(|row| touched.insert(row));
     }
-    Ok(())
+    match by_table.into_keys().next() {
+        None => Ok(()),
+        Some(name) => {
+            let what = format!("forget: table `{name}` does not learn, expected one with managed ids");
+            Err(Error::invalid(what))
+        }
+    }
 }
 
 /// Returns the numbers of all tables with managed ids.
-pub(crate) fn reports(model: &Model) -> BTreeMap<String, ManagedReport> {
-    let report = |(table, _): (&MasterTable, _)| {
+pub(crate) fn reports<'a>(tables: impl Iterator<Item = &'a MasterTable>) -> BTreeMap<String, ManagedReport> {
+    let report = |table: &MasterTable| {
         let (totals, held) = table.id_totals().zip(table.held_ids())?;
         Some((table.spec().name.clone(), ManagedReport { rows: table.spec().rows, held, totals }))
     };
-    model.learning_tables().filter_map(report).collect()
+    tables.filter_map(report).collect()
 }

@@ -165,7 +165,7 @@ pub(crate) fn read(
     let about: About = tensors.json("about").map_err(place)?;
     for (table, touched) in model.learning_tables_mut() {
         restore_table(&tensors, take, table, touched).map_err(place)?;
-        managed::read(&tensors, take, table).map_err(place)?;
+        managed::read(&tensors, take == Take::All, table).map_err(place)?;
     }
     model.tables.set_steps(about.table_steps);
     for weights in model.weights_mut() {

@@ -187,7 +187,7 @@ impl Trainer {
             }
             None => (Position::default(), None),
         };
-        managed::forget(&mut model, &options.forget)?;
+        managed::forget(model.learning_tables_mut(), &options.forget)?;
         let frozen = (options.judge > 0).then(|| Frozen::of(&package, &catalogue, options.threads)).transpose()?;
         let mut trainer = Trainer {
             quarantine: Quarantine::open(&options.work, position.quarantined.1)?,
@@ -240,7 +240,7 @@ impl Trainer {
         let seconds = start.elapsed().as_secs_f64();
         let rate = (self.position.trained - trained_before) as f64 / seconds.max(1e-9);
         let tasks = self.package.spec.trained_tasks().map(|(name, _)| name);
-        let managed = managed::reports(&self.model);
+        let managed = managed::reports(self.model.tables.tables().iter());
         Ok(Report { managed, ..Report::of(&self.position, tasks, self.resumed_from, rate) })
     }
 

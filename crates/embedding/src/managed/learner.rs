@@ -10,10 +10,10 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use serde::{Deserialize, Serialize};
 
-use super::map::IdMap;
+use super::held::{append_rows, map_of};
+use super::map::{FREE, IdMap};
 use super::policy::ManagedSpec;
 use super::sketch::Sketch;
-use super::{FREE, append_rows, map_of};
 use crate::spec::{TableSpec, Unseen};
 use sterling_core::error::{Error, Result};
 use sterling_core::random::splitmix64;
@@ -104,7 +104,7 @@ impl IdLearner {
     /// Creates the state of a table whose rows have these ids.
     ///
     /// # Errors
-    /// As [`super::ManagedIds::new`], and [`ManagedSpec::check`].
+    /// As [`super::held::ManagedIds::new`], and [`ManagedSpec::check`].
     pub(crate) fn new(table: &TableSpec, spec: Option<ManagedSpec>, by_row: Vec<i64>) -> Result<Self> {
         spec.map_or(Ok(()), |spec| spec.check())?;
         let map = map_of(table, &by_row)?;

@@ -7,7 +7,9 @@ use std::collections::HashMap;
 use super::map::IdMap;
 use super::*;
 use crate::RowFormat;
+use crate::spec::{TableSpec, Unseen};
 use sterling_core::random::splitmix64;
+use sterling_kernels::buffer::Buffer;
 
 fn spec(rows: u64, unseen: Unseen) -> TableSpec {
     TableSpec { name: "users".into(), rows, width: 2, format: RowFormat::F32, unseen }
