@@ -516,7 +516,12 @@ fn a_version_of_an_older_program_is_tried_when_it_is_loaded() {
     smuggle(&folder, 2, &bomb.bytes());
     let state = |number: usize| server.get_json("/v1/models/m/versions")["versions"][number - 1].clone();
     until("the rejection", || state(2)["refused"].is_string());
-    assert!(state(2)["refused"].as_str().unwrap().contains("overarch.onnx: 1 candidates: the trial needs more than"));
+    assert!(
+        state(2)["refused"]
+            .as_str()
+            .unwrap()
+            .contains("overarch.onnx: 1 candidates: the sandbox validation needs more than")
+    );
     let (status, said) = server.post("/v1/models/m/versions/2:activate", json!({}));
     assert!(status >= 400, "{said}");
     assert_eq!(answer(&server)["version"], 1);
@@ -546,9 +551,15 @@ fn a_trial_that_does_not_end_is_ended() {
         Trials::Apart(Apart { program: program.clone(), bounds }).run(&package).unwrap_err().to_string()
     };
     let cpu = tried(Bounds { cpu: Duration::from_secs(1), ..Bounds::default() });
-    assert!(cpu.contains("overarch.onnx: 1 candidates: the trial was not done after 1 s of a processor"), "{cpu}");
+    assert!(
+        cpu.contains("overarch.onnx: 1 candidates: the sandbox validation was not done after 1 s of CPU time"),
+        "{cpu}"
+    );
     let clock = tried(Bounds { clock: Duration::from_millis(300), ..Bounds::default() });
-    assert!(clock.contains("overarch.onnx: ") && clock.contains("the trial was not done after 0 s"), "{clock}");
+    assert!(
+        clock.contains("overarch.onnx: ") && clock.contains("the sandbox validation was not done after 0 s"),
+        "{clock}"
+    );
     let missing = Apart { program: "/nowhere".into(), bounds: Bounds::default() };
     let error: Error = Trials::Apart(missing).run(&package).unwrap_err();
     assert!(error.to_string().contains("the process of the sandbox validation"), "{error}");

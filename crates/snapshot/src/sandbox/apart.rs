@@ -238,19 +238,19 @@ mod tests {
             (error.kind(), error.to_string())
         };
         for (ended, cried, kind, expected) in [
-            (Some(KILLED), "", Kind::Unavailable, "user.onnx: 7 rows: the trial was killed from outside"),
-            (None, "", Kind::Unavailable, "user.onnx: 7 rows: the trial was not done after 300 s"),
+            (Some(KILLED), "", Kind::Unavailable, "user.onnx: 7 rows: the sandbox validation was killed"),
+            (None, "", Kind::Unavailable, "user.onnx: 7 rows: the sandbox validation was not done after 300 s"),
             (
                 Some(OUT_OF_TIME),
                 "",
                 Kind::Invalid,
-                "user.onnx: 7 rows: the trial was not done after 60 s of a processor",
+                "user.onnx: 7 rows: the sandbox validation was not done after 60 s of CPU time",
             ),
             (
                 Some(6),
                 "memory allocation of 9 bytes failed",
                 Kind::Invalid,
-                "the trial needs more than 2048 MB of memory",
+                "the sandbox validation needs more than 2048 MB of memory",
             ),
             (Some(11), "", Kind::Invalid, "the sandbox validation ended by signal 11"),
             (Some(1 << 8), "", Kind::Invalid, "the sandbox validation ended with code 1"),
