@@ -13,7 +13,7 @@ fn bad_item_files_are_rejected_with_the_location() {
     for (lines, expected) in [
         ("".to_owned(), "no items"),
         ("\n\n".to_owned(), "no items"),
-        (format!("{one}\n{one}"), "id 1 stands at items 1 and 2"),
+        (format!("{one}\n{one}"), "id 1 occurs at items 1 and 2"),
         (format!("{one}\n{{\"id\": 2, \"embedding\": [1]}}"), "line 2"),
         (format!("{one}\n{{\"id\": 2, \"embedding\": [1, 2, 3]}}"), "line 2"),
         (format!("{one}\n{{\"id\": 2}}"), "embedding"),

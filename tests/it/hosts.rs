@@ -402,14 +402,14 @@ fn a_host_that_is_lost_is_as_a_cluster_that_is_lost() {
     let tables = tables.iter().map(|table| by_rows(table, &["h0", "h0", "h1"])).collect();
     let other = plan_file(folder.path(), &pair.hosts, tables);
     let unlike = spawn(pair.stores[1].path(), &other, "h1", &pair.hosts[1].1[1]);
-    until("the warning", || near.get("/readyz").1.contains("warning: host `h1`: none of its servers gives tiny/"));
+    until("the warning", || near.get("/readyz").1.contains("warning: host `h1`: none of its servers returns tiny/"));
     assert_eq!(said(&near, &split).0, 503);
     unlike.signal("KILL");
     unlike.wait();
     let back = pair.spawn(1, 1);
     back.wait_ready();
     until("rows come again", || said(&near, &split).0 == 200);
-    until("the warning goes", || !near.get("/readyz").1.contains("none of its servers gives"));
+    until("the warning goes", || !near.get("/readyz").1.contains("none of its servers returns"));
     pair.check(&near);
 }
 

@@ -316,7 +316,7 @@ fn files_with_other_columns_are_rejected() {
         (
             Task::Retrieve,
             vec![id(), ("size", numbers()), ("sektion", texts())],
-            "column `sektion`: nothing of a request",
+            "column `sektion`: no such field of a request",
         ),
         (Task::Retrieve, vec![id(), ("size", numbers()), ("size", numbers())], "column `size`: there are two"),
         (Task::Retrieve, vec![id(), ("size", numbers()), ("vector", numbers())], "beside `vector`"),

@@ -465,7 +465,7 @@ fn bad_items_are_rejected_with_their_file() {
     let cases: [(&str, &str); 5] = [
         (
             "{\"id\": 900, \"embedding\": [1, 2]}\n{\"id\": 900, \"embedding\": [1, 3]}",
-            "id 900 stands at items 1 and 2",
+            "id 900 occurs at items 1 and 2",
         ),
         ("{\"id\": 900, \"embedding\": [1, 2]}\n{\"id\": \"x\"}", "line 2"),
         ("{\"id\": 900, \"embedding\": [1, 1e30]}", "number 2 of its vector"),
@@ -483,7 +483,7 @@ fn bad_items_are_rejected_with_their_file() {
     }
     // Errors that only all files together show.
     for (content, expected) in [
-        (line(3).replace("\"late\":null", "\"late\":7"), "id 51 stands at items 4 and 21"),
+        (line(3).replace("\"late\":null", "\"late\":7"), "id 51 occurs at items 4 and 21"),
         (
             json!({"id": 900, "embedding": [0, 1, 2, 3, 4, 5], "attributes": {"year": "long ago"}}).to_string(),
             "1.jsonl: row 1: column `year`: got texts, expected integers as before",

@@ -255,7 +255,8 @@ pub fn selectivity(target: &Target, path: &str, request: &Body, filter: &str) ->
 pub fn accepts(target: &Target, path: &str, request: &Body) -> Result<()> {
     let client = Client::new(target.clone(), 1);
     let answer = local(Duration::ZERO, async {
-        timeout(request.timeout, client.answer(&Method::POST, path, &request.bytes)).await
+        let answer = client.answer(&Method::POST, path, &request.bytes);
+        timeout(request.timeout, answer).await
     })?;
     let Ok(Ok((status @ (400 | 422), answer))) = answer else { return Ok(()) };
     let answer: Value = serde_json::from_slice(&answer).unwrap_or_default();

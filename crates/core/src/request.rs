@@ -458,9 +458,9 @@ mod tests {
         assert_eq!(Values::Numbers(Vec::new()).weighted(Vec::new()).unwrap(), Values::Integers(Vec::new()));
         for (values, weights, expected) in [
             (ids, vec![1.0], "got 1 weights, expected one for each of 2 values"),
-            (Values::Texts(vec!["a".into()]), vec![1.0], "values that are no integers"),
-            (Values::Numbers(vec![1.0]), vec![1.0], "values that are no integers"),
-            (Values::Numbers(Vec::new()), vec![1.0], "values that are no integers"),
+            (Values::Texts(vec!["a".into()]), vec![1.0], "values that are not integers"),
+            (Values::Numbers(vec![1.0]), vec![1.0], "values that are not integers"),
+            (Values::Numbers(Vec::new()), vec![1.0], "values that are not integers"),
         ] {
             let error = values.weighted(weights).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");

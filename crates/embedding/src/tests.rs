@@ -375,7 +375,7 @@ fn a_source_that_answers_other_rows_is_corrupt() {
     let table = Table::fetched(numbered(3).spec().clone(), Arc::new(Short)).unwrap();
     let error = summed(table, &[0, 1], &Lookup::default()).unwrap_err();
     assert_eq!(error.kind(), Kind::Corrupt);
-    assert!(error.to_string().contains("1 states and 16 bytes came for 2 rows"), "{error}");
+    assert!(error.to_string().contains("got 1 states and 16 bytes for 2 rows"), "{error}");
 }
 
 #[test]

@@ -450,7 +450,7 @@ fn writes_to_a_removed_file_are_not_acknowledged() {
     let log = open(folder.path()).unwrap();
     append(&log, &[b"kept"]).unwrap();
     std::fs::remove_dir_all(folder.path()).unwrap();
-    for expected in ["its file was removed", "takes no more updates"] {
+    for expected in ["its file was removed", "rejects updates"] {
         let error = append(&log, &[b"lost"]).unwrap_err();
         assert!(error.kind() == Kind::Unavailable && error.to_string().contains(expected), "{error}");
     }
@@ -767,7 +767,7 @@ fn removed_files_of_an_open_log_are_reported_and_no_append_is_acknowledged() {
             }
             let error = append(&log, &[b"lost"]).unwrap_err();
             assert!(error.kind() == Kind::Unavailable && error.to_string().contains(why), "{error}");
-            assert!(trouble(&log).contains("takes no more updates"), "{:?}", log.trouble());
+            assert!(trouble(&log).contains("rejects updates"), "{:?}", log.trouble());
             assert_eq!(log.last(), 12);
             drop(log);
             assert!(marked(root.path(), 0).is_err() || why == "another file");

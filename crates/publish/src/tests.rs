@@ -184,7 +184,7 @@ fn columns_above_the_memory_limit_are_rejected_while_reading() {
     let what = Plan { memory_bytes: Some(100_000), ..named(items(folder.path(), 1000, 4)) };
     let error = publish(&Store::new(folder.path().join("store")), &what, &|_, _, _| ()).unwrap_err();
     assert_eq!(error.kind(), sterling_core::error::Kind::NoSpace);
-    assert!(error.to_string().contains("ids and columns take more than"), "{error}");
+    assert!(error.to_string().contains("ids and columns need more than"), "{error}");
     // Few items, but still less memory than the program needs.
     let what = Plan { memory_bytes: Some(1 << 20), ..what };
     let error = publish(&Store::new(folder.path().join("store")), &what, &|_, _, _| ()).unwrap_err();

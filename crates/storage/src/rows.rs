@@ -494,7 +494,7 @@ mod tests {
         // A full device, and a folder that cannot be created.
         let full = |e: ErrorKind| unwritten(Path::new("here"), e.into());
         assert_eq!(full(ErrorKind::StorageFull).kind(), Kind::NoSpace);
-        assert!(full(ErrorKind::StorageFull).to_string().starts_with("here: vectors that memory is not to hold"));
+        assert!(full(ErrorKind::StorageFull).to_string().starts_with("here: temporary file of vectors"));
         assert_eq!(full(ErrorKind::PermissionDenied).kind(), Kind::Io);
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut writer = RowWriter::new(2, Spill::new(4, file.path().join("below a file")));

@@ -213,7 +213,7 @@ fn invalid_bodies_are_rejected_with_the_message_or_column() {
         (Vec::new(), "body: message 1: nothing came, expected a schema"),
         (b"{\"vector\": [1]}".to_vec(), "body: message 1: not a stream of Arrow's IPC format"),
         (vec![0xff; 4], "body: message 1: cut off: 4 bytes are left"),
-        (vec![0xff; 400], "body: message 1: a description of 4294967295 bytes"),
+        (vec![0xff; 400], "body: message 1: a message header of 4294967295 bytes"),
         ([&[0xff; 4][..], &[0; 4]].concat(), "body: message 1: nothing came"),
         ([&[0xff; 4][..], &[8, 0, 0, 0], &[0; 8]].concat(), "body: message 1: got NONE, expected a schema"),
         ([&[0xff; 4][..], &[8, 0, 0, 0], &[0xff; 8]].concat(), "body: message 1: not a message of Arrow"),
@@ -224,8 +224,8 @@ fn invalid_bodies_are_rejected_with_the_message_or_column() {
         (stream(&[one()], 1, Some("{")), "metadata `sterling` of the schema: body: not JSON"),
         (shared("{\"kk\": 1}"), "metadata `sterling` of the schema: field `kk`: unknown field `kk`"),
         (shared("{\"vector\": [1]}"), "expected them as columns"),
-        (stream(&[("query", fixed(&[None]))], 1, None), "column `query`: nothing of a request is called so"),
-        (stream(&[("features.", fixed(&[None]))], 1, None), "column `features.`: nothing of a request"),
+        (stream(&[("query", fixed(&[None]))], 1, None), "column `query`: no such field of a request"),
+        (stream(&[("features.", fixed(&[None]))], 1, None), "column `features.`: no such field of a request"),
         (stream(&[one(), one()], 1, None), "column `vector`: there are two"),
         (stream(&[("filter", dictionary)], 2, None), "column `filter`: got Dictionary(Int32, Utf8), expected integers"),
         (stream(&[("vector", nothing)], 1, None), "column `vector`: got FixedSizeList"),
@@ -442,7 +442,7 @@ fn a_wrong_item_names_its_field_and_is_wrong_alone() {
     assert!(items[0].is_ok());
     let ids = |name: &'static str| (name, Arc::new(Int64Array::from(vec![1])) as ArrayRef);
     for (columns, expected) in [
-        (vec![ids("n")], "column `n`: nothing of an item is called so"),
+        (vec![ids("n")], "column `n`: no such field of an item"),
         (vec![ids("attributes.n")], "column `id` is missing"),
         (vec![ids("id"), ids("attributes.n"), ids("set.m")], "column `set.m` beside `attributes.n`"),
     ] {

@@ -148,7 +148,7 @@ impl<'a> Script<'a> {
                 }
                 Err(e) => {
                     self.refusals += 1;
-                    if e.to_string().contains("may be lost or kept") {
+                    if e.to_string().contains("may or may not be durable") {
                         self.uncertain.push(payload);
                     }
                     let told = self.log().trouble();

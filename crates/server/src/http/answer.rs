@@ -382,7 +382,7 @@ mod tests {
             Error::invalid("field `k`: got 0").at(7).into(),
             Rejection::unauthorized(),
             Rejection::forbidden("key `a` is not for model `b`".into()),
-            Rejection::too_early("key `a` may ask 3 times a second".into(), Duration::from_secs(1)),
+            Rejection::too_early("key `a` is limited to 3 requests per second".into(), Duration::from_secs(1)),
             Rejection::coding("coding `br`".into()),
             Rejection::method(&Method::PUT, "GET, POST"),
         ];

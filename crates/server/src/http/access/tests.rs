@@ -323,7 +323,7 @@ fn administrators_have_a_door_of_their_own() {
             let request = request.extension(Peer { address, door });
             edge.send(request.body(Body::empty()).unwrap())
         };
-        let nowhere = |body: &str| body.contains("nothing lies at");
+        let nowhere = |body: &str| body.contains("no call has the path");
         assert_eq!(nowhere(&ask(Door::Main).2), route.role == Role::Admin, "{}", route.path);
         assert!(!nowhere(&ask(Door::Admin).2), "{}", route.path);
     }

@@ -182,7 +182,7 @@ fn a_host_that_answers_and_lacks_the_rows_is_reported_until_it_has_them() {
     let peer = peers.of(&slice.host);
     assert!(peers.troubles().is_empty());
     holds.store(false, Ordering::Relaxed);
-    let warning = "host `h1`: none of its servers gives m/t-c, rows [5, 9], columns [0, 2]: ";
+    let warning = "host `h1`: none of its servers returns m/t-c, rows [5, 9], columns [0, 2]: ";
     until("the warning", &|| peers.troubles().iter().any(|trouble| trouble.starts_with(warning)));
     assert!(!peer.breaker.is_open(), "it answers");
     holds.store(true, Ordering::Relaxed);

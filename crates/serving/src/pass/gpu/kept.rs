@@ -222,13 +222,13 @@ mod tests {
         let outnumbered = kept.outnumbered(&b);
         assert!(outnumbered.len() == 1 && outnumbered[0].0.ptr_eq(&Arc::downgrade(&a)));
         assert!(kept.outnumbered(&b).is_empty(), "counts are reset");
-        kept.give_way(&outnumbered[0].0, "it gave way".into());
+        kept.give_way(&outnumbered[0].0, "it was evicted".into());
         assert_eq!(there.strong_count(), 1, "users of the version keep it");
         drop(outnumbered);
         assert_eq!(there.strong_count(), 0);
         kept.tried(&b, Ok(Arc::new(2)));
         assert_eq!(*kept.get(&b, no_room).unwrap(), 2);
-        assert!(kept.get(&a, no_room).unwrap_err().to_string().contains("it gave way"));
+        assert!(kept.get(&a, no_room).unwrap_err().to_string().contains("it was evicted"));
         assert!(kept.waiting().is_empty(), "no request for it");
         assert!(asked(&kept, &a) > 1);
         kept.tried(&a, no_room());

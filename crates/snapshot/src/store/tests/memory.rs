@@ -191,7 +191,7 @@ impl Objects for Memory {
         self.may_write()?;
         let fault = self.met()?;
         if fault == Some(CallFault::Conflict) && *over != Over::Anything {
-            return Err(Error::conflict(format!("{key}: another object stands there")));
+            return Err(Error::conflict(format!("{key}: another object exists there")));
         }
         let mut kept = self.kept.lock().unwrap();
         let stands = kept.get(key).map(|(_, tag)| tag.e_tag.clone());
@@ -201,7 +201,7 @@ impl Objects for Memory {
             Over::This(tag) => stands == Some(tag.e_tag.clone()),
         };
         if !may && !self.ignores_conditions.load(SeqCst) {
-            return Err(Error::conflict(format!("{key}: another object stands there")));
+            return Err(Error::conflict(format!("{key}: another object exists there")));
         }
         let tag = Tag {
             e_tag: Some(format!("e{}", self.writes.fetch_add(1, SeqCst))),
@@ -212,7 +212,7 @@ impl Objects for Memory {
         kept.insert(key.into(), (bytes, tag.clone()));
         if *over != Over::Anything && self.loses_answer.swap(false, SeqCst) {
             // Error that a retry of the request receives.
-            return Err(Error::conflict(format!("{key}: another object stands there")));
+            return Err(Error::conflict(format!("{key}: another object exists there")));
         }
         self.lost(fault, tag)
     }

@@ -318,7 +318,7 @@ fn buckets_that_ignore_conditions_are_rejected() {
     for refused in [store.prove().unwrap_err(), put(&bench.store("b"), 1).unwrap_err()] {
         assert_eq!(refused.kind(), Kind::Unsupported);
         assert!(
-            refused.to_string().contains("store s3://bucket/models: it took a second object of one key"),
+            refused.to_string().contains("store s3://bucket/models: it accepted a second object of one key"),
             "{refused}"
         );
     }
