@@ -48,6 +48,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 pub mod tiers;
+mod tokenizer;
 pub mod train;
 mod vocabulary;
 
@@ -64,4 +65,5 @@ pub use report::{Lookup, LookupReport, OnDegraded, TableCounts};
 pub use spec::{TableSpec, Unseen};
 pub use sterling_kernels::cpu::pool::RowFormat;
 pub use table::{Shard, Table};
+pub use tokenizer::{Retained, Tokenizer};
 pub use vocabulary::Vocabulary;

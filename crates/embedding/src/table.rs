@@ -1,4 +1,5 @@
-//! An embedding table: its specification, the shards that hold its rows, and optionally a vocabulary.
+//! An embedding table: its specification, the shards that hold its rows, and optionally a vocabulary or a
+//! tokenizer.
 //!
 //! An unsharded table has one shard; a sharded one has several rectangles (rows x columns), each with its own [`Source`] in any
 //! tier. The sharding types differ only in their rectangles.
@@ -14,6 +15,7 @@ use super::place::{CardShare, Sharding};
 use super::spec::{TableSpec, Unseen};
 use super::tiers::slices::Slice;
 use super::tiers::{RowSource, Source};
+use super::tokenizer::Tokenizer;
 use super::vocabulary::Vocabulary;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::buffer::Buffer;
@@ -54,6 +56,7 @@ pub struct Table {
     /// By copy, then by first row.
     groups: Vec<Group>,
     vocabulary: Option<Arc<Vocabulary>>,
+    tokenizer: Option<Arc<Tokenizer>>,
     /// Planned cache in GPU memory, if the GPU is not to hold the complete table.
     card_share: Option<CardShare>,
     /// Slices that are served to other servers for the lifetime of the table.
@@ -90,6 +93,7 @@ impl Table {
             shards,
             groups,
             vocabulary: None,
+            tokenizer: None,
             _slices: Vec::new(),
             card_share: None,
         })
@@ -125,15 +129,16 @@ impl Table {
             shards,
             groups,
             vocabulary: None,
+            tokenizer: None,
             _slices: Vec::new(),
             card_share: None,
         })
     }
 
-    /// Returns the same table, vocabulary included, with its rows in other shards.
+    /// Returns the same table, vocabulary and tokenizer included, with its rows in other shards.
     pub(super) fn in_shards(&self, sharding: Sharding, shards: Vec<Shard>) -> Result<Self> {
-        let vocabulary = self.vocabulary.clone();
-        Ok(Table { vocabulary, ..Table::of_shards(self.spec.clone(), sharding, shards)? })
+        let (vocabulary, tokenizer) = (self.vocabulary.clone(), self.tokenizer.clone());
+        Ok(Table { vocabulary, tokenizer, ..Table::of_shards(self.spec.clone(), sharding, shards)? })
     }
 
     /// Creates a table from f32 rows `[rows, width]`, stored in `format`.
@@ -146,7 +151,7 @@ impl Table {
         Table::host(TableSpec { name: name.to_owned(), rows, width, format, unseen }, Buffer::copied(&bytes)?)
     }
 
-    /// Returns the same table, vocabulary included, in another format: rows are decoded to f32 and encoded again.
+    /// Returns the same table, vocabulary and tokenizer included, in another format: rows are decoded to f32 and encoded again.
     ///
     /// # Errors
     /// `Invalid` if a row cannot be stored in the format; the error names table and row. `Unsupported` for rows that are not in
@@ -165,7 +170,8 @@ impl Table {
         })?;
         stored?;
         let spec = TableSpec { format, ..self.spec.clone() };
-        Ok(Table { vocabulary: self.vocabulary.clone(), ..Table::host(spec, bytes)? })
+        let (vocabulary, tokenizer) = (self.vocabulary.clone(), self.tokenizer.clone());
+        Ok(Table { vocabulary, tokenizer, ..Table::host(spec, bytes)? })
     }
 
     /// Adds the rows as the tensor that [`Table::mapped`] reads.
@@ -236,6 +242,23 @@ impl Table {
             )));
         }
         self.vocabulary = Some(Arc::new(vocabulary));
+        Ok(self)
+    }
+
+    /// Adds a tokenizer to the table.
+    ///
+    /// # Errors
+    /// `Invalid` if a token has an id beyond the rows.
+    pub fn with_tokenizer(mut self, tokenizer: Arc<Tokenizer>) -> Result<Self> {
+        if tokenizer.rows() > self.spec.rows {
+            return Err(Error::invalid(format!(
+                "table `{}`: a tokenizer of {} tokens for {} rows",
+                self.spec.name,
+                tokenizer.rows(),
+                self.spec.rows
+            )));
+        }
+        self.tokenizer = Some(tokenizer);
         Ok(self)
     }
 
@@ -315,6 +338,11 @@ impl Table {
     /// Returns the vocabulary, if any.
     pub fn vocabulary(&self) -> Option<&Vocabulary> {
         self.vocabulary.as_deref()
+    }
+
+    /// Returns the tokenizer, if any.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_deref()
     }
 
     /// Returns the same table with its rows copied to memory if they were in a mapped file.

@@ -189,7 +189,7 @@ impl Tower {
 
     /// Returns the length of its longest sequence, at least 1.
     fn positions(&self) -> usize {
-        self.features.iter().filter_map(|f| f.length).max().unwrap_or(1).max(1)
+        self.features.iter().filter(|f| f.is_sequence()).filter_map(|f| f.length).max().unwrap_or(1).max(1)
     }
 
     /// Reads the features of a request or an item.
@@ -209,7 +209,7 @@ impl Tower {
             let values = if is_read_again { sent.get(source).cloned() } else { sent.remove(source) };
             match values {
                 None => Ok(FeatureValues::missing(spec)),
-                Some(values) => FeatureValues::read(spec, self.table(spec).and_then(|t| t.vocabulary()), values)
+                Some(values) => FeatureValues::read(spec, self.table(spec), values)
                     .map_err(|e| e.within(format!("feature `{source}`"))),
             }
         };

@@ -3,7 +3,7 @@
 use super::spec::{FeatureKind, FeatureSpec, Keep};
 use sterling_core::error::{Error, Result};
 use sterling_core::request::Values;
-use sterling_embedding::Vocabulary;
+use sterling_embedding::{Retained, Table};
 
 /// One row of features, validated against a tower: one entry per feature.
 #[derive(Clone, Debug, PartialEq)]
@@ -88,7 +88,7 @@ impl FeatureValues {
     ///
     /// # Errors
     /// `Invalid` with the received and the expected value.
-    pub(super) fn read(spec: &FeatureSpec, vocabulary: Option<&Vocabulary>, sent: Values) -> Result<Self> {
+    pub(super) fn read(spec: &FeatureSpec, table: Option<&Table>, sent: Values) -> Result<Self> {
         let mut values = match (spec.kind, sent) {
             (FeatureKind::Ids, Values::Weighted { .. }) if spec.is_sequence() => {
                 return Err(Error::invalid(
@@ -107,6 +107,7 @@ impl FeatureValues {
                 )));
             }
             (FeatureKind::Category, sent @ (Values::Texts(_) | Values::Integers(_))) => {
+                let vocabulary = table.and_then(Table::vocabulary);
                 let vocabulary = vocabulary.ok_or_else(|| Error::internal("a category without a vocabulary"))?;
                 let ids = match sent {
                     Values::Integers(integers) => integers.iter().map(|n| vocabulary.id(&n.to_string())).collect(),
@@ -114,6 +115,19 @@ impl FeatureValues {
                     _ => Vec::new(),
                 };
                 FeatureValues::Ids { ids, weights: None }
+            }
+            (FeatureKind::Text, Values::Texts(texts)) if texts.len() <= 1 => {
+                let tokenizer = table.and_then(Table::tokenizer);
+                let tokenizer = tokenizer.ok_or_else(|| Error::internal("a text without a tokenizer"))?;
+                let retained = match spec.kept() {
+                    Keep::First => Retained::First,
+                    Keep::Last => Retained::Last,
+                };
+                let ids = |text: &String| tokenizer.encode(text, spec.length.unwrap_or(0), retained);
+                FeatureValues::Ids { ids: texts.first().map_or(Ok(Vec::new()), ids)?, weights: None }
+            }
+            (FeatureKind::Text, Values::Texts(texts)) => {
+                return Err(Error::invalid(format!("got {} texts, expected one text", texts.len())));
             }
             (FeatureKind::Dense, Values::Integers(integers)) => {
                 FeatureValues::Dense(integers.iter().map(|&n| n as f32).collect())
@@ -123,7 +137,7 @@ impl FeatureValues {
         };
         values.check(spec)?;
         if spec.is_sequence() {
-            values.cut(spec.length.unwrap_or(0), spec.keep.unwrap_or_default());
+            values.cut(spec.length.unwrap_or(0), spec.kept());
         }
         Ok(values)
     }
@@ -164,6 +178,7 @@ fn expected(kind: FeatureKind) -> &'static str {
         FeatureKind::Ids => "a list of 64-bit ids, or {\"values\": [..], \"weights\": [..]}",
         FeatureKind::Category => "a text, an integer, or a list of them",
         FeatureKind::Dense => "a list of numbers",
+        FeatureKind::Text => "a text",
     }
 }
 

@@ -84,6 +84,9 @@ pub struct DeclaredTable {
     /// Text file whose line `n` is the value of row `n`; required for `category` features.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<String>,
+    /// `tokenizer.json` of Hugging Face's `tokenizers` whose ids are rows; required for `text` features.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<String>,
 }
 
 fn zero() -> String {

@@ -243,7 +243,8 @@ fn bound(folder: &Path, bounds: &Bounds) -> Result<()> {
 fn whole_bytes(folder: &Path) -> Option<u64> {
     let spec = ModelSpec::parse(&std::fs::read_to_string(folder.join(MODEL_FILE)).ok()?).ok()?;
     let towers = [spec.user.map(|u| u.tower), spec.item.tower, spec.overarch.map(|o| o.graph)];
-    let files = towers.into_iter().flatten().chain(spec.tables.into_iter().filter_map(|t| t.vocabulary));
+    let of_tables = spec.tables.into_iter().flat_map(|table| [table.vocabulary, table.tokenizer]);
+    let files = towers.into_iter().chain(of_tables).flatten();
     Some(files.filter_map(|file| std::fs::metadata(folder.join(file)).ok()).map(|about| about.len()).sum())
 }
 
