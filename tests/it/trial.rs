@@ -653,23 +653,23 @@ fn a_graph_that_cannot_be_compared_is_published_and_told() {
 fn memory_of_a_trial_does_not_grow_with_the_length_of_sequences() {
     let folder = Folder::new();
     let model = "name = 'm'\ndimension = 4\n[[tables]]\nname = 'words'\nfile = 'tables.safetensors'\n[user]\ntower = \
-                 'user.onnx'\n[[user.features]]\nname = 'h'\nkind = 'ids'\ntable = 'words'\npooling = 'none'\nlength = 512\n";
+                 'user.onnx'\n[[user.features]]\nname = 'h'\nkind = 'ids'\ntable = 'words'\npooling = 'none'\nlength = 1024\n";
     let tower = Onnx::new(
-        &[value("h", &[0, 512, 8])],
+        &[value("h", &[0, 1024, 8])],
         &[value("query", &[0, 4])],
         &[
             "column = MatMul(h, to_one)",
             "row = Reshape(column, shape)",
             "scores = Mul(column, row)",
-            "sin = Sin(scores)",
-            "sum = ReduceSum(sin, axes)",
+            "swish = Swish(scores)",
+            "sum = ReduceSum(swish, axes)",
             "one = Reshape(sum, flat)",
             "query = MatMul(one, to_query)",
         ],
     )
     .with(&[
         floats("to_one", &[8, 1], &[0.01; 8]),
-        integers("shape", &[-1, 1, 512]),
+        integers("shape", &[-1, 1, 1024]),
         integers("axes", &[1, 2]),
         integers("flat", &[-1, 1]),
         floats("to_query", &[1, 4], &[1.0, -1.0, 0.5, 0.25]),
@@ -681,7 +681,8 @@ fn memory_of_a_trial_does_not_grow_with_the_length_of_sequences() {
         let bounds = Bounds { memory_bytes, ..Bounds::default() };
         Trials::Apart(Apart { program: program.clone(), bounds }).run(&package)
     };
-    tried(768 << 20).unwrap();
+    // The oracle does not know `Swish`, so that the test is short; 513 rows would take 4 GiB.
+    tried(Bounds::default().memory_bytes).unwrap();
     let error = tried(1 << 20).unwrap_err().to_string();
     assert!(!error.contains("note:"), "{error}");
 }
