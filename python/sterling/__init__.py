@@ -8,7 +8,7 @@ from .answers import Ranked, Upserted
 from .client import Client
 from .errors import ConnectionFailed, ExportError, ProgramError, RequestError, SnapshotError, SterlingError
 from .exporting import Exported, export
-from .features import Category, Column, Dense, Feature, Ids, ItemVector, Query
+from .features import Category, Column, Dense, Feature, Ids, ItemVector, Query, Text
 from .program import Published, Server, find_program, publish, serve, train
 from .snapshot import Index, ItemColumn, Snapshot, load_snapshot
 from .tables import Table
@@ -36,6 +36,7 @@ __all__ = [
     "SnapshotError",
     "SterlingError",
     "Table",
+    "Text",
     "Upserted",
     "export",
     "find_program",

@@ -91,7 +91,7 @@ def export(
         ``{"name": nn.Embedding | nn.EmbeddingBag | tensor | Table}``, a TorchRec ``EmbeddingBagCollection`` or ``EmbeddingCollection``, or a
         list of these.
     ``features``
-        ``{"user": [...], "item": [...], "overarch": [...]}`` of `Ids`, `Category` and `Dense`. Features of a TorchRec
+        ``{"user": [...], "item": [...], "overarch": [...]}`` of `Ids`, `Category`, `Text` and `Dense`. Features of a TorchRec
         collection need not be repeated; they are `Ids`.
     ``dimension``
         D; by default that of the towers.
@@ -306,6 +306,8 @@ class _Draft:
             raise ExportError(f"{place}: table `{feature.table}` is not given, expected one of: {', '.join(self.tables) or 'none is'}")
         if feature.kind == "category" and self.tables[feature.table].vocabulary is None:
             raise ExportError(f"{place}: table `{feature.table}` has no vocabulary; give Table(weight, vocabulary=[...])")
+        if feature.kind == "text" and self.tables[feature.table].tokenizer is None:
+            raise ExportError(f"{place}: table `{feature.table}` has no tokenizer; give Table(weight, tokenizer=...)")
 
     def resolved(self, feature: Feature) -> Feature:
         """Returns a feature with the pooling and the weights of the module that looks it up."""
@@ -495,6 +497,7 @@ class _Draft:
         spec: dict[str, Any] = {"name": name, "description": description, "dimension": self.dimension, "tables": []}
         for table, what in self.tables.items():
             vocabulary = {"vocabulary": f"{table}.txt"} if what.vocabulary is not None else {}
+            vocabulary |= {"tokenizer": f"{table}.tokenizer.json"} if what.tokenizer is not None else {}
             managed = {"managed": True} if what.ids is not None else {}
             spec["tables"].append({"name": table, "file": "tables.safetensors", "unseen": what.unseen} | vocabulary | managed)
         declared = {side: [feature.declared() for feature in some] for side, some in self.features.items()}
@@ -539,6 +542,8 @@ class _Draft:
                 raise ExportError(f"table `{name}`: expected a name that a file may have")
             if table.vocabulary is not None:
                 (folder / f"{name}.txt").write_text("".join(f"{value}\n" for value in table.vocabulary), encoding="utf-8", newline="\n")
+            if table.tokenizer is not None:
+                (folder / f"{name}.tokenizer.json").write_text(table.tokenizer, encoding="utf-8", newline="\n")
         if items is not None:
             (folder / "items.jsonl").write_text("".join(item_line(row) + "\n" for row in items), encoding="utf-8")
         if self.user is not None and len(samples) >= SAMPLES_MIN:

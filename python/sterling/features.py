@@ -1,7 +1,7 @@
 """Inputs of graphs and stored columns of items, as ``model.toml`` declares them (``models/README.md``).
 
-A feature has the name of the graph's input. Lookups happen outside the graph: for `Ids` and `Category` it receives the pooled
-embedding ``[Q, width of the table]``; with ``pooling="none"`` it receives the rows ``[Q, length, width]`` and ``NAME_mask`` ``[Q,
+A feature has the name of the graph's input. Lookups happen outside the graph: for `Ids`, `Category` and `Text` it receives the
+pooled embedding ``[Q, width of the table]``; with ``pooling="none"`` it receives the rows ``[Q, length, width]`` and ``NAME_mask`` ``[Q,
 length]``, which is 1 at each value. For `Dense` it receives the numbers ``[Q, width]``. An OverArch receives the features of each
 candidate, ``[Q, K0, ...]``; their values are those of an item column: without duplicates, ascending.
 
@@ -36,7 +36,7 @@ def one_of(what: str, given: str, known: tuple[str, ...]) -> str:
 
 
 class Feature:
-    """One input of a graph; the kinds are `Ids`, `Category` and `Dense`.
+    """One input of a graph; the kinds are `Ids`, `Category`, `Text` and `Dense`.
 
     ``column`` is the field of the request or the column of the item with the values, if its name differs from that of the
     feature.
@@ -82,10 +82,12 @@ class LookedUp(Feature):
     def declared(self) -> dict[str, Any]:
         place = f"feature `{self.name}`"
         pooling = one_of(f"{place}: pooling", self.pooling or "sum", POOLINGS)
-        if self.is_sequence != (self.length is not None):
-            raise ExportError(f"{place}: pooling `{pooling}` with length {self.length}, expected a length with `none` alone")
+        is_cut = self.is_sequence or self.kind == "text"
+        if is_cut != (self.length is not None):
+            expected = "a length" if self.kind == "text" else "a length with `none` alone"
+            raise ExportError(f"{place}: pooling `{pooling}` with length {self.length}, expected {expected}")
         entry = super().declared() | {"table": self.table, "pooling": pooling}
-        if self.is_sequence:
+        if is_cut:
             entry |= {"length": self.length, "keep": one_of(f"{place}: keep", self.keep, KEPT)}
         if self.max_ids != MAX_IDS:
             entry["max_ids"] = self.max_ids
@@ -106,6 +108,16 @@ class Category(LookedUp):
     """Texts or integers that the vocabulary of the table maps to rows."""
 
     kind: ClassVar[str] = "category"
+
+
+@dataclass(frozen=True)
+class Text(LookedUp):
+    """A text, of which the tokenizer of the table makes at most ``length`` tokens, special tokens included."""
+
+    keep: str = "first"
+    """End of a longer text that remains: its ``first`` or ``last`` tokens."""
+
+    kind: ClassVar[str] = "text"
 
 
 @dataclass(frozen=True)

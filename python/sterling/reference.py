@@ -37,6 +37,7 @@ class Reference:
     several: Sequence[Query] = ()
     merge: str = "union"
     _rows: dict[str, dict[str, int]] = field(default_factory=dict, repr=False)
+    _tokenizers: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def queries(self, users: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """Returns query embeddings ``[users, D]``, or ``[users, Tq, D]``."""
@@ -143,10 +144,29 @@ class Reference:
         table = self.tables[feature.table]
         if feature.kind == "ids" and table.ids is None:
             return values
+        if feature.kind == "text":
+            return self._tokens(feature, values)
         if feature.table not in self._rows:
             named = table.vocabulary or () if table.ids is None else map(str, table.ids.tolist())
             self._rows[feature.table] = {value: n for n, value in enumerate(named)}
         return [self._rows[feature.table].get(str(value), -1) for value in values]
+
+    def _tokens(self, feature: LookedUp, values: Sequence[str]) -> list[int]:
+        """Returns the ids of a text's tokens."""
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as e:
+            raise ExportError(f"feature `{feature.name}`: texts need the package `tokenizers`: {e}") from None
+        if not values:
+            return []
+        if len(values) > 1:
+            raise ExportError(f"feature `{feature.name}`: {len(values)} texts, expected one")
+        if feature.table not in self._tokenizers:
+            self._tokenizers[feature.table] = Tokenizer.from_str(self.tables[feature.table].tokenizer)
+        tokenizer = self._tokenizers[feature.table]
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(feature.length, direction="right" if feature.keep == "first" else "left")
+        return tokenizer.encode(values[0]).ids
 
     def _known(self, feature: LookedUp, ids: Sequence[int]) -> list[int | None]:
         """Returns the row of each id; None for an id outside the table that counts as zeros."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pathlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,8 +27,10 @@ class Table:
     """An embedding table and its use.
 
     ``weight`` is ``[rows, width]``: a tensor, an array, an ``nn.Embedding`` or an ``nn.EmbeddingBag``. ``vocabulary`` holds the
-    value of each row, for `Category` features. ``unseen`` is the treatment of ids outside the table: ``zero``, ``hash`` or
-    ``row:N``. ``ids`` is the id of each row, ``[rows]``, if ids are not row numbers; a free row has ``-2**63``. ``storage`` (``f32``, ``f16``, ``bf16``) is the written type, by default that of the weight. ``pooling`` (``sum``,
+    value of each row, for `Category` features. ``tokenizer`` is that of `Text` features, whose ids are rows: a path of a
+    ``tokenizer.json``, its content, a ``tokenizers.Tokenizer`` or a fast tokenizer of ``transformers``. ``unseen`` is the
+    treatment of ids outside the table: ``zero``, ``hash`` or ``row:N``. ``ids`` is the id of each row, ``[rows]``, if ids are
+    not row numbers; a free row has ``-2**63``. ``storage`` (``f32``, ``f16``, ``bf16``) is the written type, by default that of the weight. ``pooling`` (``sum``,
     ``mean``) applies to features that do not set it; an ``nn.EmbeddingBag`` has its own.
     """
 
@@ -41,6 +44,7 @@ class Table:
     """Names of the features that a TorchRec collection looks up in this table."""
     module: Any = field(default=None, repr=False, compare=False)
     """Copy of the module that looks up and pools in PyTorch; None for a plain weight."""
+    tokenizer: Any = None
 
     @property
     def is_weighted(self) -> bool:
@@ -187,7 +191,10 @@ def _opened(name: str, table: Table) -> Table:
         module = copy.deepcopy(module, {id(module.weight): _parameter(stored)}).cpu().eval()
     vocabulary = _vocabulary(place, table.vocabulary, len(weight))
     ids = checked(place, table.ids, table, len(weight))
-    return replace(table, weight=stored, vocabulary=vocabulary, ids=ids, storage=storage, pooling=pooling, module=module or table.module)
+    tokenizer = None if table.tokenizer is None else _tokenizer(place, table.tokenizer)
+    return replace(
+        table, weight=stored, vocabulary=vocabulary, ids=ids, tokenizer=tokenizer, storage=storage, pooling=pooling, module=module or table.module
+    )
 
 
 def rows_of(name: str, table: Table, ids: Sequence[int]) -> torch.Tensor:
@@ -287,6 +294,18 @@ def _vocabulary(place: str, values: Sequence[str] | None, rows: int) -> list[str
         if "\n" in value or value.endswith("\r"):
             raise ExportError(f"{place}: vocabulary holds {value!r}, expected values of one line")
     return values
+
+
+def _tokenizer(place: str, given: Any) -> str:
+    """Returns the text of a ``tokenizer.json``."""
+    given = getattr(given, "backend_tokenizer", given)
+    if hasattr(given, "to_str"):
+        return given.to_str()
+    try:
+        text = given if isinstance(given, str) and given.lstrip().startswith("{") else pathlib.Path(given).read_text(encoding="utf-8")
+    except (OSError, TypeError, UnicodeDecodeError) as e:
+        raise ExportError(f"{place}: tokenizer {str(given)[:200]!r}: {e}; expected a tokenizer.json or a fast tokenizer") from None
+    return text
 
 
 def _dtype(tensor: torch.Tensor) -> str:

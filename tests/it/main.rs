@@ -62,6 +62,8 @@ mod snapshots;
 mod sparse;
 mod support;
 mod telemetry;
+#[cfg(feature = "text")]
+mod text;
 #[cfg(feature = "tls")]
 mod tls;
 mod traffic;

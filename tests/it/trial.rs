@@ -16,7 +16,7 @@ use sterling::storage::files::Checksum;
 use tempfile::TempDir;
 
 use crate::onnx::{Onnx, floats, integers, node, typed, value};
-use crate::support::{Server, ids, run, sterling, until};
+use crate::support::{Server, ids, root, run, sterling, until};
 
 const MODEL: &str = "
 name = 'm'
@@ -661,6 +661,45 @@ fn incomparable_graphs_are_published_and_reported() {
     assert!(errors.contains(told), "{errors}");
     let (code, _, errors) = folder.publish(MODEL, &[("overarch.onnx", good().bytes())]);
     assert!(code == 0 && !errors.contains("was not compared"), "{errors}");
+}
+
+/// Attention takes S x S numbers per row: a run takes fewer rows of longer sequences.
+#[test]
+fn memory_of_a_trial_does_not_grow_with_the_length_of_sequences() {
+    let folder = Folder::new();
+    let model = "name = 'm'\ndimension = 4\n[[tables]]\nname = 'words'\nfile = 'tables.safetensors'\n[user]\ntower = \
+                 'user.onnx'\n[[user.features]]\nname = 'h'\nkind = 'ids'\ntable = 'words'\npooling = 'none'\nlength = 1024\n";
+    let tower = Onnx::new(
+        &[value("h", &[0, 1024, 8])],
+        &[value("query", &[0, 4])],
+        &[
+            "column = MatMul(h, to_one)",
+            "row = Reshape(column, shape)",
+            "scores = Mul(column, row)",
+            "swish = Swish(scores)",
+            "sum = ReduceSum(swish, axes)",
+            "one = Reshape(sum, flat)",
+            "query = MatMul(one, to_query)",
+        ],
+    )
+    .with(&[
+        floats("to_one", &[8, 1], &[0.01; 8]),
+        integers("shape", &[-1, 1, 1024]),
+        integers("axes", &[1, 2]),
+        integers("flat", &[-1, 1]),
+        floats("to_query", &[1, 4], &[1.0, -1.0, 0.5, 0.25]),
+    ]);
+    let tables = std::fs::read(root().join("tests/golden/text/tables.safetensors")).unwrap();
+    let package = folder.package(model, &[("user.onnx", tower.bytes()), ("tables.safetensors", tables)]);
+    let program = PathBuf::from(env!("CARGO_BIN_EXE_sterling"));
+    let tried = |memory_bytes| {
+        let bounds = Bounds { memory_bytes, ..Bounds::default() };
+        Trials::Apart(Apart { program: program.clone(), bounds }).run(&package)
+    };
+    // The oracle does not know `Swish`, so that the test is short; 513 rows would take 4 GiB.
+    tried(Bounds::default().memory_bytes).unwrap();
+    let error = tried(1 << 20).unwrap_err().to_string();
+    assert!(!error.contains("note:"), "{error}");
 }
 
 #[test]

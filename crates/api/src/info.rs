@@ -25,12 +25,12 @@ pub struct ColumnInfo {
 pub struct FeatureInfo {
     /// Name in requests.
     pub name: String,
-    /// `ids`, `category` or `dense`.
+    /// `ids`, `category`, `dense` or `text`.
     pub kind: String,
     /// Numbers of a dense feature.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub width: Option<usize>,
-    /// Maximum length of a sequence; longer ones are truncated to the last or the first values, as the model declares.
+    /// Maximum values of a sequence, or tokens of a text; of more, the last or the first remain, as the model declares.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub length: Option<usize>,
 }

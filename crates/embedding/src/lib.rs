@@ -49,6 +49,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 pub mod tiers;
+mod tokenizer;
 pub mod train;
 mod vocabulary;
 
@@ -65,4 +66,5 @@ pub use report::{Lookup, LookupReport, OnDegraded, TableCounts};
 pub use spec::{TableSpec, Unseen};
 pub use sterling_kernels::cpu::pool::RowFormat;
 pub use table::{Shard, Table};
+pub use tokenizer::{Retained, Tokenizer};
 pub use vocabulary::Vocabulary;

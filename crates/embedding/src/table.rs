@@ -1,4 +1,4 @@
-//! An embedding table: its specification, the shards that hold its rows, and optionally a vocabulary or managed ids.
+//! An embedding table: its specification, the shards that hold its rows, and optionally a vocabulary, managed ids or a tokenizer.
 //!
 //! An unsharded table has one shard; a sharded one has several rectangles (rows x columns), each with its own [`Source`] in any
 //! tier. The sharding types differ only in their rectangles.
@@ -16,6 +16,7 @@ use super::place::{CardShare, Sharding};
 use super::spec::{TableSpec, Unseen};
 use super::tiers::slices::Slice;
 use super::tiers::{RowSource, Source};
+use super::tokenizer::Tokenizer;
 use super::vocabulary::Vocabulary;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::buffer::Buffer;
@@ -58,6 +59,7 @@ pub struct Table {
     vocabulary: Option<Arc<Vocabulary>>,
     /// `None` if ids are row numbers.
     ids: Option<Arc<ManagedIds>>,
+    tokenizer: Option<Arc<Tokenizer>>,
     /// Planned cache in GPU memory, if the GPU is not to hold the complete table.
     card_share: Option<CardShare>,
     /// Slices that are served to other servers for the lifetime of the table.
@@ -95,6 +97,7 @@ impl Table {
             groups,
             vocabulary: None,
             ids: None,
+            tokenizer: None,
             _slices: Vec::new(),
             card_share: None,
         })
@@ -131,6 +134,7 @@ impl Table {
             groups,
             vocabulary: None,
             ids: None,
+            tokenizer: None,
             _slices: Vec::new(),
             card_share: None,
         })
@@ -141,9 +145,9 @@ impl Table {
         Ok(self.over(Table::of_shards(self.spec.clone(), sharding, shards)?))
     }
 
-    /// Returns another table of the same rows with this one's vocabulary and managed ids.
+    /// Returns another table of the same rows with this one's vocabulary, managed ids and tokenizer.
     fn over(&self, rows: Table) -> Self {
-        Table { vocabulary: self.vocabulary.clone(), ids: self.ids.clone(), ..rows }
+        Table { vocabulary: self.vocabulary.clone(), ids: self.ids.clone(), tokenizer: self.tokenizer.clone(), ..rows }
     }
 
     /// Creates a table from f32 rows `[rows, width]`, stored in `format`.
@@ -156,7 +160,8 @@ impl Table {
         Table::host(TableSpec { name: name.to_owned(), rows, width, format, unseen }, Buffer::copied(&bytes)?)
     }
 
-    /// Returns the same table, vocabulary and managed ids included, in another format: rows are decoded to f32 and encoded again.
+    /// Returns the same table, vocabulary, managed ids and tokenizer included, in another format: rows are decoded to f32 and encoded
+    /// again.
     ///
     /// # Errors
     /// `Invalid` if a row cannot be stored in the format; the error names table and row. `Unsupported` for rows that are not in
@@ -250,6 +255,23 @@ impl Table {
         Ok(self)
     }
 
+    /// Adds a tokenizer to the table.
+    ///
+    /// # Errors
+    /// `Invalid` if a token has an id beyond the rows.
+    pub fn with_tokenizer(mut self, tokenizer: Arc<Tokenizer>) -> Result<Self> {
+        if tokenizer.rows() > self.spec.rows {
+            return Err(Error::invalid(format!(
+                "table `{}`: a tokenizer of {} tokens for {} rows",
+                self.spec.name,
+                tokenizer.rows(),
+                self.spec.rows
+            )));
+        }
+        self.tokenizer = Some(tokenizer);
+        Ok(self)
+    }
+
     /// Attaches slices that are served to other servers for the lifetime of the table.
     pub fn holding(self, slices: Vec<Arc<Slice>>) -> Self {
         Table { _slices: slices, ..self }
@@ -326,6 +348,11 @@ impl Table {
     /// Returns the vocabulary, if any.
     pub fn vocabulary(&self) -> Option<&Vocabulary> {
         self.vocabulary.as_deref()
+    }
+
+    /// Returns the tokenizer, if any.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_deref()
     }
 
     /// Returns the same table with its rows copied to memory if they were in a mapped file.

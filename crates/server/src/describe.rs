@@ -96,6 +96,7 @@ fn feature(spec: &FeatureSpec) -> FeatureInfo {
         FeatureKind::Ids => "ids",
         FeatureKind::Category => "category",
         FeatureKind::Dense => "dense",
+        FeatureKind::Text => "text",
     };
     FeatureInfo { name: spec.source().into(), kind: kind.into(), width: spec.width, length: spec.length }
 }

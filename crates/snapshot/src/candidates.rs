@@ -293,7 +293,7 @@ fn feature(package: &Package, n: usize) -> Result<&FeatureSpec> {
 }
 
 fn cut(spec: &FeatureSpec) -> Cut {
-    Cut { length: spec.length.unwrap_or(0), keep: spec.keep.unwrap_or_default() }
+    Cut { length: spec.length.unwrap_or(0), keep: spec.kept() }
 }
 
 fn look_up(spec: &FeatureSpec, package: &Package, columns: &Columns, ids: &Ids) -> Result<LookedUp> {

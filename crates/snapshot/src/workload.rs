@@ -38,7 +38,8 @@ pub fn workload(model: &ModelSpec, tables: &[Arc<Table>]) -> Workload {
             width: u32::try_from(table.width).unwrap_or(u32::MAX),
             format: table.format,
             pooling: readers.iter().map(guessed).sum::<f64>() / readers.len() as f64,
-            features: readers.iter().map(|f| f.source().to_owned()).collect(),
+            // Sampled texts show no ids.
+            features: readers.iter().filter(|f| f.kind != FeatureKind::Text).map(|f| f.source().to_owned()).collect(),
             access: Access::Zipf(SKEW_DEFAULT),
             constraints: Constraints::default(),
             train: None,

@@ -92,6 +92,7 @@ pub fn inference_model(model: &ModelInfo, versions: Vec<u64>) -> InferenceModel 
     let features = model.features.iter().map(|feature| match (feature.kind.as_str(), feature.width) {
         ("dense", width) => tensor(&feature.name, "FP32", &[-1, width.map_or(-1, |width| width as i64)]),
         ("category", _) => tensor(&feature.name, "BYTES", &[-1, -1]),
+        ("text", _) => tensor(&feature.name, "BYTES", &[-1, 1]),
         _ => tensor(&feature.name, "INT64", &[-1, -1]),
     });
     let width = model.dimension * model.queries.len().max(1);

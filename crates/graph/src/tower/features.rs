@@ -189,7 +189,7 @@ impl Tower {
 
     /// Returns the length of its longest sequence, at least 1.
     fn positions(&self) -> usize {
-        self.features.iter().filter_map(|f| f.length).max().unwrap_or(1).max(1)
+        self.features.iter().filter(|f| f.is_sequence()).filter_map(|f| f.length).max().unwrap_or(1).max(1)
     }
 
     /// Reads the features of a request or an item.

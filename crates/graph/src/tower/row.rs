@@ -3,7 +3,7 @@
 use super::spec::{FeatureKind, FeatureSpec, Keep};
 use sterling_core::error::{Error, Result};
 use sterling_core::request::Values;
-use sterling_embedding::Table;
+use sterling_embedding::{Retained, Table};
 
 /// One row of features, validated against a tower: one entry per feature.
 #[derive(Clone, Debug, PartialEq)]
@@ -116,6 +116,19 @@ impl FeatureValues {
                 let ids = ids.ok_or_else(|| Error::internal("a category without a vocabulary"))?;
                 FeatureValues::Ids { ids, weights: None }
             }
+            (FeatureKind::Text, Values::Texts(texts)) if texts.len() <= 1 => {
+                let tokenizer = table.and_then(Table::tokenizer);
+                let tokenizer = tokenizer.ok_or_else(|| Error::internal("a text without a tokenizer"))?;
+                let retained = match spec.kept() {
+                    Keep::First => Retained::First,
+                    Keep::Last => Retained::Last,
+                };
+                let ids = |text: &String| tokenizer.encode(text, spec.length.unwrap_or(0), retained);
+                FeatureValues::Ids { ids: texts.first().map_or(Ok(Vec::new()), ids)?, weights: None }
+            }
+            (FeatureKind::Text, Values::Texts(texts)) => {
+                return Err(Error::invalid(format!("got {} texts, expected one text", texts.len())));
+            }
             (FeatureKind::Dense, Values::Integers(integers)) => {
                 FeatureValues::Dense(integers.iter().map(|&n| n as f32).collect())
             }
@@ -124,7 +137,7 @@ impl FeatureValues {
         };
         values.check(spec)?;
         if spec.is_sequence() {
-            values.cut(spec.length.unwrap_or(0), spec.keep.unwrap_or_default());
+            values.cut(spec.length.unwrap_or(0), spec.kept());
         }
         Ok(values)
     }
@@ -165,6 +178,7 @@ fn expected(kind: FeatureKind) -> &'static str {
         FeatureKind::Ids => "a list of 64-bit ids, or {\"values\": [..], \"weights\": [..]}",
         FeatureKind::Category => "a text, an integer, or a list of them",
         FeatureKind::Dense => "a list of numbers",
+        FeatureKind::Text => "a text",
     }
 }
 

@@ -16,6 +16,8 @@ pub enum FeatureKind {
     Category,
     /// Numbers without a lookup.
     Dense,
+    /// A string, of which a table's tokenizer makes ids.
+    Text,
 }
 
 /// Truncation of a sequence that has more values than its length.
@@ -48,16 +50,17 @@ pub struct FeatureSpec {
     pub name: String,
     /// Type of the values.
     pub kind: FeatureKind,
-    /// Table of an `ids` or `category` feature.
+    /// Table of an `ids`, `category` or `text` feature.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<String>,
     /// Pooling of several rows; with `none` the feature is a sequence.
     #[serde(default)]
     pub pooling: Pooling,
-    /// Number of rows of a sequence, S: longer ones are truncated, shorter ones are padded with zeros.
+    /// Number of rows of a sequence, S: longer ones are truncated, shorter ones are padded with zeros. Of a text, pooled or not:
+    /// its maximum number of tokens, special tokens included.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub length: Option<usize>,
-    /// Truncation of longer sequences; the default is `last`.
+    /// Truncation of longer sequences and texts; the default is `last` for sequences and `first` for texts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<Keep>,
     /// Maximum number of ids per request or item.
@@ -92,6 +95,11 @@ impl FeatureSpec {
     /// Returns true if the feature is a sequence without pooling.
     pub fn is_sequence(&self) -> bool {
         self.kind != FeatureKind::Dense && self.pooling == Pooling::None
+    }
+
+    /// Returns the truncation of values that are too many.
+    pub fn kept(&self) -> Keep {
+        self.keep.unwrap_or(if self.kind == FeatureKind::Text { Keep::First } else { Keep::Last })
     }
 
     /// Returns the name of the mask input, which marks the positions of a sequence that have values.

@@ -160,6 +160,10 @@ impl ModelSpec {
     /// Checks the stored vectors of items and the features that are looked up for candidates.
     fn check_candidates(&self) -> Result<()> {
         let looked_up = self.overarch.iter().flat_map(|o: &OverArchSpec| &o.features);
+        if let Some(text) = looked_up.clone().find(|f| f.kind == FeatureKind::Text) {
+            let wrong = "a text feature: texts of candidates are encoded by the item tower and [[item.vectors]]";
+            return Err(Error::invalid(format!("overarch.features `{}`: {wrong}", text.name)));
+        }
         if let Some(dense) = looked_up.clone().find(|f| f.kind == FeatureKind::Dense) {
             let wrong = "a dense feature: numeric columns are inputs by their own names";
             return Err(Error::invalid(format!("overarch.features `{}`: {wrong}", dense.name)));
@@ -232,6 +236,9 @@ impl ModelSpec {
                         "table `{name}` has no vocabulary, which a category feature needs"
                     )));
                 }
+                if kind == FeatureKind::Text && table.tokenizer.is_none() {
+                    return Err(Error::invalid(format!("table `{name}` has no tokenizer, which a text feature needs")));
+                }
                 Ok(())
             }
         }
@@ -248,12 +255,16 @@ fn check_sequence(feature: &FeatureSpec) -> Result<()> {
     if feature.kind == FeatureKind::Dense && feature.pooling == Pooling::None {
         return Err(Error::invalid("pooling: a dense feature has no rows, expected none given"));
     }
-    match (feature.is_sequence(), feature.length) {
-        (true, None) => Err(Error::invalid("length is missing, expected the rows of the sequence")),
+    match (feature.is_sequence() || feature.kind == FeatureKind::Text, feature.length) {
+        (true, None) => {
+            Err(Error::invalid("length is missing, expected the rows of the sequence, or tokens of the text"))
+        }
         (true, Some(length)) => in_range("length", length, limits::SEQUENCE_MAX.min(feature.max_ids)),
-        (false, Some(_)) => Err(Error::invalid("length belongs to sequences, those with pooling = \"none\"")),
+        (false, Some(_)) => {
+            Err(Error::invalid("length belongs to sequences, those with pooling = \"none\", and to texts"))
+        }
         (false, None) if feature.keep.is_some() => {
-            Err(Error::invalid("keep belongs to sequences, those with pooling = \"none\""))
+            Err(Error::invalid("keep belongs to sequences, those with pooling = \"none\", and to texts"))
         }
         (false, None) => Ok(()),
     }

@@ -10,7 +10,7 @@ use super::contract::{self, CandidateInput, UserInput};
 use super::decisions::{DecidedPart, Decisions};
 use super::spec::{ModelSpec, SIMILARITY};
 use sterling_core::error::{Error, Kind, Result};
-use sterling_embedding::{RowFormat, Table, Vocabulary, managed};
+use sterling_embedding::{RowFormat, Table, Tokenizer, Vocabulary, managed};
 use sterling_graph::dense::Precision;
 use sterling_graph::tower::{
     BYTES_MAX, FeatureRow, FeatureSpec, FeatureTensor, Graph, ItemPart, OverArch, Pooled, Readable, Runs, Tower,
@@ -137,6 +137,13 @@ impl Package {
             )));
         }
         // Several tables may share a file, which is opened once.
+        let mut tokenizers: BTreeMap<&str, Arc<Tokenizer>> = BTreeMap::new();
+        for file in spec.tables.iter().filter_map(|table| table.tokenizer.as_deref()) {
+            if !tokenizers.contains_key(file) {
+                let tokenizer = Tokenizer::parse(&read(folder, file)?).map_err(|e| e.within(file))?;
+                tokenizers.insert(file, Arc::new(tokenizer));
+            }
+        }
         let mut files: BTreeMap<&str, Tensors> = BTreeMap::new();
         for file in spec.tables.iter().map(|table| table.file.as_str()) {
             if !files.contains_key(file) {
@@ -158,6 +165,9 @@ impl Package {
                 let text =
                     String::from_utf8(read(folder, file)?).map_err(|_| Error::invalid(format!("{file}: not UTF-8")))?;
                 opened = opened.with_vocabulary(Vocabulary::parse(&text).map_err(|e| e.within(file))?)?;
+            }
+            if let Some(file) = &table.tokenizer {
+                opened = opened.with_tokenizer(tokenizers[file.as_str()].clone())?;
             }
             Ok(Arc::new(opened))
         });
@@ -407,6 +417,7 @@ fn file_names(spec: &ModelSpec) -> BTreeSet<String> {
     for table in &spec.tables {
         names.insert(table.file.clone());
         names.extend(table.vocabulary.clone());
+        names.extend(table.tokenizer.clone());
     }
     names.extend(spec.user.as_ref().map(|u| u.tower.clone()));
     names.extend(spec.item.tower.clone());

@@ -84,6 +84,9 @@ pub struct DeclaredTable {
     /// Text file whose line `n` is the value of row `n`; required for `category` features, unless ids are managed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<String>,
+    /// `tokenizer.json` of Hugging Face's `tokenizers` whose ids are rows; required for `text` features.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<String>,
     /// True if ids are not row numbers: the tensor `ids.NAME` in the same file has the id of each row.
     #[serde(default, skip_serializing_if = "is_false")]
     pub managed: bool,

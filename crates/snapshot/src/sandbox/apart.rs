@@ -246,7 +246,7 @@ fn whole_bytes(folder: &Path) -> Option<u64> {
     let spec = ModelSpec::parse(&std::fs::read_to_string(folder.join(MODEL_FILE)).ok()?).ok()?;
     let graphs = [spec.user.map(|u| u.tower), spec.item.tower, spec.overarch.map(|o| o.graph)];
     let graphs = graphs.into_iter().flatten().filter_map(|file| Some(read_graph(folder, &file).ok()?.len() as u64));
-    let texts = spec.tables.into_iter().filter_map(|t| t.vocabulary);
+    let texts = spec.tables.into_iter().flat_map(|table| [table.vocabulary, table.tokenizer]).flatten();
     let texts = texts.filter_map(|file| Some(std::fs::metadata(folder.join(file)).ok()?.len()));
     Some(graphs.chain(texts).sum())
 }

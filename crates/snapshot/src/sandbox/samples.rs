@@ -36,7 +36,7 @@ pub(super) fn fraction(n: usize) -> f32 {
     ((n * 37 + 11) % 101) as f32 / 50.0 - 1.0
 }
 
-/// Returns the features of a sample: known ids, unknown categories, numbers between 0 and 1.
+/// Returns the features of a sample: known ids, unknown categories, texts, numbers between 0 and 1.
 pub(super) fn features(package: &Package, specs: &[FeatureSpec], sample: usize) -> Features {
     let mut features = Features::new();
     if sample == BLANK {
@@ -60,6 +60,7 @@ pub(super) fn features(package: &Package, specs: &[FeatureSpec], sample: usize) 
                 Values::Integers((0..spec.max_ids.min(count)).filter_map(id).collect())
             }
             FeatureKind::Category => Values::Texts(vec!["?".into()]),
+            FeatureKind::Text => Values::Texts(vec![text(sample, seed, spec.length.unwrap_or(1))]),
             FeatureKind::Dense => {
                 let number = |k: usize| edge(sample, place + k).unwrap_or(0.5 + fraction(seed + k) / 2.0);
                 Values::Numbers((0..spec.width.unwrap_or(0)).map(number).collect())
@@ -68,6 +69,18 @@ pub(super) fn features(package: &Package, specs: &[FeatureSpec], sample: usize) 
         features.insert(spec.source().into(), values);
     }
     features
+}
+
+/// Returns the text of a sample: some words, or more than `length` tokens, one letter, or characters that vocabularies lack.
+fn text(sample: usize, seed: usize, length: usize) -> String {
+    const WORDS: [&str; 8] = ["red", "shoes", "for", "running", "a", "Ünited", "42", "search"];
+    let words = match sample {
+        FULL => length,
+        SINGLE => return "a".into(),
+        UNKNOWN_IDS => return "\u{1f980} \u{10ffff}\t\u{0}".into(),
+        _ => 3 + sample,
+    };
+    (0..words).map(|n| WORDS[(seed + n) % WORDS.len()]).collect::<Vec<_>>().join(" ")
 }
 
 /// Writes the rows of a candidate that the reranker reads, concatenated: sequences with their masks.

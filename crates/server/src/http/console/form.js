@@ -77,12 +77,18 @@ function numbers(name, width) {
   return { element: make("div", {}, input, random), value: () => parsed(input.value) };
 }
 
+function passage(name) {
+  const input = make("textarea", { rows: 2, "aria-label": name, oninput: after(300, () => changed()) });
+  return { element: make("div", {}, input), value: () => input.value };
+}
+
 function feature_field({ name, kind, width }) {
   const has_column = shown.model.columns.some(column => column.name === name && column.kind !== "floats");
   const field = kind === "dense" ? numbers(name, width)
+    : kind === "text" ? passage(name)
     : kind === "ids" ? chips(name, text => items_like(text), text => is_whole(text) ? integer(text) : null)
     : chips(name, has_column ? text => values_like(name, text) : () => [], text => text || null);
-  const hint = kind === "ids" ? "ids, found by an item's name" : kind === "dense" ? `${width} numbers` : "values";
+  const hint = kind === "ids" ? "ids, found by an item's name" : kind === "dense" ? `${width} numbers` : kind === "text" ? "a text" : "values";
   return { name, kind, ...field, element: make("div", { class: "field" }, make("span", {}, make("strong", {}, name), " ", make("span", { class: "muted" }, hint)), field.element) };
 }
 

@@ -1,0 +1,177 @@
+//! Tokenizers: texts to rows of a table, by a `tokenizer.json` in the format of Hugging Face's
+//! [`tokenizers`](https://github.com/huggingface/tokenizers) (WordPiece, byte-level BPE, Unigram).
+//!
+//! The file comes with a model package and is untrusted: its size, the growth of texts by its normalizer and the bytes of a text
+//! that are tokenized are bounded, and panics of the library become errors. Truncation and padding stated by the file are ignored,
+//! because a feature states its length.
+
+#[cfg(feature = "text")]
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use sterling_core::error::{Error, Result};
+
+/// Maximum size of the file.
+#[cfg(feature = "text")]
+const FILE_BYTES_MAX: usize = 64 << 20;
+/// Bytes of a text that are tokenized per token of its feature.
+#[cfg(feature = "text")]
+const BYTES_PER_TOKEN: usize = 32;
+/// Maximum factor by which the normalizer may lengthen a text.
+#[cfg(feature = "text")]
+const GROWTH_MAX: usize = 64;
+
+/// Tokenizer of the texts of a table.
+#[derive(Debug)]
+pub struct Tokenizer {
+    #[cfg(feature = "text")]
+    inner: tokenizers::Tokenizer,
+    /// Number of special tokens that are added to a text.
+    added: usize,
+    rows: u64,
+}
+
+/// Part of a text that is retained if it has too many tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retained {
+    /// Its beginning.
+    First,
+    /// Its end.
+    Last,
+}
+
+impl Tokenizer {
+    /// Returns the number of rows that its tokens need: the highest id, plus one.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Returns the number of special tokens that are added to every text.
+    pub fn added(&self) -> usize {
+        self.added
+    }
+}
+
+#[cfg(not(feature = "text"))]
+impl Tokenizer {
+    /// Rejects the file, because this build has no tokenizers.
+    ///
+    /// # Errors
+    /// `Unsupported`.
+    pub fn parse(_: &[u8]) -> Result<Self> {
+        Err(Error::unsupported("this build has no tokenizers, expected one with the cargo feature `text`"))
+    }
+
+    /// Returns no ids: no tokenizer can be created in this build.
+    ///
+    /// # Errors
+    /// `Unsupported`.
+    pub fn encode(&self, _: &str, _: usize, _: Retained) -> Result<Vec<i64>> {
+        Err(Error::unsupported("this build has no tokenizers"))
+    }
+}
+
+#[cfg(feature = "text")]
+impl Tokenizer {
+    /// Parses a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// `Invalid` with the reason: the file is too large or malformed, has random parts (BPE dropout), or a normalizer that may make
+    /// texts more than 64 times as long.
+    pub fn parse(bytes: &[u8]) -> Result<Self> {
+        if bytes.len() > FILE_BYTES_MAX {
+            return Err(Error::invalid(format!("got {} bytes, expected at most {FILE_BYTES_MAX}", bytes.len())));
+        }
+        let header: Header =
+            serde_json::from_slice(bytes).map_err(|e| Error::invalid(format!("not a tokenizer.json: {e}")))?;
+        if let Some(dropout) = header.model.dropout.filter(|dropout| *dropout != 0.0) {
+            return Err(Error::invalid(format!("model.dropout: got {dropout}, expected null: tokens would be random")));
+        }
+        let growth = header.normalizer.as_ref().map_or(1, growth);
+        if growth > GROWTH_MAX {
+            return Err(Error::invalid(format!(
+                "normalizer: may make a text {growth} times as long, expected at most {GROWTH_MAX} times"
+            )));
+        }
+        let inner = guarded(|| tokenizers::Tokenizer::from_bytes(bytes))?;
+        let mut inner = inner.map_err(|e| Error::invalid(format!("not a tokenizer.json: {e}")))?;
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|e| Error::invalid(e.to_string()))?;
+        let ids = inner.get_vocab(true);
+        let rows = ids.values().max().map_or(0, |&id| u64::from(id) + 1);
+        let processor = inner.get_post_processor();
+        let added = processor.map_or(0, |processor| tokenizers::PostProcessor::added_tokens(processor, false));
+        Ok(Tokenizer { inner, added, rows })
+    }
+
+    /// Returns the ids of a text's tokens, special tokens included, at most `length`. Of longer texts the first or the last tokens
+    /// are retained. Only 32 bytes of the text per token of `length`, and at least 1,024, are read.
+    ///
+    /// # Errors
+    /// `Invalid` if the special tokens do not fit, or the tokenizer fails.
+    pub fn encode(&self, text: &str, length: usize, retained: Retained) -> Result<Vec<i64>> {
+        let room = length.checked_sub(self.added).filter(|room| *room > 0).ok_or_else(|| {
+            Error::invalid(format!("length: got {length}, expected more than the {} special tokens", self.added))
+        })?;
+        let text = shortened(text, length.saturating_mul(BYTES_PER_TOKEN).max(1024), retained);
+        let encode = || {
+            let mut tokens = self.inner.encode_fast(text, false)?;
+            let direction = match retained {
+                Retained::First => tokenizers::TruncationDirection::Right,
+                Retained::Last => tokenizers::TruncationDirection::Left,
+            };
+            tokens.truncate(room, 0, direction);
+            tokens.take_overflowing();
+            self.inner.post_process(tokens, None, true)
+        };
+        let tokens = guarded(encode)?.map_err(|e| Error::invalid(format!("the tokenizer failed: {e}")))?;
+        match tokens.get_ids().len() <= length {
+            true => Ok(tokens.get_ids().iter().map(|&id| i64::from(id)).collect()),
+            false => Err(Error::invalid("the tokenizer adds more special tokens than it states")),
+        }
+    }
+}
+
+/// Fields of the file that are validated.
+#[cfg(feature = "text")]
+#[derive(serde::Deserialize)]
+struct Header {
+    normalizer: Option<serde_json::Value>,
+    model: Model,
+}
+
+#[cfg(feature = "text")]
+#[derive(serde::Deserialize)]
+struct Model {
+    dropout: Option<f64>,
+}
+
+/// Returns a bound on the factor by which the replacements of a normalizer lengthen a text.
+#[cfg(feature = "text")]
+fn growth(normalizer: &serde_json::Value) -> usize {
+    let all = normalizer.get("normalizers").and_then(serde_json::Value::as_array);
+    let inner = all.into_iter().flatten().map(growth).fold(1usize, usize::saturating_mul);
+    let inserted = ["content", "prepend"].into_iter().filter_map(|field| normalizer.get(field)?.as_str());
+    inserted.map(|text| text.len().max(1)).fold(inner, usize::saturating_mul)
+}
+
+/// Returns the beginning or the end of a text, of at most this many bytes.
+#[cfg(feature = "text")]
+fn shortened(text: &str, most: usize, retained: Retained) -> &str {
+    let left_out = text.len().saturating_sub(most);
+    match retained {
+        Retained::First => &text[..text.floor_char_boundary(text.len() - left_out)],
+        Retained::Last => &text[text.ceil_char_boundary(left_out)..],
+    }
+}
+
+/// Calls the library and catches its panics.
+#[cfg(feature = "text")]
+fn guarded<T>(call: impl FnOnce() -> T) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+        Error::invalid(format!("the tokenizer failed: {}", text.unwrap_or("without a message")))
+    })
+}
+
+#[cfg(all(test, feature = "text"))]
+mod tests;
