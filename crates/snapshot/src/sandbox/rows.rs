@@ -429,9 +429,10 @@ fn check_rows(output: &TowerOutput, made: &Tensor, count: usize) -> Result<()> {
         // NaN of a row without features is reported elsewhere, with its node.
         let is_wrong = |x: &&f32| x.abs() > COMPONENT_MAX || (x.is_nan() && n % SAMPLES != BLANK);
         if let Some(x) = vector.iter().find(is_wrong) {
-            let advice = match n % SAMPLES {
-                BLANK => ". The row has no features: fill a maximum over nothing with a finite number",
-                _ => "",
+            let advice = if n % SAMPLES == BLANK {
+                ". The row has no features: fill a maximum over nothing with a finite number"
+            } else {
+                ""
             };
             return Err(Error::invalid(format!(
                 "output `{}` holds {x} in row {} of {count}, expected numbers up to 2^56{advice}",
