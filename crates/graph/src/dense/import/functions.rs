@@ -36,17 +36,15 @@ impl Importer {
         let is_extreme = self.graph.binary(Binary::Equal, a, extreme)?;
         let mut along = vec![1; shape.len()];
         along[axis] = size;
-        // Ranks count from the end that wins ties, so that the largest rank is the result; 0 means no index.
-        let rank = |n: usize| (if is_last { n + 1 } else { size - n }) as f32;
-        let ranks = self.graph.number(along, (0..size).map(rank).collect())?;
-        let ranked = self.graph.binary(Binary::Keep, is_extreme, ranks)?;
-        let best = self.graph.fold(Fold::Max, ranked, &[axis])?;
-        if is_last {
-            let one = self.scalar(1.0)?;
-            return self.graph.binary(Binary::Sub, best, one);
-        }
-        let size = self.scalar(size as f32)?;
-        self.graph.binary(Binary::Sub, size, best)
+        // Other places get an index beyond the axis. No sum follows, because one could be merged with later products, and an index
+        // must stay exact.
+        let (fold, beyond) = if is_last { (Fold::Max, -1.0) } else { (Fold::Min, size as f32) };
+        let indices = self.graph.number(along, (0..size).map(|n| n as f32).collect())?;
+        let beyond = self.scalar(beyond)?;
+        let kept = self.graph.binary(Binary::Keep, is_extreme, indices)?;
+        let others = self.graph.binary(Binary::Drop, is_extreme, beyond)?;
+        let ranked = self.graph.binary(Binary::Add, kept, others)?;
+        self.graph.fold(fold, ranked, &[axis])
     }
 
     /// `max(a, 0) + slope * min(a, 0)`
