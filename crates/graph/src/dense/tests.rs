@@ -642,7 +642,8 @@ fn a_flipped_byte_never_panics() {
 fn graphs_of_pytorch_with_flipped_bytes_never_panic() {
     for case in golden() {
         let whole = file(&format!("tests/golden/{}.onnx", case.graph));
-        for at in (0..whole.len()).step_by(113) {
+        let step = if case.graph.starts_with("import") { 1_009 } else { 113 };
+        for at in (0..whole.len()).step_by(step) {
             let mut bytes = whole.clone();
             bytes[at] ^= 1 << (at % 8);
             if let Ok(program) = case.lower_bytes(&bytes) {

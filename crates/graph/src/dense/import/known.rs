@@ -396,6 +396,7 @@ impl Importer {
             Op::Binary(Binary::Add, a, b) => (of(*a).0 + of(*b).0, of(*a).1 + of(*b).1),
             Op::Binary(Binary::Sub, a, b) => (of(*a).0 - of(*b).1, of(*a).1 - of(*b).0),
             Op::Binary(Binary::Mul, a, b) => products(of(*a), of(*b)),
+            Op::Binary(Binary::Div, a, b) if of(*b).0 >= 1.0 => (of(*a).0.min(0.0), of(*a).1.max(0.0)),
             Op::Binary(Binary::Max, a, b) => (of(*a).0.max(of(*b).0), of(*a).1.max(of(*b).1)),
             Op::Binary(Binary::Min, a, b) => (of(*a).0.min(of(*b).0), of(*a).1.min(of(*b).1)),
             Op::Binary(Binary::Keep | Binary::Drop, _, b) => joined(of(*b), (0.0, 0.0)),

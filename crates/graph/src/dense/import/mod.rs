@@ -170,7 +170,9 @@ impl Importer {
             "Cast" | "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "IsNaN" | "IsInf" => 0..0,
             "GRU" | "LSTM" | "RNN" => 0..0,
             "Where" => 1..3,
-            "Gather" | "GatherND" | "GatherElements" | "CumSum" | "Pad" | "TopK" => 0..1,
+            "Gather" | "GatherND" | "GatherElements" | "ScatterND" | "ScatterElements" | "CumSum" | "Pad" | "TopK" => {
+                0..1
+            }
             "OneHot" => 2..3,
             _ => 0..node.input.len(),
         };

@@ -150,7 +150,11 @@ impl Importer {
         if let Some(open) = open {
             to[open] = count.checked_div(known).unwrap_or(0);
         }
-        let Some((r, axis)) = rows.zip(axis) else { return self.graph.reshape(a, to, None) };
+        let Some((r, axis)) = rows.zip(axis) else {
+            let made = self.graph.reshape(a, to, None)?;
+            self.keep_integers(a, made);
+            return Ok(made);
+        };
         // The count of numbers before a row is unchanged; some of them may belong to the rows axis itself.
         let ahead = shape[..r].iter().product::<usize>() * self.outer.get(&a).copied().unwrap_or(1);
         let before: usize = to[..axis].iter().product();
@@ -161,10 +165,18 @@ impl Importer {
         if self.graph.shape(made)[axis] > 1 {
             self.outer.insert(made, outer);
         }
+        self.keep_integers(a, made);
+        Ok(made)
+    }
+
+    /// Records that the numbers of a reshaped value are the same integers.
+    fn keep_integers(&mut self, a: Id, made: Id) {
         if self.whole.contains(&a) {
             self.whole.insert(made);
         }
-        Ok(made)
+        if self.loose.contains(&a) {
+            self.loose.insert(made);
+        }
     }
 
     pub(super) fn expand(&mut self, a: Id, sizes: &[Extent]) -> Result<Id> {
