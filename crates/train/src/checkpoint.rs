@@ -26,7 +26,7 @@ const KEPT: usize = 2;
 pub(crate) struct Met {
     /// Lines and rows read.
     pub(crate) read: u64,
-    /// Events that are not positives of the trained label.
+    /// Events that are not trained on.
     pub(crate) skipped: u64,
     /// Lines and rows rejected as invalid events.
     pub(crate) refused: u64,

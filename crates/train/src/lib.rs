@@ -19,6 +19,7 @@ mod draws;
 mod events;
 mod frequency;
 mod judge;
+mod lock;
 mod loss;
 mod managed;
 mod model;

@@ -35,7 +35,7 @@ pub struct Report {
     pub steps: u64,
     /// Lines and rows read.
     pub read: u64,
-    /// Events that are not positives of the trained label.
+    /// Events that are not trained on: those that are no positives or, with the loss of tasks, negatives that were not sampled.
     pub skipped: u64,
     /// Lines and rows rejected as invalid events.
     pub refused: u64,

@@ -10,7 +10,7 @@ use sterling_graph::tower::{OverArch, Reads};
 use sterling_snapshot::items::Items;
 use sterling_snapshot::model::{Package, TrainSpec};
 
-use crate::weights::Weights;
+use crate::weights::{Ports, Weights};
 
 /// Name of the query among the inputs.
 const QUERY: &str = "query";
@@ -80,8 +80,8 @@ impl Reranker {
         }
         let shape = vec![Size::Rows, Size::Fixed(1), Size::Fixed(overarch.tasks() as i64)];
         let made = Made { name: "logits".into(), shape };
-        let optimizer = Some(&train.dense_optimizer);
-        let weights = Weights::read(package, "reranker", file, &given, &made, unread, optimizer, threads)?;
+        let ports = Ports { given, made, unread };
+        let weights = Weights::read(package, "reranker", file, &ports, Some(&train.dense_optimizer), threads)?;
         Ok(Reranker { inputs, dimension: package.spec.dimension, weights })
     }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::weights::Weights;
+use crate::weights::{Ports, Weights};
 use sterling_core::error::{Error, Result};
 use sterling_embedding::keyed::Layout;
 use sterling_embedding::{BagConfig, JaggedTensor, KeyedTensor, Sequence, SequenceConfig};
@@ -86,7 +86,7 @@ impl Side {
         // Inputs without embeddings need no gradient.
         let unread = tensors.iter().zip(&inputs).filter(|(_, i)| matches!(i.source, Source::Numbers | Source::Mask));
         let unread = unread.map(|(tensor, _)| tensor.name.clone()).collect();
-        let weights = Weights::read(package, name, &file, &all, &made, unread, optimizer, threads)?;
+        let weights = Weights::read(package, name, &file, &Ports { given: all, made, unread }, optimizer, threads)?;
         let is_read = (0..features.len()).map(|n| inputs.iter().any(|input| input.feature == n)).collect();
         Ok(Side { name, features, is_read, inputs, weights })
     }

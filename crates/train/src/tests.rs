@@ -358,6 +358,7 @@ fn damaged_checkpoints_and_other_runs_are_refused_by_name() {
     let path = place.events("e.jsonl", &events(100));
     let mut trainer = place.open(place.options(&path, "work")).unwrap();
     trainer.run(&|_| ()).unwrap();
+    drop(trainer);
     let refused = |options: TrainOptions, expected: &str| {
         let error = place.open(options).unwrap_err();
         let text = error.to_string();
@@ -412,15 +413,14 @@ fn checkpoints_hold_the_changed_rows_and_need_their_base() {
         serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
     };
     let (mut full, mut some) = (0, 0);
-    let sizes = std::cell::RefCell::new(Vec::new());
     let mut trainer = place.open(options.clone()).unwrap();
     trainer
         .run(&|_| {
             let folders = files_of(&place.path("work/checkpoints"));
-            sizes.borrow_mut().push(folders.len());
             assert!(folders.len() <= 4, "{folders:?}");
         })
         .unwrap();
+    drop(trainer);
     for step in [99, 100] {
         match about(step)["base"]["step"].as_u64() {
             Some(base) => {
@@ -510,6 +510,42 @@ fn sampled_negatives_leave_predictions_calibrated() {
     assert_eq!(again.0.tasks, report.tasks);
     let threads = TrainOptions { threads: 3, ..options("work3") };
     assert!(place.run(threads, "out3").1 == expected);
+}
+
+#[test]
+fn a_run_without_any_accepted_batch_fails() {
+    let place = Place::new(TRAIN);
+    let overflowing = |n| {
+        let mut event = event(n);
+        event["user"]["size"] = json!([3e38, 3e38, 3e38]);
+        event
+    };
+    let path = place.events("e.jsonl", &(0..40).map(overflowing).collect::<Vec<_>>());
+    let error = place.open(place.options(&path, "work")).unwrap().run(&|_| ()).unwrap_err().to_string();
+    assert!(error.contains("all 3 batches were rejected") && error.contains("quarantine.jsonl"), "{error}");
+    let entries = fs::read_to_string(place.path("work/quarantine.jsonl")).unwrap();
+    assert_eq!(entries.lines().filter(|line| line.contains("\"step\":")).count(), 3, "{entries}");
+    // One batch that is accepted makes a run.
+    let path = place.events("f.jsonl", &(0..40).map(overflowing).chain((40..80).map(event)).collect::<Vec<_>>());
+    let report = place.open(place.options(&path, "work2")).unwrap().run(&|_| ()).unwrap();
+    assert!(report.rejected_batches >= 2 && report.events > 0, "{report:?}");
+}
+
+#[test]
+fn two_runs_do_not_share_a_working_folder() {
+    let place = Place::new(TRAIN);
+    let path = place.events("e.jsonl", &events(40));
+    let first = place.open(place.options(&path, "work")).unwrap();
+    let error = place.open(place.options(&path, "work")).unwrap_err();
+    assert!(
+        error.kind() == Kind::Conflict && error.to_string().contains("another run works in this folder"),
+        "{error}"
+    );
+    drop(first);
+    let mut next = place.open(place.options(&path, "work")).unwrap();
+    next.run(&|_| ()).unwrap();
+    next.clear().unwrap();
+    assert!(!place.path("work").exists());
 }
 
 /// Names of a folder's entries.

@@ -13,6 +13,7 @@ use crate::catalogue::Catalogue;
 use crate::checkpoint::{Base, Checkpoints, Last, Met, Origin, Position};
 use crate::draws::{Draws, shuffle};
 use crate::events::{Checker, Chunk, Event, Inputs, Outcome, Refusal};
+use crate::lock::Lock;
 use crate::loss::Gradients;
 use crate::managed;
 use crate::model::Model;
@@ -128,6 +129,7 @@ pub struct Trainer {
     quarantine: Quarantine,
     position: Position,
     resumed_from: u64,
+    lock: Lock,
 }
 
 /// Quarantine entry of a rejected event.
@@ -143,8 +145,8 @@ impl Trainer {
     /// Opens a package for training, and resumes from the last checkpoint in the working folder, if there is one.
     ///
     /// # Errors
-    /// Errors of the package, its `[train]`, the items or the events; `Conflict` for a checkpoint of another run, `Corrupt` for a
-    /// damaged one.
+    /// Errors of the package, its `[train]`, the items or the events; `Conflict` for a checkpoint of another run, and if
+    /// another run works in the folder; `Corrupt` for a damaged checkpoint.
     pub fn open(folder: &Path, options: TrainOptions) -> Result<Self> {
         let package = Package::open_told(folder, &|_| ())?;
         let train = package.spec.train.clone().ok_or_else(|| {
@@ -170,6 +172,7 @@ impl Trainer {
             events: digest(&(&inputs, options.shuffle, options.seed, options.judge))?,
         };
         std::fs::create_dir_all(&options.work).map_err(|e| Error::io(options.work.display(), e))?;
+        let lock = Lock::take(&options.work)?;
         let checkpoints = Checkpoints::new(&options.work);
         let optimizer = folder.join(OPTIMIZER_FILE);
         let mut carried = Carried::new(catalogue.len(), train.batch);
@@ -209,6 +212,7 @@ impl Trainer {
             base,
             resumed_from: position.step,
             position,
+            lock,
         };
         if trainer.resumed_from > 0 && !trainer.options.forget.is_empty() {
             // Earlier checkpoints have the removed ids and their rows.
@@ -226,7 +230,7 @@ impl Trainer {
     /// Trains on all remaining events.
     ///
     /// # Errors
-    /// Errors of reading; `Invalid` if the limit of rejected events is exceeded; `NoSpace` or `Io` with the step of a checkpoint
+    /// Errors of reading; `Invalid` if the limit of rejected events is exceeded, or if all batches were rejected; `NoSpace` or `Io` with the step of a checkpoint
     /// that cannot be written. Earlier checkpoints stay. The end of the run is not a checkpoint: if the package cannot be
     /// written, the run resumes from the last one.
     pub fn run(&mut self, told: &dyn Fn(&Progress<'_>)) -> Result<Report> {
@@ -237,6 +241,13 @@ impl Trainer {
             self.position.events = 0;
         }
         self.quarantine.sync()?;
+        let Position { trained, rejected_batches, .. } = self.position;
+        if trained == 0 && rejected_batches > 0 {
+            let work = self.options.work.display();
+            return Err(Error::invalid(format!(
+                "all {rejected_batches} batches were rejected, nothing was learned: {work}/quarantine.jsonl says why"
+            )));
+        }
         let seconds = start.elapsed().as_secs_f64();
         let rate = (self.position.trained - trained_before) as f64 / seconds.max(1e-9);
         let tasks = self.package.spec.trained_tasks().map(|(name, _)| name);
@@ -259,6 +270,7 @@ impl Trainer {
     /// `Io` with the path.
     pub fn clear(&self) -> Result<()> {
         self.checkpoints.clear()?;
+        self.lock.remove()?;
         // `remove_dir` fails for a folder that is not empty, which then stays.
         let _ = std::fs::remove_dir(&self.options.work);
         Ok(())
@@ -269,7 +281,8 @@ impl Trainer {
     }
 
     fn write_checkpoint(&mut self, is_full: bool) -> Result<()> {
-        self.position.quarantined = (self.position.met.refused, self.quarantine.sync()?);
+        let synced = self.quarantine.sync().map_err(|e| e.within(format!("checkpoint at step {}", self.position.step)));
+        self.position.quarantined = (self.position.met.refused, synced?);
         let content = if is_full { Content::All } else { Content::Touched };
         let state = |path: &Path| state::write(path, content, &self.model, &self.carried, &self.catalogue);
         self.base = self.checkpoints.write(&self.origin, &self.position, self.base.clone(), is_full, state)?;

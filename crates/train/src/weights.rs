@@ -23,9 +23,17 @@ pub(crate) struct Weights {
     gradients: Gradients,
 }
 
+/// Inputs and output of a graph.
+#[derive(Debug)]
+pub(crate) struct Ports {
+    pub(crate) given: Vec<Given>,
+    pub(crate) made: Made,
+    /// Names of inputs whose gradients are not needed.
+    pub(crate) unread: Vec<String>,
+}
+
 impl Weights {
-    /// Reads a graph for training the output `made`. `unread` names inputs whose gradients are not needed. Without an optimizer
-    /// the weights are frozen.
+    /// Reads a graph for training its output. Without an optimizer the weights are frozen.
     ///
     /// # Errors
     /// `Unsupported` with the operator that has no gradient here.
@@ -33,19 +41,18 @@ impl Weights {
         package: &Package,
         name: &'static str,
         file: &str,
-        given: &[Given],
-        made: &Made,
-        unread: Vec<String>,
+        ports: &Ports,
         optimizer: Option<&OptimizerSpec>,
         threads: usize,
     ) -> Result<Self> {
         let onnx = package.read_file(file)?;
+        let Ports { given, made, unread } = ports;
         let read = |frozen: &[String]| {
             let frozen: Vec<&str> = frozen.iter().map(String::as_str).collect();
             let read = TrainableGraph::read(&onnx, given, std::slice::from_ref(made), &frozen);
             read.map_err(|e| e.within(format!("{file} cannot be trained")))
         };
-        let mut graph = read(&unread)?;
+        let mut graph = read(unread)?;
         if optimizer.is_none() && !graph.parameters().is_empty() {
             let all = graph.parameters().iter().map(|p: &Parameter| p.name.clone());
             graph = read(&unread.iter().cloned().chain(all).collect::<Vec<_>>())?;

@@ -71,13 +71,14 @@ fn is_statistic(graph: &GraphProto, name: &str) -> bool {
     norms.any(|node| node.input.iter().skip(3).any(|input| input == name))
 }
 
-/// Returns whether a constant is a parameter. It is none if it is a scalar that PyTorch's exporter wrote (`val_3`, while
-/// parameters are named like `layer.scale`), or a mask of large numbers or of zeros and ones.
+/// Returns whether a constant is a parameter. It is none if it is a single number that PyTorch's exporter wrote, such as an
+/// epsilon (`val_3`, scalar or of shape `[1]`, while parameters are named like `layer.scale`), or a mask of large numbers or of
+/// zeros and ones.
 fn is_parameter(name: &str, shape: &[usize], numbers: &[f32]) -> bool {
     let is_named = name.contains('.') && !name.contains("::");
     let is_flag = |x: &f32| *x == 0.0 || *x == 1.0;
     let is_mask = shape.len() > 1 && numbers.iter().all(is_flag) && numbers.contains(&0.0) && numbers.contains(&1.0);
-    (!shape.is_empty() || is_named) && !is_mask && !numbers.is_empty() && numbers.iter().all(|x| x.abs() < MASK)
+    (numbers.len() > 1 || is_named) && !is_mask && !numbers.is_empty() && numbers.iter().all(|x| x.abs() < MASK)
 }
 
 fn numbers(tensor: &TensorProto) -> Result<Vec<f32>> {

@@ -130,7 +130,7 @@ impl TrainableGraph {
     /// Reads an ONNX graph with the inputs `given` and these outputs.
     ///
     /// Parameters are the f32 initializers that outputs depend on through differentiable operations. Constants that an exporter
-    /// wrote are excluded: scalars whose name is not that of a module's parameter (`a.b`), masks (numbers from 10,000 on, or
+    /// wrote are excluded: single numbers, of any shape, whose name is not that of a module's parameter (`a.b`), masks (numbers from 10,000 on, or
     /// matrices of zeros and ones), and running statistics of a batch norm. `frozen` names initializers that are not trained, and
     /// inputs whose gradients are not needed, which saves their computation.
     ///

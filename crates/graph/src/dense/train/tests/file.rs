@@ -48,7 +48,7 @@ fn a_written_file_holds_the_parameters_and_nothing_else_changes() {
 fn frozen_constants_and_inputs_have_no_gradient() {
     let (onnx, given, made) = tower();
     let graph = TrainableGraph::read(&onnx, &given, &made, &[]).unwrap();
-    assert_eq!(names(&graph), ["w2", "w4", "w7", "w9", "epsilon"]);
+    assert_eq!(names(&graph), ["w2", "w4", "w7", "w9"]);
     let frozen = TrainableGraph::read(&onnx, &given, &made, &["epsilon", "w2", "size"]).unwrap();
     assert_eq!(names(&frozen), ["w4", "w7", "w9"]);
     let fill = |rows: InputRows<'_>| rows.each(|n, row| row.fill(n as f32 + 0.5));
@@ -64,6 +64,23 @@ fn frozen_constants_and_inputs_have_no_gradient() {
         for (x, y) in some.parameters[parameter.range.clone()].iter().zip(&all.parameters[other.range.clone()]) {
             assert!((x - y).abs() <= 1e-5 * y.abs().max(1e-3), "{}: {x} is not {y}", parameter.name);
         }
+    }
+}
+
+#[test]
+fn single_numbers_are_parameters_if_a_module_named_them() {
+    let (onnx, given, made) = tower();
+    for (name, shape) in [("epsilon", vec![]), ("epsilon", vec![1]), ("epsilon", vec![1, 1]), ("net.epsilon", vec![1])]
+    {
+        let mut model = ModelProto::parse_buf(&onnx).unwrap();
+        let graph = model.graph.as_mut().unwrap();
+        for node in &mut graph.node {
+            node.input.iter_mut().filter(|input| **input == "epsilon").for_each(|input| *input = name.into());
+        }
+        let tensor = graph.initializer.iter_mut().find(|tensor| tensor.name.as_deref() == Some("epsilon")).unwrap();
+        (tensor.name, tensor.dims) = (Some(name.into()), shape.clone());
+        let graph = TrainableGraph::read(&model.write_buf().unwrap(), &given, &made, &[]).unwrap();
+        assert_eq!(names(&graph).contains(&name), name.contains('.'), "{name} {shape:?}");
     }
 }
 
