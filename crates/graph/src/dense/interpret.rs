@@ -3,9 +3,8 @@
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
-use super::ir::{Op, Value, broadcast_strides, positions};
-use super::recurrent;
-use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
+use super::ir::{Id, Op, Recurrent, RecurrentSizes, Value, broadcast_strides, positions};
+use sterling_kernels::cpu::dense::{Binary, Cell, Fold, Unary};
 
 /// Number type of the evaluation: f32 as in compiled graphs, or f64 for checking gradients.
 pub(super) trait Real:
@@ -133,7 +132,7 @@ fn evaluate<'a, T: Real + 'a>(value: &Value, values: &[Value], of: &dyn Fn(usize
             sums
         }
         Op::Reshape(a) => of(*a).to_vec(),
-        Op::Recurrent(layer) => recurrent::evaluate(layer, values, of),
+        Op::Recurrent(layer) => recurrent(layer, values, of),
     }
 }
 
@@ -149,6 +148,75 @@ fn products<T: Real>(value: &Value, (left, a): (&[usize], &[T]), (right, b): (&[
         let (a, b) = (&a[at_a as usize * m * k..], &b[at_b as usize * k * n..]);
         for i in 0..m {
             out.extend((0..n).map(|j| (0..k).map(|l| a[i * k + l] * b[l * n + j]).sum::<T>()));
+        }
+    }
+    out
+}
+
+/// Evaluates a layer as its equations say.
+fn recurrent<'a, T: Real + 'a>(layer: &Recurrent, values: &[Value], of: &dyn Fn(Id) -> &'a [T]) -> Vec<T> {
+    let Ok(RecurrentSizes { runs, steps, depth, hidden }) = layer.sizes(values) else { return Vec::new() };
+    let (zero, one) = (T::from(0.0), T::from(1.0));
+    let width = layer.cell.gates() * hidden;
+    let sigmoid = |x: T| one / (one + (-x).exp());
+    let product = |x: &[T], matrix: &[T], first: T, columns: usize, column: usize| {
+        x.iter().enumerate().fold(first, |sum, (k, &x)| sum + x * matrix[k * columns + column])
+    };
+    let mut out = Vec::new();
+    for run in 0..runs {
+        let state = |n: usize| {
+            layer.initial[n].map_or(vec![zero; hidden], |id| of(id)[run * hidden..(run + 1) * hidden].to_vec())
+        };
+        let (mut h, mut c) = (state(0), state(1));
+        let mut made = vec![zero; steps * hidden];
+        for n in 0..steps {
+            let t = if layer.is_reverse { steps - 1 - n } else { n };
+            if layer.lengths.is_some_and(|id| T::from(t as f32) >= of(id)[run]) {
+                continue;
+            }
+            let x = &of(layer.x)[(run * steps + t) * depth..][..depth];
+            let input = |gate: usize, n: usize| {
+                let column = gate * hidden + n;
+                product(x, of(layer.weights), of(layer.biases[0])[column], width, column)
+            };
+            let from = |h: &[T], gate: usize, n: usize| {
+                let (matrix, columns, column) = match layer.candidate {
+                    Some(candidate) if gate == 2 => (of(candidate), hidden, n),
+                    Some(_) => (of(layer.recurrence), 2 * hidden, gate * hidden + n),
+                    None => (of(layer.recurrence), width, gate * hidden + n),
+                };
+                product(h, matrix, of(layer.biases[1])[gate * hidden + n], columns, column)
+            };
+            let both = |gate: usize, n: usize| input(gate, n) + from(&h, gate, n);
+            let next: Vec<T> = match layer.cell {
+                Cell::Rnn => (0..hidden).map(|n| both(0, n).tanh()).collect(),
+                Cell::Lstm => {
+                    let gates = |n: usize| (sigmoid(both(0, n)), sigmoid(both(1, n)), sigmoid(both(2, n)), both(3, n));
+                    let all: Vec<_> = (0..hidden).map(gates).collect();
+                    c = all.iter().zip(&c).map(|((i, _, f, new), c)| *f * *c + *i * new.tanh()).collect();
+                    all.iter().zip(&c).map(|((_, o, ..), c)| *o * c.tanh()).collect()
+                }
+                Cell::Gru | Cell::GruResetFirst => {
+                    let reset: Vec<T> = (0..hidden).map(|n| sigmoid(both(1, n))).collect();
+                    let scaled: Vec<T> = reset.iter().zip(&h).map(|(r, h)| *r * *h).collect();
+                    let gate = |n: usize| {
+                        let new = match layer.candidate {
+                            Some(_) => input(2, n) + from(&scaled, 2, n),
+                            None => input(2, n) + reset[n] * from(&h, 2, n),
+                        };
+                        let z = sigmoid(both(0, n));
+                        (one - z) * new.tanh() + z * h[n]
+                    };
+                    (0..hidden).map(gate).collect()
+                }
+            };
+            h = next;
+            made[t * hidden..(t + 1) * hidden].copy_from_slice(&h);
+        }
+        out.extend(made);
+        out.extend(h);
+        if layer.cell == Cell::Lstm {
+            out.extend(c);
         }
     }
     out

@@ -6,9 +6,8 @@
 
 use std::sync::Arc;
 
-use super::recurrent::Recurrent;
 use sterling_core::error::{Error, Result};
-use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
+use sterling_kernels::cpu::dense::{Binary, Cell, Fold, Unary};
 
 /// Inputs that a value depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,6 +50,76 @@ pub(super) enum Op {
     Reshape(Id),
     /// GRU, LSTM or RNN.
     Recurrent(Arc<Recurrent>),
+}
+
+/// Operands of a recurrent layer.
+#[derive(Clone, Debug)]
+pub(super) struct Recurrent {
+    pub(super) cell: Cell,
+    /// True if the last step comes first.
+    pub(super) is_reverse: bool,
+    /// `[runs, steps, depth]`
+    pub(super) x: Id,
+    /// `[depth, gates * hidden]`, constant.
+    pub(super) weights: Id,
+    /// `[hidden, gates * hidden]`, constant; for [`Cell::GruResetFirst`] without the gate `n`.
+    pub(super) recurrence: Id,
+    /// `[hidden, hidden]` of gate `n` for [`Cell::GruResetFirst`], constant.
+    pub(super) candidate: Option<Id>,
+    /// `[gates * hidden]`, added to products of the input, and to those of the state; constant.
+    pub(super) biases: [Id; 2],
+    /// State and cell state before the first step, `[runs, hidden]`; zeros if there is none.
+    pub(super) initial: [Option<Id>; 2],
+    /// Number of valid steps per run, `[runs]`.
+    pub(super) lengths: Option<Id>,
+}
+
+impl Recurrent {
+    pub(super) fn reads(&self) -> Vec<Id> {
+        let Recurrent { x, weights, recurrence, candidate, biases, initial, lengths, .. } = self;
+        let optional = [candidate, &initial[0], &initial[1], lengths].into_iter().flatten().copied();
+        [*x, *weights, *recurrence, biases[0], biases[1]].into_iter().chain(optional).collect()
+    }
+
+    /// Returns the layer with other operands.
+    pub(super) fn over(&self, of: &mut dyn FnMut(Id) -> Result<Id>) -> Result<Recurrent> {
+        Ok(Recurrent {
+            x: of(self.x)?,
+            weights: of(self.weights)?,
+            recurrence: of(self.recurrence)?,
+            candidate: self.candidate.map(&mut *of).transpose()?,
+            biases: [of(self.biases[0])?, of(self.biases[1])?],
+            initial: [self.initial[0].map(&mut *of).transpose()?, self.initial[1].map(&mut *of).transpose()?],
+            lengths: self.lengths.map(of).transpose()?,
+            ..*self
+        })
+    }
+
+    /// Returns the number of states behind the steps of a run.
+    pub(super) fn kept(&self) -> usize {
+        if self.cell == Cell::Lstm { 2 } else { 1 }
+    }
+
+    /// Returns its sizes.
+    ///
+    /// # Errors
+    /// `Unsupported` if the input has not three axes.
+    pub(super) fn sizes(&self, values: &[Value]) -> Result<RecurrentSizes> {
+        let hidden = values[self.recurrence].shape.first().copied().unwrap_or(0);
+        match values[self.x].shape[..] {
+            [runs, steps, depth] => Ok(RecurrentSizes { runs, steps, depth, hidden }),
+            ref shape => Err(refused(format!("a sequence of shape {shape:?}, expected 3 axes"))),
+        }
+    }
+}
+
+/// Sizes of a recurrent layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RecurrentSizes {
+    pub(super) runs: usize,
+    pub(super) steps: usize,
+    pub(super) depth: usize,
+    pub(super) hidden: usize,
 }
 
 impl Op {

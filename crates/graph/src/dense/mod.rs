@@ -13,6 +13,7 @@
 //!
 //! `interpret` is the reference evaluation of a graph: it folds constants, and the tests compare compiled graphs with it.
 
+mod attend;
 mod attention;
 mod chains;
 mod collapse;

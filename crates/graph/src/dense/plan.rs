@@ -17,7 +17,6 @@ use super::chains::{ChainOf, Chains};
 use super::equal::{EqualGroup, EqualGroups};
 use super::graph::Graph;
 use super::ir::{Id, Op, Side, broadcast_strides, positions};
-use super::recurrent;
 use super::steps::{Factor, FoldBeside, Memory, Operand, Place, Plan, Precision, Step, Work};
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::dense::{Binary, ChainLink, Form, LANES, Lines, PANEL, Unary, pack};
@@ -29,6 +28,11 @@ const BLOCK_NUMBERS: usize = 48 << 10;
 const BLOCK_ROWS_MAX: [usize; 2] = [56, 128];
 /// Rows per tile of the widest products.
 const TILE_ROWS: [usize; 2] = [14, 16];
+
+/// Maximum numbers of the row buffers of a block, and maximum rows, of a plan with a recurrent layer: each step reads all weights,
+/// so that a block should have many rows.
+const RECURRENT_NUMBERS: usize = 2 << 20;
+const RECURRENT_ROWS_MAX: usize = 56;
 
 /// Returns the row stride of a buffer of `count` numbers per row: a multiple of the cache line. Single numbers are contiguous, so
 /// that a step processes those of a block in full registers.
@@ -42,6 +46,11 @@ fn block_rows(numbers: usize, precision: Precision) -> usize {
     let (most, tile) = (of(BLOCK_ROWS_MAX), of(TILE_ROWS));
     let rows = (BLOCK_NUMBERS / numbers.max(1)).clamp(1, most);
     if rows > tile { rows / tile * tile } else { rows }
+}
+
+/// Returns the rows per block of a plan with a recurrent layer, if its buffers take `numbers` numbers per row.
+fn recurrent_rows(numbers: usize) -> usize {
+    (RECURRENT_NUMBERS / numbers.max(1)).clamp(1, RECURRENT_ROWS_MAX)
 }
 
 /// Compiles a graph to steps; `fuses` attention.
@@ -100,7 +109,7 @@ pub(super) fn plan(graph: &Graph, precision: Precision, fuses: bool) -> Result<P
     let numbers = planner.plan.strides.iter().sum::<usize>() + planner.plan.given_stride;
     planner.plan.block_rows = block_rows(numbers, precision);
     if planner.plan.rows.iter().any(|step| matches!(step.work, Work::Recurrent(_))) {
-        planner.plan.block_rows = planner.plan.block_rows.max(recurrent::block_rows(numbers));
+        planner.plan.block_rows = planner.plan.block_rows.max(recurrent_rows(numbers));
     }
     Ok(planner.plan)
 }

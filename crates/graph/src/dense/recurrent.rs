@@ -1,96 +1,23 @@
 //! Recurrent layers: GRU, LSTM and RNN over the steps of a sequence, one direction per operation.
 //!
 //! The input of some steps is multiplied at once, `x W`; then each step multiplies the state of all rows of a block, `h R`, and
-//! fuses the gates ([`Cell`]). The result of a row is `[runs, steps, hidden]`, then per run the last state and, of an LSTM, the
+//! fuses the gates (`Cell`). The result of a row is `[runs, steps, hidden]`, then per run the last state and, of an LSTM, the
 //! last cell state. Steps from a row's length on leave its state as it is, and their results are zeros.
 //!
 //! Memory per block of `n` rows: products of at most [`CHUNK_NUMBERS`] numbers (or one step), and `n` states.
 
 use super::exec::Run;
 use super::graph::Graph;
-use super::interpret::Real;
-use super::ir::{Id, Op, Side, Value};
+use super::ir::{Id, Op, Recurrent, RecurrentSizes, Side};
 use super::plan::Planner;
-use super::steps::{Place, Work};
+use super::steps::{Place, RecurrentWork, Work};
 use sterling_core::error::{Error, Result};
-use sterling_kernels::cpu::dense::{Cell, CellStep, Lines, PANEL, Part, Product, Weights};
+use sterling_kernels::cpu::dense::{CellStep, Lines, PANEL, Part, Product, Weights};
 
 /// Maximum numbers of input products that are computed ahead.
 const CHUNK_NUMBERS: usize = 64 << 10;
-/// Maximum numbers of the row buffers of a block: the weights are read once per step and block, so that a block should have many
-/// rows.
-const BLOCK_NUMBERS: usize = 2 << 20;
-const BLOCK_ROWS_MAX: usize = 56;
 /// Maximum multiply-adds per row.
 const WORK_MAX: usize = 1 << 30;
-
-/// Operands of a recurrent layer.
-#[derive(Clone, Debug)]
-pub(super) struct Recurrent {
-    pub(super) cell: Cell,
-    /// True if the last step comes first.
-    pub(super) is_reverse: bool,
-    /// `[runs, steps, depth]`
-    pub(super) x: Id,
-    /// `[depth, gates * hidden]`, constant.
-    pub(super) weights: Id,
-    /// `[hidden, gates * hidden]`, constant; for [`Cell::GruResetFirst`] without the gate `n`.
-    pub(super) recurrence: Id,
-    /// `[hidden, hidden]` of gate `n` for [`Cell::GruResetFirst`], constant.
-    pub(super) candidate: Option<Id>,
-    /// `[gates * hidden]`, added to products of the input, and to those of the state; constant.
-    pub(super) biases: [Id; 2],
-    /// State and cell state before the first step, `[runs, hidden]`; zeros if there is none.
-    pub(super) initial: [Option<Id>; 2],
-    /// Number of valid steps per run, `[runs]`.
-    pub(super) lengths: Option<Id>,
-}
-
-impl Recurrent {
-    pub(super) fn reads(&self) -> Vec<Id> {
-        let Recurrent { x, weights, recurrence, candidate, biases, initial, lengths, .. } = self;
-        let optional = [candidate, &initial[0], &initial[1], lengths].into_iter().flatten().copied();
-        [*x, *weights, *recurrence, biases[0], biases[1]].into_iter().chain(optional).collect()
-    }
-
-    /// Returns the layer with other operands.
-    pub(super) fn over(&self, of: &mut dyn FnMut(Id) -> Result<Id>) -> Result<Recurrent> {
-        Ok(Recurrent {
-            x: of(self.x)?,
-            weights: of(self.weights)?,
-            recurrence: of(self.recurrence)?,
-            candidate: self.candidate.map(&mut *of).transpose()?,
-            biases: [of(self.biases[0])?, of(self.biases[1])?],
-            initial: [self.initial[0].map(&mut *of).transpose()?, self.initial[1].map(&mut *of).transpose()?],
-            lengths: self.lengths.map(of).transpose()?,
-            ..*self
-        })
-    }
-
-    /// Returns the number of states behind the steps of a run.
-    pub(super) fn kept(&self) -> usize {
-        if self.cell == Cell::Lstm { 2 } else { 1 }
-    }
-}
-
-/// Sizes of a layer.
-#[derive(Clone, Copy, Debug)]
-struct Sizes {
-    runs: usize,
-    steps: usize,
-    depth: usize,
-    hidden: usize,
-}
-
-impl Sizes {
-    fn of(values: &[Value], layer: &Recurrent) -> Result<Sizes> {
-        let hidden = values[layer.recurrence].shape.first().copied().unwrap_or(0);
-        match values[layer.x].shape[..] {
-            [runs, steps, depth] => Ok(Sizes { runs, steps, depth, hidden }),
-            ref shape => Err(Error::unsupported(format!("a sequence of shape {shape:?}, expected 3 axes"))),
-        }
-    }
-}
 
 impl Graph {
     /// Adds a recurrent layer.
@@ -98,8 +25,7 @@ impl Graph {
     /// # Errors
     /// `Unsupported` if shapes do not fit, a weight is not constant, or the layer is too large.
     pub(super) fn recurrent(&mut self, layer: Recurrent) -> Result<Id> {
-        let sizes = Sizes::of(&self.values, &layer)?;
-        let Sizes { runs, steps, depth, hidden } = sizes;
+        let RecurrentSizes { runs, steps, depth, hidden } = layer.sizes(&self.values)?;
         let width = layer.cell.gates() * hidden;
         let (recurrence, candidate) = match layer.candidate {
             Some(candidate) => (2 * hidden, Some((candidate, vec![hidden, hidden]))),
@@ -135,122 +61,9 @@ impl Graph {
     }
 }
 
-/// Evaluates a layer as its equations say.
-pub(super) fn evaluate<'a, T: Real + 'a>(layer: &Recurrent, values: &[Value], of: &dyn Fn(Id) -> &'a [T]) -> Vec<T> {
-    let Ok(Sizes { runs, steps, depth, hidden }) = Sizes::of(values, layer) else { return Vec::new() };
-    let (zero, one) = (T::from(0.0), T::from(1.0));
-    let width = layer.cell.gates() * hidden;
-    let sigmoid = |x: T| one / (one + (-x).exp());
-    let product = |x: &[T], matrix: &[T], first: T, columns: usize, column: usize| {
-        x.iter().enumerate().fold(first, |sum, (k, &x)| sum + x * matrix[k * columns + column])
-    };
-    let mut out = Vec::new();
-    for run in 0..runs {
-        let state = |n: usize| {
-            layer.initial[n].map_or(vec![zero; hidden], |id| of(id)[run * hidden..(run + 1) * hidden].to_vec())
-        };
-        let (mut h, mut c) = (state(0), state(1));
-        let mut made = vec![zero; steps * hidden];
-        for n in 0..steps {
-            let t = if layer.is_reverse { steps - 1 - n } else { n };
-            if layer.lengths.is_some_and(|id| T::from(t as f32) >= of(id)[run]) {
-                continue;
-            }
-            let x = &of(layer.x)[(run * steps + t) * depth..][..depth];
-            let input = |gate: usize, n: usize| {
-                let column = gate * hidden + n;
-                product(x, of(layer.weights), of(layer.biases[0])[column], width, column)
-            };
-            let from = |h: &[T], gate: usize, n: usize| {
-                let (matrix, columns, column) = match layer.candidate {
-                    Some(candidate) if gate == 2 => (of(candidate), hidden, n),
-                    Some(_) => (of(layer.recurrence), 2 * hidden, gate * hidden + n),
-                    None => (of(layer.recurrence), width, gate * hidden + n),
-                };
-                product(h, matrix, of(layer.biases[1])[gate * hidden + n], columns, column)
-            };
-            let both = |gate: usize, n: usize| input(gate, n) + from(&h, gate, n);
-            let next: Vec<T> = match layer.cell {
-                Cell::Rnn => (0..hidden).map(|n| both(0, n).tanh()).collect(),
-                Cell::Lstm => {
-                    let gates = |n: usize| (sigmoid(both(0, n)), sigmoid(both(1, n)), sigmoid(both(2, n)), both(3, n));
-                    let all: Vec<_> = (0..hidden).map(gates).collect();
-                    c = all.iter().zip(&c).map(|((i, _, f, new), c)| *f * *c + *i * new.tanh()).collect();
-                    all.iter().zip(&c).map(|((_, o, ..), c)| *o * c.tanh()).collect()
-                }
-                Cell::Gru | Cell::GruResetFirst => {
-                    let reset: Vec<T> = (0..hidden).map(|n| sigmoid(both(1, n))).collect();
-                    let scaled: Vec<T> = reset.iter().zip(&h).map(|(r, h)| *r * *h).collect();
-                    let gate = |n: usize| {
-                        let new = match layer.candidate {
-                            Some(_) => input(2, n) + from(&scaled, 2, n),
-                            None => input(2, n) + reset[n] * from(&h, 2, n),
-                        };
-                        let z = sigmoid(both(0, n));
-                        (one - z) * new.tanh() + z * h[n]
-                    };
-                    (0..hidden).map(gate).collect()
-                }
-            };
-            h = next;
-            made[t * hidden..(t + 1) * hidden].copy_from_slice(&h);
-        }
-        out.extend(made);
-        out.extend(h);
-        if layer.cell == Cell::Lstm {
-            out.extend(c);
-        }
-    }
-    out
-}
-
-/// A compiled layer; matrices are packed constants.
-#[derive(Clone, Debug)]
-pub(super) struct RecurrentWork {
-    pub(super) cell: Cell,
-    pub(super) is_reverse: bool,
-    /// Runs, steps, numbers of an input, numbers of the state.
-    pub(super) shape: [usize; 4],
-    pub(super) x: Place,
-    pub(super) weights: Place,
-    pub(super) recurrence: Place,
-    pub(super) candidate: Option<Place>,
-    pub(super) biases: [Place; 2],
-    pub(super) initial: [Option<Place>; 2],
-    pub(super) lengths: Option<Place>,
-}
-
-impl RecurrentWork {
-    pub(super) fn cost(&self) -> usize {
-        let [runs, steps, depth, hidden] = self.shape;
-        runs * steps * self.cell.gates() * hidden * (depth + hidden)
-    }
-
-    /// Returns the numbers of a result.
-    pub(super) fn numbers(&self) -> usize {
-        let [runs, steps, _, hidden] = self.shape;
-        runs * (steps + self.kept()) * hidden
-    }
-
-    fn kept(&self) -> usize {
-        if self.cell == Cell::Lstm { 2 } else { 1 }
-    }
-
-    #[cfg(test)]
-    pub(super) fn places(&self) -> Vec<Place> {
-        let optional = [self.candidate, self.initial[0], self.initial[1], self.lengths].into_iter().flatten();
-        [self.x, self.weights, self.recurrence, self.biases[0], self.biases[1]].into_iter().chain(optional).collect()
-    }
-}
-
-/// Returns the rows per block of a plan with a recurrent layer, if its buffers take `numbers` numbers per row.
-pub(super) fn block_rows(numbers: usize) -> usize {
-    (BLOCK_NUMBERS / numbers.max(1)).clamp(1, BLOCK_ROWS_MAX)
-}
-
 impl Planner<'_> {
     pub(super) fn recurrent(&mut self, layer: &Recurrent) -> Result<Work> {
-        let Sizes { runs, steps, depth, hidden } = Sizes::of(&self.graph.values, layer)?;
+        let RecurrentSizes { runs, steps, depth, hidden } = layer.sizes(&self.graph.values)?;
         let place = |planner: &mut Self, id: Option<Id>| id.map(|id| planner.place(id)).transpose();
         let x = self.place(layer.x)?;
         let mut matrix = |id: Id| -> Result<Place> {

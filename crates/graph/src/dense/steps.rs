@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::attention::AttentionWork;
-use super::recurrent::RecurrentWork;
-use sterling_kernels::cpu::dense::{Binary, ChainLink, Fold, Form, Lines, PairRows, Unary};
+use sterling_kernels::cpu::dense::{Binary, Cell, ChainLink, Fold, Form, Lines, PairRows, Unary};
 
 /// Precision of the factors of row products. Their sums, and all else, are in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -165,6 +163,121 @@ pub(super) enum Work {
     Attention(Box<AttentionWork>),
     /// Steps of a recurrent layer.
     Recurrent(Box<RecurrentWork>),
+}
+
+/// An operand of a link.
+#[derive(Clone, Debug)]
+pub(super) enum Source {
+    /// Tile of the block, or one number per query.
+    Tile { tile: usize, inner: usize },
+    /// Numbers in memory: those of a batch entry start at `offsets`, those of a query `row` after the last one's.
+    Memory { place: Place, offsets: Arc<[u32]>, row: usize, inner: usize },
+}
+
+/// Function of a link over tiles.
+#[derive(Clone, Debug)]
+pub(super) enum Function {
+    One(Unary, usize),
+    Two(Binary, [Source; 2]),
+    Fold(Fold, usize),
+}
+
+/// An operation of a chain, whose results fill `tile` with `width` numbers per query.
+#[derive(Clone, Debug)]
+pub(super) struct Link {
+    pub(super) tile: usize,
+    pub(super) width: usize,
+    pub(super) function: Function,
+}
+
+/// Sizes of attention: batch entries, queries, depth of the first product, keys, columns of the last product.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AttentionSizes {
+    pub(super) batch: usize,
+    pub(super) queries: usize,
+    pub(super) depth: usize,
+    pub(super) keys: usize,
+    pub(super) columns: usize,
+}
+
+/// Compiled attention.
+#[derive(Clone, Debug)]
+pub(super) struct AttentionWork {
+    /// Places of the queries, the keys in columns, and the values.
+    pub(super) factors: [Place; 3],
+    /// Offsets of the factors of each batch entry.
+    pub(super) offsets: [Arc<[u32]>; 3],
+    pub(super) sizes: AttentionSizes,
+    pub(super) links: Vec<Link>,
+    /// Tile of the weights, and number of tiles.
+    pub(super) last: usize,
+    pub(super) tiles: usize,
+}
+
+impl AttentionWork {
+    /// Returns the numbers of a result.
+    pub(super) fn numbers(&self) -> usize {
+        self.sizes.batch * self.sizes.queries * self.sizes.columns
+    }
+
+    /// Returns the multiply-adds of the products, and the operations of the chain.
+    pub(super) fn work(&self) -> [usize; 2] {
+        let AttentionSizes { batch, queries, depth, keys, columns } = self.sizes;
+        [
+            batch * queries * keys * (depth + columns),
+            batch * queries * self.links.iter().map(|l| l.width).sum::<usize>(),
+        ]
+    }
+
+    #[cfg(test)]
+    pub(super) fn places(&self) -> Vec<Place> {
+        let of_link = |link: &Link| match &link.function {
+            Function::Two(_, operands) => operands.to_vec(),
+            _ => Vec::new(),
+        };
+        let place = |source: Source| if let Source::Memory { place, .. } = source { Some(place) } else { None };
+        self.factors.into_iter().chain(self.links.iter().flat_map(of_link).filter_map(place)).collect()
+    }
+}
+
+/// A compiled layer; matrices are packed constants.
+#[derive(Clone, Debug)]
+pub(super) struct RecurrentWork {
+    pub(super) cell: Cell,
+    pub(super) is_reverse: bool,
+    /// Runs, steps, numbers of an input, numbers of the state.
+    pub(super) shape: [usize; 4],
+    pub(super) x: Place,
+    pub(super) weights: Place,
+    pub(super) recurrence: Place,
+    pub(super) candidate: Option<Place>,
+    pub(super) biases: [Place; 2],
+    pub(super) initial: [Option<Place>; 2],
+    pub(super) lengths: Option<Place>,
+}
+
+impl RecurrentWork {
+    pub(super) fn cost(&self) -> usize {
+        let [runs, steps, depth, hidden] = self.shape;
+        runs * steps * self.cell.gates() * hidden * (depth + hidden)
+    }
+
+    /// Returns the numbers of a result.
+    pub(super) fn numbers(&self) -> usize {
+        let [runs, steps, _, hidden] = self.shape;
+        runs * (steps + self.kept()) * hidden
+    }
+
+    /// Returns the number of states behind the steps of a run.
+    pub(super) fn kept(&self) -> usize {
+        if self.cell == Cell::Lstm { 2 } else { 1 }
+    }
+
+    #[cfg(test)]
+    pub(super) fn places(&self) -> Vec<Place> {
+        let optional = [self.candidate, self.initial[0], self.initial[1], self.lengths].into_iter().flatten();
+        [self.x, self.weights, self.recurrence, self.biases[0], self.biases[1]].into_iter().chain(optional).collect()
+    }
 }
 
 #[cfg(test)]

@@ -6,8 +6,7 @@
 use rten_onnx::onnx::NodeProto;
 
 use super::known::{Attributes, Importer, Known, refused};
-use crate::dense::ir::Id;
-use crate::dense::recurrent::Recurrent;
+use crate::dense::ir::{Id, Recurrent};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::Cell;
 

@@ -1,6 +1,6 @@
 //! Recurrent layers within each row, with lengths and initial states, against their equations.
 
-use super::super::recurrent::Recurrent;
+use super::super::ir::Recurrent;
 use super::*;
 use sterling_kernels::cpu::dense::Cell;
 
