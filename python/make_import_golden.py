@@ -1,4 +1,4 @@
-"""Writes the reference graphs of what exporters write: python/make_import_golden.py [OUT=tests/golden/import]
+"""Writes the reference graphs of PyTorch's exporters: python/make_import_golden.py [OUT=tests/golden/import]
 
 OUT receives functions.onnx and indexing.onnx, each of whose outputs is one operator of the table in docs/guide/own-model.md;
 fused.onnx with operators of the domain com.microsoft; old.onnx of opset 9; and patterns of PyTorch modules (last state of a
@@ -207,7 +207,7 @@ def old(random: np.random.Generator) -> onnx.ModelProto:
 
 
 class Patterns(nn.Module):
-    """What modules for sequences do with the last state, with constant indices and with masks."""
+    """Modules for sequences: last states, constant indices, masks."""
 
     def __init__(self) -> None:
         super().__init__()

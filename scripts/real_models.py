@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures models that teams bring: RecBole, TorchRec, transformers, and papers, exported by both of PyTorch's exporters.
+"""Measures models of common libraries: RecBole, TorchRec, transformers, and papers, exported by both of PyTorch's exporters.
 
     python -m venv target/real && . target/real/bin/activate
     pip install './python[export]' torchrec transformers && pip install --no-deps recbole==1.2.1 colorlog
@@ -41,10 +41,10 @@ RECIPE = '[index]\nrescore = "f32"\n'
 
 
 def forms(program, package):
-    """Returns how each graph of a package runs, or why the package is refused."""
+    """Returns how each graph of a package runs, or the reason for the package's rejection."""
     said = subprocess.run([program, "inspect", package], capture_output=True, text=True)
     if said.returncode:
-        return {"package": "refused: " + (said.stderr.strip().splitlines() or ["?"])[-1].split(": ", 2)[-1][:160]}
+        return {"package": "rejected: " + (said.stderr.strip().splitlines() or ["?"])[-1].split(": ", 2)[-1][:160]}
     found = re.findall(r"^graph (\S+) (?:is a (program)|runs whole in \w+: (.*)|(.*))", said.stdout, re.M)
     return {name: "compiled" if program else why or other for name, program, why, other in found}
 
@@ -114,7 +114,7 @@ def row(name, source, exporter, build, folder, program, requests):
     try:
         exported = sterling.export(folder / re.sub(r"\W", "-", name).lower(), program=False, exporter=exporter, **build())
     except sterling.ExportError as e:
-        return [name, source, exporter, "export refused", " ".join(str(e).split())[:200], "", ""]
+        return [name, source, exporter, "export rejected", " ".join(str(e).split())[:200], "", ""]
     found = forms(program, exported.path)
     if "package" in found:
         return [name, source, exporter, "refused", found["package"], "", ""]

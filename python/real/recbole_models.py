@@ -1,4 +1,4 @@
-"""Models of RecBole 1.2, unchanged. Their item embedding gives way to the rows that a server looks up."""
+"""Models of RecBole 1.2, unchanged. The rows that a server looks up replace their item embedding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH, LENGTH, FIELDS = 64, 50, 16
 
 
 def _imported(kind: str, name: str) -> Any:
-    """Imports a model; RecBole asks for modules that only its training uses, and for names that NumPy 2 has dropped."""
+    """Imports a model; RecBole imports modules that only its training uses, and for names that NumPy 2 has dropped."""
     for old, new in {"long": np.int64, "bool": np.bool_, "float": np.float64, "bool8": np.bool_, "float_": np.float64}.items():
         if not hasattr(np, old):
             setattr(np, old, new)
@@ -27,7 +27,7 @@ def _imported(kind: str, name: str) -> Any:
 
 
 class Config(dict):
-    """What a model asks of a configuration: None for what is not said."""
+    """Configuration of a model: None for keys that are not set."""
 
     def __missing__(self, key: str) -> None:
         return None
@@ -58,7 +58,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
 
 
 class Dataset:
-    """What a model asks of a dataset: fields of tokens with 10 values each."""
+    """Dataset of a model: fields of tokens with 10 values each."""
 
     def __init__(self) -> None:
         from recbole.utils import FeatureType

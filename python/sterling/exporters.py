@@ -37,7 +37,7 @@ _PACKED = (
     "as in out[torch.arange(out.shape[0]), (mask.sum(1).long() - 1).clamp(min=0)]"
 )
 _NO_OPERATOR = "ONNX has no operator for it: compute it by others, or outside the module"
-# Advice by what the message of an exporter contains.
+# Advice by a part of an exporter's message.
 _ADVICE = (
     ("data-dependent", _BRANCH),
     ("DataDependent", _BRANCH),
@@ -45,7 +45,7 @@ _ADVICE = (
     ("pack_padded", _PACKED),
     ("PackPadded", _PACKED),
     ("PackedSequence", _PACKED),
-    # What a packed sequence gives in the first and in the second exporter.
+    # Messages of both exporters for a packed sequence.
     ("must be tuple of ints,but got FakeTensor", _PACKED),
     ("vector::_M_range_check", _PACKED),
     ("No ONNX function found", _NO_OPERATOR),

@@ -353,7 +353,7 @@ def _finite(
 
 _DIVIDE = "divide by at least a small number, as in x.sum(1) / mask.sum(1, keepdim=True).clamp(min=1), or take F.normalize for x / x.norm()"
 _LARGEST = "fill with a finite number, as torch.finfo(x.dtype).min, and multiply by whether there is any: mask.amax(1, keepdim=True)"
-# What to do about an operation that has no number for a row without values.
+# Advice for operations that are undefined for a row without values.
 _OF_NOTHING = {
     "softmax": "mask with a large finite negative number, not with -inf or a boolean mask in a softmax, and divide by at least a small number",
     **dict.fromkeys(("div", "divide", "__truediv__", "true_divide", "__rtruediv__", "mean", "nanmean"), _DIVIDE),

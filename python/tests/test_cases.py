@@ -12,7 +12,7 @@ pytest.importorskip("onnxscript")
 from real.cases import CASES  # noqa: E402
 
 BY_NAME = {case.name: case for case in CASES}
-# What the tracing exporter cannot write, or ONNX Runtime not run.
+# Cases that the tracing exporter cannot write or ONNX Runtime cannot run.
 UNTRACED = {"torch.sinh", "torch.cosh", "torch.asinh", "torch.expm1", "torch.trunc", "torch.frac", "cumprod", "bilinear", "take_along_dim", "bfloat16"}
 # Each takes seconds.
 BY_DYNAMO = ["last by gather", "sdpa, mask of -inf", "MultiheadAttention with weights"]

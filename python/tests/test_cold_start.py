@@ -1,4 +1,4 @@
-"""Users and items without values, over towers of PyTorch's own masked modules: a finite answer, or a refused export. Skipped without
+"""Users and items without values, over towers of PyTorch's own masked modules: a finite answer, or a rejected export. Skipped without
 PyTorch."""
 
 import contextlib
@@ -35,7 +35,7 @@ def last(x, m):
     return x[torch.arange(x.shape[0]), (m.sum(1).long() - 1).clamp(min=0)]
 
 
-# What each computes from rows x [Q, 4, 8], their mask m [Q, 4] and its module p.
+# Computation of each from rows x [Q, 4, 8], their mask m [Q, 4] and its module p.
 DEFINED = {
     "masked mean": (lambda p, x, m: total(x, m) / m.sum(1, keepdim=True).clamp(min=1), None),
     "MultiheadAttention": (lambda p, x, m: total(p(x, x, x, key_padding_mask=m < 0.5, need_weights=False)[0], m), attention),

@@ -277,6 +277,6 @@ fn about(folder: &Path) -> Result<About> {
 fn check(file: &Path, expected: &Checksum) -> Result<PathBuf> {
     match Checksum::of_file(file)? == *expected {
         true => Ok(file.to_owned()),
-        false => Err(Error::corrupt(format!("{STATE_FILE}: not the bytes that {ABOUT_FILE} tells of"))),
+        false => Err(Error::corrupt(format!("{STATE_FILE}: its bytes are not those that {ABOUT_FILE} names"))),
     }
 }

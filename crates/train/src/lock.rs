@@ -33,7 +33,7 @@ impl Lock {
                 }
                 Err(TryLockError::Error(e)) => return Err(io(e)),
             }
-            // A run that ended in between has removed the file: the lock of a file without a name excludes nobody.
+            // A run that ended in between has removed the file: the lock of a file without a name excludes no other run.
             let held = file.metadata().map_err(io)?;
             if fs::metadata(&path).is_ok_and(|named| (named.dev(), named.ino()) == (held.dev(), held.ino())) {
                 return Ok(Lock { path, _file: file });

@@ -233,7 +233,7 @@ impl Model {
         Ok(Stepped { is_rejected: false, rejected_rows })
     }
 
-    /// Brings the vectors of all items up to date, a column each. Only those are computed that differ from `before`: of items
+    /// Updates the vectors of all items, a column each. Only those are computed that differ from `before`: of items
     /// whose rows changed, or all of them if the weights of the item tower learn.
     ///
     /// # Errors

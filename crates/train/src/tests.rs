@@ -431,7 +431,7 @@ fn checkpoints_hold_the_changed_rows_and_need_their_base() {
         }
     }
     assert_eq!((full + some, some > 0), (2, true), "a checkpoint of a step has few of the rows");
-    // Without its base, a checkpoint is refused by both names.
+    // Without its base, a checkpoint is rejected by both names.
     let (step, base) = (100, about(100)["base"]["step"].as_u64());
     let Some(base) = base else { return };
     let state = place.path(&format!("work/checkpoints/{base}/state.safetensors"));

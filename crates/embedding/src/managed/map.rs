@@ -40,7 +40,7 @@ pub(crate) struct IdMap {
     /// `[buckets, 8]`
     rows: Owned<u32>,
     buckets: u64,
-    /// Random per map, so that nobody can choose ids that all start at one bucket. It changes no answer.
+    /// Random per map, so that clients cannot choose ids that all start at one bucket. It changes no answer.
     seed: u64,
 }
 

@@ -64,7 +64,7 @@ impl Planner<'_> {
 
 /// Returns the keys from the first to the last one that has weight for any query of a block.
 fn weighted(weights: &[f32], queries: usize, keys: usize, columns: usize) -> (usize, usize) {
-    // Few columns are summed in lanes along the keys, if there are many.
+    // Few columns are summed along the keys, several keys at once, if there are many.
     if columns < LANES {
         return (0, keys);
     }

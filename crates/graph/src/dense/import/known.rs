@@ -301,7 +301,7 @@ impl Importer {
         self.number_of(&known)
     }
 
-    /// Returns the same of what is known of a name.
+    /// Returns the same for the value of a name.
     pub(super) fn number_of(&mut self, known: &Known) -> Result<Id> {
         let integers = match known {
             Known::Value(id) => return Ok(*id),

@@ -1,4 +1,4 @@
-//! What exporters write, beyond the golden files: sizes that are rejected, and messages that name the cause.
+//! Graphs of exporters beyond the golden files: rejected sizes, and messages that name the cause.
 
 use rten_onnx::onnx::{
     AttributeProto, AttributeType, DataType, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,

@@ -3,7 +3,7 @@
 //! A file may be malformed in ways that end the process: unbounded nesting, thousands of nodes deep, or
 //! shapes that grow with the numbers of a request. [`read`] rejects what the file alone reveals:
 //!
-//! 1. `external`: constants in other files are brought into the graph file before it is read.
+//! 1. `external`: constants in other files are moved into the graph file before it is read.
 //! 2. `wire`: messages nest as deeply as ONNX needs for a graph without control flow, no deeper.
 //! 3. `check`: nodes in order, each name defined once, complete constants, shapes that follow from shapes.
 //!
