@@ -62,6 +62,8 @@ def checked(place: str, ids: Any, table: Table, rows: int) -> torch.Tensor | Non
         return None
     if table.vocabulary is not None:
         raise ExportError(f"{place}: vocabulary and ids, expected one of them")
+    if table.tokenizer is not None:
+        raise ExportError(f"{place}: tokenizer and ids, expected one of them")
     ids = torch.as_tensor(ids).detach().cpu()
     if ids.dtype != torch.int64 or list(ids.shape) != [rows]:
         raise ExportError(f"{place}: ids are {ids.dtype} {list(ids.shape)}, expected torch.int64 [{rows}]")

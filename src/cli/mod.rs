@@ -25,6 +25,7 @@ mod remote;
 mod route;
 mod score;
 mod serve;
+mod size;
 mod store;
 mod traffic;
 mod train;

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use super::output::say;
-use super::publish::{recipe, shown, size};
+use super::publish::{recipe, shown};
+use super::size::size;
 use super::store::local_path;
 use super::trial::SandboxArgs;
 use sterling_batch::jobs;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::output::say;
+use super::size::size;
 use super::store::{StoreArgs, local_path};
 use super::trial::SandboxArgs;
 use sterling_core::error::{Error, Kind, Result};
@@ -174,20 +175,6 @@ pub(super) fn recipe(file: Option<&Path>) -> Result<Recipe> {
     Ok(file.map(Recipe::read).transpose()?.unwrap_or_default())
 }
 
-/// Parses a size such as `6GiB`, `800 MB` or `1000000` to bytes.
-pub(super) fn size(text: &str) -> std::result::Result<u64, String> {
-    let units = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1u64 << 40)];
-    let decimal = [("kB", 1_000), ("KB", 1_000), ("MB", 1_000_000), ("GB", 1_000_000_000), ("TB", 1_000_000_000_000)];
-    let (number, unit) = units
-        .into_iter()
-        .chain(decimal)
-        .find_map(|(name, unit)| Some((text.strip_suffix(name)?, unit)))
-        .unwrap_or((text, 1));
-    let bytes = number.trim().parse::<f64>().ok().map(|number| number * unit as f64);
-    let bytes = bytes.filter(|bytes| (1.0..u64::MAX as f64).contains(bytes));
-    bytes.map(|bytes| bytes as u64).ok_or_else(|| format!("got `{text}`, expected a size such as 6GiB or 800MB"))
-}
-
 /// Connects to the cluster of these nodes.
 pub(super) fn connect(nodes: Vec<String>) -> Result<Arc<Cluster>> {
     Cluster::connect(ClusterOptions::new(nodes))
@@ -241,28 +228,5 @@ impl Progress {
             self.bar.set_message(format!("{stage:?}").to_lowercase());
         }
         self.bar.set_position(done as u64);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    #[test]
-    fn sizes_are_read_in_both_kinds_of_units() {
-        for (text, bytes) in [
-            ("6GiB", 6 << 30),
-            ("1.5 MiB", 3 << 19),
-            ("800MB", 800_000_000),
-            ("12", 12),
-            ("2TiB", 2 << 40),
-            ("1kB", 1000),
-        ] {
-            assert_eq!(size(text), Ok(bytes), "{text}");
-        }
-        for text in ["", "GiB", "-1GiB", "0", "six", "1e99GiB", "NaN", "inf", "6 GiBs", "6Gi"] {
-            assert!(size(text).unwrap_err().contains("expected a size such as 6GiB"), "{text}");
-        }
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::publish::size;
+use super::size::size;
 use sterling_core::error::Result;
 use sterling_snapshot::sandbox::{Apart, Bounds, Trials, answer};
 

@@ -4,8 +4,9 @@ use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 
 use serde_json::Value;
+use sterling::publish::{Plan, Source};
 
-use crate::support::{Server, json, put, run, sterling, text, tiny, tiny_package, vectors};
+use crate::support::{Server, json, put, root, run, sterling, text, tiny, tiny_package, vectors};
 
 /// Returns a server of the tiny model and the folder of its store.
 fn served() -> (Server, tempfile::TempDir) {
@@ -294,6 +295,12 @@ fn a_server_that_hangs_up_or_never_answers_is_counted_as_such() {
 fn unmeasurable_runs_fail_with_one_line() {
     let (server, folder) = served();
     let url = format!("http://{}", server.address);
+    // The reranker of this model reads features of the user.
+    let store = tempfile::tempdir().unwrap();
+    let (package, items) = (root().join("models/din"), Some(root().join("models/din/items.jsonl")));
+    put(store.path(), &Plan::new(Source::Package { folder: package, items, vectors: None })).unwrap();
+    let server_of_features = Server::start(store.path());
+    let of_features = format!("http://{}", server_of_features.address);
     let items = tiny_package().join("items.jsonl").display().to_string();
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let nobody = format!("http://{nobody}");
@@ -304,9 +311,8 @@ fn unmeasurable_runs_fail_with_one_line() {
         (2, vec![&url, "--requests", "none.jsonl"], "none.jsonl"),
         (2, vec![&url, "--requests", &empty], "no requests"),
         (2, vec![&url, "--call", "embed"], "needs --requests"),
-        // Its reranker reads features of the user.
-        (2, vec![&url], "expected `features`"),
-        (2, vec![&url], "expected --requests FILE"),
+        (2, vec![&of_features], "expected `features`"),
+        (2, vec![&of_features], "expected --requests FILE"),
         (2, vec!["https://127.0.0.1:1"], "expected http://HOST:PORT"),
     ] {
         let (found, said, errors) = run(&[&["bench"], &arguments[..]].concat());

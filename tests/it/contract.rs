@@ -239,8 +239,8 @@ fn overarch(is_program: bool) -> Onnx {
         // An operator that programs do not support.
         false => graph
             .node_with("Concat", &["watch", "buy"], "both", &[("axis", &[2])])
-            .numbers("nothing", &[1, 1, 1], &[0.25])
-            .node("Floor", &["nothing"], "zero")
+            .numbers("nothing", &[1, 1, 1], &[0.0])
+            .node("Sin", &["nothing"], "zero")
             .node("Add", &["both", "zero"], "logits"),
     };
     graph.output("logits", &[-1, -1, 2])

@@ -232,7 +232,7 @@ fn stalled_updates_are_reported_and_end_with_their_version() {
     served.faults.lock().unwrap().is_away = true;
     write(&served.feed, 11..=20);
     let warning = || served.live.warning().map_or(String::new(), |warning| warning.to_string());
-    wait("that they wait", || warning().contains("updates wait: it is away"));
+    wait("that they wait", || warning().contains("updates cannot be applied; retrying: it is away"));
     check(&served.live, 10, 20);
     served.faults.lock().unwrap().is_away = false;
     wait("the rest", || served.live.view().position() == 20);

@@ -321,9 +321,9 @@ fn files_with_other_columns_are_rejected() {
         (Task::Retrieve, vec![id(), ("size", numbers()), ("size", numbers())], "column `size`: there are two"),
         (Task::Retrieve, vec![id(), ("size", numbers()), ("vector", numbers())], "beside `vector`"),
         (Task::Retrieve, vec![id(), ("filter", texts())], "no column of a feature (installed, section, size)"),
-        (Task::Retrieve, vec![id(), ("size", numbers()), ("items", numbers())], "column `items`: nothing"),
+        (Task::Retrieve, vec![id(), ("size", numbers()), ("items", numbers())], "column `items`: no such field"),
         (Task::Rank, vec![id(), ("size", numbers())], "column `items` is missing"),
-        (Task::Rank, vec![id(), ("size", numbers()), ("filter", texts())], "column `filter`: nothing"),
+        (Task::Rank, vec![id(), ("size", numbers()), ("filter", texts())], "column `filter`: no such field"),
         (Task::Items, vec![id(), ("popularity", numbers())], "no column `section`, which the item tower reads"),
     ] {
         let told = shop.wrong(task, "{}", shop.table("users.parquet", columns));

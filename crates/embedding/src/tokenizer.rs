@@ -16,9 +16,12 @@ const FILE_BYTES_MAX: usize = 64 << 20;
 /// Bytes of a text that are tokenized per token of its feature.
 #[cfg(feature = "text")]
 const BYTES_PER_TOKEN: usize = 32;
-/// Maximum factor by which the normalizer may lengthen a text.
+/// Maximum factor by which normalizers and pre-tokenizers may lengthen a text. That of T5's is about 400.
 #[cfg(feature = "text")]
-const GROWTH_MAX: usize = 64;
+const GROWTH_MAX: usize = 1024;
+/// Maximum `max_input_chars_per_word`: WordPiece takes cubic time in a word's length.
+#[cfg(feature = "text")]
+const WORD_CHARS_MAX: usize = 1000;
 
 /// Tokenizer of the texts of a table.
 #[derive(Debug)]
@@ -75,8 +78,8 @@ impl Tokenizer {
     /// Parses a `tokenizer.json`.
     ///
     /// # Errors
-    /// `Invalid` with the reason: the file is too large or malformed, has random parts (BPE dropout), or a normalizer that may make
-    /// texts more than 64 times as long.
+    /// `Invalid` with the reason: the file is too large or malformed, has random parts (BPE dropout), or normalizers that may
+    /// make texts more than 1,024 times as long.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         if bytes.len() > FILE_BYTES_MAX {
             return Err(Error::invalid(format!("got {} bytes, expected at most {FILE_BYTES_MAX}", bytes.len())));
@@ -86,10 +89,16 @@ impl Tokenizer {
         if let Some(dropout) = header.model.dropout.filter(|dropout| *dropout != 0.0) {
             return Err(Error::invalid(format!("model.dropout: got {dropout}, expected null: tokens would be random")));
         }
-        let growth = header.normalizer.as_ref().map_or(1, growth);
+        if let Some(most) = header.model.max_input_chars_per_word.filter(|most| *most > WORD_CHARS_MAX) {
+            return Err(Error::invalid(format!(
+                "model.max_input_chars_per_word: got {most}, expected at most {WORD_CHARS_MAX}"
+            )));
+        }
+        let parts = header.normalizer.iter().chain(&header.pre_tokenizer);
+        let growth = parts.map(growth).fold(1usize, usize::saturating_mul);
         if growth > GROWTH_MAX {
             return Err(Error::invalid(format!(
-                "normalizer: may make a text {growth} times as long, expected at most {GROWTH_MAX} times"
+                "normalizer, pre_tokenizer: may make a text {growth} times as long, expected at most {GROWTH_MAX} times"
             )));
         }
         let inner = guarded(|| tokenizers::Tokenizer::from_bytes(bytes))?;
@@ -136,6 +145,7 @@ impl Tokenizer {
 #[derive(serde::Deserialize)]
 struct Header {
     normalizer: Option<serde_json::Value>,
+    pre_tokenizer: Option<serde_json::Value>,
     model: Model,
 }
 
@@ -143,15 +153,37 @@ struct Header {
 #[derive(serde::Deserialize)]
 struct Model {
     dropout: Option<f64>,
+    max_input_chars_per_word: Option<usize>,
 }
 
-/// Returns a bound on the factor by which the replacements of a normalizer lengthen a text.
+/// Returns a bound on the factor by which a normalizer or pre-tokenizer lengthens a text.
 #[cfg(feature = "text")]
-fn growth(normalizer: &serde_json::Value) -> usize {
-    let all = normalizer.get("normalizers").and_then(serde_json::Value::as_array);
-    let inner = all.into_iter().flatten().map(growth).fold(1usize, usize::saturating_mul);
-    let inserted = ["content", "prepend"].into_iter().filter_map(|field| normalizer.get(field)?.as_str());
-    inserted.map(|text| text.len().max(1)).fold(inner, usize::saturating_mul)
+fn growth(part: &serde_json::Value) -> usize {
+    let lists = ["normalizers", "pretokenizers"].into_iter().filter_map(|list| part.get(list)?.as_array());
+    let inner = lists.flatten().map(growth).fold(1usize, usize::saturating_mul);
+    let text = |field: &str| part.get(field).and_then(serde_json::Value::as_str);
+    let bytes = |field: &str| text(field).map_or(0, str::len);
+    // A pattern that matches nothing inserts its content beside every character.
+    let is_literal =
+        part.pointer("/pattern/String").and_then(|pattern| pattern.as_str()).is_some_and(|p| !p.is_empty());
+    let own = match text("type") {
+        Some("ByteLevel") => 3,
+        Some("Replace") => bytes("content") + usize::from(!is_literal),
+        Some("Precompiled") => longest_replacement(text("precompiled_charsmap").unwrap_or_default()),
+        _ => bytes("prepend").max(bytes("replacement")),
+    };
+    inner.saturating_mul(own.max(1))
+}
+
+/// Returns the bytes of the longest text that a character map of SentencePiece writes for a character. The map is the size of a
+/// trie (four bytes, little-endian), the trie, then the texts, each ended by a zero, all in base64.
+#[cfg(feature = "text")]
+fn longest_replacement(map: &str) -> usize {
+    use base64::Engine as _;
+    let Ok(bytes) = base64::engine::general_purpose::STANDARD.decode(map) else { return usize::MAX };
+    let Some((size, rest)) = bytes.split_first_chunk::<4>() else { return 1 };
+    let texts = rest.get(u32::from_le_bytes(*size) as usize..).unwrap_or(rest);
+    texts.split(|&byte| byte == 0).map(<[u8]>::len).max().unwrap_or(1)
 }
 
 /// Returns the beginning or the end of a text, of at most this many bytes.

@@ -192,7 +192,8 @@ impl Checkpoints {
                 let text = serde_json::to_vec(&about).map_err(|e| Error::internal(format!("{ABOUT_FILE}: {e}")))?;
                 write_atomic(&temporary.join(ABOUT_FILE), |file| file.write_all(&text))?;
                 if folder.exists() {
-                    fs::remove_dir_all(&folder).map_err(io)?;
+                    // Removed below, once the new one is in its place.
+                    fs::rename(&folder, files::temporary(&folder)).map_err(io)?;
                 }
                 Ok(about)
             })
@@ -200,6 +201,7 @@ impl Checkpoints {
         let About { state, base, .. } = write().map_err(|e| {
             e.within(format!("checkpoint at step {} was not written, earlier ones are as they were", position.step))
         })?;
+        self.sweep()?;
         self.remove_old()?;
         Ok(if is_full { Some(Base { step: position.step, state }) } else { base })
     }

@@ -179,7 +179,15 @@ fn restore_table(tensors: &Tensors, take: Take, table: &mut MasterTable, touched
     let (width, state_width) = (table.spec().width, table.state_width());
     let some = format!("table.{name}.rows");
     let rows = tensors.has(&some).then(|| tensors.get::<u32>(&some, 1)).transpose()?.map(|(rows, _)| rows);
-    let count = rows.as_ref().map_or(table.spec().rows as usize, |rows| rows.len());
+    let all = table.spec().rows as usize;
+    let count = match &rows {
+        Some(rows) => rows.len(),
+        // Rows that were added since have no state yet.
+        None if take == Take::OptimizersOnly && table.held_ids().is_some() => {
+            tensors.get::<f32>(&format!("table.{name}.state"), 2)?.1[0].min(all)
+        }
+        None => all,
+    };
     let numbers = |kind: &str, width: usize| {
         let tensor = format!("table.{name}.{kind}");
         let (numbers, shape) = tensors.get::<f32>(&tensor, 2)?;

@@ -45,10 +45,8 @@ impl Place {
         }
         let place = Place { folder };
         let model = fs::read_to_string(to.join("model.toml")).unwrap();
+        let model = if train.contains("managed") { managed::declare(&to, &model) } else { model };
         fs::write(to.join("model.toml"), model + train).unwrap();
-        if train.contains("managed") {
-            managed::declare(&to);
-        }
         place
     }
 

@@ -240,7 +240,7 @@ fn unsuitable_streams_are_rejected_with_the_reason() {
     let three = Nats::connect(NatsOptions { servers: broker.url(), streams, notes: None }).unwrap();
     let error = three.open(&Topic::whole("one"), 0).err().unwrap();
     assert_eq!(error.kind(), Kind::Unsupported);
-    assert!(error.to_string().contains("keeps 1 copies of a message, expected 3"), "{error}");
+    assert!(error.to_string().contains("stores 1 copies of a message, expected at least 3"), "{error}");
     let streams = StreamOptions { monitors: vec![broker.monitor()], ..StreamOptions::default() };
     let error = Nats::connect(NatsOptions { servers: broker.url(), streams, notes: None }).err().unwrap();
     assert!(error.kind() == Kind::Unsupported && error.to_string().contains("sync_interval: always"), "{error}");

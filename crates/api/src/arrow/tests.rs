@@ -169,8 +169,8 @@ fn a_wrong_row_is_wrong_alone_and_names_its_column() {
     assert_eq!(said[0], "k 5");
     for (said, expected) in said[1..].iter().zip([
         "requests[1]: fields `features` and `vector`: got neither",
-        "requests[2]: column `vector`: got NaN at place 0",
-        "requests[3]: column `vector`: got inf at place 1",
+        "requests[2]: column `vector`: got NaN at index 0",
+        "requests[3]: column `vector`: got inf at index 1",
         "requests[4]: column `k`: got -1, expected an integer above 0",
     ]) {
         assert!(said.starts_with(expected), "{said}");
@@ -431,8 +431,8 @@ fn a_wrong_item_names_its_field_and_is_wrong_alone() {
     for ((id, field, reason), expected) in said.iter().zip([
         (None, "id", "expected a 64-bit integer"),
         (None, "", "column `id`: row 3: got 18446744073709551615"),
-        (Some(4), "embedding", "got NaN at place 0"),
-        (Some(5), "attributes.n", "got inf at place 1"),
+        (Some(4), "embedding", "got NaN at index 0"),
+        (Some(5), "attributes.n", "got inf at index 1"),
     ]) {
         assert!(
             (*id, field.as_str()) == (expected.0, expected.1) && reason.contains(expected.2),

@@ -4,8 +4,9 @@
 //! The chain becomes one step over blocks of queries (`attend`), as in FlashAttention
 //! ([2205.14135](https://arxiv.org/abs/2205.14135)) but with complete rows of keys: a block's logits stay in the L1 or L2 cache
 //! through all operations, and no `[queries, keys]` matrix is in memory. Each number is computed by the same kernels in the same
-//! order as without fusion, so results are equal bit for bit, except for the sign of zeros: keys at both ends that have no weight
-//! for all queries of a block, such as padding and the future, are left out of the last product.
+//! order as without fusion, so results are equal bit for bit, except that keys at both ends that have no weight for all queries of
+//! a block, such as padding and the future, are left out of the last product: zeros may have another sign, and NaN or infinities
+//! of such keys do not reach the result.
 
 use std::sync::Arc;
 

@@ -46,11 +46,21 @@ struct Affine {
 /// Returns the same graph with linear chains as products.
 pub(super) fn collapse(graph: &Graph, is_eager: bool) -> Result<Graph> {
     let count = graph.values.len();
+    let mut is_truncated = vec![false; count];
+    for value in &graph.values {
+        let Op::Unary(Unary::Trunc, mut of) = value.op else { continue };
+        is_truncated[of] = true;
+        while let Op::Reshape(inner) = graph.values[of].op {
+            of = inner;
+            is_truncated[of] = true;
+        }
+    }
     let mut rewriter = Rewriter {
         from: graph,
         to: Graph::new(graph.inputs.clone()),
         made: vec![None; count],
         affine: vec![None; count],
+        is_truncated,
         inputs: HashMap::new(),
         is_eager,
     };
@@ -67,6 +77,8 @@ struct Rewriter<'a> {
     /// For each old value, its value in the new graph, if it exists.
     made: Vec<Option<Id>>,
     affine: Vec<Option<Affine>>,
+    /// Old values that are truncated. Their quotients stay quotients: in f32, `41 * (1 / 41)` is below 1.
+    is_truncated: Vec<bool>,
     /// Bases that are inputs, by their number.
     inputs: HashMap<Id, usize>,
     is_eager: bool,
@@ -152,6 +164,7 @@ impl Rewriter<'_> {
                 let (affine, shared) = if self.affine[a].is_some() { (a, b) } else { (b, a) };
                 self.scaled(affine, shared, false, width)
             }
+            Op::Binary(Binary::Div, ..) if self.is_truncated[id] => Ok(None),
             Op::Binary(Binary::Div, a, b) => self.scaled(a, b, true, width),
             Op::MatMul(a, b) => self.product(a, b, width),
             Op::Fold(Fold::Sum, a) if self.from.values[a].is_vector() => {

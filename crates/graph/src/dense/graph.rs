@@ -167,6 +167,9 @@ impl Graph {
         if rows.is_some_and(|r| axes.contains(&r)) {
             return Err(refused("a sum over candidates"));
         }
+        if (1..axes.len()).any(|n| axes[..n].contains(&axes[n])) {
+            return Err(refused(format!("axes {axes:?}, expected each once")));
+        }
         let kept: Vec<usize> = (0..shape.len()).filter(|axis| !axes.contains(axis)).collect();
         let order: Vec<usize> = kept.iter().chain(axes).copied().collect();
         let last = self.transpose(a, &order)?;

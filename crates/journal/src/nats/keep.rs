@@ -76,10 +76,16 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Ends the append with an error of records that are certainly not written.
+    /// Ends the append with an error of its remaining records, which are certainly not written.
     fn reject(self, e: &Error) {
-        let e = e.again();
-        (self.done)(Err(if self.count == 0 { e.unapplied() } else { e }));
+        let (count, all) = (self.count, self.append.records.len());
+        let e = match e.kind() {
+            _ if count == 0 => e.again().unapplied(),
+            // Errors of these kinds state that nothing was written.
+            Kind::NoSpace | Kind::Invalid => Error::unavailable(format!("{e}; {count} of {all} records are stored")),
+            _ => e.again(),
+        };
+        (self.done)(Err(e));
     }
 }
 
@@ -527,7 +533,7 @@ impl Keeper {
             let next = first + records.len() as u64;
             if let Err(e) = check(one, next, most) {
                 if let Some(one) = all.remove(shares.len()) {
-                    (one.done)(Err(e));
+                    one.reject(&e);
                 }
                 continue;
             }

@@ -33,6 +33,9 @@ impl ModelSpec {
             if table.managed && table.vocabulary.is_some() {
                 return Err(place(Error::invalid("got a vocabulary and managed ids, expected one of them")));
             }
+            if table.managed && table.tokenizer.is_some() {
+                return Err(place(Error::invalid("got a tokenizer and managed ids, expected one of them")));
+            }
         }
         once("tasks", self.tasks.iter().map(|t| &t.name))?;
         once("item.columns", self.item.columns.iter().map(|c| &c.name))?;

@@ -49,9 +49,14 @@ pub(super) fn features(package: &Package, specs: &[FeatureSpec], sample: usize) 
         let seed = sample * 31 + place * 7;
         let values = match spec.kind {
             FeatureKind::Ids => {
-                let rows = spec.table.as_deref().and_then(|name| package.table(name)).map_or(0, |table| table.rows());
+                let table = spec.table.as_deref().and_then(|name| package.table(name));
+                let (rows, ids) = (table.map_or(0, |table| table.rows()), table.and_then(|table| table.ids()));
                 let beyond = if sample == UNKNOWN_IDS { rows } else { 0 };
-                let id = |k: usize| ((seed + 13 * k) as u64).checked_rem(rows).map(|id| (id + beyond) as i64);
+                let id = |k: usize| {
+                    let row = ((seed + 13 * k) as u64).checked_rem(rows)?;
+                    let managed = ids.filter(|_| beyond == 0).map(|ids| ids.by_row()[row as usize]);
+                    Some(managed.unwrap_or((row + beyond) as i64))
+                };
                 let count = match sample {
                     FULL => spec.length.unwrap_or(3),
                     SINGLE => 1,

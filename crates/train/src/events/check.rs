@@ -13,6 +13,8 @@ use sterling_graph::tower::{FeatureRow, Tower};
 const IDS_REMEMBERED: usize = 1_000_000;
 /// Largest weight of an event.
 const WEIGHT_MAX: f64 = 1e6;
+/// Maximum time of an event: the year 2100. Times in milliseconds are above it; managed ids expire by the latest time.
+const TIME_MAX: f64 = 4_102_444_800.0;
 
 /// An event that can be trained on.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,8 +70,8 @@ impl<'a> Checker<'a> {
         }
         finite("value", raw.value)?;
         finite("time", raw.time)?;
-        if let Some(time) = raw.time.filter(|time| *time < 0.0) {
-            return Err(Refusal::of("time", format!("got {time}, expected seconds since 1970, at least 0")));
+        if let Some(time) = raw.time.filter(|time| !(0.0..=TIME_MAX).contains(time)) {
+            return Err(Refusal::of("time", format!("got {time}, expected seconds since 1970, at most {TIME_MAX}")));
         }
         for (name, value) in &raw.labels {
             finite(&format!("labels.{name}"), Some(*value))?;

@@ -8,16 +8,14 @@ use sterling_storage::files::TensorFile;
 const MANAGED: &str =
     "[[train.tables]]\nname = \"packages\"\nmanaged = { rows = 20, every = 3, admit = 2, ttl_hours = 0.02 }\n";
 
-/// Declares the ids of a package's table `packages` as managed, and writes that no row has one.
-pub(super) fn declare(folder: &Path) {
+/// Returns the model file of a package with the ids of its table `packages` managed, and writes that no row has one.
+pub(super) fn declare(folder: &Path, model: &str) -> String {
     let tables = Package::open(folder).unwrap().tables;
     let mut file = TensorFile::new();
     tables.iter().for_each(|table| table.encode(&mut file).unwrap());
     file.add("ids.packages", &[12], &[FREE; 12]).unwrap();
     file.write(&folder.join("tables.safetensors")).unwrap();
-    let model = folder.join("model.toml");
-    let text = fs::read_to_string(&model).unwrap();
-    fs::write(&model, text.replacen("name = \"packages\"\n", "name = \"packages\"\nmanaged = true\n", 1)).unwrap();
+    model.replacen("name = \"packages\"\n", "name = \"packages\"\nmanaged = true\n", 1)
 }
 
 /// An id of 64 bits, for the package that event `n` says is installed.

@@ -185,6 +185,10 @@ impl Trainer {
         let tasks = labels.tasks.len();
         self.position.tasks.resize_with(tasks, Default::default);
         for (n, (label, (learned, frozen))) in labels.labels.iter().zip(logits.iter().zip(&as_it_was)).enumerate() {
+            // Such a batch is rejected, and the JSON of a checkpoint cannot represent NaN.
+            if !(learned.is_finite() && frozen.is_finite()) {
+                continue;
+            }
             let (judged, weight) = (&mut self.position.tasks[n % tasks], labels.weights[n / tasks]);
             judged.learned.add(*learned, *label, weight);
             judged.frozen.add(*frozen, *label, weight);

@@ -75,7 +75,7 @@ impl Importer {
             sum = self.graph.binary(Binary::Add, sum, self.value(node, bias)?)?;
         }
         let axes = [self.axis(sum, -1)?];
-        let epsilon = attributes.float("epsilon", 1e-5);
+        let epsilon = attributes.float("epsilon", 1e-12);
         let scale = self.value(node, 2)?;
         let mut made = if is_rms { sum } else { self.centred(sum, &axes)? };
         made = self.scaled_by_root(made, scale, epsilon, &axes)?;

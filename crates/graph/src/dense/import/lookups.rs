@@ -125,8 +125,9 @@ impl Importer {
             return Err(refused(format!("values of shape {:?}", self.graph.shape(values))));
         };
         let hot = self.one_hot(index, size)?;
-        let is_finite = |all: &[f32]| all.iter().all(|x| x.is_finite());
-        if self.graph.constant(values).is_some_and(is_finite) {
+        // Products may round to bf16, which represents integers up to 256 exactly.
+        let is_safe = |x: &f32| x.is_finite() && (x.fract() != 0.0 || x.abs() <= 256.0);
+        if self.graph.constant(values).is_some_and(|all| all.iter().all(is_safe)) {
             let matrix = self.graph.reshape(values, vec![size, numbers], None)?;
             return self.graph.matmul(hot, matrix);
         }

@@ -162,7 +162,7 @@ impl Importer {
         let inputs: Vec<Id> = (0..node.input.len()).filter_map(|n| self.value(node, n).ok()).collect();
         let is_whole = |n: usize| match self.known(node, n) {
             Ok(Known::Value(id)) => self.whole.contains(id),
-            Ok(Known::Integers(_)) => operator == "Where",
+            Ok(Known::Integers(of)) => operator == "Where" || (n == 0 && !of.are_truths),
             Ok(Known::RowNumbers(_) | Known::Columns(_)) | Err(_) => false,
         };
         // Inputs of the type of the result.

@@ -67,9 +67,17 @@ impl Importer {
                 let size = |size: &Extent| match size {
                     Extent::Fixed(n) | Extent::Rows(n) => usize::try_from(*n).map_err(|_| no()),
                 };
-                let sizes = self.vector(node, 1)?.iter().map(size).collect::<Result<Vec<_>>>()?;
+                let extents = self.vector(node, 1)?;
+                let sizes = extents.iter().map(size).collect::<Result<Vec<_>>>()?;
                 let shape = broadcast(&numbers.shape, &sizes)?;
                 numbers.rows += shape.len() - numbers.shape.len();
+                // Rows along another axis would pair each row number with all rows.
+                let ahead = shape.len() - sizes.len();
+                let is_other =
+                    |(n, size): (usize, &Extent)| matches!(size, Extent::Rows(_)) && n + ahead != numbers.rows;
+                if shape[numbers.rows] != 1 || extents.iter().enumerate().any(is_other) {
+                    return Err(no());
+                }
                 numbers.shape = shape;
             }
             "Mul" if numbers.plus.is_none() => match self.known(node, 1 - at)? {

@@ -47,7 +47,7 @@ impl Maker {
             2 => {
                 // Integer arithmetic on numbers of the row.
                 let whole = self.whole(&a, 9.0);
-                let by = self.builder.integers(&[], vec![2 + self.random.below(3) as i64]);
+                let by = self.builder.integers(&[], vec![[2, 3, 4, 41, 97][self.random.below(5)]]);
                 let f = ["Div", "Mod"][self.random.below(2)];
                 let made = self.builder.add(f, &[&whole, &by]);
                 let made = self.cast(&made, FLOAT);

@@ -72,7 +72,7 @@ fn skip_norm(
     let scale = call.input(2)?.spread(&a.shape)?;
     let shift = call.optional(shift).map(|shift| shift.spread(&a.shape)).transpose()?;
     let shift = shift.as_ref().map(Array::reals).transpose()?;
-    let epsilon = call.float("epsilon", 1e-5);
+    let epsilon = call.float("epsilon", 1e-12);
     let size = a.shape.last().copied().unwrap_or(1).max(1);
     let mut made = Vec::with_capacity(a.count());
     for numbers in a.reals()?.chunks_exact(size) {
