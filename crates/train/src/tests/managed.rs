@@ -50,7 +50,7 @@ fn the_package_has_the_ids_and_later_runs_go_on_with_them() {
     }
     fs::remove_dir_all(place.path("package")).unwrap();
     copied(&place.path("out"), &place.path("package"));
-    let (again, _) = place.run(place.options(&path, "next"), "next");
+    let (again, _) = place.run(place.options(&path, "again"), "next");
     let again = again.managed["packages"].totals;
     assert_eq!(again.occurrences, 2 * managed.totals.occurrences);
 }
@@ -102,6 +102,7 @@ fn a_removed_id_leaves_no_byte_in_checkpoints_and_package() {
     second.write(&place.path("second")).unwrap();
     assert!(!holds(&killed, &id.to_le_bytes()) && !holds(&place.path("second"), &id.to_le_bytes()));
     assert!(!holds(&place.path("second"), &row));
+    drop(second);
     let mut wrong = options();
     wrong.forget[0].0 = "sections".into();
     let said = place.open(wrong).unwrap_err().to_string();

@@ -262,12 +262,13 @@ impl Importer {
     /// Quotients of integers up to the limit are exact once truncated.
     fn check_divisor(&mut self, a: Id, by: Id, may_be_negative: bool) -> Result<()> {
         let is_known = |x: &f32| x.abs() >= 1.0 && (may_be_negative || *x > 0.0) && x.abs() <= (WHOLE_MAX / 2) as f32;
-        if self.bound(a) > WHOLE_MAX as f64 {
-            return Err(refused(format!("over integers that may lie beyond {WHOLE_MAX}")));
-        }
         match (self.whole.contains(&a), self.graph.constant(by)) {
-            (true, Some(by)) if by.iter().all(is_known) => Ok(()),
-            _ => Err(refused("of integers by other than constants, or of numbers")),
+            (true, Some(by)) if by.iter().all(is_known) => {}
+            _ => return Err(refused("of integers by other than constants, or of numbers")),
+        }
+        match self.bound(a) > WHOLE_MAX as f64 {
+            true => Err(refused(format!("over integers that may lie beyond {WHOLE_MAX}"))),
+            false => Ok(()),
         }
     }
 }
