@@ -56,7 +56,7 @@ impl<T: Send + Sync> Registry<T> {
     ///
     /// # Errors
     /// `NotFound` for an unknown model; `Unsupported` if this server does not follow the store; `Conflict` if the revision
-    /// differs; as [`Store::change_desired`](sterling_snapshot::Store::change_wish).
+    /// differs; as [`Store::change_desired`](sterling_snapshot::Store::change_desired).
     pub fn set_traffic(&self, name: &str, revision: Option<u64>, mut traffic: Traffic) -> Result<()> {
         self.entry(name, |_| Ok(()))?;
         self.check_follows()?;
@@ -119,7 +119,7 @@ impl<T: Send + Sync> Registry<T> {
     ///
     /// # Errors
     /// `Unsupported` if this server does not follow the store; as [`Registry::activate`] and
-    /// [`Store::change_desired`](sterling_snapshot::Store::change_wish). The previously active version stays.
+    /// [`Store::change_desired`](sterling_snapshot::Store::change_desired). The previously active version stays.
     pub fn activate_in_store(&self, name: &str, version: u64) -> Result<Arc<Loaded<T>>> {
         self.check_follows()?;
         let now = |entry: &Entry<T>| Ok((entry.active, entry.is_desired_active, entry.wish.revision));
@@ -161,7 +161,7 @@ impl<T: Send + Sync> Registry<T> {
     ///
     /// # Errors
     /// `NotFound` for an unknown model; `Unsupported` if this server does not follow the store; as
-    /// [`Store::change_desired`](sterling_snapshot::Store::change_wish).
+    /// [`Store::change_desired`](sterling_snapshot::Store::change_desired).
     pub fn stop_canary(&self, name: &str, canary: &Canary, reason: &str) -> Result<()> {
         self.entry(name, |_| Ok(()))?;
         self.check_follows()?;
