@@ -26,7 +26,7 @@ MUTANTS = [
     ("argument after free", EMULATED, "overlaps(&locked(&GRAVES).runs, (word, 1))", "word == 1 << 63", "faults::freed_memory_is_not_used"),
     ("no fill pattern", KERNELS, "std::memset(memory, 0xDD, bytes);", "(void)memory;", "faults::freed_memory_is_overwritten"),
     ("no quarantine", EMULATED, "graves.bytes > GRAVES_BYTES_MAX", "graves.bytes > 0", "faults::freed_memory_is_overwritten"),
-    ("reused as it was", EMULATED, "std::ptr::write_bytes(address as *mut u8, DEAD, bytes)", "let _ = (address, DEAD)", "faults::reused_memory_is_overwritten"),
+    ("reused as it was", EMULATED, "std::ptr::write_bytes(address as *mut u8, DEAD, bytes)", "drop((address, DEAD))", "faults::reused_memory_is_overwritten"),
     ("not settled", EMULATED, "if let Some(work) = too_early {", "if let Some(work) = too_early.filter(|_| false) {", "faults::a_stream_uses"),
     ("closed before its end", EMULATED, "if left > 0 && self.here().is_ok() {", "if left > 99 && self.here().is_ok() {", "faults::a_stream_is_not_closed"),
     ("streams in the order of the waits", EMULATED, "let is_other = !self.is_late && self.random(2) == 0;", "let is_other = false;", "faults::streams_run"),
