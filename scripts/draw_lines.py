@@ -32,16 +32,16 @@ def lines_of(name: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     if name.endswith(".rs"):
         source = source.split("#[cfg(test)]\nmod tests {")[0]
     comments, messages = [], []
+    lines = source.split("\n")
     for number, text in check_docs.PARSERS[Path(name).suffix](source):
         place = f"{name}:{number}"
-        line = source.split("\n")[number - 1]
+        line = lines[number - 1]
         if re.match(r"\s*(?://|#|\"\"\")", line):
             comments += [(place, sentence) for sentence in check_docs.sentences(text) if len(sentence.split()) > 2]
         elif len(check_docs.plain(text).replace(check_docs.CODE, "").split()) < 3:
             continue  # A prefix, such as the name of the object.
         elif name.endswith(".rs"):
-            begins = source.split("\n")[max(0, number - 3) : number]
-            before = "\n".join(begins)[: -len(line) or None] + line.split('"')[0]
+            before = "\n".join(lines[max(0, number - 3) : number])[: -len(line) or None] + line.split('"')[0]
             if MESSAGE.search(before):
                 messages.append((place, text))
         elif "Error(" in line:

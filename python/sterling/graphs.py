@@ -18,6 +18,7 @@ import numpy as np
 
 from .errors import ExportError
 from .exporters import write_graph
+from .tables import is_collection
 
 if TYPE_CHECKING:
     import onnx
@@ -237,11 +238,6 @@ def _graph(place: str, module: torch.nn.Module, inputs: Sequence[Port], first: s
     return replace(graph, difference=_difference(place, graph, torch.Generator().manual_seed(_SEED)))
 
 
-def is_collection(module: Any) -> bool:
-    """Returns whether a module is a TorchRec collection of embedding tables."""
-    return any(hasattr(module, configs) for configs in ("embedding_bag_configs", "embedding_configs"))
-
-
 def _outside(name: str, kind: str) -> torch.nn.Module:
     import torch
 
@@ -259,13 +255,13 @@ def _outside(name: str, kind: str) -> torch.nn.Module:
 def _prepared(place: str, module: torch.nn.Module) -> torch.nn.Module:
     import torch
 
-    outsides = [name for name, part in module.named_modules() if is_collection(part)]
-    memo: dict[int, Any] = {id(part): _outside(name, type(part).__name__) for name, part in module.named_modules() if is_collection(part)}
+    outside = {name: part for name, part in module.named_modules() if is_collection(part)}
+    memo: dict[int, Any] = {id(part): _outside(name, type(part).__name__) for name, part in outside.items()}
     held = [*module.named_parameters(), *module.named_buffers()]
     for name, tensor in held:
         if torch.nn.parameter.is_lazy(tensor):
             raise ExportError(f"{place}: `{name}` has no shape yet; run the module once before")
-        if tensor.is_meta and not any(name.startswith(f"{outside}.") for outside in outsides):
+        if tensor.is_meta and not any(name.startswith(f"{one}.") for one in outside):
             raise ExportError(f"{place}: `{name}` is on the device `meta`, which holds no numbers; load the module's weights to the CPU before")
     try:
         module = copy.deepcopy(module, memo).cpu().eval()

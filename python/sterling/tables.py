@@ -67,15 +67,16 @@ def collect(tables: Any) -> dict[str, Table]:
         found[name] = _opened(name, table)
         originals[name] = table.weight
     # One copy of a collection for all of its tables, over the written weights.
-    memo: dict[int, Any] = {id(originals[name]): _parameter(table.weight) for name, table in found.items() if _is_of_collection(table)}
+    memo: dict[int, Any] = {id(originals[name]): _parameter(table.weight) for name, table in found.items() if is_collection(table.module)}
     for name, table in found.items():
-        if _is_of_collection(table):
+        if is_collection(table.module):
             found[name] = replace(table, module=copy.deepcopy(table.module, memo).cpu().eval())
     return found
 
 
-def _is_of_collection(table: Table) -> bool:
-    return any(hasattr(table.module, configs) for configs in ("embedding_bag_configs", "embedding_configs"))
+def is_collection(module: Any) -> bool:
+    """Returns whether a module is a TorchRec collection of embedding tables."""
+    return any(hasattr(module, configs) for configs in ("embedding_bag_configs", "embedding_configs"))
 
 
 def _parameter(weight: torch.Tensor) -> torch.nn.Parameter:
@@ -116,8 +117,7 @@ def _collections_in(module: Any) -> list[Any]:
     collection, which process its features or remap its ids."""
     found = []
     for part in module.children() if hasattr(module, "children") else ():
-        is_collection = any(hasattr(part, configs) for configs in ("embedding_bag_configs", "embedding_configs"))
-        found += [part] if is_collection else _collections_in(part)
+        found += [part] if is_collection(part) else _collections_in(part)
     if found and type(module).__module__.startswith("torchrec.modules."):
         raise ExportError(
             f"tables: a {type(module).__name__} changes what its {type(found[0]).__name__} looks up, which a server does not; "

@@ -141,7 +141,7 @@ impl Items {
     /// Returns the names of the tasks.
     pub(super) fn tasks(&self) -> Vec<&Key> {
         match &self.rest {
-            Rest::NamedColumns(told) => told.tasks.iter().collect(),
+            Rest::NamedColumns(named) => named.tasks.iter().collect(),
             Rest::Read(read) => read.tasks.iter().map(|(key, _)| key).collect(),
             Rest::Written(_) => Vec::new(),
         }
@@ -150,7 +150,7 @@ impl Items {
     /// Returns the names of the requested columns.
     pub(super) fn columns(&self) -> Vec<&Key> {
         match &self.rest {
-            Rest::NamedColumns(told) => told.asked.iter().collect(),
+            Rest::NamedColumns(named) => named.asked.iter().collect(),
             Rest::Read(read) => read.columns.iter().map(|(key, _)| key).collect(),
             Rest::Written(_) => Vec::new(),
         }
@@ -158,7 +158,7 @@ impl Items {
 
     pub(super) fn task_count(&self) -> usize {
         match &self.rest {
-            Rest::NamedColumns(told) => told.tasks.len(),
+            Rest::NamedColumns(named) => named.tasks.len(),
             Rest::Read(read) => read.tasks.len(),
             Rest::Written(_) => 0,
         }
@@ -177,7 +177,7 @@ impl Items {
     /// Returns the values of an item in a requested column.
     pub(super) fn cell(&self, column: usize, row: usize) -> Cell<'_> {
         match &self.rest {
-            Rest::NamedColumns(told) => told.columns.cell(told.picked[column], self.ranked.slots[row]),
+            Rest::NamedColumns(named) => named.columns.cell(named.picked[column], self.ranked.slots[row]),
             Rest::Read(read) => cell_of(&read.columns[column].1[row]),
             Rest::Written(_) => Cell::Missing,
         }
@@ -186,8 +186,8 @@ impl Items {
     /// Returns the type of a column: from the model, or derived from the values of shards.
     pub(super) fn kind(&self, column: usize) -> CellKind {
         match &self.rest {
-            Rest::NamedColumns(told) => {
-                let (number, columns) = (told.picked[column], &told.columns);
+            Rest::NamedColumns(named) => {
+                let (number, columns) = (named.picked[column], &named.columns);
                 match (columns.first().at(number).kind(), columns.is_single(number)) {
                     (ColumnKind::Integers, true) => CellKind::Integer,
                     (ColumnKind::Integers, false) => CellKind::Integers,
@@ -203,7 +203,7 @@ impl Items {
     /// Returns the maximum bytes of an item's values in the requested columns.
     pub(super) fn row_bytes(&self) -> usize {
         match &self.rest {
-            Rest::NamedColumns(told) => told.picked.iter().map(|&column| told.columns.cell_bytes(column)).sum(),
+            Rest::NamedColumns(named) => named.picked.iter().map(|&column| named.columns.cell_bytes(column)).sum(),
             Rest::Read(read) => read.row_bytes,
             Rest::Written(_) => 0,
         }
@@ -248,14 +248,14 @@ impl Items {
                 out.extend_from_slice(&text[..part]);
                 (part < text.len()).then_some(from + part)
             }
-            Rest::NamedColumns(told) => self.write_named_columns(told, row, from, most, out),
+            Rest::NamedColumns(named) => self.write_named_columns(named, row, from, most, out),
             Rest::Read(_) => None,
         }
     }
 
     fn write_named_columns(
         &self,
-        told: &NamedColumns,
+        named: &NamedColumns,
         row: usize,
         from: usize,
         most: usize,
@@ -263,24 +263,24 @@ impl Items {
     ) -> Option<usize> {
         let count = self.len();
         if from == 0 {
-            for (task, key) in told.tasks.iter().enumerate() {
+            for (task, key) in named.tasks.iter().enumerate() {
                 out.extend_from_slice(if task == 0 { b",\"tasks\":{" } else { b"," });
                 out.extend_from_slice(&key.json);
                 write_number(out, self.ranked.tasks[task * count + row]);
             }
-            if !told.tasks.is_empty() {
+            if !named.tasks.is_empty() {
                 out.push(b'}');
             }
         }
-        for (n, (&column, key)) in told.picked.iter().zip(&told.asked).enumerate().skip(from) {
+        for (n, (&column, key)) in named.picked.iter().zip(&named.asked).enumerate().skip(from) {
             if n > from && out.len() >= most {
                 return Some(n);
             }
             out.extend_from_slice(if n == 0 { b",\"columns\":{" } else { b"," });
             out.extend_from_slice(&key.json);
-            write_cell(out, &told.columns.cell(column, self.ranked.slots[row]));
+            write_cell(out, &named.columns.cell(column, self.ranked.slots[row]));
         }
-        if !told.picked.is_empty() {
+        if !named.picked.is_empty() {
             out.push(b'}');
         }
         None
@@ -349,12 +349,12 @@ impl Entry {
         let columns = columns.into();
         let picked = asked.iter().map(|name| columns.first().number(name)).collect::<Result<Vec<_>>>()?;
         let asked = picked.iter().map(|&number| Key::new(columns.first().at(number).name())).collect();
-        let told = NamedColumns { tasks: tasks.into_iter().map(Key::new).collect(), asked, columns, picked };
+        let named = NamedColumns { tasks: tasks.into_iter().map(Key::new).collect(), asked, columns, picked };
         Ok(Entry(Ok(Box::new(Items {
             ranked,
             explain: answer.explain.as_ref().map(Explain::from),
             degraded_rows: answer.degraded_rows,
-            rest: Rest::NamedColumns(Box::new(told)),
+            rest: Rest::NamedColumns(Box::new(named)),
             cursor: None,
             is_table: false,
         }))))

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use sterling_core::random::{GAMMA, splitmix64};
+
 /// Distribution of request arrivals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -41,11 +43,9 @@ impl Random {
     }
 
     pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
+        let number = splitmix64(self.0);
+        self.0 = self.0.wrapping_add(GAMMA);
+        number
     }
 
     /// Returns a number of at least 0 and below 1.

@@ -74,6 +74,13 @@ pub struct CallOptions {
     pub is_background: bool,
 }
 
+impl CallOptions {
+    /// Returns the options of background work that may wait and run for `timeout`.
+    pub fn background(timeout: Duration) -> Self {
+        CallOptions { timeout: Some(timeout), priority: Priority::Batch, is_background: true, ..CallOptions::default() }
+    }
+}
+
 /// Values of one feature of a request. The model's feature declares their meaning: integers may be ids, categories or numbers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Values {

@@ -42,4 +42,4 @@ pub use judge::{Behind, Verdict};
 pub use place::{Place, seed};
 pub use run::{CanaryRun, ShadowRun, TrafficNow, rolled_back};
 pub use setting::{Canary, CanaryMargins, Shadow, Sticky, StopRequest, Stopped, Traffic, TrafficTarget};
-pub use watch::{BothSeen, Side, SideSeen, Watch};
+pub use watch::{BothSeen, Side, SideSeen};

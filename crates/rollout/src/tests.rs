@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use super::watch::Watch;
 use super::*;
 
 /// Distribution of a version's results.

@@ -64,14 +64,14 @@ pub struct BothSeen {
 
 /// Measurements of both versions, and the test over them. Times are relative to the start of the canary.
 #[derive(Debug)]
-pub struct Watch {
+pub(super) struct Watch {
     setting: Canary,
     window: Window,
 }
 
 impl Watch {
     /// Starts without measurements.
-    pub fn new(setting: &Canary) -> Self {
+    pub(super) fn new(setting: &Canary) -> Self {
         Watch { setting: setting.clone(), window: Window::new(setting.window()) }
     }
 
@@ -84,7 +84,7 @@ impl Watch {
     }
 
     /// Counts a completed request: the latency of its answer, or `None` for a failure.
-    pub fn ended(&mut self, now: Duration, (place, side): (Place, Side), took: Option<Duration>) {
+    pub(super) fn ended(&mut self, now: Duration, (place, side): (Place, Side), took: Option<Duration>) {
         let counts = self.counts(now, place, side);
         counts.requests += 1;
         match took {
@@ -94,19 +94,19 @@ impl Watch {
     }
 
     /// Counts an audited answer with its recall.
-    pub fn audited(&mut self, now: Duration, (place, side): (Place, Side), recall: f64) {
+    pub(super) fn audited(&mut self, now: Duration, (place, side): (Place, Side), recall: f64) {
         let counts = self.counts(now, place, side);
         counts.audits += 1;
         counts.lost += (1.0 - recall).clamp(0.0, 1.0);
     }
 
     /// Tests whether the canary is worse.
-    pub fn judge(&self, now: Duration) -> Option<Verdict> {
+    pub(super) fn judge(&self, now: Duration) -> Option<Verdict> {
         verdict(&self.window.total(now), &self.setting.margins)
     }
 
     /// Returns the measurements in the window.
-    pub fn observed(&self, now: Duration) -> BothSeen {
+    pub(super) fn observed(&self, now: Duration) -> BothSeen {
         let both = self.window.total(now);
         BothSeen { active: SideSeen::of(&both.active), canary: SideSeen::of(&Counts::sum(&both.canary)) }
     }

@@ -74,7 +74,9 @@ pub(crate) fn write(file: &mut TensorFile<'_>, table: &MasterTable) -> Result<()
 /// `Corrupt` if tensors are missing or do not fit the table.
 pub(crate) fn read(tensors: &Tensors, is_of_this_run: bool, table: &mut MasterTable) -> Result<()> {
     let tensor = format!("managed.{}", table.spec().name);
-    let Some(now) = table.id_state().filter(|_| is_of_this_run || tensors.has(&tensor)) else { return Ok(()) };
+    if table.id_totals().is_none() || !(is_of_this_run || tensors.has(&tensor)) {
+        return Ok(());
+    }
     let ids = |name: &str| tensors.get::<i64>(&format!("{tensor}.{name}"), 1).map(|(ids, _)| ids.to_vec());
     let seen = |name: &str| tensors.get::<u64>(&format!("{tensor}.{name}"), 2).map(|(seen, _)| seen.to_vec());
     let sketch = format!("{tensor}.sketch");
@@ -89,7 +91,11 @@ pub(crate) fn read(tensors: &Tensors, is_of_this_run: bool, table: &mut MasterTa
         clock,
         totals,
     };
-    table.set_id_state(if is_of_this_run { state } else { carried_over(state, now) })
+    let package = if is_of_this_run { None } else { table.id_state() };
+    table.set_id_state(match package {
+        Some(package) => carried_over(state, package),
+        None => state,
+    })
 }
 
 /// Returns the state of another run for the ids that a package has: their counts, and the candidates that it does not have.

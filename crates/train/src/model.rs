@@ -264,7 +264,7 @@ impl Model {
         let Some(item) = &self.item else { return Vec::new() };
         let all = 0..catalogue.len() as u32;
         // An item whose id lost its row is of no row that changed.
-        let has_ids = |name: &str| self.tables.table(name).is_some_and(|table| table.held_ids().is_some());
+        let has_ids = |name: &str| self.tables.table(name).is_some_and(MasterTable::has_ids);
         if item.weights.optimizer.is_some() || item.lookups().any(|(_, table)| has_ids(table)) {
             return all.collect();
         }

@@ -183,7 +183,7 @@ fn restore_table(tensors: &Tensors, take: Take, table: &mut MasterTable, touched
     let count = match &rows {
         Some(rows) => rows.len(),
         // Rows that were added since have no state yet.
-        None if take == Take::OptimizersOnly && table.held_ids().is_some() => {
+        None if take == Take::OptimizersOnly && table.has_ids() => {
             tensors.get::<f32>(&format!("table.{name}.state"), 2)?.1[0].min(all)
         }
         None => all,

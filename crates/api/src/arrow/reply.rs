@@ -66,13 +66,13 @@ impl ArrowReply {
         let read_bytes = read.map(|items| items.row_bytes()).max().unwrap_or(0);
         // The size of items from shards is known only now.
         memory.add(if read_bytes > 0 { BATCH_COPIES * (BATCH_BYTES + read_bytes) } else { 0 } as u64)?;
-        let mut told = Vec::new();
-        write_json(&mut told, &reply.served);
-        told.pop();
-        told.extend_from_slice(b",\"request_id\":");
-        write_json(&mut told, request_id);
-        tell(&entries, reply.is_list, &mut told);
-        let told = String::from_utf8(told).map_err(|e| Error::internal(format!("metadata of an answer: {e}")))?;
+        let mut text = Vec::new();
+        write_json(&mut text, &reply.served);
+        text.pop();
+        text.extend_from_slice(b",\"request_id\":");
+        write_json(&mut text, request_id);
+        tell(&entries, reply.is_list, &mut text);
+        let text = String::from_utf8(text).map_err(|e| Error::internal(format!("metadata of an answer: {e}")))?;
         let (mut tasks, mut columns) = (Vec::new(), Vec::<(String, CellKind)>::new());
         for items in entries.iter().filter_map(|entry| entry.0.as_ref().ok()) {
             for task in items.tasks().into_iter().filter(|task| !tasks.contains(&task.name)).collect::<Vec<_>>() {
@@ -96,7 +96,7 @@ impl ArrowReply {
             .chain(tasks.iter().map(|task| field(&format!("tasks.{task}"), DataType::Float32)))
             .chain(columns.iter().map(|(name, kind)| Field::new(format!("columns.{name}"), data_type(*kind), true)))
             .collect();
-        let metadata = HashMap::from([("sterling".to_owned(), told)]);
+        let metadata = HashMap::from([("sterling".to_owned(), text)]);
         let schema = Arc::new(Schema::new_with_metadata(fields, metadata));
         let writer = StreamWriter::try_new(Vec::new(), &schema).map_err(broken)?;
         Ok(ArrowReply { writer, schema, columns, entries, is_list: reply.is_list, at: (0, 0), is_done: false })

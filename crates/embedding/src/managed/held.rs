@@ -16,7 +16,6 @@ pub struct ManagedIds {
     /// Id of each row, or [`FREE`].
     by_row: Buffer<i64>,
     map: IdMap,
-    held: u64,
 }
 
 impl ManagedIds {
@@ -27,8 +26,7 @@ impl ManagedIds {
     /// for 2^32 rows or more; `Overloaded` if memory cannot be allocated.
     pub fn new(spec: &TableSpec, by_row: Buffer<i64>) -> Result<Self> {
         let map = map_of(spec, &by_row).map_err(|e| e.within(format!("table `{}`", spec.name)))?;
-        let held = by_row.iter().filter(|id| **id != FREE).count() as u64;
-        Ok(ManagedIds { by_row, map, held })
+        Ok(ManagedIds { by_row, map })
     }
 
     /// Returns the id of each row, [`FREE`] for a free one.
@@ -36,9 +34,9 @@ impl ManagedIds {
         &self.by_row
     }
 
-    /// Returns the number of ids that have a row.
+    /// Counts the ids that have a row.
     pub fn held(&self) -> u64 {
-        self.held
+        self.by_row.iter().filter(|id| **id != FREE).count() as u64
     }
 
     /// Returns the bytes of the map, without those of the stored ids.

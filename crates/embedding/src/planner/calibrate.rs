@@ -13,6 +13,7 @@ use crate::{
     BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, Pooling, RowFormat, Table, TableSpec, Unseen,
 };
 use sterling_core::error::{Error, Result};
+use sterling_core::random::{GAMMA, splitmix64};
 use sterling_kernels::buffer::Buffer;
 
 /// Widths of the narrow and the wide rows, in f32.
@@ -134,16 +135,10 @@ fn call_us(tables: &EmbeddingBagCollection) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64() * 1e6 / CALLS as f64)
 }
 
-/// Returns `count` ids below `rows`, by splitmix.
+/// Returns `count` pseudorandom ids below `rows`.
 pub(super) fn random_ids(count: usize, rows: u64, seed: u64) -> Vec<i64> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut next = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    };
-    (0..count).map(|_| (next() % rows) as i64).collect()
+    let draw = |n: u64| splitmix64(seed.wrapping_add(n).wrapping_mul(GAMMA)) % rows;
+    (0..count as u64).map(|n| draw(n) as i64).collect()
 }
 
 #[cfg(test)]

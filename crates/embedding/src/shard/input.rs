@@ -120,7 +120,7 @@ pub(crate) fn distribute<'a>(
             for (copy, question) in of_table.iter_mut().enumerate() {
                 let here = count * copy / copies..count * (copy + 1) / copies;
                 let first = question.rows.len();
-                question.rows.extend_from_slice(&table.rows_of(&bags.ids[bags.range(&here)], counts));
+                table.append_rows(&bags.ids[bags.range(&here)], counts, &mut question.rows);
                 question.readings.push(Reading { bags: here, rows: first..question.rows.len() });
             }
         }

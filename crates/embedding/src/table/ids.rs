@@ -54,12 +54,12 @@ impl Table {
 
     /// Returns the rows of ids, -1 for none, and counts the ids. Borrows the ids if all of them are rows.
     pub(crate) fn rows_of<'a>(&self, ids: &'a [i64], counts: &mut TableCounts) -> Cow<'a, [i64]> {
-        counts.ids += ids.len() as u64;
-        if let Some(managed) = &self.ids {
+        if self.ids.is_some() {
             let mut rows = Vec::new();
-            counts.unseen += managed.append_rows(&self.spec, ids, &mut rows);
+            self.append_rows(ids, counts, &mut rows);
             return Cow::Owned(rows);
         }
+        counts.ids += ids.len() as u64;
         // A negative id is large as an unsigned number. Without an early exit the comparison is vectorized.
         let unseen = ids.iter().filter(|&&id| id as u64 >= self.rows()).count();
         if unseen == 0 {
@@ -67,6 +67,17 @@ impl Table {
         }
         counts.unseen += unseen as u64;
         Cow::Owned(ids.iter().map(|&id| self.spec.resolve(id).0.map_or(-1, |row| row as i64)).collect())
+    }
+
+    /// Appends the rows of ids to `rows`, -1 for none, and counts the ids.
+    pub(crate) fn append_rows(&self, ids: &[i64], counts: &mut TableCounts, rows: &mut Vec<i64>) {
+        match &self.ids {
+            None => rows.extend_from_slice(&self.rows_of(ids, counts)),
+            Some(managed) => {
+                counts.ids += ids.len() as u64;
+                counts.unseen += managed.append_rows(&self.spec, ids, rows);
+            }
+        }
     }
 
     pub(super) fn encode_ids<'a>(&'a self, file: &mut TensorFile<'a>) -> Result<()> {

@@ -61,6 +61,11 @@ impl MasterTable {
         self.ids().filter(|ids| ids.changes()).map(IdLearner::totals)
     }
 
+    /// Returns whether ids are managed; if not, they are row numbers.
+    pub fn has_ids(&self) -> bool {
+        self.ids().is_some()
+    }
+
     /// Returns the number of rows that have an id; none if ids are row numbers.
     pub fn held_ids(&self) -> Option<u64> {
         self.ids().map(|ids| ids.by_row().iter().filter(|id| **id != FREE).count() as u64)

@@ -275,9 +275,11 @@ impl LearningTables {
         let mut report = report(&self.tables, &batch, rejected);
         for (number, (table, update)) in self.tables.iter_mut().zip(&mut report.tables).enumerate() {
             update.assigned = table.step_ids(number, &batch, self.steps)?;
-            update.rows.extend(update.assigned.iter().map(|(row, _)| *row));
-            update.rows.sort_unstable();
-            update.rows.dedup();
+            if !update.assigned.is_empty() {
+                update.rows.extend(update.assigned.iter().map(|(row, _)| *row));
+                update.rows.sort_unstable();
+                update.rows.dedup();
+            }
         }
         Ok(report)
     }

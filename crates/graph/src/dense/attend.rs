@@ -18,16 +18,10 @@ const TILE_ROWS: usize = 14;
 impl Planner<'_> {
     /// Compiles a value that is attention.
     pub(super) fn attend(&mut self, id: Id) -> Result<Option<Work>> {
-        let Some(group) = self.attention.group(id).cloned() else { return Ok(None) };
-        let missing = || Error::internal("attention that has no tiles");
-        let alias = self.alias.clone();
-        let root = |mut id: Id| {
-            while let Some(of) = alias[id] {
-                id = of;
-            }
-            id
+        let Some((group, Tiles { sizes, links, last, count })) = self.attention.group(id).cloned() else {
+            return Ok(None);
         };
-        let Tiles { sizes, links, last, count } = Tiles::of(self.graph, &group, &root).ok_or_else(missing)?;
+        let missing = || Error::internal("attention that has no tiles");
         let mut made = Vec::new();
         for (&of, (tile, width, layouts)) in group.chain[1..].iter().zip(links) {
             let mut sources = Vec::new();

@@ -36,28 +36,29 @@ pub(super) struct Group {
 
 /// Attention of a graph.
 #[derive(Clone, Debug, Default)]
-pub(super) struct AttentionGroups(Vec<Group>);
+pub(super) struct AttentionGroups(Vec<(Group, Tiles)>);
 
 impl AttentionGroups {
     /// Finds attention whose intermediate values nothing else reads. `readers` counts the readers of each value; `root` returns
     /// the value that a view shows.
     pub(super) fn of(graph: &Graph, needed: &[bool], readers: &[usize], root: impl Fn(Id) -> Id) -> AttentionGroups {
         let made = (0..graph.values.len()).filter(|&id| needed[id] && root(id) == id);
-        let groups = made.filter_map(|id| Group::of(graph, id, readers, &root)).filter(|group| {
-            let tiles = Tiles::of(graph, group, &root);
-            tiles.is_some_and(|tiles| tiles.count <= TILES_MAX)
+        let groups = made.filter_map(|id| {
+            let group = Group::of(graph, id, readers, &root)?;
+            let tiles = Tiles::of(graph, &group, &root).filter(|tiles| tiles.count <= TILES_MAX)?;
+            Some((group, tiles))
         });
         AttentionGroups(groups.collect())
     }
 
-    /// Returns the group that computes a value.
-    pub(super) fn group(&self, id: Id) -> Option<&Group> {
-        self.0.iter().find(|group| group.made == id)
+    /// Returns the group that computes a value, and its layout.
+    pub(super) fn group(&self, id: Id) -> Option<&(Group, Tiles)> {
+        self.0.iter().find(|(group, _)| group.made == id)
     }
 
     /// Returns the values that computing a value reads, if it is attention.
     pub(super) fn reads(&self, id: Id) -> Option<Vec<Id>> {
-        self.group(id).map(|group| [&group.factors[..], &group.outside].concat())
+        self.group(id).map(|(group, _)| [&group.factors[..], &group.outside].concat())
     }
 }
 
@@ -116,6 +117,7 @@ impl Group {
 }
 
 /// A group whose operands lie as blocks of queries need them; places of operands are those of values.
+#[derive(Clone, Debug)]
 pub(super) struct Tiles {
     pub(super) sizes: AttentionSizes,
     /// Per link: tile, width, and operands: a chain's value, or another one with its layout.
@@ -126,13 +128,14 @@ pub(super) struct Tiles {
 }
 
 /// How an operand lies.
+#[derive(Clone, Debug)]
 pub(super) enum Layout {
     Tile { tile: usize, inner: usize },
     Memory { id: Id, offsets: Arc<[u32]>, row: usize, inner: usize },
 }
 
 impl Tiles {
-    pub(super) fn of(graph: &Graph, group: &Group, root: &impl Fn(Id) -> Id) -> Option<Tiles> {
+    fn of(graph: &Graph, group: &Group, root: &impl Fn(Id) -> Id) -> Option<Tiles> {
         let scores = &graph.values[group.chain[0]];
         let (&[.., queries, keys], &[.., columns]) = (&scores.shape[..], &graph.values[group.made].shape[..]) else {
             return None;

@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::watched::Watched;
 use sterling_core::draws::Draws;
 use sterling_core::error::{Error, Kind};
-use sterling_core::request::{Answer, CallOptions, Content, Priority, Reading, Request, Retrieve};
+use sterling_core::request::{Answer, CallOptions, Content, Reading, Request, Retrieve};
 use sterling_core::units::ItemId;
 use sterling_rollout::Side;
 use sterling_serving::engine::{Engine, Passes};
@@ -83,13 +83,7 @@ impl Again {
     pub(super) async fn run(self, engine: &Engine<Passes>, served: &[ItemId]) {
         let Again { prepared, model, watched, _turn } = self;
         let view = prepared.view().clone();
-        let terms = CallOptions {
-            timeout: Some(TIMEOUT),
-            priority: Priority::Batch,
-            is_background: true,
-            ..CallOptions::default()
-        };
-        match engine.submit(prepared, terms).await {
+        match engine.submit(prepared, CallOptions::background(TIMEOUT)).await {
             Ok(exact) => {
                 hold_against(&model, watched.as_ref(), served, &ids(&exact));
                 if is_of_active(watched.as_ref()) {

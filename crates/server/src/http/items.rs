@@ -141,7 +141,7 @@ impl Upsert {
         if view.fullness() >= 1.0 {
             let (items, bytes) = (view.fresh_items(), view.bytes_beside(|_| false));
             return Err(Error::no_space(format!(
-                "model `{}`: {items} the delta has {items} items and {bytes} bytes, expected fewer than {FRESH_ITEMS} \
+                "model `{}`: the delta has {items} items and {bytes} bytes, expected fewer than {FRESH_ITEMS} \
                  and {FRESH_BYTES}, or than the snapshot has: merge them, or publish a version that includes them",
                 view.main().manifest.name
             )));

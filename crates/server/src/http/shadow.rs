@@ -14,9 +14,7 @@ use super::worst::Worst;
 use sterling_api::ShadowDiff;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::quota::Flow;
-use sterling_core::request::{
-    Answer, CallOptions, Content, Explain, Priority, Rank, Ranked, Reading, Request, Retrieve,
-};
+use sterling_core::request::{Answer, CallOptions, Content, Explain, Rank, Ranked, Reading, Request, Retrieve};
 use sterling_core::units::ItemId;
 use sterling_rollout::ShadowRun;
 use sterling_serving::engine::{Engine, Passes};
@@ -164,13 +162,7 @@ pub(super) async fn asked_aside(engine: &Engine<Passes>, loaded: Arc<Loaded>, mu
     let view = loaded.view();
     let prepared = tokio::task::spawn_blocking(move || pass::prepare(&view, request));
     let prepared = prepared.await.map_err(|e| Error::internal(format!("a shadow's request: {e}")))??;
-    let terms = CallOptions {
-        timeout: Some(TIMEOUT),
-        priority: Priority::Batch,
-        is_background: true,
-        ..CallOptions::default()
-    };
-    engine.submit(prepared, terms).await
+    engine.submit(prepared, CallOptions::background(TIMEOUT)).await
 }
 
 /// Result of a comparison.

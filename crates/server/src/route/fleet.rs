@@ -535,7 +535,7 @@ impl Fleet {
         let told = join_all((0..served.homes.len()).map(|shard| asking.reply(shard, &call))).await;
         let text = |said: Result<(PassReply, Arc<Client>, Duration)>| match said?.0.given {
             Replied::Text(Some(text)) => Ok(text),
-            Replied::Text(None) | Replied::Pass { .. } => Err(Error::internal("a shard does not report its versions")),
+            Replied::Text(None) | Replied::Pass { .. } => Err(Error::internal("a shard does not describe its version")),
         };
         Ok((served, told.into_iter().map(text).collect()))
     }

@@ -105,7 +105,7 @@ impl Apart {
         let ended = self.wait(&mut child)?;
         let text =
             |thread: JoinHandle<Vec<u8>>| String::from_utf8_lossy(&thread.join().unwrap_or_default()).into_owned();
-        self.judge(ended, self.bounds.memory_of(folder), &text(said), &text(cried))
+        self.judge(ended, &|| self.bounds.memory_of(folder), &text(said), &text(cried))
     }
 
     /// Returns the child's exit status; `None` if it had to be killed.
@@ -124,8 +124,9 @@ impl Apart {
         }
     }
 
-    /// Returns the verdict of a child with this exit status, memory limit in bytes, and output.
-    fn judge(&self, ended: Option<ExitStatus>, allowed: u64, said: &str, cried: &str) -> Result<()> {
+    /// Returns the verdict of a child with this exit status, memory limit in bytes, and output. The limit is determined only for a
+    /// message, because the graphs are read for it.
+    fn judge(&self, ended: Option<ExitStatus>, allowed: &dyn Fn() -> u64, said: &str, cried: &str) -> Result<()> {
         let mut at = "its graphs".to_owned();
         for line in said.lines() {
             match serde_json::from_str(line) {
@@ -154,7 +155,7 @@ impl Apart {
         Err(Error::new(kind, format!("{at}: {why}")))
     }
 
-    fn why(&self, ended: Option<ExitStatus>, allowed: u64, cried: &str) -> String {
+    fn why(&self, ended: Option<ExitStatus>, allowed: &dyn Fn() -> u64, cried: &str) -> String {
         let Bounds { cpu, clock, .. } = self.bounds;
         let Some(status) = ended else {
             return format!("the sandbox validation was not done after {} s", clock.as_secs());
@@ -164,7 +165,7 @@ impl Apart {
             (_, Some(more)) => format!(
                 "the sandbox validation needs more than {} MB of memory, its limit: {} MB more were requested; --sandbox-memory raises \
                  the limit",
-                allowed >> 20,
+                allowed() >> 20,
                 more.div_ceil(1 << 20)
             ),
             (Some(OUT_OF_TIME), None) => format!(
@@ -261,7 +262,7 @@ mod tests {
         let apart = Apart { program: "sterling".into(), bounds: Bounds::default() };
         let said = "{\"at\":\"user.onnx: 7 rows\"}\n";
         let judged = |ended: Option<i32>, cried: &str| {
-            let error = apart.judge(ended.map(ExitStatus::from_raw), 3 << 30, said, cried).unwrap_err();
+            let error = apart.judge(ended.map(ExitStatus::from_raw), &|| 3 << 30, said, cried).unwrap_err();
             (error.kind(), error.to_string())
         };
         for (ended, cried, kind, expected) in [

@@ -20,6 +20,7 @@ use std::path::Path;
 use super::compare::{self, Expected};
 use super::oracle::{Array, Oracle};
 use sterling_core::error::Kind;
+use sterling_core::random::{GAMMA, splitmix64};
 use sterling_graph::dense::{self, Block, Given, InputRows, Made, RowProgram, Size};
 
 /// Graphs per test run; `STERLING_RANDOM_GRAPHS` selects more.
@@ -142,16 +143,14 @@ impl Builder {
     }
 }
 
-/// splitmix64
+/// SplitMix64.
 struct Random(u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        let number = splitmix64(self.0);
+        self.0 = self.0.wrapping_add(GAMMA);
+        number
     }
 
     fn below(&mut self, n: usize) -> usize {

@@ -22,6 +22,29 @@ pub(super) struct Indices {
     rows: Option<usize>,
 }
 
+impl Indices {
+    /// Returns the position in a value of `shape` of each number that the indices select along `axis`.
+    fn elements(&self, shape: &[usize], axis: usize) -> Result<Vec<u32>> {
+        let mut others = strides(shape);
+        let own = std::mem::replace(&mut others[axis], 0);
+        let ahead = positions(&self.shape, &others).into_iter().zip(&self.numbers);
+        ahead.map(|(at, &n)| Ok(at + (place(n, shape[axis])? * own) as u32)).collect()
+    }
+
+    /// Returns the positions in a value of `shape` that tuples of `columns` indices into its first axes select.
+    fn tuples(&self, shape: &[usize], columns: usize) -> Result<Vec<u32>> {
+        let own = strides(shape);
+        let inner: usize = shape[columns..].iter().product();
+        let mut at = Vec::with_capacity(self.numbers.len() / columns * inner);
+        for tuple in self.numbers.chunks_exact(columns) {
+            let places = tuple.iter().zip(shape).zip(&own);
+            let first = places.map(|((&n, &size), stride)| Ok(place(n, size)? * stride)).sum::<Result<usize>>()?;
+            at.extend((first..first + inner).map(|n| n as u32));
+        }
+        Ok(at)
+    }
+}
+
 impl Importer {
     /// Returns the indices of an input; `None` if they depend on numbers of inputs.
     pub(super) fn indices(&self, node: &NodeProto, n: usize) -> Result<Option<Indices>> {
@@ -167,12 +190,8 @@ impl Importer {
         let axis = self.axis(a, attributes.integer("axis", 0))?;
         let (shape, rows) = (self.graph.shape(a).to_vec(), self.rows(a));
         if let Some(index) = self.indices(node, 1)? {
-            let mut others = strides(&shape);
-            let own = std::mem::replace(&mut others[axis], 0);
             self.check_aligned(&shape, rows, &index.shape, index.rows, axis)?;
-            let ahead = positions(&index.shape, &others).into_iter().zip(&index.numbers);
-            let at = ahead.map(|(at, &n)| Ok(at + (place(n, shape[axis])? * own) as u32)).collect::<Result<_>>()?;
-            let made = self.graph.pick(a, at, index.shape.clone(), rows)?;
+            let made = self.graph.pick(a, index.elements(&shape, axis)?, index.shape.clone(), rows)?;
             return self.per_row(made, index.rows);
         }
         let index = self.value(node, 1)?;
@@ -275,13 +294,7 @@ impl Importer {
         if index.numbers.len().saturating_mul(inner) > NUMBERS_MAX {
             return Err(refused(format!("to shape {to:?}")));
         }
-        let own = strides(&shape);
-        let mut at = Vec::with_capacity(index.numbers.len() / columns * inner);
-        for tuple in index.numbers.chunks_exact(columns) {
-            let places = tuple.iter().zip(&shape).zip(&own);
-            let first = places.map(|((&n, &size), stride)| Ok(place(n, size)? * stride)).sum::<Result<usize>>()?;
-            at.extend((first..first + inner).map(|n| n as u32));
-        }
+        let at = index.tuples(&shape, columns)?;
         let made = self.graph.pick(a, at, to, rows.map(|r| r - columns + ahead.len()))?;
         self.per_row(made, index.rows)
     }
@@ -377,7 +390,6 @@ impl Importer {
         let updates = self.number(node, 2)?;
         let (shape, of_updates) = (self.graph.shape(a).to_vec(), self.graph.shape(updates).to_vec());
         let rows = self.rows(a);
-        let own = strides(&shape);
         let places: Vec<u32> = if operator == "ScatterElements" {
             if index.shape != of_updates
                 || shape.len() != of_updates.len()
@@ -392,10 +404,7 @@ impl Importer {
             if !lines_up || index.rows != rows.or(of_updates) {
                 return Err(refused("fixes the number of candidates"));
             }
-            let mut others = own.clone();
-            others[axis] = 0;
-            let ahead = positions(&index.shape, &others).into_iter().zip(&index.numbers);
-            ahead.map(|(at, &n)| Ok(at + (place(n, shape[axis])? * own[axis]) as u32)).collect::<Result<_>>()?
+            index.elements(&shape, axis)?
         } else {
             let Some((&columns, ahead)) = index.shape.split_last() else { return Err(refused("indices without axes")) };
             let inner = shape.get(columns..).filter(|_| columns > 0).unwrap_or(&[]);
@@ -408,14 +417,7 @@ impl Importer {
             if of_update.is_some_and(|r| r.is_none() || (rows.is_some() && r != rows)) {
                 return Err(refused("two values of candidates that do not line up"));
             }
-            let size: usize = inner.iter().product();
-            let mut at = Vec::with_capacity(of_updates.iter().product());
-            for tuple in index.numbers.chunks_exact(columns) {
-                let places = tuple.iter().zip(&shape).zip(&own);
-                let first = places.map(|((&n, &d), stride)| Ok(place(n, d)? * stride)).sum::<Result<usize>>()?;
-                at.extend((first..first + size).map(|n| n as u32));
-            }
-            at
+            index.tuples(&shape, columns)?
         };
         let rows = rows.or_else(|| self.rows(updates).map(|r| r + shape.len() - of_updates.len()));
         let count = shape.iter().product::<usize>();

@@ -184,10 +184,7 @@ impl Importer {
     fn without_steps(&mut self, state: Id, order: &[usize; 4]) -> Result<Id> {
         let moved = self.graph.transpose(state, order)?;
         let axis = order.iter().position(|&axis| axis == 1).unwrap_or(0);
-        let mut shape = self.graph.shape(moved).to_vec();
-        shape.remove(axis);
-        let rows = self.rows(moved).map(|rows| if rows > axis { rows - 1 } else { rows });
-        self.graph.reshape(moved, shape, rows)
+        self.without_axes(moved, &[axis])
     }
 }
 

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::BYTES_MAX;
-use super::wire::{self, take, varint};
+use super::wire::{self, BYTES, Field, next_field};
 use sterling_core::error::{Error, Result};
 
 /// A message type on the way from a file to its constants.
@@ -35,38 +35,10 @@ const NAME: u64 = 8;
 const RAW_DATA: u64 = 9;
 const EXTERNAL_DATA: u64 = 13;
 const DATA_LOCATION: u64 = 14;
-/// Wire type of fields with a length.
-const BYTES: u64 = 2;
-
-/// A field: its number, its bytes including the key, and its contents if it has a length.
-struct Field<'a> {
-    number: u64,
-    all: &'a [u8],
-    contents: Option<&'a [u8]>,
-    /// Value of a varint.
-    value: u64,
-}
 
 /// Returns the next field of a message that passed [`wire::check`].
 fn field<'a>(bytes: &mut &'a [u8]) -> Result<Option<Field<'a>>> {
-    if bytes.is_empty() {
-        return Ok(None);
-    }
-    let before = *bytes;
-    let mut next = || {
-        let key = varint(bytes)?;
-        let (mut contents, mut value) = (None, 0);
-        match key & 7 {
-            0 => value = varint(bytes)?,
-            1 => drop(take(bytes, 8)?),
-            BYTES => contents = Some(varint(bytes).and_then(|length| take(bytes, length))?),
-            5 => drop(take(bytes, 4)?),
-            _ => return None,
-        }
-        Some((key >> 3, contents, value))
-    };
-    let (number, contents, value) = next().ok_or_else(|| Error::invalid("a message that is cut off"))?;
-    Ok(Some(Field { number, all: &before[..before.len() - bytes.len()], contents, value }))
+    next_field(bytes).map_err(|malformed| malformed.of("message"))
 }
 
 /// Files with external data, and the ranges that constants took from them.
@@ -103,7 +75,7 @@ fn inlined_within(most: usize, bytes: Vec<u8>, read: &mut dyn FnMut(&str) -> Res
 fn has_external(message: Message, mut bytes: &[u8]) -> Result<bool> {
     while let Some(field) = field(&mut bytes)? {
         let is_here = message == Message::Tensor && field.number == EXTERNAL_DATA;
-        let inner = message.field(field.number).zip(field.contents);
+        let inner = message.field(field.number).zip(field.contents());
         if is_here || inner.map_or(Ok(false), |(inner, contents)| has_external(inner, contents))? {
             return Ok(true);
         }
@@ -130,7 +102,7 @@ impl Files<'_> {
         let mut out = Vec::with_capacity(bytes.len());
         let mut rest = bytes;
         while let Some(field) = field(&mut rest)? {
-            match message.field(field.number).zip(field.contents) {
+            match message.field(field.number).zip(field.contents()) {
                 Some((inner, contents)) => push(&mut out, field.number, &self.rewritten(inner, contents)?),
                 None => out.extend_from_slice(field.all),
             }
@@ -142,7 +114,7 @@ impl Files<'_> {
         let (mut out, mut name, mut entries, mut is_external) = (Vec::new(), String::new(), BTreeMap::new(), false);
         let mut rest = bytes;
         while let Some(field) = field(&mut rest)? {
-            match (field.number, field.contents) {
+            match (field.number, field.contents()) {
                 (EXTERNAL_DATA, Some(entry)) => entries.extend([pair(entry)?]),
                 (DATA_LOCATION, _) => is_external = field.value == 1,
                 (number, contents) => {
@@ -214,7 +186,7 @@ impl Files<'_> {
 fn pair(mut entry: &[u8]) -> Result<(String, String)> {
     let (mut key, mut value) = (String::new(), String::new());
     while let Some(field) = field(&mut entry)? {
-        let text = field.contents.map(String::from_utf8_lossy).unwrap_or_default().into_owned();
+        let text = field.contents().map(String::from_utf8_lossy).unwrap_or_default().into_owned();
         match field.number {
             1 => key = text,
             2 => value = text,

@@ -1,4 +1,4 @@
-//! Checks the nesting of a file's protobuf messages before a parser that recurses without limit.
+//! Protobuf messages of a file: the fields of one, and a check of their nesting before a parser that recurses without limit.
 
 use sterling_core::error::{Error, Result};
 
@@ -58,19 +58,9 @@ pub(super) fn check(bytes: &[u8]) -> Result<()> {
 }
 
 fn walk(message: &Message, mut bytes: &[u8]) -> Result<()> {
-    let cut = || Error::invalid(format!("a {} that is cut off", message.name));
-    while !bytes.is_empty() {
-        let key = varint(&mut bytes).ok_or_else(cut)?;
-        let field = match key & 7 {
-            0 => varint(&mut bytes).map(|_| &[][..]),
-            1 => take(&mut bytes, 8),
-            2 => varint(&mut bytes).and_then(|length| take(&mut bytes, length)),
-            5 => take(&mut bytes, 4),
-            wire => return Err(Error::invalid(format!("a {} with a field of wire type {wire}", message.name))),
-        };
-        let field = field.ok_or_else(cut)?;
-        match message.parts.iter().find(|(number, _)| *number == key >> 3) {
-            Some((_, Part::Within(inner))) => walk(inner, field)?,
+    while let Some(field) = next_field(&mut bytes).map_err(|malformed| malformed.of(message.name))? {
+        match message.parts.iter().find(|(number, _)| *number == field.number) {
+            Some((_, Part::Within(inner))) => walk(inner, field.payload)?,
             Some((_, Part::Never(what))) => return Err(Error::invalid(format!("it holds {what}"))),
             None => {}
         }
@@ -78,13 +68,75 @@ fn walk(message: &Message, mut bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn take<'a>(bytes: &mut &'a [u8], length: u64) -> Option<&'a [u8]> {
+/// Wire type of fields with a length: messages, texts and bytes.
+pub(super) const BYTES: u64 = 2;
+
+/// A field of a message.
+pub(super) struct Field<'a> {
+    pub(super) number: u64,
+    wire_type: u64,
+    /// Its bytes, including the key.
+    pub(super) all: &'a [u8],
+    /// Its bytes after the key and a length; empty for a varint.
+    payload: &'a [u8],
+    /// Value of a varint, else 0.
+    pub(super) value: u64,
+}
+
+impl<'a> Field<'a> {
+    /// Returns the contents of a field with a length.
+    pub(super) fn contents(&self) -> Option<&'a [u8]> {
+        (self.wire_type == BYTES).then_some(self.payload)
+    }
+}
+
+/// Reason why a message has no next field.
+pub(super) enum Malformed {
+    CutOff,
+    WireType(u64),
+}
+
+impl Malformed {
+    /// Returns the error of a message with this name.
+    pub(super) fn of(self, message: &str) -> Error {
+        Error::invalid(match self {
+            Malformed::CutOff => format!("a {message} that is cut off"),
+            Malformed::WireType(wire_type) => format!("a {message} with a field of wire type {wire_type}"),
+        })
+    }
+}
+
+/// Returns the next field of a message, and moves `bytes` behind it; `None` at the end.
+pub(super) fn next_field<'a>(bytes: &mut &'a [u8]) -> Result<Option<Field<'a>>, Malformed> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let before = *bytes;
+    let key = varint(bytes).ok_or(Malformed::CutOff)?;
+    let wire_type = key & 7;
+    let mut value = 0;
+    let payload = match wire_type {
+        0 => varint(bytes).map(|varint| {
+            value = varint;
+            &[][..]
+        }),
+        1 => take(bytes, 8),
+        BYTES => varint(bytes).and_then(|length| take(bytes, length)),
+        5 => take(bytes, 4),
+        _ => return Err(Malformed::WireType(wire_type)),
+    };
+    let payload = payload.ok_or(Malformed::CutOff)?;
+    let all = &before[..before.len() - bytes.len()];
+    Ok(Some(Field { number: key >> 3, wire_type, all, payload, value }))
+}
+
+fn take<'a>(bytes: &mut &'a [u8], length: u64) -> Option<&'a [u8]> {
     let (field, rest) = bytes.split_at_checked(usize::try_from(length).ok()?)?;
     *bytes = rest;
     Some(field)
 }
 
-pub(super) fn varint(bytes: &mut &[u8]) -> Option<u64> {
+fn varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0;
     for place in 0..10 {
         let (&byte, rest) = bytes.split_first()?;

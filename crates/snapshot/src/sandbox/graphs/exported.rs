@@ -1,20 +1,10 @@
 //! Random steps with the operators that exporters write for sequences, indices and integers.
 
-use super::{Maker, Value, int, node, together};
-use rten_onnx::onnx::{AttributeProto, AttributeType, NodeProto};
+use super::{Maker, Value, int, node, text, together};
+use rten_onnx::onnx::NodeProto;
 
 const FLOAT: i64 = 1;
 const INT64: i64 = 7;
-
-fn text(mut node: NodeProto, name: &str, value: &str) -> NodeProto {
-    node.attribute.push(AttributeProto {
-        name: Some(name.into()),
-        s: Some(value.into()),
-        r#type: Some(AttributeType::STRING),
-        ..AttributeProto::default()
-    });
-    node
-}
 
 fn microsoft(operator: &str, inputs: &[&str], output: &str) -> NodeProto {
     NodeProto { domain: Some("com.microsoft".into()), ..node(operator, inputs, output) }

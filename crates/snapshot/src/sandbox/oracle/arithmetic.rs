@@ -1,6 +1,7 @@
 //! Rounding of results, and accounting of work.
 
 use super::stop::Stop;
+use sterling_core::random::{GAMMA, splitmix64};
 
 /// Maximum numbers of one value.
 const NUMBERS_MAX: usize = 1 << 24;
@@ -48,13 +49,11 @@ impl Arithmetic {
         self.spend(count.ok_or(Stop::TooLarge)?.saturating_mul(each))
     }
 
-    /// Returns a number between -1 and 1 (splitmix64).
+    /// Returns a number between -1 and 1.
     fn random(&mut self) -> f64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+        let number = splitmix64(self.state);
+        self.state = self.state.wrapping_add(GAMMA);
+        (number >> 11) as f64 / (1u64 << 52) as f64 - 1.0
     }
 
     /// Rounds the result of one operation.
