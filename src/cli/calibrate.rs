@@ -32,9 +32,14 @@ impl Calibrate {
         let version = match self.version {
             Some(version) if versions.contains(&version) => version,
             None if !versions.is_empty() => versions[versions.len() - 1],
-            _ => {
+            None => {
+                let models = store.models()?.join(", ");
+                let models = if models.is_empty() { "none" } else { &models };
+                return Err(Error::not_found(format!("model `{}` has no version; models there: {models}", self.name)));
+            }
+            Some(version) => {
                 return Err(Error::not_found(format!(
-                    "model `{}`: got no such version, there are {versions:?}",
+                    "model `{}` has no version {version}; there are {versions:?}",
                     self.name
                 )));
             }

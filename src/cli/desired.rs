@@ -3,7 +3,7 @@
 use super::output::say;
 use super::store::StoreArgs;
 use sterling_core::error::{Error, Result};
-use sterling_snapshot::{Desired, check_name};
+use sterling_snapshot::Desired;
 
 /// Arguments of `sterling activate`.
 #[derive(Debug, clap::Args)]
@@ -54,9 +54,8 @@ impl std::str::FromStr for Choice {
 
 impl Activate {
     pub(super) fn run(self) -> Result<()> {
-        let (store, model) = (self.store.existing()?, &self.model);
-        check_name("model name", model)?;
-        let before = store.wish(model)?;
+        let model = &self.model;
+        let (store, before) = self.store.desired_of(model)?;
         let Some(Choice(version)) = self.version else { return tell(model, &before) };
         if let Some(Choice(expected)) = self.expect.filter(|expected| expected.0 != before.version) {
             let expected = expected.map_or("the newest version".into(), |version| format!("version {version}"));
@@ -75,9 +74,8 @@ impl Activate {
 
 impl Label {
     pub(super) fn run(self) -> Result<()> {
-        let (store, model, label) = (self.store.existing()?, &self.model, self.label);
-        check_name("model name", model)?;
-        let before = store.wish(model)?;
+        let (model, label) = (&self.model, self.label);
+        let (store, before) = self.store.desired_of(model)?;
         if self.remove && !before.labels.contains_key(&label) {
             return Err(Error::not_found(format!("model `{model}`: no label `{label}`, it is {}", before.told())));
         }

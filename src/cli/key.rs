@@ -21,6 +21,12 @@ pub(super) struct Key {
     /// Model that the key may use; repeatable [default: all]
     #[arg(long)]
     model: Vec<String>,
+    /// Requests per second that each server process admits [default: unlimited]
+    #[arg(long, value_name = "N")]
+    rate: Option<f64>,
+    /// Requests at once; default: those of one second
+    #[arg(long, value_name = "N", requires = "rate")]
+    burst: Option<f64>,
     /// Append the entry to this file, which servers reload automatically, and print only the key
     #[arg(long, value_name = "FILE", value_parser = local_path())]
     file: Option<PathBuf>,
@@ -44,7 +50,7 @@ impl Key {
             KeyRole::Write => Role::Write,
             KeyRole::Admin => Role::Admin,
         };
-        let NewKey { secret, entry } = new_key(&self.name, role, &self.model)?;
+        let NewKey { secret, entry } = new_key(&self.name, role, &self.model, self.rate, self.burst)?;
         let Some(path) = self.file else {
             return say(format_args!("{secret}\n\n{entry}"));
         };

@@ -101,7 +101,9 @@ impl Publish {
             Output::Shards { .. } => {
                 tell_shards(&store, &name, version).and_then(|()| calibrated(&store, &name, version))
             }
-            Output::Whole { .. } => tell_version(&store, &name, version),
+            Output::Whole { .. } => {
+                tell_version(&store, &name, version).and_then(|()| replayed(&store, &name, version))
+            }
         };
         match told {
             // The publication is complete, even if the version cannot be read back.
@@ -127,6 +129,23 @@ fn tell_version(store: &Store, name: &str, version: u64) -> Result<()> {
     manifest.graphs.iter().flatten().try_for_each(|(file, record)| say(format_args!("  {file} {record}")))?;
     decisions(&manifest)?;
     calibrated(store, name, version)
+}
+
+/// Prints a note if an earlier version contains updates of its log, and this one says that it contains none of them.
+fn replayed(store: &Store, name: &str, version: u64) -> Result<()> {
+    if store.manifest(name, version)?.position > 0 {
+        return Ok(());
+    }
+    let earlier = store.versions(name)?.into_iter().filter(|&other| other < version);
+    // An earlier version that cannot be read says nothing of its position.
+    let position = earlier.filter_map(|other| store.manifest(name, other).ok()).map(|m| m.position).max();
+    match position {
+        Some(position @ 1..) => say(format_args!(
+            "  contains no updates of the log: a server applies all that it keeps (an earlier version: {position}) over these \
+             items; if they contain them, publish with --position"
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Prints the source of a version's calibration.

@@ -84,8 +84,8 @@ impl Serve {
     }
 }
 
-/// Checks the requirements of a start: configuration, keys, certificates, the placement of tables, the device, the store and the
-/// manifests of the versions to load.
+/// Checks the requirements of a start: configuration, keys, certificates, the placement of tables with a sample of the rows on a
+/// cluster, the device, the store and the manifests of the versions to load.
 fn check(config: &Config) -> Result<()> {
     let access = AccessControl::open(&config.access)?;
     let scheme = if Tls::open(&config.tls)?.is_some() { "https" } else { "http" };
@@ -107,6 +107,7 @@ fn check(config: &Config) -> Result<()> {
                 let folder = store.outline(model, version)?;
                 let found = Manifest::read(&folder)?;
                 let bytes = Snapshot::memory_bytes(&folder, &found, &placement)?;
+                Snapshot::check_cluster(&folder, &found, &placement).map_err(|e| e.within(model))?;
                 versions_bytes += bytes;
                 say(format_args!(
                     "{model} version {version}: {} items, {} MiB of memory",

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
 
-use sterling_core::error::Result;
+use sterling_core::error::{Error, Result};
 use sterling_server::startup::check_folder;
-use sterling_snapshot::{CacheOptions, Store};
+use sterling_snapshot::{CacheOptions, Desired, Store, check_name};
 use sterling_storage::objects;
 
 /// Arguments of all commands that use a store.
@@ -37,6 +37,21 @@ impl StoreArgs {
         let store = self.unasked()?;
         store.renew()?;
         Ok(store)
+    }
+
+    /// Opens the store and reads the desired state of a model, which must be published or have a desired state.
+    pub(super) fn desired_of(&self, model: &str) -> Result<(Store, Desired)> {
+        let store = self.existing()?;
+        check_name("model name", model)?;
+        let desired = store.wish(model)?;
+        if desired.revision == 0 {
+            let models: Vec<String> = store.models()?.into_iter().chain(store.cut_models()?).collect();
+            if !models.iter().any(|known| known == model) {
+                let models = if models.is_empty() { "none".into() } else { models.join(", ") };
+                return Err(Error::not_found(format!("model `{model}` is not in the store; there are: {models}")));
+            }
+        }
+        Ok((store, desired))
     }
 
     /// Opens the store, which must exist if it is a folder; a bucket is not listed yet.

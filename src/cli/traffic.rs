@@ -80,9 +80,8 @@ impl Part {
     /// Prints the desired traffic, or changes it: `change` receives the version, the label and the share, or `None` to remove the
     /// part.
     fn run(self, change: impl FnOnce(&mut Traffic, Option<(Option<u64>, Option<String>, f64)>)) -> Result<()> {
-        let (store, model) = (self.store.existing()?, &self.model);
-        check_name("model name", model)?;
-        let before = store.wish(model)?;
+        let model = &self.model;
+        let (store, before) = self.store.desired_of(model)?;
         let chosen = match (self.version, self.share, self.remove) {
             (None, _, false) => return tell(model, &before),
             (None, _, true) => None,

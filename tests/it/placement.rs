@@ -26,7 +26,7 @@ use sterling::snapshot::{Manifest, Placement, PlacementOptions, Recipe, Snapshot
 use crate::debian;
 use crate::redis_cluster::RedisCluster;
 use crate::remote::alone;
-use crate::support::{Server, ids, loses, put, retrieve, root, run, tiny, tiny_package, until};
+use crate::support::{Server, ids, loses, put, retrieve, root, run, sterling, tiny, tiny_package, until};
 
 /// A partition of a table: its rows and columns and its tier.
 type Part = ([u64; 2], [u32; 2], Tier);
@@ -407,6 +407,29 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
     assert_eq!(status, 503, "{problem}");
     let answer = server.ask("/v1/models/tiny:retrieve", fresh("default_rows"));
     assert_eq!(answer["degraded_rows"], 2, "{answer}");
+
+    // A server that starts without the rows loads the version once they are there.
+    for version in ["2", "3"] {
+        std::fs::remove_dir_all(store.path().join("tiny").join(version)).unwrap();
+    }
+    let config = config.display().to_string();
+    let (code, _, said) = run(&["serve", "--check", "--store", &at, "--config", &config]);
+    assert!(code != 0 && said.contains("packages rows ") && said.contains("not in the cluster"), "{code} {said}");
+    let mut command = sterling();
+    command.env("STERLING_REFRESH_MS", "100").args(["serve", "--listen", "127.0.0.1:0", "--store", &at]);
+    let late = Server::spawn(command.args(["--config", &config]));
+    let of_late = || late.get_json("/v1/models/tiny/versions")["versions"][0].clone();
+    until("the version is rejected", || of_late()["refused"].is_string());
+    assert!(of_late()["retry_in_ms"].is_number(), "{}", of_late());
+    let (code, out, said) = run(&["remote", &seed, "--load", &format!("{at}/tiny/1")]);
+    assert_eq!(code, 0, "{out}{said}");
+    until("the version is loaded", || of_late()["active"] == true);
+    assert_eq!(ids(&late.ask("/v1/models/tiny:retrieve", request("fail"))), ids(&local));
+    let (code, out, said) = run(&["serve", "--check", "--store", &at, "--config", &config]);
+    assert!(code == 0 && out.contains("tiny version 1"), "{code} {out}{said}");
+    std::fs::write(&config, format!("[tables]\nplan = '{}'\n", plan.display())).unwrap();
+    let (code, _, said) = run(&["serve", "--check", "--store", &at, "--config", &config]);
+    assert!(code == 2 && said.contains("table `packages` is planned on a cluster, got none"), "{code} {said}");
 }
 
 #[test]

@@ -358,6 +358,8 @@ fn invalid_traffic_is_rejected_and_changes_nothing() {
         (&["canary", "vectors", "2", "--share", "11"], 2, "canary.share: got 11"),
         (&["canary", "vectors", "1", "--share", "0.1"], 2, "version 1 is the one that answers"),
         (&["canary", "vectors", "9", "--share", "0.1"], 2, "version 9"),
+        (&["canary", "vector", "2", "--share", "0.1"], 2, "model `vector` is not in the store; there are: vectors"),
+        (&["activate", "vector", "2"], 2, "model `vector` is not in the store; there are: vectors"),
         (&["canary", "vectors", "next", "--share", "0.1"], 2, "label `next`"),
         (&["canary", "vectors", "2", "--share", "0.1", "--sticky", "x"], 2, "sticky: got `x`"),
         (&["canary", "vectors", "2", "--share", "0.1", "--latency", "0"], 2, "canary.margins.latency"),

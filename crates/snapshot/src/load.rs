@@ -128,9 +128,7 @@ impl Snapshot {
     /// # Errors
     /// Errors of `model.toml`.
     pub fn memory_bytes(folder: &Path, manifest: &Manifest, placement: &Placement) -> Result<u64> {
-        let path = folder.join(MODEL_FILE);
-        let text = std::fs::read_to_string(&path).map_err(|e| Error::io(path.display(), e))?;
-        let spec = ModelSpec::parse(&text).map_err(|e| e.within(path.display()))?;
+        let spec = spec(folder)?;
         let bytes = |file: &str| manifest.files.get(file).map_or(0, |sum| sum.bytes);
         let others = manifest.files.keys().filter(|file| spec.tables.iter().all(|t| t.file != **file));
         let times = |file: &str| match file {
@@ -140,6 +138,14 @@ impl Snapshot {
         };
         let others: u64 = others.map(|file| bytes(file).saturating_mul(times(file))).sum();
         Ok(others.saturating_add(placement.memory_bytes(&spec, bytes)))
+    }
+
+    /// Checks that a load of the version in `folder` would find the rows that the placement expects on a cluster.
+    ///
+    /// # Errors
+    /// `Invalid` if no cluster is given; `NotReady` if it lacks the rows; `Unavailable` if it does not answer.
+    pub fn check_cluster(folder: &Path, manifest: &Manifest, placement: &Placement) -> Result<()> {
+        placement.check_cluster(&spec(folder)?, manifest)
     }
 
     /// Returns the default number of candidates for a request for `k` items, K0; equal to `k` if no reranker or value model
@@ -153,6 +159,13 @@ impl Snapshot {
     pub fn digest(&self) -> &str {
         &self.digest
     }
+}
+
+/// Returns the specification of the model in a folder.
+fn spec(folder: &Path) -> Result<ModelSpec> {
+    let path = folder.join(MODEL_FILE);
+    let text = std::fs::read_to_string(&path).map_err(|e| Error::io(path.display(), e))?;
+    ModelSpec::parse(&text).map_err(|e| e.within(path.display()))
 }
 
 /// Rejects a manifest that lacks a required file.

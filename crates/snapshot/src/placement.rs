@@ -183,6 +183,31 @@ impl Placement {
         }
     }
 
+    /// Checks that the cluster has the rows that the plan places there, by a sample of them.
+    ///
+    /// # Errors
+    /// `Invalid` without a cluster; `NotReady` if its rows are not there; `Unavailable` if none of the sampled ones is readable
+    /// or the cluster does not answer.
+    pub(super) fn check_cluster(&self, spec: &ModelSpec, manifest: &Manifest) -> Result<()> {
+        let By::Plan(plan) = &self.by else { return Ok(()) };
+        let is_remote = |plan: &&TablePlan| plan.shards.iter().any(|s| s.tier == Tier::Remote);
+        let is_ours = |plan: &&TablePlan| spec.tables.iter().any(|t| t.name == plan.table);
+        for TablePlan { table, .. } in plan.tables.iter().filter(is_remote).filter(is_ours) {
+            let Some(cluster) = &self.cluster else {
+                return Err(Error::invalid(format!("table `{table}` is planned on a cluster, got none")));
+            };
+            let sample = tiers::remote::sample(cluster, &rows_on_cluster(spec, manifest, table)?)?;
+            if let Some(trouble) = sample.trouble() {
+                let is_lost = sample.unreadable_rows() == sample.rows;
+                tracing::warn!(model = spec.name, table, "{trouble}");
+                if is_lost {
+                    return Err(Error::unavailable(format!("table `{table}`: {trouble}")));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Places the tables of a version as planned. When it returns, the servers of other hosts hold their planned rows.
     pub(super) fn place(
         &self,

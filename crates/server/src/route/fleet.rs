@@ -383,10 +383,9 @@ impl Fleet {
     pub fn get(&self, name: &str, pin: VersionSelector<'_>) -> Result<Arc<Offering>> {
         let least = self.options.min_replicas;
         self.of_model(name, |model| match pin {
-            VersionSelector::Active => model
-                .active()
-                .cloned()
-                .ok_or_else(|| Error::not_ready(format!("no version of which every shard has {least} servers"))),
+            VersionSelector::Active => {
+                model.active().cloned().ok_or_else(|| Error::not_ready(self.without_active(model)))
+            }
             VersionSelector::Version(version) => {
                 let of_number = || model.versions.iter().filter(|served| served.edition.version == version);
                 let is_active =

@@ -64,20 +64,23 @@ impl Fleet {
         })
     }
 
-    fn absence(&self, model: &Model) -> Option<String> {
+    /// Returns why a model has no active version.
+    pub(super) fn without_active(&self, model: &Model) -> String {
         let least = self.options.min_replicas;
-        let Some(active) = model.active() else {
-            let lacking = model.versions.iter().filter(|served| served.edition.fewest() < least).map(|served| {
-                let few = (0..).zip(served.held()).filter(|(_, (_, servers))| *servers < least);
-                format!("version {} lacks {}", served.version(), shards(few.map(|(shard, _)| shard)))
-            });
-            let lacking: Vec<String> = lacking.collect();
-            return Some(if lacking.is_empty() {
-                "its versions are in memory, and active at no server".into()
-            } else {
-                format!("no version has {least} servers of every shard: {}", lacking.join("; "))
-            });
-        };
+        let lacking = model.versions.iter().filter(|served| served.edition.fewest() < least).map(|served| {
+            let few = (0..).zip(served.held()).filter(|(_, (_, servers))| *servers < least);
+            format!("version {} lacks {}", served.version(), shards(few.map(|(shard, _)| shard)))
+        });
+        let lacking: Vec<String> = lacking.collect();
+        if lacking.is_empty() {
+            return "its versions are in memory, and active at no server".into();
+        }
+        let servers = if least == 1 { "a server".to_owned() } else { format!("{least} servers") };
+        format!("no version has {servers} of every shard: {}", lacking.join("; "))
+    }
+
+    fn absence(&self, model: &Model) -> Option<String> {
+        let Some(active) = model.active() else { return Some(self.without_active(model)) };
         let is_lost = active.lost().count() == active.shards();
         (is_lost || active.coverage() < self.options.min_coverage).then(|| {
             let (of, version) = (active.shards(), active.version());

@@ -376,7 +376,13 @@ impl Misfits {
 impl Following {
     /// Creates the version as it was published, with no later updates.
     fn new(feed: Arc<Feed>, main: Arc<Snapshot>, in_place: bool) -> Result<Self> {
-        let fresh = Fresh::new(main.clone(), main.manifest.position);
+        let position = main.manifest.position;
+        let updates = feed.last().saturating_sub(position);
+        if updates > 0 {
+            let (model, version) = (&main.manifest.name, main.manifest.version);
+            tracing::info!(%model, version, position, updates, "later updates are applied to the items of the version");
+        }
+        let fresh = Fresh::new(main.clone(), position);
         let fresh = if in_place { fresh.in_place() } else { fresh }.taking(feed.early.clone());
         Ok(Following {
             records: feed.journal.follow(fresh.position())?,

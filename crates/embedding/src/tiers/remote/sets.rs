@@ -78,15 +78,18 @@ pub fn stored(cluster: &Cluster, named: &RowSet) -> Result<Option<(RowSet, Table
 }
 
 /// Returns the complete set with the content of `named`.
+///
+/// # Errors
+/// `NotReady` if there is none, because a load may follow at any time.
 pub(super) fn complete(cluster: &Cluster, named: &RowSet) -> Result<(RowSet, TableManifest)> {
     let Some((named, manifest)) = stored(cluster, named)? else {
         let others: Vec<String> = sets(cluster, named)?.iter().map(RowSet::tag).collect();
         let others = if others.is_empty() { "none".to_owned() } else { others.join(", ") };
-        return Err(Error::not_found(format!("{named}: not in the cluster; rows there: {others}")));
+        return Err(Error::not_ready(format!("{named}: not in the cluster; rows there: {others}")));
     };
     match manifest.state {
         TableState::Complete => Ok((named, manifest)),
         TableState::Loading => Err(Error::not_ready(format!("{named}: its load has not ended"))),
-        TableState::Deleting => Err(Error::not_found(format!("{named}: is being deleted"))),
+        TableState::Deleting => Err(Error::not_ready(format!("{named}: is being deleted"))),
     }
 }

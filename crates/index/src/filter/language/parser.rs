@@ -170,7 +170,11 @@ impl Parser {
             Test::IsPresent
         } else {
             let operator = self.operator()?;
-            let number = self.number()?;
+            let expected = match operator {
+                Operator::Equal | Operator::NotEqual => format!("a number; `{feature}:value` matches a text"),
+                _ => "a number".to_owned(),
+            };
+            let number = self.number(&expected)?;
             self.count(1, offset)?;
             Test::Compares(operator, number)
         };
@@ -189,8 +193,8 @@ impl Parser {
     }
 
     /// Parses a number, or a date with a unit.
-    fn number(&mut self) -> Result<String> {
-        let number = self.name("a number")?;
+    fn number(&mut self, expected: &str) -> Result<String> {
+        let number = self.name(expected)?;
         if let Some(unit) = DateUnit::of(&number)
             && self.takes("(")
         {
@@ -204,7 +208,7 @@ impl Parser {
         }
         if !number.parse::<f64>().is_ok_and(f64::is_finite) {
             self.next -= 1;
-            return Err(self.wrong("a number"));
+            return Err(self.wrong(expected));
         }
         Ok(number)
     }
@@ -296,6 +300,7 @@ mod tests {
             ("price < ten", 8, "got `ten` at byte 8, expected a number"),
             ("price < ", 8, "got the end at byte 8, expected a number"),
             ("price < inf", 8, "expected a number"),
+            ("country = DE", 10, "got `DE` at byte 10, expected a number; `country:value` matches a text"),
             ("a:\"x", 2, "has no end"),
             ("a:\"\\x\"", 3, "expected one of"),
             ("a:1 ^ b:2", 4, "got `^` at byte 4"),

@@ -199,6 +199,9 @@ impl AccessControl {
         {
             let late = |wait| {
                 let rate = meter.rate().rate;
+                if let Some(requests) = meter.reject() {
+                    tracing::warn!(key = key.name, rate, requests, "requests of a key are rejected for its rate");
+                }
                 denied(
                     "rate",
                     Rejection::too_early(format!("key `{}` is limited to {rate} requests per second", key.name), wait),

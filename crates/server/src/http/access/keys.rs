@@ -172,11 +172,11 @@ pub struct NewKey {
     pub entry: String,
 }
 
-/// Generates a key of 256 random bits.
+/// Generates a key of 256 random bits, with a rate and burst in requests per second, if given.
 ///
 /// # Errors
-/// `Invalid` for an invalid name; `Internal` if the system provides no random numbers.
-pub fn new_key(name: &str, role: Role, models: &[String]) -> Result<NewKey> {
+/// `Invalid` for an invalid name or rate; `Internal` if the system provides no random numbers.
+pub fn new_key(name: &str, role: Role, models: &[String], rate: Option<f64>, burst: Option<f64>) -> Result<NewKey> {
     check_name("name", name)?;
     for model in models {
         check_name("model", model)?;
@@ -197,6 +197,12 @@ pub fn new_key(name: &str, role: Role, models: &[String]) -> Result<NewKey> {
         let models = models.iter().map(|model| format!("\"{model}\"")).collect::<Vec<_>>().join(", ");
         let _ = writeln!(entry, "models = [{models}]");
     }
+    for (field, number) in [("rate", rate), ("burst", burst)] {
+        if let Some(number) = number {
+            let _ = writeln!(entry, "{field} = {number:?}");
+        }
+    }
+    check_keys(Path::new("key"), entry.as_bytes())?;
     Ok(NewKey { secret, entry })
 }
 
@@ -220,7 +226,7 @@ mod tests {
     #[test]
     fn a_key_that_was_made_is_known_again_and_no_other_is() {
         let made: Vec<NewKey> =
-            ["a", "b", "c"].iter().map(|name| new_key(name, Role::Write, &["m".into()]).unwrap()).collect();
+            ["a", "b", "c"].iter().map(|name| new_key(name, Role::Write, &["m".into()], None, None).unwrap()).collect();
         let keys = parse(&made.iter().map(|key| key.entry.as_str()).collect::<String>()).unwrap();
         for (key, name) in made.iter().zip(["a", "b", "c"]) {
             let known = keys.of(key.secret.as_bytes()).unwrap();

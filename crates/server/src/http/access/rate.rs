@@ -3,6 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// Least time between two log lines about a key that exceeds its rate.
+const BETWEEN_LINES: u64 = 60 * 1_000_000_000;
+
 /// Rate and burst of a key.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rate {
@@ -19,11 +22,21 @@ pub(super) struct Meter {
     start: Instant,
     /// Theoretical arrival time: nanoseconds after `start` at which all requests so far were due.
     due: AtomicU64,
+    /// Rejected requests since the last log line about them.
+    rejected: AtomicU64,
+    /// Nanoseconds after `start` from which the next line may be written.
+    next_line: AtomicU64,
 }
 
 impl Meter {
     pub(super) fn new(rate: Rate) -> Self {
-        Meter { rate, start: Instant::now(), due: AtomicU64::new(0) }
+        Meter {
+            rate,
+            start: Instant::now(),
+            due: AtomicU64::new(0),
+            rejected: AtomicU64::new(0),
+            next_line: AtomicU64::new(0),
+        }
     }
 
     pub(super) fn rate(&self) -> Rate {
@@ -36,6 +49,19 @@ impl Meter {
     /// Returns the time to wait if the request exceeds the rate.
     pub(super) fn take(&self) -> Result<(), Duration> {
         self.take_at(self.start.elapsed().as_nanos() as u64)
+    }
+
+    /// Counts a rejected request. Returns the number of them since the last log line if it is time for another.
+    pub(super) fn reject(&self) -> Option<u64> {
+        self.reject_at(self.start.elapsed().as_nanos() as u64)
+    }
+
+    fn reject_at(&self, now: u64) -> Option<u64> {
+        self.rejected.fetch_add(1, Ordering::Relaxed);
+        let next = self.next_line.load(Ordering::Relaxed);
+        let is_mine = now >= next
+            && self.next_line.compare_exchange(next, now + BETWEEN_LINES, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        is_mine.then(|| self.rejected.swap(0, Ordering::Relaxed))
     }
 
     /// Counts further requests of an admitted call: later requests wait for them.
@@ -86,6 +112,9 @@ mod tests {
         assert_eq!(taken(0, 100, 1), 5);
         assert_eq!(meter.take_at(100), Err(Duration::from_nanos(SECOND / 10 - 100)));
         assert_eq!(taken(SECOND / 10, 10 * SECOND, SECOND / 100), 99);
+        // A line at the first rejection, then one a minute with the number of rejections since.
+        let lines: Vec<_> = (0..130).filter_map(|second| meter.reject_at(second * SECOND)).collect();
+        assert_eq!(lines, [1, 60, 60]);
         // Unused rate accumulates to one burst at most.
         assert_eq!(taken(60 * SECOND, 60 * SECOND + 100, 1), 5);
     }

@@ -49,7 +49,7 @@ impl Edge {
         let (mut secrets, mut text) = (BTreeMap::new(), String::new());
         for (name, role, models) in KEYS {
             let models: Vec<String> = models.iter().map(|model| model.to_string()).collect();
-            let made = new_key(name, role, &models).unwrap();
+            let made = new_key(name, role, &models, None, None).unwrap();
             secrets.insert(name, made.secret);
             text += &made.entry;
         }
