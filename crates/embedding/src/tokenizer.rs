@@ -1,8 +1,8 @@
 //! Tokenizers: texts to rows of a table, by a `tokenizer.json` in the format of Hugging Face's
 //! [`tokenizers`](https://github.com/huggingface/tokenizers) (WordPiece, byte-level BPE, Unigram).
 //!
-//! The file comes with a model package and is untrusted: its size, the growth of texts by its normalizer and the bytes of a text
-//! that are tokenized are bounded, and panics of the library become errors. Truncation and padding stated by the file are ignored,
+//! The file comes with a model package and is untrusted: its size, the lengths of its pieces, the growth of texts by its normalizer
+//! and the bytes of a text that are tokenized are bounded, and panics of the library become errors. Truncation and padding stated by the file are ignored,
 //! because a feature states its length.
 
 #[cfg(feature = "text")]
@@ -21,7 +21,44 @@ const BYTES_PER_TOKEN: usize = 32;
 const GROWTH_MAX: usize = 1024;
 /// Maximum `max_input_chars_per_word`: WordPiece takes cubic time in a word's length.
 #[cfg(feature = "text")]
-const WORD_CHARS_MAX: usize = 1000;
+const WORD_CHARS_MAX: usize = 200;
+/// Maximum bytes of a Unigram piece, and of the prefix or suffix that a model adds to the parts of a word. The library compares each
+/// position of a text with whole pieces, copies prefixes and suffixes for each attempt, and frees its trie of pieces with one stack
+/// frame per byte.
+#[cfg(feature = "text")]
+const PIECE_BYTES_MAX: usize = 256;
+/// Maximum bytes of all Unigram pieces: the library needs about 100 bytes of memory for each.
+#[cfg(feature = "text")]
+const PIECES_BYTES_MAX: usize = 16 << 20;
+/// Types of normalizers and pre-tokenizers in version 0.23 of the library. It also reads parts without a type, by their fields, and
+/// [`growth`] could mistake those.
+#[cfg(feature = "text")]
+const PART_TYPES: [&str; 24] = [
+    "BertNormalizer",
+    "BertPreTokenizer",
+    "ByteLevel",
+    "CharDelimiterSplit",
+    "Digits",
+    "FixedLength",
+    "Lowercase",
+    "Metaspace",
+    "NFC",
+    "NFD",
+    "NFKC",
+    "NFKD",
+    "Nmt",
+    "Precompiled",
+    "Prepend",
+    "Punctuation",
+    "Replace",
+    "Sequence",
+    "Split",
+    "Strip",
+    "StripAccents",
+    "UnicodeScripts",
+    "Whitespace",
+    "WhitespaceSplit",
+];
 
 /// Tokenizer of the texts of a table.
 #[derive(Debug)]
@@ -94,8 +131,13 @@ impl Tokenizer {
                 "model.max_input_chars_per_word: got {most}, expected at most {WORD_CHARS_MAX}"
             )));
         }
-        let parts = header.normalizer.iter().chain(&header.pre_tokenizer);
-        let growth = parts.map(growth).fold(1usize, usize::saturating_mul);
+        header.model.check_pieces()?;
+        let mut growth = 1usize;
+        for (name, part) in [("normalizer", &header.normalizer), ("pre_tokenizer", &header.pre_tokenizer)] {
+            if let Some(part) = part.as_ref().filter(|part| !part.is_null()) {
+                growth = growth.saturating_mul(self::growth(part).map_err(|e| e.within(name))?);
+            }
+        }
         if growth > GROWTH_MAX {
             return Err(Error::invalid(format!(
                 "normalizer, pre_tokenizer: may make a text {growth} times as long, expected at most {GROWTH_MAX} times"
@@ -106,7 +148,9 @@ impl Tokenizer {
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| Error::invalid(e.to_string()))?;
         let ids = inner.get_vocab(true);
-        let rows = ids.values().max().map_or(0, |&id| u64::from(id) + 1);
+        let highest =
+            ids.values().copied().map(u64::from).chain(header.post_processor.iter().flat_map(special_ids)).max();
+        let rows = highest.map_or(0, |id| id.saturating_add(1));
         let processor = inner.get_post_processor();
         let added = processor.map_or(0, |processor| tokenizers::PostProcessor::added_tokens(processor, false));
         Ok(Tokenizer { inner, added, rows })
@@ -146,6 +190,7 @@ impl Tokenizer {
 struct Header {
     normalizer: Option<serde_json::Value>,
     pre_tokenizer: Option<serde_json::Value>,
+    post_processor: Option<serde_json::Value>,
     model: Model,
 }
 
@@ -154,13 +199,100 @@ struct Header {
 struct Model {
     dropout: Option<f64>,
     max_input_chars_per_word: Option<usize>,
+    continuing_subword_prefix: Option<String>,
+    end_of_word_suffix: Option<String>,
+    #[serde(default)]
+    vocab: PieceSizes,
+}
+
+#[cfg(feature = "text")]
+impl Model {
+    /// Rejects pieces that make the library slow or overflow its stack.
+    fn check_pieces(&self) -> Result<()> {
+        let length = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        for (what, bytes, most) in [
+            ("vocab: its longest piece", self.vocab.longest, PIECE_BYTES_MAX),
+            ("vocab: all pieces", self.vocab.all, PIECES_BYTES_MAX),
+            ("continuing_subword_prefix", length(&self.continuing_subword_prefix), PIECE_BYTES_MAX),
+            ("end_of_word_suffix", length(&self.end_of_word_suffix), PIECE_BYTES_MAX),
+        ] {
+            if bytes > most {
+                return Err(Error::invalid(format!("model.{what}: got {bytes} bytes, expected at most {most}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sizes of the pieces of a Unigram vocabulary, a list of pieces and scores, in bytes; 0 for the maps of other models.
+#[cfg(feature = "text")]
+#[derive(Default)]
+struct PieceSizes {
+    longest: usize,
+    all: usize,
+}
+
+#[cfg(feature = "text")]
+impl<'de> serde::Deserialize<'de> for PieceSizes {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+        struct Sizes;
+
+        impl<'de> Visitor<'de> for Sizes {
+            type Value = PieceSizes;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a map of tokens, or a list of pieces with scores")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut pieces: A) -> std::result::Result<PieceSizes, A::Error> {
+                let mut sizes = PieceSizes::default();
+                while let Some((piece, _)) = pieces.next_element::<(String, IgnoredAny)>()? {
+                    sizes.longest = sizes.longest.max(piece.len());
+                    sizes.all += piece.len();
+                }
+                Ok(sizes)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut tokens: A) -> std::result::Result<PieceSizes, A::Error> {
+                while tokens.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                Ok(PieceSizes::default())
+            }
+        }
+
+        deserializer.deserialize_any(Sizes)
+    }
+}
+
+/// Returns the ids of special tokens that a post-processor states: `ids` of templates, `["[SEP]", 102]` of BERT and RoBERTa.
+#[cfg(feature = "text")]
+fn special_ids(part: &serde_json::Value) -> Vec<u64> {
+    use serde_json::Value;
+    match part {
+        Value::Object(fields) => fields
+            .iter()
+            .flat_map(|(name, value)| match (name.as_str(), value.as_array()) {
+                ("ids" | "sep" | "cls", Some(ids)) => ids.iter().filter_map(Value::as_u64).collect(),
+                _ => special_ids(value),
+            })
+            .collect(),
+        Value::Array(parts) => parts.iter().flat_map(special_ids).collect(),
+        _ => Vec::new(),
+    }
 }
 
 /// Returns a bound on the factor by which a normalizer or pre-tokenizer lengthens a text.
+///
+/// # Errors
+/// `Invalid` for a part of an unknown type.
 #[cfg(feature = "text")]
-fn growth(part: &serde_json::Value) -> usize {
+fn growth(part: &serde_json::Value) -> Result<usize> {
     let lists = ["normalizers", "pretokenizers"].into_iter().filter_map(|list| part.get(list)?.as_array());
-    let inner = lists.flatten().map(growth).fold(1usize, usize::saturating_mul);
+    let mut inner = 1usize;
+    for part in lists.flatten() {
+        inner = inner.saturating_mul(growth(part)?);
+    }
     let text = |field: &str| part.get(field).and_then(serde_json::Value::as_str);
     let bytes = |field: &str| text(field).map_or(0, str::len);
     // A pattern that matches nothing inserts its content beside every character.
@@ -170,9 +302,15 @@ fn growth(part: &serde_json::Value) -> usize {
         Some("ByteLevel") => 3,
         Some("Replace") => bytes("content") + usize::from(!is_literal),
         Some("Precompiled") => longest_replacement(text("precompiled_charsmap").unwrap_or_default()),
-        _ => bytes("prepend").max(bytes("replacement")),
+        Some("Prepend") => bytes("prepend"),
+        Some("Metaspace") => bytes("replacement"),
+        Some(name) if PART_TYPES.contains(&name) => 1,
+        other => {
+            let found = other.map_or("none".to_owned(), |name| format!("`{name}`"));
+            return Err(Error::invalid(format!("type: got {found}, expected one of {}", PART_TYPES.join(", "))));
+        }
     };
-    inner.saturating_mul(own.max(1))
+    Ok(inner.saturating_mul(own.max(1)))
 }
 
 /// Returns the bytes of the longest text that a character map of SentencePiece writes for a character. The map is the size of a

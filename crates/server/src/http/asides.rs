@@ -15,8 +15,9 @@ const ASIDE_WAIT: Duration = Duration::from_secs(1);
 const STORE_WAIT: Duration = Duration::from_secs(2);
 const STORE_READS: usize = 8;
 /// Minimum size of bodies that are parsed on separate threads, in bytes. A filter takes about 0.1 µs per byte, so shorter bodies
-/// delay other connections of the thread by a few milliseconds at most.
+/// delay other connections of the thread by a few milliseconds at most. A tokenizer takes up to about 4 µs per byte.
 const LONG_BODY_BYTES: usize = 32 << 10;
+const LONG_TEXTS_BYTES: usize = 1 << 10;
 
 /// Limits the number of concurrent slow calls.
 #[derive(Clone)]
@@ -62,16 +63,19 @@ impl Asides {
         }
     }
 
-    /// Parses and prepares a body: on this thread if it is short, else on a blocking thread.
+    /// Parses and prepares a body: on this thread if it is short, else on a blocking thread. `has_texts` tells that texts of it may
+    /// be tokenized.
     ///
     /// # Errors
     /// As [`Asides::run`].
     pub(super) async fn prepare<T: Send + 'static>(
         &self,
         body: impl Deref<Target = [u8]> + Send + 'static,
+        has_texts: bool,
         prepare: impl FnOnce(&[u8]) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        if body.len() < LONG_BODY_BYTES {
+        let long = if has_texts { LONG_TEXTS_BYTES } else { LONG_BODY_BYTES };
+        if body.len() < long {
             return prepare(&body);
         }
         self.run(move || prepare(&body)).await

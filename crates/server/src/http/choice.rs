@@ -18,6 +18,7 @@ use super::shadow::Shadowed;
 use super::watched::Watched;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::request::{Features, User};
+use sterling_graph::tower::FeatureKind;
 use sterling_rollout::{CanaryRun, ShadowRun, Side, Sticky};
 use sterling_serving::registry::{Loaded, Unpinned};
 use sterling_serving::view::View;
@@ -92,7 +93,19 @@ pub(super) struct Chosen<V = Version, S = Arc<Loaded>> {
     pub(super) shadow: Option<Shadowed<S>>,
 }
 
+/// Returns whether requests of a view may have texts, which are tokenized.
+pub(super) fn has_texts(view: &View) -> bool {
+    let features = view.main().package.spec.user.iter().flat_map(|user| &user.features);
+    features.into_iter().any(|feature| feature.kind == FeatureKind::Text)
+}
+
 impl Choice {
+    /// Returns whether requests may have texts at one of the versions.
+    pub(super) fn has_texts(&self) -> bool {
+        let canary = self.canary.as_ref().map(|canary| &canary.version);
+        canary.into_iter().chain([&self.version]).any(|version| has_texts(&version.view))
+    }
+
     /// Choice of a call that pins its version.
     pub(super) async fn pinned(app: &App, model: Arc<Loaded>, uri: &Uri) -> Result<Self> {
         Version::asked(app, model, uri).await.map(Choice::only)

@@ -17,7 +17,7 @@ use axum::response::{IntoResponse as _, Response};
 use super::answer::{LARGE_REPLY_ITEMS, Outcome, ProblemText, json, pieces, whole};
 use super::app::{App, Host as _};
 use super::call::{Call, charge};
-use super::choice::{Asker, Choice, Chosen, Version};
+use super::choice::{Asker, Choice, Chosen, Version, has_texts};
 use super::local::{Ready, prepared_each, side_by_side};
 use super::paths::Names;
 use super::retriever::Retriever;
@@ -170,6 +170,7 @@ async fn inferred(app: &Arc<App>, choice: Choice, head: Parts, body: Body) -> Ou
     let Version { model, view, .. } = version;
     let told = app.served(&model, &view);
     let caller = by.caller.clone();
+    let (has_texts, timeout) = (has_texts(&view), app.engine.timeout());
     let prepare = move |body: &[u8]| {
         let spec = &view.main().package.spec;
         let features: BTreeSet<&str> =
@@ -177,7 +178,8 @@ async fn inferred(app: &Arc<App>, choice: Choice, head: Parts, body: Body) -> Ou
         let mut call = sterling_api::inference(model.name(), body, header, &features)?;
         charge(caller.as_ref(), call.requests.len());
         let requests = std::mem::take(&mut call.requests).into_iter();
-        let ready = prepared_each(&view, requests.map(|(retrieve, terms)| Ok((retrieve, terms, Shape::default()))))?;
+        let ready =
+            prepared_each(&view, requests.map(|(retrieve, terms)| Ok((retrieve, terms, Shape::default()))), timeout)?;
         // A tensor cannot represent the error of one row, so such an error fails the whole call.
         let row = |(n, ready): (usize, Ready)| match ready {
             Err(error) => Err(error.within(format!("row {n}"))),
@@ -185,7 +187,7 @@ async fn inferred(app: &Arc<App>, choice: Choice, head: Parts, body: Body) -> Ou
         };
         Ok((call, ready.into_iter().enumerate().map(row).collect::<Result<Vec<_>>>()?))
     };
-    let (call, ready) = app.asides.prepare(body, prepare).await?;
+    let (call, ready) = app.asides.prepare(body, has_texts, prepare).await?;
     let (results, share, passed) = side_by_side(app, &told, ready, (&by, watched.as_ref())).await?;
     let entries = results.into_iter().enumerate().map(|(n, result)| result.map_err(|e| e.within(format!("row {n}"))));
     let mut reply = InferenceReply::new(&call, &told, entries.collect::<Result<Vec<_>>>()?)?;

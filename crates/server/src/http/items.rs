@@ -86,7 +86,7 @@ pub(super) async fn upserted_here(app: &Arc<App>, model: String, request: Reques
     let judged = match has_tower {
         // An item tower takes time, and rows of its tables may come from other machines.
         true => app.asides.run(move || judge(&body)).await?,
-        false => app.asides.prepare(body, judge).await?,
+        false => app.asides.prepare(body, false, judge).await?,
     };
     let mut upsert = match judged {
         Judged::New(upsert) => upsert,

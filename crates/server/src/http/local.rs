@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::Extension;
 use axum::extract::Request;
@@ -75,6 +75,10 @@ impl Retriever for App {
         }
     }
 
+    fn has_texts(choice: &Choice) -> bool {
+        choice.has_texts()
+    }
+
     fn prepare(&self, choice: Choice, parsed: Parsed) -> Result<LocalReady> {
         match parsed {
             Parsed::Retrieve(Retrievals::One(request, terms, shape)) => {
@@ -85,7 +89,7 @@ impl Retriever for App {
             Parsed::Retrieve(Retrievals::Many(requests)) => {
                 let chosen = choice.of(&Asker::Several);
                 chosen.version.check_coverage(self)?;
-                let prepared = prepared_each(&chosen.version.view, requests)?;
+                let prepared = prepared_each(&chosen.version.view, requests, self.engine.timeout())?;
                 Ok(LocalReady::Many(chosen, prepared))
             }
             Parsed::Rank(request, terms, shape) => {
@@ -237,17 +241,25 @@ pub(super) type Ready = Result<(Prepared, CallOptions, Shape)>;
 
 /// Prepares each of a list of retrievals.
 ///
+/// Requests whose timeout, `timeout` if they name none, passes before they are prepared fail with `DeadlineExceeded`.
+///
 /// # Errors
 /// `TooCostly` if their total cost is too high.
 pub(super) fn prepared_each(
     view: &Arc<View>,
     requests: impl IntoIterator<Item = Result<(Retrieve, CallOptions, Shape)>>,
+    timeout: Duration,
 ) -> Result<Vec<Ready>> {
+    let start = Instant::now();
     let mut cost = Cost::default();
     let mut asked = Vec::new();
     for request in requests {
         let prepared = request.and_then(|(request, terms, shape)| {
             cursor::alone(shape.cursor.as_ref())?;
+            if start.elapsed() > terms.timeout.unwrap_or(timeout) {
+                let what = "the time of the request passed while other requests of the list were prepared";
+                return Err(Error::new(Kind::DeadlineExceeded, what));
+            }
             Ok((pass::prepare(view, Ask::Retrieve(request))?, terms, shape))
         });
         if let Ok((prepared, ..)) = &prepared {

@@ -16,6 +16,7 @@ use super::access::Caller;
 use super::answer::{Outcome, Rejection, Share, whole, whole_of};
 use super::app::App;
 use super::call_id::CallId;
+use super::choice::has_texts;
 use super::flow::flow_of;
 use super::pages::position_of;
 use super::paths::Names;
@@ -124,7 +125,7 @@ pub async fn pass(
     // A GPU reranks its selection when it is requested.
     let is_on_card = app.engine.backend().residents().is_some();
     let seen = view.clone();
-    let call = app.asides.prepare(body, move |body| {
+    let call = app.asides.prepare(body, has_texts(&seen), move |body| {
         let call = read_call(body)?;
         Ok(match call.asked {
             Asked::Pass(request) => {

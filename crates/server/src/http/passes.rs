@@ -72,6 +72,7 @@ async fn answer<R: Retriever>(
     // Second check: parsing costs far more than this, and most bodies that are read under overload are rejected.
     app.admits(&|| call.flow, Some(&body))?;
     let (shared, memory) = (app.clone(), app.bodies().memory());
+    let has_texts = R::has_texts(&choice);
     let prepare = move |body: &[u8]| {
         let parsed = parse(sent, body, memory)?;
         if let Parsed::Retrieve(Retrievals::Many(requests)) = &parsed {
@@ -79,6 +80,6 @@ async fn answer<R: Retriever>(
         }
         Ok((shared.prepare(choice, parsed)?, call))
     };
-    let (ready, call) = app.asides().prepare(body, prepare).await?;
+    let (ready, call) = app.asides().prepare(body, has_texts, prepare).await?;
     app.run(ready, call).await
 }

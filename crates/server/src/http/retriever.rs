@@ -46,6 +46,9 @@ pub(super) trait Retriever: Host + Sized {
     /// Chooses the versions that may answer a call, before the body is read: a missing version makes reading unnecessary.
     fn choose(self: &Arc<Self>, target: &Target, head: &Parts) -> impl Future<Output = Result<Self::Choice>> + Send;
 
+    /// Returns whether requests have texts that this process tokenizes.
+    fn has_texts(choice: &Self::Choice) -> bool;
+
     /// Prepares the requests of a body. This computes, and does not wait.
     fn prepare(&self, choice: Self::Choice, parsed: Parsed) -> Result<Self::Ready>;
 

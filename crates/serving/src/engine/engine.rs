@@ -92,6 +92,11 @@ impl<B: Backend> Engine<B> {
         alive.into_iter().filter(|&worker| since.is_none_or(|since| !queue.hangs(worker, since))).count()
     }
 
+    /// Returns the timeout of requests that name none.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// Checks whether an interactive request of usual cost would be accepted now, before its body is read and parsed. Takes no
     /// lock, and computes the caller's flow only if some callers have queued requests. [`Engine::submit`] decides finally, from
     /// the cost of the request.

@@ -41,7 +41,7 @@ pub(super) async fn upsert(app: &RouterApp, model: String, request: Request) -> 
         Sent::Arrow => sterling_api::arrow_divided(body, count, &mut |bytes| memory.hold(bytes)),
         text => sterling_api::divided(body, text == Sent::Lines, count),
     };
-    let (parts, refused) = app.asides.prepare(body, divided).await?;
+    let (parts, refused) = app.asides.prepare(body, false, divided).await?;
     let parts = parts.into_iter().enumerate().filter(|(_, (places, _))| !places.is_empty());
     let parts = parts.map(|(shard, (places, body))| calls.part(shard, places, body.into()));
     let said: Answers<UpdateResponse> = ask(&shards, parts).await;

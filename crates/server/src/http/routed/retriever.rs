@@ -55,6 +55,10 @@ impl Retriever for RouterApp {
         Versions::of(self, target, head)
     }
 
+    fn has_texts(_: &Versions) -> bool {
+        false
+    }
+
     fn prepare(&self, versions: Versions, parsed: Parsed) -> Result<RoutedReady> {
         Ok(RoutedReady::new(versions, parsed))
     }
