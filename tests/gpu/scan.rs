@@ -5,7 +5,9 @@ use sterling::cuda::Device;
 use sterling::cuda::cut::Share;
 use sterling::cuda::ops::scan::{Collection, Eligible, LiveItems, Order};
 use sterling::cuda::ops::top::{self, Scored, Ties};
-use sterling::index::ivf::{self, DeviceIndex, Index, Lists, Options, Probing, Rescore, RowSurvey, Scratch};
+use sterling::index::ivf::{
+    self, DeviceIndex, Index, Lists, OodProbing, Options, Probing, Rescore, RowSurvey, Scratch,
+};
 use sterling::index::topk::{Selector, key, unkey};
 use sterling::storage::rows::RowStore;
 use sterling::tensor::Matrix;
@@ -121,6 +123,29 @@ fn lists_are_scored_and_scanned_as_on_the_cpu() {
             let found: Vec<(ListId, f32)> = found.map(|(list, key)| (list, unkey(u64::from(key) << 32).0)).collect();
             assert_eq!(found, want, "lists of query {q}");
         }
+        // Every other query may be out of distribution.
+        let mut scratch = Scratch::default();
+        let mut reaches: Vec<f32> =
+            vectors.chunks_exact(dimension).map(|vector| index.reach(vector, &mut scratch)).collect();
+        let reach = *reaches.select_nth_unstable_by(queries / 2, f32::total_cmp).1;
+        let further = OodProbing { probes: 2 * probes, reach };
+        let ood: Vec<Option<OodProbing>> = (0..queries).map(|q| (q % 2 == 0).then_some(further)).collect();
+        let probed = copied.probed_lists(&device, &by_query, &vec![probes as u32; queries], &ood).unwrap();
+        let (counts, found) = (probed.counts.to_vec().unwrap(), probed.slots.to_vec().unwrap());
+        for (q, vector) in vectors.chunks_exact(dimension).enumerate() {
+            let mut selector = Selector::new();
+            selector.reset(k);
+            let probing = Probing { ood: ood[q], ..Probing::of(probes, probes) };
+            let wanted = index.search(vector, probing, None, &mut selector, k, &mut scratch).lists as usize;
+            assert_eq!(counts[q] as usize, wanted, "lists of query {q}, {:?}", ood[q]);
+            let mut found = found[q * probed.stride..][..wanted].to_vec();
+            let mut lists: Vec<u32> = index.probe(vector, wanted, &mut scratch).take(wanted).map(|l| l.0.0).collect();
+            found.sort_unstable();
+            lists.sort_unstable();
+            assert_eq!(found, lists, "lists of query {q}");
+        }
+        let is_further = |q: &usize| counts[*q] as usize > probes;
+        assert!(lists < 2 || (0..queries).any(|q| is_further(&q)) && !(0..queries).all(|q| is_further(&q)));
         let ordered = Order::first(&order.slots, &order.counts, order.stride);
         copied.lists.scan(&device, &by_query, &ordered, None).unwrap();
         let shared = collection(room);

@@ -298,6 +298,37 @@ fn whole_pass_over_vectors_answers_as_on_the_cpu() {
     }
 }
 
+/// Items in half of the dimensions, and queries in the other half, for which no calibration query stands.
+#[test]
+fn whole_pass_of_queries_out_of_distribution_probes_as_many_lists_as_the_cpu() {
+    const WIDTH: usize = 24;
+    let (folder, mut random) = (tempfile::tempdir().unwrap(), Random::new(12));
+    let centers = random.numbers(30 * WIDTH);
+    let mut vector = |small: std::ops::Range<usize>| {
+        let center = &centers[random.below(30) * WIDTH..][..WIDTH];
+        let number = |d: usize| (center[d] + 0.3 * random.number()) * if small.contains(&d) { 0.1 } else { 1.0 };
+        (0..WIDTH).map(number).collect::<Vec<f32>>()
+    };
+    let items = (0..3000).map(|id| json!({"id": id, "embedding": vector(WIDTH / 2..WIDTH)}).to_string());
+    let path = folder.path().join("items.jsonl");
+    std::fs::write(&path, items.collect::<Vec<String>>().join("\n")).unwrap();
+    let store = Store::new(folder.path().join("store"));
+    let (name, version) = publish(&store, &Plan::of_vectors("halves", path), &|_, _, _| {}).unwrap();
+    let view = view_of(&store, &name, version);
+    let of = |n: usize| if n.is_multiple_of(2) { WIDTH / 2..WIDTH } else { 0..WIDTH / 2 };
+    let bodies: Vec<Value> = (0..24).map(|n| json!({"vector": vector(of(n)), "k": 10})).collect();
+    let mut further = 0;
+    for (n, [cpu, gpu]) in both(&view, &mut gpu(64 << 20), &bodies).iter().enumerate() {
+        agree(cpu, gpu, &bodies[n].to_string());
+        let [cpu, gpu] = [cpu, gpu].map(|answer| answer.explain.as_ref().unwrap());
+        assert_eq!((cpu.probes, cpu.probed, cpu.scanned), (gpu.probes, gpu.probed, gpu.scanned), "{}", bodies[n]);
+        let probes = cpu.probes.unwrap();
+        assert!([Some(probes.probes), probes.ood_probes].contains(&Some(cpu.probed as usize)), "{probes:?}");
+        further += usize::from(cpu.probed > probes.probes as u64);
+    }
+    assert!((6..=14).contains(&further), "{further} of 24 queries");
+}
+
 /// Batches with the same launches again are replayed, with one wait per group and one for the queries.
 #[test]
 fn whole_pass_that_comes_again_is_replayed_and_answers_alike() {

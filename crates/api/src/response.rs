@@ -51,6 +51,9 @@ pub struct ProbesInfo {
     /// Recall measured for these probes when the version was published, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimate: Option<f64>,
+    /// Lists to probe in their place if the query is unlike those of the calibration, if more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ood_probes: Option<usize>,
 }
 
 /// Explanation of an answer.
@@ -246,7 +249,12 @@ impl From<&request::Explain> for Explain {
     fn from(explain: &request::Explain) -> Self {
         let step =
             |s: &request::StepReport| Step { name: s.name.into(), micros: s.micros, bytes: s.bytes, items: s.items };
-        let probes = |p: request::Probes| ProbesInfo { probes: p.probes, target: p.target, estimate: p.estimate };
+        let probes = |p: request::Probes| ProbesInfo {
+            probes: p.probes,
+            target: p.target,
+            estimate: p.estimate,
+            ood_probes: p.ood_probes,
+        };
         Explain {
             steps: explain.steps.iter().map(step).collect(),
             route: explain.route.into(),

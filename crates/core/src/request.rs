@@ -316,6 +316,8 @@ pub struct Probes {
     pub target: Option<f64>,
     /// Recall measured at this nprobe when the version was published, if it was.
     pub estimate: Option<f64>,
+    /// nprobe of a query that is out of the distribution of the calibration queries, if it is another one.
+    pub ood_probes: Option<usize>,
 }
 
 /// Report of how an answer was computed.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::manifest::Manifest;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::limits;
-use sterling_index::ivf::Margins;
+use sterling_index::ivf::{Margins, OodProbing};
 use sterling_storage::files::{self, Checksum};
 
 /// Recall targets of the measured points.
@@ -31,6 +31,10 @@ pub struct Calibration {
     /// Score-residual quantiles: how far items score above the centroid of their list. A filtered search estimates the value of
     /// unscanned lists from them.
     pub margins: Margins,
+    /// Reach below which a query is out of the distribution of the calibration queries, see [`OodProbing`]. `None` if no such
+    /// queries were measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ood_reach: Option<f32>,
     /// Curves by ascending `k`, then by descending `pass_rate`, whose first value is 1.
     pub curves: Vec<RecallCurve>,
 }
@@ -55,6 +59,10 @@ pub struct RecallCurve {
     /// list, if the default number loses none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub selected: Vec<usize>,
+    /// Smallest number of probes for each target, for queries that are out of distribution. Empty behind a filter, whose search
+    /// adapts to the query, and if no such queries were measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ood_probes: Vec<usize>,
     /// The same for first-pass codes. `None` if the index has no codes, or if they were not measured because few items pass. All
     /// other fields describe int8 rows, as for an index without codes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -82,6 +90,8 @@ pub struct CodedCurve {
 pub struct Chosen {
     /// Number of probes; under a filter, only lists with eligible items count.
     pub probes: usize,
+    /// Number of probes without a filter for a query that is out of distribution; 0 if not measured.
+    pub ood_probes: usize,
     /// Measured recall with these probes.
     pub recall: f64,
     /// Candidates that a filtered search may still expect in unscanned lists when it terminates, as a share of K0.
@@ -166,6 +176,11 @@ impl Calibration {
                 let most = limits::CANDIDATES_MAX;
                 return Err(format!("{place}: selected {:?}, expected 0, or {k} to {most}", curve.selected));
             }
+            let ood = &curve.ood_probes;
+            let fits = ood.is_sorted() && ood.iter().zip(&curve.probes).all(|(ood, p)| (*p..=lists).contains(ood));
+            if ![0, points].contains(&ood.len()) || !fits {
+                return Err(format!("{place}: ood_probes {ood:?}, expected rising ones of up to {lists}, or none"));
+            }
             if let Some(codes) = &curve.codes {
                 codes.check(k, points, lists).map_err(|what| format!("{place}: codes: {what}"))?;
             }
@@ -194,6 +209,12 @@ impl Calibration {
         }
     }
 
+    /// Returns the setting for a query that is out of distribution, if it differs.
+    pub fn ood(&self, chosen: Chosen) -> Option<OodProbing> {
+        let reach = self.ood_reach.filter(|_| chosen.ood_probes > chosen.probes)?;
+        Some(OodProbing { probes: chosen.ood_probes, reach })
+    }
+
     /// Returns the measured numbers of candidates, without a filter, for which no number of probes reaches `recall`, each with
     /// the recall that is reached. The selection of candidates before they are rescored loses the others.
     pub fn short_of(&self, recall: f64) -> Vec<(usize, f64)> {
@@ -217,7 +238,7 @@ impl Calibration {
     /// logarithmic scale. Beyond the largest number of candidates, it looks up the same depth at a lower pass rate: the best K
     /// items of a share R reach as deep as the best 10 K of a share 10 R.
     pub fn choose(&self, wanted: Wanted, items: usize, lists: usize) -> Chosen {
-        let all = Chosen { probes: lists, recall: 1.0, left: 0.0, by_codes: None, by_int8: 0 };
+        let all = Chosen { probes: lists, ood_probes: 0, recall: 1.0, left: 0.0, by_codes: None, by_int8: 0 };
         let Some(target) = self.targets.iter().position(|t| *t >= wanted.recall) else { return all };
         let mut rate = wanted.pass_rate.clamp(0.0, 1.0);
         let last = wanted.candidates as f64 / items.max(1) as f64;
@@ -267,6 +288,7 @@ impl RecallCurve {
     fn point(&self, target: usize) -> Point {
         let by_rows = Chosen {
             probes: self.probes[target],
+            ood_probes: self.ood_probes.get(target).copied().unwrap_or(0),
             recall: self.recall[target],
             left: self.left[target],
             by_codes: None,
@@ -274,6 +296,8 @@ impl RecallCurve {
         };
         let by_codes = self.codes.as_ref().filter(|codes| codes.selected[target] > 0).map(|codes| Chosen {
             probes: codes.probes[target],
+            // Codes lose as much for other queries.
+            ood_probes: (by_rows.ood_probes * codes.probes[target]).div_ceil(by_rows.probes),
             recall: codes.recall[target],
             left: codes.left[target],
             by_codes: Some(codes.selected[target]),
@@ -378,6 +402,7 @@ fn between(above: (f64, Chosen), below: (f64, Chosen), rate: f64) -> Chosen {
     let left = ends.0 + (ends.1 - ends.0) * share;
     Chosen {
         probes: probes.clamp(least, most),
+        ood_probes: above.1.ood_probes.max(below.1.ood_probes),
         recall: above.1.recall.min(below.1.recall),
         left: left.exp().clamp(above.1.left.min(below.1.left), above.1.left.max(below.1.left)),
         // The larger selection of both suffices between them.
@@ -404,6 +429,7 @@ mod tests {
             low: vec![0.9, 0.95, 0.99],
             left: vec![0.1, 0.05, 0.01],
             selected: Vec::new(),
+            ood_probes: Vec::new(),
             codes: None,
         }
     }
@@ -436,6 +462,7 @@ mod tests {
             queries: 9,
             targets: vec![0.9, 0.95, 0.99],
             margins: Margins::of(&[(0.0, 0.0), (0.0, 1.0)]),
+            ood_reach: None,
             curves,
         }
     }
@@ -579,12 +606,35 @@ mod tests {
             ("0.01]}", &coded("[0,20,30]", "[0,1,1]", "[0,0,2]"), "codes: `recall`, `low` and `left`: expected 0 to 1"),
             ("0.01]}", "0.01],\"selected\":[0,0]}", "selected [0, 0], expected 0, or 10 to"),
             ("0.01]}", "0.01],\"selected\":[0,9,20]}", "selected [0, 9, 20], expected 0, or 10 to"),
+            ("0.01]}", "0.01],\"ood_probes\":[4,5]}", "ood_probes [4, 5], expected rising ones of up to 100, or none"),
+            ("0.01]}", "0.01],\"ood_probes\":[4,6,5]}", "ood_probes [4, 6, 5], expected rising ones"),
+            ("0.01]}", "0.01],\"ood_probes\":[1,1,3]}", "ood_probes [1, 1, 3], expected rising ones"),
+            ("0.01]}", "0.01],\"ood_probes\":[4,5,101]}", "ood_probes [4, 5, 101], expected rising ones"),
+            ("\"curves\"", "\"ood_reach\":1e300,\"curves\"", "number out of range"),
             ("\"source\"", "\"sauce\"", "unknown field `sauce`"),
             ("{", "", "calibration.json"),
         ] {
             let error = read(good.replacen(from, to, 1)).expect_err(to).to_string();
             assert!(error.contains(expected), "{to}: {error}");
         }
+    }
+
+    #[test]
+    fn queries_out_of_distribution_take_their_own_probes() {
+        let mut measured = measured();
+        measured.curves[0].ood_probes = vec![2, 2, 9];
+        measured.curves[3].ood_probes = vec![6, 20, 80];
+        let ood = |measured: &Calibration, candidates, pass_rate, recall| {
+            measured.ood(measured.choose(Wanted { candidates, pass_rate, recall }, 10_000, 100)).map(|ood| ood.probes)
+        };
+        assert_eq!(ood(&measured, 10, 1.0, 0.9), None, "without a reach");
+        measured.ood_reach = Some(0.3);
+        assert!(measured.check(100).is_ok());
+        assert_eq!([0.9, 0.95, 0.99].map(|recall| ood(&measured, 10, 1.0, recall)), [Some(2), None, Some(9)]);
+        assert_eq!(ood(&measured, 100, 1.0, 0.95), Some(20));
+        assert_eq!(ood(&measured, 10, 0.1, 0.99), None, "behind a filter");
+        measured.curves[3].codes = by_codes(&measured.curves[3], [200, 250, 300]);
+        assert_eq!(ood(&measured, 100, 1.0, 0.95), Some(24), "codes need a fifth more");
     }
 
     #[test]

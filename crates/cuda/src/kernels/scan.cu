@@ -88,6 +88,46 @@ KERNEL(256, score_lists, CentroidArgs) {
     }
 }
 
+// Number of lists of a query that is out of distribution.
+struct Further {
+    u32 probes;
+    float reach;
+};
+
+struct FurtherArgs {
+    const u32* keys; // [queries, lists] ordered keys
+    const u32* rows;
+    const QueryHead* heads;
+    const Further* further; // [queries]
+    u32* probes;            // [queries]
+    u32 lists, groups;
+};
+
+// Replaces the number of probed lists of queries whose best list scores less than their reach times their length; one warp each.
+// The length is that of `crates/index/src/ivf/quantize.rs`.
+KERNEL(128, probe_further, FurtherArgs) {
+    u32 query = blockIdx.x, best = 0;
+    if (warp_of() > 0) return;
+    i32 square = 0;
+    for (u32 list = lane_of(); list < a.lists; list += 32) best = max(best, a.keys[(u64)query * a.lists + list]);
+    for (u32 group = lane_of(); group < a.groups; group += 32) {
+        u32 word = a.rows[(u64)query * 2 * a.groups + group];
+        for (u32 i = 0; i < 4; i++) {
+            i32 code = (i8)(u8)(word >> (8 * i));
+            square += code * code;
+        }
+    }
+    for (u32 step = 16; step; step >>= 1) {
+        best = max(best, __shfl_xor_sync(EVERY_LANE, best, step));
+        square += __shfl_xor_sync(EVERY_LANE, square, step);
+    }
+    if (lane_of() == 0) {
+        float length = __fmul_rn(__fmul_rn(a.heads[query].scale, 128.0f), sqrtf((float)square));
+        Further further = a.further[query];
+        if (unordered(best) < __fmul_rn(further.reach, length)) a.probes[query] = further.probes;
+    }
+}
+
 // Lists of an index.
 struct Lists {
     const u8* codes; // [blocks, groups, 16, 4]

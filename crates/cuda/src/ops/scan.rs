@@ -242,6 +242,16 @@ impl Collection {
     }
 }
 
+/// Number of lists that a query probes if it is out of distribution: its best centroid scores less than `reach` times its length.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct Further {
+    /// Number of lists.
+    pub probes: u32,
+    /// Reach below which the query is out of distribution.
+    pub reach: f32,
+}
+
 /// Centroids of an index as blocks, one list per slot.
 #[derive(Debug)]
 pub struct Centroids {
@@ -256,6 +266,47 @@ pub struct Centroids {
 }
 
 impl Centroids {
+    /// Sets `probes[q]` to that of `further[q]` for each query that is out of distribution. `keys` are the ordered keys of all
+    /// list scores, `[queries, lists]`.
+    ///
+    /// # Errors
+    /// As [`Collection::quantize`].
+    pub fn probe_further(
+        &self,
+        device: &Device,
+        queries: &Collection,
+        (keys, further): (&Array<u32>, &Array<Further>),
+        probes: &Array<u32>,
+    ) -> Result<()> {
+        #[repr(C)]
+        #[derive(Clone, Copy, Pod, Zeroable)]
+        struct FurtherArgs {
+            keys: u64,
+            rows: u64,
+            heads: u64,
+            further: u64,
+            probes: u64,
+            lists: u32,
+            groups: u32,
+        }
+        let count = queries.queries;
+        need("list scores", keys, count * self.lists)?;
+        need("alternatives of queries", further, count)?;
+        need("list counts", probes, count)?;
+        let arguments = FurtherArgs {
+            keys: keys.address(),
+            rows: queries.codes.address(),
+            heads: queries.heads.address(),
+            further: further.address(),
+            probes: probes.address(),
+            lists: self.lists as u32,
+            groups: queries.groups as u32,
+        };
+        let demand = Demand::of_bytes(count * (4 * (self.lists + queries.groups) + size_of::<QueryHead>() + 16));
+        let shape = Shape { kernel: "probe_further", grid: [count, 1, 1], threads: 128, shared_bytes: 0, demand };
+        launch(device, &shape, &arguments)
+    }
+
     /// Writes the ordered key of every list's score for every query, `[queries, lists]`.
     ///
     /// # Errors

@@ -11,6 +11,7 @@ use std::borrow::{Borrow, BorrowMut};
 use std::time::Instant;
 
 use super::first_pass::Tables;
+use super::ood::OodProbing;
 use super::own::{OwnQuery, OwnScratch};
 use super::probing::{Counters, Probing, Scratch};
 use super::quantize::Quantized;
@@ -32,6 +33,8 @@ pub struct Search<'a> {
     pub vector: &'a [f32],
     /// Number of probed lists, nprobe (P).
     pub probes: usize,
+    /// As [`Probing::ood`].
+    pub ood: Option<OodProbing>,
     /// As [`Probing::by_codes`].
     pub by_codes: bool,
     /// Collects the candidates; the caller has set its K0.
@@ -43,7 +46,7 @@ pub struct Search<'a> {
 impl<'a> Search<'a> {
     /// Creates a search of the best `probes` lists for `vector` `[D]` by int8 rows.
     pub fn new(vector: &'a [f32], probes: usize, selector: &'a mut Selector) -> Self {
-        Search { vector, probes, by_codes: false, selector, counters: Counters::default() }
+        Search { vector, probes, ood: None, by_codes: false, selector, counters: Counters::default() }
     }
 }
 
@@ -83,8 +86,8 @@ impl Union<'_> {
         if searches.len() > 1 && self.lists.shares_lists(probes) {
             return self.search_by_lists(searches, batch);
         }
-        for Search { vector, probes, by_codes, selector, counters } in searches {
-            let probing = Probing { by_codes: *by_codes, ..Probing::of(*probes, *probes) };
+        for Search { vector, probes, ood, by_codes, selector, counters } in searches {
+            let probing = Probing { by_codes: *by_codes, ood: *ood, ..Probing::of(*probes, *probes) };
             let k0 = selector.k();
             *counters = self.search(vector, probing, None, selector, k0, &mut batch.search);
         }
@@ -97,10 +100,7 @@ impl Union<'_> {
         let BatchScratch { queries, tables, pairs, of_list, thresholds, own: scratch, .. } = batch;
         let queries = Queries { int8: queries, tables };
         let probe_time = start.elapsed();
-        for search in &mut *searches {
-            let lists = search.probes.clamp(1, self.lists.lists()) as u64;
-            search.counters = Counters { lists, probe_time, ..Counters::default() };
-        }
+        searches.iter_mut().for_each(|search| search.counters.probe_time = probe_time);
         let list = |pair: u64| ListId((pair >> 32) as u32 & (u32::MAX >> 1));
         let mut left = pairs.as_slice();
         while let Some(&pair) = left.first() {
@@ -186,7 +186,7 @@ impl Index {
     }
 
     /// Selects the best lists of each query and fills `batch` with the pairs in scan order.
-    fn choose(&self, searches: &[Search<'_>], batch: &mut BatchScratch) {
+    fn choose(&self, searches: &mut [Search<'_>], batch: &mut BatchScratch) {
         let BatchScratch { queries, tables, coarse, search, pairs, of_list, thresholds, .. } = batch;
         for ((one, query), coarse) in searches.iter().zip(&mut *queries).zip(&mut *coarse) {
             self.quantize(one.vector, query);
@@ -209,9 +209,15 @@ impl Index {
         }
         pairs.clear();
         thresholds.clear();
-        for (n, (one, coarse)) in searches.iter().zip(&mut *coarse).enumerate() {
+        for (n, (one, coarse)) in searches.iter_mut().zip(&mut *coarse).enumerate() {
             let mut items = 0;
             let best = coarse.finish();
+            let best = match one.ood.filter(|ood| ood.probes > best.len() && ood.is_for(unkey(best[0]).0, &queries[n]))
+            {
+                Some(ood) => self.best_lists(one.vector, (ood.probes.min(self.lists()), None), search).1,
+                None => best,
+            };
+            one.counters = Counters { lists: best.len() as u64, ..Counters::default() };
             let last = best.last().filter(|_| best.len() < self.lists());
             thresholds.push(last.map_or(f32::NEG_INFINITY, |&key| unkey(key).0));
             pairs.extend(best.iter().map(|&key| {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytemuck::{Pod, cast_slice};
 
 use super::ahead::Margins;
+use super::ood::OodProbing;
 use super::pace::Pace;
 use super::probing::Probing;
 use super::view::{Index, WideRows};
@@ -12,7 +13,7 @@ use sterling_core::error::{Error, Result};
 use sterling_cuda::cut::{ListCut, Share};
 use sterling_cuda::ops::looks::{Judged, Lookout, Looks, Schedule};
 use sterling_cuda::ops::rows::{ItemRows, RowKind};
-use sterling_cuda::ops::scan::{BlockLists, Centroids, Collection, Eligible, Kept, LiveItems, Order};
+use sterling_cuda::ops::scan::{BlockLists, Centroids, Collection, Eligible, Further, Kept, LiveItems, Order};
 use sterling_cuda::ops::top::{self, Best, Scored, Ties};
 use sterling_cuda::{Array, Device};
 use sterling_kernels::buffer::Buffer;
@@ -194,13 +195,49 @@ impl DeviceIndex {
     /// # Errors
     /// `Internal` if a kernel launch fails; `Overloaded` if the device has not enough memory.
     pub fn best_lists(&self, device: &Device, queries: &Collection, wanted: &[u32]) -> Result<(Best, Array<u32>)> {
-        let lists = self.centroids.lists;
-        let keys = device.room(queries.queries() * lists)?;
-        self.centroids.score(device, queries, &keys)?;
+        let keys = self.list_keys(device, queries)?;
         let most = wanted.iter().copied().max().unwrap_or(0) as usize;
-        let scored = Scored { keys: &keys, slots: None, counts: None, stride: lists };
-        let best = top::select(device, &scored, &Ties::default(), &device.copy(wanted)?, most)?;
+        let best = self.select_lists(device, &keys, &device.copy(wanted)?, most)?;
         Ok((best, keys))
+    }
+
+    /// Selects the lists of unfiltered searches, unsorted: `probes[q]` of them, or those of `ood[q]` for a query that is out of
+    /// distribution.
+    ///
+    /// # Errors
+    /// As [`DeviceIndex::best_lists`].
+    pub fn probed_lists(
+        &self,
+        device: &Device,
+        queries: &Collection,
+        probes: &[u32],
+        ood: &[Option<OodProbing>],
+    ) -> Result<Best> {
+        let keys = self.list_keys(device, queries)?;
+        let wanted = device.copy(probes)?;
+        let lists = self.centroids.lists as u32;
+        let further = |(&probes, ood): (&u32, &Option<OodProbing>)| match ood {
+            Some(ood) => Further { probes: probes.max(ood.probes as u32).min(lists), reach: ood.reach },
+            None => Further { probes, reach: 0.0 },
+        };
+        let further: Vec<Further> = probes.iter().zip(ood).map(further).collect();
+        if ood.iter().any(Option::is_some) {
+            self.centroids.probe_further(device, queries, (&keys, &device.copy(&further)?), &wanted)?;
+        }
+        let most = further.iter().map(|further| further.probes).max().unwrap_or(0) as usize;
+        self.select_lists(device, &keys, &wanted, most)
+    }
+
+    /// Returns the sortable scores of all lists.
+    fn list_keys(&self, device: &Device, queries: &Collection) -> Result<Array<u32>> {
+        let keys = device.room(queries.queries() * self.centroids.lists)?;
+        self.centroids.score(device, queries, &keys)?;
+        Ok(keys)
+    }
+
+    fn select_lists(&self, device: &Device, keys: &Array<u32>, wanted: &Array<u32>, most: usize) -> Result<Best> {
+        let scored = Scored { keys, slots: None, counts: None, stride: self.centroids.lists };
+        top::select(device, &scored, &Ties::default(), wanted, most)
     }
 
     /// Scans the eligible items of the best lists of each query until the termination criterion of the CPU holds, checked at the

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::ahead::{Ahead, Ending, next_look};
 use super::first_pass::Tables;
+use super::ood::OodProbing;
 use super::own::OwnScratch;
 use super::pace::Pace;
 use super::quantize::Quantized;
@@ -30,6 +31,8 @@ const BEYOND_ENOUGH: f64 = 2.0;
 pub struct Probing<'a> {
     /// Number of lists, nprobe (P); exactly these without a filter.
     pub probes: usize,
+    /// nprobe for a query that is out of distribution, without a filter; `None` for the same.
+    pub ood: Option<OodProbing>,
     /// Maximum number of lists of a filtered search.
     pub probes_max: usize,
     /// Estimated share of items that pass the filter.
@@ -48,7 +51,16 @@ pub struct Probing<'a> {
 impl Probing<'_> {
     /// Creates parameters without calibration: `probes` lists, and at most `probes_max` with a filter. The pass rate is 1.
     pub fn of(probes: usize, probes_max: usize) -> Self {
-        Probing { probes, probes_max, pass_rate: 1.0, ending: None, least: 0, by_codes: false, may_read_rows: true }
+        Probing {
+            probes,
+            ood: None,
+            probes_max,
+            pass_rate: 1.0,
+            ending: None,
+            least: 0,
+            by_codes: false,
+            may_read_rows: true,
+        }
     }
 
     /// Clamps the numbers to an index of `lists` lists.

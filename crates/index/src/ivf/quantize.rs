@@ -60,6 +60,13 @@ impl Quantized {
         self.corrections = [&self.high, &self.low].map(|row| 128 * row.iter().map(|&c| i32::from(c)).sum::<i32>());
     }
 
+    /// Returns the length of the vector, to about 1 % of its largest number. All processors return the same number, because it
+    /// is computed from integers.
+    pub(super) fn length(&self) -> f32 {
+        let square: i32 = self.high.iter().map(|&code| i32::from(code) * i32::from(code)).sum();
+        self.scale * LOW as f32 * (square as f32).sqrt()
+    }
+
     pub(crate) fn view(&self) -> Int8Query<'_> {
         Int8Query { rows: [&self.high, &self.low], corrections: self.corrections, scale: self.scale }
     }

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use super::filtered::{Filtered, FilteredQuery, MemberWords, Words};
 use super::first_pass::{ItemCodes, Rates, Tables};
+use super::ood::OodProbing;
 use super::own::OwnQuery;
 use super::probing::{Counters, Probing, Scratch};
 use super::quantize::Quantized;
@@ -24,12 +25,12 @@ const FILTERED_LIST_NS: f64 = 100.0;
 impl Union<'_> {
     /// Searches the best lists of `vector` `[D]` for the candidates of `selector`, whose K0 the caller has set.
     ///
-    /// Without `words` (a filter), exactly `probes` lists are scanned. With a filter and a termination criterion, lists are
-    /// scanned until the unscanned ones are expected to hold too little of the best K0 and at least `least` items passed. With a
-    /// filter only, all lists are scanned if the pass rate is low. Otherwise the search continues beyond `probes` until K0 items
-    /// passed and further lists yield hardly any better ones. `probes_max` ends both. Lists that every search scans are scanned
-    /// in addition. Without a filter, ranked own lists of segments are scanned if they score at least as high as the last list of
-    /// the index.
+    /// Without `words` (a filter), exactly `probes` lists are scanned, or those of `ood` if the query is out of distribution. With a
+    /// filter and a termination criterion, lists are scanned until the unscanned ones are expected to hold too little of the best
+    /// K0 and at least `least` items passed. With a filter only, all lists are scanned if the pass rate is low. Otherwise the search
+    /// continues beyond `probes` until K0 items passed and further lists yield hardly any better ones. `probes_max` ends both. Lists
+    /// that every search scans are scanned in addition. Without a filter, ranked own lists of segments are scanned if they score at
+    /// least as high as the last list of the index.
     pub fn search(
         &self,
         vector: &[f32],
@@ -58,15 +59,16 @@ impl Union<'_> {
     fn search_best(
         &self,
         vector: &[f32],
-        Probing { probes, by_codes, .. }: Probing<'_>,
+        Probing { probes, ood, by_codes, .. }: Probing<'_>,
         selector: &mut Selector,
         scratch: &mut Scratch,
     ) -> Counters {
+        let lists = self.lists.lists();
         let mut counters = Counters { lists: probes as u64, ..Counters::default() };
         let mut tables = std::mem::take(&mut scratch.tables);
         let with_tables = by_codes && self.lists.make_tables(vector, &mut tables);
         let forms = |int8| Forms { vector, int8, tables: with_tables.then_some(&tables) };
-        if probes == self.lists.lists() {
+        if probes == lists {
             self.lists.quantize(vector, &mut scratch.query);
             for member in self.members {
                 member.scan_whole(member.filled_lists(), forms(&scratch.query), selector, &mut counters);
@@ -76,10 +78,12 @@ impl Union<'_> {
         }
         let start = Instant::now();
         let mut own_lists = std::mem::take(&mut scratch.own);
-        let (int8, best) = self.lists.best_lists(vector, probes, scratch);
+        let (int8, best) = self.lists.best_lists(vector, (probes, ood), scratch);
         let query = forms(int8);
         counters.probe_time = start.elapsed();
-        let threshold = best.last().map_or(f32::NEG_INFINITY, |&key| unkey(key).0);
+        counters.lists = best.len() as u64;
+        let last = best.last().filter(|_| best.len() < lists);
+        let threshold = last.map_or(f32::NEG_INFINITY, |&key| unkey(key).0);
         let best = || best.iter().map(|&key| ListId(unkey(key).1.0));
         for member in self.members {
             if self.has_lists(member) {
@@ -130,20 +134,40 @@ impl Index {
         })
     }
 
-    /// Returns the P best lists of a vector (fewer than all) as keys, best first, with the quantized vector.
+    /// Returns the reach of a query `[D]`.
+    pub fn reach(&self, query: &[f32], scratch: &mut Scratch) -> f32 {
+        let (int8, best) = self.best_lists(query, (1, None), scratch);
+        let best = best.first().map_or(0.0, |&key| unkey(key).0);
+        best / int8.length().max(f32::MIN_POSITIVE)
+    }
+
+    /// Returns the P best lists of a vector as keys, best first, with the quantized vector. P is `probes`, fewer than all, or
+    /// another number for a query that is out of distribution.
     pub(super) fn best_lists<'a>(
         &self,
         vector: &[f32],
-        probes: usize,
+        (probes, ood): (usize, Option<OodProbing>),
         scratch: &'a mut Scratch,
     ) -> (&'a Quantized, &'a [u64]) {
+        let more = |best: u64, query: &Quantized| {
+            let ood = ood.filter(|ood| ood.probes > probes && ood.is_for(unkey(best).0, query));
+            ood.map(|ood| ood.probes.min(self.lists()))
+        };
         if self.penalties.is_empty() {
             self.quantize(vector, &mut scratch.query);
             scratch.coarse.reset(probes);
             scratch.coarse.scan(self.kernels, &self.centroids(), &scratch.query.view());
-            return (&scratch.query, scratch.coarse.finish());
+            let best = scratch.coarse.finish()[0];
+            if let Some(probes) = more(best, &scratch.query) {
+                scratch.coarse.reset(probes);
+                scratch.coarse.scan(self.kernels, &self.centroids(), &scratch.query.view());
+                scratch.coarse.finish();
+            }
+            return (&scratch.query, scratch.coarse.finished());
         }
         self.score_lists(vector, scratch);
+        scratch.order(probes);
+        let probes = more(scratch.lists[0], &scratch.query).unwrap_or(probes);
         scratch.order(probes);
         (&scratch.query, &scratch.lists[..probes])
     }

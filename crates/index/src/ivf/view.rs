@@ -324,7 +324,7 @@ impl Index {
     }
 
     /// Returns the centroid of a list in f32, `[D]`.
-    pub(super) fn centroid(&self, list: ListId) -> &[f32] {
+    pub fn centroid(&self, list: ListId) -> &[f32] {
         &self.centroids[list.index() * self.dimension..(list.index() + 1) * self.dimension]
     }
 

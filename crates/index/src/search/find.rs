@@ -140,8 +140,9 @@ impl<'a> Catalogue<'a> {
         scratch: &mut Scratch,
         times: &mut Times,
     ) -> Counters {
+        let probing = self.probing(query, walked);
         if !walked.has_all() {
-            return self.find_filtered(query, walked, scratch, times);
+            return self.find_filtered(query, walked, probing, scratch, times);
         }
         let counters = self.find_unfiltered(query, walked, together, scratch, times);
         // Without a filter, the first P lists suffice unless they hold too few items; then the search continues as with a filter.
@@ -151,7 +152,12 @@ impl<'a> Catalogue<'a> {
         let crowded_out = walked.parts.iter().any(|part| part.gone.is_some())
             && counters.survivors > self.room_unfiltered(query) as u64
             && scratch.candidates.len() < query.room_at_first(self);
-        if enough && !crowded_out { counters } else { self.find_filtered(query, walked, scratch, times) }
+        if enough && !crowded_out {
+            return counters;
+        }
+        // At least the lists that were probed, which may be those of a query that is out of distribution.
+        let probing = Probing { probes: counters.lists as usize, ..probing };
+        self.find_filtered(query, walked, probing, scratch, times)
     }
 
     /// Fills `scratch.scored` with the best items scored by rows: all in an exact search, otherwise those from posting lists. An exact
@@ -224,6 +230,7 @@ impl<'a> Catalogue<'a> {
         &self,
         query: &Query<'_>,
         walked: &Walked<'_>,
+        mut probing: Probing<'_>,
         scratch: &mut Scratch,
         times: &mut Times,
     ) -> Counters {
@@ -235,7 +242,7 @@ impl<'a> Catalogue<'a> {
         };
         let excluded: Vec<Cow<'_, [Slot]>> = walked.parts.iter().map(own).collect();
         let union = Union { lists: self.main().index, members: &walked.members };
-        let (mut probing, is_exact) = (self.probing(query, walked), walked.is_exact());
+        let is_exact = walked.is_exact();
         let most_lists = union.most_lists(&probing) as u64;
         loop {
             let Round { room, selected, is_checked } = round;
@@ -281,7 +288,8 @@ impl<'a> Catalogue<'a> {
         };
         let by_codes = query.search.by_codes.is_some();
         let (pass_rate, least) = (walked.pass_rate(), query.search.k);
-        Probing { pass_rate, ending, least, by_codes, ..Probing::of(query.search.probes, probes_max) }
+        let ood = query.search.ood;
+        Probing { pass_rate, ood, ending, least, by_codes, ..Probing::of(query.search.probes, probes_max) }
     }
 
     /// Step 7: removes selected items that are excluded, deleted, or false positives of the filter.

@@ -61,7 +61,7 @@ pub struct CataloguePart<'a> {
 }
 
 /// Search parameters of one query. The pass decides them once per request; every device uses the same.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SearchPlan {
     /// Number of results, K: a query that finds fewer probes more lists.
     pub k: usize,
@@ -71,6 +71,8 @@ pub struct SearchPlan {
     pub selected: Option<usize>,
     /// Number of inverted lists to probe, nprobe.
     pub probes: usize,
+    /// nprobe for a query that is out of distribution, without a filter.
+    pub ood: Option<ivf::OodProbing>,
     /// Scans every item in f32 in place of probing.
     pub exact: bool,
     /// Number of items that first-pass codes select, R, if these are scanned in place of int8 rows.

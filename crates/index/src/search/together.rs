@@ -40,6 +40,7 @@ impl Catalogue<'_> {
                 let query = &queries[*n];
                 Search {
                     by_codes: query.search.by_codes.is_some(),
+                    ood: query.search.ood,
                     ..Search::new(query.vector, query.search.probes, selector)
                 }
             })

@@ -302,6 +302,11 @@ impl Selector {
         ids.clear();
         keys
     }
+
+    /// Returns the result of the last [`Selector::finish`].
+    pub(crate) fn finished(&self) -> &[u64] {
+        &self.keys
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! ```text
 //! queries        f32 [Q, D]         made_of  u32 [Q], slot in the complete index of the item that each was made from, or none
 //! source         u8, text           source of the queries
+//! ood            u32 [1], f32 [1]   `ood_count` last queries are out of distribution, with a reach below `ood_reach`
 //! passing        u32 [R, 8, C]      the shard's items in each random share of each pass rate, per list
 //! sampled        u32 [Q + 1]        offsets of each query's sampled items for the score residuals
 //! sampled_places, sampled_scores    their slots in the complete index, and their scores by rows
@@ -51,6 +52,8 @@ pub(super) fn write(
     file.add_owned("queries", &[total, width], queries.vectors.concat())?;
     let made_of = queries.made_of.iter().map(|place| place.unwrap_or(NO_ITEM)).collect();
     file.add_owned("made_of", &[total], made_of)?;
+    file.add_owned("ood_count", &[1], vec![queries.ood as u32])?;
+    file.add_owned("ood_reach", &[1], vec![queries.ood_reach])?;
     file.add_owned("source", &[queries.source.len()], queries.source.clone().into_bytes())?;
     let passing = shares.iter().flatten().flat_map(|share| share.passing.of_lists.iter().copied()).collect();
     file.add_owned("passing", &[rates, DRAWS as usize, index.lists()], passing)?;
@@ -153,7 +156,13 @@ impl Findings {
         let total = shape[0];
         let made_of = tensors.vector::<u32>("made_of", total)?;
         let (source, _) = tensors.get::<u8>("source", 1)?;
+        let ood = tensors.vector::<u32>("ood_count", 1)?[0] as usize;
+        if ood > total {
+            return Err(Error::corrupt(format!("tensor `ood_count`: {ood}, expected at most {total}")));
+        }
         let queries = Queries {
+            ood,
+            ood_reach: tensors.vector::<f32>("ood_reach", 1)?[0],
             source: String::from_utf8_lossy(&source).into_owned(),
             vectors: vectors.chunks_exact(shape[1].max(1)).map(<[f32]>::to_vec).collect(),
             made_of: made_of.iter().map(|&place| (place != NO_ITEM).then_some(place)).collect(),
@@ -215,7 +224,8 @@ pub(super) fn counted(
         sample
     };
     let samples: Vec<_> = (0..queries.vectors.len()).map(sample).collect();
-    let counting = Counting::of(index, layout, passing.clone(), &queries.vectors, &samples);
+    let ordinary = &queries.vectors[..queries.ordinary()];
+    let counting = Counting::of(index, layout, passing.clone(), ordinary, &samples);
     let finder = || {
         |asked: &[usize], of_queries: &mut [Vec<FoundIn>]| {
             for (&n, shares) in asked.iter().zip(of_queries) {
@@ -233,7 +243,11 @@ pub(super) fn counted(
     };
     let calibration = counting.calibration(queries, finder, progress);
     drop(counting);
-    found.into_iter().next().map(|first| (calibration, first.queries)).ok_or_else(|| Error::internal("no shards"))
+    found
+        .into_iter()
+        .next()
+        .map(|first| (calibration, first.queries.without_ood()))
+        .ok_or_else(|| Error::internal("no shards"))
 }
 
 fn sum<'a>(of_shards: impl Iterator<Item = &'a Passing>) -> Passing {

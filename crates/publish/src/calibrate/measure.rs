@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use super::depth::{AllDepths, Depths, ScanTimes};
 use super::find::{Finder, FoundIn, Scored, TOGETHER, drawn, is_coded, sample, selected};
 use super::measured::{Layout, Measured};
-use super::queries::Queries;
+use super::queries::{Group, Queries};
 use super::share::{PASS_RATES, Passing, Share, of_query, random};
 use super::tally::{Choices, Tally, Walk, curves, tallies};
 use sterling_core::units::ListId;
@@ -31,6 +31,7 @@ pub fn measure(
     progress: &(dyn Fn(usize, usize) + Sync),
 ) -> Calibration {
     let measured = Measured::whole(index);
+    let queries = &queries.and_ood(index, seed);
     let shares = shares(&measured, seed);
     let passing: Vec<Vec<Passing>> =
         shares.iter().map(|draws| draws.iter().map(|share| share.passing.clone()).collect()).collect();
@@ -39,8 +40,13 @@ pub fn measure(
     let counting = Counting::of(index, measured.whole, passing, ordinary, &samples);
     let finder = || {
         let mut finder = Finder::default();
-        let (shares, measured, k) = (&shares, &measured, &counting.k);
+        let (shares, measured) = (&shares, &measured);
+        // Queries out of distribution are measured without a filter only.
+        let of_all: Vec<usize> = (0..).zip(&counting.k).map(|(share, &k)| if share == 0 { k } else { 0 }).collect();
+        let are_ood = |asked: &[usize]| asked.iter().all(|&n| queries.group(n) == Group::Ood);
+        let k = &counting.k;
         move |asked: &[usize], found: &mut [Vec<FoundIn>]| {
+            let k = if are_ood(asked) { &of_all } else { k };
             finder.find(measured, &queries.vectors, shares, k, asked, found);
         }
     };
@@ -121,8 +127,8 @@ impl<'a> Counting<'a> {
             for together in asked.chunks(TOGETHER) {
                 find(together, &mut found);
                 for (&n, found) in together.iter().zip(&found) {
-                    let (query, made_of, stratum) = (&queries.vectors[n], queries.made_of[n], queries.stratum(n));
-                    let asked = Asked { n, query, made_of, stratum };
+                    let (query, made_of, group) = (&queries.vectors[n], queries.made_of[n], queries.group(n));
+                    let asked = Asked { n, query, made_of, group };
                     counter.add(self, &asked, found, &mut tallies, &mut depths);
                     progress(done.fetch_add(1, Ordering::Relaxed) + 1, total);
                 }
@@ -142,9 +148,15 @@ impl<'a> Counting<'a> {
             PASS_RATES.iter().map(|&pass_rate| ScanTimes::of(self.index, slots, pass_rate)).collect();
         let choices = Choices { depths: &depths, times: &times, rows: self.index.rows() };
         let ordinary = queries.ordinary();
-        let curves = curves(&tallies, ordinary, &choices);
-        let margins = self.margins.clone();
-        Calibration { source: queries.source.clone(), queries: ordinary, targets: TARGETS.to_vec(), margins, curves }
+        let curves = curves(&tallies, (ordinary, queries.ood), &choices);
+        Calibration {
+            source: queries.source.clone(),
+            queries: ordinary,
+            targets: TARGETS.to_vec(),
+            margins: self.margins.clone(),
+            ood_reach: (queries.ood > 0).then_some(queries.ood_reach),
+            curves,
+        }
     }
 
     /// Starts the measurement of selection depths.
@@ -166,7 +178,7 @@ struct Asked<'a> {
     query: &'a [f32],
     /// Slot of the item from which it was made.
     made_of: Option<u32>,
-    stratum: Option<usize>,
+    group: Group,
 }
 
 /// Buffers of one thread.
@@ -186,7 +198,7 @@ struct Counter {
 }
 
 impl Counter {
-    /// Evaluates the results of a query. Queries of strata do not count for selection depths.
+    /// Evaluates the results of a query. Only ordinary queries count for selection depths.
     fn add(
         &mut self,
         counting: &Counting<'_>,
@@ -196,16 +208,17 @@ impl Counter {
         depths: &mut AllDepths,
     ) {
         let Counting { index, layout, .. } = *counting;
-        let &Asked { n, query, made_of, stratum } = asked;
+        let &Asked { n, query, made_of, group } = asked;
         self.order.clear();
         self.order.extend(index.probe(query, index.lists(), &mut self.scratch));
         let passing = of_query(&counting.passing, n);
-        for (share, passing) in passing.into_iter().enumerate().filter(|(share, _)| counting.k[*share] > 0) {
+        let is_measured = |share: usize| counting.k[share] > 0 && (group != Group::Ood || share == 0);
+        for (share, passing) in passing.into_iter().enumerate().filter(|(share, _)| is_measured(*share)) {
             let FoundIn { best, int8, coded } = &found[share];
             self.best.clear();
             self.best.extend(best.iter().filter(|scored| Some(scored.place) != made_of).take(counting.k[share]));
             for (depths, order) in [(&mut depths.int8, int8), (&mut depths.coded, coded)] {
-                let of_share = |depths: &&mut Depths| stratum.is_none() && depths.share == share;
+                let of_share = |depths: &&mut Depths| group == Group::Ordinary && depths.share == share;
                 let mut measured = depths.iter_mut().filter(of_share).peekable();
                 if measured.peek().is_some() {
                     self.place(order, made_of);
@@ -222,9 +235,10 @@ impl Counter {
                 let threshold = self.best.get(tally.k - 1).map_or(f32::MIN, |scored| scored.score);
                 let margins = &counting.margins;
                 let walk = Walk { order: &self.order, lengths, hits: &self.hits, margins, threshold };
-                match stratum {
-                    Some(stratum) => tally.walk_stratum(stratum, &walk, passing),
-                    None => tally.walk(&walk, passing, &mut self.ahead),
+                match group {
+                    Group::Ordinary => tally.walk(&walk, passing, &mut self.ahead),
+                    Group::Stratum(stratum) => tally.walk_stratum(stratum, &walk, passing),
+                    Group::Ood => tally.walk_ood(&walk, passing),
                 }
                 breathe();
             }
@@ -265,6 +279,10 @@ mod tests {
 
     /// Returns the recall of the best `k` by rows, for a search with given numbers of lists and candidates.
     fn found(index: &ivf::Index, queries: &[Vec<f32>], k: usize, (probes, selected): (usize, usize)) -> f64 {
+        found_by(index, queries, k, (Probing::of(probes, index.lists()), selected))
+    }
+
+    fn found_by(index: &ivf::Index, queries: &[Vec<f32>], k: usize, (probing, selected): (Probing<'_>, usize)) -> f64 {
         let (mut selector, mut scratch, mut hits) = (Selector::new(), ivf::Scratch::default(), 0);
         let all: Vec<u32> = index.filled_slots().map(|slot| slot.0).collect();
         for query in queries {
@@ -276,7 +294,7 @@ mod tests {
                 scored.into_iter().take(k).map(|(_, slot)| slot).collect::<Vec<_>>()
             };
             selector.reset(selected);
-            index.search(query, Probing::of(probes, index.lists()), None, &mut selector, selected, &mut scratch);
+            index.search(query, probing, None, &mut selector, selected, &mut scratch);
             let candidates: Vec<u32> =
                 selector.finish().iter().map(|&key| sterling_index::topk::unkey(key).1.0).collect();
             let (truth, some) = (best(&all), best(&candidates));
@@ -306,7 +324,7 @@ mod tests {
                 source: "test".into(),
                 vectors: measured_with.to_vec(),
                 made_of: vec![None; measured_with.len()],
-                strata: Vec::new(),
+                ..Queries::default()
             };
             let calibration = measure(&index, &queries, 1, &|_, _| ());
             for k in [10, 20, 100] {
@@ -322,6 +340,53 @@ mod tests {
                 }
             }
             assert_eq!(calibration.short_of(0.98).is_empty(), constant < 100.0, "constant {constant}");
+        }
+    }
+
+    /// Items in half of the dimensions, and a new kind of queries in the other half, where the items differ little.
+    #[test]
+    fn queries_out_of_distribution_find_the_requested_recall() {
+        const ITEMS: usize = 6000;
+        const WIDTH: usize = 24;
+        for is_unit in [false, true] {
+            let kind = |count: usize, seed: u64, is_new: bool| -> Vec<Vec<f32>> {
+                let (centers, first, small) = if is_new { (10, 6, 0..WIDTH / 2) } else { (100, 5, WIDTH / 2..WIDTH) };
+                let places = numbers(centers * WIDTH, first);
+                let noise = numbers(count * WIDTH, seed);
+                let row = |n: usize| {
+                    let center = &places[random(seed, n as u64) as usize % centers * WIDTH..][..WIDTH];
+                    let mut row: Vec<f32> =
+                        center.iter().zip(&noise[n * WIDTH..]).map(|(center, x)| center + 0.3 * x).collect();
+                    row[small.clone()].iter_mut().for_each(|x| *x *= 0.1);
+                    let length = row.iter().map(|x| x * x).sum::<f32>().sqrt();
+                    row.iter_mut().for_each(|x| *x /= if is_unit { length } else { 1.0 });
+                    row
+                };
+                (0..count).map(row).collect()
+            };
+            let rows = kind(ITEMS, 1, false).concat();
+            let store = RowStore::from(Matrix::new(&rows, WIDTH).unwrap());
+            let options = ivf::Options { lists: 300, iterations: 4, rescore: Rescore::F32, ..ivf::Options::default() };
+            let built = ivf::build(&store, &ivf::RowSurvey::of(&store).unwrap(), &options, &|_| ()).unwrap();
+            let index = ivf::Index::open(&built.in_memory(&store, "index").unwrap()).unwrap();
+            let calibration = measure(&index, &Queries::of_items(&index, 3), 3, &|_, _| ());
+            let (ordinary, new) = (kind(150, 7, false), kind(150, 8, true));
+            let isotropic: Vec<Vec<f32>> = numbers(150 * WIDTH, 9).chunks_exact(WIDTH).map(<[f32]>::to_vec).collect();
+            let k = 10;
+            let chosen = calibration.choose(Wanted { candidates: k, pass_rate: 1.0, recall: 0.98 }, ITEMS, 300);
+            let ood = calibration.ood(chosen);
+            let rate = |queries: &[Vec<f32>], ood| {
+                let probing = Probing { ood, ..Probing::of(chosen.probes, 300) };
+                found_by(&index, queries, k, (probing, index.rows().selected(k)))
+            };
+            let what = format!("{chosen:?} {ood:?}, unit {is_unit}");
+            let found = [&ordinary, &new, &isotropic].map(|queries| rate(queries, ood));
+            let alike = rate(&new, None);
+            assert!(found.iter().all(|found| *found >= 0.96) && alike < 0.96, "{what}: {found:?}, {alike}");
+            let mut scratch = ivf::Scratch::default();
+            let reach = calibration.ood_reach.unwrap();
+            let strange = ordinary.iter().filter(|query| index.reach(query, &mut scratch) < reach).count();
+            assert!(strange <= 7, "{what}: {strange} of 150");
         }
     }
 }

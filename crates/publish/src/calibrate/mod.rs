@@ -10,6 +10,7 @@ mod find;
 mod findings;
 mod measure;
 mod measured;
+mod ood;
 mod queries;
 mod share;
 mod strata;
@@ -231,6 +232,7 @@ pub(super) fn shard(
         }
     };
     let measured = Measured::shard(&index, layout, &places);
+    let queries = queries.and_ood(&index, seed);
     findings::write(&folder.join(FINDINGS_FILE), &measured, &queries, seed, progress).map(Some)
 }
 

@@ -25,7 +25,7 @@ const PERTURBED_BY: f32 = 0.1;
 pub(super) const OF_ITEMS: &str = "perturbed items";
 
 /// Queries for a calibration.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 pub struct Queries {
     /// Description of their source.
     pub source: String,
@@ -33,8 +33,22 @@ pub struct Queries {
     pub vectors: Vec<Vec<f32>>,
     /// Slot of the item that each was made from, which does not count as its result, or `None`.
     pub(super) made_of: Vec<Option<u32>>,
-    /// Number of queries per stratum: they are the last ones, and are measured separately.
+    /// Number of queries per stratum: they follow the others, and are measured separately.
     pub(super) strata: Vec<usize>,
+    /// Number of queries out of the distribution of the others; they are the last ones.
+    pub(super) ood: usize,
+    /// Reach below which a query is out of distribution.
+    pub(super) ood_reach: f32,
+}
+
+/// Group of queries that is measured together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Group {
+    Ordinary,
+    /// Number of a stratum.
+    Stratum(usize),
+    /// Out of distribution.
+    Ood,
 }
 
 impl Queries {
@@ -43,19 +57,20 @@ impl Queries {
         self.made_of.iter().any(Option::is_some)
     }
 
-    /// Number of queries outside of strata.
+    /// Number of queries outside of strata and in distribution.
     pub(super) fn ordinary(&self) -> usize {
-        self.vectors.len() - self.strata.iter().sum::<usize>()
+        self.vectors.len() - self.strata.iter().sum::<usize>() - self.ood
     }
 
-    /// Stratum of the `n`-th query, if any.
-    pub(super) fn stratum(&self, n: usize) -> Option<usize> {
-        let mut left = n.checked_sub(self.ordinary())?;
-        self.strata.iter().position(|&count| {
+    /// Group of the `n`-th query.
+    pub(super) fn group(&self, n: usize) -> Group {
+        let Some(mut left) = n.checked_sub(self.ordinary()) else { return Group::Ordinary };
+        let stratum = self.strata.iter().position(|&count| {
             let is_here = left < count;
             left = left.saturating_sub(count);
             is_here
-        })
+        });
+        stratum.map_or(Group::Ood, Group::Stratum)
     }
 
     /// Reads `most` queries of a file, evenly spread: from a `.npy` matrix, from bodies of `:retrieve`, one per line, or from the
@@ -113,7 +128,7 @@ impl Queries {
             index.check_query(vector).map_err(|e| e.within(format!("{}: query {}", path.display(), n + 1)))?;
         }
         let source = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-        Ok(Queries { source, made_of: vec![None; vectors.len()], vectors, strata: Vec::new() })
+        Ok(Queries { source, made_of: vec![None; vectors.len()], vectors, ..Queries::default() })
     }
 
     /// Makes queries from items of an index by adding noise.
@@ -132,14 +147,13 @@ impl Queries {
     pub(super) fn perturbed(rows: Vec<Vec<f32>>, places: Vec<u32>, seed: u64) -> Self {
         let vectors = rows.into_iter().zip(&places).map(|(row, place)| perturbed(row, *place, seed)).collect();
         let made_of = places.into_iter().map(Some).collect();
-        Queries { source: OF_ITEMS.into(), vectors, made_of, strata: Vec::new() }
+        Queries { source: OF_ITEMS.into(), vectors, made_of, ..Queries::default() }
     }
 }
 
 /// Makes a query from the row of the item in slot `place`.
 pub(super) fn perturbed(mut row: Vec<f32>, place: u32, seed: u64) -> Vec<f32> {
     let noise: Vec<f32> = (0..row.len() as u64).map(|n| bell(random(seed ^ u64::from(place) << 24, n))).collect();
-    let length = |x: &[f32]| x.iter().map(|x| x * x).sum::<f32>().sqrt();
     let scale = PERTURBED_BY * length(&row) / length(&noise).max(f32::MIN_POSITIVE);
     let scale = if scale.is_finite() { scale } else { 0.0 };
     row.iter_mut().zip(&noise).for_each(|(x, noise)| *x += noise * scale);
@@ -157,8 +171,12 @@ pub(super) fn most(items: usize) -> usize {
     QUERIES_MAX.min(items)
 }
 
+pub(super) fn length(x: &[f32]) -> f32 {
+    x.iter().map(|x| x * x).sum::<f32>().sqrt()
+}
+
 /// Approximately normal number, from the four quarters of a random one.
-fn bell(random: u64) -> f32 {
+pub(super) fn bell(random: u64) -> f32 {
     (0..4).map(|n| (random >> (n * 16) & 0xffff) as f32 / 65_536.0).sum::<f32>() - 2.0
 }
 

@@ -28,6 +28,8 @@ pub(super) struct Tally {
     squares: Vec<u64>,
     /// Hits of each stratum, whose queries are not included above, and its number of queries.
     strata: Vec<(Vec<u64>, usize)>,
+    /// Hits of queries that are out of distribution, and the squares; not included above.
+    ood: [Vec<u64>; 2],
     /// Termination checks of each query.
     looks: Vec<Vec<Look>>,
 }
@@ -53,6 +55,19 @@ pub(super) struct Walk<'a> {
     pub(super) threshold: f32,
 }
 
+impl Walk<'_> {
+    /// Returns the number of the true best in the first lists, by number of lists; an infinite sequence.
+    fn found(&self, share: &Passing, number: usize) -> impl Iterator<Item = u64> {
+        let counts = move |list: &ListId| share.of_lists[list.index()] > 0 || PASS_RATES[number] == 1.0;
+        let lists = self.order.iter().map(|(list, _)| *list).filter(counts);
+        let hits = lists.map(|list| u64::from(self.hits[list.index()])).chain(std::iter::repeat(0));
+        hits.scan(0, |found, hits| {
+            *found += hits;
+            Some(*found)
+        })
+    }
+}
+
 /// Creates an empty tally per curve; skips curves for which no more items pass than are wanted.
 pub(super) fn tallies(lists: usize, shares: &[Vec<Passing>], strata: &[usize]) -> Vec<Tally> {
     let empty = move || vec![0; lists];
@@ -65,6 +80,7 @@ pub(super) fn tallies(lists: usize, shares: &[Vec<Passing>], strata: &[usize]) -
             hits: empty(),
             squares: empty(),
             strata: of_strata(),
+            ood: [empty(), empty()],
             looks: Vec::new(),
         })
     };
@@ -112,13 +128,18 @@ impl Tally {
 
     /// Adds the results of a query of a stratum, list by list.
     pub(super) fn walk_stratum(&mut self, stratum: usize, walk: &Walk<'_>, share: &Passing) {
+        let found = walk.found(share, self.share);
         let (hits, _) = &mut self.strata[stratum];
-        let counts = |list: ListId| share.of_lists[list.index()] > 0 || PASS_RATES[self.share] == 1.0;
-        let mut held = walk.order.iter().map(|(list, _)| *list).filter(|list| counts(*list));
-        let mut found = 0;
-        for hits in hits {
-            found += held.next().map_or(0, |list| u64::from(walk.hits[list.index()]));
+        hits.iter_mut().zip(found).for_each(|(hits, found)| *hits += found);
+    }
+
+    /// Adds the results of a query that is out of distribution, list by list.
+    pub(super) fn walk_ood(&mut self, walk: &Walk<'_>, share: &Passing) {
+        let found = walk.found(share, self.share);
+        let [hits, squares] = &mut self.ood;
+        for ((hits, squares), found) in hits.iter_mut().zip(squares).zip(found) {
             *hits += found;
+            *squares += found * found;
         }
     }
 
@@ -127,6 +148,7 @@ impl Tally {
         sum(&mut self.hits, &other.hits);
         sum(&mut self.squares, &other.squares);
         self.strata.iter_mut().zip(&other.strata).for_each(|((hits, _), (more, _))| sum(hits, more));
+        self.ood.iter_mut().zip(&other.ood).for_each(|(hits, more)| sum(hits, more));
         self.looks.extend(other.looks);
     }
 
@@ -143,6 +165,14 @@ impl Tally {
         };
         let holds = |probes: usize| self.strata.iter().all(|stratum| reaches(stratum, probes));
         (least..=self.hits.len()).find(|&probes| self.recall(probes, queries).1 >= target && holds(probes))
+    }
+
+    /// Returns the smallest number of lists, at least `least`, whose recall of `queries` that are out of distribution is above a
+    /// target with 95 % confidence; all lists if there is none.
+    fn ood_probes_for(&self, queries: usize, target: f64, least: usize) -> usize {
+        let [hits, squares] = &self.ood;
+        let reaches = |n: &usize| bounded(hits[n - 1], squares[n - 1], queries, self.k).1 >= target;
+        (least..=hits.len()).find(reaches).unwrap_or(hits.len())
     }
 
     /// Returns the largest share of K in unscanned lists at which searches may end and still reach a recall with 95 % confidence.
@@ -183,6 +213,8 @@ struct Point {
     recall: f64,
     low: f64,
     left: f64,
+    /// Loss by the selection, with 95 % confidence.
+    lost: f64,
     /// Number of candidates of int8 rows if they lose some of the best; otherwise 0.
     selected: usize,
     /// True if the target is reached.
@@ -213,6 +245,7 @@ impl Choices<'_> {
                 recall: (recall - lost).max(0.0),
                 low: (low - lost_most).max(0.0),
                 left: tally.left_for(target + lost_most),
+                lost: lost_most,
                 selected: if lost_most > 0.0 { selected } else { 0 },
                 reaches: true,
             }
@@ -271,7 +304,7 @@ impl Choices<'_> {
 
 /// Computes the curves of tallies. They are monotonic: no curve takes fewer lists than one for fewer candidates or a higher pass
 /// rate with the same kind of score. The curves of int8 rows do not depend on codes.
-pub(super) fn curves(tallies: &[Tally], queries: usize, choices: &Choices<'_>) -> Vec<RecallCurve> {
+pub(super) fn curves(tallies: &[Tally], (queries, ood): (usize, usize), choices: &Choices<'_>) -> Vec<RecallCurve> {
     let mut curves: Vec<RecallCurve> = Vec::new();
     for tally in tallies {
         let pass_rate = PASS_RATES[tally.share];
@@ -283,6 +316,14 @@ pub(super) fn curves(tallies: &[Tally], queries: usize, choices: &Choices<'_>) -
             let least = curves.iter().filter(below).map(|c| c.probes[n]).fold(lower, usize::max);
             points.push(choices.by_rows(tally, queries, *target, least));
         }
+        let mut ood_probes: Vec<usize> = Vec::new();
+        if ood > 0 && pass_rate == 1.0 {
+            for (n, (target, point)) in TARGETS.iter().zip(&points).enumerate() {
+                let lower = ood_probes.last().map_or(point.probes, |probes| point.probes.max(*probes));
+                let least = curves.iter().filter_map(|c| c.ood_probes.get(n).copied()).fold(lower, usize::max);
+                ood_probes.push(tally.ood_probes_for(ood, target + point.lost, least));
+            }
+        }
         let codes = of(&choices.depths.coded, tally).map(|_| {
             let by_codes = |(target, point): (&f64, &Point)| choices.by_codes(tally, queries, *target, point);
             let points = TARGETS.iter().zip(&points).map(by_codes).map(Option::unwrap_or_default);
@@ -293,7 +334,8 @@ pub(super) fn curves(tallies: &[Tally], queries: usize, choices: &Choices<'_>) -
         let (probes, [recall, low, left]) = columns(&points);
         let selected = points.iter().map(|point| point.selected);
         let selected = if selected.clone().all(|n| n == 0) { Vec::new() } else { selected.collect() };
-        curves.push(RecallCurve { k: tally.k, pass_rate, probes, recall, low, left, selected, codes });
+        let k = tally.k;
+        curves.push(RecallCurve { k, pass_rate, probes, recall, low, left, selected, ood_probes, codes });
     }
     curves
 }

@@ -17,6 +17,8 @@ use sterling_core::request::{
 };
 use sterling_core::units::{ItemId, Slot};
 use sterling_graph::tower::Readable;
+use sterling_index::filter::Route;
+use sterling_index::ivf::OodProbing;
 use sterling_index::search::SearchPlan;
 use sterling_index::search::likely;
 use sterling_snapshot::model::{QuerySpec, UserInput};
@@ -227,7 +229,10 @@ fn search(view: &View, request: &Retrieve) -> Result<Search> {
     // The setting for the query with most candidates suffices for the others.
     let most = k0.iter().copied().max().unwrap_or(0);
     let pass_rate = planned.plan.pass_rate();
-    let (probes, left) = probes(view, request, most, pass_rate);
+    let (probes, left, ood) = probes(view, request, most, pass_rate);
+    // A filtered search adapts to its query.
+    let ood = ood.filter(|_| matches!(planned.plan.route(), Route::All));
+    let probes = Probes { ood_probes: ood.map(|ood| ood.probes), ..probes };
     let (by_codes, by_int8) = if request.exact { (None, 0) } else { selected(view, request, most, pass_rate) };
     // A large page may request more results than one of several queries has candidates.
     let of_query = |k0: usize| SearchPlan {
@@ -235,6 +240,7 @@ fn search(view: &View, request: &Retrieve) -> Result<Search> {
         k0,
         selected: None,
         probes: probes.probes,
+        ood,
         exact: request.exact,
         by_codes,
         by_int8,
@@ -244,8 +250,14 @@ fn search(view: &View, request: &Retrieve) -> Result<Search> {
 }
 
 /// Returns the number of probed lists: that of the request, else the calibrated number for the recall of the request or the
-/// recipe, else the recipe's. Also returns the share of K0 that a filtered search may leave unscanned, if calibrated.
-fn probes(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) -> (Probes, Option<f64>) {
+/// recipe, else the recipe's. If calibrated, also returns the share of K0 that a filtered search may leave unscanned, and the
+/// setting for queries that are out of distribution.
+fn probes(
+    view: &View,
+    request: &Retrieve,
+    candidates: usize,
+    pass_rate: f64,
+) -> (Probes, Option<f64>, Option<OodProbing>) {
     let main = view.main();
     let (serving, lists) = (&main.recipe.serving, main.index.lists());
     let target = match (request.probes, request.recall) {
@@ -256,11 +268,12 @@ fn probes(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) ->
     match (target, &main.calibration) {
         (Some(recall), Some(calibration)) => {
             let chosen = choose(view, calibration, request, Wanted { candidates, pass_rate, recall });
-            (Probes { probes: chosen.probes, target, estimate: Some(chosen.recall) }, Some(chosen.left))
+            let probes = Probes { probes: chosen.probes, target, estimate: Some(chosen.recall), ood_probes: None };
+            (probes, Some(chosen.left), calibration.ood(chosen))
         }
         _ => {
             let probes = request.probes.unwrap_or_else(|| serving.probes_of(lists));
-            (Probes { probes, target, estimate: None }, None)
+            (Probes { probes, target, estimate: None, ood_probes: None }, None, None)
         }
     }
 }

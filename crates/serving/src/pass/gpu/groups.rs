@@ -219,6 +219,7 @@ impl Group {
     fn of_search(seen: &[SeenView<'_>], search: &Search, k0: usize) -> (Way, usize, usize) {
         let SeenView { view, resident, beside, .. } = seen[0];
         let (index, lists) = (&resident.index, search.probes.probes);
+        let probed = search.queries.iter().filter_map(|query| Some(query.ood?.probes)).fold(lists, usize::max);
         let scanned = |seen: &SeenView<'_>, lists: usize| {
             seen.resident.index.items_at_most(lists) + seen.beside.items_at_most(lists)
         };
@@ -242,9 +243,9 @@ impl Group {
             let at_least = index.items_at_least(lists).saturating_sub(beside.gone_at_most(lists));
             let is_there = at_least >= search.k + search.excluded.len();
             if is_there && all_alike(|route| matches!(route, Route::All)) {
-                (Way::Best, scanned(lists), k0)
+                (Way::Best, scanned(probed), k0)
             } else {
-                (Way::Enough, scanned(most_lists(view.main(), search)), k0)
+                (Way::Enough, scanned(most_lists(view.main(), search).max(probed)), k0)
             }
         }
     }

@@ -103,7 +103,10 @@ impl<'a> Filtering<'a> {
         let index = &of.seen.resident.index;
         let wanted = of.each(|of_query| of_query.selected as u32)?;
         let collected = of.collection(group.room, &wanted)?;
-        let searches = of.each(|of_query| of.filtered(of_query))?;
+        let probes = of.probes(&collected)?;
+        let searches = of.each(|of_query| *of_query)?;
+        let searches: Vec<_> =
+            searches.iter().zip(probes).map(|(search, probes)| of.filtered(search, probes)).collect();
         let items = of.eligible()?;
         let until = index.begin_until(of.device, &collected, (&searches, Pace::Rare))?;
         // Evaluates only scanned lists of the snapshot, unless all filters together fit into the budget of words.
@@ -323,8 +326,11 @@ impl<'a> Searches<'a> {
         let wanted = self.each(|of_query| of_query.selected as u32)?;
         let collected = self.collection(group.room, &wanted)?;
         let probes = self.each(|of_query| of_query.query.probes.clamp(1, lists) as u32)?;
-        let (order, _) = resident.index.best_lists(device, &collected, &probes)?;
-        let of = Order::first(&order.slots, &order.counts, order.stride);
+        let ood = self.each(|of_query| of_query.query.ood)?;
+        let order = resident.index.probed_lists(device, &collected, &probes, &ood)?;
+        // Launches are sized for queries in distribution.
+        let most = probes.iter().copied().max().unwrap_or(0) as usize;
+        let of = Order { most, ..Order::first(&order.slots, &order.counts, order.stride) };
         let all: usize = probes.iter().map(|&p| p as usize).sum();
         let pieces = beside.pieces.iter();
         let parts = LiveParts {
@@ -387,17 +393,28 @@ impl<'a> Searches<'a> {
         passing / items.max(1) as f64
     }
 
-    /// Returns the termination rule of a search with a filter bitmap.
-    fn filtered(&self, of_query: &Searched<'a>) -> FilteredSearch<'_> {
+    /// Returns nprobe of each search. Waits for the device if some query may be out of distribution.
+    fn probes(&self, collected: &Collection) -> Result<Vec<usize>> {
+        let lists = self.seen.resident.index.lists.lists();
+        let probes = self.each(|of_query| of_query.query.probes.clamp(1, lists) as u32)?;
+        let ood = self.each(|of_query| of_query.query.ood)?;
+        let probes = match ood.iter().any(Option::is_some) {
+            true => self.seen.resident.index.probed_lists(self.device, collected, &probes, &ood)?.counts.to_vec()?,
+            false => probes,
+        };
+        Ok(probes.into_iter().map(|probes| probes as usize).collect())
+    }
+
+    /// Returns the termination rule of a search with a filter bitmap, given its nprobe.
+    fn filtered(&self, of_query: &Searched<'a>, probes: usize) -> FilteredSearch<'_> {
         let (main, Searched { search, query, selected, .. }) = (self.seen.view.main(), *of_query);
-        let (plan, ending) = (&search.planned.plan, search.ending(self.seen.view));
-        let probes_max = most_lists(main, search);
-        // Without a filter the planned probes suffice, unless they contain too few items.
-        let suffices = matches!(plan.route(), Route::All).then_some((query.probes, query.k));
+        let ending = search.ending(self.seen.view);
+        // Without a filter these probes suffice, unless they contain too few items.
+        let suffices = matches!(search.planned.plan.route(), Route::All).then_some((probes, query.k));
         // An exact plan admits no false positives.
         let is_sure = ending.is_some() && plans_of(search).iter().all(|plan| plan.is_exact());
         let enough = if is_sure { query.k0 } else { selected };
-        let of = Probing::of(query.probes, probes_max);
+        let of = Probing::of(probes, most_lists(main, search).max(probes));
         let probing = Probing { pass_rate: self.pass_rate(search), ending, least: search.k, ..of };
         FilteredSearch { probing, enough, suffices }
     }
