@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 
-use crate::support::{Server, agent, catalogue, ids, put, serve, sterling, tiny, until, vectors};
+use crate::support::{Server, agent, catalogue, ids, put, serve, serve_by, sterling, tiny, until, vectors};
 
 /// Returns a connection on which `text` was sent.
 pub fn send(server: &Server, text: &str) -> TcpStream {
@@ -130,12 +130,20 @@ fn endless_connections_are_closed_at_the_limit() {
     drop(reader);
 }
 
+/// Returns the program with the default action of SIGHUP. Under `nohup`, as some CI starts tests, processes inherit that it is
+/// ignored, and a server then ignores it on purpose.
+fn hearing_hangups() -> Command {
+    let mut command = Command::new("env");
+    command.args(["--default-signal=HUP", env!("CARGO_BIN_EXE_sterling")]).env_remove("STERLING_LOG");
+    command
+}
+
 #[test]
 fn a_second_signal_ends_at_once_and_a_hangup_drains() {
     let store = catalogue(10, 1);
     for first in ["TERM", "INT", "HUP"] {
-        let mut server =
-            serve(store.path(), "drain_ms = 600000\nstop_ms = 600000\nstall_ms = 600000\nbody_ms = 600000");
+        let options = "drain_ms = 600000\nstop_ms = 600000\nstall_ms = 600000\nbody_ms = 600000";
+        let mut server = serve_by(hearing_hangups(), store.path(), options);
         let half = send(
             &server,
             "POST /v1/models/vectors:retrieve HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n",

@@ -231,6 +231,25 @@ fn a_job_that_is_killed_goes_on_and_ends_with_the_same_bytes() {
 }
 
 #[test]
+fn texts_beyond_a_batch_are_written_in_several() {
+    // 299 texts of 4 kB for each of 64 rows, 76 MB: more than a batch holds.
+    let job = Job::new(1, 64);
+    let name = |id: i64| format!("{id}{}", "n".repeat(4000));
+    let line = |id: i64| json!({"id": id, "embedding": [id % 7, 1, id], "attributes": {"name": name(id)}}).to_string();
+    let text = (0..300).map(line).collect::<Vec<_>>().join("\n");
+    put(&job.path("store"), &vectors(job.folder.path(), &text)).unwrap();
+    let (code, _, err) = job.score("out", r#"{"k": 299, "columns": ["name"]}"#);
+    assert_eq!(code, 0, "{err}");
+    let output = job.files("out").into_keys().find(|name| name.ends_with(".parquet")).unwrap();
+    let rows = rows(&job.path("out").join(output));
+    assert_eq!(rows.iter().map(|(id, ..)| *id).collect::<Vec<_>>(), (0..64).collect::<Vec<_>>());
+    for (_, items, _, names) in rows {
+        assert_eq!(items.len(), 299);
+        assert!(items.iter().zip(names).all(|(id, found)| found == name(*id)));
+    }
+}
+
+#[test]
 fn another_job_in_the_same_folder_is_rejected() {
     let job = Job::new(2, 5);
     assert_eq!(job.score("out", REQUEST).0, 0);

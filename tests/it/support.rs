@@ -105,9 +105,13 @@ pub fn catalogue(count: usize, title: usize) -> TempDir {
 
 /// A server with these options of `[http]`.
 pub fn serve(store: &Path, options: &str) -> Server {
+    serve_by(sterling(), store, options)
+}
+
+/// The same, started by a command.
+pub fn serve_by(mut command: Command, store: &Path, options: &str) -> Server {
     let config = store.join("sterling.toml");
     std::fs::write(&config, format!("[http]\n{options}\n")).unwrap();
-    let mut command = sterling();
     command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store).arg("--config").arg(config);
     let server = Server::spawn(&mut command);
     server.wait_ready();

@@ -18,6 +18,8 @@ STATUSES = {
     "400 RequestTimeout": (400, "RequestTimeout"),
     "404 for a while": (404, "NoSuchKey"),
 }
+# Headers that make a write conditional; Google's is of its own.
+CONDITIONS = ["If-Match", "If-None-Match", "x-goog-if-generation-match"]
 FAULTS = [*STATUSES, "reset before", "reset after", "cut body", "flipped byte", "silence", "slow link"]
 # Read timeout of the program, and silence of the proxy, in seconds.
 PATIENCE, SILENCE = 1.0, 2.0
@@ -49,7 +51,7 @@ class Table(Proxy):
             fits = {
                 None: False,
                 "404 for a while": reads,
-                "409": method == "PUT" and bool(asked.headers.get("If-Match") or asked.headers.get("If-None-Match")),
+                "409": method == "PUT" and any(asked.headers.get(name) for name in CONDITIONS),
                 "cut body": method == "GET",
                 "flipped byte": method == "GET",
             }.get(fault, True)

@@ -1,8 +1,8 @@
 """Every call of the program to a bucket gets every fault once: in the end the version exists, or the message has the reason, and
 no version is mixed.
 
-The calls are those of a publication, a load, an activation, a label and a lease; the faults are in table.py, and the buckets
-are those of moto's S3."""
+The calls are those of a publication, a load, an activation, a label and a lease; the faults are in table.py. The table runs
+with the buckets of all three protocols, the other tests with that of moto's S3."""
 
 import collections.abc
 import json
@@ -13,20 +13,23 @@ import time
 
 import pytest
 import table
-from conftest import PROGRAM, S3
+from conftest import PORTS, PROGRAM, S3, Azure, Bucket, Google
 from faults import wait_for
+from gcs import Translated
 from table import FAULTS, PATIENCE, Table
 from test_stores import readyz, text, version
 
 
-class FaultyS3(S3):
-    """A bucket of moto behind a proxy with a table of faults."""
+class Faulty(Bucket):
+    """A bucket behind a proxy with a table of faults."""
 
     front = Table
     proxy: Table
+    # Prefix of the provider's settings.
+    provider: str
 
     def place(self) -> dict[str, str]:
-        return super().place() | {"AWS_READ_TIMEOUT": f"{int(PATIENCE * 1000)}ms"}
+        return super().place() | {f"{self.provider}_READ_TIMEOUT": f"{int(PATIENCE * 1000)}ms"}
 
     def tried(self, *arguments: object, cache: str) -> "subprocess.CompletedProcess[str]":
         environment = self.environment | {"STERLING_CACHE__FOLDER": str(self.folder / cache)}
@@ -41,6 +44,22 @@ class FaultyS3(S3):
         return there
 
 
+class FaultyS3(Faulty, S3):
+    provider = "AWS"
+
+
+class FaultyAzure(Faulty, Azure):
+    provider = "AZURE"
+
+
+class TranslatedTable(Table, Translated):
+    """A table of faults in front of the emulator of Google's store."""
+
+
+class FaultyGoogle(Faulty, Google):
+    front, provider = TranslatedTable, "GOOGLE"
+
+
 @pytest.fixture
 def faulty(moto_port: int, tmp_path: pathlib.Path) -> collections.abc.Iterator[FaultyS3]:
     bucket = FaultyS3(moto_port, tmp_path)
@@ -48,8 +67,17 @@ def faulty(moto_port: int, tmp_path: pathlib.Path) -> collections.abc.Iterator[F
     bucket.proxy.down()
 
 
+@pytest.fixture(params=[FaultyS3, FaultyAzure, FaultyGoogle], ids=lambda maker: maker.scheme)
+def faulty_of_each_kind(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> collections.abc.Iterator[Faulty]:
+    kind = next(kind for kind in PORTS if issubclass(request.param, kind))
+    bucket = request.param(request.getfixturevalue(PORTS[kind]), tmp_path)
+    yield bucket
+    bucket.proxy.down()
+
+
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_call_meets_the_fault_once(faulty: FaultyS3, fault: str, record_property: collections.abc.Callable[[str, object], None]) -> None:
+def test_every_call_meets_the_fault_once(faulty_of_each_kind: Faulty, fault: str, record_property: collections.abc.Callable[[str, object], None]) -> None:
+    faulty = faulty_of_each_kind
     faulty.publish(0, 600)
     with faulty.serve() as running:
         told = []

@@ -9,6 +9,7 @@
 //! | `unknown` | ranking only: list of the requested items that the model does not have |
 //! | `vector` | items only, in place of all others: embedding from the item tower |
 
+use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{BufWriter, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
@@ -35,9 +36,15 @@ use sterling_storage::files;
 
 /// Encoded bytes after which a row group is closed.
 const GROUP_BYTES: usize = 32 << 20;
+/// Bytes of the texts of a column after which a batch ends. Arrow addresses them by 31 bits.
+const TEXT_BYTES: usize = 64 << 20;
+
 /// Answers of consecutive rows in their order, and the problems of rows without an answer.
 pub(super) struct Scored {
-    pub(super) answers: RecordBatch,
+    /// Answers of the first rows, of all if their texts are short.
+    pub(super) first: RecordBatch,
+    /// Answers of the other rows, converted when they are written.
+    pub(super) rest: VecDeque<(i64, RowAnswer)>,
     pub(super) problems: Vec<Problem>,
 }
 
@@ -80,26 +87,41 @@ impl Layout {
     }
 
     fn schema(&self) -> Result<SchemaRef> {
-        Ok(self.batch(Vec::new())?.schema())
+        Ok(self.batch(&mut VecDeque::new())?.schema())
     }
 
-    /// Converts rows to columns.
-    pub(super) fn batch(&self, rows: Vec<(i64, RowAnswer)>) -> Result<RecordBatch> {
-        let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(rows.iter().map(|(id, _)| *id)));
-        let mut all: Vec<(String, ArrayRef)> = vec![("id".into(), ids)];
-        let (mut ranked, mut vectors) = (Vec::new(), Vec::new());
-        for (_, told) in rows {
-            match told {
-                RowAnswer::Items(items) => ranked.push(items),
+    /// Returns empty builders of the requested item columns.
+    fn texts(&self) -> Vec<Texts<'_>> {
+        let Layout::Items { columns, picked, .. } = self else { return Vec::new() };
+        let lists = || ListBuilder::new(StringBuilder::new());
+        picked.iter().map(|(name, number)| Texts { name, number: *number, columns, lists: lists() }).collect()
+    }
+
+    /// Removes the first rows, until the texts of a column reach [`TEXT_BYTES`], and converts them to columns.
+    ///
+    /// # Errors
+    /// `TooCostly` if the texts of one row and column take more bytes than Arrow can address.
+    pub(super) fn batch(&self, rows: &mut VecDeque<(i64, RowAnswer)>) -> Result<RecordBatch> {
+        let (mut ids, mut ranked, mut vectors) = (Vec::new(), Vec::new(), Vec::new());
+        let mut texts = self.texts();
+        while texts.iter().all(|texts| texts.bytes() < TEXT_BYTES)
+            && let Some((id, answer)) = rows.pop_front()
+        {
+            ids.push(id);
+            match answer {
+                RowAnswer::Items(items) => {
+                    let appended = texts.iter_mut().try_for_each(|texts| texts.append(&items));
+                    appended.map_err(|e| e.within(format!("id {id}")))?;
+                    ranked.push(items);
+                }
                 RowAnswer::Vector(vector) => vectors.extend(vector),
             }
         }
+        let mut all: Vec<(String, ArrayRef)> = vec![("id".into(), Arc::new(Int64Array::from(ids)))];
         match self {
-            Layout::Items { tasks, columns, picked, unknown } => {
+            Layout::Items { tasks, unknown, .. } => {
                 all.extend(of_items(&ranked, tasks));
-                for (name, number) in picked {
-                    all.push((format!("column_{name}"), of_column(&ranked, columns, *number)));
-                }
+                all.extend(texts.into_iter().map(Texts::finish));
                 if *unknown {
                     all.push(("unknown".into(), lists(&ranked, |ranked| &ranked.unknown)));
                 }
@@ -148,14 +170,39 @@ fn lists(ranked: &[Ranked], of: impl for<'a> Fn(&'a Ranked) -> &'a [ItemId]) -> 
     Arc::new(list.finish())
 }
 
-fn of_column(ranked: &[Ranked], columns: &Stacked, number: usize) -> ArrayRef {
-    let mut list = ListBuilder::new(StringBuilder::new());
-    for ranked in ranked {
-        let cells = ranked.slots.iter().map(|&slot| text(columns.cell(number, slot)));
-        cells.for_each(|cell| list.values().append_option(cell));
-        list.append(true);
+/// Values of a requested item column in a batch, as texts.
+struct Texts<'a> {
+    name: &'a str,
+    number: usize,
+    columns: &'a Stacked,
+    lists: ListBuilder<StringBuilder>,
+}
+
+impl Texts<'_> {
+    fn bytes(&self) -> usize {
+        self.lists.values_ref().values_slice().len()
     }
-    Arc::new(list.finish())
+
+    /// Appends the values of the results of a row.
+    fn append(&mut self, ranked: &Ranked) -> Result<()> {
+        for &slot in &ranked.slots {
+            let text = text(self.columns.cell(self.number, slot));
+            if self.bytes() + text.as_ref().map_or(0, String::len) > i32::MAX as usize {
+                return Err(Error::too_costly(format!(
+                    "column `{}`: texts of more than {} bytes, expected fewer results",
+                    self.name,
+                    i32::MAX
+                )));
+            }
+            self.lists.values().append_option(text);
+        }
+        self.lists.append(true);
+        Ok(())
+    }
+
+    fn finish(mut self) -> (String, ArrayRef) {
+        (format!("column_{}", self.name), Arc::new(self.lists.finish()))
+    }
 }
 
 /// Formats a cell as text; `None` if it is missing.
@@ -242,13 +289,25 @@ impl Output {
     }
 
     /// Appends rows in their order.
-    pub(super) fn write(&mut self, rows: &Scored) -> Result<()> {
-        self.problem_count += rows.problems.len() as u64;
-        for problem in &rows.problems {
+    pub(super) fn write(&mut self, rows: Scored, layout: &Layout) -> Result<()> {
+        let Scored { mut first, mut rest, problems } = rows;
+        self.problem_count += problems.len() as u64;
+        for problem in &problems {
             let line = serde_json::to_string(problem).map_err(|e| Error::internal(format!("problem: {e}")))?;
             writeln!(self.problems, "{line}").map_err(|e| Error::io(self.of_problems.path.display(), e))?;
         }
-        let written = self.writer.write(&rows.answers);
+        loop {
+            self.append(&first)?;
+            if rest.is_empty() {
+                return Ok(());
+            }
+            first = layout.batch(&mut rest)?;
+        }
+    }
+
+    /// Appends a batch, and closes the row group if it is large enough.
+    fn append(&mut self, answers: &RecordBatch) -> Result<()> {
+        let written = self.writer.write(answers);
         let written = written.and_then(|()| match self.writer.in_progress_size() > GROUP_BYTES {
             true => self.writer.flush(),
             false => Ok(()),

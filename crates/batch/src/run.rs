@@ -73,7 +73,7 @@ impl Scorer {
                 scope.spawn(move || self.work(&chunks, &done_sender));
             }
             drop((done_sender, chunks));
-            let written = write(&mut out, done, token_sender, told);
+            let written = write(&mut out, &self.layout, done, token_sender, told);
             let broken = |_| Err(Error::internal("the thread that reads panicked"));
             let read = reader.join().unwrap_or_else(broken);
             written.and(read)
@@ -109,12 +109,18 @@ impl Scorer {
 }
 
 /// Writes chunks in order, and returns one token per written chunk.
-fn write(out: &mut Output, done: Receiver<Done>, tokens: Sender<()>, told: &dyn Fn(u64)) -> Result<()> {
+fn write(
+    out: &mut Output,
+    layout: &Layout,
+    done: Receiver<Done>,
+    tokens: Sender<()>,
+    told: &dyn Fn(u64),
+) -> Result<()> {
     let (mut early, mut next) = (BTreeMap::new(), 0);
     for one in done {
         early.insert(one.number, one);
         while let Some(Done { rows, bytes, .. }) = early.remove(&next) {
-            out.write(&rows?)?;
+            out.write(rows?, layout)?;
             told(bytes);
             // If the reader has finished, nothing receives the token.
             let _ = tokens.try_send(());

@@ -72,7 +72,9 @@ impl<'a> Worker<'a> {
             let Outcome { answers, mut problems } = worker.outcome(chunk)?;
             // Unreadable rows were recorded before the rows that ran.
             problems.sort_by_key(|problem| problem.row);
-            Ok(Scored { answers: worker.layout.batch(answers)?, problems })
+            let mut rest = answers.into();
+            let first = worker.layout.batch(&mut rest)?;
+            Ok(Scored { first, rest, problems })
         });
         let scored = scored.unwrap_or_else(|why| Err(broken(&*why)));
         scored.map_err(|e| e.within(format!("rows {first} to {}", first + rows - 1)))

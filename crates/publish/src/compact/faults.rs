@@ -36,8 +36,9 @@ const TIME: Duration = Duration::from_secs(5);
 /// Maximum wait between polls; each wait doubles the previous one. A server polls once per second: polls in quick succession are
 /// one case for a fault.
 const LOOK_MAX: Duration = Duration::from_millis(64);
-/// Number of concurrent cases: most of their time they wait for the thread that tailed a journal before.
-const TOGETHER: usize = 8;
+/// Number of concurrent cases in the ordinary suite, and of all of them: most of their time they wait for the thread that tailed a
+/// journal before.
+const TOGETHER: [usize; 2] = [8, 48];
 /// Minimum number of cases.
 const CASES_MIN: usize = 16;
 
@@ -552,7 +553,8 @@ fn one_failure_at_any_call_is_over_with_it() {
         }
     };
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..TOGETHER).map(|_| scope.spawn(work)).collect();
+        let together = TOGETHER[usize::from(whole.is_some())];
+        let workers: Vec<_> = (0..together).map(|_| scope.spawn(work)).collect();
         workers.into_iter().for_each(|worker| worker.join().unwrap());
     });
     let met = met.into_inner().unwrap();
