@@ -24,6 +24,17 @@ fn function(operator: &str) -> Option<Unary> {
         "Softplus" => Unary::Softplus,
         "Not" => Unary::Not,
         "IsNaN" => Unary::IsNan,
+        "Sin" => Unary::Sin,
+        "Cos" => Unary::Cos,
+        "Tan" => Unary::Tan,
+        "Asin" => Unary::Asin,
+        "Acos" => Unary::Acos,
+        "Atan" => Unary::Atan,
+        "Sinh" => Unary::Sinh,
+        "Cosh" => Unary::Cosh,
+        "Asinh" => Unary::Asinh,
+        "Acosh" => Unary::Acosh,
+        "Atanh" => Unary::Atanh,
         _ => return None,
     })
 }
@@ -51,7 +62,13 @@ impl Importer {
             if self.whole.contains(&a) && !matches!(f, Unary::Abs | Unary::Neg | Unary::Relu) {
                 return Err(refused("over integers"));
             }
-            return self.graph.unary(f, a);
+            return match self.turned.get(&a).cloned() {
+                Some((of, order)) => {
+                    let made = self.graph.unary(f, of)?;
+                    self.turned_from(made, order)
+                }
+                None => self.graph.unary(f, a),
+            };
         }
         if let Some(f) = function_of_two(operator) {
             let others = (1..node.input.len()).map(|n| self.number(node, n)).collect::<Result<Vec<_>>>()?;
@@ -129,7 +146,12 @@ impl Importer {
             | "LayerNormalization"
             | "RMSNormalization"
             | "SimplifiedLayerNormalization"
-            | "BatchNormalization" => self.norm(operator, node, attributes, a),
+            | "BatchNormalization"
+            | "InstanceNormalization"
+            | "GroupNormalization" => self.norm(operator, node, attributes, a),
+            "Conv" | "MaxPool" | "AveragePool" | "GlobalMaxPool" | "GlobalAveragePool" => {
+                self.windowed(operator, node, attributes, a)
+            }
             _ if operator.starts_with(MICROSOFT) => self.fused(operator, node, attributes, a),
             _ => self.view(operator, node, attributes, a),
         }
@@ -248,12 +270,12 @@ impl Importer {
         }
     }
 
-    fn power(&mut self, a: Id, exponent: Id) -> Result<Id> {
+    fn power(&mut self, a: Id, of: Id) -> Result<Id> {
         if self.whole.contains(&a) {
             return Err(refused("over integers"));
         }
-        let Some(&[exponent]) = self.graph.constant(exponent) else {
-            return Err(refused("exponent other than one constant"));
+        let Some(&[exponent]) = self.graph.constant(of) else {
+            return self.graph.binary(Binary::Pow, a, of);
         };
         let whole = exponent.abs() as usize;
         let made = match exponent.abs() {
@@ -268,7 +290,7 @@ impl Importer {
                 let scaled = self.graph.binary(Binary::Mul, log, power)?;
                 self.graph.unary(Unary::Exp, scaled)?
             }
-            _ => return Err(refused(format!("exponent {exponent}, expected -8 to 8 and not 0"))),
+            _ => return self.graph.binary(Binary::Pow, a, of),
         };
         if exponent < 0.0 { self.graph.unary(Unary::Reciprocal, made) } else { Ok(made) }
     }
