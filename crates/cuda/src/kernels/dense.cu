@@ -24,10 +24,9 @@ KERNEL(256, product_of_matrices, MatricesArgs) {
 }
 
 enum UnaryKind {
-    RELU, SIGMOID, TANH, EXP, LOG, SQRT, ABS, NEG, RECIPROCAL, ERF, GELU, SILU, SOFTPLUS, TRUNC, NOT_OF, IS_NAN,
-    SIN, COS, TAN, ASIN, ACOS, ATAN, SINH, COSH, ASINH, ACOSH, ATANH
+    RELU, SIGMOID, TANH, EXP, LOG, SQRT, ABS, NEG, RECIPROCAL, ERF, GELU, SILU, SOFTPLUS, TRUNC, NOT_OF, IS_NAN
 };
-enum BinaryKind { SUM_OF, SUB, MUL, DIV, MAX_OF, MIN_OF, EQUAL_TO, BELOW, NOT_ABOVE, KEEP_IF, DROP_IF, POWER, REMAINDER };
+enum BinaryKind { SUM_OF, SUB, MUL, DIV, MAX_OF, MIN_OF, EQUAL_TO, BELOW, NOT_ABOVE, KEEP_IF, DROP_IF };
 
 DEVICE float unary(u32 f, float x) {
     switch (f) {
@@ -46,17 +45,6 @@ DEVICE float unary(u32 f, float x) {
     case TRUNC: return truncf(x);
     case NOT_OF: return x == 0;
     case IS_NAN: return x != x;
-    case SIN: return sinf(x);
-    case COS: return cosf(x);
-    case TAN: return tanf(x);
-    case ASIN: return asinf(x);
-    case ACOS: return acosf(x);
-    case ATAN: return atanf(x);
-    case SINH: return sinhf(x);
-    case COSH: return coshf(x);
-    case ASINH: return asinhf(x);
-    case ACOSH: return acoshf(x);
-    case ATANH: return atanhf(x);
     default: return __fdiv_rn(1.0f, x);
     }
 }
@@ -73,8 +61,6 @@ DEVICE float binary(u32 f, float x, float y) {
     case BELOW: return x < y;
     case NOT_ABOVE: return x <= y;
     case KEEP_IF: return x == 0 ? 0 : y;
-    case POWER: return powf(x, y);
-    case REMAINDER: return fmodf(x, y);
     default: return x == 0 ? y : 0;
     }
 }

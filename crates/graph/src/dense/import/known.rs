@@ -77,7 +77,7 @@ pub(super) enum Known {
     Columns(Vec<Known>),
 }
 
-/// The number of a row times a factor, plus an index.
+/// The number of a row times a factor, plus an index. With a factor of 0, only its shape is known, and it selects nothing.
 #[derive(Clone, Debug)]
 pub(super) struct RowNumbers {
     pub(super) times: i64,

@@ -200,6 +200,44 @@ fn windows_that_cannot_be_compiled_are_rejected_with_their_cause() {
     }
 }
 
+/// PyTorch's exporter broadcasts the number of a row and a position by a maximum, of which it reads the shape.
+#[test]
+fn positions_within_a_row_are_broadcast_by_the_shape_of_a_maximum() {
+    let all = |last: &str| {
+        vec![
+            node("s = Shape(x)", &[("end", 1)]),
+            node("r = Squeeze(s)", &[]),
+            node("q = Range(zero, r, one)", &[]),
+            node("u = Unsqueeze(q, second)", &[]),
+            node("m = Max(u, places)", &[]),
+            node("sizes = Shape(m)", &[]),
+            node("rows = Expand(u, sizes)", &[]),
+            node("steps = Expand(places, sizes)", &[]),
+            node("first = Unsqueeze(rows, last)", &[]),
+            node("then = Unsqueeze(steps, last)", &[]),
+            node("index = Concat(first, then)", &[("axis", -1)]),
+            node("wrong = Unsqueeze(m, last)", &[]),
+            node("bad = Concat(wrong, then)", &[("axis", -1)]),
+            node(last, &[]),
+        ]
+    };
+    let constants = || {
+        vec![
+            integers("zero", &[], &[0]),
+            integers("one", &[], &[1]),
+            integers("second", &[1], &[1]),
+            integers("last", &[1], &[-1]),
+            integers("places", &[1, 3], &[2, 0, 1]),
+        ]
+    };
+    let program = compiled(all("out = GatherND(x, index)"), constants(), &[3, 4]).unwrap();
+    let row: Vec<f32> = (0..16).map(|n| n as f32).collect();
+    let want = [&row[8..12], &row[..8]].concat();
+    assert_eq!(run(&program, 2, &[], &|_| row.clone())[1], want);
+    let error = compiled(all("out = GatherND(x, bad)"), constants(), &[3, 4]).unwrap_err().to_string();
+    assert!(error.contains("row's own number"), "{error}");
+}
+
 /// A masked state is NaN beside the one that is selected, which must not change.
 #[test]
 fn numbers_beside_the_selected_one_do_not_matter() {
