@@ -1,7 +1,7 @@
 """Writes the reference graphs of PyTorch's exporters: python/make_import_golden.py [OUT=tests/golden/import]
 
 OUT receives functions.onnx and indexing.onnx, each of whose outputs is one operator of the table in docs/guide/own-model.md;
-fused.onnx with operators of the domain com.microsoft; old.onnx of opset 9; powers.onnx with angles, powers and remainders;
+fused.onnx with operators of the domain com.microsoft; old.onnx of opset 9; powers.onnx with angles, powers, remainders and columns;
 windows.onnx with convolutions, pools and normalisation of channels; and patterns of PyTorch modules (last state of a
 sequence, constant indices in any axis, masks from lengths, flips, pads) by both exporters of PyTorch. cases.json has inputs with
 the outputs of onnxruntime. The first axis of every input and output counts rows. Everything is derived from SEED.
@@ -208,7 +208,7 @@ def old(random: np.random.Generator) -> onnx.ModelProto:
 
 
 def powers(random: np.random.Generator) -> onnx.ModelProto:
-    """Angles, powers of numbers, and remainders."""
+    """Angles, powers of numbers, remainders, and products with columns."""
     g = Nodes()
     inside = g("Mul", "x", f(0.625))
     for operator in ["Sin", "Cos", "Tan", "Atan", "Sinh", "Cosh", "Asinh"]:
@@ -225,6 +225,10 @@ def powers(random: np.random.Generator) -> onnx.ModelProto:
     g.keep(g("Pow", "x", f(0.0)))
     g.keep(g("Mod", "x", g("Neg", size), fmod=1))
     g.keep(g("Mod", "x", f(0.3125), fmod=1))
+    # Constant matrices times columns.
+    column = g("Unsqueeze", "z", i(2))
+    g.keep(g("MatMul", numbers(random, 3, 4), column))
+    g.keep(g("Add", column, g("MatMul", numbers(random, 4, 4), g("Mul", column, column))))
     return g.model("powers", 24)
 
 

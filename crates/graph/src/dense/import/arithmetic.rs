@@ -78,7 +78,10 @@ impl Importer {
             return others.into_iter().try_fold(a, |a, b| self.binary(f, a, b));
         }
         match operator {
-            "MatMul" => self.graph.matmul(a, self.value(node, 1)?),
+            "MatMul" => {
+                let b = self.value(node, 1)?;
+                self.product(a, b)
+            }
             "Gemm" => self.gemm(node, attributes),
             "Einsum" => self.einsum(node, attributes),
             "Greater" | "GreaterOrEqual" => {
@@ -155,6 +158,21 @@ impl Importer {
             _ if operator.starts_with(MICROSOFT) => self.fused(operator, node, attributes, a),
             _ => self.view(operator, node, attributes, a),
         }
+    }
+
+    /// Multiplies matrices. A constant one times columns becomes rows times its transpose, which all rows of a block share.
+    fn product(&mut self, a: Id, b: Id) -> Result<Id> {
+        let (left, right, rows) = (self.graph.shape(a).to_vec(), self.graph.shape(b).to_vec(), self.rows(b));
+        let (&[m, k], Some((ahead, &[depth, 1]))) = (&left[..], right.split_last_chunk::<2>()) else {
+            return self.graph.matmul(a, b);
+        };
+        if self.graph.constant(a).is_none() || depth != k || rows.is_some_and(|r| r >= ahead.len()) {
+            return self.graph.matmul(a, b);
+        }
+        let turned = self.graph.transpose(a, &[1, 0])?;
+        let row = self.graph.reshape(b, [ahead, &[1, k]].concat(), rows)?;
+        let made = self.graph.matmul(row, turned)?;
+        self.graph.reshape(made, [ahead, &[m, 1]].concat(), rows)
     }
 
     /// Applies a function to two values. Expanded values are replaced by their originals if the shapes then agree.
