@@ -24,7 +24,6 @@ fn function(operator: &str) -> Option<Unary> {
         "Softplus" => Unary::Softplus,
         "Not" => Unary::Not,
         "IsNaN" => Unary::IsNan,
-        "Sin" => Unary::Sin,
         "Cos" => Unary::Cos,
         "Tan" => Unary::Tan,
         "Asin" => Unary::Asin,
@@ -152,9 +151,7 @@ impl Importer {
             | "BatchNormalization"
             | "InstanceNormalization"
             | "GroupNormalization" => self.norm(operator, node, attributes, a),
-            "Conv" | "MaxPool" | "AveragePool" | "GlobalMaxPool" | "GlobalAveragePool" => {
-                self.windowed(operator, node, attributes, a)
-            }
+            "Conv" | "MaxPool" | "AveragePool" | "GlobalMaxPool" => self.windowed(operator, node, attributes, a),
             _ if operator.starts_with(MICROSOFT) => self.fused(operator, node, attributes, a),
             _ => self.view(operator, node, attributes, a),
         }

@@ -155,7 +155,6 @@ impl Importer {
         let axes: Vec<usize> = (2..shape.len()).collect();
         match operator {
             "Conv" => self.convolution(node, attributes, a),
-            "GlobalAveragePool" => self.mean(a, &axes),
             "GlobalMaxPool" => self.graph.fold(Fold::Max, a, &axes),
             _ => self.pool(operator, attributes, a),
         }
