@@ -1,7 +1,8 @@
 """Writes the reference graphs of PyTorch's exporters: python/make_import_golden.py [OUT=tests/golden/import]
 
 OUT receives functions.onnx and indexing.onnx, each of whose outputs is one operator of the table in docs/guide/own-model.md;
-fused.onnx with operators of the domain com.microsoft; old.onnx of opset 9; and patterns of PyTorch modules (last state of a
+fused.onnx with operators of the domain com.microsoft; old.onnx of opset 9; powers.onnx with angles, powers, remainders and columns;
+windows.onnx with convolutions, pools and normalisation of channels; and patterns of PyTorch modules (last state of a
 sequence, constant indices in any axis, masks from lengths, flips, pads) by both exporters of PyTorch. cases.json has inputs with
 the outputs of onnxruntime. The first axis of every input and output counts rows. Everything is derived from SEED.
 
@@ -206,6 +207,62 @@ def old(random: np.random.Generator) -> onnx.ModelProto:
     return g.model("old", 9)
 
 
+def powers(random: np.random.Generator) -> onnx.ModelProto:
+    """Angles, powers of numbers, remainders, and products with columns."""
+    g = Nodes()
+    inside = g("Mul", "x", f(0.625))
+    for operator in ["Cos", "Tan", "Atan", "Sinh", "Cosh", "Asinh"]:
+        g.keep(g(operator, "x"))
+    for operator in ["Asin", "Acos", "Atanh"]:
+        g.keep(g(operator, inside))
+    size = g("Add", g("Abs", "x"), f(1.0))
+    g.keep(g("Acosh", size))
+    g.keep(g("Cos", g("Mul", "x", f(100.0))))
+    g.keep(g("Pow", f(2.0), "x"))
+    g.keep(g("Pow", size, numbers(random, 4)))
+    g.keep(g("Pow", size, g("Unsqueeze", "z", i(1))))
+    g.keep(g("Pow", size, f(-11.0)))
+    g.keep(g("Pow", "x", f(0.0)))
+    g.keep(g("Mod", "x", g("Neg", size), fmod=1))
+    g.keep(g("Mod", "x", f(0.3125), fmod=1))
+    # Constant matrices times columns.
+    column = g("Unsqueeze", "z", i(2))
+    g.keep(g("MatMul", numbers(random, 3, 4), column))
+    g.keep(g("Add", column, g("MatMul", numbers(random, 4, 4), g("Mul", column, column))))
+    return g.model("powers", 24)
+
+
+def windows(random: np.random.Generator) -> onnx.ModelProto:
+    """One output per form of a convolution, a pool, and a normalisation of channels."""
+    g = Nodes()
+    w = lambda *shape: numbers(random, *shape)  # noqa: E731
+    channels = g("Transpose", "x", perm=[0, 2, 1])
+    plane = g("Unsqueeze", "x", i(1))
+    for attributes in [{}, {"pads": [1, 1]}, {"pads": [4, 0], "dilations": [2]}, {"strides": [2], "pads": [0, 2]}, {"auto_pad": "SAME_UPPER", "strides": [2]}, {"auto_pad": "SAME_LOWER"}, {"auto_pad": "VALID"}]:
+        g.keep(g("Conv", channels, w(3, 4, 3 if "auto_pad" not in attributes else 2), w(3), **attributes))
+    g.keep(g("Transpose", g("Relu", g("Conv", channels, w(4, 4, 1))), perm=[0, 2, 1]))
+    g.keep(g("Conv", g("Sigmoid", g("Conv", channels, w(6, 4, 2), w(6))), w(2, 6, 2)))
+    g.keep(g("Conv", channels, w(4, 1, 3), w(4), group=4, pads=[2, 0]))
+    g.keep(g("Conv", channels, w(4, 1, 2), group=4, strides=[2]))
+    g.keep(g("Conv", channels, w(8, 1, 3), w(8), group=4, dilations=[2]))
+    g.keep(g("Conv", channels, w(6, 2, 3), w(6), group=2, pads=[1, 1]))
+    g.keep(g("Conv", plane, w(3, 1, 2, 4), w(3)))
+    g.keep(g("Conv", plane, w(2, 1, 3, 2), pads=[2, 0, 1, 1], strides=[2, 1], dilations=[1, 2], kernel_shape=[3, 2]))
+    g.keep(g("Conv", g("Conv", plane, w(4, 1, 2, 2)), w(4, 1, 2, 1), group=4))
+    for operator in ["MaxPool", "AveragePool"]:
+        g.keep(g(operator, channels, kernel_shape=[3], pads=[1, 1]))
+        g.keep(g(operator, channels, kernel_shape=[2], strides=[2], ceil_mode=1))
+        g.keep(g(operator, plane, kernel_shape=[5, 1]))
+        g.keep(g(operator, plane, kernel_shape=[2, 3], strides=[2, 1], pads=[1, 0, 0, 1], dilations=[2, 1]))
+    g.keep(g("AveragePool", channels, kernel_shape=[3], pads=[1, 2], strides=[2], count_include_pad=1))
+    g.keep(g("MaxPool", plane, kernel_shape=[2, 2], auto_pad="SAME_UPPER", results=2))
+    g.keep(g("GlobalMaxPool", channels))
+    g.keep(g("GlobalMaxPool", plane))
+    g.keep(g("InstanceNormalization", channels, w(4), w(4), epsilon=0.01))
+    g.keep(g("GroupNormalization", channels, w(4), w(4), num_groups=2))
+    return g.model("windows", 22)
+
+
 class Patterns(nn.Module):
     """Modules for sequences: last states, constant indices, masks."""
 
@@ -288,7 +345,7 @@ def main() -> None:
     random = np.random.default_rng(SEED)
     mask = np.array([[float(s < n) for s in range(S)] for n in [3, 0, 5, 1]], dtype=np.float32)
     inputs = {"x": numbers(random, ROWS, S, D), "x_mask": mask, "z": numbers(random, ROWS, D)}
-    cases = [case(out, make.__name__, make(random), inputs) for make in [functions, indexing, fused, old]]
+    cases = [case(out, make.__name__, make(random), inputs) for make in [functions, indexing, fused, old, powers, windows]]
     for name, is_dynamo in [("patterns_dynamo", True), ("patterns_torchscript", False)]:
         cases.append(case(out, name, exported(is_dynamo), inputs))
     (out / "cases.json").write_text(json.dumps(cases, separators=(",", ":")) + "\n")

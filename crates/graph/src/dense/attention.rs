@@ -14,8 +14,9 @@ use super::graph::Graph;
 use super::ir::{Id, Op, broadcast_strides, positions};
 use super::steps::AttentionSizes;
 
-/// Minimum keys: below, the matrices are small.
-const KEYS_MIN: usize = 8;
+/// Minimum numbers of a matrix of queries and keys: smaller ones of all rows stay in the caches, and one operation over all of
+/// them costs less than one per block of queries.
+const MATRIX_MIN: usize = 1024;
 /// Maximum values before the last product that are examined.
 const CHAIN_MAX: usize = 48;
 /// Maximum tiles that are live at once.
@@ -147,7 +148,7 @@ impl Tiles {
         let is_inside = |id: Id| graph.values[id].rows.is_none_or(|rows| rows + 2 < graph.shape(id).len());
         let of_made: usize = graph.values[group.made].shape.iter().rev().skip(2).product();
         let fits = queries > 1
-            && keys >= KEYS_MIN
+            && queries * keys >= MATRIX_MIN
             && graph.shape(weights).ends_with(&[queries, keys])
             && graph.values[weights].count() == scores.count()
             && of_made == batch

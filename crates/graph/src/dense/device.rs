@@ -7,6 +7,7 @@ use sterling_cuda::ops::steps::{
     self, ChainAt, FactorAt, FoldBesideAt, MatricesAt, NumbersAt, Placing, ProductTo, RowsOf, RunsOfRow,
 };
 use sterling_cuda::{Array, Device};
+use sterling_kernels::cpu::dense::{Binary, ChainLink, Unary};
 
 /// A compiled graph whose constants are in GPU memory.
 #[derive(Debug)]
@@ -21,6 +22,25 @@ pub struct DeviceProgram {
 struct DevicePlan {
     constants: Vec<Array<f32>>,
     indices: Vec<Vec<Array<u32>>>,
+}
+
+/// Returns the name of a function that has no kernel: angles, whose exact reduction takes a stack frame, and powers.
+fn function_of_host(work: &Work) -> Option<String> {
+    let one = |f: Unary| {
+        use Unary::*;
+        let is_of_host = matches!(f, Sin | Cos | Tan | Asin | Acos | Atan | Sinh | Cosh | Asinh | Acosh | Atanh);
+        is_of_host.then(|| format!("{f:?}").to_lowercase())
+    };
+    let two = |f: Binary| matches!(f, Binary::Pow | Binary::Rem).then(|| format!("{f:?}").to_lowercase());
+    match work {
+        Work::Map1 { f, .. } => one(*f),
+        Work::Map2 { f, .. } => two(*f),
+        Work::Chain { links, .. } => links.iter().find_map(|link| match link {
+            ChainLink::One(f, _) => one(*f),
+            ChainLink::Two(f, _) => two(*f),
+        }),
+        _ => None,
+    }
 }
 
 /// Buffer for row inputs: `[requests, most, stride]`.
@@ -102,13 +122,17 @@ impl DeviceProgram {
     /// Rejects a compiled graph that cannot run on a GPU.
     ///
     /// # Errors
-    /// `Unsupported` for a recurrent layer, or if an output is not made by a step.
+    /// `Unsupported` for a recurrent layer or a function without a kernel, or if an output is not made by a step.
     pub fn check(program: &RowProgram) -> Result<()> {
         let is_made = |place: &Place| matches!(place, Place { memory: Memory::Rows(_), offset: 0 });
         let plans = program.device_plans();
-        let is_recurrent = |step: &Step| matches!(step.work, Work::Recurrent(_));
-        if plans.iter().any(|plan| plan.user.iter().chain(&plan.rows).any(is_recurrent)) {
-            return Err(Error::unsupported("a graph with a recurrent layer"));
+        for step in plans.iter().flat_map(|plan| plan.user.iter().chain(&plan.rows)) {
+            if matches!(step.work, Work::Recurrent(_)) {
+                return Err(Error::unsupported("a graph with a recurrent layer"));
+            }
+            if let Some(function) = function_of_host(&step.work) {
+                return Err(Error::unsupported(format!("a graph with the function {function}")));
+            }
         }
         match plans.iter().all(|plan| plan.outputs.iter().all(is_made)) {
             true => Ok(()),

@@ -254,6 +254,17 @@ fn unary<T: Real>(f: Unary, x: T) -> T {
         Unary::Trunc => x.trunc(),
         Unary::Not => truth(x == zero),
         Unary::IsNan => truth(is_nan(x)),
+        Unary::Sin => T::nearest(x.into().sin()),
+        Unary::Cos => T::nearest(x.into().cos()),
+        Unary::Tan => T::nearest(x.into().tan()),
+        Unary::Asin => T::nearest(x.into().asin()),
+        Unary::Acos => T::nearest(x.into().acos()),
+        Unary::Atan => T::nearest(x.into().atan()),
+        Unary::Sinh => T::nearest(x.into().sinh()),
+        Unary::Cosh => T::nearest(x.into().cosh()),
+        Unary::Asinh => T::nearest(x.into().asinh()),
+        Unary::Acosh => T::nearest(x.into().acosh()),
+        Unary::Atanh => T::nearest(x.into().atanh()),
     }
 }
 
@@ -284,6 +295,8 @@ fn binary<T: Real>(f: Binary, x: T, y: T) -> T {
                 zero
             }
         }
+        Binary::Pow => T::nearest(x.into().powf(y.into())),
+        Binary::Rem => T::nearest(x.into() % y.into()),
     }
 }
 

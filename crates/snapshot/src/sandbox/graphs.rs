@@ -30,6 +30,8 @@ const SCALE: f64 = 1.0;
 /// Seeds of past bugs: a sum that f32 can represent though not its terms, and the logarithm of a softmax of numbers around
 /// -10,000.
 const ONCE_WRONG: [u64; 2] = [16_906, 19_529];
+/// Version of the operators.
+const OPSET: i64 = 24;
 /// Number of rows that are compared.
 const ROWS: usize = 9;
 
@@ -747,7 +749,7 @@ impl Graph {
 
     /// Writes the file with input rows and reference outputs.
     fn write(&self, folder: &Path, seed: u64) {
-        let bytes = self.builder.bytes(20);
+        let bytes = self.builder.bytes(OPSET);
         let inputs = self.arrays(&(0..ROWS).collect::<Vec<_>>());
         let width = *self.output.shape.last().unwrap();
         let expected = Expected::of(&Oracle::read(&bytes).unwrap(), &inputs, &[(&self.output.name, width)], ROWS);
@@ -765,7 +767,7 @@ impl Graph {
 
     /// Compares the compiled graph with the reference; `Ok(false)` if the graph cannot be compiled.
     fn check(&self) -> Result<bool, String> {
-        let bytes = self.builder.bytes(20);
+        let bytes = self.builder.bytes(OPSET);
         let given: Vec<Given> = self
             .inputs
             .iter()

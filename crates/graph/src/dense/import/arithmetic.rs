@@ -24,6 +24,16 @@ fn function(operator: &str) -> Option<Unary> {
         "Softplus" => Unary::Softplus,
         "Not" => Unary::Not,
         "IsNaN" => Unary::IsNan,
+        "Cos" => Unary::Cos,
+        "Tan" => Unary::Tan,
+        "Asin" => Unary::Asin,
+        "Acos" => Unary::Acos,
+        "Atan" => Unary::Atan,
+        "Sinh" => Unary::Sinh,
+        "Cosh" => Unary::Cosh,
+        "Asinh" => Unary::Asinh,
+        "Acosh" => Unary::Acosh,
+        "Atanh" => Unary::Atanh,
         _ => return None,
     })
 }
@@ -51,7 +61,13 @@ impl Importer {
             if self.whole.contains(&a) && !matches!(f, Unary::Abs | Unary::Neg | Unary::Relu) {
                 return Err(refused("over integers"));
             }
-            return self.graph.unary(f, a);
+            return match self.turned.get(&a).cloned() {
+                Some((of, order)) => {
+                    let made = self.graph.unary(f, of)?;
+                    self.turned_from(made, order)
+                }
+                None => self.graph.unary(f, a),
+            };
         }
         if let Some(f) = function_of_two(operator) {
             let others = (1..node.input.len()).map(|n| self.number(node, n)).collect::<Result<Vec<_>>>()?;
@@ -61,7 +77,10 @@ impl Importer {
             return others.into_iter().try_fold(a, |a, b| self.binary(f, a, b));
         }
         match operator {
-            "MatMul" => self.graph.matmul(a, self.value(node, 1)?),
+            "MatMul" => {
+                let b = self.value(node, 1)?;
+                self.product(a, b)
+            }
             "Gemm" => self.gemm(node, attributes),
             "Einsum" => self.einsum(node, attributes),
             "Greater" | "GreaterOrEqual" => {
@@ -129,10 +148,28 @@ impl Importer {
             | "LayerNormalization"
             | "RMSNormalization"
             | "SimplifiedLayerNormalization"
-            | "BatchNormalization" => self.norm(operator, node, attributes, a),
+            | "BatchNormalization"
+            | "InstanceNormalization"
+            | "GroupNormalization" => self.norm(operator, node, attributes, a),
+            "Conv" | "MaxPool" | "AveragePool" | "GlobalMaxPool" => self.windowed(operator, node, attributes, a),
             _ if operator.starts_with(MICROSOFT) => self.fused(operator, node, attributes, a),
             _ => self.view(operator, node, attributes, a),
         }
+    }
+
+    /// Multiplies matrices. A constant one times columns becomes rows times its transpose, which all rows of a block share.
+    fn product(&mut self, a: Id, b: Id) -> Result<Id> {
+        let (left, right, rows) = (self.graph.shape(a).to_vec(), self.graph.shape(b).to_vec(), self.rows(b));
+        let (&[m, k], Some((ahead, &[depth, 1]))) = (&left[..], right.split_last_chunk::<2>()) else {
+            return self.graph.matmul(a, b);
+        };
+        if self.graph.constant(a).is_none() || depth != k || rows.is_some_and(|r| r >= ahead.len()) {
+            return self.graph.matmul(a, b);
+        }
+        let turned = self.graph.transpose(a, &[1, 0])?;
+        let row = self.graph.reshape(b, [ahead, &[1, k]].concat(), rows)?;
+        let made = self.graph.matmul(row, turned)?;
+        self.graph.reshape(made, [ahead, &[m, 1]].concat(), rows)
     }
 
     /// Applies a function to two values. Expanded values are replaced by their originals if the shapes then agree.
@@ -248,12 +285,12 @@ impl Importer {
         }
     }
 
-    fn power(&mut self, a: Id, exponent: Id) -> Result<Id> {
+    fn power(&mut self, a: Id, of: Id) -> Result<Id> {
         if self.whole.contains(&a) {
             return Err(refused("over integers"));
         }
-        let Some(&[exponent]) = self.graph.constant(exponent) else {
-            return Err(refused("exponent other than one constant"));
+        let Some(&[exponent]) = self.graph.constant(of) else {
+            return self.graph.binary(Binary::Pow, a, of);
         };
         let whole = exponent.abs() as usize;
         let made = match exponent.abs() {
@@ -268,7 +305,7 @@ impl Importer {
                 let scaled = self.graph.binary(Binary::Mul, log, power)?;
                 self.graph.unary(Unary::Exp, scaled)?
             }
-            _ => return Err(refused(format!("exponent {exponent}, expected -8 to 8 and not 0"))),
+            _ => return self.graph.binary(Binary::Pow, a, of),
         };
         if exponent < 0.0 { self.graph.unary(Unary::Reciprocal, made) } else { Ok(made) }
     }

@@ -241,10 +241,13 @@ impl Importer {
         })
     }
 
-    /// Returns the remainder of integers by constant positive ones.
+    /// Returns the remainder of numbers, or of integers by constant positive ones.
     pub(super) fn remainder(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>, a: Id) -> Result<Id> {
         let by = self.number(node, 1)?;
         let is_signed = attributes.integer("fmod", 0) != 0;
+        if is_signed && !self.whole.contains(&a) && !self.whole.contains(&by) {
+            return self.graph.binary(Binary::Rem, a, by);
+        }
         self.check_divisor(a, by, false)?;
         let quotient = self.graph.binary(Binary::Div, a, by)?;
         let quotient = self.graph.unary(Unary::Trunc, quotient)?;

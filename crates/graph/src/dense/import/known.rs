@@ -77,7 +77,7 @@ pub(super) enum Known {
     Columns(Vec<Known>),
 }
 
-/// The number of a row times a factor, plus an index.
+/// The number of a row times a factor, plus an index. With a factor of 0, only its shape is known, and it selects nothing.
 #[derive(Clone, Debug)]
 pub(super) struct RowNumbers {
     pub(super) times: i64,
@@ -149,6 +149,8 @@ pub(super) struct Importer {
     pub(super) read: HashSet<String>,
     /// Values that were cast to integers.
     pub(super) whole: HashSet<Id>,
+    /// Values that are another one with its axes in this order: results of convolutions, whose channels are computed last.
+    pub(super) turned: HashMap<Id, (Id, Vec<usize>)>,
     /// Integers that may lie beyond what f32 represents: they may only select or be clipped.
     pub(super) loose: HashSet<Id>,
     /// Inputs that are masks of others, of 0 and 1.
@@ -177,6 +179,7 @@ impl Importer {
             expanded: HashMap::new(),
             read: HashSet::new(),
             whole: HashSet::new(),
+            turned: HashMap::new(),
             loose: HashSet::new(),
             masks: given.iter().map(is_mask).collect(),
             ranges: Vec::new(),
@@ -387,7 +390,7 @@ impl Importer {
             }
             Op::Inputs(n) if self.masks[*n] => (0.0, 1.0),
             Op::Unary(Unary::Not | Unary::IsNan | Unary::Sigmoid, _) => (0.0, 1.0),
-            Op::Unary(Unary::Tanh | Unary::Erf, _) => (-1.0, 1.0),
+            Op::Unary(Unary::Tanh | Unary::Erf | Unary::Sin | Unary::Cos, _) => (-1.0, 1.0),
             Op::Unary(Unary::Trunc, a) => of(*a),
             Op::Unary(Unary::Neg, a) => (-of(*a).1, -of(*a).0),
             Op::Unary(Unary::Relu, a) => (of(*a).0.max(0.0), of(*a).1.max(0.0)),
@@ -406,7 +409,7 @@ impl Importer {
             Op::Concat(_, parts) => parts.iter().map(|&part| of(part)).reduce(joined).unwrap_or(UNKNOWN),
             Op::Inputs(_)
             | Op::Unary(..)
-            | Op::Binary(Binary::Div, ..)
+            | Op::Binary(Binary::Div | Binary::Pow | Binary::Rem, ..)
             | Op::Linear { .. }
             | Op::Spread(..)
             | Op::Recurrent(_) => UNKNOWN,

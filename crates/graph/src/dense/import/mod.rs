@@ -16,6 +16,7 @@ mod recurrent;
 mod rows;
 mod scans;
 mod views;
+mod windows;
 
 pub use known::{Given, Made, Size};
 

@@ -27,6 +27,7 @@ impl Importer {
             "LayerNormalization" => self.layer_norm(node, attributes),
             "RMSNormalization" | "SimplifiedLayerNormalization" => self.rms_norm(node, attributes),
             "BatchNormalization" => self.batch_norm(node, attributes),
+            "InstanceNormalization" | "GroupNormalization" => self.norm_of_groups(operator, node, attributes),
             _ => {
                 let axis = attributes.integer("axis", if self.opset < 13 { 1 } else { -1 });
                 let axis = self.axis(a, axis)?;
@@ -112,6 +113,46 @@ impl Importer {
         let deviation = self.graph.unary(Unary::Sqrt, shifted)?;
         let normal = self.graph.binary(Binary::Div, a, deviation)?;
         self.graph.binary(Binary::Mul, normal, scale)
+    }
+
+    /// Normalizes each group of channels, of one channel for `InstanceNormalization`, and scales each channel.
+    fn norm_of_groups(&mut self, operator: &str, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
+        let (a, scale, bias) = (self.value(node, 0)?, self.value(node, 1)?, self.value(node, 2)?);
+        let (shape, rows) = (self.graph.shape(a).to_vec(), self.rows(a));
+        if shape.len() < 3 || rows.is_some_and(|r| r != 0) {
+            return Err(refused(format!("shape {shape:?}, expected a batch, channels and further axes")));
+        }
+        attributes.integer("stash_type", 1);
+        let epsilon = attributes.float("epsilon", 1e-5);
+        let channels = shape[1];
+        let groups = match operator {
+            "InstanceNormalization" => channels,
+            _ => usize::try_from(attributes.integer("num_groups", 0)).unwrap_or(0),
+        };
+        if groups == 0 || !channels.is_multiple_of(groups) {
+            return Err(refused(format!("`num_groups` {groups}, expected a divisor of {channels} channels")));
+        }
+        let inner = shape[2..].iter().product::<usize>();
+        let of_groups = self.graph.reshape(a, vec![shape[0], groups, channels / groups * inner], rows)?;
+        let centred = self.centred(of_groups, &[2])?;
+        let one = self.scalar(1.0)?;
+        let normal = self.scaled_by_root(centred, one, epsilon, &[2])?;
+        let normal = self.graph.reshape(normal, vec![shape[0], channels, inner], rows)?;
+        let mut made = normal;
+        for (f, factor) in [(Binary::Mul, scale), (Binary::Add, bias)] {
+            // Before opset 21, one number per group.
+            let of_channels = match self.graph.shape(factor) {
+                [n] if *n == channels => factor,
+                [n] if *n == groups => {
+                    let index: Vec<usize> = (0..channels).map(|c| c / (channels / groups)).collect();
+                    self.along(factor, 0, &index)?
+                }
+                other => return Err(refused(format!("a scale or bias of shape {other:?}, expected [{channels}]"))),
+            };
+            let column = self.graph.reshape(of_channels, vec![channels, 1], None)?;
+            made = self.graph.binary(f, made, column)?;
+        }
+        self.graph.reshape(made, shape, rows)
     }
 
     /// `a scale / √(variance + epsilon)`, shifted: with running statistics, as they are once trained.

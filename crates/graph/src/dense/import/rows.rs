@@ -96,6 +96,16 @@ impl Importer {
                 }
                 (numbers.plus, numbers.shape) = (Some(plus), shape);
             }
+            // Exporters broadcast two indices this way, and read the shape alone.
+            "Max" | "Min" if node.input.len() == 2 => {
+                let other = self.shape_of_known(self.known(node, 1 - at)?);
+                let shape = broadcast(&numbers.shape, &other)?;
+                numbers.rows += shape.len() - numbers.shape.len();
+                if shape[numbers.rows] != 1 {
+                    return Err(no());
+                }
+                (numbers.times, numbers.plus, numbers.shape) = (0, None, shape);
+            }
             "Concat" => {
                 let axis = place(attributes.integer("axis", 0), numbers.shape.len())?;
                 let all = (0..node.input.len()).map(|n| self.known(node, n).cloned()).collect::<Result<Vec<_>>>()?;

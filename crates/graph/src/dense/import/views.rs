@@ -50,7 +50,7 @@ impl Importer {
                 if !axes.iter().copied().eq(0..shape.len()) {
                     return Err(refused(format!("perm {order:?} of {} axes", shape.len())));
                 }
-                self.graph.transpose(a, &order)
+                self.turn(a, &order)
             }
             "Unsqueeze" => {
                 let axes = self.axes(node, attributes, 1)?.ok_or_else(|| refused("without axes"))?;

@@ -48,6 +48,16 @@ fn integers(name: &str, shape: &[usize], all: &[i64]) -> TensorProto {
     }
 }
 
+fn floats(name: &str, shape: &[usize]) -> TensorProto {
+    let numbers = vec![0.5; shape.iter().product()];
+    TensorProto {
+        data_type: Some(DataType::FLOAT),
+        float_data: numbers,
+        int64_data: vec![],
+        ..integers(name, shape, &[])
+    }
+}
+
 /// Compiles nodes over `x` `[Q, 3, 4]` and `z` `[Q, 4]` with output `out`.
 fn compiled(nodes: Vec<NodeProto>, constants: Vec<TensorProto>, shape: &[i64]) -> Result<RowProgram> {
     let graph = GraphProto { node: nodes, initializer: constants, ..GraphProto::default() };
@@ -110,7 +120,7 @@ fn what_cannot_be_compiled_is_rejected_with_its_cause() {
             "at most 4194304 numbers",
         ),
         (with("i = Cast(z)", node("out = Mod(i, i)", &[])), vec![], "by other than constants"),
-        (one("out = Mod(x, z)", &[("fmod", 1)]), vec![], "of numbers"),
+        (one("out = Mod(x, z)", &[]), vec![], "of numbers"),
         (
             with("i = Cast(z)", node("out = Gather(x, i)", &[("axis", 1)])),
             vec![],
@@ -157,6 +167,75 @@ fn what_cannot_be_compiled_is_rejected_with_its_cause() {
         let error = compiled(nodes, constants, &[3, 4]).expect_err(&shown).to_string();
         assert!(error.contains(expected), "{shown}: got `{error}`, expected `{expected}`");
     }
+}
+
+#[test]
+fn windows_that_cannot_be_compiled_are_rejected_with_their_cause() {
+    let one = |text: &str, attributes: &[(&str, i64)]| vec![node(text, attributes)];
+    let w = |shape: &[usize]| vec![floats("w", shape)];
+    let cases: Vec<(Vec<NodeProto>, Vec<TensorProto>, &str)> = vec![
+        (one("out = Conv(x, x)", &[]), vec![], "weights that are not constant"),
+        (one("out = Conv(x, w)", &[]), w(&[2, 4, 1]), "weights of shape [2, 4, 1] in 1 groups over shape [1, 3, 4]"),
+        (one("out = Conv(x, w)", &[("group", 0)]), w(&[2, 3, 1]), "in 0 groups"),
+        (one("out = Conv(x, w)", &[("group", 3)]), w(&[4, 1, 1]), "in 3 groups over shape [1, 3, 4]"),
+        (one("out = Conv(x, w)", &[]), w(&[2, 3, 6]), "a window of 6 over 4 numbers with pads 0 and 0"),
+        (one("out = Conv(x, w, w)", &[]), w(&[2, 3, 1]), "a bias of shape [2, 3, 1], expected [2]"),
+        (one("out = Conv(z, w)", &[]), w(&[2, 4, 1]), "expected a batch, channels and further axes"),
+        (one("out = Conv(x, w)", &[("rounds", 1)]), w(&[2, 3, 1]), "attribute `rounds`"),
+        (vec![text(node("out = Conv(x, w)", &[]), "auto_pad", "FULL")], w(&[2, 3, 1]), "`auto_pad` FULL"),
+        (one("out = MaxPool(x)", &[]), vec![], "without `kernel_shape`"),
+        (one("out = AveragePool(x)", &[("kernel_shape", 2)]), vec![], "`kernel_shape` [], expected 1 numbers"),
+        (
+            vec![node("y = Transpose(x)", &[]), node("out = GlobalMaxPool(y)", &[])],
+            vec![],
+            "shape [4, 3, 1], over candidates",
+        ),
+        (one("out = GroupNormalization(x, w, w)", &[("num_groups", 2)]), w(&[3]), "`num_groups` 2"),
+        (one("out = InstanceNormalization(x, w, w)", &[]), w(&[2]), "a scale or bias of shape [2], expected [3]"),
+    ];
+    for (nodes, constants, expected) in cases {
+        let shown = format!("{:?} of {:?}", nodes.last().unwrap().op_type, nodes.last().unwrap().input);
+        let error = compiled(nodes, constants, &[3, 4]).expect_err(&shown).to_string();
+        assert!(error.contains(expected), "{shown}: got `{error}`, expected `{expected}`");
+    }
+}
+
+/// PyTorch's exporter broadcasts the number of a row and a position by a maximum, of which it reads the shape.
+#[test]
+fn positions_within_a_row_are_broadcast_by_the_shape_of_a_maximum() {
+    let all = |last: &str| {
+        vec![
+            node("s = Shape(x)", &[("end", 1)]),
+            node("r = Squeeze(s)", &[]),
+            node("q = Range(zero, r, one)", &[]),
+            node("u = Unsqueeze(q, second)", &[]),
+            node("m = Max(u, places)", &[]),
+            node("sizes = Shape(m)", &[]),
+            node("rows = Expand(u, sizes)", &[]),
+            node("steps = Expand(places, sizes)", &[]),
+            node("first = Unsqueeze(rows, last)", &[]),
+            node("then = Unsqueeze(steps, last)", &[]),
+            node("index = Concat(first, then)", &[("axis", -1)]),
+            node("wrong = Unsqueeze(m, last)", &[]),
+            node("bad = Concat(wrong, then)", &[("axis", -1)]),
+            node(last, &[]),
+        ]
+    };
+    let constants = || {
+        vec![
+            integers("zero", &[], &[0]),
+            integers("one", &[], &[1]),
+            integers("second", &[1], &[1]),
+            integers("last", &[1], &[-1]),
+            integers("places", &[1, 3], &[2, 0, 1]),
+        ]
+    };
+    let program = compiled(all("out = GatherND(x, index)"), constants(), &[3, 4]).unwrap();
+    let row: Vec<f32> = (0..16).map(|n| n as f32).collect();
+    let want = [&row[8..12], &row[..8]].concat();
+    assert_eq!(run(&program, 2, &[], &|_| row.clone())[1], want);
+    let error = compiled(all("out = GatherND(x, bad)"), constants(), &[3, 4]).unwrap_err().to_string();
+    assert!(error.contains("row's own number"), "{error}");
 }
 
 /// A masked state is NaN beside the one that is selected, which must not change.

@@ -168,8 +168,47 @@ fn unary(graph: &mut Graph, f: Unary, a: Id, made: Id, gradient: Id) -> Result<I
             let slope = graph.unary(Unary::Sigmoid, a)?;
             graph.binary(Binary::Mul, gradient, slope)
         }
+        Unary::Sin => scaled(graph, Unary::Cos, a, 1.0, gradient),
+        Unary::Cos => scaled(graph, Unary::Sin, a, -1.0, gradient),
+        Unary::Sinh => scaled(graph, Unary::Cosh, a, 1.0, gradient),
+        Unary::Cosh => scaled(graph, Unary::Sinh, a, 1.0, gradient),
+        Unary::Tan => {
+            let slope = square_plus(graph, made, 1.0, 1.0)?;
+            graph.binary(Binary::Mul, gradient, slope)
+        }
+        Unary::Atan | Unary::Atanh => {
+            let below = square_plus(graph, a, if f == Unary::Atan { 1.0 } else { -1.0 }, 1.0)?;
+            graph.binary(Binary::Div, gradient, below)
+        }
+        Unary::Asin | Unary::Acos | Unary::Asinh | Unary::Acosh => {
+            let (factor, plus) = match f {
+                Unary::Asinh => (1.0, 1.0),
+                Unary::Acosh => (1.0, -1.0),
+                _ => (-1.0, 1.0),
+            };
+            let below = square_plus(graph, a, factor, plus)?;
+            let below = graph.unary(Unary::Sqrt, below)?;
+            let slope = graph.binary(Binary::Div, gradient, below)?;
+            if f == Unary::Acos { graph.unary(Unary::Neg, slope) } else { Ok(slope) }
+        }
         Unary::Trunc | Unary::Not | Unary::IsNan => Err(Error::internal("the gradient of an operation without one")),
     }
+}
+
+/// Multiplies a gradient by `factor f(a)`.
+fn scaled(graph: &mut Graph, f: Unary, a: Id, factor: f32, gradient: Id) -> Result<Id> {
+    let slope = graph.unary(f, a)?;
+    let factor = graph.number(Vec::new(), vec![factor])?;
+    let slope = graph.binary(Binary::Mul, slope, factor)?;
+    graph.binary(Binary::Mul, gradient, slope)
+}
+
+/// `factor x² + plus`
+fn square_plus(graph: &mut Graph, x: Id, factor: f32, plus: f32) -> Result<Id> {
+    let [factor, plus] = [factor, plus].map(|x| graph.number(Vec::new(), vec![x]));
+    let square = graph.binary(Binary::Mul, x, x)?;
+    let scaled = graph.binary(Binary::Mul, square, factor?)?;
+    graph.binary(Binary::Add, scaled, plus?)
 }
 
 /// `exp(factor x²)`
@@ -214,6 +253,34 @@ fn binary(reverse: &mut Reverse, f: Binary, [a, b]: [Id; 2], made: Id, gradient:
             reverse.give(a, share)?;
             if by_b {
                 let slope = reverse.graph.binary(Binary::Mul, share, made)?;
+                let minus = reverse.graph.unary(Unary::Neg, slope)?;
+                reverse.give(b, minus)?;
+            }
+            Ok(())
+        }
+        // d(xʸ) = y xʸ⁻¹ dx + xʸ log(x) dy
+        Binary::Pow => {
+            let graph = &mut reverse.graph;
+            let one = graph.number(Vec::new(), vec![1.0])?;
+            let less = graph.binary(Binary::Sub, b, one)?;
+            let power = graph.binary(Binary::Pow, a, less)?;
+            let slope = graph.binary(Binary::Mul, b, power)?;
+            let slope = graph.binary(Binary::Mul, gradient, slope)?;
+            reverse.give(a, slope)?;
+            if by_b {
+                let log = reverse.graph.unary(Unary::Log, a)?;
+                let slope = reverse.graph.binary(Binary::Mul, made, log)?;
+                let slope = reverse.graph.binary(Binary::Mul, gradient, slope)?;
+                reverse.give(b, slope)?;
+            }
+            Ok(())
+        }
+        Binary::Rem => {
+            reverse.give(a, gradient)?;
+            if by_b {
+                let quotient = reverse.graph.binary(Binary::Div, a, b)?;
+                let whole = reverse.graph.unary(Unary::Trunc, quotient)?;
+                let slope = reverse.graph.binary(Binary::Mul, gradient, whole)?;
                 let minus = reverse.graph.unary(Unary::Neg, slope)?;
                 reverse.give(b, minus)?;
             }

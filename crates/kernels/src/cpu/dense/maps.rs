@@ -162,6 +162,17 @@ pub(super) fn map1<const FMA: bool>(f: Unary, input: &Operand<'_>, target: &mut 
         Unary::Abs => each(input, target, f32::abs),
         Unary::Neg => each(input, target, |x| -x),
         Unary::Reciprocal => each(input, target, |x| 1.0 / x),
+        Unary::Sin => each(input, target, f32::sin),
+        Unary::Cos => each(input, target, f32::cos),
+        Unary::Tan => each(input, target, f32::tan),
+        Unary::Asin => each(input, target, f32::asin),
+        Unary::Acos => each(input, target, f32::acos),
+        Unary::Atan => each(input, target, f32::atan),
+        Unary::Sinh => each(input, target, f32::sinh),
+        Unary::Cosh => each(input, target, f32::cosh),
+        Unary::Asinh => each(input, target, f32::asinh),
+        Unary::Acosh => each(input, target, f32::acosh),
+        Unary::Atanh => each(input, target, f32::atanh),
     }
 }
 
@@ -179,6 +190,8 @@ pub(super) fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut Map
         Binary::LessOrEqual => pairs(a, b, target, |x, y| truth(x <= y)),
         Binary::Keep => pairs(a, b, target, |x, y| if x == 0.0 { 0.0 } else { y }),
         Binary::Drop => pairs(a, b, target, |x, y| if x == 0.0 { y } else { 0.0 }),
+        Binary::Pow => pairs(a, b, target, f32::powf),
+        Binary::Rem => pairs(a, b, target, |x, y| x % y),
     }
 }
 

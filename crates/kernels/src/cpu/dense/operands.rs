@@ -134,6 +134,17 @@ pub enum Unary {
     Not,
     /// 1 if the number is NaN, else 0.
     IsNan,
+    Sin,
+    Cos,
+    Tan,
+    Asin,
+    Acos,
+    Atan,
+    Sinh,
+    Cosh,
+    Asinh,
+    Acosh,
+    Atanh,
 }
 
 /// Element-wise function of two numbers.
@@ -156,6 +167,10 @@ pub enum Binary {
     Keep,
     /// The second number if the first is 0, else 0.
     Drop,
+    /// The first number to the power of the second.
+    Pow,
+    /// Remainder of a division, with the sign of the first number.
+    Rem,
 }
 
 /// Reduction of many numbers to one.

@@ -65,13 +65,20 @@ pub(super) fn reset<const FMA: bool>(step: &CellStep<'_>, h: &[f32], to: &mut [f
     for row in 0..step.rows {
         let ([_, xr, _], [_, sr, _]) = products::<3>(step, row);
         let (h, to) = (&h[row * hidden..][..hidden], &mut to[row * hidden..][..hidden]);
-        for n in 0..hidden {
-            to[n] = sigmoid::<FMA>(xr[n] + sr[n]) * h[n];
+        for ((to, h), (x, s)) in to.iter_mut().zip(h).zip(xr.iter().zip(sr)) {
+            *to = sigmoid::<FMA>(x + s) * h;
         }
     }
 }
 
-/// Computes the next states of the rows that `is_active`.
+#[inline(always)]
+fn next_of_gru<const FMA: bool>(h: f32, update: f32, new: f32) -> f32 {
+    let keeps = sigmoid::<FMA>(update);
+    (1.0 - keeps) * tanh::<FMA>(new) + keeps * h
+}
+
+/// Computes the next states of the rows that `is_active`. A loop writes one state and reads few others, because the compiler
+/// vectorizes it only if it can compare their addresses.
 #[inline(always)]
 pub(super) fn advance<const FMA: bool>(
     step: &CellStep<'_>,
@@ -85,27 +92,35 @@ pub(super) fn advance<const FMA: bool>(
         match step.cell {
             Cell::Rnn => {
                 let ([x], [s]) = products::<1>(step, row);
-                for n in 0..hidden {
-                    h[n] = tanh::<FMA>(x[n] + s[n]);
+                for (h, (x, s)) in h.iter_mut().zip(x.iter().zip(s)) {
+                    *h = tanh::<FMA>(x + s);
                 }
             }
             Cell::Lstm => {
                 let ([xi, xo, xf, xc], [si, so, sf, sc]) = products::<4>(step, row);
                 let c = &mut c[row * hidden..][..hidden];
-                for n in 0..hidden {
-                    let (keeps, takes) = (sigmoid::<FMA>(xf[n] + sf[n]), sigmoid::<FMA>(xi[n] + si[n]));
-                    c[n] = keeps * c[n] + takes * tanh::<FMA>(xc[n] + sc[n]);
-                    h[n] = sigmoid::<FMA>(xo[n] + so[n]) * tanh::<FMA>(c[n]);
+                let input = xi.iter().zip(xf).zip(xc);
+                let state = si.iter().zip(sf).zip(sc);
+                for ((c, ((xi, xf), xc)), ((si, sf), sc)) in c.iter_mut().zip(input).zip(state) {
+                    let (keeps, takes) = (sigmoid::<FMA>(xf + sf), sigmoid::<FMA>(xi + si));
+                    *c = keeps * *c + takes * tanh::<FMA>(xc + sc);
+                }
+                for ((h, c), (x, s)) in h.iter_mut().zip(c.iter()).zip(xo.iter().zip(so)) {
+                    *h = sigmoid::<FMA>(x + s) * tanh::<FMA>(*c);
                 }
             }
-            Cell::Gru | Cell::GruResetFirst => {
+            Cell::Gru => {
                 let ([xz, xr, xn], [sz, sr, sn]) = products::<3>(step, row);
-                let is_after = step.cell == Cell::Gru;
-                for n in 0..hidden {
-                    let scale = if is_after { sigmoid::<FMA>(xr[n] + sr[n]) } else { 1.0 };
-                    let new = tanh::<FMA>(xn[n] + scale * sn[n]);
-                    let keeps = sigmoid::<FMA>(xz[n] + sz[n]);
-                    h[n] = (1.0 - keeps) * new + keeps * h[n];
+                let input = xz.iter().zip(xr).zip(xn);
+                let state = sz.iter().zip(sr).zip(sn);
+                for ((h, ((xz, xr), xn)), ((sz, sr), sn)) in h.iter_mut().zip(input).zip(state) {
+                    *h = next_of_gru::<FMA>(*h, xz + sz, xn + sigmoid::<FMA>(xr + sr) * sn);
+                }
+            }
+            Cell::GruResetFirst => {
+                let ([xz, _, xn], [sz, _, sn]) = products::<3>(step, row);
+                for ((h, (xz, xn)), (sz, sn)) in h.iter_mut().zip(xz.iter().zip(xn)).zip(sz.iter().zip(sn)) {
+                    *h = next_of_gru::<FMA>(*h, xz + sz, xn + sn);
                 }
             }
         }

@@ -243,7 +243,7 @@ fn functions_are_those_of_the_library() {
     let mut inputs: Vec<f32> = (-2000..2000).map(|n| n as f32 / 20.0).collect();
     inputs.extend([f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 1e-30]);
     type Function = fn(f64) -> f64;
-    let functions: [(Unary, Function); 14] = [
+    let functions: [(Unary, Function); 25] = [
         (Unary::Relu, |x| if x < 0.0 { 0.0 } else { x }),
         (Unary::Sigmoid, |x| 1.0 / (1.0 + (-x).exp())),
         (Unary::Tanh, f64::tanh),
@@ -258,6 +258,17 @@ fn functions_are_those_of_the_library() {
         (Unary::Trunc, f64::trunc),
         (Unary::Not, |x| f64::from(u8::from(x == 0.0))),
         (Unary::IsNan, |x| f64::from(u8::from(x.is_nan()))),
+        (Unary::Sin, f64::sin),
+        (Unary::Cos, f64::cos),
+        (Unary::Tan, f64::tan),
+        (Unary::Asin, f64::asin),
+        (Unary::Acos, f64::acos),
+        (Unary::Atan, f64::atan),
+        (Unary::Sinh, f64::sinh),
+        (Unary::Cosh, f64::cosh),
+        (Unary::Asinh, f64::asinh),
+        (Unary::Acosh, f64::acosh),
+        (Unary::Atanh, f64::atanh),
     ];
     for kernels in Kernels::tried() {
         for (f, want) in functions {
@@ -268,7 +279,7 @@ fn functions_are_those_of_the_library() {
             kernels.map1(f, &input, &mut target);
             for (&x, &got) in inputs.iter().zip(&out) {
                 let want = want(f64::from(x));
-                let near = f64::from(got) == want || (f64::from(got) - want).abs() <= 1e-6 * want.abs() + 1e-37;
+                let near = got == want as f32 || (f64::from(got) - want).abs() <= 1e-6 * want.abs() + 1e-37;
                 // Beyond 88.37 the exponential is infinite already.
                 let beyond = f == Unary::Exp && x > 88.37 && got == f32::INFINITY;
                 let below =

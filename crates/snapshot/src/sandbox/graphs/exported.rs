@@ -14,14 +14,28 @@ impl Maker {
     /// Adds one step; nothing if it does not fit the picked value.
     pub(super) fn exported_step(&mut self) {
         let a = self.pick();
-        let kind = self.random.below(16);
+        let kind = self.random.below(22);
         if kind > 2 && a.shape.len() <= self.axis + 1 {
             return;
         }
         match kind {
             0 => {
-                const FUNCTIONS: [&str; 9] =
-                    ["Selu", "Celu", "Softsign", "ThresholdedRelu", "Shrink", "Floor", "Ceil", "Round", "Mean"];
+                const FUNCTIONS: [&str; 14] = [
+                    "Selu",
+                    "Celu",
+                    "Softsign",
+                    "ThresholdedRelu",
+                    "Shrink",
+                    "Floor",
+                    "Ceil",
+                    "Round",
+                    "Mean",
+                    "Swish",
+                    "Sin",
+                    "Cos",
+                    "Atan",
+                    "Asinh",
+                ];
                 let f = FUNCTIONS[self.random.below(FUNCTIONS.len())];
                 let made = self.builder.add(f, &[&a.name]);
                 self.keep(made, a.shape, a.is_pair);
@@ -190,6 +204,40 @@ impl Maker {
                 let made = self.builder.add_node(|output| microsoft(f, &[&a.name, &b.name, &scale], output));
                 self.keep(made, a.shape, a.is_pair || b.is_pair);
             }
+            15 | 16 => self.windowed(&a),
+            17 => {
+                let (_, written) = self.inner_axis(&a);
+                let made = self.builder.add_node(|output| int(node("Hardmax", &[&a.name], output), "axis", written));
+                self.keep(made, a.shape, a.is_pair);
+            }
+            18 => {
+                let rectified = self.builder.add("Relu", &[&a.name]);
+                let log = self.builder.add("Log", &[&rectified]);
+                let truth = self.builder.add("IsInf", &[&log]);
+                let made = self.cast(&truth, FLOAT);
+                self.keep(made, a.shape, a.is_pair);
+            }
+            19 => {
+                // A positive base, and an exponent of each number.
+                let [half, size] = [self.builder.floats(&[], vec![0.5]), self.builder.add("Abs", &[&a.name])];
+                let [base, exponent] = [self.builder.add("Add", &[&size, &half]), self.builder.add("Tanh", &[&a.name])];
+                let made = self.builder.add("Pow", &[&base, &exponent]);
+                self.keep(made, a.shape, a.is_pair);
+            }
+            20 => {
+                // Replaces entries of the last axis, which is moved to the front.
+                let rank = a.shape.len();
+                let front: Vec<i64> = [rank - 1].into_iter().chain(0..rank - 1).map(|n| n as i64).collect();
+                let back: Vec<i64> = (1..rank).chain([0]).map(|n| n as i64).collect();
+                let turned = self.transpose(&a.name, &front);
+                let place = self.random.below(a.shape[rank - 1]) as i64;
+                let index = self.builder.integers(&[1, 1], vec![place]);
+                let first = self.builder.integers(&[1], vec![0]);
+                let updates = self.builder.add("Gather", &[&turned, &first]);
+                let made = self.builder.add("ScatterND", &[&turned, &index, &updates]);
+                let made = self.transpose(&made, &back);
+                self.keep(made, a.shape, a.is_pair);
+            }
             _ if self.axis == 0 && a.is_pair && a.shape.len() > 2 => {
                 // The state of each row at its own position, as both of PyTorch's exporters write it.
                 let all: Vec<Value> = self.values.iter().filter(|b| b.is_pair && b.shape.len() == 2).cloned().collect();
@@ -223,6 +271,58 @@ impl Maker {
             }
             _ => {}
         }
+    }
+
+    /// Adds a convolution, a pool or a normalisation of channels over a tower's value with channels and further axes.
+    fn windowed(&mut self, a: &Value) {
+        let (1, 3..=4, true) = (a.shape[0], a.shape.len(), self.axis == 0) else { return };
+        let (channels, sizes) = (a.shape[1], a.shape[2..].to_vec());
+        let axes = sizes.len();
+        let kernel: Vec<usize> = sizes.iter().map(|&d| 1 + self.random.below(d.min(4))).collect();
+        let pads: Vec<usize> = (0..2 * axes).map(|n| self.random.below(kernel[n % axes])).collect();
+        let strides: Vec<usize> = (0..axes).map(|_| 1 + self.random.below(2)).collect();
+        let out: Vec<usize> =
+            (0..axes).map(|n| (sizes[n] + pads[n] + pads[n + axes] - kernel[n]) / strides[n] + 1).collect();
+        let whole = |all: &[usize]| all.iter().map(|&n| n as i64).collect::<Vec<_>>();
+        let placed = |node: NodeProto| {
+            let node = super::ints(super::ints(node, "pads", &whole(&pads)), "strides", &whole(&strides));
+            super::ints(node, "kernel_shape", &whole(&kernel))
+        };
+        let kind = self.random.below(6);
+        let (made, made_channels, out) = match kind {
+            0..=2 => {
+                let groups = if self.random.below(2) == 0 { 1 } else { channels };
+                let made_channels = groups * (1 + self.random.below(3));
+                let shape = [&[made_channels, channels / groups], &kernel[..]].concat();
+                let count: usize = shape[1..].iter().product();
+                let numbers = self.random.numbers(made_channels * count, 1.0 / (count as f32).sqrt());
+                let weights = self.builder.floats(&shape, numbers);
+                let numbers = self.random.numbers(made_channels, 0.5);
+                let bias = self.builder.floats(&[made_channels], numbers);
+                let made = self.builder.add_node(|output| {
+                    int(placed(node("Conv", &[&a.name, &weights, &bias], output)), "group", groups as i64)
+                });
+                (made, made_channels, out)
+            }
+            3 => (self.builder.add_node(|output| placed(node("MaxPool", &[&a.name], output))), channels, out),
+            4 => {
+                let counts = self.random.below(2) as i64;
+                let made = self.builder.add_node(|output| {
+                    int(placed(node("AveragePool", &[&a.name], output)), "count_include_pad", counts)
+                });
+                (made, channels, out)
+            }
+            _ => {
+                let [scale, bias] = [self.random.numbers(channels, 1.0), self.random.numbers(channels, 1.0)];
+                let (scale, bias) = (self.builder.floats(&[channels], scale), self.builder.floats(&[channels], bias));
+                let made = self.builder.add_node(|output| match channels.is_multiple_of(2) {
+                    true => int(node("GroupNormalization", &[&a.name, &scale, &bias], output), "num_groups", 2),
+                    false => node("InstanceNormalization", &[&a.name, &scale, &bias], output),
+                });
+                (made, channels, sizes)
+            }
+        };
+        self.keep(made, [&[1, made_channels], &out[..]].concat(), a.is_pair);
     }
 
     fn cast(&mut self, name: &str, to: i64) -> String {

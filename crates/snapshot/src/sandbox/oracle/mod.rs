@@ -9,7 +9,7 @@
 //! ([`Arithmetic`]), up or down at random. The resulting change is the rounding noise of the computation.
 //!
 //! Modules: `stop`: reasons why a graph cannot be evaluated; `array`: values; `call`: access to a node; `numbers`, `products`,
-//! `reductions`, `fused`, `recurrent`: arithmetic; `views`, `indexing`: data movement.
+//! `reductions`, `fused`, `recurrent`, `windows`: arithmetic; `views`, `indexing`: data movement.
 
 mod arithmetic;
 mod array;
@@ -22,6 +22,7 @@ mod recurrent;
 mod reductions;
 mod stop;
 mod views;
+mod windows;
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -133,6 +134,7 @@ fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Vec<Array>, 
         reductions::evaluate,
         products::evaluate,
         fused::evaluate,
+        windows::evaluate,
         recurrent::evaluate,
         numbers::evaluate,
     ];

@@ -5,7 +5,7 @@ use super::*;
 /// A step of a random graph: the operation, two of the earlier values, and a size.
 pub(super) type Random = (u8, usize, usize, usize);
 
-const FUNCTIONS: [Unary; 9] = [
+const FUNCTIONS: [Unary; 14] = [
     Unary::Relu,
     Unary::Sigmoid,
     Unary::Tanh,
@@ -15,6 +15,11 @@ const FUNCTIONS: [Unary; 9] = [
     Unary::Gelu,
     Unary::Silu,
     Unary::Softplus,
+    Unary::Sin,
+    Unary::Cos,
+    Unary::Atan,
+    Unary::Sinh,
+    Unary::Asinh,
 ];
 
 /// A parameter of a random graph.
