@@ -22,11 +22,12 @@ use serde_json::{Map, Value, json};
 use sterling::api::{Retrievals, retrievals};
 use sterling::graph::tower::Threads;
 use sterling::publish::{Plan, publish};
+use sterling::request::VersionSelector;
 use sterling::request::{Answer, Content, Explain, Request, Rerank, Retrieve};
 use sterling::server::http::App;
 use sterling::serving::engine::{Engine, Options, Passes};
 use sterling::serving::pass::{self, Cpu, Prepared};
-use sterling::serving::registry::{self, Loaded, Registry, VersionSelector};
+use sterling::serving::registry::{self, Loaded, Registry};
 use sterling::serving::view::View;
 use sterling::snapshot::{Placement, Snapshot, Store};
 

@@ -19,12 +19,14 @@ use serde_json::json;
 use super::output::say;
 use sterling_core::error::{Error, Result};
 use sterling_core::limits;
+use sterling_core::tasks;
 use sterling_core::tensor::Matrix;
 use sterling_core::units::Slot;
 use sterling_index::columns::{self, Columns, ItemColumn, ItemValues};
 use sterling_index::filter;
 use sterling_index::ivf::{self, CodeKind, FirstPass, Rescore};
 use sterling_index::search::{self, Catalogue, CataloguePart, Found, Sink};
+use sterling_kernels::priority;
 use sterling_publish::calibrate;
 use sterling_snapshot::{Calibration, Wanted};
 use sterling_storage::files::TensorFile;
@@ -241,10 +243,7 @@ impl AnnBench {
         let truth = Integers::read(&self.truth, used)?;
         let filters = self.filters.as_deref().map(read_filters).transpose()?.unwrap_or_default();
         let subject = build(&self, width)?;
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(self.threads)
-            .build()
-            .map_err(|e| Error::internal(format!("threads: {e}")))?;
+        let pool = priority::pool(&tasks::ANN_BENCH, self.threads)?;
         let mut searchers: Vec<Searcher> = (0..self.threads).map(|_| Searcher::default()).collect();
         let mut measure = |run: Run<'_>, truth: &Integers| {
             pool.install(|| {

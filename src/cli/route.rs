@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::output::announce;
 use sterling_core::error::{Error, Result};
+use sterling_core::tasks;
 use sterling_server::config::{RouterConfig, RouterFlags, ServerFlags};
 use sterling_server::http::{self, AccessControl, RouterApp, Traces};
 use sterling_server::route::Fleet;
@@ -41,8 +42,7 @@ impl Route {
         }
         let traces = Traces::start(&config.traces)?;
         let app = Arc::new(RouterApp::new(Fleet::open(config.route.clone())?, access, traces, &config.http)?);
-        let threads = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-        let runtime = threads.map_err(|e| Error::io("the threads of the router", e))?;
+        let runtime = tasks::HTTP.runtime(|builder| builder.enable_all())?;
         let ended = runtime.block_on(async {
             let stops = stop_signals()?;
             let listener = http::listen_once_looked(config.listen, &app).await?;
@@ -50,7 +50,7 @@ impl Route {
             announce(self.log_json, format_args!("listening on http://{address}"))?;
             http::route(listener.into(), app, &config.http, stops).await
         });
-        runtime.shutdown_background();
+        drop(runtime);
         if !ended? {
             tracing::warn!("stopped before all requests were answered");
         }

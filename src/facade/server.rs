@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use sterling_core::error::{Error, Result};
+use sterling_core::tasks;
 use sterling_server::config::Config;
 use sterling_server::http::Stop;
 use sterling_server::startup;
@@ -46,8 +47,7 @@ impl Server {
         let url = format!("{}://{address}", server.scheme());
         server.registry().refresh();
         let (stop, stops) = unbounded_channel();
-        let thread = std::thread::Builder::new().name("sterling".into()).spawn(move || server.run_until(stops));
-        let thread = Some(thread.map_err(|e| Error::io("the thread of the server", e))?);
+        let thread = Some(tasks::SERVER.start(move || server.run_until(stops))?);
         Ok(Server { url, address, stop, thread })
     }
 

@@ -158,12 +158,12 @@ fn values_take_the_memory_that_they_have() {
     let text = |n: i64, bytes: usize| format!("{n:08}").repeat(bytes / 8);
     // One long text, and many that are together more than there is memory for.
     let line = |n: i64| {
-        let attributes = json!({"title": text(n, if n == 0 { 60_000 } else { 8 }), "body": text(n, 60_000)});
+        let attributes = json!({"title": text(n, if n == 0 { 15_000 } else { 8 }), "body": text(n, 15_000)});
         json!({"id": n, "embedding": [1, n], "attributes": attributes}).to_string() + "\n"
     };
     let store = folder.path().join("store");
     put(&store, &vectors(folder.path(), &(0..300).map(line).collect::<String>())).unwrap();
-    let server = InProcess::with(&store, &Options { bodies_mb: 32, ..Options::default() });
+    let server = InProcess::with(&store, &Options { bodies_mb: 8, ..Options::default() });
     let values = |column: &str, limit: usize| {
         let (status, told) = server.get(&format!("{MODEL}/columns/{column}?limit={limit}"));
         (status, serde_json::from_str::<Value>(&told).unwrap())

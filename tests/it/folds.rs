@@ -10,8 +10,9 @@ use serde_json::{Value, json};
 use sterling::items::shard_of;
 use sterling::journal::{Logs, Topic};
 use sterling::publish::{Output, Plan, Source, merge};
+use sterling::request::VersionSelector;
 use sterling::serving::fresh::{Feeds, Update, Updating};
-use sterling::serving::registry::{Options, Registry, Snapshots, VersionSelector};
+use sterling::serving::registry::{Options, Registry, Snapshots};
 use sterling::snapshot::Store;
 use sterling::units::ItemId;
 

@@ -8,6 +8,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use sterling::Config;
 use sterling::api::{Retrievals, Shape, retrievals};
 use sterling::embedding::RowFormat;
 use sterling::graph::tower::Threads;
@@ -15,6 +16,7 @@ use sterling::index::ivf::Rescore;
 use sterling::publish::{Output, Plan, Source, publish};
 use sterling::request::CallOptions;
 use sterling::request::{Answer, Content, Explain, Ranked, Request, Retrieve};
+use sterling::server::http::Options;
 use sterling::serving::pass::{self, Cpu};
 use sterling::serving::view::View;
 use sterling::snapshot::{Recipe, Store};
@@ -131,15 +133,26 @@ pub fn run(arguments: &[&str]) -> (i32, String, String) {
     (status.code().unwrap_or(-1), text(stdout), text(stderr))
 }
 
-/// A server in a process of its own, which ends with the value.
+/// A server that ends with the value.
 pub struct Server {
-    process: Child,
+    /// None for a server in this process.
+    process: Option<Child>,
+    _here: Option<sterling::Server>,
     pub address: String,
     /// Lines that it printed before it listened.
     pub said: Vec<String>,
 }
 
 impl Server {
+    /// A server in this process at a free port. Its metrics are those of all servers in this process.
+    pub fn here(config: Config) -> Self {
+        let http = Options { drain_ms: 0, ..config.http };
+        let config = Config { listen: ([127, 0, 0, 1], 0).into(), refresh_ms: 50, http, ..config };
+        let server = sterling::Server::start(&config).unwrap();
+        let address = server.address().to_string();
+        Server { process: None, _here: Some(server), address, said: Vec::new() }
+    }
+
     pub fn start(store: &Path) -> Self {
         Self::start_with(store, &[])
     }
@@ -161,9 +174,9 @@ impl Server {
 
     /// The same with the log where the command says.
     pub fn spawn_logged(command: &mut Command) -> Self {
-        let process = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut server = Server { process, address: String::new(), said: Vec::new() };
-        for line in BufReader::new(server.process.stdout.take().unwrap()).lines() {
+        let process = Some(command.stdout(Stdio::piped()).spawn().unwrap());
+        let mut server = Server { process, _here: None, address: String::new(), said: Vec::new() };
+        for line in BufReader::new(server.process().stdout.take().unwrap()).lines() {
             let line = line.unwrap();
             server.said.push(line.clone());
             if let Some((_, rest)) = line.split_once("http://").or(line.split_once("https://")) {
@@ -258,6 +271,10 @@ impl Server {
         answer
     }
 
+    fn process(&mut self) -> &mut Child {
+        self.process.as_mut().expect("a process of its own")
+    }
+
     /// Stops the process with the signal of an orchestrator, and returns its exit code.
     pub fn stop(self) -> Option<i32> {
         self.signal("TERM");
@@ -266,29 +283,31 @@ impl Server {
 
     /// Sends a signal.
     pub fn signal(&self, name: &str) {
-        let id = self.process.id().to_string();
+        let id = self.id().to_string();
         assert!(Command::new("kill").args([&format!("-{name}"), &id]).status().unwrap().success());
     }
 
     /// Waits for the end of the process and returns its exit code.
     pub fn wait(mut self) -> Option<i32> {
-        self.process.wait().unwrap().code()
+        self.process().wait().unwrap().code()
     }
 
     /// The number of the process.
     pub fn id(&self) -> u32 {
-        self.process.id()
+        self.process.as_ref().expect("a process of its own").id()
     }
 
     pub fn is_running(&mut self) -> bool {
-        self.process.try_wait().unwrap().is_none()
+        self.process().try_wait().unwrap().is_none()
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        if let Some(process) = &mut self.process {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
     }
 }
 

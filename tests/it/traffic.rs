@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use sterling::Config;
 use tempfile::TempDir;
 
 use crate::support::{Server, catalogue, ids, put, run, scattered, sterling, two_recalls, vectors};
@@ -30,6 +31,11 @@ fn two_versions() -> TempDir {
     let line = |n: u32| format!("{{\"id\": {}, \"embedding\": [1, {}]}}\n", 100 + n, n + 1);
     put(store.path(), &vectors(store.path(), &(0..10).map(line).collect::<String>())).unwrap();
     store
+}
+
+/// A server in this process: for tests that count nothing.
+fn here(store: &Path) -> Server {
+    Server::here(Config { store: store.into(), audit_share: 1.0, ..Config::default() })
 }
 
 fn start(store: &Path) -> Server {
@@ -99,7 +105,7 @@ fn a_share_of_the_keys_is_the_canarys_and_stays_so() {
     // 300 samples with probability 0.3: 90, and five standard deviations of 7.9.
     assert!((50..=130).contains(&canary(&first)), "{}", canary(&first));
     assert_eq!(versions(&server), first);
-    let other = start(store.path());
+    let other = here(store.path());
     set(&other, &json!({"canary": {"version": 2, "share": 0.3}}));
     assert_eq!(versions(&other), first);
     // A key has one version for all kinds of requests, including lists, which have the key in their header.
@@ -149,7 +155,7 @@ fn a_share_of_the_keys_is_the_canarys_and_stays_so() {
 #[test]
 fn keys_lie_where_the_setting_says() {
     let store = two_versions();
-    let server = start(store.path());
+    let server = here(store.path());
     let asked = |headers: &[(&str, &str)], n: usize| {
         let body = json!({"vector": [1, n], "k": 1}).to_string();
         server.send("POST", &format!("{MODEL}:retrieve"), headers, &body).into_body()["version"].as_u64().unwrap()
@@ -301,7 +307,7 @@ fn a_shadow_changes_no_answer_and_reports_differences() {
 #[test]
 fn invalid_traffic_is_rejected_and_changes_nothing() {
     let store = two_versions();
-    let server = start(store.path());
+    let server = here(store.path());
     let told = set(&server, &json!({"canary": {"version": 2, "share": 0.25}}));
     let revision = told["revision"].as_u64().unwrap();
     for (method, path, body, status, expected) in [

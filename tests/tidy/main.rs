@@ -95,6 +95,18 @@ fn the_architecture_page_names_every_crate_with_its_dependencies() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+#[test]
+fn every_crate_has_a_readme_and_an_example_on_its_front_page() {
+    let mut wrong = Vec::new();
+    for (folder, sources) in crates() {
+        let readme = root().join(&folder).join("README.md");
+        let (_, front) = sources.iter().find(|(path, _)| path.ends_with("src/lib.rs")).unwrap();
+        let has_example = front.lines().filter(|line| line.starts_with("//! ```")).count() >= 2;
+        wrong.extend((!readme.is_file() || !has_example).then_some(folder));
+    }
+    assert!(wrong.is_empty(), "{wrong:?} lack a README or an example");
+}
+
 /// A user of the index or of the embedding layer alone compiles no GPU crate and no HTTP crate. JSON comes with the header of
 /// safetensors files.
 #[test]
@@ -140,6 +152,70 @@ fn unsafe_lives_in_two_crates_and_says_why() {
             }
         }
     }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Returns the part of a source file before its tests.
+fn without_tests(text: &str) -> &str {
+    let ends = ["#[cfg(test)]\nmod ", "#[cfg(all(test"].into_iter().filter_map(|start| text.find(start));
+    &text[..ends.min().unwrap_or(text.len())]
+}
+
+#[test]
+fn threads_start_in_one_module_and_the_architecture_page_has_them_all() {
+    const STARTERS: [&str; 2] = ["crates/core/src/tasks.rs", "crates/kernels/src/priority.rs"];
+    const STARTS: [&str; 9] = [
+        "thread::spawn",
+        "thread::Builder",
+        "scope.spawn",
+        "spawn_scoped",
+        "runtime::Builder",
+        "Runtime::new",
+        "Builder::new_",
+        "spawn_blocking(",
+        "ThreadPoolBuilder",
+    ];
+    let is_test = |path: &str| path.contains("/tests") || path.ends_with("/faults.rs");
+    // Folders called `store` are left out by `sources`.
+    let all = sources().into_iter().chain(files("crates/snapshot/src/store", &[".rs"]));
+    let code: Vec<(String, String)> = all.filter(|(path, _)| !is_test(path)).collect();
+    let mut wrong = Vec::new();
+    let mut users: BTreeSet<(String, String)> = BTreeSet::new();
+    for (path, text) in code.iter().filter(|(path, _)| !STARTERS.contains(&path.as_str())) {
+        for line in without_tests(text).lines().map(|line| line.split("//").next().unwrap()) {
+            wrong.extend(STARTS.iter().filter(|start| line.contains(**start)).map(|start| format!("{path}: {start}")));
+            for rest in line.split("tasks::").skip(1) {
+                let name: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                if name == name.to_uppercase() && !name.is_empty() {
+                    users.insert((name, path.clone()));
+                }
+            }
+        }
+    }
+    let page = fs::read_to_string(root().join("docs/internals/architecture.md")).unwrap();
+    let table = page.split("## Threads and runtimes").nth(1).unwrap().split("\n## ").next().unwrap();
+    let tasks = fs::read_to_string(root().join(STARTERS[0])).unwrap();
+    let declared = without_tests(&tasks).split("\ntasks! {").nth(1).unwrap().split("\n}").next().unwrap();
+    let declared = declared.lines().filter_map(|line| line.trim().split_once(" = \""));
+    let declared: BTreeSet<(String, String)> =
+        declared.map(|(task, rest)| (rest.split('"').next().unwrap().to_owned(), task.to_owned())).collect();
+    let mut rows: BTreeSet<(String, String)> = BTreeSet::new();
+    for row in table.lines().filter(|line| line.starts_with("| `")) {
+        let mut spans = row.split('`').skip(1).step_by(2);
+        // `pass-N` and `watch-0` are numbered threads.
+        let name = spans.next().unwrap().trim_end_matches("-N").trim_end_matches("-0");
+        match declared.iter().find(|(known, _)| known == name) {
+            Some((_, task)) => {
+                rows.extend(spans.filter(|span| span.ends_with(".rs")).map(|path| (task.clone(), path.to_owned())));
+            }
+            None => wrong.push(format!("the table has `{name}`, which no task is called")),
+        }
+    }
+    wrong.extend(
+        users.symmetric_difference(&rows).map(|(task, path)| format!("{task} in {path}: in code or table only")),
+    );
+    let unused = declared.iter().filter(|(_, task)| !rows.iter().any(|(known, _)| known == task));
+    wrong.extend(unused.map(|(_, task)| format!("{task}: nothing starts it")));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 

@@ -15,6 +15,7 @@ use super::table::check_folders;
 use super::worker::Worker;
 use crate::jobs::{self, JobFolder, Unit};
 use sterling_core::error::{Error, Result};
+use sterling_core::tasks;
 use sterling_serving::view::View;
 
 /// Chunks in flight per worker thread: read, running, or waiting for an earlier chunk to be written.
@@ -67,10 +68,10 @@ impl Scorer {
         thread::scope(|scope| {
             let take = move |chunk: Chunk| tokens.recv().is_ok() && chunk_sender.send(chunk).is_ok();
             let (questions, package) = (&self.questions, &self.view.main().package);
-            let reader = scope.spawn(move || rows::read(input, questions, package, take));
+            let reader = tasks::READ.start_in(scope, move || rows::read(input, questions, package, take))?;
             for _ in 0..self.threads {
                 let (chunks, done_sender) = (chunks.clone(), done_sender.clone());
-                scope.spawn(move || self.work(&chunks, &done_sender));
+                tasks::SCORE.start_in(scope, move || self.work(&chunks, &done_sender))?;
             }
             drop((done_sender, chunks));
             let written = write(&mut out, &self.layout, done, token_sender, told);

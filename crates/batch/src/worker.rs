@@ -8,7 +8,7 @@ use super::counts::Problem;
 use super::output::{Layout, RowAnswer, Scored};
 use super::questions::{Question, Questions};
 use super::rows::Chunk;
-use sterling_core::error::{Error, Result};
+use sterling_core::error::{Error, Result, panic_message};
 use sterling_core::limits::COMPONENT_MAX;
 use sterling_core::request::{Answer, Content, Ranked};
 use sterling_embedding::Lookup;
@@ -197,8 +197,7 @@ impl<'a> Worker<'a> {
 }
 
 fn broken(why: &(dyn Any + Send)) -> Error {
-    let text = why.downcast_ref::<&str>().copied().or_else(|| why.downcast_ref::<String>().map(String::as_str));
-    Error::internal(format!("the pass panicked, which is a defect of this program: {}", text.unwrap_or("no reason")))
+    Error::internal(format!("the pass panicked, which is a defect of this program: {}", panic_message(why)))
 }
 
 fn items(answer: Answer) -> Result<Ranked> {

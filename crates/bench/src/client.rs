@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::answer::RawAnswer;
 use super::requests::Target;
 use sterling_core::error::{Error, Result};
+use sterling_core::tasks;
 
 /// Receive buffer of a slow reader; further bytes stay buffered in the server.
 const SLOW_BUFFER_BYTES: u32 = 4096;
@@ -40,11 +41,8 @@ pub(super) enum End {
 
 /// Runs `work` on a single-threaded runtime, because connections are not shared. The thread polls them at most once per `gather`.
 pub(super) fn local<T>(gather: Duration, work: impl Future<Output = T>) -> Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .on_thread_park(move || std::thread::sleep(gather))
-        .build()
-        .map_err(|e| Error::io("the generator's thread", e))?;
+    let runtime =
+        tasks::CALLS.runtime_here(|builder| builder.enable_all().on_thread_park(move || std::thread::sleep(gather)))?;
     Ok(LocalSet::new().block_on(&runtime, work))
 }
 

@@ -18,6 +18,7 @@ use super::requests::{Body, Target};
 use super::sample::Reservoir;
 use super::schedule::{Arrivals, SendTimes, order, times};
 use sterling_core::error::Result;
+use sterling_core::tasks;
 
 /// Unit of processor times in /proc: hundredths of a second on every Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
@@ -140,7 +141,7 @@ pub fn run(target: &Target, load: &Load) -> Result<Report> {
     get(target, "/v1/models")?;
     let ticks = processor_ticks();
     let started = Instant::now();
-    let sent = local(load.gather(), send(Client::new(target.clone(), load.connections), load))?;
+    let sent = local(load.gather(), send(Client::new(target.clone(), load.connections), load))??;
     let cores = ticks
         .zip(processor_ticks())
         .map(|(before, after)| (after - before) / TICKS_PER_SECOND / started.elapsed().as_secs_f64());
@@ -176,7 +177,7 @@ struct Sent {
     kept: Reservoir,
 }
 
-async fn send(client: Rc<Client>, load: &Load) -> Sent {
+async fn send(client: Rc<Client>, load: &Load) -> Result<Sent> {
     let mut misbehaving = JoinSet::new();
     for _ in 0..load.idle_connections {
         misbehaving.spawn_local(client.clone().idle());
@@ -195,7 +196,7 @@ async fn send(client: Rc<Client>, load: &Load) -> Sent {
         load.classes.iter().map(|class| Tally::new(&class.name, class.batch, load.bound)).collect();
     let mut late = Latencies::default();
     let start = Instant::now() + LEAD;
-    let mut due = pace(start, load.schedule(), load.gather());
+    let mut due = pace(start, load.schedule(), load.gather())?;
     let mut running: JoinSet<Sample> = JoinSet::new();
     while let Some(Planned { at, class, body }) = due.recv().await {
         let due = start + at;
@@ -220,7 +221,7 @@ async fn send(client: Rc<Client>, load: &Load) -> Sent {
         done.iter().for_each(|sample| tallies[sample.class].record(sample));
     }
     let kept = kept.replace(Reservoir::new(0, 0));
-    Sent { tallies, late, closed_by_server: client.closed(), kept }
+    Ok(Sent { tallies, late, closed_by_server: client.closed(), kept })
 }
 
 /// Delivers each request when it is due. A sleeping thread wakes up within tens of microseconds, while the runtime's timer has a
@@ -229,9 +230,9 @@ fn pace(
     start: Instant,
     planned: impl Iterator<Item = Planned> + Send + 'static,
     gather: Duration,
-) -> mpsc::UnboundedReceiver<Planned> {
+) -> Result<mpsc::UnboundedReceiver<Planned>> {
     let (send, receive) = mpsc::unbounded_channel();
-    std::thread::spawn(move || {
+    tasks::PACE.start(move || {
         for request in planned {
             let wait = (start + request.at).saturating_duration_since(Instant::now());
             if !wait.is_zero() {
@@ -241,8 +242,8 @@ fn pace(
                 break;
             }
         }
-    });
-    receive
+    })?;
+    Ok(receive)
 }
 
 /// Returns the processor time of this process, if the system reports it.
@@ -286,7 +287,7 @@ mod tests {
     fn requests_are_handed_out_when_they_are_due_and_not_before() {
         let planned = move |n: u64| Planned { at: Duration::from_millis(n * 3), class: 0, body: n as usize };
         let start = Instant::now() + Duration::from_millis(5);
-        let mut due = pace(start, (0..20).map(planned), Duration::ZERO);
+        let mut due = pace(start, (0..20).map(planned), Duration::ZERO).unwrap();
         for n in 0..20 {
             let request = due.blocking_recv().unwrap();
             assert_eq!(request.body, n);

@@ -3,11 +3,23 @@
 //! Modules of features convert their errors into [`Error`], which depends on none of them. The HTTP layer maps [`Kind`] to a
 //! status and the command line maps it to an exit code, each in one table.
 
+use std::any::Any;
 use std::error::Error as StdError;
 use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+/// Returns the message of a panic.
+///
+/// ```
+/// let panic = std::panic::catch_unwind(|| panic!("row {}", 7)).unwrap_err();
+/// assert_eq!(sterling_core::error::panic_message(&*panic), "row 7");
+/// ```
+pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("no message")
+}
 
 /// Declares the kinds and their names in one list.
 macro_rules! kinds {

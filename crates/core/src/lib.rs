@@ -31,5 +31,6 @@ pub mod packed;
 pub mod quota;
 pub mod random;
 pub mod request;
+pub mod tasks;
 pub mod tensor;
 pub mod units;

@@ -8,6 +8,8 @@
 #[cfg(feature = "text")]
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+#[cfg(feature = "text")]
+use sterling_core::error::panic_message;
 use sterling_core::error::{Error, Result};
 
 /// Maximum size of the file.
@@ -337,10 +339,8 @@ fn shortened(text: &str, most: usize, retained: Retained) -> &str {
 /// Calls the library and catches its panics.
 #[cfg(feature = "text")]
 fn guarded<T>(call: impl FnOnce() -> T) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-        Error::invalid(format!("the tokenizer failed: {}", text.unwrap_or("without a message")))
-    })
+    catch_unwind(AssertUnwindSafe(call))
+        .map_err(|panic| Error::invalid(format!("the tokenizer failed: {}", panic_message(&*panic))))
 }
 
 #[cfg(all(test, feature = "text"))]

@@ -31,6 +31,7 @@ use super::shared::Shared;
 use super::{Append, Done, Follower, Journal, Journals, Topic};
 use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Kind, Result};
+use sterling_core::tasks;
 
 /// File that is locked while a log is open.
 const LOCK: &str = ".lock";
@@ -152,7 +153,7 @@ impl Log {
         let mut writer =
             Writer { folder: folder.to_owned(), options, shared: shared.clone(), tail, bytes, last, mark, fatal: None };
         let run = move || writer.run(&arrivals);
-        let writer = std::thread::Builder::new().name("journal".into()).spawn(run).map_err(io)?;
+        let writer = tasks::JOURNAL.start(run)?;
         Ok(Log { folder: folder.to_owned(), disk, shared, waiting: Some(waiting), writer: Some(writer), _lock: lock })
     }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use sterling_core::error::{Error, Result};
+use sterling_core::tasks::Task;
 
 /// Maximum niceness: lowest priority.
 const LAST: i32 = 19;
@@ -99,20 +100,20 @@ impl Background {
     ///
     /// # Errors
     /// `Io` if threads cannot be started.
-    pub fn last_until_starved(name: &'static str, threads: usize) -> Result<ThreadPool> {
+    pub fn last_until_starved(task: &Task, threads: usize) -> Result<ThreadPool> {
         let take = |_| {
             Background::Last.take();
             BEFORE.set(Turns::now().map(|turns| (turns, Instant::now())));
         };
-        built(name, ThreadPoolBuilder::new().num_threads(threads).start_handler(take))
+        built(task, ThreadPoolBuilder::new().num_threads(threads).start_handler(take))
     }
 
     /// Returns a pool of threads of this priority.
     ///
     /// # Errors
     /// `Io` if threads cannot be started.
-    pub fn pool(self, name: &'static str, threads: usize) -> Result<ThreadPool> {
-        built(name, ThreadPoolBuilder::new().num_threads(threads).start_handler(move |_| self.take()))
+    pub fn pool(self, task: &Task, threads: usize) -> Result<ThreadPool> {
+        built(task, ThreadPoolBuilder::new().num_threads(threads).start_handler(move |_| self.take()))
     }
 }
 
@@ -121,11 +122,20 @@ impl Background {
 ///
 /// # Errors
 /// `Io` if the thread cannot be started.
-pub fn alone(name: &'static str) -> Result<ThreadPool> {
-    built(name, ThreadPoolBuilder::new().num_threads(1))
+pub fn alone(task: &Task) -> Result<ThreadPool> {
+    pool(task, 1)
 }
 
-fn built(name: &'static str, pool: ThreadPoolBuilder) -> Result<ThreadPool> {
+/// Returns a pool of threads of normal priority.
+///
+/// # Errors
+/// `Io` if threads cannot be started.
+pub fn pool(task: &Task, threads: usize) -> Result<ThreadPool> {
+    built(task, ThreadPoolBuilder::new().num_threads(threads))
+}
+
+fn built(task: &Task, pool: ThreadPoolBuilder) -> Result<ThreadPool> {
+    let name = task.name();
     let pool = pool.thread_name(move |_| name.into()).build();
     pool.map_err(|e| Error::io(format!("threads: {name}"), std::io::Error::other(e)))
 }

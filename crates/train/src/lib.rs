@@ -10,6 +10,18 @@
 //! 5. every n steps `checkpoint` writes the complete state (`state`): a killed run resumes with bit-identical results.
 //!
 //! `package` writes the result as a package, which `publish` accepts and which can be trained further.
+//!
+//! ```
+//! use std::path::Path;
+//! use sterling_train::{TrainOptions, Trainer};
+//!
+//! let package = Path::new("models/books");
+//! let work = TrainOptions::work_beside(package);
+//! assert_eq!(work, Path::new("models/books.train"));
+//! let options = TrainOptions { epochs: 2, shuffle: 10_000, ..TrainOptions::new(vec!["events.jsonl".into()], work) };
+//! // This folder holds no package.
+//! assert!(Trainer::open(package, options).is_err());
+//! ```
 
 #![cfg_attr(not(test), deny(unreachable_pub))]
 

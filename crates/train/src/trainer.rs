@@ -25,6 +25,7 @@ use crate::state::{self, Carried, Content, Take};
 use step::Frozen;
 use sterling_batch::ProblemLimit;
 use sterling_core::error::{Error, Result};
+use sterling_core::tasks;
 use sterling_graph::tower::Tower;
 use sterling_kernels::cpu::Kernels;
 use sterling_snapshot::items::{self, Items};
@@ -297,17 +298,17 @@ impl Trainer {
         let (package, catalogue) = (self.package.clone(), self.catalogue.clone());
         let tower = package.user.as_ref().ok_or_else(|| Error::internal("a package without its user tower"))?;
         let (inputs, label) = (self.inputs.clone(), self.train.label.clone());
-        let tasks: Vec<&str> = package.spec.trained_tasks().map(|(name, _)| name).collect();
+        let trained: Vec<&str> = package.spec.trained_tasks().map(|(name, _)| name).collect();
         std::thread::scope(|scope| {
             let (send, receive) = sync_channel::<Result<Chunk>>(CHUNKS_AHEAD);
-            let (inputs, catalogue, label, tasks) = (&inputs, &catalogue, &label, &tasks);
-            scope.spawn(move || {
-                let mut checker = Checker::new(tower, catalogue, label, tasks);
+            let (inputs, catalogue, label, trained) = (&inputs, &catalogue, &label, &trained);
+            tasks::EVENTS.start_in(scope, move || {
+                let mut checker = Checker::new(tower, catalogue, label, trained);
                 if let Err(e) = inputs.read(&mut checker, &mut |chunk| send.send(Ok(chunk)).is_ok()) {
                     // If the receiver was dropped, the consumer has already failed with its own error.
                     let _ = send.send(Err(e));
                 }
-            });
+            })?;
             self.consume(&receive, tower, told)
         })
     }

@@ -14,6 +14,7 @@ use crate::{
 };
 use sterling_core::error::{Error, Result};
 use sterling_core::random::{GAMMA, splitmix64};
+use sterling_core::tasks;
 use sterling_kernels::buffer::Buffer;
 
 /// Widths of the narrow and the wide rows, in f32.
@@ -116,8 +117,8 @@ fn row_ns(tables: &EmbeddingBagCollection, width: usize, cores: usize, seed: u64
         Ok(start.elapsed())
     };
     let times: Vec<Result<Duration>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = batches.iter().map(|batch| scope.spawn(|| lookup(batch))).collect();
-        threads.into_iter().map(|t| t.join().expect("a lookup of checked ids does not panic")).collect()
+        let threads: Vec<_> = batches.iter().map(|batch| tasks::PLANNER.start_in(scope, || lookup(batch))).collect();
+        threads.into_iter().map(|t| t?.join().expect("a lookup of checked ids does not panic")).collect()
     });
     let longest = times.into_iter().try_fold(Duration::ZERO, |most, t| Ok::<Duration, Error>(most.max(t?)))?;
     Ok(longest.as_secs_f64() * 1e9 / (bags * BAG_IDS * cores) as f64)

@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 
 use crate::train::parts::{Asked, Remote};
 use sterling_core::error::{Error, Result};
+use sterling_core::tasks;
 
 /// Number of updates of a table that a batch's rows are guaranteed to include.
 type Version = u64;
@@ -97,10 +98,8 @@ impl Travelling {
         let ticket = recent.enter();
         let ask = |remote: &Remote| {
             let (remote, rows) = (remote.clone(), rows.clone());
-            let thread = std::thread::Builder::new().name("learn-fetch".into());
-            thread
-                .spawn(move || remote.ask(&rows))
-                .map_err(|e| Error::overloaded(format!("no thread to fetch rows: {e}")))
+            let thread = tasks::LEARN_FETCH.start(move || remote.ask(&rows));
+            thread.map_err(|e| Error::overloaded(format!("no thread to fetch rows: {e}")))
         };
         let answers = Answers::Awaited(remotes.iter().map(ask).collect::<Result<_>>()?);
         Ok(Travelling { ticket, answers: Mutex::new(answers) })

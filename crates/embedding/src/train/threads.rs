@@ -3,6 +3,8 @@
 use rayon::prelude::*;
 
 use sterling_core::error::{Error, Result};
+use sterling_core::tasks;
+use sterling_kernels::priority;
 
 /// Threads of one learner; with one, the caller does all work.
 #[derive(Debug)]
@@ -15,8 +17,7 @@ impl Threads {
         if count == 0 {
             return Err(Error::invalid("field `threads`: got 0, expected at least 1"));
         }
-        let build = || rayon::ThreadPoolBuilder::new().num_threads(count).thread_name(|n| format!("learn-{n}")).build();
-        let pool = (count > 1).then(build).transpose();
+        let pool = (count > 1).then(|| priority::pool(&tasks::LEARN, count)).transpose();
         Ok(Threads { pool: pool.map_err(|e| Error::overloaded(format!("{count} threads cannot be had: {e}")))? })
     }
 

@@ -15,11 +15,9 @@ use rten_tensor::prelude::*;
 use super::onnx::{self, Port};
 use crate::dense::{Given, Made, Precision, ReadGraph, RowProgram, Size};
 use crate::tower::Threads;
-use sterling_core::error::{Error, Result};
+use sterling_core::error::{Error, Result, panic_message};
+use sterling_core::tasks;
 use sterling_core::tensor::Tensor;
-
-/// Stack size of the thread that reads a graph: runtimes traverse it recursively.
-const STACK_BYTES: usize = 64 << 20;
 
 /// An ONNX graph of f32 tensors.
 pub struct Graph {
@@ -276,18 +274,13 @@ impl Graph {
 
 /// Calls the runtime, which panics on some malformed graphs, and catches panics.
 fn guarded<T>(call: impl FnOnce() -> T) -> std::result::Result<T, String> {
-    catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-        format!("the runtime panicked: {}", text.unwrap_or("without a message"))
-    })
+    catch_unwind(AssertUnwindSafe(call)).map_err(|panic| format!("the runtime panicked: {}", panic_message(&*panic)))
 }
 
 /// Runs a call in a thread with a stack for deep graphs.
 fn deep<T: Send>(call: impl FnOnce() -> T + Send) -> Result<T> {
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, call);
-        let thread = thread.map_err(|e| Error::io("a thread that reads a graph", e))?;
-        Ok(thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        Ok(tasks::GRAPH.start_in(scope, call)?.join().unwrap_or_else(|panic| resume_unwind(panic)))
     })
 }
 

@@ -7,17 +7,18 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use super::message::Commit;
-use super::remote::{AHEAD, ANSWER, Remote, Threads, does_not_follow, wait};
+use super::remote::{AHEAD, ANSWER, Remote, does_not_follow, wait};
 use super::state::State;
 use crate::shared::Shared;
 use crate::{Follower, Record};
 use sterling_core::error::{Error, Result};
+use sterling_core::tasks::Runtime;
 
 /// Follower of a [`super::StreamJournal`].
 pub(super) struct StreamFollower {
     shared: Arc<Shared<State>>,
     remote: Remote,
-    threads: Arc<Threads>,
+    threads: Arc<Runtime>,
     /// Incarnation of the stream to which the sequence numbers belong.
     beginning: u64,
     /// Sequence number of the next message to consume.
@@ -32,7 +33,7 @@ pub(super) struct StreamFollower {
 }
 
 impl StreamFollower {
-    pub(super) fn new(shared: Arc<Shared<State>>, remote: Remote, threads: Arc<Threads>, after: u64) -> Result<Self> {
+    pub(super) fn new(shared: Arc<Shared<State>>, remote: Remote, threads: Arc<Runtime>, after: u64) -> Result<Self> {
         // A version published by another server may include updates that have not arrived here yet, or that were missed.
         shared.change(|state| state.wants(after));
         drop(shared.wait(|state| state.position >= after, ANSWER));

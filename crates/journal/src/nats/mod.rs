@@ -52,9 +52,10 @@ use super::{Append, Done, Follower, Journal, Journals, StreamOptions, Topic};
 use credentials::Source;
 use follow::StreamFollower;
 use keep::{HEADER_BYTES, Keeper, RINGS_MAX};
-use remote::{ANSWER, Noted, Remote, Said, Threads, wait};
+use remote::{ANSWER, Noted, Remote, Said, wait};
 use state::State;
 use sterling_core::error::{Error, Result};
+use sterling_core::tasks::{self, Runtime};
 
 /// Maximum number of waiting appends; a server limits its requests to far fewer.
 const WAITING_MAX: usize = 4096;
@@ -82,7 +83,7 @@ pub struct Nats {
     client: Client,
     context: Context,
     said: Said,
-    threads: Arc<Threads>,
+    threads: Arc<Runtime>,
 }
 
 /// A journal in a stream.
@@ -90,7 +91,7 @@ struct StreamJournal {
     shared: Arc<Shared<State>>,
     remote: Remote,
     waiting: commands::Sender<(Append, Done)>,
-    threads: Arc<Threads>,
+    threads: Arc<Runtime>,
 }
 
 impl Nats {
@@ -107,13 +108,7 @@ impl Nats {
                 "`streams.monitors` is not set: cannot check that the brokers sync messages before they acknowledge them (by default they sync every two minutes)"
             );
         }
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("stream")
-            .enable_all()
-            .build()
-            .map_err(|e| Error::io("starting a thread for streams", e))?;
-        let threads = Arc::new(Threads::of(runtime));
+        let threads = Arc::new(tasks::STREAM.runtime(|builder| builder.worker_threads(1).enable_all())?);
         let servers: Vec<String> = options.servers.split(',').map(|server| server.trim().to_owned()).collect();
         let how = match Source::of(&servers, options.streams.credentials.as_ref())? {
             Source::Nowhere => ConnectOptions::new(),
@@ -131,7 +126,7 @@ impl Nats {
         let connected = async move { how.connect(servers).await.map_err(|e| tells.unavailable("connection", e)) };
         let client = wait(&threads, connected).map_err(|e| e.within(named(&options.servers)))?;
         let context = {
-            let _inside = threads.handle.enter();
+            let _inside = threads.enter();
             ContextBuilder::new().timeout(ANSWER).build(client.clone())
         };
         Ok(Nats { options, client, context, said, threads })
@@ -167,9 +162,9 @@ async fn note(shared: Weak<Shared<State>>, mut mark: Mark) {
         tokio::time::sleep(NOTE).await;
         let Some(position) = shared.upgrade().map(|shared| shared.lock().position) else { return };
         // Network storage may block; that must not delay anything else.
-        let written = tokio::task::spawn_blocking(move || {
+        let written = tasks::blocking(move || {
             let written = if position > mark.position() { mark.set(position) } else { Ok(()) };
-            (mark, written)
+            Ok((mark, written))
         });
         let Ok((back, written)) = written.await else { return };
         mark = back;
@@ -222,8 +217,8 @@ impl Journals for Nats {
         );
         let shared = Arc::new(Shared::new(state));
         let (waiting, arrivals) = commands::channel(WAITING_MAX);
-        self.threads.handle.spawn(Keeper::new(remote.clone(), shared.clone(), arrivals).run());
-        mark.into_iter().for_each(|mark| drop(self.threads.handle.spawn(note(Arc::downgrade(&shared), mark))));
+        self.threads.spawn(Keeper::new(remote.clone(), shared.clone(), arrivals).run());
+        mark.into_iter().for_each(|mark| drop(self.threads.spawn(note(Arc::downgrade(&shared), mark))));
         Ok(Box::new(StreamJournal { shared, remote, waiting, threads: self.threads.clone() }))
     }
 

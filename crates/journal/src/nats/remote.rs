@@ -13,13 +13,13 @@ use async_nats::jetstream::stream::{Info, RawMessageErrorKind, Stream};
 use async_nats::jetstream::{self, ErrorCode};
 use async_nats::{Client, Event, ServerError};
 use futures_util::future::join_all;
-use tokio::runtime::{Handle, Runtime};
 
 use super::message::{Commit, Read};
 use super::state::State;
 use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
+use sterling_core::tasks::Runtime;
 
 /// Timeout of the broker.
 pub(super) const ANSWER: Duration = Duration::from_secs(2);
@@ -28,27 +28,6 @@ pub(super) const AHEAD: u64 = 128;
 /// Time for which the last message of the broker is reported as the reason of failures: longer than the longest wait before a
 /// reconnect.
 const SAID: Duration = Duration::from_secs(10);
-
-/// Runtime thread of the streams.
-pub(super) struct Threads {
-    runtime: Option<Runtime>,
-    pub(super) handle: Handle,
-}
-
-impl Threads {
-    /// Wraps a runtime.
-    pub(super) fn of(runtime: Runtime) -> Self {
-        let handle = runtime.handle().clone();
-        Threads { runtime: Some(runtime), handle }
-    }
-}
-
-impl Drop for Threads {
-    fn drop(&mut self) {
-        // The last owner may be a thread that must not block.
-        self.runtime.take().into_iter().for_each(Runtime::shutdown_background);
-    }
-}
 
 /// Access to a stream.
 #[derive(Clone)]
@@ -262,12 +241,12 @@ pub(super) fn does_not_follow(sequence: u64) -> String {
 
 /// Runs a future on the streams' thread and blocks for its result.
 pub(super) fn wait<T: Send + 'static>(
-    threads: &Threads,
+    threads: &Runtime,
     what: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
     may_block();
     let (tell, told) = mpsc::sync_channel(1);
-    threads.handle.spawn(async move {
+    threads.spawn(async move {
         // The caller may have stopped waiting.
         let _ = tell.send(what.await);
     });

@@ -17,12 +17,13 @@ use rustix::io::Errno;
 use super::{Compactor, Options};
 use crate::Plan;
 use sterling_core::error::{Error, Result};
+use sterling_core::request::VersionSelector;
 use sterling_index::ivf::Rescore;
 use sterling_journal::{
     Append, Disk, Done, Follower, Journal, Journals, LogOptions, Logs, RealDisk, Record, Tail, Topic,
 };
 use sterling_serving::fresh::{Feed, Feeds, MergeWanted, Put, Update, Updating};
-use sterling_serving::registry::{self, Registry, Snapshots, VersionSelector};
+use sterling_serving::registry::{self, Registry, Snapshots};
 use sterling_serving::view::Attribute;
 use sterling_snapshot::{Desired, Manifest, Store, failing};
 

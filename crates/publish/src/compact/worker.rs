@@ -12,9 +12,11 @@ use super::retention::release;
 use crate::{MERGE_STEPS, MergedVersion, merge};
 use sterling_core::clock::unix_time;
 use sterling_core::error::{Error, Kind, Result};
+use sterling_core::request::VersionSelector;
+use sterling_core::tasks;
 use sterling_kernels::priority::{Background, Starved};
 use sterling_serving::fresh::{Feed, Feeds, MergeWanted, Merged};
-use sterling_serving::registry::{Loaded, Registry, VersionSelector};
+use sterling_serving::registry::{Loaded, Registry};
 use sterling_serving::view::View;
 use sterling_snapshot::Store;
 
@@ -69,7 +71,7 @@ impl Compactor {
                 }
             }
         };
-        std::thread::Builder::new().name("compactor".into()).spawn(run).map(drop).map_err(|e| Error::io("a thread", e))
+        tasks::COMPACTOR.start(run).map(drop)
     }
 
     /// Merges where enough has changed, and truncates journals after other versions were loaded.
@@ -211,7 +213,7 @@ impl Compactor {
         let mut background = self.options.background(view.drift());
         let merge = || merge(&self.store, view, &|steps| under_way.tell(steps));
         if background == Background::Last {
-            let pool = Background::last_until_starved("merge", self.options.threads())?;
+            let pool = Background::last_until_starved(&tasks::MERGE, self.options.threads())?;
             match catch_unwind(AssertUnwindSafe(|| pool.install(merge))) {
                 Ok(made) => return Ok((made?, background)),
                 Err(panic) if panic.is::<Starved>() => {
@@ -223,7 +225,7 @@ impl Compactor {
                 Err(panic) => resume_unwind(panic),
             }
         }
-        let made = background.pool("merge", self.options.threads())?.install(merge)?;
+        let made = background.pool(&tasks::MERGE, self.options.threads())?.install(merge)?;
         Ok((made, background))
     }
 }

@@ -13,6 +13,7 @@ use crate::route::protocol::{Holdings, PARTS_PATH, read};
 use crate::route::{Probe, ServersTls};
 use sterling_api::{ModelList, PositionResponse, Problem, VersionList};
 use sterling_core::error::{Error, Result};
+use sterling_core::tasks;
 use sterling_snapshot::Store;
 
 /// Timeout per answer.
@@ -49,8 +50,7 @@ pub fn ask(asking: &Asking) -> Result<Observed> {
         return Err(Error::invalid(format!("{name}: expected an authority to know it by (`--ca`)")));
     }
     let asker = Asker { secure, plain, key: asking.key.clone() };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|e| Error::io("starting the thread that queries servers", e))?;
+    let runtime = tasks::CALLS.runtime_here(|builder| builder.enable_all())?;
     let (servers, routers) = runtime.block_on(async {
         let (servers, routers) = (places(&asking.servers), places(&asking.routers));
         let servers = stream::iter(&servers).map(|place| asker.server(place)).buffered(TOGETHER).collect().await;

@@ -8,6 +8,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use sterling_core::error::{Error, Kind, Result};
+use sterling_core::tasks;
 
 /// Longest wait of a slow call for a free slot.
 const ASIDE_WAIT: Duration = Duration::from_secs(1);
@@ -44,11 +45,11 @@ impl Asides {
         let place = timeout(ASIDE_WAIT, self.0.clone().acquire_owned()).await.map_err(|_| crowded())?;
         let place = place.map_err(|e| Error::internal(format!("places of long calls: {e}")))?;
         let span = tracing::Span::current();
-        let done = tokio::task::spawn_blocking(move || {
+        let done = tasks::blocking(move || {
             let _place = place;
             span.in_scope(work)
         });
-        done.await.map_err(|e| Error::internal(format!("the task that answers a request panicked: {e}")))?
+        done.await
     }
 
     /// Reads a store on a blocking thread. A read continues after its caller has given up.

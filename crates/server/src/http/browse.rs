@@ -19,9 +19,9 @@ use sterling_api::{
 };
 use sterling_core::error::{Error, Result};
 use sterling_core::quota::Flow;
+use sterling_core::request::VersionSelector;
 use sterling_core::units::Slot;
 use sterling_index::columns::ColumnKind;
-use sterling_serving::registry::VersionSelector;
 use sterling_serving::view::View;
 
 const FOUND_DEFAULT: usize = 20;

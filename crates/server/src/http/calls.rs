@@ -21,7 +21,9 @@ use super::worst::WINDOW;
 use sterling_api::{LabelList, LabelRequest, ModelInfo, ModelList, Problem, SlowResponse, VersionList};
 use sterling_core::error::{Error, Result};
 use sterling_core::logging::printable;
-use sterling_serving::registry::{Registry, VersionSelector};
+use sterling_core::request::VersionSelector;
+use sterling_core::tasks;
+use sterling_serving::registry::Registry;
 
 /// Bytes per number of a vector as text with its comma, in a buffer that grows by doubling.
 const NUMBER_BYTES: usize = 32;
@@ -122,8 +124,7 @@ pub(super) async fn manage<T: Send + 'static>(
     change: impl FnOnce(&Registry) -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let (span, registry) = (tracing::Span::current(), app.registry.clone());
-    let changed = tokio::task::spawn_blocking(move || span.in_scope(|| change(&registry)));
-    changed.await.map_err(|e| Error::internal(format!("a change of the registry: {e}")))?
+    tasks::blocking(move || span.in_scope(|| change(&registry))).await
 }
 
 /// The models that are served.

@@ -28,7 +28,7 @@ use sterling_api::{
     InferenceServer, Shape,
 };
 use sterling_core::error::{Error, Result};
-use sterling_serving::registry::VersionSelector;
+use sterling_core::request::VersionSelector;
 
 /// Prefix of the protocol's paths.
 pub(super) const PREFIX: &str = "/v2";

@@ -25,9 +25,10 @@ use sterling_api::{
 use sterling_core::error::{Error, Result};
 use sterling_core::items::InvalidItem;
 use sterling_core::limits::{EXCLUDE_MAX, FRESH_BYTES, FRESH_ITEMS};
+use sterling_core::request::VersionSelector;
 use sterling_core::units::ItemId;
 use sterling_serving::fresh::{Call, CallAnswer, Feed, RefusedUpdate, Update, update_of};
-use sterling_serving::registry::{Loaded, VersionSelector};
+use sterling_serving::registry::Loaded;
 use sterling_serving::view::View;
 
 /// Longest idempotency key, in bytes.

@@ -26,7 +26,7 @@ use super::trace_context::{TraceContext, new_id};
 use super::traces::{Recorded, Traced};
 use crate::route::protocol;
 use sterling_api::{SlowCall, SlowPass};
-use sterling_core::error::Error;
+use sterling_core::error::{Error, panic_message};
 use sterling_core::request::Origin;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static(protocol::REQUEST_ID);
@@ -146,8 +146,7 @@ fn is_sane(id: &[u8]) -> bool {
 
 /// Answer to a request whose handler panicked; the server continues.
 pub fn panicked(panic: Box<dyn Any + Send>) -> Response<Body> {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-    Rejection::from(Error::internal(format!("the handler panicked: {}", text.unwrap_or("no message")))).into_response()
+    Rejection::from(Error::internal(format!("the handler panicked: {}", panic_message(&*panic)))).into_response()
 }
 
 #[cfg(test)]

@@ -12,8 +12,8 @@ use super::cursor::{Cursor, asked, gone, of_several_queries};
 use crate::route::protocol::ViewPosition;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
-use sterling_core::request::{Answer, Content, Ranked, Retrieve};
-use sterling_serving::registry::{Loaded, Registry, VersionSelector};
+use sterling_core::request::{Answer, Content, Ranked, Retrieve, VersionSelector};
+use sterling_serving::registry::{Loaded, Registry};
 use sterling_serving::view::View;
 
 /// Time for which the view of a page is kept for the next one.

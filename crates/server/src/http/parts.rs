@@ -29,10 +29,10 @@ use crate::route::protocol::{
 use sterling_api::{Entry, Explain, Problem, RowWriter, Written};
 use sterling_core::error::{Error, Result};
 use sterling_core::quota::Flow;
-use sterling_core::request::{Answer, CallOptions, Content};
+use sterling_core::request::{Answer, CallOptions, Content, VersionSelector};
 use sterling_core::units::ItemId;
 use sterling_serving::pass::{self, Prepared};
-use sterling_serving::registry::{Loaded, VersionSelector};
+use sterling_serving::registry::Loaded;
 use sterling_serving::view::View;
 
 /// Versions in memory, for routers of this release.

@@ -42,6 +42,7 @@ use super::streams::{Stream, StreamTasks, Streamed};
 use super::tls::Tls;
 use super::writers::Writers;
 use sterling_core::error::{Error, Result};
+use sterling_core::tasks;
 
 /// Interval between checks of connections and the clock.
 const SWEEP: Duration = Duration::from_millis(250);
@@ -311,11 +312,7 @@ fn watch_files(host: &Arc<dyn Host>, tls: Option<&Arc<Tls>>) -> Result<()> {
             std::thread::sleep(RELOAD);
         }
     };
-    std::thread::Builder::new()
-        .name("keys".into())
-        .spawn(watch)
-        .map_err(|e| Error::io("starting the thread that reloads keys", e))?;
-    Ok(())
+    tasks::KEYS.start(watch).map(drop)
 }
 
 /// Rejects a connection above the limit with 503, if no handshake is needed. The write does not wait; bytes that do not fit are

@@ -15,6 +15,7 @@ use sterling_api::ShadowDiff;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::quota::Flow;
 use sterling_core::request::{Answer, CallOptions, Content, Explain, Rank, Ranked, Reading, Request, Retrieve};
+use sterling_core::tasks;
 use sterling_core::units::ItemId;
 use sterling_rollout::ShadowRun;
 use sterling_serving::engine::{Engine, Passes};
@@ -122,9 +123,9 @@ impl<S> Mirrored<S> {
             answer => answer,
         };
         let shadow_version = run.version();
-        let compared = tokio::task::spawn_blocking(move || match answer {
-            Ok(answer) => compare(&given, &answer),
-            Err(error) => Compared::failed(&given, &error),
+        let compared = tasks::blocking(move || match answer {
+            Ok(answer) => Ok(compare(&given, &answer)),
+            Err(error) => Ok(Compared::failed(&given, &error)),
         });
         let Ok(compared) = compared.await else { return };
         compared.tell(&model);
@@ -160,8 +161,7 @@ pub(super) async fn asked_aside(engine: &Engine<Passes>, loaded: Arc<Loaded>, mu
         reading.explain = true;
     }
     let view = loaded.view();
-    let prepared = tokio::task::spawn_blocking(move || pass::prepare(&view, request));
-    let prepared = prepared.await.map_err(|e| Error::internal(format!("a shadow's request: {e}")))??;
+    let prepared = tasks::blocking(move || pass::prepare(&view, request)).await?;
     engine.submit(prepared, CallOptions::background(TIMEOUT)).await
 }
 

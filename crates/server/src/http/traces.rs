@@ -19,6 +19,7 @@ use super::slow::Passed;
 use super::trace_context::{TraceContext, new_id};
 use sterling_core::draws::Draws;
 use sterling_core::error::{Error, Result};
+use sterling_core::tasks;
 
 /// Maximum number of calls that wait to be sent.
 const WAITING_MAX: usize = 4096;
@@ -107,10 +108,7 @@ impl Traces {
         let (calls, recorded) = bounded(WAITING_MAX);
         let url = format!("{}/v1/traces", collector.trim_end_matches('/'));
         let run = move || send_all(&url, &recorded);
-        std::thread::Builder::new()
-            .name("traces".into())
-            .spawn(run)
-            .map_err(|e| Error::io("starting the thread of traces", e))?;
+        tasks::TRACES.start(run)?;
         Ok(Traces(Some(Sending { calls, share: options.share, draws: Draws::default() })))
     }
 

@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::Response;
 use hyper::body::{Frame, SizeHint};
-use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
 use super::turns::Turns;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 use sterling_core::quota::Flow;
+use sterling_core::tasks::{self, Runtime};
 use sterling_kernels::{heap, priority};
 
 /// Niceness of the threads: they get about a tenth of a contended core.
@@ -36,8 +36,7 @@ const PIECE_TIME: Duration = Duration::from_millis(1);
 /// Threads that compute chunks of long answers.
 pub(super) struct Writers {
     turns: Arc<Mutex<Turns<Job>>>,
-    /// Taken on drop.
-    runtime: Option<Runtime>,
+    runtime: Runtime,
 }
 
 impl Writers {
@@ -46,13 +45,9 @@ impl Writers {
     /// # Errors
     /// `Io` if a thread cannot be created.
     pub(super) fn start() -> Result<Arc<Self>> {
-        let runtime = Builder::new_multi_thread()
-            .thread_name("writers")
-            .on_thread_start(|| priority::lower(NICENESS))
-            .on_thread_park(heap::give_back)
-            .build()
-            .map_err(|e| Error::io("threads that write long answers", e))?;
-        Ok(Arc::new(Writers { turns: Arc::default(), runtime: Some(runtime) }))
+        let runtime = tasks::WRITERS
+            .runtime(|builder| builder.on_thread_start(|| priority::lower(NICENESS)).on_thread_park(heap::give_back))?;
+        Ok(Arc::new(Writers { turns: Arc::default(), runtime }))
     }
 
     /// Moves the body to these threads if its length is unknown, which only applies to long answers.
@@ -106,9 +101,7 @@ impl Writers {
                 job.await;
             }
         };
-        if let Some(runtime) = &self.runtime {
-            runtime.spawn(next);
-        }
+        self.runtime.spawn(next);
         made
     }
 }
@@ -120,15 +113,6 @@ fn steps<T>(step: &mut impl FnMut() -> Result<Option<T>>, most: Duration) -> Res
         let done = step()?;
         if done.is_some() || begun.elapsed() >= most {
             return Ok(done);
-        }
-    }
-}
-
-impl Drop for Writers {
-    fn drop(&mut self) {
-        // The last owner is a task of another runtime, which must not block on these threads.
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
         }
     }
 }
@@ -308,7 +292,7 @@ mod tests {
     async fn work_is_done_a_step_of_each_caller_in_turn() {
         let writers = Writers::start().unwrap();
         let noted = Arc::<Mutex<Vec<u64>>>::default();
-        let runtime = writers.runtime.as_ref().unwrap().metrics().num_workers();
+        let runtime = writers.runtime.metrics().num_workers();
         // More concurrent calls than threads, so that they compete.
         let many = (0..4 * runtime).map(|_| writers.work(Flow(1), noting(20, 1, &noted)));
         let (all, one) = tokio::join!(join_all(many), writers.work(Flow(2), noting(20, 2, &noted)));

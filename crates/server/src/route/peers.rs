@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
-use tokio::runtime::{Handle, Runtime};
+use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 use utoipa::ToSchema;
 
@@ -20,6 +20,7 @@ use super::tls::{Connector, ServersTls};
 use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
+use sterling_core::tasks::{self, Runtime};
 use sterling_embedding::Lookup;
 use sterling_embedding::tiers::slices::{Neighbours, PeerHost, PeerSlice, Slices};
 use sterling_embedding::tiers::{Fetched, Pending, RowSource, RowState};
@@ -53,8 +54,7 @@ pub struct Peers {
     shared: Arc<Shared>,
     slices: Slices,
     hosts: Mutex<Vec<Arc<Peer>>>,
-    /// Taken on drop.
-    runtime: Option<Runtime>,
+    runtime: Runtime,
 }
 
 impl Peers {
@@ -69,19 +69,10 @@ impl Peers {
             ));
         }
         let connector = Connector::open(&options.tls).map_err(|e| e.within("peers"))?.map(Arc::new);
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(THREADS)
-            .thread_name("peer-rows")
-            .enable_all()
-            .build()
-            .map_err(|e| Error::io("threads that call other hosts", e))?;
+        let runtime = tasks::PEER_ROWS.runtime(|builder| builder.worker_threads(THREADS).enable_all())?;
         let (key, wait) = (options.key.clone(), Duration::from_millis(options.wait_ms));
         let shared = Arc::new(Shared { key, wait, connector, origin: Instant::now() });
-        Ok(Peers { shared, slices: Slices::default(), hosts: Mutex::default(), runtime: Some(runtime) })
-    }
-
-    fn runtime(&self) -> &Runtime {
-        self.runtime.as_ref().expect("it is only taken on drop")
+        Ok(Peers { shared, slices: Slices::default(), hosts: Mutex::default(), runtime })
     }
 
     /// Returns the servers of a host; polling starts with the first call.
@@ -94,7 +85,7 @@ impl Peers {
         let peer = Arc::new(Peer::new(host.clone(), seed, self.shared.clone()));
         hosts.push(peer.clone());
         let watched = Arc::downgrade(&peer);
-        self.runtime().spawn(async move {
+        self.runtime.spawn(async move {
             let mut looks = 0;
             while let Some(peer) = watched.upgrade() {
                 peer.look().await;
@@ -116,15 +107,6 @@ impl Peers {
     }
 }
 
-impl Drop for Peers {
-    fn drop(&mut self) {
-        // Blocking on the threads would panic if the last owner is a task of another runtime.
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
-    }
-}
-
 impl Neighbours for Peers {
     fn slices(&self) -> &Slices {
         &self.slices
@@ -133,7 +115,7 @@ impl Neighbours for Peers {
     fn open(&self, slice: &PeerSlice) -> Arc<dyn RowSource> {
         let (peer, slice) = (self.of(&slice.host), Arc::new(slice.clone()));
         peer.want(&slice);
-        Arc::new(PeerRows { peer, slice, runtime: self.runtime().handle().clone() })
+        Arc::new(PeerRows { peer, slice, runtime: self.runtime.handle().clone() })
     }
 
     fn wait_for(&self, slices: &[PeerSlice]) -> Result<()> {
@@ -148,7 +130,7 @@ impl Neighbours for Peers {
         }
         may_block();
         let (told, hear) = crossbeam_channel::bounded(1);
-        self.runtime().spawn(async move {
+        self.runtime.spawn(async move {
             let held = join_all(by_host.iter().map(|(peer, slices)| peer.wait_for(slices))).await;
             // The receiver waits below.
             let _ = told.send(held.into_iter().collect::<Result<()>>());

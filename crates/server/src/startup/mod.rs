@@ -8,13 +8,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::Runtime;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::config::Config;
 use crate::http::{self, AccessControl, App, Sockets, Stop, Tls, Traces};
 use crate::route::Peers;
 use sterling_core::error::{Error, Result};
+use sterling_core::tasks::{self, Runtime};
 use sterling_cuda::Choice;
 use sterling_kernels::heap;
 use sterling_publish::compact::Compactor;
@@ -35,8 +35,7 @@ fn edge_threads(app: Arc<App>) -> Result<Runtime> {
         heap::give_back();
         std::thread::sleep(app.engine.swarm());
     };
-    let threads = tokio::runtime::Builder::new_multi_thread().enable_all().on_thread_park(park).build();
-    threads.map_err(|e| Error::io("the threads of the HTTP edge", e))
+    tasks::HTTP.runtime(|builder| builder.enable_all().on_thread_park(park))
 }
 
 /// Server with open sockets; an address in use is an error before a version is loaded.
@@ -172,7 +171,6 @@ impl Server {
             // An abandoned pass or load may still run; its threads are not joined and end with the process.
             std::mem::forget(self.app);
         }
-        self.runtime.shutdown_background();
         ended.map(drop)
     }
 }

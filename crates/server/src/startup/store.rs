@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::updates::{self, with_folds};
 use crate::config::Config;
 use sterling_core::error::{Error, Kind, Result};
+use sterling_core::tasks;
 use sterling_snapshot::Store;
 use sterling_storage::objects;
 
@@ -53,7 +54,7 @@ fn asked(config: &Config) -> Result<Store> {
         // The receiver may have timed out.
         let _ = tell.send(answer);
     };
-    std::thread::Builder::new().name("store".into()).spawn(ask).map_err(|e| Error::io("a thread", e))?;
+    tasks::STORE_CHECK.start(ask)?;
     match told.recv_timeout(PATIENCE) {
         Ok(answer) => answer?,
         Err(_) => {

@@ -14,10 +14,11 @@ use super::place::Place;
 use super::shared::{Hand, Life, Shared};
 use super::ticket::Ticket;
 use super::worker;
-use sterling_core::error::{Error, Result};
+use sterling_core::error::Result;
 use sterling_core::limits::TIMEOUT_MS_MAX;
 use sterling_core::quota::Flow;
 use sterling_core::request::{CallOptions, Priority};
+use sterling_core::tasks::{self, Task};
 
 /// Number of threads that fetch rows. Each waits for one answer of the cluster at a time.
 pub(super) const FETCHERS: usize = 4;
@@ -55,9 +56,9 @@ impl<B: Backend> Engine<B> {
             hire(&engine.shared, Life { number, lost_before: 0 })?;
         }
         for number in 0..FETCHERS {
-            start(&engine.shared, format!("fetch-{number}"), None, |shared| worker::fetch(shared))?;
+            start(&engine.shared, &tasks::FETCH, number, None, |shared| worker::fetch(shared))?;
         }
-        start(&engine.shared, "watch".into(), None, |shared| {
+        start(&engine.shared, &tasks::WATCH, 0, None, |shared| {
             while !shared.wait_for_end(WATCH) {
                 if let Some(since) = Instant::now().checked_sub(LOST_AFTER) {
                     replace_lost(shared, since);
@@ -246,21 +247,22 @@ impl<B: Backend> Entered<B> {
 /// Starts a thread of the engine.
 fn start<B: Backend>(
     shared: &Arc<Shared<B>>,
-    name: String,
+    task: &Task,
+    number: usize,
     life: Option<Life>,
     run: impl FnOnce(&Arc<Shared<B>>) + Send + 'static,
 ) -> Result<()> {
     let its_own = shared.clone();
-    let thread = std::thread::Builder::new().name(name).spawn(move || run(&its_own));
-    let thread = thread.map_err(|e| Error::io("a thread of the engine", e))?;
+    let thread = task.start_one(number, move || run(&its_own))?;
     shared.threads().push(Hand { life, thread });
     Ok(())
 }
 
 /// Starts a worker.
 fn hire<B: Backend>(shared: &Arc<Shared<B>>, life: Life) -> Result<()> {
-    let name = format!("pass-{}", life.number);
-    start(shared, name, Some(life), move |shared| shared.backend.host(&|| worker::work(shared, life)))
+    start(shared, &tasks::PASS, life.number, Some(life), move |shared| {
+        shared.backend.host(&|| worker::work(shared, life))
+    })
 }
 
 /// Replaces workers that have been running abandoned requests since `since`: a hanging graph or device costs a thread, but not a

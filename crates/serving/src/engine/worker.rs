@@ -7,7 +7,7 @@ use super::backend::{Backend, Job, JobOf};
 use super::lane::Entry;
 use super::queue::Taken;
 use super::shared::{HeldSlot, Life, Shared};
-use sterling_core::error::Error;
+use sterling_core::error::{Error, panic_message};
 
 /// Runs batches until the engine ends or replaces this worker.
 pub(super) fn work<B: Backend>(shared: &Shared<B>, life: Life) {
@@ -136,8 +136,7 @@ fn guarded<T>(f: impl FnOnce() -> T) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(f)) {
         Ok(value) => Some(value),
         Err(panic) => {
-            let what = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-            tracing::error!(panic = what.unwrap_or("no message"), "panic while running a request");
+            tracing::error!(panic = panic_message(&*panic), "panic while running a request");
             None
         }
     }

@@ -21,6 +21,7 @@ use crate::view::{Live, Shown, View};
 use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::locks::locked;
+use sterling_core::tasks;
 use sterling_journal::{Append, Done, Follower, Journal, Journals, Record, Topic};
 use sterling_kernels::priority::{self, Background};
 use sterling_snapshot::{Snapshot, check_name};
@@ -323,7 +324,7 @@ fn follow(mut following: Following, live: &Live) -> Result<()> {
     live.warn(following.misfits.warning());
     live.show(following.fresh.view()?);
     let shown = live.shared();
-    priority::alone("updates")?.spawn(move || following.run(&shown));
+    priority::alone(&tasks::UPDATES)?.spawn(move || following.run(&shown));
     Ok(())
 }
 

@@ -13,6 +13,7 @@ use rayon::ThreadPool;
 
 use crate::view::{Row, Segment};
 use sterling_core::error::{Error, Result};
+use sterling_core::tasks;
 use sterling_core::units::Slot;
 use sterling_index::ivf::Assigner;
 use sterling_index::search::Tombstones;
@@ -36,7 +37,7 @@ pub(super) fn live((segment, gone): &Part) -> usize {
 pub(super) fn joiner() -> Result<ThreadPool> {
     // Requests have priority: a slow join leaves more segments to search, which costs them less. A pool of one thread runs the
     // join without splitting it.
-    Background::Steady.pool("join", 1).map_err(|e| Error::overloaded(e.to_string()).caused_by(e))
+    Background::Steady.pool(&tasks::JOIN, 1).map_err(|e| Error::overloaded(e.to_string()).caused_by(e))
 }
 
 /// Running join.

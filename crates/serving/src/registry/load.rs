@@ -11,8 +11,9 @@ use super::loaded::{Loaded, Refused};
 use super::loader::Declared;
 use super::memory::Room;
 use super::registry::Registry;
-use sterling_core::error::{Error, Kind, Result};
+use sterling_core::error::{Error, Kind, Result, panic_message};
 use sterling_core::locks::locked;
+use sterling_core::tasks;
 use sterling_kernels::priority::Background;
 use sterling_snapshot::{Desired, Held, Stamp};
 use sterling_storage::objects::back_off;
@@ -53,7 +54,13 @@ impl<T: Send + Sync> Registry<T> {
         // If the store does not respond, its last known state is used.
         let _ = self.store.renew();
         let names = self.look();
-        std::thread::scope(|scope| names.iter().for_each(|name| drop(scope.spawn(move || self.update(name)))));
+        std::thread::scope(|scope| {
+            for name in &names {
+                if let Err(e) = tasks::LOAD.start_in(scope, move || self.update(name)) {
+                    tracing::warn!(error = %e, "no thread for a load; retrying later");
+                }
+            }
+        });
     }
 
     /// Polls the store on its own thread, as long as the registry lives. Loads run concurrently, so a slow one delays no other
@@ -81,7 +88,7 @@ impl<T: Send + Sync> Registry<T> {
                 for name in names {
                     let registry = registry.clone();
                     let update = move || registry.update(&name);
-                    if let Err(e) = std::thread::Builder::new().name("load".into()).spawn(update) {
+                    if let Err(e) = tasks::LOAD.start(update) {
                         tracing::warn!(error = %e, "no thread for a load; retrying later");
                     }
                 }
@@ -90,7 +97,7 @@ impl<T: Send + Sync> Registry<T> {
                 std::thread::sleep(every);
             }
         };
-        std::thread::Builder::new().name("store".into()).spawn(look).map(drop).map_err(|e| Error::io("a thread", e))
+        tasks::STORE.start(look).map(drop)
     }
 
     /// Returns the models that have something to load and no running load.
@@ -377,7 +384,7 @@ impl<T: Send + Sync> Registry<T> {
         let start = Instant::now();
         let outcome =
             catch_unwind(AssertUnwindSafe(|| self.loaded(name, version, stamp, background))).unwrap_or_else(|panic| {
-                Err(Error::internal(format!("the load panicked: {}; this is a defect", said(&*panic))))
+                Err(Error::internal(format!("the load panicked: {}; this is a defect", panic_message(&*panic))))
             });
         let label = if outcome.is_ok() { "loaded" } else { "refused" };
         metrics::counter!("sterling_loads_total", "model" => name.to_owned(), "outcome" => label).increment(1);
@@ -501,9 +508,4 @@ impl<T: Send + Sync> Registry<T> {
             entry.refused.insert(version, Rejection { what, stamp, again, broken });
         });
     }
-}
-
-/// Message of a panic.
-fn said(panic: &(dyn std::any::Any + Send)) -> &str {
-    panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }

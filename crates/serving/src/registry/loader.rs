@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::view::{Live, View};
 use sterling_core::error::Result;
+use sterling_core::tasks;
 use sterling_kernels::priority::Background;
 use sterling_snapshot::sandbox::Trials;
 use sterling_snapshot::{Manifest, Placement, Snapshot};
@@ -67,7 +68,7 @@ impl Loader<Live> for Snapshots {
             self.trials.run(folder).map_err(|e| e.within(folder.display()))?;
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let snapshot = background.pool("load", cores)?.install(|| Snapshot::load(folder, &self.placement))?;
+        let snapshot = background.pool(&tasks::LOAD, cores)?.install(|| Snapshot::load(folder, &self.placement))?;
         Ok(Live::of(View::new(Arc::new(snapshot)).recording(self.recorded)))
     }
 }

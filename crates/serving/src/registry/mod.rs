@@ -37,5 +37,4 @@ pub use loaded::{Loaded, Refused, VersionState};
 pub use loader::{Declared, Loader, Snapshots};
 pub use registry::{Options, Registry, Warm};
 pub use split::{CanaryVersion, ShadowVersion};
-pub use sterling_core::request::VersionSelector;
 pub use traffic::Unpinned;

@@ -19,6 +19,7 @@ use proptest::prelude::*;
 use super::*;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::locks::locked;
+use sterling_core::request::VersionSelector;
 use sterling_kernels::priority::Background;
 use sterling_snapshot::Store;
 

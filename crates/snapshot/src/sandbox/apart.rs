@@ -18,6 +18,7 @@ use super::rows;
 use crate::model::{MODEL_FILE, ModelSpec, read_graph};
 use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Kind, Result};
+use sterling_core::tasks;
 
 /// Polling interval of the child process.
 const LOOK: Duration = Duration::from_millis(2);
@@ -101,7 +102,7 @@ impl Apart {
         command.args(["--cpu-seconds", &self.bounds.cpu.as_secs().max(1).to_string()]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|e| Error::io("the process of the sandbox validation", e))?;
-        let (said, cried) = (hear(child.stdout.take()), hear(child.stderr.take()));
+        let (said, cried) = (hear(child.stdout.take())?, hear(child.stderr.take())?);
         let ended = self.wait(&mut child)?;
         let text =
             |thread: JoinHandle<Vec<u8>>| String::from_utf8_lossy(&thread.join().unwrap_or_default()).into_owned();
@@ -186,8 +187,8 @@ fn failed_allocation(cried: &str) -> Option<u64> {
 }
 
 /// Reads to the end, and keeps the beginning.
-fn hear(from: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
-    std::thread::spawn(move || {
+fn hear(from: Option<impl Read + Send + 'static>) -> Result<JoinHandle<Vec<u8>>> {
+    tasks::SANDBOX.start(move || {
         let mut kept = Vec::new();
         if let Some(mut from) = from {
             // A broken pipe is treated like its end.

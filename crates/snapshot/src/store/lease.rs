@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
+use sterling_core::tasks;
 use sterling_storage::objects::{Objects, Over};
 
 /// Name of the lease object, within the version.
@@ -50,8 +51,7 @@ impl Lease {
                 }
             }
         };
-        let thread =
-            std::thread::Builder::new().name("lease".into()).spawn(renew).map_err(|e| Error::io("a thread", e))?;
+        let thread = tasks::LEASE.start(renew)?;
         Ok(Lease { key, objects: objects.clone(), written, stays: false, stop: Some((stop, thread)) })
     }
 

@@ -29,7 +29,6 @@ use object_store::{
     ClientConfigKey, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMode, PutPayload,
     RetryConfig, UpdateVersion,
 };
-use tokio::runtime::{Handle, Runtime};
 use tokio::time::sleep;
 
 use super::health::back_off;
@@ -38,6 +37,7 @@ use super::transport::Transport;
 use super::{Objects, Over, Tag, WHOLE_BYTES_MAX};
 use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Kind, Result};
+use sterling_core::tasks::{self, Runtime};
 
 /// Minimum part size of a multipart upload. Files up to this size are written by one request.
 const PART_BYTES: u64 = 16 << 20;
@@ -74,8 +74,7 @@ struct Bucket {
     store: Arc<dyn Service>,
     /// Number of objects with invalid keys that the last full listing skipped.
     strays: AtomicUsize,
-    /// Shut down in the background when the bucket is dropped, because that may happen on a thread that must not block.
-    runtime: Option<Runtime>,
+    runtime: Runtime,
 }
 
 /// Opens the bucket of a URL: `s3://bucket/prefix`, `gs://bucket/prefix`, or `az://container/prefix` with its account in the
@@ -117,9 +116,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Objects>> {
         }
         _ => return Err(invalid(format!("`{scheme}`: expected s3, gs, az, abfs or abfss"))),
     };
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).thread_name("store").enable_all().build();
-    let runtime = Some(runtime.map_err(|e| Error::io("starting the threads of the store", e))?);
+    let runtime = tasks::BUCKET.runtime(|builder| builder.worker_threads(2).enable_all())?;
     Ok(Arc::new(Bucket { url: url.into(), prefix, store, strays: AtomicUsize::new(0), runtime }))
 }
 
@@ -147,14 +144,6 @@ fn check_environment(named: &str, is_setting: fn(&str) -> bool) -> std::result::
         }
     }
     Ok(())
-}
-
-impl Drop for Bucket {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
-    }
 }
 
 /// Returns true if a retry may succeed: unclassified errors of `object_store`, except those that the service blames on the
@@ -253,11 +242,6 @@ impl Bucket {
         }
     }
 
-    fn threads(&self) -> Result<&Handle> {
-        let runtime = self.runtime.as_ref().map(Runtime::handle);
-        runtime.ok_or_else(|| Error::internal("a bucket without threads"))
-    }
-
     /// Runs a call on the bucket's threads and waits for it.
     fn call<T: Send + 'static>(
         &self,
@@ -267,7 +251,7 @@ impl Bucket {
         may_block();
         let (tell, told) = sync_channel(1);
         // Sending fails if the caller's thread has ended.
-        self.threads()?.spawn(async move { drop(tell.send(work.await)) });
+        self.runtime.spawn(async move { drop(tell.send(work.await)) });
         match told.recv() {
             Ok(done) => done.map_err(|e| self.failed(key, e)),
             Err(_) => Err(Error::internal(format!("{}/{key}: the task of the call panicked", self.url))),
@@ -387,12 +371,13 @@ async fn upload(store: Arc<dyn Service>, at: Key, file: Arc<File>, length: u64) 
         let (store, at, file) = (&store, &at, file.clone());
         async move {
             let (from, bytes) = (n * size, size.min(length - n * size));
-            let read = tokio::task::spawn_blocking(move || {
+            let read = tasks::blocking(move || {
                 let mut part = vec![0; bytes as usize];
-                file.read_exact_at(&mut part, from).map(|()| payload(part))
+                file.read_exact_at(&mut part, from).map_err(|e| Error::io("the uploaded file", e))?;
+                Ok(payload(part))
             });
-            let unread = |e: std::io::Error| object_store::Error::Generic { store: "file", source: e.into() };
-            let part = read.await.map_err(|e| unread(e.into()))?.map_err(unread)?;
+            let unread = |e: Error| object_store::Error::Generic { store: "file", source: e.into() };
+            let part = read.await.map_err(unread)?;
             repeated(LARGE, || store.put_part(at, id, n as usize, part.clone())).await
         }
     };
@@ -507,7 +492,7 @@ impl Objects for Bucket {
             }
             let range = from..(from + PIECE_BYTES).min(range.end);
             let (give, bytes) = channel();
-            self.threads()?.spawn(piece(self.store.clone(), at.clone(), if_match.clone(), range.clone(), give));
+            self.runtime.spawn(piece(self.store.clone(), at.clone(), if_match.clone(), range.clone(), give));
             under_way.push_back((range, bytes));
         }
         under_way.into_iter().try_for_each(take)

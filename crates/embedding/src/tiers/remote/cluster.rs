@@ -29,6 +29,7 @@ use super::slots::{Address, SlotMap};
 use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
+use sterling_core::tasks::{self, Runtime};
 
 const REFRESH_PAUSE: Duration = Duration::from_millis(50);
 const PROBE_INTERVAL_MAX: Duration = Duration::from_secs(2);
@@ -116,7 +117,7 @@ pub struct ClusterCounters {
 #[derive(Debug)]
 pub struct Cluster {
     pub(super) shared: Arc<Shared>,
-    runtime: Option<tokio::runtime::Runtime>,
+    runtime: Runtime,
 }
 
 impl Cluster {
@@ -147,12 +148,8 @@ impl Cluster {
             like.get_or_insert(info);
         }
         let Some(like) = like else { return Err(Error::invalid("cluster: no address given, expected one at least")) };
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(options.io_threads.max(1))
-            .thread_name("remote-rows")
-            .enable_all()
-            .build()
-            .map_err(|e| Error::io("threads of the remote tier", e))?;
+        let runtime =
+            tasks::REMOTE_ROWS.runtime(|builder| builder.worker_threads(options.io_threads.max(1)).enable_all())?;
         let shared = Arc::new(Shared {
             options,
             like,
@@ -166,7 +163,7 @@ impl Cluster {
             counters: ClusterTally::default(),
             turn: AtomicU64::new(0),
         });
-        let cluster = Arc::new(Cluster { shared: shared.clone(), runtime: Some(runtime) });
+        let cluster = Arc::new(Cluster { shared: shared.clone(), runtime });
         let first = shared.clone();
         cluster.run(async move { first.begin().await })??;
         cluster.spawn(shared.keep_fresh());
@@ -206,16 +203,7 @@ impl Cluster {
     }
 
     pub(super) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
-        self.runtime.as_ref().expect("it is only taken on drop").spawn(future);
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        // Blocking is not allowed if the last owner is a task of another runtime.
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
+        self.runtime.spawn(future);
     }
 }
 

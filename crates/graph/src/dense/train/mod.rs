@@ -247,8 +247,7 @@ impl TrainableGraph {
                 }
             });
         };
-        run::in_order(&mut workspace.workers, batch.rows.div_ceil(MICRO_BATCH), &work, &mut |_| ());
-        Ok(())
+        run::in_order(&mut workspace.workers, batch.rows.div_ceil(MICRO_BATCH), &work, &mut |_| ())
     }
 
     /// Computes the gradients of a batch from those of its outputs, each `[rows, width]`. Gradients of row inputs are per row;
@@ -309,7 +308,7 @@ impl TrainableGraph {
             });
         };
         let mut then = |worker: &mut Worker| sums.iter_mut().zip(&worker.sums).for_each(|(total, x)| *total += x);
-        run::in_order(workers, batch.rows.div_ceil(MICRO_BATCH), &work, &mut then);
+        run::in_order(workers, batch.rows.div_ceil(MICRO_BATCH), &work, &mut then)?;
         self.finish(&shared, sums, last, gradients);
         Ok(())
     }

@@ -9,6 +9,7 @@ use crate::dense::graph::Graph;
 use crate::dense::steps::{Plan, Precision};
 use crate::dense::{collapse, plan};
 use sterling_core::error::Result;
+use sterling_core::tasks;
 use sterling_kernels::cpu::Kernels;
 
 /// Rows whose gradients are summed before the sum is added to those of other micro-batches.
@@ -114,12 +115,15 @@ fn lock<'a, 'b, T>(turn: &'a Mutex<Turn<'b, T>>) -> MutexGuard<'a, Turn<'b, T>> 
 
 /// Runs `count` tasks on one thread per worker. `then` is called with each task's worker in task order, so that sums have the
 /// same bits for any number of threads.
+///
+/// # Errors
+/// `Io` if a thread cannot be started.
 pub(super) fn in_order<T: Send>(
     workers: &mut [T],
     count: usize,
     work: &(dyn Fn(usize, &mut T) + Sync),
     then: &mut (dyn FnMut(&mut T) + Send),
-) {
+) -> Result<()> {
     let threads = workers.len().min(count);
     if threads <= 1 {
         for worker in workers.iter_mut().take(1) {
@@ -128,13 +132,13 @@ pub(super) fn in_order<T: Send>(
                 then(worker);
             }
         }
-        return;
+        return Ok(());
     }
     let (turn, changed) = (Mutex::new(Turn { next: Some(0), then }), Condvar::new());
     let (turn, changed) = (&turn, &changed);
     std::thread::scope(|scope| {
         for (first, worker) in workers.iter_mut().take(threads).enumerate() {
-            scope.spawn(move || {
+            let started = tasks::LEARN_GRAPH.start_in(scope, move || {
                 let _ends = EndsOnPanic { turn, changed };
                 for n in (first..count).step_by(threads) {
                     work(n, worker);
@@ -150,6 +154,12 @@ pub(super) fn in_order<T: Send>(
                     changed.notify_all();
                 }
             });
+            if let Err(e) = started {
+                lock(turn).next = None;
+                changed.notify_all();
+                return Err(e);
+            }
         }
-    });
+        Ok(())
+    })
 }

@@ -14,10 +14,10 @@ use std::time::Instant;
 
 use serde::Serialize;
 use tokio::runtime::Handle;
-use tokio::task::JoinHandle;
 
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
+use sterling_core::tasks;
 
 /// Longest logged path, in bytes.
 const PATH_BYTES_MAX: usize = 1024;
@@ -148,7 +148,7 @@ impl Change {
     }
 
     /// Writes the line on a blocking thread if a runtime is available.
-    fn write(&mut self) -> Option<JoinHandle<()>> {
+    fn write(&mut self) -> Option<impl Future<Output = Result<()>> + use<>> {
         let (time, ms) = (sterling_telemetry::now(), (self.begun.elapsed().as_secs_f64() * 1e6).round() / 1e3);
         let (asked, status) = (&self.asked.take()?, self.status);
         let Asked { id, key, peer, method, path, call } = asked;
@@ -157,7 +157,11 @@ impl Change {
         let mut text = serde_json::to_vec(&Line { time, asked, status, ms }).unwrap_or_default();
         text.push(b'\n');
         let unwritten = Unwritten { log: self.log.clone(), text };
-        Some(Handle::try_current().ok()?.spawn_blocking(move || drop(unwritten)))
+        Handle::try_current().ok()?;
+        Some(tasks::blocking(move || {
+            drop(unwritten);
+            Ok(())
+        }))
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::locks::locked;
+use sterling_core::tasks;
 
 /// Initial delay of a retry; it doubles up to the maximum.
 const RETRY_MIN: Duration = Duration::from_secs(1);
@@ -104,7 +105,7 @@ impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> Kept<S, T> {
             drop(versions);
             if !gone.is_empty() {
                 // Releasing pinned host memory is slow, and a caller waits for an answer.
-                let _ = std::thread::Builder::new().name("device".into()).spawn(move || drop(gone));
+                let _ = tasks::DEVICE.start(move || drop(gone));
             }
             return outcome;
         }

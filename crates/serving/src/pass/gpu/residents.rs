@@ -11,6 +11,7 @@ use super::kept::Kept;
 use super::resident::{DevicePart, Resident, Taken, spare_slots};
 use crate::view::{BeforeShown, Segment, View};
 use sterling_core::error::{Error, Kind, Result};
+use sterling_core::tasks;
 use sterling_cuda::cut::{ListCut, Share};
 use sterling_cuda::{Device, Devices};
 use sterling_snapshot::Snapshot;
@@ -174,7 +175,7 @@ impl Residents {
             let (residents, snapshot) = (self.clone(), view.main().clone());
             let again = move || residents.kept.tried(&snapshot, residents.bring_again(&snapshot));
             // If no thread can be started, the retry happens later.
-            let _ = thread::Builder::new().name("device".into()).spawn(again);
+            let _ = tasks::DEVICE.start(again);
         }
         self.get_view(view)
     }
