@@ -186,7 +186,7 @@ struct Counter {
 }
 
 impl Counter {
-    /// Evaluates the results of a query. Queries of strata do not count for selection depths.
+    /// Evaluates the results of a query. Queries for strays are left out of the statistics of candidate selection.
     fn add(
         &mut self,
         counting: &Counting<'_>,

@@ -110,7 +110,7 @@ impl Traces {
         std::thread::Builder::new()
             .name("traces".into())
             .spawn(run)
-            .map_err(|e| Error::io("starting the thread of traces", e))?;
+            .map_err(|e| Error::io("starting the thread that exports traces", e))?;
         Ok(Traces(Some(Sending { calls, share: options.share, draws: Draws::default() })))
     }
 
