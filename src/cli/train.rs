@@ -101,7 +101,7 @@ impl Train {
         };
         let mut trainer = Trainer::open(&self.package, options)?;
         if trainer.resumed_from() > 0 {
-            tracing::info!("going on from step {} in {}", trainer.resumed_from(), work.display());
+            tracing::info!("resuming from step {} of the checkpoint in {}", trainer.resumed_from(), work.display());
         }
         let shown = Shown::new();
         let report = trainer.run(&|progress| shown.show(progress));

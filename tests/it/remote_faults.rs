@@ -235,7 +235,7 @@ const FAULTS: [Fault; 13] = [
     Fault {
         name: "a shard that hangs",
         requests: Degraded,
-        warning: Some("rows looked at cannot be read"),
+        warning: Some("sampled rows cannot be read"),
         begin: |bed| bed.shard.iter().for_each(|node| bed.redis.stop(*node)),
         end: |bed| bed.shard.iter().for_each(|node| bed.redis.resume(*node)),
     },
@@ -485,7 +485,7 @@ fn lost_chunks_are_counted_and_stay_reported() {
     load(&cluster, &named, &SHAPE, rows_of, |_| {}).unwrap();
     redis.keys("sterling:{tests/chunks/*/*}:0").iter().for_each(|key| drop(redis.ask(0, &["DEL", key])));
     let refused = RemoteTable::open(&cluster, &named, &SHAPE, &options).unwrap_err().to_string();
-    assert!(refused.contains("40000 of 40000 rows looked at cannot be read (40000 missing)"), "{refused}");
+    assert!(refused.contains("40000 of 40000 sampled rows cannot be read (40000 missing)"), "{refused}");
     assert!(sample(&cluster, &named).unwrap().unreadable_rows() > 0);
     let (code, out, _) = run(&["remote", &redis.seeds()[0]]);
     assert!(code == 0 && out.contains("damaged: 40000 of 40000 rows"), "{out}");

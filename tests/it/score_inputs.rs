@@ -349,7 +349,7 @@ fn files_with_other_columns_are_rejected() {
     for (task, request, expected) in [
         (Task::Rank, r#"{"k": 3}"#, "unknown field `k`"),
         (Task::Rank, r#"{"items": [1]}"#, "belongs to each row"),
-        (Task::Items, r#"{"k": 3}"#, "items take none"),
+        (Task::Items, r#"{"k": 3}"#, "got a field for the task `items`"),
     ] {
         let told = Questions::parse(task, request).unwrap_err().to_string();
         assert!(told.contains(expected), "{told}");

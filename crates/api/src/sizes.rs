@@ -6,9 +6,9 @@ use super::reply::{PIECE_BYTES, PIECE_END_BYTES};
 use sterling_core::error::Result;
 use sterling_index::columns::Stacked;
 
-/// Chunks of an answer in memory: the one that is sent and the one that is written ...
+/// Chunks of an answer in memory: the one that is sent and the one that is written.
 const PIECES: usize = 2;
-/// ... which needs as much again if it grows beyond its initial capacity.
+/// Chunks in memory if the one that is written grows beyond its initial capacity, which copies it.
 const GROWN_PIECES: usize = 3;
 /// Maximum bytes per byte of text in JSON: a control character becomes `\u0007`.
 const ESCAPED: usize = 6;

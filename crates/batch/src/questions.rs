@@ -77,7 +77,9 @@ impl Questions {
             Task::Retrieve => retrieve(&with(r#""features":{}"#)).map(Box::new).map(Template::Retrieve),
             Task::Rank => rank(&with(r#""features":{},"items":[0]"#)).map(Box::new).map(Template::Rank),
             Task::Items => match fields.keys().next() {
-                Some(field) => Err(Error::invalid(format!("field `{field}`: items take none"))),
+                Some(field) => {
+                    Err(Error::invalid(format!("field `{field}`: got a field for the task `items`, which has none")))
+                }
                 None => Ok(Template::Items),
             },
         };

@@ -6,9 +6,9 @@ use sterling_core::error::Result;
 
 /// Without a latency bound, a rate is sustained if this share of its requests is answered in time.
 const FOLLOWED: f64 = 0.99;
-/// Factor between rates as long as the server sustains them ...
+/// Factor between rates as long as the server sustains them.
 const STEP: f64 = 1.5;
-/// ... and number of bisections between the last sustained and the first failed rate.
+/// Number of bisections between the last sustained and the first failed rate.
 const HALVINGS: usize = 4;
 /// Maximum number of steps for a server that sustains every rate.
 const STEPS_MAX: usize = 24;

@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-/// Size of the picture in pixels ...
+/// Size of the picture in pixels: width, height.
 const SIZE: (f64, f64) = (860.0, 440.0);
-/// ... and of its margins: left, right (for the legend), top, bottom.
+/// Margins of the picture in pixels: left, right (for the legend), top, bottom.
 const EDGES: (f64, f64, f64, f64) = (76.0, 230.0, 46.0, 56.0);
 /// Colours of consecutive lines (Okabe and Ito's palette for colour-blind readers), followed by dash patterns.
 const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000"];

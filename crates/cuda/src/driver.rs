@@ -337,7 +337,7 @@ pub trait Driver: Send + Sync + Debug {
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()>;
 }
 
-/// Streams beside the driver's own; each runs its work in order.
+/// Streams in addition to the driver's default stream; each runs its work in order.
 pub trait Streams: Driver {
     /// Waits for all work on the driver's own stream.
     ///

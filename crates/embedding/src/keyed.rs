@@ -139,7 +139,10 @@ impl KeyedTensor {
     pub fn regroup(tensors: &[&KeyedTensor], groups: &[&[&str]]) -> Result<Vec<Tensor>> {
         let examples = tensors.first().map_or(0, |t| t.examples);
         if let Some(other) = tensors.iter().find(|t| t.examples != examples) {
-            return Err(Error::invalid(format!("regroup: {} examples beside {examples}", other.examples)));
+            return Err(Error::invalid(format!(
+                "regroup: got a tensor of {} examples, expected {examples} as in the first",
+                other.examples
+            )));
         }
         groups.iter().map(|group| regroup_one(tensors, group, examples)).collect()
     }

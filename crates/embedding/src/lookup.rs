@@ -1,4 +1,4 @@
-//! Lookups of all features of a batch in one call.
+//! Lookups of all features of a batch in one call: embedding bags (pooled) and sequences.
 //!
 //! A lookup has two phases. *Begin* resolves ids to rows and sends requests for rows of remote sources, without waiting. *Finish*
 //! pools rows in memory while those requests are in flight, then waits for them. Features of an unsharded table in memory are

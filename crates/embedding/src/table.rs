@@ -245,7 +245,7 @@ impl Table {
     pub fn with_vocabulary(mut self, vocabulary: Vocabulary) -> Result<Self> {
         if vocabulary.len() as u64 > self.spec.rows {
             return Err(Error::invalid(format!(
-                "table `{}`: a vocabulary of {} values for {} rows",
+                "table `{}`: got a vocabulary of {} values, expected at most one per row of {}",
                 self.spec.name,
                 vocabulary.len(),
                 self.spec.rows

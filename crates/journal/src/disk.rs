@@ -62,7 +62,7 @@ pub trait Disk: Send + Sync {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealDisk;
 
-/// The end of a file of the operating system.
+/// File of the operating system, opened for appending.
 struct RealTail {
     path: PathBuf,
     file: File,

@@ -325,7 +325,12 @@ fn create(options: &LogOptions, folder: &Path, segment: &Segment) -> std::io::Re
 fn write_all(tail: &mut dyn Tail, mut bytes: &[u8]) -> std::io::Result<()> {
     while !bytes.is_empty() {
         match tail.write(bytes) {
-            Ok(0) => return Err(IoError::new(ErrorKind::WriteZero, "the file accepts no more bytes")),
+            Ok(0) => {
+                return Err(IoError::new(
+                    ErrorKind::WriteZero,
+                    "the operating system wrote 0 bytes to the journal file",
+                ));
+            }
             Ok(n) => bytes = &bytes[n..],
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(e) => return Err(e),

@@ -1,4 +1,5 @@
-//! Warm-up: requests that a version must answer before it serves, with golden answers.
+//! Warm-up: requests that a version must answer before it serves, with golden answers. It verifies the version, and spares
+//! the first users a cold start.
 //!
 //! A package may contain `warmup.jsonl`, one line each: `{"request": {..}, "ids": [..], "scores": [..]}`. Publishing calls
 //! [`fill`], which answers lines that contain only a request and compares the others with the version's answers. Serving calls

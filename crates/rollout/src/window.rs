@@ -7,9 +7,9 @@ use super::place::GROUPS;
 
 /// Slices of a window; old measurements expire one slice at a time.
 const SLICES: u32 = 20;
-/// Steps of the latency grid, eight per factor of two ...
+/// Steps of the latency grid, eight per factor of two.
 pub(super) const STEPS: usize = 192;
-/// ... from this latency on, in microseconds.
+/// Lowest latency of the grid, in microseconds.
 const FIRST_MICROS: f64 = 10.0;
 const STEPS_TO_DOUBLE: f64 = 8.0;
 

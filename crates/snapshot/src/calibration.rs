@@ -166,7 +166,9 @@ impl Calibration {
                 return Err(format!("{place}: expected them by rising k, then by a pass rate that falls from 1"));
             }
             if [curve.probes.len(), curve.recall.len(), curve.low.len(), curve.left.len()] != [points; 4] {
-                return Err(format!("{place}: expected {points} points, as there are targets"));
+                return Err(format!(
+                    "{place}: got curves of other lengths, expected {points} points: one per recall target"
+                ));
             }
             if !curve.probes.is_sorted() || curve.probes.iter().any(|p| *p == 0 || *p > lists) {
                 return Err(format!("{place}: probes {:?}, expected rising ones of 1 to {lists}", curve.probes));
@@ -311,7 +313,7 @@ impl CodedCurve {
     fn check(&self, k: usize, points: usize, lists: usize) -> Result<(), String> {
         let lengths = [&self.recall, &self.low, &self.left].map(Vec::len);
         if lengths != [points; 3] || [self.selected.len(), self.probes.len()] != [points; 2] {
-            return Err(format!("expected {points} points, as there are targets"));
+            return Err(format!("got {lengths:?} points, expected {points}: one per recall target"));
         }
         for (&selected, &probes) in self.selected.iter().zip(&self.probes) {
             let fits = (k..=limits::CANDIDATES_MAX).contains(&selected) && (1..=lists).contains(&probes);

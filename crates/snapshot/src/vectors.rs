@@ -103,7 +103,7 @@ pub(super) fn open_table(
     let found = (table.rows(), table.width(), table.spec().format);
     if found != (slots as u64, width, format) {
         return Err(Error::corrupt(format!(
-            "{} rows of {} in {}, expected {slots} of {width} in {}",
+            "got {} rows of {} numbers in {}, expected {slots} rows of {width} numbers in {}",
             found.0,
             found.1,
             found.2.name(),

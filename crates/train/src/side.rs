@@ -171,7 +171,7 @@ impl Side {
             let (mut all, mut weights) = (Vec::new(), any_weights.then(Vec::new));
             let mut lengths = Vec::with_capacity(examples);
             for row in rows {
-                let (ids, own) = row.ids_of(n).ok_or_else(|| Error::internal("numbers where a tower takes ids"))?;
+                let (ids, own) = row.ids_of(n).ok_or_else(|| Error::internal("got numbers for a feature of ids"))?;
                 all.extend_from_slice(ids);
                 lengths.push(ids.len() as i64);
                 if let Some(weights) = &mut weights {

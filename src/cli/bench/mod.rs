@@ -50,7 +50,11 @@ impl Bench {
         for (contender, reports) in prepared.contenders.iter().zip(reports) {
             let calls = match contender.load.classes[0].timing {
                 SendTimes::Rate(rate) => rate,
-                SendTimes::Recorded(_) => return Err(Error::invalid("a recording has no rate to raise")),
+                SendTimes::Recorded(_) => {
+                    return Err(Error::invalid(
+                        "--find-peak: got a recording, whose send times are fixed, expected --rate",
+                    ));
+                }
             };
             let batch = contender.load.classes[0].batch as f64;
             let mut peak = sterling_bench::find_peak(calls * batch, |users| {

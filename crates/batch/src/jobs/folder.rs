@@ -241,7 +241,7 @@ fn resolved(path: &Path) -> Result<PathBuf> {
 
 fn another(root: &Path, difference: &str) -> Error {
     Error::conflict(format!(
-        "{}: another job was started here: {difference}; go on with the same, or choose another folder",
+        "{}: another job was started here: {difference}; run the same command again to resume that job, or choose another folder",
         root.display()
     ))
 }

@@ -39,7 +39,7 @@ pub(super) struct Unit {
     pub pieces: Vec<Piece>,
     /// With copies per host, index of the copy.
     pub copy: usize,
-    /// Shared by units of the same shape.
+    /// Possible locations, shared by units of the same shape.
     pub sites: Rc<[Site]>,
 }
 

@@ -152,7 +152,10 @@ impl ColumnBytes {
         let format = whole.format;
         if !(columns.start * format.bits()).is_multiple_of(8) {
             let per_byte = 8 / format.bits();
-            return Err(Error::invalid(format!("expected a first column that is a multiple of {per_byte}")));
+            return Err(Error::invalid(format!(
+                "first column {}, expected a multiple of {per_byte} ({} columns per byte)",
+                columns.start, per_byte
+            )));
         }
         let head = format.head_bytes();
         let first = head + columns.start * format.bits() / 8;

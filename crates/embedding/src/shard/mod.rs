@@ -3,8 +3,8 @@
 //! A lookup takes TorchRec's three steps, the same for every sharding type and tier:
 //!
 //! 1. `input`: resolves ids to rows of the complete table, and applies the policy for unseen ids, once.
-//! 2. `gather`: requests each remote row once from the shard that holds it. If a table is sharded by rows, the rows of
-//!    the batch are gathered.
+//! 2. `gather`: requests each remote row once from the shard that holds it. With row-wise sharding, the rows of the
+//!    batch are gathered.
 //! 3. `output`: pools bags with the kernels for unsharded tables, in the order of their ids, and concatenates columns.
 //!
 //! In TorchRec, row shards return partial sums, and a last step adds them. Sums in another order round differently. Here, rows

@@ -15,7 +15,9 @@ impl MasterTable {
     pub fn with_ids(self, spec: Option<ManagedSpec>, by_row: &[i64]) -> Result<Self> {
         let place = |e: Error| e.within(format!("table `{}`", self.spec().name));
         if self.rule().is_none() && spec.is_some() {
-            return Err(place(Error::invalid("frozen with managed ids, expected one of them")));
+            return Err(place(Error::invalid(
+                "frozen with managed ids, expected at most one of both: managed ids change the table",
+            )));
         }
         if self.parts().is_some() {
             return Err(place(Error::unsupported(
@@ -52,7 +54,9 @@ impl MasterTable {
     /// `Corrupt` if it does not fit the table.
     pub fn set_id_state(&mut self, state: IdState) -> Result<()> {
         let spec = self.spec().clone();
-        let ids = self.ids_mut().ok_or_else(|| Error::corrupt("state of managed ids, which the table does not have"));
+        let ids = self.ids_mut().ok_or_else(|| {
+            Error::corrupt("got a state of managed ids, expected none: the ids of this table are row numbers")
+        });
         ids.and_then(|ids| ids.import(&spec, state)).map_err(|e| e.within(format!("table `{}`", spec.name)))
     }
 

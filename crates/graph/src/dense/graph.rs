@@ -193,7 +193,10 @@ impl Graph {
             let others = |s: &[usize]| s.iter().enumerate().filter(|(n, _)| *n != axis).map(|(_, d)| *d).collect();
             let (here, want): (Vec<usize>, Vec<usize>) = (others(&value.shape), others(&shape));
             if value.shape.len() != shape.len() || here != want {
-                return Err(refused(format!("Concat of shapes {:?} and {:?}", first.shape, value.shape)));
+                return Err(refused(format!(
+                    "Concat along axis {axis} of shapes {:?} and {:?}, expected equal sizes of all other axes",
+                    first.shape, value.shape
+                )));
             }
             if value.rows != first.rows || value.rows == Some(axis) {
                 return Err(refused("Concat of candidates with a tensor without candidates"));

@@ -198,7 +198,7 @@ pub(super) fn broadcast(a: &[usize], b: &[usize]) -> Result<Vec<usize>> {
         (x, y) if x == y => Ok(x),
         (1, y) => Ok(y),
         (x, 1) => Ok(x),
-        _ => Err(refused(format!("shapes {a:?} and {b:?} do not fit"))),
+        _ => Err(refused(format!("shapes {a:?} and {b:?} cannot be broadcast to one shape"))),
     };
     (0..axes).map(both).collect()
 }

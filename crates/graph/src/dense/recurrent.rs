@@ -48,7 +48,9 @@ impl Graph {
         let is_pair = |id: &Id| self.values[*id].side == Side::Pair;
         let of_rows: Vec<Id> = layer.reads().into_iter().filter(is_pair).collect();
         if of_rows.iter().any(|&id| self.values[id].rows != Some(0)) {
-            return Err(Error::unsupported("candidates along another axis than the batch"));
+            return Err(Error::unsupported(
+                "a recurrent layer has candidates along another axis, expected them along the batch axis",
+            ));
         }
         let all =
             steps.checked_mul(depth + hidden).and_then(|n| n.checked_mul(width)).and_then(|n| n.checked_mul(runs));

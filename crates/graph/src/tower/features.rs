@@ -439,7 +439,7 @@ pub(super) fn gather_ids(n: usize, rows: &[&FeatureRow], any_weights: bool) -> R
     let mut lengths = Vec::with_capacity(rows.len());
     for row in rows {
         let FeatureValues::Ids { ids, weights } = &row.values[n] else {
-            return Err(Error::internal("numbers where a tower takes ids"));
+            return Err(Error::internal("got numbers for a feature of ids"));
         };
         all.extend_from_slice(ids);
         lengths.push(ids.len() as i64);

@@ -57,7 +57,7 @@ pub struct BatchScratch {
     /// Tables of the queries that use first-pass codes.
     tables: Vec<Tables>,
     coarse: Vec<Selector>,
-    /// For queries that are searched alone, and for lists with penalties.
+    /// Buffers of queries that are searched individually, and of lists with penalties.
     search: Scratch,
     /// (Phase, list, query) of each pair, packed into one sortable number.
     pairs: Vec<u64>,

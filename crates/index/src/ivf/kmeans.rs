@@ -26,9 +26,9 @@ use sterling_storage::rows::RowStore;
 const SEED_ROUNDS: usize = 8;
 /// One row of the sample in `SEED_SHARE` is a possible initial centroid.
 const SEED_SHARE: usize = 4;
-/// A list below this share of the mean size is dissolved ...
+/// A list below this share of the mean size is dissolved.
 const SMALL: f64 = 0.25;
-/// ... and replaced by half of a list above this multiple of the mean size.
+/// A list above this multiple of the mean size is halved; one half replaces a dissolved list.
 const LARGE: f64 = 3.0;
 /// Final rounds that replace only empty lists, so that moved centroids settle.
 const ROUNDS_SETTLING: usize = 2;

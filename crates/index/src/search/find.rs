@@ -12,9 +12,9 @@ use sterling_core::units::{ListId, Slot};
 
 /// Additional candidates to select if some may be deleted.
 const GONE_ROOM: usize = 64;
-/// Growth factor of the selection if too few of the selected items pass verification ...
+/// Growth factor of the selection if too few of the selected items pass verification.
 const ROOM_GROWTH: usize = 4;
-/// ... up to this number, which limits the memory of a search. Beyond it, items are verified before they are selected.
+/// Maximum size of the selection, which limits the memory of a search. Beyond it, items are verified before they are selected.
 const ROOM_MAX: usize = 1 << 16;
 /// Items of an exact search between two checks whether its result is still wanted: a filter may take tens of microseconds per item.
 pub(super) const LOOK_EVERY: usize = 256;
@@ -48,13 +48,13 @@ impl Round {
 
 /// Segments whose lists a query scans: those not answered by posting lists.
 pub(super) struct Walked<'a> {
-    /// Each as a segment of the union to search ...
+    /// The segments, as members of the union to search. The other fields are parallel to it.
     members: Vec<Member<'a>>,
-    /// ... with its data ...
+    /// Data of each segment.
     pub(super) parts: Vec<&'a CataloguePart<'a>>,
-    /// ... its number among all segments ...
+    /// Number of each among all segments of the catalogue.
     numbers: Vec<usize>,
-    /// ... and its filter plan.
+    /// Filter plan of each.
     pub(super) plans: Vec<&'a Plan>,
 }
 

@@ -112,12 +112,13 @@ impl Kernels {
         all
     }
 
-    /// True where the system permits tiles and these compute what the portable loops do; tried once.
+    /// Returns whether AMX tiles may be used: the operating system permits them, and their results equal those of the portable
+    /// loops. Tested once per process.
     #[cfg(target_arch = "x86_64")]
     fn may_serve(self) -> bool {
         static SERVE: OnceLock<bool> = OnceLock::new();
         *SERVE.get_or_init(|| {
-            let found = if amx::permit() { proof::hold(self) } else { Err("the system does not permit it") };
+            let found = if amx::permit() { proof::hold(self) } else { Err("the operating system does not permit AMX") };
             if let Err(why) = found {
                 tracing::warn!(why, "AMX is available but not used; AVX-512 is used instead");
             }

@@ -24,7 +24,8 @@ const BLOCK: f64 = 16.0;
 /// Minimum share of the items for which codes are measured; for smaller shares rows are read individually.
 pub(super) const PASS_RATE_MIN: f64 = 0.1;
 
-/// Number of the true best K, among a share of the items, that rank high enough by int8 rows or by codes.
+/// Recall of candidate selection by int8 rows or by codes, per number of selected candidates: hits among the true best K of
+/// a share of the items.
 pub(super) struct Depths {
     /// Index of the pass rate.
     pub(super) share: usize,

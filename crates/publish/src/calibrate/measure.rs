@@ -198,7 +198,7 @@ struct Counter {
 }
 
 impl Counter {
-    /// Evaluates the results of a query. Only ordinary queries count for selection depths.
+    /// Evaluates the results of a query. Only ordinary queries count for the statistics of candidate selection.
     fn add(
         &mut self,
         counting: &Counting<'_>,

@@ -58,8 +58,8 @@ pub fn best(parts: &[OfShard<'_>], k: usize) -> Next<Vec<(usize, usize)>> {
     // Each shard's results are sorted, so a stable sort merges them.
     order.sort_by(before);
     order.truncate(k);
-    // Items that a shard did not send rank below its last. None of them is missing if that last item ranks no better than the
-    // worst of `k` complete results.
+    // Items that a shard withheld rank below the last item that it sent. The result is thus complete if the last item of each
+    // shard ranks no better than the worst of the best `k`.
     let worst = k.checked_sub(1).map(|last| order.get(last).map(item));
     let is_proven = |part: &OfShard<'_>| match (worst, part.ids.len().checked_sub(1)) {
         (None, _) => true,

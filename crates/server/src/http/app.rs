@@ -31,9 +31,9 @@ use sterling_serving::fresh::{Backlog, Feed, Feeds, MergeUnderWay, Merges};
 use sterling_serving::registry::{Loaded, Registry};
 use sterling_serving::view::View;
 
-/// Share of a snapshot that may be changed or in its delta before `/readyz` warns ...
+/// Share of a snapshot that may be changed or in its delta before `/readyz` warns.
 const FRESH_SHARE_MAX: f64 = 0.3;
-/// ... if at least this number of items is affected.
+/// Minimum number of such items for this warning.
 const FRESH_MIN: usize = 1024;
 /// Share of a snapshot's items that may be strays, which the lists were not trained for: similar searches scan all of them.
 const STRAY_SHARE_MAX: f64 = 0.05;

@@ -72,7 +72,7 @@ pub(super) struct Choice<V = Version, S = Arc<Loaded>> {
 pub(super) struct BesideActive<V> {
     pub(super) run: Arc<CanaryRun>,
     pub(super) version: V,
-    /// Key of the call, if the header determines it.
+    /// Key that decides whether the canary answers, if a request header sets it; otherwise it is derived from the user.
     pub(super) key: Option<Vec<u8>>,
 }
 

@@ -1,4 +1,4 @@
-//! Admission control in front of HTTP. Under overload most requests are rejected, and rejections cost time that accepted requests
+//! Load shedding: admission control in front of HTTP. Under overload most requests are rejected, and rejections cost time that accepted requests
 //! need. So a call that could not be in time, regardless of its body, is rejected at the socket as soon as its bytes arrive,
 //! before routes, layers and spans. Its answer and metrics are the same as behind them.
 //!

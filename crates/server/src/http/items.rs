@@ -142,8 +142,9 @@ impl Upsert {
         if view.fullness() >= 1.0 {
             let (items, bytes) = (view.fresh_items(), view.bytes_beside(|_| false));
             return Err(Error::no_space(format!(
-                "model `{}`: the delta has {items} items and {bytes} bytes, expected fewer than {FRESH_ITEMS} \
-                 and {FRESH_BYTES}, or than the snapshot has: merge them, or publish a version that includes them",
+                "model `{}`: the delta is full: it has {items} items and {bytes} bytes, expected fewer than {FRESH_ITEMS} \
+                 items and {FRESH_BYTES} bytes, or than the snapshot has if that is more; merge the updates, or publish \
+                 a version that includes them",
                 view.main().manifest.name
             )));
         }

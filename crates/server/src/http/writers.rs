@@ -28,9 +28,9 @@ use sterling_kernels::{heap, priority};
 const NICENESS: i32 = 10;
 /// Time for which chunks of an answer are computed in place.
 const IN_PLACE: Duration = Duration::from_millis(1);
-/// Frames of an answer are combined up to this size, in bytes: compression emits a frame per 4 kB of input ...
+/// Frames of an answer are combined up to this size, in bytes: compression emits a frame per 4 kB of input.
 const PIECE_BYTES: usize = 64 << 10;
-/// ... and up to this time.
+/// Time for which frames of an answer are combined.
 const PIECE_TIME: Duration = Duration::from_millis(1);
 
 /// Threads that compute chunks of long answers.

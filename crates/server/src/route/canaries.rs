@@ -30,7 +30,7 @@ pub struct UnpinnedOffering {
     pub active: Arc<Offering>,
     /// Version that answers a share of the requests.
     pub canary: Option<(Arc<CanaryRun>, Arc<Offering>)>,
-    /// Version that repeats a share of the requests.
+    /// Shadow version: a share of the requests is repeated at it.
     pub shadow: Option<(Arc<ShadowRun>, Arc<Offering>)>,
 }
 
@@ -82,7 +82,7 @@ async fn stop(model: &str, served: &Offering, canary: &Canary, reason: &str) -> 
     let body = body.map_err(|e| Error::internal(format!("encoding a canary: {e}")))?;
     let path = format!("/v1/models/{model}/traffic:stop");
     let call = Outgoing::plain(path, (Some(Bytes::from(body)), "application/json"), None);
-    let mut last = Error::unavailable("no server has it any more");
+    let mut last = Error::unavailable("no server holds the canary's version any more");
     for server in served.homes.iter().flat_map(|home| home.servers().to_vec()) {
         match server.call(&call, Instant::now() + STOP_MAX).await {
             Ok(_) => return Ok(()),

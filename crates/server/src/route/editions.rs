@@ -80,8 +80,8 @@ struct Found<S> {
     labels: BTreeMap<String, usize>,
 }
 
-/// Collects all versions of all models that servers report, ascending by version. If shards have no server, their items are
-/// counted for the first of them.
+/// Collects all versions of all models that servers report, ascending by version. The item count of all
+/// shards without a server is assigned to the first of them.
 pub fn editions<'a, S: Clone>(told: impl IntoIterator<Item = (S, &'a [Holding])>) -> BTreeMap<String, Vec<Edition<S>>> {
     let mut found: BTreeMap<(&str, u64, &str), Found<S>> = BTreeMap::new();
     for (server, parts) in told {

@@ -1,4 +1,4 @@
-//! Sends one query to the replicas of a shard or a host: replica selection, hedging, timeouts and retries.
+//! Sends one query to the replicas of a shard or a host: replica selection, hedged requests, timeouts and retries.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,7 +1,7 @@
 //! Request scheduler: admission control, queueing, and the worker threads.
 //!
 //! 1. [`Engine::submit`] gets a cost estimate from the [`Backend`], reserves memory, and rejects requests that would most likely
-//!    miss their deadline (`queue`, `pace`).
+//!    miss their deadline: load shedding (`queue`, `pace`).
 //! 2. A request that needs rows from a cluster goes to a fetcher thread, together with all other requests of its group. It queues
 //!    for a worker afterwards.
 //! 3. An idle worker takes a batch of one group and priority (`fair`). A batch holds the worker's share of the queue, is a few

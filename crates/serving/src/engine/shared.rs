@@ -22,7 +22,7 @@ const REST_AFTER: Duration = Duration::from_secs(1);
 const SWARM_TIME: Duration = Duration::from_millis(1);
 const SWARM_SHARE: f64 = 0.01;
 
-/// Maximum share of a request's timeout that is reserved for others that are read with it.
+/// Maximum share of a request's timeout that is reserved for requests that are read from the sockets with it.
 const ROOM_SHARE: f64 = 0.02;
 
 /// Number of entries in [`Shared::free_for`], and the bits of an entry that hold the time.

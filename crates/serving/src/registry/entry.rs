@@ -122,17 +122,17 @@ impl<T> Entry<T> {
         self.refused.get(&version).is_some_and(|r| r.waits(stamp, now))
     }
 
-    /// Marks these published versions as decided on.
+    /// Marks these published versions as handled: loaded, rejected or skipped.
     pub(super) fn settle(&mut self, versions: Vec<(u64, Stamp, Option<String>)>) {
         self.settled.extend(versions.into_iter().map(|(version, stamp, digest)| (version, (stamp, digest))));
     }
 
-    /// Digest of a decided version, if it is known.
+    /// Digest of a handled version, if it is known.
     pub(super) fn settled_digest(&self, version: u64) -> Option<&str> {
         self.settled.get(&version)?.1.as_deref()
     }
 
-    /// Returns whether no version of this digest was decided on before.
+    /// Returns whether no version of this number was handled before with this stamp or digest.
     pub(super) fn is_news(&self, loaded: &Loaded<T>) -> bool {
         let settled = self.settled.get(&loaded.version);
         settled.is_none_or(|(at, digest)| Some(*at) != loaded.stamp && digest.as_deref() != Some(&loaded.digest))

@@ -161,7 +161,9 @@ impl TrainSpec {
             table.rate.map_or(Ok(()), |rate| positive("rate", rate)).map_err(place)?;
             table.managed.map_or(Ok(()), |managed| managed.check()).map_err(|e| place(e.within("managed")))?;
             if table.frozen && table.managed.is_some() {
-                return Err(place(Error::invalid("frozen with managed ids that change, expected one of them")));
+                return Err(place(Error::invalid(
+                    "got `frozen` and `managed`, expected at most one of them: managed ids change the table",
+                )));
             }
         }
         Ok(())

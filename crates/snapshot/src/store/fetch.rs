@@ -101,7 +101,7 @@ impl Source<'_> {
         // It has no checksum, but all other checksums depend on it.
         let (bytes, tag) = found(|| read_twice(self.objects, key))?;
         if tag.mark() != seen.mark() {
-            return Err(Error::not_ready(format!("{key}: it was replaced meanwhile")));
+            return Err(Error::not_ready(format!("{key}: the object was replaced during its download")));
         }
         files::write_atomic(to, |out| out.write_all(&bytes)).map(drop)
     }
@@ -164,7 +164,7 @@ impl Source<'_> {
                     tracing::warn!(key, at = to.bytes(), error = %e, "the fetch was interrupted; resuming");
                 }
                 Err(e) if e.kind() == Kind::Conflict => {
-                    return Err(Error::not_ready(format!("{key}: it was replaced meanwhile")));
+                    return Err(Error::not_ready(format!("{key}: the object was replaced during its download")));
                 }
                 Err(e) => return Err(e),
             }

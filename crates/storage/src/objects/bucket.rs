@@ -423,7 +423,11 @@ impl Objects for Bucket {
             listed(&*store, Some(&prefix).filter(|prefix| !prefix.as_ref().is_empty())).await
         })?;
         if found.len() > OBJECTS_MAX {
-            return Err(Error::invalid(format!("{}/{under}: expected at most {OBJECTS_MAX} objects", self.url)));
+            return Err(Error::invalid(format!(
+                "{}/{under}: got {} objects, expected at most {OBJECTS_MAX}",
+                self.url,
+                found.len()
+            )));
         }
         if under.is_empty() {
             self.tell_strays(found.iter().filter(|meta| meta.location.as_ref() == STRAY).count());

@@ -61,7 +61,7 @@ impl Verified {
         let faults: String = self.faults.iter().map(|(address, why)| format!("; node {address}: {why}")).collect();
         let lost = [Cause::Missing, Cause::Corrupt].iter().any(|cause| self.unreadable.contains_key(cause.name()));
         let help = if lost { "; `sterling remote --load` restores lost rows" } else { "" };
-        Some(format!("{rows} of {} rows looked at cannot be read ({}){faults}{help}", self.rows, causes.join(", ")))
+        Some(format!("{rows} of {} sampled rows cannot be read ({}){faults}{help}", self.rows, causes.join(", ")))
     }
 
     fn add(&mut self, other: Verified) {

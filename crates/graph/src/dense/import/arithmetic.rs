@@ -267,7 +267,7 @@ impl Importer {
         attributes.integer("saturate", 1);
         match DataType(i32::try_from(attributes.integer("to", 0)).unwrap_or(0)) {
             DataType::FLOAT | DataType::DOUBLE if self.whole.contains(&a) => {
-                // A new value: the same numbers, no longer integers.
+                // Adding zero makes a new value with the same numbers that is not marked as integers.
                 let zero = self.scalar(0.0)?;
                 self.graph.binary(Binary::Add, a, zero)
             }

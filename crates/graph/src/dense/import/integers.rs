@@ -10,7 +10,7 @@ use sterling_kernels::cpu::dense::Unary;
 
 /// Maximum number of integers that a node computes.
 const INTEGERS_MAX: usize = 1 << 16;
-/// Operators that move numbers without reading them.
+/// Operators that rearrange values without computing with them.
 pub(super) const MOVES: [&str; 13] = [
     "Gather",
     "Concat",

@@ -68,7 +68,7 @@ pub(super) fn import(bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<
             Err(refused(format!("output `{}` of integers", output.name)))
         }
         Some(Known::Value(id)) => Ok(*id),
-        _ => Err(refused(format!("no output `{}` of numbers", output.name))),
+        _ => Err(refused(format!("no output `{}` with numeric values", output.name))),
     };
     importer.graph.outputs = outputs.iter().map(id).collect::<Result<_>>()?;
     Ok(importer.graph)

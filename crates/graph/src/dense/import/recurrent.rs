@@ -135,7 +135,7 @@ impl Importer {
         let weights = self.value(node, n)?;
         let shape = self.graph.shape(weights).to_vec();
         if shape.len() != 3 || direction >= shape[0] {
-            return Err(refused(format!("weights of shape {shape:?}")));
+            return Err(refused(format!("weights of shape {shape:?}, expected 3 axes and a direction {direction}")));
         }
         let own = self.along(weights, 0, &[direction])?;
         let own = self.graph.reshape(own, shape[1..].to_vec(), self.rows(own))?;

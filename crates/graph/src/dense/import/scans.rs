@@ -8,7 +8,7 @@ use crate::dense::ir::{Id, strides};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 
-/// Maximum size of an axis whose numbers are ranked: each is compared with each.
+/// Maximum size of an axis that TopK ranks: ranking compares all pairs of numbers.
 const RANKED_MAX: usize = 512;
 /// Maximum count of numbers of a padded value.
 const PADDED_MAX: usize = 1 << 22;

@@ -271,7 +271,9 @@ impl Importer {
             (starts, ends, axes, steps)
         };
         if [ends.len(), axes.len(), steps.len()] != [starts.len(); 3] {
-            return Err(refused(format!("starts {starts:?}, ends {ends:?}, steps {steps:?}")));
+            return Err(refused(format!(
+                "starts {starts:?}, ends {ends:?}, axes {axes:?}, steps {steps:?}, expected lists of equal length"
+            )));
         }
         let mut made = a;
         for (((&start, &end), &axis), &step) in starts.iter().zip(&ends).zip(&axes).zip(&steps) {

@@ -180,7 +180,9 @@ fn integers(tensor: &TensorProto) -> Option<Vec<i64>> {
 /// Rejects constants that are incomplete or not numeric.
 fn check_tensor(tensor: &TensorProto) -> Result<()> {
     if tensor.data_location == Some(DataLocation::EXTERNAL) || !tensor.external_data.is_empty() {
-        return Err(Error::invalid("its numbers are in another file, expected one beside the graph in its package"));
+        return Err(Error::invalid(
+            "external data in a file outside of the model package, expected a file next to the graph",
+        ));
     }
     let numbers = tensor.dims.iter().try_fold(1u64, |all, &n| all.checked_mul(u64::try_from(n).ok()?));
     let Some(numbers) = numbers.filter(|&n| n <= NUMBERS_MAX) else {

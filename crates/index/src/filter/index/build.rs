@@ -17,9 +17,9 @@ const WIDTH_MAX: u32 = 1 << 20;
 const NUMBER_BUCKETS_MAX: u32 = 1024;
 /// One item in `OUTLIERS` of a list, and at least one, may have more terms than its Bloom filters are sized for.
 const OUTLIERS: usize = 64;
-/// Maximum size of Bloom filters, relative to the terms of the fullest item that is not an outlier ...
+/// Maximum size of Bloom filters, relative to the terms of the fullest item that is not an outlier.
 const OVER_TYPICAL: u32 = 2;
-/// ... but Bloom filters for up to this number of terms are small and always allowed.
+/// Number of terms up to which Bloom filters are always allowed, because they are small.
 const TERMS_MIN: u32 = 16;
 /// Lists whose planes are built at a time and are in memory twice meanwhile.
 const LISTS_AT_ONCE: usize = 256;

@@ -124,7 +124,7 @@ impl Kernels {
         }
     }
 
-    /// Turns the first `count` numbers of each row of `input` into pairs; zeros fill the run behind them.
+    /// Converts the first `count` numbers of each row of `input` to bf16 pairs, and fills the rest of the output row with zeros.
     ///
     /// # Panics
     /// Where a slice is shorter than the shapes say.

@@ -104,7 +104,7 @@ fn scan_fours<'a, T: Tiles>(
     QUERY_ROWS.set(rows);
 }
 
-/// Returns the group at which a step begins.
+/// Returns the first group of dimensions of a step; the last step overlaps the one before.
 #[inline(always)]
 fn first_group(step: usize, groups: usize) -> usize {
     (step * STEP).min(groups.saturating_sub(STEP))

@@ -30,7 +30,7 @@ impl RowFormat {
     pub const ALL: [RowFormat; 6] =
         [RowFormat::F32, RowFormat::F16, RowFormat::Bf16, RowFormat::Int8, RowFormat::Int4, RowFormat::Int2];
 
-    /// The name in a model package.
+    /// Name of the format in model packages, such as `int8`.
     pub fn name(self) -> &'static str {
         match self {
             RowFormat::F32 => "f32",

@@ -87,7 +87,7 @@ impl RoutedPage {
         let mut views: Vec<Option<ViewPosition>> = vec![None; self.version.shards()];
         gathered.besides().for_each(|(shard, beside)| views[shard] = Some(beside.view));
         let views: Option<Vec<ViewPosition>> = views.into_iter().collect();
-        let views = views.ok_or_else(|| Error::internal("a page of some shards in place of all"))?;
+        let views = views.ok_or_else(|| Error::internal("some shards did not answer the page, expected all"))?;
         Cursor { views, ..next }.text().map(Some)
     }
 }

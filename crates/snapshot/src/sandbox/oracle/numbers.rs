@@ -211,7 +211,7 @@ fn two(call: &Call<'_>, a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Re
         return Ok(Array::real(shape, made));
     }
     if operator == "Pow" {
-        // Computed in floats and converted back.
+        // Integer powers are computed in floats and converted back.
         let made = a.as_reals().into_iter().zip(b.as_reals()).map(|(x, y)| integer_of(x.powf(y), a.element)).collect();
         return Ok(Array::whole(a.element, shape, made));
     }

@@ -171,7 +171,10 @@ fn axes_of_one(call: &Call<'_>) -> Result<Array, Stop> {
             None => (0..rank).filter(|&axis| a.shape[axis] == 1).collect(),
         };
         if gone.iter().any(|&axis| a.shape[axis] != 1) {
-            return Err(Stop::Invalid(format!("axes {gone:?} of shape {:?}", a.shape)));
+            return Err(Stop::Invalid(format!(
+                "Squeeze of axes {gone:?} of shape {:?}, expected axes of size 1",
+                a.shape
+            )));
         }
         return a.shaped((0..rank).filter(|axis| !gone.contains(axis)).map(|axis| a.shape[axis]).collect());
     }
