@@ -15,7 +15,9 @@ use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use sterling::graph::dense::{Given, InputRows, Made, Precision, ReadGraph, RowProgram, Scratch, Size};
+use sterling::graph::dense::{
+    DeclaredInput, DeclaredOutput, InputRows, Precision, ReadGraph, RowProgram, Scratch, Size,
+};
 use sterling::graph::tower::{Graph, Input, Threads};
 use sterling::kernels::cpu::Kernels;
 use sterling::kernels::cpu::dense::{Form, PANEL, Part, Product, Weights, pack, pack_pairs};
@@ -88,7 +90,7 @@ impl Kind {
             let shape: Vec<Size> = ahead.iter().copied().chain(shape.iter().map(|&n| fixed(n))).collect();
             given(name, *is_pair, &shape)
         });
-        let out = [Made { name: "out".into(), shape: vec![Size::Fixed(1), Size::Rows, fixed(self.made)] }];
+        let out = [DeclaredOutput { name: "out".into(), shape: vec![Size::Fixed(1), Size::Rows, fixed(self.made)] }];
         ReadGraph::read(&self.bytes(), &given.collect::<Vec<_>>(), &out).unwrap()
     }
 
@@ -182,8 +184,8 @@ fn peak(factors: Form) -> f64 {
 
 type Call = Box<dyn FnMut() + Send>;
 
-fn given(name: &str, is_pair: bool, shape: &[Size]) -> Given {
-    Given { name: name.into(), is_pair, shape: shape.to_vec() }
+fn given(name: &str, is_pair: bool, shape: &[Size]) -> DeclaredInput {
+    DeclaredInput { name: name.into(), is_pair, shape: shape.to_vec() }
 }
 
 fn fixed(n: usize) -> Size {
@@ -212,7 +214,7 @@ fn lowered_reranker(way: &str) -> RowProgram {
     let one = Size::Fixed(1);
     let mut inputs = vec![given("query", false, &[one, fixed(64)]), given("item", true, &[one, Size::Rows, fixed(64)])];
     inputs.extend(COLUMNS.map(|name| given(name, true, &[one, Size::Rows])));
-    let logits = [Made { name: "logits".into(), shape: vec![one, Size::Rows, fixed(5)] }];
+    let logits = [DeclaredOutput { name: "logits".into(), shape: vec![one, Size::Rows, fixed(5)] }];
     RowProgram::lower_in(precision(way), &read(RERANKER), &inputs, &logits).unwrap()
 }
 
@@ -246,7 +248,7 @@ fn tower(way: &str, users: usize) -> Call {
         });
     }
     let inputs = FEATURES.map(|(name, width)| given(name, true, &[Size::Rows, fixed(width)]));
-    let query = [Made { name: "query".into(), shape: vec![Size::Rows, fixed(64)] }];
+    let query = [DeclaredOutput { name: "query".into(), shape: vec![Size::Rows, fixed(64)] }];
     let lowered = RowProgram::lower_in(precision(way), &read(TOWER), &inputs, &query).unwrap();
     program(lowered, numbers(users * 128), 128, Vec::new())
 }

@@ -223,10 +223,10 @@ impl Fleet {
     /// Starts a request's next round.
     fn ask(&mut self, request: usize) {
         let round = self.requests[request].round;
-        let asked =
+        let requested =
             if self.rounds[round].all { 0..self.shards } else { request % self.shards..request % self.shards + 1 };
-        self.requests[request].left = asked.len();
-        for shard in asked {
+        self.requests[request].left = requested.len();
+        for shard in requested {
             self.asks.push(Ask { request, shard, round, calls: [None; REPLICAS], is_answered: false });
             let ask = self.asks.len() - 1;
             self.call(ask, true);
@@ -314,16 +314,16 @@ impl Fleet {
             self.groups[shard].end(server, kind, (Outcome::Left, self.now - start), self.now);
         }
         self.asks[ask].is_answered = true;
-        let asked = &mut self.requests[request];
-        asked.left -= 1;
-        if asked.left > 0 {
+        let requested = &mut self.requests[request];
+        requested.left -= 1;
+        if requested.left > 0 {
             return;
         }
-        asked.round += 1;
-        if asked.round < self.rounds.len() {
+        requested.round += 1;
+        if requested.round < self.rounds.len() {
             self.ask(request);
         } else {
-            let took = self.now - asked.start;
+            let took = self.now - requested.start;
             self.times.push(took);
         }
     }

@@ -66,9 +66,9 @@ fn percentiles(times: &mut [f64]) -> (f64, f64) {
 /// rerank; in retrievals, whose other steps change the caches; and in retrievals after a pause in which other memory was read.
 fn reranker_alone(view: &Arc<View>, cpu: &mut Cpu, user: &Value) -> [u64; 3] {
     let retrieve = |case: &Value| request(case, user);
-    let mut asked = retrieve(&json!({}));
-    asked.reading.explain = true;
-    let of_defaults = answer(view, cpu, &[asked.clone()]).remove(0).explain.unwrap().candidates;
+    let mut requested = retrieve(&json!({}));
+    requested.reading.explain = true;
+    let of_defaults = answer(view, cpu, &[requested.clone()]).remove(0).explain.unwrap().candidates;
     let all = answer(view, cpu, &[retrieve(&json!({"k": of_defaults, "candidates": of_defaults}))]).remove(0);
     let Content::Items(ranked) = all.content else { unreachable!("a retrieval ranks") };
     let candidates = vec![ranked.ids.iter().copied().zip(ranked.similarities.iter().copied()).collect()];
@@ -76,7 +76,7 @@ fn reranker_alone(view: &Arc<View>, cpu: &mut Cpu, user: &Value) -> [u64; 3] {
     reading.explain = true;
     let rerank = Request::Rerank(Rerank { user, candidates, k, reading });
     let others = vec![1u64; OTHER_BYTES / 8];
-    let whole = Request::Retrieve(asked);
+    let whole = Request::Retrieve(requested);
     [(&rerank, false), (&whole, false), (&whole, true)].map(|(request, after_pause)| {
         let once = |_| {
             if after_pause {
@@ -147,10 +147,10 @@ fn main() {
         let mut times = Vec::new();
         for round in 0..=ROUNDS {
             for request in &requests {
-                let mut asked = request.clone();
-                asked.reading.explain = round == ROUNDS;
+                let mut requested = request.clone();
+                requested.reading.explain = round == ROUNDS;
                 let start = Instant::now();
-                let answer = answer(&view, &mut cpu, &[asked]).remove(0);
+                let answer = answer(&view, &mut cpu, &[requested]).remove(0);
                 if round > 0 {
                     times.push(start.elapsed().as_secs_f64() * 1e3);
                 }

@@ -28,7 +28,7 @@ mod composed;
 #[path = "../tests/gpu/emulation.rs"]
 mod emulation;
 
-use composed::{Asked, Catalogue, DIMENSION, Layers, WIDTHS, filled, filter, noise, numbers};
+use composed::{Catalogue, DIMENSION, Layers, QueryParameters, WIDTHS, filled, filter, noise, numbers};
 use emulation::{Random, device};
 
 /// Batch sizes on a GPU; the emulation, which is slow, uses the first two.
@@ -241,8 +241,8 @@ fn passes(bench: &Bench, of: &Catalogue, vectors: &[f32], (probes, k0): (usize, 
     bench.device.settle().unwrap();
     for (&batch, filters) in bench.batches.iter().flat_map(|batch| [(batch, 0), (batch, 1)]) {
         let vectors = &vectors[..batch * DIMENSION];
-        let asked = Asked { probes, k0, k: 100.min(k0), filters, layers: Some(&layers) };
-        let took = bench.median(|lane| of.pass(lane, vectors, &asked));
+        let requested = QueryParameters { probes, k0, k: 100.min(k0), filters, layers: Some(&layers) };
+        let took = bench.median(|lane| of.pass(lane, vectors, &requested));
         let bytes = (batch * (probes * of.lists.longest * 136 + k0 * 2 * DIMENSION * 2)) as f64;
         let how = if filters == 0 { "" } else { ", one filter" };
         bench.line(&format!("whole pass by operations, batch {batch}{how}, {probes} probes, K0 = {k0}"), bytes, took);
@@ -320,9 +320,9 @@ struct Case {
 }
 
 impl Case {
-    fn asked<'a>(&self, layers: &'a Layers) -> Asked<'a> {
+    fn requested<'a>(&self, layers: &'a Layers) -> QueryParameters<'a> {
         let &Case { probes, k0, k, filters, reranks, .. } = self;
-        Asked { probes, k0, k, filters, layers: reranks.then_some(layers) }
+        QueryParameters { probes, k0, k, filters, layers: reranks.then_some(layers) }
     }
 
     /// Shrinks the case to a size that the emulation can run.
@@ -342,7 +342,7 @@ fn searched(bench: &Bench, of: &Catalogue, case: &Case) -> f64 {
     let layers = Layers::new(&bench.device, Form::Pairs).unwrap();
     bench.device.settle().unwrap();
     let vectors = vectors(case.batch);
-    bench.median(|lane| of.pass(lane, &vectors, &case.asked(&layers)))
+    bench.median(|lane| of.pass(lane, &vectors, &case.requested(&layers)))
 }
 
 fn vectors(count: usize) -> Vec<f32> {
@@ -365,7 +365,7 @@ fn named(case: &Case) -> String {
 }
 
 /// Figures over catalogues, of which one exists at a time.
-fn of_searches(bench: &Bench, shape: impl Fn(Case) -> Case, mut told: impl FnMut(Figure)) {
+fn of_searches(bench: &Bench, shape: impl Fn(Case) -> Case, mut reported: impl FnMut(Figure)) {
     let [scan, pass, some, many] = [SCAN, PASS, SOME, MANY].map(shape);
     let made = |case: &Case| {
         let of = Catalogue::in_lists(&bench.device, case.items, case.lists).unwrap();
@@ -387,41 +387,41 @@ fn of_searches(bench: &Bench, shape: impl Fn(Case) -> Case, mut told: impl FnMut
     let of = made(&scan);
     let micros = scan_alone(&of, bench, &vectors(3 * scan.batch), (scan.probes, scan.k0));
     let share = 1e8 * scanned_bytes(&of, scan.batch, scan.probes) / bench.bandwidth / micros;
-    told(Figure {
+    reported(Figure {
         what: format!("scan behind a filter alone: {}", named(&scan)),
         aim: "70 % of the bandwidth of a copy",
         said: format!("{share:.0} %"),
         is_reached: share >= 70.0,
     });
-    told(in_time(&of, &scan, "0.25 ms", 250.0));
+    reported(in_time(&of, &scan, "0.25 ms", 250.0));
     drop(of);
     let of = made(&pass);
-    told(in_time(&of, &pass, "p50 below 1 ms", 1000.0));
-    told(at_rate(&of, &some, "40,000 queries/s", 4e4));
+    reported(in_time(&of, &pass, "p50 below 1 ms", 1000.0));
+    reported(at_rate(&of, &some, "40,000 queries/s", 4e4));
     drop(of);
-    told(at_rate(&made(&many), &many, "10,000 queries/s", 1e4));
+    reported(at_rate(&made(&many), &many, "10,000 queries/s", 1e4));
 }
 
-fn of_parts(bench: &Bench, is_tiny: bool, mut told: impl FnMut(Figure)) {
+fn of_parts(bench: &Bench, is_tiny: bool, mut reported: impl FnMut(Figure)) {
     let small = |count: usize, few: usize| if is_tiny { few } else { count };
     for (form, aim, most) in [(Form::Pairs, "60 µs a query", 60.0), (Form::Single, "", f64::MAX)] {
         let (took, _) = reranked(bench, form, (16, small(10_000, 20)));
         let each = took / 16.0;
         let how = if form == Form::Pairs { "bf16" } else { "f32" };
         let what = format!("reranker 256-512-256 in {how} of K0 = 10,000, batch 16");
-        told(Figure::of(what, aim, (format!("{each:.0} µs a query"), each <= most)));
+        reported(Figure::of(what, aim, (format!("{each:.0} µs a query"), each <= most)));
     }
     for format in [RowFormat::F32, RowFormat::Int8] {
         let (_, micros, moved) = lookup(bench, format, (small(4_000_000, 500), small(65_536, 16)));
         let share = 1e8 * moved as f64 / bench.bandwidth / micros;
         let what = format!("pooled lookups, 65,536 bags of 32 rows of 64 numbers, {format:?}");
         let aim = "70 % of the bandwidth of a copy";
-        told(Figure::of(what, aim, (format!("{share:.0} %"), share >= 70.0)));
+        reported(Figure::of(what, aim, (format!("{share:.0} %"), share >= 70.0)));
     }
     for (wanted, format) in [(3_000, RowFormat::Int8), (65_536, RowFormat::F32)] {
         let (took, _) = fetched(bench, format, (small(4_000_000, 500), small(wanted, 64)));
         let what = format!("{} rows of 64 numbers from the host, {format:?}", grouped(wanted as u64));
-        told(Figure::of(what, "", (format!("{:.0} µs", took), true)));
+        reported(Figure::of(what, "", (format!("{:.0} µs", took), true)));
     }
 }
 
@@ -431,10 +431,10 @@ fn grouped(number: u64) -> String {
     parts.join(",")
 }
 
-fn figures(bench: &Bench, is_tiny: bool, mut told: impl FnMut(Figure)) {
+fn figures(bench: &Bench, is_tiny: bool, mut reported: impl FnMut(Figure)) {
     let shape = |case: Case| if is_tiny { case.shrunk() } else { case };
-    of_searches(bench, shape, &mut told);
-    of_parts(bench, is_tiny, told);
+    of_searches(bench, shape, &mut reported);
+    of_parts(bench, is_tiny, reported);
 }
 
 /// Runs passes on two streams concurrently, and passes during the load of a version.
@@ -448,7 +448,7 @@ fn side_by_side(bench: &Bench, case: Case, passes: usize) {
         let pass = || {
             let start = Instant::now();
             lane.begin().unwrap();
-            of.pass(&lane, &vectors, &case.asked(&layers))
+            of.pass(&lane, &vectors, &case.requested(&layers))
                 .unwrap()
                 .into_iter()
                 .for_each(|result| drop(result.get().unwrap()));

@@ -181,14 +181,14 @@ fn at_hit_rate(cluster: &Arc<Cluster>, named: &RowSet, shape: &TableShape, setti
     });
     let took = start.elapsed().as_secs_f64();
     let after = table.counters();
-    let asked = (after.rows - before.rows) as f64;
+    let requested = (after.rows - before.rows) as f64;
     say(&format!(
         "{rate:12.2} | {:8.3} | {:6.0} | {:6.0} | {:7.0} | {:6.0} | {:17.2} | {}",
-        (after.cache.hits - before.cache.hits) as f64 / asked,
+        (after.cache.hits - before.cache.hits) as f64 / requested,
         micros(&mut times, 0.5),
         micros(&mut times, 0.99),
         times.iter().sum::<Duration>().as_secs_f64() * 1e6 / times.len() as f64,
-        asked / took,
+        requested / took,
         (cluster.counters().pipelines - sent) as f64 / times.len() as f64,
         after.degraded - before.degraded
     ));
@@ -211,9 +211,9 @@ fn fail_over(redis: &mut RedisCluster, named: &RowSet, shape: &TableShape, setti
             killed = Some(Instant::now());
         }
         let batch = order.batch(settings.ids, 0);
-        let asked = Instant::now();
+        let requested = Instant::now();
         let fetched = table.begin(batch, &Lookup::default()).wait().expect("the lookup succeeds");
-        longest = longest.max(asked.elapsed());
+        longest = longest.max(requested.elapsed());
         let degraded = fetched.states.iter().filter(|s| **s == RowState::Degraded).count();
         calls += 1;
         degraded_calls += u64::from(degraded > 0);

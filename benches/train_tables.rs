@@ -70,9 +70,9 @@ fn options() -> Result<Options> {
     let mut arguments = std::env::args().skip(1).filter(|a| a != "--bench");
     while let Some(name) = arguments.next() {
         let value = arguments.next().ok_or_else(|| Error::invalid(format!("{name} without a value")))?;
-        let wrong = || Error::invalid(format!("{name} {value}"));
-        let number = |text: &str| text.parse::<usize>().ok().filter(|n| *n > 0).ok_or_else(wrong);
-        let rule = |text: &str| RuleKind::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(wrong);
+        let invalid = || Error::invalid(format!("{name} {value}"));
+        let number = |text: &str| text.parse::<usize>().ok().filter(|n| *n > 0).ok_or_else(invalid);
+        let rule = |text: &str| RuleKind::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(invalid);
         match name.as_str() {
             "--tables" => found.tables = number(&value)?,
             "--rows" => found.rows = number(&value)?,
@@ -82,9 +82,9 @@ fn options() -> Result<Options> {
             "--ids" => found.ids = value.split(',').map(str::to_owned).collect(),
             "--rules" => found.rules = value.split(',').map(rule).collect::<Result<_>>()?,
             "--threads" => found.threads = value.split(',').map(number).collect::<Result<_>>()?,
-            "--seconds" => found.seconds = value.parse().map_err(|_| wrong())?,
+            "--seconds" => found.seconds = value.parse().map_err(|_| invalid())?,
             "--stream" => found.stream = Some(value),
-            _ => return Err(wrong()),
+            _ => return Err(invalid()),
         }
     }
     Ok(found)

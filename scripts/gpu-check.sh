@@ -60,7 +60,7 @@ if [[ $parts = *" suite "* ]]; then
     echo "== kernels, launches and whole passes on $card"
     # One test opens the GPU first, so that kernels are compiled once.
     timeout 120 "$tests" --test-threads 1 --exact scan::lists_are_scored_and_scanned_as_on_the_cpu
-    each_test nothing_leaves_its_memory timeout 300 || failed=1
+    each_test kernels_stay_within_their_memory timeout 300 || failed=1
 fi
 if [[ $parts = *" sanitizers "* ]]; then
     if [ "$card" != emulated ] && command -v compute-sanitizer >/dev/null; then

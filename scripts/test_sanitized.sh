@@ -13,4 +13,4 @@ export RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Copt-level=1"
 # Memory that threads keep until the process ends is no leak; g++ compiles the kernels without this runtime, and other tests run
 # them with its own.
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=0}
-cargo test --locked --target "$target" --workspace --features full --lib --test gpu -- --include-ignored --skip nothing_leaves_its_memory "$@"
+cargo test --locked --target "$target" --workspace --features full --lib --test gpu -- --include-ignored --skip kernels_stay_within_their_memory "$@"

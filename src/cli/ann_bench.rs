@@ -28,7 +28,7 @@ use sterling_index::ivf::{self, CodeKind, FirstPass, Rescore};
 use sterling_index::search::{self, Catalogue, CataloguePart, Found, Sink};
 use sterling_kernels::priority;
 use sterling_publish::calibrate;
-use sterling_snapshot::{Calibration, Wanted};
+use sterling_snapshot::{Calibration, SearchGoal};
 use sterling_storage::files::TensorFile;
 use sterling_storage::npy;
 use sterling_storage::rows::RowStore;
@@ -200,7 +200,7 @@ impl Sink for Results {
 
 /// Source of the number of probed lists.
 #[derive(Clone, Copy)]
-enum Asked {
+enum ProbeSource {
     Probes(usize),
     Recall(f64),
     /// This number of lists, with a filter too.
@@ -220,7 +220,7 @@ struct Probed<'a> {
 /// Parameters of a measurement.
 #[derive(Clone, Copy)]
 struct Run<'a> {
-    asked: Asked,
+    asked: ProbeSource,
     /// True to find and measure the fewest lists that reach the same recall instead.
     cheapest: bool,
     k: usize,
@@ -249,23 +249,23 @@ impl AnnBench {
             pool.install(|| {
                 let mut bench = Bench { arguments: &self, subject: &subject, queries, searchers: &mut searchers };
                 let (run, outcome) = match run.asked {
-                    Asked::Recall(target) if run.cheapest => bench.cheapest(&run, target, truth)?,
+                    ProbeSource::Recall(target) if run.cheapest => bench.cheapest(&run, target, truth)?,
                     _ => (run, bench.outcome(&run, truth)?),
                 };
-                bench.tell(&run, &outcome)
+                bench.print_run(&run, &outcome)
             })
         };
         let asked = self.probes.iter().flat_map(|&probes| {
             self.selected.iter().map(move |&selected| match selected {
-                Selected::Count(0) => Asked::Probes(probes),
-                selected => Asked::Codes(probes, selected),
+                Selected::Count(0) => ProbeSource::Probes(probes),
+                selected => ProbeSource::Codes(probes, selected),
             })
         });
-        let recalls = self.recall.iter().copied().map(Asked::Recall);
+        let recalls = self.recall.iter().copied().map(ProbeSource::Recall);
         let cheapest = recalls.clone().filter(|_| self.cheapest).map(|asked| (asked, true));
         // The `cheapest` search runs before the plain recalls, because its trials warm the caches for both.
         let asked = asked.map(|asked| (asked, false)).chain(cheapest).chain(recalls.map(|asked| (asked, false)));
-        let asked: Vec<(Asked, bool)> = asked.collect();
+        let asked: Vec<(ProbeSource, bool)> = asked.collect();
         for &k in &self.k {
             for &(asked, cheapest) in &asked {
                 measure(Run { asked, cheapest, k, filter: None }, &truth)?;
@@ -301,9 +301,10 @@ impl AnnBench {
 
 fn read_filters(path: &Path) -> Result<Vec<(String, String)>> {
     let text = std::fs::read(path).map_err(|e| Error::io(path.display(), e))?;
-    let told: serde_json::Map<String, serde_json::Value> =
+    let reported: serde_json::Map<String, serde_json::Value> =
         serde_json::from_slice(&text).map_err(|e| Error::invalid(format!("{}: {e}", path.display())).caused_by(e))?;
-    told.into_iter()
+    reported
+        .into_iter()
         .map(|(name, filter)| match filter.get("expression").and_then(|e| e.as_str()) {
             Some(expression) => Ok((name, expression.to_owned())),
             None => Err(Error::invalid(format!("{}: filter `{name}` has no `expression`", path.display()))),
@@ -469,7 +470,7 @@ impl Bench<'_> {
 
     /// Finds the fewest lists, the same for all queries, that reach a recall.
     fn cheapest<'r>(&mut self, run: &Run<'r>, target: f64, truth: &Integers) -> Result<(Run<'r>, Outcome)> {
-        let just = |lists| Run { asked: Asked::Just(lists), ..*run };
+        let just = |lists| Run { asked: ProbeSource::Just(lists), ..*run };
         let (mut fewer, mut enough) = (0, self.subject.index.lists());
         let mut found = self.outcome(&just(enough), truth)?;
         while enough > fewer + 1 && enough as f64 > fewer as f64 * CHEAPEST_STEP {
@@ -484,11 +485,13 @@ impl Bench<'_> {
         Ok((just(enough), found))
     }
 
-    fn tell(&self, run: &Run<'_>, outcome: &Outcome) -> Result<()> {
+    fn print_run(&self, run: &Run<'_>, outcome: &Outcome) -> Result<()> {
         let (arguments, index) = (self.arguments, &self.subject.index);
         let (probes, target) = match run.asked {
-            Asked::Probes(probes) | Asked::Just(probes) | Asked::Codes(probes, _) => (Some(probes), None),
-            Asked::Recall(recall) => (None, Some(recall)),
+            ProbeSource::Probes(probes) | ProbeSource::Just(probes) | ProbeSource::Codes(probes, _) => {
+                (Some(probes), None)
+            }
+            ProbeSource::Recall(recall) => (None, Some(recall)),
         };
         let count = self.queries.rows();
         let mean = |n: u64| round(n as f64 / count as f64, 1);
@@ -532,19 +535,19 @@ impl Subject {
 
     /// Returns the number of lists for `candidates` candidates, the termination rule of a filtered search, and the candidates of
     /// codes.
-    fn probing(&self, asked: Asked, candidates: usize, pass_rate: f64) -> Result<Probed<'_>> {
+    fn probing(&self, asked: ProbeSource, candidates: usize, pass_rate: f64) -> Result<Probed<'_>> {
         let probed = |probes, by_codes| Probed { probes, ending: None, by_codes, by_int8: 0 };
         match (asked, &self.calibration) {
-            (Asked::Probes(probes) | Asked::Just(probes), _) => Ok(probed(probes, None)),
-            (Asked::Codes(probes, selected), _) => Ok(probed(probes, Some(selected.of(candidates)))),
-            (Asked::Recall(recall), Some(calibration)) => {
-                let wanted = Wanted { candidates, pass_rate, recall };
+            (ProbeSource::Probes(probes) | ProbeSource::Just(probes), _) => Ok(probed(probes, None)),
+            (ProbeSource::Codes(probes, selected), _) => Ok(probed(probes, Some(selected.of(candidates)))),
+            (ProbeSource::Recall(recall), Some(calibration)) => {
+                let wanted = SearchGoal { candidates, pass_rate, recall };
                 let chosen = calibration.choose(wanted, self.index.items(), self.index.lists());
                 let ending = ivf::Ending { margins: &calibration.margins, recall, left: chosen.left };
                 let (by_codes, by_int8) = (chosen.by_codes, chosen.by_int8);
                 Ok(Probed { probes: chosen.probes, ending: Some(ending), by_codes, by_int8 })
             }
-            (Asked::Recall(_), None) => Err(Error::internal("a recall without a calibration")),
+            (ProbeSource::Recall(_), None) => Err(Error::internal("a recall without a calibration")),
         }
     }
 }
@@ -566,7 +569,7 @@ impl Searcher {
         };
         let queries: Vec<search::Query<'_>> = (0..queries.rows()).map(query).collect();
         self.results.slots.resize(queries.len(), Vec::new());
-        let probes_max = if let Asked::Just(_) = run.asked { probes } else { index.lists() };
+        let probes_max = if let ProbeSource::Just(_) = run.asked { probes } else { index.lists() };
         let part = CataloguePart { index, filter, ids: None, gone: None, first_slot: 0 };
         let catalogue = Catalogue { parts: &[part], probes_max };
         catalogue.search(&queries, &mut self.scratch, &mut self.results);

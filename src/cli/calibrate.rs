@@ -45,11 +45,11 @@ impl Calibrate {
             }
         };
         let bar = indicatif::ProgressBar::new(1);
-        let told = |done: usize, total: usize| {
+        let reported = |done: usize, total: usize| {
             bar.set_length(total as u64);
             bar.set_position(done as u64);
         };
-        let made = calibrate::again(&store, &self.name, version, self.queries.as_deref(), &told);
+        let made = calibrate::again(&store, &self.name, version, self.queries.as_deref(), &reported);
         bar.finish_and_clear();
         let made = made?;
         say(format_args!("calibrated {} version {version} again: calibration {}", self.name, made.digest))?;

@@ -16,11 +16,11 @@ use sterling_server::config::{Config, Flags};
 use sterling_server::startup;
 use sterling_serving::fresh::{Merged, Updating};
 use sterling_serving::registry::{self, Registry, Snapshots};
-use sterling_snapshot::sandbox::{Apart, Trials};
+use sterling_snapshot::sandbox::{ProcessSandbox, SandboxMode};
 use sterling_snapshot::{Placement, check_name};
 
 /// Maximum wait for a server that is ending and still has the journal open.
-const PATIENCE: Duration = Duration::from_secs(5);
+const JOURNAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Arguments of `sterling compact`.
 #[derive(Debug, clap::Args)]
@@ -59,9 +59,10 @@ impl Compact {
 
 /// Requests a merge from a server.
 fn ask(url: &str, key: Option<String>, model: &str) -> Result<Merged> {
-    let told = sterling_bench::post(&Target::parse(url)?.with_key(key), &format!("/v1/models/{model}/items:merge"))?;
+    let reported =
+        sterling_bench::post(&Target::parse(url)?.with_key(key), &format!("/v1/models/{model}/items:merge"))?;
     let MergeResponse { version, position, items, .. } =
-        serde_json::from_value(told).map_err(|e| Error::unavailable(format!("{url}: its answer: {e}")))?;
+        serde_json::from_value(reported).map_err(|e| Error::unavailable(format!("{url}: its answer: {e}")))?;
     Ok(Merged { version, position, items })
 }
 
@@ -85,17 +86,20 @@ fn merge(store: &StoreArgs, updates: &Path, (model, shard): (&str, Option<u32>))
             )));
         }
         // A server that was stopped may still finish its requests.
-        journals.iter().try_for_each(|folder| wait_until_closed(folder, PATIENCE))?;
+        journals.iter().try_for_each(|folder| wait_until_closed(folder, JOURNAL_TIMEOUT))?;
     }
     let store = match shard {
-        Some(shard) => startup::with_folds(updates, store.existing()?.of_shard(shard)),
+        Some(shard) => startup::with_checkpoints(updates, store.existing()?.of_shard(shard)),
         None => store.existing()?,
     };
     // Streams use the prefix and the credentials of the environment, as in a server.
     let streams = Config::read(None, &Flags::default())?.streams;
     let feeds = Arc::new(startup::open_updates(updates, &streams, &store)?);
-    let snapshots =
-        Snapshots { placement: Placement::whole(), trials: Trials::Apart(Apart::of_this_program()?), recorded: 0 };
+    let snapshots = Snapshots {
+        placement: Placement::whole(),
+        trials: SandboxMode::ProcessSandbox(ProcessSandbox::of_this_program()?),
+        recorded: 0,
+    };
     let loader = Updating { snapshots, feeds: Some(feeds.clone()), in_place: true };
     let options = registry::Options { only: Some(model.into()), ..registry::Options::default() };
     let registry = Arc::new(Registry::new(store.clone(), loader, options).with_warm_up(Arc::new(warmup::check)));

@@ -25,7 +25,7 @@ use sterling_serving::pass::{self, Cpu};
 use sterling_serving::view::View;
 use sterling_snapshot::Store;
 use sterling_snapshot::model::MODEL_FILE;
-use sterling_snapshot::sandbox::{Apart, Trials};
+use sterling_snapshot::sandbox::{ProcessSandbox, SandboxMode};
 
 /// Path of the model relative to the program's folder, as wheels install it.
 const INSTALLED: &str = "share/sterling/debian";
@@ -64,7 +64,7 @@ impl Demo {
         let package = self.package()?;
         std::fs::create_dir_all(&self.store).map_err(|e| Error::io(self.store.display(), e))?;
         let config = Config { store: self.store.clone(), listen: self.listen, ..Config::default() };
-        let trials = Trials::Apart(Apart::of_this_program()?);
+        let trials = SandboxMode::ProcessSandbox(ProcessSandbox::of_this_program()?);
         let server = Server::bind(&config, trials.clone())?;
         let store = Store::new(&self.store);
         let name = match sterling_publish::published(&store, &package)? {

@@ -56,19 +56,19 @@ impl Activate {
     pub(super) fn run(self) -> Result<()> {
         let model = &self.model;
         let (store, before) = self.store.desired_of(model)?;
-        let Some(Choice(version)) = self.version else { return tell(model, &before) };
+        let Some(Choice(version)) = self.version else { return print_desired(model, &before) };
         if let Some(Choice(expected)) = self.expect.filter(|expected| expected.0 != before.version) {
             let expected = expected.map_or("the newest version".into(), |version| format!("version {version}"));
-            let now = before.told();
+            let now = before.reported();
             return Err(Error::conflict(format!(
                 "model `{model}`: expected {expected} as the desired state, it is {now}"
             )));
         }
         let now = match before.version == version {
             true => before,
-            false => store.change_desired(model, &before, |wish| wish.answer(version))?,
+            false => store.change_desired(model, &before, |desired_state| desired_state.answer(version))?,
         };
-        tell(model, &now)
+        print_desired(model, &now)
     }
 }
 
@@ -77,17 +77,17 @@ impl Label {
         let (model, label) = (&self.model, self.label);
         let (store, before) = self.store.desired_of(model)?;
         if self.remove && !before.labels.contains_key(&label) {
-            return Err(Error::not_found(format!("model `{model}`: no label `{label}`, it is {}", before.told())));
+            return Err(Error::not_found(format!("model `{model}`: no label `{label}`, it is {}", before.reported())));
         }
-        let now = store.change_desired(model, &before, |wish| match self.version {
-            Some(version) => drop(wish.labels.insert(label, version)),
-            None => drop(wish.labels.remove(&label)),
+        let now = store.change_desired(model, &before, |desired_state| match self.version {
+            Some(version) => drop(desired_state.labels.insert(label, version)),
+            None => drop(desired_state.labels.remove(&label)),
         })?;
-        tell(model, &now)
+        print_desired(model, &now)
     }
 }
 
 /// Prints the desired state of a model.
-pub(super) fn tell(model: &str, wish: &Desired) -> Result<()> {
-    say(format_args!("{model}: {}, revision {}", wish.told(), wish.revision))
+pub(super) fn print_desired(model: &str, desired_state: &Desired) -> Result<()> {
+    say(format_args!("{model}: {}, revision {}", desired_state.reported(), desired_state.revision))
 }

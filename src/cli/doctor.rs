@@ -10,7 +10,7 @@ use sterling_core::error::{Error, Kind, Result};
 use sterling_core::limits::names_server;
 use sterling_core::logging::printable;
 use sterling_server::config::{RouterConfig, RouterFlags, ServerFlags};
-use sterling_server::doctor::{Asking, Observed, ask, host_and_port, judge};
+use sterling_server::doctor::{Observed, Targets, ask, host_and_port, judge};
 use sterling_server::route::ServersTls;
 
 /// Arguments of `sterling doctor`.
@@ -62,7 +62,7 @@ impl Doctor {
     pub(super) fn run(self) -> Result<()> {
         sterling_telemetry::start_logs(false);
         let tls = ServersTls { ca: self.ca, certificate: self.certificate, key: self.certificate_key };
-        let mut asking = Asking { servers: self.server, routers: self.router, stores: Vec::new(), key: self.key, tls };
+        let mut asking = Targets { servers: self.server, routers: self.router, stores: Vec::new(), key: self.key, tls };
         if let Some(path) = &self.config {
             let flags = RouterFlags { listen: None, route: ServerFlags { servers: Vec::new() } };
             let route = RouterConfig::read(Some(path), &flags)?.route;
@@ -89,7 +89,7 @@ impl Doctor {
             let report = serde_json::to_string_pretty(&Report { observed: &observed, wrong: &wrong });
             say(report.map_err(|e| Error::internal(format!("report: {e}")))?)?;
         } else {
-            tell(&observed)?;
+            print_matrix(&observed)?;
             wrong.iter().try_for_each(|sentence| say(format_args!("WRONG: {}", printable(sentence))))?;
         }
         match wrong.len() {
@@ -101,7 +101,7 @@ impl Doctor {
 }
 
 /// Prints the matrix: one line per shard of each version on each server, then routers and stores.
-fn tell(observed: &Observed) -> Result<()> {
+fn print_matrix(observed: &Observed) -> Result<()> {
     let mut parts: Vec<_> = observed.servers.iter().flat_map(|s| s.parts.iter().map(move |part| (part, s))).collect();
     parts.sort_by(|(a, of_a), (b, of_b)| {
         (&a.model, a.shard, &of_a.name, a.version).cmp(&(&b.model, b.shard, &of_b.name, b.version))

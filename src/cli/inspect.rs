@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::output::say;
-use super::publish::{decisions, tell_shards};
+use super::publish::{decisions, print_shards};
 use super::store::{StoreArgs, published};
 use super::trial::SandboxArgs;
 use sterling_api::{CalibrationInfo, ModelInfo};
@@ -51,10 +51,10 @@ impl Inspect {
             return self.store(&StoreArgs::of(&self.folder).existing()?);
         };
         let store = StoreArgs::of(Path::new(root)).existing()?;
-        if store.cut_versions(model)?.contains(&version) {
-            return tell_shards(&store, model, version);
+        if store.sharded_versions(model)?.contains(&version) {
+            return print_shards(&store, model, version);
         }
-        let held = store.bring(model, version)?;
+        let held = store.ensure_local(model, version)?;
         Inspect { folder: held.folder().to_owned(), ..self }.snapshot()
     }
 
@@ -62,11 +62,11 @@ impl Inspect {
     fn cut(&self, shards: &Shards) -> Result<()> {
         let path = self.folder.canonicalize().map_err(|e| Error::io(self.folder.display(), e))?;
         let root = path.ancestors().nth(2).unwrap_or(&path);
-        tell_shards(&Store::new(root), &shards.name, shards.version)
+        print_shards(&Store::new(root), &shards.name, shards.version)
     }
 
     fn store(&self, store: &Store) -> Result<()> {
-        let (models, cut) = (store.models()?, store.cut_models()?);
+        let (models, cut) = (store.models()?, store.sharded_models()?);
         if models.is_empty() && cut.is_empty() {
             return Err(Error::not_found(format!(
                 "{}: holds no {MANIFEST}, no {MODEL_FILE} and no published model",
@@ -89,15 +89,19 @@ impl Inspect {
             }
         }
         for name in &cut {
-            for version in store.cut_versions(name)? {
-                tell_shards(store, name, version)?;
+            for version in store.sharded_versions(name)? {
+                print_shards(store, name, version)?;
             }
         }
-        let wished = models.iter().chain(&cut).map(|name| (name, store.wish(name)));
-        for (name, wish) in wished.collect::<BTreeMap<_, _>>() {
-            let wish = wish?;
-            if wish.revision > 0 {
-                say(format_args!("{name}: desired is {}, revision {}", wish.told(), wish.revision))?;
+        let wished = models.iter().chain(&cut).map(|name| (name, store.desired_state(name)));
+        for (name, desired_state) in wished.collect::<BTreeMap<_, _>>() {
+            let desired_state = desired_state?;
+            if desired_state.revision > 0 {
+                say(format_args!(
+                    "{name}: desired is {}, revision {}",
+                    desired_state.reported(),
+                    desired_state.revision
+                ))?;
             }
         }
         Ok(())

@@ -54,16 +54,16 @@ impl Key {
         let Some(path) = self.file else {
             return say(format_args!("{secret}\n\n{entry}"));
         };
-        let wrong = |e| Error::io(path.display(), e);
+        let invalid = |e| Error::io(path.display(), e);
         let mut file =
-            OpenOptions::new().read(true).append(true).create(true).mode(0o640).open(&path).map_err(wrong)?;
+            OpenOptions::new().read(true).append(true).create(true).mode(0o640).open(&path).map_err(invalid)?;
         let mut whole = Vec::new();
-        file.read_to_end(&mut whole).map_err(wrong)?;
+        file.read_to_end(&mut whole).map_err(invalid)?;
         let there = whole.len();
         whole.extend_from_slice(format!("\n{entry}").as_bytes());
         check_keys(&path, &whole)?;
         // In one write, because a server may read the file at any time.
-        file.write_all(&whole[there..]).map_err(wrong)?;
+        file.write_all(&whole[there..]).map_err(invalid)?;
         say(format_args!("{secret}"))
     }
 }

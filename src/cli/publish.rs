@@ -97,27 +97,27 @@ impl Publish {
             Plan { queries: self.queries, output, trials: self.sandbox.trials()?, memory_bytes: self.memory, ..plan };
         let store = self.store.open()?;
         let (name, version) = publish(&store, &plan)?;
-        let told = match plan.output {
+        let reported = match plan.output {
             Output::Shards { .. } => {
-                tell_shards(&store, &name, version).and_then(|()| calibrated(&store, &name, version))
+                print_shards(&store, &name, version).and_then(|()| calibrated(&store, &name, version))
             }
             Output::Whole { .. } => {
-                tell_version(&store, &name, version).and_then(|()| replayed(&store, &name, version))
+                print_version(&store, &name, version).and_then(|()| replayed(&store, &name, version))
             }
         };
-        match told {
+        match reported {
             // The publication is complete, even if the version cannot be read back.
             Err(e) if matches!(e.kind(), Kind::NotFound | Kind::NotReady | Kind::Unavailable) => {
                 tracing::warn!(error = %e, "the published version could not be read back");
                 say(format_args!("published {name} version {version}"))
             }
-            told => told,
+            reported => reported,
         }
     }
 }
 
 /// Prints a version that was published without shards.
-fn tell_version(store: &Store, name: &str, version: u64) -> Result<()> {
+fn print_version(store: &Store, name: &str, version: u64) -> Result<()> {
     let manifest = store.manifest(name, version)?;
     say(format_args!(
         "published {name} version {version}: {} items in {} lists, {:.1} MB, {:.1} s",
@@ -151,13 +151,13 @@ fn replayed(store: &Store, name: &str, version: u64) -> Result<()> {
 /// Prints the source of a version's calibration.
 fn calibrated(store: &Store, name: &str, version: u64) -> Result<()> {
     let Some(text) = store.small_file(name, version, CALIBRATION_FILE)? else { return Ok(()) };
-    let told: Calibration =
+    let reported: Calibration =
         serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("{CALIBRATION_FILE}: {e}")))?;
-    say(format_args!("  recall calibrated by {} queries: {}", told.queries, told.source))
+    say(format_args!("  recall calibrated by {} queries: {}", reported.queries, reported.source))
 }
 
 /// Prints a line for a version in shards, and one for each shard.
-pub(super) fn tell_shards(store: &Store, name: &str, version: u64) -> Result<()> {
+pub(super) fn print_shards(store: &Store, name: &str, version: u64) -> Result<()> {
     let (shards, manifests) = store.shards(name, version)?;
     let (count, items) = (shards.shards.len(), shards.items);
     say(format_args!(

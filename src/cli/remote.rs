@@ -40,7 +40,7 @@ impl Remote {
         sterling_telemetry::start_logs(false);
         let cluster = connect(self.nodes)?;
         if let Some(version) = &self.load {
-            return bring(cluster, version, self.table);
+            return load_rows(cluster, version, self.table);
         }
         if !self.prune.is_empty() {
             let stores = self.prune.iter().map(|store| StoreArgs::of(store).existing()).collect::<Result<Vec<_>>>()?;
@@ -87,10 +87,10 @@ fn list(cluster: &Arc<Cluster>, all: bool) -> Result<()> {
 }
 
 /// Loads the rows of `STORE/MODEL/VERSION` into the cluster.
-fn bring(cluster: Arc<Cluster>, version: &Path, tables: Vec<String>) -> Result<()> {
+fn load_rows(cluster: Arc<Cluster>, version: &Path, tables: Vec<String>) -> Result<()> {
     let text = version.to_string_lossy();
-    let wrong = || Error::invalid(format!("--load {text}: expected STORE/MODEL/VERSION, such as store/debian/3"));
-    let (store, model, number) = published(&text).ok_or_else(wrong)?;
+    let invalid = || Error::invalid(format!("--load {text}: expected STORE/MODEL/VERSION, such as store/debian/3"));
+    let (store, model, number) = published(&text).ok_or_else(invalid)?;
     let store = StoreArgs::of(Path::new(store.unwrap_or("."))).existing()?;
     let remote = sterling_publish::Remote { cluster, tables };
     shown(|progress| {

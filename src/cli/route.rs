@@ -45,7 +45,7 @@ impl Route {
         let runtime = tasks::HTTP.runtime(|builder| builder.enable_all())?;
         let ended = runtime.block_on(async {
             let stops = stop_signals()?;
-            let listener = http::listen_once_looked(config.listen, &app).await?;
+            let listener = http::listen_after_first_poll(config.listen, &app).await?;
             let address = listener.local_addr().map_err(|e| Error::io("the listening socket", e))?;
             announce(self.log_json, format_args!("listening on http://{address}"))?;
             http::route(listener.into(), app, &config.http, stops).await

@@ -9,11 +9,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::output::say;
 use super::store::{StoreArgs, local_path};
 use sterling_batch::jobs::{self, JobFolder};
-use sterling_batch::{JobTerms, ProblemLimit, Questions, Scorer, Task};
+use sterling_batch::{JobSettings, ProblemLimit, Questions, Scorer, Task};
 use sterling_core::error::{Error, Result};
 use sterling_kernels::priority::Background;
 use sterling_serving::registry::{Loader as _, Snapshots};
-use sterling_snapshot::sandbox::{Apart, Trials};
+use sterling_snapshot::sandbox::{ProcessSandbox, SandboxMode};
 use sterling_snapshot::{Manifest, Placement, Store};
 
 /// Arguments of `sterling score`.
@@ -60,7 +60,7 @@ impl Score {
         sterling_telemetry::start_logs(false);
         let store = self.store.existing()?;
         let (model, version) = chosen(&store, &self.model)?;
-        let held = store.bring(&model, version)?;
+        let held = store.ensure_local(&model, version)?;
         let folder = held.folder();
         let task = match (self.rank, self.items) {
             (true, _) => Task::Rank,
@@ -69,14 +69,14 @@ impl Score {
         };
         let questions = Questions::parse(task, &self.request)?;
         let digest = Manifest::read(folder)?.digest();
-        let asked = JobTerms { task, model, version, digest, request: questions.canonical() };
+        let asked = JobSettings { task, model, version, digest, request: questions.canonical() };
         let job = JobFolder::open(&self.out, asked, self.inputs)?;
         job.reopen()?;
         let is_whole = self.unit.is_none() && self.units.is_none();
         if is_whole {
             job.check_all()?;
         }
-        let trials = Trials::Apart(Apart::of_this_program()?);
+        let trials = SandboxMode::ProcessSandbox(ProcessSandbox::of_this_program()?);
         let loader = Snapshots { placement: Placement::default(), trials, recorded: 0 };
         let view = loader.load(folder, Background::Steady)?.view();
         let threads = self.threads.unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
@@ -93,8 +93,8 @@ impl Score {
         }
         match job.finish(self.max_problems)? {
             Some(counts) => {
-                let (rows, scored, wrong) = (counts.rows, counts.scored, counts.wrong());
-                say(format_args!("{rows} rows: {scored} scored, {wrong} with a problem"))
+                let (rows, scored, invalid) = (counts.rows, counts.scored, counts.invalid());
+                say(format_args!("{rows} rows: {scored} scored, {invalid} with a problem"))
             }
             None => say(format_args!("{} files are left", job.left().len())),
         }
@@ -117,7 +117,7 @@ fn chosen(store: &Store, text: &str) -> Result<(String, u64)> {
 }
 
 /// Scores the remaining files. A failed file does not stop the others.
-fn all(job: &JobFolder<JobTerms>, scorer: &Scorer) -> Result<()> {
+fn all(job: &JobFolder<JobSettings>, scorer: &Scorer) -> Result<()> {
     let (units, left) = (job.units(), job.left());
     let total: u64 = left.iter().map(|&unit| units[unit].sum.bytes).sum();
     let bar = ProgressBar::new(total);

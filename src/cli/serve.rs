@@ -9,7 +9,7 @@ use sterling_cuda::Choice;
 use sterling_server::config::{CacheFlags, Config, Flags, TableFlags};
 use sterling_server::http::{self, AccessControl, Tls};
 use sterling_server::startup::{Server, prove, store};
-use sterling_snapshot::sandbox::{Apart, Trials};
+use sterling_snapshot::sandbox::{ProcessSandbox, SandboxMode};
 use sterling_snapshot::{Manifest, Placement, Snapshot};
 
 /// Memory of a server besides versions and requests, in MiB: threads, their buffers, connections.
@@ -74,7 +74,7 @@ impl Serve {
         if self.check {
             return check(&config);
         }
-        let server = Server::bind(&config, Trials::Apart(Apart::of_this_program()?))?;
+        let server = Server::bind(&config, SandboxMode::ProcessSandbox(ProcessSandbox::of_this_program()?))?;
         let scheme = server.scheme();
         announce(self.log_json, format_args!("listening on {scheme}://{}", server.address()?))?;
         if let Some(address) = server.admin_address()? {

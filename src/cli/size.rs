@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_in_both_kinds_of_units() {
+    fn sizes_are_read_in_decimal_and_binary_units() {
         for (text, bytes) in [
             ("6GiB", 6 << 30),
             ("1.5 MiB", 3 << 19),

@@ -43,9 +43,9 @@ impl StoreArgs {
     pub(super) fn desired_of(&self, model: &str) -> Result<(Store, Desired)> {
         let store = self.existing()?;
         check_name("model name", model)?;
-        let desired = store.wish(model)?;
+        let desired = store.desired_state(model)?;
         if desired.revision == 0 {
-            let models: Vec<String> = store.models()?.into_iter().chain(store.cut_models()?).collect();
+            let models: Vec<String> = store.models()?.into_iter().chain(store.sharded_models()?).collect();
             if !models.iter().any(|known| known == model) {
                 let models = if models.is_empty() { "none".into() } else { models.join(", ") };
                 return Err(Error::not_found(format!("model `{model}` is not in the store; there are: {models}")));

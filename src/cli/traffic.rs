@@ -1,6 +1,6 @@
 //! `sterling canary` and `sterling shadow`: route or copy traffic to other versions, on all servers of a store.
 
-use super::desired::tell;
+use super::desired::print_desired;
 use super::store::StoreArgs;
 use sterling_core::error::{Error, Result};
 use sterling_rollout::{self as rollout, CanaryMargins, Sticky, Traffic};
@@ -83,14 +83,14 @@ impl Part {
         let model = &self.model;
         let (store, before) = self.store.desired_of(model)?;
         let chosen = match (self.version, self.share, self.remove) {
-            (None, _, false) => return tell(model, &before),
+            (None, _, false) => return print_desired(model, &before),
             (None, _, true) => None,
             (Some(_), None, _) => return Err(Error::invalid("expected --share, 0 to 1")),
             (Some(Chosen::Version(version)), Some(share), _) => Some((Some(version), None, share)),
             (Some(Chosen::Label(label)), Some(share), _) => Some((None, Some(label), share)),
         };
-        let now = store.change_desired(model, &before, |wish| change(&mut wish.traffic, chosen))?;
-        tell(model, &now)
+        let now = store.change_desired(model, &before, |desired_state| change(&mut desired_state.traffic, chosen))?;
+        print_desired(model, &now)
     }
 }
 

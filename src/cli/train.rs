@@ -86,7 +86,7 @@ impl Train {
         let work = self
             .work
             .clone()
-            .unwrap_or_else(|| TrainOptions::work_beside(self.out.as_deref().unwrap_or(&self.package)));
+            .unwrap_or_else(|| TrainOptions::work_folder_for(self.out.as_deref().unwrap_or(&self.package)));
         let options = TrainOptions {
             items: self.items.clone(),
             epochs: self.epochs,
@@ -103,7 +103,7 @@ impl Train {
         if trainer.resumed_from() > 0 {
             tracing::info!("resuming from step {} of the checkpoint in {}", trainer.resumed_from(), work.display());
         }
-        let shown = Shown::new();
+        let shown = TrainProgress::new();
         let report = trainer.run(&|progress| shown.show(progress));
         shown.bar.finish_and_clear();
         let report = report?;
@@ -142,20 +142,20 @@ impl Train {
 }
 
 /// A bar on a terminal, lines of the log elsewhere.
-struct Shown {
+struct TrainProgress {
     bar: ProgressBar,
     start: Instant,
     logged: std::cell::Cell<(Instant, u64)>,
 }
 
-impl Shown {
+impl TrainProgress {
     fn new() -> Self {
         let bar = ProgressBar::new(0);
         if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {percent:>3}% {elapsed} left {eta}") {
             bar.set_style(style);
         }
         let start = Instant::now();
-        Shown { bar, start, logged: std::cell::Cell::new((start, 0)) }
+        TrainProgress { bar, start, logged: std::cell::Cell::new((start, 0)) }
     }
 
     fn show(&self, progress: &Progress<'_>) {

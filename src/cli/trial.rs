@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::size::size;
 use sterling_core::error::Result;
-use sterling_snapshot::sandbox::{Apart, Bounds, Trials, answer};
+use sterling_snapshot::sandbox::{Bounds, ProcessSandbox, SandboxMode, answer};
 
 /// Arguments of commands that validate graphs in a sandbox process.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -20,10 +20,10 @@ pub(super) struct SandboxArgs {
 
 impl SandboxArgs {
     /// Returns the validation of graphs within these limits.
-    pub(super) fn trials(&self) -> Result<Trials> {
+    pub(super) fn trials(&self) -> Result<SandboxMode> {
         let bounds = Bounds { memory_bytes: self.sandbox_memory, ..Bounds::default() };
         let bounds = bounds.with_cpu(Duration::from_secs(self.sandbox_seconds));
-        Ok(Trials::Apart(Apart { bounds, ..Apart::of_this_program()? }))
+        Ok(SandboxMode::ProcessSandbox(ProcessSandbox { bounds, ..ProcessSandbox::of_this_program()? }))
     }
 }
 

@@ -10,7 +10,7 @@ use sterling_core::tasks;
 use sterling_server::config::Config;
 use sterling_server::http::Stop;
 use sterling_server::startup;
-use sterling_snapshot::sandbox::Trials;
+use sterling_snapshot::sandbox::SandboxMode;
 
 /// HTTP server over a store, which runs until it is stopped or dropped, like `sterling serve`.
 ///
@@ -42,7 +42,7 @@ impl Server {
     /// `Io` for an address in use; the error in the configuration or the store. A version that cannot be loaded is not an error
     /// here: the server reports it when it is requested.
     pub fn start(config: &Config) -> Result<Self> {
-        let server = startup::Server::bind(config, Trials::Here)?;
+        let server = startup::Server::bind(config, SandboxMode::Here)?;
         let address = server.address()?;
         let url = format!("{}://{address}", server.scheme());
         server.registry().refresh();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use sterling_core::error::{Error, Result};
 use sterling_serving::view::View;
-use sterling_snapshot::sandbox::Trials;
+use sterling_snapshot::sandbox::SandboxMode;
 use sterling_snapshot::{CacheOptions, Manifest, Placement, Store};
 
 /// Published version, loaded and verified. Clones share it.
@@ -25,7 +25,7 @@ impl Snapshot {
         let missing = || Error::not_found(format!("model `{model}`: {} holds no version of it", store.name()));
         let version = store.versions(model)?.pop().ok_or_else(missing)?;
         // Keeps local files until the version is in memory.
-        let held = store.bring(model, version)?;
+        let held = store.ensure_local(model, version)?;
         Snapshot::load(held.folder())
     }
 
@@ -36,7 +36,7 @@ impl Snapshot {
     pub fn load(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
         if !Manifest::read(folder)?.is_tried() {
-            Trials::Here.run(folder)?;
+            SandboxMode::Here.run(folder)?;
         }
         let snapshot = sterling_snapshot::Snapshot::load(folder, &Placement::default())?;
         Ok(Snapshot { view: Arc::new(View::new(Arc::new(snapshot))) })

@@ -82,7 +82,7 @@ impl Trainer {
         if out.exists() {
             return Err(Error::conflict(format!("{}: it exists, expected a path that does not", out.display())));
         }
-        let work = self.work.clone().unwrap_or_else(|| TrainOptions::work_beside(out));
+        let work = self.work.clone().unwrap_or_else(|| TrainOptions::work_folder_for(out));
         let options = TrainOptions { work, ..self.options.clone() };
         let mut trainer = sterling_train::Trainer::open(&self.package, options)?;
         let report = trainer.run(&|_| ())?;

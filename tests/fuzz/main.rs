@@ -24,7 +24,7 @@ const INPUTS: usize = 3000;
 /// Maximal size of the pool for mutations.
 const POOL_MAX: usize = 2000;
 /// Number of inputs between checks of the CPU time.
-const INPUTS_A_LOOK: usize = 100;
+const INPUTS_PER_CHECK: usize = 100;
 /// Maximal length of an input, in bytes.
 const INPUT_BYTES_MAX: usize = 64 << 10;
 /// Memory that an input may use: a constant in bytes, and bytes per byte of input.
@@ -169,7 +169,7 @@ fn fuzz(name: &str) {
             pool.push(input);
         }
         count += 1;
-        if time.is_some() && count % INPUTS_A_LOOK == 0 {
+        if time.is_some() && count % INPUTS_PER_CHECK == 0 {
             took = processor_time();
         }
     }

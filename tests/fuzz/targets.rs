@@ -235,7 +235,7 @@ pub const TARGETS: &[Target] = &[
     },
 ];
 
-fn told<T>(result: Result<T>) -> String {
+fn reported<T>(result: Result<T>) -> String {
     result.map_or_else(|e| e.to_string(), |_| "taken".into())
 }
 
@@ -245,7 +245,7 @@ fn filter(bytes: &[u8], _: &Path) -> String {
     if let Err(e) = &parsed {
         assert!(e.offset().is_none_or(|offset| offset <= text.len()), "an error beyond the text: {e}");
     }
-    told(parsed.map(|parsed| {
+    reported(parsed.map(|parsed| {
         let canonical = parsed.canonical();
         let again = filter::parse(&canonical.to_string()).map(|again| again.canonical());
         assert_eq!(again.as_ref().ok(), Some(&canonical), "the canonical form means something else");
@@ -255,7 +255,7 @@ fn filter(bytes: &[u8], _: &Path) -> String {
 fn value(bytes: &[u8], _: &Path) -> String {
     let Ok(text) = std::str::from_utf8(bytes) else { return "no text".into() };
     let constants = BTreeMap::from([("w".to_owned(), 0.5)]);
-    told(Program::compile(text, &["a", "b"], &constants).and_then(|program| {
+    reported(Program::compile(text, &["a", "b"], &constants).and_then(|program| {
         let (rows, mut out) = ([1.5_f32, -2.0, 0.0], [0.0; 3]);
         let inputs: Vec<&[f32]> = program.inputs().iter().map(|_| &rows[..]).collect();
         program.evaluate(&inputs, &program.constants(&BTreeMap::new())?, &mut Scratch::default(), &mut out);
@@ -265,14 +265,14 @@ fn value(bytes: &[u8], _: &Path) -> String {
 
 fn requests(bytes: &[u8], _: &Path) -> String {
     let all = [
-        told(api::retrievals(bytes)),
-        told(api::rank(bytes)),
-        told(api::embed(bytes)),
-        told(api::upserts(bytes, false)),
-        told(api::upserts(bytes, true)),
-        told(api::deletion(bytes)),
-        told(api::inference("m", bytes, None, &BTreeSet::from(["a", "b"]))),
-        told(api::inference("m", bytes, Some(bytes.len() / 2), &BTreeSet::new())),
+        reported(api::retrievals(bytes)),
+        reported(api::rank(bytes)),
+        reported(api::embed(bytes)),
+        reported(api::upserts(bytes, false)),
+        reported(api::upserts(bytes, true)),
+        reported(api::deletion(bytes)),
+        reported(api::inference("m", bytes, None, &BTreeSet::from(["a", "b"]))),
+        reported(api::inference("m", bytes, Some(bytes.len() / 2), &BTreeSet::new())),
     ];
     all.join("; ")
 }
@@ -280,17 +280,17 @@ fn requests(bytes: &[u8], _: &Path) -> String {
 fn manifest(bytes: &[u8], folder: &Path) -> String {
     put(folder, MANIFEST, bytes);
     put(folder, SHARDS_FILE, bytes);
-    let recipe = std::str::from_utf8(bytes).map_or("no text".into(), |text| told(Recipe::parse(text)));
+    let recipe = std::str::from_utf8(bytes).map_or("no text".into(), |text| reported(Recipe::parse(text)));
     let whole = Manifest::read(folder).and_then(|manifest| {
         manifest.digest();
         manifest.verify(folder)
     });
-    [told(whole), told(Shards::read(folder)), recipe].join("; ")
+    [reported(whole), reported(Shards::read(folder)), recipe].join("; ")
 }
 
 fn safetensors(bytes: &[u8], folder: &Path) -> String {
     let path = put(folder, "x.safetensors", bytes);
-    told(Tensors::read(&path).map(|tensors| {
+    reported(Tensors::read(&path).map(|tensors| {
         let names: Vec<String> = tensors.names().map(str::to_owned).collect();
         for name in &names {
             for dimensions in 0..4 {
@@ -333,12 +333,12 @@ fn index(bytes: &[u8], folder: &Path) -> String {
     for column in columns.iter().flat_map(Columns::list) {
         (0..index.slots().min(200)).for_each(|slot| drop(column.cell(Slot(slot as u32))));
     }
-    format!("index; {}; {}", told(columns), filter.map_or_else(String::new, told))
+    format!("index; {}; {}", reported(columns), filter.map_or_else(String::new, reported))
 }
 
 fn faiss(bytes: &[u8], folder: &Path) -> String {
     let path = put(folder, "x.index", bytes);
-    told(IndexFile::open(&path).and_then(|index| {
+    reported(IndexFile::open(&path).and_then(|index| {
         let count = index.ids().len().min(50) as u32;
         let vectors = index.vectors(&(0..count).collect::<Vec<_>>())?;
         assert_eq!(vectors.len(), count as usize * index.dimension());
@@ -351,7 +351,7 @@ fn journal(bytes: &[u8], folder: &Path) -> String {
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).unwrap();
     put(&folder, "00000000000000000001.log", bytes);
-    told(Log::open(&folder, LogOptions::default()).and_then(|log| {
+    reported(Log::open(&folder, LogOptions::default()).and_then(|log| {
         let mut follower = log.follow(log.first().saturating_sub(1))?;
         let mut last = None;
         while let Some(record) = follower.next(Duration::ZERO)? {
@@ -388,7 +388,7 @@ fn jagged(bytes: &[u8], _: &Path) -> String {
     for tensor in by_lengths.iter().chain(&by_offsets) {
         turned(tensor).unwrap();
     }
-    format!("{}; {}", told(by_lengths), told(by_offsets))
+    format!("{}; {}", reported(by_lengths), reported(by_offsets))
 }
 
 fn arrow(bytes: &[u8], _: &Path) -> String {
@@ -406,13 +406,13 @@ fn arrow(bytes: &[u8], _: &Path) -> String {
         let places: usize = parts.iter().map(|(places, _)| places.len()).sum();
         assert_eq!(places + refused.len(), items.len(), "each item has one place");
     }
-    [told(requests), told(items), told(parts)].join("; ")
+    [reported(requests), reported(items), reported(parts)].join("; ")
 }
 
 fn npy(bytes: &[u8], folder: &Path) -> String {
     let path = put(folder, "x.npy", bytes);
     let floats = npy::read_f32(&path).inspect(|(values, rows, width)| assert_eq!(values.len(), rows * width));
-    [told(floats), told(npy::read_i64(&path))].join("; ")
+    [reported(floats), reported(npy::read_i64(&path))].join("; ")
 }
 
 fn put(folder: &Path, name: &str, bytes: &[u8]) -> std::path::PathBuf {

@@ -33,7 +33,7 @@ pub fn rows_of(format: RowFormat, width: usize, rows: usize, random: &mut Random
 }
 
 #[test]
-fn bags_of_every_format_and_width_are_those_of_the_cpu() {
+fn bags_of_every_format_and_width_equal_those_of_the_cpu() {
     let device = device();
     let mut random = Random::new(3);
     // Wide, narrow, and widths that are no multiple of four numbers per load.

@@ -61,7 +61,7 @@ impl Requests {
         let rank = Rank { user: User::Vector(random.numbers(12)), items, reading };
         prepared.push(pass::prepare(view, Request::Rank(rank)).unwrap());
         let alone = |pass: &mut dyn Pass, request: &Prepared| -> Answer {
-            let batch = Happening::plain(std::slice::from_ref(request), &[0]);
+            let batch = Disturbance::plain(std::slice::from_ref(request), &[0]);
             pass.run(&batch);
             batch.answers.into_inner().unwrap().remove(0).unwrap().unwrap()
         };
@@ -77,7 +77,7 @@ impl Requests {
 
 /// A batch in which an event hits requests at a termination check of their pass: a deadline passes, a caller disconnects, or the
 /// pass panics.
-struct Happening<'a> {
+struct Disturbance<'a> {
     requests: Vec<&'a Prepared>,
     looks: AtomicUsize,
     /// Check at which each request is late, or its caller has disconnected.
@@ -90,9 +90,9 @@ struct Happening<'a> {
 
 const NEVER: usize = usize::MAX;
 
-impl<'a> Happening<'a> {
+impl<'a> Disturbance<'a> {
     fn plain(requests: &'a [Prepared], chosen: &[usize]) -> Self {
-        Happening {
+        Disturbance {
             requests: chosen.iter().map(|&n| &requests[n]).collect(),
             looks: AtomicUsize::new(0),
             late_at: vec![NEVER; chosen.len()],
@@ -110,7 +110,7 @@ impl<'a> Happening<'a> {
     }
 }
 
-impl Batch for Happening<'_> {
+impl Batch for Disturbance<'_> {
     fn len(&self) -> usize {
         self.requests.len()
     }
@@ -148,7 +148,7 @@ struct Found {
 /// Runs a batch of some of the requests; each must be answered as if it were alone.
 fn run(of: &Requests, gpu: &mut Cuda, random: &mut Random, found: &mut Found, what: &str) -> bool {
     let chosen: Vec<usize> = (0..1 + random.below(8)).map(|_| random.below(of.prepared.len())).collect();
-    let mut batch = Happening::plain(&of.prepared, &chosen);
+    let mut batch = Disturbance::plain(&of.prepared, &chosen);
     let looks = 1 + 5 * chosen.len();
     // Some requests are late or abandoned together, like requests that arrived together.
     let (late_at, left_at) = (random.below(looks), random.below(looks));
@@ -166,7 +166,7 @@ fn run(of: &Requests, gpu: &mut Cuda, random: &mut Random, found: &mut Found, wh
     let panicked = catch_unwind(AssertUnwindSafe(|| gpu.run(&batch))).is_err();
     assert!(!panicked || batch.panics_at != NEVER, "{what}: an unintended panic");
     found.panics += usize::from(panicked);
-    let Happening { late_at, left_at, answers, .. } = batch;
+    let Disturbance { late_at, left_at, answers, .. } = batch;
     for (n, answer) in answers.into_inner().unwrap().into_iter().enumerate() {
         let request = chosen[n];
         let what = format!("{what}, request {n} of {}: {request}", chosen.len());
@@ -266,7 +266,7 @@ fn whole_pass_skips_a_group_that_is_late_and_answers_those_around_it() {
     let alone = pass::run(&mut Cpu::new(Threads::new(1)), &prepared, None);
     // On streams that were used before, and on new ones.
     for turn in 0..4 {
-        let mut batch = Happening::plain(&prepared, &[0, 1, 2, 3, 4, 5]);
+        let mut batch = Disturbance::plain(&prepared, &[0, 1, 2, 3, 4, 5]);
         (3..5).for_each(|n| batch.late_at[n] = if turn == 1 { NEVER } else { 0 });
         gpu.run(&batch);
         for (n, (answer, alone)) in batch.answers.into_inner().unwrap().into_iter().zip(&alone).enumerate() {
@@ -338,8 +338,11 @@ fn whole_pass_goes_back_to_a_device_that_is_found_again() {
     assert!(!by_cpu() && residents.warnings().is_empty());
     card.lose_after(1);
     assert!(by_cpu());
-    let told = residents.warnings();
-    assert!(told.len() == 1 && told[0].contains("has failed for") && told[0].contains("the GPU is lost"), "{told:?}");
+    let reported = residents.warnings();
+    assert!(
+        reported.len() == 1 && reported[0].contains("has failed for") && reported[0].contains("the GPU is lost"),
+        "{reported:?}"
+    );
     card.find_again();
     let start = Instant::now();
     while by_cpu() {

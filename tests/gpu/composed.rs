@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use sterling::cuda::ops::looks::{Judged, Lookout, Looks, Schedule};
+use sterling::cuda::ops::looks::{ProbedLists, RunningSearches, Schedule, TerminationCriteria};
 use sterling::cuda::ops::rows::{CandidateColumns, ItemRows, RowKind, SlotRows};
 use sterling::cuda::ops::scan::{BlockLists, Centroids, Collection, Eligible, Order};
 use sterling::cuda::ops::steps::{self, FactorAt, NumbersAt, ProductTo, RowsOf};
@@ -169,7 +169,7 @@ pub fn filter() -> WordProgram {
 
 /// Parameters of all queries of a batch.
 #[derive(Clone, Copy)]
-pub struct Asked<'a> {
+pub struct QueryParameters<'a> {
     pub probes: usize,
     pub k0: usize,
     pub k: usize,
@@ -180,7 +180,7 @@ pub struct Asked<'a> {
 
 impl Catalogue {
     /// Composes a pass of operations: filter, probe, scan, select, rescore, gather, rerank, select and sort.
-    pub fn pass(&self, lane: &Device, vectors: &[f32], asked: &Asked<'_>) -> Result<Vec<Later<u32>>> {
+    pub fn pass(&self, lane: &Device, vectors: &[f32], asked: &QueryParameters<'_>) -> Result<Vec<Later<u32>>> {
         let (batch, selected) = (vectors.len() / DIMENSION, asked.k0 + asked.k0 / 4);
         let queries = self.collection(lane, vectors, asked.probes, selected)?;
         let looked_at = self.scan(lane, vectors, &queries, asked)?;
@@ -210,7 +210,13 @@ impl Catalogue {
 
     /// Scans the lists of a batch; with filters, checks after half of them whether enough results were found. Returns the lists
     /// of each query.
-    fn scan(&self, lane: &Device, vectors: &[f32], queries: &Collection, asked: &Asked<'_>) -> Result<Array<u32>> {
+    fn scan(
+        &self,
+        lane: &Device,
+        vectors: &[f32],
+        queries: &Collection,
+        asked: &QueryParameters<'_>,
+    ) -> Result<Array<u32>> {
         let (batch, probes) = (queries.queries(), asked.probes);
         let keys = lane.room(batch * self.centroids.lists)?;
         let order = self.best_of(lane, queries, probes, &keys)?;
@@ -230,10 +236,11 @@ impl Catalogue {
         let of_queries = lane.copy(&of_queries)?;
         let (words, vectors, margins) = (lane.copy(&words)?, lane.copy(vectors)?, lane.copy(&[])?);
         let eligible = Eligible { words: &words, firsts: &self.planes.firsts };
-        let judged = Judged { enough: u32::MAX, is_gain: 1, ..Judged::default() };
+        let judged = TerminationCriteria { enough: u32::MAX, is_gain: 1, ..TerminationCriteria::default() };
         let looks = vec![probes.div_ceil(2) as u32, probes as u32];
-        let looks = Looks::new(lane, &vec![Schedule { judged, gains: vec![0.0; looks.len()], looks }; batch])?;
-        let of = Lookout {
+        let looks =
+            RunningSearches::new(lane, &vec![Schedule { judged, gains: vec![0.0; looks.len()], looks }; batch])?;
+        let of = ProbedLists {
             keys: &keys,
             order: &order.slots,
             stride: order.stride,

@@ -4,20 +4,20 @@ use sterling::cuda::Demand;
 use sterling::cuda::ops::steps::RowsOf;
 use sterling::kernels::cpu::dense::Form;
 
-use crate::composed::{Asked, Catalogue, DIMENSION, Layers};
+use crate::composed::{Catalogue, DIMENSION, Layers, QueryParameters};
 use crate::emulation::{Random, emulated};
 
 /// The operations that launches report match those of the kernels, as the emulation counts them, if lists and candidates are as
 /// many as the host assumes.
 #[test]
-fn launches_compute_what_they_say() {
+fn launches_compute_their_definition() {
     let driver = emulated();
     let device = sterling::cuda::Device::over(driver.clone());
     let of = Catalogue::in_lists(&device, 64 * 64, 64).unwrap();
     let layers = Layers::new(&device, Form::Pairs).unwrap();
     let vectors = Random::new(2).numbers(20 * DIMENSION);
     for (probes, filters, batch) in [(16, 0, 3), (64, 0, 20)] {
-        let asked = Asked { probes, k0: 128, k: 50, filters, layers: Some(&layers) };
+        let asked = QueryParameters { probes, k0: 128, k: 50, filters, layers: Some(&layers) };
         let [said_before, did_before] = driver.demand();
         of.pass(&device, &vectors[..batch * DIMENSION], &asked).unwrap();
         let [said, did] = driver.demand();

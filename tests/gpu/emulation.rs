@@ -110,7 +110,7 @@ impl Random {
 /// Runs the same tests under sanitizers, which end the process at an out-of-bounds byte, a misaligned read or an overflow.
 #[test]
 #[ignore = "long: runs the suite again under sanitizers"]
-fn nothing_leaves_its_memory() {
+fn kernels_stay_within_their_memory() {
     if std::env::var_os(LIBRARY).is_some() {
         return;
     }
@@ -118,7 +118,7 @@ fn nothing_leaves_its_memory() {
     let preload = Command::new("g++").arg("-print-file-name=libasan.so").output().unwrap().stdout;
     let preload = String::from_utf8(preload).unwrap();
     let ran = Command::new(std::env::current_exe().unwrap())
-        .args(["--test-threads", "2", "--skip", "nothing_leaves_its_memory", "--skip", "whole_pass"])
+        .args(["--test-threads", "2", "--skip", "kernels_stay_within_their_memory", "--skip", "whole_pass"])
         .env(LIBRARY, &library)
         .env("LD_PRELOAD", preload.trim())
         // Memory that threads of the test keep until the end is no leak of the kernels.

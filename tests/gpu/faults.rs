@@ -108,7 +108,7 @@ fn memory_of_the_host_is_not_unregistered_while_queued_work_names_it() {
 }
 
 #[test]
-fn a_result_does_not_take_the_place_of_another() {
+fn a_result_never_overwrites_another() {
     let of = Misused::new();
     of.card.expects(of.pinned, 16);
     of.card.expects(of.pinned + 16, 16);
@@ -187,7 +187,7 @@ fn freed_memory_is_overwritten_and_not_used_again_at_once() {
 }
 
 #[test]
-fn a_stream_uses_no_memory_that_the_driver_has_not_come_to() {
+fn streams_use_memory_only_after_its_allocation_completes() {
     let of = Misused::new();
     let new = of.card.alloc(BYTES).unwrap();
     of.submit(Work::Clear { address: new, bytes: 8 });

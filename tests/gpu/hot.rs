@@ -188,7 +188,7 @@ fn memory_of_the_host_is_read_while_it_is_registered() {
 
 /// Uploads of a failed turn may never have run, so its slots are invalid.
 #[test]
-fn places_of_a_turn_that_failed_are_not_trusted() {
+fn cache_slots_of_a_failed_turn_are_not_reused() {
     let (device, mut random) = (device(), Random::new(12));
     let table = table_of(RowFormat::Int8, 12, &mut random);
     let mut hot = HotTables::default();

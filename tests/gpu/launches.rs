@@ -28,7 +28,7 @@ fn invalid_libraries_are_rejected() {
 }
 
 #[test]
-fn nothing_to_do_is_no_launch() {
+fn empty_work_launches_no_kernel() {
     let device = device();
     let (keys, wanted) = (device.room::<u32>(0).unwrap(), device.room::<u32>(0).unwrap());
     let scored = Scored { keys: &keys, slots: None, counts: None, stride: 0 };

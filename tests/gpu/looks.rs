@@ -2,10 +2,11 @@
 
 use sterling::cuda::Device;
 use sterling::cuda::cut::Share;
-use sterling::cuda::ops::looks::{Looks, Schedule};
+use sterling::cuda::ops::looks::{RunningSearches, Schedule};
 use sterling::cuda::ops::scan::{Collection, Eligible};
 use sterling::index::ivf::{
-    DeviceIndex, EligibleParts, Ending, FilteredSearch, Index, Margins, Pace, Probing, Rescore, Scratch,
+    CheckInterval, DeviceIndex, EligibleParts, Ending, FilteredSearch, Index, Probing, Rescore, ResidualQuantiles,
+    Scratch,
 };
 use sterling::index::topk::Selector;
 use sterling::units::ListId;
@@ -21,7 +22,7 @@ struct Catalogue {
     firsts: Vec<u32>,
     words: Vec<u64>,
     vectors: Vec<f32>,
-    margins: Margins,
+    margins: ResidualQuantiles,
     pass_rate: f64,
 }
 
@@ -46,7 +47,14 @@ fn catalogue(lists: usize, thin: u32, is_regional: bool) -> Catalogue {
     let pair = |(a, b): (&[f32], &[f32])| (dot(a, b) / dot(b, b).sqrt() + a[0], dot(a, b) / dot(b, b).sqrt());
     let sample: Vec<(f32, f32)> = rows.clone().zip(rows.skip(7)).map(pair).collect();
     let pass_rate = f64::from(passing) / index.items() as f64;
-    Catalogue { index, firsts, words, vectors: random.numbers(5 * DIMENSION), margins: Margins::of(&sample), pass_rate }
+    Catalogue {
+        index,
+        firsts,
+        words,
+        vectors: random.numbers(5 * DIMENSION),
+        margins: ResidualQuantiles::of(&sample),
+        pass_rate,
+    }
 }
 
 /// Returns the numbers of lists, items and survivors of a search on the CPU.
@@ -74,7 +82,7 @@ fn on_device(
     of: &Catalogue,
     copied: &DeviceIndex,
     searches: &[FilteredSearch<'_>],
-    (excluded, pace): (&[&[u32]], Pace),
+    (excluded, pace): (&[&[u32]], CheckInterval),
 ) -> Vec<[u64; 3]> {
     let queries = searches.len();
     let wanted: Vec<u32> = searches.iter().map(|s| s.enough as u32).collect();
@@ -92,7 +100,7 @@ fn on_device(
 }
 
 #[test]
-fn searches_end_where_those_of_the_cpu_do() {
+fn searches_terminate_where_those_of_the_cpu_do() {
     let device = device();
     let (mut ended_early, mut rarely) = (0, [0, 0]);
     for (lists, thin, is_regional) in [(60, 1, false), (60, 3, true), (130, 2, true), (300, 1, false), (7, 1, false)] {
@@ -121,8 +129,8 @@ fn searches_end_where_those_of_the_cpu_do() {
             let excluded: Vec<Vec<u32>> =
                 (0..5).map(|q| (0..of.index.slots() as u32).filter(|s| q % 2 == 1 && s % 11 == 3).collect()).collect();
             let excluded: Vec<&[u32]> = excluded.iter().map(Vec::as_slice).collect();
-            let often = on_device(&device, &of, &copied, &searches, (&excluded, Pace::Often));
-            let rare = on_device(&device, &of, &copied, &searches, (&excluded, Pace::Rare));
+            let often = on_device(&device, &of, &copied, &searches, (&excluded, CheckInterval::Often));
+            let rare = on_device(&device, &of, &copied, &searches, (&excluded, CheckInterval::Rare));
             for (q, vector) in of.vectors.chunks_exact(DIMENSION).enumerate() {
                 let want = on_cpu(&of, vector, &searches[q], excluded[q]);
                 let what = format!("query {q} of {lists} lists, {probes} to {probes_max}, {enough}, {ending:?}");
@@ -145,7 +153,7 @@ fn a_sufficient_result_ends_a_search() {
     let probing = Probing { ending, ..Probing::of(6, 60) };
     for (survivors, ends) in [(1, true), (2600, false)] {
         let search = FilteredSearch { probing, enough: 30, suffices: Some((6, survivors)) };
-        let found = on_device(&device, &of, &copied, &[search], (&[&[]], Pace::Rare));
+        let found = on_device(&device, &of, &copied, &[search], (&[&[]], CheckInterval::Rare));
         assert_eq!(found[0][0] == 6, ends, "{found:?}");
     }
 }
@@ -155,6 +163,6 @@ fn unsorted_termination_checks_are_rejected() {
     let device = device();
     for looks in [vec![], vec![5, 4]] {
         let gains = vec![0.0; looks.len()];
-        assert!(Looks::new(&device, &[Schedule { looks, gains, ..Schedule::default() }]).is_err());
+        assert!(RunningSearches::new(&device, &[Schedule { looks, gains, ..Schedule::default() }]).is_err());
     }
 }

@@ -113,7 +113,7 @@ fn results_of_queries_are_merged_as_in_the_reference() {
 }
 
 #[test]
-fn nothing_found_is_nothing_merged() {
+fn empty_results_merge_to_an_empty_result() {
     let device = device();
     let weights = device.copy(&[1f32, 2.0]).unwrap();
     let nothing = |rows: usize, stride: usize| Best {

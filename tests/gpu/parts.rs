@@ -14,7 +14,7 @@ use sterling::publish::{Output, Plan, publish};
 use sterling::request::{
     Answer, Content, Embed, EmbeddedUser, Ranked, Reading, Request, Rerank, Retrieve, Select, Selected, User,
 };
-use sterling::server::gather::{self, Said, Sharded};
+use sterling::server::gather::{self, ShardAnswer, Sharded};
 use sterling::serving::pass::{self, Cpu, Cuda, Pass, Prepared, Residents};
 use sterling::serving::view::View;
 use sterling::snapshot::{Placement, Recipe, Snapshot, Store, shard_folder};
@@ -63,8 +63,8 @@ pub fn select_alike(cpu: &Answer, gpu: &Answer, what: &str) {
     let alike = |a: f32, b: f32| (a - b).abs() <= if is_filtered { 0.1 } else { 2e-4 * a.abs().max(1.0) };
     let near = |a: f32, b: f32| (a - b).abs() <= 2e-4 * a.abs().max(1.0);
     for (cpu, gpu) in cpu.queries.iter().zip(&gpu.queries) {
-        let told = |s: &Selected| (s.ids.len(), s.codes.len(), s.scores.len(), s.is_all, s.may_go_further);
-        assert_eq!(told(cpu), told(gpu), "{what}");
+        let reported = |s: &Selected| (s.ids.len(), s.codes.len(), s.scores.len(), s.is_all, s.may_go_further);
+        assert_eq!(reported(cpu), reported(gpu), "{what}");
         assert_eq!((cpu.selected, cpu.candidates), (gpu.selected, gpu.candidates), "{what}");
         assert!(gpu.codes.windows(2).all(|pair| pair[0] >= pair[1]), "{what}: best first");
         for (n, id) in gpu.ids.iter().enumerate() {
@@ -180,7 +180,7 @@ fn whole_pass_of_parts_answers_as_on_the_cpu() {
 }
 
 /// Returns requests for every route of candidate search.
-fn of_every_way() -> Vec<Value> {
+fn by_every_method() -> Vec<Value> {
     let mut random = Random::new(41);
     let excluded: Vec<i64> = (0..300).map(|n| n * 7 - 3000).collect();
     let more = [
@@ -209,7 +209,7 @@ fn of_every_way() -> Vec<Value> {
 #[test]
 fn whole_pass_of_selections_answers_as_on_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
-    let requests = read(&of_every_way());
+    let requests = read(&by_every_method());
     for rescore in [Rescore::F16, Rescore::None] {
         let view = vectors(folder.path(), 1500, 20, rescore);
         let prepared = selections(&view, &requests);
@@ -218,17 +218,17 @@ fn whole_pass_of_selections_answers_as_on_the_cpu() {
         for (cards, mut pass) in [("one GPU", on(device())), ("two GPUs", on(shared))] {
             for (n, (cpu, gpu)) in of_cpu.iter().zip(answers(&mut pass, &prepared)).enumerate() {
                 let what = format!("{rescore:?} on {cards}, {n}");
-                let [cpu_told, told] = [cpu, &gpu].map(|answer| answer.explain.as_ref().unwrap());
-                assert!(["emulated", "cuda"].contains(&told.kernel), "{what}: {:?}", told.note);
+                let [cpu_told, reported] = [cpu, &gpu].map(|answer| answer.explain.as_ref().unwrap());
+                assert!(["emulated", "cuda"].contains(&reported.kernel), "{what}: {:?}", reported.note);
                 let request = &requests[n / 3];
                 // These continue until they have enough results. A GPU checks less often, so it scans more lists.
                 let chooses = !request.exact && (request.k == 200 && n % 3 == 2 || request.probes.is_none());
                 if chooses && request.filter != "shelf:nowhere" {
-                    assert!(told.probed >= cpu_told.probed, "{what}");
+                    assert!(reported.probed >= cpu_told.probed, "{what}");
                     none_is_worse(cpu, &gpu, &what);
                 } else {
                     select_alike(cpu, &gpu, &what);
-                    assert_eq!((cpu_told.route, cpu_told.candidates), (told.route, told.candidates), "{what}");
+                    assert_eq!((cpu_told.route, cpu_told.candidates), (reported.route, reported.candidates), "{what}");
                 }
             }
         }
@@ -244,7 +244,7 @@ struct OnCards {
 
 impl Sharded for OnCards {
     type Call = Request;
-    type Beside = ();
+    type Extra = ();
 
     fn items(&self) -> &[usize] {
         &self.items
@@ -262,14 +262,14 @@ impl Sharded for OnCards {
         request
     }
 
-    async fn ask(&self, shard: usize, request: Request) -> Result<Said<()>> {
+    async fn ask(&self, shard: usize, request: Request) -> Result<ShardAnswer<()>> {
         let prepared = pass::prepare(&self.views[shard], request)?;
         let mut pass = self.passes[shard].lock().unwrap();
         let answer = answers(&mut *pass, &[prepared]).remove(0);
         if let Some(explain) = &answer.explain {
             assert!(["emulated", "cuda"].contains(&explain.kernel), "{:?}", explain.note);
         }
-        Ok(Said { content: answer.content, degraded_rows: answer.degraded_rows, beside: () })
+        Ok(ShardAnswer { content: answer.content, degraded_rows: answer.degraded_rows, beside: () })
     }
 }
 
@@ -278,7 +278,7 @@ fn whole_pass_of_shards_on_gpus_answers_as_one_gpu() {
     let folder = tempfile::tempdir().unwrap();
     let rescore = Rescore::F16;
     let whole = vectors(folder.path(), 1500, 20, rescore);
-    let requests = read(&of_every_way());
+    let requests = read(&by_every_method());
     let prepared: Vec<Prepared> =
         requests.iter().map(|request| pass::prepare(&whole, Request::Retrieve(request.clone())).unwrap()).collect();
     let of_whole = answers(&mut on(device()), &prepared);

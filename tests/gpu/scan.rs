@@ -170,7 +170,7 @@ fn lists_are_scored_and_scanned_as_on_the_cpu() {
 }
 
 #[test]
-fn a_bar_rises_with_the_best_and_never_costs_one() {
+fn the_selection_threshold_rises_and_never_drops_a_best_candidate() {
     let (index, _) = index(6000, 16, 4, Rescore::None, true);
     let device = device();
     let copied = DeviceIndex::copy(&device, &index, &index.cut(Share::WHOLE), 0).unwrap();
@@ -193,7 +193,7 @@ fn a_bar_rises_with_the_best_and_never_costs_one() {
 
 /// Items of one bin, each better than those before it.
 #[test]
-fn the_bars_own_bin_is_still_looked_at() {
+fn the_bin_of_the_threshold_is_scanned() {
     let (items, dimension, k) = (6000, 4, 5);
     let values: Vec<f32> =
         (0..items).flat_map(|n| [1.0, 0.5, -0.5, 0.25].map(|x| x * (1.0 + n as f32 * 2e-7))).collect();

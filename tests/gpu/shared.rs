@@ -239,10 +239,10 @@ fn whole_pass_continues_without_gpus_when_one_is_lost() {
             for turn in 0..2 {
                 let after = kernels(&mut gpu);
                 let by_cpu = after.iter().filter(|(kernel, _)| *kernel != "emulated");
-                let told = by_cpu.clone().all(|(_, note)| {
+                let reported = by_cpu.clone().all(|(_, note)| {
                     note.as_ref().is_some_and(|note| note.contains(&format!("emulated:{lost}: the GPU is lost")))
                 });
-                assert!(by_cpu.count() > 0 && told, "turn {turn}, GPU {lost}, {launches}: {after:?}");
+                assert!(by_cpu.count() > 0 && reported, "turn {turn}, GPU {lost}, {launches}: {after:?}");
             }
             assert!(begun.elapsed().as_secs() < 300);
         }

@@ -1,10 +1,10 @@
 //! Steps of dense programs compared with those of the CPU, and complete graphs of the models.
 
 use sterling::cuda::ops::steps::{
-    self, ChainAt, FactorAt, FoldBesideAt, MatricesAt, NumbersAt, Placing, ProductTo, RowsOf, RunsOfRow,
+    self, ChainAt, FactorAt, KeyedFoldAt, MatricesAt, NumbersAt, PickDestination, ProductTo, RowsOf, RunsOfRow,
 };
 use sterling::cuda::{Array, Device};
-use sterling::graph::dense::{DeviceProgram, Given, InputRows, Made, RowProgram, Scratch, Size};
+use sterling::graph::dense::{DeclaredInput, DeclaredOutput, DeviceProgram, InputRows, RowProgram, Scratch, Size};
 use sterling::graph::tower::Graph;
 use sterling::kernels::cpu::Kernels;
 use sterling::kernels::cpu::dense::{
@@ -76,7 +76,7 @@ fn in_all_tiles(
 }
 
 #[test]
-fn products_are_those_of_the_cpu() {
+fn products_equal_those_of_the_cpu() {
     let (device, mut random) = (device(), Random::new(1));
     for (rows, columns, depths, relu) in [
         (1, 1, vec![1], false),
@@ -123,7 +123,7 @@ fn products_are_those_of_the_cpu() {
 /// Products of single-precision numbers on tensor cores: within 2^-21 of the sum's magnitude for parts of different magnitude and
 /// sums that cancel, and as close as a single-precision sum of this depth.
 #[test]
-fn products_by_tensor_cores_are_as_near_as_single_precision() {
+fn tensor_core_products_are_as_exact_as_single_precision() {
     let (device, mut random) = (device(), Random::new(8));
     let (rows, columns, depth) = (40, 70, 512);
     // All bits of a number matter; its magnitude is between 2^-12 and 2^3.
@@ -163,7 +163,7 @@ fn products_by_tensor_cores_are_as_near_as_single_precision() {
 
 /// Rows are narrowed on the device and multiplied with matrices that the host or the device packed, into numbers or pairs.
 #[test]
-fn products_of_pairs_are_those_of_the_cpu() {
+fn products_of_pairs_equal_those_of_the_cpu() {
     let (device, mut random) = (device(), Random::new(4));
     for (rows, columns, depths, relu, result) in [
         (1, 1, vec![1], false, Form::Single),
@@ -365,8 +365,8 @@ fn reductions_by_equal_keys_are_those_of_the_cpu() {
         let (keys, shared, values) = (on(&of_rows), on(&shared), values.each_ref().map(|values| on(values)));
         let made = on(&vec![-3.0; 2 * most * stride]);
         let out = NumbersAt::of(&made, 0, most * stride, stride);
-        let at = |&(f, n): &(Fold, usize)| FoldBesideAt::new(f, NumbersAt::of(&values[n], 0, count, 0));
-        let on_device: Vec<FoldBesideAt> = folds.iter().map(at).collect();
+        let at = |&(f, n): &(Fold, usize)| KeyedFoldAt::new(f, NumbersAt::of(&values[n], 0, count, 0));
+        let on_device: Vec<KeyedFoldAt> = folds.iter().map(at).collect();
         let counts = device.copy(&counts).unwrap();
         let keys = (NumbersAt::of(&keys, 0, most, 1), NumbersAt::of(&shared, 0, count, 0));
         let rows = RowsOf { counts: &counts, most };
@@ -379,7 +379,7 @@ fn reductions_by_equal_keys_are_those_of_the_cpu() {
 }
 
 #[test]
-fn chains_of_single_numbers_are_those_of_the_cpu() {
+fn scalar_chains_equal_those_of_the_cpu() {
     let (device, mut random) = (device(), Random::new(29));
     for (most, counts, links) in [(1, [1u32, 1], 2), (40, [40, 3], 7), (300, [0, 299], CHAIN_MAX)] {
         let on = |numbers: &[f32]| device.copy(numbers).unwrap();
@@ -472,11 +472,11 @@ fn matrices_of_a_row_are_multiplied_where_they_start() {
 fn picked_numbers_are_appended_in_runs() {
     let (device, mut random) = (device(), Random::new(37));
     for (most, counts, placing) in [
-        (4, [4u32, 2], Placing { runs: 3, count: 2, stride: 5, first: 4 }),
-        (90, [1, 90], Placing { runs: 1, count: 7, stride: 0, first: 3 }),
-        (300, [299, 0], Placing { runs: 4, count: 1, stride: 2, first: 1 }),
+        (4, [4u32, 2], PickDestination { runs: 3, count: 2, stride: 5, first: 4 }),
+        (90, [1, 90], PickDestination { runs: 1, count: 7, stride: 0, first: 3 }),
+        (300, [299, 0], PickDestination { runs: 4, count: 1, stride: 2, first: 1 }),
     ] {
-        let Placing { runs, count, stride, first } = placing;
+        let PickDestination { runs, count, stride, first } = placing;
         let (width, out_row) = (11, first + (runs - 1) * stride + count + 1);
         let from = random.numbers(2 * most * width);
         let index: Vec<u32> = (0..runs * count).map(|_| random.below(width) as u32).collect();
@@ -512,11 +512,12 @@ fn rerankers_compute_on_a_device_as_on_the_cpu() {
         let width = |name: &str| graph.input(name).unwrap().shape.as_ref().unwrap().last().unwrap().unwrap();
         let (dimension, tasks) = (width("query"), graph.output("logits").unwrap().shape.as_ref().unwrap()[2].unwrap());
         let (d, one) = (Size::Fixed(dimension as i64), Size::Fixed(1));
-        let given = |name: &str, is_pair, shape: &[Size]| Given { name: name.into(), is_pair, shape: shape.to_vec() };
+        let given =
+            |name: &str, is_pair, shape: &[Size]| DeclaredInput { name: name.into(), is_pair, shape: shape.to_vec() };
         let mut inputs = vec![given("query", false, &[one, d]), given("item", true, &[one, Size::Rows, d])];
         let columns = graph.inputs().filter(|p| !["query", "item"].contains(&p.name.as_str()));
         inputs.extend(columns.map(|port| given(&port.name, true, &[one, Size::Rows])));
-        let logits = Made { name: "logits".into(), shape: vec![one, Size::Rows, Size::Fixed(tasks as i64)] };
+        let logits = DeclaredOutput { name: "logits".into(), shape: vec![one, Size::Rows, Size::Fixed(tasks as i64)] };
         let program = RowProgram::lower(&bytes, &inputs, &[logits]).unwrap();
         let copied = DeviceProgram::copy(&device, &program).unwrap();
         // Few candidates, for which one plan is cheaper, and many, for which the other one is.
@@ -555,7 +556,7 @@ fn rerankers_compute_on_a_device_as_on_the_cpu() {
 }
 
 #[test]
-fn rows_that_are_named_lie_side_by_side() {
+fn selected_rows_are_gathered_contiguously() {
     let (device, mut random) = (device(), Random::new(6));
     for (rows, width) in [(5, 1), (40, 300), (1, 7)] {
         let numbers = random.numbers(rows * width);

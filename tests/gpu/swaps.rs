@@ -91,8 +91,8 @@ impl Served {
         let version = view.main().manifest.version as i64 - 1;
         assert!(items.ids.len() == 9 && items.ids.iter().all(|id| id.0 / IDS == version), "{:?}", items.ids);
         let explain = answer.explain.unwrap();
-        let told = explain.note.as_ref().is_some_and(|note| note.contains("the CPU answered"));
-        assert_eq!(told, explain.kernel != "emulated", "{explain:?}");
+        let reported = explain.note.as_ref().is_some_and(|note| note.contains("the CPU answered"));
+        assert_eq!(reported, explain.kernel != "emulated", "{explain:?}");
         explain.kernel
     }
 
@@ -119,11 +119,11 @@ fn whole_pass_of_a_waiting_version_starts_when_another_has_no_requests() {
     for (count, order) in [(1, &[1, 0, 2][..]), (2, &[2])] {
         let cards = cards(&vec![room_for_one(count, &views); count]);
         let mut served = Served::new(devices(&cards));
-        served.residents.bring(views[0].main());
+        served.residents.upload_version(views[0].main());
         served.until_on_card(&views[0]);
         // Forwards, back, and on.
         for &next in order {
-            served.residents.bring(views[next].main());
+            served.residents.upload_version(views[next].main());
             assert_ne!(served.kernel(&views[next]), "emulated");
             served.until_on_card(&views[next]);
             assert!(served.residents.waiting().is_empty());
@@ -137,8 +137,8 @@ fn whole_pass_of_a_waiting_version_starts_when_another_has_no_requests() {
             assert_eq!(served.kernel(&views[2]), "emulated");
             std::thread::sleep(Duration::from_millis(20));
         }
-        let told = served.residents.waiting().remove(0);
-        assert!(told.contains("the CPU answers until there is room on the device"), "{told}");
+        let reported = served.residents.waiting().remove(0);
+        assert!(reported.contains("the CPU answers until there is room on the device"), "{reported}");
     }
 }
 
@@ -182,8 +182,8 @@ fn whole_pass_of_a_version_keeps_its_place() {
         assert_ne!(served.kernel(&views[2]), "emulated");
     }
     assert_eq!(served.kernel(&views[0]), "emulated");
-    let told = served.residents.waiting();
-    assert!(told.len() == 2 && told[1].contains("are missing"), "{told:?}");
+    let reported = served.residents.waiting();
+    assert!(reported.len() == 2 && reported[1].contains("are missing"), "{reported:?}");
 }
 
 /// Requests of both versions while one replaces the other: none fails, and each is answered by its own version.
@@ -229,12 +229,12 @@ fn whole_pass_of_versions_continues_if_the_gpu_is_lost_between_them() {
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_ne!(served.kernel(&views[0]), "emulated");
-    let told = served.residents.warnings();
+    let reported = served.residents.warnings();
     let is_told = |line: &String| line.contains("version 2: the CPU answers until the device takes it");
-    assert!(told.iter().any(|line| is_told(line) && line.contains("the GPU is lost")), "{told:?}");
+    assert!(reported.iter().any(|line| is_told(line) && line.contains("the GPU is lost")), "{reported:?}");
     // The GPU is back without a request for it: the next version is loaded after all.
     card.find_again();
     served.until_on_card(&views[1]);
-    let told = served.residents.warnings();
-    assert!(!told.iter().any(is_told), "{told:?}");
+    let reported = served.residents.warnings();
+    assert!(!reported.iter().any(is_told), "{reported:?}");
 }

@@ -76,7 +76,7 @@ fn check_by(blocks: usize, case: &Case, seed: u64) {
 }
 
 #[test]
-fn the_best_of_any_number_are_those_of_a_sort() {
+fn the_best_k_equal_a_sort_for_any_k() {
     check(&Case { rows: 3, stride: 700, levels: 5, wanted: vec![1, 100, 700] }, 1);
     check(&Case { rows: 2, stride: 2500, levels: 4_000_000, wanted: vec![1500, 2499] }, 2);
     check(&Case { rows: 4, stride: 1, levels: 1, wanted: vec![0, 1, 2, 5] }, 3);

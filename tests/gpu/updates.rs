@@ -506,8 +506,8 @@ fn whole_pass_without_room_for_updates_is_answered_by_the_cpu() {
             (answers(&mut Cpu::new(Threads::new(1))), answers(&mut Cuda::new(residents.clone(), Threads::new(1))));
         agree(&cpu, &gpu, "either device");
         let explain = gpu.explain.unwrap();
-        let told = explain.note.is_some_and(|note| note.contains("the CPU answered: no room on the device"));
-        assert!(told != ["emulated", "cuda"].contains(&explain.kernel), "{}", explain.kernel);
+        let reported = explain.note.is_some_and(|note| note.contains("the CPU answered: no room on the device"));
+        assert!(reported != ["emulated", "cuda"].contains(&explain.kernel), "{}", explain.kernel);
         explain.kernel
     };
     let of_card = |kernel: &str| ["emulated", "cuda"].contains(&kernel);

@@ -336,7 +336,7 @@ fn whole_pass_that_comes_again_is_replayed_and_answers_alike() {
     let view = vectors(folder.path(), 900, 16, Rescore::F16);
     let driver = emulated();
     let residents = Arc::new(Residents::new(Device::over(driver.clone())).with_budget(64 << 20));
-    residents.bring(view.main());
+    residents.upload_version(view.main());
     let mut gpu = Cuda::new(residents, Threads::new(1));
     let mut random = Random::new(10);
     let body = |random: &mut Random, filter: &str, probes: usize| json!({"vector": random.numbers(16), "filter": filter, "probes": probes, "k": 10, "candidates": 50});
@@ -394,7 +394,7 @@ fn whole_pass_takes_the_memory_of_its_parts() {
         let free = || device.memory().unwrap().0;
         device.settle().unwrap();
         let before = free();
-        residents.bring(view.main());
+        residents.upload_version(view.main());
         device.settle().unwrap();
         let (used, step) = ((before - free()) as usize, if is_card { 32 << 20 } else { 1 });
         let range = of_slots..=most.next_multiple_of(step) + step;

@@ -109,7 +109,7 @@ fn asked(index: &Index, plan: &Plan) -> Vec<u64> {
 }
 
 #[test]
-fn words_are_the_truth_for_any_filter() {
+fn filter_bitmaps_are_exact_for_any_filter() {
     let device = device();
     for (items, lists, options) in [
         (700, 6, Options::default()),

@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 use sterling::cuda::ops::rows::SlotRows;
-use sterling::cuda::ops::worth::{Rated, ValueInput, ValueProgram, Valued, tell};
+use sterling::cuda::ops::worth::{Rated, ValueInput, ValueProgram, Valued, gather_columns};
 use sterling::cuda::{Array, Device};
 use sterling::index::topk::{key, unkey};
 use sterling::index::value::{Program, Scratch};
@@ -161,11 +161,11 @@ fn values_are_those_of_the_cpu_and_the_best_are_returned() {
         let places = device.copy(&[5u32, 299, 0, 1, 6, 0]).unwrap();
         let told_counts = device.copy(&[3u32, 2]).unwrap();
         let best = SlotRows { slots: &places, counts: &told_counts, stride: 3 };
-        let told = tell(device, best, &candidates.rated(), (&valued.tasks, TASKS)).unwrap();
-        let (slots, slot_of) = (told.slots.to_vec().unwrap(), &candidates.slots);
+        let reported = gather_columns(device, best, &candidates.rated(), (&valued.tasks, TASKS)).unwrap();
+        let (slots, slot_of) = (reported.slots.to_vec().unwrap(), &candidates.slots);
         assert_eq!([slots[0], slots[1], slots[4]], [slot_of[5], slot_of[299], slot_of[STRIDE + 6]]);
-        assert_eq!(told.similarity.to_vec().unwrap()[3], ordered(candidates.similarity[STRIDE + 1]));
-        assert_eq!(told.tasks.to_vec().unwrap()[2..4], task_scores[299 * TASKS..300 * TASKS]);
+        assert_eq!(reported.similarity.to_vec().unwrap()[3], ordered(candidates.similarity[STRIDE + 1]));
+        assert_eq!(reported.tasks.to_vec().unwrap()[2..4], task_scores[299 * TASKS..300 * TASKS]);
     }
     // A task score that is not a number is reported, for its request only.
     let mut broken = candidates.logits.clone();
@@ -189,9 +189,9 @@ fn more_results_than_threads_are_returned() {
     let on = (device.copy(&places).unwrap(), device.copy(&told_counts).unwrap());
     for _ in 0..2 {
         let best = SlotRows { slots: &on.0, counts: &on.1, stride };
-        let told = tell(device, best, &candidates.rated(), (&valued.tasks, TASKS)).unwrap();
-        let (slots, similarity) = (told.slots.to_vec().unwrap(), told.similarity.to_vec().unwrap());
-        let of_tasks = told.tasks.to_vec().unwrap();
+        let reported = gather_columns(device, best, &candidates.rated(), (&valued.tasks, TASKS)).unwrap();
+        let (slots, similarity) = (reported.slots.to_vec().unwrap(), reported.similarity.to_vec().unwrap());
+        let of_tasks = reported.tasks.to_vec().unwrap();
         for n in (0..2 * stride).filter(|n| n % stride < told_counts[n / stride] as usize) {
             let from = n / stride * STRIDE + places[n] as usize;
             assert_eq!((slots[n], similarity[n]), (candidates.slots[from], ordered(candidates.similarity[from])));

@@ -48,7 +48,7 @@ fn ask(address: &str, key: &str, method: &str, path: &str, body: &str) -> (u16, 
 }
 
 #[test]
-fn keys_are_made_used_rotated_and_taken_away_without_a_restart() {
+fn keys_are_created_used_rotated_and_revoked_without_a_restart() {
     let (store, file) = guarded();
     let (reader, watcher) = (key(&file, &["reader", "--model", "vectors"]), key(&file, &["watcher"]));
     let server = serve(store.path(), &format!("[access]\nkeys = {file:?}"));
@@ -134,13 +134,13 @@ fn changes_are_audited_with_their_caller() {
     assert_eq!(call("stk_0", "POST", &format!("{models}/items:delete"), "{\"ids\": [2]}"), 401);
     assert_eq!(call(&reader, "POST", VECTORS, "{\"vector\": [1, 0]}"), 200);
     let text = std::fs::read_to_string(&log).unwrap();
-    let told = |line: &str| {
+    let reported = |line: &str| {
         let line: Value = serde_json::from_str(line).unwrap();
         assert!(line["peer"].as_str().unwrap().starts_with("127.0.0.1:") && line["id"].as_str().unwrap().len() == 16);
         assert_eq!(line["key"], "ops");
         (line["call"].as_str().unwrap().to_owned(), line["status"].as_u64().unwrap())
     };
-    let lines: Vec<_> = text.lines().map(told).collect();
+    let lines: Vec<_> = text.lines().map(reported).collect();
     assert_eq!(lines, [("label".into(), 200), ("load".into(), 404), ("delete".into(), 200)]);
     assert!(!text.contains(&admin));
 }
@@ -164,7 +164,7 @@ fn administrators_come_in_by_their_own_address() {
 }
 
 #[test]
-fn a_crowd_at_the_main_address_locks_no_administrator_out() {
+fn a_full_main_address_does_not_exclude_administrators() {
     let (store, _) = guarded();
     // A port that was free a moment ago.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -228,7 +228,7 @@ fn wrong_keys_are_reported_under_load_too() {
 }
 
 #[test]
-fn wrong_keys_end_the_start() {
+fn invalid_key_files_end_the_start() {
     let (store, file) = guarded();
     let made = key(&file, &["a"]);
     for (text, expected) in [

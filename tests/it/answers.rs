@@ -21,7 +21,7 @@ const INFER: &str = "/v2/models/vectors/infer";
 const MEMORY_MB: u64 = 64;
 const BODIES_MB: u64 = 8;
 /// Allowed memory beyond the options, in MiB: pages of the snapshot that were read, working memory of threads, connections.
-const BESIDE_MB: u64 = 96;
+const OTHER_MB: u64 = 96;
 
 /// Returns numbers that look random and are the same in each run.
 fn dice(n: usize) -> usize {
@@ -166,7 +166,7 @@ impl Ask {
                 for result in results {
                     match &result["problem"] {
                         Value::Null => check_items(&result["items"]),
-                        problem => check_refusal(problem["status"].as_u64().unwrap() as u16, problem),
+                        problem => check_rejection(problem["status"].as_u64().unwrap() as u16, problem),
                     }
                 }
             }
@@ -188,8 +188,8 @@ impl Ask {
                         assert!(texts.value_data().len() <= (256 + 64) << 10, "a batch is cut by its bytes");
                         for at in 0..batch.num_rows() {
                             let text = text(ids[row + at]);
-                            let told = if texts.is_valid(at) { texts.value(at) } else { "" };
-                            assert_eq!(told, text);
+                            let reported = if texts.is_valid(at) { texts.value(at) } else { "" };
+                            assert_eq!(reported, text);
                         }
                     }
                     row += batch.num_rows();
@@ -237,7 +237,7 @@ impl Ask {
 }
 
 /// Checks that a rejection names the object, its bytes and the limit.
-fn check_refusal(status: u16, problem: &Value) {
+fn check_rejection(status: u16, problem: &Value) {
     assert!([422, 503].contains(&status), "{problem}");
     let said = problem["detail"].as_str().or(problem["error"].as_str()).unwrap();
     assert!(said.contains("the answer takes ") && said.contains(" bytes"), "{said}");
@@ -263,13 +263,13 @@ fn answers_of_every_form_and_size_are_correct_or_rejected() {
         } else {
             // Only a router holds these completely.
             assert!(is_routed, "{form:?} {k}: {}", String::from_utf8_lossy(&body));
-            check_refusal(status, &serde_json::from_slice(&body).unwrap());
+            check_rejection(status, &serde_json::from_slice(&body).unwrap());
             refused += 1;
         }
     }
     assert!(answered > 30 && refused > 0, "{answered} answered, {refused} rejected");
     for (name, process) in [("server", &server), ("router", &router)] {
-        let (peak, most) = (peak_mb(process), MEMORY_MB + 2 * BODIES_MB + BESIDE_MB);
+        let (peak, most) = (peak_mb(process), MEMORY_MB + 2 * BODIES_MB + OTHER_MB);
         assert!(peak <= most, "the {name} took {peak} MiB, expected at most {most}");
     }
 }
@@ -309,7 +309,7 @@ fn unread_answers_stay_within_the_memory_of_a_server() {
         }
     }
     for (name, process) in [("server", &server), ("router", &router)] {
-        let (peak, most) = (peak_mb(process), MEMORY_MB + 2 * BODIES_MB + BESIDE_MB);
+        let (peak, most) = (peak_mb(process), MEMORY_MB + 2 * BODIES_MB + OTHER_MB);
         assert!(peak <= most, "the {name} took {peak} MiB, expected at most {most}");
         // All memory is released: the same requests are answered again.
         let ask = Ask { form: Form::Items, k: 9, columns: vec!["long"] };
@@ -319,7 +319,7 @@ fn unread_answers_stay_within_the_memory_of_a_server() {
 
 #[test]
 #[ignore = "long: soak"]
-fn a_caller_is_answered_beside_the_storm_of_another() {
+fn a_caller_is_answered_while_another_floods_the_server() {
     let store = published();
     let file = store.path().join("keys.toml").to_str().unwrap().to_owned();
     let key = |name: &str| {

@@ -90,7 +90,7 @@ fn served_items() -> (Server, tempfile::TempDir) {
 }
 
 #[test]
-fn a_recording_is_replayed_and_its_answers_are_held_against_exact_ones() {
+fn a_recording_is_replayed_and_its_answers_are_compared_with_exact_ones() {
     let (server, folder) = served_items();
     let url = format!("http://{}", server.address);
     let bodies = [
@@ -223,7 +223,7 @@ fn liar(listener: &TcpListener) {
 }
 
 #[test]
-fn answers_that_are_wrong_are_found_out() {
+fn wrong_answers_are_detected() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || liar(&listener));
@@ -253,7 +253,7 @@ fn the_peak_is_found_and_reported() {
 }
 
 /// A server that reports its model, and passes all other connections to `otherwise`.
-fn tell_a_model(listener: &TcpListener, otherwise: &mut dyn FnMut(TcpStream)) {
+fn model_reporter(listener: &TcpListener, otherwise: &mut dyn FnMut(TcpStream)) {
     for stream in listener.incoming() {
         let mut stream = stream.unwrap();
         let mut head = [0; 4096];
@@ -273,7 +273,7 @@ fn a_server_that_hangs_up_or_never_answers_is_counted_as_such() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     // It reports its model, and closes the connection at every retrieval.
-    std::thread::spawn(move || tell_a_model(&listener, &mut drop));
+    std::thread::spawn(move || model_reporter(&listener, &mut drop));
     let (_, lines, errors) = bench(&url, &["--rate", "40", "--arrivals", "constant"]);
     assert_eq!(lines[0]["classes"][0]["errors"], 20, "{lines:?} {errors}");
 
@@ -282,7 +282,7 @@ fn a_server_that_hangs_up_or_never_answers_is_counted_as_such() {
     let url = format!("http://{}", silent.local_addr().unwrap());
     std::thread::spawn(move || {
         let mut kept = Vec::new();
-        tell_a_model(&silent, &mut |stream| kept.push(stream));
+        model_reporter(&silent, &mut |stream| kept.push(stream));
     });
     let few = ["--rate", "20", "--arrivals", "constant", "--connections", "1", "--timeout-ms", "100"];
     let (code, lines, errors) = bench(&url, &few);

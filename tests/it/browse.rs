@@ -58,11 +58,11 @@ fn check_values<'a>(server: &Server, position: u64, column: &str, contains: &str
         .filter_map(|(value, items)| Some((closeness(value, contains)?, std::cmp::Reverse(items), value)))
         .collect();
     expected.sort();
-    let told: Vec<_> =
+    let reported: Vec<_> =
         answer["values"].as_array().unwrap().iter().map(|v| (v["value"].to_string(), &v["items"])).collect();
     let expected: Vec<_> =
         expected.iter().map(|(_, items, value)| (json!(value).to_string(), json!(items.0))).collect();
-    assert_eq!(told, expected.iter().map(|(value, items)| (value.clone(), items)).collect::<Vec<_>>(), "{path}");
+    assert_eq!(reported, expected.iter().map(|(value, items)| (value.clone(), items)).collect::<Vec<_>>(), "{path}");
     assert_eq!(answer["found"], expected.len());
 }
 
@@ -71,12 +71,13 @@ fn check(server: &Server, position: u64, books: &BTreeMap<i64, Book>) {
         let mut expected: Vec<_> =
             books.values().filter_map(|b| Some((closeness(&b.title, text)?, &b.title, b.id))).collect();
         expected.sort();
-        let told = found(server, &format!("contains={}&limit=100&min_position={position}", text.replace(' ', "%20")));
+        let reported =
+            found(server, &format!("contains={}&limit=100&min_position={position}", text.replace(' ', "%20")));
         let closest = |ids: &[i64]| {
             ids.iter().map(|id| (closeness(&books[id].title, text), books[id].title.clone())).collect::<Vec<_>>()
         };
         let expected: Vec<i64> = expected.into_iter().map(|(_, _, id)| id).take(100).collect();
-        assert_eq!(closest(&told), closest(&expected), "{text}");
+        assert_eq!(closest(&reported), closest(&expected), "{text}");
     }
     for text in ["", "tag", "3", "nothing"] {
         check_values(server, position, "tags", text, books.values().flat_map(|b| b.tags.iter().map(String::as_str)));
@@ -106,9 +107,9 @@ fn browsing_equals_a_plain_scan() {
     let items: Vec<Value> = books.values().filter(|b| b.id % 3 == 0).map(Book::json).collect();
     server.ask(&format!("{MODEL}/items:upsert"), json!({"items": items}));
     let gone: Vec<i64> = (0..90).filter(|n| n % 5 == 0).collect();
-    let told = server.ask(&format!("{MODEL}/items:delete"), json!({"ids": gone}));
+    let reported = server.ask(&format!("{MODEL}/items:delete"), json!({"ids": gone}));
     gone.iter().for_each(|id| drop(books.remove(id)));
-    check(&server, told["position"].as_u64().unwrap(), &books);
+    check(&server, reported["position"].as_u64().unwrap(), &books);
 }
 
 #[test]
@@ -165,15 +166,18 @@ fn values_take_the_memory_that_they_have() {
     put(&store, &vectors(folder.path(), &(0..300).map(line).collect::<String>())).unwrap();
     let server = InProcess::with(&store, &Options { bodies_mb: 8, ..Options::default() });
     let values = |column: &str, limit: usize| {
-        let (status, told) = server.get(&format!("{MODEL}/columns/{column}?limit={limit}"));
-        (status, serde_json::from_str::<Value>(&told).unwrap())
+        let (status, reported) = server.get(&format!("{MODEL}/columns/{column}?limit={limit}"));
+        (status, serde_json::from_str::<Value>(&reported).unwrap())
     };
-    let (status, told) = values("title", 1000);
-    assert_eq!((status, told["values"].as_array().map(Vec::len)), (200, Some(300)));
-    let (status, told) = values("body", 100);
-    assert_eq!((status, told["values"].as_array().map(Vec::len), &told["found"]), (200, Some(100), &json!(300)));
-    let (status, told) = values("body", 1000);
-    assert_eq!((status, &told["code"]), (422, &json!("too_costly")), "{told}");
+    let (status, reported) = values("title", 1000);
+    assert_eq!((status, reported["values"].as_array().map(Vec::len)), (200, Some(300)));
+    let (status, reported) = values("body", 100);
+    assert_eq!(
+        (status, reported["values"].as_array().map(Vec::len), &reported["found"]),
+        (200, Some(100), &json!(300))
+    );
+    let (status, reported) = values("body", 1000);
+    assert_eq!((status, &reported["code"]), (422, &json!("too_costly")), "{reported}");
     // All of it was given back.
     assert_eq!(values("body", 100).0, 200);
 }

@@ -215,7 +215,7 @@ fn holds(found: &[Ranked], tags: &[Vec<usize>], kept: (usize, &str), place: &str
 }
 
 #[test]
-fn an_overarch_reads_the_values_of_candidates_in_turn() {
+fn a_reranker_reads_sequences_of_candidate_values() {
     for (length, keep, is_program) in [
         (3, "last", true),
         (3, "first", true),
@@ -300,7 +300,7 @@ fn given(id: usize, tags: &[usize]) -> GivenItem {
 }
 
 #[test]
-fn items_that_come_later_have_their_values_in_turn() {
+fn updated_items_have_sequence_values() {
     let main = package(3, "last", true, &lines()[..4]).view().unwrap();
     let mut fresh = Fresh::new(main.main().clone(), 0).in_place();
     // Existing items with other tags, and all further items.

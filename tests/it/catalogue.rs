@@ -39,7 +39,7 @@ fn bad_item_files_are_rejected_with_the_location() {
 }
 
 #[test]
-fn vectors_beside_the_file_must_fit_it() {
+fn vector_files_must_match_the_item_file() {
     let store = tempfile::tempdir().unwrap();
     let what = vectors(store.path(), "{\"id\": 1}\n{\"id\": 2}\n");
     let npy = store.path().join("v.npy");

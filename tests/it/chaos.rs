@@ -28,14 +28,14 @@ type Change = (i64, Option<i64>);
 
 /// State of the writes: the state at the last acknowledged position, and the call in progress.
 #[derive(Clone, Debug, Default)]
-struct Written {
+struct WriteProgress {
     items: BTreeMap<i64, i64>,
     position: u64,
     open: Vec<Change>,
     calls: u64,
 }
 
-impl Written {
+impl WriteProgress {
     fn acknowledge(&mut self, count: usize) {
         for (id, n) in self.open.drain(..).take(count) {
             match n {
@@ -60,10 +60,10 @@ fn lines(items: &BTreeMap<i64, i64>) -> String {
 }
 
 /// Publishes a catalogue in `folder`, complete or in shards, and returns its content.
-fn begin(folder: &Path, shards: Option<u32>) -> Written {
+fn begin(folder: &Path, shards: Option<u32>) -> WriteProgress {
     let items: BTreeMap<i64, i64> = (0..STAYING).map(|id| (id, 0)).collect();
     put(&folder.join("store"), &Plan { output: output(shards), ..vectors(folder, &lines(&items)) }).unwrap();
-    Written { items, ..Written::default() }
+    WriteProgress { items, ..WriteProgress::default() }
 }
 
 fn serve(folder: &Path) -> Server {
@@ -87,7 +87,7 @@ fn post(address: &str, path: &str, body: &str) -> Option<(u16, Value)> {
 }
 
 /// Writes calls until there is no answer or `stop` is set.
-fn write(address: &str, written: &Mutex<Written>, seed: u64, stop: &AtomicBool) {
+fn write(address: &str, written: &Mutex<WriteProgress>, seed: u64, stop: &AtomicBool) {
     let random = &mut Random::new(seed);
     while !stop.load(Ordering::Relaxed) {
         let (path, body, count) = {
@@ -127,10 +127,10 @@ fn write(address: &str, written: &Mutex<Written>, seed: u64, stop: &AtomicBool) 
 }
 
 /// Compares the state of a server with the writes, and continues from it.
-fn check(server: &Server, written: &mut Written, what: &str) {
+fn check(server: &Server, written: &mut WriteProgress, what: &str) {
     server.wait_ready();
-    let told = server.get_json(&format!("{ITEMS}:position"));
-    let durable = told["durable"].as_u64().unwrap();
+    let reported = server.get_json(&format!("{ITEMS}:position"));
+    let durable = reported["durable"].as_u64().unwrap();
     let (least, most) = (written.position, written.position + written.open.len() as u64);
     assert!((least..=most).contains(&durable), "{what}: {durable} is durable, expected {least} to {most}");
     written.acknowledge((durable - least) as usize);
@@ -143,7 +143,7 @@ fn check(server: &Server, written: &mut Written, what: &str) {
 }
 
 /// Prints figures for runs with more rounds than the default.
-fn tell(what: std::fmt::Arguments<'_>) {
+fn print_figures(what: std::fmt::Arguments<'_>) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{what}").unwrap();
 }
@@ -157,7 +157,7 @@ fn is_publishing(folder: &Path) -> bool {
     })
 }
 
-fn publisher(folder: &Path, written: &Written, arguments: &[&str]) -> Child {
+fn publisher(folder: &Path, written: &WriteProgress, arguments: &[&str]) -> Child {
     let items = folder.join("catalogue.jsonl");
     std::fs::write(&items, lines(&written.items)).unwrap();
     let mut command = sterling();
@@ -166,7 +166,7 @@ fn publisher(folder: &Path, written: &Written, arguments: &[&str]) -> Child {
     command.arg("--store").arg(folder.join("store")).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
-fn merge_on_and_on(address: &str, merged: &AtomicU64) {
+fn merge_repeatedly(address: &str, merged: &AtomicU64) {
     while let Some((status, answer)) = post(address, &format!("{ITEMS}:merge"), "") {
         // Another publication is in progress, or the server is not ready.
         assert!([200, 409, 503].contains(&status), "{status} {answer}");
@@ -174,7 +174,7 @@ fn merge_on_and_on(address: &str, merged: &AtomicU64) {
     }
 }
 
-fn kill_again_and_again(rounds: u64, shards: Option<u32>) {
+fn kill_repeatedly(rounds: u64, shards: Option<u32>) {
     let folder = tempfile::tempdir().unwrap();
     let store = folder.path().join("store");
     let serve = || serve_with(folder.path(), if shards.is_some() { &["--shard", "0"] } else { &[] });
@@ -196,12 +196,12 @@ fn kill_again_and_again(rounds: u64, shards: Option<u32>) {
         let (address, shared, stop) = (server.address.clone(), written.clone(), Arc::new(AtomicBool::new(false)));
         let writer = std::thread::spawn(move || write(&address, &shared, round, &stop));
         let (address, counted) = (server.address.clone(), merged.clone());
-        let merger = std::thread::spawn(move || merge_on_and_on(&address, &counted));
+        let merger = std::thread::spawn(move || merge_repeatedly(&address, &counted));
         // A kill needs activity: calls were answered, and a version is being written.
         let start = Instant::now();
         // In some rounds a merge completes first.
         let enough = merged.load(Ordering::Relaxed) + u64::from(round % 6 == 1);
-        let runs = |written: &Written| written.calls >= before + 2 && merged.load(Ordering::Relaxed) >= enough;
+        let runs = |written: &WriteProgress| written.calls >= before + 2 && merged.load(Ordering::Relaxed) >= enough;
         while !runs(&written.lock().unwrap()) || !is_publishing(folder.path()) {
             assert!(start.elapsed() < Duration::from_secs(120), "round {round}: nothing is written");
             std::thread::sleep(Duration::from_millis(1));
@@ -224,7 +224,7 @@ fn kill_again_and_again(rounds: u64, shards: Option<u32>) {
     let server = serve();
     check(&server, &mut written.lock().unwrap(), "at the end");
     let versions = std::fs::read_dir(store.join("vectors")).unwrap().count();
-    tell(format_args!(
+    print_figures(format_args!(
         "{rounds} kills, {in_merge} in a merge, {in_publish} in a publication; {calls} calls, {} merges, {} updates, {versions} \
          files and folders of the model",
         merged.load(Ordering::Relaxed),
@@ -238,14 +238,14 @@ fn kill_again_and_again(rounds: u64, shards: Option<u32>) {
 fn nothing_is_lost_or_twice_when_a_server_is_killed_in_merges_and_publications() {
     // A thousand kills take long: `scripts/kill_journal.sh`.
     let kills = std::env::var("STERLING_TEST_MERGE_KILLS").ok().and_then(|count| count.parse().ok());
-    kill_again_and_again(kills.unwrap_or(12), None);
+    kill_repeatedly(kills.unwrap_or(12), None);
 }
 
 #[test]
 #[ignore = "long: kills servers again and again"]
 fn nothing_is_lost_or_twice_when_the_server_of_a_shard_is_killed_in_merges_and_publications() {
     let kills = std::env::var("STERLING_TEST_MERGE_KILLS").ok().and_then(|count| count.parse().ok());
-    kill_again_and_again(kills.unwrap_or(8), Some(1));
+    kill_repeatedly(kills.unwrap_or(8), Some(1));
 }
 
 fn done(command: &mut Command) {
@@ -288,7 +288,7 @@ fn lose_power(rounds: u64) {
     let (address, shared, stop) = (server.address.clone(), written.clone(), Arc::new(AtomicBool::new(false)));
     let writer = std::thread::spawn(move || write(&address, &shared, 9, &stop));
     let (address, counted) = (server.address.clone(), merged.clone());
-    let merger = std::thread::spawn(move || merge_on_and_on(&address, &counted));
+    let merger = std::thread::spawn(move || merge_repeatedly(&address, &counted));
     for round in 0..rounds {
         let before = written.lock().unwrap().calls;
         let start = Instant::now();
@@ -317,7 +317,7 @@ fn lose_power(rounds: u64) {
     merger.join().unwrap();
     let position = written.lock().unwrap().position;
     let merged = merged.load(Ordering::Relaxed);
-    tell(format_args!("{rounds} losses, {in_merge} in a merge; {merged} merges, {position} updates"));
+    print_figures(format_args!("{rounds} losses, {in_merge} in a merge; {merged} merges, {position} updates"));
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn nothing_that_was_acknowledged_is_lost_when_the_power_goes() {
 }
 
 #[test]
-fn a_merge_without_room_says_so() {
+fn a_merge_on_a_full_disk_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let store = folder.path().join("store");
     std::fs::create_dir(&store).unwrap();

@@ -18,7 +18,7 @@ fn chunked(body: &str) -> String {
 }
 
 #[test]
-fn half_a_header_has_the_time_of_a_header_wherever_it_begins() {
+fn partial_headers_are_timed_from_their_first_byte() {
     let store = catalogue(10, 1);
     let server = serve(store.path(), "header_ms = 300\nidle_ms = 600000");
     let query = "{\"vector\": [1, 0], \"k\": 1}";
@@ -94,8 +94,8 @@ fn pipelined_requests_are_answered_in_their_order_however_they_are_split() {
         }
         for wanted in &wanted {
             let (status, _, body) = answer(&mut stream);
-            let items =
-                serde_json::from_slice(&body).map_or(0, |told: Value| told["items"].as_array().map_or(0, Vec::len));
+            let items = serde_json::from_slice(&body)
+                .map_or(0, |reported: Value| reported["items"].as_array().map_or(0, Vec::len));
             assert_eq!(if status == 200 { items } else { usize::from(status) }, *wanted, "{most}");
         }
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 use serde_json::{Value, json};
 
 use sterling::index::ivf;
-use sterling::snapshot::Wanted;
+use sterling::snapshot::SearchGoal;
 use sterling::units::{ItemId, Slot};
 
 use crate::recall::view;
@@ -118,8 +118,9 @@ fn users_need_more_lists_than_items_suggest() {
         answer["embedding"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect::<Vec<f32>>()
     };
     let users: Vec<Vec<f32>> = heldout().iter().step_by(40).map(embedded).collect();
-    let probes =
-        calibration.choose(Wanted { candidates: 100, pass_rate: 1.0, recall: 0.9 }, view.items(), index.lists()).probes;
+    let probes = calibration
+        .choose(SearchGoal { candidates: 100, pass_rate: 1.0, recall: 0.9 }, view.items(), index.lists())
+        .probes;
     // The reranker reads features, so items cannot be queries of a server: measures the share of the best 100 in the probed
     // lists.
     let slots: Vec<u32> = index.filled_slots().map(|slot| slot.0).collect();
@@ -212,8 +213,8 @@ fn the_calls_in_the_documents_work_as_printed() {
         assert!(!calls.is_empty());
         for (path, body) in calls {
             let answer = server.ask(&path, body);
-            let told = if path.starts_with("/v2/") { &answer["outputs"] } else { &answer["items"] };
-            assert!(!told.as_array().unwrap().is_empty(), "{document}: {path}");
+            let reported = if path.starts_with("/v2/") { &answer["outputs"] } else { &answer["items"] };
+            assert!(!reported.as_array().unwrap().is_empty(), "{document}: {path}");
         }
     }
 }

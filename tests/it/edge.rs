@@ -67,7 +67,7 @@ pub fn post(path: &str, body: &str) -> String {
 }
 
 #[test]
-fn it_drains_in_steps_and_ends_well() {
+fn draining_is_gradual_and_exits_successfully() {
     let store = catalogue(10, 1);
     let mut server = serve(store.path(), "drain_ms = 1500\nstop_ms = 20000");
     let request = post(VECTORS, "{\"vector\": [1, 0]}");
@@ -94,7 +94,7 @@ fn it_drains_in_steps_and_ends_well() {
 }
 
 #[test]
-fn connections_that_were_made_before_the_socket_closed_are_answered() {
+fn connections_opened_before_the_socket_closed_are_answered() {
     let store = catalogue(10, 1);
     let server = serve(store.path(), "drain_ms = 0\nstop_ms = 20000");
     let request = post(VECTORS, "{\"vector\": [1, 0]}");
@@ -149,9 +149,9 @@ fn a_second_signal_ends_at_once_and_a_hangup_drains() {
             "POST /v1/models/vectors:retrieve HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n",
         );
         // `100 Continue` shows that the request is being read; a connection that sent nothing does not delay the shutdown.
-        let mut told = String::new();
-        BufReader::new(&half).read_line(&mut told).unwrap();
-        assert!(told.starts_with("HTTP/1.1 100"), "{told}");
+        let mut reported = String::new();
+        BufReader::new(&half).read_line(&mut reported).unwrap();
+        assert!(reported.starts_with("HTTP/1.1 100"), "{reported}");
         server.signal(first);
         let readyz = format!("http://{}/readyz", server.address);
         until("it takes no new calls", || agent().get(&readyz).call().map_or(true, |answer| answer.status() == 503));
@@ -212,7 +212,7 @@ fn idle_connections_exclude_no_client() {
 }
 
 #[test]
-fn connections_wait_for_a_server_that_has_no_time_for_them() {
+fn connections_wait_for_a_busy_server() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     let allowed: usize = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap().trim().parse().unwrap();
@@ -521,12 +521,12 @@ fn unread_rejected_requests_are_answered_and_counted() {
                 std::thread::sleep(Duration::from_millis(2));
             }
             let (status, _, body) = answer(&mut stream);
-            let told: Value = serde_json::from_slice(&body).unwrap();
-            assert!(status == 200 && told["results"][0]["problem"].is_null(), "{pieces:?}: {told}");
+            let reported: Value = serde_json::from_slice(&body).unwrap();
+            assert!(status == 200 && reported["results"][0]["problem"].is_null(), "{pieces:?}: {reported}");
         }
         assert_eq!(work.join().unwrap(), 200);
     });
-    let told = metric(&server, "sterling_requests_total{call=\"retrieve\",status=\"503\",model=\"vectors\"}");
-    assert!(told as usize == refused && refused > 10, "{told} reported, {refused} seen");
+    let reported = metric(&server, "sterling_requests_total{call=\"retrieve\",status=\"503\",model=\"vectors\"}");
+    assert!(reported as usize == refused && refused > 10, "{reported} reported, {refused} seen");
     assert_eq!(server.post(VECTORS, json!({"vector": [1, 0], "timeout_ms": 60_000})).0, 200);
 }

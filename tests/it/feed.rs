@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use sterling::error::{Error, Kind, Result};
 use sterling::journal::{Append, Done, Follower, Journal, Journals, Logs, Record, Topic};
 use sterling::kernels::priority::Background;
-use sterling::serving::fresh::{Feed, Feeds, Put, Update, Updating};
+use sterling::serving::fresh::{ModelUpdates, Put, Update, UpdateFeeds, Updating};
 use sterling::serving::registry::{Loader as _, Snapshots};
 use sterling::serving::view::Live;
 use sterling::snapshot::Store;
@@ -115,7 +115,7 @@ struct Served {
     version: PathBuf,
     loader: Updating,
     faults: Arc<Mutex<Faults>>,
-    feed: Arc<Feed>,
+    feed: Arc<ModelUpdates>,
     live: Live,
 }
 
@@ -126,7 +126,7 @@ fn served() -> Served {
         .collect();
     put(&folder.path().join("store"), &vectors(folder.path(), &lines)).unwrap();
     let faults: Arc<Mutex<Faults>> = Arc::default();
-    let feeds = Arc::new(Feeds::new(Faulty(Logs::below(folder.path().join("updates")), faults.clone())));
+    let feeds = Arc::new(UpdateFeeds::new(Faulty(Logs::below(folder.path().join("updates")), faults.clone())));
     let loader = Updating { snapshots: Snapshots::default(), feeds: Some(feeds.clone()), in_place: true };
     let version = Store::new(folder.path().join("store")).folder("vectors", 1);
     let live = load(&loader, &version).unwrap();
@@ -139,15 +139,15 @@ fn load(loader: &Updating, version: &Path) -> Result<Live> {
 }
 
 /// Puts items whose ids are 1000 plus the position of the update; returns the last position.
-fn write(feed: &Feed, positions: std::ops::RangeInclusive<u64>) -> u64 {
-    let (tell, told) = mpsc::channel();
+fn write(feed: &ModelUpdates, positions: std::ops::RangeInclusive<u64>) -> u64 {
+    let (tell, reported) = mpsc::channel();
     let item = |position| {
         let id = 1000 + position as i64;
         Update::Put(Put { id, vector: Some(vec![id as f32 % 97.0, 1.0]), attributes: Vec::new(), dense: Vec::new() })
     };
     let updates: Vec<Update> = positions.map(item).collect();
     feed.append(&updates, None, Box::new(move |range| tell.send(range).unwrap()));
-    told.recv().unwrap().unwrap().end - 1
+    reported.recv().unwrap().unwrap().end - 1
 }
 
 fn wait(what: &str, is_so: impl Fn() -> bool) {
@@ -207,7 +207,7 @@ fn panics_while_applying_updates_lose_none_and_repeated_ones_are_reported() {
 }
 
 #[test]
-fn a_record_of_another_position_or_other_bytes_ends_following_after_those_before_it() {
+fn a_misplaced_or_damaged_record_ends_the_tail_after_earlier_records() {
     for (is_skipped, why) in [(true, "position 501, expected 500"), (false, "position 500")] {
         let served = served();
         {
@@ -216,8 +216,8 @@ fn a_record_of_another_position_or_other_bytes_ends_following_after_those_before
         }
         write(&served.feed, 1..=1000);
         wait("the end", || served.live.stalled().is_some());
-        let told = served.live.stalled().unwrap();
-        assert!(told.contains(why), "{told}");
+        let reported = served.live.stalled().unwrap();
+        assert!(reported.contains(why), "{reported}");
         check(&served.live, 499, 1000);
         let refused = load(&served.loader, &served.version).err().unwrap();
         assert!(refused.kind() == Kind::Corrupt && refused.to_string().contains(why), "{refused}");
@@ -266,8 +266,8 @@ impl Journals for Slow {
 #[test]
 fn opening_a_journal_delays_no_other_model() {
     let folder = tempfile::tempdir().unwrap();
-    let (go, told) = mpsc::channel();
-    let feeds = Arc::new(Feeds::new(Slow(Logs::below(folder.path()), Mutex::new(told))));
+    let (go, reported) = mpsc::channel();
+    let feeds = Arc::new(UpdateFeeds::new(Slow(Logs::below(folder.path()), Mutex::new(reported))));
     let [slow, quick, late] = ["slow", "quick", "late"].map(Topic::whole);
     feeds.open(&quick, 0).unwrap();
     let opening: Vec<_> = (0..2)

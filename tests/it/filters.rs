@@ -211,7 +211,7 @@ fn naive(filter: &Expr, item: &Value) -> bool {
 }
 
 #[test]
-fn nothing_wrong_is_returned_and_nothing_is_lost() {
+fn only_eligible_items_are_returned_and_none_is_lost() {
     let recipe = |n: usize| format!("{}\n[index]\nlists = {}\n[serving]\nprobes = 1\n", RECIPES[n % 4], 1 + n / 4 % 13);
     let mut runner = TestRunner::new(Config { cases: 24, failure_persistence: None, ..Config::default() });
     let cases = (items(), proptest::collection::vec(filter(), 12), 0usize..52, 1usize..60);

@@ -11,7 +11,7 @@ use sterling::serving::view::View;
 use sterling::snapshot::{Calibration, Manifest, Placement, RECIPE_FILE, Recipe, Snapshot, Store};
 use sterling::storage::files::{Checksum, Tensors};
 
-use crate::recall::{Drawn, FILTERS, recall, view};
+use crate::recall::{Distribution, FILTERS, recall, view};
 use crate::support::{Server, ids, put, retrieve, run, vectors};
 use crate::{faiss, shards};
 
@@ -62,9 +62,9 @@ fn asked(view: &Arc<View>, mut body: Value) -> (Vec<i64>, u64) {
 #[test]
 fn requests_reach_their_recall_by_codes() {
     for (drawn, codes) in [
-        (Drawn { items: 3_000, width: 48, clusters: 40 }, CodeKind::Pq4),
-        (Drawn { items: 4_000, width: 20, clusters: 0 }, CodeKind::Pq4),
-        (Drawn { items: 3_000, width: 320, clusters: 40 }, CodeKind::Rabitq),
+        (Distribution { items: 3_000, width: 48, clusters: 40 }, CodeKind::Pq4),
+        (Distribution { items: 4_000, width: 20, clusters: 0 }, CodeKind::Pq4),
+        (Distribution { items: 3_000, width: 320, clusters: 40 }, CodeKind::Rabitq),
     ] {
         let (with, without) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (of_codes, of_rows) =
@@ -80,8 +80,8 @@ fn requests_reach_their_recall_by_codes() {
         for (pass_rate, filters) in &FILTERS[1..] {
             for (k, target) in [(10, 0.9), (10, 0.98), (100, 0.95)] {
                 let (found, probes) = recall(&of_codes, &drawn.queries(), k, filters, &json!({"recall": target}));
-                let told = format!("{drawn:?} {pass_rate} k = {k}, {target}: {found} by {probes} lists");
-                assert!(found >= target - 0.02, "{told}");
+                let reported = format!("{drawn:?} {pass_rate} k = {k}, {target}: {found} by {probes} lists");
+                assert!(found >= target - 0.02, "{reported}");
             }
             let query = drawn.vector(1 << 41);
             let of = |view: &Arc<View>, more: Value| {
@@ -99,8 +99,8 @@ fn requests_reach_their_recall_by_codes() {
 }
 
 #[test]
-fn codes_are_read_where_they_pay_and_rows_where_not() {
-    let drawn = Drawn { items: 8_000, width: 64, clusters: 60 };
+fn codes_are_scanned_if_faster_and_rows_otherwise() {
+    let drawn = Distribution { items: 8_000, width: 64, clusters: 60 };
     let folder = tempfile::tempdir().unwrap();
     let view = drawn.publish_by(folder.path(), coded());
     let without = tempfile::tempdir().unwrap();
@@ -131,8 +131,8 @@ fn codes_are_read_where_they_pay_and_rows_where_not() {
 #[test]
 fn indexes_without_codes_are_searched_as_before() {
     for (drawn, codes) in [
-        (Drawn { items: 6_000, width: 48, clusters: 40 }, CodeKind::Pq4),
-        (Drawn { items: 4_000, width: 320, clusters: 0 }, CodeKind::Rabitq),
+        (Distribution { items: 6_000, width: 48, clusters: 40 }, CodeKind::Pq4),
+        (Distribution { items: 4_000, width: 320, clusters: 0 }, CodeKind::Rabitq),
     ] {
         let (with, without) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let of_codes = drawn.publish_by(with.path(), coded_by(codes));
@@ -163,7 +163,7 @@ fn indexes_without_codes_are_searched_as_before() {
                         "" => 1.0,
                         _ => retrieve(&of_rows, std::slice::from_ref(&body)).remove(0).unwrap().1.unwrap().pass_rate,
                     };
-                    let wanted = sterling::snapshot::Wanted { candidates: k, pass_rate, recall: target };
+                    let wanted = sterling::snapshot::SearchGoal { candidates: k, pass_rate, recall: target };
                     let index = &of_codes.main().index;
                     let chosen = calibration(&of_codes).choose(wanted, index.items(), index.lists());
                     if chosen.by_codes.is_none() {
@@ -202,13 +202,13 @@ fn shards_of_coded_versions_answer_as_the_whole_bit_for_bit() {
 }
 
 #[test]
-fn updates_are_found_beside_codes_and_merged_with_the_same_values() {
+fn updates_are_found_with_codes_and_merge_to_the_same_values() {
     updated_and_merged(CodeKind::Pq4, 16);
     updated_and_merged(CodeKind::Rabitq, 256);
 }
 
 fn updated_and_merged(codes: CodeKind, width: usize) {
-    let drawn = Drawn { items: 3_000, width, clusters: 30 };
+    let drawn = Distribution { items: 3_000, width, clusters: 30 };
     let folder = tempfile::tempdir().unwrap();
     let line =
         |n: u64| json!({"id": n, "embedding": drawn.vector(n), "attributes": {"kind": n % 3}}).to_string() + "\n";
@@ -259,7 +259,7 @@ fn updated_and_merged(codes: CodeKind, width: usize) {
 #[test]
 fn merges_keep_the_lists_of_versions_that_had_twice_as_many() {
     // Versions with codes of this many items get 141 lists, and got about 283 before.
-    let drawn = Drawn { items: 5_030, width: 16, clusters: 40 };
+    let drawn = Distribution { items: 5_030, width: 16, clusters: 40 };
     for (lists, is_trained) in [(300, false), (600, true)] {
         let folder = tempfile::tempdir().unwrap();
         let mut recipe = coded();
@@ -292,7 +292,7 @@ fn lists_of_faiss_get_codes_too() {
         let near = |(n, slot)| {
             let mut row = vec![0.0; 24];
             view.main().index.row(slot, &mut row);
-            let other = Drawn { items: 0, width: 24, clusters: 0 }.vector(n);
+            let other = Distribution { items: 0, width: 24, clusters: 0 }.vector(n);
             row.iter_mut().zip(other).for_each(|(x, other)| *x += 0.1 * other);
             row
         };
@@ -305,7 +305,7 @@ fn lists_of_faiss_get_codes_too() {
 
 #[test]
 fn versions_are_complete_or_rejected() {
-    let drawn = Drawn { items: 2_000, width: 16, clusters: 20 };
+    let drawn = Distribution { items: 2_000, width: 16, clusters: 20 };
     let folder = tempfile::tempdir().unwrap();
     let view = drawn.publish_by(folder.path(), coded());
     let version = folder.path().join("store/drawn/1");

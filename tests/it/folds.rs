@@ -11,7 +11,7 @@ use sterling::items::shard_of;
 use sterling::journal::{Logs, Topic};
 use sterling::publish::{Output, Plan, Source, merge};
 use sterling::request::VersionSelector;
-use sterling::serving::fresh::{Feeds, Update, Updating};
+use sterling::serving::fresh::{Update, UpdateFeeds, Updating};
 use sterling::serving::registry::{Options, Registry, Snapshots};
 use sterling::snapshot::Store;
 use sterling::units::ItemId;
@@ -50,9 +50,9 @@ fn write(cut: &Cut, from: i64) -> (String, String) {
     );
     let gone: Vec<i64> = (from..from + 9).chain((0..20).map(|n| (n * 11 + from % 11) * 7 - 9000)).collect();
     let both = |call: &str, body: Value| {
-        let (told, whole) =
+        let (reported, whole) =
             (cut.router.ask(&format!("{ITEMS}:{call}"), &body), cut.one.ask(&format!("{ITEMS}:{call}"), &body));
-        (token(&told), whole["position"].to_string())
+        (token(&reported), whole["position"].to_string())
     };
     let (seen, whole) = both("upsert", json!({"items": items}));
     // Delete by filter covers visible items only.
@@ -78,7 +78,7 @@ fn name(folder: &Path) -> String {
 }
 
 #[test]
-fn shards_merge_each_by_itself_and_no_answer_differs() {
+fn shards_merge_independently_and_no_answer_differs() {
     let mut cut = Cut::new();
     let (seen, whole) = write(&cut, 5000);
     let before = answers(&cut.router, &seen);
@@ -279,24 +279,24 @@ fn a_shard_that_was_emptied_is_merged_and_stays_empty_beside_the_others() {
 }
 
 /// A registry of the first of two shards of a catalogue that is published twice, and its updates.
-struct Held {
+struct ShardRegistry {
     folder: tempfile::TempDir,
     store: Store,
     registry: Arc<Registry>,
-    feeds: Arc<Feeds>,
+    feeds: Arc<UpdateFeeds>,
 }
 
-impl Held {
+impl ShardRegistry {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        Held::publish(folder.path());
+        ShardRegistry::publish(folder.path());
         let root = folder.path().join("updates");
-        let store = Store::new(folder.path()).of_shard(0).with_folds(root.join(".folded"));
-        let feeds = Arc::new(Feeds::new(Logs::below(root)));
+        let store = Store::new(folder.path()).of_shard(0).with_checkpoints(root.join(".folded"));
+        let feeds = Arc::new(UpdateFeeds::new(Logs::below(root)));
         let loader = Updating { snapshots: Snapshots::default(), feeds: Some(feeds.clone()), in_place: true };
         let registry = Arc::new(Registry::new(store.clone(), loader, Options::default()));
         registry.refresh();
-        Held { folder, store, registry, feeds }
+        ShardRegistry { folder, store, registry, feeds }
     }
 
     fn publish(folder: &Path) {
@@ -310,9 +310,9 @@ impl Held {
         let first = feed.last();
         let own = (0..700).map(|n| n * 7 - 9000).filter(|id| shard_of(ItemId(*id), 2) == 0);
         let updates: Vec<Update> = own.skip(first as usize).take(count).map(|id| Update::Delete { id }).collect();
-        let (tell, told) = std::sync::mpsc::channel();
+        let (tell, reported) = std::sync::mpsc::channel();
         feed.append(&updates, None, Box::new(move |range| tell.send(range).unwrap()));
-        told.recv().unwrap().unwrap();
+        reported.recv().unwrap().unwrap();
         let start = Instant::now();
         while self.registry.all_in_memory("vectors").iter().any(|loaded| loaded.view().position() < feed.last()) {
             assert!(start.elapsed() < Duration::from_secs(20));
@@ -327,9 +327,9 @@ impl Held {
 }
 
 #[test]
-fn a_merged_shard_is_no_news_and_stands_for_the_bytes_that_it_was_made_of_alone() {
-    let held = Held::new();
-    Held::publish(held.folder.path());
+fn a_merged_shard_is_no_new_version_and_replaces_only_the_bytes_of_its_source() {
+    let held = ShardRegistry::new();
+    ShardRegistry::publish(held.folder.path());
     held.registry.refresh();
     held.delete(30);
     let view = held.registry.get("vectors", VersionSelector::Active).unwrap().view();
@@ -359,11 +359,11 @@ fn a_merged_shard_is_no_news_and_stands_for_the_bytes_that_it_was_made_of_alone(
 
 #[test]
 fn the_journal_of_a_shard_keeps_records_after_a_merge() {
-    let held = Held::new();
+    let held = ShardRegistry::new();
     let feeds = held.feeds.clone();
     let compactor =
         sterling::publish::compact::Compactor::new(held.store.clone(), &held.registry, feeds, Default::default());
-    let behind = || held.store.position_behind_fold("vectors", 1).unwrap();
+    let behind = || held.store.position_after_checkpoint("vectors", 1).unwrap();
     assert_eq!(behind(), None);
     for (position, expected) in [(10, 0), (20, 10), (30, 20)] {
         held.delete(10);
@@ -384,7 +384,7 @@ fn the_journal_of_a_shard_keeps_records_after_a_merge() {
     compactor.merge(&held.registry, "vectors").unwrap();
     assert_eq!((there(".publishing-0"), there("20"), there("35"), behind()), (false, false, true, Some(30)));
     // Once no version of that number is loaded, its checkpoints are removed.
-    Held::publish(held.folder.path());
+    ShardRegistry::publish(held.folder.path());
     held.registry.refresh();
     held.registry.unload("vectors", 1).unwrap();
     sterling::publish::compact::release(&held.registry, &held.store, &held.feeds, "vectors").unwrap();

@@ -10,7 +10,7 @@ use sterling::index::ivf::Rescore;
 use sterling::items::InvalidItem;
 use sterling::limits::FRESH_BYTES;
 use sterling::publish::merge;
-use sterling::serving::fresh::{CallAnswer, Fresh, Put, RefusedUpdate, Update};
+use sterling::serving::fresh::{CallAnswer, Fresh, Put, Update, UpdateRejection};
 use sterling::serving::view::{Attribute, Category, View};
 use sterling::snapshot::{Placement, Snapshot, Store};
 use sterling::units::ItemId;
@@ -247,7 +247,7 @@ pub fn publish(
 }
 
 fn loaded(store: &Store, version: u64) -> Arc<Snapshot> {
-    let held = store.bring("vectors", version).unwrap();
+    let held = store.ensure_local("vectors", version).unwrap();
     Arc::new(Snapshot::load(held.folder(), &Placement::default()).unwrap())
 }
 
@@ -334,13 +334,13 @@ fn check(random: &mut Random, view: &Arc<View>, items: &BTreeMap<i64, Item>) {
         let columns = view.columns();
         for (slot, id) in ranked.slots.iter().zip(&ranked.ids) {
             let item = &items[&id.0];
-            let told =
+            let reported =
                 columns.first().list().enumerate().map(|(n, column)| (column.name(), columns.cell(n, *slot).into()));
-            let told: BTreeMap<&str, Attribute> = told.collect();
+            let reported: BTreeMap<&str, Attribute> = reported.collect();
             for (name, attribute) in item.attributes() {
                 let is_empty = matches!(&attribute, Attribute::Texts(texts) if texts.is_empty());
                 assert_eq!(
-                    told[name.as_str()],
+                    reported[name.as_str()],
                     if is_empty { Attribute::Missing } else { attribute },
                     "{name} of {id}"
                 );
@@ -365,9 +365,9 @@ fn browse(random: &mut Random, view: &Arc<View>, items: &BTreeMap<i64, Item>) {
     let text = LANGUAGES[random.below(LANGUAGES.len())];
     let having = |item: &&Item| item.languages.iter().any(|language| language == text);
     let count = items.values().filter(having).count();
-    let told = view.values("language", text, 10).unwrap();
+    let reported = view.values("language", text, 10).unwrap();
     let expected = (count > 0).then_some((Category::Text(text), Some(count)));
-    assert_eq!(told.values, expected.into_iter().collect::<Vec<_>>());
+    assert_eq!(reported.values, expected.into_iter().collect::<Vec<_>>());
     let found: BTreeSet<i64> =
         view.find("language", text, 10_000).unwrap().iter().map(|slot| view.id(*slot).0).collect();
     assert_eq!(found, items.iter().filter(|(_, item)| having(item)).map(|(id, _)| *id).collect());
@@ -401,7 +401,7 @@ fn against_a_map_of(
     let mut items = catalogue(random, 60);
     let store = Store::new(folder.path().join("store"));
     let version = publish(&store, folder.path(), &items, (rescore, shards));
-    let store = if shards.is_some() { store.of_shard(0).with_folds(folder.path().join("folds")) } else { store };
+    let store = if shards.is_some() { store.of_shard(0).with_checkpoints(folder.path().join("folds")) } else { store };
     let mut main = loaded(&store, version);
     let mut fresh = of(&main, 0);
     let mut log: Vec<Vec<u8>> = Vec::new();
@@ -439,7 +439,7 @@ fn every_answer_is_that_of_a_plain_map_at_its_position() {
 }
 
 #[test]
-fn attributes_change_where_items_lie() {
+fn attribute_updates_move_no_item() {
     let random = &mut Random::new(8);
     let folder = tempfile::tempdir().unwrap();
     let mut items = catalogue(random, 90);
@@ -539,7 +539,7 @@ fn memory_of_updates_is_counted() {
     let items = catalogue(random, 40);
     let main = published(folder.path(), &items, Rescore::F32);
     let texts = |n: usize| vec![("language".to_owned(), Attribute::Texts(vec![format!("{n}{}", "x".repeat(TEXT))]))];
-    let bytes = |fresh: &mut Fresh| fresh.view().unwrap().bytes_beside(|_| false) as usize;
+    let bytes = |fresh: &mut Fresh| fresh.view().unwrap().extra_bytes(|_| false) as usize;
     let set = |&id: &i64, text: usize| Update::Set { id, attributes: texts(text) };
 
     let mut fresh = Fresh::new(main.clone(), 0).in_place();
@@ -570,7 +570,7 @@ fn memory_of_updates_is_counted() {
         .collect();
     assert!(fresh.apply(&updates).unwrap().is_empty());
     let view = fresh.view().unwrap();
-    let (of_all, known) = (view.bytes_beside(|_| false), view.bytes_beside(|_| true));
+    let (of_all, known) = (view.extra_bytes(|_| false), view.extra_bytes(|_| true));
     assert!((40 * TEXT as u64..50 * TEXT as u64).contains(&of_all) && known == 0, "{of_all} {known}");
     let share = of_all as f64 / FRESH_BYTES as f64;
     assert!((view.fullness() - share).abs() < 1e-9, "{} {share}", view.fullness());
@@ -594,7 +594,7 @@ fn updates_round_trip_and_other_bytes_are_rejected() {
     };
     let call = Update::Call { key: "k".into(), digest: 7, count: 3 };
     let wrong = InvalidItem { id: Some(-1), field: "set.year".into(), reason: "expected integers".into() };
-    let answer = CallAnswer { matched: 2, refused: vec![RefusedUpdate { place: 300, wrong }] };
+    let answer = CallAnswer { matched: 2, refused: vec![UpdateRejection { place: 300, wrong }] };
     let answered = Update::AnsweredCall { key: "k".into(), digest: 7, count: 3, answer };
     let set = Update::Set { id: i64::MIN, attributes: vec![("c".into(), Attribute::Integers(vec![1, -1]))] };
     for update in [Update::Put(put), set, Update::Delete { id: 9 }, call, answered] {

@@ -144,7 +144,7 @@ fn bodies() -> Vec<Value> {
     users.iter().map(|user| json!({"features": user, "k": 13, "exact": true, "on_degraded": "fail"})).collect()
 }
 
-fn said(server: &Server, body: &Value) -> (u16, Value) {
+fn response(server: &Server, body: &Value) -> (u16, Value) {
     server.post("/v1/models/tiny:retrieve", body)
 }
 
@@ -209,21 +209,21 @@ fn servers_with_a_part_of_the_rows_each_answer_as_one_with_all_of_them() {
         let servers = spawn_all(store.path(), &plan, &at);
         assert_eq!(servers.len(), count);
         for body in bodies() {
-            let expected = said(&one, &body);
+            let expected = response(&one, &body);
             assert_eq!(expected.0, 200, "{body}: {}", expected.1);
             for server in &servers {
-                assert_eq!(said(server, &body), expected, "{body} of {packages:?} and {sections:?}");
+                assert_eq!(response(server, &body), expected, "{body} of {packages:?} and {sections:?}");
             }
         }
         // Each has only its partition in memory.
         for (n, server) in servers.iter().enumerate() {
-            let told = server.get_json("/v1/models/tiny")["tables"].clone();
-            for (table, told) in whole.iter().zip(told.as_array().unwrap()) {
+            let reported = server.get_json("/v1/models/tiny")["tables"].clone();
+            for (table, reported) in whole.iter().zip(reported.as_array().unwrap()) {
                 let (rows, part) = (table.rows(), (n as u64, count as u64));
                 let held = rows * (part.0 + 1) / part.1 - rows * part.0 / part.1;
                 let expected = held * table.spec().row_bytes().unwrap() as u64;
-                assert_eq!(told["bytes_here"], expected, "{told}");
-                assert_eq!(told["placed"], format!("row_wise on {}", names.join(", ")));
+                assert_eq!(reported["bytes_here"], expected, "{reported}");
+                assert_eq!(reported["placed"], format!("row_wise on {}", names.join(", ")));
             }
             let metrics = server.get("/metrics").1;
             let other = names[(n + 1) % count];
@@ -253,7 +253,7 @@ fn trace_and_request_id_are_passed_to_hosts() {
     let at = hosts(&[1, 1]);
     let tables = tables_of(store.path()).iter().map(|table| by_rows(table, &["h0", "h1"])).collect();
     let plan = plan_file(store.path(), &at, tables);
-    let (url, told) = collector();
+    let (url, reported) = collector();
     let log = store.path().join("log");
     let servers = [0, 1].map(|n: usize| {
         let mut command = sterling();
@@ -279,7 +279,7 @@ fn trace_and_request_id_are_passed_to_hosts() {
         let mut spans: Vec<Value> = Vec::new();
         let one = |spans: &[Value], key: &str, value: &str| spans.iter().find(|span| span[key] == value).cloned();
         while one(&spans, "parentSpanId", &caller).is_none() || one(&spans, "name", "rows").is_none() {
-            spans.extend(told.recv_timeout(Duration::from_secs(30)).unwrap());
+            spans.extend(reported.recv_timeout(Duration::from_secs(30)).unwrap());
         }
         let (own, rows) = (one(&spans, "parentSpanId", &caller).unwrap(), one(&spans, "name", "rows").unwrap());
         assert_eq!((&own["name"], &own["traceId"]), (&json!(call), &json!(TRACE)));
@@ -293,7 +293,7 @@ fn trace_and_request_id_are_passed_to_hosts() {
         &[("traceparent", &format!("00-{TRACE}-00f067aa0ba902b9-00")), ("x-request-id", "order-9")],
     );
     assert!(of_rows("order-9"));
-    assert!(told.recv_timeout(Duration::from_millis(1500)).is_err(), "nothing was to be recorded");
+    assert!(reported.recv_timeout(Duration::from_millis(1500)).is_err(), "nothing was to be recorded");
 }
 
 /// Two hosts, the second with two servers, over their own stores, and one server with all rows.
@@ -325,7 +325,7 @@ impl Pair {
     /// Compares the answers of a server with those of the complete one.
     pub fn check(&self, server: &Server) {
         for body in bodies() {
-            assert_eq!(said(server, &body), said(&self.one, &body), "{body}");
+            assert_eq!(response(server, &body), response(&self.one, &body), "{body}");
         }
     }
 }
@@ -347,7 +347,7 @@ pub fn split_and_near(policy: &str) -> [Value; 2] {
 }
 
 #[test]
-fn a_host_that_is_lost_is_as_a_cluster_that_is_lost() {
+fn a_lost_host_degrades_answers_like_a_lost_cluster() {
     let pair = Pair::new();
     let near = pair.spawn(0, 0);
     let mut away = vec![pair.spawn(1, 0), pair.spawn(1, 1)];
@@ -363,10 +363,10 @@ fn a_host_that_is_lost_is_as_a_cluster_that_is_lost() {
     away[0].signal("STOP");
     let start = Instant::now();
     let [split, close] = split_and_near("fail");
-    let (status, problem) = said(&near, &split);
+    let (status, problem) = response(&near, &split);
     assert_eq!(status, 503, "{problem}");
     assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
-    assert_eq!(said(&near, &close), said(&pair.one, &close));
+    assert_eq!(response(&near, &close), response(&pair.one, &close));
     let [split, _] = split_and_near("default_rows");
     let answer = near.ask("/v1/models/tiny:retrieve", &split);
     assert_eq!(answer["degraded_rows"], 2, "{answer}");
@@ -383,15 +383,15 @@ fn a_host_that_is_lost_is_as_a_cluster_that_is_lost() {
     // It continues, and receives requests again.
     away[0].signal("CONT");
     let [split, _] = split_and_near("fail");
-    until("rows come again", || said(&near, &split).0 == 200);
+    until("rows come again", || response(&near, &split).0 == 200);
     pair.check(&near);
     // A server that comes back at its address.
     away[0].signal("KILL");
     away.remove(0).wait();
-    until("they come no more", || said(&near, &split).0 == 503);
+    until("they come no more", || response(&near, &split).0 == 503);
     let back = pair.spawn(1, 1);
     back.wait_ready();
-    until("rows come again", || said(&near, &split).0 == 200);
+    until("rows come again", || response(&near, &split).0 == 200);
     pair.check(&near);
     pair.check(&back);
     // A running server with other rows, by another plan.
@@ -403,12 +403,12 @@ fn a_host_that_is_lost_is_as_a_cluster_that_is_lost() {
     let other = plan_file(folder.path(), &pair.hosts, tables);
     let unlike = spawn(pair.stores[1].path(), &other, "h1", &pair.hosts[1].1[1]);
     until("the warning", || near.get("/readyz").1.contains("warning: host `h1`: none of its servers returns tiny/"));
-    assert_eq!(said(&near, &split).0, 503);
+    assert_eq!(response(&near, &split).0, 503);
     unlike.signal("KILL");
     unlike.wait();
     let back = pair.spawn(1, 1);
     back.wait_ready();
-    until("rows come again", || said(&near, &split).0 == 200);
+    until("rows come again", || response(&near, &split).0 == 200);
     until("the warning goes", || !near.get("/readyz").1.contains("none of its servers returns"));
     pair.check(&near);
 }
@@ -437,7 +437,7 @@ fn rows_of_another_version_are_never_taken() {
     let servers = [pair.spawn(0, 0), pair.spawn(1, 0)];
     servers.iter().for_each(Server::wait_ready);
     servers.iter().for_each(|server| pair.check(server));
-    let before = bodies().iter().map(|body| said(&pair.one, body)).collect::<Vec<_>>();
+    let before = bodies().iter().map(|body| response(&pair.one, body)).collect::<Vec<_>>();
     // The same rows under another version number: both hosts find each other's at once.
     put(pair.stores[0].path(), &tiny()).unwrap();
     until("the first host has the second version", || servers[0].get_json("/v1/models/tiny")["version"] == 2);
@@ -466,7 +466,7 @@ fn rows_of_another_version_are_never_taken() {
     assert!(why.contains("host `h1` does not hold"), "{why}");
     for (body, before) in bodies().iter().zip(&before) {
         assert_eq!(pinned(&servers[1], 1, body), *before);
-        assert_eq!(said(&servers[0], body).1["items"], before.1["items"]);
+        assert_eq!(response(&servers[0], body).1["items"], before.1["items"]);
     }
     // Once both have it, both answer with it.
     put(pair.stores[1].path(), &tiny()).unwrap();
@@ -476,9 +476,9 @@ fn rows_of_another_version_are_never_taken() {
     }
     let fresh = Server::start(pair.stores[0].path());
     for body in bodies() {
-        let (_, expected) = said(&fresh, &body);
+        let (_, expected) = response(&fresh, &body);
         assert_eq!(expected["version"], 3);
-        servers.iter().for_each(|server| assert_eq!(said(server, &body).1["items"], expected["items"]));
+        servers.iter().for_each(|server| assert_eq!(response(server, &body).1["items"], expected["items"]));
     }
 }
 

@@ -23,7 +23,7 @@ pub trait Callee {
     fn call(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> (u16, HeaderMap, Vec<u8>);
 
     /// The same of a body in JSON; the answer as text.
-    fn said(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+    fn exchange(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let (status, headers, answer) =
             self.call(method, path, &[("content-type", "application/json")], body.as_bytes());
         let answer = String::from_utf8(answer).unwrap();
@@ -32,7 +32,7 @@ pub trait Callee {
     }
 
     fn get(&self, path: &str) -> (u16, String) {
-        self.said("GET", path, "")
+        self.exchange("GET", path, "")
     }
 
     fn get_json(&self, path: &str) -> Value {
@@ -43,7 +43,7 @@ pub trait Callee {
 
     /// Posts a body and returns the status and the JSON of the answer.
     fn post(&self, path: &str, body: impl ToString) -> (u16, Value) {
-        let (status, text) = self.said("POST", path, &body.to_string());
+        let (status, text) = self.exchange("POST", path, &body.to_string());
         (status, serde_json::from_str(&text).unwrap_or_else(|e| panic!("{path}: {e}: {text}")))
     }
 

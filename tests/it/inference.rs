@@ -33,12 +33,15 @@ fn outputs(answer: &Value) -> BTreeMap<String, Value> {
 #[test]
 fn server_and_models_have_metadata_and_probes() {
     let server = server();
-    let told = server.get_json("/v2");
-    assert_eq!((told["name"].as_str(), &told["extensions"]), (Some("sterling"), &json!(["binary_tensor_data"])));
-    assert!(told["version"].is_string());
+    let reported = server.get_json("/v2");
+    assert_eq!(
+        (reported["name"].as_str(), &reported["extensions"]),
+        (Some("sterling"), &json!(["binary_tensor_data"]))
+    );
+    assert!(reported["version"].is_string());
     assert_eq!(server.get_json("/v2/health/live"), json!({"live": true}));
     assert_eq!(server.get_json("/v2/health/ready"), json!({"live": true, "ready": true}));
-    assert_eq!(server.get_json("/v2/"), told);
+    assert_eq!(server.get_json("/v2/"), reported);
     for path in ["/v2/models/tiny/ready", "/v2/models/tiny/versions/1/ready"] {
         assert_eq!(server.get_json(path), json!({"name": "tiny", "ready": true}));
     }

@@ -42,7 +42,7 @@ fn same(got: &[Ranked], want: &[Ranked]) {
 }
 
 #[test]
-fn items_that_come_later_are_ranked_as_if_they_had_been_published() {
+fn updated_items_are_ranked_like_published_ones() {
     let bodies = bodies(&users());
     for format in ["f32", "f16", "bf16", "int8"] {
         let store = tempfile::tempdir().unwrap();

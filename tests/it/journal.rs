@@ -27,7 +27,7 @@ fn payload(position: u64) -> Vec<u8> {
 fn writes_until_it_is_killed() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
     let log = open(Path::new(&folder));
-    let (tell, told) = mpsc::sync_channel(AHEAD);
+    let (tell, reported) = mpsc::sync_channel(AHEAD);
     for position in log.last() + 1.. {
         let tell = tell.clone();
         let done = Box::new(move |result: sterling::error::Result<std::ops::Range<u64>>| {
@@ -35,9 +35,9 @@ fn writes_until_it_is_killed() {
         });
         log.append(Append { records: vec![payload(position)], expected: None }, done);
         if position % AHEAD as u64 == 0 {
-            (0..AHEAD).for_each(|_| acknowledge(told.recv().unwrap()));
+            (0..AHEAD).for_each(|_| acknowledge(reported.recv().unwrap()));
         }
-        told.try_iter().for_each(acknowledge);
+        reported.try_iter().for_each(acknowledge);
     }
 }
 
@@ -46,7 +46,7 @@ fn acknowledge(position: u64) {
     writeln!(out, "durable {position}").and_then(|()| out.flush()).unwrap();
 }
 
-fn kill_again_and_again(rounds: u64) {
+fn kill_repeatedly(rounds: u64) {
     let folder = tempfile::tempdir().unwrap();
     let mut checked = 0;
     for round in 0..rounds {
@@ -83,5 +83,5 @@ fn kill_again_and_again(rounds: u64) {
 fn nothing_that_was_acknowledged_is_lost_by_kill_9() {
     // A thousand kills take minutes: `scripts/kill_journal.sh`.
     let kills = std::env::var("STERLING_TEST_KILLS").ok().and_then(|count| count.parse().ok());
-    kill_again_and_again(kills.unwrap_or(25));
+    kill_repeatedly(kills.unwrap_or(25));
 }

@@ -16,8 +16,8 @@ use sterling::publish::{Output, Plan, merge};
 use sterling::request::VersionSelector;
 use sterling::server::http;
 use sterling::serving::engine::{self, Engine, Passes};
-use sterling::serving::fresh::{CallAnswer, Put, RefusedUpdate, Update};
-use sterling::serving::fresh::{Feed, Feeds, MergeWanted, Merged, Merges, Updating};
+use sterling::serving::fresh::{CallAnswer, Put, Update, UpdateRejection};
+use sterling::serving::fresh::{MergeWanted, Merged, Merges, ModelUpdates, UpdateFeeds, Updating};
 use sterling::serving::registry::{Options, Registry, Snapshots};
 use sterling::serving::view::Attribute;
 use sterling::snapshot::{Manifest, Snapshot, Store};
@@ -63,7 +63,7 @@ fn position(server: &Server) -> Value {
 }
 
 #[test]
-fn a_merge_by_hand_takes_over_while_requests_go_on() {
+fn a_requested_merge_replaces_the_version_under_load() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path(), 50);
     let server = Arc::new(serve(folder.path(), "0"));
@@ -92,8 +92,8 @@ fn a_merge_by_hand_takes_over_while_requests_go_on() {
     stop.store(true, Ordering::Relaxed);
     assert!(asking.join().unwrap() > 0);
     let now = position(&server);
-    let told = |name: &str| now[name].as_u64().unwrap();
-    assert_eq!((told("version"), told("position"), told("fresh_items"), told("items")), (2, 13, 0, 58));
+    let reported = |name: &str| now[name].as_u64().unwrap();
+    assert_eq!((reported("version"), reported("position"), reported("fresh_items"), reported("items")), (2, 13, 0, 58));
     let of_xx = server.ask(RETRIEVE, json!({"vector": [0, 1], "filter": "lang:xx"}));
     assert_eq!(ids(&of_xx), [5]);
     // Updates go on, and the version before still follows them.
@@ -131,17 +131,17 @@ fn a_merge_by_hand_takes_over_while_requests_go_on() {
 }
 
 #[test]
-fn a_merged_version_stands_for_the_one_that_the_store_desires() {
+fn a_merged_version_satisfies_the_desired_version_of_the_store() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path(), 50);
     let server = serve(folder.path(), "0");
     let desired = || {
-        let told = server.get_json("/v1/models/vectors/versions");
-        let active = told["versions"].as_array().unwrap().iter().find(|version| version["active"] == true).cloned();
+        let reported = server.get_json("/v1/models/vectors/versions");
+        let active = reported["versions"].as_array().unwrap().iter().find(|version| version["active"] == true).cloned();
         (
             active.unwrap()["version"].as_u64().unwrap(),
-            told["desired"]["version"].as_u64(),
-            told["desired"]["stands"].clone(),
+            reported["desired"]["version"].as_u64(),
+            reported["desired"]["stands"].clone(),
         )
     };
     assert_eq!(desired(), (1, None, json!(true)), "the newest");
@@ -166,7 +166,7 @@ fn a_merged_version_stands_for_the_one_that_the_store_desires() {
 }
 
 #[test]
-fn updates_are_merged_by_themselves_and_readyz_warns_of_many() {
+fn updates_are_merged_automatically_and_readyz_warns_of_many() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path(), 1000);
     let server = serve(folder.path(), "0");
@@ -204,9 +204,9 @@ fn a_few_hot_items_are_merged_once_their_updates_have_many_bytes() {
     for round in 0..30 {
         let item = |id: i64| json!({"id": id, "embedding": [id, 1], "attributes": {"n": round, "lang": [text]}});
         let items: Vec<Value> = (0..100).map(item).collect();
-        let told = server.ask(&format!("{ITEMS}:upsert"), json!({"items": items}));
-        assert_eq!(told["accepted"], 100, "{told}");
-        last = told["position"].as_u64().unwrap();
+        let reported = server.ask(&format!("{ITEMS}:upsert"), json!({"items": items}));
+        assert_eq!(reported["accepted"], 100, "{reported}");
+        last = reported["position"].as_u64().unwrap();
         if server.get_json("/v1/models/vectors")["version"] != 1 {
             break;
         }
@@ -222,7 +222,7 @@ fn a_few_hot_items_are_merged_once_their_updates_have_many_bytes() {
 }
 
 #[test]
-fn merges_that_cannot_be_say_why_and_change_nothing() {
+fn impossible_merges_report_the_reason_and_change_nothing() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path(), 3);
     let server = serve(folder.path(), "0");
@@ -361,10 +361,10 @@ fn update(id: i64) -> Update {
     Update::Put(Put { id, vector: Some(vec![id as f32, 1.0]), attributes, dense: Vec::new() })
 }
 
-fn append(feed: &Feed, updates: &[Update]) -> u64 {
-    let (tell, told) = std::sync::mpsc::channel();
+fn append(feed: &ModelUpdates, updates: &[Update]) -> u64 {
+    let (tell, reported) = std::sync::mpsc::channel();
     feed.append(updates, None, Box::new(move |range| tell.send(range).unwrap()));
-    told.recv().unwrap().unwrap().end - 1
+    reported.recv().unwrap().unwrap().end - 1
 }
 
 fn small() -> LogOptions {
@@ -376,7 +376,7 @@ fn the_journal_is_truncated_to_the_oldest_needed_record() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path(), 40);
     let store = Store::new(folder.path().join("store"));
-    let feeds = Arc::new(Feeds::new(Logs { root: folder.path().join("updates"), options: small() }));
+    let feeds = Arc::new(UpdateFeeds::new(Logs { root: folder.path().join("updates"), options: small() }));
     let loader = Updating { snapshots: Snapshots::default(), feeds: Some(feeds.clone()), in_place: true };
     let registry = Arc::new(Registry::new(store.clone(), loader, Options::default()));
     registry.refresh();
@@ -417,9 +417,9 @@ fn the_journal_is_truncated_to_the_oldest_needed_record() {
 }
 
 /// Returns the parts of a server that merge updates of a store in `folder`, with `memory_bytes` for versions.
-fn merging(folder: &Path, memory_bytes: Option<u64>) -> (Store, Arc<Feed>, Arc<Registry>, Compactor) {
+fn merging(folder: &Path, memory_bytes: Option<u64>) -> (Store, Arc<ModelUpdates>, Arc<Registry>, Compactor) {
     let store = Store::new(folder.join("store"));
-    let feeds = Arc::new(Feeds::new(Logs { root: folder.join("updates"), options: small() }));
+    let feeds = Arc::new(UpdateFeeds::new(Logs { root: folder.join("updates"), options: small() }));
     let loader = Updating { snapshots: Snapshots::default(), feeds: Some(feeds.clone()), in_place: true };
     let registry = Arc::new(Registry::new(store.clone(), loader, Options { memory_bytes, ..Options::default() }));
     registry.refresh();
@@ -429,7 +429,7 @@ fn merging(folder: &Path, memory_bytes: Option<u64>) -> (Store, Arc<Feed>, Arc<R
 }
 
 /// Appends updates of further items, and waits until they are seen.
-fn more(feed: &Feed, registry: &Registry, from: i64, count: i64) {
+fn more(feed: &ModelUpdates, registry: &Registry, from: i64, count: i64) {
     let updates: Vec<Update> = (from..from + count).map(update).collect();
     let last = updates.chunks(updates.len() / 10).fold(0, |_, updates| append(feed, updates));
     let loaded = registry.get("vectors", VersionSelector::Active).unwrap();
@@ -441,7 +441,7 @@ fn more(feed: &Feed, registry: &Registry, from: i64, count: i64) {
 }
 
 #[test]
-fn a_version_that_cannot_be_read_keeps_no_journal() {
+fn an_unreadable_version_does_not_prevent_journal_truncation() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path(), 40);
     let (store, feed, registry, compactor) = merging(folder.path(), None);
@@ -489,10 +489,11 @@ fn a_merge_that_memory_cannot_hold_leaves_no_version() {
 fn calls_are_known_though_their_records_were_released() {
     let folder = tempfile::tempdir().unwrap();
     let wrong = InvalidItem { id: Some(4), field: "set.year".into(), reason: "got 1.5, expected integers".into() };
-    let answer = CallAnswer { matched: 3, refused: vec![RefusedUpdate { place: 1, wrong }] };
+    let answer = CallAnswer { matched: 3, refused: vec![UpdateRejection { place: 1, wrong }] };
     let call = |key: &str| Update::AnsweredCall { key: key.into(), digest: 5, count: 1, answer: answer.clone() };
     let open = |after| {
-        Feed::open(Box::new(Log::open(folder.path(), small()).unwrap()), Some(folder.path().into()), after).unwrap()
+        ModelUpdates::open(Box::new(Log::open(folder.path(), small()).unwrap()), Some(folder.path().into()), after)
+            .unwrap()
     };
     {
         let feed = open(0);
@@ -518,11 +519,11 @@ fn calls_are_known_though_their_records_were_released() {
     std::fs::write(folder.path().join("calls.json"), "[[").unwrap();
     let log = Log::open(folder.path(), small()).unwrap();
     assert!(log.first() > 50);
-    assert!(Feed::open(Box::new(log), Some(folder.path().into()), 80).is_err());
+    assert!(ModelUpdates::open(Box::new(log), Some(folder.path().into()), 80).is_err());
 }
 
 #[test]
-fn a_share_of_the_answers_is_held_against_exact_ones() {
+fn a_share_of_the_answers_is_compared_with_exact_ones() {
     let folder = tempfile::tempdir().unwrap();
     let lines: String =
         (0..600).map(|id| format!("{{\"id\": {id}, \"embedding\": [{}, {}]}}\n", id % 31 - 15, id % 23 - 11)).collect();
@@ -534,7 +535,7 @@ fn a_share_of_the_answers_is_held_against_exact_ones() {
         server.wait_ready();
         server
     };
-    let told = |server: &Server, name: &str| -> Option<f64> {
+    let reported = |server: &Server, name: &str| -> Option<f64> {
         let text = server.get("/metrics").1;
         text.lines().find(|line| line.starts_with(name))?.rsplit_once(' ')?.1.parse().ok()
     };
@@ -545,24 +546,24 @@ fn a_share_of_the_answers_is_held_against_exact_ones() {
         let found = ids(&server.ask(RETRIEVE, body));
         let exact = ids(&server.ask(RETRIEVE, json!({"vector": [1, 2], "k": 100, "exact": true})));
         let begun = Instant::now();
-        while told(&server, audited) != Some(count) {
+        while reported(&server, audited) != Some(count) {
             assert!(begun.elapsed() < Duration::from_secs(20), "{}", server.get("/metrics").1);
             std::thread::sleep(Duration::from_millis(20));
         }
         let same = exact.iter().filter(|id| found.contains(id)).count() as f64;
         if count == 1.0 {
-            assert_eq!(told(&server, "sterling_audit_wanted_total"), Some(100.0));
-            assert_eq!(told(&server, "sterling_audit_found_total"), Some(same));
-            assert!(told(&server, "sterling_longest_list_ratio").unwrap() >= 1.0);
+            assert_eq!(reported(&server, "sterling_audit_wanted_total"), Some(100.0));
+            assert_eq!(reported(&server, "sterling_audit_found_total"), Some(same));
+            assert!(reported(&server, "sterling_longest_list_ratio").unwrap() >= 1.0);
         } else {
-            assert_eq!(told(&server, "sterling_audit_wanted_total"), Some(200.0));
+            assert_eq!(reported(&server, "sterling_audit_wanted_total"), Some(200.0));
         }
     }
     drop(server);
     let server = start("0");
     server.ask(RETRIEVE, json!({"vector": [1, 2], "probes": 1}));
     std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(told(&server, "sterling_audits_total").unwrap_or(0.0), 0.0);
+    assert_eq!(reported(&server, "sterling_audits_total").unwrap_or(0.0), 0.0);
 }
 
 #[test]
@@ -591,7 +592,7 @@ fn every_metric_of_an_alert_is_recorded() {
 fn a_merge_includes_all_updates_acknowledged_before() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path(), 100);
-    let feeds = Feeds::new(Logs { root: folder.path().join("updates"), options: LogOptions::default() });
+    let feeds = UpdateFeeds::new(Logs { root: folder.path().join("updates"), options: LogOptions::default() });
     let feeds = Arc::new(feeds);
     let loader = Updating { snapshots: Snapshots::default(), feeds: Some(feeds.clone()), in_place: true };
     let registry = Registry::new(Store::new(folder.path().join("store")), loader, Options::default());
@@ -604,9 +605,9 @@ fn a_merge_includes_all_updates_acknowledged_before() {
     // Replaces real merges, which only run while workers are idle: merges the updates that are visible when it begins.
     let registry = app.registry.clone();
     std::thread::spawn(move || {
-        while let Ok(MergeWanted { model, told }) = wanted.recv() {
+        while let Ok(MergeWanted { model, reported }) = wanted.recv() {
             let view = registry.get(&model, VersionSelector::Active).unwrap().view();
-            told(Ok(Merged { version: 1, position: view.position(), items: view.items() }));
+            reported(Ok(Merged { version: 1, position: view.position(), items: view.items() }));
         }
     });
     let runtime = tokio::runtime::Runtime::new().unwrap();

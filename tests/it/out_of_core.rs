@@ -114,7 +114,7 @@ fn the_bound_is_kept_and_the_version_is_that_of_memory() {
 }
 
 #[test]
-fn a_publication_that_is_killed_leaves_nothing_half() {
+fn a_killed_publication_leaves_no_partial_version() {
     let folder = items();
     let store = Store::new(folder.path().join("store"));
     let mut killed = 0;

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use sterling::publish::{Output, Plan};
 
 use crate::network::Wire;
-use crate::route::{route, route_looking_every, serve_at, serve_shard};
+use crate::route::{route, route_polling_every, serve_at, serve_shard};
 use crate::support::{Server, agent, catalogue, put, renamed, root, run, sterling, text, until, vectors};
 use crate::{hosts, remote, remote_faults};
 
@@ -363,7 +363,7 @@ fn replica_slow() -> Scene {
     let store = catalogue(200, 3);
     let servers = [(); 2].map(|()| Server::start(store.path()));
     let wire = Wire::to(servers[1].address.rsplit(':').next().unwrap().parse().unwrap());
-    let router = route_looking_every(500, [servers[0].address.as_str(), &wire.address()]);
+    let router = route_polling_every(500, [servers[0].address.as_str(), &wire.address()]);
     let known = || router.get("/v1/models/vectors/shards").1.contains("\"servers\":2");
     until("both are known", known);
     // Answer times are measured before one of them becomes slow.
@@ -394,7 +394,7 @@ const TINY: &str = "/v1/models/tiny:retrieve";
 /// Starts a server whose rows lie in a cluster with a fault.
 fn remote_scene(fault: &str) -> Scene {
     let alone = remote::alone();
-    let remote_faults::Bed { server, redis, store, stranger, .. } = remote_faults::suffering(fault);
+    let remote_faults::Bed { server, redis, store, stranger, .. } = remote_faults::faulty_cluster(fault);
     Scene::new("--server", server, (redis, stranger, store, alone))
 }
 

@@ -145,7 +145,7 @@ fn item_side_values_change_no_answer() {
 }
 
 #[test]
-fn items_that_come_later_have_the_part_too() {
+fn updated_items_have_item_side_values() {
     let store = tempfile::tempdir().unwrap();
     let some: Vec<Value> = (0..200).map(item).collect();
     let all = package("");

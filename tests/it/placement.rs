@@ -189,7 +189,7 @@ fn quantised_tables_of_the_debian_model_keep_the_stated_error() {
 }
 
 #[test]
-fn a_recipe_converts_tables_and_the_snapshot_says_so() {
+fn recipes_convert_tables_and_snapshots_record_the_format() {
     let store = tempfile::tempdir().unwrap();
     let mut what = tiny();
     what.recipe.tables = [("packages".to_owned(), RowFormat::Int8)].into();
@@ -453,6 +453,6 @@ fn loads_do_not_wait_for_missing_replicas_and_report_their_time() {
     let took = start.elapsed().as_secs_f64();
     assert!(waited.load(Ordering::Relaxed) && redis.calls("set") > 0, "rows were loaded");
     assert_eq!(redis.calls("wait"), 0, "there is nothing to wait for");
-    let told = Manifest::read(&at.folder(&name, version)).unwrap().provenance.seconds;
-    assert!((pause.as_secs_f64()..=took).contains(&told), "reported {told} s, took {took} s");
+    let reported = Manifest::read(&at.folder(&name, version)).unwrap().provenance.seconds;
+    assert!((pause.as_secs_f64()..=took).contains(&reported), "reported {reported} s, took {took} s");
 }

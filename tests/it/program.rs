@@ -24,7 +24,7 @@ fn publish_and_inspect_go_together() {
 }
 
 #[test]
-fn bad_input_ends_with_2_and_one_line_that_says_why() {
+fn invalid_input_exits_with_2_and_one_line_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -95,11 +95,11 @@ fn bad_input_ends_with_2_and_one_line_that_says_why() {
 
 #[test]
 fn kernels_are_listed_and_one_is_forced_by_name() {
-    let told = sterling().arg("kernels").env_remove("STERLING_KERNEL").output().unwrap();
-    let said = String::from_utf8(told.stdout).unwrap();
+    let reported = sterling().arg("kernels").env_remove("STERLING_KERNEL").output().unwrap();
+    let said = String::from_utf8(reported.stdout).unwrap();
     let line = said.lines().next().unwrap();
     let (all, used) = line.strip_prefix("cpu: portable").and_then(|line| line.split_once(", in use ")).unwrap();
-    assert!(told.status.success() && format!("portable{all}").ends_with(used), "{said}");
+    assert!(reported.status.success() && format!("portable{all}").ends_with(used), "{said}");
     let forced = |name: &str| sterling().arg("kernels").env("STERLING_KERNEL", name).output().unwrap();
     assert!(forced("portable").stdout.starts_with(format!("cpu: portable{all}, in use portable\n").as_bytes()));
     let refused = forced("sse9");
@@ -121,7 +121,7 @@ fn an_address_in_use_is_a_failure_not_bad_input() {
 }
 
 #[test]
-fn a_server_without_a_model_lives_and_is_not_ready() {
+fn a_server_without_a_model_is_live_and_not_ready() {
     let store = tempfile::tempdir().unwrap();
     let server = Server::spawn(sterling().args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store.path()));
     assert_eq!(server.get("/livez").0, 200);

@@ -181,7 +181,7 @@ fn got_len(ranked: &Ranked) -> usize {
 }
 
 #[test]
-fn a_request_says_the_candidates_of_each_query_by_its_name() {
+fn requests_set_candidates_per_query_by_name() {
     let view = package("union").view().unwrap();
     let ask = |named: Value| {
         let body = json!({"features": {"taste": TASTES[0]}, "k": 5, "candidates": 12, "query_candidates": named,

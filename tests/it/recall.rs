@@ -37,13 +37,13 @@ fn bell(seed: u64) -> f32 {
 
 /// Distribution of vectors: around this number of centres, or around none.
 #[derive(Clone, Copy, Debug)]
-pub struct Drawn {
+pub struct Distribution {
     pub items: usize,
     pub width: usize,
     pub clusters: u64,
 }
 
-impl Drawn {
+impl Distribution {
     pub fn vector(self, n: u64) -> Vec<f32> {
         let number = |d: u64| {
             let centre = match self.clusters {
@@ -126,10 +126,10 @@ pub fn recall(view: &Arc<View>, queries: &[Vec<f32>], k: usize, filters: &[&str]
 }
 
 #[test]
-fn a_catalogue_that_is_too_small_to_be_measured_is_searched_whole() {
+fn catalogues_too_small_to_calibrate_probe_all_lists() {
     for items in [2, 3, 5, 9, 10, 11, 25] {
         let folder = tempfile::tempdir().unwrap();
-        let drawn = Drawn { items, width: 4, clusters: 0 };
+        let drawn = Distribution { items, width: 4, clusters: 0 };
         let recipe = Recipe::parse("[index]\nlists = 2").unwrap();
         let view = drawn.publish_by(folder.path(), recipe);
         for k in [1, 2, 9] {
@@ -143,9 +143,9 @@ fn a_catalogue_that_is_too_small_to_be_measured_is_searched_whole() {
 #[test]
 fn requests_reach_their_recall_on_unseen_queries() {
     for drawn in [
-        Drawn { items: 5_000, width: 8, clusters: 0 },
-        Drawn { items: 5_000, width: 48, clusters: 40 },
-        Drawn { items: 20_000, width: 16, clusters: 300 },
+        Distribution { items: 5_000, width: 8, clusters: 0 },
+        Distribution { items: 5_000, width: 48, clusters: 40 },
+        Distribution { items: 20_000, width: 16, clusters: 300 },
     ] {
         let folder = tempfile::tempdir().unwrap();
         let view = drawn.publish(folder.path());
@@ -167,8 +167,8 @@ fn requests_reach_their_recall_on_unseen_queries() {
 }
 
 #[test]
-fn a_filter_that_goes_against_the_order_of_the_lists_loses_little() {
-    let drawn = Drawn { items: 10_000, width: 16, clusters: 100 };
+fn filters_anticorrelated_with_the_list_order_lose_little_recall() {
+    let drawn = Distribution { items: 10_000, width: 16, clusters: 100 };
     let folder = tempfile::tempdir().unwrap();
     let rows: Vec<Vec<f32>> = (0..drawn.items as u64).map(|n| drawn.vector(n)).collect();
     let region = |row: &[f32]| i32::from(row[0] > 0.2) - i32::from(row[0] < -0.2);
@@ -194,7 +194,7 @@ fn a_filter_that_goes_against_the_order_of_the_lists_loses_little() {
 
 #[test]
 fn curves_rise_with_target_candidates_and_rarity() {
-    let drawn = Drawn { items: 3_000, width: 8, clusters: 20 };
+    let drawn = Distribution { items: 3_000, width: 8, clusters: 20 };
     let folder = tempfile::tempdir().unwrap();
     let view = drawn.publish(folder.path());
     let Calibration { source, queries, targets, curves, .. } = view.main().calibration.as_ref().unwrap();
@@ -216,7 +216,7 @@ fn curves_rise_with_target_candidates_and_rarity() {
 
 #[test]
 fn a_version_without_a_calibration_serves_as_before() {
-    let drawn = Drawn { items: 2_000, width: 8, clusters: 20 };
+    let drawn = Distribution { items: 2_000, width: 8, clusters: 20 };
     let folder = tempfile::tempdir().unwrap();
     drop(drawn.publish(folder.path()));
     let version = folder.path().join("store/drawn/1");
@@ -233,38 +233,38 @@ fn a_version_without_a_calibration_serves_as_before() {
     ] {
         let mut body = json!({"vector": drawn.vector(1 << 40), "explain": true});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let told = retrieve(&view, &[body]).remove(0).unwrap().1.unwrap().probes.unwrap();
-        assert_eq!((told.probes, told.target, told.estimate), (probes, target, None), "{more}");
+        let reported = retrieve(&view, &[body]).remove(0).unwrap().1.unwrap().probes.unwrap();
+        assert_eq!((reported.probes, reported.target, reported.estimate), (probes, target, None), "{more}");
     }
 }
 
 #[test]
 fn explain_names_the_target_and_probes_given_come_first() {
-    let drawn = Drawn { items: 2_000, width: 8, clusters: 20 };
+    let drawn = Distribution { items: 2_000, width: 8, clusters: 20 };
     let folder = tempfile::tempdir().unwrap();
     let view = drawn.publish(folder.path());
-    let told = |more: Value| {
+    let reported = |more: Value| {
         let mut body = json!({"vector": drawn.vector(1 << 40), "explain": true});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         retrieve(&view, &[body]).remove(0).map(|found| found.1.unwrap().probes)
     };
-    let default = told(json!({})).unwrap().unwrap();
+    let default = reported(json!({})).unwrap().unwrap();
     assert_eq!(default.target, Some(0.98));
     assert!(default.estimate.unwrap() >= 0.98);
-    let low = told(json!({"recall": 0.5})).unwrap().unwrap();
+    let low = reported(json!({"recall": 0.5})).unwrap().unwrap();
     assert!(low.probes < default.probes && low.estimate.unwrap() >= 0.5);
-    let given = told(json!({"recall": 0.5, "probes": 7})).unwrap().unwrap();
+    let given = reported(json!({"recall": 0.5, "probes": 7})).unwrap().unwrap();
     assert_eq!((given.probes, given.target, given.estimate), (7, None, None));
-    assert_eq!(told(json!({"exact": true})).unwrap(), None);
+    assert_eq!(reported(json!({"exact": true})).unwrap(), None);
     for wrong in [0.0, 0.49, 0.9991, 1.0, -1.0, 98.0] {
-        let error = told(json!({"recall": wrong})).unwrap_err().to_string();
+        let error = reported(json!({"recall": wrong})).unwrap_err().to_string();
         assert!(error.contains(&format!("field `recall`: got {wrong}, expected 0.5 to 0.999")), "{error}");
     }
 }
 
 #[test]
 fn queries_of_a_file_are_read_or_rejected_with_the_line() {
-    let drawn = Drawn { items: 600, width: 4, clusters: 0 };
+    let drawn = Distribution { items: 600, width: 4, clusters: 0 };
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let rows: Vec<Vec<f32>> = (0..drawn.items as u64).map(|n| drawn.vector(n)).collect();
@@ -298,7 +298,7 @@ fn queries_of_a_file_are_read_or_rejected_with_the_line() {
 
 #[test]
 fn a_version_without_queries_inherits_those_of_the_version_before() {
-    let drawn = Drawn { items: 600, width: 4, clusters: 0 };
+    let drawn = Distribution { items: 600, width: 4, clusters: 0 };
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let rows: Vec<Vec<f32>> = (0..drawn.items as u64).map(|n| drawn.vector(n)).collect();
@@ -318,15 +318,15 @@ fn a_version_without_queries_inherits_those_of_the_version_before() {
         let calibration = view(&of_version).main().calibration.clone().unwrap();
         (calibration.source, calibration.queries)
     };
-    let told = |source: &str, queries: usize| (source.to_owned(), queries);
+    let reported = |source: &str, queries: usize| (source.to_owned(), queries);
     let held_out = HELD_OUT as usize;
     assert_eq!(calibrated(None, None).0, "perturbed items");
-    assert_eq!(calibrated(Some("queries.npy"), None), told("queries.npy", held_out));
-    assert_eq!(calibrated(None, None), told("queries.safetensors of version 2", held_out));
-    assert_eq!(calibrated(None, Some(2)), told("queries.safetensors of version 3", held_out));
-    assert_eq!(calibrated(Some("queries.jsonl"), Some(2)), told("queries.jsonl", 40));
-    assert_eq!(calibrated(None, None), told("queries.jsonl of version 5", 40));
-    assert_eq!(calibrated(None, None), told("queries.jsonl of version 6", 40));
+    assert_eq!(calibrated(Some("queries.npy"), None), reported("queries.npy", held_out));
+    assert_eq!(calibrated(None, None), reported("queries.safetensors of version 2", held_out));
+    assert_eq!(calibrated(None, Some(2)), reported("queries.safetensors of version 3", held_out));
+    assert_eq!(calibrated(Some("queries.jsonl"), Some(2)), reported("queries.jsonl", 40));
+    assert_eq!(calibrated(None, None), reported("queries.jsonl of version 5", 40));
+    assert_eq!(calibrated(None, None), reported("queries.jsonl of version 6", 40));
 }
 
 #[test]
@@ -357,12 +357,12 @@ fn requests_of_users_with_several_queries_calibrate_and_are_inherited_through_a_
 
 #[test]
 fn a_version_is_calibrated_again_and_keeps_its_digest() {
-    let drawn = Drawn { items: 2_000, width: 8, clusters: 20 };
+    let drawn = Distribution { items: 2_000, width: 8, clusters: 20 };
     let folder = tempfile::tempdir().unwrap();
     let before = drawn.publish(folder.path());
     let (store, queries) = (folder.path().join("store"), folder.path().join("queries.npy"));
     // Uniform directions instead of clusters: such queries need more lists.
-    let from_all_sides = Drawn { clusters: 0, ..drawn };
+    let from_all_sides = Distribution { clusters: 0, ..drawn };
     std::fs::write(&queries, npy(&from_all_sides.queries())).unwrap();
     let (store_path, queries) = (store.to_str().unwrap(), queries.to_str().unwrap());
     let (code, said, errors) = run(&["calibrate", "drawn", "--store", store_path, "--queries", queries]);
@@ -405,7 +405,7 @@ fn a_version_is_calibrated_again_and_keeps_its_digest() {
 
 #[test]
 fn merges_calibrate_with_the_queries_of_the_last_recalibration_alone() {
-    let drawn = Drawn { items: 1_000, width: 8, clusters: 20 };
+    let drawn = Distribution { items: 1_000, width: 8, clusters: 20 };
     let folder = tempfile::tempdir().unwrap();
     drawn.publish(folder.path());
     let (store, queries) = (folder.path().join("store"), folder.path().join("queries.npy"));
@@ -465,17 +465,20 @@ fn items_of_a_new_kind_are_found_before_and_after_a_merge() {
                     fresh.caught_up().unwrap();
                 }
                 let view = Arc::new(fresh.view().unwrap());
-                let told = format!("unit {is_unit}, `{recipe}`, {until} items, joined {is_joined}");
+                let reported = format!("unit {is_unit}, `{recipe}`, {until} items, joined {is_joined}");
                 let (strays, new) = (view.strays() as u64, until * 2 / 3);
-                assert!(strays * 20 >= new * 19 && strays < new + until / 20, "{told}: {strays} strays of {new} new");
+                assert!(
+                    strays * 20 >= new * 19 && strays < new + until / 20,
+                    "{reported}: {strays} strays of {new} new"
+                );
                 for filters in [&[""][..], &["half:1", "half:0"]] {
                     let of_new = found(&view, true, filters);
-                    assert!(of_new >= 0.96, "{told}: {of_new} of the new kind, {filters:?}");
+                    assert!(of_new >= 0.96, "{reported}: {of_new} of the new kind, {filters:?}");
                 }
                 let now = found(&view, false, &[""]);
-                assert!(now >= old - 0.01, "{told}: {now} of those before, {old} then");
+                assert!(now >= old - 0.01, "{reported}: {now} of those before, {old} then");
                 let now = found(&view, false, &["half:1", "half:0"]);
-                assert!(now >= old_filtered - 0.02, "{told}: {now} of those before, {old_filtered} then");
+                assert!(now >= old_filtered - 0.02, "{reported}: {now} of those before, {old_filtered} then");
             }
         }
         let store = Store::new(folder.path().join("store"));
@@ -528,7 +531,7 @@ fn a_kind_of_few_items_is_found_in_each_version_that_merges_make() {
 
 #[test]
 fn recorded_queries_calibrate() {
-    let drawn = Drawn { items: 600, width: 4, clusters: 0 };
+    let drawn = Distribution { items: 600, width: 4, clusters: 0 };
     let folder = tempfile::tempdir().unwrap();
     drop(drawn.publish(folder.path()));
     let store = folder.path().join("store");

@@ -140,8 +140,8 @@ impl RedisCluster {
     /// Returns the running nodes that are primaries now, in the order of their slots.
     pub fn primaries(&self) -> Vec<usize> {
         let mut alive = (0..self.nodes.len()).filter(|i| self.nodes[*i].is_some());
-        let told = alive.find_map(|i| self.try_ask(i, &["CLUSTER", "SLOTS"]).ok());
-        let Some(Value::Array(ranges)) = told else { return Vec::new() };
+        let reported = alive.find_map(|i| self.try_ask(i, &["CLUSTER", "SLOTS"]).ok());
+        let Some(Value::Array(ranges)) = reported else { return Vec::new() };
         let mut found: Vec<(i64, usize)> = ranges
             .iter()
             .map(|range| {
@@ -261,15 +261,15 @@ impl RedisCluster {
 
     /// Returns the cluster information of a node; empty while it loads data.
     fn info(&self, node: usize) -> String {
-        let told = self.try_connection(node).and_then(|mut node| cmd("CLUSTER").arg("INFO").query(&mut node));
-        told.unwrap_or_default()
+        let reported = self.try_connection(node).and_then(|mut node| cmd("CLUSTER").arg("INFO").query(&mut node));
+        reported.unwrap_or_default()
     }
 
     /// Waits until every node sees all slots served, and each primary has a replica in sync.
     pub fn wait_until_whole(&self) {
         let nodes = self.nodes.len();
         // First and last slot, the primary, and its replica if there is one.
-        let told = 2 + nodes / self.primaries;
+        let reported = 2 + nodes / self.primaries;
         until("the cluster is whole", || {
             let served = (0..nodes).all(|i| {
                 let info = self.info(i);
@@ -287,7 +287,7 @@ impl RedisCluster {
             let seen = || {
                 (0..nodes).all(|i| {
                     let Ok(Value::Array(ranges)) = self.try_ask(i, &["CLUSTER", "SLOTS"]) else { return false };
-                    ranges.iter().all(|r| matches!(r, Value::Array(parts) if parts.len() == told))
+                    ranges.iter().all(|r| matches!(r, Value::Array(parts) if parts.len() == reported))
                 })
             };
             served && in_step() && seen()

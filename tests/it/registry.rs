@@ -157,7 +157,7 @@ fn versions_without_memory_are_rejected_and_retried() {
 }
 
 #[test]
-fn a_server_that_is_not_ready_says_why() {
+fn an_unready_server_reports_the_reason() {
     let store = tempfile::tempdir().unwrap();
     let ready = |server: &Server| -> (u16, String) {
         let (status, text) = server.get("/readyz");

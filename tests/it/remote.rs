@@ -117,20 +117,20 @@ fn loaded_rows_are_read_back_exactly() {
     let _alone = alone();
     let redis = RedisCluster::start(5000);
     let cluster = Cluster::connect(options(&redis)).unwrap();
-    loading_is_taken_up_and_repeated(&cluster);
+    interrupted_loads_resume(&cluster);
     assert!(redis.calls("wait") > 0, "replicas are waited for where there are some");
-    other_tables_are_refused(&cluster);
-    batches_cost_one_pipeline_a_node(&cluster);
-    equal_misses_fly_once(&redis, &cluster);
+    other_tables_are_rejected(&cluster);
+    batches_cost_one_pipeline_per_node(&cluster);
+    equal_misses_are_fetched_once(&redis, &cluster);
     lost_and_changed_rows_are_degraded(&redis, &cluster);
-    tables_go_in_and_out_whole(&cluster);
+    tables_round_trip(&cluster);
     half_remote_answers_as_whole(&redis, &cluster);
-    other_rows_of_a_table_lie_beside_it(&cluster);
-    refused_removals_can_be_repeated(&redis, &cluster);
-    deleted_versions_are_gone(&redis, &cluster);
+    loads_of_one_table_coexist(&cluster);
+    rejected_removals_can_be_repeated(&redis, &cluster);
+    deleted_versions_leave_no_rows(&redis, &cluster);
 }
 
-fn loading_is_taken_up_and_repeated(cluster: &Arc<Cluster>) {
+fn interrupted_loads_resume(cluster: &Arc<Cluster>) {
     let mut whole = rows_of(1);
     let mut calls = 0;
     let interrupted = |rows: Range<u64>, out: &mut [u8]| {
@@ -161,7 +161,7 @@ fn loading_is_taken_up_and_repeated(cluster: &Arc<Cluster>) {
     assert_eq!(sets(cluster, &named(9)).unwrap(), [named(1)]);
 }
 
-fn other_tables_are_refused(cluster: &Arc<Cluster>) {
+fn other_tables_are_rejected(cluster: &Arc<Cluster>) {
     let open = |version, shape: &TableShape| RemoteTable::open(cluster, &named(version), shape, &uncached(500));
     let wide = TableShape { row_bytes: 68, ..shape(ROWS) };
     refused(open(1, &wide), Kind::Corrupt, &["tests/items rows 0000000000000001", "rows of 72 bytes, expected 68"]);
@@ -171,7 +171,7 @@ fn other_tables_are_refused(cluster: &Arc<Cluster>) {
     refused(open(2, &shape(ROWS)), Kind::NotFound, &["rows 0000000000000002", "rows there: 0000000000000001"]);
 }
 
-fn batches_cost_one_pipeline_a_node(cluster: &Arc<Cluster>) {
+fn batches_cost_one_pipeline_per_node(cluster: &Arc<Cluster>) {
     let table = open(cluster, 1, ROWS, &RemoteOptions { cache_bytes: 4 << 20, timeout: Duration::from_secs(5) });
     let rows = sample(ROWS, 512, 1);
     let before = cluster.counters();
@@ -207,7 +207,7 @@ fn by(deadline: Instant) -> Lookup {
     Lookup { deadline: Some(deadline), ..Lookup::default() }
 }
 
-fn equal_misses_fly_once(redis: &RedisCluster, cluster: &Arc<Cluster>) {
+fn equal_misses_are_fetched_once(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     let table = open(cluster, 1, ROWS, &RemoteOptions { timeout: Duration::from_secs(10), ..Default::default() });
     let short = RemoteOptions { timeout: Duration::from_millis(20), ..Default::default() };
     let impatient = open(cluster, 1, ROWS, &short);
@@ -273,7 +273,7 @@ fn lost_and_changed_rows_are_degraded(redis: &RedisCluster, cluster: &Arc<Cluste
     assert!(all_hit(&table, &rows, 1), "a degraded row is not remembered as one");
 }
 
-fn tables_go_in_and_out_whole(cluster: &Arc<Cluster>) {
+fn tables_round_trip(cluster: &Arc<Cluster>) {
     let (rows, width) = (500u64, 16);
     let values: Vec<f32> = (0..rows * width as u64).map(|i| i as f32 * 0.25).collect();
     let host = Table::from_f32("items", width, &values, RowFormat::F16, Unseen::Zero).unwrap();
@@ -339,7 +339,7 @@ fn half_remote_answers_as_whole(redis: &RedisCluster, cluster: &Arc<Cluster>) {
 }
 
 /// Rows that a killed publication has left do not block the next one.
-fn other_rows_of_a_table_lie_beside_it(cluster: &Arc<Cluster>) {
+fn loads_of_one_table_coexist(cluster: &Arc<Cluster>) {
     let of_rows = |rows| RowSet::new("tests", "beside", rows).unwrap();
     for rows in [3, 4] {
         load(cluster, &of_rows(rows), &shape(2000), rows_of(rows), |_| {}).unwrap();
@@ -354,7 +354,7 @@ fn other_rows_of_a_table_lie_beside_it(cluster: &Arc<Cluster>) {
     assert_eq!(sets(cluster, &of_rows(0)).unwrap(), []);
 }
 
-fn refused_removals_can_be_repeated(redis: &RedisCluster, cluster: &Arc<Cluster>) {
+fn rejected_removals_can_be_repeated(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     let kept = RowSet::new("tests", "kept", 1).unwrap();
     load(cluster, &kept, &shape(5000), rows_of(1), |_| {}).unwrap();
     for command in ["unlink", "srem", "del"] {
@@ -374,7 +374,7 @@ fn refused_removals_can_be_repeated(redis: &RedisCluster, cluster: &Arc<Cluster>
     assert_eq!(redis.keys("sterling:{tests/kept/*"), Vec::<String>::new());
 }
 
-fn deleted_versions_are_gone(redis: &RedisCluster, cluster: &Arc<Cluster>) {
+fn deleted_versions_leave_no_rows(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     let before = open(cluster, 1, ROWS, &uncached(5000));
     fill(cluster, 2, 5000);
     let second = open(cluster, 2, 5000, &uncached(5000));
@@ -458,7 +458,7 @@ impl Load {
 
 #[test]
 #[ignore = "long: kills nodes of a cluster"]
-fn killed_primaries_lose_no_call_and_come_back() {
+fn killed_primaries_lose_no_call_and_recover() {
     let _alone = alone();
     let mut redis = RedisCluster::start(1000);
     let with_replicas = Cluster::connect(options(&redis)).unwrap();
@@ -492,7 +492,7 @@ fn killed_primaries_lose_no_call_and_come_back() {
     let degraded = strict_load.degraded.load(Ordering::Relaxed);
     assert!(late + down + refused >= degraded, "each has its cause: {degraded} of {:?}", strict.counters());
     assert_eq!((missing, corrupt), (0, 0), "nothing is lost");
-    a_shard_without_nodes_is_passed_by(&mut redis, &with_replicas, &patient);
+    a_shard_without_nodes_is_skipped(&mut redis, &with_replicas, &patient);
 }
 
 struct StopOnDrop<'a>(&'a dyn Fn());
@@ -503,7 +503,7 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-fn a_shard_without_nodes_is_passed_by(redis: &mut RedisCluster, cluster: &Arc<Cluster>, table: &RemoteTable) {
+fn a_shard_without_nodes_is_skipped(redis: &mut RedisCluster, cluster: &Arc<Cluster>, table: &RemoteTable) {
     let rows = sample(ROWS, 600, 77);
     // Not the primary with the manifest: without it, a load uses another random number, and the table must be reopened.
     let manifest = redis.primary_of(&format!("sterling:{{tests/items/{}}}:manifest", named(1).tag()));
@@ -543,7 +543,7 @@ fn rows_on_the_move_and_slow_nodes_are_found() {
     let cluster = Cluster::connect(options(&redis)).unwrap();
     fill(&cluster, 1, ROWS);
     moved_slots_are_followed(&redis, &cluster);
-    slow_nodes_are_passed_by(&redis, &cluster);
+    slow_nodes_are_skipped(&redis, &cluster);
 }
 
 fn moved_slots_are_followed(redis: &RedisCluster, cluster: &Arc<Cluster>) {
@@ -580,7 +580,7 @@ fn moved_slots_are_followed(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     assert_eq!(fill(cluster, 1, ROWS).progress.bytes_written, 0);
 }
 
-fn slow_nodes_are_passed_by(redis: &RedisCluster, cluster: &Arc<Cluster>) {
+fn slow_nodes_are_skipped(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     let slow = redis.primaries()[2];
     let rows = sample(ROWS, 300, 9);
     let on_replicas = open(cluster, 1, ROWS, &uncached(5000));

@@ -151,7 +151,7 @@ impl Bed {
     }
 
     /// Checks that a load is rejected with this text.
-    fn load_is_refused(&self, words: &str) {
+    fn load_is_rejected(&self, words: &str) {
         let version = format!("{}/tiny/1", self.store.path().display());
         let (code, out, said) = run(&["remote", &self.seed, "--load", &version]);
         assert!(code == 1 && said.contains(words), "{code}: {out}{said}");
@@ -197,7 +197,7 @@ pub fn request(on_degraded: &str) -> Value {
 }
 
 /// Starts a cluster and its server, and injects a fault.
-pub fn suffering(fault: &str) -> Bed {
+pub fn faulty_cluster(fault: &str) -> Bed {
     let mut bed = Bed::new();
     let fault = FAULTS.iter().find(|known| known.name == fault).unwrap();
     (fault.begin)(&mut bed);
@@ -256,7 +256,7 @@ const FAULTS: [Fault; 13] = [
         warning: None,
         begin: |bed| {
             bed.set("min-replicas-to-write", "5");
-            bed.load_is_refused("NOREPLICAS");
+            bed.load_is_rejected("NOREPLICAS");
         },
         end: |bed| bed.set("min-replicas-to-write", "0"),
     },
@@ -266,7 +266,7 @@ const FAULTS: [Fault; 13] = [
         warning: None,
         begin: |bed| {
             bed.set("maxmemory", "1");
-            bed.load_is_refused("the cluster is full");
+            bed.load_is_rejected("the cluster is full");
         },
         end: |bed| bed.set("maxmemory", "0"),
     },

@@ -30,13 +30,13 @@ pub fn serve_at(store: &Path, shard: &str, listen: &str) -> Server {
 
 /// Starts a router over servers.
 pub fn route<'a>(servers: impl IntoIterator<Item = &'a str>) -> Server {
-    let router = route_looking_every(100, servers);
+    let router = route_polling_every(100, servers);
     router.wait_ready();
     router
 }
 
 /// Starts a router that polls its servers at this interval in milliseconds.
-pub fn route_looking_every<'a>(refresh_ms: u32, servers: impl IntoIterator<Item = &'a str>) -> Server {
+pub fn route_polling_every<'a>(refresh_ms: u32, servers: impl IntoIterator<Item = &'a str>) -> Server {
     let mut command = sterling();
     command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_ROUTE__REFRESH_MS", refresh_ms.to_string());
     command.args(["route", "--listen", "127.0.0.1:0"]).stderr(Stdio::null());
@@ -285,12 +285,12 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_router_listens_once_it_has_looked_and_does_not_wait_for_servers_that_hang() {
+fn a_router_listens_after_its_first_poll_and_does_not_wait_for_hung_servers() {
     let (_store, servers) = serve_shards(2);
     let addresses = || servers.iter().map(|server| server.address.as_str());
     let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 5, "timeout_ms": 20_000});
     for _ in 0..5 {
-        let router = route_looking_every(60_000, addresses());
+        let router = route_polling_every(60_000, addresses());
         let answer = router.ask("/v1/models/vectors:retrieve", &body);
         assert_eq!((&answer["coverage"], crate::support::ids(&answer).len()), (&json!(1.0), 5));
     }
@@ -298,7 +298,7 @@ fn a_router_listens_once_it_has_looked_and_does_not_wait_for_servers_that_hang()
     let hangs = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let hanging = hangs.local_addr().unwrap().to_string();
     let start = Instant::now();
-    let router = route_looking_every(60_000, addresses().chain([hanging.as_str()]));
+    let router = route_polling_every(60_000, addresses().chain([hanging.as_str()]));
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     assert_eq!(router.ask("/v1/models/vectors:retrieve", &body)["coverage"], 1.0);
     // The address is bound before the first poll.
@@ -309,7 +309,7 @@ fn a_router_listens_once_it_has_looked_and_does_not_wait_for_servers_that_hang()
 #[test]
 fn unknown_shards_are_not_reported_missing() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let router = route_looking_every(50, [nobody.to_string().as_str()]);
+    let router = route_polling_every(50, [nobody.to_string().as_str()]);
     for _ in 0..20 {
         for call in ["vectors:retrieve", "vectors/versions/1:retrieve", "vectors/labels/old:retrieve"] {
             let (status, problem) = router.post(&format!("/v1/models/{call}"), json!({"vector": [1, 1]}));
@@ -328,11 +328,11 @@ fn a_lost_shard_is_reported() {
     let whole = "/v1/models/vectors:retrieve";
     let part = "/v1/models/vectors:retrieve?min_coverage=0.5";
     assert_eq!(router.ask(part, &body)["coverage"], 1.0);
-    let told = |server: &Server| server.get_json("/v1/models/vectors/shards");
+    let reported = |server: &Server| server.get_json("/v1/models/vectors/shards");
     let all: Vec<Value> = (0..3).map(|n| json!({"shard": n, "items": held[n], "servers": 1})).collect();
-    assert_eq!((&told(&router)["coverage"], &told(&router)["shards"]), (&json!(1.0), &json!(all)));
+    assert_eq!((&reported(&router)["coverage"], &reported(&router)["shards"]), (&json!(1.0), &json!(all)));
     for (shard, server) in servers.iter().enumerate() {
-        assert_eq!(told(server)["shards"], json!([all[shard]]));
+        assert_eq!(reported(server)["shards"], json!([all[shard]]));
         // Each server covers its own shard, and reports an error for requests beyond it.
         let (status, problem) = server.post(part, &body);
         assert_eq!((status, &problem["code"]), (503, &json!("partial")), "{problem}");
@@ -371,9 +371,9 @@ fn a_lost_shard_is_reported() {
             until("it answers again", || router.post(whole, &body).0 == 200);
         }
     }
-    until("it is reported as lost", || told(&router)["shards"][1]["servers"] == 0);
-    assert_eq!(told(&router)["coverage"], (700 - held[1]) as f64 / 700.0);
-    assert_eq!(told(&router)["shards"][2], all[2]);
+    until("it is reported as lost", || reported(&router)["shards"][1]["servers"] == 0);
+    assert_eq!(reported(&router)["coverage"], (700 - held[1]) as f64 / 700.0);
+    assert_eq!(reported(&router)["shards"][2], all[2]);
     // Readiness, metrics and the model report it: the only model cannot answer requests that need all shards.
     let (status, problem) = router.get("/readyz");
     let said = "model `vectors`: shard 1 of 3 of version 1 has no server that is ready";
@@ -453,7 +453,7 @@ fn a_broken_network_costs_its_shard_only() {
 #[test]
 fn a_request_waits_for_a_shard_that_comes_back() {
     let (store, mut servers) = serve_shards(2);
-    let router = route_looking_every(3000, servers.iter().map(|server| server.address.as_str()));
+    let router = route_polling_every(3000, servers.iter().map(|server| server.address.as_str()));
     router.wait_ready();
     let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 700, "exact": true, "timeout_ms": 30_000});
     let (whole, part) = ("/v1/models/vectors:retrieve", "/v1/models/vectors:retrieve?min_coverage=0.1");
@@ -475,7 +475,7 @@ fn a_request_waits_for_a_shard_that_comes_back() {
 fn the_only_server_of_a_shard_is_restarted_and_no_request_is_lost() {
     let (store, mut servers) = serve_shards(2);
     // Requests wait for three polls, which is long enough for a start on a busy machine.
-    let router = route_looking_every(3000, servers.iter().map(|server| server.address.as_str()));
+    let router = route_polling_every(3000, servers.iter().map(|server| server.address.as_str()));
     router.wait_ready();
     let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 700, "exact": true, "timeout_ms": 60_000});
     let expected = router.ask("/v1/models/vectors:retrieve", &body);
@@ -586,7 +586,7 @@ fn a_hung_replica_costs_no_request_and_is_used_again() {
     // By a host name, some of whose addresses may have no listener.
     let names = servers.each_ref().map(|server| server.address.replace("127.0.0.1", "localhost"));
     // Requests detect that one hangs, not polls: it is used again once its latency estimate has expired.
-    let router = route_looking_every(5000, names.iter().map(String::as_str));
+    let router = route_polling_every(5000, names.iter().map(String::as_str));
     router.wait_ready();
     let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 5, "timeout_ms": 20_000});
     let ask = || router.ask("/v1/models/vectors:retrieve", &body)["items"].clone();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sterling::publish::{Output, Plan};
-use sterling::rollout::{Place, seed};
+use sterling::rollout::{KeyHash, seed};
 use tempfile::TempDir;
 
 use crate::route::serve_at;
@@ -20,7 +20,7 @@ const ITEMS: usize = 12;
 const SECOND: i64 = 100;
 
 /// Runs a command on a store, which must succeed.
-fn told(store: &Path, arguments: &[&str]) {
+fn reported(store: &Path, arguments: &[&str]) {
     let (code, _, error) = run(&[arguments, &["--store", store.to_str().unwrap()]].concat());
     assert_eq!(code, 0, "{arguments:?}: {error}");
 }
@@ -36,7 +36,7 @@ fn publish_from(store: &Path, first: i64, attributes: &str) {
 fn two_versions() -> TempDir {
     let store = tempfile::tempdir().unwrap();
     publish_from(store.path(), 0, ", \"attributes\": {\"title\": \"xxx\"}");
-    told(store.path(), &["activate", "vectors", "1"]);
+    reported(store.path(), &["activate", "vectors", "1"]);
     publish_from(store.path(), SECOND, "");
     store
 }
@@ -86,9 +86,9 @@ fn addresses(servers: &[Server]) -> impl Iterator<Item = &str> {
 /// Waits until a router follows the desired state.
 fn until_set(router: &Server, setting: &Value, revision: &Value) {
     eventually("the router applies the desired state", 60, || {
-        let told = router.get_json(TRAFFIC);
-        let is_there = |part: &str| setting.get(part).is_none() || told[part]["serving"].is_number();
-        (told["revision"] == *revision && is_there("canary") && is_there("shadow")).then_some(())
+        let reported = router.get_json(TRAFFIC);
+        let is_there = |part: &str| setting.get(part).is_none() || reported[part]["serving"].is_number();
+        (reported["revision"] == *revision && is_there("canary") && is_there("shadow")).then_some(())
     });
 }
 
@@ -139,7 +139,7 @@ fn a_key_has_one_version_at_every_router_and_no_answer_mixes_two() {
     for share in [0.3, 0.7] {
         cut.set(&json!({"canary": {"version": 2, "share": share}}));
         for (n, user) in users.iter().enumerate() {
-            let is_canarys = Place::of(user.as_bytes(), seed("vectors", 2)).is_within(share);
+            let is_canarys = KeyHash::of(user.as_bytes(), seed("vectors", 2)).is_within(share);
             let expected = if is_canarys { 2 } else { 1 };
             let router = &cut.routers[n % 2];
             let one = json!({"vector": [1, n], "k": ITEMS});
@@ -214,7 +214,7 @@ fn a_canary_whose_shards_fail_is_rolled_back_at_all_routers_while_they_answer() 
                 }
             });
         }
-        let ended = Ends(&ends);
+        let ended = StopOnDrop(&ends);
         let (mut asked, mut statuses) = (0, [0; 2]);
         let stopped = eventually("no roll-back", 120, || {
             (0..20).for_each(|n| statuses[usize::from(ask(first, asked + n) == 200)] += 1);
@@ -240,9 +240,9 @@ fn a_canary_whose_shards_fail_is_rolled_back_at_all_routers_while_they_answer() 
 }
 
 /// Says that it ends, also where a test fails.
-struct Ends<'a>(&'a AtomicBool);
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Ends<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -264,11 +264,11 @@ fn copy(from: &Path, to: &Path) {
 fn a_canary_answers_while_every_shard_has_it() {
     let (store, old) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     publish_from(store.path(), 0, "");
-    told(store.path(), &["activate", "vectors", "1"]);
+    reported(store.path(), &["activate", "vectors", "1"]);
     copy(store.path(), old.path());
     publish_from(store.path(), SECOND, "");
-    told(store.path(), &["label", "vectors", "next", "2"]);
-    told(store.path(), &["canary", "vectors", "next", "--share", "1"]);
+    reported(store.path(), &["label", "vectors", "next", "2"]);
+    reported(store.path(), &["canary", "vectors", "next", "--share", "1"]);
     // Of the second shard one server has the first version alone, and the other one is not there yet.
     let first = serve_at(store.path(), "0", "127.0.0.1:0");
     let second = serve_at(old.path(), "1", "127.0.0.1:0");
@@ -301,7 +301,7 @@ fn a_canary_answers_while_every_shard_has_it() {
     let name = store.path().to_str().unwrap();
     let (code, _, error) = run(&["label", "vectors", "next", "--remove", "--store", name]);
     assert!(code == 2 && error.contains("its canary is label `next`"), "{error}");
-    told(store.path(), &["canary", "vectors", "--remove"]);
+    reported(store.path(), &["canary", "vectors", "--remove"]);
     eventually("no canary is desired", 60, || router.get_json(TRAFFIC).get("canary").is_none().then_some(()));
 }
 
@@ -347,8 +347,8 @@ fn both_versions_are_audited_and_a_shadow_changes_no_answer() {
     assert_eq!((0..30).map(ask).collect::<Vec<Value>>(), plain);
     let diffs = eventually("comparisons", 60, || {
         ask(3);
-        let told = router.get_json("/v1/debug/shadow")["diffs"].as_array().cloned().unwrap();
-        (!told.is_empty()).then_some(told)
+        let reported = router.get_json("/v1/debug/shadow")["diffs"].as_array().cloned().unwrap();
+        (!reported.is_empty()).then_some(reported)
     });
     for diff in diffs {
         assert_eq!((&diff["version"], &diff["shadow_version"], &diff["overlap"]), (&json!(1), &json!(2), &json!(0.0)));
@@ -367,7 +367,7 @@ fn both_versions_are_audited_and_a_shadow_changes_no_answer() {
 }
 
 #[test]
-fn audits_through_routers_give_way_to_callers() {
+fn audits_through_routers_yield_to_callers() {
     let store = tempfile::tempdir().unwrap();
     let line = |n: u32| {
         let embedding = scattered(n);
@@ -406,7 +406,7 @@ fn audits_through_routers_give_way_to_callers() {
 
 #[test]
 #[ignore = "long: requests until statistics decide"]
-fn a_canary_that_finds_less_through_its_shards_is_rolled_back_by_the_router_alone() {
+fn a_canary_with_lower_recall_over_shards_is_rolled_back_by_the_router_alone() {
     let cut = Cut::over(two_recalls(Some(2)));
     // Disables the latency criterion, which this test does not cover.
     let margins = json!({"latency": 100});
@@ -456,11 +456,11 @@ fn reports_of_a_bad_canary_apply_to_their_revision() {
         let (got, problem) = server.post(path, &body);
         assert!(got == status && problem["detail"].as_str().unwrap().contains(expected), "{body}: {problem}");
     }
-    let told = server.ask(stop, json!({"canary": other, "reason": "slow"}));
-    assert_eq!(told["canary"]["setting"], setting, "the desired state has changed meanwhile");
-    let told = server.ask(stop, json!({"canary": setting, "reason": "slow"}));
+    let reported = server.ask(stop, json!({"canary": other, "reason": "slow"}));
+    assert_eq!(reported["canary"]["setting"], setting, "the desired state has changed meanwhile");
+    let reported = server.ask(stop, json!({"canary": setting, "reason": "slow"}));
     assert_eq!(
-        (&told["canary"]["setting"]["share"], &told["canary"]["setting"]["stopped"]["reason"]),
+        (&reported["canary"]["setting"]["share"], &reported["canary"]["setting"]["stopped"]["reason"]),
         (&json!(0.0), &json!("slow"))
     );
 }
@@ -471,7 +471,7 @@ fn servers_of_several_stores_divide_no_traffic() {
     let stores: [TempDir; 2] = std::array::from_fn(|_| {
         let store = tempfile::tempdir().unwrap();
         put(store.path(), &vectors(store.path(), &lines(0).collect::<String>())).unwrap();
-        told(store.path(), &["activate", "vectors", "1"]);
+        reported(store.path(), &["activate", "vectors", "1"]);
         put(store.path(), &vectors(store.path(), &lines(50).collect::<String>())).unwrap();
         store
     });
@@ -482,8 +482,8 @@ fn servers_of_several_stores_divide_no_traffic() {
     }
     let router = router(addresses(&servers));
     eventually("the router says so", 60, || {
-        let (status, told) = router.get(TRAFFIC);
-        (status == 422 && told.contains("different stores")).then_some(())
+        let (status, reported) = router.get(TRAFFIC);
+        (status == 422 && reported.contains("different stores")).then_some(())
     });
     assert!(router.get("/readyz").1.contains("warning: model `vectors`: its servers report different desired states"));
     let answer = |n: usize| router.ask(&format!("{MODEL}:retrieve"), json!({"vector": [1, n], "k": 1}));

@@ -13,7 +13,7 @@ use sterling::items::shard_of;
 use sterling::publish::{Output, Plan};
 use sterling::units::ItemId;
 
-use crate::route::{route, route_looking_every};
+use crate::route::{route, route_polling_every};
 use crate::shards;
 use crate::support::{Server, agent, ids, put, run, sterling, until};
 use crate::wire::{send_arrow, stream};
@@ -103,23 +103,23 @@ fn items_and_requests_in_arrow_go_through_a_router() {
     );
     let queries: [(&str, ArrayRef); 1] = [("vector", columns[1].1.slice(3, 4))];
     let asked = stream(&queries, Some(json!({"k": 9, "exact": true, "filter": "colour:violet", "columns": ["price"]})));
-    let (status, told) =
+    let (status, reported) =
         send_arrow(&cut.router, &format!("/v1/models/vectors:retrieve?min_position={}", token(&made)), &asked);
     let path = format!("/v1/models/vectors:retrieve?min_position={}", expected["position"]);
     let whole = send_arrow(&cut.one, &path, &asked).1;
-    assert_eq!(status, 200, "{told}");
+    assert_eq!(status, 200, "{reported}");
     let items = |answer: &Value| -> Vec<Value> {
         answer["results"].as_array().unwrap().iter().map(|result| result["items"].clone()).collect()
     };
-    assert!(items(&told).iter().all(|items| items.as_array().is_some_and(|items| items.len() == 9)), "{told}");
-    assert_eq!(items(&told), items(&whole));
+    assert!(items(&reported).iter().all(|items| items.as_array().is_some_and(|items| items.len() == 9)), "{reported}");
+    assert_eq!(items(&reported), items(&whole));
 }
 
 #[test]
 #[ignore = "long: kills servers under load"]
 fn updates_wait_for_the_only_server_of_a_shard_that_restarts() {
     let mut cut = Cut::new();
-    let router = route_looking_every(3000, cut.shards.iter().map(|server| server.address.as_str()));
+    let router = route_polling_every(3000, cut.shards.iter().map(|server| server.address.as_str()));
     router.wait_ready();
     let (address, updates) = (cut.shards[1].address.clone(), cut.updates(1));
     for round in 0..2 {
@@ -159,16 +159,16 @@ fn items_go_to_their_shards_and_are_answered_in_the_callers_order() {
         json!({"vector": [1, 3, 0.5, -0.25], "k": 60, "exact": true, "columns": ["colour", "price", "maker"]}),
         json!({"vector": [1, 3, 0.5, -0.25], "k": 60, "exact": true, "filter": "colour:violet OR price > 30", "columns": ["price"]}),
     ] {
-        let told = cut.router.ask(&format!("/v1/models/vectors:retrieve?min_position={seen}"), &body);
+        let reported = cut.router.ask(&format!("/v1/models/vectors:retrieve?min_position={seen}"), &body);
         let whole = cut.one.ask(&format!("/v1/models/vectors:retrieve?min_position={}", expected["position"]), &body);
-        assert_eq!(told["items"], whole["items"]);
-        assert_eq!(told["positions"], made["positions"]);
+        assert_eq!(reported["items"], whole["items"]);
+        assert_eq!(reported["positions"], made["positions"]);
     }
     for id in [5001, 5029, -9000] {
-        let (status, told) = cut.router.get(&format!("{ITEMS}/{id}?min_position={seen}"));
-        let told: Value = serde_json::from_str(&told).unwrap();
+        let (status, reported) = cut.router.get(&format!("{ITEMS}/{id}?min_position={seen}"));
+        let reported: Value = serde_json::from_str(&reported).unwrap();
         let whole = cut.one.get_json(&format!("{ITEMS}/{id}"));
-        assert_eq!((status, &told["attributes"]), (200, &whole["attributes"]));
+        assert_eq!((status, &reported["attributes"]), (200, &whole["attributes"]));
         let own = cut.shards[home(id)].get_json(&format!("{ITEMS}/{id}"));
         assert_eq!(own["attributes"], whole["attributes"], "it lies in its shard");
     }
@@ -181,18 +181,22 @@ fn items_go_to_their_shards_and_are_answered_in_the_callers_order() {
     assert_eq!(state["shards"].as_array().unwrap().len(), 3);
     // Deletions: by ids, and by a filter at every shard.
     let ids_given = json!({"ids": [5000, 5001, 5001, 5002, 77, -9000]});
-    let (told, whole) =
+    let (reported, whole) =
         (cut.router.ask(&format!("{ITEMS}:delete"), &ids_given), cut.one.ask(&format!("{ITEMS}:delete"), &ids_given));
-    assert_eq!((&told["deleted"], whole["deleted"].as_u64()), (&whole["deleted"], Some(5)));
-    assert_eq!((&told["matched"], whole["matched"].as_u64()), (&whole["matched"], Some(4)));
+    assert_eq!((&reported["deleted"], whole["deleted"].as_u64()), (&whole["deleted"], Some(5)));
+    assert_eq!((&reported["matched"], whole["matched"].as_u64()), (&whole["matched"], Some(4)));
     let filter = |dry_run: bool| json!({"filter": "colour:violet", "dry_run": dry_run});
     for dry_run in [true, false] {
-        let told = cut.router.ask(&format!("{ITEMS}:delete?min_position={}", token(&told)), filter(dry_run));
+        let reported = cut.router.ask(&format!("{ITEMS}:delete?min_position={}", token(&reported)), filter(dry_run));
         let deleted = if dry_run { 0 } else { 24 };
-        assert_eq!((told["deleted"].as_u64(), &told["dry_run"]), (Some(deleted), &json!(dry_run)), "{told}");
-        assert_eq!(told["matched"], 24);
+        assert_eq!(
+            (reported["deleted"].as_u64(), &reported["dry_run"]),
+            (Some(deleted), &json!(dry_run)),
+            "{reported}"
+        );
+        assert_eq!(reported["matched"], 24);
         if !dry_run {
-            let path = format!("/v1/models/vectors:retrieve?min_position={}", token(&told));
+            let path = format!("/v1/models/vectors:retrieve?min_position={}", token(&reported));
             let found = cut
                 .router
                 .ask(&path, json!({"vector": [1, 1, 1, 1], "k": 9, "filter": "colour:violet", "exact": true}));
@@ -241,9 +245,9 @@ fn pages_read_the_view_of_the_first_page_at_every_shard() {
         let seen = token(&put(7000 + 20 * n..7020 + 20 * n));
         cut.router.ask(&format!("{RETRIEVE}?min_position={seen}"), with(1, &json!("")));
     }
-    let (status, told) = cut.router.post(RETRIEVE, with(20, &first["cursor"]));
-    assert_eq!((status, &told["code"]), (410, &json!("gone")), "{told}");
-    assert!(told["detail"].as_str().unwrap().contains("begin with the first page"), "{told}");
+    let (status, reported) = cut.router.post(RETRIEVE, with(20, &first["cursor"]));
+    assert_eq!((status, &reported["code"]), (410, &json!("gone")), "{reported}");
+    assert!(reported["detail"].as_str().unwrap().contains("begin with the first page"), "{reported}");
 }
 
 #[test]
@@ -259,9 +263,9 @@ fn calls_with_a_key_happen_once_and_late_ones_not_at_all() {
     // A change and a deletion right after the item's upsert, and both repeated: a repetition returns the first answer.
     let keyed = |key: &'static str, verb: &str, body: &Value| {
         let headers = [("content-type", "application/json"), ("idempotency-key", key)];
-        let (status, told) = post(&cut.router, &format!("{ITEMS}:{verb}"), &headers, &body.to_string());
-        assert_eq!(status, 200, "{told}");
-        told
+        let (status, reported) = post(&cut.router, &format!("{ITEMS}:{verb}"), &headers, &body.to_string());
+        assert_eq!(status, 200, "{reported}");
+        reported
     };
     let put: Vec<Value> = (5100..5120).map(item).collect();
     let mut set: Vec<Value> = (5100..5120).map(|id| json!({"id": id, "set": {"price": 77}})).collect();
@@ -302,20 +306,20 @@ fn calls_with_a_key_happen_once_and_late_ones_not_at_all() {
     ] {
         for call in [format!("/v1/models/vectors:retrieve?{wrong}"), format!("{ITEMS}:delete?{wrong}")] {
             let body = if call.contains("retrieve") { json!({"vector": [1, 1, 1, 1]}) } else { json!({"ids": [1]}) };
-            let (status, told) = cut.router.post(&call, body);
-            assert!(status == 400 && told.to_string().contains("min_position"), "{call}: {told}");
+            let (status, reported) = cut.router.post(&call, body);
+            assert!(status == 400 && reported.to_string().contains("min_position"), "{call}: {reported}");
         }
         assert_eq!(cut.router.get(&format!("{ITEMS}/5000?{wrong}")).0, 400);
         assert_eq!(cut.router.get(&format!("{ITEMS}:position?{wrong}")).0, 400);
     }
-    let (status, told) = cut.router.post(&format!("{path}?if_position=0,0,0"), &body);
-    assert_eq!((status, &told["code"]), (409, &json!("conflict")), "{told}");
-    let (status, told) = cut.router.post(&format!("{path}?if_position={}", seen.join(",")), &body);
-    assert_eq!((status, &told["accepted"]), (200, &json!(6)), "{told}");
+    let (status, reported) = cut.router.post(&format!("{path}?if_position=0,0,0"), &body);
+    assert_eq!((status, &reported["code"]), (409, &json!("conflict")), "{reported}");
+    let (status, reported) = cut.router.post(&format!("{path}?if_position={}", seen.join(",")), &body);
+    assert_eq!((status, &reported["accepted"]), (200, &json!(6)), "{reported}");
     // A position that a shard has not written yet is invalid.
-    let (status, told) =
+    let (status, reported) =
         cut.router.post("/v1/models/vectors:retrieve?min_position=0,0,99999", json!({"vector": [1, 1, 1, 1]}));
-    assert!(status == 400 && told.to_string().contains("99999"), "{told}");
+    assert!(status == 400 && reported.to_string().contains("99999"), "{reported}");
     for body in ["{}", "{\"items\": []}", "[]", "{\"items\": [{\"id\": 1}], \"x\": 1}"] {
         assert_eq!(post(&cut.router, &path, &[("content-type", "application/json")], body).0, 400, "{body}");
     }
@@ -334,23 +338,27 @@ fn shards_that_do_not_take_their_items_are_named_and_the_others_go_on() {
     let address = cut.shards[1].address.clone();
     cut.shards[1].signal("KILL");
     cut.shards.remove(1).wait();
-    let (status, told) = post(&cut.router, &path, &headers, &body);
-    assert_eq!((status, &told["code"], &told["retryable"]), (503, &json!("partial"), &json!(true)), "{told}");
+    let (status, reported) = post(&cut.router, &path, &headers, &body);
+    assert_eq!(
+        (status, &reported["code"], &reported["retryable"]),
+        (503, &json!("partial"), &json!(true)),
+        "{reported}"
+    );
     let lost: Vec<u64> = (0..40).filter(|n| home(5000 + *n as i64) == 1).collect();
-    let failed = &told["failed"][0];
+    let failed = &reported["failed"][0];
     assert_eq!(
         (&failed["shard"], &failed["places"], &failed["retryable"]),
         (&json!(1), &json!(lost), &json!(true)),
-        "{told}"
+        "{reported}"
     );
     assert!(
         failed["may_be_applied"] == false
             && failed["may_be_done"] == false
             && failed["reason"].as_str().is_some_and(|why| !why.is_empty()),
-        "{told}"
+        "{reported}"
     );
-    assert_eq!((told["accepted"].as_u64(), &told["positions"][1]), (Some(40 - lost.len() as u64), &json!(0)));
-    assert!(told["positions"][0].as_u64() > Some(0) && told["positions"][2].as_u64() > Some(0));
+    assert_eq!((reported["accepted"].as_u64(), &reported["positions"][1]), (Some(40 - lost.len() as u64), &json!(0)));
+    assert!(reported["positions"][0].as_u64() > Some(0) && reported["positions"][2].as_u64() > Some(0));
     // The other shards have applied their updates; the repeated call reaches the restarted shard, and applies nothing twice.
     let there = cut.shards[0].get_json(&format!("{ITEMS}:position"));
     cut.shards.insert(1, serve(cut.folder.path(), 1, &cut.updates(1), &address));
@@ -368,9 +376,13 @@ fn shards_that_do_not_take_their_items_are_named_and_the_others_go_on() {
         server.signal("KILL");
         server.wait();
     });
-    let (status, told) = post(&cut.router, &path, &[("content-type", "application/json")], &body);
-    assert_eq!((status, &told["code"], &told["accepted"]), (503, &json!("unavailable"), &json!(0)), "{told}");
-    assert_eq!(told["failed"].as_array().unwrap().len(), 3);
+    let (status, reported) = post(&cut.router, &path, &[("content-type", "application/json")], &body);
+    assert_eq!(
+        (status, &reported["code"], &reported["accepted"]),
+        (503, &json!("unavailable"), &json!(0)),
+        "{reported}"
+    );
+    assert_eq!(reported["failed"].as_array().unwrap().len(), 3);
 }
 
 #[test]
@@ -381,21 +393,21 @@ fn shards_of_several_servers_with_journals_of_their_own_are_not_written_to() {
     let addresses = || cut.shards.iter().map(|server| server.address.as_str());
     let router = route(addresses().chain([second.address.as_str()]));
     let body = json!({"ids": [-9000]});
-    let (status, told) = router.post(&format!("{ITEMS}:delete"), &body);
-    assert_eq!((status, &told["code"]), (422, &json!("unsupported")), "{told}");
-    let why = told["detail"].as_str().unwrap();
+    let (status, reported) = router.post(&format!("{ITEMS}:delete"), &body);
+    assert_eq!((status, &reported["code"]), (422, &json!("unsupported")), "{reported}");
+    let why = reported["detail"].as_str().unwrap();
     assert!(why.contains("shard 2") && why.contains("2 servers with journals of their own"), "{why}");
     assert_eq!(router.post(&format!("{ITEMS}:upsert"), json!({"items": [item(1)]})).0, 422);
     // An address that never answered may be another server.
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let router = route(addresses().chain([nobody.as_str()]));
-    let (status, told) = router.post(&format!("{ITEMS}:delete"), &body);
-    assert!(status == 503 && told["detail"].as_str().unwrap().contains("which has not answered yet"), "{told}");
+    let (status, reported) = router.post(&format!("{ITEMS}:delete"), &body);
+    assert!(status == 503 && reported["detail"].as_str().unwrap().contains("which has not answered yet"), "{reported}");
     // Servers without updates are no targets either.
     let without: Vec<Server> = (0..3).map(|shard| crate::route::serve_shard(cut.folder.path(), shard)).collect();
     let router = route(without.iter().map(|server| server.address.as_str()));
-    let (status, told) = router.post(&format!("{ITEMS}:delete"), &body);
-    assert!(status == 422 && told.to_string().contains("accepts no updates"), "{told}");
+    let (status, reported) = router.post(&format!("{ITEMS}:delete"), &body);
+    assert!(status == 422 && reported.to_string().contains("accepts no updates"), "{reported}");
     assert_eq!(router.get(&format!("{ITEMS}:position")).0, 422);
 }
 
@@ -444,9 +456,9 @@ fn routers_show_their_key_to_shards_that_ask_for_one() {
     let reading = router(&reader, None);
     reading.wait_ready();
     assert_eq!(ids(&reading.ask(retrieve, &query)).len(), 5);
-    let (status, told) = reading.post(&upsert, &body);
-    assert!(status == 422 && told.to_string().contains("route.key"), "{told}");
-    assert_eq!(told["accepted"], 0);
+    let (status, reported) = reading.post(&upsert, &body);
+    assert!(status == 422 && reported.to_string().contains("route.key"), "{reported}");
+    assert_eq!(reported["accepted"], 0);
     // With a write key it does both; its own callers need their own keys, if it requires any.
     let writing = router(&writer, None);
     writing.wait_ready();
@@ -504,8 +516,8 @@ fn a_publication_at_a_position_of_each_shard_takes_over_from_there() {
     let version = put(cut.folder.path(), &what).unwrap();
     until("it answers", || {
         cut.router.get_json("/v1/models/vectors/versions").to_string().contains(&format!("\"version\":{version}")) && {
-            let told = cut.router.ask("/v1/models/vectors:retrieve", json!({"vector": [1, 1, 1, 1], "k": 1}));
-            told["version"] == version
+            let reported = cut.router.ask("/v1/models/vectors:retrieve", json!({"vector": [1, 1, 1, 1], "k": 1}));
+            reported["version"] == version
         }
     });
     let query = json!({"vector": [1, 1, 1, 1], "k": 100, "exact": true, "filter": "colour:violet"});

@@ -25,7 +25,7 @@ const RETRIEVE: &str = "/v1/models/vectors:retrieve";
 #[derive(Default)]
 struct Seen {
     of_version: [AtomicU64; 3],
-    wrong: Mutex<Vec<String>>,
+    mismatches: Mutex<Vec<String>>,
     ends: AtomicBool,
 }
 
@@ -34,8 +34,8 @@ impl Seen {
         self.of_version.iter().map(|count| count.load(Ordering::Relaxed)).sum()
     }
 
-    fn tell(&self, what: String) {
-        self.wrong.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+    fn print_figures(&self, what: String) {
+        self.mismatches.lock().unwrap_or_else(PoisonError::into_inner).push(what);
     }
 }
 
@@ -65,14 +65,14 @@ fn ask(address: &str, seen: &Seen) {
         let mut response = match asked {
             Ok(response) => response,
             Err(error) => {
-                seen.tell(format!("a router does not answer: {error}"));
+                seen.print_figures(format!("a router does not answer: {error}"));
                 continue;
             }
         };
         let status = response.status().as_u16();
         let answer: Value = serde_json::from_str(&response.body_mut().read_to_string().unwrap()).unwrap();
         if status != 200 {
-            seen.tell(format!("lost after {:?}: {status} {answer}", start.elapsed()));
+            seen.print_figures(format!("lost after {:?}: {status} {answer}", start.elapsed()));
             continue;
         }
         let version = answer["version"].as_u64().unwrap();
@@ -81,7 +81,7 @@ fn ask(address: &str, seen: &Seen) {
         let is_of_it = |id: &i64| (*id >= SECOND) == (version == 2);
         let expected = body["k"].as_u64().unwrap() as usize;
         if answer["coverage"] != 1.0 || ids.len() != expected || !ids.iter().all(is_of_it) {
-            seen.tell(format!(
+            seen.print_figures(format!(
                 "version {version}, {} items of {expected}, coverage {}: {ids:?}",
                 ids.len(),
                 answer["coverage"]
@@ -94,9 +94,9 @@ fn ask(address: &str, seen: &Seen) {
 fn until(what: &str, seen: &Seen, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        let wrong = seen.wrong.lock().unwrap();
-        assert!(start.elapsed() < Duration::from_secs(90), "never: {what}; {wrong:#?}");
-        drop(wrong);
+        let mismatches = seen.mismatches.lock().unwrap();
+        assert!(start.elapsed() < Duration::from_secs(90), "never: {what}; {mismatches:#?}");
+        drop(mismatches);
         std::thread::sleep(Duration::from_millis(25));
     }
 }
@@ -211,13 +211,13 @@ fn flip_and_strike(rounds: usize) {
             }
             fleet.mend(struck);
             routers.iter().for_each(|router| router.wait_for_polls("servers"));
-            let wrong = seen.wrong.lock().unwrap();
-            assert!(wrong.is_empty(), "round {round}, {how} of server {struck}: {wrong:#?}");
+            let mismatches = seen.mismatches.lock().unwrap();
+            assert!(mismatches.is_empty(), "round {round}, {how} of server {struck}: {mismatches:#?}");
         }
         seen.ends.store(true, Ordering::Relaxed);
     });
-    let wrong = seen.wrong.lock().unwrap();
-    assert!(wrong.is_empty(), "{wrong:#?}");
+    let mismatches = seen.mismatches.lock().unwrap();
+    assert!(mismatches.is_empty(), "{mismatches:#?}");
     let second: f64 = routers.iter().map(|router| metric(router, "sterling_route_second_calls_total")).sum();
     assert!(second > 0.0, "servers were struck, and no other server was queried instead");
     let _ = writeln!(

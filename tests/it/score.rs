@@ -117,7 +117,7 @@ fn rows(path: &Path) -> Vec<Row> {
 fn batch_inference_equals_the_server() {
     let job = Job::new(2, 150);
     // Rows with different problems among valid ones; an empty line does not count.
-    let wrong = [
+    let invalid = [
         "{",
         "[]",
         r#"{"vector": [1, 2, 3]}"#,
@@ -135,8 +135,8 @@ fn batch_inference_equals_the_server() {
     let mut text = std::fs::read_to_string(&job.inputs[1]).unwrap();
     text = format!(
         "\u{feff}{}\n\n{}\n",
-        text.replacen('\n', &format!("\n{}\n", wrong[..6].join("\n")), 1),
-        wrong[6..].join("\n")
+        text.replacen('\n', &format!("\n{}\n", invalid[..6].join("\n")), 1),
+        invalid[6..].join("\n")
     );
     std::fs::write(&job.inputs[1], text).unwrap();
     let (code, said, log) = job.score_allowing("13", "out");
@@ -183,7 +183,7 @@ fn batch_inference_equals_the_server() {
 
 #[test]
 #[ignore = "long: kills workers again and again"]
-fn a_job_that_is_killed_goes_on_and_ends_with_the_same_bytes() {
+fn a_killed_job_resumes_and_produces_the_same_bytes() {
     let job = Job::new(6, 800);
     assert_eq!(job.score("undisturbed", REQUEST).0, 0);
     let expected = job.files("undisturbed");
@@ -269,9 +269,9 @@ fn another_job_in_the_same_folder_is_rejected() {
         (2, "vectors@9", "versions of `vectors`: 1, 2"),
         (2, "vectors@x", "versions of `vectors`: 1, 2"),
     ] {
-        let mut wrong = job.arguments("other", REQUEST);
-        wrong[at] = with.into();
-        let (code, _, log) = run(&wrong.iter().map(String::as_str).collect::<Vec<_>>());
+        let mut invalid = job.arguments("other", REQUEST);
+        invalid[at] = with.into();
+        let (code, _, log) = run(&invalid.iter().map(String::as_str).collect::<Vec<_>>());
         assert!(code == 2 && log.contains(expected), "{log}");
     }
     for (request, expected) in [
@@ -305,16 +305,16 @@ fn a_worker_processes_the_files_from_its_input() {
         assert_eq!(lines.next(), Some(json!({"ready": true, "units": 3})));
         (output.status.code().unwrap(), lines.collect::<Vec<Value>>())
     };
-    let (code, told) = worker("2\n0\n2\n");
-    assert_eq!((code, told.len()), (0, 3));
-    assert_eq!((&told[0]["unit"], &told[0]["counts"]["rows"]), (&json!(2), &json!(20)));
-    assert_eq!(told[2], json!({"unit": 2, "done": true}), "it is done already");
+    let (code, reported) = worker("2\n0\n2\n");
+    assert_eq!((code, reported.len()), (0, 3));
+    assert_eq!((&reported[0]["unit"], &reported[0]["counts"]["rows"]), (&json!(2), &json!(20)));
+    assert_eq!(reported[2], json!({"unit": 2, "done": true}), "it is done already");
     assert!(!job.path("out").join("_SUCCESS.json").exists());
-    let (code, told) = worker(&format!("7\none\n\n  \n-1\n0x1\n{}\n0", "9".repeat(1 << 20)));
-    assert_eq!((code, told.len()), (2, 6));
-    assert!(told[..5].iter().all(|line| line["done"] == false && line["code"] == "invalid"), "{told:?}");
-    assert!(told[0]["error"].as_str().unwrap().contains("0 to 2") && told[0]["unit"] == 7);
-    assert_eq!(told[5], json!({"unit": 0, "done": true}), "the last line needs no end");
+    let (code, reported) = worker(&format!("7\none\n\n  \n-1\n0x1\n{}\n0", "9".repeat(1 << 20)));
+    assert_eq!((code, reported.len()), (2, 6));
+    assert!(reported[..5].iter().all(|line| line["done"] == false && line["code"] == "invalid"), "{reported:?}");
+    assert!(reported[0]["error"].as_str().unwrap().contains("0 to 2") && reported[0]["unit"] == 7);
+    assert_eq!(reported[5], json!({"unit": 0, "done": true}), "the last line needs no end");
     let mut last = job.arguments("out", REQUEST);
     last.extend(["--unit".into(), "1".into()]);
     let (code, said, log) = run(&last.iter().map(String::as_str).collect::<Vec<_>>());
@@ -480,8 +480,8 @@ fn a_job_whose_input_cannot_be_read_is_not_begun() {
     ] {
         std::fs::write(job.path(name), bytes).unwrap();
         let (code, log) = score_here(&job, &["users-0.jsonl", name], "out");
-        let told = format!("{}: {expected}, expected ", job.path(name).display());
-        assert!(code == 2 && log.contains(&told), "{name}: {log}");
+        let reported = format!("{}: {expected}, expected ", job.path(name).display());
+        assert!(code == 2 && log.contains(&reported), "{name}: {log}");
         assert!(!job.path("out").exists(), "{name}");
     }
     let made = std::process::Command::new("mkfifo").arg(job.path("pipe")).status().unwrap();
@@ -541,7 +541,7 @@ fn an_input_that_is_replaced_after_the_job_was_begun_is_not_scored() {
 }
 
 #[test]
-fn a_job_with_outputs_that_are_missing_does_not_say_that_it_is_done() {
+fn a_job_with_missing_outputs_is_not_reported_as_done() {
     let job = Job::new(2, 5);
     assert_eq!(job.score("out", REQUEST).0, 0);
     let success = job.path("out/_SUCCESS.json");
@@ -624,7 +624,7 @@ fn indexed_workers_produce_the_output_of_one_process() {
 }
 
 #[test]
-fn a_worker_without_its_driver_ends() {
+fn workers_exit_with_their_driver() {
     let job = Job::new(3, 50);
     let mut command = sterling();
     command.args(job.arguments("out", REQUEST)).args(["--units", "-"]);
@@ -636,7 +636,7 @@ fn a_worker_without_its_driver_ends() {
 }
 
 #[test]
-fn the_job_of_kubernetes_gives_flags_that_there_are() {
+fn the_kubernetes_job_uses_existing_flags() {
     let help = run(&["score", "--help"]).1;
     let manifest = text(crate::support::root().join("deploy/score-job.yaml"));
     let flags: Vec<&str> = manifest.split_whitespace().filter(|word| word.starts_with("--")).collect();

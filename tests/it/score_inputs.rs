@@ -13,7 +13,7 @@ use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Value, json};
 use sterling::batch::jobs::JobFolder;
-use sterling::batch::{Counts, JobTerms, Questions, Scorer, Task};
+use sterling::batch::{Counts, JobSettings, Questions, Scorer, Task};
 use sterling::graph::tower::Threads;
 use sterling::request::{Content, Request};
 use sterling::serving::view::View;
@@ -72,7 +72,7 @@ impl Shop {
     fn score(&self, task: Task, request: &str, input: PathBuf) -> sterling::error::Result<Scored> {
         let questions = Questions::parse(task, request)?;
         let (model, digest, request) = ("m".into(), "d".into(), questions.canonical());
-        let asked = JobTerms { task, model, version: 1, digest, request };
+        let asked = JobSettings { task, model, version: 1, digest, request };
         let out = tempfile::tempdir().unwrap();
         let job = JobFolder::open(out.path(), asked, vec![input])?;
         let counts = Scorer::new(self.view.clone(), questions, 2)?.score(&job, 0, &|_| ())?;
@@ -85,7 +85,7 @@ impl Shop {
         Ok(Scored { counts, problems, rows: batches.into_iter().next() })
     }
 
-    fn wrong(&self, task: Task, request: &str, input: PathBuf) -> String {
+    fn invalid(&self, task: Task, request: &str, input: PathBuf) -> String {
         self.score(task, request, input).map(|scored| scored.counts).expect_err("it was scored").to_string()
     }
 }
@@ -237,13 +237,13 @@ fn weights_of_ids_stand_in_a_column_of_their_own() {
     let by_row = shop.score(Task::Retrieve, "{}", shop.table("a.parquet", columns(vec![0.5, 2.0]))).unwrap();
     assert_eq!(by_line.problems, by_row.problems);
     assert_eq!((by_row.counts.scored, by_line.rows), (1, by_row.rows));
-    let wrong = shop.score(Task::Retrieve, "{}", shop.table("b.parquet", columns(vec![0.5]))).unwrap();
-    assert!(wrong.problems[0]["reason"].as_str().unwrap().contains("1 weights"), "{:?}", wrong.problems);
+    let invalid = shop.score(Task::Retrieve, "{}", shop.table("b.parquet", columns(vec![0.5]))).unwrap();
+    assert!(invalid.problems[0]["reason"].as_str().unwrap().contains("1 weights"), "{:?}", invalid.problems);
     let mut none = columns(vec![0.5, 2.0]);
     none[2].1 = lists::<Int64Type>(vec![None]);
-    let wrong = shop.score(Task::Retrieve, "{}", shop.table("c.parquet", none)).unwrap();
+    let invalid = shop.score(Task::Retrieve, "{}", shop.table("c.parquet", none)).unwrap();
     let expected = "column `installed.weights`: got weights, but no values in `installed`";
-    assert_eq!(wrong.problems[0]["reason"], expected, "{:?}", wrong.problems);
+    assert_eq!(invalid.problems[0]["reason"], expected, "{:?}", invalid.problems);
 }
 
 #[test]
@@ -286,12 +286,12 @@ fn rows_of_parquet_that_are_wrong_are_wrong_alone() {
     ];
     let scored = shop.score(Task::Retrieve, "{}", shop.table("users.parquet", columns)).unwrap();
     assert_eq!((scored.ids(), scored.counts.rows, scored.counts.scored), (vec![1, 9], 9, 2));
-    let told: Vec<(u64, Option<i64>, &str)> = scored
+    let reported: Vec<(u64, Option<i64>, &str)> = scored
         .problems
         .iter()
         .map(|p| (p["row"].as_u64().unwrap(), p["id"].as_i64(), p["reason"].as_str().unwrap()))
         .collect();
-    for ((row, id, reason), (expected_row, expected_id, expected)) in told.iter().zip([
+    for ((row, id, reason), (expected_row, expected_id, expected)) in reported.iter().zip([
         (1, None, "column `id`"),
         (2, None, "column `id`: row 3: got 18446744073709551615"),
         (3, Some(4), "column `vector`: got null"),
@@ -300,9 +300,9 @@ fn rows_of_parquet_that_are_wrong_are_wrong_alone() {
         (6, Some(7), "NaN"),
         (7, Some(8), "field `k`: got 21, expected at most 20"),
     ]) {
-        assert!((*row, *id) == (expected_row, expected_id) && reason.contains(expected), "{told:?}: {expected}");
+        assert!((*row, *id) == (expected_row, expected_id) && reason.contains(expected), "{reported:?}: {expected}");
     }
-    assert_eq!(told.len(), 7);
+    assert_eq!(reported.len(), 7);
 }
 
 #[test]
@@ -326,8 +326,8 @@ fn files_with_other_columns_are_rejected() {
         (Task::Rank, vec![id(), ("size", numbers()), ("filter", texts())], "column `filter`: no such field"),
         (Task::Items, vec![id(), ("popularity", numbers())], "no column `section`, which the item tower reads"),
     ] {
-        let told = shop.wrong(task, "{}", shop.table("users.parquet", columns));
-        assert!(told.contains(expected) && told.contains("users.parquet"), "{told}");
+        let reported = shop.invalid(task, "{}", shop.table("users.parquet", columns));
+        assert!(reported.contains(expected) && reported.contains("users.parquet"), "{reported}");
     }
     for (bytes, expected) in [
         (b"PAR1 and then something else".to_vec(), "not a readable Parquet file"),
@@ -336,25 +336,25 @@ fn files_with_other_columns_are_rejected() {
     ] {
         let path = shop.path("broken.parquet");
         std::fs::write(&path, bytes).unwrap();
-        let told = shop.wrong(Task::Retrieve, "{}", path);
-        assert!(told.contains(expected), "{told}");
+        let reported = shop.invalid(Task::Retrieve, "{}", path);
+        assert!(reported.contains(expected), "{reported}");
     }
     // A truncated file fails completely.
     let whole = shop.table("users.parquet", users(500).1);
     let bytes = std::fs::read(&whole).unwrap();
     for end in [8, bytes.len() / 2, bytes.len() - 1] {
         std::fs::write(&whole, &bytes[..end]).unwrap();
-        assert!(shop.wrong(Task::Retrieve, "{}", whole.clone()).contains("not a readable Parquet file"));
+        assert!(shop.invalid(Task::Retrieve, "{}", whole.clone()).contains("not a readable Parquet file"));
     }
     for (task, request, expected) in [
         (Task::Rank, r#"{"k": 3}"#, "unknown field `k`"),
         (Task::Rank, r#"{"items": [1]}"#, "belongs to each row"),
         (Task::Items, r#"{"k": 3}"#, "got a field for the task `items`"),
     ] {
-        let told = Questions::parse(task, request).unwrap_err().to_string();
-        assert!(told.contains(expected), "{told}");
+        let reported = Questions::parse(task, request).unwrap_err().to_string();
+        assert!(reported.contains(expected), "{reported}");
     }
-    let towerless = Shop::vectors().wrong(Task::Items, "{}", shop.lines("items.jsonl", &[json!({"id": 1})]));
+    let towerless = Shop::vectors().invalid(Task::Items, "{}", shop.lines("items.jsonl", &[json!({"id": 1})]));
     assert!(towerless.contains("no item tower"), "{towerless}");
 }
 
@@ -388,10 +388,10 @@ fn given_items_are_scored_as_rank_scores_them() {
         assert_eq!(by_row.floats("scores", n as usize), ranked.scores);
         assert_eq!(by_row.integers("unknown", n as usize), [900 + n]);
     }
-    let wrong =
+    let invalid =
         shop.lines("wrong.jsonl", &[json!({"id": 1, "features": {}}), json!({"id": 2, "features": {}, "items": []})]);
-    let wrong = shop.score(Task::Rank, "{}", wrong).unwrap();
-    assert_eq!((wrong.counts.rows, wrong.counts.scored, wrong.problems.len()), (2, 0, 2));
+    let invalid = shop.score(Task::Rank, "{}", invalid).unwrap();
+    assert_eq!((invalid.counts.rows, invalid.counts.scored, invalid.problems.len()), (2, 0, 2));
 }
 
 #[test]
@@ -418,7 +418,7 @@ fn items_have_the_vectors_that_were_published() {
         ],
     );
     assert_eq!(shop.score(Task::Items, "{}", table).unwrap().rows, by_line.rows);
-    let wrong = shop.lines(
+    let invalid = shop.lines(
         "wrong.jsonl",
         &[
             json!({"id": 1, "set": {"section": "admin"}}),
@@ -429,6 +429,6 @@ fn items_have_the_vectors_that_were_published() {
             json!({"id": 5, "attributes": {"section": "games"}}),
         ],
     );
-    let wrong = shop.score(Task::Items, "{}", wrong).unwrap();
-    assert_eq!((wrong.counts.rows, wrong.ids(), wrong.problems.len()), (6, vec![5], 5), "{:?}", wrong.problems);
+    let invalid = shop.score(Task::Items, "{}", invalid).unwrap();
+    assert_eq!((invalid.counts.rows, invalid.ids(), invalid.problems.len()), (6, vec![5], 5), "{:?}", invalid.problems);
 }

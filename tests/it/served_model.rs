@@ -364,8 +364,8 @@ impl Client<'_> {
             got.map(|item| (item["score"].as_f64().unwrap() as f32, item["id"].as_i64().unwrap())).collect();
         assert_eq!(got, want);
         let unknown: BTreeSet<i64> = ids.into_iter().filter(|id| !items.contains_key(id)).collect();
-        let told = answer["unknown"].as_array().map_or(&[][..], Vec::as_slice);
-        assert_eq!(told.iter().map(|id| id.as_i64().unwrap()).collect::<BTreeSet<_>>(), unknown);
+        let reported = answer["unknown"].as_array().map_or(&[][..], Vec::as_slice);
+        assert_eq!(reported.iter().map(|id| id.as_i64().unwrap()).collect::<BTreeSet<_>>(), unknown);
     }
 
     fn item(&mut self) {

@@ -11,7 +11,7 @@ use sterling::index::ivf::Rescore;
 use sterling::items::shard_of;
 use sterling::publish::{Output, Plan};
 use sterling::request::{Answer, Content, Embed, Rank, Ranked, Request, Retrieve, Select, User};
-use sterling::server::gather::{Said, Sharded, embed, rank, retrieve};
+use sterling::server::gather::{ShardAnswer, Sharded, embed, rank, retrieve};
 use sterling::serving::pass::{self, Cpu};
 use sterling::serving::view::View;
 use sterling::snapshot::{self, Manifest, Placement, SHARDS_FILE, Snapshot, Store, shard_folder};
@@ -72,7 +72,7 @@ impl<'a> InProcess<'a> {
 
 impl Sharded for InProcess<'_> {
     type Call = Request;
-    type Beside = ();
+    type Extra = ();
 
     fn items(&self) -> &[usize] {
         &self.items
@@ -90,7 +90,7 @@ impl Sharded for InProcess<'_> {
         request
     }
 
-    async fn ask(&self, shard: usize, mut request: Request) -> Result<Said<()>> {
+    async fn ask(&self, shard: usize, mut request: Request) -> Result<ShardAnswer<()>> {
         let kind = match &mut request {
             Request::Embed(_) => "embed",
             Request::Select(select) => {
@@ -105,7 +105,7 @@ impl Sharded for InProcess<'_> {
             return Err(Error::unavailable("it is deleted"));
         }
         let Answer { content, degraded_rows, .. } = try_ask(&self.views[shard], request)?;
-        Ok(Said { content, degraded_rows, beside: () })
+        Ok(ShardAnswer { content, degraded_rows, beside: () })
     }
 }
 
@@ -136,7 +136,7 @@ fn in_rounds(shards: InProcess<'_>, request: &Retrieve) -> (Vec<Row>, usize) {
 pub fn cut(store: &Path, what: &Plan, shards: u32) -> Vec<Arc<View>> {
     let what = Plan { output: Output::shards(shards), ..what.clone() };
     let version = put(store, &what).unwrap();
-    let name = Store::new(store).cut_models().unwrap().pop().unwrap();
+    let name = Store::new(store).sharded_models().unwrap().pop().unwrap();
     let folder = Store::new(store).folder(&name, version);
     (0..shards).map(|shard| view(&shard_folder(&folder, shard))).collect()
 }
@@ -406,7 +406,7 @@ fn shards_find_as_many_as_are_wanted_and_eligible() {
 }
 
 #[test]
-fn items_that_are_named_are_ranked_where_they_lie() {
+fn named_items_are_ranked_on_their_shards() {
     let made: Made = contract::package("last", "f32", true);
     let store = tempfile::tempdir().unwrap();
     let of_all = whole(store.path(), &made.publication());

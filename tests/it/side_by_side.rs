@@ -168,7 +168,7 @@ impl Catalogue {
 }
 
 #[test]
-fn parts_of_any_number_are_published_as_the_whole() {
+fn any_number_of_parts_publishes_the_same_version() {
     for files in [&[230][..], &[60, 170], &[60, 1, 169], &[60, 0, 100, 0, 70]] {
         let catalogue = Catalogue::lines(files);
         for (store, more) in [("whole", &[][..]), ("cut", &["--shards", "3"])] {
@@ -218,7 +218,7 @@ fn late_column_types_equal_those_of_one_process() {
 }
 
 #[test]
-fn packages_with_towers_and_matrices_beside_items_are_those_of_the_whole() {
+fn packages_with_towers_and_matrices_equal_an_undivided_publication() {
     let lines = text(tiny_package().join("items.jsonl"));
     let lines: Vec<&str> = lines.lines().collect();
     let catalogue = Catalogue::new(&[&shown(&tiny_package())]);
@@ -631,7 +631,7 @@ fn towers_see_the_same_inputs_in_parts() {
 }
 
 #[test]
-fn tensors_that_are_kept_by_item_are_those_of_the_whole() {
+fn item_side_tensors_equal_those_of_an_undivided_publication() {
     let package = contract::package("last", "f16", true);
     let catalogue = Catalogue::new(&[&shown(&package.path(""))]);
     for (number, chunk) in contract::lines().chunks(4).enumerate() {
@@ -705,7 +705,7 @@ impl Catalogue {
 }
 
 #[test]
-fn shards_cut_each_by_itself_are_those_of_the_whole() {
+fn shards_written_separately_equal_those_written_together() {
     for (files, recipe) in [
         (&[60, 1, 169][..], ""),
         (&[900, 1300], "[index.first_pass]\ncodes = \"pq4\"\n"),
@@ -733,7 +733,7 @@ fn shards_cut_each_by_itself_are_those_of_the_whole() {
 }
 
 #[test]
-fn shards_of_packages_and_of_queries_are_those_of_the_whole() {
+fn shards_of_packages_and_queries_equal_those_written_together() {
     let contract = contract::package("last", "f16", true);
     for (package, lines, shards) in [
         (tiny_package(), text(tiny_package().join("items.jsonl")), "2"),
@@ -772,7 +772,7 @@ fn shards_of_packages_and_of_queries_are_those_of_the_whole() {
 
 #[test]
 #[ignore = "long: kills workers again and again"]
-fn shards_cut_by_workers_that_are_doubled_and_killed_are_those_of_one() {
+fn shards_written_by_duplicate_and_killed_workers_equal_those_of_one() {
     let catalogue = Catalogue::lines(&[1500; 2]);
     let expected = catalogue.published("3", &[]);
     catalogue.assigned();
@@ -865,7 +865,7 @@ fn missing_damaged_and_foreign_shards_are_rejected() {
 }
 
 #[test]
-fn shards_of_packages_that_answer_before_they_are_published_are_not_cut_alone() {
+fn packages_with_golden_requests_are_not_sharded_separately() {
     for (file, content, expected) in [
         ("warmup.jsonl", "", "the package has golden answers"),
         ("model.toml", "precision = \"auto\"\n", "the package leaves its precision to a measurement"),

@@ -406,7 +406,7 @@ fn a_publication_killed_at_any_moment_leaves_the_old_or_the_new_version() {
 }
 
 #[test]
-fn a_live_publication_is_nobodys_leftover() {
+fn a_live_publication_is_not_removed_as_a_leftover() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::new(folder.path());
     let put_one = |at: &Path, _: u64| std::fs::write(at.join("manifest.json"), "{}").map_err(|e| panic!("{e}"));

@@ -40,10 +40,10 @@ fn slow_calls_are_reported_with_their_steps() {
     assert_eq!(of(&|call| call["status"] == 400 && call.get("model").is_none()), 1);
     assert_eq!(of(&|call| call["requests"] == 2 && call.get("explain").is_none()), 1);
     assert_eq!(of(&|call| call["call"] == "rank" && call["explain"]["steps"].is_array()), 1);
-    let told: Vec<&Value> =
+    let reported: Vec<&Value> =
         calls.iter().filter(|call| call["call"] == "retrieve" && call["explain"].is_object()).collect();
-    assert_eq!(told.len(), 2);
-    for call in told {
+    assert_eq!(reported.len(), 2);
+    for call in reported {
         assert_eq!((&call["model"], &call["version"], &call["requests"]), (&json!("vectors"), &json!(1), &json!(1)));
         assert_eq!(call["explain"]["returned"], asked["explain"]["returned"]);
         assert!(call["engine_ms"].as_f64().unwrap() <= call["ms"].as_f64().unwrap());
@@ -91,7 +91,7 @@ fn a_trace_goes_through_answers_log_and_slow_calls() {
 pub(crate) fn collector() -> (String, std::sync::mpsc::Receiver<Vec<Value>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let (tell, told) = std::sync::mpsc::channel();
+    let (tell, reported) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let (mut stream, tell) = (BufReader::new(stream.unwrap()), tell.clone());
@@ -121,14 +121,14 @@ pub(crate) fn collector() -> (String, std::sync::mpsc::Receiver<Vec<Value>>) {
             });
         }
     });
-    (format!("http://{address}"), told)
+    (format!("http://{address}"), reported)
 }
 
 #[test]
 fn a_collector_gets_the_calls_that_are_recorded_with_their_steps() {
     let store = tempfile::tempdir().unwrap();
     put(store.path(), &vectors(store.path(), "{\"id\": 7, \"embedding\": [1, 0]}\n")).unwrap();
-    let (url, told) = collector();
+    let (url, reported) = collector();
     let serve = |share: f64| {
         let traces = TraceOptions { collector: Some(url.clone()), share };
         Server::here(Config { store: store.path().into(), traces, ..Config::default() })
@@ -142,7 +142,7 @@ fn a_collector_gets_the_calls_that_are_recorded_with_their_steps() {
     };
     ask("00");
     let own = ask("01");
-    let spans = told.recv_timeout(Duration::from_secs(30)).unwrap();
+    let spans = reported.recv_timeout(Duration::from_secs(30)).unwrap();
     let (call, steps) = spans.split_first().unwrap();
     assert_eq!((&call["name"], &call["kind"], &call["spanId"]), (&json!("retrieve"), &json!(2), &json!(own)));
     assert_eq!((&call["traceId"], &call["parentSpanId"]), (&json!(TRACE), &json!("00f067aa0ba902b7")));
@@ -160,7 +160,7 @@ fn a_collector_gets_the_calls_that_are_recorded_with_their_steps() {
     assert!(at <= time(call, "end"));
     // The other call was not recorded: the next span is that of the next call.
     let next = ask("01");
-    let spans = told.recv_timeout(Duration::from_secs(30)).unwrap();
+    let spans = reported.recv_timeout(Duration::from_secs(30)).unwrap();
     assert_eq!((&spans[0]["name"], &spans[0]["spanId"]), (&json!("retrieve"), &json!(next)));
     drop(server);
     // A share of the calls without a trace id, each with a new one.
@@ -169,7 +169,7 @@ fn a_collector_gets_the_calls_that_are_recorded_with_their_steps() {
     server.ask("/v1/models/vectors:retrieve", json!({"vector": [1, 0]}));
     let mut seen = Vec::new();
     while !seen.iter().any(|span: &Value| span["name"] == "retrieve") {
-        seen.extend(told.recv_timeout(Duration::from_secs(30)).unwrap());
+        seen.extend(reported.recv_timeout(Duration::from_secs(30)).unwrap());
     }
     assert!(seen.iter().all(|span| span["traceId"].as_str().unwrap().len() == 32));
     assert!(seen.iter().any(|span| span["name"] == "health" && span["parentSpanId"] == ""));
@@ -180,7 +180,7 @@ fn a_trace_and_an_id_go_through_the_router_to_its_shards() {
     let store = tempfile::tempdir().unwrap();
     let lines: String = (0..20).map(|n| format!("{{\"id\": {n}, \"embedding\": [1, {n}]}}\n")).collect();
     put(store.path(), &Plan { output: Output::shards(2), ..vectors(store.path(), &lines) }).unwrap();
-    let (url, told) = collector();
+    let (url, reported) = collector();
     let start = |arguments: &[&str]| {
         let mut command = sterling();
         command.env("STERLING_TRACES__COLLECTOR", &url).env("STERLING_HTTP__DRAIN_MS", "0");
@@ -202,7 +202,7 @@ fn a_trace_and_an_id_go_through_the_router_to_its_shards() {
         spans.iter().filter(|span| span["traceId"] == TRACE && span["name"] == name).cloned().collect()
     };
     while of(&spans, "retrieve").is_empty() || of(&spans, "pass").len() < 2 {
-        spans.extend(told.recv_timeout(Duration::from_secs(30)).unwrap());
+        spans.extend(reported.recv_timeout(Duration::from_secs(30)).unwrap());
     }
     let own = &of(&spans, "retrieve")[0];
     assert_eq!(own["parentSpanId"], "00f067aa0ba902b7");
@@ -218,7 +218,7 @@ fn a_trace_and_an_id_go_through_the_router_to_its_shards() {
 fn calls_without_a_key_are_not_recorded_where_calls_take_one() {
     let store = tempfile::tempdir().unwrap();
     put(store.path(), &vectors(store.path(), "{\"id\": 7, \"embedding\": [1, 0]}\n")).unwrap();
-    let (url, told) = collector();
+    let (url, reported) = collector();
     let file = store.path().join("keys.toml");
     let (code, key, error) = run(&["key", "shop", "--file", file.to_str().unwrap()]);
     assert_eq!(code, 0, "{error}");
@@ -239,7 +239,7 @@ fn calls_without_a_key_are_not_recorded_where_calls_take_one() {
     assert_eq!(ask("/v1/models", key.trim(), TRACE), 200);
     let mut seen = Vec::new();
     while !seen.iter().any(|span: &Value| span["traceId"] == TRACE) {
-        seen.extend(told.recv_timeout(Duration::from_secs(30)).unwrap());
+        seen.extend(reported.recv_timeout(Duration::from_secs(30)).unwrap());
     }
     assert_eq!(seen.len(), 1, "{seen:?}");
 }
@@ -266,7 +266,7 @@ fn a_collector_that_is_not_there_costs_no_answer() {
 }
 
 #[test]
-fn failures_are_counted_from_nought() {
+fn failure_counters_start_at_zero() {
     let store = tempfile::tempdir().unwrap();
     put(store.path(), &vectors(store.path(), "{\"id\": 7, \"embedding\": [1, 0]}\n")).unwrap();
     let server = Server::start(store.path());

@@ -121,9 +121,9 @@ fn ask(stream: &mut Stream, request: &str) -> std::io::Result<String> {
 
 /// A clock at which the certificate of `expired` was valid.
 #[derive(Debug)]
-struct InItsTime;
+struct ClockWhenValid;
 
-impl TimeProvider for InItsTime {
+impl TimeProvider for ClockWhenValid {
     fn current_time(&self) -> Option<UnixTime> {
         Some(UnixTime::since_unix_epoch(Duration::from_secs(1_577_900_000)))
     }
@@ -131,7 +131,7 @@ impl TimeProvider for InItsTime {
 
 /// Returns status and text of a path of a server with an expired certificate, for a client whose clock is earlier.
 pub fn get_before_it_expired(server: &Server, path: &str) -> (u16, String) {
-    let builder = ClientConfig::builder_with_details(Arc::new(ring::default_provider()), Arc::new(InItsTime));
+    let builder = ClientConfig::builder_with_details(Arc::new(ring::default_provider()), Arc::new(ClockWhenValid));
     let builder = builder.with_safe_default_protocol_versions().unwrap();
     let config = builder.with_root_certificates(authority("expired-ca.pem")).with_no_client_auth();
     let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
@@ -214,7 +214,7 @@ fn clients_have_a_certificate_where_they_must() {
 }
 
 #[test]
-fn wrong_certificates_end_the_start() {
+fn invalid_certificates_end_the_start() {
     let folder = folder();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     std::fs::write(path("empty"), "").unwrap();
@@ -322,8 +322,8 @@ fn routers_ask_servers_by_tls_and_know_them_by_their_authority() {
     let ca = format!("ca = {:?}", golden("ca.pem"));
     let own = format!("{ca}\ncertificate = {:?}\nkey = {:?}", golden("client.pem"), golden("client.key"));
     let answers = |router: &Server| {
-        let (status, told) = router.post("/v1/models/vectors:retrieve", "{\"vector\": [1, 0], \"k\": 1}");
-        (status == 200).then(|| told["items"][0]["id"].as_i64().unwrap())
+        let (status, reported) = router.post("/v1/models/vectors:retrieve", "{\"vector\": [1, 0], \"k\": 1}");
+        (status == 200).then(|| reported["items"][0]["id"].as_i64().unwrap())
     };
     let plain = serve(folder.path(), "");
     for host in ["localhost", "127.0.0.1"] {

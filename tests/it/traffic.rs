@@ -18,7 +18,7 @@ fn name(store: &TempDir) -> &str {
 }
 
 /// Sets the desired version of all servers of the store, so that other versions may be published without being activated.
-fn wish(store: &TempDir, version: &str) {
+fn desired_state(store: &TempDir, version: &str) {
     let (code, _, error) = run(&["activate", "vectors", version, "--store", name(store)]);
     assert_eq!(code, 0, "{error}");
 }
@@ -27,7 +27,7 @@ fn wish(store: &TempDir, version: &str) {
 /// title.
 fn two_versions() -> TempDir {
     let store = catalogue(10, 3);
-    wish(&store, "1");
+    desired_state(&store, "1");
     let line = |n: u32| format!("{{\"id\": {}, \"embedding\": [1, {}]}}\n", 100 + n, n + 1);
     put(store.path(), &vectors(store.path(), &(0..10).map(line).collect::<String>())).unwrap();
     store
@@ -63,10 +63,10 @@ fn eventually<T>(what: &str, seconds: u64, mut look: impl FnMut() -> Option<T>) 
 fn set(server: &Server, setting: &Value) -> Value {
     let reply = server.send("PUT", TRAFFIC, &[], &setting.to_string());
     assert_eq!(reply.status(), 200, "{}", reply.body());
-    let is_there = |told: &Value, part: &str| setting.get(part).is_none() || told[part]["serving"].is_number();
+    let is_there = |reported: &Value, part: &str| setting.get(part).is_none() || reported[part]["serving"].is_number();
     eventually("versions in memory", 60, || {
-        let told = server.get_json(TRAFFIC);
-        (is_there(&told, "canary") && is_there(&told, "shadow")).then_some(told)
+        let reported = server.get_json(TRAFFIC);
+        (is_there(&reported, "canary") && is_there(&reported, "shadow")).then_some(reported)
     })
 }
 
@@ -146,8 +146,8 @@ fn a_share_of_the_keys_is_the_canarys_and_stays_so() {
     let server = start(store.path());
     eventually("the canary", 60, || server.get_json(TRAFFIC)["canary"]["serving"].as_u64());
     assert_eq!(versions(&server), more);
-    let told = server.send("DELETE", TRAFFIC, &[], "");
-    assert!(told.status() == 200 && told.body().get("canary").is_none());
+    let reported = server.send("DELETE", TRAFFIC, &[], "");
+    assert!(reported.status() == 200 && reported.body().get("canary").is_none());
     let reply = server.send("POST", &format!("{MODEL}:retrieve"), &headers, "{\"vector\": [1, 2]}");
     assert_eq!((&reply.body()["version"], reply.headers().get("x-sterling-role")), (&json!(1), None));
 }
@@ -208,14 +208,14 @@ fn a_canary_that_fails_is_rolled_back_for_good() {
     assert_eq!(counted(&server, "sterling_canary_rollbacks_total", &["outcome=\"errors\""]), 1);
     assert_eq!(counted(&server, "sterling_canary_rollbacks_total", &["outcome=\"latency\""]), 0);
     assert_eq!(counted(&server, "sterling_traffic_requests_total", &["role=\"active\"", "outcome=\"failed\""]), 0);
-    let (_, told, _) = run(&["canary", "vectors", "--store", name(&store)]);
-    assert!(told.contains("canary version 2 with 0 % by user (rolled back at"), "{told}");
+    let (_, reported, _) = run(&["canary", "vectors", "--store", name(&store)]);
+    assert!(reported.contains("canary version 2 with 0 % by user (rolled back at"), "{reported}");
     drop(server);
     let server = start(store.path());
     let setting = server.get_json(TRAFFIC)["canary"]["setting"].clone();
     assert_eq!((&setting["share"], &setting["stopped"]), (&json!(0.0), &stopped));
     // To let it answer all requests is a separate decision, which ends the canary.
-    wish(&store, "2");
+    desired_state(&store, "2");
     eventually("version 2", 60, || (server.get_json(MODEL)["version"] == 2).then_some(()));
     assert!(server.get_json(TRAFFIC).get("canary").is_none());
 }
@@ -224,7 +224,7 @@ fn a_canary_that_fails_is_rolled_back_for_good() {
 #[ignore = "long: requests until statistics decide"]
 fn a_canary_that_is_slow_is_rolled_back() {
     let store = catalogue(10, 3);
-    wish(&store, "1");
+    desired_state(&store, "1");
     let line = |n: u32| format!("{{\"id\": {n}, \"embedding\": [{}, {}]}}\n", n % 173, n % 211 + 1);
     let mut publication = vectors(store.path(), &(0..40_000).map(line).collect::<String>());
     publication.recipe.index.lists = 4;
@@ -239,7 +239,7 @@ fn a_canary_that_is_slow_is_rolled_back() {
 
 #[test]
 #[ignore = "long: requests until statistics decide"]
-fn a_canary_that_finds_less_is_rolled_back() {
+fn a_canary_with_lower_recall_is_rolled_back() {
     let store = two_recalls(None);
     let server = start(store.path());
     // Latency is not the subject of this test.
@@ -267,8 +267,8 @@ fn a_shadow_changes_no_answer_and_reports_differences() {
         ask(3);
         (outcome("compared") >= 20).then_some(())
     });
-    let told = server.get_json("/v1/debug/shadow");
-    let diff = told["diffs"].as_array().unwrap().iter().find(|diff| diff["k"] == 5).unwrap();
+    let reported = server.get_json("/v1/debug/shadow");
+    let diff = reported["diffs"].as_array().unwrap().iter().find(|diff| diff["k"] == 5).unwrap();
     assert_eq!((&diff["model"], &diff["version"], &diff["shadow_version"]), (&json!("vectors"), &json!(1), &json!(2)));
     // No item of one is in the other.
     assert_eq!((&diff["overlap"], diff["lost"].as_array().unwrap().len()), (&json!(0.0), 5));
@@ -308,8 +308,8 @@ fn a_shadow_changes_no_answer_and_reports_differences() {
 fn invalid_traffic_is_rejected_and_changes_nothing() {
     let store = two_versions();
     let server = here(store.path());
-    let told = set(&server, &json!({"canary": {"version": 2, "share": 0.25}}));
-    let revision = told["revision"].as_u64().unwrap();
+    let reported = set(&server, &json!({"canary": {"version": 2, "share": 0.25}}));
+    let revision = reported["revision"].as_u64().unwrap();
     for (method, path, body, status, expected) in [
         ("PUT", TRAFFIC, "", 400, "not JSON"),
         ("PUT", TRAFFIC, "[]", 400, "expected a JSON object"),
@@ -350,7 +350,7 @@ fn invalid_traffic_is_rejected_and_changes_nothing() {
         assert!(reply.status() == status && detail.contains(expected), "{method} {path} {body}: {}", reply.body());
     }
     let now = server.get_json(TRAFFIC);
-    assert_eq!((&now["revision"], &now["canary"]["setting"]), (&json!(revision), &told["canary"]["setting"]));
+    assert_eq!((&now["revision"], &now["canary"]["setting"]), (&json!(revision), &reported["canary"]["setting"]));
     // Of two writers with the same revision one wins, and the other receives the current state.
     let share = |share: f64| json!({"canary": {"version": 2, "share": share}, "revision": revision}).to_string();
     assert_eq!(server.send("PUT", TRAFFIC, &[], &share(0.5)).status(), 200);

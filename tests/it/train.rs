@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 const TRAIN: &str = "\n[train]\nlabel = \"click\"\nbatch = 16\nuniform = 8\ntemperature = 0.2\n";
 
 /// A trainable package, and events of users who take the package after the one they have.
-struct Place {
+struct TestFolder {
     folder: tempfile::TempDir,
 }
 
-impl Place {
+impl TestFolder {
     fn new(events: u64) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/tiny");
@@ -33,7 +33,7 @@ impl Place {
             format!("{}\n", json!({"id": n, "user": user, "item": has + 1, "labels": {"click": 1}}))
         };
         fs::write(folder.path().join("events.jsonl"), (0..events).map(event).collect::<String>()).unwrap();
-        Place { folder }
+        TestFolder { folder }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -69,7 +69,7 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 
 #[test]
 fn trained_packages_are_published_and_the_report_is_the_last_line() {
-    let place = Place::new(3000);
+    let place = TestFolder::new(3000);
     let report = place.report(&["--out", "learned"]);
     assert_eq!((report["events"].as_u64(), report["judged"].as_u64()), (Some(3000), Some(3000)));
     assert!(report["events_per_second"].as_f64().unwrap() > 0.0);
@@ -109,7 +109,7 @@ fn trained_packages_are_published_and_the_report_is_the_last_line() {
 
 #[test]
 fn impossible_commands_are_rejected() {
-    let place = Place::new(10);
+    let place = TestFolder::new(10);
     assert!(place.refused(&["--out", "out", "--epochs", "0"], 2).contains("epochs: got 0"));
     assert!(place.refused(&["--out", "out", "--items", "none.jsonl"], 2).contains("none.jsonl"));
     assert!(place.refused(&["--out", "out", "--max-refused", "many"], 2).contains("expected a number of rows"));
@@ -121,14 +121,14 @@ fn impossible_commands_are_rejected() {
 }
 
 /// Starts a run that writes checkpoints all the time.
-fn started(place: &Place, out: &str) -> Child {
+fn started(place: &TestFolder, out: &str) -> Child {
     let flags = ["--out", out, "--checkpoint-steps", "7", "--epochs", "2", "--shuffle", "500"];
     place.command(&flags).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
 /// Kills runs at `kills` moments, resumes each as often as necessary, and compares the output with that of an uninterrupted run.
 fn killed(kills: u64) {
-    let place = Place::new(4000);
+    let place = TestFolder::new(4000);
     let start = Instant::now();
     assert!(started(&place, "expected").wait().unwrap().success());
     let whole = start.elapsed();
@@ -164,12 +164,12 @@ fn killed(kills: u64) {
 }
 
 #[test]
-fn a_program_killed_at_any_moment_ends_with_the_same_bits() {
+fn a_process_killed_at_any_moment_resumes_to_the_same_bits() {
     killed(5);
 }
 
 #[test]
 #[ignore = "long: 200 kills"]
-fn a_program_killed_at_200_moments_ends_with_the_same_bits() {
+fn a_process_killed_at_200_moments_resumes_to_the_same_bits() {
     killed(200);
 }

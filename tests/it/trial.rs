@@ -10,7 +10,7 @@ use rten_onnx::onnx::{
 };
 use serde_json::{Value, json};
 use sterling::error::Error;
-use sterling::snapshot::sandbox::{Apart, Bounds, Trials};
+use sterling::snapshot::sandbox::{Bounds, ProcessSandbox, SandboxMode};
 use sterling::snapshot::{GraphRecord, Manifest};
 use sterling::storage::files::Checksum;
 use tempfile::TempDir;
@@ -511,7 +511,7 @@ fn smuggle(folder: &Folder, number: u64, graph: &[u8]) {
 }
 
 #[test]
-fn a_version_of_an_older_program_is_tried_when_it_is_loaded() {
+fn versions_of_older_releases_are_validated_at_load() {
     let folder = Folder::new();
     assert_eq!(folder.publish(MODEL, &[("overarch.onnx", good().bytes())]).0, 0);
     let server = Server::start(&folder.path("store"));
@@ -536,7 +536,7 @@ fn a_version_of_an_older_program_is_tried_when_it_is_loaded() {
 }
 
 #[test]
-fn a_trial_that_does_not_end_is_ended() {
+fn hung_sandbox_validations_are_killed() {
     let folder = Folder::new();
     let side = 2048;
     let mut nodes = vec![
@@ -552,7 +552,10 @@ fn a_trial_that_does_not_end_is_ended() {
     let package = folder.package(MODEL, &[("overarch.onnx", slow.bytes())]);
     let program = PathBuf::from(env!("CARGO_BIN_EXE_sterling"));
     let tried = |bounds: Bounds| {
-        Trials::Apart(Apart { program: program.clone(), bounds }).run(&package).unwrap_err().to_string()
+        SandboxMode::ProcessSandbox(ProcessSandbox { program: program.clone(), bounds })
+            .run(&package)
+            .unwrap_err()
+            .to_string()
     };
     let cpu = tried(Bounds { cpu: Duration::from_secs(1), ..Bounds::default() });
     assert!(
@@ -564,8 +567,8 @@ fn a_trial_that_does_not_end_is_ended() {
         clock.contains("overarch.onnx: ") && clock.contains("the sandbox validation was not done after 0 s"),
         "{clock}"
     );
-    let missing = Apart { program: "/nowhere".into(), bounds: Bounds::default() };
-    let error: Error = Trials::Apart(missing).run(&package).unwrap_err();
+    let missing = ProcessSandbox { program: "/nowhere".into(), bounds: Bounds::default() };
+    let error: Error = SandboxMode::ProcessSandbox(missing).run(&package).unwrap_err();
     assert!(error.to_string().contains("the process of the sandbox validation"), "{error}");
 }
 
@@ -657,8 +660,8 @@ fn incomparable_graphs_are_published_and_reported() {
     let graph = foreign(&["w = GlobalAveragePool(sin)", "logits = ReduceSum(w, last)"]).bytes();
     let (code, said, errors) = folder.publish(MODEL, &[("overarch.onnx", graph)]);
     assert_eq!(code, 0, "{said}{errors}");
-    let told = "overarch.onnx was not compared with an evaluation of its file: operator `GlobalAveragePool`";
-    assert!(errors.contains(told), "{errors}");
+    let reported = "overarch.onnx was not compared with an evaluation of its file: operator `GlobalAveragePool`";
+    assert!(errors.contains(reported), "{errors}");
     let (code, _, errors) = folder.publish(MODEL, &[("overarch.onnx", good().bytes())]);
     assert!(code == 0 && !errors.contains("was not compared"), "{errors}");
 }
@@ -694,7 +697,7 @@ fn memory_of_a_trial_does_not_grow_with_the_length_of_sequences() {
     let program = PathBuf::from(env!("CARGO_BIN_EXE_sterling"));
     let tried = |memory_bytes| {
         let bounds = Bounds { memory_bytes, ..Bounds::default() };
-        Trials::Apart(Apart { program: program.clone(), bounds }).run(&package)
+        SandboxMode::ProcessSandbox(ProcessSandbox { program: program.clone(), bounds }).run(&package)
     };
     // The oracle does not know `Swish`, so that the test is short; 513 rows would take 4 GiB.
     tried(Bounds::default().memory_bytes).unwrap();
@@ -732,5 +735,5 @@ fn sandbox_validation_is_distinguished_from_users() {
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(said.contains("refused") && said.contains("nowhere"), "{said}");
     assert!(!String::from_utf8(sterling().arg("--help").output().unwrap().stdout).unwrap().contains("trial"));
-    assert!(Trials::Here.run(Path::new("nowhere")).is_err());
+    assert!(SandboxMode::Here.run(Path::new("nowhere")).is_err());
 }

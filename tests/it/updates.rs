@@ -519,7 +519,7 @@ fn bad_input_is_rejected_by_item_and_the_rest_is_accepted() {
 }
 
 #[test]
-fn a_server_without_updates_says_so_and_one_journal_has_one_server() {
+fn servers_without_updates_report_it_and_a_journal_has_one_server() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path());
     let server = Server::start(&folder.path().join("store"));

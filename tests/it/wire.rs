@@ -53,9 +53,9 @@ fn arrow(server: &impl Callee, path: &str, body: &Value) -> (RecordBatch, Value)
     let schema = reader.schema();
     let batches: Vec<RecordBatch> = reader.map(Result::unwrap).collect();
     assert!(batches.iter().all(|batch| batch.num_rows() > 0 && batch.num_rows() <= 4096));
-    let told: Value = serde_json::from_str(&schema.metadata()["sterling"]).unwrap();
-    assert_eq!(told["request_id"], "seven");
-    (concat_batches(&schema, &batches).unwrap(), told)
+    let reported: Value = serde_json::from_str(&schema.metadata()["sterling"]).unwrap();
+    assert_eq!(reported["request_id"], "seven");
+    (concat_batches(&schema, &batches).unwrap(), reported)
 }
 
 /// The value of a row as JSON has it.
@@ -117,14 +117,14 @@ fn arrow_and_columns_equal_items() {
     ];
     for (path, body) in cases {
         let plain = server.ask(path, &body);
-        let (table, told) = arrow(&server, path, &body);
+        let (table, reported) = arrow(&server, path, &body);
         assert!(Value::from(items(&table)) == plain["items"], "{body}");
         for (name, value) in
             plain.as_object().unwrap().iter().filter(|(name, _)| !["items", "explain"].contains(&name.as_str()))
         {
-            assert_eq!(told[name], *value, "{name}");
+            assert_eq!(reported[name], *value, "{name}");
         }
-        assert_eq!(told["explain"]["returned"], plain["explain"]["returned"]);
+        assert_eq!(reported["explain"]["returned"], plain["explain"]["returned"]);
         let mut by_columns = body.clone();
         by_columns["format"] = "columns".into();
         let answer = server.ask(path, &by_columns);
@@ -176,7 +176,7 @@ fn a_batch_as_arrow_names_the_request_of_each_row_and_the_problem_of_each_wrong_
     ]);
     let body = json!({"requests": requests});
     let plain = server.ask(VECTORS, &body);
-    let (table, told) = arrow(&server, VECTORS, &body);
+    let (table, reported) = arrow(&server, VECTORS, &body);
     let of: Vec<u32> = table.column_by_name("request").unwrap().as_primitive::<UInt32Type>().values().to_vec();
     assert_eq!(of, [0, 0, 0, 2, 2, 4]);
     let (rows, results) = (items(&table), plain["results"].as_array().unwrap());
@@ -188,7 +188,7 @@ fn a_batch_as_arrow_names_the_request_of_each_row_and_the_problem_of_each_wrong_
             assert_eq!(row["columns"][name], item["columns"].get(name).cloned().unwrap_or_default(), "{name}");
         }
     }
-    for (n, (said, result)) in told["results"].as_array().unwrap().iter().zip(results).enumerate() {
+    for (n, (said, result)) in reported["results"].as_array().unwrap().iter().zip(results).enumerate() {
         assert_eq!(said.get("problem"), result.get("problem"), "{n}");
         let rows = result["items"].as_array().map(Vec::len);
         assert_eq!(said["rows"].as_u64().map(|n| n as usize), rows, "{n}");

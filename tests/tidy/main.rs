@@ -64,22 +64,23 @@ fn sources() -> Vec<(String, String)> {
 
 #[test]
 fn files_of_a_folder_form_no_cycle() {
-    let mut wrong = Vec::new();
+    let mut violations = Vec::new();
     for (_, sources) in crates() {
         let circles = Modules::new(&sources).circles();
-        wrong.extend(circles.iter().map(|c| format!("{}: {:?}\n    {}", c.folder, c.entries, c.ties.join("\n    "))));
+        violations
+            .extend(circles.iter().map(|c| format!("{}: {:?}\n    {}", c.folder, c.entries, c.ties.join("\n    "))));
     }
     assert!(
-        wrong.is_empty(),
+        violations.is_empty(),
         "files that need each other are one file, or something lies too high:\n{}",
-        wrong.join("\n")
+        violations.join("\n")
     );
 }
 
 #[test]
 fn the_architecture_page_names_every_crate_with_its_dependencies() {
     let page = fs::read_to_string(root().join("docs/internals/architecture.md")).unwrap();
-    let mut wrong = Vec::new();
+    let mut violations = Vec::new();
     for (folder, _) in crates().iter().filter(|(folder, _)| folder != ".") {
         let name = folder.strip_prefix("crates/").unwrap();
         let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();
@@ -87,24 +88,24 @@ fn the_architecture_page_names_every_crate_with_its_dependencies() {
         let needs: Vec<&str> =
             own.lines().filter_map(|line| line.strip_prefix("sterling-")?.split(['.', ' ']).next()).collect();
         let row = page.lines().find(|l| l.starts_with(&format!("| `{name}` |"))).unwrap_or_default();
-        let told: BTreeSet<&str> = row.split('|').nth(3).unwrap_or_default().split_whitespace().collect();
-        if told != needs.iter().copied().collect() {
-            wrong.push(format!("`{name}` depends on {needs:?}, the page has: {row}"));
+        let reported: BTreeSet<&str> = row.split('|').nth(3).unwrap_or_default().split_whitespace().collect();
+        if reported != needs.iter().copied().collect() {
+            violations.push(format!("`{name}` depends on {needs:?}, the page has: {row}"));
         }
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(violations.is_empty(), "{}", violations.join("\n"));
 }
 
 #[test]
 fn every_crate_has_a_readme_and_an_example_on_its_front_page() {
-    let mut wrong = Vec::new();
+    let mut violations = Vec::new();
     for (folder, sources) in crates() {
         let readme = root().join(&folder).join("README.md");
         let (_, front) = sources.iter().find(|(path, _)| path.ends_with("src/lib.rs")).unwrap();
         let has_example = front.lines().filter(|line| line.starts_with("//! ```")).count() >= 2;
-        wrong.extend((!readme.is_file() || !has_example).then_some(folder));
+        violations.extend((!readme.is_file() || !has_example).then_some(folder));
     }
-    assert!(wrong.is_empty(), "{wrong:?} lack a README or an example");
+    assert!(violations.is_empty(), "{violations:?} lack a README or an example");
 }
 
 /// A user of the index or of the embedding layer alone compiles no GPU crate and no HTTP crate. JSON comes with the header of
@@ -124,15 +125,15 @@ fn index_embedding_and_graph_build_without_gpu_and_http_crates() {
         };
         let all = dependencies("100");
         assert!(all.contains("safetensors"), "{name}: {all:?}");
-        let wrong: Vec<&&str> = UNWANTED.iter().filter(|unwanted| all.contains(**unwanted)).collect();
-        assert!(wrong.is_empty(), "{name} depends on {wrong:?}");
+        let violations: Vec<&&str> = UNWANTED.iter().filter(|unwanted| all.contains(**unwanted)).collect();
+        assert!(violations.is_empty(), "{name} depends on {violations:?}");
         assert!(!dependencies("1").contains("serde_json"), "{name} depends on serde_json itself");
     }
 }
 
 #[test]
 fn unsafe_lives_in_two_crates_and_says_why() {
-    let mut wrong = Vec::new();
+    let mut violations = Vec::new();
     for (path, text) in sources().into_iter().chain(files("benches", &[".rs"])) {
         let lines: Vec<&str> = text.lines().collect();
         for (number, line) in lines.iter().enumerate() {
@@ -142,17 +143,17 @@ fn unsafe_lives_in_two_crates_and_says_why() {
                 continue;
             }
             if !path.starts_with("crates/kernels/") && !path.starts_with("crates/cuda/") {
-                wrong.push(format!("{path}:{}: unsafe outside the crates `kernels` and `cuda`", number + 1));
+                violations.push(format!("{path}:{}: unsafe outside the crates `kernels` and `cuda`", number + 1));
             }
             let explained = lines[number.saturating_sub(12)..=number]
                 .iter()
                 .any(|l| l.contains("SAFETY:") || l.contains("# Safety"));
             if !explained {
-                wrong.push(format!("{path}:{}: unsafe without a SAFETY comment", number + 1));
+                violations.push(format!("{path}:{}: unsafe without a SAFETY comment", number + 1));
             }
         }
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(violations.is_empty(), "{}", violations.join("\n"));
 }
 
 /// Returns the part of a source file before its tests.
@@ -179,11 +180,12 @@ fn threads_start_in_one_module_and_the_architecture_page_has_them_all() {
     // Folders called `store` are left out by `sources`.
     let all = sources().into_iter().chain(files("crates/snapshot/src/store", &[".rs"]));
     let code: Vec<(String, String)> = all.filter(|(path, _)| !is_test(path)).collect();
-    let mut wrong = Vec::new();
+    let mut violations = Vec::new();
     let mut users: BTreeSet<(String, String)> = BTreeSet::new();
     for (path, text) in code.iter().filter(|(path, _)| !STARTERS.contains(&path.as_str())) {
         for line in without_tests(text).lines().map(|line| line.split("//").next().unwrap()) {
-            wrong.extend(STARTS.iter().filter(|start| line.contains(**start)).map(|start| format!("{path}: {start}")));
+            violations
+                .extend(STARTS.iter().filter(|start| line.contains(**start)).map(|start| format!("{path}: {start}")));
             for rest in line.split("tasks::").skip(1) {
                 let name: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
                 if name == name.to_uppercase() && !name.is_empty() {
@@ -208,26 +210,26 @@ fn threads_start_in_one_module_and_the_architecture_page_has_them_all() {
             Some((_, task)) => {
                 rows.extend(spans.filter(|span| span.ends_with(".rs")).map(|path| (task.clone(), path.to_owned())));
             }
-            None => wrong.push(format!("the table has `{name}`, which no task is called")),
+            None => violations.push(format!("the table has `{name}`, which no task is called")),
         }
     }
-    wrong.extend(
+    violations.extend(
         users.symmetric_difference(&rows).map(|(task, path)| format!("{task} in {path}: in code or table only")),
     );
     let unused = declared.iter().filter(|(_, task)| !rows.iter().any(|(known, _)| known == task));
-    wrong.extend(unused.map(|(_, task)| format!("{task}: nothing starts it")));
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    violations.extend(unused.map(|(_, task)| format!("{task}: nothing starts it")));
+    assert!(violations.is_empty(), "{}", violations.join("\n"));
 }
 
 #[test]
 fn links_and_named_paths_of_the_documents_exist() {
-    let mut wrong = Vec::new();
+    let mut violations = Vec::new();
     for (path, text) in files(".", &[".md"]) {
         let folder = root().join(&path).parent().unwrap().to_path_buf();
         for part in text.split("](").skip(1) {
             let target = part.split([')', ' ']).next().unwrap().split('#').next().unwrap();
             if !target.is_empty() && !target.contains("://") && !folder.join(target).exists() {
-                wrong.push(format!("{path}: link to {target}"));
+                violations.push(format!("{path}: link to {target}"));
             }
         }
         // Paths in code spans, such as `src/...` and `docs/...`, must exist too.
@@ -238,11 +240,11 @@ fn links_and_named_paths_of_the_documents_exist() {
             ];
             let plain = word.chars().all(|c| c.is_alphanumeric() || "/._-".contains(c));
             if plain && rooted.iter().any(|r| word.starts_with(r)) && !root().join(word).exists() {
-                wrong.push(format!("{path}: names {word}"));
+                violations.push(format!("{path}: names {word}"));
             }
         }
     }
-    assert!(wrong.is_empty(), "dead paths:\n{}", wrong.join("\n"));
+    assert!(violations.is_empty(), "dead paths:\n{}", violations.join("\n"));
 }
 
 #[test]
@@ -278,13 +280,13 @@ fn no_file_is_two_concepts_long() {
 #[test]
 fn nothing_is_left_undone_or_ignored() {
     let marks = [["TO", "DO"].concat(), ["FIX", "ME"].concat(), ["#[ig", "nore"].concat(), ["todo", "!("].concat()];
-    let mut wrong = Vec::new();
+    let mut violations = Vec::new();
     for folder in ["src", "crates", "tests", "benches", "python"] {
         for (path, text) in files(folder, &[".rs", ".py"]) {
             // Tests of the long suite are marked like this.
             let text = text.replace(&[&marks[2], " = \"long: "].concat(), "");
-            wrong.extend(marks.iter().filter(|m| text.contains(*m)).map(|m| format!("{path}: {m}")));
+            violations.extend(marks.iter().filter(|m| text.contains(*m)).map(|m| format!("{path}: {m}")));
         }
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(violations.is_empty(), "{}", violations.join("\n"));
 }

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_bodies_name_the_field() {
+    fn invalid_bodies_name_the_field() {
         let deep = format!("{{\"features\": {{\"a\": {}", "[".repeat(100_000));
         let many = format!("{{\"requests\": [{{}}{}]}}", ",{}".repeat(BATCH_REQUESTS_MAX));
         let excluded = format!("{{\"vector\": [1], \"exclude\": [0{}]}}", ",0".repeat(EXCLUDE_MAX));
@@ -400,14 +400,14 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_entry_of_a_list_is_wrong_alone() {
+    fn an_invalid_list_entry_is_rejected_alone() {
         let body = b"{\"requests\": [{\"vector\": [1], \"k\": 1}, {\"k\": []}, [], {\"k\": 0, \"vector\": [1]}, {\"vector\": [2]}]}";
         let Retrievals::Many(entries) = retrievals(body).unwrap() else { panic!() };
-        let wrong = |n: usize| entries[n].as_ref().unwrap_err().to_string();
+        let invalid = |n: usize| entries[n].as_ref().unwrap_err().to_string();
         assert_eq!(entries[0].as_ref().unwrap().0.k, 1);
-        assert!(wrong(1).starts_with("field `requests[1].k`: invalid type: sequence"), "{}", wrong(1));
-        assert!(wrong(2).starts_with("field `requests[2]`: invalid type: sequence"), "{}", wrong(2));
-        assert_eq!(wrong(3), "requests[3]: field `k`: got 0, expected 1 to 100000");
+        assert!(invalid(1).starts_with("field `requests[1].k`: invalid type: sequence"), "{}", invalid(1));
+        assert!(invalid(2).starts_with("field `requests[2]`: invalid type: sequence"), "{}", invalid(2));
+        assert_eq!(invalid(3), "requests[3]: field `k`: got 0, expected 1 to 100000");
         assert_eq!(entries[4].as_ref().unwrap().0.user, User::Vector(vec![2.0]));
     }
 
@@ -458,7 +458,7 @@ mod tests {
 
     /// Checks that the described schema and the parsed fields are the same.
     #[test]
-    fn a_feature_that_is_null_is_as_if_it_were_left_out() {
+    fn a_null_feature_equals_an_absent_one() {
         let user = |body: &str| match retrievals(body.as_bytes()).unwrap() {
             Retrievals::One(request, ..) => request.user,
             Retrievals::Many(_) => panic!("a list"),
@@ -479,12 +479,12 @@ mod tests {
             let list = text.split_once("expected one of ").unwrap().1.split(" at line").next().unwrap().to_owned();
             list.split(", ").map(|name| name.trim_matches('`').to_owned()).collect()
         }
-        let wrong = b"{\"\": 0}";
-        let mut read = accepted(retrievals(wrong).unwrap_err());
+        let invalid = b"{\"\": 0}";
+        let mut read = accepted(retrievals(invalid).unwrap_err());
         assert_eq!(names::<RetrieveRequest>(), read);
-        read = accepted(rank(wrong).unwrap_err());
+        read = accepted(rank(invalid).unwrap_err());
         assert_eq!(names::<RankRequest>(), read);
-        read = accepted(embed(wrong).unwrap_err());
+        read = accepted(embed(invalid).unwrap_err());
         assert_eq!(names::<EmbedRequest>(), read);
         let limits = serde_json::to_value(RetrieveRequest::schema()).unwrap();
         let rank = serde_json::to_value(RankRequest::schema()).unwrap();

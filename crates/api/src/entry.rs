@@ -6,7 +6,7 @@ use serde_json::ser::{CompactFormatter, Formatter as _};
 
 use super::problem::Problem;
 use super::response::{Explain, Item, Step};
-use super::written::Written;
+use super::written::ItemJson;
 use sterling_core::error::{Error, Result};
 use sterling_core::quota::Memory;
 use sterling_core::request::{Answer, Content, Ranked};
@@ -18,7 +18,7 @@ pub(super) struct Items {
     pub(super) ranked: Ranked,
     pub(super) explain: Option<Explain>,
     pub(super) degraded_rows: u64,
-    pub(super) rest: Rest,
+    pub(super) rest: OtherFields,
     /// Cursor of the next page, if pages were requested and there is one.
     pub(super) cursor: Option<String>,
     /// True if JSON has the items column by column.
@@ -27,11 +27,11 @@ pub(super) struct Items {
 
 /// Fields of items other than ids and scores.
 #[derive(Clone, Debug)]
-pub(super) enum Rest {
+pub(super) enum OtherFields {
     /// Computed on this server.
     NamedColumns(Box<NamedColumns>),
     /// JSON from shards, item by item.
-    Written(WrittenRows),
+    ItemJson(WrittenRows),
     /// Parsed JSON from shards, column by column.
     Read(Box<ReadColumns>),
 }
@@ -39,14 +39,14 @@ pub(super) enum Rest {
 /// JSON of items from several shards, unchanged, and the order of the items.
 #[derive(Clone, Debug, Default)]
 pub struct WrittenRows {
-    parts: Vec<Written>,
+    parts: Vec<ItemJson>,
     /// Part and index within it of each item; empty if all items are of one part, in its order.
     order: Vec<(usize, usize)>,
 }
 
 impl WrittenRows {
     /// Combines the items of several parts; `order` has the part and the index within it of each item.
-    pub fn new(parts: Vec<Written>, order: Vec<(usize, usize)>) -> Self {
+    pub fn new(parts: Vec<ItemJson>, order: Vec<(usize, usize)>) -> Self {
         WrittenRows { parts, order }
     }
 
@@ -56,8 +56,8 @@ impl WrittenRows {
     }
 }
 
-impl From<Written> for WrittenRows {
-    fn from(written: Written) -> Self {
+impl From<ItemJson> for WrittenRows {
+    fn from(written: ItemJson) -> Self {
         WrittenRows::new(vec![written], Vec::new())
     }
 }
@@ -66,7 +66,7 @@ impl From<Written> for WrittenRows {
 #[derive(Clone, Debug)]
 pub(super) struct NamedColumns {
     pub(super) tasks: Vec<Key>,
-    pub(super) asked: Vec<Key>,
+    pub(super) requested: Vec<Key>,
     columns: Stacked,
     picked: Vec<usize>,
 }
@@ -141,26 +141,26 @@ impl Items {
     /// Returns the names of the tasks.
     pub(super) fn tasks(&self) -> Vec<&Key> {
         match &self.rest {
-            Rest::NamedColumns(named) => named.tasks.iter().collect(),
-            Rest::Read(read) => read.tasks.iter().map(|(key, _)| key).collect(),
-            Rest::Written(_) => Vec::new(),
+            OtherFields::NamedColumns(named) => named.tasks.iter().collect(),
+            OtherFields::Read(read) => read.tasks.iter().map(|(key, _)| key).collect(),
+            OtherFields::ItemJson(_) => Vec::new(),
         }
     }
 
     /// Returns the names of the requested columns.
     pub(super) fn columns(&self) -> Vec<&Key> {
         match &self.rest {
-            Rest::NamedColumns(named) => named.asked.iter().collect(),
-            Rest::Read(read) => read.columns.iter().map(|(key, _)| key).collect(),
-            Rest::Written(_) => Vec::new(),
+            OtherFields::NamedColumns(named) => named.requested.iter().collect(),
+            OtherFields::Read(read) => read.columns.iter().map(|(key, _)| key).collect(),
+            OtherFields::ItemJson(_) => Vec::new(),
         }
     }
 
     pub(super) fn task_count(&self) -> usize {
         match &self.rest {
-            Rest::NamedColumns(named) => named.tasks.len(),
-            Rest::Read(read) => read.tasks.len(),
-            Rest::Written(_) => 0,
+            OtherFields::NamedColumns(named) => named.tasks.len(),
+            OtherFields::Read(read) => read.tasks.len(),
+            OtherFields::ItemJson(_) => 0,
         }
     }
 
@@ -168,25 +168,25 @@ impl Items {
     pub(super) fn task(&self, task: usize) -> &[f32] {
         let count = self.len();
         match &self.rest {
-            Rest::NamedColumns(_) => &self.ranked.tasks[task * count..(task + 1) * count],
-            Rest::Read(read) => &read.tasks[task].1,
-            Rest::Written(_) => &[],
+            OtherFields::NamedColumns(_) => &self.ranked.tasks[task * count..(task + 1) * count],
+            OtherFields::Read(read) => &read.tasks[task].1,
+            OtherFields::ItemJson(_) => &[],
         }
     }
 
     /// Returns the values of an item in a requested column.
     pub(super) fn cell(&self, column: usize, row: usize) -> Cell<'_> {
         match &self.rest {
-            Rest::NamedColumns(named) => named.columns.cell(named.picked[column], self.ranked.slots[row]),
-            Rest::Read(read) => cell_of(&read.columns[column].1[row]),
-            Rest::Written(_) => Cell::Missing,
+            OtherFields::NamedColumns(named) => named.columns.cell(named.picked[column], self.ranked.slots[row]),
+            OtherFields::Read(read) => cell_of(&read.columns[column].1[row]),
+            OtherFields::ItemJson(_) => Cell::Missing,
         }
     }
 
     /// Returns the type of a column: from the model, or derived from the values of shards.
     pub(super) fn kind(&self, column: usize) -> CellKind {
         match &self.rest {
-            Rest::NamedColumns(named) => {
+            OtherFields::NamedColumns(named) => {
                 let (number, columns) = (named.picked[column], &named.columns);
                 match (columns.first().at(number).kind(), columns.is_single(number)) {
                     (ColumnKind::Integers, true) => CellKind::Integer,
@@ -203,9 +203,11 @@ impl Items {
     /// Returns the maximum bytes of an item's values in the requested columns.
     pub(super) fn row_bytes(&self) -> usize {
         match &self.rest {
-            Rest::NamedColumns(named) => named.picked.iter().map(|&column| named.columns.cell_bytes(column)).sum(),
-            Rest::Read(read) => read.row_bytes,
-            Rest::Written(_) => 0,
+            OtherFields::NamedColumns(named) => {
+                named.picked.iter().map(|&column| named.columns.cell_bytes(column)).sum()
+            }
+            OtherFields::Read(read) => read.row_bytes,
+            OtherFields::ItemJson(_) => 0,
         }
     }
 
@@ -213,16 +215,16 @@ impl Items {
     /// item, or nothing to parse.
     pub(super) fn read_row(&self, row: usize, read: &mut ReadColumns, memory: &Memory) -> Result<bool> {
         let count = self.len();
-        let Rest::Written(written) = &self.rest else { return Ok(false) };
+        let OtherFields::ItemJson(written) = &self.rest else { return Ok(false) };
         if row >= count {
             return Ok(false);
         }
         let Some(text) = written.of(row).strip_prefix(b",") else { return Ok(true) };
-        let wrong = |e: serde_json::Error| {
+        let invalid = |e: serde_json::Error| {
             Error::unavailable(format!("the answer of a shard cannot be decoded by this router: {e}"))
         };
         let text = [b"{\"id\":0,\"score\":0,\"similarity\":0,", text, b"}"].concat();
-        let item: Item = serde_json::from_slice(&text).map_err(wrong)?;
+        let item: Item = serde_json::from_slice(&text).map_err(invalid)?;
         let names = read.tasks.len() + read.columns.len();
         for (name, x) in item.tasks {
             read.tasks.at(&name, || vec![0.0; count])[row] = x;
@@ -242,14 +244,14 @@ impl Items {
     /// to continue from if `out` reaches `most` bytes first.
     pub(super) fn row_rest(&self, row: usize, from: usize, most: usize, out: &mut Vec<u8>) -> Option<usize> {
         match &self.rest {
-            Rest::Written(written) => {
+            OtherFields::ItemJson(written) => {
                 let text = &written.of(row)[from..];
                 let part = text.len().min(most.saturating_sub(out.len()).max(1));
                 out.extend_from_slice(&text[..part]);
                 (part < text.len()).then_some(from + part)
             }
-            Rest::NamedColumns(named) => self.write_named_columns(named, row, from, most, out),
-            Rest::Read(_) => None,
+            OtherFields::NamedColumns(named) => self.write_named_columns(named, row, from, most, out),
+            OtherFields::Read(_) => None,
         }
     }
 
@@ -272,7 +274,7 @@ impl Items {
                 out.push(b'}');
             }
         }
-        for (n, (&column, key)) in named.picked.iter().zip(&named.asked).enumerate().skip(from) {
+        for (n, (&column, key)) in named.picked.iter().zip(&named.requested).enumerate().skip(from) {
             if n > from && out.len() >= most {
                 return Some(n);
             }
@@ -329,7 +331,7 @@ fn cell_of(value: &Value) -> Cell<'_> {
 pub struct Entry(pub(super) std::result::Result<Box<Items>, Problem>);
 
 impl Entry {
-    /// Creates an entry of items; `tasks` are the names of the model's tasks, `asked` those of the requested columns.
+    /// Creates an entry of items; `tasks` are the names of the model's tasks, `requested` those of the requested columns.
     ///
     /// # Errors
     /// `Internal` for an answer without items or with a number that JSON cannot represent; `Invalid` for an unknown column.
@@ -337,7 +339,7 @@ impl Entry {
         answer: Answer,
         tasks: impl IntoIterator<Item = &'a str>,
         columns: impl Into<Stacked>,
-        asked: &[String],
+        requested: &[String],
     ) -> Result<Self> {
         let Content::Items(ranked) = answer.content else {
             return Err(Error::internal("got an embedding in place of items"));
@@ -347,14 +349,14 @@ impl Entry {
             return Err(Error::internal(format!("the value of an item is {x}, expected a finite number")));
         }
         let columns = columns.into();
-        let picked = asked.iter().map(|name| columns.first().number(name)).collect::<Result<Vec<_>>>()?;
-        let asked = picked.iter().map(|&number| Key::new(columns.first().at(number).name())).collect();
-        let named = NamedColumns { tasks: tasks.into_iter().map(Key::new).collect(), asked, columns, picked };
+        let picked = requested.iter().map(|name| columns.first().number(name)).collect::<Result<Vec<_>>>()?;
+        let requested = picked.iter().map(|&number| Key::new(columns.first().at(number).name())).collect();
+        let named = NamedColumns { tasks: tasks.into_iter().map(Key::new).collect(), requested, columns, picked };
         Ok(Entry(Ok(Box::new(Items {
             ranked,
             explain: answer.explain.as_ref().map(Explain::from),
             degraded_rows: answer.degraded_rows,
-            rest: Rest::NamedColumns(Box::new(named)),
+            rest: OtherFields::NamedColumns(Box::new(named)),
             cursor: None,
             is_table: false,
         }))))
@@ -367,7 +369,7 @@ impl Entry {
         explain: Option<Explain>,
         degraded_rows: u64,
     ) -> Self {
-        let rest = Rest::Written(rest.into());
+        let rest = OtherFields::ItemJson(rest.into());
         Entry(Ok(Box::new(Items { ranked, explain, degraded_rows, rest, cursor: None, is_table: false })))
     }
 

@@ -423,7 +423,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_item_that_is_wrong_is_wrong_alone() {
+    fn an_item_that_is_invalid_is_rejected_alone() {
         let body = br#"{"items": [
             {"id": 1, "embedding": [1, 0.5], "attributes": {"a": "x", "b": [1, 2], "c": 1.5, "d": null, "e": true}},
             {"id": 2, "set": {"a": []}},
@@ -444,19 +444,22 @@ mod tests {
         assert_eq!(read[0], Ok(whole));
         let set = vec![("a".to_owned(), GivenValues::Missing)];
         assert_eq!(read[1], Ok(GivenItem { id: 2, embedding: None, attributes: set, whole: false }));
-        let wrong: Vec<_> = read[2..].iter().map(|item| item.clone().unwrap_err()).collect();
+        let invalid: Vec<_> = read[2..].iter().map(|item| item.clone().unwrap_err()).collect();
         assert_eq!(
-            wrong.iter().map(|w| w.id).collect::<Vec<_>>(),
+            invalid.iter().map(|w| w.id).collect::<Vec<_>>(),
             [None, Some(4), None, Some(5), Some(6), Some(7), Some(8)]
         );
-        assert!(wrong[1].reason.contains("colour") && wrong[4].field == "attributes.a", "{wrong:?}");
+        assert!(invalid[1].reason.contains("colour") && invalid[4].field == "attributes.a", "{invalid:?}");
     }
 
     #[test]
     fn a_line_that_is_not_json_fails_alone() {
         let places = |body: &[u8]| {
             let read = upserts(body, false).map_err(|e| e.to_string())?;
-            Ok(read.into_iter().map(|item| item.map(|item| item.id).map_err(|wrong| wrong.field)).collect::<Vec<_>>())
+            Ok(read
+                .into_iter()
+                .map(|item| item.map(|item| item.id).map_err(|invalid| invalid.field))
+                .collect::<Vec<_>>())
         };
         let of =
             |fields: &[Result<i64, &str>]| Ok::<_, String>(fields.iter().map(|f| f.map_err(str::to_owned)).collect());

@@ -15,8 +15,8 @@
 //! let Retrievals::One(read, ..) = retrievals(body.as_bytes())? else { unreachable!("one request was written") };
 //! assert_eq!(*read, request);
 //!
-//! let wrong = retrievals(br#"{"vector": [1, 2], "k": 0}"#).unwrap_err();
-//! assert!(wrong.to_string().contains("`k`: got 0, expected 1 to 100000"), "{wrong}");
+//! let invalid = retrievals(br#"{"vector": [1, 2], "k": 0}"#).unwrap_err();
+//! assert!(invalid.to_string().contains("`k`: got 0, expected 1 to 100000"), "{invalid}");
 //! # Ok::<(), sterling_core::error::Error>(())
 //! ```
 
@@ -80,4 +80,4 @@ pub use traffic::{
     CanaryInfo, SeenInfo, ShadowDiff, ShadowInfo, ShadowResponse, TrafficRequest, TrafficResponse, traffic_info,
 };
 pub use values::{FeatureValue, Named};
-pub use written::Written;
+pub use written::ItemJson;

@@ -18,17 +18,17 @@ pub struct Reply {
     pub(super) served: Served,
     pub(super) entries: Vec<Entry>,
     pub(super) is_list: bool,
-    at: Place,
+    at: Cursor,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Cursor {
     Start,
     Entry(usize),
     /// Item of an entry.
     Row(usize, usize),
     /// Rest of such an item, from an offset of [`Items::row_rest`].
-    Rest(usize, usize, usize),
+    OtherFields(usize, usize, usize),
     /// Value of an item, by entry, field of its table, and item.
     Cell(usize, usize, usize),
     End,
@@ -37,12 +37,12 @@ enum Place {
 impl Reply {
     /// Creates the reply to one request.
     pub fn one(served: Served, entry: Entry) -> Self {
-        Reply { served, entries: vec![entry], is_list: false, at: Place::Start }
+        Reply { served, entries: vec![entry], is_list: false, at: Cursor::Start }
     }
 
     /// Creates the reply to a list of requests.
     pub fn many(served: Served, entries: Vec<Entry>) -> Self {
-        Reply { served, entries, is_list: true, at: Place::Start }
+        Reply { served, entries, is_list: true, at: Cursor::Start }
     }
 
     /// Returns the number of items in all entries.
@@ -65,19 +65,19 @@ impl Reply {
 
     /// Returns whether all chunks are written.
     pub fn is_done(&self) -> bool {
-        self.at == Place::End
+        self.at == Cursor::End
     }
 
     fn advance(&mut self, out: &mut Vec<u8>) {
         self.at = match self.at {
-            Place::Start => {
+            Cursor::Start => {
                 write_json(out, &self.served);
                 out.pop();
                 out.extend_from_slice(if self.is_list { b",\"results\":[" } else { b"," });
-                Place::Entry(0)
+                Cursor::Entry(0)
             }
-            Place::Entry(n) => self.enter(n, out),
-            Place::Row(n, row) => match &self.entries[n].0 {
+            Cursor::Entry(n) => self.enter(n, out),
+            Cursor::Row(n, row) => match &self.entries[n].0 {
                 Ok(items) if row < items.len() => {
                     items.row(row, out);
                     rest_of_row(items, (n, row, 0), out)
@@ -87,21 +87,21 @@ impl Reply {
                     items.rest(out);
                     self.end_of_entry(n, out)
                 }
-                Err(_) => Place::Entry(n + 1),
+                Err(_) => Cursor::Entry(n + 1),
             },
-            Place::Rest(n, row, from) => match &self.entries[n].0 {
+            Cursor::OtherFields(n, row, from) => match &self.entries[n].0 {
                 Ok(items) => rest_of_row(items, (n, row, from), out),
-                Err(_) => Place::Entry(n + 1),
+                Err(_) => Cursor::Entry(n + 1),
             },
-            Place::Cell(n, field, row) => match &self.entries[n].0 {
+            Cursor::Cell(n, field, row) => match &self.entries[n].0 {
                 Ok(items) if row < items.len() => {
                     items.value(field, row, out);
-                    Place::Cell(n, field, row + 1)
+                    Cursor::Cell(n, field, row + 1)
                 }
                 Ok(items) if field + 1 < items.fields() => {
                     out.push(b']');
                     items.begin(field + 1, out);
-                    Place::Cell(n, field + 1, 0)
+                    Cursor::Cell(n, field + 1, 0)
                 }
                 Ok(items) => {
                     out.push(b']');
@@ -109,16 +109,16 @@ impl Reply {
                     items.rest(out);
                     self.end_of_entry(n, out)
                 }
-                Err(_) => Place::Entry(n + 1),
+                Err(_) => Cursor::Entry(n + 1),
             },
-            Place::End => Place::End,
+            Cursor::End => Cursor::End,
         }
     }
 
-    fn enter(&self, n: usize, out: &mut Vec<u8>) -> Place {
+    fn enter(&self, n: usize, out: &mut Vec<u8>) -> Cursor {
         let Some(entry) = self.entries.get(n) else {
             out.extend_from_slice(if self.is_list { b"]}" } else { b"}" });
-            return Place::End;
+            return Cursor::End;
         };
         if self.is_list {
             out.extend_from_slice(if n == 0 { b"{" } else { b",{" });
@@ -127,11 +127,11 @@ impl Reply {
             Ok(items) if items.is_table => {
                 out.extend_from_slice(b"\"table\":{");
                 items.begin(0, out);
-                Place::Cell(n, 0, 0)
+                Cursor::Cell(n, 0, 0)
             }
             Ok(_) => {
                 out.extend_from_slice(b"\"items\":[");
-                Place::Row(n, 0)
+                Cursor::Row(n, 0)
             }
             Err(problem) => {
                 out.extend_from_slice(b"\"problem\":");
@@ -141,11 +141,11 @@ impl Reply {
         }
     }
 
-    fn end_of_entry(&self, n: usize, out: &mut Vec<u8>) -> Place {
+    fn end_of_entry(&self, n: usize, out: &mut Vec<u8>) -> Cursor {
         if self.is_list {
             out.push(b'}');
         }
-        Place::Entry(n + 1)
+        Cursor::Entry(n + 1)
     }
 }
 
@@ -166,12 +166,12 @@ impl Iterator for Reply {
 }
 
 /// Writes the rest of an item until a chunk is full. Returns what to write next.
-fn rest_of_row(items: &Items, (n, row, from): (usize, usize, usize), out: &mut Vec<u8>) -> Place {
+fn rest_of_row(items: &Items, (n, row, from): (usize, usize, usize), out: &mut Vec<u8>) -> Cursor {
     match items.row_rest(row, from, PIECE_BYTES, out) {
-        Some(from) => Place::Rest(n, row, from),
+        Some(from) => Cursor::OtherFields(n, row, from),
         None => {
             out.push(b'}');
-            Place::Row(n, row + 1)
+            Cursor::Row(n, row + 1)
         }
     }
 }
@@ -361,10 +361,10 @@ mod tests {
     }
 
     #[test]
-    fn items_say_every_number_exactly_and_every_column_by_its_name() {
+    fn items_print_every_number_exactly_and_every_column_by_name() {
         let columns = columns(3);
-        let asked = ["price".to_owned(), "ti\"tle".into(), "years".into()];
-        let entry = Entry::items(answer(3), tasks(), &columns, &asked).unwrap();
+        let requested = ["price".to_owned(), "ti\"tle".into(), "years".into()];
+        let entry = Entry::items(answer(3), tasks(), &columns, &requested).unwrap();
         let read: RetrieveResponse = serde_json::from_str(&text(Reply::one(served(), entry))).unwrap();
         assert_eq!(read.served, served());
         let Content::Items(ranked) = answer(3).content else { panic!() };
@@ -422,22 +422,24 @@ mod tests {
     #[test]
     fn tables_hold_the_same_values_as_items() {
         let columns = columns(5);
-        let asked = ["price".to_owned(), "ti\"tle".into(), "years".into()];
-        for (tasks, asked) in [(&tasks()[..], &asked[..]), (&tasks()[..], &[]), (&[], &asked[..]), (&[], &[])] {
-            let entry = || Entry::items(answer(5), tasks.iter().copied(), &columns, asked).unwrap();
+        let requested = ["price".to_owned(), "ti\"tle".into(), "years".into()];
+        for (tasks, requested) in
+            [(&tasks()[..], &requested[..]), (&tasks()[..], &[]), (&[], &requested[..]), (&[], &[])]
+        {
+            let entry = || Entry::items(answer(5), tasks.iter().copied(), &columns, requested).unwrap();
             let plain: RetrieveResponse = serde_json::from_str(&text(Reply::one(served(), entry()))).unwrap();
             let memory = Quota::new("answer", 1 << 20).hold(Flow::default(), 0).unwrap();
             let (ranked, written) = entry().written(&memory).unwrap();
             let gathered = Entry::gathered(ranked, written, None, 0);
-            for told in [entry(), gathered] {
-                let reply = Reply::one(served(), told.as_table(&memory).unwrap());
+            for reported in [entry(), gathered] {
+                let reply = Reply::one(served(), reported.as_table(&memory).unwrap());
                 let read: RetrieveResponse = serde_json::from_str(&text(reply)).unwrap();
                 let (items, table) = (&plain.result.items, read.result.table.unwrap());
                 assert!(read.result.items.is_empty());
                 assert_eq!(table.id, items.iter().map(|item| item.id).collect::<Vec<_>>());
                 assert_eq!(table.score, items.iter().map(|item| item.score).collect::<Vec<_>>());
                 assert_eq!(table.similarity, items.iter().map(|item| item.similarity).collect::<Vec<_>>());
-                assert_eq!((table.tasks.len(), table.columns.len()), (tasks.len(), asked.len()));
+                assert_eq!((table.tasks.len(), table.columns.len()), (tasks.len(), requested.len()));
                 for (name, scores) in table.tasks {
                     assert_eq!(scores, items.iter().map(|item| item.tasks[&name]).collect::<Vec<_>>());
                 }
@@ -450,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_reply_comes_in_pieces_of_a_bounded_size() {
+    fn large_replies_are_split_into_bounded_chunks() {
         let columns = columns(5000);
         let entry = Entry::items(answer(5000), tasks(), &columns, &["ti\"tle".into()]).unwrap();
         let pieces: Vec<Vec<u8>> = Reply::one(served(), entry).collect();
@@ -460,17 +462,17 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_json_has_not_are_errors() {
-        for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+    fn numbers_without_a_json_form_are_errors() {
+        for invalid in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for at in 0..3 {
                 let mut broken = answer(2);
                 let Content::Items(ranked) = &mut broken.content else { panic!() };
-                [&mut ranked.scores, &mut ranked.similarities, &mut ranked.tasks][at][1] = wrong;
+                [&mut ranked.scores, &mut ranked.similarities, &mut ranked.tasks][at][1] = invalid;
                 let error = Entry::items(broken, tasks(), &columns(2), &[]).unwrap_err();
                 assert_eq!(error.kind(), Kind::Internal);
             }
             let made = Answer {
-                content: Content::Embedding(EmbeddedUser { query: vec![0.0, wrong], tensors: Vec::new() }),
+                content: Content::Embedding(EmbeddedUser { query: vec![0.0, invalid], tensors: Vec::new() }),
                 degraded_rows: 0,
                 explain: None,
             };

@@ -35,9 +35,9 @@ impl Widths {
     ///
     /// # Errors
     /// `Invalid` for an unknown column.
-    pub fn of(columns: &Stacked, asked: &[String], tasks: usize) -> Result<Self> {
+    pub fn of(columns: &Stacked, requested: &[String], tasks: usize) -> Result<Self> {
         let mut widths = Widths { tasks, ..Widths::default() };
-        for name in asked {
+        for name in requested {
             let bytes = CELL_BYTES + columns.cell_bytes(columns.first().number(name)?);
             widths.row += bytes + name.len();
             widths.cell = widths.cell.max(bytes);
@@ -189,9 +189,9 @@ mod tests {
             let columns = columns(&lengths);
             let k = k.min(lengths.len());
             let names = ["one", "several", "numbers"].into_iter().enumerate();
-            let asked: Vec<String> = names.filter(|(n, _)| picked >> n & 1 == 1).map(|(_, name)| name.into()).collect();
-            let widths = Widths::of(&(&columns).into(), &asked, 1).unwrap();
-            let entry = || Entry::items(answer(k), ["task"], &columns, &asked).unwrap();
+            let requested: Vec<String> = names.filter(|(n, _)| picked >> n & 1 == 1).map(|(_, name)| name.into()).collect();
+            let widths = Widths::of(&(&columns).into(), &requested, 1).unwrap();
+            let entry = || Entry::items(answer(k), ["task"], &columns, &requested).unwrap();
             let piece = widths.as_text(k) / PIECES;
             let spare = 16 << 10;
             let head = 1024;
@@ -213,7 +213,7 @@ mod tests {
             prop_assert_eq!(serde_json::from_slice::<Value>(&gathered).unwrap(), rows.clone());
             let read = routed().as_table(&memory()).unwrap();
             let read: Value = serde_json::from_slice(&joined(Reply::one(served(), read), piece + head)).unwrap();
-            for name in &asked {
+            for name in &requested {
                 prop_assert_eq!(&read["table"]["columns"][name], &table["table"]["columns"][name]);
                 let of_rows = rows["items"].as_array().unwrap().iter().map(|item| item["columns"][name].clone());
                 prop_assert_eq!(&table["table"]["columns"][name], &Value::from(of_rows.collect::<Vec<_>>()));
@@ -226,13 +226,13 @@ mod tests {
                 prop_assert_eq!(reader.map(|batch| batch.unwrap().num_rows()).sum::<usize>(), k);
             }
             for is_binary in [false, true] {
-                let names = asked.iter().map(|name| format!("columns.{name}")).chain(["ids".into(), "tasks.task".into()]);
+                let names = requested.iter().map(|name| format!("columns.{name}")).chain(["ids".into(), "tasks.task".into()]);
                 let outputs: Vec<Value> =
                     names.map(|name| json!({"name": name, "parameters": {"binary_data": is_binary}})).collect();
                 let input = json!({"name": "vector", "shape": [2, 1], "datatype": "FP32", "data": [1, 2]});
                 let body = json!({"inputs": [input], "outputs": outputs}).to_string();
                 let call = inference("m", body.as_bytes(), None, &BTreeSet::new()).unwrap();
-                let fewer = Entry::items(answer(k / 2), ["task"], &columns, &asked).unwrap();
+                let fewer = Entry::items(answer(k / 2), ["task"], &columns, &requested).unwrap();
                 let reply = InferenceReply::new(&call, &served(), vec![entry(), fewer]).unwrap();
                 let header = reply.header_bytes();
                 let most = widths.as_text(2 * k).max(2 * PIECE_BYTES);
@@ -241,12 +241,12 @@ mod tests {
                 prop_assert_eq!(header.is_some(), is_binary);
                 let bytes = joined(reply, most / PIECES + head);
                 let (text, rest) = bytes.split_at(header.unwrap_or(bytes.len()));
-                let told: Value = serde_json::from_slice(text).unwrap();
-                let sizes = told["outputs"].as_array().unwrap().iter().map(|o| o["parameters"]["binary_data_size"].as_u64());
+                let reported: Value = serde_json::from_slice(text).unwrap();
+                let sizes = reported["outputs"].as_array().unwrap().iter().map(|o| o["parameters"]["binary_data_size"].as_u64());
                 prop_assert_eq!(sizes.map(|size| size.unwrap_or(0)).sum::<u64>(), rest.len() as u64);
                 let values = |o: &Value| o["data"].as_array().map_or(0, Vec::len);
                 if !is_binary {
-                    prop_assert!(told["outputs"].as_array().unwrap().iter().all(|output| values(output) == 2 * k));
+                    prop_assert!(reported["outputs"].as_array().unwrap().iter().all(|output| values(output) == 2 * k));
                 }
             }
         }

@@ -2,8 +2,8 @@
 
 use std::mem::take;
 
-use super::entry::{Entry, ReadColumns, Rest};
-use super::written::Written;
+use super::entry::{Entry, OtherFields, ReadColumns};
+use super::written::ItemJson;
 use sterling_core::error::Result;
 use sterling_core::quota::Memory;
 use sterling_core::request::Ranked;
@@ -17,7 +17,7 @@ const WRITTEN_STEP: usize = 64 << 10;
 #[derive(Debug)]
 pub struct RowWriter {
     entry: Entry,
-    written: Written,
+    written: ItemJson,
     row: usize,
     text: Vec<u8>,
     /// Reserved memory in bytes.
@@ -27,18 +27,18 @@ pub struct RowWriter {
 impl RowWriter {
     /// Creates a writer of the items of an entry.
     pub fn new(entry: Entry) -> Self {
-        RowWriter { entry, written: Written::default(), row: 0, text: Vec::new(), held: 0 }
+        RowWriter { entry, written: ItemJson::default(), row: 0, text: Vec::new(), held: 0 }
     }
 
     /// Writes one item. After the last one, returns ids and scores of the items, and the written fields.
     ///
     /// # Errors
     /// As [`Entry::written`].
-    pub fn step(&mut self, memory: &Memory) -> Result<Option<(Ranked, Written)>> {
+    pub fn step(&mut self, memory: &Memory) -> Result<Option<(Ranked, ItemJson)>> {
         let Ok(items) = &mut self.entry.0 else { return Ok(Some(Default::default())) };
         if self.row >= items.len() {
             let written = take(&mut self.written);
-            let written = if written.text.is_empty() { Written::default() } else { written };
+            let written = if written.text.is_empty() { ItemJson::default() } else { written };
             return Ok(Some((Ranked { tasks: Vec::new(), ..take(&mut items.ranked) }, written)));
         }
         self.text.clear();
@@ -80,8 +80,8 @@ impl ColumnReader {
                 self.row += 1;
                 return Ok(None);
             }
-            if let Rest::Written(_) = items.rest {
-                items.rest = Rest::Read(Box::new(take(&mut self.read)));
+            if let OtherFields::ItemJson(_) = items.rest {
+                items.rest = OtherFields::Read(Box::new(take(&mut self.read)));
             }
         }
         Ok(self.entry.take())
@@ -118,7 +118,7 @@ impl Entry {
     ///
     /// # Errors
     /// As [`Memory::add`]; `TooCostly` if the text exceeds the limit of the routers' protocol.
-    pub fn written(self, memory: &Memory) -> Result<(Ranked, Written)> {
+    pub fn written(self, memory: &Memory) -> Result<(Ranked, ItemJson)> {
         let mut writer = RowWriter::new(self);
         loop {
             if let Some(done) = writer.step(memory)? {

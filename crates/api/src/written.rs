@@ -7,7 +7,7 @@ use sterling_core::packed;
 
 /// JSON of items without ids and scores, ready to be copied.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Written {
+pub struct ItemJson {
     /// End offset of each item's JSON.
     #[serde(with = "packed::numbers")]
     pub ends: Vec<u32>,
@@ -16,7 +16,7 @@ pub struct Written {
     pub text: Vec<u8>,
 }
 
-impl Written {
+impl ItemJson {
     /// Returns the JSON of one item; empty if it has none.
     pub fn of(&self, item: usize) -> &[u8] {
         let start = item.checked_sub(1).map_or(Some(0), |before| self.ends.get(before).copied());

@@ -51,7 +51,7 @@ impl Counts {
     }
 
     /// Returns the number of rows with a problem of any kind.
-    pub fn wrong(&self) -> u64 {
+    pub fn invalid(&self) -> u64 {
         self.problems.values().sum()
     }
 
@@ -78,10 +78,10 @@ impl Counts {
             let problem: Problem = serde_json::from_str(&line).map_err(|e| corrupt(problems, &e))?;
             *counts.problems.entry(problem.code).or_default() += 1;
         }
-        match counts.wrong() == count {
+        match counts.invalid() == count {
             true => Ok(counts),
             false => {
-                let what = format!("{} problems, of which {} says {count}", counts.wrong(), output.display());
+                let what = format!("{} problems, of which {} says {count}", counts.invalid(), output.display());
                 Err(corrupt(problems, &what))
             }
         }
@@ -113,11 +113,11 @@ impl ProblemLimit {
     /// `Invalid` with both numbers.
     pub(super) fn check(self, counts: &Counts) -> Result<()> {
         let most = self.most(counts.rows);
-        let (wrong, rows) = (counts.wrong(), counts.rows);
-        match wrong <= most {
+        let (invalid, rows) = (counts.invalid(), counts.rows);
+        match invalid <= most {
             true => Ok(()),
             false => Err(Error::invalid(format!(
-                "{wrong} of {rows} rows have a problem, expected at most {most}: the `_*.problems.jsonl` files of the output say which; \
+                "{invalid} of {rows} rows have a problem, expected at most {most}: the `_*.problems.jsonl` files of the output say which; \
                  all other rows are scored"
             ))),
         }
@@ -144,8 +144,9 @@ mod tests {
 
     #[test]
     fn problems_above_the_limit_are_rejected() {
-        let counts = |rows, wrong| Counts { rows, scored: rows - wrong, problems: [("invalid".into(), wrong)].into() };
-        for (limit, rows, wrong, is_within) in [
+        let counts =
+            |rows, invalid| Counts { rows, scored: rows - invalid, problems: [("invalid".into(), invalid)].into() };
+        for (limit, rows, invalid, is_within) in [
             ("0", 10, 0, true),
             ("0", 10, 1, false),
             ("6", 10, 6, true),
@@ -159,10 +160,10 @@ mod tests {
             ("0%", 0, 0, true),
         ] {
             let limit: ProblemLimit = limit.parse().unwrap();
-            assert_eq!(limit.check(&counts(rows, wrong)).is_ok(), is_within, "{limit:?} {rows} {wrong}");
+            assert_eq!(limit.check(&counts(rows, invalid)).is_ok(), is_within, "{limit:?} {rows} {invalid}");
         }
-        for wrong in ["", "-1", "1.5", "101%", "-1%", "NaN%", "%", "many"] {
-            assert!(wrong.parse::<ProblemLimit>().unwrap_err().contains("expected a number of rows"), "{wrong}");
+        for invalid in ["", "-1", "1.5", "101%", "-1%", "NaN%", "%", "many"] {
+            assert!(invalid.parse::<ProblemLimit>().unwrap_err().contains("expected a number of rows"), "{invalid}");
         }
     }
 }

@@ -17,7 +17,7 @@ const SUCCESS_FILE: &str = "_SUCCESS.json";
 /// Terms that all rows of a job share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct JobTerms {
+pub struct JobSettings {
     /// Task that is run for each row.
     pub task: Task,
     /// Name of the model.
@@ -30,9 +30,9 @@ pub struct JobTerms {
     pub request: String,
 }
 
-impl Purpose for JobTerms {
+impl Purpose for JobSettings {
     fn difference(&self, others: &Self) -> Option<(&'static str, String, String)> {
-        let told = |terms: &JobTerms| {
+        let reported = |terms: &JobSettings| {
             [
                 ("task", format!("{:?}", terms.task)),
                 ("model", format!("{:?}", terms.model)),
@@ -40,12 +40,12 @@ impl Purpose for JobTerms {
                 ("request", format!("{:?}", terms.request)),
             ]
         };
-        let mut both = told(self).into_iter().zip(told(others));
+        let mut both = reported(self).into_iter().zip(reported(others));
         both.find(|(here, there)| here != there).map(|((what, here), (_, there))| (what, here, there))
     }
 }
 
-impl JobFolder<JobTerms> {
+impl JobFolder<JobSettings> {
     /// Returns the path of a unit's output file.
     pub fn output(&self, unit: usize) -> PathBuf {
         self.root().join(format!("{}.parquet", self.name(unit)))

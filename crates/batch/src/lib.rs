@@ -1,6 +1,6 @@
 //! Offline scoring: files of users become files of recommendations, through the same pass that serves requests, without HTTP.
 //!
-//! 1. A job applies one version and its default request fields ([`JobTerms`]) to a list of input files, the units of the job
+//! 1. A job applies one version and its default request fields ([`JobSettings`]) to a list of input files, the units of the job
 //!    (`crate::jobs`).
 //! 2. A unit writes one output file; a unit whose output exists is done. The metadata of an output identify the job and the
 //!    input.
@@ -34,7 +34,7 @@ mod table;
 mod worker;
 
 pub use counts::{Counts, ProblemLimit};
-pub use job::JobTerms;
+pub use job::JobSettings;
 pub use lines::Lines;
 pub use questions::{Questions, Task};
 pub use run::Scorer;

@@ -24,7 +24,7 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
 
 use super::counts::{ORIGIN, PROBLEMS, Problem};
-use super::job::JobTerms;
+use super::job::JobSettings;
 use super::questions::{Questions, Template};
 use crate::jobs::JobFolder;
 use sterling_core::error::{Error, Kind, Result};
@@ -239,7 +239,7 @@ impl Growing {
         Ok((Growing { path, temporary }, file))
     }
 
-    fn wrong(&self, e: &dyn std::fmt::Display) -> Error {
+    fn invalid(&self, e: &dyn std::fmt::Display) -> Error {
         Error::new(Kind::Io, format!("{}: {e}", self.path.display()))
     }
 
@@ -270,12 +270,12 @@ impl Drop for Growing {
 
 impl Output {
     /// Creates the temporary files of a unit.
-    pub(super) fn create(folder: &JobFolder<JobTerms>, unit: usize, layout: &Layout) -> Result<Self> {
+    pub(super) fn create(folder: &JobFolder<JobSettings>, unit: usize, layout: &Layout) -> Result<Self> {
         let (output, file) = Growing::create(folder.output(unit))?;
         let (of_problems, problems) = Growing::create(folder.problems(unit))?;
         let origin = KeyValue::new(ORIGIN.to_owned(), folder.origin(unit)?);
         let schema = layout.schema()?;
-        let leaves = ArrowSchemaConverter::new().convert(&schema).map_err(|e| output.wrong(&e))?;
+        let leaves = ArrowSchemaConverter::new().convert(&schema).map_err(|e| output.invalid(&e))?;
         let mut properties = WriterProperties::builder()
             .set_compression(Compression::ZSTD(ZstdLevel::default()))
             .set_max_row_group_row_count(Some(usize::MAX))
@@ -284,7 +284,7 @@ impl Output {
         for leaf in leaves.columns().iter().filter(|leaf| leaf.physical_type() == Type::FLOAT) {
             properties = properties.set_column_dictionary_enabled(leaf.path().clone(), false);
         }
-        let writer = ArrowWriter::try_new(file, schema, Some(properties.build())).map_err(|e| output.wrong(&e))?;
+        let writer = ArrowWriter::try_new(file, schema, Some(properties.build())).map_err(|e| output.invalid(&e))?;
         Ok(Output { writer, problems: BufWriter::new(problems), problem_count: 0, output, of_problems })
     }
 
@@ -312,16 +312,16 @@ impl Output {
             true => self.writer.flush(),
             false => Ok(()),
         });
-        written.map_err(|e| self.output.wrong(&e))
+        written.map_err(|e| self.output.invalid(&e))
     }
 
     /// Renames the files to their final names, the answers last.
     pub(super) fn finish(mut self) -> Result<()> {
         self.writer.append_key_value_metadata(KeyValue::new(PROBLEMS.to_owned(), self.problem_count.to_string()));
-        self.writer.finish().map_err(|e| self.output.wrong(&e))?;
-        self.writer.inner().sync_all().map_err(|e| self.output.wrong(&e))?;
+        self.writer.finish().map_err(|e| self.output.invalid(&e))?;
+        self.writer.inner().sync_all().map_err(|e| self.output.invalid(&e))?;
         let synced = self.problems.flush().and_then(|()| self.problems.get_ref().sync_all());
-        synced.map_err(|e| self.of_problems.wrong(&e))?;
+        synced.map_err(|e| self.of_problems.invalid(&e))?;
         match self.problem_count {
             0 => self.of_problems.withdraw()?,
             _ => self.of_problems.publish()?,

@@ -49,7 +49,7 @@ pub(super) enum Question {
 }
 
 /// Row id, if there is one, and the row's request or its error.
-pub(super) type Asking = (Option<i64>, Result<Question>);
+pub(super) type RowRequest = (Option<i64>, Result<Question>);
 
 impl Questions {
     /// Parses the fields of a JSON object.
@@ -110,7 +110,7 @@ impl Questions {
 
     /// Builds the request of a JSON line; fields that the line lacks come from the job. `sources` are the columns that the item
     /// tower reads.
-    pub(super) fn of_line(&self, line: &str, sources: &[String]) -> Asking {
+    pub(super) fn of_line(&self, line: &str, sources: &[String]) -> RowRequest {
         if self.template == Template::Items {
             return item(line, sources);
         }
@@ -185,13 +185,13 @@ fn rank(body: &str) -> Result<Rank> {
 }
 
 /// Parses a line of an item file, and keeps the attributes that the item tower reads.
-fn item(line: &str, sources: &[String]) -> Asking {
+fn item(line: &str, sources: &[String]) -> RowRequest {
     let read = sterling_api::upserts(line.as_bytes(), true).map(|mut items| items.pop());
     let GivenItem { id, embedding, attributes, whole } = match read {
         Ok(Some(Ok(item))) => item,
-        Ok(Some(Err(wrong))) => {
-            let place = if wrong.field.is_empty() { String::new() } else { format!("field `{}`: ", wrong.field) };
-            return (wrong.id, Err(Error::invalid(format!("{place}{}", wrong.reason))));
+        Ok(Some(Err(invalid))) => {
+            let place = if invalid.field.is_empty() { String::new() } else { format!("field `{}`: ", invalid.field) };
+            return (invalid.id, Err(Error::invalid(format!("{place}{}", invalid.reason))));
         }
         Ok(None) => return (None, Err(Error::invalid("no item"))),
         Err(e) => return (None, Err(e)),

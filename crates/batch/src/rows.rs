@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arrow_array::RecordBatch;
 
 use super::lines::Lines;
-use super::questions::{Asking, Questions};
+use super::questions::{Questions, RowRequest};
 use super::table::{Roles, sources};
 use sterling_core::error::{Error, Result};
 use sterling_snapshot::items::{batch_rows, open_parquet, text_of, unreadable};
@@ -49,7 +49,7 @@ impl Chunk {
     }
 
     /// Builds the requests of the rows.
-    pub(super) fn asked(self, questions: &Questions, package: &Package) -> Vec<Asking> {
+    pub(super) fn asked(self, questions: &Questions, package: &Package) -> Vec<RowRequest> {
         match self.rows {
             Rows::Lines(lines) => {
                 let sources = sources(package.item.as_ref());
@@ -65,13 +65,13 @@ impl Chunk {
 }
 
 /// Passes the chunks of a file to a consumer, in order, until it accepts no more.
-struct Taker<T> {
+struct ChunkSender<T> {
     take: T,
     number: usize,
     row: u64,
 }
 
-impl<T: FnMut(Chunk) -> bool> Taker<T> {
+impl<T: FnMut(Chunk) -> bool> ChunkSender<T> {
     fn give(&mut self, rows: Rows, bytes: u64) -> bool {
         let chunk = Chunk { number: self.number, first_row: self.row, bytes, rows };
         self.number += 1;
@@ -93,7 +93,7 @@ pub(super) fn read(
     let io = |e| Error::io("rows", e);
     let bytes = Arc::new(AtomicU64::new(0));
     let file = Counted { file: File::open(path).map_err(io)?, bytes: bytes.clone() };
-    let mut taker = Taker { take, number: 0, row: 0 };
+    let mut taker = ChunkSender { take, number: 0, row: 0 };
     let Some(lines) = text_of(path, file)? else {
         return read_table(path, questions, package, &mut taker);
     };
@@ -117,7 +117,7 @@ fn read_table(
     path: &Path,
     questions: &Questions,
     package: &Package,
-    taker: &mut Taker<impl FnMut(Chunk) -> bool>,
+    taker: &mut ChunkSender<impl FnMut(Chunk) -> bool>,
 ) -> Result<()> {
     let bytes = std::fs::metadata(path).map_err(|e| Error::io("rows", e))?.len();
     let reader = open_parquet(path)?;

@@ -7,7 +7,7 @@ use std::thread;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::counts::Counts;
-use super::job::JobTerms;
+use super::job::JobSettings;
 use super::output::{Layout, Output, Scored};
 use super::questions::Questions;
 use super::rows::{self, Chunk};
@@ -19,7 +19,7 @@ use sterling_core::tasks;
 use sterling_serving::view::View;
 
 /// Chunks in flight per worker thread: read, running, or waiting for an earlier chunk to be written.
-const CHUNKS_A_THREAD: usize = 4;
+const CHUNKS_PER_THREAD: usize = 4;
 
 /// Scores units with one view of a model.
 pub struct Scorer {
@@ -46,19 +46,24 @@ impl Scorer {
         Ok(Scorer { view, questions, layout, threads: threads.max(1) })
     }
 
-    /// Writes the output of a unit. `told` is called with the number of input bytes that are processed.
+    /// Writes the output of a unit. `reported` is called with the number of input bytes that are processed.
     ///
     /// # Errors
     /// As [`JobFolder::check`] if the input differs from the job's, including a change while it is read; errors of files.
     /// Transient errors, such as an unreachable cluster, are returned as such and not recorded as problems of a row. After an
     /// error there is no output file.
-    pub fn score(&self, folder: &JobFolder<JobTerms>, unit: usize, told: &(dyn Fn(u64) + Sync)) -> Result<Counts> {
+    pub fn score(
+        &self,
+        folder: &JobFolder<JobSettings>,
+        unit: usize,
+        reported: &(dyn Fn(u64) + Sync),
+    ) -> Result<Counts> {
         let Unit { input, columns, .. } = &folder.units()[unit];
         check_folders(columns, &self.view.main().package, self.questions.template())
             .map_err(|e| e.within(input.display()))?;
         let unchanged = folder.check(unit)?;
         let mut out = Output::create(folder, unit, &self.layout)?;
-        let under_way = self.threads * CHUNKS_A_THREAD;
+        let under_way = self.threads * CHUNKS_PER_THREAD;
         let (chunk_sender, chunks) = bounded::<Chunk>(self.threads);
         let (done_sender, done) = bounded::<Done>(self.threads);
         let (token_sender, tokens) = bounded::<()>(under_way);
@@ -74,7 +79,7 @@ impl Scorer {
                 tasks::SCORE.start_in(scope, move || self.work(&chunks, &done_sender))?;
             }
             drop((done_sender, chunks));
-            let written = write(&mut out, &self.layout, done, token_sender, told);
+            let written = write(&mut out, &self.layout, done, token_sender, reported);
             let broken = |_| Err(Error::internal("the thread that reads panicked"));
             let read = reader.join().unwrap_or_else(broken);
             written.and(read)
@@ -89,7 +94,7 @@ impl Scorer {
     ///
     /// # Errors
     /// As [`Scorer::score`]; `Invalid` for an unknown unit number.
-    pub fn order(&self, folder: &JobFolder<JobTerms>, unit: usize) -> Result<Option<Counts>> {
+    pub fn order(&self, folder: &JobFolder<JobSettings>, unit: usize) -> Result<Option<Counts>> {
         let unit = jobs::checked(unit, folder.units().len())?;
         if folder.is_done(unit) {
             return Ok(None);
@@ -115,14 +120,14 @@ fn write(
     layout: &Layout,
     done: Receiver<Done>,
     tokens: Sender<()>,
-    told: &dyn Fn(u64),
+    reported: &dyn Fn(u64),
 ) -> Result<()> {
     let (mut early, mut next) = (BTreeMap::new(), 0);
     for one in done {
         early.insert(one.number, one);
         while let Some(Done { rows, bytes, .. }) = early.remove(&next) {
             out.write(rows?, layout)?;
-            told(bytes);
+            reported(bytes);
             // If the reader has finished, nothing receives the token.
             let _ = tokens.try_send(());
             next += 1;

@@ -12,7 +12,7 @@
 use arrow_array::RecordBatch;
 use arrow_schema::Schema;
 
-use super::questions::{Asking, Question, Questions, Template};
+use super::questions::{Question, Questions, RowRequest, Template};
 use sterling_core::error::{Error, Result};
 use sterling_core::items::ID;
 use sterling_core::limits::EXCLUDE_MAX;
@@ -146,7 +146,7 @@ impl Roles {
     }
 
     /// Builds the requests of the rows of a batch. `first_row` is the file row number of the batch's first row.
-    pub(super) fn rows(&self, batch: &RecordBatch, first_row: u64, questions: &Questions) -> Vec<Asking> {
+    pub(super) fn rows(&self, batch: &RecordBatch, first_row: u64, questions: &Questions) -> Vec<RowRequest> {
         let of = |batch: &RecordBatch, first: u64| match Columns::read(self, batch, first) {
             Ok(columns) => Ok((0..batch.num_rows()).map(|row| columns.asking(row, questions)).collect()),
             Err(e) => Err(e),
@@ -155,7 +155,7 @@ impl Roles {
             // Some rows have unreadable values: reads each row separately to find them.
             let alone = |row: usize| {
                 let (one, number) = (batch.slice(row, 1), first_row + row as u64);
-                of(&one, number).map_or_else(|e| (None, Err(e)), |mut rows: Vec<Asking>| rows.swap_remove(0))
+                of(&one, number).map_or_else(|e| (None, Err(e)), |mut rows: Vec<RowRequest>| rows.swap_remove(0))
             };
             (0..batch.num_rows()).map(alone).collect()
         })
@@ -178,7 +178,7 @@ impl<'a> Columns<'a> {
         Ok(Columns { columns: read.collect::<Result<_>>()?, reads_id: roles.reads_id })
     }
 
-    fn asking(&self, row: usize, questions: &Questions) -> Asking {
+    fn asking(&self, row: usize, questions: &Questions) -> RowRequest {
         let id = self.columns.iter().find(|(_, role, _)| **role == Role::Id);
         let id = match id.map(|(_, _, column)| column.values(row)) {
             Some(Ok(Some(Values::Integers(ids)))) if ids.len() == 1 => ids[0],

@@ -140,7 +140,7 @@ mod tests {
     ];
 
     #[test]
-    fn an_answer_is_whole_with_its_last_byte_however_it_comes() {
+    fn answers_are_complete_with_their_last_byte_in_any_framing() {
         for step in [1, 2, 3, 7, 1000] {
             let mut answer = RawAnswer::default();
             for (text, status, body, keeps_open) in ANSWERS {

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interval_holds_the_mean_about_as_often_as_it_says() {
+    fn confidence_intervals_have_their_stated_coverage() {
         let mut random = Random::new(1);
         let holds = |_: &usize| {
             let values: Vec<f64> = (0..40).map(|_| random.share()).collect();
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_values_leave_no_doubt_and_few_values_say_nothing() {
+    fn equal_values_give_an_empty_interval_and_few_values_none() {
         assert_eq!(of_mean(&[2.0; 5], 1), Some(Interval { low: 2.0, high: 2.0 }));
         assert_eq!(of_mean(&[1.0, 2.0, 3.0, 4.0], 1), None);
         assert_eq!(of_mean(&[], 1), None);

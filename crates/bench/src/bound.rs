@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_valid_where_it_was_long_enough_in_time_and_not_void() {
+    fn runs_are_valid_if_long_enough_in_time_and_not_void() {
         for (queries, within, void, reason) in [
             (662, 661, None, None),
             (662, 660, None, Some("2 of 662 queries over the bound, expected at most 1")),

@@ -117,8 +117,8 @@ fn sweep_chart(measured: &[Measured<'_>], key: &str, label: &str, figure: Figure
     let name = if is_share { "share of items that pass the filter" } else { key };
     let mut x = axis(name, measured.iter().filter_map(place));
     if !is_share && values.iter().any(|value| !value.is_number()) {
-        let told = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        x.ticks = values.iter().enumerate().map(|(place, value)| (place as f64, told(value))).collect();
+        let reported = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        x.ticks = values.iter().enumerate().map(|(place, value)| (place as f64, reported(value))).collect();
     }
     chart(format!("{label} by {key}"), x, label, curves)
 }
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_has_a_line_for_all_else_that_varies_and_a_point_for_each_value() {
+    fn sweep_charts_have_a_line_per_other_setting_and_a_point_per_value() {
         let contenders = contenders(&["k=10,100,1000", "exact=false,true"]);
         let reports: Vec<Vec<Report>> =
             (1..=6).map(|n| vec![report(n, 10), report(n * 3, 10), report(n * 2, 10)]).collect();

@@ -63,7 +63,7 @@ pub fn post(target: &Target, path: &str) -> Result<Value> {
 }
 
 /// A keep-alive connection.
-struct KeptAlive {
+struct PersistentConnection {
     stream: TcpStream,
     answer: RawAnswer,
 }
@@ -72,7 +72,7 @@ struct KeptAlive {
 pub(super) struct Client {
     target: Target,
     /// A stack: the last used connection is reused first, so that few are open.
-    free: RefCell<Vec<KeptAlive>>,
+    free: RefCell<Vec<PersistentConnection>>,
     permits: Semaphore,
     closed: Cell<usize>,
 }
@@ -103,13 +103,13 @@ impl Client {
         [head.as_bytes(), body].concat()
     }
 
-    /// Sends a request that was due at `due`, and reads the complete answer; `heard` receives it.
+    /// Sends a request that was due at `due`, and reads the complete answer; `received` receives it.
     pub(super) async fn post(
         &self,
         request: &[u8],
         timeout: Duration,
         due: Instant,
-        heard: impl FnOnce(&RawAnswer),
+        received: impl FnOnce(&RawAnswer),
     ) -> End {
         let deadline = due + timeout;
         let _permit = match self.permits.try_acquire() {
@@ -124,7 +124,7 @@ impl Client {
         match timeout_at(deadline + timeout + PAUSE, self.ask(request, &is_connected)).await {
             Ok(Ok(connection)) => {
                 let status = connection.answer.status();
-                heard(&connection.answer);
+                received(&connection.answer);
                 self.keep(connection);
                 End::Status(status)
             }
@@ -145,8 +145,8 @@ impl Client {
 
     /// Sends a request, and returns the status and the body of any answer.
     pub(super) async fn answer(&self, method: &Method, path: &str, body: &[u8]) -> Result<(u16, Vec<u8>)> {
-        let asked = self.ask(&self.request(method.as_str(), path, body), &Cell::default()).await;
-        let connection = asked.map_err(|e| self.failed(path, e.to_string()).caused_by(e))?;
+        let requested = self.ask(&self.request(method.as_str(), path, body), &Cell::default()).await;
+        let connection = requested.map_err(|e| self.failed(path, e.to_string()).caused_by(e))?;
         let answer = (connection.answer.status(), connection.answer.body());
         self.keep(connection);
         Ok(answer)
@@ -158,7 +158,7 @@ impl Client {
 
     /// Sends a request on a free or new connection, and reads the complete answer into it. `is_connected` records whether a
     /// connection was established.
-    async fn ask(&self, request: &[u8], is_connected: &Cell<bool>) -> std::io::Result<KeptAlive> {
+    async fn ask(&self, request: &[u8], is_connected: &Cell<bool>) -> std::io::Result<PersistentConnection> {
         loop {
             is_connected.set(false);
             let free = self.free.borrow_mut().pop();
@@ -177,13 +177,13 @@ impl Client {
         }
     }
 
-    async fn connect(&self) -> std::io::Result<KeptAlive> {
+    async fn connect(&self) -> std::io::Result<PersistentConnection> {
         let stream = TcpStream::connect(self.target.address).await?;
         stream.set_nodelay(true)?;
-        Ok(KeptAlive { stream, answer: RawAnswer::default() })
+        Ok(PersistentConnection { stream, answer: RawAnswer::default() })
     }
 
-    fn keep(&self, connection: KeptAlive) {
+    fn keep(&self, connection: PersistentConnection) {
         if connection.answer.keeps_open() {
             self.free.borrow_mut().push(connection);
         }
@@ -230,8 +230,8 @@ impl Client {
 }
 
 /// Sends a request over a connection and reads the complete answer.
-async fn exchange(connection: &mut KeptAlive, request: &[u8]) -> std::io::Result<()> {
-    let KeptAlive { stream, answer } = connection;
+async fn exchange(connection: &mut PersistentConnection, request: &[u8]) -> std::io::Result<()> {
+    let PersistentConnection { stream, answer } = connection;
     answer.clear();
     stream.write_all(request).await?;
     while !answer.is_whole()? {

@@ -25,7 +25,7 @@ impl Eligibility {
     }
 
     /// Returns the columns that the filter refers to, each once.
-    pub(super) fn asked(&self) -> Vec<&str> {
+    pub(super) fn requested(&self) -> Vec<&str> {
         let mut names = Vec::new();
         self.collect(&self.expression, &mut names);
         names.sort_unstable();
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn the_examples_of_the_page_come_out_as_it_says() {
+    fn the_examples_of_the_page_give_its_results() {
         let items: Vec<Map<String, Value>> =
             block("jsonl\n").iter().map(|l| serde_json::from_str(l).unwrap()).collect();
         assert_eq!(items.len(), 8);
@@ -118,10 +118,10 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_found_by_name_and_by_place() {
+    fn columns_are_found_by_name_and_by_index() {
         let columns = ["price".to_owned(), "7".to_owned(), "lang".to_owned()];
         let filter = Eligibility::new("0 < 5 AND NOT (7:1 OR lang:en OR lang:de) AND 2:fr", &columns).unwrap();
-        assert_eq!(filter.asked(), ["7", "lang", "price"]);
+        assert_eq!(filter.requested(), ["7", "lang", "price"]);
         let item = |text: &str| serde_json::from_str::<Map<String, Value>>(text).unwrap();
         assert!(filter.passes(&item("{\"price\": 4.5, \"lang\": [\"fr\", \"es\"], \"7\": null}")));
         assert!(!filter.passes(&item("{\"price\": 4.5, \"lang\": [\"fr\", \"en\"]}")));

@@ -7,9 +7,9 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 /// Resolution of the histogram's lower end in nanoseconds, shorter than any request.
-const LEAST_NANOS: u64 = 64;
+const MIN_NANOS: u64 = 64;
 /// Upper end in nanoseconds, longer than any timeout; longer latencies count as this.
-const MOST_NANOS: u64 = 3_600_000_000_000;
+const MAX_NANOS: u64 = 3_600_000_000_000;
 /// Significant digits of a latency.
 const DIGITS: u8 = 3;
 /// Points of a percentile curve per halving of the remaining share.
@@ -24,7 +24,7 @@ pub struct Latencies {
 
 impl Default for Latencies {
     fn default() -> Self {
-        let histogram = Histogram::new_with_bounds(LEAST_NANOS, MOST_NANOS, DIGITS);
+        let histogram = Histogram::new_with_bounds(MIN_NANOS, MAX_NANOS, DIGITS);
         Latencies {
             histogram: histogram.expect("the bounds are far apart and the digits few"),
             longest: Duration::ZERO,
@@ -34,7 +34,7 @@ impl Default for Latencies {
 
 impl Latencies {
     pub(super) fn record(&mut self, latency: Duration) {
-        self.histogram.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(MOST_NANOS));
+        self.histogram.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(MAX_NANOS));
         self.longest = self.longest.max(latency);
     }
 

@@ -168,7 +168,7 @@ fn ready(client: &Client, class: &Class) -> Vec<Ready> {
 }
 
 /// Outcomes of all requests.
-struct Sent {
+struct Outcomes {
     tallies: Vec<Tally>,
     /// Delay of each request's sending.
     late: Latencies,
@@ -177,7 +177,7 @@ struct Sent {
     kept: Reservoir,
 }
 
-async fn send(client: Rc<Client>, load: &Load) -> Result<Sent> {
+async fn send(client: Rc<Client>, load: &Load) -> Result<Outcomes> {
     let mut misbehaving = JoinSet::new();
     for _ in 0..load.idle_connections {
         misbehaving.spawn_local(client.clone().idle());
@@ -221,7 +221,7 @@ async fn send(client: Rc<Client>, load: &Load) -> Result<Sent> {
         done.iter().for_each(|sample| tallies[sample.class].record(sample));
     }
     let kept = kept.replace(Reservoir::new(0, 0));
-    Ok(Sent { tallies, late, closed_by_server: client.closed(), kept })
+    Ok(Outcomes { tallies, late, closed_by_server: client.closed(), kept })
 }
 
 /// Delivers each request when it is due. A sleeping thread wakes up within tens of microseconds, while the runtime's timer has a
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_is_sent_as_it_came() {
+    fn a_recording_is_sent_at_its_recorded_times() {
         let times = [0, 5, 5, 3000].map(Duration::from_millis);
         let load = Load::of(vec![class(SendTimes::Recorded(times.into()))]);
         let planned: Vec<(Duration, usize)> = load.schedule().map(|p| (p.at, p.body)).collect();

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn under_a_bound_a_rate_is_followed_that_keeps_it() {
+    fn the_search_follows_the_rate_within_a_latency_bound() {
         let bound = |latency_ms| Some(Bound { latency_ms, quantile: 0.9 });
         let of = |bound| find_peak(100.0, |rate| Ok(served(rate, 480.0, 0.1, bound))).unwrap();
         // One in ten may be rejected, minus the margin for chance.

@@ -81,8 +81,8 @@ struct Compared {
 pub fn check(target: &Target, model: &str, answers: &[TimedAnswer], seed: u64) -> Result<Quality> {
     local(Duration::ZERO, async {
         let client = Client::new(target.clone(), 1);
-        let told = client.document(&Method::GET, &format!("/v1/models/{model}"), b"").await?;
-        let columns = told["columns"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let reported = client.document(&Method::GET, &format!("/v1/models/{model}"), b"").await?;
+        let columns = reported["columns"].as_array().map(Vec::as_slice).unwrap_or_default();
         let columns: Vec<String> = columns.iter().filter_map(|c| c["name"].as_str()).map(str::to_owned).collect();
         let checker = Checker { client: &client, model, columns };
         let mut random = Random::new(seed);
@@ -94,7 +94,7 @@ pub fn check(target: &Target, model: &str, answers: &[TimedAnswer], seed: u64) -
     })?
 }
 
-fn summed(compared: &[Compared], asked: usize, seed: u64) -> Quality {
+fn summed(compared: &[Compared], requested: usize, seed: u64) -> Quality {
     let recalls: Vec<f64> = compared.iter().map(|answer| answer.recall).collect();
     Quality {
         answers: compared.len(),
@@ -103,7 +103,7 @@ fn summed(compared: &[Compared], asked: usize, seed: u64) -> Quality {
         filtered: compared.iter().filter(|answer| answer.ineligible.is_some()).count(),
         ineligible_items: compared.iter().filter_map(|answer| answer.ineligible).sum(),
         short: compared.iter().filter(|answer| answer.is_short).count(),
-        not_compared: asked - compared.len(),
+        not_compared: requested - compared.len(),
     }
 }
 
@@ -192,7 +192,7 @@ impl Checker<'_> {
             return Ok(Some(0));
         }
         let of_retrievals = ["filter", "exclude", "k", "candidates", "query_candidates"];
-        let more = [("items", json!(timed.ids)), ("columns", json!(filter.asked()))];
+        let more = [("items", json!(timed.ids)), ("columns", json!(filter.requested()))];
         let body = timed.body(&[&OF_THE_SEARCH[..], &of_retrievals].concat(), more);
         let Some(ranked) = self.ask(timed, "rank", body).await? else { return Ok(None) };
         let items = ranked["items"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -317,9 +317,9 @@ mod tests {
         let found = summed(&compared, 12, 1);
         assert_eq!((found.answers, found.recall, found.short), (10, Some(0.5), 1));
         assert_eq!((found.filtered, found.ineligible_items, found.not_compared), (4, 6, 2));
-        let told = found.to_string();
+        let reported = found.to_string();
         for part in ["10 answers", "recall 0.5000 [0.", "1 shorter", "4 under a filter: 6 items", "2 more"] {
-            assert!(told.contains(part), "{told}");
+            assert!(reported.contains(part), "{reported}");
         }
         let none = summed(&[], 3, 1);
         assert_eq!((none.recall, none.recall_interval, none.not_compared), (None, None, 3));

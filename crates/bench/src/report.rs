@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_void_where_the_load_was_another() {
+    fn runs_with_a_different_load_are_void() {
         let sample = |end| Sample { class: 0, end, latency: Duration::ZERO, in_time: true };
         let void = |unsent: usize, late_ms_p99, bound| {
             let samples = (0..200).map(|n| sample(if n < unsent { End::Unsent } else { End::Status(200) }));

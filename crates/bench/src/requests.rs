@@ -95,10 +95,10 @@ pub fn read_bodies(path: &Path, timeout: Duration) -> Result<Vec<Body>> {
 /// Converts each non-blank line of a file; there must be at least one.
 pub(super) fn read_lines<T>(path: &Path, read: impl Fn(&str) -> std::result::Result<T, String>) -> Result<Vec<T>> {
     let text = std::fs::read_to_string(path).map_err(|e| Error::io(path.display(), e))?;
-    let wrong = |line: usize, what: String| Error::invalid(format!("{}: line {line}: {what}", path.display()));
+    let invalid = |line: usize, what: String| Error::invalid(format!("{}: line {line}: {what}", path.display()));
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let found: Vec<T> =
-        lines.map(|(number, line)| read(line).map_err(|what| wrong(number + 1, what))).collect::<Result<_>>()?;
+        lines.map(|(number, line)| read(line).map_err(|what| invalid(number + 1, what))).collect::<Result<_>>()?;
     if found.is_empty() {
         return Err(Error::invalid(format!("{}: no requests", path.display())));
     }
@@ -131,11 +131,11 @@ impl Target {
     /// # Errors
     /// `Invalid` for an invalid URL or an unknown host.
     pub fn parse(url: &str) -> Result<Self> {
-        let wrong = |why: &str| Error::invalid(format!("url `{url}`: {why}, expected http://HOST:PORT"));
-        let rest = url.strip_prefix("http://").ok_or_else(|| wrong("no http URL"))?;
+        let invalid = |why: &str| Error::invalid(format!("url `{url}`: {why}, expected http://HOST:PORT"));
+        let rest = url.strip_prefix("http://").ok_or_else(|| invalid("no http URL"))?;
         let authority = rest.strip_suffix('/').unwrap_or(rest);
-        let mut found = authority.to_socket_addrs().map_err(|e| wrong(&e.to_string()))?;
-        let address = found.next().ok_or_else(|| wrong("no such host"))?;
+        let mut found = authority.to_socket_addrs().map_err(|e| invalid(&e.to_string()))?;
+        let address = found.next().ok_or_else(|| invalid("no such host"))?;
         Ok(Target { authority: authority.to_owned(), address, key: None })
     }
 
@@ -186,18 +186,18 @@ mod tests {
     fn fields_are_set_in_one_request_and_in_each_of_a_list() {
         let bodies = read("{\"k\":1,\"vector\":[1]}\n{\"requests\":[{\"k\":1},{}],\"timeout_ms\":5}\n{}").unwrap();
         let set = [("k".to_owned(), json!(7)), ("timeout_ms".to_owned(), json!(20))];
-        let told = |body: &Body| (String::from_utf8(body.bytes.to_vec()).unwrap(), body.timeout.as_millis());
+        let reported = |body: &Body| (String::from_utf8(body.bytes.to_vec()).unwrap(), body.timeout.as_millis());
         let expected = [
             ("{\"k\":7,\"vector\":[1],\"timeout_ms\":20}", 20),
             ("{\"requests\":[{\"k\":7,\"timeout_ms\":20},{\"timeout_ms\":20,\"k\":7}],\"timeout_ms\":5}", 20),
             ("{\"timeout_ms\":20,\"k\":7}", 20),
         ];
         for (body, (text, millis)) in bodies.iter().zip(expected) {
-            assert_eq!(told(&body.with(&set)), (text.to_owned(), millis));
+            assert_eq!(reported(&body.with(&set)), (text.to_owned(), millis));
         }
         let list = Body::list(&[&bodies[0], &bodies[2]]);
         assert_eq!(
-            told(&list).0,
+            reported(&list).0,
             "{\"requests\":[{\"k\":1,\"vector\":[1],\"timeout_ms\":1000},{\"timeout_ms\":1000}]}"
         );
         assert_eq!([bodies[0].is_list(), bodies[1].is_list(), list.is_list()], [false, true, true]);

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn few_answers_are_all_kept_and_none_where_none_are_wanted() {
+    fn samples_hold_all_of_few_answers_and_none_at_size_0() {
         assert_eq!(drawn(10, BYTES_MAX, 3, 1), [0, 1, 2]);
         assert_eq!(drawn(0, BYTES_MAX, 3, 1), [0usize; 0]);
         assert_eq!(drawn(10, 1, 30, 1).len(), 1, "one answer is kept however long it is");

@@ -32,10 +32,10 @@ impl Sweep {
     /// # Errors
     /// Another form, an unknown key, or an invalid value of the key.
     pub fn parse(text: &str) -> Result<Self> {
-        let wrong = |expected: &str| Error::invalid(format!("sweep `{text}`: expected {expected}"));
-        let (key, values) = text.split_once('=').ok_or_else(|| wrong("KEY=VALUE,VALUE,..."))?;
+        let invalid = |expected: &str| Error::invalid(format!("sweep `{text}`: expected {expected}"));
+        let (key, values) = text.split_once('=').ok_or_else(|| invalid("KEY=VALUE,VALUE,..."))?;
         if !KEYS.contains(&key) {
-            return Err(wrong(&format!("one of the keys {}", KEYS.join(", "))));
+            return Err(invalid(&format!("one of the keys {}", KEYS.join(", "))));
         }
         let value = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()));
         // Names of filters are always texts, even if they parse as JSON.
@@ -50,7 +50,7 @@ impl Sweep {
             _ => value.is_u64(),
         };
         match values.iter().find(|value| !fits(value)) {
-            Some(value) => Err(wrong(&format!("values that `{key}` may have, got {value}"))),
+            Some(value) => Err(invalid(&format!("values that `{key}` may have, got {value}"))),
             None => Ok(Sweep { key: key.to_owned(), values }),
         }
     }
@@ -216,9 +216,9 @@ mod tests {
     #[test]
     fn every_setting_of_the_grid_comes_once() {
         let all = settings(&["k=10,100", "filter=rare,2024", "exact=true"]).unwrap();
-        let told: Vec<String> = all.iter().map(Setting::to_string).collect();
+        let reported: Vec<String> = all.iter().map(Setting::to_string).collect();
         let expected = ["k=10 filter=rare", "k=10 filter=2024", "k=100 filter=rare", "k=100 filter=2024"];
-        assert_eq!(told, expected.map(|setting| format!("{setting} exact=true")));
+        assert_eq!(reported, expected.map(|setting| format!("{setting} exact=true")));
         assert_eq!(all[0].without("filter").to_string(), "k=10 exact=true");
         assert!(settings(&[]).unwrap()[0].is_empty());
     }

@@ -168,16 +168,16 @@ mod tests {
             Ok(report(round as f64, false))
         });
         let expected = [(1, "abc", 11), (2, "cba", 12), (3, "abc", 13)];
-        let told = |(round, names, seed): (usize, &str, u64)| {
+        let reported = |(round, names, seed): (usize, &str, u64)| {
             names.chars().map(|name| (round, name.to_string(), seed)).collect::<Vec<_>>()
         };
-        assert_eq!(turns, expected.map(told).concat());
+        assert_eq!(turns, expected.map(reported).concat());
         let of = |reports: &[Report]| reports.iter().map(|r| r.classes[0].goodput).collect::<Vec<_>>();
         assert_eq!(reports.unwrap().iter().map(|r| of(r)).collect::<Vec<_>>(), vec![vec![1.0, 2.0, 3.0]; 3]);
     }
 
     #[test]
-    fn a_void_run_is_made_again_and_ends_it_where_it_stays_void() {
+    fn a_void_run_is_repeated_and_ends_the_comparison_if_void_again() {
         let mut runs = 0;
         let found = counted(|| {
             runs += 1;

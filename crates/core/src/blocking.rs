@@ -16,9 +16,9 @@ pub fn may_block() {
 #[cfg(debug_assertions)]
 fn drives_tasks() -> bool {
     // Only tokio knows: its blocking calls panic on such a thread before they wait. The value is sent already, so nothing waits.
-    let (tell, told) = tokio::sync::oneshot::channel();
+    let (tell, reported) = tokio::sync::oneshot::channel();
     let _ = tell.send(());
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| told.blocking_recv())).is_err()
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| reported.blocking_recv())).is_err()
 }
 
 #[cfg(debug_assertions)]

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Sampler that threads share without locks. Its sequence differs between processes.
 #[derive(Debug, Default)]
-pub struct Draws {
+pub struct Sampler {
     made: AtomicU64,
     chance: RandomState,
 }
 
-impl Draws {
+impl Sampler {
     /// Returns true with probability `share`: never if `share` is at most 0, always if it is at least 1.
     pub fn draw(&self, share: f64) -> bool {
         if share <= 0.0 {
@@ -26,8 +26,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_is_drawn() {
-        let draws = Draws::default();
+    fn samples_have_the_requested_share() {
+        let draws = Sampler::default();
         let drawn = |share: f64| (0..10_000).filter(|_| draws.draw(share)).count();
         assert_eq!((drawn(0.0), drawn(-1.0), drawn(1.0), drawn(3.0)), (0, 0, 10_000, 10_000));
         // Six standard deviations of 43.

@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_shown_shortly_and_is_the_one_that_came() {
+    fn long_numbers_are_shortened_and_others_are_printed_exactly() {
         for number in [1e300, -2.5e-310, 0.1 + 0.2, 1e15 + 0.5, f64::MAX, f64::MIN_POSITIVE, 1e16, -1e-5, 0.0, 7.0] {
             let shown = ShortNumber(number).to_string();
             assert!(shown.len() <= 24, "{shown}");

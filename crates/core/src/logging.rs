@@ -29,15 +29,15 @@ pub fn printable(text: &str) -> Cow<'_, str> {
 
 /// Rate limiter for a log line, so that an outage in which every request fails does not fill the log.
 #[derive(Debug, Default)]
-pub struct Seldom {
+pub struct RateLimitedLog {
     /// Time of the last logged line, and the number of suppressed lines since.
     state: Mutex<(Option<Instant>, u64)>,
 }
 
-impl Seldom {
+impl RateLimitedLog {
     /// Creates a limiter that lets the first line through.
     pub const fn new() -> Self {
-        Seldom { state: Mutex::new((None, 0)) }
+        RateLimitedLog { state: Mutex::new((None, 0)) }
     }
 
     /// Returns the number of suppressed lines if a line may be logged now (one per `every`), else `None`.
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn lines_that_come_too_often_are_counted_in_the_next_one() {
-        let line = Seldom::new();
+        let line = RateLimitedLog::new();
         let hour = Duration::from_secs(3600);
         assert_eq!(line.pass(hour), Some(0));
         assert_eq!([line.pass(hour), line.pass(hour)], [None, None]);

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_ends_inside_the_text_and_behind_the_one_before() {
+    fn text_offsets_ascend_within_the_text() {
         for ends in [vec![3u32], vec![2, 1], vec![1], vec![u32::MAX]] {
             let bytes = postcard::to_allocvec(&Run { ends, text: "ü" }).unwrap();
             let read = |bytes: &[u8]| texts::deserialize(&mut postcard::Deserializer::from_bytes(bytes));

@@ -10,7 +10,7 @@ use cudarc::driver::{result, sys};
 
 use super::compiler;
 use super::cubins::{Compilation, Cubins};
-use super::driver::{BLOCKS_A_PROCESSOR, Driver, Launch, Streams, Work};
+use super::driver::{BLOCKS_PER_PROCESSOR, Driver, Launch, Streams, Work};
 use super::sources::KERNELS;
 use sterling_core::error::{Error, Result};
 
@@ -108,7 +108,7 @@ impl Card {
         let kernels = load(capability, most)?;
         let reads_pageable = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS)? > 0;
         let processors = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        let blocks = usize::try_from(processors).unwrap_or(1) * BLOCKS_A_PROCESSOR;
+        let blocks = usize::try_from(processors).unwrap_or(1) * BLOCKS_PER_PROCESSOR;
         use sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED as READ_ONLY;
         let read_only = if attribute(READ_ONLY)? > 0 { sys::CU_MEMHOSTREGISTER_READ_ONLY } else { 0 };
         let registering = sys::CU_MEMHOSTREGISTER_DEVICEMAP | read_only;
@@ -292,10 +292,10 @@ impl Card {
     /// As [`Streams::record`], between the beginning and the end of a capture.
     unsafe fn captured(&self, stream: sys::CUstream, work: &[Work]) -> Result<sys::CUgraphExec> {
         // SAFETY: the caller's condition.
-        let asked = work.iter().try_for_each(|work| unsafe { self.enqueue(stream, work) });
+        let requested = work.iter().try_for_each(|work| unsafe { self.enqueue(stream, work) });
         // Ends the capture even after an error. SAFETY: the stream is capturing.
         let graph = unsafe { result::stream::end_capture(stream) }.map_err(failed(&self.name));
-        asked?;
+        requested?;
         let graph = graph?;
         let flags = sys::CUgraphInstantiate_flags(0);
         // SAFETY: the graph was just created, and is not used afterwards.

@@ -171,7 +171,7 @@ mod tests {
             [named("cuda:1,cuda:0"), named("cuda:2, cuda:3")].map(Some),
             [[1, 0], [2, 3]].map(|n| Some(Choice::Cuda(n.into())))
         );
-        let wrong = [
+        let invalid = [
             "",
             "gpu",
             "cuda:",
@@ -184,8 +184,8 @@ mod tests {
             "cuda:0,cpu",
             "cuda:0,cuda:all",
         ];
-        for wrong in wrong {
-            let error = wrong.parse::<Choice>().unwrap_err();
+        for invalid in invalid {
+            let error = invalid.parse::<Choice>().unwrap_err();
             assert!(error.kind() == Kind::Invalid && error.to_string().contains("cuda:N"), "{error}");
         }
         let twice = "cuda:0,cuda:1,cuda:0".parse::<Choice>().unwrap_err();

@@ -41,10 +41,10 @@ impl Drop for Program {
 /// # Errors
 /// `Internal` with the compiler's log if it does not compile.
 pub fn compile(recipe: &Compilation) -> Result<Vec<u8>> {
-    let wrong = |e: &dyn std::fmt::Display| failed(recipe.name, e);
-    let text = CString::new(recipe.text.as_str()).map_err(|e| wrong(&e))?;
-    let name = CString::new(recipe.name).map_err(|e| wrong(&e))?;
-    let program = Program(result::create_program(&text, Some(&name)).map_err(|e| wrong(&e))?);
+    let invalid = |e: &dyn std::fmt::Display| failed(recipe.name, e);
+    let text = CString::new(recipe.text.as_str()).map_err(|e| invalid(&e))?;
+    let name = CString::new(recipe.name).map_err(|e| invalid(&e))?;
+    let program = Program(result::create_program(&text, Some(&name)).map_err(|e| invalid(&e))?);
     // SAFETY: the program was just created; its text outlives it.
     if let Err(e) = unsafe { result::compile_program(program.0, &recipe.options) } {
         // SAFETY: as above.
@@ -54,10 +54,10 @@ pub fn compile(recipe: &Compilation) -> Result<Vec<u8>> {
     }
     let mut bytes = 0;
     // SAFETY: the program is compiled; the call writes a number.
-    unsafe { sys::nvrtcGetCUBINSize(program.0, &mut bytes) }.result().map_err(|e| wrong(&e))?;
+    unsafe { sys::nvrtcGetCUBINSize(program.0, &mut bytes) }.result().map_err(|e| invalid(&e))?;
     let mut code = vec![0u8; bytes];
     // SAFETY: the buffer has the size that the compiler returned.
-    unsafe { sys::nvrtcGetCUBIN(program.0, code.as_mut_ptr().cast::<c_char>()) }.result().map_err(|e| wrong(&e))?;
+    unsafe { sys::nvrtcGetCUBIN(program.0, code.as_mut_ptr().cast::<c_char>()) }.result().map_err(|e| invalid(&e))?;
     Ok(code)
 }
 

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_written_costs_the_keeping_alone() {
+    fn an_unwritable_cache_folder_only_disables_caching() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "no folder").unwrap();
@@ -233,8 +233,8 @@ mod tests {
         for known in ["sm_80", "sm_90a", "sm_100", "sm_121"] {
             assert!(Compilation::new(&KERNELS[0], known, "").is_ok(), "{known}");
         }
-        for wrong in ["", "sm_", "80", "sm_9", "compute_90", "sm_90/../x", "sm_90 --x", "sm_ab", "sm_12345"] {
-            assert!(Compilation::new(&KERNELS[0], wrong, "").is_err(), "{wrong}");
+        for invalid in ["", "sm_", "80", "sm_9", "compute_90", "sm_90/../x", "sm_90 --x", "sm_ab", "sm_12345"] {
+            assert!(Compilation::new(&KERNELS[0], invalid, "").is_err(), "{invalid}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sterling_core::error::{Error, Result};
 
 /// Blocks per multiprocessor that keep it busy, including as many again that wait.
-pub(crate) const BLOCKS_A_PROCESSOR: usize = 16;
+pub(crate) const BLOCKS_PER_PROCESSOR: usize = 16;
 
 /// Upper bound of the data and operations of a launch, as far as the host knows: lists are assumed to have mean length, and all
 /// collected candidates to be read again.
@@ -132,7 +132,7 @@ impl Work {
 
 /// Result in transfer.
 #[derive(Debug)]
-pub enum Coming {
+pub enum PendingResult {
     /// Complete.
     Here(Vec<u8>),
     /// In transfer to pinned memory.
@@ -247,20 +247,20 @@ pub trait Driver: Send + Sync + Debug {
     ///
     /// # Errors
     /// As [`Driver::download`].
-    unsafe fn send(&self, from: u64, bytes: usize) -> Result<Coming> {
+    unsafe fn send(&self, from: u64, bytes: usize) -> Result<PendingResult> {
         let mut here = vec![0; bytes];
         // SAFETY: the caller's condition.
         unsafe { self.download(from, &mut here)? };
-        Ok(Coming::Here(here))
+        Ok(PendingResult::Here(here))
     }
 
     /// Waits for a result of `bytes` bytes, and passes it to `take` in place.
     ///
     /// # Errors
     /// As [`Driver::download`].
-    fn receive(&self, coming: &Coming, bytes: usize, take: &mut dyn FnMut(&[u8])) -> Result<()> {
+    fn receive(&self, coming: &PendingResult, bytes: usize, take: &mut dyn FnMut(&[u8])) -> Result<()> {
         match coming {
-            Coming::Here(here) if here.len() == bytes => take(here),
+            PendingResult::Here(here) if here.len() == bytes => take(here),
             _ => return Err(Error::internal("a result that is not this driver's")),
         }
         Ok(())

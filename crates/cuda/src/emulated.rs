@@ -104,17 +104,17 @@ static CARDS: AtomicU64 = AtomicU64::new(0);
 
 /// Freed memory of all emulated GPUs that is not reused yet, in the order in which it was freed.
 #[derive(Debug)]
-struct Graves {
+struct FreedMemory {
     runs: BTreeMap<u64, usize>,
     order: VecDeque<(u64, u64)>,
     bytes: usize,
 }
 
-static GRAVES: Mutex<Graves> = Mutex::new(Graves { runs: BTreeMap::new(), order: VecDeque::new(), bytes: 0 });
+static GRAVES: Mutex<FreedMemory> = Mutex::new(FreedMemory { runs: BTreeMap::new(), order: VecDeque::new(), bytes: 0 });
 /// Content of memory before it is reused.
 const DEAD: u8 = 0xDD;
 /// Maximum bytes of freed memory that are withheld from reuse.
-const GRAVES_BYTES_MAX: usize = 64 << 20;
+const WITHHELD_BYTES_MAX: usize = 64 << 20;
 
 /// Returns whether one of the ranges overlaps these bytes; an empty range counts as one byte.
 fn overlaps(runs: &BTreeMap<u64, usize>, (from, bytes): (u64, usize)) -> bool {
@@ -353,11 +353,11 @@ impl Emulated {
         graves.runs.insert(address, bytes);
         graves.order.push_back((address, self.card));
         graves.bytes += bytes;
-        while graves.bytes > GRAVES_BYTES_MAX
+        while graves.bytes > WITHHELD_BYTES_MAX
             && let Some(oldest) = graves.order.iter().position(|(_, card)| *card == self.card)
             && let Some((address, _)) = graves.order.remove(oldest)
         {
-            self.bury(&mut graves, address);
+            self.release_withheld(&mut graves, address);
         }
         drop(graves);
         self.check_unused(how, (address, bytes));
@@ -387,7 +387,7 @@ impl Emulated {
     }
 
     /// Releases withheld memory.
-    fn bury(&self, graves: &mut Graves, address: u64) {
+    fn release_withheld(&self, graves: &mut FreedMemory, address: u64) {
         let bytes = graves.runs.remove(&address).unwrap_or(0);
         graves.bytes -= bytes;
         // SAFETY: the library allocated it, and it had no owner since it was freed.
@@ -657,7 +657,7 @@ impl Drop for Emulated {
         let order = std::mem::take(&mut graves.order);
         let (own, others): (VecDeque<_>, VecDeque<_>) = order.into_iter().partition(|(_, card)| *card == self.card);
         graves.order = others;
-        own.into_iter().for_each(|(address, _)| self.bury(&mut graves, address));
+        own.into_iter().for_each(|(address, _)| self.release_withheld(&mut graves, address));
         drop(graves);
         let faults = self.faults();
         // A fault in a thread that belongs to no test.

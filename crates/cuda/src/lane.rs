@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytemuck::{Pod, Zeroable};
 
-use super::driver::{Coming, Demand, Driver, Launch, Streams, Unfetched, Work};
+use super::driver::{Demand, Driver, Launch, PendingResult, Streams, Unfetched, Work};
 use super::lane_bytes::LaneBytes;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
@@ -325,7 +325,7 @@ impl Lane {
     }
 
     /// Frees the arrays that did not fit into a buffer.
-    fn give_up_beyond(&self, state: &mut State) {
+    fn free_oversized(&self, state: &mut State) {
         for (address, bytes) in state.beyond.drain(..) {
             // SAFETY: the address came from `take`, no array refers to it any more, and the stream is idle.
             unsafe { self.give_back(address, bytes) };
@@ -376,7 +376,7 @@ impl Driver for Lane {
         self.wait_for(&mut state)?;
         state.work.clear();
         state.failure = None;
-        self.give_up_beyond(&mut state);
+        self.free_oversized(&mut state);
         let State { inputs, staging, zeros, rooms, results, .. } = &mut *state;
         self.renew(inputs, false)?;
         if staging.bytes != inputs.bytes
@@ -463,22 +463,22 @@ impl Driver for Lane {
     }
 
     // SAFETY: the recorded work preserves the trait's conditions on callers.
-    unsafe fn send(&self, from: u64, bytes: usize) -> Result<Coming> {
+    unsafe fn send(&self, from: u64, bytes: usize) -> Result<PendingResult> {
         let (mut state, room) = (self.state(), rounded(bytes));
         let to = match state.results.take(room) {
             Some(to) => to,
             None => self.pinned_beyond(&mut state, room)?,
         };
         state.work.push(Work::Download { from, to, bytes });
-        Ok(Coming::To(Unfetched::new(to, bytes, self.inner.clone(), self.unfetched.clone())))
+        Ok(PendingResult::To(Unfetched::new(to, bytes, self.inner.clone(), self.unfetched.clone())))
     }
 
     fn flush(&self) -> Result<()> {
         self.submit(&mut self.state())
     }
 
-    fn receive(&self, coming: &Coming, bytes: usize, take: &mut dyn FnMut(&[u8])) -> Result<()> {
-        let Coming::To(unfetched) = coming else {
+    fn receive(&self, coming: &PendingResult, bytes: usize, take: &mut dyn FnMut(&[u8])) -> Result<()> {
+        let PendingResult::To(unfetched) = coming else {
             return Err(Error::internal("a result of another stream"));
         };
         let mut state = self.state();
@@ -499,7 +499,7 @@ impl Drop for Lane {
         let mut state = std::mem::take(&mut *self.state());
         // A lost GPU has nothing to free.
         let _ = self.wait_for(&mut state);
-        self.give_up_beyond(&mut state);
+        self.free_oversized(&mut state);
         let State { inputs, staging, zeros, rooms, results, .. } = &mut state;
         for (run, is_pinned) in [(staging, true), (inputs, false), (zeros, false), (rooms, false), (results, true)] {
             self.give_up(run, is_pinned);

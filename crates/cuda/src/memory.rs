@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytemuck::Pod;
 
 use super::arena::{Arena, Measure};
-use super::driver::{Coming, Driver, Streams};
+use super::driver::{Driver, PendingResult, Streams};
 use super::lane::Lane;
 use super::lane_bytes::LaneBytes;
 use sterling_core::error::{Error, Result};
@@ -346,7 +346,7 @@ impl Drop for HostBytes {
 #[derive(Debug)]
 pub struct Later<T> {
     // Declared before `driver`, and so dropped before what may be the last owner of its worker stream.
-    coming: Coming,
+    coming: PendingResult,
     driver: Arc<dyn Driver>,
     len: usize,
     kind: PhantomData<T>,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 
-use super::driver::{BLOCKS_A_PROCESSOR, Demand, Driver, Launch, Streams, Work};
+use super::driver::{BLOCKS_PER_PROCESSOR, Demand, Driver, Launch, Streams, Work};
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 
@@ -191,7 +191,7 @@ impl Driver for Modelled {
     }
 
     fn blocks(&self) -> usize {
-        self.rates.processors as usize * BLOCKS_A_PROCESSOR
+        self.rates.processors as usize * BLOCKS_PER_PROCESSOR
     }
 
     /// Value of Hopper.

@@ -14,7 +14,7 @@ pub struct Spare {
 
 /// Allocated contiguous slots, freed on drop.
 #[derive(Debug)]
-pub struct Lent {
+pub struct SlotLease {
     of: Arc<Spare>,
     range: Range<u32>,
 }
@@ -26,7 +26,7 @@ impl Spare {
     }
 
     /// Allocates the first `count` contiguous free slots; `None` if there are not enough.
-    pub fn lend(self: &Arc<Self>, count: u32) -> Option<Lent> {
+    pub fn lease(self: &Arc<Self>, count: u32) -> Option<SlotLease> {
         let mut free = self.free();
         let at = free.iter().position(|range| range.end - range.start >= count)?;
         let start = free[at].start;
@@ -35,7 +35,7 @@ impl Spare {
             free.remove(at);
         }
         drop(free);
-        Some(Lent { of: self.clone(), range: start..start + count })
+        Some(SlotLease { of: self.clone(), range: start..start + count })
     }
 
     /// Number of free slots.
@@ -49,14 +49,14 @@ impl Spare {
     }
 }
 
-impl Lent {
+impl SlotLease {
     /// Allocated slots.
     pub fn places(&self) -> Range<u32> {
         self.range.clone()
     }
 }
 
-impl Drop for Lent {
+impl Drop for SlotLease {
     fn drop(&mut self) {
         if self.range.is_empty() {
             return;
@@ -81,16 +81,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn borrowed_memory_is_disjoint_and_returned_completely(asked in proptest::collection::vec((0u32..40, 0usize..6), 1..80)) {
+        fn borrowed_memory_is_disjoint_and_returned_completely(requested in proptest::collection::vec((0u32..40, 0usize..6), 1..80)) {
             let spare = Spare::new(100..300);
-            let mut lent: Vec<Lent> = Vec::new();
-            for (count, drops) in asked {
+            let mut lent: Vec<SlotLease> = Vec::new();
+            for (count, drops) in requested {
                 let free = spare.left();
-                match spare.lend(count) {
+                match spare.lease(count) {
                     Some(more) => {
                         let (start, end) = (more.places().start, more.places().end);
                         prop_assert!(start >= 100 && end <= 300 && end - start == count);
-                        let mut others = lent.iter().map(Lent::places).filter(|places| !places.is_empty());
+                        let mut others = lent.iter().map(SlotLease::places).filter(|places| !places.is_empty());
                         prop_assert!(others.all(|places| places.end <= start || places.start >= end));
                         prop_assert_eq!(spare.left(), free - count as usize);
                         lent.push(more);
@@ -102,13 +102,13 @@ mod tests {
                 }
             }
             lent.clear();
-            prop_assert_eq!(spare.lend(200).map(|all| all.places()), Some(100..300));
+            prop_assert_eq!(spare.lease(200).map(|all| all.places()), Some(100..300));
         }
     }
 
     #[test]
     fn no_memory_is_borrowed_from_an_empty_pool() {
         let spare = Spare::new(7..7);
-        assert!(spare.lend(1).is_none() && spare.left() == 0);
+        assert!(spare.lease(1).is_none() && spare.left() == 0);
     }
 }

@@ -1,6 +1,6 @@
 //! Cache of a table's hot rows in device memory; the host's memory holds all rows.
 //!
-//! The host assigns rows to cache slots ([`Places`]), because it resolves ids to rows anyway. The device fetches missing rows of
+//! The host assigns rows to cache slots ([`CacheSlots`]), because it resolves ids to rows anyway. The device fetches missing rows of
 //! a batch from host memory, each row once, and pools them from where they arrive. Rows that get a slot are copied into it
 //! afterwards, on the same stream, so a slot may be reassigned in the batch that still reads it. If the host's memory cannot be
 //! registered, the host gathers these rows and sends them with the ids.
@@ -14,10 +14,10 @@ use super::device::whole_bytes;
 use super::place::CardShare;
 use super::table::Table;
 use super::tiers::cache::CacheCounters;
-use super::tiers::places::Places;
+use super::tiers::places::CacheSlots;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
-use sterling_cuda::ops::bags::{IdBags, SumsTo, TableRows, fetch_rows, place_rows, pool_staged};
+use sterling_cuda::ops::bags::{IdBags, SumsTo, TableRows, fetch_rows, pool_staged, scatter_rows};
 use sterling_cuda::{Array, Device, HostBytes};
 use sterling_kernels::buffer::Buffer;
 
@@ -27,7 +27,7 @@ struct HotRows {
     table: String,
     rows: TableRows,
     all: AllRows,
-    places: Places,
+    places: CacheSlots,
     hits: u64,
     misses: u64,
     planned: f64,
@@ -103,7 +103,7 @@ impl HotTables {
             table: table.name().to_owned(),
             rows: TableRows { bytes, format: spec.format, width: spec.width },
             all,
-            places: Places::new(most),
+            places: CacheSlots::new(most),
             hits: 0,
             misses: 0,
             planned: share.hit_share,
@@ -121,7 +121,7 @@ impl HotTables {
         let mut state = self.lock();
         if !std::mem::take(&mut state.is_filled) {
             for table in &mut state.tables {
-                table.places = Places::new(table.places.most());
+                table.places = CacheSlots::new(table.places.most());
             }
         }
         HotTurn { state }
@@ -220,7 +220,7 @@ impl AllRows {
 
 impl Staged {
     /// Returns the index that the kernel uses for a row: its slot, or its index among the missing rows.
-    fn place(&mut self, places: &mut Places, row: i64) -> i64 {
+    fn place(&mut self, places: &mut CacheSlots, row: i64) -> i64 {
         let resident = places.most() as i64;
         if let Some(&index) = self.index.get(&row) {
             return resident + index as i64;
@@ -244,6 +244,6 @@ impl Staged {
         }
         let (places, taken): (Vec<u32>, Vec<u32>) = self.taken.iter().map(|(&place, &taken)| (place, taken)).unzip();
         let row_bytes = rows.format.row_bytes(rows.width)?;
-        place_rows(device, bytes, (&device.copy(&taken)?, &device.copy(&places)?), (&rows.bytes, row_bytes))
+        scatter_rows(device, bytes, (&device.copy(&taken)?, &device.copy(&places)?), (&rows.bytes, row_bytes))
     }
 }

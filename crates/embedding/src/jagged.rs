@@ -266,8 +266,8 @@ impl KeyedJaggedTensor {
     /// # Errors
     /// `Invalid` for a number that is not a feature or occurs twice.
     pub fn permute(&self, order: &[usize]) -> Result<Self> {
-        if let Some(wrong) = order.iter().find(|&&f| f >= self.keys.len()) {
-            return Err(Error::invalid(format!("permute: feature {wrong}, expected one below {}", self.keys.len())));
+        if let Some(invalid) = order.iter().find(|&&f| f >= self.keys.len()) {
+            return Err(Error::invalid(format!("permute: feature {invalid}, expected one below {}", self.keys.len())));
         }
         let keys: Arc<[String]> = order.iter().map(|&f| self.keys[f].clone()).collect();
         let parts = || order.iter().map(|&f| self.feature(f));

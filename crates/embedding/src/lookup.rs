@@ -324,7 +324,7 @@ mod tests {
     use sterling_kernels::cpu::pool::RowFormat;
 
     #[test]
-    fn a_small_collection_pools_by_hand() {
+    fn pooling_matches_a_hand_computed_example() {
         let items =
             Arc::new(Table::from_f32("items", 2, &[1., 2., 3., 4., 5., 6.], RowFormat::F32, Unseen::Zero).unwrap());
         let tags = Arc::new(Table::from_f32("tags", 1, &[10., 20.], RowFormat::F16, Unseen::Row(1)).unwrap());

@@ -152,7 +152,7 @@ pub struct CardShare {
 /// How several hosts access the rows of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Way {
+pub enum HostAccess {
     /// Each host has all rows.
     Copies,
     /// Each host has a shard and requests other rows from the other hosts.
@@ -161,31 +161,31 @@ pub enum Way {
     Cluster,
 }
 
-impl Way {
+impl HostAccess {
     /// Returns the access of a placement.
     pub fn of(tier: Tier, has_copies: bool) -> Self {
         match (tier, has_copies) {
-            (Tier::Remote, _) => Way::Cluster,
-            (_, true) => Way::Copies,
-            (_, false) => Way::BetweenServers,
+            (Tier::Remote, _) => HostAccess::Cluster,
+            (_, true) => HostAccess::Copies,
+            (_, false) => HostAccess::BetweenServers,
         }
     }
 
     /// Returns the name in reports.
     pub fn name(self) -> &'static str {
         match self {
-            Way::Copies => "copies",
-            Way::BetweenServers => "between servers",
-            Way::Cluster => "cluster",
+            HostAccess::Copies => "copies",
+            HostAccess::BetweenServers => "between servers",
+            HostAccess::Cluster => "cluster",
         }
     }
 }
 
 /// Cost of the best placement of one access type, estimated on idle machines.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct WayCost {
+pub struct AccessCost {
     /// Type of access.
-    pub way: Way,
+    pub way: HostAccess,
     /// Tier of its fastest placement.
     pub tier: Tier,
     /// Sharding of its fastest placement.
@@ -217,7 +217,7 @@ pub struct TablePlan {
     pub why: String,
     /// With several hosts, cost of each access type that fits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub ways: Vec<WayCost>,
+    pub ways: Vec<AccessCost>,
 }
 
 impl TablePlan {

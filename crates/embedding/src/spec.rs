@@ -73,13 +73,13 @@ impl TableSpec {
 
     pub(crate) fn checked(self) -> Result<Self> {
         self.row_bytes()?;
-        let wrong = |what: String| Err(Error::invalid(format!("table `{}`: {what}", self.name)));
+        let invalid = |what: String| Err(Error::invalid(format!("table `{}`: {what}", self.name)));
         if self.rows == 0 || i64::try_from(self.rows).is_err() {
-            return wrong(format!("{} rows, expected 1 to {}", self.rows, i64::MAX));
+            return invalid(format!("{} rows, expected 1 to {}", self.rows, i64::MAX));
         }
         match self.unseen {
             Unseen::Row(row) if row >= self.rows => {
-                wrong(format!("unseen ids take row {row}, expected one below {}", self.rows))
+                invalid(format!("unseen ids take row {row}, expected one below {}", self.rows))
             }
             _ => Ok(self),
         }

@@ -61,7 +61,7 @@ pub struct Table {
     ids: Option<Arc<ManagedIds>>,
     tokenizer: Option<Arc<Tokenizer>>,
     /// Planned cache in GPU memory, if the GPU is not to hold the complete table.
-    card_share: Option<CardShare>,
+    planned_gpu_cache: Option<CardShare>,
     /// Slices that are served to other servers for the lifetime of the table.
     _slices: Vec<Arc<Slice>>,
 }
@@ -99,7 +99,7 @@ impl Table {
             ids: None,
             tokenizer: None,
             _slices: Vec::new(),
-            card_share: None,
+            planned_gpu_cache: None,
         })
     }
 
@@ -136,7 +136,7 @@ impl Table {
             ids: None,
             tokenizer: None,
             _slices: Vec::new(),
-            card_share: None,
+            planned_gpu_cache: None,
         })
     }
 
@@ -224,11 +224,11 @@ impl Table {
                 return Err(Error::invalid(format!("table `{name}` is {other:?}, expected F32, F16, BF16 or U8")));
             }
         };
-        if let Some(asked) = format.filter(|&f| f != found) {
+        if let Some(requested) = format.filter(|&f| f != found) {
             return Err(Error::invalid(format!(
                 "table `{name}` is {dtype:?}, expected format {} or none, not {}",
                 found.name(),
-                asked.name()
+                requested.name()
             )));
         }
         let width = match found.is_quantised() {
@@ -287,13 +287,13 @@ impl Table {
     }
 
     /// Limits the table's GPU memory to a cache of hot rows.
-    pub fn with_card_share(self, share: CardShare) -> Self {
-        Table { card_share: Some(share), ..self }
+    pub fn with_gpu_cache(self, share: CardShare) -> Self {
+        Table { planned_gpu_cache: Some(share), ..self }
     }
 
     /// Returns the Planned cache in GPU memory, if the GPU is not to hold the complete table.
-    pub fn card_share(&self) -> Option<CardShare> {
-        self.card_share
+    pub fn planned_gpu_cache(&self) -> Option<CardShare> {
+        self.planned_gpu_cache
     }
 
     /// Returns the specification.

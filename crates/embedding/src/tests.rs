@@ -18,11 +18,11 @@ use sterling_core::error::{Kind, Result};
 
 /// Simulated remote source over rows in memory: checks that each row is requested once; some rows are missing, some late.
 #[derive(Debug)]
-struct Away {
+struct SlowSource {
     table: Table,
     unknown: BTreeSet<u64>,
     degraded: BTreeSet<u64>,
-    asked: Mutex<Vec<u64>>,
+    requested: Mutex<Vec<u64>>,
 }
 
 struct Answer(Fetched);
@@ -33,7 +33,7 @@ impl Pending for Answer {
     }
 }
 
-impl RowSource for Away {
+impl RowSource for SlowSource {
     fn row_bytes(&self) -> usize {
         self.table.spec().row_bytes().unwrap()
     }
@@ -44,7 +44,7 @@ impl RowSource for Away {
 
     fn begin(&self, rows: Vec<u64>, _: &Lookup) -> Box<dyn Pending + '_> {
         assert!(rows.windows(2).all(|w| w[0] < w[1]), "rows come sorted and once: {rows:?}");
-        self.asked.lock().unwrap().extend(&rows);
+        self.requested.lock().unwrap().extend(&rows);
         let state = |row: &u64| match () {
             _ if self.unknown.contains(row) => RowState::Unknown,
             _ if self.degraded.contains(row) => RowState::Degraded,
@@ -57,9 +57,9 @@ impl RowSource for Away {
     }
 }
 
-fn away(table: &Table, unknown: &[u64], degraded: &[u64]) -> Arc<Away> {
+fn away(table: &Table, unknown: &[u64], degraded: &[u64]) -> Arc<SlowSource> {
     let (unknown, degraded) = (unknown.iter().copied().collect(), degraded.iter().copied().collect());
-    Arc::new(Away { table: table.clone(), unknown, degraded, asked: Mutex::default() })
+    Arc::new(SlowSource { table: table.clone(), unknown, degraded, requested: Mutex::default() })
 }
 
 /// Turns a shard in memory into one whose rows are fetched.
@@ -70,7 +70,7 @@ fn fetched_shard(table: &Table, shard: Shard, degraded: &[u64]) -> Shard {
     Shard { source: Source::Fetched(away(&part, &[], degraded)), ..shard }
 }
 
-fn fetched(source: &Arc<Away>) -> Table {
+fn fetched(source: &Arc<SlowSource>) -> Table {
     Table::fetched(source.table.spec().clone(), source.clone()).unwrap()
 }
 
@@ -209,7 +209,7 @@ proptest! {
     }
 
     #[test]
-    fn questions_hold_the_row_of_each_id_in_its_order_and_what_travels_once(problem in problems(), copies in 1usize..4) {
+    fn requests_to_shards_hold_the_rows_in_id_order_without_repetition(problem in problems(), copies in 1usize..4) {
         let table = problem.table();
         let cuts = cuts(table.spec(), Sharding::DataParallel, copies);
         // A copy that is fetched completely is distributed like any other.
@@ -259,7 +259,7 @@ fn summed(table: Table, ids: &[i64], terms: &Lookup) -> Result<(f32, TableCounts
 }
 
 #[test]
-fn half_of_a_table_away_is_asked_for_once_and_counted() {
+fn rows_of_a_half_remote_table_are_requested_once_and_counted() {
     let table = numbered(10);
     let source = away(&table, &[6], &[7, 8]);
     let halves = [table.clone(), fetched(&source)];
@@ -275,7 +275,7 @@ fn half_of_a_table_away_is_asked_for_once_and_counted() {
     assert_eq!(sum, (1 + 9 + 9 + 2 + 9) as f32);
     assert_eq!((counts.ids, counts.unseen, counts.unknown, counts.degraded), (10, 1, 1, 3));
     assert_eq!(counts.degraded_of, [3]);
-    assert_eq!(*source.asked.lock().unwrap(), [6, 7, 8, 9], "each row once, none of the other shard");
+    assert_eq!(*source.requested.lock().unwrap(), [6, 7, 8, 9], "each row once, none of the other shard");
 
     let strict = Lookup { on_degraded: OnDegraded::Fail, ..Lookup::default() };
     let error = summed(sharded.clone(), &ids, &strict).unwrap_err();
@@ -287,7 +287,7 @@ fn half_of_a_table_away_is_asked_for_once_and_counted() {
 }
 
 #[test]
-fn columns_of_one_row_that_differ_in_fate_count_once() {
+fn a_row_with_differing_column_partitions_counts_once() {
     let cut = |columns: Range<usize>| Cut { rows: 0..3, columns, copy: 0, device: "d".into() };
     let wide = Table::from_f32("t", 8, &[1.0; 24], RowFormat::F32, Unseen::Zero).unwrap();
     let shard =
@@ -379,7 +379,7 @@ fn a_source_that_answers_other_rows_is_corrupt() {
 }
 
 #[test]
-fn shards_that_do_not_cover_their_table_are_refused() {
+fn shards_that_do_not_cover_their_table_are_rejected() {
     let table = Table::from_f32("t", 8, &[1.0; 80], RowFormat::Int4, Unseen::Zero).unwrap();
     let cut = |rows: Range<u64>, columns: Range<usize>| Cut { rows, columns, copy: 0, device: "d".into() };
     let error = |cuts: &[Cut]| table.cut(Sharding::Grid, cuts).unwrap_err().to_string();
@@ -410,7 +410,7 @@ fn shards_that_do_not_cover_their_table_are_refused() {
 }
 
 #[test]
-fn configurations_that_name_nothing_are_refused() {
+fn configurations_with_unknown_names_are_rejected() {
     let whole = Arc::new(numbered(3));
     let bag = |table: &str| [BagConfig { feature: "f".into(), table: table.into(), pooling: Pooling::Sum }];
     assert!(EmbeddingBagCollection::new(vec![whole.clone()], &bag("u")).is_err());
@@ -436,7 +436,7 @@ fn sequences_count_late_rows_by_example() {
 }
 
 /// Returns two tables in memory, and the same with the second one sharded by rows, of which the upper half is remote.
-fn near_and_mixed() -> ([EmbeddingBagCollection; 2], Arc<Away>) {
+fn near_and_mixed() -> ([EmbeddingBagCollection; 2], Arc<SlowSource>) {
     let first = Table::from_f32("s", 4, &[0.5; 40], RowFormat::F32, Unseen::Zero).unwrap();
     let second = numbered(10);
     let source = away(&second, &[], &[]);
@@ -455,7 +455,7 @@ fn near_and_mixed() -> ([EmbeddingBagCollection; 2], Arc<Away>) {
 }
 
 #[test]
-fn a_collection_mixes_whole_and_cut_tables() {
+fn a_collection_mixes_complete_and_sharded_tables() {
     let ([near, mixed], source) = near_and_mixed();
     let ids = |a: &[i64], b: &[i64]| {
         let lengths = [a.len() as i64, 0, b.len() as i64, 1];
@@ -466,10 +466,10 @@ fn a_collection_mixes_whole_and_cut_tables() {
     assert!(!near.needs_fetch(&away) && !mixed.needs_fetch(&here) && mixed.needs_fetch(&away));
     for batch in [here, away] {
         let started = mixed.begin(&batch, &Lookup::default()).unwrap();
-        let asked = source.asked.lock().unwrap().clone();
-        assert_eq!(asked.is_empty(), !mixed.needs_fetch(&batch), "remote rows are requested before `finish`");
+        let requested = source.requested.lock().unwrap().clone();
+        assert_eq!(requested.is_empty(), !mixed.needs_fetch(&batch), "remote rows are requested before `finish`");
         let (pooled, report) = started.finish().unwrap();
         assert_eq!((pooled.clone(), report), near.lookup(&batch, &Lookup::default()).unwrap());
     }
-    assert_eq!(*source.asked.lock().unwrap(), [6, 9]);
+    assert_eq!(*source.requested.lock().unwrap(), [6, 9]);
 }

@@ -11,7 +11,7 @@ use std::hint::black_box;
 use std::io::{BufRead, Write};
 use std::time::{Duration, Instant};
 
-use sterling_graph::dense::{Given, InputRows, Made, RowProgram, Scratch, Size};
+use sterling_graph::dense::{DeclaredInput, DeclaredOutput, InputRows, RowProgram, Scratch, Size};
 
 const ROUND: Duration = Duration::from_millis(60);
 
@@ -34,17 +34,17 @@ impl Case {
         let named: Vec<(&str, Vec<Size>)> =
             shapes.iter().map(|named| named.split_once('=').unwrap()).map(|(name, text)| (name, shape(text))).collect();
         let ((output, of_output), inputs) = named.split_last().unwrap();
-        let given = |(name, shape): &(&str, Vec<Size>)| Given {
+        let given = |(name, shape): &(&str, Vec<Size>)| DeclaredInput {
             name: (*name).into(),
             is_pair: shape.contains(&Size::Rows),
             shape: shape.clone(),
         };
-        let given: Vec<Given> = inputs.iter().map(given).collect();
-        let made = Made { name: (*output).into(), shape: of_output.clone() };
+        let given: Vec<DeclaredInput> = inputs.iter().map(given).collect();
+        let made = DeclaredOutput { name: (*output).into(), shape: of_output.clone() };
         let program = RowProgram::lower(&std::fs::read(file).unwrap(), &given, &[made]).unwrap();
         let count =
             |shape: &[Size]| shape.iter().map(|d| if let Size::Fixed(n) = d { *n as usize } else { 1 }).product();
-        let of_user = |given: &Given| (0..count(&given.shape)).map(number).collect();
+        let of_user = |given: &DeclaredInput| (0..count(&given.shape)).map(number).collect();
         let user = given.iter().filter(|given| !given.is_pair).map(of_user).collect();
         Case { program, user, scratch: Scratch::default() }
     }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use sterling_graph::dense::train::{
     Batch, DenseOptimizer, Gradients, OptimizerKind, OptimizerSpec, TrainableGraph, Workspace,
 };
-use sterling_graph::dense::{Given, InputRows, Made, Size};
+use sterling_graph::dense::{DeclaredInput, DeclaredOutput, InputRows, Size};
 use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::dense::{
     Fold, Lines, MapTarget, Operand, Outer, PANEL, Part, Product, Unary, Weights, pack,
@@ -70,9 +70,10 @@ impl Tower {
     fn new(seed: usize) -> Tower {
         let onnx = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(TOWER)).unwrap();
         let shape = vec![Size::Rows, Size::Fixed(WIDTH as i64)];
-        let given = Given { name: "features".into(), is_pair: true, shape: shape.clone() };
+        let given = DeclaredInput { name: "features".into(), is_pair: true, shape: shape.clone() };
         let graph =
-            TrainableGraph::read(&onnx, &[given], &[Made { name: "out".into(), shape }], &["val_3", "val_8"]).unwrap();
+            TrainableGraph::read(&onnx, &[given], &[DeclaredOutput { name: "out".into(), shape }], &["val_3", "val_8"])
+                .unwrap();
         let parameters = graph.initial().to_vec();
         Tower {
             optimizer: DenseOptimizer::new(OptimizerSpec::new(OptimizerKind::Adam, 1e-3), parameters.len()).unwrap(),

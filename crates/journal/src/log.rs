@@ -38,7 +38,7 @@ const LOCK: &str = ".lock";
 /// Interval between two attempts to lock a log.
 const LOCK_WAIT: Duration = Duration::from_millis(50);
 /// Interval of the writer's file checks.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of waiting appends; a server limits its requests to far fewer.
 const WAITING_MAX: usize = 4096;
 /// Bytes after which further appends wait for the next sync.
@@ -251,7 +251,7 @@ fn recover(folder: &Path, options: &LogOptions, mark: Option<&Mark>) -> Result<(
         ))
     };
     let mut found = segments(folder)?;
-    if let Some(unborn) = found.pop_if(|last| is_unborn(&last.path)) {
+    if let Some(unborn) = found.pop_if(|last| has_no_header(&last.path)) {
         if unborn.first <= durable {
             return Err(missing(&unborn.path, unborn.first - 1));
         }
@@ -300,7 +300,7 @@ fn recover(folder: &Path, options: &LogOptions, mark: Option<&Mark>) -> Result<(
 }
 
 /// Returns whether a crash prevented a segment from getting its header; nothing was ever written after it.
-fn is_unborn(path: &Path) -> bool {
+fn has_no_header(path: &Path) -> bool {
     let is_short = path.metadata().is_ok_and(|about| about.len() <= HEADER_BYTES as u64);
     let bytes = if is_short { std::fs::read(path).unwrap_or_default() } else { Vec::new() };
     is_short && (bytes.len() < HEADER_BYTES || bytes.iter().all(|&byte| byte == 0))
@@ -360,12 +360,12 @@ impl Writer {
     fn run(&mut self, arrivals: &Receiver<(Append, Done)>) {
         let mut looked = Instant::now();
         loop {
-            match arrivals.recv_timeout(LOOK) {
+            match arrivals.recv_timeout(CHECK_INTERVAL) {
                 Ok(first) => self.take(first, arrivals),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            if looked.elapsed() >= LOOK {
+            if looked.elapsed() >= CHECK_INTERVAL {
                 // A panic costs one check.
                 let _ = catch_unwind(AssertUnwindSafe(|| self.look()));
                 looked = Instant::now();
@@ -421,7 +421,7 @@ impl Writer {
     fn commit(&mut self, taken: Vec<(Append, Done)>) {
         let mut bytes = Vec::new();
         let mut next = self.last + 1;
-        let mut told: Vec<(Result<Range<u64>>, Done)> = Vec::with_capacity(taken.len());
+        let mut reported: Vec<(Result<Range<u64>>, Done)> = Vec::with_capacity(taken.len());
         for (append, done) in taken {
             let range = check(&append, next).map(|()| next..next + append.records.len() as u64);
             if let Ok(range) = &range {
@@ -430,13 +430,13 @@ impl Writer {
                 }
                 next = range.end;
             }
-            told.push((range, done));
+            reported.push((range, done));
         }
         // A panic is answered as well; like a failed write it makes the durable end uncertain.
         let written = catch_unwind(AssertUnwindSafe(|| self.write(&bytes, next - 1)));
         match written.unwrap_or_else(|_| Err(self.poisoned("a write", &IoError::other("a panic")))) {
-            Ok(()) => told.into_iter().for_each(|(range, done)| done(range)),
-            Err(e) => told.into_iter().for_each(|(range, done)| done(range.and(Err(e.again())))),
+            Ok(()) => reported.into_iter().for_each(|(range, done)| done(range)),
+            Err(e) => reported.into_iter().for_each(|(range, done)| done(range.and(Err(e.again())))),
         }
     }
 

@@ -33,10 +33,10 @@ fn append(log: &Log, records: &[&[u8]]) -> Result<Range<u64>> {
 }
 
 fn append_at(log: &Log, records: &[&[u8]], expected: Option<u64>) -> Result<Range<u64>> {
-    let (tell, told) = mpsc::channel();
+    let (tell, reported) = mpsc::channel();
     let records = records.iter().map(|record| record.to_vec()).collect();
     log.append(Append { records, expected }, Box::new(move |result| tell.send(result).unwrap()));
-    told.recv().unwrap()
+    reported.recv().unwrap()
 }
 
 /// Reads all records after a position.
@@ -150,14 +150,14 @@ fn one_sync_serves_all_waiting_appends() {
     let folder = tempfile::tempdir().unwrap();
     let disk = SlowDisk::default();
     let log = Log::open(folder.path(), LogOptions { disk: Arc::new(disk.clone()), ..LogOptions::default() }).unwrap();
-    let (tell, told) = mpsc::channel();
+    let (tell, reported) = mpsc::channel();
     for n in 0..1000 {
         let tell = tell.clone();
         let append = Append { records: vec![payload(n)], expected: None };
         log.append(append, Box::new(move |result| tell.send(result.unwrap()).unwrap()));
     }
     drop(tell);
-    let positions: Vec<u64> = told.iter().map(|range| range.start).collect();
+    let positions: Vec<u64> = reported.iter().map(|range| range.start).collect();
     assert!(positions.iter().copied().eq(1..=1000), "callbacks in order");
     let syncs = disk.0.load(Ordering::Relaxed);
     assert!(syncs < 100, "{syncs} syncs for a thousand appends");
@@ -173,14 +173,14 @@ fn an_append_may_depend_on_the_position() {
     assert!(error.to_string().contains("position 1, expected 0"), "{error}");
     assert_eq!(append_at(&log, &[], Some(1)).unwrap(), 2..2);
     assert_eq!(append_at(&log, &[b"c"], Some(1)).unwrap(), 2..3);
-    for wrong in [Vec::new(), vec![0; PAYLOAD_BYTES_MAX + 1]] {
-        assert_eq!(append(&log, &[b"d", &wrong]).unwrap_err().kind(), Kind::Invalid);
+    for invalid in [Vec::new(), vec![0; PAYLOAD_BYTES_MAX + 1]] {
+        assert_eq!(append(&log, &[b"d", &invalid]).unwrap_err().kind(), Kind::Invalid);
     }
     assert_eq!(read(&log, 1).unwrap(), [(2, b"c".to_vec())]);
 }
 
 #[test]
-fn a_log_is_written_by_one() {
+fn a_log_has_one_writer() {
     let folder = tempfile::tempdir().unwrap();
     let log = open(folder.path()).unwrap();
     let error = open(folder.path()).err().unwrap();
@@ -204,8 +204,8 @@ fn released_records_are_deleted_and_others_stay() {
     assert_eq!(log.follow(first - 2).err().unwrap().kind(), Kind::NotFound);
     assert_eq!(read(&log, first - 1).unwrap().len() as u64, 41 - first);
     // A slow follower reads the rest of its open file, and then gets an error.
-    let told = std::iter::repeat_with(|| slow.next(NOW)).find_map(Result::err).unwrap();
-    assert!(told.to_string().contains("was released"), "{told}");
+    let reported = std::iter::repeat_with(|| slow.next(NOW)).find_map(Result::err).unwrap();
+    assert!(reported.to_string().contains("was released"), "{reported}");
     log.release(u64::MAX).unwrap();
     assert_eq!(append(&log, &[b"next"]).unwrap(), 41..42);
     drop(log);
@@ -577,7 +577,7 @@ fn a_failed_release_is_resumed_and_leaves_no_gap() {
 }
 
 #[test]
-fn a_segment_for_which_there_is_no_descriptor_is_made_later() {
+fn segments_are_created_once_file_descriptors_are_available() {
     for fails in [|disk: &Faulty| disk.no_descriptor.clone(), |disk: &Faulty| disk.no_folder_sync.clone()] {
         let folder = tempfile::tempdir().unwrap();
         let disk = Faulty::default();
@@ -636,7 +636,7 @@ fn a_log_without_its_end_is_rejected() {
     let log = marked(root.path(), 0).unwrap();
     (1..=12).for_each(|n| assert!(append(&log, &[&payload(n)]).is_ok()));
     drop(log);
-    let (whole, told) = (files(&folder), std::fs::read(&mark).unwrap());
+    let (whole, reported) = (files(&folder), std::fs::read(&mark).unwrap());
     let last = whole.keys().next_back().unwrap().clone();
     let first: u64 = last.trim_end_matches(".log").parse().unwrap();
     let end = |name: &str| 32 + 32 + payload(name.trim_end_matches(".log").parse().unwrap()).len();
@@ -645,7 +645,7 @@ fn a_log_without_its_end_is_rejected() {
         let mut files = whole.clone();
         change(&mut files);
         put(&folder, &files);
-        std::fs::write(&mark, &told).unwrap();
+        std::fs::write(&mark, &reported).unwrap();
     };
     let emptied = |files: &mut BTreeMap<String, Vec<u8>>| files.get_mut(&last).unwrap().clear();
     let header = |files: &mut BTreeMap<String, Vec<u8>>| files.get_mut(&last).unwrap().truncate(32);
@@ -686,8 +686,8 @@ fn an_unwritable_position_file_is_reported_and_rejects_no_update() {
     std::os::unix::fs::symlink(away.join("log"), &mark).unwrap();
     let log = marked(root.path(), 0).unwrap();
     append(&log, &[b"a"]).unwrap();
-    let told = trouble(&log);
-    assert!(told.contains("the durable position cannot be written"), "{told}");
+    let reported = trouble(&log);
+    assert!(reported.contains("the durable position cannot be written"), "{reported}");
     append(&log, &[b"b"]).unwrap();
     std::fs::create_dir(&away).unwrap();
     ends(&log);
@@ -702,21 +702,21 @@ fn a_stale_or_torn_position_file_rejects_no_update() {
     let begun = std::fs::read(&mark).unwrap();
     append(&log, &[b"a"]).unwrap();
     drop(log);
-    let told = std::fs::read(&mark).unwrap();
-    assert_eq!(told[..20], *b"00000000000000000006");
-    let mut damaged = told.clone();
+    let reported = std::fs::read(&mark).unwrap();
+    assert_eq!(reported[..20], *b"00000000000000000006");
+    let mut damaged = reported.clone();
     damaged[3] = b'9';
     for left in [
         begun,
         Vec::new(),
         vec![0; 38],
-        told[..30].to_vec(),
+        reported[..30].to_vec(),
         b"other words, which are too long for it".to_vec(),
         damaged,
     ] {
         std::fs::write(&mark, &left).unwrap();
         assert_eq!(marked(root.path(), 0).unwrap().last(), 6);
-        assert_eq!(std::fs::read(&mark).unwrap(), told);
+        assert_eq!(std::fs::read(&mark).unwrap(), reported);
     }
 }
 
@@ -779,7 +779,7 @@ fn removed_files_of_an_open_log_are_reported_and_no_append_is_acknowledged() {
 }
 
 #[test]
-fn a_folder_that_is_back_takes_appends_again() {
+fn appends_resume_once_a_missing_folder_is_back() {
     let root = tempfile::tempdir().unwrap();
     let log = marked(root.path(), 0).unwrap();
     append(&log, &[b"a"]).unwrap();
@@ -802,8 +802,8 @@ fn a_removed_full_segment_is_reported_until_restored_or_released() {
     let first: u64 = names[1].file_stem().unwrap().to_str().unwrap().parse().unwrap();
     let whole = std::fs::read(&names[1]).unwrap();
     std::fs::write(&names[1], &whole[..whole.len() - 1]).unwrap();
-    let told = trouble(&log);
-    assert!(told.contains(&format!("position {first} on")) && told.contains("expected"), "{told}");
+    let reported = trouble(&log);
+    assert!(reported.contains(&format!("position {first} on")) && reported.contains("expected"), "{reported}");
     std::fs::write(&names[1], &whole).unwrap();
     ends(&log);
     std::fs::remove_file(&names[1]).unwrap();

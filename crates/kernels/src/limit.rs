@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_limit_of_a_group_and_those_above_it_counts() {
+    fn the_lowest_limit_of_a_cgroup_and_its_parents_applies() {
         let mounts = format!("{OTHERS}\n{V2}");
         let unit = "0::/system.slice/sterling.service\n";
         let limits = |own, slice, top| {
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_see_their_group_as_the_root_or_not_at_all() {
+    fn containers_see_their_cgroup_as_the_root_or_not_at_all() {
         let limit = [("sys/fs/cgroup/memory.max", "512\n")];
         assert_eq!(found("0::/\n", V2, &limit), Some(512));
         // Without a cgroup namespace, the path is the host's, and only a subtree of it is mounted.
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_version_1_count_by_their_controller() {
+    fn cgroups_of_version_1_are_limited_by_their_controller() {
         let groups = "12:cpu,cpuacct:/a\n7:memory:/docker/abc\n0::/docker/abc\n";
         let files = [
             ("sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", "700\n"),

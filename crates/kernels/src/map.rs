@@ -40,11 +40,11 @@ pub fn open(path: &Path) -> Result<File> {
 /// Read-only contents of a complete file.
 #[derive(Debug, Default)]
 pub struct Map {
-    held: Held,
+    held: MapStorage,
 }
 
 #[derive(Debug, Default)]
-enum Held {
+enum MapStorage {
     #[default]
     Nothing,
     /// A mapped file, and the open file from which copies are read.
@@ -74,7 +74,7 @@ impl Map {
         // SAFETY: published files are immutable by the store's contract (written under another name, then renamed), so
         // the bytes do not change and are not truncated while they are mapped.
         let map = unsafe { memmap2::Mmap::map(&file.file) }.map_err(|e| Error::io(path.display(), e))?;
-        Ok(Map { held: Held::File(map, file) })
+        Ok(Map { held: MapStorage::File(map, file) })
     }
 
     /// Reads any other file into memory.
@@ -104,7 +104,7 @@ impl Map {
             lines.try_reserve_exact(count).map_err(|e| lacking(&e))?;
             lines.resize(count, Line::zeroed());
             fill(&mut bytemuck::cast_slice_mut(&mut lines)[..bytes]);
-            return Ok(Map { held: Held::Heap(lines, bytes) });
+            return Ok(Map { held: MapStorage::Heap(lines, bytes) });
         }
         let mut map = memmap2::MmapMut::map_anon(bytes).map_err(|e| lacking(&e))?;
         if bytes >= HUGE_PAGE_BYTES {
@@ -113,7 +113,7 @@ impl Map {
             let _ = map.advise(memmap2::Advice::HugePage);
         }
         fill(&mut map);
-        Ok(Map { held: Held::Pages(map.make_read_only().map_err(|e| lacking(&e))?) })
+        Ok(Map { held: MapStorage::Pages(map.make_read_only().map_err(|e| lacking(&e))?) })
     }
 
     /// Copies the bytes from `start` on. Bytes of a mapped file are read from the file instead of the map, so that a file that
@@ -123,8 +123,8 @@ impl Map {
     /// As [`ForeignFile::read_at`].
     pub fn copy_to(&self, start: usize, to: &mut [u8]) -> Result<()> {
         match &self.held {
-            Held::File(_, file) => file.read_at(start as u64, to),
-            Held::Nothing | Held::Pages(_) | Held::Heap(..) => {
+            MapStorage::File(_, file) => file.read_at(start as u64, to),
+            MapStorage::Nothing | MapStorage::Pages(_) | MapStorage::Heap(..) => {
                 to.copy_from_slice(&self[start..start + to.len()]);
                 Ok(())
             }
@@ -136,9 +136,9 @@ impl Deref for Map {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match &self.held {
-            Held::Nothing => &[],
-            Held::File(map, _) | Held::Pages(map) => map,
-            Held::Heap(lines, bytes) => &bytemuck::cast_slice(lines)[..*bytes],
+            MapStorage::Nothing => &[],
+            MapStorage::File(map, _) | MapStorage::Pages(map) => map,
+            MapStorage::Heap(lines, bytes) => &bytemuck::cast_slice(lines)[..*bytes],
         }
     }
 }
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_stays_when_the_file_goes() {
+    fn read_bytes_survive_a_truncated_file() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), vec![7; 1 << 20]).unwrap();
         let map = Map::read(file.path()).unwrap();

@@ -18,18 +18,18 @@ const LOW: i32 = 15;
 const RAISED: (i32, i32) = (10, 5);
 
 /// Time that a thread of [`Background::Last`] runs before it yields its core, and the duration of that pause.
-const BREATH: (Duration, Duration) = (Duration::from_millis(1), Duration::from_micros(100));
+const YIELD_TIME: (Duration, Duration) = (Duration::from_millis(1), Duration::from_micros(100));
 
 /// Work is starved if it got less than this share of a core over this time in which it was runnable.
 const STARVED: (f64, Duration) = (0.05, Duration::from_secs(3));
 /// Interval of starvation checks: each reads a file that the system generates.
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 thread_local! {
     /// Start of the current run of this thread, if it is of [`Background::Last`] or [`Background::Raised`].
     static SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
     /// CPU time at the last share computation, and time of the last check, if starvation ends this thread's work.
-    static BEFORE: Cell<Option<(Turns, Instant)>> = const { Cell::new(None) };
+    static BEFORE: Cell<Option<(ThreadTimes, Instant)>> = const { Cell::new(None) };
 }
 
 /// Panic payload that ends starved work.
@@ -38,22 +38,22 @@ pub struct Starved;
 
 /// CPU times of a thread since it began.
 #[derive(Clone, Copy, Debug)]
-struct Turns {
+struct ThreadTimes {
     ran: Duration,
     /// Time runnable but not running.
     waited: Duration,
 }
 
-impl Turns {
+impl ThreadTimes {
     /// Returns the times of this thread; `None` if the system does not report them.
     fn now() -> Option<Self> {
         let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
         let mut numbers = text.split_whitespace().map(|number| number.parse().map(Duration::from_nanos));
-        Some(Turns { ran: numbers.next()?.ok()?, waited: numbers.next()?.ok()? })
+        Some(ThreadTimes { ran: numbers.next()?.ok()?, waited: numbers.next()?.ok()? })
     }
 
     /// Returns whether work starved between `self` and `until`; `None` if the interval is too short.
-    fn is_starved(self, until: Turns) -> Option<bool> {
+    fn is_starved(self, until: ThreadTimes) -> Option<bool> {
         let [ran, waited] =
             [(self.ran, until.ran), (self.waited, until.waited)].map(|(from, to)| to.saturating_sub(from));
         let (share, wanted) = STARVED;
@@ -103,7 +103,7 @@ impl Background {
     pub fn last_until_starved(task: &Task, threads: usize) -> Result<ThreadPool> {
         let take = |_| {
             Background::Last.take();
-            BEFORE.set(Turns::now().map(|turns| (turns, Instant::now())));
+            BEFORE.set(ThreadTimes::now().map(|turns| (turns, Instant::now())));
         };
         built(task, ThreadPoolBuilder::new().num_threads(threads).start_handler(take))
     }
@@ -143,15 +143,15 @@ fn built(task: &Task, pool: ThreadPoolBuilder) -> Result<ThreadPool> {
 /// Pauses for 0.1 ms if this thread is of [`Background::Last`] or [`Background::Raised`] and has run for 1 ms: the scheduler
 /// moves waiting threads only to idle cores. Called between small steps of long work.
 pub fn breathe() {
-    let is_due = SINCE.get().is_some_and(|since| since.elapsed() >= BREATH.0);
+    let is_due = SINCE.get().is_some_and(|since| since.elapsed() >= YIELD_TIME.0);
     if !is_due {
         return;
     }
-    std::thread::sleep(BREATH.1);
+    std::thread::sleep(YIELD_TIME.1);
     let awake = Instant::now();
     SINCE.set(Some(awake));
-    let Some((before, _)) = BEFORE.get().filter(|(_, looked)| awake - *looked >= LOOK) else { return };
-    let Some(now) = Turns::now() else { return };
+    let Some((before, _)) = BEFORE.get().filter(|(_, looked)| awake - *looked >= CHECK_INTERVAL) else { return };
+    let Some(now) = ThreadTimes::now() else { return };
     match before.is_starved(now) {
         Some(true) => resume_unwind(Box::new(Starved)),
         Some(false) => BEFORE.set(Some((now, awake))),
@@ -184,8 +184,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_is_starved_where_it_hardly_runs_while_it_wants_to() {
-        let turns = |ran, waited| Turns { ran: Duration::from_millis(ran), waited: Duration::from_millis(waited) };
+    fn a_thread_is_starved_if_it_is_runnable_but_hardly_runs() {
+        let turns =
+            |ran, waited| ThreadTimes { ran: Duration::from_millis(ran), waited: Duration::from_millis(waited) };
         let before = turns(50, 400);
         let after = |ran: u64, waited: u64| before.is_starved(turns(50 + ran, 400 + waited));
         // Time asleep or waiting for a disk does not count.

@@ -30,7 +30,7 @@ const READING_SHARE: u64 = 4;
 /// For smaller versions the disk itself reports soon enough that it is full.
 const DISK_CHECKED_MIN: u64 = 64 << 20;
 /// Usual maximum of bytes per value that the filter uses for an item's planes and signatures.
-const FILTER_BYTES_A_VALUE: u64 = 14;
+const FILTER_BYTES_PER_VALUE: u64 = 14;
 /// Bytes per value in a posting list.
 const POSTING_BYTES: u64 = 4;
 
@@ -98,7 +98,7 @@ impl Budget {
     ///
     /// # Errors
     /// `NoSpace` if the configured budget does not suffice.
-    pub(super) fn plan(self, package: Option<&Package>, of: Held, sizes: &Sizes) -> Result<MemoryPlan> {
+    pub(super) fn plan(self, package: Option<&Package>, of: CatalogueSizes, sizes: &Sizes) -> Result<MemoryPlan> {
         let need = Need::of(package, of, sizes);
         let in_memory = need.peak(0) + need.vectors;
         let fits = in_memory <= self.bytes;
@@ -126,7 +126,7 @@ impl Budget {
 
 /// Sizes of a catalogue besides its vectors.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Held {
+pub(super) struct CatalogueSizes {
     /// Number of columns.
     pub(super) columns: u64,
     /// Number of values in all columns.
@@ -159,8 +159,8 @@ struct Need {
 }
 
 impl Need {
-    fn of(package: Option<&Package>, held: Held, sizes: &Sizes) -> Self {
-        let Held { columns, values, bloom_bits, column_bytes, kept_bytes } = held;
+    fn of(package: Option<&Package>, held: CatalogueSizes, sizes: &Sizes) -> Self {
+        let CatalogueSizes { columns, values, bloom_bits, column_bytes, kept_bytes } = held;
         let (items, lists, width) = (sizes.items as u64, sizes.lists as u64, sizes.dimension as u64);
         let (slots, row) = (sizes.slots() as u64, 4 * width);
         // Per row of the sample: numbers, order, list, members, and the random quarter; lists count twice.
@@ -169,7 +169,7 @@ impl Need {
         let table = 4 * (2 * items.max(1)).next_power_of_two();
         let written = 8 * slots + table + 8 * values + 4 * slots * columns + column_bytes;
         // If few items have many values, signatures are wider than the values suggest.
-        let filter = (FILTER_BYTES_A_VALUE * values).max(slots * bloom_bits / 8 + POSTING_BYTES * values);
+        let filter = (FILTER_BYTES_PER_VALUE * values).max(slots * bloom_bits / 8 + POSTING_BYTES * values);
         let disk = sizes.bytes() + written + filter + kept_bytes;
         let is_asked = package.is_some_and(|package| {
             package.spec.precision == AskedPrecision::Auto || package.folder().join(WARMUP_FILE).exists()
@@ -222,7 +222,7 @@ mod tests {
         Sizes::of(&RowSurvey::of(&rows).unwrap(), &Options::default()).unwrap()
     }
 
-    fn plan(megabytes: u64, of: Held, sizes: &Sizes) -> Result<MemoryPlan> {
+    fn plan(megabytes: u64, of: CatalogueSizes, sizes: &Sizes) -> Result<MemoryPlan> {
         let budget = Budget { bytes: megabytes << 20, is_bound: true, bucket_bytes_min: BUCKET_BYTES_MIN };
         budget.plan(None, of, sizes)
     }
@@ -230,7 +230,8 @@ mod tests {
     #[test]
     fn less_memory_takes_more_passes_down_to_a_minimum() {
         let sizes = sizes(1 << 18, 64);
-        let held = Held { columns: 2, values: 1 << 19, bloom_bits: 24, column_bytes: 6 << 20, kept_bytes: 1 << 20 };
+        let held =
+            CatalogueSizes { columns: 2, values: 1 << 19, bloom_bits: 24, column_bytes: 6 << 20, kept_bytes: 1 << 20 };
         let mut passes = 0;
         let mut refused = false;
         for megabytes in (1..400).rev() {
@@ -257,12 +258,12 @@ mod tests {
     #[test]
     fn wide_signatures_are_planned_for() {
         let sizes = sizes(1 << 16, 4);
-        let held = Held { columns: 1, values: 1 << 17, ..Held::default() };
+        let held = CatalogueSizes { columns: 1, values: 1 << 17, ..CatalogueSizes::default() };
         let bytes = |held| plan(400, held, &sizes).unwrap().disk_bytes;
-        let more = bytes(Held { bloom_bits: 4000, ..held }) - bytes(held);
+        let more = bytes(CatalogueSizes { bloom_bits: 4000, ..held }) - bytes(held);
         // There are somewhat more slots than items.
         assert!(((500 - 28) << 16..560 << 16).contains(&more), "{more}");
-        assert_eq!(bytes(Held { bloom_bits: 24, ..held }), bytes(held));
+        assert_eq!(bytes(CatalogueSizes { bloom_bits: 24, ..held }), bytes(held));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::budget::{self, Budget, Held};
+use super::budget::{self, Budget, CatalogueSizes};
 use super::embed::{self, Embedded, embed};
 use super::plan::{Plan, Progress, Source, Stage};
 use sterling_core::error::{Error, Result};
@@ -156,7 +156,7 @@ impl Arranged {
     }
 }
 
-fn held(columns: &[ItemColumn], kept: &[u8], filter: &filter::Options) -> Held {
+fn held(columns: &[ItemColumn], kept: &[u8], filter: &filter::Options) -> CatalogueSizes {
     let terms = columns.iter().filter(|column| column.filter).fold(Vec::new(), |mut terms: Vec<u32>, column| {
         if let ItemValues::Integers { offsets, .. } | ItemValues::Texts { offsets, .. } = &column.values {
             terms.resize(offsets.len() - 1, 0);
@@ -165,7 +165,7 @@ fn held(columns: &[ItemColumn], kept: &[u8], filter: &filter::Options) -> Held {
         terms
     });
     let sum = |of: fn(&ItemValues) -> usize| columns.iter().map(|c| of(&c.values) as u64).sum();
-    Held {
+    CatalogueSizes {
         columns: columns.len() as u64,
         values: sum(ItemValues::count),
         bloom_bits: u64::from(filter.bloom_bits(&mut { terms })),

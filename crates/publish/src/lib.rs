@@ -95,7 +95,7 @@ fn publish_within(store: &Store, plan: &Plan, budget: Budget, progress: &Progres
     let catalogue = match (&plan.source, plan.output.count()) {
         (Source::Parts { folder, .. }, shards) => {
             if let Some(cut) =
-                shards.map(|n| parts::cut_shards(folder, plan, package.as_ref(), n)).transpose()?.flatten()
+                shards.map(|n| parts::begun_shards(folder, plan, package.as_ref(), n)).transpose()?.flatten()
             {
                 return assembled(store, plan, package.as_ref(), &cut, start, progress);
             }
@@ -110,7 +110,7 @@ fn publish_within(store: &Store, plan: &Plan, budget: Budget, progress: &Progres
     let files =
         write::Version { package: package.as_ref(), spec: &spec, tables: &tables, recipe: &plan.recipe, version: None };
     let inherited = inherited(store, plan, &spec.name);
-    let making = making::Making { plan, files, provenance, inherited, start, progress };
+    let making = making::VersionInputs { plan, files, provenance, inherited, start, progress };
     let mut loaded = Vec::new();
     let published = store.publish(&spec.name, |folder, version| {
         if let Some(shards) = plan.output.count() {
@@ -154,7 +154,7 @@ fn assembled(
     let (spec, tables) = tables::described(plan, package, cut.dimension)?;
     let files = write::Version { package, spec: &spec, tables: &tables, recipe: &plan.recipe, version: None };
     let provenance = catalogue::provenance(&cut.items_file, plan);
-    let making = making::Making { plan, files, provenance, inherited: None, start, progress };
+    let making = making::VersionInputs { plan, files, provenance, inherited: None, start, progress };
     let version = store.publish(&spec.name, |folder, version| shards::assemble(&making, cut, folder, version))?;
     Ok((spec.name.clone(), version))
 }

@@ -18,7 +18,7 @@ use sterling_snapshot::{
 use sterling_storage::files::Checksum;
 
 /// Inputs of a version.
-pub(super) struct Making<'a> {
+pub(super) struct VersionInputs<'a> {
     pub(super) plan: &'a Plan,
     pub(super) files: write::Version<'a>,
     pub(super) provenance: Provenance,
@@ -28,10 +28,10 @@ pub(super) struct Making<'a> {
     pub(super) progress: &'a Progress<'a>,
 }
 
-impl Making<'_> {
+impl VersionInputs<'_> {
     /// Writes the version to `folder`, calibrates and tests it. Returns the manifest, which is the only file not yet written.
     pub(super) fn whole(&self, arranged: &Arranged, folder: &Path, version: u64) -> Result<Manifest> {
-        let Making { plan, files: version_files, progress, .. } = self;
+        let VersionInputs { plan, files: version_files, progress, .. } = self;
         let package = version_files.package;
         let mut files = version_files.write(arranged, folder, progress)?;
         let decisions = match package {
@@ -63,9 +63,9 @@ impl Making<'_> {
         folder: &Path,
         files: &mut BTreeMap<String, Checksum>,
     ) -> Result<Option<(Calibration, Queries)>> {
-        let Making { plan, files: version_files, inherited, progress, .. } = self;
-        let told = |done, total| progress(Stage::Calibrating, done, total);
-        let calibrate = |queries: Option<&Path>| calibrate::version(folder, queries, &plan.recipe, &told);
+        let VersionInputs { plan, files: version_files, inherited, progress, .. } = self;
+        let reported = |done, total| progress(Stage::Calibrating, done, total);
+        let calibrate = |queries: Option<&Path>| calibrate::version(folder, queries, &plan.recipe, &reported);
         let measured = match (calibrate::source(plan.queries.as_deref(), plan.source.package()), inherited) {
             (Some(source), _) => {
                 let measured = calibrate(Some(&source))?;

@@ -12,7 +12,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use super::calibrate::{self, MergedCalibration, OfMain};
+use super::calibrate::{self, MainCalibration, MergedCalibration};
 use super::catalogue::Arranged;
 use super::fold::fold;
 use super::gathered::{MergedVersion, ViewItems};
@@ -26,7 +26,7 @@ use sterling_serving::view::View;
 use sterling_snapshot::model::Package;
 use sterling_snapshot::{
     CALIBRATION_FILE, Calibration, FORMAT, INDEX_FILE, Manifest, MergedFrom, PROGRAM, Provenance, QUERIES_FILE, Recipe,
-    STRATA_FILE, Store, Wanted,
+    STRATA_FILE, SearchGoal, Store,
 };
 use sterling_storage::files::Checksum;
 
@@ -42,7 +42,7 @@ pub const MERGE_STEPS: usize = 4;
 /// Number of candidates whose recall is watched.
 const WATCHED: usize = 100;
 /// Bytes of memory of a merge per vector component: as f32, and encoded twice.
-const BYTES_A_NUMBER: u64 = 12;
+const BYTES_PER_NUMBER: u64 = 12;
 
 /// Publishes a view as the next version of its model, on the threads of the current pool. For a shard, makes a checkpoint of the
 /// same version, for this server alone (`fold`). `progress` receives the number of finished steps out of [`MERGE_STEPS`].
@@ -55,8 +55,8 @@ pub fn merge(store: &Store, view: &View, progress: &(dyn Fn(usize) + Sync)) -> R
     let main = view.main();
     let numbers = view.items() as u64 * view.dimension() as u64;
     let free = memory::available_bytes().unwrap_or(u64::MAX);
-    if numbers.saturating_mul(BYTES_A_NUMBER) > free {
-        let need = numbers.saturating_mul(BYTES_A_NUMBER) >> 20;
+    if numbers.saturating_mul(BYTES_PER_NUMBER) > free {
+        let need = numbers.saturating_mul(BYTES_PER_NUMBER) >> 20;
         return Err(Error::no_space(format!("a merge takes {need} MB of memory, {} are free", free >> 20)));
     }
     if let Some(shards) = &main.shards {
@@ -197,7 +197,7 @@ impl<'a> Merging<'a> {
         let sum = self.arranged.write_index(folder, &self.arranged.built)?;
         (self.progress)(2);
         let main = self.view.main();
-        let of_main = OfMain {
+        let of_main = MainCalibration {
             folder: main.package.folder(),
             manifest: &main.manifest,
             package: &main.package,
@@ -236,6 +236,6 @@ impl<'a> Merging<'a> {
 
 /// Returns the share of the lists that the recall of a recipe needs.
 fn share(calibration: &Calibration, recipe: &Recipe, items: usize, lists: usize) -> f64 {
-    let wanted = Wanted { candidates: WATCHED.min(items), pass_rate: 1.0, recall: recipe.serving.recall };
+    let wanted = SearchGoal { candidates: WATCHED.min(items), pass_rate: 1.0, recall: recipe.serving.recall };
     calibration.choose(wanted, items, lists).probes as f64 / lists.max(1) as f64
 }

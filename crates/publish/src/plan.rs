@@ -9,7 +9,7 @@ use sterling_core::limits::SHARDS_MAX;
 use sterling_index::ivf;
 use sterling_snapshot::Recipe;
 use sterling_snapshot::items;
-use sterling_snapshot::sandbox::Trials;
+use sterling_snapshot::sandbox::SandboxMode;
 
 /// Plan of a publication: the sources of the model and its items, the recipe of the index, and the output.
 ///
@@ -32,7 +32,7 @@ pub struct Plan {
     /// Output of the publication.
     pub output: Output,
     /// Sandbox in which the package's graphs run first.
-    pub trials: Trials,
+    pub trials: SandboxMode,
     /// Bytes of memory that the publication may take; by default most of the free memory.
     pub memory_bytes: Option<u64>,
 }
@@ -226,7 +226,7 @@ impl Plan {
             queries: None,
             recipe: Recipe::default(),
             output: Output::default(),
-            trials: Trials::default(),
+            trials: SandboxMode::default(),
             memory_bytes: None,
         }
     }

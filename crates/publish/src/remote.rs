@@ -12,7 +12,7 @@ use sterling_snapshot::{Manifest, Store, content_of, rows_on_cluster};
 use sterling_storage::files::Checksum;
 
 /// Age in seconds below which rows are retained, because their publication may be running.
-const KEPT_SECONDS: u64 = 3600;
+const RETAINED_SECONDS: u64 = 3600;
 
 /// Cluster that receives the rows of tables when a version is published.
 #[derive(Clone, Debug)]
@@ -50,11 +50,11 @@ pub(super) fn load(
     let mut loaded = Vec::new();
     for table in tables {
         let named = rows_on_cluster(spec, manifest, table.name())?;
-        let told = |rows: u64| progress((before + rows) as usize, total as usize);
+        let reported = |rows: u64| progress((before + rows) as usize, total as usize);
         // Other versions may use existing rows: these must not be deleted.
         let is_new = stored(&remote.cluster, &named)?.is_none();
         loaded.extend(is_new.then(|| named.clone()));
-        if let Err(error) = table.load(&remote.cluster, &named, |p| told(p.rows_done)) {
+        if let Err(error) = table.load(&remote.cluster, &named, |p| reported(p.rows_done)) {
             unload(remote, &loaded);
             return Err(error);
         }
@@ -85,7 +85,7 @@ pub fn load_published(
     version: u64,
     progress: &dyn Fn(usize, usize),
 ) -> Result<()> {
-    let held = store.bring(model, version)?;
+    let held = store.ensure_local(model, version)?;
     let manifest = Manifest::read(held.folder())?;
     let package = Package::open(held.folder())?;
     let files: BTreeSet<&String> = package.spec.tables.iter().map(|table| &table.file).collect();
@@ -108,12 +108,12 @@ pub fn prune(cluster: &Arc<Cluster>, stores: &[Store]) -> Result<Vec<RowSet>> {
     let mut models = BTreeSet::new();
     let mut contents = BTreeSet::new();
     for store in stores {
-        let (whole, cut) = (store.models()?, store.cut_models()?);
+        let (whole, cut) = (store.models()?, store.sharded_models()?);
         for model in whole.into_iter().chain(cut).collect::<BTreeSet<_>>() {
             for version in store.versions(&model)? {
                 contents.extend(contents_of(&store.manifest(&model, version)?));
             }
-            for version in store.cut_versions(&model)? {
+            for version in store.sharded_versions(&model)? {
                 contents.extend(store.shards(&model, version)?.1.iter().flat_map(contents_of));
             }
             models.insert(model);
@@ -125,7 +125,7 @@ pub fn prune(cluster: &Arc<Cluster>, stores: &[Store]) -> Result<Vec<RowSet>> {
         if !models.contains(set.model()) || contents.contains(&set.content()) {
             continue;
         }
-        let is_young = find(cluster, &set)?.is_some_and(|found| now.saturating_sub(found.loaded) < KEPT_SECONDS);
+        let is_young = find(cluster, &set)?.is_some_and(|found| now.saturating_sub(found.loaded) < RETAINED_SECONDS);
         if !is_young && delete(cluster, &set)? {
             removed.push(set);
         }

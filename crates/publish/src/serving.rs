@@ -15,14 +15,14 @@ use sterling_snapshot::{
 use sterling_storage::files::{Checksum, TensorFile, Tensors};
 
 /// Written files of a version in slot order.
-struct Written {
+struct WrittenFiles {
     index: ivf::Index,
     columns: Columns,
     ids: Ids,
     vectors: Vec<Table>,
 }
 
-impl Written {
+impl WrittenFiles {
     fn open(package: &Package, folder: &Path) -> Result<Self> {
         let index = ivf::Index::open(&Tensors::open(&folder.join(INDEX_FILE))?)?;
         let tensors = Tensors::open(&folder.join(COLUMNS_FILE))?;
@@ -32,7 +32,7 @@ impl Written {
             [] => Vec::new(),
             specs => vectors::open(specs, &Tensors::open(&folder.join(VECTORS_FILE))?, index.slots())?,
         };
-        Ok(Written { index, columns, ids, vectors })
+        Ok(WrittenFiles { index, columns, ids, vectors })
     }
 
     fn sources<'a>(&'a self, package: &'a Package) -> RowSources<'a> {
@@ -48,7 +48,7 @@ pub(super) fn prepare(
     recipe: &Recipe,
     files: &mut BTreeMap<String, Checksum>,
 ) -> Result<Decisions> {
-    let written = Written::open(package, folder)?;
+    let written = WrittenFiles::open(package, folder)?;
     let item_part = recipe.reranking.item_part.rows().map(|format| package.best_part(format)).transpose()?.flatten();
     let decisions = Decisions { item_part, ..Decisions::default() };
     let Some((parted, table)) = kept(package, &decisions, &written)? else {
@@ -71,14 +71,14 @@ pub(super) fn keep(
     if decisions.item_part.is_none() {
         return Ok(decisions.clone());
     }
-    match kept(package, decisions, &Written::open(package, folder)?)? {
+    match kept(package, decisions, &WrittenFiles::open(package, folder)?)? {
         Some((_, table)) => write(&table, folder, files).map(|()| decisions.clone()),
         None => Ok(Decisions { item_part: None, ..decisions.clone() }),
     }
 }
 
 /// Returns the stored item-side part, and the package that reads it; `None` if nothing is stored, or it cannot be.
-fn kept(package: &Package, decisions: &Decisions, written: &Written) -> Result<Option<(Package, Table)>> {
+fn kept(package: &Package, decisions: &Decisions, written: &WrittenFiles) -> Result<Option<(Package, Table)>> {
     let Some(decided) = &decisions.item_part else { return Ok(None) };
     let parted = package.decided(decisions)?;
     let parts = ItemParts::work_out(&written.sources(&parted), &written.index, true)?;
@@ -100,7 +100,7 @@ fn write(table: &Table, folder: &Path, files: &mut BTreeMap<String, Checksum>) -
     Ok(())
 }
 
-fn score_items(package: &Package, written: &Written, part: Option<Table>) -> Result<()> {
+fn score_items(package: &Package, written: &WrittenFiles, part: Option<Table>) -> Result<()> {
     let candidates = CandidateRows::open(&written.sources(package), part)?;
     let index = &written.index;
     sandbox::score_items(package, index, &written.columns, &|slots, given| candidates.write(index, slots, given))

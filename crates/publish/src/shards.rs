@@ -14,7 +14,7 @@ use std::io;
 use std::path::Path;
 
 use super::catalogue::Arranged;
-use super::making::{self, Extent, Making};
+use super::making::{self, Extent, VersionInputs};
 use super::parts::{CutShards, PartShard};
 use super::plan::Stage;
 use super::{calibrate, serving};
@@ -28,9 +28,16 @@ use sterling_storage::files::{self, Checksum};
 const WHOLE: &str = "whole";
 
 /// Writes the shards of a version to its folder.
-pub(super) fn cut(making: &Making<'_>, arranged: &Arranged, folder: &Path, version: u64, shards: u32) -> Result<()> {
+pub(super) fn cut(
+    making: &VersionInputs<'_>,
+    arranged: &Arranged,
+    folder: &Path,
+    version: u64,
+    shards: u32,
+) -> Result<()> {
     let whole_folder = make(folder.join(WHOLE))?;
-    let whole = Whole { manifest: making.whole(arranged, &whole_folder, version)?, folder: &whole_folder, shards };
+    let whole =
+        SharedFiles { manifest: making.whole(arranged, &whole_folder, version)?, folder: &whole_folder, shards };
     let parts: Vec<Built> = (0..shards).map(|shard| arranged.shard(shard, shards)).collect::<Result<_>>()?;
     let mut manifests = Vec::with_capacity(parts.len());
     for (shard, built) in (0..shards).zip(&parts) {
@@ -42,20 +49,20 @@ pub(super) fn cut(making: &Making<'_>, arranged: &Arranged, folder: &Path, versi
             None => whole.manifest.decisions.clone(),
         };
         let (items, slots) = (built.items(), built.order.len());
-        let of_items = OfItems { shard, items, slots, files, decisions };
+        let of_items = ShardFiles { shard, items, slots, files, decisions };
         manifests.push(whole.shard(making, of_items, &to)?);
     }
-    whole.cut_into(&manifests, folder)
+    whole.write_shards_file(&manifests, folder)
 }
 
 /// Writes a version from shards that were made separately.
-pub(super) fn assemble(making: &Making<'_>, cut: &CutShards, folder: &Path, version: u64) -> Result<()> {
+pub(super) fn assemble(making: &VersionInputs<'_>, cut: &CutShards, folder: &Path, version: u64) -> Result<()> {
     let whole_folder = make(folder.join(WHOLE))?;
     (making.progress)(Stage::Writing, 0, cut.shards.len());
     let mut files = making.files.write_package(&whole_folder)?;
     let folders: Vec<&Path> = cut.shards.iter().map(|shard| shard.folder.as_path()).collect();
-    let told = |done, total| (making.progress)(Stage::Calibrating, done, total);
-    let measured = calibrate::of_shards(&folders, &told)?;
+    let reported = |done, total| (making.progress)(Stage::Calibrating, done, total);
+    let measured = calibrate::of_shards(&folders, &reported)?;
     if let Some((calibration, queries)) = &measured {
         making::warn(calibration, queries, (making.files.package, making.files.recipe));
     }
@@ -70,7 +77,7 @@ pub(super) fn assemble(making: &Making<'_>, cut: &CutShards, folder: &Path, vers
     let items = cut.shards.iter().map(|shard| shard.holds.items).sum();
     let extent = Extent { dimension, items, slots: 0, lists };
     let manifest = making.manifest(version, extent, files, decisions.clone())?;
-    let whole = Whole { manifest, folder: &whole_folder, shards: cut.shards.len() as u32 };
+    let whole = SharedFiles { manifest, folder: &whole_folder, shards: cut.shards.len() as u32 };
     let mut manifests = Vec::with_capacity(cut.shards.len());
     for (shard, of) in (0..).zip(&cut.shards) {
         let to = make(shard_folder(folder, shard))?;
@@ -79,13 +86,13 @@ pub(super) fn assemble(making: &Making<'_>, cut: &CutShards, folder: &Path, vers
         if decisions.item_part.is_none() {
             files.remove(PARTS_FILE);
         }
-        files.iter().try_for_each(|(name, sum)| bring(&of.folder.join(name), &to.join(name), sum))?;
+        files.iter().try_for_each(|(name, sum)| copy_checked(&of.folder.join(name), &to.join(name), sum))?;
         let PartShard { items, slots, .. } = of.holds;
-        let of_items = OfItems { shard, items, slots, files, decisions: decisions.clone() };
+        let of_items = ShardFiles { shard, items, slots, files, decisions: decisions.clone() };
         manifests.push(whole.shard(making, of_items, &to)?);
         (making.progress)(Stage::Writing, manifests.len(), cut.shards.len());
     }
-    whole.cut_into(&manifests, folder)
+    whole.write_shards_file(&manifests, folder)
 }
 
 fn make(folder: std::path::PathBuf) -> Result<std::path::PathBuf> {
@@ -104,14 +111,14 @@ pub(super) fn share(
     let others = of.files.iter().filter(|(name, _)| ![WARMUP_FILE, PARTS_FILE].contains(&name.as_str()));
     for (name, sum) in others {
         if !sums.contains_key(name) {
-            bring(&from.join(name), &folder.join(name), sum)?;
+            copy_checked(&from.join(name), &folder.join(name), sum)?;
             sums.insert(name.clone(), sum.clone());
         }
     }
     files::sync_folder(folder).map_err(|e| Error::io(folder.display(), e))
 }
 
-fn bring(from: &Path, to: &Path, sum: &Checksum) -> Result<()> {
+fn copy_checked(from: &Path, to: &Path, sum: &Checksum) -> Result<()> {
     if fs::hard_link(from, to).is_ok() {
         return Ok(());
     }
@@ -124,7 +131,7 @@ fn bring(from: &Path, to: &Path, sum: &Checksum) -> Result<()> {
 }
 
 /// Files of a shard that depend on its items, written to its folder.
-struct OfItems {
+struct ShardFiles {
     shard: u32,
     items: usize,
     slots: usize,
@@ -133,17 +140,17 @@ struct OfItems {
 }
 
 /// Shared files of all shards of a version.
-struct Whole<'a> {
+struct SharedFiles<'a> {
     /// Complete manifest, or one without the files that depend on items.
     manifest: Manifest,
     folder: &'a Path,
     shards: u32,
 }
 
-impl Whole<'_> {
+impl SharedFiles<'_> {
     /// Completes a shard in its folder, and returns its manifest.
-    fn shard(&self, making: &Making<'_>, of_items: OfItems, folder: &Path) -> Result<Manifest> {
-        let OfItems { shard, items, slots, mut files, decisions } = of_items;
+    fn shard(&self, making: &VersionInputs<'_>, of_items: ShardFiles, folder: &Path) -> Result<Manifest> {
+        let ShardFiles { shard, items, slots, mut files, decisions } = of_items;
         share((self.folder, &self.manifest), folder, &mut files)?;
         let manifest = Manifest {
             items,
@@ -159,7 +166,7 @@ impl Whole<'_> {
     }
 
     /// Writes the file that names all shards.
-    fn cut_into(self, manifests: &[Manifest], folder: &Path) -> Result<()> {
+    fn write_shards_file(self, manifests: &[Manifest], folder: &Path) -> Result<()> {
         fs::remove_dir_all(self.folder).map_err(|e| Error::io(self.folder.display(), e))?;
         Shards::of(manifests).write(folder)
     }

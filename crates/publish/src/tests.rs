@@ -44,12 +44,12 @@ fn check(what: &Plan, dimension: u64) {
     let mut seen = std::collections::BTreeSet::new();
     for blocks in [1, 3, 1000] {
         let plans = std::sync::Mutex::new(Vec::new());
-        let told = |stage: Stage, _: usize, _: usize| {
+        let reported = |stage: Stage, _: usize, _: usize| {
             if let Stage::Planned(plan) = stage {
                 plans.lock().unwrap().push(plan);
             }
         };
-        let published = publish_within(&store, what, on_the_disk(blocks * 64 * dimension), &told).map_err(place);
+        let published = publish_within(&store, what, on_the_disk(blocks * 64 * dimension), &reported).map_err(place);
         assert_eq!(files(&store, &published.unwrap()), expected, "{what:?}");
         let plans = plans.into_inner().unwrap();
         assert!(plans[0].bucket_bytes.is_some() && plans.len() == 1, "{plans:?}");
@@ -152,7 +152,7 @@ fn files_of_every_kind_and_towers_are_published_alike() {
 }
 
 #[test]
-fn tensors_that_are_kept_by_item_are_those_of_memory() {
+fn item_side_tensors_on_disk_equal_those_in_memory() {
     let folder = tempfile::tempdir().unwrap();
     let path = items(folder.path(), 5000, 5);
     let mut package = Package::open(&golden("tiny")).unwrap();

@@ -16,7 +16,7 @@ const HALVINGS: usize = 30;
 
 /// Metric in which a canary is worse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Behind {
+pub enum WorseMetric {
     /// More requests fail.
     Errors,
     /// Answers take longer.
@@ -25,13 +25,13 @@ pub enum Behind {
     Recall,
 }
 
-impl Behind {
+impl WorseMetric {
     /// Returns its name in metrics.
     pub fn name(self) -> &'static str {
         match self {
-            Behind::Errors => "errors",
-            Behind::Latency => "latency",
-            Behind::Recall => "recall",
+            WorseMetric::Errors => "errors",
+            WorseMetric::Latency => "latency",
+            WorseMetric::Recall => "recall",
         }
     }
 }
@@ -40,7 +40,7 @@ impl Behind {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
     /// Metric in which it is worse.
-    pub behind: Behind,
+    pub behind: WorseMetric,
     /// Explanation with the measured numbers.
     pub reason: String,
 }
@@ -116,18 +116,18 @@ pub(super) fn verdict(both: &Both, margins: &CanaryMargins) -> Option<Verdict> {
         (theirs.least() > ours.most() + margin).then_some((theirs, ours))
     };
     if let Some((theirs, ours)) = is_behind(&errors, margins.errors) {
-        return Some(Verdict { behind: Behind::Errors, reason: told("failed requests", theirs, ours) });
+        return Some(Verdict { behind: WorseMetric::Errors, reason: reported("failed requests", theirs, ours) });
     }
     if let Some((theirs, ours)) = is_behind(&lost, margins.recall) {
         return Some(Verdict {
-            behind: Behind::Recall,
-            reason: told("exact items that were not served", theirs, ours),
+            behind: WorseMetric::Recall,
+            reason: reported("exact items that were not served", theirs, ours),
         });
     }
     slower(active, canary, margins.latency)
 }
 
-fn told(what: &str, canary: Mean, active: Mean) -> String {
+fn reported(what: &str, canary: Mean, active: Mean) -> String {
     let percent = |share: f64| share * 100.0;
     format!(
         "{what}: {:.2} % of {} of the canary (at least {:.2} %), {:.2} % of {} of the active version (at most {:.2} %)",
@@ -167,7 +167,7 @@ fn slower(active: &Counts, canary: &[Counts], factor: f64) -> Option<Verdict> {
         (canary.least() > active.most()).then(|| {
             let ms = |step: usize| time_of(step).as_secs_f64() * 1e3;
             let what = format!("requests of {:.2} ms and more against {:.2} ms", ms(long), ms(step));
-            Verdict { behind: Behind::Latency, reason: told(&what, canary, active) }
+            Verdict { behind: WorseMetric::Latency, reason: reported(&what, canary, active) }
         })
     })
 }

@@ -21,9 +21,9 @@
 //! the result must hold without the group that is worst for the canary. No single user decides.
 //!
 //! ```
-//! use sterling_rollout::{Place, seed};
+//! use sterling_rollout::{KeyHash, seed};
 //!
-//! let key = Place::of(b"user-7", seed("shop", 8));
+//! let key = KeyHash::of(b"user-7", seed("shop", 8));
 //! assert!(key.is_within(1.0) && !key.is_within(0.0));
 //! ```
 
@@ -38,8 +38,8 @@ mod tests;
 mod watch;
 mod window;
 
-pub use judge::{Behind, Verdict};
-pub use place::{Place, seed};
+pub use judge::{Verdict, WorseMetric};
+pub use place::{KeyHash, seed};
 pub use run::{CanaryRun, ShadowRun, TrafficNow, rolled_back};
 pub use setting::{Canary, CanaryMargins, Shadow, Sticky, StopRequest, Stopped, Traffic, TrafficTarget};
 pub use watch::{BothSeen, Side, SideSeen};

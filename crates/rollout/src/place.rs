@@ -12,12 +12,12 @@ pub fn seed(model: &str, version: u64) -> u64 {
 
 /// Hash of a key: the upper bits are a number between 0 and 1, the lower bits the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place(u64);
+pub struct KeyHash(u64);
 
-impl Place {
+impl KeyHash {
     /// Hashes a key with the seed of a canary.
     pub fn of(key: &[u8], seed: u64) -> Self {
-        Place(xxh3_64_with_seed(key, seed))
+        KeyHash(xxh3_64_with_seed(key, seed))
     }
 
     /// Returns true for this share of all keys. A key within a share is also within every larger share.
@@ -39,7 +39,7 @@ mod tests {
     #[test]
     fn a_share_is_that_share_of_the_keys_and_growing_keeps_them() {
         let seed = seed("shop", 8);
-        let places: Vec<Place> = (0..100_000_u64).map(|key| Place::of(&key.to_le_bytes(), seed)).collect();
+        let places: Vec<KeyHash> = (0..100_000_u64).map(|key| KeyHash::of(&key.to_le_bytes(), seed)).collect();
         let within = |share: f64| places.iter().filter(|place| place.is_within(share)).count();
         assert_eq!((within(0.0), within(1.0)), (0, places.len()));
         for share in [0.001, 0.01, 0.05, 0.3, 0.5, 0.99_f64] {
@@ -57,12 +57,12 @@ mod tests {
     #[test]
     fn another_version_or_model_has_other_keys_and_the_same_ones_are_everywhere() {
         let both = |a: u64, b: u64| {
-            let is_within = |key: u64, seed| Place::of(&key.to_le_bytes(), seed).is_within(0.1);
+            let is_within = |key: u64, seed| KeyHash::of(&key.to_le_bytes(), seed).is_within(0.1);
             (0..100_000_u64).filter(|&key| is_within(key, a) && is_within(key, b)).count()
         };
         assert!((850..1150).contains(&both(seed("shop", 8), seed("shop", 9))));
         assert!((850..1150).contains(&both(seed("shop", 8), seed("shoq", 8))));
         // Servers of all releases must divide keys alike; values from another implementation of XXH3.
-        assert_eq!(Place::of(b"user-1", seed("shop", 8)), Place(0x81a1_ff2e_9cc2_33fc));
+        assert_eq!(KeyHash::of(b"user-1", seed("shop", 8)), KeyHash(0x81a1_ff2e_9cc2_33fc));
     }
 }

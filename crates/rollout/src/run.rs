@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use metrics::{Counter, Histogram, counter, gauge, histogram};
 
 use super::judge::Verdict;
-use super::place::{Place, seed};
+use super::place::{KeyHash, seed};
 use super::setting::{Canary, Shadow, Sticky, Traffic};
 use super::watch::{BothSeen, Side, Watch};
-use sterling_core::draws::Draws;
+use sterling_core::draws::Sampler;
 use sterling_core::locks::locked;
 
 /// An active canary and its measurements. It is replaced if a version or the setting changes, because measurements of other files
@@ -92,8 +92,8 @@ impl CanaryRun {
     }
 
     /// Returns the version that a key belongs to.
-    pub fn side(&self, key: &[u8]) -> (Place, Side) {
-        let place = Place::of(key, self.seed);
+    pub fn side(&self, key: &[u8]) -> (KeyHash, Side) {
+        let place = KeyHash::of(key, self.seed);
         (place, if place.is_within(self.share()) { Side::Canary } else { Side::Active })
     }
 
@@ -107,7 +107,7 @@ impl CanaryRun {
     }
 
     /// Records a completed request: the latency of its answer, or `None` for a failure.
-    pub fn ended(&self, by: (Place, Side), took: Option<Duration>) {
+    pub fn ended(&self, by: (KeyHash, Side), took: Option<Duration>) {
         locked(&self.watch).ended(self.began.elapsed(), by, took);
         let meters = &self.meters[usize::from(by.1 == Side::Canary)];
         match took {
@@ -120,7 +120,7 @@ impl CanaryRun {
     }
 
     /// Records the recall of an audited answer.
-    pub fn audited(&self, by: (Place, Side), recall: f64) {
+    pub fn audited(&self, by: (KeyHash, Side), recall: f64) {
         locked(&self.watch).audited(self.began.elapsed(), by, recall);
     }
 
@@ -185,7 +185,7 @@ pub struct ShadowRun {
     model: String,
     version: u64,
     setting: Shadow,
-    draws: Draws,
+    draws: Sampler,
     /// Tokens left in the rate limiter, and the time of its last update.
     left: Mutex<(f64, Instant)>,
 }
@@ -194,7 +194,7 @@ impl ShadowRun {
     /// Starts shadow traffic to a version of a model.
     pub fn new(setting: &Shadow, (model, version): (&str, u64)) -> Self {
         let left = Mutex::new((setting.per_second.max(1.0), Instant::now()));
-        ShadowRun { model: model.to_owned(), version, setting: setting.clone(), draws: Draws::default(), left }
+        ShadowRun { model: model.to_owned(), version, setting: setting.clone(), draws: Sampler::default(), left }
     }
 
     /// Returns the name of the model.

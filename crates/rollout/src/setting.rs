@@ -299,7 +299,7 @@ impl Traffic {
     }
 
     /// Describes the setting for operators.
-    pub fn told(&self) -> Vec<String> {
+    pub fn reported(&self) -> Vec<String> {
         let canary = self.canary.as_ref().and_then(|canary| {
             let (of, share) = (canary.target().ok()?, canary.share * 100.0);
             let why = canary
@@ -340,7 +340,7 @@ mod tests {
         assert_eq!(traffic.shadow.as_ref().unwrap().target().unwrap(), TrafficTarget::Label("next"));
         assert_eq!(read(&serde_json::to_string(&traffic).unwrap()).unwrap(), traffic);
         assert_eq!(
-            traffic.told(),
+            traffic.reported(),
             ["canary version 8 with 5 % by user", "shadow label `next` with 100 %, at most 10 a second"]
         );
         assert!(read("{}").unwrap().is_empty());

@@ -41,7 +41,7 @@ impl History {
     }
 
     /// Returns the second at which the canary is found worse, and the metric.
-    fn run(&mut self, active: Version, canary: Version, seconds: u64) -> Option<(u64, Behind)> {
+    fn run(&mut self, active: Version, canary: Version, seconds: u64) -> Option<(u64, WorseMetric)> {
         let setting = Canary {
             version: Some(8),
             label: None,
@@ -57,7 +57,7 @@ impl History {
             for request in 0..self.rate {
                 let now = Duration::from_secs_f64(second as f64 + request as f64 / self.rate as f64);
                 let user = (self.draw() * self.users as f64) as u64;
-                let place = Place::of(&user.to_le_bytes(), seed);
+                let place = KeyHash::of(&user.to_le_bytes(), seed);
                 let is_canary = place.is_within(self.share);
                 let (version, side) = if is_canary { (canary, Side::Canary) } else { (active, Side::Active) };
                 let is_failed = self.draw() < version.errors;
@@ -81,7 +81,7 @@ impl History {
 }
 
 #[test]
-fn two_versions_that_are_alike_are_left_alone() {
+fn an_equal_canary_is_kept() {
     // Some 60 histories with 120 tests of 400 bounds each; a bound fails with a probability of e^-20.
     for (number, errors) in [0.0, 0.002, 0.05, 0.5, 0.98, 1.0].into_iter().enumerate() {
         for (place, share) in [0.01, 0.1, 0.5, 0.9].into_iter().enumerate() {
@@ -93,7 +93,7 @@ fn two_versions_that_are_alike_are_left_alone() {
 }
 
 #[test]
-fn one_that_is_worse_by_less_than_the_margins_is_left_alone() {
+fn a_canary_worse_by_less_than_the_margins_is_kept() {
     for (number, like) in [
         Version { errors: GOOD.errors + 0.005, ..GOOD },
         Version { ms: (GOOD.ms.0 * 1.3, GOOD.ms.1), ..GOOD },
@@ -111,18 +111,18 @@ fn one_that_is_worse_by_less_than_the_margins_is_left_alone() {
 }
 
 #[test]
-fn one_that_falls_behind_is_found_every_time() {
+fn a_worse_canary_is_always_detected() {
     for (number, (share, worse, expected, within)) in [
-        (0.05, Version { errors: 1.0, ..GOOD }, Behind::Errors, 15),
-        (0.05, Version { errors: 0.3, ..GOOD }, Behind::Errors, 60),
-        (0.1, Version { errors: 0.05, ..GOOD }, Behind::Errors, 300),
-        (0.01, Version { errors: 0.5, ..GOOD }, Behind::Errors, 180),
-        (0.05, Version { ms: (40.0, 0.6), ..GOOD }, Behind::Latency, 60),
-        (0.1, Version { ms: (12.0, 0.6), ..GOOD }, Behind::Latency, 120),
+        (0.05, Version { errors: 1.0, ..GOOD }, WorseMetric::Errors, 15),
+        (0.05, Version { errors: 0.3, ..GOOD }, WorseMetric::Errors, 60),
+        (0.1, Version { errors: 0.05, ..GOOD }, WorseMetric::Errors, 300),
+        (0.01, Version { errors: 0.5, ..GOOD }, WorseMetric::Errors, 180),
+        (0.05, Version { ms: (40.0, 0.6), ..GOOD }, WorseMetric::Latency, 60),
+        (0.1, Version { ms: (12.0, 0.6), ..GOOD }, WorseMetric::Latency, 120),
         // As fast as the other for most requests.
-        (0.2, Version { ms: (4.0, 1.8), ..GOOD }, Behind::Latency, 300),
-        (0.5, Version { recall: 0.6, ..GOOD }, Behind::Recall, 400),
-        (0.5, Version { recall: 0.75, ..GOOD }, Behind::Recall, 600),
+        (0.2, Version { ms: (4.0, 1.8), ..GOOD }, WorseMetric::Latency, 300),
+        (0.5, Version { recall: 0.6, ..GOOD }, WorseMetric::Recall, 400),
+        (0.5, Version { recall: 0.75, ..GOOD }, WorseMetric::Recall, 600),
     ]
     .into_iter()
     .enumerate()
@@ -140,7 +140,7 @@ fn no_single_user_decides() {
     // One of few users fails with every request, at either version; here the canary has this user.
     let (setting, seed) = (Canary { share: 0.5, ..canary() }, seed("m", 8));
     let mut watch = Watch::new(&setting);
-    let users: Vec<Place> = (0..200_u64).map(|user| Place::of(&user.to_le_bytes(), seed)).collect();
+    let users: Vec<KeyHash> = (0..200_u64).map(|user| KeyHash::of(&user.to_le_bytes(), seed)).collect();
     let bad = users.iter().position(|place| place.is_within(0.5)).unwrap();
     for round in 0..200_u64 {
         let now = Duration::from_millis(round * 500);
@@ -170,7 +170,7 @@ fn canary() -> Canary {
 #[test]
 fn old_windows_do_not_count() {
     let (mut watch, seed) = (Watch::new(&canary()), seed("m", 8));
-    let place = |user: u64| Place::of(&user.to_le_bytes(), seed);
+    let place = |user: u64| KeyHash::of(&user.to_le_bytes(), seed);
     for user in 0..1000 {
         watch.ended(Duration::from_secs(1), (place(user), Side::Canary), None);
         watch.ended(Duration::from_secs(1), (place(user), Side::Active), Some(Duration::from_millis(5)));

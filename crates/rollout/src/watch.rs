@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::judge::{Verdict, quantile, verdict};
-use super::place::Place;
+use super::place::KeyHash;
 use super::setting::Canary;
 use super::window::{Counts, Window, step_of};
 
@@ -75,7 +75,7 @@ impl Watch {
         Watch { setting: setting.clone(), window: Window::new(setting.window()) }
     }
 
-    fn counts(&mut self, now: Duration, place: Place, side: Side) -> &mut Counts {
+    fn counts(&mut self, now: Duration, place: KeyHash, side: Side) -> &mut Counts {
         let both = self.window.now(now);
         match side {
             Side::Active => &mut both.active,
@@ -84,7 +84,7 @@ impl Watch {
     }
 
     /// Counts a completed request: the latency of its answer, or `None` for a failure.
-    pub(super) fn ended(&mut self, now: Duration, (place, side): (Place, Side), took: Option<Duration>) {
+    pub(super) fn ended(&mut self, now: Duration, (place, side): (KeyHash, Side), took: Option<Duration>) {
         let counts = self.counts(now, place, side);
         counts.requests += 1;
         match took {
@@ -94,7 +94,7 @@ impl Watch {
     }
 
     /// Counts an audited answer with its recall.
-    pub(super) fn audited(&mut self, now: Duration, (place, side): (Place, Side), recall: f64) {
+    pub(super) fn audited(&mut self, now: Duration, (place, side): (KeyHash, Side), recall: f64) {
         let counts = self.counts(now, place, side);
         counts.audits += 1;
         counts.lost += (1.0 - recall).clamp(0.0, 1.0);

@@ -496,14 +496,14 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_is_stronger_than_the_file_and_the_file_than_a_default() {
+    fn flags_override_the_file_and_the_file_overrides_defaults() {
         let config = read("model = 'file'\n[engine]\nqueue = 7").unwrap();
         assert_eq!((config.model.as_deref(), config.engine.queue), (Some("flag"), 7));
         assert_eq!(config.engine.batch, engine::Options::default().batch);
     }
 
     #[test]
-    fn wrong_keys_and_values_are_named() {
+    fn invalid_keys_and_values_are_named() {
         for (text, expected) in [
             ("listen = 'here'", "got `here`, expected HOST:PORT"),
             ("[access]\nadmin_listen = 'here'", "got `here`, expected HOST:PORT"),
@@ -573,8 +573,8 @@ mod tests {
         assert_eq!(config.engine.expensive_request_ms, 9);
         let both = read("[engine]\ndear_ms = 7\nexpensive_request_ms = 8").unwrap_err().to_string();
         assert!(both.contains("`engine.dear_ms` was renamed to `engine.expensive_request_ms`: got both"), "{both}");
-        let wrong = read("[engine]\ndear_ms = 0").unwrap_err().to_string();
-        assert!(wrong.contains("engine.expensive_request_ms: got 0"), "{wrong}");
+        let invalid = read("[engine]\ndear_ms = 0").unwrap_err().to_string();
+        assert!(invalid.contains("engine.expensive_request_ms: got 0"), "{invalid}");
     }
 
     #[test]

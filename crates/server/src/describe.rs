@@ -7,11 +7,11 @@ use sterling_api::{
 use sterling_core::error::Result;
 use sterling_core::request::Retrieve;
 use sterling_embedding::Table;
-use sterling_graph::tower::{FeatureKind, FeatureSpec, Readable, Whose};
+use sterling_graph::tower::{FeatureKind, FeatureSpec, Readable, TensorOwner};
 use sterling_index::columns::{Column, ColumnKind};
 use sterling_serving::view::Category;
 use sterling_snapshot::model::{Merge, QuerySpec, VectorSpec};
-use sterling_snapshot::{Calibration, CodedCurve, RecallCurve, Snapshot, Wanted, placed};
+use sterling_snapshot::{Calibration, CodedCurve, RecallCurve, SearchGoal, Snapshot, placed};
 
 fn shard(snapshot: &Snapshot) -> Option<ShardInfo> {
     let (part, all) = (snapshot.manifest.shard?, snapshot.shards.as_ref()?);
@@ -27,7 +27,7 @@ pub fn model_info(snapshot: &Snapshot) -> ModelInfo {
     let (serving, lists, calibration) =
         (&snapshot.recipe.serving, snapshot.index.lists(), snapshot.calibration.as_ref());
     let candidates = snapshot.candidates(Retrieve::K_DEFAULT);
-    let wanted = Wanted { candidates, pass_rate: 1.0, recall: serving.recall };
+    let wanted = SearchGoal { candidates, pass_rate: 1.0, recall: serving.recall };
     ModelInfo {
         name: spec.name.clone(),
         version: snapshot.manifest.version,
@@ -120,8 +120,8 @@ fn vector(spec: &VectorSpec) -> VectorInfo {
 
 fn input(readable: &Readable) -> InputInfo {
     let whose = match readable.whose {
-        Whose::User => "user",
-        Whose::Candidate => "candidate",
+        TensorOwner::User => "user",
+        TensorOwner::Candidate => "candidate",
     };
     InputInfo { name: readable.name.clone(), whose: whose.into(), shape: readable.shape.clone() }
 }

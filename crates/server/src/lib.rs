@@ -5,7 +5,7 @@
 //! use sterling_server::config::Config;
 //! use sterling_server::http::Stop;
 //! use sterling_server::startup::Server;
-//! use sterling_snapshot::sandbox::Trials;
+//! use sterling_snapshot::sandbox::SandboxMode;
 //!
 //! let store = tempfile::tempdir()?;
 //! let config = Config {
@@ -14,7 +14,7 @@
 //!     device: "cpu".into(),
 //!     ..Config::default()
 //! };
-//! let server = Server::bind(&config, Trials::Here)?;
+//! let server = Server::bind(&config, SandboxMode::Here)?;
 //! assert_ne!(server.address()?.port(), 0);
 //!
 //! // It serves until it is stopped, here at once.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::manifest::Manifest;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::limits;
-use sterling_index::ivf::{Margins, OodProbing};
+use sterling_index::ivf::{OodProbing, ResidualQuantiles};
 use sterling_storage::files::{self, Checksum};
 
 /// Recall targets of the measured points.
@@ -30,7 +30,7 @@ pub struct Calibration {
     pub targets: Vec<f64>,
     /// Score-residual quantiles: how far items score above the centroid of their list. A filtered search estimates the value of
     /// unscanned lists from them.
-    pub margins: Margins,
+    pub margins: ResidualQuantiles,
     /// Reach below which a query is out of the distribution of the calibration queries, see [`OodProbing`]. `None` if no such
     /// queries were measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -104,7 +104,7 @@ pub struct Chosen {
 
 /// Goal of a search: recall of a number of candidates, for a share of eligible items.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted {
+pub struct SearchGoal {
     /// Number of candidates, K0.
     pub candidates: usize,
     /// Estimated share of eligible items.
@@ -196,9 +196,9 @@ impl Calibration {
 
     /// Chooses settings as [`Calibration::choose`] if `excluded` items must not be returned: the items in their place rank as
     /// deep as all of them together. Interpolates between measured numbers of candidates on a logarithmic scale.
-    pub fn choose_beyond(&self, excluded: usize, wanted: Wanted, items: usize, lists: usize) -> Chosen {
+    pub fn choose_beyond(&self, excluded: usize, wanted: SearchGoal, items: usize, lists: usize) -> Chosen {
         let sought = wanted.candidates + excluded;
-        let choose = |candidates| self.choose(Wanted { candidates, ..wanted }, items, lists);
+        let choose = |candidates| self.choose(SearchGoal { candidates, ..wanted }, items, lists);
         let measured = || self.curves.iter().map(|curve| curve.k);
         let below = measured().filter(|k| (wanted.candidates..=sought).contains(k)).max();
         let above = measured().filter(|k| *k > sought).min();
@@ -239,7 +239,7 @@ impl Calibration {
     /// Rounds the number of candidates and the target up to the next measured value; interpolates between pass rates on a
     /// logarithmic scale. Beyond the largest number of candidates, it looks up the same depth at a lower pass rate: the best K
     /// items of a share R reach as deep as the best 10 K of a share 10 R.
-    pub fn choose(&self, wanted: Wanted, items: usize, lists: usize) -> Chosen {
+    pub fn choose(&self, wanted: SearchGoal, items: usize, lists: usize) -> Chosen {
         let all = Chosen { probes: lists, ood_probes: 0, recall: 1.0, left: 0.0, by_codes: None, by_int8: 0 };
         let Some(target) = self.targets.iter().position(|t| *t >= wanted.recall) else { return all };
         let mut rate = wanted.pass_rate.clamp(0.0, 1.0);
@@ -463,7 +463,7 @@ mod tests {
             source: "test".into(),
             queries: 9,
             targets: vec![0.9, 0.95, 0.99],
-            margins: Margins::of(&[(0.0, 0.0), (0.0, 1.0)]),
+            margins: ResidualQuantiles::of(&[(0.0, 0.0), (0.0, 1.0)]),
             ood_reach: None,
             curves,
         }
@@ -472,7 +472,7 @@ mod tests {
     #[test]
     fn measured_points_are_found_and_the_larger_one_is_taken_between() {
         let choose = |candidates, pass_rate, recall| {
-            measured().choose(Wanted { candidates, pass_rate, recall }, 10_000, 100).probes
+            measured().choose(SearchGoal { candidates, pass_rate, recall }, 10_000, 100).probes
         };
         for (candidates, pass_rate, recall, probes) in [
             (10, 1.0, 0.95, 2),
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_chosen_where_they_were_measured_to_pay() {
+    fn codes_are_used_if_measured_to_be_faster() {
         let mut measured = measured();
         let plain = measured.clone();
         for (curve, selected) in [(0, [0, 40, 60]), (1, [30, 70, 0]), (3, [250, 300, 0])] {
@@ -516,10 +516,10 @@ mod tests {
             (101, 1.0, 0.9, None),
             (10, 1.0, 0.9999, None),
         ] {
-            let chosen = measured.choose(Wanted { candidates, pass_rate, recall }, 10_000, 100);
+            let chosen = measured.choose(SearchGoal { candidates, pass_rate, recall }, 10_000, 100);
             assert_eq!(chosen.by_codes, by_codes, "{candidates} of {pass_rate} at {recall}");
             // Points without codes give the same settings as a curve without codes; codes need more probes.
-            let without = plain.choose(Wanted { candidates, pass_rate, recall }, 10_000, 100);
+            let without = plain.choose(SearchGoal { candidates, pass_rate, recall }, 10_000, 100);
             match by_codes {
                 None => assert_eq!(chosen, without, "{candidates} of {pass_rate} at {recall}"),
                 Some(_) => assert!(chosen.probes > without.probes, "{candidates} of {pass_rate} at {recall}"),
@@ -528,13 +528,13 @@ mod tests {
     }
 
     #[test]
-    fn codes_select_for_the_candidates_that_are_wanted_beyond_the_most_that_were_measured() {
+    fn code_selection_extrapolates_beyond_the_measured_candidates() {
         let mut measured = measured();
         for curve in [3, 4] {
             measured.curves[curve].codes = by_codes(&measured.curves[curve], [200, 250, 300]);
         }
         let by_codes = |candidates, items| {
-            let wanted = Wanted { candidates, pass_rate: 1.0, recall: 0.95 };
+            let wanted = SearchGoal { candidates, pass_rate: 1.0, recall: 0.95 };
             measured.choose(wanted, items, 100).by_codes
         };
         assert_eq!([100, 101, 400, 1000].map(|k| by_codes(k, 10_000)), [250, 253, 1000, 2500].map(Some));
@@ -545,7 +545,7 @@ mod tests {
     fn exclusions_deepen_the_search() {
         let measured = measured();
         let beyond = |excluded, candidates| {
-            let wanted = Wanted { candidates, pass_rate: 1.0, recall: 0.99 };
+            let wanted = SearchGoal { candidates, pass_rate: 1.0, recall: 0.99 };
             measured.choose_beyond(excluded, wanted, 10_000, 100).probes
         };
         let probes = [0, 1, 20, 50, 89, 90, 900].map(|excluded| beyond(excluded, 10));
@@ -557,12 +557,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn more_is_never_had_for_less(
+        fn larger_targets_never_need_fewer_probes(
             a in (1usize..20_000, 0.0f64..1.0, 0.5f64..1.0),
             b in (1usize..20_000, 0.0f64..1.0, 0.5f64..1.0),
         ) {
             let choose = |(candidates, pass_rate, recall)| {
-                measured().choose(Wanted { candidates, pass_rate, recall }, 10_000, 100).probes
+                measured().choose(SearchGoal { candidates, pass_rate, recall }, 10_000, 100).probes
             };
             let least = choose((a.0.min(b.0), a.1.max(b.1), a.2.min(b.2)));
             prop_assert!(least <= choose((a.0.min(b.0), a.1.max(b.1), a.2.max(b.2))));
@@ -627,7 +627,9 @@ mod tests {
         measured.curves[0].ood_probes = vec![2, 2, 9];
         measured.curves[3].ood_probes = vec![6, 20, 80];
         let ood = |measured: &Calibration, candidates, pass_rate, recall| {
-            measured.ood(measured.choose(Wanted { candidates, pass_rate, recall }, 10_000, 100)).map(|ood| ood.probes)
+            measured
+                .ood(measured.choose(SearchGoal { candidates, pass_rate, recall }, 10_000, 100))
+                .map(|ood| ood.probes)
         };
         assert_eq!(ood(&measured, 10, 1.0, 0.9), None, "without a reach");
         measured.ood_reach = Some(0.3);
@@ -640,11 +642,11 @@ mod tests {
     }
 
     #[test]
-    fn where_there_were_too_few_items_for_any_curve_all_lists_are_probed() {
+    fn without_a_curve_all_lists_are_probed() {
         let none = Calibration { curves: Vec::new(), ..measured() };
         for (candidates, items) in [(1, 1), (1, 9), (5, 9), (9, 9), (100, 9)] {
             for pass_rate in [0.0, 0.01, 0.5, 1.0] {
-                let chosen = none.choose(Wanted { candidates, pass_rate, recall: 0.9 }, items, 4);
+                let chosen = none.choose(SearchGoal { candidates, pass_rate, recall: 0.9 }, items, 4);
                 assert_eq!((chosen.probes, chosen.recall), (4, 1.0), "{candidates} of {items} at {pass_rate}");
             }
         }

@@ -43,7 +43,7 @@ pub struct CandidateRows {
 #[derive(Debug)]
 struct Part {
     width: usize,
-    lies: Lies,
+    lies: RowStorage,
 }
 
 /// Storage that candidate rows are read from: the tensors of a snapshot or of a segment of its delta.
@@ -61,7 +61,7 @@ pub struct RowSources<'a> {
 
 /// Storage of an input's rows.
 #[derive(Debug)]
-enum Lies {
+enum RowStorage {
     Index,
     /// Table with one row per slot.
     Kept(Table),
@@ -113,7 +113,7 @@ enum Keys {
 pub fn check_features(spec: &ModelSpec, column: &dyn Fn(&str) -> Option<ColumnKind>) -> Result<()> {
     for feature in spec.overarch.iter().flat_map(|o| &o.features).filter(|f| f.source() != ID) {
         let source = feature.source();
-        let wrong = match (feature.kind, column(source)) {
+        let invalid = match (feature.kind, column(source)) {
             (_, None) => {
                 format!("the snapshot has no column `{source}`, expected one of its item columns, or `{ID}`")
             }
@@ -123,7 +123,7 @@ pub fn check_features(spec: &ModelSpec, column: &dyn Fn(&str) -> Option<ColumnKi
             }
             _ => continue,
         };
-        return Err(Error::invalid(wrong).within(format!("overarch.features `{}`", feature.name)));
+        return Err(Error::invalid(invalid).within(format!("overarch.features `{}`", feature.name)));
     }
     Ok(())
 }
@@ -155,19 +155,19 @@ impl CandidateRows {
         let part = |row: &Readable| {
             let missing = || Error::internal(format!("input `{}` of candidates that nothing supplies", row.name));
             let lies = match package.candidate_input(&row.name).ok_or_else(missing)? {
-                CandidateInput::Item => Lies::Index,
-                CandidateInput::Part => Lies::Kept(kept.take().ok_or_else(missing)?),
-                CandidateInput::Vector(n) => Lies::Kept(vectors.get(n).cloned().ok_or_else(missing)?),
+                CandidateInput::Item => RowStorage::Index,
+                CandidateInput::Part => RowStorage::Kept(kept.take().ok_or_else(missing)?),
+                CandidateInput::Vector(n) => RowStorage::Kept(vectors.get(n).cloned().ok_or_else(missing)?),
                 CandidateInput::Feature(n) => {
                     let spec = feature(package, n)?;
                     let looked_up = look_up(spec, package, columns, ids);
                     let looked_up = looked_up.map_err(|e| e.within(format!("overarch.features `{}`", spec.name)))?;
                     match spec.is_sequence() {
-                        true => Lies::Sequence(looked_up, cut(spec)),
-                        false => Lies::Pooled { looked_up, mean: spec.pooling == Pooling::Mean },
+                        true => RowStorage::Sequence(looked_up, cut(spec)),
+                        false => RowStorage::Pooled { looked_up, mean: spec.pooling == Pooling::Mean },
                     }
                 }
-                CandidateInput::Mask(n) => Lies::Mask(match feature(package, n)?.source() {
+                CandidateInput::Mask(n) => RowStorage::Mask(match feature(package, n)?.source() {
                     ID => None,
                     source => Some(columns.column(source)?.clone()),
                 }),
@@ -182,11 +182,11 @@ impl CandidateRows {
     pub fn bytes(&self, index: &ivf::Index) -> u64 {
         let of_table = |table: &Table| table.spec().row_bytes().unwrap_or(0) as u64;
         let bytes = |part: &Part| match &part.lies {
-            Lies::Index => index.row_bytes(),
-            Lies::Kept(table) => of_table(table),
-            Lies::Pooled { looked_up, .. } => of_table(&looked_up.table),
-            Lies::Sequence(looked_up, cut) => cut.length as u64 * of_table(&looked_up.table),
-            Lies::Mask(_) => 0,
+            RowStorage::Index => index.row_bytes(),
+            RowStorage::Kept(table) => of_table(table),
+            RowStorage::Pooled { looked_up, .. } => of_table(&looked_up.table),
+            RowStorage::Sequence(looked_up, cut) => cut.length as u64 * of_table(&looked_up.table),
+            RowStorage::Mask(_) => 0,
         };
         self.parts.iter().map(bytes).sum()
     }
@@ -214,15 +214,15 @@ impl CandidateRows {
             rows.for_each(|(row, slot)| write(*slot, &mut row[column..][..part.width]));
         };
         match &part.lies {
-            Lies::Index => match index.rows().stored(index.dimension()) {
+            RowStorage::Index => match index.rows().stored(index.dimension()) {
                 Some(stored) => self.one_by_one(&stored, slots.iter().map(|slot| i64::from(slot.0)), out),
                 None => each(out, &|slot, row| index.row(slot, row)),
             },
-            Lies::Kept(table) => self.one_by_one(&host(table), slots.iter().map(|slot| i64::from(slot.0)), out),
-            Lies::Pooled { looked_up: LookedUp { table, values: Keys::Id(rows) }, .. } => {
+            RowStorage::Kept(table) => self.one_by_one(&host(table), slots.iter().map(|slot| i64::from(slot.0)), out),
+            RowStorage::Pooled { looked_up: LookedUp { table, values: Keys::Id(rows) }, .. } => {
                 self.one_by_one(&host(table), slots.iter().map(|slot| rows[slot.index()]), out);
             }
-            Lies::Pooled { looked_up: LookedUp { table, values: Keys::Codes(column, rows) }, mean } => {
+            RowStorage::Pooled { looked_up: LookedUp { table, values: Keys::Codes(column, rows) }, mean } => {
                 let row_of = |code: &u32| rows[*code as usize];
                 each(out, &|slot, row| {
                     let codes = column.codes(slot);
@@ -236,14 +236,14 @@ impl CandidateRows {
                     }
                 });
             }
-            Lies::Sequence(LookedUp { table, values }, cut) => each(out, &|slot, row| match values {
+            RowStorage::Sequence(LookedUp { table, values }, cut) => each(out, &|slot, row| match values {
                 Keys::Id(rows) => self.in_turn(&host(table), rows[slot.index()..=slot.index()].iter().copied(), row),
                 Keys::Codes(column, rows) => {
                     let codes = cut.of(column.codes(slot));
                     self.in_turn(&host(table), codes.iter().map(|code| rows[*code as usize]), row);
                 }
             }),
-            Lies::Mask(column) => each(out, &|slot, row| {
+            RowStorage::Mask(column) => each(out, &|slot, row| {
                 let values = column.as_ref().map_or(1, |column| column.codes(slot).len());
                 let (there, padding) = row.split_at_mut(values.min(row.len()));
                 there.fill(1.0);

@@ -56,7 +56,7 @@ pub mod vectors;
 mod workload;
 
 pub use calibration::{
-    Calibration, Chosen, CodedCurve, RECALIBRATION_FILE, Recalibration, RecallCurve, TARGETS, Wanted,
+    Calibration, Chosen, CodedCurve, RECALIBRATION_FILE, Recalibration, RecallCurve, SearchGoal, TARGETS,
 };
 pub use candidates::{CandidateRows, DeviceCandidates, RowSources};
 pub use ids::Ids;
@@ -68,7 +68,7 @@ pub use recipe::{PartFormat, Recipe, Reranking, Serving};
 pub use shards::{SHARDS_FILE, ShardEntry, Shards, shard_folder};
 #[cfg(any(test, feature = "testing"))]
 pub use store::failing;
-pub use store::{CacheOptions, DESIRED_FILE, Desired, Held, Stamp, Store, check_name};
+pub use store::{CacheOptions, DESIRED_FILE, Desired, PinnedVersion, Stamp, Store, check_name};
 pub use vectors::VectorRows;
 pub use workload::workload;
 

@@ -102,7 +102,7 @@ impl Snapshot {
         let from = RowSources { package: &package, columns: &columns, ids: &ids, vectors: &vectors };
         let candidates = CandidateRows::open(&from, part)?;
         let numbers = numbers(&package, &value, &columns);
-        tell_other_graphs(&manifest, &package);
+        log_other_graphs(&manifest, &package);
         let digest = manifest.published_digest();
         Ok(Snapshot {
             manifest,
@@ -226,7 +226,7 @@ fn numbers(package: &Package, value: &Program, columns: &Columns) -> Vec<(String
 }
 
 /// Logs graphs that run differently from when the version was published.
-fn tell_other_graphs(manifest: &Manifest, package: &Package) {
+fn log_other_graphs(manifest: &Manifest, package: &Package) {
     for (file, runs) in package.graphs() {
         let recorded = manifest.graphs.as_ref().and_then(|graphs| graphs.get(file));
         if let Some(recorded) = recorded.filter(|recorded| **recorded != GraphRecord::from(runs)) {

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_comes_back_and_guards_its_files() {
+    fn manifests_round_trip_and_detect_changed_files() {
         let folder = tempfile::tempdir().unwrap();
         let written = manifest(folder.path());
         written.write(folder.path()).unwrap();

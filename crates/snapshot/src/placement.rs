@@ -301,7 +301,7 @@ impl Placement {
             .map(|part| (part.tier == Tier::Host && !self.is_here(part)).then(|| slice(part)).transpose())
             .collect::<Result<_>>()?;
         let opened = |part: usize| elsewhere[part].as_ref().map(|slice| neighbours.open(slice));
-        let placed = table.planned_beside(plan, remote.as_ref(), opened)?;
+        let placed = table.planned_with(plan, remote.as_ref(), opened)?;
         let mut held = Vec::new();
         for (part, shard) in plan.shards.iter().zip(placed.shards()).filter(|_| self.host.is_some()) {
             if let tiers::Source::Host(bytes) = &shard.source {
@@ -371,7 +371,7 @@ fn on_card(table: &Table, plan: &TablePlan) -> Result<Table> {
     };
     let table = table.in_memory()?;
     Ok(match part.tier {
-        Tier::HbmCached => table.with_card_share(CardShare { bytes: part.cache_bytes, hit_share: plan.hit_share }),
+        Tier::HbmCached => table.with_gpu_cache(CardShare { bytes: part.cache_bytes, hit_share: plan.hit_share }),
         _ => table,
     })
 }
@@ -379,7 +379,7 @@ fn on_card(table: &Table, plan: &TablePlan) -> Result<Table> {
 /// Marks a table that is completely in host memory as not copied to a GPU, which then reads rows from the host.
 fn of_host(table: Table) -> Table {
     match table.host_bytes() {
-        Some(_) => table.with_card_share(CardShare { bytes: 0, hit_share: 0.0 }),
+        Some(_) => table.with_gpu_cache(CardShare { bytes: 0, hit_share: 0.0 }),
         None => table,
     }
 }

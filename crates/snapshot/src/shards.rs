@@ -144,7 +144,7 @@ mod tests {
     use sterling_core::units::ItemId;
 
     #[test]
-    fn items_are_cut_as_it_is_stated_and_evenly() {
+    fn items_are_sharded_by_the_stated_hash_and_evenly() {
         // Expected values from the definition of the hash, implemented in another language.
         for (id, shards, expected) in [(0, 1, 0), (1, 3, 0), (2, 3, 0), (-7, 3, 2), (902, 5, 4), (i64::MIN, 64, 32)] {
             assert_eq!(shard_of(ItemId(id), shards), expected, "{id} of {shards}");
@@ -169,14 +169,14 @@ mod tests {
         };
         shards.write(folder.path()).unwrap();
         assert_eq!(Shards::read(folder.path()).unwrap(), shards);
-        for wrong in [
+        for invalid in [
             Shards { items: 6, ..shards.clone() },
             Shards { shards: Vec::new(), items: 0, ..shards.clone() },
             Shards { hash: "id mod shards".into(), ..shards.clone() },
             Shards { format: 99, ..shards.clone() },
         ] {
-            wrong.write(folder.path()).unwrap();
-            assert!(Shards::read(folder.path()).is_err(), "{wrong:?}");
+            invalid.write(folder.path()).unwrap();
+            assert!(Shards::read(folder.path()).is_err(), "{invalid:?}");
         }
         let turned = Shards { shards: vec![entry(3), entry(2)], ..shards.clone() };
         assert_ne!(turned.digest(), shards.digest());

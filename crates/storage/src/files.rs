@@ -4,7 +4,7 @@
 //! (<https://github.com/huggingface/safetensors#format>): 8 bytes of header length, a JSON header, then the data. The header is
 //! padded with spaces so that the data starts at a multiple of 64 bytes. Tensors whose length is such a multiple come first and
 //! are all aligned to a cache line. The others follow by falling element size, so that each is aligned to its elements. A tensor
-//! that is computed in chunks is reserved first and written into the file later ([`Places`]). [`Tensors`] maps such a file and
+//! that is computed in chunks is reserved first and written into the file later ([`TensorWriter`]). [`Tensors`] maps such a file and
 //! returns typed views.
 
 mod checksum;
@@ -167,7 +167,11 @@ impl<'a> TensorFile<'a> {
     ///
     /// # Errors
     /// `Io` with the path; errors of `fill`. No file remains in either case.
-    pub fn write_filled(&self, path: &Path, fill: impl FnOnce(&mut Places<'_>) -> Result<()>) -> Result<Checksum> {
+    pub fn write_filled(
+        &self,
+        path: &Path,
+        fill: impl FnOnce(&mut TensorWriter<'_>) -> Result<()>,
+    ) -> Result<Checksum> {
         replace(path, |temporary| {
             let io = |e| Error::io(path.display(), e);
             let file = File::create(temporary).map_err(io)?;
@@ -189,7 +193,11 @@ impl<'a> TensorFile<'a> {
     ///
     /// # Errors
     /// As [`TensorFile::in_memory`]; errors of `fill`.
-    pub fn in_memory_filled(&self, name: &str, fill: impl FnOnce(&mut Places<'_>) -> Result<()>) -> Result<Tensors> {
+    pub fn in_memory_filled(
+        &self,
+        name: &str,
+        fill: impl FnOnce(&mut TensorWriter<'_>) -> Result<()>,
+    ) -> Result<Tensors> {
         let arranged = self.arranged();
         let bytes = 8 + arranged.0.len() + arranged.1.iter().map(|t| t.values.len()).sum::<usize>();
         let mut filled = Ok(());
@@ -203,9 +211,9 @@ impl<'a> TensorFile<'a> {
         &self,
         (text, ordered): (Vec<u8>, Vec<&Named<'a>>),
         to: Target<'_>,
-        fill: impl FnOnce(&mut Places<'_>) -> Result<()>,
+        fill: impl FnOnce(&mut TensorWriter<'_>) -> Result<()>,
     ) -> Result<()> {
-        let mut places = Places { to, tensors: BTreeMap::new() };
+        let mut places = TensorWriter { to, tensors: BTreeMap::new() };
         places.write(0, &(text.len() as u64).to_le_bytes())?;
         places.write(8, &text)?;
         let mut at = 8 + text.len();
@@ -214,7 +222,7 @@ impl<'a> TensorFile<'a> {
             if let Ok(values) = values.given() {
                 places.write(at, values)?;
             }
-            places.tensors.insert(name.clone(), Place { dtype: *dtype, shape: shape.clone(), start: at, end });
+            places.tensors.insert(name.clone(), TensorRange { dtype: *dtype, shape: shape.clone(), start: at, end });
             at = end;
         }
         if let Target::File(file) = &places.to {
@@ -242,9 +250,9 @@ impl<'a> TensorFile<'a> {
 }
 
 /// Tensor file that is being written; values of reserved tensors can be written in any order.
-pub struct Places<'t> {
+pub struct TensorWriter<'t> {
     to: Target<'t>,
-    tensors: BTreeMap<String, Place>,
+    tensors: BTreeMap<String, TensorRange>,
 }
 
 enum Target<'t> {
@@ -252,7 +260,7 @@ enum Target<'t> {
     Memory(&'t mut [u8]),
 }
 
-impl Places<'_> {
+impl TensorWriter<'_> {
     /// Writes consecutive values of a tensor, starting at its element `first`.
     ///
     /// # Errors
@@ -369,7 +377,7 @@ pub fn open_folder(folder: &Path) -> std::io::Result<File> {
 }
 
 #[derive(Clone, Debug)]
-struct Place {
+struct TensorRange {
     dtype: Dtype,
     shape: Vec<usize>,
     start: usize,
@@ -381,7 +389,7 @@ struct Place {
 pub struct Tensors {
     name: String,
     map: Arc<Map>,
-    places: BTreeMap<String, Place>,
+    places: BTreeMap<String, TensorRange>,
 }
 
 impl Tensors {
@@ -414,7 +422,7 @@ impl Tensors {
             .into_iter()
             .map(|(name, info)| {
                 let (start, end) = (base + info.data_offsets.0, base + info.data_offsets.1);
-                (name, Place { dtype: info.dtype, shape: info.shape.clone(), start, end })
+                (name, TensorRange { dtype: info.dtype, shape: info.shape.clone(), start, end })
             })
             .collect();
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
@@ -444,7 +452,7 @@ impl Tensors {
         self.place(tensor).map(|p| (p.dtype, p.shape.as_slice()))
     }
 
-    fn place(&self, tensor: &str) -> Result<&Place> {
+    fn place(&self, tensor: &str) -> Result<&TensorRange> {
         self.places.get(tensor).ok_or_else(|| Error::corrupt(format!("{}: tensor `{tensor}` is missing", self.name)))
     }
 
@@ -516,17 +524,17 @@ mod tests {
         let (codes, shape) = back.get::<u8>("codes", 2).unwrap();
         assert_eq!((codes.as_ptr() as usize % 64, shape), (0, vec![2, 64]));
         assert_eq!(&*back.vector::<i64>("ids", 3).unwrap(), [-1, 0, i64::MAX]);
-        for wrong in [
+        for invalid in [
             back.vector::<i64>("ids", 4).err(),
             back.vector::<f32>("ids", 3).err(),
             back.vector::<i64>("none", 3).err(),
         ] {
-            assert_eq!(wrong.unwrap().kind(), sterling_core::error::Kind::Corrupt);
+            assert_eq!(invalid.unwrap().kind(), sterling_core::error::Kind::Corrupt);
         }
     }
 
     #[test]
-    fn tensors_that_are_filled_in_any_order_are_those_that_were_given() {
+    fn tensors_written_in_any_order_equal_their_input() {
         let folder = tempfile::tempdir().unwrap();
         let (given, filled) = (folder.path().join("a.safetensors"), folder.path().join("b.safetensors"));
         let (bytes, floats): (Vec<u8>, Vec<f32>) = ((0..=255).collect(), (0..77).map(|n| n as f32).collect());
@@ -540,7 +548,7 @@ mod tests {
         file.reserve::<f32>("floats", &[7, 11]).unwrap();
         file.add("few", &[3], &[1u32, 2, 3]).unwrap();
         assert!(file.reserve::<f32>("few", &[3]).is_err());
-        let fill = |places: &mut Places<'_>| {
+        let fill = |places: &mut TensorWriter<'_>| {
             places.put("floats", 70, &floats[70..])?;
             (0..4).rev().try_for_each(|n| places.put("bytes", n * 64, &bytes[n * 64..][..64]))?;
             for (tensor, first) in [("floats", 71), ("bytes", 0), ("none", 0)] {

@@ -248,18 +248,18 @@ impl RowStore<'_> {
         }
     }
 
-    /// Passes all rows to `told` in order: at once if they are in memory, else in chunks. Its arguments are the number of the
+    /// Passes all rows to `reported` in order: at once if they are in memory, else in chunks. Its arguments are the number of the
     /// first row of the chunk, and the chunk.
     ///
     /// # Errors
-    /// As [`RowStore::read`]; errors of `told`.
-    pub fn each(&self, mut told: impl FnMut(usize, Matrix<'_>) -> Result<()>) -> Result<()> {
+    /// As [`RowStore::read`]; errors of `reported`.
+    pub fn each(&self, mut reported: impl FnMut(usize, Matrix<'_>) -> Result<()>) -> Result<()> {
         if let Some(all) = self.in_memory() {
-            return told(0, all);
+            return reported(0, all);
         }
         let (mut scratch, rows) = (Vec::new(), (CHUNK_BYTES / size_of::<f32>() / self.cols.max(1)).max(1));
         for first in (0..self.rows).step_by(rows) {
-            told(first, self.read(first..(first + rows).min(self.rows), &mut scratch)?)?;
+            reported(first, self.read(first..(first + rows).min(self.rows), &mut scratch)?)?;
         }
         Ok(())
     }
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spill_without_room_says_so_and_leaves_nothing() {
+    fn spilling_to_a_full_disk_is_reported_and_leaves_no_file() {
         // A full device, and a folder that cannot be created.
         let full = |e: ErrorKind| unwritten(Path::new("here"), e.into());
         assert_eq!(full(ErrorKind::StorageFull).kind(), Kind::NoSpace);
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_anybody_that_changes_is_an_error() {
+    fn a_row_file_changed_by_another_process_is_an_error() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), bytemuck::cast_slice(&[1.0f32, 2.0, 3.0, 4.0])).unwrap();
         let open =

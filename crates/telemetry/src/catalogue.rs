@@ -10,12 +10,12 @@ use metrics::{counter, describe_counter, describe_gauge, describe_histogram};
 
 /// Kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Behaves {
+enum MetricKind {
     Counter,
     Gauge,
     Histogram,
 }
-use Behaves::{Counter, Gauge, Histogram};
+use MetricKind::{Counter, Gauge, Histogram};
 
 #[derive(Clone, Copy, Debug)]
 enum Labels {
@@ -34,12 +34,12 @@ use Labels::{Fixed, Model, ModelOutcome, Open};
 
 struct Metric {
     name: &'static str,
-    behaves: Behaves,
+    behaves: MetricKind,
     labels: Labels,
     means: &'static str,
 }
 
-const fn metric(name: &'static str, behaves: Behaves, labels: Labels, means: &'static str) -> Metric {
+const fn metric(name: &'static str, behaves: MetricKind, labels: Labels, means: &'static str) -> Metric {
     Metric { name, behaves, labels, means }
 }
 

@@ -47,7 +47,7 @@ const FILTER: &str = "info";
 /// is ignored with a warning. Later calls have no effect.
 pub fn start_logs(json: bool) {
     let asked = std::env::var("STERLING_LOG").unwrap_or_default();
-    let (filter, wrong) = match filter(&asked) {
+    let (filter, invalid) = match filter(&asked) {
         Ok(filter) => (filter, None),
         Err(why) => (FILTER.parse().unwrap_or_default(), Some(why)),
     };
@@ -59,7 +59,7 @@ pub fn start_logs(json: bool) {
     } else {
         filtered.with(lines.fmt_fields(OneLine(DefaultFields::new()))).try_init()
     };
-    if let Some(why) = wrong {
+    if let Some(why) = invalid {
         tracing::warn!("STERLING_LOG: {why}; logging `{FILTER}`");
     }
 }

@@ -22,16 +22,16 @@ pub(super) fn begin() {
 pub fn process() -> String {
     let cpu = clock_gettime(ClockId::ProcessCPUTime);
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let told = |name: &str, unit: f64| {
+    let reported = |name: &str, unit: f64| {
         let text = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
         Some(text.split_whitespace().next()?.parse::<f64>().ok()? * unit)
     };
     let open = std::fs::read_dir("/proc/self/fd").ok().map(|all| all.count() as f64);
     let metrics = [
         ("cpu_seconds_total", "counter", "CPU time", Some(cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9)),
-        ("resident_memory_bytes", "gauge", "resident memory", told("VmRSS", 1024.0)),
-        ("virtual_memory_bytes", "gauge", "mapped memory", told("VmSize", 1024.0)),
-        ("threads", "gauge", "threads", told("Threads", 1.0)),
+        ("resident_memory_bytes", "gauge", "resident memory", reported("VmRSS", 1024.0)),
+        ("virtual_memory_bytes", "gauge", "mapped memory", reported("VmSize", 1024.0)),
+        ("threads", "gauge", "threads", reported("Threads", 1.0)),
         ("open_fds", "gauge", "open file descriptors", open),
         (
             "max_fds",

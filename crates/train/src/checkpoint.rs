@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::judge::Judged;
+use crate::judge::RankingMetrics;
 use crate::tasks::TaskJudged;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_storage::files::{self, Checksum, write_atomic};
@@ -19,11 +19,11 @@ use sterling_storage::files::{self, Checksum, write_atomic};
 pub(crate) const STATE_FILE: &str = "state.safetensors";
 const ABOUT_FILE: &str = "learn.json";
 /// Number of retained checkpoints.
-const KEPT: usize = 2;
+const RETAINED_CHECKPOINTS: usize = 2;
 
 /// Counts of the events that a run has read, by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Met {
+pub(crate) struct EventCounts {
     /// Lines and rows read.
     pub(crate) read: u64,
     /// Events that are not trained on.
@@ -52,12 +52,12 @@ pub(crate) struct Position {
     pub(crate) events: u64,
     /// Events trained on, in all epochs.
     pub(crate) trained: u64,
-    pub(crate) met: Met,
+    pub(crate) met: EventCounts,
     /// Number of rejected events in the quarantine file, and the file's bytes.
     pub(crate) quarantined: (u64, u64),
-    pub(crate) judged: Judged,
+    pub(crate) judged: RankingMetrics,
     /// Figures of the progressive validation at the end of each window.
-    pub(crate) windows: Vec<Judged>,
+    pub(crate) windows: Vec<RankingMetrics>,
     /// Figures of the reranker's tasks.
     pub(crate) tasks: Vec<TaskJudged>,
     pub(crate) rejected_batches: u64,
@@ -221,7 +221,7 @@ impl Checkpoints {
     /// Removes all checkpoints but the last ones and their bases.
     fn remove_old(&self) -> Result<()> {
         let steps = self.steps()?;
-        let (old, kept) = steps.split_at(steps.len().saturating_sub(KEPT));
+        let (old, kept) = steps.split_at(steps.len().saturating_sub(RETAINED_CHECKPOINTS));
         let mut bases = Vec::new();
         for step in kept {
             // A damaged checkpoint needs no base.

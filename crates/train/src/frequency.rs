@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gaps_approach_those_of_the_stream_whatever_the_batch() {
+    fn estimated_gaps_converge_at_any_batch_size() {
         for batch in [1, 64, 256] {
             let mut frequency = Frequency::new(3, batch);
             for step in 0..2000u32 {

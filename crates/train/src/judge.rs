@@ -54,7 +54,7 @@ impl Figures {
 
 /// Figures of the three rankings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Judged {
+pub(crate) struct RankingMetrics {
     pub(crate) learned: Figures,
     pub(crate) frozen: Figures,
     pub(crate) popularity: Figures,
@@ -62,12 +62,12 @@ pub(crate) struct Judged {
 
 /// An event to rank: its item, and the excluded items, ascending.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct RankedEvent<'a> {
     pub(crate) item: u32,
     pub(crate) exclude: &'a [u32],
 }
 
-impl Wanted<'_> {
+impl RankedEvent<'_> {
     /// Number of other items with a larger score; all of them if the item's own score is NaN.
     fn rank<T: PartialOrd + Copy>(&self, scores: &[T]) -> usize {
         let own = scores[self.item as usize];
@@ -80,7 +80,13 @@ impl Wanted<'_> {
 }
 
 /// Adds the ranks of the events' items among `items`, by the scores of queries `[B, D]`.
-pub(crate) fn rank(kernels: Kernels, queries: &[f32], items: &Packed, wanted: &[Wanted<'_>], figures: &mut Figures) {
+pub(crate) fn rank(
+    kernels: Kernels,
+    queries: &[f32],
+    items: &Packed,
+    wanted: &[RankedEvent<'_>],
+    figures: &mut Figures,
+) {
     let (count, width) = (items.columns(), queries.len() / wanted.len().max(1));
     let together = (SCORES_MAX / count.max(1)).max(1);
     let mut scores = Vec::new();
@@ -93,7 +99,7 @@ pub(crate) fn rank(kernels: Kernels, queries: &[f32], items: &Packed, wanted: &[
 }
 
 /// Adds the ranks of the events' items by popularity.
-pub(crate) fn rank_by_count(counts: &[u64], wanted: &[Wanted<'_>], figures: &mut Figures) {
+pub(crate) fn rank_by_count(counts: &[u64], wanted: &[RankedEvent<'_>], figures: &mut Figures) {
     wanted.iter().for_each(|wanted| figures.add(wanted.rank(counts)));
 }
 
@@ -106,7 +112,7 @@ mod tests {
         // Scores 3, 1, 2, 0 for a query of one dimension.
         let items = Packed::transposed(&[3.0, 1.0, 2.0, 0.0], 1, 4);
         let wanted = [(3, &[][..]), (3, &[0, 1][..]), (0, &[][..]), (1, &[2][..])];
-        let wanted = wanted.map(|(item, exclude)| Wanted { item, exclude });
+        let wanted = wanted.map(|(item, exclude)| RankedEvent { item, exclude });
         let mut figures = Figures::default();
         rank(Kernels::best(), &[1.0; 4], &items, &wanted, &mut figures);
         let gains = [3.0f64, 1.0, 0.0, 1.0].map(|rank| 1.0 / (rank + 2.0).log2());

@@ -16,7 +16,7 @@
 //! use sterling_train::{TrainOptions, Trainer};
 //!
 //! let package = Path::new("models/books");
-//! let work = TrainOptions::work_beside(package);
+//! let work = TrainOptions::work_folder_for(package);
 //! assert_eq!(work, Path::new("models/books.train"));
 //! let options = TrainOptions { epochs: 2, shuffle: 10_000, ..TrainOptions::new(vec!["events.jsonl".into()], work) };
 //! // This folder holds no package.

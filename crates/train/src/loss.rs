@@ -139,10 +139,10 @@ fn exp(kernels: Kernels, row: &mut [f32]) {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::draws::Draws;
+    use crate::draws::StepRandom;
 
     fn numbers(seed: u64, count: usize) -> Vec<f32> {
-        let draws = Draws::new(seed, 0);
+        let draws = StepRandom::new(seed, 0);
         (0..count as u64).map(|n| draws.below(n, 2001) as f32 / 1000.0 - 1.0).collect()
     }
 
@@ -172,7 +172,7 @@ mod tests {
             [(1, 1, 1), (5, 3, 7), (17, 8, 40), (33, 65, 70)].into_iter().enumerate()
         {
             let seed = seed as u64;
-            let draws = Draws::new(seed, 1);
+            let draws = StepRandom::new(seed, 1);
             let positives: Vec<u32> = (0..events as u32).map(|n| n * 3).collect();
             let drawn = (0..uniform as u64).map(|n| draws.below(n, 3 * events as u64 + 2) as u32);
             let items: Vec<u32> = positives.iter().copied().chain(drawn).collect();

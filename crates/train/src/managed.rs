@@ -93,13 +93,13 @@ pub(crate) fn read(tensors: &Tensors, is_of_this_run: bool, table: &mut MasterTa
     };
     let package = if is_of_this_run { None } else { table.id_state() };
     table.set_id_state(match package {
-        Some(package) => carried_over(state, package),
+        Some(package) => kept_id_state(state, package),
         None => state,
     })
 }
 
 /// Returns the state of another run for the ids that a package has: their counts, and the candidates that it does not have.
-fn carried_over(mut other: IdState, package: IdState) -> IdState {
+fn kept_id_state(mut other: IdState, package: IdState) -> IdState {
     let mut seen = package.seen;
     let rows = other.ids.iter().zip(&package.ids).zip(other.seen.chunks_exact(3)).zip(seen.chunks_exact_mut(3));
     rows.filter(|(((had, has), _), _)| had == has).for_each(|((_, from), to)| to.copy_from_slice(from));

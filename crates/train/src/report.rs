@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::checkpoint::Position;
-use crate::judge::{Figures, Judged};
+use crate::judge::{Figures, RankingMetrics};
 use crate::managed::ManagedReport;
 use crate::tasks::{TaskFigures, TaskJudged};
 
@@ -115,7 +115,7 @@ impl Ranked {
 }
 
 impl Window {
-    pub(crate) fn between(before: &Judged, after: &Judged) -> Self {
+    pub(crate) fn between(before: &RankingMetrics, after: &RankingMetrics) -> Self {
         Window {
             events: after.learned.events() - before.learned.events(),
             learned: after.learned.since(&before.learned).ndcg(),
@@ -132,8 +132,8 @@ impl Report {
         resumed_from: u64,
         events_per_second: f64,
     ) -> Self {
-        let Judged { learned, frozen, popularity } = position.judged;
-        let mut borders = vec![Judged::default()];
+        let RankingMetrics { learned, frozen, popularity } = position.judged;
+        let mut borders = vec![RankingMetrics::default()];
         borders.extend(&position.windows);
         if borders.last().is_none_or(|last| last.learned.events() < learned.events()) {
             borders.push(position.judged);

@@ -5,7 +5,7 @@
 
 use sterling_core::error::{Error, Result};
 use sterling_graph::dense::train::Batch;
-use sterling_graph::dense::{Given, InputRows, Made, Size};
+use sterling_graph::dense::{DeclaredInput, DeclaredOutput, InputRows, Size};
 use sterling_graph::tower::{OverArch, Reads};
 use sterling_snapshot::items::Items;
 use sterling_snapshot::model::{Package, TrainSpec};
@@ -75,11 +75,11 @@ impl Reranker {
             let each = if matches!(source, Source::Query) { None } else { Some(Size::Fixed(1)) };
             let own = input.shape.iter().map(|&n| Size::Fixed(n as i64));
             let shape = std::iter::once(Size::Rows).chain(each).chain(own).collect();
-            given.push(Given { name: name.to_owned(), is_pair: true, shape });
+            given.push(DeclaredInput { name: name.to_owned(), is_pair: true, shape });
             inputs.push(source);
         }
         let shape = vec![Size::Rows, Size::Fixed(1), Size::Fixed(overarch.tasks() as i64)];
-        let made = Made { name: "logits".into(), shape };
+        let made = DeclaredOutput { name: "logits".into(), shape };
         let ports = Ports { given, made, unread };
         let weights = Weights::read(package, "reranker", file, &ports, Some(&train.dense_optimizer), threads)?;
         Ok(Reranker { inputs, dimension: package.spec.dimension, weights })
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(cases.len(), 2);
         for case in cases {
             let folder = root.join("models").join(&case.package);
-            let package = Package::open_told(&folder, &|_| ()).unwrap();
+            let package = Package::open_with_progress(&folder, &|_| ()).unwrap();
             let items = Items::read(&items::file_of(&folder).unwrap(), None).unwrap();
             let train: TrainSpec = serde_json::from_str(r#"{"label": "click", "loss": "tasks"}"#).unwrap();
             let mut reranker = Reranker::read(&package, &train, &items, 2).unwrap();
@@ -248,11 +248,11 @@ mod tests {
     }
 
     #[test]
-    fn what_a_reranker_in_training_cannot_read_is_named() {
+    fn inputs_that_cannot_be_trained_are_rejected_by_name() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
         let train: TrainSpec = serde_json::from_str(r#"{"label": "click", "loss": "tasks"}"#).unwrap();
         let refused = |name: &str, without: &str| {
-            let package = Package::open_told(&root.join(name), &|_| ()).unwrap();
+            let package = Package::open_with_progress(&root.join(name), &|_| ()).unwrap();
             let mut items = Items::read(&items::file_of(&root.join(name)).unwrap(), None).unwrap();
             items.columns.retain(|column| column.name != without);
             Reranker::read(&package, &train, &items, 1).unwrap_err().to_string()

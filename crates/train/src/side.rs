@@ -7,7 +7,7 @@ use sterling_core::error::{Error, Result};
 use sterling_embedding::keyed::Layout;
 use sterling_embedding::{BagConfig, JaggedTensor, KeyedTensor, Sequence, SequenceConfig};
 use sterling_graph::dense::train::{Batch, OptimizerSpec};
-use sterling_graph::dense::{Given, InputRows, Made, Size};
+use sterling_graph::dense::{DeclaredInput, DeclaredOutput, InputRows, Size};
 use sterling_graph::tower::{FeatureKind, FeatureRow, FeatureSpec, Tower};
 use sterling_snapshot::model::Package;
 
@@ -46,7 +46,7 @@ enum Source {
 }
 
 /// Pooled embeddings and sequences of a batch.
-type Looked<'a> = (&'a KeyedTensor, &'a [Sequence]);
+type PooledFeatures<'a> = (&'a KeyedTensor, &'a [Sequence]);
 
 impl Side {
     /// Reads the graph of a tower for training its `output`.
@@ -66,9 +66,10 @@ impl Side {
         let sizes = |shape: &[usize]| -> Vec<Size> {
             std::iter::once(Size::Rows).chain(shape.iter().map(|&n| Size::Fixed(n as i64))).collect()
         };
-        let given = |name: &str, shape: &[usize]| Given { name: name.into(), is_pair: true, shape: sizes(shape) };
-        let all: Vec<Given> = tensors.iter().map(|tensor| given(&tensor.name, &tensor.shape)).collect();
-        let made = Made { name: output.into(), shape: sizes(&[package.spec.dimension]) };
+        let given =
+            |name: &str, shape: &[usize]| DeclaredInput { name: name.into(), is_pair: true, shape: sizes(shape) };
+        let all: Vec<DeclaredInput> = tensors.iter().map(|tensor| given(&tensor.name, &tensor.shape)).collect();
+        let made = DeclaredOutput { name: output.into(), shape: sizes(&[package.spec.dimension]) };
         let features = tower.features().to_vec();
         let mut inputs = Vec::with_capacity(tensors.len());
         for tensor in &tensors {
@@ -189,7 +190,7 @@ impl Side {
     ///
     /// # Errors
     /// Errors of the graph.
-    pub(crate) fn forward(&mut self, rows: &[&FeatureRow], looked: Looked<'_>) -> Result<Vec<f32>> {
+    pub(crate) fn forward(&mut self, rows: &[&FeatureRow], looked: PooledFeatures<'_>) -> Result<Vec<f32>> {
         let Side { inputs, weights, .. } = self;
         let fill = |block: InputRows<'_>| fill(inputs, rows, looked, block);
         let batch = Batch { rows: rows.len(), shared: &[], fill: &fill };
@@ -204,7 +205,7 @@ impl Side {
     pub(crate) fn backward(
         &mut self,
         rows: &[&FeatureRow],
-        looked: Looked<'_>,
+        looked: PooledFeatures<'_>,
         output: &[f32],
         of_bags: &mut KeyedTensor,
         of_sequences: &mut [Vec<f32>],
@@ -239,7 +240,7 @@ impl Side {
 }
 
 /// Writes the graph's inputs for some rows.
-fn fill(inputs: &[Input], rows: &[&FeatureRow], (pooled, sequences): Looked<'_>, block: InputRows<'_>) {
+fn fill(inputs: &[Input], rows: &[&FeatureRow], (pooled, sequences): PooledFeatures<'_>, block: InputRows<'_>) {
     let (pooled_width, all) = (pooled.width(), pooled.values());
     block.each(|n, mut numbers| {
         for input in inputs {

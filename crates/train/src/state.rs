@@ -22,11 +22,11 @@ use crate::weights::Weights;
 use sterling_core::error::{Error, Result};
 use sterling_embedding::train::{MasterRows, MasterTable};
 use sterling_graph::dense::train::DenseOptimizer;
-use sterling_storage::files::{Checksum, Places, TensorFile, Tensors};
+use sterling_storage::files::{Checksum, TensorFile, TensorWriter, Tensors};
 
 /// State that a run carries on besides the model.
 #[derive(Debug)]
-pub(crate) struct Carried {
+pub(crate) struct RunState {
     pub(crate) frequency: Frequency,
     /// Number of events per item, by item index.
     pub(crate) counts: Vec<u64>,
@@ -40,10 +40,10 @@ struct About {
     dense_steps: Vec<(String, u64)>,
 }
 
-impl Carried {
+impl RunState {
     /// Creates the state of a run that has seen no event.
     pub(crate) fn new(items: usize, batch: usize) -> Self {
-        Carried { frequency: Frequency::new(items, batch), counts: vec![0; items] }
+        RunState { frequency: Frequency::new(items, batch), counts: vec![0; items] }
     }
 }
 
@@ -74,7 +74,7 @@ impl Stored<'_> {
     }
 
     /// Writes values and state of the rows, a few at a time.
-    fn fill(&self, content: Content, places: &mut Places<'_>) -> Result<()> {
+    fn fill(&self, content: Content, places: &mut TensorWriter<'_>) -> Result<()> {
         let (name, width, count) = (&self.table.spec().name, self.table.spec().width, self.count());
         for first in (0..count).step_by(ROWS_TOGETHER) {
             let range = first..count.min(first + ROWS_TOGETHER);
@@ -99,7 +99,7 @@ pub(crate) fn write(
     path: &Path,
     content: Content,
     model: &Model,
-    carried: &Carried,
+    carried: &RunState,
     catalogue: &Catalogue,
 ) -> Result<Checksum> {
     let mut file = TensorFile::new();
@@ -130,7 +130,7 @@ pub(crate) fn write(
         dense_steps.push((name.to_owned(), optimizer.steps()));
     }
     let items = catalogue.len();
-    let Carried { frequency, counts } = carried;
+    let RunState { frequency, counts } = carried;
     file.add("items.ids", &[items], catalogue.ids())?;
     file.add("items.counts", &[items], counts)?;
     file.add("items.gaps", &[items], frequency.gaps())?;
@@ -157,7 +157,7 @@ pub(crate) fn read(
     path: &Path,
     take: Take,
     model: &mut Model,
-    carried: &mut Carried,
+    carried: &mut RunState,
     catalogue: &Catalogue,
 ) -> Result<()> {
     let tensors = Tensors::read(path)?;
@@ -239,7 +239,7 @@ fn restore_weights(tensors: &Tensors, take: Take, about: &About, weights: &mut W
 }
 
 /// Restores the frequencies of items that are still in the catalogue, and drops those of others.
-fn restore_items(tensors: &Tensors, about: &About, catalogue: &Catalogue, carried: &mut Carried) -> Result<()> {
+fn restore_items(tensors: &Tensors, about: &About, catalogue: &Catalogue, carried: &mut RunState) -> Result<()> {
     let (ids, _) = tensors.get::<i64>("items.ids", 1)?;
     let counts = tensors.vector::<u64>("items.counts", ids.len())?;
     let gaps = tensors.vector::<f32>("items.gaps", ids.len())?;

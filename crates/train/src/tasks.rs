@@ -121,7 +121,7 @@ pub(crate) struct TaskJudged {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::draws::Draws;
+    use crate::draws::StepRandom;
 
     #[test]
     fn the_gradient_is_the_slope_of_the_loss() {
@@ -153,10 +153,10 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_those_of_their_definitions() {
+    fn figures_match_their_definitions() {
         let mut figures = TaskFigures::default();
         assert_eq!((figures.auc(), figures.log_loss(), figures.calibration()), (None, None, None));
-        let draws = Draws::new(1, 2);
+        let draws = StepRandom::new(1, 2);
         let events: Vec<(f32, f32, f32)> = (0..500u64)
             .map(|n| {
                 // Distinct bins for distinct logits.

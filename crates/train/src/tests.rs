@@ -22,11 +22,11 @@ use sterling_core::error::Kind;
 const TRAIN: &str = "\n[train]\nlabel = \"click\"\nbatch = 16\nuniform = 8\ntemperature = 0.2\n";
 
 /// A folder with the test package, whose `[train]` is `train`.
-struct Place {
+struct TestFolder {
     folder: tempfile::TempDir,
 }
 
-impl Place {
+impl TestFolder {
     fn new(train: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny");
@@ -43,7 +43,7 @@ impl Place {
         ] {
             fs::copy(golden.join(name), to.join(name)).unwrap();
         }
-        let place = Place { folder };
+        let place = TestFolder { folder };
         let model = fs::read_to_string(to.join("model.toml")).unwrap();
         let model = if train.contains("managed") { managed::declare(&to, &model) } else { model };
         fs::write(to.join("model.toml"), model + train).unwrap();
@@ -105,8 +105,8 @@ fn events(count: u64) -> Vec<Value> {
 }
 
 #[test]
-fn a_model_learns_what_its_frozen_twin_does_not_know() {
-    let place = Place::new(TRAIN);
+fn a_trained_model_ranks_better_than_its_frozen_copy() {
+    let place = TestFolder::new(TRAIN);
     let path = place.events("e.jsonl", &events(4000));
     let (report, out) = place.run(TrainOptions { checkpoint_steps: 1000, ..place.options(&path, "work") }, "out");
     assert_eq!((report.events, report.judged, report.read, report.refused, report.steps), (4000, 4000, 4000, 0, 250));
@@ -126,7 +126,7 @@ fn a_model_learns_what_its_frozen_twin_does_not_know() {
 }
 
 #[test]
-fn a_run_that_was_killed_ends_with_the_same_bits() {
+fn a_killed_run_resumes_to_the_same_bits() {
     // Checkpoints with all rows, as each step changes most of them.
     let resumed =
         ends_with_the_same_bits(TRAIN, TrainOptions { epochs: 3, shuffle: 40, ..TrainOptions::new(vec![], "") });
@@ -141,7 +141,7 @@ fn a_run_that_was_killed_ends_with_the_same_bits() {
 /// Resumes a run from copies of its working folder, as a killed run would leave it, and compares each end with that of the run.
 /// Returns the steps from which runs resumed.
 fn ends_with_the_same_bits(train: &str, of: TrainOptions) -> std::collections::BTreeSet<u64> {
-    let place = Place::new(train);
+    let place = TestFolder::new(train);
     let (count, every) = if of.checkpoint_steps == 1 { (60, 4) } else { (200, 1) };
     let mut lines = events(count);
     lines.insert(count as usize * 9 / 20, json!({"item": 3}));
@@ -175,8 +175,8 @@ fn ends_with_the_same_bits(train: &str, of: TrainOptions) -> std::collections::B
         let out = format!("out{n}");
         let (again, files) = place.run(options(at.file_name().unwrap().to_str().unwrap()), &out);
         assert!(files == expected, "killed after {trained} events: other bits");
-        let told = |report: &Report| Report { events_per_second: 0.0, resumed_from: 0, ..report.clone() };
-        assert_eq!(told(&again), told(&report), "killed after {trained} events");
+        let reported = |report: &Report| Report { events_per_second: 0.0, resumed_from: 0, ..report.clone() };
+        assert_eq!(reported(&again), reported(&report), "killed after {trained} events");
         assert_eq!(fs::read_to_string(at.join("quarantine.jsonl")).unwrap(), quarantine);
         resumed.insert(again.resumed_from);
     }
@@ -185,7 +185,7 @@ fn ends_with_the_same_bits(train: &str, of: TrainOptions) -> std::collections::B
 
 #[test]
 fn threads_and_files_change_no_bit() {
-    let place = Place::new(TRAIN);
+    let place = TestFolder::new(TRAIN);
     let lines = events(100);
     let path = place.events("e.jsonl", &lines);
     let (_, expected) = place.run(place.options(&path, "work"), "out");
@@ -252,8 +252,8 @@ fn write_parquet(path: &Path, lines: &[Value], structs: bool) {
 }
 
 #[test]
-fn bad_events_are_refused_alone() {
-    let place = Place::new(TRAIN);
+fn invalid_events_are_rejected_alone() {
+    let place = TestFolder::new(TRAIN);
     let good = |n: u64| event(n).to_string().into_bytes();
     let user = json!({"installed": [1]});
     let with = |field: &str, value: Value| {
@@ -295,17 +295,17 @@ fn bad_events_are_refused_alone() {
     let (report, refused) = place.run(options.clone(), "out");
     let count = bad.len() as u64;
     assert_eq!((report.read, report.events, report.refused), (2 * count, count, count));
-    let told = fs::read_to_string(place.path("work/quarantine.jsonl")).unwrap();
-    let told: Vec<Value> = told.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(told.len(), bad.len());
-    for (n, (told, (_, field, reason))) in told.iter().zip(&bad).enumerate() {
+    let reported = fs::read_to_string(place.path("work/quarantine.jsonl")).unwrap();
+    let reported: Vec<Value> = reported.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(reported.len(), bad.len());
+    for (n, (reported, (_, field, reason))) in reported.iter().zip(&bad).enumerate() {
         assert_eq!(
-            (told["line"].as_u64().unwrap(), told["field"].as_str().unwrap()),
+            (reported["line"].as_u64().unwrap(), reported["field"].as_str().unwrap()),
             (2 * n as u64 + 2, *field),
-            "{told}"
+            "{reported}"
         );
-        assert!(told["reason"].as_str().unwrap().contains(reason), "{reason}: {told}");
-        assert!(told["file"].as_str().unwrap().ends_with("e.jsonl"));
+        assert!(reported["reason"].as_str().unwrap().contains(reason), "{reason}: {reported}");
+        assert!(reported["file"].as_str().unwrap().ends_with("e.jsonl"));
     }
     // Invalid events do not change the results of the others.
     let alone = place.events("alone.jsonl", &(0..count).map(event).collect::<Vec<_>>());
@@ -318,11 +318,11 @@ fn bad_events_are_refused_alone() {
 }
 
 #[test]
-fn changed_bytes_are_events_or_refused() {
-    let place = Place::new(TRAIN);
+fn changed_bytes_are_valid_events_or_rejected() {
+    let place = TestFolder::new(TRAIN);
     let mut text = Vec::new();
     for n in 0..4000 {
-        let (mut line, draws) = (event(n).to_string().into_bytes(), crate::draws::Draws::new(3, n));
+        let (mut line, draws) = (event(n).to_string().into_bytes(), crate::draws::StepRandom::new(3, n));
         for change in 0..draws.below(0, 4) {
             if line.is_empty() {
                 break;
@@ -351,8 +351,8 @@ fn changed_bytes_are_events_or_refused() {
 }
 
 #[test]
-fn damaged_checkpoints_and_other_runs_are_refused_by_name() {
-    let place = Place::new(TRAIN);
+fn damaged_checkpoints_and_other_runs_are_rejected_by_name() {
+    let place = TestFolder::new(TRAIN);
     let path = place.events("e.jsonl", &events(100));
     let mut trainer = place.open(place.options(&path, "work")).unwrap();
     trainer.run(&|_| ()).unwrap();
@@ -403,7 +403,7 @@ fn damaged_checkpoints_and_other_runs_are_refused_by_name() {
 
 #[test]
 fn checkpoints_hold_the_changed_rows_and_need_their_base() {
-    let place = Place::new(&TRAIN.replace("batch = 16", "batch = 2").replace("uniform = 8", "uniform = 1"));
+    let place = TestFolder::new(&TRAIN.replace("batch = 16", "batch = 2").replace("uniform = 8", "uniform = 1"));
     let path = place.events("e.jsonl", &events(200));
     let options = TrainOptions { checkpoint_steps: 1, ..place.options(&path, "work") };
     let about = |step: u64| -> Value {
@@ -448,7 +448,7 @@ fn checkpoints_hold_the_changed_rows_and_need_their_base() {
 
 /// Impression `n`: a user who has installed a package is shown one, and takes the next one only.
 fn impression(n: u64) -> Value {
-    let draws = crate::draws::Draws::new(5, n);
+    let draws = crate::draws::StepRandom::new(5, n);
     let (had, shown) = (draws.below(0, 11), draws.below(1, 12));
     let shown = if draws.below(2, 3) == 0 { had + 1 } else { shown };
     let labels = json!({"click": u8::from(shown == had + 1), "buy": u8::from(shown == had + 1 && had % 2 == 0)});
@@ -461,7 +461,7 @@ fn a_reranker_learns_tasks_from_impressions_with_and_without_clicks() {
     let train = "\n[train]\nlabel = \"click\"\nloss = \"tasks\"\nbatch = 32\ntasks = { buy = 2.0 }\n\
                  optimizer = { kind = \"rowwise_adagrad\", rate = 0.05 }\n\
                  dense_optimizer = { kind = \"adam\", rate = 0.01 }\n";
-    let place = Place::new(train);
+    let place = TestFolder::new(train);
     let lines: Vec<Value> = (0..12_000).map(impression).collect();
     let path = place.events("e.jsonl", &lines);
     let options = |work: &str| TrainOptions { checkpoint_steps: 100, ..place.options(&path, work) };
@@ -490,7 +490,7 @@ fn a_reranker_learns_tasks_from_impressions_with_and_without_clicks() {
 fn sampled_negatives_leave_predictions_calibrated() {
     let train = "\n[train]\nlabel = \"click\"\nloss = \"tasks\"\nbatch = 32\nnegatives = 0.25\n\
                  dense_optimizer = { kind = \"adam\", rate = 0.01 }\n";
-    let place = Place::new(train);
+    let place = TestFolder::new(train);
     let lines: Vec<Value> = (0..12_000).map(impression).collect();
     let path = place.events("e.jsonl", &lines);
     let options = |work: &str| TrainOptions { checkpoint_steps: 100, ..place.options(&path, work) };
@@ -512,7 +512,7 @@ fn sampled_negatives_leave_predictions_calibrated() {
 
 #[test]
 fn a_run_without_any_accepted_batch_fails() {
-    let place = Place::new(TRAIN);
+    let place = TestFolder::new(TRAIN);
     let overflowing = |n| {
         let mut event = event(n);
         event["user"]["size"] = json!([3e38, 3e38, 3e38]);
@@ -531,7 +531,7 @@ fn a_run_without_any_accepted_batch_fails() {
 
 #[test]
 fn two_runs_do_not_share_a_working_folder() {
-    let place = Place::new(TRAIN);
+    let place = TestFolder::new(TRAIN);
     let path = place.events("e.jsonl", &events(40));
     let first = place.open(place.options(&path, "work")).unwrap();
     let error = place.open(place.options(&path, "work")).unwrap_err();
@@ -553,12 +553,12 @@ fn files_of(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn what_cannot_be_trained_is_said() {
-    let place = Place::new("");
+fn untrainable_input_is_rejected_with_the_reason() {
+    let place = TestFolder::new("");
     let path = place.events("e.jsonl", &events(3));
     let error = |options: TrainOptions| place.open(options).unwrap_err().to_string();
     assert!(error(place.options(&path, "work")).contains("has no [train]"));
-    let place = Place::new(TRAIN);
+    let place = TestFolder::new(TRAIN);
     let path = place.events("e.jsonl", &events(3));
     let error = |options: TrainOptions| place.open(options).unwrap_err().to_string();
     assert!(error(TrainOptions { epochs: 0, ..place.options(&path, "w") }).contains("epochs: got 0"));

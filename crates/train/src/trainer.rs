@@ -10,9 +10,9 @@ use std::time::Instant;
 use serde::Serialize;
 
 use crate::catalogue::Catalogue;
-use crate::checkpoint::{Base, Checkpoints, Last, Met, Origin, Position};
-use crate::draws::{Draws, shuffle};
-use crate::events::{Checker, Chunk, Event, Inputs, Outcome, Refusal};
+use crate::checkpoint::{Base, Checkpoints, EventCounts, Last, Origin, Position};
+use crate::draws::{StepRandom, shuffle};
+use crate::events::{Checker, Chunk, Event, Inputs, Outcome, RejectionReason};
 use crate::lock::Lock;
 use crate::loss::Gradients;
 use crate::managed;
@@ -21,7 +21,7 @@ use crate::package::{self, OPTIMIZER_FILE};
 use crate::products::Packed;
 use crate::quarantine::Quarantine;
 use crate::report::{Report, Window};
-use crate::state::{self, Carried, Content, Take};
+use crate::state::{self, Content, RunState, Take};
 use step::Frozen;
 use sterling_batch::ProblemLimit;
 use sterling_core::error::{Error, Result};
@@ -68,7 +68,7 @@ pub struct TrainOptions {
 
 impl TrainOptions {
     /// Returns the default working folder of a run that writes or trains a package: `NAME.train` beside it.
-    pub fn work_beside(package: &Path) -> PathBuf {
+    pub fn work_folder_for(package: &Path) -> PathBuf {
         let name = package.file_name().unwrap_or_default().to_string_lossy();
         package.with_file_name(format!("{name}.train"))
     }
@@ -115,7 +115,7 @@ pub struct Trainer {
     catalogue: Arc<Catalogue>,
     kernels: Kernels,
     model: Model,
-    carried: Carried,
+    carried: RunState,
     gradients: Gradients,
     /// Gradients of the reranker's logits, `[B, T]`.
     of_logits: Vec<f32>,
@@ -135,11 +135,11 @@ pub struct Trainer {
 
 /// Quarantine entry of a rejected event.
 #[derive(Serialize)]
-struct RefusedEvent<'a> {
+struct RejectedEvent<'a> {
     file: &'a str,
     line: u64,
     #[serde(flatten)]
-    refusal: &'a Refusal,
+    refusal: &'a RejectionReason,
 }
 
 impl Trainer {
@@ -149,7 +149,7 @@ impl Trainer {
     /// Errors of the package, its `[train]`, the items or the events; `Conflict` for a checkpoint of another run, and if
     /// another run works in the folder; `Corrupt` for a damaged checkpoint.
     pub fn open(folder: &Path, options: TrainOptions) -> Result<Self> {
-        let package = Package::open_told(folder, &|_| ())?;
+        let package = Package::open_with_progress(folder, &|_| ())?;
         let train = package.spec.train.clone().ok_or_else(|| {
             Error::invalid(format!("{}: model.toml has no [train], expected `label` at least", folder.display()))
         })?;
@@ -176,7 +176,7 @@ impl Trainer {
         let lock = Lock::take(&options.work)?;
         let checkpoints = Checkpoints::new(&options.work);
         let optimizer = folder.join(OPTIMIZER_FILE);
-        let mut carried = Carried::new(catalogue.len(), train.batch);
+        let mut carried = RunState::new(catalogue.len(), train.batch);
         let mut restore = |path: &Path, take| state::read(path, take, &mut model, &mut carried, &catalogue);
         let last = checkpoints.last(&origin)?;
         // Rows that no checkpoint has are as the package left them.
@@ -234,10 +234,10 @@ impl Trainer {
     /// Errors of reading; `Invalid` if the limit of rejected events is exceeded, or if all batches were rejected; `NoSpace` or `Io` with the step of a checkpoint
     /// that cannot be written. Earlier checkpoints stay. The end of the run is not a checkpoint: if the package cannot be
     /// written, the run resumes from the last one.
-    pub fn run(&mut self, told: &dyn Fn(&Progress<'_>)) -> Result<Report> {
+    pub fn run(&mut self, reported: &dyn Fn(&Progress<'_>)) -> Result<Report> {
         let (start, trained_before) = (Instant::now(), self.position.trained);
         while self.position.epoch < self.options.epochs {
-            self.epoch(told)?;
+            self.epoch(reported)?;
             self.position.epoch += 1;
             self.position.events = 0;
         }
@@ -294,7 +294,7 @@ impl Trainer {
     }
 
     /// Reads all events once, and trains on those that it has not trained on yet.
-    fn epoch(&mut self, told: &dyn Fn(&Progress<'_>)) -> Result<()> {
+    fn epoch(&mut self, reported: &dyn Fn(&Progress<'_>)) -> Result<()> {
         let (package, catalogue) = (self.package.clone(), self.catalogue.clone());
         let tower = package.user.as_ref().ok_or_else(|| Error::internal("a package without its user tower"))?;
         let (inputs, label) = (self.inputs.clone(), self.train.label.clone());
@@ -309,12 +309,17 @@ impl Trainer {
                     let _ = send.send(Err(e));
                 }
             })?;
-            self.consume(&receive, tower, told)
+            self.consume(&receive, tower, reported)
         })
     }
 
     /// Consumes the events of an epoch in blocks of complete batches, shuffled if the options ask for it.
-    fn consume(&mut self, chunks: &Receiver<Result<Chunk>>, tower: &Tower, told: &dyn Fn(&Progress<'_>)) -> Result<()> {
+    fn consume(
+        &mut self,
+        chunks: &Receiver<Result<Chunk>>,
+        tower: &Tower,
+        reported: &dyn Fn(&Progress<'_>),
+    ) -> Result<()> {
         let batch = self.train.batch;
         let block_events = self.options.shuffle.max(batch).next_multiple_of(batch);
         let is_first = self.position.epoch == 0;
@@ -329,13 +334,13 @@ impl Trainer {
         let mut take = |trainer: &mut Trainer, block: &mut Vec<Event>, bytes: u64| {
             if trainer.options.shuffle > 0 {
                 let number = (trainer.position.epoch << 32) + first / block_events as u64;
-                shuffle(block, Draws::new(!trainer.options.seed, number));
+                shuffle(block, StepRandom::new(!trainer.options.seed, number));
             }
             for events in block.chunks(batch) {
                 if first >= trained {
                     trainer.position.events = first + events.len() as u64;
                     let ended = trainer.step(events, tower)?;
-                    told(&Progress {
+                    reported(&Progress {
                         events: trainer.position.trained,
                         bytes: bytes_before + bytes,
                         bytes_all: trainer.inputs.bytes().map(|all| all * trainer.options.epochs),
@@ -371,7 +376,7 @@ impl Trainer {
         take(self, &mut block, bytes)?;
         let met = self.position.met;
         match is_first && met.refused > self.options.max_refused.most(met.read) {
-            true => Err(self.too_many_refused()),
+            true => Err(self.too_many_rejected()),
             false => Ok(()),
         }
     }
@@ -385,7 +390,7 @@ impl Trainer {
             LossKind::Tasks if event.has_positive_task() => true,
             LossKind::Tasks => {
                 // Other draws than those of the steps and of shuffling.
-                let draws = Draws::new(self.options.seed.rotate_left(32), self.position.epoch);
+                let draws = StepRandom::new(self.options.seed.rotate_left(32), self.position.epoch);
                 draws.below(number, DRAWS) < (f64::from(self.train.negatives) * DRAWS as f64) as u64
             }
         }
@@ -400,21 +405,21 @@ impl Trainer {
                 self.position.met.refused += 1;
                 if self.position.met.refused > quarantined {
                     let file = &self.inputs.name(file);
-                    self.quarantine.add(&RefusedEvent { file, line: *line, refusal })?;
+                    self.quarantine.add(&RejectedEvent { file, line: *line, refusal })?;
                 }
-                let Met { read, refused, .. } = self.position.met;
+                let EventCounts { read, refused, .. } = self.position.met;
                 if refused > self.options.max_refused.most(read.max(LIMIT_AFTER)) {
-                    return Err(self.too_many_refused());
+                    return Err(self.too_many_rejected());
                 }
             }
         }
         Ok(())
     }
 
-    fn too_many_refused(&mut self) -> Error {
+    fn too_many_rejected(&mut self) -> Error {
         // The quarantine names the reasons, so it is made durable before the run ends.
         let synced = self.quarantine.sync().err().map_or(String::new(), |e| format!("; {e}"));
-        let Met { read, refused, .. } = self.position.met;
+        let EventCounts { read, refused, .. } = self.position.met;
         let most = self.options.max_refused.most(read);
         let work = self.options.work.display();
         Error::invalid(format!(

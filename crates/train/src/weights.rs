@@ -4,7 +4,7 @@ use sterling_core::error::Result;
 use sterling_graph::dense::train::{
     Batch, DenseOptimizer, Gradients, OptimizerSpec, Parameter, TrainableGraph, Workspace,
 };
-use sterling_graph::dense::{Given, Made};
+use sterling_graph::dense::{DeclaredInput, DeclaredOutput};
 use sterling_snapshot::model::Package;
 
 /// A graph of a package, its weights, and the optimizer of those.
@@ -26,8 +26,8 @@ pub(crate) struct Weights {
 /// Inputs and output of a graph.
 #[derive(Debug)]
 pub(crate) struct Ports {
-    pub(crate) given: Vec<Given>,
-    pub(crate) made: Made,
+    pub(crate) given: Vec<DeclaredInput>,
+    pub(crate) made: DeclaredOutput,
     /// Names of inputs whose gradients are not needed.
     pub(crate) unread: Vec<String>,
 }

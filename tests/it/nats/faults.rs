@@ -44,7 +44,7 @@ struct Fault {
     name: &'static str,
     inflict: fn(&mut World),
     /// Expected warning of `/readyz`.
-    told: &'static str,
+    reported: &'static str,
     writes: Writes,
     mend: fn(&mut World),
     /// True if the warning ends with the fault; skipped messages are reported for an hour.
@@ -89,8 +89,8 @@ impl World {
         let mut stream = json!({"name": "sterling-vectors", "subjects": ["sterling.vectors"], "storage": "file",
             "retention": "limits", "deny_delete": true, "discard": "new"});
         stream[limit] = to;
-        let told = self.api("UPDATE.sterling-vectors", stream);
-        assert!(!told.contains("\"error\""), "{told}");
+        let reported = self.api("UPDATE.sterling-vectors", stream);
+        assert!(!reported.contains("\"error\""), "{reported}");
     }
 
     fn stray(&self, message: &str) {
@@ -101,11 +101,11 @@ impl World {
     fn put(&mut self) -> (u16, Value) {
         let id = 100 + self.written.len() as i64;
         let items = json!({"items": [{"id": id, "embedding": [id, 2], "attributes": {"n": id}}]});
-        let (status, told) = self.server.post(&format!("{ITEMS}:upsert"), items);
+        let (status, reported) = self.server.post(&format!("{ITEMS}:upsert"), items);
         if status == 200 {
             self.written.insert(id);
         }
-        (status, told)
+        (status, reported)
     }
 
     /// Returns the items that are found and were not published.
@@ -149,9 +149,9 @@ impl World {
 
     /// Returns the numbers of the first and the last message of the stream.
     fn messages(&self) -> (u64, u64) {
-        let told = self.api("INFO.sterling-vectors", json!({}));
-        let told: Value = serde_json::from_str(told.split_once('\n').unwrap().1.trim()).unwrap();
-        let number = |name: &str| told["state"][name].as_u64().unwrap();
+        let reported = self.api("INFO.sterling-vectors", json!({}));
+        let reported: Value = serde_json::from_str(reported.split_once('\n').unwrap().1.trim()).unwrap();
+        let number = |name: &str| reported["state"][name].as_u64().unwrap();
         (number("first_seq"), number("last_seq"))
     }
 }
@@ -161,16 +161,16 @@ fn nothing(_: &mut World) {}
 fn fault(
     name: &'static str,
     inflict: fn(&mut World),
-    told: &'static str,
+    reported: &'static str,
     writes: Writes,
     mend: fn(&mut World),
 ) -> Fault {
-    Fault { name, inflict, told, writes, mend, ends: true }
+    Fault { name, inflict, reported, writes, mend, ends: true }
 }
 
 /// Returns a fault with skipped messages.
 fn stray(name: &'static str, inflict: fn(&mut World)) -> Fault {
-    Fault { name, inflict, told: "were skipped", writes: Writes::Go, mend: nothing, ends: false }
+    Fault { name, inflict, reported: "were skipped", writes: Writes::Go, mend: nothing, ends: false }
 }
 
 /// Returns the faults with the expected behaviour for each.
@@ -344,7 +344,7 @@ fn a_server_degrades_as_stated_warns_and_recovers_from_faults_of_its_stream() {
     let only = std::env::var("STERLING_TEST_STREAM_FAULT").unwrap_or_default();
     let faults = faults();
     assert_eq!(faults.len(), 19);
-    for Fault { name, inflict, told, writes, mend, ends } in
+    for Fault { name, inflict, reported, writes, mend, ends } in
         faults.into_iter().filter(|fault| fault.name.contains(&only))
     {
         println!("{name}");
@@ -352,7 +352,7 @@ fn a_server_degrades_as_stated_warns_and_recovers_from_faults_of_its_stream() {
         assert_eq!(world.put().0, 200);
         world.holds_all();
         inflict(&mut world);
-        world.warns(told);
+        world.warns(reported);
         // Answers continue, with the acknowledged updates.
         assert!(world.found().is_superset(&world.written), "{name}");
         let (status, said) = world.put();
@@ -462,7 +462,7 @@ fn rejections_of_a_broker_are_quoted() {
 }
 
 #[test]
-fn a_model_that_waits_for_its_broker_holds_no_answer_of_others_up() {
+fn a_model_that_waits_for_its_broker_delays_no_other_model() {
     let mut world = World::start();
     assert_eq!(world.put().0, 200);
     world.holds_all();

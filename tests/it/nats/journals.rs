@@ -26,9 +26,9 @@ fn open(servers: String) -> Box<dyn Journal> {
 
 /// Appends, and waits for the result.
 fn append(journal: &dyn Journal, records: Vec<Vec<u8>>, expected: Option<u64>) -> Result<Range<u64>> {
-    let (tell, told) = channel();
+    let (tell, reported) = channel();
     journal.append(Append { records, expected }, Box::new(move |result| tell.send(result).unwrap()));
-    told.recv_timeout(Duration::from_secs(60)).expect("every append is reported")
+    reported.recv_timeout(Duration::from_secs(60)).expect("every append is reported")
 }
 
 /// Returns the records after a position, up to another.
@@ -154,11 +154,11 @@ fn a_stream_begins_at_a_position_and_splits_large_appends() {
 }
 
 #[test]
-fn of_several_that_expect_a_position_one_is_right() {
+fn one_of_several_appends_at_an_expected_position_succeeds() {
     let broker = Broker::start();
     let journals: Vec<Box<dyn Journal>> = (0..3).map(|_| open(broker.url())).collect();
     for round in 0..15u64 {
-        let told: Vec<Result<Range<u64>>> = std::thread::scope(|scope| {
+        let reported: Vec<Result<Range<u64>>> = std::thread::scope(|scope| {
             let mut all = Vec::new();
             for (n, journal) in journals.iter().enumerate() {
                 let records = vec![name(n, round as usize, 0)];
@@ -166,9 +166,9 @@ fn of_several_that_expect_a_position_one_is_right() {
             }
             all.into_iter().map(|one| one.join().unwrap()).collect()
         });
-        let right: Vec<&Range<u64>> = told.iter().flatten().collect();
+        let right: Vec<&Range<u64>> = reported.iter().flatten().collect();
         assert_eq!(right, [&(round + 1..round + 2)]);
-        assert!(told.iter().filter_map(|one| one.as_ref().err()).all(|e| e.kind() == Kind::Conflict));
+        assert!(reported.iter().filter_map(|one| one.as_ref().err()).all(|e| e.kind() == Kind::Conflict));
     }
     // An expected position beyond the one that this server has read is valid too.
     let range = append(&*journals[0], vec![b"x".to_vec()], Some(15)).unwrap();
@@ -195,7 +195,7 @@ fn nothing_that_was_acknowledged_is_lost_or_twice_when_the_broker_is_killed() {
 }
 
 #[test]
-fn a_server_that_is_cut_off_says_so_and_catches_up_while_others_go_on() {
+fn a_disconnected_server_reports_it_and_catches_up_while_others_continue() {
     let broker = Broker::start();
     let wire = broker.behind_a_wire();
     let journals = [open(wire.url()), open(broker.url())];
@@ -393,13 +393,13 @@ fn a_stream_recreated_after_the_last_position_is_followed() {
         assert_eq!(seen.next(Duration::from_secs(10)).unwrap().unwrap().position, position);
     }
     // A reader that missed deleted records is notified, after the records that it has read.
-    let told = std::iter::repeat_with(|| unseen.next(Duration::from_secs(10)))
+    let reported = std::iter::repeat_with(|| unseen.next(Duration::from_secs(10)))
         .find_map(|next| match next {
             Ok(Some(record)) if record.position <= 10 => None,
             other => Some(other),
         })
         .unwrap();
-    assert!(told.map_or_else(|e| e.kind() == Kind::NotFound, |record| record.unwrap().position == 11));
+    assert!(reported.map_or_else(|e| e.kind() == Kind::NotFound, |record| record.unwrap().position == 11));
 }
 
 #[test]

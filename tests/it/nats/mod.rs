@@ -184,9 +184,9 @@ pub fn send(port: u16, subject: &str, bytes: &[u8]) {
 /// Returns the bytes of a message of a stream.
 pub fn message(port: u16, stream: &str, sequence: u64) -> Vec<u8> {
     let call = format!("$JS.API.STREAM.MSG.GET.{stream}");
-    let told = ask(port, &call, &format!("{{\"seq\": {sequence}}}")).unwrap();
-    let told: Value = serde_json::from_str(told.split_once('\n').unwrap().1.trim()).unwrap();
-    base64::engine::general_purpose::STANDARD.decode(told["message"]["data"].as_str().unwrap()).unwrap()
+    let reported = ask(port, &call, &format!("{{\"seq\": {sequence}}}")).unwrap();
+    let reported: Value = serde_json::from_str(reported.split_once('\n').unwrap().1.trim()).unwrap();
+    base64::engine::general_purpose::STANDARD.decode(reported["message"]["data"].as_str().unwrap()).unwrap()
 }
 
 /// Stops the writers, also if a test ends early.

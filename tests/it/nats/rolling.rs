@@ -222,7 +222,7 @@ impl Callers {
     }
 
     /// Waits for more answers and acknowledgements, and checks that no call has failed.
-    fn are_well(&self, fleet: &Fleet, after: &str) {
+    fn are_healthy(&self, fleet: &Fleet, after: &str) {
         let (start, (answered, written)) = (Instant::now(), self.counts());
         loop {
             let failed = self.failed.lock().unwrap();
@@ -251,18 +251,18 @@ fn a_rolling_restart_of_servers_routers_and_broker_loses_no_request() {
             scope.spawn(move || callers.retrieve(is_balanced));
         }
         scope.spawn(|| callers.write());
-        callers.are_well(&fleet, "before anything");
+        callers.are_healthy(&fleet, "before anything");
         for n in 0..SHARDS * REPLICAS {
             fleet.restart_server(n);
-            callers.are_well(&fleet, &format!("server {n} was restarted"));
+            callers.are_healthy(&fleet, &format!("server {n} was restarted"));
         }
         for n in 0..ROUTERS {
             fleet.restart_router(n);
-            callers.are_well(&fleet, &format!("router {n} was restarted"));
+            callers.are_healthy(&fleet, &format!("router {n} was restarted"));
         }
         fleet.broker.kill();
         fleet.broker.restart();
-        callers.are_well(&fleet, "the broker was restarted");
+        callers.are_healthy(&fleet, "the broker was restarted");
     });
     let failed = callers.failed.into_inner().unwrap();
     assert!(failed.is_empty(), "{failed:#?}");

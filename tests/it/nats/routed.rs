@@ -28,11 +28,11 @@ fn updates_that_a_dead_broker_cannot_store_are_reported_as_not_applied() {
     assert_eq!(router.post(&format!("{ITEMS}:upsert"), &body).0, 200);
     broker.kill();
     until("the servers notice", || servers.iter().all(|server| !server.warnings().is_empty()));
-    let (status, told) = router.post(&format!("{ITEMS}:upsert"), &body);
-    assert_eq!(status, 503, "{told}");
-    for failed in told["failed"].as_array().unwrap() {
+    let (status, reported) = router.post(&format!("{ITEMS}:upsert"), &body);
+    assert_eq!(status, 503, "{reported}");
+    for failed in reported["failed"].as_array().unwrap() {
         let why = failed["reason"].as_str().unwrap();
-        assert!(failed["may_be_applied"] == false && why.contains("it was not written"), "{told}");
+        assert!(failed["may_be_applied"] == false && why.contains("it was not written"), "{reported}");
     }
 }
 

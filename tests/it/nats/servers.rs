@@ -106,7 +106,7 @@ struct Cluster {
 }
 
 /// Progress of writers: ids of acknowledged items, of those that may exist, and the address of each server.
-struct Written {
+struct WriteProgress {
     acknowledged: [Mutex<BTreeSet<i64>>; 2],
     perhaps: Mutex<BTreeSet<i64>>,
     addresses: [Mutex<String>; 2],
@@ -121,7 +121,7 @@ impl Cluster {
         Cluster { broker, wire, folders, servers }
     }
 
-    fn kill_server(&mut self, n: usize, written: &Written) {
+    fn kill_server(&mut self, n: usize, written: &WriteProgress) {
         let killed = self.servers.remove(n);
         killed.signal("KILL");
         killed.wait();
@@ -130,7 +130,7 @@ impl Cluster {
         *written.addresses[n].lock().unwrap() = self.servers[n].address.clone();
     }
 
-    fn fail(&mut self, fault: usize, written: &Written) {
+    fn fail(&mut self, fault: usize, written: &WriteProgress) {
         match fault % 5 {
             0 => self.kill_server(0, written),
             1 => {
@@ -154,7 +154,7 @@ impl Cluster {
 }
 
 /// Puts one new item after the other at a server, at its current address.
-fn write(server: usize, written: &Written, is_over: &AtomicBool) {
+fn write(server: usize, written: &WriteProgress, is_over: &AtomicBool) {
     for n in 1.. {
         if is_over.load(Ordering::Relaxed) {
             return;
@@ -162,8 +162,8 @@ fn write(server: usize, written: &Written, is_over: &AtomicBool) {
         let id = n * 2 + server as i64 + 100;
         let url = format!("http://{}/v1/models/vectors/items:upsert", written.addresses[server].lock().unwrap());
         let body = json!({"items": [{"id": id, "embedding": [id, 3], "attributes": {"n": id}}]}).to_string();
-        let told = agent().post(url).header("content-type", "application/json").send(body);
-        match told.map(|answer| answer.status().as_u16()) {
+        let reported = agent().post(url).header("content-type", "application/json").send(body);
+        match reported.map(|answer| answer.status().as_u16()) {
             Ok(200) => drop(written.acknowledged[server].lock().unwrap().insert(id)),
             Ok(500..) | Err(_) => {
                 written.perhaps.lock().unwrap().insert(id);
@@ -180,7 +180,7 @@ fn nothing_is_lost_or_twice_when_servers_and_brokers_are_killed_and_networks_are
     let faults: usize = std::env::var("STERLING_TEST_STREAM_FAULTS").map_or(5, |faults| faults.parse().unwrap());
     let mut cluster = Cluster::start();
     let addresses = [0, 1].map(|n| Mutex::new(cluster.servers[n].address.clone()));
-    let written = Written { acknowledged: Default::default(), perhaps: Default::default(), addresses };
+    let written = WriteProgress { acknowledged: Default::default(), perhaps: Default::default(), addresses };
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (written, is_over) = (&written, &is_over);

@@ -15,7 +15,7 @@ use arrow_schema::{ArrowError, Schema};
 use arrow_select::take::take_record_batch;
 
 use super::super::items::{PlacedItems, RefusedItem};
-use super::stream::{Hold, Stream, each_row};
+use super::stream::{Reserve, Stream, each_row};
 use sterling_core::error::{Error, Result};
 use sterling_core::items::{EMBEDDING, GivenItem, GivenValues, ID, InvalidItem, UPDATES_MAX, shard_of};
 use sterling_core::limits::DIMENSION_MAX;
@@ -41,7 +41,7 @@ enum Role {
 ///
 /// # Errors
 /// `Invalid` or `Unsupported` with the message or the column; errors of `hold`, which reserves memory for the rows.
-pub fn arrow_upserts(body: &[u8], hold: Hold<'_>) -> Result<Vec<Result<GivenItem, InvalidItem>>> {
+pub fn arrow_upserts(body: &[u8], hold: Reserve<'_>) -> Result<Vec<Result<GivenItem, InvalidItem>>> {
     let mut stream = Stream::open(body, UPDATES_MAX)?;
     let rows = Rows::of(stream.schema())?;
     let mut items = Vec::new();
@@ -61,7 +61,7 @@ pub fn arrow_upserts(body: &[u8], hold: Hold<'_>) -> Result<Vec<Result<GivenItem
 ///
 /// # Errors
 /// As [`arrow_upserts`].
-pub fn arrow_divided(body: &[u8], shards: usize, hold: Hold<'_>) -> Result<(Vec<PlacedItems>, Vec<RefusedItem>)> {
+pub fn arrow_divided(body: &[u8], shards: usize, hold: Reserve<'_>) -> Result<(Vec<PlacedItems>, Vec<RefusedItem>)> {
     let mut stream = Stream::open(body, UPDATES_MAX)?;
     let rows = Rows::of(stream.schema())?;
     let mut parts: Vec<Part> = (0..shards).map(|_| Part::default()).collect();
@@ -168,16 +168,16 @@ impl Rows {
                 Role::Embedding => EMBEDDING.to_owned(),
                 Role::Attribute(name) => GivenItem::field(self.whole, name),
             };
-            let wrong = |reason: String| InvalidItem { id: Some(id), field: field.clone(), reason };
+            let invalid = |reason: String| InvalidItem { id: Some(id), field: field.clone(), reason };
             let given = match column.double(row) {
                 Some(number) if number.is_nan() => GivenValues::Missing,
                 Some(number) => GivenValues::Numbers(vec![number]),
-                None => column.values(row).and_then(given).map_err(|e| wrong(e.to_string()))?,
+                None => column.values(row).and_then(given).map_err(|e| invalid(e.to_string()))?,
             };
             match (role, given) {
                 (Role::Attribute(name), given) => item.attributes.push((name.clone(), given)),
                 (_, GivenValues::Missing) => {}
-                (_, given) => item.embedding = Some(vector(given).map_err(wrong)?),
+                (_, given) => item.embedding = Some(vector(given).map_err(invalid)?),
             }
         }
         Ok(item)

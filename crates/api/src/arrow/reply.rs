@@ -15,7 +15,7 @@ use arrow_ipc::writer::StreamWriter;
 use arrow_schema::ArrowError;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
-use super::super::entry::{CellKind, Entry, Items, Rest, write_json};
+use super::super::entry::{CellKind, Entry, Items, OtherFields, write_json};
 use super::super::reply::Reply;
 use sterling_core::error::{Error, Result};
 use sterling_core::quota::Memory;
@@ -62,7 +62,7 @@ impl ArrowReply {
     pub fn new(reply: Reply, request_id: &str, memory: &Memory) -> Result<Self> {
         let entries = reply.entries.into_iter().map(|entry| entry.by_columns(memory)).collect::<Result<Vec<_>>>()?;
         let read = entries.iter().filter_map(|entry| entry.0.as_ref().ok());
-        let read = read.filter(|items| matches!(items.rest, Rest::Read(_)));
+        let read = read.filter(|items| matches!(items.rest, OtherFields::Read(_)));
         let read_bytes = read.map(|items| items.row_bytes()).max().unwrap_or(0);
         // The size of items from shards is known only now.
         memory.add(if read_bytes > 0 { BATCH_COPIES * (BATCH_BYTES + read_bytes) } else { 0 } as u64)?;
@@ -71,7 +71,7 @@ impl ArrowReply {
         text.pop();
         text.extend_from_slice(b",\"request_id\":");
         write_json(&mut text, request_id);
-        tell(&entries, reply.is_list, &mut text);
+        write_metadata(&entries, reply.is_list, &mut text);
         let text = String::from_utf8(text).map_err(|e| Error::internal(format!("metadata of an answer: {e}")))?;
         let (mut tasks, mut columns) = (Vec::new(), Vec::<(String, CellKind)>::new());
         for items in entries.iter().filter_map(|entry| entry.0.as_ref().ok()) {
@@ -181,7 +181,7 @@ fn until_full(items: &Items, rows: Range<usize>, bytes: &mut usize) -> usize {
 }
 
 /// Writes the JSON of the answers without their items, for the metadata.
-fn tell(entries: &[Entry], is_list: bool, out: &mut Vec<u8>) {
+fn write_metadata(entries: &[Entry], is_list: bool, out: &mut Vec<u8>) {
     if !is_list {
         if let Some(Entry(Ok(items))) = entries.first() {
             items.rest(out);

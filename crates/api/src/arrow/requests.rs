@@ -16,7 +16,7 @@ use arrow_schema::Schema;
 use super::super::body::{Retrievals, object};
 use super::super::request::{RequestRow, RetrieveRequest, Shape};
 use super::super::values::{FeatureValue, List, Named, Vector};
-use super::stream::{Hold, Stream, each_row};
+use super::stream::{Reserve, Stream, each_row};
 use sterling_core::error::{Error, Result};
 use sterling_core::limits::{BATCH_REQUESTS_MAX, DIMENSION_MAX, EXCLUDE_MAX, FEATURE_IDS_MAX, FEATURES_MAX};
 use sterling_core::request::{self, CallOptions, Values};
@@ -45,7 +45,7 @@ enum Role {
 ///
 /// # Errors
 /// `Invalid` or `Unsupported` with the message or the column; errors of `hold`, which reserves memory for the rows.
-pub fn arrow_retrievals(body: &[u8], hold: Hold<'_>) -> Result<Retrievals> {
+pub fn arrow_retrievals(body: &[u8], hold: Reserve<'_>) -> Result<Retrievals> {
     let mut stream = Stream::open(body, BATCH_REQUESTS_MAX)?;
     let rows = Rows::of(stream.schema())?;
     let mut requests = Vec::new();

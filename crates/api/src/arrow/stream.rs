@@ -30,8 +30,8 @@ const PREFIX_BYTES: usize = 8;
 /// Longest header of a message, in bytes.
 const DESCRIPTION_BYTES_MAX: usize = 1 << 20;
 /// Maximum visits per byte of a header, and minimum budget for short headers; more visits mean shared tables.
-const LOOKS_MAX: usize = 8;
-const LOOKS_LEAST: usize = 4096;
+const VISITS_MAX: usize = 8;
+const VISITS_MIN: usize = 4096;
 /// Maximum number of columns: features with their weights, and the few others.
 const COLUMNS_MAX: usize = 2 * FEATURES_MAX + 16;
 /// Memory per value in addition to its numbers or texts, and per text, in bytes.
@@ -39,7 +39,7 @@ const CELL_BYTES: usize = 128;
 const TEXT_BYTES: usize = 32;
 
 /// Reserves a number of further bytes for the rows of a body, or rejects it.
-pub(crate) type Hold<'a> = &'a mut dyn FnMut(usize) -> Result<()>;
+pub(crate) type Reserve<'a> = &'a mut dyn FnMut(usize) -> Result<()>;
 
 /// A stream whose schema has been read.
 #[derive(Debug)]
@@ -100,7 +100,7 @@ impl Stream {
     ///
     /// # Errors
     /// `Invalid` with the location in the stream; errors of `hold`.
-    pub(super) fn next(&mut self, hold: Hold<'_>) -> Result<Option<(usize, RecordBatch)>> {
+    pub(super) fn next(&mut self, hold: Reserve<'_>) -> Result<Option<(usize, RecordBatch)>> {
         let (number, first) = (self.messages + 1, self.rows);
         let place = |e: Error| e.within(format!("body: message {number}"));
         let Some(message) = take(&mut self.rest).map_err(place)? else { return Ok(None) };
@@ -115,7 +115,7 @@ impl Stream {
         let arrays = arrays.collect::<Result<Vec<ArrayRef>>>().map_err(place)?;
         let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
         let batch = RecordBatch::try_new_with_options(self.plain.clone(), arrays, &options);
-        Ok(Some((first, batch.map_err(|e| place(wrong(&e)))?)))
+        Ok(Some((first, batch.map_err(|e| place(invalid(&e)))?)))
     }
 
     fn batch(&self, message: &Message) -> Result<RecordBatch> {
@@ -130,7 +130,7 @@ impl Stream {
         }
         check(&batch, message.body.len(), &self.sent)?;
         read_record_batch(&message.body, batch, self.sent.clone(), &HashMap::new(), None, &described.version())
-            .map_err(|e| wrong(&e))
+            .map_err(|e| invalid(&e))
     }
 }
 
@@ -196,7 +196,7 @@ fn take(rest: &mut Buffer) -> Result<Option<Message>> {
 }
 
 fn described(description: &[u8]) -> Result<ipc::Message<'_>> {
-    let looks = LOOKS_MAX * description.len() + LOOKS_LEAST;
+    let looks = VISITS_MAX * description.len() + VISITS_MIN;
     let options = VerifierOptions { max_apparent_size: looks, ..VerifierOptions::default() };
     root_as_message_with_opts(&options, description).map_err(|e| {
         let text = e.to_string();
@@ -211,7 +211,7 @@ fn schema(rest: &mut Buffer) -> Result<Schema> {
     let schema = described
         .header_as_schema()
         .ok_or_else(|| Error::invalid(format!("got {}, expected a schema", header(described.header_type()))))?;
-    try_fb_to_schema(schema).map_err(|e| wrong(&e))
+    try_fb_to_schema(schema).map_err(|e| invalid(&e))
 }
 
 fn header(header: MessageHeader) -> &'static str {
@@ -383,6 +383,6 @@ fn span<T: Copy + TryInto<usize>>(offsets: &[T]) -> usize {
     at(offsets.last()).saturating_sub(at(offsets.first()))
 }
 
-fn wrong(error: &ArrowError) -> Error {
+fn invalid(error: &ArrowError) -> Error {
     Error::invalid(error.to_string())
 }

@@ -160,7 +160,7 @@ fn features_are_lists_texts_numbers_and_ids_with_weights() {
 }
 
 #[test]
-fn a_wrong_row_is_wrong_alone_and_names_its_column() {
+fn an_invalid_row_is_rejected_alone_with_its_column() {
     let vector = fixed(&[Some([1.0, 0.0]), None, Some([f32::NAN, 0.0]), Some([1.0, f32::INFINITY]), Some([2.0, 0.0])]);
     let k: ArrayRef = Arc::new(Int64Array::from(vec![Some(5), None, None, None, Some(-1)]));
     let requests = read(&stream(&[("vector", vector), ("k", k)], 5, None)).unwrap();
@@ -243,7 +243,7 @@ fn invalid_bodies_are_rejected_with_the_message_or_column() {
 }
 
 #[test]
-fn bytes_that_are_cut_or_changed_break_nothing() {
+fn truncated_or_changed_bytes_never_panic() {
     let columns: [(&str, ArrayRef); 4] = [
         ("vector", fixed(&[Some([1.0, 0.5]), None, Some([3.0, 0.0])])),
         ("filter", Arc::new(StringViewArray::from(vec!["a:b", "a text of more than twelve bytes", ""]))),
@@ -259,11 +259,11 @@ fn bytes_that_are_cut_or_changed_break_nothing() {
     }
     for at in 0..good.len() {
         for value in [0, 1, 0x7f, 0x80, 0xff, good[at] ^ 1, good[at] ^ 0x10] {
-            let mut wrong = good.clone();
-            wrong[at] = value;
+            let mut invalid = good.clone();
+            invalid[at] = value;
             // It must not panic; the result is irrelevant.
-            drop(read(&wrong));
-            drop(arrow_upserts(&wrong, &mut |_| Ok(())));
+            drop(read(&invalid));
+            drop(arrow_upserts(&invalid, &mut |_| Ok(())));
         }
     }
 }
@@ -419,7 +419,7 @@ fn items_are_those_of_json() {
 }
 
 #[test]
-fn a_wrong_item_names_its_field_and_is_wrong_alone() {
+fn an_invalid_item_is_rejected_alone_with_its_field() {
     let columns: [(&str, ArrayRef); 3] = [
         ("id", Arc::new(UInt64Array::from(vec![Some(1), None, Some(u64::MAX), Some(4), Some(5)]))),
         ("embedding", lists::<Float32Type>(vec![Some(vec![1.0]), None, None, Some(vec![f32::NAN]), None])),

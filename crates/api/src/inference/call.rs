@@ -134,7 +134,7 @@ struct OutputParameters {
 }
 
 /// Name of a requested output, and whether its values are bytes.
-pub(super) type Wanted = (String, bool);
+pub(super) type OutputName = (String, bool);
 
 /// A parsed call.
 pub struct Inference {
@@ -142,7 +142,7 @@ pub struct Inference {
     pub requests: Vec<(Retrieve, CallOptions)>,
     pub(super) id: Option<String>,
     /// Requested outputs by name; all except columns if there is none.
-    pub(super) wanted: Vec<Wanted>,
+    pub(super) wanted: Vec<OutputName>,
     pub(super) is_binary: bool,
 }
 
@@ -167,7 +167,7 @@ pub fn inference(model: &str, body: &[u8], header: Option<usize>, features: &BTr
         return Err(Error::invalid(format!("{} bytes after those of all tensors", binary.len())));
     }
     let is_binary = parameters.binary_data_output;
-    let wanted: Vec<Wanted> =
+    let wanted: Vec<OutputName> =
         outputs.into_iter().map(|output| (output.name, output.parameters.binary_data.unwrap_or(is_binary))).collect();
     if let Some((_, (twice, _))) =
         wanted.iter().enumerate().find(|(n, (name, _))| wanted[..*n].iter().any(|(other, _)| other == name))

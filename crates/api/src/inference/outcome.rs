@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::call::{COLUMNS, Inference, Wanted};
+use super::call::{COLUMNS, Inference, OutputName};
 use super::tensor::OutputData;
 use crate::entry::{Entry, Items, write_cell, write_integer, write_json, write_number};
 use crate::reply::{PIECE_BYTES, PIECE_END_BYTES};
@@ -76,7 +76,7 @@ pub struct InferenceReply {
     /// JSON before the first output.
     start: Vec<u8>,
     header_bytes: Option<usize>,
-    at: Place,
+    at: Cursor,
 }
 
 /// An output tensor to be written.
@@ -99,7 +99,7 @@ enum Source {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Cursor {
     Start,
     /// JSON before the values of an output.
     About(usize),
@@ -116,12 +116,14 @@ impl InferenceReply {
     /// # Errors
     /// `Invalid` for an unknown output; `Internal` for a problem in place of an answer.
     pub fn new(call: &Inference, served: &Served, entries: Vec<Entry>) -> Result<Self> {
-        let wrong = |_| Error::internal("a problem in place of items");
-        let rows =
-            entries.into_iter().map(|entry| entry.0.map(|items| *items).map_err(wrong)).collect::<Result<Vec<_>>>()?;
+        let invalid = |_| Error::internal("a problem in place of items");
+        let rows = entries
+            .into_iter()
+            .map(|entry| entry.0.map(|items| *items).map_err(invalid))
+            .collect::<Result<Vec<_>>>()?;
         let width = rows.iter().map(|items| items.len()).max().unwrap_or(0);
         let all = || all_outputs(&rows).into_iter().map(|name| (name, call.is_binary)).collect();
-        let wanted: Vec<Wanted> = if call.wanted.is_empty() { all() } else { call.wanted.clone() };
+        let wanted: Vec<OutputName> = if call.wanted.is_empty() { all() } else { call.wanted.clone() };
         let outputs = wanted.into_iter().map(|(name, is_binary)| Output::new(name, is_binary, &rows, width));
         let outputs = outputs.collect::<Result<Vec<_>>>()?;
         let response = InferenceResponse {
@@ -138,10 +140,10 @@ impl InferenceReply {
         let mut start = serde_json::to_vec(&response).map_err(|e| Error::internal(format!("an answer: {e}")))?;
         // The end of the list and of the object follow after the outputs.
         start.truncate(start.len() - b"]}".len());
-        let mut reply = InferenceReply { rows, outputs, width, start, header_bytes: None, at: Place::Start };
+        let mut reply = InferenceReply { rows, outputs, width, start, header_bytes: None, at: Cursor::Start };
         if reply.outputs.iter().any(|output| output.is_binary) {
             reply.header_bytes = Some(reply.json_bytes());
-            reply.at = Place::Start;
+            reply.at = Cursor::Start;
         }
         Ok(reply)
     }
@@ -163,13 +165,13 @@ impl InferenceReply {
 
     /// Returns whether all chunks are written.
     pub fn is_done(&self) -> bool {
-        self.at == Place::End
+        self.at == Cursor::End
     }
 
     /// Computes the bytes of the JSON by writing and discarding it.
     fn json_bytes(&mut self) -> usize {
         let (mut bytes, mut piece) = (0, Vec::new());
-        while !matches!(self.at, Place::Bytes(..) | Place::End) {
+        while !matches!(self.at, Cursor::Bytes(..) | Cursor::End) {
             piece.clear();
             self.advance(&mut piece);
             bytes += piece.len();
@@ -185,41 +187,41 @@ impl InferenceReply {
 
     fn advance(&mut self, out: &mut Vec<u8>) {
         self.at = match self.at {
-            Place::Start => {
+            Cursor::Start => {
                 out.extend_from_slice(&self.start);
-                Place::About(0)
+                Cursor::About(0)
             }
-            Place::About(n) => self.about(n, out),
-            Place::Value(n, value) => {
+            Cursor::About(n) => self.about(n, out),
+            Cursor::Value(n, value) => {
                 let output = &self.outputs[n];
                 if value == self.values(output) {
                     out.extend_from_slice(b"]}");
-                    Place::About(n + 1)
+                    Cursor::About(n + 1)
                 } else {
                     if value > 0 {
                         out.push(b',');
                     }
                     self.write(output, value, out);
-                    Place::Value(n, value + 1)
+                    Cursor::Value(n, value + 1)
                 }
             }
-            Place::Bytes(n, value) => match self.outputs.get(n) {
-                None => Place::End,
-                Some(output) if !output.is_binary || value == self.values(output) => Place::Bytes(n + 1, 0),
+            Cursor::Bytes(n, value) => match self.outputs.get(n) {
+                None => Cursor::End,
+                Some(output) if !output.is_binary || value == self.values(output) => Cursor::Bytes(n + 1, 0),
                 Some(output) => {
                     self.pack(output, value, out);
-                    Place::Bytes(n, value + 1)
+                    Cursor::Bytes(n, value + 1)
                 }
             },
-            Place::End => Place::End,
+            Cursor::End => Cursor::End,
         }
     }
 
-    fn about(&self, n: usize, out: &mut Vec<u8>) -> Place {
+    fn about(&self, n: usize, out: &mut Vec<u8>) -> Cursor {
         let Some(output) = self.outputs.get(n) else {
             out.extend_from_slice(b"]}");
             let has_binary = self.outputs.iter().any(|output| output.is_binary);
-            return if has_binary { Place::Bytes(0, 0) } else { Place::End };
+            return if has_binary { Cursor::Bytes(0, 0) } else { Cursor::End };
         };
         if n > 0 {
             out.push(b',');
@@ -227,10 +229,10 @@ impl InferenceReply {
         out.extend_from_slice(&output.about);
         if output.is_binary {
             out.push(b'}');
-            return Place::About(n + 1);
+            return Cursor::About(n + 1);
         }
         out.extend_from_slice(b",\"data\":[");
-        Place::Value(n, 0)
+        Cursor::Value(n, 0)
     }
 
     /// Returns the row and the index within it of a value, and whether there is an item; shorter rows are padded with -1, 0 or an
@@ -376,14 +378,14 @@ fn all_outputs(rows: &[Items]) -> Vec<String> {
 }
 
 /// Passes the values of an item as text: a text unchanged, other values as JSON, empty if missing.
-fn with_text(cell: &Cell<'_>, mut told: impl FnMut(&str)) {
+fn with_text(cell: &Cell<'_>, mut reported: impl FnMut(&str)) {
     match cell {
-        Cell::Missing => told(""),
-        Cell::Text(text) => told(text),
+        Cell::Missing => reported(""),
+        Cell::Text(text) => reported(text),
         other => {
             let mut out = Vec::new();
             write_cell(&mut out, other);
-            told(std::str::from_utf8(&out).unwrap_or_default());
+            reported(std::str::from_utf8(&out).unwrap_or_default());
         }
     }
 }

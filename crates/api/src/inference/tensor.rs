@@ -121,22 +121,22 @@ impl InputTensor {
     /// Parses the tensor; takes its bytes from the beginning of `binary` if its values are there.
     pub(super) fn read(self, binary: &mut &[u8]) -> Result<Tensor> {
         let InputTensor { name, shape, datatype, parameters, data } = self;
-        let wrong = |what: String| Error::invalid(format!("input `{name}`: {what}"));
+        let invalid = |what: String| Error::invalid(format!("input `{name}`: {what}"));
         let count = shape.iter().try_fold(1usize, |all, &size| all.checked_mul(usize::try_from(size).ok()?));
         let (count, rows) = match (count, shape.first()) {
             (Some(count), Some(&rows)) if shape.len() <= DEPTH_MAX => (count, rows as usize),
-            (None, _) => return Err(wrong(format!("shape {shape:?}, expected one of fewer values"))),
-            _ => return Err(wrong(format!("shape {shape:?}, expected 1 to {DEPTH_MAX} dimensions"))),
+            (None, _) => return Err(invalid(format!("shape {shape:?}, expected one of fewer values"))),
+            _ => return Err(invalid(format!("shape {shape:?}, expected 1 to {DEPTH_MAX} dimensions"))),
         };
         let values = match (data, parameters.binary_data_size) {
-            (Some(Data(values)), None) => typed(values, &datatype).map_err(wrong)?,
+            (Some(Data(values)), None) => typed(values, &datatype).map_err(invalid)?,
             (None, Some(size)) => {
                 let bytes = binary.split_off(..size).ok_or_else(|| {
-                    wrong(format!("binary_data_size {size}, there are {} bytes left behind the JSON", binary.len()))
+                    invalid(format!("binary_data_size {size}, there are {} bytes left behind the JSON", binary.len()))
                 })?;
-                unpacked(bytes, &datatype).map_err(wrong)?
+                unpacked(bytes, &datatype).map_err(invalid)?
             }
-            _ => return Err(wrong("expected either `data` or the parameter `binary_data_size`".into())),
+            _ => return Err(invalid("expected either `data` or the parameter `binary_data_size`".into())),
         };
         let got = match &values {
             Values::Integers(list) => list.len(),
@@ -145,7 +145,7 @@ impl InputTensor {
             Values::Weighted { ids, .. } => ids.len(),
         };
         if got != count {
-            return Err(wrong(format!("{got} values, expected {count} by its shape {shape:?}")));
+            return Err(invalid(format!("{got} values, expected {count} by its shape {shape:?}")));
         }
         Ok(Tensor { rows, width: count.checked_div(rows).unwrap_or(0), values, name })
     }

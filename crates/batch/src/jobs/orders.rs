@@ -28,8 +28,9 @@ pub fn serve<C: Serialize>(
     mut from: impl BufRead,
     mut to: impl Write,
 ) -> Result<()> {
-    let mut tell =
-        |told: Value| writeln!(to, "{told}").and_then(|()| to.flush()).map_err(|e| Error::io("standard output", e));
+    let mut tell = |reported: Value| {
+        writeln!(to, "{reported}").and_then(|()| to.flush()).map_err(|e| Error::io("standard output", e))
+    };
     tell(json!({"ready": true, "units": units}))?;
     let mut failed = None;
     loop {
@@ -44,19 +45,19 @@ pub fn serve<C: Serialize>(
             continue;
         }
         let unit = order.parse().map_err(|_| Error::invalid(format!("unit `{order}`: expected the number of a file")));
-        let told = match unit.and_then(|unit| checked(unit, units)).and_then(|unit| Ok((unit, run(unit)?))) {
+        let reported = match unit.and_then(|unit| checked(unit, units)).and_then(|unit| Ok((unit, run(unit)?))) {
             Ok((unit, Some(counts))) => json!({"unit": unit, "done": true, "counts": counts}),
             Ok((unit, None)) => json!({"unit": unit, "done": true}),
             Err(e) => {
                 let unit = order.parse::<u64>().map_or_else(|_| json!(order), |unit| json!(unit));
                 let (code, retryable) = (e.kind().name(), e.kind().is_transient());
-                let told =
+                let reported =
                     json!({"unit": unit, "done": false, "code": code, "retryable": retryable, "error": e.to_string()});
                 failed.get_or_insert(e);
-                told
+                reported
             }
         };
-        tell(told)?;
+        tell(reported)?;
     }
 }
 

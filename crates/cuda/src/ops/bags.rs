@@ -127,7 +127,7 @@ pub fn pool_staged(
 ///
 /// # Errors
 /// As [`pool`].
-pub fn place_rows<T: Pod>(
+pub fn scatter_rows<T: Pod>(
     device: &Device,
     staged: &Array<T>,
     (taken, places): (&Array<u32>, &Array<u32>),

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::scan::Kept;
+use super::scan::SearchResults;
 use super::{Shape, launch, need};
 use crate::driver::Demand;
 use crate::memory::{Array, Device};
@@ -11,14 +11,14 @@ use sterling_core::error::{Error, Result};
 /// Number of score ranges in which unscanned lists are counted.
 const RANGES: usize = 128;
 /// Words of 8 bytes that are stored per search between checks.
-const SIGHTED_WORDS: usize = 2 * RANGES + 5;
+const CHECK_STATE_WORDS: usize = 2 * RANGES + 5;
 /// Shared memory per block of the check: a digit search, three numbers per range, and the partial sums of its threads.
 const SHARED_BYTES: usize = 4 * (super::top::DESCENT_WORDS + 5 * RANGES + 4);
 
 /// Termination criteria of a search.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
-pub struct Judged {
+pub struct TerminationCriteria {
     /// Estimated number of items that pass, scanned or not.
     pub passing: f64,
     /// Expected number of best items in unscanned lists at which it ends.
@@ -42,7 +42,7 @@ pub struct Judged {
 #[derive(Clone, Debug, Default)]
 pub struct Schedule {
     /// Termination criteria.
-    pub judged: Judged,
+    pub judged: TerminationCriteria,
     /// Ascending numbers of lists after which checks happen; the last one is the maximum to scan.
     pub looks: Vec<u32>,
     /// Yield that the lists before each check must reach, with `is_gain`.
@@ -51,7 +51,7 @@ pub struct Schedule {
 
 /// Lists of searches, best first, and their scores.
 #[derive(Clone, Copy, Debug)]
-pub struct Lookout<'a> {
+pub struct ProbedLists<'a> {
     /// Ordered keys of all list scores, `[queries, lists]`.
     pub keys: &'a Array<u32>,
     /// `[queries, stride]`
@@ -70,8 +70,8 @@ pub struct Lookout<'a> {
 
 /// Running searches.
 #[derive(Debug)]
-pub struct Looks {
-    judged: Array<Judged>,
+pub struct RunningSearches {
+    judged: Array<TerminationCriteria>,
     sighted: Array<u64>,
     looks: Array<u32>,
     gains: Array<f64>,
@@ -84,18 +84,18 @@ pub struct Looks {
     pub items: Array<u64>,
 }
 
-impl Looks {
+impl RunningSearches {
     /// Creates searches that have not begun.
     ///
     /// # Errors
     /// `Internal` for a search without checks, or whose checks do not ascend; as [`Device::copy`].
     pub fn new(device: &Device, searches: &[Schedule]) -> Result<Self> {
-        let wrong = |s: &&Schedule| s.looks.is_empty() || !s.looks.is_sorted() || s.gains.len() != s.looks.len();
-        if let Some(wrong) = searches.iter().find(wrong) {
+        let invalid = |s: &&Schedule| s.looks.is_empty() || !s.looks.is_sorted() || s.gains.len() != s.looks.len();
+        if let Some(invalid) = searches.iter().find(invalid) {
             return Err(Error::internal(format!(
                 "termination checks at {:?}, {} gains",
-                wrong.looks,
-                wrong.gains.len()
+                invalid.looks,
+                invalid.gains.len()
             )));
         }
         let rounds = searches.iter().map(|s| s.looks.len()).max().unwrap_or(0);
@@ -109,10 +109,10 @@ impl Looks {
             most.push(searches.iter().map(|s| (at(s, round) - before(s)) as usize).max().unwrap_or(0));
         }
         most.truncate(rounds);
-        let judged: Vec<Judged> = searches.iter().map(|s| s.judged).collect();
-        Ok(Looks {
+        let judged: Vec<TerminationCriteria> = searches.iter().map(|s| s.judged).collect();
+        Ok(RunningSearches {
             judged: device.copy(&judged)?,
-            sighted: device.room(searches.len() * SIGHTED_WORDS)?,
+            sighted: device.room(searches.len() * CHECK_STATE_WORDS)?,
             looks: device.copy(&looks)?,
             gains: device.copy(&gains)?,
             most,
@@ -131,10 +131,10 @@ impl Looks {
     ///
     /// # Errors
     /// `Internal` for arrays that are too short, or if the launch fails.
-    pub fn look(&self, device: &Device, round: usize, kept: &Kept<'_>, of: &Lookout<'_>) -> Result<()> {
+    pub fn look(&self, device: &Device, round: usize, kept: &SearchResults<'_>, of: &ProbedLists<'_>) -> Result<()> {
         #[repr(C)]
         #[derive(Clone, Copy, Pod, Zeroable)]
-        struct LookArgs {
+        struct TerminationArgs {
             judged: u64,
             sighted: u64,
             looks: u64,
@@ -167,7 +167,7 @@ impl Looks {
         if kept.counts.len() != queries || kept.survivors.len() != queries || round >= self.most.len() {
             return Err(Error::internal(format!("round {round} of {}, {queries} searches", self.most.len())));
         }
-        let arguments = LookArgs {
+        let arguments = TerminationArgs {
             judged: self.judged.address(),
             sighted: self.sighted.address(),
             looks: self.looks.address(),

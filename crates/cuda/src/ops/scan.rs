@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 
 use super::{Shape, address_of, launch, need, parts, times};
-use crate::driver::{BLOCKS_A_PROCESSOR, Demand};
+use crate::driver::{BLOCKS_PER_PROCESSOR, Demand};
 use crate::memory::{Array, Device};
 use sterling_core::error::{Error, Result};
 
@@ -83,7 +83,7 @@ pub struct Collection {
 
 /// Results of searches so far: candidates of each query, including the best, and the number of items that passed.
 #[derive(Clone, Copy, Debug)]
-pub struct Kept<'a> {
+pub struct SearchResults<'a> {
     /// Ordered keys of candidates, `[queries, room]`, in order of arrival.
     pub keys: &'a Array<u32>,
     /// Number of candidates, `[queries]`.
@@ -178,13 +178,13 @@ impl Collection {
     }
 
     /// Returns the candidates so far, for a termination check.
-    pub fn kept(&self) -> Kept<'_> {
+    pub fn kept(&self) -> SearchResults<'_> {
         let Collection { keys, counts, survivors, room, .. } = self;
-        Kept { keys, counts, survivors, room: *room, bytes: self.kept_bytes(*room) / 2 }
+        SearchResults { keys, counts, survivors, room: *room, bytes: self.kept_bytes(*room) / 2 }
     }
 
     /// Bytes per query of a collection, without its candidates.
-    pub fn bytes_a_query(dimension: usize) -> usize {
+    pub fn bytes_per_query(dimension: usize) -> usize {
         BINS * 4 + dimension.div_ceil(4) * 8 + 64
     }
 
@@ -395,7 +395,7 @@ pub struct LiveItems<'a> {
 
 /// Returns the number of blocks per query, at most `most`, with which all of them finish earliest.
 fn even_parts(device: &Device, most: usize, queries: usize) -> usize {
-    let at_once = (device.driver().blocks() / BLOCKS_A_PROCESSOR).max(1) * AT_ONCE;
+    let at_once = (device.driver().blocks() / BLOCKS_PER_PROCESSOR).max(1) * AT_ONCE;
     let last = most.clamp(1, (at_once / queries.max(1)).max(4));
     let turns_by = |parts: &usize| (queries * parts).div_ceil(at_once);
     // The duration is proportional to turns divided by parts; the comparison avoids the division.

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{Shape, address_of, launch, parts, times};
-use crate::driver::{BLOCKS_A_PROCESSOR, Demand};
+use crate::driver::{BLOCKS_PER_PROCESSOR, Demand};
 use crate::memory::{Array, Device};
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::dense::{
@@ -163,7 +163,7 @@ pub fn product(device: &Device, rows: RowsOf<'_>, parts: &[FactorAt], to: &Produ
     // by the tensor cores instead.
     let is_wide = to.factors == Form::Pairs
         && to.columns > narrow
-        && BLOCKS_A_PROCESSOR * rows.requests() * tall * to.columns.div_ceil(wide) >= device.driver().blocks();
+        && BLOCKS_PER_PROCESSOR * rows.requests() * tall * to.columns.div_ceil(wide) >= device.driver().blocks();
     let width = if is_wide { wide } else { narrow };
     let tiles = [to.columns.div_ceil(width), tall];
     let shape = |kernel| Shape {
@@ -390,17 +390,17 @@ pub fn fold(device: &Device, rows: RowsOf<'_>, f: Fold, runs: RunsOfRow, a: Numb
 /// Masked reduction of numbers with one key each, in the kernels' layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-pub struct FoldBesideAt {
+pub struct KeyedFoldAt {
     /// One number per key.
     pub values: NumbersAt,
     function: u32,
     unused: [u32; 3],
 }
 
-impl FoldBesideAt {
+impl KeyedFoldAt {
     /// Creates a reduction.
     pub fn new(f: Fold, values: NumbersAt) -> Self {
-        FoldBesideAt { values, function: f as u32, unused: [0; 3] }
+        KeyedFoldAt { values, function: f as u32, unused: [0; 3] }
     }
 }
 
@@ -414,7 +414,7 @@ pub fn fold_equal(
     rows: RowsOf<'_>,
     (key, keys): (NumbersAt, NumbersAt),
     count: usize,
-    (folds, out): (&[FoldBesideAt], NumbersAt),
+    (folds, out): (&[KeyedFoldAt], NumbersAt),
 ) -> Result<()> {
     #[repr(C)]
     #[derive(Clone, Copy, Pod, Zeroable)]
@@ -422,7 +422,7 @@ pub fn fold_equal(
         key: NumbersAt,
         keys: NumbersAt,
         out: NumbersAt,
-        folds: [FoldBesideAt; EQUAL_FOLDS_MAX],
+        folds: [KeyedFoldAt; EQUAL_FOLDS_MAX],
         counts: u64,
         fold_count: u32,
         count: u32,
@@ -430,7 +430,7 @@ pub fn fold_equal(
     if folds.len() > EQUAL_FOLDS_MAX {
         return Err(Error::internal(format!("{} reductions of one step, at most {EQUAL_FOLDS_MAX}", folds.len())));
     }
-    let mut all = [FoldBesideAt::default(); EQUAL_FOLDS_MAX];
+    let mut all = [KeyedFoldAt::default(); EQUAL_FOLDS_MAX];
     all[..folds.len()].copy_from_slice(folds);
     let counts = rows.counts.address();
     let (fold_count, count) = (folds.len() as u32, count as u32);
@@ -510,7 +510,7 @@ pub fn chain(device: &Device, rows: RowsOf<'_>, chain: &ChainAt<'_>, out: Number
 
 /// Destination of picked numbers: runs of `count`, `stride` apart, from number `first` on.
 #[derive(Clone, Copy, Debug)]
-pub struct Placing {
+pub struct PickDestination {
     /// Number of runs.
     pub runs: usize,
     /// Numbers per run.
@@ -539,7 +539,7 @@ pub fn pick(
     rows: RowsOf<'_>,
     from: NumbersAt,
     index: Option<&Array<u32>>,
-    placing: Placing,
+    placing: PickDestination,
     out: NumbersAt,
 ) -> Result<()> {
     picked(device, rows, [from, out], Picked { numbers: index, rows: None }, placing)
@@ -559,7 +559,7 @@ pub fn take_rows(device: &Device, matrix: &Array<f32>, width: usize, named: &[us
     let index: Array<u32> = device.copy(&named.iter().map(|&row| row as u32).collect::<Vec<u32>>())?;
     let (counts, out) = (device.copy(&[named.len() as u32])?, device.room(named.len() * width)?);
     let at = [NumbersAt::of(matrix, 0, 0, width), NumbersAt::of(&out, 0, 0, width)];
-    let placing = Placing { runs: 1, count: width, stride: 0, first: 0 };
+    let placing = PickDestination { runs: 1, count: width, stride: 0, first: 0 };
     let of = Picked { numbers: None, rows: Some(&index) };
     picked(device, RowsOf { counts: &counts, most: named.len() }, at, of, placing)?;
     Ok(out)
@@ -570,7 +570,7 @@ fn picked(
     rows: RowsOf<'_>,
     [from, out]: [NumbersAt; 2],
     of: Picked<'_>,
-    Placing { runs, count, stride, first }: Placing,
+    PickDestination { runs, count, stride, first }: PickDestination,
 ) -> Result<()> {
     #[repr(C)]
     #[derive(Clone, Copy, Pod, Zeroable)]

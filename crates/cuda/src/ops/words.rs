@@ -191,7 +191,7 @@ pub struct Filters {
     threads: usize,
     shared_bytes: usize,
     /// Bytes read per word of one bitmap.
-    bytes_a_word: usize,
+    bytes_per_word: usize,
 }
 
 impl Filters {
@@ -239,11 +239,11 @@ impl PlaneIndex {
         let words_each = self.every.len();
         need("words of all items", every, words_each)?;
         let words = device.room(programs.len() * words_each)?;
-        let (mut at, mut parts, mut depth, mut bytes_a_word) = (Vec::new(), Vec::new(), 1, 0);
+        let (mut at, mut parts, mut depth, mut bytes_per_word) = (Vec::new(), Vec::new(), 1, 0);
         for (n, program) in programs.iter().enumerate() {
             program.check()?;
             depth = depth.max(program.depth);
-            bytes_a_word = bytes_a_word.max(8 * (program.planes(self.hashes) + 2) + 8);
+            bytes_per_word = bytes_per_word.max(8 * (program.planes(self.hashes) + 2) + 8);
             let steps = device.copy(&[&program.steps[..], &program.checks].concat())?;
             let numbers = device.copy(&[&program.runs[..], &program.codes].concat())?;
             at.push(ProgramAt {
@@ -260,7 +260,7 @@ impl PlaneIndex {
         }
         let (programs, threads) = (device.copy(&at)?, threads_of(depth));
         let shared_bytes = 8 * threads * (depth - 1);
-        Ok(Filters { programs, _parts: parts, words, words_each, threads, shared_bytes, bytes_a_word })
+        Ok(Filters { programs, _parts: parts, words, words_each, threads, shared_bytes, bytes_per_word })
     }
 
     fn arguments(&self, of: &Filters) -> FilterArgs {
@@ -293,7 +293,7 @@ impl PlaneIndex {
             grid: [words.div_ceil(filters.threads), count, 1],
             threads: filters.threads as u32,
             shared_bytes: filters.shared_bytes,
-            demand: Demand::of_bytes(count * words * filters.bytes_a_word),
+            demand: Demand::of_bytes(count * words * filters.bytes_per_word),
         };
         launch(device, &shape, &self.arguments(filters))
     }
@@ -340,7 +340,7 @@ impl PlaneIndex {
             grid: [parts(device, order.most, filters.threads / 32, queries), queries, 1],
             threads: filters.threads as u32,
             shared_bytes: filters.shared_bytes,
-            demand: Demand::of_bytes(words * filters.bytes_a_word),
+            demand: Demand::of_bytes(words * filters.bytes_per_word),
         };
         launch(device, &shape, &arguments)
     }

@@ -160,7 +160,7 @@ impl ValueProgram {
 
 /// Returned columns of the best candidates.
 #[derive(Debug)]
-pub struct Told {
+pub struct ReturnedColumns {
     /// `[queries, top_stride]`
     pub slots: Array<u32>,
     /// Ordered keys of the retrieval scores.
@@ -173,7 +173,12 @@ pub struct Told {
 ///
 /// # Errors
 /// As [`ValueProgram::evaluate`].
-pub fn tell(device: &Device, best: SlotRows<'_>, rated: &Rated<'_>, tasks: (&Array<f32>, usize)) -> Result<Told> {
+pub fn gather_columns(
+    device: &Device,
+    best: SlotRows<'_>,
+    rated: &Rated<'_>,
+    tasks: (&Array<f32>, usize),
+) -> Result<ReturnedColumns> {
     #[repr(C)]
     #[derive(Clone, Copy, Pod, Zeroable)]
     struct ColumnsArgs {
@@ -193,7 +198,7 @@ pub fn tell(device: &Device, best: SlotRows<'_>, rated: &Rated<'_>, tasks: (&Arr
     let (queries, (tasks, task_count)) = (best.counts.len(), tasks);
     need("places", best.slots, queries * best.stride)?;
     need("task scores", tasks, queries * rated.of.stride * task_count)?;
-    let told = Told {
+    let reported = ReturnedColumns {
         slots: device.room(queries * best.stride)?,
         similarity: device.room(queries * best.stride)?,
         tasks: device.room(queries * best.stride * task_count)?,
@@ -204,9 +209,9 @@ pub fn tell(device: &Device, best: SlotRows<'_>, rated: &Rated<'_>, tasks: (&Arr
         slots: rated.of.slots.address(),
         similarity: rated.similarity.address(),
         tasks: tasks.address(),
-        slots_out: told.slots.address(),
-        similarity_out: told.similarity.address(),
-        tasks_out: told.tasks.address(),
+        slots_out: reported.slots.address(),
+        similarity_out: reported.similarity.address(),
+        tasks_out: reported.tasks.address(),
         stride: rated.of.stride as u32,
         top_stride: best.stride as u32,
         task_count: task_count as u32,
@@ -215,7 +220,7 @@ pub fn tell(device: &Device, best: SlotRows<'_>, rated: &Rated<'_>, tasks: (&Arr
     let grid = [parts(device, best.stride, 256, queries), queries, 1];
     let demand = Demand::of_bytes(queries * best.stride * (4 + 16 + 8 * task_count));
     launch(device, &Shape { kernel: "take_columns", grid, threads: 256, shared_bytes: 0, demand }, &arguments)?;
-    Ok(told)
+    Ok(reported)
 }
 
 #[cfg(test)]

@@ -198,14 +198,14 @@ impl IdLearner {
         let mut vacant: Vec<usize> = (0..self.by_row.len()).filter(is_free).take(new.len()).collect();
         let most = new.len() - vacant.len();
         if most > 0 {
-            let (losers, evicted) = self.losers(&new, most, step);
+            let (lowest_scored, evicted) = self.lowest_scored(&new, most, step);
             for row in evicted {
                 self.release(row);
                 self.totals.evicted += 1;
                 vacant.push(row);
             }
             let mut rank = 0..new.len();
-            new.retain(|_| rank.next().is_none_or(|rank| !losers.contains(&rank)));
+            new.retain(|_| rank.next().is_none_or(|rank| !lowest_scored.contains(&rank)));
             vacant.sort_unstable();
         }
         self.totals.admitted += new.len() as u64;
@@ -218,7 +218,7 @@ impl IdLearner {
     }
 
     /// Returns the `most` entries with the lowest scores, of the held ids and the new ones: ranks of new ids, and rows.
-    fn losers(&self, new: &[(i64, Seen)], most: usize, step: u64) -> (BTreeSet<usize>, Vec<usize>) {
+    fn lowest_scored(&self, new: &[(i64, Seen)], most: usize, step: u64) -> (BTreeSet<usize>, Vec<usize>) {
         /// Score, and among equals the first to go: new ids from the last rank on, then held ids from the largest on.
         type Order = (i64, bool, Reverse<i64>, usize);
         let held = self.by_row.iter().zip(&self.seen).enumerate().filter(|(_, (id, _))| **id != FREE);

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_outside_their_bounds_are_named() {
+    fn values_out_of_bounds_are_named() {
         let default = ManagedSpec::default();
         default.check().unwrap();
         for (spec, expected) in [

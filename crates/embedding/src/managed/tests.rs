@@ -61,7 +61,7 @@ fn ids_have_their_rows_and_others_follow_the_policy() {
 }
 
 #[test]
-fn wrong_assignments_are_rejected() {
+fn invalid_assignments_are_rejected() {
     let new = |unseen, ids: &[i64]| ManagedIds::new(&spec(3, unseen), Buffer::copied(ids).unwrap());
     let said = |unseen, ids: &[i64]| new(unseen, ids).unwrap_err().to_string();
     assert!(new(Unseen::Zero, &[FREE; 3]).unwrap().held() == 0);

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn distinct_rows_are_those_of_a_draw() {
+    fn estimates_of_distinct_rows_match_a_sample() {
         assert!((Access::Uniform.distinct(1_000.0, 1_000) - 1_000.0 * (1.0 - (-1.0f64).exp())).abs() < 1.0);
         assert!((Access::Uniform.distinct(10.0, 1 << 40) - 10.0).abs() < 1e-3);
         // 10,240 reads of a million rows with exponent 1.05, as they were counted in a benchmark: 0.4477 of the reads.
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_measured_curve_promises_only_what_the_other_half_confirms() {
+    fn hit_rate_curves_are_confirmed_by_the_other_half_of_the_sample() {
         // Each id once: no cache of seen rows can help, and the curve must not say that it does.
         let distinct: Vec<i64> = (0..1_000).collect();
         let curve = Curve::measure(&distinct).unwrap();

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn constants_are_such_that_a_topology_takes_them() {
+    fn measured_constants_form_a_valid_topology() {
         let constants = measure(2, 4 << 20).unwrap();
         let mut topology = super::super::Topology::detect().unwrap();
         constants.apply(&mut topology.hosts[0]);

@@ -18,7 +18,7 @@ use sterling_cuda::ops::bags::{IdBags, SumsTo, TableRows, pool};
 /// Smallest table to measure with.
 const TABLE_BYTES_MIN: usize = 1 << 18;
 /// Bytes of the table per id of a launch.
-const BYTES_AN_ID: usize = 1 << 10;
+const BYTES_PER_ID: usize = 1 << 10;
 /// Warm-up rounds: a list of launches is recorded as a CUDA graph when it recurs.
 const ROUNDS_BEFORE: usize = 3;
 /// Numbers of additional launches of a list, of many ids and of one.
@@ -89,7 +89,7 @@ fn measure_by(device: &Device, table_bytes: usize, clock: &dyn Fn() -> f64) -> R
     let rows = TableRows { bytes: device.zeros(table_bytes)?, format: RowFormat::F32, width: WIDTHS[0] };
     let mut lookups = Lookups { rows, lane: device.lane()?, device, clock };
     let launch = lookups.seconds_each(WIDTHS[0], 1, MORE[1])?;
-    let ids = table_bytes / BYTES_AN_ID;
+    let ids = table_bytes / BYTES_PER_ID;
     let mut ns_a_row = |width: usize| -> Result<f64> {
         let seconds = lookups.seconds_each(width, ids, MORE[0])?;
         Ok((seconds - launch).max(f64::MIN_POSITIVE) * 1e9 / ids as f64)
@@ -152,7 +152,7 @@ mod tests {
 
     /// A simulated GPU of known rates, which keeps the time itself.
     #[test]
-    fn constants_are_those_of_the_card() {
+    fn measured_constants_match_the_gpu() {
         for rates in [CardRates::H100, CardRates::H200] {
             let card = Arc::new(Modelled::new(rates));
             let seconds = Cell::new(0.0);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_take_the_constants_of_cards_in_their_order() {
+    fn planned_gpus_get_the_measured_constants_in_order() {
         let card = Device::new(Modelled::new(CardRates::H100));
         let constants = |x: f64| GpuConstants {
             bandwidth_gb_s: x * 1000.0,

@@ -83,7 +83,7 @@ pub(super) struct Piece {
 
 /// Storage of a piece on the device that answers for it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Keeping {
+pub(super) struct PieceStorage {
     pub tier: Tier,
     pub device: usize,
     /// Share of the piece's rows in its cache, and share of the reads that hit it.
@@ -180,7 +180,7 @@ impl Machine {
     }
 
     /// Returns the bytes of the cache of a piece.
-    pub(crate) fn cache_bytes(&self, table: &TableWorkload, piece: &Piece, keeping: &Keeping) -> u64 {
+    pub(crate) fn cache_bytes(&self, table: &TableWorkload, piece: &Piece, keeping: &PieceStorage) -> u64 {
         if !keeping.tier.is_cached() {
             return 0;
         }
@@ -193,7 +193,7 @@ impl Machine {
     }
 
     /// Returns the charges of a piece per device. The first one is that of the device that answers.
-    pub(crate) fn charges(&self, table: &TableWorkload, piece: &Piece, keeping: &Keeping) -> Vec<Charge> {
+    pub(crate) fn charges(&self, table: &TableWorkload, piece: &Piece, keeping: &PieceStorage) -> Vec<Charge> {
         let device = &self.devices[keeping.device];
         let columns = piece.columns[1] - piece.columns[0];
         let width = f64::from(columns);

@@ -8,7 +8,7 @@
 
 use std::rc::Rc;
 
-use super::cost::{Charge, Keeping, Machine, Piece};
+use super::cost::{Charge, Machine, Piece, PieceStorage};
 use super::plan::DeviceKind;
 use super::workload::TableWorkload;
 use crate::place::{Sharding, Tier};
@@ -26,7 +26,7 @@ const COLUMN_STEP: u32 = 4;
 pub(super) struct Candidate {
     pub tier: Tier,
     pub sharding: Sharding,
-    /// As in [`Keeping::cache`].
+    /// As in [`PieceStorage::cache`].
     pub cache: (f64, f64),
     /// True if every host, or every device, has its own copy.
     pub has_copies: bool,
@@ -55,7 +55,7 @@ struct Cut {
 #[derive(Clone, Debug)]
 pub(super) struct Site {
     /// Storage of each shard of the unit.
-    pub keepings: Vec<Keeping>,
+    pub keepings: Vec<PieceStorage>,
     /// Total cost of the shards, one charge per device.
     pub charges: Vec<Charge>,
 }
@@ -71,7 +71,7 @@ pub(super) fn candidates(machine: &Machine, table: &TableWorkload) -> Result<Vec
             Error::invalid(format!("table `{}`: pinned to `{name}`, which the topology does not name", table.name))
         })?),
     };
-    let mut maker = Maker { machine, table, pinned, found: Vec::new(), closest: None };
+    let mut maker = OptionEnumerator { machine, table, pinned, found: Vec::new(), closest: None };
     for &tier in &table.constraints.tiers {
         maker.tier(tier);
     }
@@ -102,7 +102,7 @@ pub(super) fn candidates(machine: &Machine, table: &TableWorkload) -> Result<Vec
     })
 }
 
-struct Maker<'a> {
+struct OptionEnumerator<'a> {
     machine: &'a Machine,
     table: &'a TableWorkload,
     pinned: Option<usize>,
@@ -111,7 +111,7 @@ struct Maker<'a> {
     closest: Option<(u64, usize, Tier, Sharding)>,
 }
 
-impl Maker<'_> {
+impl OptionEnumerator<'_> {
     /// Returns the devices that can serve a tier.
     fn devices(&self, tier: Tier) -> Vec<usize> {
         let kind = if tier.on_gpu() { DeviceKind::Gpu } else { DeviceKind::Host };
@@ -272,7 +272,7 @@ impl Maker<'_> {
                 }
                 None => true,
             };
-            let keeping = Keeping { tier, device, cache, replicas, brings_rows };
+            let keeping = PieceStorage { tier, device, cache, replicas, brings_rows };
             for charge in self.machine.charges(self.table, piece, &keeping) {
                 match site.charges.iter_mut().find(|c| c.device == charge.device) {
                     Some(same) => {

@@ -7,7 +7,7 @@ use super::plan::{DeviceKind, DevicePlan, PlacementPlan};
 use super::report;
 use super::search::{Choice, Load};
 use super::workload::{SERVED_COPIES, TableWorkload, Workload};
-use crate::place::{ShardPlan, Sharding, TablePlan, Way, WayCost};
+use crate::place::{AccessCost, HostAccess, ShardPlan, Sharding, TablePlan};
 use sterling_core::error::{Error, Result};
 
 /// Estimates that differ by less are equal.
@@ -16,7 +16,7 @@ const TIE: f64 = 1e-6;
 const DEVICES_LISTED: usize = 8;
 
 /// Rejects tables whose smallest placements together exceed all memory.
-pub(super) fn refuse_what_cannot_fit(machine: &Machine, workload: &Workload, tables: &[Vec<Candidate>]) -> Result<()> {
+pub(super) fn reject_oversized_tables(machine: &Machine, workload: &Workload, tables: &[Vec<Candidate>]) -> Result<()> {
     let least = |candidates: &Vec<Candidate>| candidates.iter().map(bytes_least).min().unwrap_or(0);
     let needed = tables.iter().map(least).fold(0u64, u64::saturating_add);
     let held = machine.devices.iter().map(|d| d.capacity_bytes).fold(0u64, u64::saturating_add);
@@ -210,14 +210,15 @@ fn table_plan(
 }
 
 /// Returns the time of the fastest placement of each way on an idle machine.
-fn ways(machine: &Machine, candidates: &[Candidate]) -> Vec<WayCost> {
-    let mut ways: Vec<WayCost> = Vec::new();
+fn ways(machine: &Machine, candidates: &[Candidate]) -> Vec<AccessCost> {
+    let mut ways: Vec<AccessCost> = Vec::new();
     for candidate in candidates {
         let (loads, _) = alone(machine, candidate);
         let micros = loads.iter().map(Load::total).fold(0.0, f64::max);
         let bytes = loads.iter().map(|load| load.bytes).fold(0, u64::saturating_add);
-        let (way, tier, sharding) = (Way::of(candidate.tier, candidate.has_copies), candidate.tier, candidate.sharding);
-        let cost = WayCost { way, tier, sharding, micros, bytes };
+        let (way, tier, sharding) =
+            (HostAccess::of(candidate.tier, candidate.has_copies), candidate.tier, candidate.sharding);
+        let cost = AccessCost { way, tier, sharding, micros, bytes };
         match ways.iter_mut().find(|known| known.way == way) {
             Some(known) if known.micros <= micros => {}
             Some(known) => *known = cost,

@@ -75,7 +75,7 @@ fn plan_within(topology: &Topology, workload: &Workload, bounds: Bounds) -> Resu
         }
         tables.push(found);
     }
-    explain::refuse_what_cannot_fit(&machine, workload, &tables)?;
+    explain::reject_oversized_tables(&machine, workload, &tables)?;
     let copies = if machine.hosts > 1 { copies_of_hosts(&machine, workload, &tables, bounds.work) } else { None };
     match search::search(&machine, &tables, bounds.work, copies) {
         Outcome::Found(choices) => Ok(explain::plan_of(&machine, workload, &tables, &choices)),
@@ -103,7 +103,7 @@ fn copies_of_hosts(
     let picked = numbers.iter().zip(tables);
     let copies: Vec<Vec<Candidate>> =
         picked.map(|(numbers, table)| numbers.iter().map(|&number| table[number].clone()).collect()).collect();
-    explain::refuse_what_cannot_fit(machine, workload, &copies).ok()?;
+    explain::reject_oversized_tables(machine, workload, &copies).ok()?;
     let Outcome::Found(choices) = search::search(machine, &copies, work, None) else { return None };
     let whole = choices.into_iter().zip(&numbers);
     Some(whole.map(|(choice, numbers)| Choice { candidate: numbers[choice.candidate], ..choice }).collect())

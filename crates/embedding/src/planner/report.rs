@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::plan::PlacementPlan;
-use crate::place::{ShardPlan, Sharding, TablePlan, Way};
+use crate::place::{HostAccess, ShardPlan, Sharding, TablePlan};
 
 /// Maximum number of shards of a table that are listed individually; more are summarized.
 const SHARDS_LISTED: usize = 8;
@@ -41,7 +41,7 @@ pub fn text(plan: &PlacementPlan) -> String {
     out.push_str(&grid(&shard_rows(plan)));
     if plan.tables.iter().any(|t| !t.ways.is_empty()) {
         heading(&mut out, "Ways to the rows, each alone on idle hosts");
-        out.push_str(&grid(&way_rows(plan)));
+        out.push_str(&grid(&access_rows(plan)));
     }
     heading(&mut out, "Summary");
     let tables = plan.tables.len();
@@ -112,11 +112,11 @@ fn sharding(table: &TablePlan) -> String {
     }
 }
 
-fn way_rows(plan: &PlacementPlan) -> Vec<Vec<String>> {
+fn access_rows(plan: &PlacementPlan) -> Vec<Vec<String>> {
     let head = ["Table", "Way", "Sharding", "Time a batch", "Bytes", "Taken"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for table in &plan.tables {
-        let taken = table.shards.first().map(|shard| Way::of(shard.tier, table.has_copies()));
+        let taken = table.shards.first().map(|shard| HostAccess::of(shard.tier, table.has_copies()));
         rows.extend(table.ways.iter().map(|cost| {
             vec![
                 table.table.clone(),

@@ -1,7 +1,7 @@
 //! Topology entry of a remote cluster, from the statistics that the running cluster reports.
 
 use super::topology::{GIB, Remote};
-use crate::tiers::remote::Survey;
+use crate::tiers::remote::ClusterStatistics;
 
 /// Bytes that primaries store per byte of rows, the larger of two measurements (`docs/guide/remote-tables.md`).
 const REMOTE_OVERHEAD: f64 = 1.08;
@@ -9,9 +9,9 @@ const REMOTE_OVERHEAD: f64 = 1.08;
 const REMOTE_ROWS_PER_S: f64 = 400_000.0;
 const REMOTE_BANDWIDTH_GB_S: f64 = 1.0;
 
-impl From<Survey> for Remote {
+impl From<ClusterStatistics> for Remote {
     /// Values that the cluster does not report are the measured ones.
-    fn from(survey: Survey) -> Self {
+    fn from(survey: ClusterStatistics) -> Self {
         Remote {
             name: "cluster".into(),
             nodes: survey.primaries,

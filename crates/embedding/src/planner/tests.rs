@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use super::cost::{Charge, Keeping, Machine, Piece};
+use super::cost::{Charge, Machine, Piece, PieceStorage};
 use super::enumerate::{Candidate, candidates};
 use super::plan::PlacementPlan;
 use super::search::Load;
@@ -10,7 +10,7 @@ use super::topology::{Gpu, Host, Network, Remote, Topology};
 use super::workload::{Constraints, TableWorkload, Workload};
 use super::{BOUNDS, Bounds, access::Access, plan, plan_within, report};
 use crate::RowFormat;
-use crate::place::{Sharding, Tier, Way};
+use crate::place::{HostAccess, Sharding, Tier};
 use crate::train::{RuleKind, stretch_bytes};
 
 /// A fixed sequence of numbers.
@@ -281,7 +281,7 @@ fn a_large_problem_is_planned_and_fits() {
 }
 
 #[test]
-fn what_cannot_fit_is_refused_with_the_shortfall() {
+fn tables_that_fit_nowhere_are_rejected_with_the_shortfall() {
     let one = Topology { hosts: vec![host("h0", 1.0)], gpus: Vec::new(), remote: None, network: None };
     let error = |topology: &Topology, tables| plan(topology, &workload(tables)).unwrap_err().to_string();
     // One table larger than any memory.
@@ -335,7 +335,7 @@ fn several_hosts(random: &mut Random) -> (Topology, TableWorkload) {
 
 /// Returns the microseconds of the slowest device by the formulas of `docs/reference/planner.md`, written out for one way; none
 /// if it does not fit.
-fn by_hand(topology: &Topology, table: &TableWorkload, batch: u32, way: Way) -> Option<f64> {
+fn by_hand(topology: &Topology, table: &TableWorkload, batch: u32, way: HostAccess) -> Option<f64> {
     let (hosts, host) = (topology.hosts.len() as f64, &topology.hosts[0]);
     let (network, cluster) = (topology.network.as_ref().unwrap(), topology.remote.as_ref().unwrap());
     let (row_bytes, rows) = (table.row_bytes(table.width) as f64, table.rows as f64);
@@ -345,8 +345,8 @@ fn by_hand(topology: &Topology, table: &TableWorkload, batch: u32, way: Way) -> 
     let sums_us = |bags: f64| bags * 4.0 * f64::from(table.width) / host.bandwidth_gb_s / 1e3;
     let fits = |bytes: f64| bytes <= host.capacity_bytes() as f64;
     match way {
-        Way::Copies => fits(rows * row_bytes).then(|| host.call_us + ids * row_us + sums_us(bags)),
-        Way::BetweenServers => {
+        HostAccess::Copies => fits(rows * row_bytes).then(|| host.call_us + ids * row_us + sums_us(bags)),
+        HostAccess::BetweenServers => {
             // The host with the most rows.
             let share = (0..topology.hosts.len() as u64)
                 .map(|n| table.rows * (n + 1) / hosts as u64 - table.rows * n / hosts as u64)
@@ -354,13 +354,14 @@ fn by_hand(topology: &Topology, table: &TableWorkload, batch: u32, way: Way) -> 
                 / rows;
             let here = bags * hosts * (1.0 - (1.0 - share).powf(table.pooling));
             let travel_us = (8.0 + row_bytes) / network.bandwidth_gb_s / 1e3;
-            let asked = ids * hosts * share;
-            let answering = host.call_us + asked * row_us + sums_us(here) + asked * (hosts - 1.0) / hosts * travel_us;
+            let requested = ids * hosts * share;
+            let answering =
+                host.call_us + requested * row_us + sums_us(here) + requested * (hosts - 1.0) / hosts * travel_us;
             // Rows from the other hosts, which hold the rest of the table.
             let coming = ids * (1.0 - share) * (row_us + travel_us);
             fits((share * rows).round() * row_bytes).then_some(answering + coming + network.latency_us)
         }
-        Way::Cluster => {
+        HostAccess::Cluster => {
             let cached = (rows * table.constraints.cache_share?).ceil();
             let misses = ids * (1.0 - table.access.share(cached as u64, table.rows));
             let nodes = f64::from(cluster.nodes);
@@ -381,7 +382,7 @@ fn several_hosts_take_the_cheapest_way_that_fits() {
     for problem in 0..400 {
         let (topology, mut table) = several_hosts(&mut random);
         table.constraints.sharding = vec![Sharding::DataParallel, Sharding::RowWise];
-        let ways = [Way::Copies, Way::BetweenServers, Way::Cluster];
+        let ways = [HostAccess::Copies, HostAccess::BetweenServers, HostAccess::Cluster];
         let costs = ways.map(|way| by_hand(&topology, &table, 64, way));
         let best = costs.iter().flatten().copied().fold(f64::INFINITY, f64::min);
         let found = plan(&topology, &workload(vec![table.clone()]));
@@ -392,12 +393,12 @@ fn several_hosts_take_the_cheapest_way_that_fits() {
         check(&found, &topology, &workload(vec![table.clone()]));
         assert!((found.micros / best - 1.0).abs() < 1e-6, "{problem}: {} us, by hand {costs:?}", found.micros);
         let planned = &found.tables[0];
-        let way = Way::of(planned.shards[0].tier, planned.has_copies());
+        let way = HostAccess::of(planned.shards[0].tier, planned.has_copies());
         for (cost, way) in costs.iter().zip(ways) {
-            let told = planned.ways.iter().find(|told| told.way == way).map(|told| told.micros);
-            assert_eq!(told.is_some(), cost.is_some(), "{problem}: {way:?} {told:?} {cost:?}");
-            let is_alike = told.zip(*cost).is_none_or(|(told, cost)| (told / cost - 1.0).abs() < 1e-6);
-            assert!(is_alike, "{problem}: {way:?} {told:?}, by hand {cost:?}");
+            let reported = planned.ways.iter().find(|reported| reported.way == way).map(|reported| reported.micros);
+            assert_eq!(reported.is_some(), cost.is_some(), "{problem}: {way:?} {reported:?} {cost:?}");
+            let is_alike = reported.zip(*cost).is_none_or(|(reported, cost)| (reported / cost - 1.0).abs() < 1e-6);
+            assert!(is_alike, "{problem}: {way:?} {reported:?}, by hand {cost:?}");
         }
         let place = ways.iter().position(|known| *known == way).unwrap();
         assert!(costs[place].unwrap() <= best * (1.0 + 1e-6), "{problem}: {way:?} of {costs:?}");
@@ -491,7 +492,8 @@ fn rated(topology: &Topology, workload: &Workload, plan: &serde_json::Value) -> 
         };
         let replicas = if is_copied { parts.len() } else { 1 };
         for (piece, device) in &parts {
-            let keeping = Keeping { tier: Tier::Hbm, device: *device, cache: (1.0, 1.0), replicas, brings_rows: true };
+            let keeping =
+                PieceStorage { tier: Tier::Hbm, device: *device, cache: (1.0, 1.0), replicas, brings_rows: true };
             machine.charges(table, piece, &keeping).iter().for_each(|c| loads[c.device].add(c));
         }
     }
@@ -552,7 +554,7 @@ fn several_hosts_do_not_read_a_cluster_for_each_other() {
 }
 
 #[test]
-fn a_problem_with_more_placements_than_memory_is_refused() {
+fn a_problem_with_too_many_placements_for_memory_is_rejected() {
     let (topology, workload) = large_problem();
     let bounds = Bounds { charges: 10_000, ..BOUNDS };
     let error = plan_within(&topology, &workload, bounds).unwrap_err().to_string();
@@ -560,7 +562,7 @@ fn a_problem_with_more_placements_than_memory_is_refused() {
 }
 
 #[test]
-fn tables_go_where_a_reader_would_put_them() {
+fn tables_are_placed_on_the_expected_tiers() {
     let topology = Topology {
         hosts: vec![host("h0", 4.0)],
         gpus: vec![gpu("g0", "h0", 1.0)],
@@ -582,7 +584,7 @@ fn tables_go_where_a_reader_would_put_them() {
 }
 
 #[test]
-fn a_planned_remote_cache_is_one_that_a_server_can_make() {
+fn planned_remote_caches_are_accepted_by_servers() {
     let topology =
         Topology { hosts: vec![host("h0", 4.0)], gpus: Vec::new(), remote: Some(remote(1.0)), network: None };
     for (rows, width) in [(1, 4), (3, 4), (10, 8), (1000, 64)] {
@@ -596,7 +598,7 @@ fn a_planned_remote_cache_is_one_that_a_server_can_make() {
 }
 
 #[test]
-fn workloads_that_are_wrong_are_named() {
+fn invalid_workloads_are_rejected_by_name() {
     let parse = |text: &str| Workload::parse(text).map(|_| ()).unwrap_err().to_string();
     let table = |more: &str| format!("[[tables]]\nname = 't'\nrows = 10\nwidth = 8\n{more}\n");
     for (more, part) in [
@@ -622,7 +624,7 @@ fn workloads_that_are_wrong_are_named() {
 }
 
 #[test]
-fn topologies_that_are_wrong_are_named() {
+fn invalid_topologies_are_rejected_by_name() {
     let base = "[[hosts]]\nname = 'h'\ndram_gib = 64\nbandwidth_gb_s = 20\nrow_ns = 15\ncall_us = 1\n";
     let parse = |text: &str| Topology::parse(text).map(|_| ()).unwrap_err().to_string();
     assert!(parse("hosts = []").contains("0 hosts"));
@@ -652,11 +654,11 @@ fn a_sample_of_requests_gives_pooling_and_skew() {
     assert!(workload.tables[0].access.share(5, 1000) > 0.6);
     assert_eq!(workload.tables[1].access, Access::Zipf(0.5));
     assert!(workload.notes.iter().any(|n| n.contains("such as `b`")), "{:?}", workload.notes);
-    for (wrong, part) in
+    for (invalid, part) in
         [("[1]", "line 1"), ("{\"features\": {\"a\": [1.5]}}", "`1.5` is not an id"), ("", "no request")]
     {
-        let e = workload.measure(wrong).unwrap_err().to_string();
-        assert!(e.contains(part), "{wrong}: {e}");
+        let e = workload.measure(invalid).unwrap_err().to_string();
+        assert!(e.contains(part), "{invalid}: {e}");
     }
 }
 

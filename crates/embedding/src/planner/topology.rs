@@ -253,7 +253,7 @@ impl Host {
             return Err(Error::invalid(format!("{} `servers`, expected at most {SERVERS_MAX}", self.servers.len())));
         }
         match self.servers.iter().find(|server| !names_server(server)) {
-            Some(wrong) => Err(Error::invalid(format!("`servers` has `{wrong}`, expected HOST:PORT"))),
+            Some(invalid) => Err(Error::invalid(format!("`servers` has `{invalid}`, expected HOST:PORT"))),
             None => Ok(()),
         }
     }

@@ -360,35 +360,35 @@ impl TableToml {
 
 /// Checks every number of a table.
 fn check_table(table: &TableWorkload) -> Result<()> {
-    let wrong = |what: String| Err(Error::invalid(what));
+    let invalid = |what: String| Err(Error::invalid(what));
     let TableWorkload { name, rows, width, pooling, constraints, .. } = table;
     let (width_max, ids_max) = (limits::DIMENSION_MAX as u32, limits::FEATURE_IDS_MAX as f64);
     if name.trim().is_empty() {
-        return wrong("the name is empty".into());
+        return invalid("the name is empty".into());
     }
     if *rows == 0 || *rows > ROWS_MAX {
-        return wrong(format!("`rows` is {rows}, expected 1 to {ROWS_MAX}"));
+        return invalid(format!("`rows` is {rows}, expected 1 to {ROWS_MAX}"));
     }
     if *width == 0 || *width > width_max {
-        return wrong(format!("`width` is {width}, expected 1 to {width_max}"));
+        return invalid(format!("`width` is {width}, expected 1 to {width_max}"));
     }
     table.format.row_bytes(*width as usize)?;
     if !(*pooling > 0.0 && *pooling <= ids_max) {
-        return wrong(format!("`pooling` is {pooling}, expected above 0 and at most {ids_max}"));
+        return invalid(format!("`pooling` is {pooling}, expected above 0 and at most {ids_max}"));
     }
     if let Access::Zipf(s) = table.access
         && !(0.0..=10.0).contains(&s)
     {
-        return wrong(format!("`skew` is {s}, expected 0 to 10"));
+        return invalid(format!("`skew` is {s}, expected 0 to 10"));
     }
     if table.features.is_empty() {
-        return wrong("`features` is empty, expected at least one".into());
+        return invalid("`features` is empty, expected at least one".into());
     }
     if constraints.width_min == 0 {
-        return wrong("`width_min` is 0, expected at least 1".into());
+        return invalid("`width_min` is 0, expected at least 1".into());
     }
     match constraints.cache_share.filter(|s| !(0.0..=1.0).contains(s)) {
-        Some(share) => wrong(format!("`cache_share` is {share}, expected 0 to 1")),
+        Some(share) => invalid(format!("`cache_share` is {share}, expected 0 to 1")),
         None => Ok(()),
     }
 }

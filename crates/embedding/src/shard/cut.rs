@@ -100,14 +100,14 @@ impl Table {
     /// As [`Table::cut`]; `Invalid` if the plan is about a table of another name or format, or places rows on a
     /// cluster and `remote` is `None`.
     pub fn planned(&self, plan: &TablePlan, remote: Option<&Table>) -> Result<Self> {
-        self.planned_beside(plan, remote, |_| None)
+        self.planned_with(plan, remote, |_| None)
     }
 
     /// As [`Table::planned`]; `elsewhere` has the sources of shards that other servers hold, by shard number.
     ///
     /// # Errors
     /// As [`Table::planned`].
-    pub fn planned_beside(
+    pub fn planned_with(
         &self,
         plan: &TablePlan,
         remote: Option<&Table>,

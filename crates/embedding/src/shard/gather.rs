@@ -15,7 +15,7 @@ use crate::tiers::{Fetched, Pending, RowState, Source};
 use sterling_core::error::{Error, Result};
 
 /// Rows requested from one shard, in flight.
-struct Leg<'a> {
+struct ShardFetch<'a> {
     table: usize,
     copy: usize,
     shard: usize,
@@ -28,13 +28,13 @@ struct Leg<'a> {
 pub(crate) struct Travelling<'a> {
     /// `[tables, copies]`, present if rows are requested or gathered.
     distinct: Vec<Vec<Option<Distinct>>>,
-    legs: Vec<Leg<'a>>,
+    legs: Vec<ShardFetch<'a>>,
 }
 
 /// Sends requests for the remote rows, without waiting.
 pub(crate) fn ask<'a>(tables: &'a [Arc<Table>], input: &ShardedInput<'_>, terms: &Lookup) -> Travelling<'a> {
     let mut distinct: Vec<Vec<Option<Distinct>>> = Vec::with_capacity(tables.len());
-    let mut legs: Vec<Leg<'a>> = Vec::new();
+    let mut legs: Vec<ShardFetch<'a>> = Vec::new();
     for (number, table) in tables.iter().enumerate() {
         let mut of_table = Vec::with_capacity(table.copies());
         for (copy, question) in input.questions[number].iter().enumerate() {
@@ -45,9 +45,9 @@ pub(crate) fn ask<'a>(tables: &'a [Arc<Table>], input: &ShardedInput<'_>, terms:
             for (group, rows) in groups.iter().zip(distinct.iter().flat_map(|d| by_group(d, groups))) {
                 for &shard in group.shards.iter().filter(|_| !rows.is_empty()) {
                     let Source::Fetched(source) = &table.shards()[shard].source else { continue };
-                    let asked = distinct.iter().flat_map(|d| &d.rows[rows.clone()]).map(|r| r - group.rows.start);
-                    let pending = source.begin(asked.collect(), terms);
-                    legs.push(Leg { table: number, copy, shard, rows: rows.clone(), pending });
+                    let requested = distinct.iter().flat_map(|d| &d.rows[rows.clone()]).map(|r| r - group.rows.start);
+                    let pending = source.begin(requested.collect(), terms);
+                    legs.push(ShardFetch { table: number, copy, shard, rows: rows.clone(), pending });
                 }
             }
             of_table.push(distinct);
@@ -106,16 +106,16 @@ pub(crate) fn gather(
     report: &mut LookupReport,
 ) -> Result<Pieces> {
     let Travelling { distinct, legs } = travelling;
-    let mut came: Vec<Came> = Vec::with_capacity(legs.len());
-    for Leg { table: number, copy, shard, rows, pending } in legs {
+    let mut came: Vec<ReceivedRows> = Vec::with_capacity(legs.len());
+    for ShardFetch { table: number, copy, shard, rows, pending } in legs {
         let (table, part) = (&tables[number], &tables[number].shards()[shard]);
         let place = |e: Error| e.within(format!("table `{}`, shard on `{}`", table.name(), part.device));
         let row_bytes = table.spec().format.row_bytes(part.columns.len())?;
         let fetched = pending.wait().and_then(|f| checked(f, rows.len(), row_bytes)).map_err(place)?;
         if terms.on_degraded == OnDegraded::Fail {
-            refuse_degraded(&fetched, terms).map_err(place)?;
+            reject_degraded(&fetched, terms).map_err(place)?;
         }
-        came.push(Came { at: (number, copy), shard, rows, fetched });
+        came.push(ReceivedRows { at: (number, copy), shard, rows, fetched });
     }
     // In the order of the requests: by table, then by copy.
     let mut came = came.into_iter().peekable();
@@ -124,15 +124,15 @@ pub(crate) fn gather(
         let mut of_table = Vec::with_capacity(table.copies());
         for (copy, question) in input.questions[number].iter().enumerate() {
             let distinct = distinct[number][copy].as_ref();
-            let here: Vec<Came> = std::iter::from_fn(|| came.next_if(|c| c.at == (number, copy))).collect();
+            let here: Vec<ReceivedRows> = std::iter::from_fn(|| came.next_if(|c| c.at == (number, copy))).collect();
             let states = distinct.map(|distinct| worst(distinct.rows.len(), &here));
             if let Some((distinct, states)) = distinct.zip(states.as_ref()) {
                 count_states(states, distinct, question, (input, number), &mut report[number]);
             }
-            let asked = distinct.zip(states.as_deref());
-            of_table.push(match (groups_of(table, copy), asked) {
-                ([group], _) => side_by_side(table, group, asked, here)?,
-                (groups, Some(asked)) => vec![whole_rows(table, groups, asked, &here)?],
+            let requested = distinct.zip(states.as_deref());
+            of_table.push(match (groups_of(table, copy), requested) {
+                ([group], _) => side_by_side(table, group, requested, here)?,
+                (groups, Some(requested)) => vec![complete_rows(table, groups, requested, &here)?],
                 (_, None) => {
                     return Err(Error::internal(format!("table `{}`: rows that were not requested", table.name())));
                 }
@@ -144,7 +144,7 @@ pub(crate) fn gather(
 }
 
 /// Rows that arrived from one shard.
-struct Came {
+struct ReceivedRows {
     /// Table and copy.
     at: (usize, usize),
     shard: usize,
@@ -156,13 +156,13 @@ struct Came {
 fn side_by_side(
     table: &Table,
     group: &Group,
-    asked: Option<(&Distinct, &[RowState])>,
-    mut came: Vec<Came>,
+    requested: Option<(&Distinct, &[RowState])>,
+    mut came: Vec<ReceivedRows>,
 ) -> Result<Vec<Piece>> {
-    let is_whole = asked.is_none_or(|(_, states)| states.iter().all(|state| *state == RowState::Hit));
+    let is_whole = requested.is_none_or(|(_, states)| states.iter().all(|state| *state == RowState::Hit));
     let piece = |&shard: &usize| {
         let part = &table.shards()[shard];
-        let rows = match (&part.source, asked) {
+        let rows = match (&part.source, requested) {
             (_, None) => PieceRows::OfShard(shard),
             (Source::Host(_), _) if is_whole => PieceRows::OfShard(shard),
             (Source::Host(held), Some((distinct, states))) => {
@@ -183,11 +183,11 @@ fn side_by_side(
 }
 
 /// Returns the complete rows of a copy that is sharded by rows, from all tiers.
-fn whole_rows(
+fn complete_rows(
     table: &Table,
     groups: &[Group],
     (distinct, states): (&Distinct, &[RowState]),
-    came: &[Came],
+    came: &[ReceivedRows],
 ) -> Result<Piece> {
     let spec = table.spec();
     let row_bytes = spec.row_bytes()?;
@@ -249,7 +249,7 @@ fn hits(distinct: &Distinct, states: &[RowState]) -> Vec<i64> {
 }
 
 /// Returns the worst outcome of each row over all column ranges; rows in memory are present.
-fn worst(rows: usize, came: &[Came]) -> Vec<RowState> {
+fn worst(rows: usize, came: &[ReceivedRows]) -> Vec<RowState> {
     let mut states = vec![RowState::Hit; rows];
     for part in came {
         for (state, new) in states[part.rows.clone()].iter_mut().zip(&part.fetched.states) {
@@ -305,7 +305,7 @@ fn checked(fetched: Fetched, rows: usize, row_bytes: usize) -> Result<Fetched> {
     Ok(fetched)
 }
 
-fn refuse_degraded(fetched: &Fetched, terms: &Lookup) -> Result<()> {
+fn reject_degraded(fetched: &Fetched, terms: &Lookup) -> Result<()> {
     let degraded = fetched.states.iter().filter(|s| **s == RowState::Degraded).count();
     if degraded == 0 {
         return Ok(());

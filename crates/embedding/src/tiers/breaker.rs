@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_opens_once_at_the_threshold_and_closes_by_a_probe() {
+    fn opens_at_the_threshold_and_closes_after_a_probe() {
         let breaker = Breaker::default();
         for _ in 0..100 {
             assert!(!breaker.failure(3) && !breaker.failure(3));

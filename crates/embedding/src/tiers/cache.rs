@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 pub use super::places::CacheCounters;
-use super::places::Places;
+use super::places::CacheSlots;
 use sterling_core::error::{Error, Result};
 use sterling_core::random::splitmix64;
 
@@ -101,13 +101,13 @@ impl RowCache {
 #[derive(Debug)]
 struct Stripe {
     row_bytes: usize,
-    places: Places,
+    places: CacheSlots,
     bytes: Vec<u8>,
 }
 
 impl Stripe {
     fn new(row_bytes: usize, entries_max: usize) -> Self {
-        Stripe { row_bytes, places: Places::new(entries_max), bytes: vec![0; entries_max * row_bytes] }
+        Stripe { row_bytes, places: CacheSlots::new(entries_max), bytes: vec![0; entries_max * row_bytes] }
     }
 
     fn get(&self, row: u64, out: &mut [u8]) -> bool {
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_found_row_has_its_own_bytes_and_the_bound_holds() {
+    fn cached_rows_keep_their_bytes_within_the_memory_bound() {
         for entries in [1, 3, 100, 5000] {
             let cache = cache_of(entries);
             let mut out = vec![0; ROW_BYTES];
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_does_not_displace_what_is_asked_for_often() {
+    fn a_scan_does_not_evict_frequent_rows() {
         let cache = cache_of(2000);
         let mut out = vec![0; ROW_BYTES];
         let mut ask = |row: u64| {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn it_finds_more_than_least_recently_used_does_on_a_skewed_trace() {
+    fn hit_rate_exceeds_lru_on_a_skewed_trace() {
         let trace = zipf(100_000, 11, 300_000);
         let cache = cache_of(3200);
         let entries = cache.counters().entries_max as usize;
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_share_it() {
+    fn threads_share_the_cache() {
         let cache = cache_of(3000);
         std::thread::scope(|scope| {
             for seed in 0..4 {
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_without_room_for_a_row_is_refused() {
+    fn a_cache_too_small_for_one_row_is_rejected() {
         assert!(RowCache::new(100, 100 + ENTRY_OVERHEAD_BYTES - 1).is_err());
         assert!(RowCache::new(0, 1 << 20).is_err());
         assert!(RowCache::new(100, 100 + ENTRY_OVERHEAD_BYTES).is_ok());

@@ -41,7 +41,7 @@ impl CacheCounters {
 
 /// Slots of a cache, and the rows in them.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct CacheSlots {
     most: usize,
     small_max: usize,
     index: HashMap<u64, u32, BuildHasherDefault<RowHasher>>,
@@ -54,10 +54,10 @@ pub(crate) struct Places {
     evicted: u64,
 }
 
-impl Places {
+impl CacheSlots {
     /// Creates `most` empty slots.
     pub(crate) fn new(most: usize) -> Self {
-        Places {
+        CacheSlots {
             most,
             small_max: most / 10,
             index: HashMap::default(),

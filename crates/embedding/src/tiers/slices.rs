@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_is_held_as_long_as_somebody_needs_it_and_gives_its_own_rows() {
+    fn slices_stay_loaded_while_used_and_return_their_own_rows() {
         let slices = Slices::default();
         let bytes = Buffer::copied(&[1u8, 1, 2, 2, 3, 3]).unwrap();
         let first = slices.hold(name([5, 8]), bytes.clone()).unwrap();
@@ -192,8 +192,8 @@ mod tests {
             assert!(slices.get(&other).is_none(), "{other}");
             drop(kept);
         }
-        for wrong in [name([5, 5]), name([8, 5]), name([0, 4]), name([0, u64::MAX])] {
-            assert!(slices.hold(wrong, bytes.clone()).is_err());
+        for invalid in [name([5, 5]), name([8, 5]), name([0, 4]), name([0, u64::MAX])] {
+            assert!(slices.hold(invalid, bytes.clone()).is_err());
         }
     }
 }

@@ -143,7 +143,7 @@ fn long_texts_cost_little() {
 }
 
 #[test]
-fn cuts_texts_between_characters() {
+fn truncates_texts_between_characters() {
     let text = "日本語🦀é".repeat(50);
     for most in 0..text.len() + 2 {
         let (first, last) = (shortened(&text, most, Retained::First), shortened(&text, most, Retained::Last));

@@ -31,7 +31,7 @@ pub(super) struct Features {
     /// Per table, whether it is trained.
     learns: Vec<bool>,
     /// Per table, its partitions; none if it is not partitioned.
-    pub(super) in_parts: Vec<Option<InParts>>,
+    pub(super) in_parts: Vec<Option<PartitionState>>,
     /// Per table, the map of managed ids.
     ids: Vec<Option<Arc<SharedIds>>>,
     /// Lookups: bags, then sequences.
@@ -43,7 +43,7 @@ pub(super) struct Features {
 
 /// State of a partitioned table for the preparation of a batch.
 #[derive(Debug, Default)]
-pub(super) struct InParts {
+pub(super) struct PartitionState {
     pub(super) recent: Recent,
     remotes: Vec<Remote>,
 }
@@ -82,7 +82,7 @@ impl Features {
         let tables: Vec<TableSpec> = masters.iter().map(|table| table.spec().clone()).collect();
         let learns = masters.iter().map(|table| table.rule().is_some()).collect();
         let in_parts = |table: &MasterTable| {
-            table.parts().map(|parts| InParts { recent: Recent::default(), remotes: parts.sources() })
+            table.parts().map(|parts| PartitionState { recent: Recent::default(), remotes: parts.sources() })
         };
         let in_parts = masters.iter().map(in_parts).collect();
         let ids = masters.iter().map(|table| table.ids().map(|ids| ids.shared().clone())).collect();
@@ -161,7 +161,8 @@ impl Preparer {
             }
         }
         for (groups, in_parts) in batch.groups.iter().zip(&features.in_parts) {
-            let begin = |parts: &InParts| Travelling::begin(&parts.recent, &parts.remotes, &groups.rows().into());
+            let begin =
+                |parts: &PartitionState| Travelling::begin(&parts.recent, &parts.remotes, &groups.rows().into());
             batch.travelling.push(in_parts.as_ref().map(begin).transpose()?);
         }
         Ok(batch)

@@ -104,9 +104,9 @@ impl MasterTable {
     /// are any. The partitioning changes no bit of the training result.
     ///
     /// # Errors
-    /// As [`MasterTable::cut_beside`].
+    /// As [`MasterTable::partition_reusing`].
     pub fn cut(self, sharding: Sharding, cuts: &[Cut]) -> Result<Self> {
-        self.cut_beside(sharding, cuts, |_| None)
+        self.partition_reusing(sharding, cuts, |_| None)
     }
 
     /// Partitions the table; `elsewhere` has the stretches of some partitions by number, which are used as they are.
@@ -114,7 +114,7 @@ impl MasterTable {
     /// # Errors
     /// `Invalid` if the cuts do not cover every number of the table once per copy, or a source has another number or size of
     /// stretches; `Unsupported` for a table that is already partitioned; `Overloaded` if memory cannot be allocated.
-    pub fn cut_beside(
+    pub fn partition_reusing(
         self,
         sharding: Sharding,
         cuts: &[Cut],
@@ -310,13 +310,13 @@ impl MasterTable {
     }
 
     fn check_rows(&self, rows: &[u32]) -> Result<()> {
-        let wrong = |what: String| Err(Error::invalid(what).within(format!("table `{}`", self.spec.name)));
+        let invalid = |what: String| Err(Error::invalid(what).within(format!("table `{}`", self.spec.name)));
         if let Some(pair) = rows.windows(2).find(|pair| pair[0] >= pair[1]) {
-            return wrong(format!("row {} after row {}, expected rising rows", pair[1], pair[0]));
+            return invalid(format!("row {} after row {}, expected rising rows", pair[1], pair[0]));
         }
         match rows.last() {
             Some(row) if u64::from(*row) >= self.spec.rows => {
-                wrong(format!("row {row}, expected one below {}", self.spec.rows))
+                invalid(format!("row {row}, expected one below {}", self.spec.rows))
             }
             _ => Ok(()),
         }

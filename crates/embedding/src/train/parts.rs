@@ -97,7 +97,7 @@ enum Stretches {
 
 /// Requested stretches of one partition.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct RequestedStretches {
     /// Number of the partition.
     pub(super) part: usize,
     /// Range of the requested rows that this partition has.
@@ -174,12 +174,12 @@ impl Parts {
 
     /// Returns the complete stretches `[rows, stride]` of ascending rows, requesting remote ones from their sources.
     pub(super) fn read(&self, rows: &[u32]) -> Result<Vec<f32>> {
-        let asked = self.sources().iter().filter_map(|remote| remote.ask(rows)).collect::<Result<Vec<_>>>()?;
-        Ok(self.assemble(rows, &asked))
+        let requested = self.sources().iter().filter_map(|remote| remote.ask(rows)).collect::<Result<Vec<_>>>()?;
+        Ok(self.assemble(rows, &requested))
     }
 
-    /// Assembles the complete stretches of ascending rows; `asked` has the received remote ones.
-    pub(super) fn assemble(&self, rows: &[u32], asked: &[Asked]) -> Vec<f32> {
+    /// Assembles the complete stretches of ascending rows; `requested` has the received remote ones.
+    pub(super) fn assemble(&self, rows: &[u32], requested: &[RequestedStretches]) -> Vec<f32> {
         let stride = self.layout.stride();
         let mut out = vec![0f32; rows.len() * stride];
         for part in self.parts.iter().filter(|part| part.copy == 0) {
@@ -188,9 +188,13 @@ impl Parts {
             let from = rows[range.clone()].iter().map(|row| part.stretch(stretches, *row));
             self.place(part, &mut out[range.start * stride..], from);
         }
-        for asked in asked {
-            let part = &self.parts[asked.part];
-            self.place(part, &mut out[asked.range.start * stride..], asked.stretches.chunks_exact(part.layout.used()));
+        for requested in requested {
+            let part = &self.parts[requested.part];
+            self.place(
+                part,
+                &mut out[requested.range.start * stride..],
+                requested.stretches.chunks_exact(part.layout.used()),
+            );
         }
         out
     }
@@ -254,7 +258,7 @@ pub(super) struct Remote {
 
 impl Remote {
     /// Requests those of ascending rows that this partition has, and waits for them; none if it has none of them.
-    pub(super) fn ask(&self, rows: &[u32]) -> Option<Result<Asked>> {
+    pub(super) fn ask(&self, rows: &[u32]) -> Option<Result<RequestedStretches>> {
         let range = among(rows, &self.rows);
         (!range.is_empty()).then(|| {
             let numbers: Vec<u64> = rows[range.clone()].iter().map(|row| u64::from(row - self.rows.start)).collect();
@@ -262,7 +266,7 @@ impl Remote {
             let pending = self.source.begin(numbers, &Lookup::default());
             self.source.send();
             let stretches = pending.wait().and_then(|fetched| self.checked(fetched, range.len())).map_err(place)?;
-            Ok(Asked { part: self.part, range, stretches })
+            Ok(RequestedStretches { part: self.part, range, stretches })
         })
     }
 

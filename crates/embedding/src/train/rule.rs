@@ -132,10 +132,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_outside_their_bounds_are_named() {
+    fn values_out_of_bounds_are_named() {
         let rule = Rule::default();
         assert_eq!(rule.checked().unwrap(), rule);
-        let wrong = [
+        let invalid = [
             (Rule { rate: -1.0, ..rule }, "rate"),
             (Rule { rate: f32::INFINITY, ..rule }, "rate"),
             (Rule { epsilon: 0.0, ..rule }, "epsilon"),
@@ -147,7 +147,7 @@ mod tests {
             (Rule { clip: Some(f32::NAN), ..rule }, "clip"),
             (Rule { schedule: Schedule { floor: 2.0, ..Schedule::default() }, ..rule }, "schedule.floor"),
         ];
-        for (rule, field) in wrong {
+        for (rule, field) in invalid {
             assert!(rule.checked().unwrap_err().to_string().contains(&format!("`{field}`")), "{field}");
         }
     }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 
-use crate::train::parts::{Asked, Remote};
+use crate::train::parts::{Remote, RequestedStretches};
 use sterling_core::error::{Error, Result};
 use sterling_core::tasks;
 
@@ -26,12 +26,12 @@ struct State {
     version: Version,
     /// Versions of the batches that are prepared and not yet applied.
     waiting: Vec<Weak<Version>>,
-    written: VecDeque<Written>,
+    written: VecDeque<WrittenStretches>,
 }
 
 /// Stretches written by one update.
 #[derive(Debug)]
-struct Written {
+struct WrittenStretches {
     version: Version,
     rows: Arc<[u32]>,
     stretches: Arc<[f32]>,
@@ -54,7 +54,7 @@ impl Recent {
         let version = state.version;
         let oldest = state.waiting.iter().filter_map(|ticket| ticket.upgrade().map(|version| *version)).min();
         if oldest.is_some() {
-            state.written.push_back(Written { version, rows: rows.into(), stretches: stretches.into() });
+            state.written.push_back(WrittenStretches { version, rows: rows.into(), stretches: stretches.into() });
         }
         state.written.retain(|written| oldest.is_some_and(|oldest| written.version > oldest));
     }
@@ -84,8 +84,8 @@ pub(super) struct Travelling {
 
 #[derive(Debug)]
 enum Answers {
-    Awaited(Vec<JoinHandle<Option<Result<Asked>>>>),
-    Came(Vec<Asked>),
+    RequestedRows(Vec<JoinHandle<Option<Result<RequestedStretches>>>>),
+    Came(Vec<RequestedStretches>),
     Failed,
 }
 
@@ -101,7 +101,7 @@ impl Travelling {
             let thread = tasks::LEARN_FETCH.start(move || remote.ask(&rows));
             thread.map_err(|e| Error::overloaded(format!("no thread to fetch rows: {e}")))
         };
-        let answers = Answers::Awaited(remotes.iter().map(ask).collect::<Result<_>>()?);
+        let answers = Answers::RequestedRows(remotes.iter().map(ask).collect::<Result<_>>()?);
         Ok(Travelling { ticket, answers: Mutex::new(answers) })
     }
 
@@ -114,13 +114,13 @@ impl Travelling {
         recent: &Recent,
         rows: &[u32],
         stride: usize,
-        assemble: impl FnOnce(&[Asked]) -> Vec<f32>,
+        assemble: impl FnOnce(&[RequestedStretches]) -> Vec<f32>,
     ) -> Result<Vec<f32>> {
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Answers::Awaited(threads) = &mut *answers {
+        if let Answers::RequestedRows(threads) = &mut *answers {
             let threads = std::mem::take(threads);
             *answers = Answers::Failed;
-            let join = |thread: JoinHandle<Option<Result<Asked>>>| {
+            let join = |thread: JoinHandle<Option<Result<RequestedStretches>>>| {
                 thread.join().unwrap_or_else(|_| Some(Err(Error::internal("a source of rows panicked"))))
             };
             *answers = Answers::Came(threads.into_iter().filter_map(join).collect::<Result<_>>()?);

@@ -160,7 +160,7 @@ impl LearningTables {
             parts.ok_or_else(|| Error::internal("a table in parts without its batch"))?;
         let rows = batch.rows(number);
         let stretches =
-            travelling.stretches(&in_parts.recent, rows, table.stride(), |asked| parts.assemble(rows, asked));
+            travelling.stretches(&in_parts.recent, rows, table.stride(), |requested| parts.assemble(rows, requested));
         stretches.map(Cow::Owned).map_err(|e| e.within(format!("table `{}`", table.spec().name)))
     }
 

@@ -1,10 +1,10 @@
 //! Compiled graphs on a GPU: the same steps over all rows of several requests at once.
 
 use super::RowProgram;
-use super::steps::{FoldBeside, Memory, Operand, Place, Plan, Step, Work};
+use super::steps::{BufferRange, KeyedFold, Memory, Operand, Plan, Step, Work};
 use sterling_core::error::{Error, Result};
 use sterling_cuda::ops::steps::{
-    self, ChainAt, FactorAt, FoldBesideAt, MatricesAt, NumbersAt, Placing, ProductTo, RowsOf, RunsOfRow,
+    self, ChainAt, FactorAt, KeyedFoldAt, MatricesAt, NumbersAt, PickDestination, ProductTo, RowsOf, RunsOfRow,
 };
 use sterling_cuda::{Array, Device};
 use sterling_kernels::cpu::dense::{Binary, ChainLink, Unary};
@@ -124,7 +124,7 @@ impl DeviceProgram {
     /// # Errors
     /// `Unsupported` for a recurrent layer or a function without a kernel, or if an output is not made by a step.
     pub fn check(program: &RowProgram) -> Result<()> {
-        let is_made = |place: &Place| matches!(place, Place { memory: Memory::Rows(_), offset: 0 });
+        let is_made = |place: &BufferRange| matches!(place, BufferRange { memory: Memory::Rows(_), offset: 0 });
         let plans = program.device_plans();
         for step in plans.iter().flat_map(|plan| plan.user.iter().chain(&plan.rows)) {
             if matches!(step.work, Work::Recurrent(_)) {
@@ -193,7 +193,7 @@ impl DeviceProgram {
         for &(input, buffer) in &plan.user_inputs {
             let count = plan.user_counts[buffer];
             let from = NumbersAt::of(user[input], 0, count, 0);
-            let placing = Placing { runs: 1, count, stride: 0, first: 0 };
+            let placing = PickDestination { runs: 1, count, stride: 0, first: 0 };
             steps::pick(device, alone, from, None, placing, run.out(Memory::User(buffer)))?;
         }
         let mut indices = copied.indices.iter();
@@ -218,7 +218,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn at(&self, place: Place) -> NumbersAt {
+    fn at(&self, place: BufferRange) -> NumbersAt {
         let offset = place.offset;
         match place.memory {
             Memory::Constant(n) => NumbersAt::of(&self.copied.constants[n], offset, 0, 0),
@@ -234,7 +234,7 @@ impl Run<'_> {
     }
 
     fn out(&self, memory: Memory) -> NumbersAt {
-        self.at(Place { memory, offset: 0 })
+        self.at(BufferRange { memory, offset: 0 })
     }
 
     fn operand(&self, operand: &Operand) -> NumbersAt {
@@ -272,8 +272,8 @@ impl Run<'_> {
                 steps::fold(device, rows, *f, runs, self.at(*a), out)
             }
             Work::FoldEqual { key, keys, count, folds } => {
-                let fold = |fold: &FoldBeside| FoldBesideAt::new(fold.f, self.at(fold.values));
-                let folds: Vec<FoldBesideAt> = folds.iter().map(fold).collect();
+                let fold = |fold: &KeyedFold| KeyedFoldAt::new(fold.f, self.at(fold.values));
+                let folds: Vec<KeyedFoldAt> = folds.iter().map(fold).collect();
                 steps::fold_equal(device, rows, (self.at(*key), self.at(*keys)), *count, (&folds, out))
             }
             Work::Chain { reads, links, kept } => {
@@ -284,7 +284,7 @@ impl Run<'_> {
                 let stride = parts.iter().map(|(_, count)| count).sum();
                 let mut first = 0;
                 for &(place, count) in parts {
-                    let placing = Placing { runs: *runs, count, stride, first };
+                    let placing = PickDestination { runs: *runs, count, stride, first };
                     steps::pick(device, rows, self.at(place), None, placing, out)?;
                     first += count;
                 }
@@ -292,7 +292,7 @@ impl Run<'_> {
             }
             Work::Pick { a, index, run } => {
                 let [copied] = indices else { return Err(missing()) };
-                let placing = Placing { runs: 1, count: index.len() * run, stride: 0, first: 0 };
+                let placing = PickDestination { runs: 1, count: index.len() * run, stride: 0, first: 0 };
                 steps::pick(device, rows, self.at(*a), Some(copied), placing, out)
             }
             Work::Spread { .. } => Err(Error::unsupported("gradients on a device")),
@@ -307,8 +307,8 @@ impl Run<'_> {
 
     /// Returns the outputs.
     fn outputs(self) -> Result<DeviceOutputs> {
-        let place = |place: &Place| match *place {
-            Place { memory: Memory::Rows(n), offset: 0 } => Ok((n, self.plan.strides[n])),
+        let place = |place: &BufferRange| match *place {
+            BufferRange { memory: Memory::Rows(n), offset: 0 } => Ok((n, self.plan.strides[n])),
             _ => Err(Error::internal("an output that no step makes")),
         };
         let places = self.plan.outputs.iter().map(place).collect::<Result<_>>()?;

@@ -1,7 +1,7 @@
 //! Runs the steps of a plan: the user's once, those of the rows block after block, so that what a step makes is still near
 //! when the next one reads it.
 
-use super::steps::{Factor, Memory, Operand, Place, Plan, Step, Work};
+use super::steps::{BufferRange, Factor, Memory, Operand, Plan, Step, Work};
 use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::dense::{
     self as loops, CHAIN_MAX, Chain, EQUAL_FOLDS_MAX, EqualFold, Fold, Form, Keys, LANES, Lines, MapTarget, PANEL,
@@ -70,7 +70,7 @@ pub(super) fn block(plan: &Plan, kernels: Kernels, rows: usize, scratch: &mut Sc
 
 /// Output number `n` of the block that ran last, with the stride of its rows.
 pub(super) fn output<'a>(plan: &Plan, n: usize, scratch: &'a Scratch) -> (&'a [f32], usize) {
-    let Place { memory, offset } = plan.outputs[n];
+    let BufferRange { memory, offset } = plan.outputs[n];
     match memory {
         Memory::Rows(buffer) => (&scratch.rows[buffer].numbers()[offset..], plan.strides[buffer]),
         _ => (&scratch.given.numbers()[offset..], plan.given_stride),
@@ -101,7 +101,7 @@ pub(super) struct Run<'a> {
 
 impl<'a> Run<'a> {
     /// The numbers from a place on, and from a row to the next.
-    pub(super) fn at(&self, place: Place) -> (&'a [f32], usize) {
+    pub(super) fn at(&self, place: BufferRange) -> (&'a [f32], usize) {
         let (lines, stride) = match place.memory {
             Memory::Constant(n) => (&self.plan.constants[n], 0),
             Memory::User(n) => (&self.scratch.user[n], 0),
@@ -216,7 +216,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn spread(&self, a: Place, (index, run): (&[u32], usize), count: usize, out: &mut [f32], stride: usize) {
+    fn spread(&self, a: BufferRange, (index, run): (&[u32], usize), count: usize, out: &mut [f32], stride: usize) {
         let (numbers, row_stride) = self.at(a);
         for row in 0..self.rows {
             let (from, to) = (&numbers[row * row_stride..], &mut out[row * stride..][..count]);
@@ -256,7 +256,14 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn matrices(&self, a: Place, b: Place, shape: (&[u32], &[u32], [usize; 3]), row: usize, out: &mut [f32]) {
+    fn matrices(
+        &self,
+        a: BufferRange,
+        b: BufferRange,
+        shape: (&[u32], &[u32], [usize; 3]),
+        row: usize,
+        out: &mut [f32],
+    ) {
         let (left, right, [m, k, n]) = shape;
         let ((a, of_a), (b, of_b)) = (self.at(a), self.at(b));
         for (batch, (&at_a, &at_b)) in left.iter().zip(right).enumerate() {
@@ -270,8 +277,8 @@ impl<'a> Run<'a> {
     /// The same where `[1, k]` of each row is multiplied with matrices that all rows share.
     fn rows_by_matrices(
         &self,
-        a: Place,
-        b: Place,
+        a: BufferRange,
+        b: BufferRange,
         shape: (&[u32], &[u32], [usize; 3]),
         out: &mut [f32],
         stride: usize,

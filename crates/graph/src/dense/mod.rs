@@ -38,7 +38,7 @@ use std::ops::Range;
 #[cfg(feature = "cuda")]
 pub use device::{DeviceOutputs, DeviceProgram, DeviceRows};
 pub use exec::Scratch;
-pub use import::{Given, Made, Size};
+pub use import::{DeclaredInput, DeclaredOutput, Size};
 pub use split::ItemCut;
 pub use text::Figures;
 
@@ -159,7 +159,7 @@ impl ReadGraph {
     ///
     /// # Errors
     /// As [`RowProgram::lower`].
-    pub fn read(bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<ReadGraph> {
+    pub fn read(bytes: &[u8], given: &[DeclaredInput], outputs: &[DeclaredOutput]) -> Result<ReadGraph> {
         let graph = import::import(bytes, given, outputs)?;
         for (&id, output) in graph.outputs.iter().zip(outputs) {
             let value = &graph.values[id];
@@ -221,7 +221,7 @@ impl RowProgram {
     ///
     /// # Errors
     /// `Unsupported` with an operator, attribute or shape that compiled graphs do not have.
-    pub fn lower(bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<RowProgram> {
+    pub fn lower(bytes: &[u8], given: &[DeclaredInput], outputs: &[DeclaredOutput]) -> Result<RowProgram> {
         RowProgram::lower_in(Precision::F32, bytes, given, outputs)
     }
 
@@ -229,7 +229,12 @@ impl RowProgram {
     ///
     /// # Errors
     /// As [`RowProgram::lower`].
-    pub fn lower_in(precision: Precision, bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<RowProgram> {
+    pub fn lower_in(
+        precision: Precision,
+        bytes: &[u8],
+        given: &[DeclaredInput],
+        outputs: &[DeclaredOutput],
+    ) -> Result<RowProgram> {
         ReadGraph::read(bytes, given, outputs)?.program(precision)
     }
 

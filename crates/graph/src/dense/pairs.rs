@@ -3,7 +3,7 @@
 
 use super::ir::{Id, Op, Side};
 use super::plan::Planner;
-use super::steps::{Factor, Memory, Place, Work};
+use super::steps::{BufferRange, Factor, Memory, Work};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::{Form, Lines, PANEL, PairRows, STEP, pair_rows};
 
@@ -107,12 +107,12 @@ impl Planner<'_> {
         if let Some(numbers) = self.graph.constant(matrix) {
             pair_rows(numbers, k, n, PairRows { all: depth, first: 0 }, packed.numbers_mut());
         }
-        let matrix = Place { memory: Memory::Constant(self.constant(packed)), offset: 0 };
+        let matrix = BufferRange { memory: Memory::Constant(self.constant(packed)), offset: 0 };
         Ok(Factor { rows, depth, matrix, row_stride: PANEL, panel_stride: depth * PANEL })
     }
 
     /// Stacks matrices in panels of `all` pairs: either all of them constants, or all of them computed once per request.
-    fn pack_pairs(&mut self, matrices: &[Id], all: usize) -> Result<Place> {
+    fn pack_pairs(&mut self, matrices: &[Id], all: usize) -> Result<BufferRange> {
         let columns = self.graph.shape(matrices[0])[1];
         let count = all * columns.next_multiple_of(PANEL);
         let (mut constants, mut place, mut first) = (Lines::new(count), None, 0);
@@ -128,7 +128,8 @@ impl Planner<'_> {
             }
             first += Form::Pairs.room(depth);
         }
-        let constant = |planner: &mut Self| Place { memory: Memory::Constant(planner.constant(constants)), offset: 0 };
+        let constant =
+            |planner: &mut Self| BufferRange { memory: Memory::Constant(planner.constant(constants)), offset: 0 };
         Ok(place.unwrap_or_else(|| constant(self)))
     }
 }

@@ -17,7 +17,7 @@ use super::chains::{ChainOf, Chains};
 use super::equal::{EqualGroup, EqualGroups};
 use super::graph::Graph;
 use super::ir::{Id, Op, Side, broadcast_strides, positions};
-use super::steps::{Factor, FoldBeside, Memory, Operand, Place, Plan, Precision, Step, Work};
+use super::steps::{BufferRange, Factor, KeyedFold, Memory, Operand, Plan, Precision, Step, Work};
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::dense::{Binary, ChainLink, Form, LANES, Lines, PANEL, Unary, pack};
 
@@ -131,7 +131,7 @@ fn runs(index: &Arc<[u32]>) -> (Arc<[u32]>, usize) {
 pub(super) struct Planner<'a> {
     pub(super) graph: &'a Graph,
     pub(super) plan: Plan,
-    pub(super) places: Vec<Option<Place>>,
+    pub(super) places: Vec<Option<BufferRange>>,
     /// The value whose place this one shares: the operand of a reshape, or the product that computes this `Relu`.
     pub(super) alias: Vec<Option<Id>>,
     pub(super) is_rectified: Vec<bool>,
@@ -151,7 +151,7 @@ pub(super) struct Planner<'a> {
     /// Products whose results are bf16 pairs.
     pub(super) is_paired: Vec<bool>,
     /// Factors that were converted to pairs, by the values that they consist of: concatenated rows and stacked matrices.
-    pub(super) pairs: HashMap<Vec<Id>, Place>,
+    pub(super) pairs: HashMap<Vec<Id>, BufferRange>,
     /// Reductions over equal keys.
     pub(super) equal: EqualGroups,
     /// Fused attention.
@@ -247,7 +247,7 @@ impl Planner<'_> {
             }
             // A buffer of several values is free once all of them have been read.
             self.last[home] = usize::MAX;
-            let Some(Place { memory: Memory::Rows(buffer), .. }) = self.places[home] else { continue };
+            let Some(BufferRange { memory: Memory::Rows(buffer), .. }) = self.places[home] else { continue };
             self.tenants[buffer] -= 1;
             if self.tenants[buffer] == 0 {
                 self.free.entry(self.plan.strides[buffer]).or_default().push(buffer);
@@ -256,11 +256,11 @@ impl Planner<'_> {
     }
 
     /// Returns the place of a value. Constants get a place when they are first read as they are; matrices are packed instead.
-    pub(super) fn place(&mut self, id: Id) -> Result<Place> {
+    pub(super) fn place(&mut self, id: Id) -> Result<BufferRange> {
         let id = self.root(id);
         if let (None, Some(numbers)) = (self.places[id], self.graph.constant(id)) {
             let memory = Memory::Constant(self.constant(Lines::of(numbers)));
-            self.places[id] = Some(Place { memory, offset: 0 });
+            self.places[id] = Some(BufferRange { memory, offset: 0 });
         }
         self.places[id].ok_or_else(|| Error::internal("a value that is read before it is made"))
     }
@@ -271,12 +271,12 @@ impl Planner<'_> {
     }
 
     /// Allocates a buffer for the numbers of a value.
-    pub(super) fn buffer(&mut self, side: Side, count: usize) -> Place {
+    pub(super) fn buffer(&mut self, side: Side, count: usize) -> BufferRange {
         self.shared_buffer(side, count, 1)
     }
 
     /// Allocates a buffer for `count` numbers of several values.
-    fn shared_buffer(&mut self, side: Side, count: usize, tenants: usize) -> Place {
+    fn shared_buffer(&mut self, side: Side, count: usize, tenants: usize) -> BufferRange {
         let memory = match side {
             Side::Pair => {
                 let stride = room_of_row(count);
@@ -293,10 +293,10 @@ impl Planner<'_> {
                 Memory::User(self.plan.user_counts.len() - 1)
             }
         };
-        Place { memory, offset: 0 }
+        BufferRange { memory, offset: 0 }
     }
 
-    pub(super) fn step(&mut self, place: Place, work: Work) {
+    pub(super) fn step(&mut self, place: BufferRange, work: Work) {
         let cost = match &work {
             Work::Product { parts, runs, columns, .. } => parts.iter().map(|p| p.depth * columns).sum::<usize>() * runs,
             Work::Narrow { count, .. } => *count,
@@ -342,7 +342,9 @@ impl Planner<'_> {
         }
         let place = match &value.op {
             Op::Constant(_) => return Ok(()),
-            Op::Inputs(first) if side == Side::Pair => Place { memory: Memory::Given, offset: self.given[*first] },
+            Op::Inputs(first) if side == Side::Pair => {
+                BufferRange { memory: Memory::Given, offset: self.given[*first] }
+            }
             Op::Inputs(first) => {
                 let place = self.buffer(side, count);
                 if let Memory::User(buffer) = place.memory {
@@ -353,7 +355,7 @@ impl Planner<'_> {
             }
             Op::Pick(a, index) if self.home[id] != id => {
                 let place = self.place(*a)?;
-                Place { offset: place.offset + index[0] as usize, ..place }
+                BufferRange { offset: place.offset + index[0] as usize, ..place }
             }
             _ => {
                 let work = self.work(id)?;
@@ -413,10 +415,10 @@ impl Planner<'_> {
     }
 
     /// Allocates one buffer for the results of one step.
-    fn side_by_side(&mut self, made: &[Id]) -> Place {
+    fn side_by_side(&mut self, made: &[Id]) -> BufferRange {
         let place = self.shared_buffer(Side::Pair, made.len(), made.len());
         for (n, &id) in made.iter().enumerate() {
-            self.places[id] = Some(Place { offset: n, ..place });
+            self.places[id] = Some(BufferRange { offset: n, ..place });
         }
         place
     }
@@ -424,7 +426,7 @@ impl Planner<'_> {
     /// Compiles a group of reductions to one step.
     fn fold_equal(&mut self, group: &EqualGroup) -> Result<()> {
         let out = self.side_by_side(&group.folds.iter().map(|(.., id)| *id).collect::<Vec<_>>());
-        let beside = |&(f, values, _): &(_, Id, Id)| Ok(FoldBeside { f, values: self.place(values)? });
+        let beside = |&(f, values, _): &(_, Id, Id)| Ok(KeyedFold { f, values: self.place(values)? });
         let folds = group.folds.iter().map(beside).collect::<Result<_>>()?;
         let (key, keys, count) =
             (self.place(group.key)?, self.place(group.keys)?, self.graph.values[group.keys].count());
@@ -451,13 +453,13 @@ impl Planner<'_> {
 
     /// Returns the factors of a product's parts. Contiguous rows with constant matrices are merged into one factor.
     fn factors(&mut self, parts: &[(Id, Id)]) -> Result<Vec<Factor>> {
-        let mut joined: Vec<(Place, usize, Vec<Id>)> = Vec::new();
+        let mut joined: Vec<(BufferRange, usize, Vec<Id>)> = Vec::new();
         for &(x, matrix) in parts {
             let (place, depth) = (self.place(x)?, self.graph.shape(matrix)[0]);
             let is_constant = |id: &Id| self.graph.constant(*id).is_some();
             match joined.last_mut() {
                 Some((first, all, matrices))
-                    if place == Place { offset: first.offset + *all, ..*first }
+                    if place == BufferRange { offset: first.offset + *all, ..*first }
                         && matrices.iter().chain([&matrix]).all(is_constant) =>
                 {
                     *all += depth;
@@ -470,7 +472,7 @@ impl Planner<'_> {
     }
 
     /// Returns the factor of rows of `depth` numbers and of stacked matrices; a matrix that is not constant stays alone.
-    pub(super) fn factor(&mut self, rows: Place, depth: usize, matrices: Vec<Id>) -> Result<Factor> {
+    pub(super) fn factor(&mut self, rows: BufferRange, depth: usize, matrices: Vec<Id>) -> Result<Factor> {
         let columns = self.graph.shape(matrices[0]).last().copied().unwrap_or(1);
         let constants: Option<Vec<&[f32]>> = matrices.iter().map(|&matrix| self.graph.constant(matrix)).collect();
         let Some(constants) = constants else {
@@ -485,7 +487,7 @@ impl Planner<'_> {
                 packed
             }
         };
-        let matrix = Place { memory: Memory::Constant(packed), offset: 0 };
+        let matrix = BufferRange { memory: Memory::Constant(packed), offset: 0 };
         Ok(Factor { rows, depth, matrix, row_stride: PANEL, panel_stride: depth * PANEL })
     }
 

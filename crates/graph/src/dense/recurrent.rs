@@ -10,7 +10,7 @@ use super::exec::Run;
 use super::graph::Graph;
 use super::ir::{Id, Op, Recurrent, RecurrentSizes, Side};
 use super::plan::Planner;
-use super::steps::{Place, RecurrentWork, Work};
+use super::steps::{BufferRange, RecurrentWork, Work};
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::dense::{CellStep, Lines, PANEL, Part, Product, Weights};
 
@@ -68,7 +68,7 @@ impl Planner<'_> {
         let RecurrentSizes { runs, steps, depth, hidden } = layer.sizes(&self.graph.values)?;
         let place = |planner: &mut Self, id: Option<Id>| id.map(|id| planner.place(id)).transpose();
         let x = self.place(layer.x)?;
-        let mut matrix = |id: Id| -> Result<Place> {
+        let mut matrix = |id: Id| -> Result<BufferRange> {
             let depth = self.graph.shape(id)[0];
             Ok(self.factor(x, depth, vec![id])?.matrix)
         };
@@ -133,7 +133,7 @@ impl Run<'_> {
     }
 
     /// Writes the state before the first step.
-    fn begin(&self, initial: Option<Place>, run: usize, hidden: usize, to: &mut [f32]) {
+    fn begin(&self, initial: Option<BufferRange>, run: usize, hidden: usize, to: &mut [f32]) {
         let Some(initial) = initial else { return to[..self.rows * hidden].fill(0.0) };
         let (numbers, apart) = self.at(initial);
         for (row, to) in to.chunks_exact_mut(hidden.max(1)).enumerate().take(self.rows) {
@@ -163,7 +163,7 @@ impl Run<'_> {
         }
     }
 
-    fn packed(&self, matrix: Place, depth: usize) -> Weights<'_> {
+    fn packed(&self, matrix: BufferRange, depth: usize) -> Weights<'_> {
         Weights { numbers: self.at(matrix).0, row_stride: PANEL, panel_stride: depth * PANEL }
     }
 
@@ -190,7 +190,7 @@ impl Run<'_> {
         if let Some(candidate) = of.candidate {
             self.kernels.reset(&CellStep { state: products, ..step }, h, c);
             let part = Part { rows: c, stride: hidden, depth: hidden, weights: self.packed(candidate, hidden) };
-            let bias = &self.at(Place { offset: of.biases[1].offset + columns, ..of.biases[1] }).0;
+            let bias = &self.at(BufferRange { offset: of.biases[1].offset + columns, ..of.biases[1] }).0;
             let product = Product { rows, columns: hidden, parts: &[part], bias, ..Product::default() };
             self.kernels.product(&product, &mut products[columns..], width);
         }

@@ -73,19 +73,19 @@ pub(super) struct Split {
 
 /// Dependencies of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Whose {
+enum Dependency {
     Nobodys,
     Items,
     Others,
 }
 
-fn whose(graph: &Graph, is_item: &[bool]) -> Vec<Whose> {
-    let mut all: Vec<Whose> = Vec::with_capacity(graph.values.len());
+fn dependencies(graph: &Graph, is_item: &[bool]) -> Vec<Dependency> {
+    let mut all: Vec<Dependency> = Vec::with_capacity(graph.values.len());
     for value in &graph.values {
         let own = match &value.op {
-            Op::Inputs(n) if is_item.get(*n) == Some(&true) => Whose::Items,
-            Op::Inputs(_) => Whose::Others,
-            op => op.reads().iter().map(|&read| all[read]).max().unwrap_or(Whose::Nobodys),
+            Op::Inputs(n) if is_item.get(*n) == Some(&true) => Dependency::Items,
+            Op::Inputs(_) => Dependency::Others,
+            op => op.reads().iter().map(|&read| all[read]).max().unwrap_or(Dependency::Nobodys),
         };
         all.push(own);
     }
@@ -97,9 +97,9 @@ fn whose(graph: &Graph, is_item: &[bool]) -> Vec<Whose> {
 /// # Errors
 /// `Invalid` for a cut of another graph.
 pub(super) fn split(graph: &Graph, is_item: &[bool], cut: &ItemCut) -> Result<Split> {
-    let whose = whose(graph, is_item);
+    let dependencies = dependencies(graph, is_item);
     let is_input = |id: Id| matches!(graph.values[id].op, Op::Inputs(_));
-    let fits = |&id: &Id| whose.get(id) == Some(&Whose::Items) && !is_input(id);
+    let fits = |&id: &Id| dependencies.get(id) == Some(&Dependency::Items) && !is_input(id);
     if cut.0.is_empty() || !cut.0.is_sorted_by(|a, b| a < b) || !cut.0.iter().all(fits) {
         return Err(Error::invalid(format!("values {:?}: no cut of this graph", cut.0)));
     }
@@ -153,7 +153,7 @@ fn half(graph: &Graph, outputs: &[Id], given: &[Id], keeps: &dyn Fn(usize) -> bo
 /// Returns the cut with the lowest cost per candidate; `None` if no cut gains enough. `work` is the cost of reading each input of
 /// a candidate.
 pub(super) fn best_cut(graph: &Graph, is_item: &[bool], work: &[usize]) -> Result<Option<ItemCut>> {
-    let seeker = Seeker { graph, whose: whose(graph, is_item), is_item, work };
+    let seeker = Seeker { graph, dependencies: dependencies(graph, is_item), is_item, work };
     let edges: Vec<Vec<Vec<Id>>> = seeker.edges().into_iter().map(|edge| seeker.options(edge)).collect();
     if edges.iter().all(Vec::is_empty) {
         return Ok(None);
@@ -195,7 +195,7 @@ fn taken(edges: &[Vec<Vec<Id>>], choice: &[Option<usize>]) -> Vec<Id> {
 
 struct Seeker<'a> {
     graph: &'a Graph,
-    whose: Vec<Whose>,
+    dependencies: Vec<Dependency>,
     is_item: &'a [bool],
     work: &'a [usize],
 }
@@ -204,13 +204,15 @@ impl Seeker<'_> {
     /// Returns the item's values that other values read, or that are outputs.
     fn edges(&self) -> Vec<Id> {
         let needed = self.graph.needed(&self.graph.outputs, &[]);
-        let mut is_edge = vec![false; self.whose.len()];
+        let mut is_edge = vec![false; self.dependencies.len()];
         self.graph.outputs.iter().for_each(|&id| is_edge[id] = true);
-        for id in (0..self.whose.len()).filter(|&id| needed[id] && self.whose[id] == Whose::Others) {
+        for id in (0..self.dependencies.len()).filter(|&id| needed[id] && self.dependencies[id] == Dependency::Others) {
             self.graph.values[id].op.reads().into_iter().for_each(|read| is_edge[read] = true);
         }
         let is_made = |id: Id| !matches!(self.graph.values[id].op, Op::Inputs(_));
-        (0..is_edge.len()).filter(|&id| is_edge[id] && self.whose[id] == Whose::Items && is_made(id)).collect()
+        (0..is_edge.len())
+            .filter(|&id| is_edge[id] && self.dependencies[id] == Dependency::Items && is_made(id))
+            .collect()
     }
 
     /// Returns the values where an edge may be cut: itself, the narrowest value of the linear chain that ends in it, and the
@@ -255,7 +257,7 @@ impl Seeker<'_> {
 
     /// Returns the item's values that `id` is linear in; `None` if it is nonlinear or an input.
     fn linear_in(&self, id: Id) -> Option<Vec<Id>> {
-        let is_items = |id: &Id| self.whose[*id] == Whose::Items;
+        let is_items = |id: &Id| self.dependencies[*id] == Dependency::Items;
         let op = &self.graph.values[id].op;
         let reads: Vec<Id> = op.reads().into_iter().filter(is_items).collect();
         let is_linear = match op {

@@ -38,7 +38,7 @@ pub(super) enum Memory {
 
 /// Numbers of a buffer from an offset on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct BufferRange {
     pub(super) memory: Memory,
     pub(super) offset: usize,
 }
@@ -46,9 +46,9 @@ pub(super) struct Place {
 /// A matrix that rows are multiplied by.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Factor {
-    pub(super) rows: Place,
+    pub(super) rows: BufferRange,
     pub(super) depth: usize,
-    pub(super) matrix: Place,
+    pub(super) matrix: BufferRange,
     pub(super) row_stride: usize,
     pub(super) panel_stride: usize,
 }
@@ -56,16 +56,16 @@ pub(super) struct Factor {
 /// An operand of an element-wise step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operand {
-    pub(super) place: Place,
+    pub(super) place: BufferRange,
     pub(super) outer: usize,
     pub(super) inner: usize,
 }
 
 /// A reduction of numbers whose keys are equal to a row's key.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct FoldBeside {
+pub(super) struct KeyedFold {
     pub(super) f: Fold,
-    pub(super) values: Place,
+    pub(super) values: BufferRange,
 }
 
 /// A step; its result fills buffer `out`.
@@ -81,7 +81,7 @@ pub(super) enum Work {
     /// Product: `runs` matrix rows per part, `columns` of each result.
     Product {
         parts: Vec<Factor>,
-        bias: Option<Place>,
+        bias: Option<BufferRange>,
         runs: usize,
         columns: usize,
         relu: bool,
@@ -90,28 +90,28 @@ pub(super) enum Work {
     },
     /// Converts `count` numbers per row to bf16 pairs, from pair `first` on.
     Narrow {
-        a: Place,
+        a: BufferRange,
         count: usize,
         first: usize,
     },
     /// Packs a matrix of the user as bf16 pairs into the panels of its buffer.
     PackNarrow {
-        a: Place,
+        a: BufferRange,
         depth: usize,
         columns: usize,
         rows: PairRows,
     },
     /// Products of matrices that differ per row: `[m, k]` at each of `left`, `[k, n]` at each of `right`.
     Matrices {
-        a: Place,
-        b: Place,
+        a: BufferRange,
+        b: BufferRange,
         left: Arc<[u32]>,
         right: Arc<[u32]>,
         shape: [usize; 3],
     },
     Map1 {
         f: Unary,
-        a: Place,
+        a: BufferRange,
         count: usize,
     },
     Map2 {
@@ -123,38 +123,38 @@ pub(super) enum Work {
     },
     Fold {
         f: Fold,
-        a: Place,
+        a: BufferRange,
         runs: usize,
         count: usize,
     },
     /// Reduces the numbers whose key in `keys` equals a row's `key`: reduction `n` makes number `n` of a row.
     FoldEqual {
-        key: Place,
-        keys: Place,
+        key: BufferRange,
+        keys: BufferRange,
         count: usize,
-        folds: Vec<FoldBeside>,
+        folds: Vec<KeyedFold>,
     },
     /// Works on single numbers: operands fill the first registers of a row, each link computes the next one, and number `n` of a
     /// row is register `kept[n]`.
     Chain {
-        reads: Vec<Place>,
+        reads: Vec<BufferRange>,
         links: Vec<ChainLink>,
         kept: Vec<usize>,
     },
     /// Concatenates parts, in runs of the given counts of numbers.
     Concat {
         runs: usize,
-        parts: Vec<(Place, usize)>,
+        parts: Vec<(BufferRange, usize)>,
     },
     /// Copies runs of numbers, each from its own index.
     Pick {
-        a: Place,
+        a: BufferRange,
         index: Arc<[u32]>,
         run: usize,
     },
     /// Adds runs of numbers to a row of `count` numbers, each at its own index.
     Spread {
-        a: Place,
+        a: BufferRange,
         index: Arc<[u32]>,
         run: usize,
         count: usize,
@@ -171,7 +171,7 @@ pub(super) enum Source {
     /// Tile of the block, or one number per query.
     Tile { tile: usize, inner: usize },
     /// Numbers in memory: those of a batch entry start at `offsets`, those of a query `row` after the last one's.
-    Memory { place: Place, offsets: Arc<[u32]>, row: usize, inner: usize },
+    Memory { place: BufferRange, offsets: Arc<[u32]>, row: usize, inner: usize },
 }
 
 /// Function of a link over tiles.
@@ -204,7 +204,7 @@ pub(super) struct AttentionSizes {
 #[derive(Clone, Debug)]
 pub(super) struct AttentionWork {
     /// Places of the queries, the keys in columns, and the values.
-    pub(super) factors: [Place; 3],
+    pub(super) factors: [BufferRange; 3],
     /// Offsets of the factors of each batch entry.
     pub(super) offsets: [Arc<[u32]>; 3],
     pub(super) sizes: AttentionSizes,
@@ -230,7 +230,7 @@ impl AttentionWork {
     }
 
     #[cfg(test)]
-    pub(super) fn places(&self) -> Vec<Place> {
+    pub(super) fn places(&self) -> Vec<BufferRange> {
         let of_link = |link: &Link| match &link.function {
             Function::Two(_, operands) => operands.to_vec(),
             _ => Vec::new(),
@@ -247,13 +247,13 @@ pub(super) struct RecurrentWork {
     pub(super) is_reverse: bool,
     /// Runs, steps, numbers of an input, numbers of the state.
     pub(super) shape: [usize; 4],
-    pub(super) x: Place,
-    pub(super) weights: Place,
-    pub(super) recurrence: Place,
-    pub(super) candidate: Option<Place>,
-    pub(super) biases: [Place; 2],
-    pub(super) initial: [Option<Place>; 2],
-    pub(super) lengths: Option<Place>,
+    pub(super) x: BufferRange,
+    pub(super) weights: BufferRange,
+    pub(super) recurrence: BufferRange,
+    pub(super) candidate: Option<BufferRange>,
+    pub(super) biases: [BufferRange; 2],
+    pub(super) initial: [Option<BufferRange>; 2],
+    pub(super) lengths: Option<BufferRange>,
 }
 
 impl RecurrentWork {
@@ -274,7 +274,7 @@ impl RecurrentWork {
     }
 
     #[cfg(test)]
-    pub(super) fn places(&self) -> Vec<Place> {
+    pub(super) fn places(&self) -> Vec<BufferRange> {
         let optional = [self.candidate, self.initial[0], self.initial[1], self.lengths].into_iter().flatten();
         [self.x, self.weights, self.recurrence, self.biases[0], self.biases[1]].into_iter().chain(optional).collect()
     }
@@ -283,7 +283,7 @@ impl RecurrentWork {
 #[cfg(test)]
 impl Work {
     /// Returns the places of its operands.
-    pub(super) fn places(&self) -> Vec<Place> {
+    pub(super) fn places(&self) -> Vec<BufferRange> {
         match self {
             Work::Product { parts, bias, .. } => {
                 parts.iter().flat_map(|part| [part.rows, part.matrix]).chain(*bias).collect()
@@ -322,7 +322,7 @@ pub(super) struct Plan {
     /// Buffers of the user inputs that are read, with the number of the user input.
     pub(super) user_inputs: Vec<(usize, usize)>,
     /// Place of each output.
-    pub(super) outputs: Vec<Place>,
+    pub(super) outputs: Vec<BufferRange>,
     /// Multiply-adds per request; `row_work` is per row.
     pub(super) user_work: usize,
     pub(super) row_work: usize,

@@ -182,7 +182,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
-    fn a_program_says_what_its_graph_says(
+    fn compiled_graphs_compute_what_their_files_define(
         width in widths(), rows in widths(),
         steps in prop::collection::vec((any::<u8>(), 0usize..32, 0usize..32, 1usize..130), 1..14),
     ) {
@@ -218,7 +218,7 @@ proptest! {
 /// Comparison, products and reductions become one step that writes each result to its reader; the wide intermediates use no
 /// memory.
 #[test]
-fn what_lies_beside_keys_is_folded_in_one_step() {
+fn keyed_reductions_are_fused_into_one_step() {
     let mut graph = Graph::new(vec![input(Side::User, 100), input(Side::Pair, 100), input(Side::Pair, 1)]);
     let values: Vec<Id> = (0..3).map(|n| graph.input(n).unwrap()).collect();
     for (size, equal, wide) in [(2, 2, 0), (5, 1, 2)] {
@@ -240,7 +240,7 @@ fn what_lies_beside_keys_is_folded_in_one_step() {
 
 /// Devices require that an output has its own buffer, for every kind of step.
 #[test]
-fn outputs_of_single_numbers_have_places_of_their_own() {
+fn scalar_outputs_have_buffers_of_their_own() {
     let mut graph = Graph::new(vec![input(Side::User, 20), input(Side::Pair, 20), input(Side::Pair, 1)]);
     let [keys, wide, key] = [0, 1, 2].map(|n| graph.input(n).unwrap());
     let equal = graph.binary(Binary::Equal, keys, key).unwrap();
@@ -261,7 +261,7 @@ fn outputs_of_single_numbers_have_places_of_their_own() {
 
 /// Single numbers between wide values are computed in one step per side, and slices of a value are read in place.
 #[test]
-fn single_numbers_are_made_in_chains() {
+fn scalars_are_computed_in_chains() {
     let mut graph = Graph::new(vec![input(Side::Pair, 3), input(Side::Pair, 1), input(Side::User, 1)]);
     let given: Vec<Id> = (0..3).map(|n| graph.input(n).unwrap()).collect();
     let wide = graph.unary(Unary::Exp, given[0]).unwrap();
@@ -313,7 +313,7 @@ fn sums_of_large_terms_are_made_before_they_are_multiplied() {
 
 /// Of a concatenation, only the values that something selects are computed.
 #[test]
-fn what_nothing_picks_is_not_made() {
+fn unselected_values_are_not_computed() {
     let mut graph = Graph::new((0..3).map(|_| input(Side::Pair, 2)).collect());
     let given: Vec<Id> = (0..3).map(|n| graph.input(n).unwrap()).collect();
     let parts = [Unary::Exp, Unary::Sqrt, Unary::Tanh]
@@ -346,8 +346,8 @@ fn file(path: &str) -> Vec<u8> {
     std::fs::read(format!("{}/{path}", concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))).unwrap()
 }
 
-fn given(name: &str, is_pair: bool, shape: &[Size]) -> Given {
-    Given { name: name.into(), is_pair, shape: shape.to_vec() }
+fn given(name: &str, is_pair: bool, shape: &[Size]) -> DeclaredInput {
+    DeclaredInput { name: name.into(), is_pair, shape: shape.to_vec() }
 }
 
 const ROWS: Size = Size::Rows;
@@ -357,7 +357,7 @@ fn fixed(n: i64) -> Size {
 }
 
 /// Loads a graph of the tiny package with its inputs.
-fn tiny(name: &str) -> (Vec<u8>, Vec<Given>, (&'static str, Vec<Size>)) {
+fn tiny(name: &str) -> (Vec<u8>, Vec<DeclaredInput>, (&'static str, Vec<Size>)) {
     let rows = |name: &str, width: i64| given(name, true, &[ROWS, fixed(width)]);
     let (inputs, output) = match name {
         "user" => (vec![rows("installed", 4), rows("section", 2), rows("size", 3)], ("query", vec![ROWS, fixed(4)])),
@@ -375,11 +375,11 @@ fn tiny(name: &str) -> (Vec<u8>, Vec<Given>, (&'static str, Vec<Size>)) {
     (file(&format!("tests/golden/tiny/{name}.onnx")), inputs, output)
 }
 
-fn made(name: &str, shape: &[Size]) -> Made {
-    Made { name: name.into(), shape: shape.to_vec() }
+fn made(name: &str, shape: &[Size]) -> DeclaredOutput {
+    DeclaredOutput { name: name.into(), shape: shape.to_vec() }
 }
 
-fn lower(bytes: &[u8], given: &[Given], output: &(&'static str, Vec<Size>)) -> Result<RowProgram> {
+fn lower(bytes: &[u8], given: &[DeclaredInput], output: &(&'static str, Vec<Size>)) -> Result<RowProgram> {
     RowProgram::lower(bytes, given, &[made(output.0, &output.1)])
 }
 
@@ -484,7 +484,7 @@ impl GoldenCase {
         let sizes = |shape: &[usize], is_pair: bool| {
             shape.iter().enumerate().map(|(n, &d)| size(n, d, is_pair)).collect::<Vec<_>>()
         };
-        let inputs: Vec<Given> =
+        let inputs: Vec<DeclaredInput> =
             self.inputs.iter().map(|i| given(&i.name, i.is_pair, &sizes(&i.shape, i.is_pair))).collect();
         // Some outputs of `operators` have their rows on a later axis.
         let of_output = |o: &GoldenOutput| {
@@ -492,7 +492,7 @@ impl GoldenCase {
             let size = |(n, &d): (usize, &usize)| if n == axis { ROWS } else { fixed(d as i64) };
             made(&o.name, &o.shape.iter().enumerate().map(size).collect::<Vec<_>>())
         };
-        let outputs: Vec<Made> = self.outputs.iter().map(of_output).collect();
+        let outputs: Vec<DeclaredOutput> = self.outputs.iter().map(of_output).collect();
         RowProgram::lower(bytes, &inputs, &outputs)
     }
 
@@ -535,7 +535,7 @@ fn models_of_pytorch_and_every_operator_answer_as_onnxruntime_does() {
 }
 
 /// A reranker without a history, as in early versions of the demo, with its inputs.
-fn reranker() -> (Vec<u8>, Vec<Given>, (&'static str, Vec<Size>)) {
+fn reranker() -> (Vec<u8>, Vec<DeclaredInput>, (&'static str, Vec<Size>)) {
     let mut inputs =
         vec![given("query", false, &[fixed(1), fixed(64)]), given("item", true, &[fixed(1), ROWS, fixed(64)])];
     for name in ["log_popularity", "log_build", "log_depends", "log_recommends", "log_suggests"] {
@@ -545,7 +545,7 @@ fn reranker() -> (Vec<u8>, Vec<Given>, (&'static str, Vec<Size>)) {
 }
 
 #[test]
-fn a_reranker_collapses_to_three_products_a_row() {
+fn a_reranker_collapses_to_three_products_per_row() {
     let (bytes, inputs, output) = reranker();
     let program = lower(&bytes, &inputs, &output).unwrap();
     let products = |plan: &Plan| plan.rows.iter().filter(|s| matches!(s.work, steps::Work::Product { .. })).count();
@@ -564,7 +564,7 @@ fn a_reranker_collapses_to_three_products_a_row() {
 }
 
 #[test]
-fn in_bf16_a_reranker_keeps_pairs_between_its_products() {
+fn bf16_rerankers_store_pairs_between_products() {
     let (bytes, inputs, output) = reranker();
     let single = lower(&bytes, &inputs, &output).unwrap();
     let graph = import::import(&bytes, &inputs, &[made(output.0, &output.1)]).unwrap();
@@ -596,7 +596,7 @@ fn in_bf16_a_reranker_keeps_pairs_between_its_products() {
 }
 
 #[test]
-fn what_is_not_in_the_table_is_refused_by_its_name() {
+fn unsupported_operators_are_rejected_by_name() {
     let size = [given("size", true, &[ROWS, fixed(3)])];
     for (name, expected) in [
         ("wrong_operator", "operator `Frobnicate`"),
@@ -655,7 +655,7 @@ fn graphs_of_pytorch_with_flipped_bytes_never_panic() {
 }
 
 #[test]
-fn once_warm_a_program_allocates_nothing() {
+fn compiled_graphs_allocate_nothing_after_warm_up() {
     let (bytes, inputs, output) = reranker();
     let program = lower(&bytes, &inputs, &output).unwrap();
     let mut scratch = Scratch::default();

@@ -4,7 +4,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use super::steps::{Factor, FoldBeside, Memory, Operand, Place, Plan, Precision, Step, Work};
+use super::steps::{BufferRange, Factor, KeyedFold, Memory, Operand, Plan, Precision, Step, Work};
 use sterling_kernels::cpu::dense::{ChainLink, Form};
 
 /// Cost of a run.
@@ -111,10 +111,10 @@ fn name(plan: &Plan, memory: Memory) -> String {
         Memory::Rows(n) => plan.strides[n],
         Memory::Constant(_) | Memory::Given => 0,
     };
-    format!("{}[{width}]", Place { memory, offset: 0 })
+    format!("{}[{width}]", BufferRange { memory, offset: 0 })
 }
 
-impl Display for Place {
+impl Display for BufferRange {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self.memory {
             Memory::Constant(n) => write!(f, "c{n}")?,
@@ -157,7 +157,7 @@ impl Display for Work {
             Work::Fold { f: fold, a, runs, count } => write!(f, "fold by {} {a}[{runs}, {count}]", lower(fold)),
             Work::FoldEqual { key, keys, count, folds } => {
                 write!(f, "where {keys}[{count}] is {key}, fold")?;
-                for (n, FoldBeside { f: fold, values }) in folds.iter().enumerate() {
+                for (n, KeyedFold { f: fold, values }) in folds.iter().enumerate() {
                     write!(f, "{} by {} {values}", if n == 0 { "" } else { "," }, lower(fold))?;
                 }
                 Ok(())

@@ -9,7 +9,7 @@ use super::tensors::{FeatureTensor, Holds, Pooled};
 use crate::dense::{DeviceOutputs, DeviceProgram};
 use sterling_core::error::{Error, Result};
 use sterling_cuda::ops::bags::{SumsTo, TableRows, pool};
-use sterling_cuda::ops::steps::{self, NumbersAt, Placing, RowsOf};
+use sterling_cuda::ops::steps::{self, NumbersAt, PickDestination, RowsOf};
 use sterling_cuda::{Array, Device};
 use sterling_embedding::device::whole;
 use sterling_embedding::{DeviceTables, HostBags, HotCounters, HotTables, HotTurn, Pooling, Table};
@@ -24,7 +24,7 @@ pub struct DeviceTower {
 
 /// Location of a table's rows.
 #[derive(Debug)]
-enum Held {
+enum TableLocation {
     /// All of them on the device.
     Whole(Arc<TableRows>),
     /// Partly cached on the device, by the table's number among those.
@@ -38,7 +38,7 @@ struct Source {
     tensor: usize,
     feature: usize,
     /// Table of its ids, if any.
-    table: Option<Held>,
+    table: Option<TableLocation>,
     /// First column of its numbers in the inputs of the graph, if the graph reads it.
     column: Option<usize>,
     is_kept: bool,
@@ -80,9 +80,9 @@ impl DeviceTower {
         for source in &mut sources {
             let is_looked_up = !matches!(tower.tensors()[source.tensor].holds(), Holds::Mask(_));
             if let Some(table) = table_of(source).filter(|_| is_looked_up) {
-                source.table = Some(match table.card_share() {
-                    Some(share) => Held::Hot(hot.add(device, table, share)?),
-                    None => Held::Whole(tables.copy(device, table)?),
+                source.table = Some(match table.planned_gpu_cache() {
+                    Some(share) => TableLocation::Hot(hot.add(device, table, share)?),
+                    None => TableLocation::Whole(tables.copy(device, table)?),
                 });
             }
         }
@@ -110,7 +110,7 @@ impl DeviceTower {
         rows: &[&FeatureRow],
         turn: &mut Option<HotTurn<'_>>,
     ) -> Result<DeviceMade> {
-        let looking = Looking { device, tower, rows };
+        let looking = PendingFeatures { device, tower, rows };
         let given = self.program.given(device, 1, rows.len())?;
         let counts = device.copy(&[rows.len() as u32])?;
         let of = RowsOf { counts: &counts, most: rows.len() };
@@ -124,7 +124,7 @@ impl DeviceTower {
             }
             let (numbers, count) = (source.numbers(&looking, turn, tensor)?, tensor.count());
             if let Some(first) = source.column {
-                let placing = Placing { runs: 1, count, stride: 0, first };
+                let placing = PickDestination { runs: 1, count, stride: 0, first };
                 let out = NumbersAt::of(&given.numbers, 0, 0, given.stride);
                 steps::pick(device, of, NumbersAt::of(&numbers, 0, 0, count), None, placing, out)?;
             }
@@ -137,7 +137,7 @@ impl DeviceTower {
 }
 
 /// Rows of features whose tensors are computed.
-struct Looking<'a> {
+struct PendingFeatures<'a> {
     device: &'a Device,
     tower: &'a Tower,
     rows: &'a [&'a FeatureRow],
@@ -159,11 +159,11 @@ impl Source {
     /// Returns the tensor of all rows, `[rows, count]`.
     fn numbers(
         &self,
-        looking: &Looking<'_>,
+        looking: &PendingFeatures<'_>,
         turn: &mut Option<HotTurn<'_>>,
         tensor: &FeatureTensor,
     ) -> Result<Array<f32>> {
-        let (Looking { device, rows, .. }, count) = (looking, tensor.count());
+        let (PendingFeatures { device, rows, .. }, count) = (looking, tensor.count());
         match tensor.holds() {
             Holds::Bag(_) => {
                 let numbers = device.room(rows.len() * count)?;
@@ -182,7 +182,7 @@ impl Source {
     }
 
     /// Pools the bags of all rows.
-    fn pool(&self, looking: &Looking<'_>, turn: &mut Option<HotTurn<'_>>, to: &SumsTo<'_>) -> Result<()> {
+    fn pool(&self, looking: &PendingFeatures<'_>, turn: &mut Option<HotTurn<'_>>, to: &SumsTo<'_>) -> Result<()> {
         let (spec, table) = self.table(looking.tower)?;
         let rows = looking.rows;
         let any_weights = rows.iter().flat_map(|r| &r.values).any(FeatureValues::has_weights);
@@ -202,7 +202,7 @@ impl Source {
     /// Looks up the rows of sequences, one per id and zeros after the last: bags of one id.
     fn in_turn(
         &self,
-        looking: &Looking<'_>,
+        looking: &PendingFeatures<'_>,
         turn: &mut Option<HotTurn<'_>>,
         tensor: &FeatureTensor,
     ) -> Result<Array<f32>> {
@@ -236,8 +236,8 @@ impl Source {
         to: &SumsTo<'_>,
     ) -> Result<()> {
         match (&self.table, turn) {
-            (Some(Held::Whole(copied)), _) => bags.on(device, |bags| pool(device, copied, bags, to)),
-            (Some(Held::Hot(number)), Some(turn)) => turn.pool(device, *number, bags, to),
+            (Some(TableLocation::Whole(copied)), _) => bags.on(device, |bags| pool(device, copied, bags, to)),
+            (Some(TableLocation::Hot(number)), Some(turn)) => turn.pool(device, *number, bags, to),
             _ => Err(Error::internal(format!("table `{}` without its rows on the device", table.name()))),
         }
     }

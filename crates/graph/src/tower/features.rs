@@ -8,7 +8,7 @@ use super::Scratch;
 use super::row::{FeatureRow, FeatureValues};
 use super::spec::{FeatureKind, FeatureSpec};
 use super::tensors::{FeatureTensor, Pooled};
-use crate::dense::{Given, InputRows, Made, Precision, RowProgram, Size};
+use crate::dense::{DeclaredInput, DeclaredOutput, InputRows, Precision, RowProgram, Size};
 use crate::tower::{Graph, Input, Port, Runs, Threads, shown};
 use sterling_core::error::{Error, Result};
 use sterling_core::request;
@@ -135,10 +135,14 @@ impl Tower {
         let sizes = |shape: &[usize]| -> Vec<Size> {
             std::iter::once(Size::Rows).chain(shape.iter().map(|&n| Size::Fixed(n as i64))).collect()
         };
-        let given =
-            |&n: &usize| Given { name: tensors[n].name.clone(), is_pair: true, shape: sizes(&tensors[n].shape) };
-        let given: Vec<Given> = inputs.iter().map(given).collect();
-        let made = outputs.iter().map(|o| Made { name: o.name.clone(), shape: sizes(&o.shape) }).collect::<Vec<_>>();
+        let given = |&n: &usize| DeclaredInput {
+            name: tensors[n].name.clone(),
+            is_pair: true,
+            shape: sizes(&tensors[n].shape),
+        };
+        let given: Vec<DeclaredInput> = inputs.iter().map(given).collect();
+        let made =
+            outputs.iter().map(|o| DeclaredOutput { name: o.name.clone(), shape: sizes(&o.shape) }).collect::<Vec<_>>();
         let runs = graph.lower(&given, &made)?;
         let (features, outputs) = (features.to_vec(), outputs.to_vec());
         Ok(Tower { features, bags, sequences, tensors, inputs, graph, runs, outputs, meters: OnceLock::new() })

@@ -13,7 +13,7 @@ use rten_tensor::TensorView;
 use rten_tensor::prelude::*;
 
 use super::onnx::{self, Port};
-use crate::dense::{Given, Made, Precision, ReadGraph, RowProgram, Size};
+use crate::dense::{DeclaredInput, DeclaredOutput, Precision, ReadGraph, RowProgram, Size};
 use crate::tower::Threads;
 use sterling_core::error::{Error, Result, panic_message};
 use sterling_core::tasks;
@@ -102,7 +102,7 @@ impl Graph {
     ///
     /// # Errors
     /// `Invalid` if it uses an operator that the runtime lacks too, or evaluates differently from the ONNX specification.
-    pub(super) fn lower(&mut self, given: &[Given], outputs: &[Made]) -> Result<Runs> {
+    pub(super) fn lower(&mut self, given: &[DeclaredInput], outputs: &[DeclaredOutput]) -> Result<Runs> {
         let runs = match self.network(given, outputs, |network| network.program(self.precision)) {
             Ok(program) => Runs::Program(Box::new(program)),
             Err(e) => {
@@ -125,8 +125,8 @@ impl Graph {
     /// `Unsupported` if it has parts that programs do not support; errors of `f`.
     pub(super) fn network<T: Send>(
         &self,
-        given: &[Given],
-        outputs: &[Made],
+        given: &[DeclaredInput],
+        outputs: &[DeclaredOutput],
         f: impl FnOnce(ReadGraph) -> Result<T> + Send,
     ) -> Result<T> {
         let fits = |port: &Port, sizes: &[Size]| {

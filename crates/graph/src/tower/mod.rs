@@ -26,7 +26,7 @@ pub use graph::{Graph, Input, Runs, shown};
 pub use onnx::{BYTES_MAX, Port, inlined};
 pub use overarch::{OverArch, RUN_CANDIDATES};
 pub use part::ItemPart;
-pub use reads::{Candidates, Readable, Reads, Whose};
+pub use reads::{Candidates, Readable, Reads, TensorOwner};
 pub use row::FeatureRow;
 pub use scratch::Scratch;
 pub use spec::{FeatureKind, FeatureSpec, Keep};

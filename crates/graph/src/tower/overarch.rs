@@ -13,8 +13,8 @@ use std::ops::Range;
 
 use super::Scratch;
 use super::part::ItemPart;
-use super::reads::{Candidates, Readable, Reads, Whose, check};
-use crate::dense::{InputRows, ItemCut, Made, Precision, ReadGraph, RowProgram, Size};
+use super::reads::{Candidates, Readable, Reads, TensorOwner, check};
+use crate::dense::{DeclaredOutput, InputRows, ItemCut, Precision, ReadGraph, RowProgram, Size};
 use crate::tower::{Graph, Input, Runs, Threads};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::tensor::Tensor;
@@ -75,7 +75,7 @@ impl OverArch {
         let (is_item, precision) = (declared.are_of_item(), graph.precision());
         let halves =
             graph.network(&declared.given(), &[logits(tasks)], |network| network.halves(&is_item, cut, precision))?;
-        let kept = Readable { name: String::new(), whose: Whose::Candidate, shape: vec![halves.width] };
+        let kept = Readable { name: String::new(), whose: TensorOwner::Candidate, shape: vec![halves.width] };
         let mut reads = declared.some(&halves.candidate_inputs);
         reads.rows.insert(0, kept);
         let item_reads = declared.some(&halves.item_inputs);
@@ -321,8 +321,8 @@ fn run_of(row_width: usize) -> usize {
     (RUN_NUMBERS / row_width.max(1)).clamp(1, RUN_CANDIDATES)
 }
 
-fn logits(tasks: usize) -> Made {
-    Made { name: LOGITS.into(), shape: vec![Size::Fixed(1), Size::Rows, Size::Fixed(tasks as i64)] }
+fn logits(tasks: usize) -> DeclaredOutput {
+    DeclaredOutput { name: LOGITS.into(), shape: vec![Size::Fixed(1), Size::Rows, Size::Fixed(tasks as i64)] }
 }
 
 /// Returns the inputs of a graph as reranker of `tasks` tasks.

@@ -2,7 +2,7 @@
 
 use super::graph::{Graph, shown};
 use super::onnx::Port;
-use crate::dense::{Given, InputRows, ReadGraph, Size};
+use crate::dense::{DeclaredInput, InputRows, ReadGraph, Size};
 use sterling_core::error::{Error, Result};
 
 /// Scoring input: one user and the candidates.
@@ -36,7 +36,7 @@ const COLUMN_WORK: usize = 400;
 
 /// Owner of a tensor that a reranker may read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose {
+pub enum TensorOwner {
     /// The user: the same for all candidates, `[Q, ...]`.
     User,
     /// Each candidate: `[Q, K0, ...]`.
@@ -49,7 +49,7 @@ pub struct Readable {
     /// Name of the input.
     pub name: String,
     /// Owner of the tensor.
-    pub whose: Whose,
+    pub whose: TensorOwner,
     /// Dimensions after those of users and candidates.
     pub shape: Vec<usize>,
 }
@@ -66,15 +66,15 @@ impl Readable {
     }
 
     pub(super) fn sizes(&self, count: usize) -> Vec<usize> {
-        let ahead: &[usize] = if self.whose == Whose::User { &[1] } else { &[1, count] };
+        let ahead: &[usize] = if self.whose == TensorOwner::User { &[1] } else { &[1, count] };
         [ahead, &self.shape].concat()
     }
 
-    fn given(&self) -> Given {
-        let is_pair = self.whose == Whose::Candidate;
+    fn given(&self) -> DeclaredInput {
+        let is_pair = self.whose == TensorOwner::Candidate;
         let ahead = [Size::Fixed(1), Size::Rows];
         let ahead = ahead[..1 + usize::from(is_pair)].iter().copied();
-        Given {
+        DeclaredInput {
             name: self.name.clone(),
             is_pair,
             shape: ahead.chain(self.shape.iter().map(|&n| Size::Fixed(n as i64))).collect(),
@@ -109,12 +109,12 @@ impl Reads {
                 None => check_number(graph, port, readable)?,
             }
             match known {
-                Some(known) if known.whose == Whose::User => reads.user.push(known.clone()),
+                Some(known) if known.whose == TensorOwner::User => reads.user.push(known.clone()),
                 Some(known) => reads.rows.push(known.clone()),
                 None => {
                     reads.numbers.push(Readable {
                         name: port.name.clone(),
-                        whose: Whose::Candidate,
+                        whose: TensorOwner::Candidate,
                         shape: Vec::new(),
                     });
                 }
@@ -143,24 +143,24 @@ impl Reads {
         self.rows.iter().map(Readable::count).sum()
     }
 
-    pub(super) fn given(&self) -> Vec<Given> {
+    pub(super) fn given(&self) -> Vec<DeclaredInput> {
         self.all().map(Readable::given).collect()
     }
 
     /// Returns, in the order of [`Reads::all`], whether each input depends on the item alone.
     pub(super) fn are_of_item(&self) -> Vec<bool> {
-        self.all().map(|input| input.whose == Whose::Candidate && input.name != Reads::SIMILARITY).collect()
+        self.all().map(|input| input.whose == TensorOwner::Candidate && input.name != Reads::SIMILARITY).collect()
     }
 
     /// Returns the cost of reading each input of a candidate, in multiply-adds. The index row is cached, because retrieval has
     /// just read it, and columns are read sequentially.
     pub(super) fn work(&self) -> Vec<usize> {
         let work = |input: &Readable| match input.whose {
-            Whose::User => 0,
-            Whose::Candidate if input.name == Reads::ITEM => NEAR_NUMBER_WORK * input.count(),
-            Whose::Candidate if input.name == Reads::SIMILARITY => NEAR_NUMBER_WORK,
-            Whose::Candidate if input.shape.is_empty() => COLUMN_WORK,
-            Whose::Candidate => input.places() * ReadGraph::work_of_row(input.shape.last().copied().unwrap_or(1)),
+            TensorOwner::User => 0,
+            TensorOwner::Candidate if input.name == Reads::ITEM => NEAR_NUMBER_WORK * input.count(),
+            TensorOwner::Candidate if input.name == Reads::SIMILARITY => NEAR_NUMBER_WORK,
+            TensorOwner::Candidate if input.shape.is_empty() => COLUMN_WORK,
+            TensorOwner::Candidate => input.places() * ReadGraph::work_of_row(input.shape.last().copied().unwrap_or(1)),
         };
         self.all().map(work).collect()
     }

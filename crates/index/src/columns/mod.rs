@@ -34,7 +34,7 @@ pub use operator::{Operator, Threshold};
 pub use overlay::{Overlay, Predicate, Value};
 pub(crate) use sparse::bits;
 pub use stacked::Stacked;
-pub(crate) use view::asked_one_by_one;
+pub(crate) use view::evaluate_bits;
 pub use view::{Column, ColumnKind, Columns, Comparison};
 
 #[cfg(test)]
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn comparisons_hold_where_any_value_does() {
+    fn comparisons_match_if_any_value_matches() {
         let columns = sample();
         let holds = |name: &str, op, number: &str| {
             let column = columns.column(name).unwrap();
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_of_values_that_came_later_is_what_is_asked_of_columns() {
+    fn predicates_treat_updated_values_like_column_values() {
         let columns = sample();
         let attribute = |column: &Column, slot| match column.cell(slot) {
             Cell::Missing => Value::Missing,
@@ -173,9 +173,9 @@ mod tests {
                 })
             {
                 let Ok(comparison) = column.comparison(operator, text) else { continue };
-                let asked = column.asks_whether(operator, text).unwrap();
+                let requested = column.comparison_test(operator, text).unwrap();
                 assert_eq!(
-                    asked.holds(&value),
+                    requested.holds(&value),
                     column.compares(&comparison, slot),
                     "{} {operator:?} {text} {value:?}",
                     column.name()
@@ -194,7 +194,7 @@ mod tests {
                     .flatten()
                     .any(|term| column.codes(slot).contains(&column.code(term).unwrap()));
                 assert_eq!(
-                    column.asks_for(&wanted).unwrap().holds(&value),
+                    column.term_test(&wanted).unwrap().holds(&value),
                     holds,
                     "{} {wanted:?} {value:?}",
                     column.name()
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_tensors_are_refused() {
+    fn malformed_tensors_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("c.safetensors");
         let head = br#"[{"name":"a","kind":"integers","filter":true}]"#;

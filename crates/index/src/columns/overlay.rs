@@ -135,7 +135,7 @@ impl Predicate {
 /// Values by column and slot that replace those of the columns.
 #[derive(Clone, Debug, Default)]
 pub struct Overlay {
-    columns: Vec<OfColumn>,
+    columns: Vec<ColumnValues>,
     /// Number of slots with updated values.
     slots: usize,
     /// Memory of the values, in bytes.
@@ -143,7 +143,7 @@ pub struct Overlay {
 }
 
 #[derive(Clone, Debug)]
-struct OfColumn {
+struct ColumnValues {
     values: Sparse<Value>,
     /// True if no slot ever had two values.
     is_single: bool,
@@ -151,9 +151,9 @@ struct OfColumn {
     cell_bytes: usize,
 }
 
-impl Default for OfColumn {
+impl Default for ColumnValues {
     fn default() -> Self {
-        OfColumn { values: Sparse::default(), is_single: true, cell_bytes: 0 }
+        ColumnValues { values: Sparse::default(), is_single: true, cell_bytes: 0 }
     }
 }
 
@@ -220,7 +220,7 @@ impl Overlay {
     pub fn set(&mut self, column: usize, slot: Slot, value: Value) {
         self.slots += usize::from(!self.contains(slot));
         if self.columns.len() <= column {
-            self.columns.resize_with(column + 1, OfColumn::default);
+            self.columns.resize_with(column + 1, ColumnValues::default);
         }
         let column = &mut self.columns[column];
         column.is_single &= value.is_single();

@@ -118,7 +118,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_map_and_copies_stay(changes in proptest::collection::vec((0u32..20_000, any::<Option<i16>>()), 0..400)) {
+        fn behaves_as_a_map_and_clones_stay_unchanged(changes in proptest::collection::vec((0u32..20_000, any::<Option<i16>>()), 0..400)) {
             let (mut sparse, mut expected) = (Sparse::default(), BTreeMap::new());
             let mut copies = Vec::new();
             for (n, &(slot, value)) in changes.iter().enumerate() {

@@ -442,7 +442,7 @@ impl Column {
     ///
     /// # Errors
     /// As [`Column::term`].
-    pub fn asks_for(&self, values: &[String]) -> Result<Predicate> {
+    pub fn term_test(&self, values: &[String]) -> Result<Predicate> {
         match &self.values {
             Values::Integers(_) => {
                 values.iter().map(|value| self.integer(value)).collect::<Result<_>>().map(Predicate::Integers)
@@ -455,7 +455,7 @@ impl Column {
     ///
     /// # Errors
     /// As [`Column::comparison`].
-    pub fn asks_whether(&self, operator: Operator, text: &str) -> Result<Predicate> {
+    pub fn comparison_test(&self, operator: Operator, text: &str) -> Result<Predicate> {
         let number = self.compared_number(text)?;
         Ok(match &self.values {
             Values::Floats(_) => Predicate::Number(operator, number),
@@ -474,20 +474,20 @@ impl Column {
         }
     }
 
-    /// Evaluates the comparison on 64 slots from `first` on. Only the slots of the bitmap `asked` are evaluated and returned.
-    pub(crate) fn holding(&self, comparison: &Comparison, first: Slot, asked: u64) -> u64 {
+    /// Evaluates the comparison on 64 slots from `first` on. Only the slots of the bitmap `requested` are evaluated and returned.
+    pub(crate) fn holding(&self, comparison: &Comparison, first: Slot, requested: u64) -> u64 {
         let (Comparison::Float(operator, number), Values::Floats(values)) = (comparison, &self.values) else {
-            return asked_one_by_one(asked, |bit| self.compares(comparison, Slot(first.0 + bit)));
+            return evaluate_bits(requested, |bit| self.compares(comparison, Slot(first.0 + bit)));
         };
         let values = values.get(first.index()..).unwrap_or_default();
         let n = *number;
         match operator {
-            Operator::Less => asked_of(values, asked, |v| v < n),
-            Operator::LessEqual => asked_of(values, asked, |v| v <= n),
-            Operator::Greater => asked_of(values, asked, |v| v > n),
-            Operator::GreaterEqual => asked_of(values, asked, |v| v >= n),
-            Operator::Equal => asked_of(values, asked, |v| v == n),
-            Operator::NotEqual => asked_of(values, asked, |v| v != n && !v.is_nan()),
+            Operator::Less => evaluate_masked(values, requested, |v| v < n),
+            Operator::LessEqual => evaluate_masked(values, requested, |v| v <= n),
+            Operator::Greater => evaluate_masked(values, requested, |v| v > n),
+            Operator::GreaterEqual => evaluate_masked(values, requested, |v| v >= n),
+            Operator::Equal => evaluate_masked(values, requested, |v| v == n),
+            Operator::NotEqual => evaluate_masked(values, requested, |v| v != n && !v.is_nan()),
         }
     }
 
@@ -547,18 +547,18 @@ impl Column {
     }
 }
 
-/// Evaluates `holds` on each set bit of `asked`, and returns the bits for which it is true.
-pub(crate) fn asked_one_by_one(asked: u64, holds: impl Fn(u32) -> bool) -> u64 {
-    bits(asked).fold(0, |holding, bit| holding | u64::from(holds(bit)) << bit)
+/// Evaluates `holds` on each set bit of `requested`, and returns the bits for which it is true.
+pub(crate) fn evaluate_bits(requested: u64, holds: impl Fn(u32) -> bool) -> u64 {
+    bits(requested).fold(0, |holding, bit| holding | u64::from(holds(bit)) << bit)
 }
 
-/// Evaluates `holds` on 64 values and masks the result with `asked`. A branch-free loop is cheaper if many bits are set.
-fn asked_of(values: &[f64], asked: u64, holds: impl Fn(f64) -> bool) -> u64 {
+/// Evaluates `holds` on 64 values and masks the result with `requested`. A branch-free loop is cheaper if many bits are set.
+fn evaluate_masked(values: &[f64], requested: u64, holds: impl Fn(f64) -> bool) -> u64 {
     match values.first_chunk::<64>() {
-        Some(values) if asked.count_ones() > 16 => {
+        Some(values) if requested.count_ones() > 16 => {
             let all = values.iter().enumerate().fold(0, |all, (bit, &v)| all | u64::from(holds(v)) << bit);
-            all & asked
+            all & requested
         }
-        _ => asked_one_by_one(asked, |bit| values.get(bit as usize).is_some_and(|&v| holds(v))),
+        _ => evaluate_bits(requested, |bit| values.get(bit as usize).is_some_and(|&v| holds(v))),
     }
 }

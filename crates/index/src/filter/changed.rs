@@ -44,23 +44,23 @@ impl Changed {
         if overlay.is_empty() {
             return Ok(None);
         }
-        let mut asked = Vec::new();
-        let root = node(filter, columns, &mut asked)?;
-        asked.sort_unstable();
-        asked.dedup();
-        asked.retain(|&column| overlay.has_column(column));
-        Ok((!asked.is_empty()).then(|| Changed { root, overlay: overlay.clone(), columns: asked }))
+        let mut requested = Vec::new();
+        let root = node(filter, columns, &mut requested)?;
+        requested.sort_unstable();
+        requested.dedup();
+        requested.retain(|&column| overlay.has_column(column));
+        Ok((!requested.is_empty()).then(|| Changed { root, overlay: overlay.clone(), columns: requested }))
     }
 
     /// Returns whether an updated item passes; `None` if it was not updated.
     pub(super) fn passes(&self, slot: Slot, columns: &Columns) -> Option<bool> {
         let (word, bit) = (slot.index() / SLOTS as usize, slot.0 % SLOTS);
-        let asked = self.filled(word) & 1 << bit;
-        (asked != 0).then(|| self.holding(&self.root, columns, word, asked) != 0)
+        let requested = self.filled(word) & 1 << bit;
+        (requested != 0).then(|| self.holding(&self.root, columns, word, requested) != 0)
     }
 
     /// Corrects the filter bitmap of the slots `first..end`.
-    pub(super) fn put_right(&self, columns: &Columns, first: u32, end: u32, words: &mut [u64]) {
+    pub(super) fn correct_bitmap(&self, columns: &Columns, first: u32, end: u32, words: &mut [u64]) {
         for word in first / SLOTS..end.div_ceil(SLOTS) {
             let start = word * SLOTS;
             let before = first.saturating_sub(start);
@@ -114,22 +114,22 @@ impl Changed {
         self.columns.iter().fold(0, |filled, &column| filled | self.overlay.word(column, word).0)
     }
 
-    /// Evaluates a node on the `asked` bits of 64 slots.
-    fn holding(&self, node: &Node, columns: &Columns, word: usize, asked: u64) -> u64 {
+    /// Evaluates a node on the `requested` bits of 64 slots.
+    fn holding(&self, node: &Node, columns: &Columns, word: usize, requested: u64) -> u64 {
         match node {
-            Node::All => asked,
+            Node::All => requested,
             Node::Nothing => 0,
-            Node::And(parts) => parts.iter().fold(asked, |left, part| self.holding(part, columns, word, left)),
+            Node::And(parts) => parts.iter().fold(requested, |left, part| self.holding(part, columns, word, left)),
             Node::Or(parts) => {
-                parts.iter().fold(0, |held, part| held | self.holding(part, columns, word, asked & !held))
+                parts.iter().fold(0, |held, part| held | self.holding(part, columns, word, requested & !held))
             }
             Node::Literal { column, of_columns, of_changed, negated } => {
                 let (filled, values) = self.overlay.word(*column, word);
-                let mut holding = of_columns.holding(columns, Slot(word as u32 * SLOTS), asked & !filled);
-                for (bit, value) in bits(filled).zip(values).filter(|(bit, _)| asked >> bit & 1 == 1) {
+                let mut holding = of_columns.holding(columns, Slot(word as u32 * SLOTS), requested & !filled);
+                for (bit, value) in bits(filled).zip(values).filter(|(bit, _)| requested >> bit & 1 == 1) {
                     holding |= u64::from(of_changed.holds(value)) << bit;
                 }
-                if *negated { asked & !holding } else { holding }
+                if *negated { requested & !holding } else { holding }
             }
         }
     }
@@ -143,8 +143,9 @@ impl PartialEq for Changed {
 }
 
 /// Builds the tree of a filter and collects the columns that it reads.
-fn node(filter: &Canonical, columns: &Columns, asked: &mut Vec<usize>) -> Result<Node> {
-    let mut all = |parts: &[Canonical]| parts.iter().map(|part| node(part, columns, asked)).collect::<Result<Vec<_>>>();
+fn node(filter: &Canonical, columns: &Columns, requested: &mut Vec<usize>) -> Result<Node> {
+    let mut all =
+        |parts: &[Canonical]| parts.iter().map(|part| node(part, columns, requested)).collect::<Result<Vec<_>>>();
     Ok(match filter {
         Canonical::All => Node::All,
         Canonical::Nothing => Node::Nothing,
@@ -154,11 +155,11 @@ fn node(filter: &Canonical, columns: &Columns, asked: &mut Vec<usize>) -> Result
             let number = columns.number(&leaf.feature)?;
             let column = columns.at(number);
             let of_changed = match &leaf.test {
-                Test::Has(values) => column.asks_for(values)?,
-                Test::Compares(operator, text) => column.asks_whether(*operator, text)?,
+                Test::Has(values) => column.term_test(values)?,
+                Test::Compares(operator, text) => column.comparison_test(*operator, text)?,
                 Test::IsPresent => Predicate::Present,
             };
-            asked.push(number);
+            requested.push(number);
             Node::Literal { column: number, of_columns: question(leaf, columns)?, of_changed, negated: *negated }
         }
     })

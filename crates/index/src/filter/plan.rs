@@ -29,9 +29,9 @@ use sterling_core::units::{ListId, Slot};
 /// Up to this number of items from posting lists may always be searched one by one.
 const POSTED_MIN: usize = 256;
 /// Time budget for computing the bitmaps of all lists in order to search the items one by one, in nanoseconds per list.
-const SWEEP_NS_A_LIST: f64 = 40.0;
+const SWEEP_NS_PER_LIST: f64 = 40.0;
 /// Estimated cost of one test on one item, in nanoseconds.
-const QUESTION_NS: f64 = 5.0;
+const TEST_NS: f64 = 5.0;
 /// Share of items up to which value counts approximate item counts, even if items may have several values.
 const COUNTED_SHARE_MAX: f64 = 0.05;
 /// Words evaluated at once if lists are visited in order; a stack entry is then 4 KiB.
@@ -147,7 +147,7 @@ impl Plan {
         let asks = (!self.is_exact()).then_some((&passes as &dyn Fn(Slot) -> bool, self.passes_ns()));
         self.sample = Sample::of(&self.program, &self.columns, index, asks);
         let expected = self.passing(index).items * index.items() as f64;
-        let is_cheap = sweep_ns <= SWEEP_NS_A_LIST * index.lists() as f64;
+        let is_cheap = sweep_ns <= SWEEP_NS_PER_LIST * index.lists() as f64;
         if is_cheap
             && expected <= self.slots_max as f64
             && let Some(slots) = self.sweep(index)
@@ -262,13 +262,13 @@ impl Plan {
 
     /// Estimates the cost of [`Plan::passes`], in nanoseconds of one core.
     pub fn passes_ns(&self) -> f64 {
-        questions(&self.root) as f64 * QUESTION_NS
+        questions(&self.root) as f64 * TEST_NS
     }
 
     /// Returns the estimated cost of planning without parsing, in nanoseconds of one core.
     pub fn planning_ns(&self) -> f64 {
-        let asked = self.checked + self.sample.asked();
-        asked as f64 * self.passes_ns() + (self.sample.items() + self.swept) as f64 * self.words_ns()
+        let requested = self.checked + self.sample.requested();
+        requested as f64 * self.passes_ns() + (self.sample.items() + self.swept) as f64 * self.words_ns()
     }
 
     /// Returns true if the item in the slot satisfies the filter.
@@ -296,7 +296,7 @@ impl Plan {
         self.words_of_planes(index, list, scratch, out);
         if let Some(changed) = &self.changed {
             let first = index.first_slot(list);
-            changed.put_right(&self.columns, first, first + index.length(list) as u32, out);
+            changed.correct_bitmap(&self.columns, first, first + index.length(list) as u32, out);
         }
     }
 

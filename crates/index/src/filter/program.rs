@@ -7,7 +7,7 @@
 //!
 //! A posting list has few items, so its bitmap is built from zeros and pushed.
 
-use super::index::{Held, Index, Run, TermHash};
+use super::index::{Index, Run, TermHash, TermStorage};
 use super::question::{Node, Question};
 use crate::columns::{Column, Columns, Comparison};
 use sterling_core::units::{ListId, TermId};
@@ -106,10 +106,10 @@ fn rank(node: &Node, index: &Index) -> u8 {
         Node::All | Node::Nothing => 0,
         Node::Literal { question: Question::Terms { terms, .. }, negated } => {
             match (terms.as_slice(), terms.first().map(|&first| index.held(first))) {
-                ([_], Some(Held::Plane(_))) => 1,
-                ([_], Some(Held::Posting(_))) if !negated => 0,
+                ([_], Some(TermStorage::Plane(_))) => 1,
+                ([_], Some(TermStorage::Posting(_))) if !negated => 0,
                 _ if *negated => 2,
-                ([_], Some(Held::Bloom)) => 5,
+                ([_], Some(TermStorage::Bloom)) => 5,
                 _ => 4,
             }
         }
@@ -192,11 +192,11 @@ impl Program {
                     }
                 }
                 Step::Number { sure, unsure, column, comparison, negated } => {
-                    let looked = Looked { column: columns.at(*column), comparison, negated: *negated };
+                    let looked = ItemTest { column: columns.at(*column), comparison, negated: *negated };
                     looked.narrow_through(index, sure, unsure, span.start, run);
                 }
                 Step::Compare { column, comparison, negated } => {
-                    let looked = Looked { column: columns.at(*column), comparison, negated: *negated };
+                    let looked = ItemTest { column: columns.at(*column), comparison, negated: *negated };
                     for (n, word) in run.iter_mut().enumerate() {
                         *word = looked.holding(index, span.start + n, *word);
                     }
@@ -207,20 +207,20 @@ impl Program {
 }
 
 /// Comparison that tests items one by one.
-struct Looked<'a> {
+struct ItemTest<'a> {
     column: &'a Column,
     comparison: &'a Comparison,
     negated: bool,
 }
 
-impl Looked<'_> {
-    /// Tests the `asked` items of a word against the comparison or its negation.
-    fn holding(&self, index: &Index, word: usize, asked: u64) -> u64 {
-        if asked == 0 {
+impl ItemTest<'_> {
+    /// Tests the `requested` items of a word against the comparison or its negation.
+    fn holding(&self, index: &Index, word: usize, requested: u64) -> u64 {
+        if requested == 0 {
             return 0;
         }
-        let holding = self.column.holding(self.comparison, index.word_slots[word], asked);
-        if self.negated { asked & !holding } else { holding }
+        let holding = self.column.holding(self.comparison, index.word_slots[word], requested);
+        if self.negated { requested & !holding } else { holding }
     }
 
     /// ANDs the comparison into the words from `first` on. Buckets in `sure` pass entirely; items of `unsure` are tested.
@@ -305,9 +305,9 @@ impl Compiler<'_> {
 
     fn push_one(&mut self, term: TermId) {
         match self.index.held(term) {
-            Held::Plane(plane) => self.emit(Step::Push { plane, negated: false }),
-            Held::Posting(posting) => self.emit(Step::PushPosted { posting, hash: self.hash(term) }),
-            Held::Bloom => {
+            TermStorage::Plane(plane) => self.emit(Step::Push { plane, negated: false }),
+            TermStorage::Posting(posting) => self.emit(Step::PushPosted { posting, hash: self.hash(term) }),
+            TermStorage::Bloom => {
                 self.emit(Step::Every);
                 self.bloom(term);
             }
@@ -317,9 +317,9 @@ impl Compiler<'_> {
     /// ORs the items that have a term.
     fn add(&mut self, term: TermId) {
         match self.index.held(term) {
-            Held::Plane(plane) => self.emit(Step::Add { plane }),
-            Held::Posting(posting) => self.emit(Step::AddPosted { posting, hash: self.hash(term) }),
-            Held::Bloom => {
+            TermStorage::Plane(plane) => self.emit(Step::Add { plane }),
+            TermStorage::Posting(posting) => self.emit(Step::AddPosted { posting, hash: self.hash(term) }),
+            TermStorage::Bloom => {
                 self.push_one(term);
                 self.emit(Step::Or);
             }
@@ -349,17 +349,17 @@ impl Compiler<'_> {
                 // Every term must be absent. Terms with only Bloom planes do not narrow the bitmap; verification handles them.
                 for term in terms {
                     match self.index.held(term) {
-                        Held::Plane(plane) => self.emit(Step::Keep { plane, negated: true }),
-                        Held::Posting(posting) => self.emit(Step::DropPosted { posting }),
-                        Held::Bloom => self.program.exact = false,
+                        TermStorage::Plane(plane) => self.emit(Step::Keep { plane, negated: true }),
+                        TermStorage::Posting(posting) => self.emit(Step::DropPosted { posting }),
+                        TermStorage::Bloom => self.program.exact = false,
                     }
                 }
             }
             (Some(terms), _) => match terms.as_slice() {
-                [one] if let Held::Plane(plane) = self.index.held(*one) => {
+                [one] if let TermStorage::Plane(plane) = self.index.held(*one) => {
                     self.emit(Step::Keep { plane, negated: false });
                 }
-                [one] if self.index.held(*one) == Held::Bloom => self.bloom(*one),
+                [one] if self.index.held(*one) == TermStorage::Bloom => self.bloom(*one),
                 any => {
                     self.push_any(any);
                     self.emit(Step::And);

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::index::{Held, Index};
+use super::index::{Index, TermStorage};
 use super::language::{Canonical, Leaf, Test};
-use crate::columns::{Column, Columns, Comparison, Operator, asked_one_by_one};
+use crate::columns::{Column, Columns, Comparison, Operator, evaluate_bits};
 use sterling_core::error::Result;
 use sterling_core::units::{Slot, TermId};
 
@@ -39,11 +39,11 @@ impl Question {
         }
     }
 
-    /// Evaluates the test on the `asked` slots among 64 slots from `first` on, as bitmaps.
-    pub(super) fn holding(&self, columns: &Columns, first: Slot, asked: u64) -> u64 {
+    /// Evaluates the test on the `requested` slots among 64 slots from `first` on, as bitmaps.
+    pub(super) fn holding(&self, columns: &Columns, first: Slot, requested: u64) -> u64 {
         match self {
-            Question::Terms { .. } => asked_one_by_one(asked, |bit| self.holds(columns, Slot(first.0 + bit))),
-            Question::Compares { column, comparison } => columns.at(*column).holding(comparison, first, asked),
+            Question::Terms { .. } => evaluate_bits(requested, |bit| self.holds(columns, Slot(first.0 + bit))),
+            Question::Compares { column, comparison } => columns.at(*column).holding(comparison, first, requested),
         }
     }
 }
@@ -104,7 +104,7 @@ fn as_terms(question: Question, leaf: &Leaf, columns: &Columns, index: &Index) -
     if let Question::Compares { column, comparison: Comparison::Codes([codes, _]) } = &question
         && matches!(leaf.test, Test::Compares(Operator::Equal, _))
         && let Some(term) = columns.at(*column).first_term().map(|first| TermId(first.0 + codes.start))
-        && index.held(term) != Held::Bloom
+        && index.held(term) != TermStorage::Bloom
     {
         return Question::Terms { column: *column, terms: vec![term] };
     }
@@ -149,7 +149,7 @@ fn excluded(column: &Column, comparison: &Comparison, index: &Index) -> Option<T
         && above.end as usize == column.dictionary_len()
         && column.is_single();
     let term = TermId(column.first_term()?.0 + below.end);
-    (is_inequality && index.held(term) != Held::Bloom).then_some(term)
+    (is_inequality && index.held(term) != TermStorage::Bloom).then_some(term)
 }
 
 pub(super) fn question(leaf: &Leaf, columns: &Columns) -> Result<Question> {

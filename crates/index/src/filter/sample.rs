@@ -15,7 +15,7 @@ const LISTS: RangeInclusive<usize> = 4..=64;
 const ITEMS_ENOUGH: f64 = 4096.0;
 const NS_ENOUGH: f64 = 5000.0;
 /// Number of items passing the bitmap that are verified, and the cost in nanoseconds that limits it.
-const ASKED: RangeInclusive<usize> = 4..=32;
+const VERIFIED_ITEMS: RangeInclusive<usize> = 4..=32;
 /// If at least this number was expected to pass and none does, the filter's terms contradict each other.
 const EXPECTED_MIN: f64 = 8.0;
 
@@ -35,7 +35,7 @@ pub(super) struct Sample {
     lists_passing: usize,
     items: usize,
     passing: usize,
-    asked: usize,
+    requested: usize,
     holding: usize,
 }
 
@@ -70,9 +70,9 @@ impl Sample {
             }
         }
         if let Some((passes, ns)) = passes {
-            let most = ((NS_ENOUGH / ns.max(1.0)) as usize).clamp(*ASKED.start(), *ASKED.end());
+            let most = ((NS_ENOUGH / ns.max(1.0)) as usize).clamp(*VERIFIED_ITEMS.start(), *VERIFIED_ITEMS.end());
             for slot in maybes.iter().step_by(maybes.len().div_ceil(most).max(1)) {
-                sample.asked += 1;
+                sample.requested += 1;
                 sample.holding += usize::from(passes(*slot));
             }
         }
@@ -90,12 +90,12 @@ impl Sample {
 
     /// Returns the share of items passing the bitmap for which the filter holds; 1 if none was verified.
     pub(super) fn holding(&self) -> f64 {
-        if self.asked == 0 { 1.0 } else { self.holding as f64 / self.asked as f64 }
+        if self.requested == 0 { 1.0 } else { self.holding as f64 / self.requested as f64 }
     }
 
     /// Returns the number of items verified one by one.
-    pub(super) fn asked(&self) -> usize {
-        self.asked
+    pub(super) fn requested(&self) -> usize {
+        self.requested
     }
 
     /// Returns the number of items whose bitmaps were evaluated.

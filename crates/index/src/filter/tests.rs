@@ -272,7 +272,7 @@ fn expr() -> impl Strategy<Value = Expr> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
     #[test]
-    fn nothing_wrong_is_returned_and_nothing_is_lost(
+    fn only_eligible_items_are_returned_and_none_is_lost(
         (items, changes) in (items(), changes()),
         exprs in proptest::collection::vec(expr(), 8),
         lists in 1usize..12,
@@ -339,7 +339,7 @@ fn the_false_positive_rate_falls_with_the_width() {
 }
 
 #[test]
-fn kept_words_stay_those_of_their_plan_whatever_is_asked_between() {
+fn cached_filter_bitmaps_stay_those_of_their_plan() {
     let items: Vec<Item> = (0..1000).map(|n| Item { years: vec![i64::from(n % 5)], ..tagged(n % 3) }).collect();
     let catalogue = catalogue(items, 12, &Options::default());
     let plan = |text: &str| {
@@ -393,7 +393,7 @@ fn comparisons_with_buckets_are_exact_and_excluded_slots_are_cleared() {
 }
 
 #[test]
-fn options_that_cannot_be_are_refused() {
+fn impossible_options_are_rejected() {
     for options in [
         Options { hashes: 0, ..Options::default() },
         Options { hashes: 33, ..Options::default() },
@@ -408,7 +408,7 @@ fn options_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn wrong_terms_name_their_place() {
+fn invalid_terms_name_their_position() {
     let catalogue = catalogue(vec![tagged(2)], 1, &Options::default());
     for (text, offset, expected) in [
         ("tag:t0 AND colour:red", 11, "unknown column `colour`"),

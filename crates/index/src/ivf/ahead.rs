@@ -2,21 +2,21 @@
 //!
 //! The score of an item is modelled as a share of the score of its list's centroid plus a residual. The share is mostly below 1:
 //! centroids are normalized, and the items of a list are closer to the origin. The residual scales with the length of the query.
-//! The share and the distribution of residuals are measured with sample queries ([`Margins`]). From the score of each unscanned
-//! list follows how many of its passing items are expected to beat the results so far ([`Ahead`]). Auncel (NSDI 2023) and Quake
+//! The share and the distribution of residuals are measured with sample queries ([`ResidualQuantiles`]). From the score of each unscanned
+//! list follows how many of its passing items are expected to beat the results so far ([`UnscannedLists`]). Auncel (NSDI 2023) and Quake
 //! (OSDI 2025) also stop a search by the expected remainder, but derive it from geometry; here it is measured and calibrated.
 
 use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
-use super::pace::Pace;
+use super::pace::CheckInterval;
 
 /// Number of score ranges (bins) that lists are counted in.
 const BINS: usize = 128;
 /// If passing items are denser in the lists scanned last than in the unscanned ones, the filter correlates with the scores.
 /// Passing items are then assumed to score well more often by the same ratio, up to this factor.
-const KINSHIP_MAX: f64 = 3.0;
+const CORRELATION_MAX: f64 = 3.0;
 /// Added to the found and the expected number of good items before their ratio is taken, so small counts matter little.
 const FOUND_MIN: f64 = 10.0;
 /// Valid range of a slope.
@@ -24,8 +24,8 @@ const SLOPES: RangeInclusive<f32> = 0.0..=2.0;
 
 /// Score-residual quantiles: distribution of item scores given the score of the list's centroid, for a query of length 1.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(from = "Told")]
-pub struct Margins {
+#[serde(from = "SerializedQuantiles")]
+pub struct ResidualQuantiles {
     /// Regression slope of item score on centroid score: `E[item] = slope * centroid`.
     slope: f32,
     /// Upper quantiles of the residual, ascending: a share `2^-n` of the items exceeds entry `n`.
@@ -35,21 +35,21 @@ pub struct Margins {
 /// Serialized form. The first files had no slope; it is 1 for them.
 #[derive(Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
-enum Told {
+enum SerializedQuantiles {
     Whole(Vec<f32>),
     Share { slope: f32, halvings: Vec<f32> },
 }
 
-impl From<Told> for Margins {
-    fn from(told: Told) -> Self {
-        match told {
-            Told::Whole(halvings) => Margins { slope: 1.0, halvings },
-            Told::Share { slope, halvings } => Margins { slope, halvings },
+impl From<SerializedQuantiles> for ResidualQuantiles {
+    fn from(reported: SerializedQuantiles) -> Self {
+        match reported {
+            SerializedQuantiles::Whole(halvings) => ResidualQuantiles { slope: 1.0, halvings },
+            SerializedQuantiles::Share { slope, halvings } => ResidualQuantiles { slope, halvings },
         }
     }
 }
 
-impl Margins {
+impl ResidualQuantiles {
     /// Computes the quantiles of a sample of (centroid score, item score) pairs, for queries of length 1.
     pub fn of(sample: &[(f32, f32)]) -> Self {
         /// Minimum number of samples above a quantile.
@@ -58,7 +58,7 @@ impl Margins {
         let mut margins: Vec<f32> = sample.iter().map(|(list, item)| item - slope * list).collect();
         margins.sort_unstable_by(|a, b| b.total_cmp(a));
         let shares = (0..).map(|n| margins.len() >> n).take_while(|&above| above >= ABOVE_MIN);
-        Margins { slope, halvings: shares.map(|above| margins[above - 1]).collect() }
+        ResidualQuantiles { slope, halvings: shares.map(|above| margins[above - 1]).collect() }
     }
 
     /// Validates quantiles read from a file.
@@ -82,7 +82,7 @@ impl Margins {
 
 /// Accessors for the copy to a GPU.
 #[cfg(feature = "cuda")]
-impl Margins {
+impl ResidualQuantiles {
     /// Returns the regression slope of item score on centroid score.
     pub(super) fn slope(&self) -> f32 {
         self.slope
@@ -142,7 +142,7 @@ fn slope(sample: &[(f32, f32)]) -> f32 {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ending<'a> {
     /// Score-residual quantiles of the index.
-    pub margins: &'a Margins,
+    pub margins: &'a ResidualQuantiles,
     /// Recall target: share of the best K0 to find. The score at that rank is the bar for unscanned lists.
     pub recall: f64,
     /// Expected share of the best K0 that may remain in unscanned lists.
@@ -165,7 +165,7 @@ impl Ending<'_> {
 
 /// Unscanned lists of a search, binned by their scores.
 #[derive(Clone, Debug, Default)]
-pub struct Ahead {
+pub struct UnscannedLists {
     /// Bins by score, each with its unscanned items and the passing items scanned.
     bins: Vec<Bin>,
     low: f32,
@@ -198,7 +198,7 @@ pub struct Seen {
     pub lately: f64,
 }
 
-impl Ahead {
+impl UnscannedLists {
     /// Starts a query `[D]` with all lists unscanned; `lists` holds their scores and lengths.
     pub fn begin(&mut self, vector: &[f32], lists: impl Iterator<Item = (f32, u32)> + Clone) {
         let (mut low, mut high) = (f32::MAX, f32::MIN);
@@ -237,12 +237,12 @@ impl Ahead {
     }
 
     /// Returns the expected number of passing items in unscanned lists that score above `threshold`.
-    pub fn expected(&self, threshold: f32, seen: Seen, margins: &Margins) -> f64 {
+    pub fn expected(&self, threshold: f32, seen: Seen, margins: &ResidualQuantiles) -> f64 {
         let density = (seen.passing - seen.survivors as f64).max(0.0) / self.items.max(1) as f64;
         let density = density.min(1.0);
         // If the filter selects a region that the search is in, the next lists resemble the last ones, and passing items score
         // better.
-        let kinship = (seen.lately / density.max(f64::MIN_POSITIVE)).clamp(1.0, KINSHIP_MAX);
+        let kinship = (seen.lately / density.max(f64::MIN_POSITIVE)).clamp(1.0, CORRELATION_MAX);
         let (mut ahead, mut scanned) = (0.0, 0.0);
         let mut shares = margins.shares();
         for (n, bin) in self.bins.iter().enumerate().filter(|(_, bin)| bin.ahead > 0 || bin.survivors > 0.0) {
@@ -263,10 +263,10 @@ impl Ahead {
 
 /// Returns the number of scanned lists at which a search checks next, after a check at `done` of all `lists`. The interval grows
 /// geometrically, but is capped at a share of all lists, so that a long search does not overshoot far.
-pub fn next_look(done: usize, lists: usize, pace: Pace) -> usize {
+pub fn next_check(done: usize, lists: usize, pace: CheckInterval) -> usize {
     let (growth, looks) = match pace {
-        Pace::Often => (1.25, 16),
-        Pace::Rare => (2.0, 4),
+        CheckInterval::Often => (1.25, 16),
+        CheckInterval::Rare => (2.0, 4),
     };
     ((done as f64 * growth) as usize).min(done + lists / looks).max(done + 1)
 }
@@ -277,8 +277,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn margins_tell_the_shares_that_they_were_made_of() {
-        let margins = Margins::of(&(0..1 << 16).map(|n| (0.0, n as f32)).collect::<Vec<_>>());
+    fn residual_quantiles_reproduce_their_input_shares() {
+        let margins = ResidualQuantiles::of(&(0..1 << 16).map(|n| (0.0, n as f32)).collect::<Vec<_>>());
         margins.check().unwrap();
         assert_eq!(margins.slope, 1.0);
         for (margin, share) in
@@ -292,34 +292,34 @@ mod tests {
         assert!((0..200).rev().all(|n| falling.above(n as f32 * 500.0) == shares[n]));
         assert!(shares.is_sorted_by(|a, b| a >= b) && shares.iter().all(|s| (0.0..=1.0).contains(s)));
         // Without items nothing is known: one half is assumed.
-        assert_eq!(Margins::of(&[(0.0, 1.0); 3]).shares().above(7.0), 0.5);
+        assert_eq!(ResidualQuantiles::of(&[(0.0, 1.0); 3]).shares().above(7.0), 0.5);
         for (slope, halvings) in [(1.0, vec![1.0, 0.5]), (1.0, vec![f32::NAN]), (f32::NAN, vec![]), (-0.1, vec![])] {
-            assert!(Margins { slope, halvings }.check().is_err());
+            assert!(ResidualQuantiles { slope, halvings }.check().is_err());
         }
     }
 
     #[test]
-    fn a_share_of_a_list_score_is_what_its_items_have_of_it() {
+    fn residual_quantiles_recover_the_slope_of_item_scores() {
         // Items score three quarters of their list's score, and one item in four scores an eighth more.
         let pairs = (0..4096).map(|n| (n as f32 / 1024.0, 0.75 * (n as f32 / 1024.0) + f32::from(n % 4 == 0) / 8.0));
-        let margins = Margins::of(&pairs.collect::<Vec<_>>());
+        let margins = ResidualQuantiles::of(&pairs.collect::<Vec<_>>());
         assert!((margins.slope - 0.75).abs() < 1e-3, "{margins:?}");
         for list in [0.0, 1.0, 4.0] {
             let share = |above: f32| margins.shares().above(0.75 * list + above - margins.slope * list);
             assert!(share(-0.1) == 1.0 && (share(0.06) - 0.25).abs() < 0.15 && share(0.2) < 0.01, "{margins:?}");
         }
         // Files written before slopes existed keep their meaning.
-        let old: Margins = serde_json::from_str("[0.5,1.5]").unwrap();
-        assert_eq!(old, Margins { slope: 1.0, halvings: vec![0.5, 1.5] });
+        let old: ResidualQuantiles = serde_json::from_str("[0.5,1.5]").unwrap();
+        assert_eq!(old, ResidualQuantiles { slope: 1.0, halvings: vec![0.5, 1.5] });
         let text = serde_json::to_string(&margins).unwrap();
-        assert_eq!(serde_json::from_str::<Margins>(&text).unwrap(), margins);
+        assert_eq!(serde_json::from_str::<ResidualQuantiles>(&text).unwrap(), margins);
     }
 
     #[test]
-    fn what_is_ahead_falls_as_lists_are_scanned_and_rises_with_those_that_pass() {
+    fn expected_gains_fall_with_scanned_lists_and_rise_with_passing_items() {
         let lists: Vec<(f32, u32)> = (0..500).map(|n| (1.0 - n as f32 / 250.0, 10 + n % 7)).collect();
-        let margins = Margins::of(&(0..4096).map(|n| (0.0, n as f32 / 4096.0)).collect::<Vec<_>>());
-        let mut ahead = Ahead::default();
+        let margins = ResidualQuantiles::of(&(0..4096).map(|n| (0.0, n as f32 / 4096.0)).collect::<Vec<_>>());
+        let mut ahead = UnscannedLists::default();
         ahead.begin(&[0.6, 0.8], lists.iter().copied());
         let seen = Seen { passing: 1000.0, survivors: 0, above: 0, lately: 0.0 };
         let mut last = ahead.expected(0.9, seen, &margins);
@@ -342,8 +342,8 @@ mod tests {
     }
 
     #[test]
-    fn lists_bring_much_where_they_bring_as_many_as_may_be_missed() {
-        let margins = Margins::of(&[]);
+    fn the_gain_limit_is_the_number_of_results_that_may_be_missed() {
+        let margins = ResidualQuantiles::of(&[]);
         let of = |recall, k0| Ending { margins: &margins, recall, left: 0.0 }.gain_max(k0);
         assert_eq!([of(0.98, 1000), of(0.98, 100), of(0.95, 100), of(0.5, 3)], [20, 2, 5, 1]);
         // If no item may be missed, or none is wanted, a gain of one is enough.
@@ -351,9 +351,9 @@ mod tests {
     }
 
     #[test]
-    fn looks_are_rarer_the_longer_a_search_goes_on_but_never_rare() {
+    fn termination_checks_become_rarer_up_to_a_bound() {
         let looks: Vec<usize> =
-            std::iter::successors(Some(1), |n| Some(next_look(*n, 3200, Pace::Often))).take(60).collect();
+            std::iter::successors(Some(1), |n| Some(next_check(*n, 3200, CheckInterval::Often))).take(60).collect();
         assert!(looks.is_sorted_by(|a, b| a < b) && looks[3] == 4 && looks[59] > 3200, "{looks:?}");
         assert!(looks.windows(2).all(|pair| pair[1] - pair[0] <= 200), "{looks:?}");
     }

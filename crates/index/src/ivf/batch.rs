@@ -117,7 +117,7 @@ impl Union<'_> {
         of_list.clear();
         of_list.extend(0..searches.len());
         for member in self.members {
-            for list in member.filled_of(self.whole_lists(member)) {
+            for list in member.filled_of(self.always_scanned_lists(member)) {
                 queries.scan(member, (list, None), searches, of_list);
             }
         }

@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, cast_slice};
 
-use super::ahead::Margins;
+use super::ahead::ResidualQuantiles;
 use super::ood::OodProbing;
-use super::pace::Pace;
+use super::pace::CheckInterval;
 use super::probing::Probing;
 use super::view::{Index, WideRows};
 use sterling_core::error::{Error, Result};
 use sterling_cuda::cut::{ListCut, Share};
-use sterling_cuda::ops::looks::{Judged, Lookout, Looks, Schedule};
+use sterling_cuda::ops::looks::{ProbedLists, RunningSearches, Schedule, TerminationCriteria};
 use sterling_cuda::ops::rows::{ItemRows, RowKind};
-use sterling_cuda::ops::scan::{BlockLists, Centroids, Collection, Eligible, Further, Kept, LiveItems, Order};
+use sterling_cuda::ops::scan::{BlockLists, Centroids, Collection, Eligible, Further, LiveItems, Order, SearchResults};
 use sterling_cuda::ops::top::{self, Best, Scored, Ties};
 use sterling_cuda::{Array, Device};
 use sterling_kernels::buffer::Buffer;
@@ -145,7 +145,7 @@ impl DeviceIndex {
     ///
     /// # Errors
     /// `Internal` for an index with other row formats or without enough slots; `Unavailable` if the GPU does not answer.
-    pub fn put(&self, device: &Device, (other, cut): (&Index, &ListCut), first: u32) -> Result<BesideLists> {
+    pub fn put(&self, device: &Device, (other, cut): (&Index, &ListCut), first: u32) -> Result<SegmentItems> {
         let (of, at, groups) = (&self.lists, first as usize, self.lists.groups);
         let (rows, kind) = wide_rows(other);
         if kind != self.kind || other.dimension() != self.dimension || !at.is_multiple_of(BLOCK) {
@@ -164,7 +164,7 @@ impl DeviceIndex {
         let scanned = lengths[probed..].iter().map(|&length| length as usize).sum();
         let mut sorted = lengths[..probed].to_vec();
         sorted.sort_unstable_by_key(|&length| std::cmp::Reverse(length));
-        Ok(BesideLists {
+        Ok(SegmentItems {
             lists: BlockLists {
                 codes: of.codes.clone(),
                 scales: of.scales.clone(),
@@ -252,7 +252,7 @@ impl DeviceIndex {
         to: &Collection,
         vectors: &Array<f32>,
         parts: &EligibleParts<'_>,
-        (searches, pace): (&[FilteredSearch<'_>], Pace),
+        (searches, pace): (&[FilteredSearch<'_>], CheckInterval),
     ) -> Result<(Array<u32>, Vec<Array<u64>>)> {
         let until = self.begin_until(device, to, (searches, pace))?;
         for round in 0..until.rounds() {
@@ -260,7 +260,7 @@ impl DeviceIndex {
             self.look(device, (&until, round), vectors, &to.kept())?;
         }
         let beside = self.end_until(device, to, &until, parts)?;
-        let Looks { ends, items, .. } = until.looks;
+        let RunningSearches { ends, items, .. } = until.looks;
         Ok((ends, std::iter::once(items).chain(beside).collect()))
     }
 
@@ -272,18 +272,18 @@ impl DeviceIndex {
         &self,
         device: &Device,
         to: &Collection,
-        (searches, pace): (&[FilteredSearch<'_>], Pace),
-    ) -> Result<Until> {
+        (searches, pace): (&[FilteredSearch<'_>], CheckInterval),
+    ) -> Result<FilteredSearches> {
         let lists = self.lists.lists();
         let items = self.shortest.last().copied().unwrap_or(0);
         let most: Vec<u32> = searches.iter().map(|s| s.probing.within(lists).probes_max as u32).collect();
         let (order, keys) = self.best_lists(device, to, &most)?;
         let order = top::sort(device, order, &Ties::default())?;
         let margins = searches.iter().find_map(|s| s.probing.ending).map(|ending| ending.margins);
-        let slope = margins.map_or(1.0, Margins::slope);
-        let margins = device.copy(margins.map_or(&[][..], Margins::halvings))?;
+        let slope = margins.map_or(1.0, ResidualQuantiles::slope);
+        let margins = device.copy(margins.map_or(&[][..], ResidualQuantiles::halvings))?;
         let schedules: Vec<Schedule> = searches.iter().map(|s| s.schedule(lists, items, pace)).collect();
-        Ok(Until { order, keys, margins, slope, looks: Looks::new(device, &schedules)? })
+        Ok(FilteredSearches { order, keys, margins, slope, looks: RunningSearches::new(device, &schedules)? })
     }
 
     /// Scans this GPU's share of the lists of a round.
@@ -294,7 +294,7 @@ impl DeviceIndex {
         &self,
         device: &Device,
         to: &Collection,
-        (until, round): (&Until, usize),
+        (until, round): (&FilteredSearches, usize),
         parts: &EligibleParts<'_>,
     ) -> Result<()> {
         let next = until.round(round);
@@ -308,15 +308,15 @@ impl DeviceIndex {
     /// Runs the termination check of the searches on the results of all GPUs.
     ///
     /// # Errors
-    /// As [`Looks::look`].
+    /// As [`RunningSearches::look`].
     pub fn look(
         &self,
         device: &Device,
-        (until, round): (&Until, usize),
+        (until, round): (&FilteredSearches, usize),
         vectors: &Array<f32>,
-        kept: &Kept<'_>,
+        kept: &SearchResults<'_>,
     ) -> Result<()> {
-        let of = Lookout {
+        let of = ProbedLists {
             keys: &until.keys,
             order: &until.order.slots,
             stride: until.order.stride,
@@ -336,10 +336,10 @@ impl DeviceIndex {
         &self,
         device: &Device,
         to: &Collection,
-        until: &Until,
+        until: &FilteredSearches,
         parts: &EligibleParts<'_>,
     ) -> Result<Vec<Array<u64>>> {
-        let Until { order, looks, .. } = until;
+        let FilteredSearches { order, looks, .. } = until;
         let scanned = Order::first(&order.slots, &looks.ends, order.stride);
         let mut items = Vec::new();
         for (beside, eligible) in &parts.beside {
@@ -408,16 +408,16 @@ fn scan_live(
 
 /// Filtered searches in progress.
 #[derive(Debug)]
-pub struct Until {
+pub struct FilteredSearches {
     order: Best,
     keys: Array<u32>,
     margins: Array<f32>,
     slope: f32,
     /// State of the termination checks, the same on all GPUs.
-    pub looks: Looks,
+    pub looks: RunningSearches,
 }
 
-impl Until {
+impl FilteredSearches {
     /// Returns the maximum number of rounds.
     pub fn rounds(&self) -> usize {
         self.looks.rounds().len()
@@ -430,7 +430,7 @@ impl Until {
 
     /// Returns the lists to scan in a round.
     pub fn round(&self, round: usize) -> Order<'_> {
-        let Until { order, looks, .. } = self;
+        let FilteredSearches { order, looks, .. } = self;
         let (begins, most) = (Some(&looks.begins), looks.rounds()[round]);
         Order { order: &order.slots, begins, ends: &looks.ends, stride: order.stride, most }
     }
@@ -445,7 +445,7 @@ impl Index {
 
 /// Items of a delta segment, in slots after those of the index.
 #[derive(Debug)]
-pub struct BesideLists {
+pub struct SegmentItems {
     /// Inverted lists of the segment.
     pub lists: BlockLists,
     /// Number of leading lists that correspond to those of the index and are scanned with them: all of them or none. Every search
@@ -457,7 +457,7 @@ pub struct BesideLists {
     scanned: usize,
 }
 
-impl BesideLists {
+impl SegmentItems {
     /// Returns the maximum number of items that a search of `lists` lists scans.
     pub fn items_at_most(&self, lists: usize) -> usize {
         self.longest[lists.min(self.longest.len() - 1)] + self.scanned
@@ -489,7 +489,7 @@ pub struct EligibleParts<'a> {
     /// Of the index itself.
     pub main: Eligible<'a>,
     /// Of each delta segment.
-    pub beside: Vec<(&'a BesideLists, Eligible<'a>)>,
+    pub beside: Vec<(&'a SegmentItems, Eligible<'a>)>,
 }
 
 /// Live items of an index and its delta, the same for every query; `None` if all are live.
@@ -498,7 +498,7 @@ pub struct LiveParts<'a> {
     /// Of the index itself.
     pub main: Option<LiveItems<'a>>,
     /// Of each delta segment.
-    pub beside: Vec<(&'a BesideLists, Option<LiveItems<'a>>)>,
+    pub beside: Vec<(&'a SegmentItems, Option<LiveItems<'a>>)>,
 }
 
 /// Filtered search on a GPU. All searches with a termination criterion share the same quantiles.
@@ -513,7 +513,7 @@ pub struct FilteredSearch<'a> {
 }
 
 impl FilteredSearch<'_> {
-    fn schedule(&self, lists: usize, items: usize, pace: Pace) -> Schedule {
+    fn schedule(&self, lists: usize, items: usize, pace: CheckInterval) -> Schedule {
         let probing = self.probing.within(lists);
         let most = probing.probes_max;
         let mut looks: Vec<usize> = Vec::new();
@@ -539,7 +539,7 @@ impl FilteredSearch<'_> {
             None => probing.gain_min(self.enough, chunk(n)),
         };
         let gains = (0..looks.len()).map(gain).collect();
-        let judged = Judged {
+        let judged = TerminationCriteria {
             passing: probing.pass_rate * items as f64,
             left: probing.ending.map_or(0.0, |ending| ending.left) * self.enough as f64,
             enough: self.enough as u32,

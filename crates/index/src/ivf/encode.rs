@@ -18,7 +18,7 @@ use super::quantize::write_lane;
 use sterling_core::error::Result;
 use sterling_core::units::NO_ITEM;
 use sterling_kernels::cpu::kernels::BLOCK;
-use sterling_storage::files::{Checksum, Element, Places, TensorFile, Tensors};
+use sterling_storage::files::{Checksum, Element, TensorFile, TensorWriter, Tensors};
 use sterling_storage::rows::RowStore;
 
 /// Numbers that are encoded at a time; their codes and rows are in memory twice.
@@ -50,7 +50,7 @@ impl Built {
         })
     }
 
-    fn put_coded<T: Element>(&self, rows: &[&CodedRow], places: &mut Places<'_>) -> Result<()> {
+    fn put_coded<T: Element>(&self, rows: &[&CodedRow], places: &mut TensorWriter<'_>) -> Result<()> {
         let block_bytes = self.dimension.div_ceil(4) * 4 * BLOCK;
         let numbers = if self.rescore == Rescore::None { 0 } else { self.dimension };
         for (run, order) in self.order.chunks(CODED_SLOTS).enumerate() {
@@ -110,7 +110,7 @@ impl Built {
         Ok(file)
     }
 
-    fn fill(&self, rows: &RowStore<'_>, bucket_bytes: u64, places: &mut Places<'_>) -> Result<()> {
+    fn fill(&self, rows: &RowStore<'_>, bucket_bytes: u64, places: &mut TensorWriter<'_>) -> Result<()> {
         let slots = self.order.len();
         if let Some(rows) = rows.in_memory() {
             let row = |slot: usize| match self.order[slot] {
@@ -145,7 +145,7 @@ impl Built {
         &self,
         slots: Range<usize>,
         row: impl Fn(usize) -> Option<&'r [f32]> + Sync,
-        places: &mut Places<'_>,
+        places: &mut TensorWriter<'_>,
     ) -> Result<()> {
         let block_bytes = self.dimension.div_ceil(4) * 4 * BLOCK;
         let each = (RUN_NUMBERS / self.dimension / BLOCK).max(1) * BLOCK;
@@ -178,7 +178,7 @@ impl Built {
         slots: Range<usize>,
         row: impl Fn(usize) -> Option<&'r [f32]>,
         convert: impl Fn(f32) -> T,
-        places: &mut Places<'_>,
+        places: &mut TensorWriter<'_>,
     ) -> Result<()> {
         let first = slots.start * self.dimension;
         let mut values = vec![T::zeroed(); slots.len() * self.dimension];

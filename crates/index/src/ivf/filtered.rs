@@ -14,8 +14,8 @@ use std::time::Instant;
 use super::ahead::{Ending, Seen};
 use super::first_pass::Tables;
 use super::own::OwnQuery;
-use super::pace::Pace;
-use super::probing::{Counters, Left, Probing, Scratch};
+use super::pace::CheckInterval;
+use super::probing::{Counters, Probing, RemainingItems, Scratch};
 use super::union::Union;
 use super::view::{Index, WideRows};
 use crate::topk::{Selector, key, unkey};
@@ -88,7 +88,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
     /// Runs the search until `probing`, whose numbers fit the index, ends it.
     pub(super) fn run(mut self, probing: Probing<'_>) -> Counters {
         let members = self.union.members;
-        self.scratch.left.resize_with(members.len().max(self.scratch.left.len()), Left::default);
+        self.scratch.left.resize_with(members.len().max(self.scratch.left.len()), RemainingItems::default);
         let has_lists = members.iter().any(|member| self.union.has_lists(member));
         if !has_lists || probing.takes_all(self.lists()) {
             self.every(has_lists);
@@ -114,7 +114,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
         union.lists.quantize(self.query.vector, &mut self.scratch.query);
         self.counters.lists = if has_lists { union.over_all_lists(self.lists()) as u64 } else { 0 };
         for (number, member) in union.members.iter().enumerate() {
-            self.scratch.asked.extend(member.filled_lists().map(|list| (number, list)));
+            self.scratch.requested.extend(member.filled_lists().map(|list| (number, list)));
             self.scan_asked();
         }
     }
@@ -123,8 +123,8 @@ impl<'a, 'w> Filtered<'a, 'w> {
     fn scan_whole_lists(&mut self) {
         let union = self.union;
         for (number, member) in union.members.iter().enumerate() {
-            let lists = member.filled_of(union.whole_lists(member));
-            self.scratch.asked.extend(lists.map(|list| (number, list)));
+            let lists = member.filled_of(union.always_scanned_lists(member));
+            self.scratch.requested.extend(lists.map(|list| (number, list)));
             self.scan_asked();
         }
     }
@@ -133,7 +133,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
     fn on(&mut self, probing: Probing<'_>) {
         self.score_lists();
         let mut done = 0;
-        for look in probing.looks(self.lists(), Pace::Often) {
+        for look in probing.looks(self.lists(), CheckInterval::Often) {
             let end = look.min(probing.probes_max);
             let before = self.selector.accepted();
             self.scan_ordered(done..end);
@@ -161,7 +161,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
         ahead.begin(query.vector, scores.iter().copied().zip(lengths.iter().copied()));
         let mut done = 0;
         let mut before = self.counters;
-        for look in probing.looks(self.lists(), Pace::Often) {
+        for look in probing.looks(self.lists(), CheckInterval::Often) {
             let range = done..look.min(probing.probes_max);
             self.scan_ordered(range.clone());
             let Scratch { ahead, lists, lengths, .. } = &mut *self.scratch;
@@ -256,16 +256,16 @@ impl<'a, 'w> Filtered<'a, 'w> {
     fn scan_ordered(&mut self, range: Range<usize>) {
         self.scratch.order(range.end);
         self.counters.lists += range.len() as u64;
-        let (union, Scratch { lists, asked, .. }) = (self.union, &mut *self.scratch);
+        let (union, Scratch { lists, requested, .. }) = (self.union, &mut *self.scratch);
         for &key in &lists[range] {
             let list = ListId(unkey(key).1.0);
             if let Some((number, own)) = union.owner(list) {
-                asked.extend(union.members[number].filled_of(std::iter::once(own)).map(|own| (number, own)));
+                requested.extend(union.members[number].filled_of(std::iter::once(own)).map(|own| (number, own)));
                 continue;
             }
             for (number, member) in union.members.iter().enumerate() {
                 if union.has_lists(member) && member.index.list_lengths[list.index()] > 0 {
-                    asked.push((number, list));
+                    requested.push((number, list));
                 }
             }
         }
@@ -275,8 +275,8 @@ impl<'a, 'w> Filtered<'a, 'w> {
 
     /// Collects the passing items of the queued lists for [`Filtered::score_left`].
     fn scan_asked(&mut self) {
-        let mut asked = std::mem::take(&mut self.scratch.asked);
-        for lists in asked.chunks(LISTS_AT_ONCE) {
+        let mut requested = std::mem::take(&mut self.scratch.requested);
+        for lists in requested.chunks(LISTS_AT_ONCE) {
             self.fill_words(lists);
             let mut from = 0;
             for (n, &(number, list)) in lists.iter().enumerate() {
@@ -286,8 +286,8 @@ impl<'a, 'w> Filtered<'a, 'w> {
                 self.take_survivors(number, (list, next), words);
             }
         }
-        asked.clear();
-        self.scratch.asked = asked;
+        requested.clear();
+        self.scratch.requested = requested;
     }
 
     /// Fills the bitmaps of lists, one after the other.
@@ -326,7 +326,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
             member.scan_codes((codes, words), (list, next), (query.vector, tables), selector);
             return;
         }
-        let Left { pending, picks } = &mut scratch.left[number];
+        let RemainingItems { pending, picks } = &mut scratch.left[number];
         let blocks = blocks * index.block_bytes();
         let rows = survivors * index.row_bytes();
         if !query.may_read_rows || !index.reads_rows(rows, blocks) {
@@ -362,14 +362,14 @@ impl<'a, 'w> Filtered<'a, 'w> {
 
     /// Scores the collected items of one segment, by blocks or by rows.
     fn score_left_of(&mut self, number: usize) {
-        let Filtered { union, query: asked, selector, scratch, .. } = self;
+        let Filtered { union, query: requested, selector, scratch, .. } = self;
         let member = &union.members[number];
         let Scratch { query, left, products, .. } = &mut **scratch;
-        let Left { pending, picks } = &mut left[number];
+        let RemainingItems { pending, picks } = &mut left[number];
         selector.scan_picks(member.index.kernels, &member.all_blocks(), picks, &query.view());
         picks.clear();
         products.resize(pending.len(), 0.0);
-        member.index.products(asked.vector, pending, products);
+        member.index.products(requested.vector, pending, products);
         selector.offer(products, pending, member.first_slot);
         pending.clear();
     }

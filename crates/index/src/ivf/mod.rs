@@ -47,19 +47,19 @@ mod trained;
 mod union;
 mod view;
 
-pub use ahead::{Ahead, Ending, Margins, Seen, next_look};
+pub use ahead::{Ending, ResidualQuantiles, Seen, UnscannedLists, next_check};
 pub use assign::Assigner;
 pub use batch::{BatchScratch, Search};
 pub use build::{Built, Lists, build, from_lists, list_offsets, steps};
 pub use coded::CodedRow;
 #[cfg(feature = "cuda")]
-pub use device::{BesideLists, DeviceIndex, EligibleParts, FilteredSearch, LiveParts, Until};
+pub use device::{DeviceIndex, EligibleParts, FilteredSearch, FilteredSearches, LiveParts, SegmentItems};
 pub use filtered::{MemberWords, Words};
 pub use first_pass::{CodeChoice, CodeKind, CodeShape, FirstPass, IndexExtent, Rates};
 pub use ood::OodProbing;
 pub use options::{Options, Rescore};
 pub use own::OwnLayout;
-pub use pace::Pace;
+pub use pace::CheckInterval;
 pub use probing::{Counters, Probing, Scratch};
 pub use rebalance::rebalance;
 pub use scores::Int8Scores;

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::ahead::{Ahead, Ending, next_look};
+use super::ahead::{Ending, UnscannedLists, next_check};
 use super::first_pass::Tables;
 use super::ood::OodProbing;
 use super::own::OwnScratch;
-use super::pace::Pace;
+use super::pace::CheckInterval;
 use super::quantize::Quantized;
 use crate::topk::Selector;
 use sterling_core::units::ListId;
@@ -15,8 +15,8 @@ use sterling_kernels::cpu::kernels::Pick;
 /// Below this pass rate every list is scanned: computing all filter bitmaps costs less than choosing the wrong lists.
 pub(super) const SCAN_ALL_PASS_RATE: f64 = 0.03;
 
-/// A search with calibrated probes first checks after `probes / FIRST_LOOK` lists: some queries need fewer lists than most.
-const FIRST_LOOK: usize = 4;
+/// A search with calibrated probes first checks after `probes / FIRST_CHECK` lists: some queries need fewer lists than most.
+const FIRST_CHECK: usize = 4;
 /// Without calibration, a search continues in steps of this fraction of the first lists: one half.
 const CHUNKS_PER_PROBES: usize = 2;
 /// A search without calibration ends when a step yielded fewer new candidates than this share of K0.
@@ -103,15 +103,15 @@ impl Probing<'_> {
     }
 
     /// Returns the numbers of scanned lists at which a filtered search checks whether it may stop; an infinite sequence.
-    pub(super) fn looks(&self, lists: usize, pace: Pace) -> impl Iterator<Item = usize> + use<> {
+    pub(super) fn looks(&self, lists: usize, pace: CheckInterval) -> impl Iterator<Item = usize> + use<> {
         let first = self.first(self.probes, self.probes_max);
         let is_measured = self.ending.is_some();
-        let begin = if is_measured { (self.probes / FIRST_LOOK).max(1) } else { first };
+        let begin = if is_measured { (self.probes / FIRST_CHECK).max(1) } else { first };
         std::iter::successors(Some(begin), move |&done| {
             Some(match (is_measured, pace) {
-                (true, _) => next_look(done, lists, pace),
-                (false, Pace::Often) => done + chunk(first),
-                (false, Pace::Rare) => done + chunk(first).max(done),
+                (true, _) => next_check(done, lists, pace),
+                (false, CheckInterval::Often) => done + chunk(first),
+                (false, CheckInterval::Rare) => done + chunk(first).max(done),
             })
         })
     }
@@ -166,7 +166,7 @@ impl Counters {
 
 /// Passing items of one index that still have to be scored.
 #[derive(Debug, Default)]
-pub(super) struct Left {
+pub(super) struct RemainingItems {
     /// Slots to score by their rows.
     pub(super) pending: Vec<u32>,
     /// Blocks of the other items.
@@ -186,14 +186,14 @@ pub struct Scratch {
     pub(super) slots: Vec<u32>,
     pub(super) words: Vec<u64>,
     /// Queued lists, each with the number of its segment.
-    pub(super) asked: Vec<(usize, ListId)>,
+    pub(super) requested: Vec<(usize, ListId)>,
     /// Passing items to score, per segment.
-    pub(super) left: Vec<Left>,
+    pub(super) left: Vec<RemainingItems>,
     pub(super) products: Vec<f32>,
     /// Slots whose rows are scored before a search stops.
     pub(super) row_slots: Vec<u32>,
     /// Unscanned lists.
-    pub(super) ahead: Ahead,
+    pub(super) ahead: UnscannedLists,
     /// Number of items of each list.
     pub(super) lengths: Vec<u32>,
     /// Selects the best lists if their number is known in advance.

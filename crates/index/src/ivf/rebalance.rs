@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_together_stays_together() {
+    fn rebalancing_keeps_clusters_together() {
         // Two groups in one list, and a list that becomes almost empty.
         let numbers: Vec<f32> =
             (0..400).flat_map(|n| if n % 2 == 0 { [10.0, n as f32 / 400.0] } else { [-10.0, 1.0] }).collect();

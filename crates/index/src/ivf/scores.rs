@@ -44,7 +44,7 @@ mod tests {
     use sterling_core::tensor::Matrix;
 
     #[test]
-    fn scores_are_those_that_a_search_ranks_by() {
+    fn scores_equal_those_that_a_search_ranks_by() {
         let values = vectors(1000, 24, 5);
         let rows = Matrix::new(&values, 24).unwrap();
         let built = build(rows, &Options { lists: 30, iterations: 3, ..Options::default() }, &|_| ()).unwrap();

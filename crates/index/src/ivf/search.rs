@@ -89,7 +89,7 @@ impl Union<'_> {
             if self.has_lists(member) {
                 member.scan_whole(member.filled_of(best()), query, selector, &mut counters);
             }
-            member.scan_whole(member.filled_of(self.whole_lists(member)), query, selector, &mut counters);
+            member.scan_whole(member.filled_of(self.always_scanned_lists(member)), query, selector, &mut counters);
         }
         for (_, member, own, ranked) in self.ranked() {
             member.score_own(own, ranked, OwnQuery::of(vector, int8), &mut own_lists);

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stated_is_what_an_index_takes() {
+    fn stated_sizes_match_the_index() {
         let pq4 = || FirstPass { codes: CodeKind::Pq4, subspaces: 0 };
         let rabitq = || FirstPass { codes: CodeKind::Rabitq, subspaces: 0 };
         for (items, dimension, lists, rescore, first_pass) in [
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_fewer_lists_where_codes_are_scanned_whoever_chose_them() {
+    fn coded_indexes_have_fewer_lists() {
         let of = |items: usize, lists: usize, codes: CodeKind| {
             let survey = RowSurvey::of_coded(items, 64);
             let first_pass = FirstPass { codes, subspaces: 0 };
@@ -190,23 +190,23 @@ mod tests {
     }
 
     #[test]
-    fn what_was_chosen_is_told_with_its_reason() {
+    fn choices_are_reported_with_their_reason() {
         let rows = rows(4096, 10);
         let rows = Matrix::new(&rows, 10).unwrap();
-        let told = |options: &Options| Sizes::of(&surveyed(rows), options).unwrap().to_string();
-        let text = told(&Options::default());
+        let reported = |options: &Options| Sizes::of(&surveyed(rows), options).unwrap().to_string();
+        let text = reported(&Options::default());
         assert!(
             text.starts_with("4096 items of 10 numbers in 256 lists (about 4 √N), 16 a list; 4096 rows train"),
             "{text}"
         );
         assert!(text.contains("16 B to scan, 20 B to rescore"), "{text}");
-        let text = told(&Options { lists: 9, rescore: Rescore::None, ..Options::default() });
+        let text = reported(&Options { lists: 9, rescore: Rescore::None, ..Options::default() });
         assert!(text.contains("in 9 lists (as the recipe says)") && text.contains("none to rescore"), "{text}");
         let options = Options { rescore: Rescore::F32, ..Options::default() };
         let text = Sizes::of_lists(&surveyed(rows), 5, &options).unwrap().to_string();
         assert!(text.contains("in 5 lists (as they came), 819 a list; an item takes 16 B"), "{text}");
         let first_pass = FirstPass { codes: CodeKind::Auto, subspaces: 0 };
-        let text = told(&Options { first_pass, ..Options::default() });
+        let text = reported(&Options { first_pass, ..Options::default() });
         assert!(text.contains(" µs by int8 rows, ") && text.ends_with(": codes none"), "{text}");
         assert!(Sizes::of(&surveyed(rows), &Options { lists: 5000, ..Options::default() }).is_err());
         // Half precision cannot represent these, so f32 takes twice the memory.

@@ -167,7 +167,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_are_like_the_whole_that_they_make(
+        fn statistics_of_parts_add_up_to_those_of_the_catalogue(
             angles in proptest::collection::vec(0.0f32..6.0, 1..60),
             scales in proptest::collection::vec(prop_oneof![8 => Just(1.0f32), 2 => 0.9985f32..1.0015, 1 => Just(0.0), 1 => Just(1e6)], 60),
             is_plain in any::<bool>(),
@@ -189,11 +189,11 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_make_no_whole_are_refused() {
+    fn incompatible_parts_are_rejected() {
         let of = |rows: usize, cols| RowSurvey { rows, cols, lengths: None, beyond_half: None };
-        let wrong = |parts: &[RowSurvey]| RowSurvey::joined(parts.iter().cloned()).unwrap_err().to_string();
-        assert!(wrong(&[]).contains("no rows"));
-        assert!(wrong(&[of(1, 2), of(1, 3)]).contains("rows of 3 numbers, expected 2 as before"));
-        assert!(wrong(&[of(limits::ITEMS_MAX, 2), of(1, 2)]).contains("expected at most"));
+        let invalid = |parts: &[RowSurvey]| RowSurvey::joined(parts.iter().cloned()).unwrap_err().to_string();
+        assert!(invalid(&[]).contains("no rows"));
+        assert!(invalid(&[of(1, 2), of(1, 3)]).contains("rows of 3 numbers, expected 2 as before"));
+        assert!(invalid(&[of(limits::ITEMS_MAX, 2), of(1, 2)]).contains("expected at most"));
     }
 }

@@ -117,7 +117,7 @@ fn all_lists_with_rescoring_are_exact_search() {
 }
 
 #[test]
-fn exact_search_is_what_the_numbers_say() {
+fn exact_search_equals_brute_force() {
     let values = vectors(300, 9, 7);
     let rows = Matrix::new(&values, 9).unwrap();
     let (built, index) = opened(rows, &Options { rescore: Rescore::F32, ..Options::default() });
@@ -175,7 +175,7 @@ fn filters_cost_no_recall_with(rescore: Rescore) {
 
 /// Builds 40 lists of 20 items with ever lower centroid scores and item scores `score(list)`. Returns how many lists a search
 /// scans that may leave half of the best items behind.
-fn lists_looked_at(score: impl Fn(usize) -> f32) -> u64 {
+fn lists_scanned(score: impl Fn(usize) -> f32) -> u64 {
     let unit = |x: f32| [x, (1.0 - x * x).sqrt(), 0.0, 0.0];
     let values: Vec<f32> = (0..800).flat_map(|row| unit(score(row / 20) + (row % 20) as f32 * 1e-4)).collect();
     let centroids: Vec<f32> = (0..40).flat_map(|list| unit(0.99 - list as f32 * 0.02)).collect();
@@ -183,7 +183,7 @@ fn lists_looked_at(score: impl Fn(usize) -> f32) -> u64 {
     let rows = Matrix::new(&values, 4).unwrap();
     let index = written(&from_lists(rows, lists, Rescore::F32).unwrap(), rows);
     // Without a measurement, half of the unscanned items are assumed to be better.
-    let margins = Margins::of(&[]);
+    let margins = ResidualQuantiles::of(&[]);
     let ending = Some(Ending { margins: &margins, recall: 0.5, left: 20.0 });
     let mut all = |list: ListId, out: &mut [u64]| {
         out.fill(0);
@@ -196,24 +196,24 @@ fn lists_looked_at(score: impl Fn(usize) -> f32) -> u64 {
 }
 
 #[test]
-fn a_filtered_search_goes_on_while_lists_bring_much_whatever_is_expected() {
-    let (falling, rising) = (lists_looked_at(|n| 0.9 - n as f32 * 0.02), lists_looked_at(|n| 0.1 + n as f32 * 0.02));
+fn filtered_searches_continue_while_lists_yield_many_results() {
+    let (falling, rising) = (lists_scanned(|n| 0.9 - n as f32 * 0.02), lists_scanned(|n| 0.1 + n as f32 * 0.02));
     assert!((20..=24).contains(&falling), "{falling} lists, of which half had to be ahead");
     assert_eq!(rising, 40, "every list had the best so far");
 }
 
 #[test]
-fn a_batch_finds_what_each_of_its_queries_finds() {
+fn a_batch_finds_the_results_of_each_query_alone() {
     let values = vectors(6000, 24, 13);
     let rows = Matrix::new(&values, 24).unwrap();
     let (_, index) = opened(rows, &Options { lists: 280, rescore: Rescore::None, ..Options::default() });
-    a_batch_finds_it_in(&index);
+    batch_finds(&index);
     let loose: Vec<f32> =
         vectors(280, 24, 15).iter().enumerate().map(|(n, x)| x * (1.0 + (n / 24) as f32 / 280.0)).collect();
-    a_batch_finds_it_in(&given(rows, &loose, true, Rescore::None));
+    batch_finds(&given(rows, &loose, true, Rescore::None));
 }
 
-fn a_batch_finds_it_in(index: &Index) {
+fn batch_finds(index: &Index) {
     let mut batch = BatchScratch::default();
     for (count, probes, k) in
         [(1, 1, 10), (3, 5, 1), (37, 9, 300), (64, 280, 6000), (5, 1000, 50), (1, 270, 300), (2, 400, 7000)]
@@ -255,7 +255,7 @@ fn numbered(rows: &[f32], lists: &Lists, first: usize) -> (Index, Buffer<i64>) {
 }
 
 #[test]
-fn a_union_finds_what_one_index_of_all_items_would() {
+fn multi_segment_search_equals_one_index_of_all_items() {
     let values = vectors(900, 24, 21);
     // Some rows occur twice: ties rank by number, regardless of the segment.
     let values: Vec<f32> = [&values[..], &values[..200 * 24]].concat();
@@ -375,7 +375,7 @@ fn given_lists_are_kept_and_probed_in_the_order_of_their_metric() {
 }
 
 #[test]
-fn lists_that_do_not_fit_their_rows_are_refused() {
+fn lists_that_do_not_match_their_rows_are_rejected() {
     let values = vectors(5, 4, 1);
     let rows = Matrix::new(&values, 4).unwrap();
     for (centroids, of_rows, expected) in [
@@ -425,7 +425,7 @@ fn rare_clumps_get_lists_of_their_own() {
 }
 
 #[test]
-fn a_clump_that_outweighs_all_others_is_spread_over_lists() {
+fn a_dominant_cluster_is_split_over_lists() {
     let sizes: Vec<usize> = std::iter::once(9000).chain(std::iter::repeat_n(10, 100)).collect();
     let values = clumps(&sizes, 0.06, 16);
     let rows = Matrix::new(&values, 16).unwrap();
@@ -516,7 +516,7 @@ fn progress_adds_up_to_the_steps() {
 }
 
 #[test]
-fn coded_rows_make_the_index_of_their_vectors_and_are_never_rounded_again() {
+fn indexes_of_coded_rows_equal_those_of_their_vectors() {
     for rescore in [Rescore::None, Rescore::Bf16, Rescore::F16, Rescore::F32] {
         // A dimension that is not a multiple of four, and lists with empty slots.
         let (items, dimension) = (1500, 30);
@@ -545,7 +545,7 @@ fn coded_rows_make_the_index_of_their_vectors_and_are_never_rounded_again() {
 }
 
 #[test]
-fn a_row_beyond_half_precision_changes_no_other_and_they_go_back_without_it() {
+fn one_row_beyond_half_precision_leaves_the_others_unchanged() {
     let (items, dimension) = (40, 6);
     let mut rows = vectors(items, dimension, 6);
     let (_, main) = opened(Matrix::new(&rows, dimension).unwrap(), &Options { lists: 2, ..Options::default() });
@@ -592,9 +592,9 @@ fn strays_lie_in_lists_of_their_own_and_are_found_alone_and_together() {
         let rows = Matrix::new(&values, dimension).unwrap();
         let of_rows = assigner.assign(rows);
         let is_stray: Vec<bool> = (0..rows.rows()).map(|row| assigner.is_stray(rows.row(row), of_rows[row])).collect();
-        let told = |range: std::ops::Range<usize>| is_stray[range].iter().filter(|is_stray| **is_stray).count();
-        assert!(told(0..fitting) <= fitting / 8, "{} of {fitting} rows like the old ones", told(0..fitting));
-        assert!(told(fitting..rows.rows()) >= strays * 9 / 10, "{} of {strays}", told(fitting..rows.rows()));
+        let reported = |range: std::ops::Range<usize>| is_stray[range].iter().filter(|is_stray| **is_stray).count();
+        assert!(reported(0..fitting) <= fitting / 8, "{} of {fitting} rows like the old ones", reported(0..fitting));
+        assert!(reported(fitting..rows.rows()) >= strays * 9 / 10, "{} of {strays}", reported(fitting..rows.rows()));
         // Strays are given, so that the test does not depend on a few misclassified rows.
         let is_stray: Vec<bool> = (0..rows.rows()).map(|row| row >= fitting).collect();
         let coded: Vec<CodedRow> = (0..rows.rows()).map(|row| assigner.coded(rows.row(row))).collect();
@@ -665,7 +665,7 @@ fn halved(row: &[f32], out: &mut [f32]) {
 }
 
 #[test]
-fn odd_catalogues_are_built() {
+fn degenerate_catalogues_are_built() {
     for (values, dimension) in
         [(vec![0.0; 12], 3), (vec![1.0; 80], 2), (vec![5.0], 1), (vec![1e-30, 2e-30, -7e16, 7e16], 1)]
     {
@@ -681,7 +681,7 @@ fn odd_catalogues_are_built() {
 }
 
 #[test]
-fn scores_are_finite_for_everything_that_is_let_in() {
+fn scores_are_finite_for_all_accepted_input() {
     let most = limits::COMPONENT_MAX;
     let dimension = 8192;
     let mut values = vec![most; 3 * dimension];
@@ -702,9 +702,9 @@ fn scores_are_finite_for_everything_that_is_let_in() {
                 assert!(score.is_finite() && index.product(&query, slot).is_finite(), "{rescore:?}: {score}");
             }
         }
-        for wrong in [f32::NAN, f32::INFINITY, -3e38, most * 1.001] {
+        for invalid in [f32::NAN, f32::INFINITY, -3e38, most * 1.001] {
             let mut query = vec![0.0; dimension];
-            query[7] = wrong;
+            query[7] = invalid;
             let error = index.check_query(&query).unwrap_err().to_string();
             assert!(error.contains("number 8: got ") && error.contains("finite"), "{error}");
         }
@@ -739,7 +739,7 @@ fn vectors_beyond_half_precision_keep_their_order() {
 }
 
 #[test]
-fn recipes_and_rows_that_cannot_be_are_refused() {
+fn impossible_recipes_and_rows_are_rejected() {
     let values = vectors(50, 4, 1);
     let rows = Matrix::new(&values, 4).unwrap();
     for (options, expected) in [
@@ -759,7 +759,7 @@ fn recipes_and_rows_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn broken_tensors_are_refused() {
+fn malformed_tensors_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("index.safetensors");
     let write = |centroids: [usize; 2], lengths: Vec<u32>, blocks: [usize; 4], scales: Vec<f32>| {

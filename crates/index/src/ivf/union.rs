@@ -53,7 +53,7 @@ impl Union<'_> {
     }
 
     /// Returns the lists of a segment that every search scans.
-    pub(super) fn whole_lists(&self, member: &Member<'_>) -> impl Iterator<Item = ListId> + use<> {
+    pub(super) fn always_scanned_lists(&self, member: &Member<'_>) -> impl Iterator<Item = ListId> + use<> {
         let lists = member.index.lists();
         let first = match &member.index.own {
             Some(OwnLists { ranked: Some(_), .. }) => lists,

@@ -4,12 +4,12 @@
 //! pass, which are all lists if the filter contradicts itself. It adds another round for more candidates if too many are likely
 //! to fail verification. It cannot predict early termination by distance, when further lists yield little.
 
-use super::find::{Round, Walked};
+use super::find::{ProbedSegments, Round};
 use super::{Catalogue, CataloguePart, Query};
 use crate::filter::{Plan, Route};
 
 /// Items per block; a block is read entirely even for one item.
-const ITEMS_A_BLOCK: f64 = 16.0;
+const ITEMS_PER_BLOCK: f64 = 16.0;
 
 /// Safety factor: a further, several times more expensive round is expected if this share of the valid candidates is too few.
 const HOLDING_DOUBT: f64 = 0.8;
@@ -71,9 +71,9 @@ impl Share<'_> {
         let index = self.part.index;
         let items = (index.items() - self.scanned) as f64 * probed + self.scanned as f64;
         let survivors = items * self.passing;
-        let touched = 1.0 - (1.0 - self.passing).powf(ITEMS_A_BLOCK);
+        let touched = 1.0 - (1.0 - self.passing).powf(ITEMS_PER_BLOCK);
         let of_block = if by_codes { index.first_pass_block_bytes() } else { index.block_bytes() };
-        let block_bytes = items / ITEMS_A_BLOCK * touched * of_block as f64;
+        let block_bytes = items / ITEMS_PER_BLOCK * touched * of_block as f64;
         let row_bytes = survivors * index.row_bytes() as f64;
         let by_rows = !by_codes && index.reads_rows(row_bytes as u64, block_bytes as u64);
         let (block_bytes, rows) = if by_rows { (0.0, survivors) } else { (block_bytes, 0.0) };
@@ -84,7 +84,7 @@ impl Share<'_> {
 impl<'a> Catalogue<'a> {
     /// Estimates the work of a search; its vector may be missing.
     pub fn expected(&self, query: &Query<'a>) -> Expected {
-        let walked = Walked::of(self, query);
+        let walked = ProbedSegments::of(self, query);
         let mut expected = self.expected_by_rows(query);
         if query.search.exact || walked.parts.is_empty() {
             return expected;
@@ -144,7 +144,7 @@ impl<'a> Catalogue<'a> {
     }
 
     /// Estimates the rounds of a filtered search.
-    fn expected_filtered(&self, query: &Query<'a>, walked: &Walked<'a>, shares: &[Share<'_>]) -> Expected {
+    fn expected_filtered(&self, query: &Query<'a>, walked: &ProbedSegments<'a>, shares: &[Share<'_>]) -> Expected {
         let lists = self.main().index.lists();
         let probed = || shares.iter().filter(|share| share.is_probed);
         let survivors_a_list = probed().map(Share::survivors).sum::<f64>() / lists as f64;

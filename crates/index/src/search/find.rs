@@ -3,21 +3,21 @@
 use std::borrow::Cow;
 use std::time::Instant;
 
-use super::{Catalogue, CataloguePart, Query, Scratch, Times, Together, taken};
-use crate::columns::asked_one_by_one;
+use super::{BatchResult, Catalogue, CataloguePart, Query, Scratch, Times, taken};
+use crate::columns::evaluate_bits;
 use crate::filter::{Plan, Route};
 use crate::ivf::{Counters, Member, Probing, Union};
 use crate::topk::Selector;
 use sterling_core::units::{ListId, Slot};
 
 /// Additional candidates to select if some may be deleted.
-const GONE_ROOM: usize = 64;
+const DELETED_ROOM: usize = 64;
 /// Growth factor of the selection if too few of the selected items pass verification.
 const ROOM_GROWTH: usize = 4;
 /// Maximum size of the selection, which limits the memory of a search. Beyond it, items are verified before they are selected.
 const ROOM_MAX: usize = 1 << 16;
 /// Items of an exact search between two checks whether its result is still wanted: a filter may take tens of microseconds per item.
-pub(super) const LOOK_EVERY: usize = 256;
+pub(super) const CHECK_EVERY: usize = 256;
 
 /// One attempt of a filtered search.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +47,7 @@ impl Round {
 }
 
 /// Segments whose lists a query scans: those not answered by posting lists.
-pub(super) struct Walked<'a> {
+pub(super) struct ProbedSegments<'a> {
     /// The segments, as members of the union to search. The other fields are parallel to it.
     members: Vec<Member<'a>>,
     /// Data of each segment.
@@ -58,14 +58,14 @@ pub(super) struct Walked<'a> {
     pub(super) plans: Vec<&'a Plan>,
 }
 
-impl<'a> Walked<'a> {
+impl<'a> ProbedSegments<'a> {
     pub(super) fn of(catalogue: &Catalogue<'a>, query: &Query<'a>) -> Self {
         let walks = |n: &usize| matches!(query.plan_of(*n).route(), Route::All | Route::Words);
         let numbers: Vec<usize> = (0..catalogue.parts.len()).filter(walks).collect();
         let parts: Vec<_> = numbers.iter().map(|&n| &catalogue.parts[n]).collect();
         let members = parts.iter().map(|part| part.member()).collect();
         let plans = numbers.iter().map(|&n| query.plan_of(n)).collect();
-        Walked { members, parts, numbers, plans }
+        ProbedSegments { members, parts, numbers, plans }
     }
 
     pub(super) fn has_all(&self) -> bool {
@@ -104,7 +104,7 @@ impl<'a> Catalogue<'a> {
         match self.parts.iter().filter_map(|part| part.gone).map(|gone| gone.len()).sum() {
             0usize => room,
             // The expected number of deleted ones among the selected, plus a half.
-            gone => room + (room as f64 * (gone as f64 / self.items().max(1) as f64) * 1.5) as usize + GONE_ROOM,
+            gone => room + (room as f64 * (gone as f64 / self.items().max(1) as f64) * 1.5) as usize + DELETED_ROOM,
         }
     }
 
@@ -113,14 +113,14 @@ impl<'a> Catalogue<'a> {
     pub(super) fn find(
         &self,
         query: &Query<'_>,
-        together: Option<Together>,
+        together: Option<BatchResult>,
         scratch: &mut Scratch,
         times: &mut Times,
         is_wanted: &mut dyn FnMut() -> bool,
     ) -> Counters {
         scratch.candidates.clear();
         scratch.scored.clear();
-        let walked = Walked::of(self, query);
+        let walked = ProbedSegments::of(self, query);
         if query.search.exact || walked.parts.is_empty() {
             return self.find_by_rows(query, scratch, times, is_wanted);
         }
@@ -135,8 +135,8 @@ impl<'a> Catalogue<'a> {
     fn find_by_lists(
         &self,
         query: &Query<'_>,
-        walked: &Walked<'_>,
-        together: Option<Together>,
+        walked: &ProbedSegments<'_>,
+        together: Option<BatchResult>,
         scratch: &mut Scratch,
         times: &mut Times,
     ) -> Counters {
@@ -185,7 +185,7 @@ impl<'a> Catalogue<'a> {
                 Route::All | Route::Words if query.search.exact => {
                     let eligible = |slot| {
                         looked_at += 1;
-                        if looked_at.is_multiple_of(LOOK_EVERY) {
+                        if looked_at.is_multiple_of(CHECK_EVERY) {
                             goes_on = goes_on && is_wanted();
                         }
                         goes_on && is_there(slot) && plan.passes(slot)
@@ -204,8 +204,8 @@ impl<'a> Catalogue<'a> {
     fn find_unfiltered(
         &self,
         query: &Query<'_>,
-        walked: &Walked<'_>,
-        together: Option<Together>,
+        walked: &ProbedSegments<'_>,
+        together: Option<BatchResult>,
         scratch: &mut Scratch,
         times: &mut Times,
     ) -> Counters {
@@ -229,7 +229,7 @@ impl<'a> Catalogue<'a> {
     fn find_filtered(
         &self,
         query: &Query<'_>,
-        walked: &Walked<'_>,
+        walked: &ProbedSegments<'_>,
         mut probing: Probing<'_>,
         scratch: &mut Scratch,
         times: &mut Times,
@@ -261,7 +261,7 @@ impl<'a> Catalogue<'a> {
                 if is_checked && !plan.is_exact() {
                     let first = part.filter.first_slot(list);
                     for (word, slots) in out[..part.filter.words(list)].iter_mut().zip((first..).step_by(64)) {
-                        *word = asked_one_by_one(*word, |bit| plan.passes(Slot(slots + bit)));
+                        *word = evaluate_bits(*word, |bit| plan.passes(Slot(slots + bit)));
                     }
                 }
             };
@@ -280,7 +280,7 @@ impl<'a> Catalogue<'a> {
         }
     }
 
-    pub(super) fn probing<'q>(&self, query: &Query<'q>, walked: &Walked<'_>) -> Probing<'q> {
+    pub(super) fn probing<'q>(&self, query: &Query<'q>, walked: &ProbedSegments<'_>) -> Probing<'q> {
         // The calibration and `probes_max` refer to the lists of the first segment.
         let (probes_max, ending) = match walked.has_main() {
             true => (self.probes_max, query.ending),

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_shard_has_all_and_many_have_a_little_more_than_their_share() {
+    fn bounds_per_shard_exceed_their_share_slightly() {
         for k in [0, 1, 20, 1000, 200_000] {
             assert_eq!(likely(k, 1), k);
         }
@@ -68,8 +68,8 @@ mod tests {
             assert!(found.abs_diff(expected) <= 2, "{k} of {shards}: {found}, expected about {expected}");
         }
         for shards in [2, 3, 5, 64, 1024] {
-            let asked: Vec<usize> = (0..3000).map(|k| likely(k, shards)).collect();
-            assert!(asked.is_sorted() && asked.iter().enumerate().all(|(k, asked)| *asked <= k));
+            let requested: Vec<usize> = (0..3000).map(|k| likely(k, shards)).collect();
+            assert!(requested.is_sorted() && requested.iter().enumerate().all(|(k, requested)| *requested <= k));
         }
         assert!(likely(200_000, 2) < 102_000);
     }

@@ -178,7 +178,7 @@ pub struct Scratch {
 }
 
 /// Result of a query that was searched together with others: the number of its selector, its counters and its share of the time.
-struct Together {
+struct BatchResult {
     selector: usize,
     counters: Counters,
     took: Duration,
@@ -217,7 +217,7 @@ impl<'a> Query<'a> {
 impl<'a> Catalogue<'a> {
     /// Searches all queries and passes each result to `sink` as soon as it is complete.
     pub fn search(&self, queries: &[Query<'_>], scratch: &mut Scratch, sink: &mut dyn Sink) {
-        let mut together: Vec<Option<Together>> = self.search_together(queries, scratch);
+        let mut together: Vec<Option<BatchResult>> = self.search_together(queries, scratch);
         scratch.words.resize_with(self.parts.len().max(scratch.words.len()), Default::default);
         let mut order: Vec<usize> = (0..queries.len()).collect();
         let plan = |n: &usize| std::ptr::from_ref(queries[*n].plan);

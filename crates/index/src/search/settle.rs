@@ -15,7 +15,7 @@ impl Catalogue<'_> {
         if let Some(most) = query.search.selected {
             selected.extend(candidates.iter().chain(&*scored));
             if !candidates.is_empty() && !scored.is_empty() {
-                self.keep_best(most, selected);
+                self.retain_best(most, selected);
             }
         }
         let rescored = match (candidates.is_empty(), self.main().index.rows()) {
@@ -38,7 +38,7 @@ impl Catalogue<'_> {
             candidates.append(scored);
             // With `selected`, other scores decided which candidates to retain.
             let kept = if query.search.selected.is_some() { candidates.len() } else { query.search.k0 };
-            self.keep_best(kept, candidates);
+            self.retain_best(kept, candidates);
         }
         rescored
     }
@@ -49,7 +49,7 @@ impl Catalogue<'_> {
     }
 
     /// Retains the best `k` candidates, best first; ties by id.
-    fn keep_best(&self, k: usize, candidates: &mut Vec<(f32, Slot)>) {
+    fn retain_best(&self, k: usize, candidates: &mut Vec<(f32, Slot)>) {
         let better =
             |a: &(f32, Slot), b: &(f32, Slot)| by_score(a.0, b.0).then_with(|| self.rank(a.1).cmp(&self.rank(b.1)));
         if k < candidates.len() {

@@ -2,10 +2,10 @@
 
 #![allow(clippy::unwrap_used)]
 
-use super::find::LOOK_EVERY;
+use super::find::CHECK_EVERY;
 use super::*;
 use crate::columns::{self, Columns, ItemColumn, ItemValues};
-use crate::ivf::{Assigner, CodeKind, Ending, FirstPass, Margins};
+use crate::ivf::{Assigner, CodeKind, Ending, FirstPass, ResidualQuantiles};
 use sterling_core::tensor::Matrix;
 use sterling_storage::files::TensorFile;
 use sterling_storage::rows::RowStore;
@@ -171,7 +171,7 @@ fn filters(dice: &mut Dice) -> String {
 }
 
 #[test]
-fn what_is_expected_of_a_search_is_what_it_looks_at() {
+fn expected_gains_match_the_scanned_lists() {
     let mut dice = Dice(9);
     // An item scores about as its list does.
     let mut pair = || {
@@ -179,7 +179,7 @@ fn what_is_expected_of_a_search_is_what_it_looks_at() {
         (list, list + 0.4 * dice.gauss())
     };
     let sample: Vec<(f32, f32)> = (0..4096).map(|_| pair()).collect();
-    let margins = Margins::of(&sample);
+    let margins = ResidualQuantiles::of(&sample);
     let (mut scratch, mut missed) = (Scratch::default(), Vec::new());
     for (rescore, exact_share_min) in [(ivf::Rescore::F16, 0.01), (ivf::Rescore::None, 0.01), (ivf::Rescore::F16, 1.0)]
     {
@@ -222,11 +222,11 @@ fn what_is_expected_of_a_search_is_what_it_looks_at() {
                 ("items", expected.items, mean.of(|counters| counters.items)),
                 ("survivors", expected.survivors, mean.of(|counters| counters.survivors)),
             ] {
-                let told =
+                let reported =
                     format!("`{text}`, {number}: {what} {expected:.0}, counted {counted:.0} in {rounds:.1} rounds");
                 let slack = SLACK * ITEMS as f64;
                 if expected * LOW_MAX + slack < counted || expected > counted * rounds * HIGH_MAX + slack {
-                    missed.push(told);
+                    missed.push(reported);
                 }
             }
         }
@@ -249,13 +249,13 @@ impl Sink for All {
 }
 
 /// Sink that cancels a query after a number of termination checks.
-struct Left {
+struct CancelAfter {
     looks: usize,
     most: usize,
     found: usize,
 }
 
-impl Sink for Left {
+impl Sink for CancelAfter {
     fn is_wanted(&mut self, _: usize) -> bool {
         self.looks += 1;
         self.looks <= self.most
@@ -267,7 +267,7 @@ impl Sink for Left {
 }
 
 #[test]
-fn an_exact_search_that_nobody_wants_any_more_ends_and_finds_nothing() {
+fn cancelled_exact_searches_end_without_results() {
     let shop = Shop::new(ivf::Rescore::F16, 0.01);
     let parts = [shop.part()];
     let catalogue = Catalogue { parts: &parts, probes_max: shop.index.lists() };
@@ -276,13 +276,13 @@ fn an_exact_search_that_nobody_wants_any_more_ends_and_finds_nothing() {
     let vector = &shop.queries[..DIMENSION];
     let query = Query { vector, search, plan: &plan, beside: &[], excluded: &[], ending: None };
     let run = |most| {
-        let mut left = Left { looks: 0, most, found: 0 };
+        let mut left = CancelAfter { looks: 0, most, found: 0 };
         catalogue.search(&[query], &mut Scratch::default(), &mut left);
         (left.looks, left.found)
     };
     // Once before, once every few hundred of all items, once behind.
     let (looks, found) = run(usize::MAX);
-    assert_eq!((looks, found), (ITEMS / LOOK_EVERY + 2, 1));
+    assert_eq!((looks, found), (ITEMS / CHECK_EVERY + 2, 1));
     for most in [0, 1, 5, looks - 1] {
         let (looked, found) = run(most);
         assert_eq!(found, 0);
@@ -299,7 +299,7 @@ fn tombstones(shop: &Shop, are: impl Fn(u32) -> bool) -> Tombstones {
 }
 
 #[test]
-fn where_codes_select_all_answers_are_those_of_int8_rows() {
+fn codes_that_select_all_give_the_answers_of_int8_rows() {
     let shop = Shop::new(ivf::Rescore::F16, 0.01);
     // Later items, in the lists of the first ones and in a single list, both without codes.
     let mut dice = Dice(11);
@@ -350,13 +350,13 @@ fn where_codes_select_all_answers_are_those_of_int8_rows() {
                 let mut expected = ask(most, &|_| None, 1);
                 expected.iter_mut().for_each(|found| found.truncate(10));
                 for together in [1, 8] {
-                    let told = format!("`{filter}` {probes} {together}");
+                    let reported = format!("`{filter}` {probes} {together}");
                     let by_codes = Some(most);
-                    assert_eq!(ask(10, &|_| by_codes, together), expected, "{told}");
+                    assert_eq!(ask(10, &|_| by_codes, together), expected, "{reported}");
                     // Some queries by codes and some by rows.
                     let either = ask(10, &|n| by_codes.filter(|_| n.is_multiple_of(2)), together);
                     let of_codes = |all: &[Vec<(f32, Slot)>]| all.iter().step_by(2).cloned().collect::<Vec<_>>();
-                    assert_eq!(of_codes(&either), of_codes(&expected), "{told}");
+                    assert_eq!(of_codes(&either), of_codes(&expected), "{reported}");
                 }
             }
         }
@@ -393,17 +393,17 @@ fn few_selected_by_codes_are_near_and_eligible() {
     assert!(hits * 20 >= wanted * 19, "{hits} of {wanted}");
 }
 
-/// Number of random searches of [`as_many_are_found_as_are_wanted_and_eligible`].
+/// Number of random searches of [`a_search_returns_k_results_or_all_eligible_items`].
 const SEARCHES: usize = 10_000;
 
 #[test]
-fn as_many_are_found_as_are_wanted_and_eligible() {
+fn a_search_returns_k_results_or_all_eligible_items() {
     let mut dice = Dice(9);
     let mut pair = || {
         let list = dice.gauss();
         (list, list + 0.4 * dice.gauss())
     };
-    let margins = Margins::of(&(0..4096).map(|_| pair()).collect::<Vec<_>>());
+    let margins = ResidualQuantiles::of(&(0..4096).map(|_| pair()).collect::<Vec<_>>());
     let weak = filter::Options {
         exact_share_min: 1.0,
         posting_share_max: 0.0,

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{Catalogue, Query, Scratch, Together};
+use super::{BatchResult, Catalogue, Query, Scratch};
 use crate::filter::Route;
 use crate::ivf::{Counters, Member, Search, Union};
 use crate::topk::Selector;
@@ -12,8 +12,8 @@ const TOGETHER_MAX: usize = 1 << 18;
 
 impl Catalogue<'_> {
     /// Runs steps 4 and 6 for all queries without a filter, list by list, if there are enough of them to share lists.
-    pub(super) fn search_together(&self, queries: &[Query<'_>], scratch: &mut Scratch) -> Vec<Option<Together>> {
-        let mut found: Vec<Option<Together>> = queries.iter().map(|_| None).collect();
+    pub(super) fn search_together(&self, queries: &[Query<'_>], scratch: &mut Scratch) -> Vec<Option<BatchResult>> {
+        let mut found: Vec<Option<BatchResult>> = queries.iter().map(|_| None).collect();
         let mut left = TOGETHER_MAX;
         let mut taken: Vec<(usize, usize)> = Vec::new();
         for (n, query) in queries.iter().enumerate() {
@@ -51,7 +51,7 @@ impl Catalogue<'_> {
         let took = start.elapsed() / share;
         for (selector, ((n, _), search)) in taken.iter().zip(&searches).enumerate() {
             let counters = Counters { probe_time: search.counters.probe_time / share, ..search.counters };
-            found[*n] = Some(Together { selector, counters, took });
+            found[*n] = Some(BatchResult { selector, counters, took });
         }
         found
     }

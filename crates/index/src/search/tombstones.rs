@@ -93,7 +93,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_set(slots in proptest::collection::vec(0u32..100_000, 0..300), first in 0u32..100_000, count in 0usize..40) {
+        fn behaves_as_a_set(slots in proptest::collection::vec(0u32..100_000, 0..300), first in 0u32..100_000, count in 0usize..40) {
             let (mut tombstones, mut expected) = (Tombstones::default(), BTreeSet::new());
             let before = tombstones.clone();
             for &slot in &slots {

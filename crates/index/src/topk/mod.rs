@@ -323,7 +323,7 @@ mod tests {
         }
 
         #[test]
-        fn the_best_k_are_those_of_a_full_sort(scores in proptest::collection::vec(-20i32..20, 0..6000), k in 0usize..900, offered in 0..3) {
+        fn the_best_k_equal_a_full_sort(scores in proptest::collection::vec(-20i32..20, 0..6000), k in 0usize..900, offered in 0..3) {
             let mut scores: Vec<f32> = scores.iter().map(|&s| s as f32 / 4.0).collect();
             let kernels = Kernels::detect().unwrap();
             let mut selector = Selector::new();
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn nan_is_never_kept() {
+    fn nan_is_never_a_result() {
         let mut selector = Selector::new();
         selector.reset(3);
         selector.push(f32::NAN, Slot(1));

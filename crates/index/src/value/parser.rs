@@ -34,7 +34,7 @@ impl Program {
         compiler.comparison()?;
         compiler.skip_space();
         if compiler.at < text.len() {
-            return Err(compiler.wrong("an operator or the end"));
+            return Err(compiler.invalid("an operator or the end"));
         }
         Ok(compiler.program)
     }
@@ -43,14 +43,14 @@ impl Program {
 /// Rejects a constant with the name of an input, which it would hide, and one that is not finite, which JSON cannot represent.
 fn check_constants(names: &[&str], constants: &BTreeMap<String, f32>) -> Result<()> {
     for (name, value) in constants {
-        let wrong = if names.contains(&name.as_str()) {
+        let invalid = if names.contains(&name.as_str()) {
             "is also a task or a numeric item column, expected a name of its own".to_owned()
         } else if !value.is_finite() {
             format!("is {value}, expected a finite number")
         } else {
             continue;
         };
-        return Err(Error::invalid(format!("value: constant `{name}` {wrong}")));
+        return Err(Error::invalid(format!("value: constant `{name}` {invalid}")));
     }
     Ok(())
 }
@@ -109,7 +109,7 @@ impl Compiler<'_> {
         of.iter().find(|(sign, _)| self.takes(sign)).map(|(_, operator)| *operator)
     }
 
-    fn wrong(&self, expected: &str) -> Error {
+    fn invalid(&self, expected: &str) -> Error {
         let in_word = |c: char| in_word(c) || c == '.';
         let shown = match self.rest().chars().next() {
             None => "the end".into(),
@@ -182,7 +182,7 @@ impl Compiler<'_> {
                 self.at += 1;
                 self.comparison()?;
                 if !self.takes(")") {
-                    return Err(self.wrong("`)`"));
+                    return Err(self.invalid("`)`"));
                 }
                 self.nesting -= 1;
                 Ok(())
@@ -206,7 +206,7 @@ impl Compiler<'_> {
                 self.at += end + 2;
                 self.name(&name, start)
             }
-            _ => Err(self.wrong(OPERAND)),
+            _ => Err(self.invalid(OPERAND)),
         }
     }
 
@@ -233,7 +233,7 @@ impl Compiler<'_> {
             }
             Err(_) => {
                 self.at = start;
-                Err(self.wrong(OPERAND))
+                Err(self.invalid(OPERAND))
             }
         }
     }
@@ -277,7 +277,7 @@ impl Compiler<'_> {
                 break;
             }
             if !self.takes(",") {
-                return Err(self.wrong("`,` or `)`"));
+                return Err(self.invalid("`,` or `)`"));
             }
         }
         self.nesting -= 1;

@@ -16,7 +16,7 @@ fn value(text: &str) -> f32 {
 }
 
 #[test]
-fn expressions_mean_what_they_say() {
+fn expressions_evaluate_by_their_definition() {
     for (text, expected) in [
         ("1 + 2 * 3", 7.0),
         ("(1 + 2) * 3", 9.0),
@@ -72,7 +72,7 @@ fn constants_fold_unless_a_request_may_change_them() {
 }
 
 #[test]
-fn wrong_expressions_name_the_place() {
+fn invalid_expressions_name_the_position() {
     for (text, offset, expected) in [
         ("", 0, "got the end at byte 0, expected a number, a name or `(`"),
         ("a +", 3, "got the end at byte 3"),
@@ -128,7 +128,7 @@ fn wrong_expressions_name_the_place() {
 }
 
 #[test]
-fn names_that_are_no_words_stand_in_backquotes() {
+fn names_that_are_no_identifiers_are_quoted() {
     let constants = BTreeMap::from([("w 2".to_string(), 0.5)]);
     let names = ["installed-size", "1st", "größe"];
     let program = Program::compile("`1st` + `installed-size` * `w 2` - größe", &names, &constants).unwrap();
@@ -262,7 +262,7 @@ fn tree() -> impl Strategy<Value = Tree> {
 
 proptest! {
     #[test]
-    fn stack_code_over_columns_is_the_tree_item_by_item(tree in tree(), seed in 0usize..1000, count in 1usize..600) {
+    fn stack_code_over_columns_equals_the_expression_tree_per_item(tree in tree(), seed in 0usize..1000, count in 1usize..600) {
         let at = |n: usize, c: usize| ((seed + n * 31 + c * 17) % 13) as f32 / 3.0 - 2.0;
         let columns: Vec<Vec<f32>> = (0..3).map(|c| (0..count).map(|n| at(n, c)).collect()).collect();
         let program = Program::compile(&text(&tree), &["x0", "x1", "x2"], &BTreeMap::new()).unwrap();

@@ -88,12 +88,12 @@ impl StreamFollower {
         while low < high {
             let middle = low + (high - low).div_ceil(2);
             // A skipped message has no position, so the one before it is used. Deleted messages come before all others.
-            let (mut at, mut told) = (middle, self.read(middle..middle + 1)?.pop());
-            while at > low && matches!(told, Some(None)) {
+            let (mut at, mut reported) = (middle, self.read(middle..middle + 1)?.pop());
+            while at > low && matches!(reported, Some(None)) {
                 at -= 1;
-                told = self.read(at..at + 1)?.pop();
+                reported = self.read(at..at + 1)?.pop();
             }
-            match told {
+            match reported {
                 Some(Some(commit)) if commit.first > self.next => high = at - 1,
                 Some(None) => low = middle,
                 _ => (found, low) = (at, middle),

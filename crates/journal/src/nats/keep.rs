@@ -21,7 +21,7 @@ use crate::{Append, Done};
 use sterling_core::error::{Error, Kind, Result};
 
 /// Polling interval of the stream's state if no notification arrives.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Waits for the message of a notification: the first and the longest; each doubles the one before.
 const FIRST_WAIT: Duration = Duration::from_millis(1);
 const LAST_WAIT: Duration = Duration::from_millis(64);
@@ -32,7 +32,7 @@ const WAY: Duration = Duration::from_secs(2);
 /// Longest time of continuous reading; otherwise reading would not end while others write as fast.
 const READ: Duration = Duration::from_secs(1);
 /// Time for which a commit is retried before its outcome is reported as unknown.
-const PATIENCE: Duration = Duration::from_secs(10);
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// First wait between attempts, and the longest; each doubles the one before.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 /// Bytes after which further appends wait for the next message.
@@ -42,7 +42,7 @@ const TOGETHER_MAX: usize = 1024;
 /// Bytes of a message that are reserved for headers.
 pub(super) const HEADER_BYTES: usize = 1 << 10;
 
-pub(super) struct Keeper {
+pub(super) struct StreamWriter {
     remote: Remote,
     shared: Arc<Shared<State>>,
     arrivals: Receiver<(Append, Done)>,
@@ -100,9 +100,9 @@ enum Outcome {
     Unknown(Error),
 }
 
-impl Keeper {
+impl StreamWriter {
     pub(super) fn new(remote: Remote, shared: Arc<Shared<State>>, arrivals: Receiver<(Append, Done)>) -> Self {
-        Keeper {
+        StreamWriter {
             remote,
             shared,
             arrivals,
@@ -124,12 +124,12 @@ impl Keeper {
                 self.attempts = self.remote.client.subscribe(self.remote.subject.clone()).await.ok();
             }
             // Continuous appends must not keep a restored stream from being detected.
-            if self.looked.elapsed() >= LOOK {
+            if self.looked.elapsed() >= POLL_INTERVAL {
                 self.join().await;
                 self.look().await;
                 self.looked = Instant::now();
             }
-            let pause = self.attempted.as_ref().map_or(LOOK, |(_, wait)| *wait);
+            let pause = self.attempted.as_ref().map_or(POLL_INTERVAL, |(_, wait)| *wait);
             tokio::select! {
                 arrived = self.arrivals.recv() => match arrived {
                     Some(first) => self.commit(first).await,
@@ -191,7 +191,7 @@ impl Keeper {
 
     /// Lets servers first that have tried for longer without success. If there always is one, this server tries after a while
     /// regardless, because others decide by its lost races.
-    async fn give_way(&mut self) {
+    async fn yield_to_older_writers(&mut self) {
         let last = Instant::now() + WAY;
         loop {
             self.heard().await;
@@ -237,37 +237,38 @@ impl Keeper {
             state.lost = None;
             state.look_at(&info);
         });
-        let told = info.state;
+        let reported = info.state;
         let (sequence, first, is_away) = {
             let state = self.shared.lock();
             (state.sequence, state.first_sequence, state.away.is_some())
         };
-        if told.last_sequence < sequence {
-            return self.shrunk(told.first_sequence, told.last_sequence).await;
+        if reported.last_sequence < sequence {
+            return self.shrunk(reported.first_sequence, reported.last_sequence).await;
         }
         if is_away && !self.is_back().await {
             return;
         }
-        if told.first_sequence > sequence + 1 {
-            let (from, to) = (told.first_sequence, told.last_sequence);
+        if reported.first_sequence > sequence + 1 {
+            let (from, to) = (reported.first_sequence, reported.last_sequence);
             return self.broken(format!("it holds messages {from} to {to}, the last one read was {sequence}"));
         }
-        if told.messages == 0 {
-            self.shared.change(|state| (state.first_sequence, state.first) = (told.first_sequence, state.position + 1));
+        if reported.messages == 0 {
+            self.shared
+                .change(|state| (state.first_sequence, state.first) = (reported.first_sequence, state.position + 1));
             // No message is left from which a later reader could derive the position.
             return self.name_position(sequence).await;
         }
-        if told.first_sequence > first
-            && let Ok(Some(Ok(commit))) = self.remote.read(told.first_sequence).await
+        if reported.first_sequence > first
+            && let Ok(Some(Ok(commit))) = self.remote.read(reported.first_sequence).await
         {
-            self.shared.change(|state| (state.first_sequence, state.first) = (told.first_sequence, commit.first));
+            self.shared.change(|state| (state.first_sequence, state.first) = (reported.first_sequence, commit.first));
         }
-        if told.last_sequence > sequence {
+        if reported.last_sequence > sequence {
             let read = self.read_on().await;
             let is_missing = read.is_ok() && self.shared.lock().sequence == sequence;
             // Twice in succession, because another broker of the cluster may have answered the second time.
             if is_missing && self.is_missing {
-                let last = told.last_sequence;
+                let last = reported.last_sequence;
                 return self.broken(format!("it holds messages up to {last}, but not message {}", sequence + 1));
             }
             self.is_missing = is_missing;
@@ -380,12 +381,12 @@ impl Keeper {
                 return Ok(());
             }
         };
-        let wrong = if commit.first != position + 1 {
+        let invalid = if commit.first != position + 1 {
             Some(format!("message {sequence} begins at position {}, expected {}", commit.first, position + 1))
         } else {
             (commit.before != number).then(|| does_not_follow(sequence))
         };
-        if let Some(why) = wrong {
+        if let Some(why) = invalid {
             self.broken(why.clone());
             return Err(Error::corrupt(why));
         }
@@ -459,16 +460,16 @@ impl Keeper {
                 all.drain(..).for_each(|one| one.reject(&why));
                 return;
             }
-            self.give_way().await;
+            self.yield_to_older_writers().await;
             let Some((commit, shares)) = self.plan(&mut all).await else { continue };
             let tried = Instant::now();
             match self.publish(&commit).await {
                 Outcome::Stored => {
                     self.tries = 0;
                     since = Instant::now();
-                    tell_written(&mut all, commit.first, &shares);
+                    notify_written(&mut all, commit.first, &shares);
                 }
-                Outcome::Overtaken if since.elapsed() < PATIENCE => {
+                Outcome::Overtaken if since.elapsed() < COMMIT_TIMEOUT => {
                     self.tries += 1;
                     self.needs = tried.elapsed();
                 }
@@ -618,7 +619,7 @@ impl Keeper {
             if is_certain && let Some(why) = self.stopped() {
                 return Outcome::Refused(why);
             }
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > COMMIT_TIMEOUT {
                 let failed = |outcome| Error::unavailable(format!("journal: {failed}; {outcome}"));
                 return match is_certain {
                     true => Outcome::Refused(failed("it was not written")),
@@ -687,7 +688,7 @@ async fn next_attempt(attempts: &mut Option<Subscriber>) -> Option<Message> {
 }
 
 /// Calls the callbacks of appends whose records are all written.
-fn tell_written(all: &mut VecDeque<Waiting>, first: u64, shares: &[usize]) {
+fn notify_written(all: &mut VecDeque<Waiting>, first: u64, shares: &[usize]) {
     let mut next = first;
     let mut whole = 0;
     for (one, share) in all.iter_mut().zip(shares) {

@@ -178,7 +178,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn commits_come_back_and_nothing_else_does(head in (1..u64::MAX / 2, any::<u128>(), any::<u128>()), cry: (u32, u32), records: Vec<Vec<u8>>, at: usize, bit in 0u8..8) {
+        fn commits_round_trip_and_other_bytes_are_rejected(head in (1..u64::MAX / 2, any::<u128>(), any::<u128>()), cry: (u32, u32), records: Vec<Vec<u8>>, at: usize, bit in 0u8..8) {
             let ((first, number, before), (tries, needs)) = (head, cry);
             let commit = Commit { first, number, before, tries, needs, records };
             let bytes = commit.encode();

@@ -51,8 +51,8 @@ use super::shared::Shared;
 use super::{Append, Done, Follower, Journal, Journals, StreamOptions, Topic};
 use credentials::Source;
 use follow::StreamFollower;
-use keep::{HEADER_BYTES, Keeper, RINGS_MAX};
-use remote::{ANSWER, Noted, Remote, Said, wait};
+use keep::{HEADER_BYTES, RINGS_MAX, StreamWriter};
+use remote::{ANSWER, BrokerMessage, Noted, Remote, wait};
 use state::State;
 use sterling_core::error::{Error, Result};
 use sterling_core::tasks::{self, Runtime};
@@ -82,7 +82,7 @@ pub struct Nats {
     options: NatsOptions,
     client: Client,
     context: Context,
-    said: Said,
+    said: BrokerMessage,
     threads: Arc<Runtime>,
 }
 
@@ -116,10 +116,10 @@ impl Nats {
         };
         // This server needs no notification of its own messages.
         let how = how.name("sterling").no_echo().connection_timeout(ANSWER).ping_interval(PING);
-        let said = Said::default();
+        let said = BrokerMessage::default();
         let heard = said.clone();
         let how = how.subscription_capacity(RINGS_MAX).event_callback(move |event| {
-            heard.hear(&event);
+            heard.receive(&event);
             async {}
         });
         let tells = said.clone();
@@ -142,7 +142,7 @@ impl Nats {
 /// Returns the stream of a configuration; creates it if it does not exist and `may_make` allows that.
 async fn found(
     context: &Context,
-    said: &Said,
+    said: &BrokerMessage,
     config: Config,
     may_make: impl FnOnce() -> Result<()>,
 ) -> Result<Stream> {
@@ -217,7 +217,7 @@ impl Journals for Nats {
         );
         let shared = Arc::new(Shared::new(state));
         let (waiting, arrivals) = commands::channel(WAITING_MAX);
-        self.threads.spawn(Keeper::new(remote.clone(), shared.clone(), arrivals).run());
+        self.threads.spawn(StreamWriter::new(remote.clone(), shared.clone(), arrivals).run());
         mark.into_iter().for_each(|mark| drop(self.threads.spawn(note(Arc::downgrade(&shared), mark))));
         Ok(Box::new(StreamJournal { shared, remote, waiting, threads: self.threads.clone() }))
     }
@@ -299,7 +299,7 @@ impl Journal for StreamJournal {
 
 /// Checks that a stream retains acknowledged messages in order, with enough replicas.
 fn check(config: &Config, subject: &str, replicas: usize) -> Result<()> {
-    let wrong = match config {
+    let invalid = match config {
         Config { num_replicas: copies, .. } if *copies < replicas => {
             return Err(Error::unsupported(format!(
                 "it stores {copies} copies of a message, expected at least {replicas} (`streams.replicas`)"
@@ -323,7 +323,7 @@ fn check(config: &Config, subject: &str, replicas: usize) -> Result<()> {
         Config { mirror: Some(_), .. } | Config { sources: Some(_), .. } => "it has other streams as sources",
         _ => return Ok(()),
     };
-    Err(Error::unsupported(wrong))
+    Err(Error::unsupported(invalid))
 }
 
 /// Returns the addresses without the secrets that they may contain.

@@ -57,27 +57,27 @@ mod tests {
     use sterling_core::error::Kind;
 
     /// Returns the result for a monitor with this answer.
-    fn said(answer: &'static str) -> Result<()> {
+    fn result_of(answer: &'static str) -> Result<()> {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}/", listener.local_addr().unwrap());
         let server = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            let mut asked = [0; 1024];
-            let read = stream.read(&mut asked).unwrap();
-            assert!(asked[..read].starts_with(b"GET /varz "));
+            let mut requested = [0; 1024];
+            let read = stream.read(&mut requested).unwrap();
+            assert!(requested[..read].starts_with(b"GET /varz "));
             let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", answer.len());
             stream.write_all((head + answer).as_bytes()).unwrap();
         });
-        let told = check(&address);
+        let reported = check(&address);
         server.join().unwrap();
-        told
+        reported
     }
 
     #[test]
     fn brokers_that_do_not_sync_or_do_not_answer_are_rejected() {
         let always =
             r#"{"version": "2.15.1", "jetstream": {"config": {"sync_interval": 120000000000, "sync_always": true}}}"#;
-        assert!(said(always).is_ok());
+        assert!(result_of(always).is_ok());
         for (answer, kind) in [
             (r#"{"version": "2.9.10", "jetstream": {"config": {"max_memory": 1}}}"#, Kind::Unsupported),
             (r#"{"version": "2.15.1", "jetstream": {"config": {"sync_always": false}}}"#, Kind::Unsupported),
@@ -85,7 +85,7 @@ mod tests {
             ("hello", Kind::Unavailable),
             (r#"{"jetstream": 1}"#, Kind::Unavailable),
         ] {
-            assert_eq!(said(answer).unwrap_err().kind(), kind, "{answer}");
+            assert_eq!(result_of(answer).unwrap_err().kind(), kind, "{answer}");
         }
         assert_eq!(check("http://127.0.0.1:1").unwrap_err().kind(), Kind::Unavailable);
     }

@@ -27,7 +27,7 @@ pub(super) const ANSWER: Duration = Duration::from_secs(2);
 pub(super) const AHEAD: u64 = 128;
 /// Time for which the last message of the broker is reported as the reason of failures: longer than the longest wait before a
 /// reconnect.
-const SAID: Duration = Duration::from_secs(10);
+const MESSAGE_LIFETIME: Duration = Duration::from_secs(10);
 
 /// Access to a stream.
 #[derive(Clone)]
@@ -37,18 +37,18 @@ pub(super) struct Remote {
     pub(super) client: Client,
     pub(super) context: Context,
     pub(super) stream: Stream,
-    pub(super) said: Said,
+    pub(super) said: BrokerMessage,
     /// True if the stream was copied from another one: its messages then lack matching headers.
     pub(super) is_copied: bool,
 }
 
 /// Last asynchronous message of the broker, which answers no request: missing permissions, or a failed connection.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Said(Arc<Mutex<Option<(Instant, String)>>>);
+pub(super) struct BrokerMessage(Arc<Mutex<Option<(Instant, String)>>>);
 
-impl Said {
+impl BrokerMessage {
     /// Records an event of the connection.
-    pub(super) fn hear(&self, event: &Event) {
+    pub(super) fn receive(&self, event: &Event) {
         let said = match event {
             Event::Connected => None,
             Event::ServerError(ServerError::Other(what)) => Some(what.clone()),
@@ -61,7 +61,8 @@ impl Said {
 
     /// Returns the error of a failed operation, with the last message of the broker.
     pub(super) fn unavailable(&self, what: &str, e: impl std::fmt::Display) -> Error {
-        let said = locked(&self.0).as_ref().filter(|(at, _)| at.elapsed() < SAID).map(|(_, said)| said.clone());
+        let said =
+            locked(&self.0).as_ref().filter(|(at, _)| at.elapsed() < MESSAGE_LIFETIME).map(|(_, said)| said.clone());
         let said = said.map_or(String::new(), |said| format!("; the broker reported: {said}"));
         Error::unavailable(format!("{what}: {e}{said}"))
     }
@@ -96,8 +97,8 @@ impl Remote {
     /// # Errors
     /// `Unavailable` if it ends before the recorded position; `Corrupt` if its position cannot be determined.
     pub(super) async fn begin(&mut self, after: u64, noted: &Noted) -> Result<State> {
-        let mut told = self.info().await?;
-        if told.state.last_sequence == 0 {
+        let mut reported = self.info().await?;
+        if reported.state.last_sequence == 0 {
             noted.allows(after, "it holds no message")?;
             tracing::warn!(
                 stream = self.name,
@@ -112,16 +113,16 @@ impl Remote {
                 Err(e) if e.kind() == PublishErrorKind::WrongLastSequence => {}
                 Err(e) => return Err(self.unavailable("its first message", e)),
             }
-            told = self.info().await?;
+            reported = self.info().await?;
         }
-        let (from, to) = (told.state.first_sequence, told.state.last_sequence);
+        let (from, to) = (reported.state.first_sequence, reported.state.last_sequence);
         let empty =
             || Error::corrupt("it holds no message of a journal any more, so that its position is unknown; delete it");
         let first = self.first(from, to).await?.ok_or_else(empty)?;
         let last = self.last(first.0, to).await?.ok_or_else(empty)?;
         let mut state = State::of((first.0, &first.1), (last.0, &last.1), to);
         noted.allows(after.max(state.position), &format!("it ends at position {}", state.position))?;
-        state.look_at(&told);
+        state.look_at(&reported);
         Ok(state)
     }
 
@@ -197,8 +198,8 @@ impl Remote {
         self.connected()?;
         match self.stream.get_raw_message(sequence).await {
             Ok(message) => {
-                let wrong = |why| Error::corrupt(format!("message {sequence}: {why}"));
-                Read::of(&message.payload, sequence, expected(&message.headers)).map(Some).map_err(wrong)
+                let invalid = |why| Error::corrupt(format!("message {sequence}: {why}"));
+                Read::of(&message.payload, sequence, expected(&message.headers)).map(Some).map_err(invalid)
             }
             Err(e) if e.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
             Err(e) => Err(self.unavailable("a message", e)),
@@ -245,10 +246,10 @@ pub(super) fn wait<T: Send + 'static>(
     what: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
     may_block();
-    let (tell, told) = mpsc::sync_channel(1);
+    let (tell, reported) = mpsc::sync_channel(1);
     threads.spawn(async move {
         // The caller may have stopped waiting.
         let _ = tell.send(what.await);
     });
-    told.recv().map_err(|_| Error::internal("the task that waits for the stream panicked; this is a defect"))?
+    reported.recv().map_err(|_| Error::internal("the task that waits for the stream panicked; this is a defect"))?
 }

@@ -12,7 +12,7 @@ use crate::shared::Progress;
 /// Bytes of the newest messages that are cached for followers.
 const RECENT_BYTES: usize = 16 << 20;
 /// Time for which a skipped message is reported to operators.
-const TOLD: Duration = Duration::from_secs(3600);
+const REPORT_TIME: Duration = Duration::from_secs(3600);
 
 /// Progress of a stream.
 #[derive(Debug, Default)]
@@ -74,7 +74,7 @@ impl Skipped {
 
     /// Returns the warning for operators about recent ones.
     pub(super) fn warning(&self) -> Option<String> {
-        let (_, sequence, what) = self.last.as_ref().filter(|(at, ..)| at.elapsed() < TOLD)?;
+        let (_, sequence, what) = self.last.as_ref().filter(|(at, ..)| at.elapsed() < REPORT_TIME)?;
         Some(format!(
             "{} messages were skipped, the last one is message {sequence}: {what}; no update is lost, but another \
              program publishes there",
@@ -129,10 +129,10 @@ impl State {
     }
 
     /// Updates the limits and the size from the broker's information.
-    pub(super) fn look_at(&mut self, told: &Info) {
-        self.bytes = told.state.bytes;
+    pub(super) fn look_at(&mut self, reported: &Info) {
+        self.bytes = reported.state.bytes;
         // -1 means no limit.
-        self.message_bytes_max = usize::try_from(told.config.max_message_size).ok().filter(|bytes| *bytes > 0);
+        self.message_bytes_max = usize::try_from(reported.config.max_message_size).ok().filter(|bytes| *bytes > 0);
     }
 
     /// Accepts the next message.

@@ -26,20 +26,20 @@ struct Case {
 
 /// The disk, with a count of its operations.
 #[derive(Clone)]
-struct OnceFailing {
+struct OneFailureDisk {
     case: Case,
-    asked: Arc<AtomicUsize>,
+    requested: Arc<AtomicUsize>,
     /// Name of the operation that failed.
     failed: Arc<Mutex<Option<&'static str>>>,
 }
 
-impl OnceFailing {
+impl OneFailureDisk {
     fn new(case: Case) -> Self {
-        OnceFailing { case, asked: Arc::default(), failed: Arc::default() }
+        OneFailureDisk { case, requested: Arc::default(), failed: Arc::default() }
     }
 
     fn run<R>(&self, name: &'static str, run: impl FnOnce() -> std::io::Result<R>) -> std::io::Result<R> {
-        if self.asked.fetch_add(1, Ordering::SeqCst) != self.case.at {
+        if self.requested.fetch_add(1, Ordering::SeqCst) != self.case.at {
             return run();
         }
         *self.failed.lock().unwrap() = Some(name);
@@ -54,9 +54,9 @@ impl OnceFailing {
     }
 }
 
-struct OnceFailingTail(Box<dyn Tail>, OnceFailing);
+struct OnceFailingTail(Box<dyn Tail>, OneFailureDisk);
 
-impl Disk for OnceFailing {
+impl Disk for OneFailureDisk {
     fn create(&self, path: &Path) -> std::io::Result<Box<dyn Tail>> {
         let tail = self.run("create", || RealDisk.create(path))?;
         Ok(Box::new(OnceFailingTail(tail, self.clone())))
@@ -75,11 +75,11 @@ impl Tail for OnceFailingTail {
         let OnceFailingTail(tail, disk) = self;
         // An interrupted write stores no bytes.
         let is_interrupted = disk.case.failure == Failure::Code(Errno::INTR);
-        if disk.asked.load(Ordering::SeqCst) == disk.case.at && !disk.case.is_done && !is_interrupted {
+        if disk.requested.load(Ordering::SeqCst) == disk.case.at && !disk.case.is_done && !is_interrupted {
             let _ = tail.write(&bytes[..bytes.len() / 2])?;
         }
         let is_done = disk.case.is_done && !is_interrupted;
-        let disk = OnceFailing { case: Case { is_done, ..disk.case }, ..disk.clone() };
+        let disk = OneFailureDisk { case: Case { is_done, ..disk.case }, ..disk.clone() };
         disk.run("write", || tail.write(bytes))
     }
     fn sync(&mut self) -> std::io::Result<()> {
@@ -99,7 +99,7 @@ impl Tail for OnceFailingTail {
 /// A log, and the results of its writers.
 struct Script<'a> {
     root: &'a Path,
-    disk: OnceFailing,
+    disk: OneFailureDisk,
     log: Option<Log>,
     /// Number of appends, from 0.
     appends: u64,
@@ -112,7 +112,7 @@ struct Script<'a> {
 }
 
 impl<'a> Script<'a> {
-    fn new(root: &'a Path, disk: OnceFailing) -> Self {
+    fn new(root: &'a Path, disk: OneFailureDisk) -> Self {
         let (acknowledged, uncertain) = (BTreeMap::new(), Vec::new());
         let mut script = Script { root, disk, log: None, appends: 0, starts: 0, acknowledged, uncertain, refusals: 0 };
         script.start();
@@ -151,8 +151,8 @@ impl<'a> Script<'a> {
                     if e.to_string().contains("may or may not be durable") {
                         self.uncertain.push(payload);
                     }
-                    let told = self.log().trouble();
-                    if told.is_some_and(|why| why.contains("until the server is restarted")) {
+                    let reported = self.log().trouble();
+                    if reported.is_some_and(|why| why.contains("until the server is restarted")) {
                         self.start();
                     }
                 }
@@ -203,19 +203,19 @@ impl<'a> Script<'a> {
 }
 
 #[test]
-fn one_failure_at_any_operation_of_the_disk_is_over_with_it() {
+fn recovers_from_one_failure_at_any_disk_operation() {
     let run = |case: Case| {
         let root = tempfile::tempdir_in(memory()).unwrap();
-        let disk = OnceFailing::new(case);
-        let told = caught(|| {
+        let disk = OneFailureDisk::new(case);
+        let reported = caught(|| {
             let mut script = Script::new(root.path(), disk.clone());
             script.run();
             (script.refusals, script.starts, script.uncertain.len())
         });
         let failed = *disk.failed.lock().unwrap();
-        let asked = disk.asked.load(Ordering::SeqCst);
-        let told = told.unwrap_or_else(|| panic!("{case:?}, at {failed:?}"));
-        (told, failed, asked)
+        let requested = disk.requested.load(Ordering::SeqCst);
+        let reported = reported.unwrap_or_else(|| panic!("{case:?}, at {failed:?}"));
+        (reported, failed, requested)
     };
     let none = Case { at: usize::MAX, failure: Failure::Panic, is_done: false };
     let ((refusals, starts, _), _, operations) = run(none);

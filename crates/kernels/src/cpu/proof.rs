@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_computes_otherwise_does_not_serve() {
+    fn kernels_with_other_results_are_not_used() {
         for kernels in Kernels::tried() {
             assert_eq!(hold(kernels), Ok(()), "{}", kernels.name());
         }

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_tell_what_each_number_loses() {
+    fn ranks_give_the_loss_of_each_selection_size() {
         let mut depths = Depths::by_codes(0, 10);
         // One query has its best in the first ranks; the other has them at every tenth rank, of which the last was not selected.
         let first: Vec<Option<u32>> = (0..10).map(Some).collect();

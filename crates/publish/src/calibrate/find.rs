@@ -19,7 +19,7 @@ pub(super) const CODED: usize = SELECTED_MAX + 1;
 /// results.
 pub(super) const TOGETHER: usize = 4;
 /// Number of rows scored between checks whether other work needs the processor.
-const BREATH_ROWS: usize = 65_536;
+const YIELD_ROWS: usize = 65_536;
 
 /// Number of candidates of int8 rows for the best `k`, one of which may be the item from which the query was made.
 pub(super) fn selected(k: usize) -> usize {
@@ -66,7 +66,7 @@ impl FoundIn {
     }
 
     /// Reduces the combined results of several shards to those of the complete index for the best `k`.
-    pub(super) fn keep_best(&mut self, k: usize) {
+    pub(super) fn retain_best(&mut self, k: usize) {
         for (found, most) in [(&mut self.best, k + 1), (&mut self.int8, selected(k)), (&mut self.coded, CODED)] {
             found.sort_unstable_by_key(Scored::rank);
             found.truncate(most);
@@ -96,7 +96,7 @@ pub(super) struct Finder {
 }
 
 impl Finder {
-    /// Finds the best `k` of each share for the queries of the numbers `asked`, up to [`TOGETHER`], each with its own draw of
+    /// Finds the best `k` of each share for the queries of the numbers `requested`, up to [`TOGETHER`], each with its own draw of
     /// every share; shares with `k` 0 are skipped. Every item is scored once per query, regardless of the number of shares that contain it.
     pub(super) fn find(
         &mut self,
@@ -104,11 +104,11 @@ impl Finder {
         queries: &[Vec<f32>],
         draws: &[Vec<Share>],
         k: &[usize],
-        asked: &[usize],
+        requested: &[usize],
         found: &mut [Vec<FoundIn>],
     ) {
-        let queries: Vec<&[f32]> = asked.iter().map(|&n| queries[n].as_slice()).collect();
-        let shares: Vec<Vec<&Share>> = asked.iter().map(|&n| of_query(draws, n)).collect();
+        let queries: Vec<&[f32]> = requested.iter().map(|&n| queries[n].as_slice()).collect();
+        let shares: Vec<Vec<&Share>> = requested.iter().map(|&n| of_query(draws, n)).collect();
         let index = measured.index;
         let has_rows = !matches!(index.rows(), WideRows::None);
         self.findings.resize_with(queries.len().max(self.findings.len()), Finding::default);
@@ -165,7 +165,7 @@ impl Finder {
                 }
             }
             read += slots.len() * queries.len();
-            if read >= BREATH_ROWS {
+            if read >= YIELD_ROWS {
                 read = 0;
                 breathe();
             }
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_find_together_what_a_plain_scan_finds_for_each_of_them() {
+    fn batched_queries_equal_a_plain_scan_of_each() {
         const WIDTH: usize = 12;
         let number = |n| random(3, n) as f32 / u64::MAX as f32 - 0.5;
         let rows: Vec<f32> = (0..2000 * WIDTH as u64).map(number).collect();

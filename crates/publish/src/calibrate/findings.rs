@@ -74,16 +74,16 @@ pub(super) fn write(
     let (done, k) = (AtomicUsize::new(0), vec![most; rates]);
     progress(0, total);
     file.write_filled(path, |places| {
-        let asked: Vec<usize> = (0..total).collect();
-        for asked in asked.chunks(rayon::current_num_threads() * TOGETHER) {
+        let requested: Vec<usize> = (0..total).collect();
+        for requested in requested.chunks(rayon::current_num_threads() * TOGETHER) {
             let find = |together: &[usize]| {
                 let mut found = vec![vec![FoundIn::default(); rates]; together.len()];
                 Finder::default().find(measured, &queries.vectors, &shares, &k, together, &mut found);
                 progress(done.fetch_add(together.len(), Ordering::Relaxed) + together.len(), total);
                 found
             };
-            let found: Vec<_> = asked.par_chunks(TOGETHER).flat_map_iter(find).collect();
-            for (&n, found) in asked.iter().zip(&found) {
+            let found: Vec<_> = requested.par_chunks(TOGETHER).flat_map_iter(find).collect();
+            for (&n, found) in requested.iter().zip(&found) {
                 for (rate, found) in found.iter().enumerate() {
                     let at = n * rates + rate;
                     let orders =
@@ -227,8 +227,8 @@ pub(super) fn counted(
     let ordinary = &queries.vectors[..queries.ordinary()];
     let counting = Counting::of(index, layout, passing.clone(), ordinary, &samples);
     let finder = || {
-        |asked: &[usize], of_queries: &mut [Vec<FoundIn>]| {
-            for (&n, shares) in asked.iter().zip(of_queries) {
+        |requested: &[usize], of_queries: &mut [Vec<FoundIn>]| {
+            for (&n, shares) in requested.iter().zip(of_queries) {
                 for (rate, (share, &k)) in shares.iter_mut().zip(&counting.k).enumerate() {
                     share.clear();
                     for found in &found {
@@ -236,7 +236,7 @@ pub(super) fn counted(
                         found.int8.add(n * PASS_RATES.len() + rate, &mut share.int8);
                         found.coded.add(n * PASS_RATES.len() + rate, &mut share.coded);
                     }
-                    share.keep_best(k);
+                    share.retain_best(k);
                 }
             }
         }

@@ -14,9 +14,9 @@ use super::find::{Finder, FoundIn, Scored, TOGETHER, drawn, is_coded, sample, se
 use super::measured::{Layout, Measured};
 use super::queries::{Group, Queries};
 use super::share::{PASS_RATES, Passing, Share, of_query, random};
-use super::tally::{Choices, Tally, Walk, curves, tallies};
+use super::tally::{Choices, QueryPath, Tally, curves, tallies};
 use sterling_core::units::ListId;
-use sterling_index::ivf::{self, Ahead, Margins, WideRows};
+use sterling_index::ivf::{self, ResidualQuantiles, UnscannedLists, WideRows};
 use sterling_kernels::priority::breathe;
 use sterling_snapshot::{Calibration, TARGETS};
 
@@ -43,11 +43,11 @@ pub fn measure(
         let (shares, measured) = (&shares, &measured);
         // Queries out of distribution are measured without a filter only.
         let of_all: Vec<usize> = (0..).zip(&counting.k).map(|(share, &k)| if share == 0 { k } else { 0 }).collect();
-        let are_ood = |asked: &[usize]| asked.iter().all(|&n| queries.group(n) == Group::Ood);
+        let are_ood = |requested: &[usize]| requested.iter().all(|&n| queries.group(n) == Group::Ood);
         let k = &counting.k;
-        move |asked: &[usize], found: &mut [Vec<FoundIn>]| {
-            let k = if are_ood(asked) { &of_all } else { k };
-            finder.find(measured, &queries.vectors, shares, k, asked, found);
+        move |requested: &[usize], found: &mut [Vec<FoundIn>]| {
+            let k = if are_ood(requested) { &of_all } else { k };
+            finder.find(measured, &queries.vectors, shares, k, requested, found);
         }
     };
     counting.calibration(queries, finder, progress)
@@ -69,7 +69,12 @@ pub(super) fn samples(measured: &Measured<'_>, queries: &[Vec<f32>], seed: u64) 
 }
 
 /// Computes the score-residual quantiles from a sample of items per query.
-fn margins(index: &ivf::Index, layout: Layout<'_>, queries: &[Vec<f32>], samples: &[Vec<(u32, f32)>]) -> Margins {
+fn margins(
+    index: &ivf::Index,
+    layout: Layout<'_>,
+    queries: &[Vec<f32>],
+    samples: &[Vec<(u32, f32)>],
+) -> ResidualQuantiles {
     let of_query = |(query, sample): (&Vec<f32>, &Vec<(u32, f32)>)| {
         let (mut scratch, mut scores) = (ivf::Scratch::default(), vec![0.0; index.lists()]);
         index.probe(query, index.lists(), &mut scratch).for_each(|(list, score)| scores[list.index()] = score);
@@ -77,7 +82,7 @@ fn margins(index: &ivf::Index, layout: Layout<'_>, queries: &[Vec<f32>], samples
         let pair = |&(place, product): &(u32, f32)| (scores[layout.list_of(place).index()] / length, product / length);
         sample.iter().map(pair).collect::<Vec<_>>()
     };
-    Margins::of(&queries.par_iter().zip(samples).flat_map_iter(of_query).collect::<Vec<_>>())
+    ResidualQuantiles::of(&queries.par_iter().zip(samples).flat_map_iter(of_query).collect::<Vec<_>>())
 }
 
 /// Evaluation of query results.
@@ -86,7 +91,7 @@ pub(super) struct Counting<'a> {
     index: &'a ivf::Index,
     layout: Layout<'a>,
     passing: Vec<Vec<Passing>>,
-    margins: Margins,
+    margins: ResidualQuantiles,
     /// Maximum number of measured candidates per share; 0 if it is not measured.
     pub(super) k: Vec<usize>,
 }
@@ -118,25 +123,25 @@ impl<'a> Counting<'a> {
         let total = queries.vectors.len();
         progress(0, total);
         let done = AtomicUsize::new(0);
-        let asked: Vec<usize> = (0..total).collect();
-        let part = |asked: &[usize]| {
+        let requested: Vec<usize> = (0..total).collect();
+        let part = |requested: &[usize]| {
             let mut find = finder();
             let mut found = vec![vec![FoundIn::default(); PASS_RATES.len()]; TOGETHER];
             let mut tallies = tallies(self.layout.lists(), &self.passing, &queries.strata);
             let (mut counter, mut depths) = (Counter::default(), self.depths(&tallies));
-            for together in asked.chunks(TOGETHER) {
+            for together in requested.chunks(TOGETHER) {
                 find(together, &mut found);
                 for (&n, found) in together.iter().zip(&found) {
                     let (query, made_of, group) = (&queries.vectors[n], queries.made_of[n], queries.group(n));
-                    let asked = Asked { n, query, made_of, group };
-                    counter.add(self, &asked, found, &mut tallies, &mut depths);
+                    let requested = EvaluatedQuery { n, query, made_of, group };
+                    counter.add(self, &requested, found, &mut tallies, &mut depths);
                     progress(done.fetch_add(1, Ordering::Relaxed) + 1, total);
                 }
             }
             (tallies, depths)
         };
         let each = total.div_ceil(rayon::current_num_threads()).max(1);
-        let parts: Vec<(Vec<Tally>, AllDepths)> = asked.par_chunks(each).map(part).collect();
+        let parts: Vec<(Vec<Tally>, AllDepths)> = requested.par_chunks(each).map(part).collect();
         let sum = |mut sum: (Vec<Tally>, AllDepths), part: (Vec<Tally>, AllDepths)| {
             sum.0.iter_mut().zip(part.0).for_each(|(sum, part)| sum.add(part));
             sum.1.add(&part.1);
@@ -173,7 +178,7 @@ impl<'a> Counting<'a> {
 }
 
 /// Query whose results are evaluated.
-struct Asked<'a> {
+struct EvaluatedQuery<'a> {
     n: usize,
     query: &'a [f32],
     /// Slot of the item from which it was made.
@@ -194,7 +199,7 @@ struct Counter {
     places: Vec<Option<u32>>,
     /// Number of the best in each list, `[C]`.
     hits: Vec<u32>,
-    ahead: Ahead,
+    ahead: UnscannedLists,
 }
 
 impl Counter {
@@ -202,13 +207,13 @@ impl Counter {
     fn add(
         &mut self,
         counting: &Counting<'_>,
-        asked: &Asked<'_>,
+        requested: &EvaluatedQuery<'_>,
         found: &[FoundIn],
         tallies: &mut [Tally],
         depths: &mut AllDepths,
     ) {
         let Counting { index, layout, .. } = *counting;
-        let &Asked { n, query, made_of, group } = asked;
+        let &EvaluatedQuery { n, query, made_of, group } = requested;
         self.order.clear();
         self.order.extend(index.probe(query, index.lists(), &mut self.scratch));
         let passing = of_query(&counting.passing, n);
@@ -234,7 +239,7 @@ impl Counter {
                 self.ahead.begin(query, self.order.iter().map(|(list, score)| (*score, lengths[list.index()])));
                 let threshold = self.best.get(tally.k - 1).map_or(f32::MIN, |scored| scored.score);
                 let margins = &counting.margins;
-                let walk = Walk { order: &self.order, lengths, hits: &self.hits, margins, threshold };
+                let walk = QueryPath { order: &self.order, lengths, hits: &self.hits, margins, threshold };
                 match group {
                     Group::Ordinary => tally.walk(&walk, passing, &mut self.ahead),
                     Group::Stratum(stratum) => tally.walk_stratum(stratum, &walk, passing),
@@ -267,7 +272,7 @@ mod tests {
     use sterling_core::tensor::Matrix;
     use sterling_index::ivf::{Probing, Rescore};
     use sterling_index::topk::Selector;
-    use sterling_snapshot::Wanted;
+    use sterling_snapshot::SearchGoal;
     use sterling_storage::rows::RowStore;
 
     const WIDTH: usize = 16;
@@ -305,7 +310,7 @@ mod tests {
 
     /// A large dimension with similar values in all items leaves little resolution of int8 rows for the others.
     #[test]
-    fn what_int8_rows_lose_is_measured_made_good_or_told() {
+    fn the_loss_of_int8_rows_is_measured_and_compensated_or_reported() {
         const ITEMS: usize = 3000;
         for constant in [0.0f32, 30.0, 300.0, 1000.0] {
             let with = |mut numbers: Vec<f32>, last: f32| {
@@ -313,9 +318,9 @@ mod tests {
                 numbers
             };
             let rows = with(numbers(ITEMS * WIDTH, 1), constant);
-            let asked = with(numbers(200 * WIDTH, 2), 1.0);
-            let asked: Vec<Vec<f32>> = asked.chunks_exact(WIDTH).map(<[f32]>::to_vec).collect();
-            let (asked, measured_with) = asked.split_at(60);
+            let requested = with(numbers(200 * WIDTH, 2), 1.0);
+            let requested: Vec<Vec<f32>> = requested.chunks_exact(WIDTH).map(<[f32]>::to_vec).collect();
+            let (requested, measured_with) = requested.split_at(60);
             let store = RowStore::from(Matrix::new(&rows, WIDTH).unwrap());
             let options = ivf::Options { lists: 40, iterations: 4, rescore: Rescore::F32, ..ivf::Options::default() };
             let built = ivf::build(&store, &ivf::RowSurvey::of(&store).unwrap(), &options, &|_| ()).unwrap();
@@ -330,9 +335,9 @@ mod tests {
             for k in [10, 20, 100] {
                 for recall in [0.9, 0.98] {
                     let chosen =
-                        calibration.choose(Wanted { candidates: k, pass_rate: 1.0, recall }, ITEMS, index.lists());
+                        calibration.choose(SearchGoal { candidates: k, pass_rate: 1.0, recall }, ITEMS, index.lists());
                     let selected = index.rows().selected(k).max(chosen.by_int8);
-                    let found = found(&index, asked, k, (chosen.probes, selected));
+                    let found = found(&index, requested, k, (chosen.probes, selected));
                     let what = format!("constant {constant}, k {k}, target {recall}, {chosen:?}, {found} found");
                     assert!(found > chosen.recall - 0.05, "{what}");
                     assert!(constant > 100.0 || found > recall - 0.03, "{what}");
@@ -373,7 +378,7 @@ mod tests {
             let (ordinary, new) = (kind(150, 7, false), kind(150, 8, true));
             let isotropic: Vec<Vec<f32>> = numbers(150 * WIDTH, 9).chunks_exact(WIDTH).map(<[f32]>::to_vec).collect();
             let k = 10;
-            let chosen = calibration.choose(Wanted { candidates: k, pass_rate: 1.0, recall: 0.98 }, ITEMS, 300);
+            let chosen = calibration.choose(SearchGoal { candidates: k, pass_rate: 1.0, recall: 0.98 }, ITEMS, 300);
             let ood = calibration.ood(chosen);
             let rate = |queries: &[Vec<f32>], ood| {
                 let probing = Probing { ood, ..Probing::of(chosen.probes, 300) };

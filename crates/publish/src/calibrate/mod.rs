@@ -89,14 +89,14 @@ pub(super) struct Inherited {
 }
 
 /// Inherited queries for the calibration.
-pub(super) struct KeptQueries {
+pub(super) struct InheritedQueries {
     /// Their file in the folder of the new version.
     pub(super) file: PathBuf,
     /// New description of their source.
     pub(super) source: String,
 }
 
-impl KeptQueries {
+impl InheritedQueries {
     /// Sets the source of a calibration and its queries.
     pub(super) fn rename(self, calibration: Calibration, queries: Queries) -> (Calibration, Queries) {
         let source = self.source;
@@ -110,9 +110,9 @@ impl Inherited {
     /// # Errors
     /// As [`Store::small_file`].
     pub(super) fn of(store: &Store, name: &str) -> Result<Option<Self>> {
-        let newest = store.versions(name)?.into_iter().chain(store.cut_versions(name)?).max();
+        let newest = store.versions(name)?.into_iter().chain(store.sharded_versions(name)?).max();
         let Some(version) = newest else { return Ok(None) };
-        let files = match store.cut_versions(name)?.contains(&version) {
+        let files = match store.sharded_versions(name)?.contains(&version) {
             true => store.shards(name, version)?.1.swap_remove(0).files,
             false => store.manifest(name, version)?.files,
         };
@@ -131,7 +131,7 @@ impl Inherited {
         folder: &Path,
         package: Option<&Package>,
         files: &BTreeMap<String, Checksum>,
-    ) -> Result<Option<KeptQueries>> {
+    ) -> Result<Option<InheritedQueries>> {
         let has_tower = package.is_some_and(|package| package.user.is_some());
         let of_package = || package.into_iter().flat_map(Package::files).filter(|file| file != WARMUP_FILE);
         let is_same_tower = !has_tower || of_package().all(|file| files.get(&file) == self.files.get(&file));
@@ -142,7 +142,7 @@ impl Inherited {
         };
         let file = folder.join(name);
         files::write_atomic(&file, |out| out.write_all(bytes))?;
-        Ok(Some(KeptQueries { file, source: format!("{name} of version {}", self.version) }))
+        Ok(Some(InheritedQueries { file, source: format!("{name} of version {}", self.version) }))
     }
 }
 
@@ -255,7 +255,7 @@ pub(super) fn of_shards(
 }
 
 /// Calibration of the merged version.
-pub(super) struct OfMain<'a> {
+pub(super) struct MainCalibration<'a> {
     /// Folder of the version that is merged.
     pub(super) folder: &'a Path,
     pub(super) manifest: &'a Manifest,
@@ -269,7 +269,7 @@ pub(super) struct OfMain<'a> {
 ///
 /// # Errors
 /// As [`kept_queries`] and [`Strata::read`]; `Io`.
-pub(super) fn merged(folder: &Path, main: &OfMain<'_>, slots: &[u32]) -> Result<Option<MergedCalibration>> {
+pub(super) fn merged(folder: &Path, main: &MainCalibration<'_>, slots: &[u32]) -> Result<Option<MergedCalibration>> {
     let (mut strata, seed) = (None, main.recipe.index.seed);
     let kept = kept_queries(main.folder, main.manifest)?;
     let measured = measured(folder, main.recipe, &|_, _| (), |index| match &kept {
@@ -318,7 +318,7 @@ pub fn again(
     queries: Option<&Path>,
     progress: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<Recalibration> {
-    let held = store.bring(name, version)?;
+    let held = store.ensure_local(name, version)?;
     let folder = held.folder();
     let manifest = Manifest::read(folder)?;
     manifest.verify(folder)?;

@@ -4,7 +4,7 @@ use super::confidence::bounded;
 use super::depth::{AllDepths, Depths, ScanTimes};
 use super::share::{PASS_RATES, Passing};
 use sterling_core::units::ListId;
-use sterling_index::ivf::{Ahead, Margins, Pace, Rates, Seen, WideRows, next_look};
+use sterling_index::ivf::{CheckInterval, Rates, ResidualQuantiles, Seen, UnscannedLists, WideRows, next_check};
 use sterling_snapshot::{CodedCurve, RecallCurve, TARGETS};
 
 /// Measured numbers of candidates.
@@ -31,12 +31,12 @@ pub(super) struct Tally {
     /// Hits of queries that are out of distribution, and the squares; not included above.
     ood: [Vec<u64>; 2],
     /// Termination checks of each query.
-    looks: Vec<Vec<Look>>,
+    looks: Vec<Vec<CheckState>>,
 }
 
 /// State of a query at a termination check.
 #[derive(Clone, Copy)]
-struct Look {
+struct CheckState {
     /// Expected share of K in unscanned lists.
     left: f32,
     /// Number of the true best that it has found.
@@ -44,18 +44,18 @@ struct Look {
 }
 
 /// Path of one query through all lists.
-pub(super) struct Walk<'a> {
+pub(super) struct QueryPath<'a> {
     /// Lists with their scores, best first, `[C]`.
     pub(super) order: &'a [(ListId, f32)],
     /// Number of items per list, and of the true best among them, `[C]`.
     pub(super) lengths: &'a [u32],
     pub(super) hits: &'a [u32],
-    pub(super) margins: &'a Margins,
+    pub(super) margins: &'a ResidualQuantiles,
     /// The K-th best score.
     pub(super) threshold: f32,
 }
 
-impl Walk<'_> {
+impl QueryPath<'_> {
     /// Returns the number of the true best in the first lists, by number of lists; an infinite sequence.
     fn found(&self, share: &Passing, number: usize) -> impl Iterator<Item = u64> {
         let counts = move |list: &ListId| share.of_lists[list.index()] > 0 || PASS_RATES[number] == 1.0;
@@ -90,7 +90,7 @@ pub(super) fn tallies(lists: usize, shares: &[Vec<Passing>], strata: &[usize]) -
 impl Tally {
     /// Adds the results of a query among the items of a share, list by list. Lists without passing items are not counted, unless
     /// all items pass: a search without filter probes empty lists too.
-    pub(super) fn walk(&mut self, walk: &Walk<'_>, share: &Passing, ahead: &mut Ahead) {
+    pub(super) fn walk(&mut self, walk: &QueryPath<'_>, share: &Passing, ahead: &mut UnscannedLists) {
         let (mut held, mut found, mut items, mut survivors) = (0, 0u64, 0u64, 0u64);
         let (mut look, mut before, mut looks) = (1, (0, 0), Vec::new());
         let mut is_open = true;
@@ -111,30 +111,30 @@ impl Tally {
                 if survivors >= self.k as u64 {
                     let seen = Seen { passing: share.items as f64, survivors, above: found, lately };
                     let left = ahead.expected(walk.threshold, seen, walk.margins) / self.k as f64;
-                    looks.push(Look { left: left as f32, hits: found as u32 });
+                    looks.push(CheckState { left: left as f32, hits: found as u32 });
                     is_open = left > LEFT_MIN;
                 }
                 before = (survivors, items);
-                look = next_look(look, walk.order.len(), Pace::Often);
+                look = next_check(look, walk.order.len(), CheckInterval::Often);
             }
         }
         for place in held..self.hits.len() {
             self.hits[place] += found;
             self.squares[place] += found * found;
         }
-        looks.push(Look { left: 0.0, hits: found as u32 });
+        looks.push(CheckState { left: 0.0, hits: found as u32 });
         self.looks.push(looks);
     }
 
     /// Adds the results of a query of a stratum, list by list.
-    pub(super) fn walk_stratum(&mut self, stratum: usize, walk: &Walk<'_>, share: &Passing) {
+    pub(super) fn walk_stratum(&mut self, stratum: usize, walk: &QueryPath<'_>, share: &Passing) {
         let found = walk.found(share, self.share);
         let (hits, _) = &mut self.strata[stratum];
         hits.iter_mut().zip(found).for_each(|(hits, found)| *hits += found);
     }
 
     /// Adds the results of a query that is out of distribution, list by list.
-    pub(super) fn walk_ood(&mut self, walk: &Walk<'_>, share: &Passing) {
+    pub(super) fn walk_ood(&mut self, walk: &QueryPath<'_>, share: &Passing) {
         let found = walk.found(share, self.share);
         let [hits, squares] = &mut self.ood;
         for ((hits, squares), found) in hits.iter_mut().zip(squares).zip(found) {
@@ -278,7 +278,7 @@ impl Choices<'_> {
         let times = &self.times[tally.share];
         let by_rows = times.by_rows(rows.probes, rows.selected.max(self.rows.selected(tally.k)));
         // If int8 rows do not reach the target, codes may take any time.
-        let mut time = if rows.reaches { Rates::CLEARLY * by_rows } else { f64::INFINITY };
+        let mut time = if rows.reaches { Rates::TIME_SHARE_MAX * by_rows } else { f64::INFINITY };
         let mut best = None;
         for (selected, lost, lost_most) in of(&self.depths.coded, tally)?.lost(queries) {
             let Some(probes) = tally.probes_for(queries, target + lost_most, rows.probes) else { continue };

@@ -22,7 +22,7 @@ use sterling_index::ivf::Rescore;
 use sterling_journal::{
     Append, Disk, Done, Follower, Journal, Journals, LogOptions, Logs, RealDisk, Record, Tail, Topic,
 };
-use sterling_serving::fresh::{Feed, Feeds, MergeWanted, Put, Update, Updating};
+use sterling_serving::fresh::{MergeWanted, ModelUpdates, Put, Update, UpdateFeeds, Updating};
 use sterling_serving::registry::{self, Registry, Snapshots};
 use sterling_serving::view::Attribute;
 use sterling_snapshot::{Desired, Manifest, Store, failing};
@@ -31,12 +31,12 @@ const MODEL: &str = "m";
 /// Number of published items.
 const ITEMS: i64 = 40;
 /// Timeout of automatic recovery.
-const PATIENCE: Duration = Duration::from_secs(60);
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit of the cases in the ordinary suite. `STERLING_TEST_FAULTS=1` runs all of them, `K/N` the K-th of N parts.
 const TIME: Duration = Duration::from_secs(5);
 /// Maximum wait between polls; each wait doubles the previous one. A server polls once per second: polls in quick succession are
 /// one case for a fault.
-const LOOK_MAX: Duration = Duration::from_millis(64);
+const POLL_WAIT_MAX: Duration = Duration::from_millis(64);
 /// Number of concurrent cases in the ordinary suite, and of all of them: most of their time they wait for the thread that tailed a
 /// journal before.
 const TOGETHER: [usize; 2] = [8, 48];
@@ -65,23 +65,23 @@ const FAILURES: [Failure; 6] = [
 struct Faults {
     at: AtomicUsize,
     failure: Failure,
-    asked: Mutex<Vec<&'static str>>,
+    requested: Mutex<Vec<&'static str>>,
 }
 
 impl Faults {
     fn new(at: usize, failure: Failure) -> Arc<Self> {
-        Arc::new(Faults { at: AtomicUsize::new(at), failure, asked: Mutex::default() })
+        Arc::new(Faults { at: AtomicUsize::new(at), failure, requested: Mutex::default() })
     }
 
-    fn asked(&self) -> usize {
-        self.asked.lock().unwrap().len()
+    fn requested(&self) -> usize {
+        self.requested.lock().unwrap().len()
     }
 
     fn call(&self, name: &'static str) -> std::result::Result<(), Failure> {
         let number = {
-            let mut asked = self.asked.lock().unwrap();
-            asked.push(name);
-            asked.len() - 1
+            let mut requested = self.requested.lock().unwrap();
+            requested.push(name);
+            requested.len() - 1
         };
         if number != self.at.load(SeqCst) {
             return Ok(());
@@ -238,7 +238,7 @@ fn published() -> PathBuf {
 /// Server without HTTP.
 struct Server {
     registry: Arc<Registry>,
-    feeds: Arc<Feeds>,
+    feeds: Arc<UpdateFeeds>,
     compactor: Compactor,
 }
 
@@ -257,8 +257,8 @@ struct Script<'a> {
 
 impl<'a> Script<'a> {
     fn new(root: &'a Path, faults: Arc<Faults>) -> Self {
-        let told = faults.clone();
-        let store = failing(Store::new(root.join("store")), Arc::new(move |name| told.on_call(name)));
+        let reported = faults.clone();
+        let store = failing(Store::new(root.join("store")), Arc::new(move |name| reported.on_call(name)));
         let items = BTreeMap::new();
         Script { root, faults, store, server: None, items, position: 0, given: 1000.0, starts: 0 }
     }
@@ -267,7 +267,7 @@ impl<'a> Script<'a> {
         self.server.as_ref().unwrap()
     }
 
-    fn feed(&self) -> Arc<Feed> {
+    fn feed(&self) -> Arc<ModelUpdates> {
         let topic = Topic { model: MODEL.into(), shard: None };
         self.until("the updates", || self.server().feeds.of(&topic))
     }
@@ -279,13 +279,13 @@ impl<'a> Script<'a> {
             if let Some(Some(result)) = caught(&mut done) {
                 return result;
             }
-            let told = self.server.as_ref().map(|server| {
+            let reported = self.server.as_ref().map(|server| {
                 let _ = caught(|| server.registry.refresh());
                 caught(|| (server.registry.troubles(), server.registry.versions(MODEL)))
             });
-            assert!(start.elapsed() < PATIENCE, "{what} did not come: {told:?}");
+            assert!(start.elapsed() < RECOVERY_TIMEOUT, "{what} did not come: {reported:?}");
             std::thread::sleep(wait);
-            wait = (wait * 2).min(LOOK_MAX);
+            wait = (wait * 2).min(POLL_WAIT_MAX);
         }
     }
 
@@ -299,7 +299,7 @@ impl<'a> Script<'a> {
             ..LogOptions::default()
         };
         let logs = Logs { root: self.root.join("updates"), options: log };
-        let feeds = Arc::new(Feeds::new(FailingJournals(logs, self.faults.clone())));
+        let feeds = Arc::new(UpdateFeeds::new(FailingJournals(logs, self.faults.clone())));
         let loader = Updating { snapshots: Snapshots::default(), feeds: Some(feeds.clone()), in_place: true };
         let retry = (Duration::from_millis(1), Duration::from_millis(5));
         let options = registry::Options { memory_bytes: Some(1 << 30), retry, ..registry::Options::default() };
@@ -344,16 +344,16 @@ impl<'a> Script<'a> {
         let updates: Vec<Update> = put.chain(delete.iter().map(|id| Update::Delete { id: *id })).collect();
         for attempt in 0.. {
             assert!(attempt < 5, "nothing is acknowledged: {:?}", self.feed().trouble());
-            let (tell, told) = mpsc::channel();
+            let (tell, reported) = mpsc::channel();
             let feed = self.feed();
             let _ = caught(|| feed.append(&updates, None, Box::new(move |result| drop(tell.send(result)))));
-            let told = told.recv_timeout(PATIENCE);
+            let reported = reported.recv_timeout(RECOVERY_TIMEOUT);
             if feed.trouble().is_some_and(|why| why.contains("until the server is restarted")) {
                 drop(feed);
                 self.start();
             }
             let last = self.feed().last();
-            match told {
+            match reported {
                 Ok(Ok(range)) => assert_eq!((range.start, range.end), (self.position + 1, last + 1)),
                 Ok(Err(e)) if last > self.position => {
                     assert!(e.to_string().contains("may or may not be durable"), "{e}")
@@ -417,9 +417,9 @@ impl<'a> Script<'a> {
     }
 
     /// Changes the desired state, and waits until the server has applied it.
-    fn wish(&self, what: &str, change: impl Fn(&mut Desired), is_so: impl Fn(&Registry) -> bool) {
+    fn desired_state(&self, what: &str, change: impl Fn(&mut Desired), is_so: impl Fn(&Registry) -> bool) {
         self.until(what, || {
-            let before = self.store.wish(MODEL).ok()?;
+            let before = self.store.desired_state(MODEL).ok()?;
             let mut wanted = before.clone();
             change(&mut wanted);
             (wanted == before || self.store.change_desired(MODEL, &before, &change).is_ok()).then_some(())
@@ -428,16 +428,20 @@ impl<'a> Script<'a> {
     }
 
     fn label(&self, version: u64) {
-        let change = |wish: &mut Desired| {
-            wish.labels.insert("stable".into(), version);
+        let change = |desired_state: &mut Desired| {
+            desired_state.labels.insert("stable".into(), version);
         };
-        self.wish("the label", change, |registry| {
+        self.desired_state("the label", change, |registry| {
             registry.labels(MODEL).is_ok_and(|labels| labels.get("stable") == Some(&version))
         });
     }
 
     fn activate(&self, version: u64) {
-        self.wish("the version", |wish| wish.answer(Some(version)), |_| self.is_active(version));
+        self.desired_state(
+            "the version",
+            |desired_state| desired_state.answer(Some(version)),
+            |_| self.is_active(version),
+        );
         self.see();
     }
 
@@ -503,8 +507,8 @@ fn run(at: usize, failure: Failure) -> (Vec<&'static str>, usize) {
         script.run();
         script.starts
     });
-    let asked = faults.asked.lock().unwrap().clone();
-    (asked.clone(), starts.unwrap_or_else(|| panic!("{failure:?} at call {at}, {:?}", asked.get(at))))
+    let requested = faults.requested.lock().unwrap().clone();
+    (requested.clone(), starts.unwrap_or_else(|| panic!("{failure:?} at call {at}, {:?}", requested.get(at))))
 }
 
 /// Every call with every failure, alternating between kinds of calls, so that an early end has covered all kinds, in all parts of
@@ -528,7 +532,7 @@ fn gcd(a: usize, b: usize) -> usize {
 }
 
 #[test]
-fn one_failure_at_any_call_is_over_with_it() {
+fn recovers_from_one_failure_at_any_call() {
     let begun = Instant::now();
     let (calls, starts) = run(usize::MAX, Failure::Panic);
     let cases = cases(&calls);
@@ -542,9 +546,9 @@ fn one_failure_at_any_call_is_over_with_it() {
     let met = Mutex::new(BTreeMap::<&str, usize>::new());
     let work = || {
         while let Some(&(at, failure)) = cases.get(next.fetch_add(1, SeqCst)) {
-            let (asked, begins) = run(at, failure);
+            let (requested, begins) = run(at, failure);
             // The number of calls varies between runs, for example with the number of polls.
-            let Some(call) = asked.get(at) else { continue };
+            let Some(call) = requested.get(at) else { continue };
             assert!(begins <= starts + 1, "{failure:?} at call {at}, {call}: {begins} starts");
             let mut met = met.lock().unwrap();
             *met.entry(call).or_default() += 1;
@@ -579,19 +583,19 @@ fn a_failed_poll_at_the_start_leaves_no_rejection() {
         script.merge();
     }
     for call in 0..12 {
-        let at = faults.asked() + call;
+        let at = faults.requested() + call;
         faults.at.store(at, SeqCst);
         script.start();
         script.see();
         let versions = script.server().registry.versions(MODEL).unwrap();
         let refused: Vec<_> = versions.iter().flat_map(|version| &version.refused).collect();
-        let failed = faults.asked.lock().unwrap().get(at).copied();
+        let failed = faults.requested.lock().unwrap().get(at).copied();
         assert!(refused.iter().all(|refused| refused.retry_in.is_some()), "{failed:?} at call {call}: {refused:?}");
     }
 }
 
 #[test]
-fn a_look_that_panics_ends_no_merges() {
+fn a_panic_in_a_poll_does_not_end_merging() {
     let folder = folder();
     let faults = Faults::new(usize::MAX, Failure::Panic);
     let mut script = Script::new(folder.path(), faults.clone());
@@ -599,15 +603,15 @@ fn a_look_that_panics_ends_no_merges() {
     script.start();
     script.update(&[100], &[]);
     let Server { registry, compactor, feeds: _feeds } = script.server.take().unwrap();
-    let before = faults.asked();
+    let before = faults.requested();
     faults.at.store(before, SeqCst);
-    let (ask, asked) = crossbeam_channel::bounded(1);
-    compactor.start(asked).unwrap();
-    script.until("a look", || (faults.asked() > before).then_some(()));
-    let (tell, told) = mpsc::channel();
+    let (ask, requested) = crossbeam_channel::bounded(1);
+    compactor.start(requested).unwrap();
+    script.until("a look", || (faults.requested() > before).then_some(()));
+    let (tell, reported) = mpsc::channel();
     let told_to = Box::new(move |merged| drop(tell.send(merged)));
-    ask.send(MergeWanted { model: MODEL.into(), told: told_to }).unwrap();
-    let merged = told.recv_timeout(PATIENCE).unwrap().unwrap();
+    ask.send(MergeWanted { model: MODEL.into(), reported: told_to }).unwrap();
+    let merged = reported.recv_timeout(RECOVERY_TIMEOUT).unwrap().unwrap();
     assert_eq!((merged.position, merged.items), (1, ITEMS as usize + 1));
     drop(registry);
 }

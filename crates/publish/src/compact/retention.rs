@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use sterling_core::error::{Kind, Result};
 use sterling_journal::Topic;
-use sterling_serving::fresh::Feeds;
+use sterling_serving::fresh::UpdateFeeds;
 use sterling_serving::registry::Registry;
 use sterling_snapshot::Store;
 
@@ -19,7 +19,7 @@ use sterling_snapshot::Store;
 ///
 /// # Errors
 /// `Io` if a file cannot be read or deleted; the rest is deleted the next time.
-pub fn release(registry: &Registry, store: &Store, feeds: &Feeds, model: &str) -> Result<()> {
+pub fn release(registry: &Registry, store: &Store, feeds: &UpdateFeeds, model: &str) -> Result<()> {
     let loaded = registry.all_in_memory(model);
     let numbers = loaded.iter().map(|loaded| loaded.version());
     let (Some(oldest), Some(newest)) = (numbers.clone().min(), numbers.clone().max()) else { return Ok(()) };
@@ -33,7 +33,7 @@ pub fn release(registry: &Registry, store: &Store, feeds: &Feeds, model: &str) -
     for loaded in &loaded {
         let main = loaded.view().main().clone();
         let (topic, position) = (main.manifest.topic(), main.manifest.position);
-        let behind = store.position_behind_fold(model, loaded.version())?.unwrap_or(position);
+        let behind = store.position_after_checkpoint(model, loaded.version())?.unwrap_or(position);
         // A shard advances under its label, but the state that the label retains stays.
         let is_held = topic.shard.is_some() && labels.values().any(|version| *version == loaded.version());
         need(topic, if is_held { 0 } else { behind.min(position) });
@@ -54,7 +54,7 @@ pub fn release(registry: &Registry, store: &Store, feeds: &Feeds, model: &str) -
             tracing::info!(model, version, "merged version deleted; later versions contain its updates");
         }
     }
-    store.forget_folds(model, oldest)?;
+    store.delete_checkpoints(model, oldest)?;
     needed
         .iter()
         .filter_map(|(topic, position)| Some((feeds.of(topic)?, position)))

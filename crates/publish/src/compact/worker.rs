@@ -15,19 +15,19 @@ use sterling_core::error::{Error, Kind, Result};
 use sterling_core::request::VersionSelector;
 use sterling_core::tasks;
 use sterling_kernels::priority::{Background, Starved};
-use sterling_serving::fresh::{Feed, Feeds, MergeWanted, Merged};
+use sterling_serving::fresh::{MergeWanted, Merged, ModelUpdates, UpdateFeeds};
 use sterling_serving::registry::{Loaded, Registry};
 use sterling_serving::view::View;
 use sterling_snapshot::Store;
 
 /// Interval of the checks.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of changed items (added plus deleted) below which no merge is triggered by their number alone.
 const CHANGED_MIN: f64 = 1024.0;
 /// Fill level of the delta that triggers a merge, regardless of the number of changed items.
 const FULL: f64 = 0.5;
 /// Delay before a failed truncation of a journal is retried.
-const KEPT: Duration = Duration::from_secs(30);
+const RETRY_DELAY: Duration = Duration::from_secs(30);
 /// Initial and maximum delay after a failed merge; each failure doubles it.
 const WAIT: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(600));
 
@@ -35,7 +35,7 @@ const WAIT: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(
 pub struct Compactor {
     store: Store,
     registry: Weak<Registry>,
-    feeds: Arc<Feeds>,
+    feeds: Arc<UpdateFeeds>,
     options: Options,
     /// Models whose merges failed: the end of the delay, and the number of failures.
     failed: BTreeMap<String, (Instant, u32)>,
@@ -47,7 +47,7 @@ pub struct Compactor {
 
 impl Compactor {
     /// Creates a compactor for versions of `store`, which `registry` serves.
-    pub fn new(store: Store, registry: &Arc<Registry>, feeds: Arc<Feeds>, options: Options) -> Self {
+    pub fn new(store: Store, registry: &Arc<Registry>, feeds: Arc<UpdateFeeds>, options: Options) -> Self {
         let (failed, seen, kept) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         Compactor { store, registry: Arc::downgrade(registry), feeds, options, failed, seen, kept }
     }
@@ -59,10 +59,10 @@ impl Compactor {
     pub fn start(mut self, wanted: Receiver<MergeWanted>) -> Result<()> {
         let run = move || {
             loop {
-                let asked = wanted.recv_timeout(LOOK);
+                let requested = wanted.recv_timeout(CHECK_INTERVAL);
                 let Some(registry) = self.registry.upgrade() else { return };
-                match asked {
-                    Ok(MergeWanted { model, told }) => told(self.merge(&registry, &model)),
+                match requested {
+                    Ok(MergeWanted { model, reported }) => reported(self.merge(&registry, &model)),
                     // A panic costs one check.
                     Err(RecvTimeoutError::Timeout) => {
                         let _ = catch_unwind(AssertUnwindSafe(|| self.look(&registry)));
@@ -79,10 +79,10 @@ impl Compactor {
         let models: Vec<String> = registry.list().iter().map(|loaded| loaded.name().to_owned()).collect();
         for name in &models {
             let now: Vec<u64> = registry.all_in_memory(name).iter().map(|loaded| loaded.version()).collect();
-            let waits = self.kept.get(name).is_some_and(|at| at.elapsed() < KEPT);
+            let waits = self.kept.get(name).is_some_and(|at| at.elapsed() < RETRY_DELAY);
             if self.seen.get(name) != Some(&now) && !waits {
                 // A failure, for example on a full disk, is retried even if the versions stay the same.
-                match self.let_go(registry, name) {
+                match self.truncate_unneeded(registry, name) {
                     true => drop((self.kept.remove(name), self.seen.insert(name.clone(), now))),
                     false => drop(self.kept.insert(name.clone(), Instant::now())),
                 }
@@ -103,7 +103,7 @@ impl Compactor {
     }
 
     /// Truncates and deletes unneeded data of a model; returns false on failure.
-    fn let_go(&self, registry: &Registry, model: &str) -> bool {
+    fn truncate_unneeded(&self, registry: &Registry, model: &str) -> bool {
         let released = release(registry, &self.store, &self.feeds, model);
         if let Err(error) = &released {
             tracing::warn!(model, %error, "journal not truncated; retrying later");
@@ -159,17 +159,17 @@ impl Compactor {
         feed.note_merge(merged.as_ref().err().map(Error::kind).filter(|kind| *kind != Kind::Conflict));
         drop(loaded);
         if merged.is_ok() {
-            self.let_go(registry, model);
+            self.truncate_unneeded(registry, model);
         }
         merged
     }
 
-    fn merge_view(&self, registry: &Registry, loaded: &Loaded, view: Arc<View>, feed: &Feed) -> Result<Merged> {
+    fn merge_view(&self, registry: &Registry, loaded: &Loaded, view: Arc<View>, feed: &ModelUpdates) -> Result<Merged> {
         let (model, version) = (loaded.name(), loaded.version());
         let is_cut = view.main().manifest.shard.is_some();
         // A version that cannot be loaded would stay in the store, and the next merge would add another one.
         registry.check_room(loaded)?;
-        let under_way = UnderWay::begin(feed, model);
+        let under_way = RunningMerge::begin(feed, model);
         let (made, background) = self.made(&view, &under_way)?;
         tracing::info!(
             model,
@@ -209,9 +209,9 @@ impl Compactor {
 
     /// Publishes a view on otherwise idle CPU time; if there is none, on a share of a core that grows with the size of the delta.
     /// Returns the version and the priority used.
-    fn made(&self, view: &View, under_way: &UnderWay<'_>) -> Result<(MergedVersion, Background)> {
+    fn made(&self, view: &View, under_way: &RunningMerge<'_>) -> Result<(MergedVersion, Background)> {
         let mut background = self.options.background(view.drift());
-        let merge = || merge(&self.store, view, &|steps| under_way.tell(steps));
+        let merge = || merge(&self.store, view, &|steps| under_way.report_steps(steps));
         if background == Background::Last {
             let pool = Background::last_until_starved(&tasks::MERGE, self.options.threads())?;
             match catch_unwind(AssertUnwindSafe(|| pool.install(merge))) {
@@ -231,37 +231,37 @@ impl Compactor {
 }
 
 /// Running merge, for progress reports.
-struct UnderWay<'a> {
-    feed: &'a Feed,
+struct RunningMerge<'a> {
+    feed: &'a ModelUpdates,
     model: &'a str,
 }
 
-impl<'a> UnderWay<'a> {
-    fn begin(feed: &'a Feed, model: &'a str) -> Self {
-        let under_way = UnderWay { feed, model };
+impl<'a> RunningMerge<'a> {
+    fn begin(feed: &'a ModelUpdates, model: &'a str) -> Self {
+        let under_way = RunningMerge { feed, model };
         feed.begin_merge();
-        under_way.tell_began(unix_time().as_secs_f64());
-        under_way.tell(0);
+        under_way.report_start(unix_time().as_secs_f64());
+        under_way.report_steps(0);
         under_way
     }
 
     /// Reports the number of finished steps.
-    fn tell(&self, steps: usize) {
+    fn report_steps(&self, steps: usize) {
         let done = steps as f64 / (MERGE_STEPS + 1) as f64;
-        self.feed.tell_merge(done);
+        self.feed.report_merge(done);
         metrics::gauge!("sterling_merge_progress_ratio", "model" => self.model.to_owned()).set(done);
     }
 
     /// Reports the Unix time of its start, or 0 at its end.
-    fn tell_began(&self, at: f64) {
+    fn report_start(&self, at: f64) {
         metrics::gauge!("sterling_merge_started_timestamp_seconds", "model" => self.model.to_owned()).set(at);
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for RunningMerge<'_> {
     fn drop(&mut self) {
-        self.tell_began(0.0);
-        self.tell(0);
+        self.report_start(0.0);
+        self.report_steps(0);
         self.feed.end_merge();
     }
 }

@@ -11,7 +11,7 @@ use super::super::catalogue::{Arranged, Arranging};
 use super::super::plan::{Output, Plan, Progress, Stage};
 use super::super::{calibrate, serving, tables, write};
 use super::gather::{gather, publication};
-use super::piece::{self, Made, Piece};
+use super::piece::{self, PieceInProgress, PieceNote};
 use super::steps::{PartCounts, assigned, centroids};
 use super::terms::{PartFolders as _, PartShard, PartTerms};
 use sterling_batch::jobs::JobFolder;
@@ -36,7 +36,7 @@ impl Cut {
         let parts = job.parts(false)?;
         let (trained, _) = centroids(&job, &parts)?;
         let lists = assigned(&job, &parts, &trained, false)?;
-        let lists = lists.iter().map(Piece::digest).collect::<Result<Vec<_>>>()?;
+        let lists = lists.iter().map(PieceNote::digest).collect::<Result<Vec<_>>>()?;
         let queries = calibrate::source(plan.queries.as_deref(), plan.source.package());
         let queries = queries.map(|file| Checksum::of_file(&file)).transpose()?;
         let of = serde_json::to_string(&(trained.digest()?, lists, queries, shards));
@@ -125,7 +125,7 @@ impl Cutting {
         shard: u32,
         folder: &Path,
         progress: &Progress<'_>,
-    ) -> Result<Made<PartShard>> {
+    ) -> Result<PieceInProgress<PartShard>> {
         let built = arranged.shard(shard, self.cut.shards)?;
         progress(Stage::Writing, 0, 2);
         let mut files = version.write_items(arranged, folder, &built)?;
@@ -136,9 +136,9 @@ impl Cutting {
             Some(package) => serving::prepare(package, folder, &self.plan.recipe, &mut files)?,
             None => Decisions::default(),
         };
-        let told = |done, total| progress(Stage::Calibrating, done, total);
+        let reported = |done, total| progress(Stage::Calibrating, done, total);
         let source = calibrate::source(self.plan.queries.as_deref(), self.plan.source.package());
-        let found = calibrate::shard(folder, (&built, arranged), (source.as_deref(), version), &told)?;
+        let found = calibrate::shard(folder, (&built, arranged), (source.as_deref(), version), &reported)?;
         files.extend(found.map(|sum| (calibrate::FINDINGS_FILE.to_owned(), sum)));
         files::sync_folder(folder).map_err(|e| Error::io(folder.display(), e))?;
         let (items, slots) = (built.items(), built.order.len());
@@ -181,7 +181,7 @@ pub(crate) struct CutShard {
 ///
 /// # Errors
 /// `NotFound` with the missing ones; `Corrupt` with a shard that was made from other inputs, or has changed files.
-pub(crate) fn cut_shards(
+pub(crate) fn begun_shards(
     root: &Path,
     plan: &Plan,
     package: Option<&Package>,
@@ -194,7 +194,7 @@ pub(crate) fn cut_shards(
     let (mut found, mut missing) = (Vec::with_capacity(shards as usize), Vec::new());
     for shard in 0..shards {
         let folder = cut.folder(shard);
-        match Piece::<PartShard>::sized(&folder, &cut.origin(shard)) {
+        match PieceNote::<PartShard>::sized(&folder, &cut.origin(shard)) {
             Ok(piece) => {
                 piece.check(&folder, |file| file == calibrate::FINDINGS_FILE)?;
                 let (holds, files) = piece.into_parts();

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::super::embed;
-use super::piece::Piece;
+use super::piece::PieceNote;
 use super::terms::{PartFolders as _, PartItems, PartTerms};
 use sterling_batch::jobs::JobFolder;
 use sterling_core::error::{Error, Result};
@@ -36,7 +36,7 @@ fn kind(values: &ItemValues) -> &'static str {
 ///
 /// # Errors
 /// `Invalid` with the column and both files; `Conflict` with the file before which another has changed.
-pub(super) fn check_vectors(job: &JobFolder<PartTerms>, parts: &[Piece<PartItems>]) -> Result<()> {
+pub(super) fn check_vectors(job: &JobFolder<PartTerms>, parts: &[PieceNote<PartItems>]) -> Result<()> {
     let mut before = 0;
     for (unit, part) in parts.iter().enumerate() {
         if let Some(first) = part.holds.first_row.filter(|first| *first != before) {
@@ -61,7 +61,7 @@ pub(super) fn check_vectors(job: &JobFolder<PartTerms>, parts: &[Piece<PartItems
 /// `Invalid` with the column and the file.
 pub(super) fn check_sources(
     job: &JobFolder<PartTerms>,
-    parts: &[Piece<PartItems>],
+    parts: &[PieceNote<PartItems>],
     package: Option<&Package>,
     items: &Items,
 ) -> Result<()> {
@@ -79,7 +79,7 @@ pub(super) fn check_sources(
 
 fn check_column(
     job: &JobFolder<PartTerms>,
-    parts: &[Piece<PartItems>],
+    parts: &[PieceNote<PartItems>],
     (name, expected): (&str, &str),
     may_miss: bool,
     place: &dyn std::fmt::Display,

@@ -29,7 +29,7 @@ mod steps;
 mod terms;
 
 pub use cut::Cutting;
-pub(super) use cut::{CutShards, cut_shards};
+pub(super) use cut::{CutShards, begun_shards};
 pub(super) use gather::gather;
 pub use gather::publication;
 pub use steps::{Assigning, Embedding, PartCounts, train};

@@ -16,7 +16,7 @@ const NOTE: &str = "note.json";
 /// Content of the note of a piece.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Piece<T> {
+pub(super) struct PieceNote<T> {
     /// All inputs.
     of: String,
     /// Properties of the content.
@@ -28,24 +28,28 @@ pub(super) struct Piece<T> {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Note<T> {
-    piece: Piece<T>,
+    piece: PieceNote<T>,
     digest: String,
 }
 
 /// Content of a piece in progress, and its files.
-pub(super) type Made<T> = (T, BTreeMap<String, Checksum>);
+pub(super) type PieceInProgress<T> = (T, BTreeMap<String, Checksum>);
 
 /// Makes a piece: `make` writes its files to a temporary folder, which is renamed at the end. If another worker has made it
 /// meanwhile, that one is used.
 ///
 /// # Errors
 /// Errors of `make`; `Io` or `NoSpace` with the path.
-pub(super) fn write<T: Serialize>(path: &Path, of: String, make: impl FnOnce(&Path) -> Result<Made<T>>) -> Result<()> {
+pub(super) fn write<T: Serialize>(
+    path: &Path,
+    of: String,
+    make: impl FnOnce(&Path) -> Result<PieceInProgress<T>>,
+) -> Result<()> {
     let written = files::write_folder(path, |staging| {
         let (holds, files) = make(staging)?;
-        let piece = Piece { of, holds, files };
+        let piece = PieceNote { of, holds, files };
         let digest = piece.digest()?;
-        let text = serde_json::to_vec_pretty(&Note { piece, digest }).map_err(|e| unsaid(&e))?;
+        let text = serde_json::to_vec_pretty(&Note { piece, digest }).map_err(|e| unreported(&e))?;
         files::write_atomic(&staging.join(NOTE), |out| out.write_all(&text)).map(drop)
     });
     // Another worker's piece may exist, and a process that found all units done may have deleted the temporary folder.
@@ -55,24 +59,24 @@ pub(super) fn write<T: Serialize>(path: &Path, of: String, make: impl FnOnce(&Pa
 /// Returns whether a piece with these inputs exists.
 ///
 /// # Errors
-/// As [`Piece::noted`].
+/// As [`PieceNote::noted`].
 pub(super) fn is_there<T: Serialize + DeserializeOwned>(path: &Path, of: &str) -> Result<bool> {
-    match Piece::<T>::noted(path, of) {
+    match PieceNote::<T>::noted(path, of) {
         Ok(_) => Ok(true),
         Err(e) if e.kind() == Kind::NotFound => Ok(false),
         Err(e) => Err(e),
     }
 }
 
-fn wrong(file: &Path, what: &dyn std::fmt::Display) -> Error {
+fn invalid(file: &Path, what: &dyn std::fmt::Display) -> Error {
     Error::corrupt(format!("{}: {what}; remove the folder to have it made again", file.display()))
 }
 
-fn unsaid(e: &serde_json::Error) -> Error {
+fn unreported(e: &serde_json::Error) -> Error {
     Error::internal(format!("{NOTE}: {e}"))
 }
 
-impl<T: Serialize + DeserializeOwned> Piece<T> {
+impl<T: Serialize + DeserializeOwned> PieceNote<T> {
     /// Reads the note of a piece with these inputs, without reading its files.
     ///
     /// # Errors
@@ -98,9 +102,9 @@ impl<T: Serialize + DeserializeOwned> Piece<T> {
     /// Same, and verifies the checksums of its files.
     ///
     /// # Errors
-    /// As [`Piece::noted`]; `Corrupt` with the damaged file.
+    /// As [`PieceNote::noted`]; `Corrupt` with the damaged file.
     pub(super) fn open(path: &Path, of: &str) -> Result<Self> {
-        let piece = Piece::noted(path, of)?;
+        let piece = PieceNote::noted(path, of)?;
         piece.check(path, |_| true)?;
         Ok(piece)
     }
@@ -108,17 +112,17 @@ impl<T: Serialize + DeserializeOwned> Piece<T> {
     /// Same, and verifies the lengths of its files.
     ///
     /// # Errors
-    /// As [`Piece::open`].
+    /// As [`PieceNote::open`].
     pub(super) fn sized(path: &Path, of: &str) -> Result<Self> {
-        let piece = Piece::noted(path, of)?;
+        let piece = PieceNote::noted(path, of)?;
         for (name, sum) in &piece.files {
             match fs::metadata(path.join(name)) {
-                Err(e) if e.kind() == ErrorKind::NotFound => return Err(wrong(&path.join(name), &"missing")),
+                Err(e) if e.kind() == ErrorKind::NotFound => return Err(invalid(&path.join(name), &"missing")),
                 about => {
                     let bytes = about.map_err(|e| Error::io(path.join(name).display(), e))?.len();
                     if bytes != sum.bytes {
                         let got = format_args!("{bytes} bytes, expected {}", sum.bytes);
-                        return Err(wrong(&path.join(name), &got));
+                        return Err(invalid(&path.join(name), &got));
                     }
                 }
             }
@@ -134,20 +138,20 @@ impl<T: Serialize + DeserializeOwned> Piece<T> {
         for (name, sum) in self.files.iter().filter(|(name, _)| is_asked(name)) {
             let file = path.join(name);
             let now = match Checksum::of_file(&file) {
-                Err(e) if e.kind() == Kind::NotFound => return Err(wrong(&file, &"missing")),
+                Err(e) if e.kind() == Kind::NotFound => return Err(invalid(&file, &"missing")),
                 now => now?,
             };
             if now != *sum {
                 let (Checksum { bytes, xxh3 }, got) = (sum, &now);
                 let got = format_args!("{} bytes with the hash {}, expected {bytes} with {xxh3}", got.bytes, got.xxh3);
-                return Err(wrong(&file, &got));
+                return Err(invalid(&file, &got));
             }
         }
         Ok(())
     }
 
     /// Returns its content and its files.
-    pub(super) fn into_parts(self) -> Made<T> {
+    pub(super) fn into_parts(self) -> PieceInProgress<T> {
         (self.holds, self.files)
     }
 
@@ -156,10 +160,10 @@ impl<T: Serialize + DeserializeOwned> Piece<T> {
     }
 }
 
-impl<T: Serialize> Piece<T> {
+impl<T: Serialize> PieceNote<T> {
     /// Checksum of the note, and so of all content.
     pub(super) fn digest(&self) -> Result<String> {
-        let text = serde_json::to_vec(self).map_err(|e| unsaid(&e))?;
+        let text = serde_json::to_vec(self).map_err(|e| unreported(&e))?;
         Ok(Checksum::of(&text).xxh3)
     }
 }

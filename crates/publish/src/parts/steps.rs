@@ -10,7 +10,7 @@ use super::super::budget::Budget;
 use super::super::embed::{Embedded, embed};
 use super::super::plan::{Plan, Progress, Stage};
 use super::kinds::{check_vectors, kinds};
-use super::piece::{self, Made, Piece};
+use super::piece::{self, PieceInProgress, PieceNote};
 use super::terms::{
     CENTROIDS, ITEMS, KEPT, LISTS, PartCentroids, PartFolders as _, PartItems, PartLists, PartTerms, TRAINED, VECTORS,
     VectorFile, assigning,
@@ -110,7 +110,7 @@ impl Embedding {
         first_row: Option<usize>,
         folder: &Path,
         progress: &Progress<'_>,
-    ) -> Result<Made<PartItems>> {
+    ) -> Result<PieceInProgress<PartItems>> {
         let mut files = BTreeMap::new();
         items.write(&folder.join(ITEMS))?;
         files.insert(ITEMS.into(), Checksum::of_file(&folder.join(ITEMS))?);
@@ -129,13 +129,13 @@ impl Embedding {
 }
 
 /// Concatenates the vectors of parts; empty parts have none.
-pub(super) fn vectors(job: &JobFolder<PartTerms>, parts: &[Piece<PartItems>]) -> Result<RowStore<'static>> {
+pub(super) fn vectors(job: &JobFolder<PartTerms>, parts: &[PieceNote<PartItems>]) -> Result<RowStore<'static>> {
     let filled = (0..parts.len()).filter(|&unit| parts[unit].holds.items > 0);
     RowStore::joined(filled.map(|unit| npy::open_f32(&job.part(unit).join(VECTORS))).collect::<Result<_>>()?)
 }
 
 /// Combines the vector statistics of parts.
-pub(super) fn surveyed(parts: &[Piece<PartItems>]) -> Result<RowSurvey> {
+pub(super) fn surveyed(parts: &[PieceNote<PartItems>]) -> Result<RowSurvey> {
     RowSurvey::joined(parts.iter().filter_map(|part| part.holds.survey.clone()))
 }
 
@@ -157,8 +157,8 @@ pub fn train(root: &Path, progress: &Progress<'_>) -> Result<bool> {
     let sizes = Sizes::of(&survey, &options)?;
     progress(Stage::Sized(sizes), 0, 1);
     let (done, total) = (AtomicUsize::new(0), ivf::steps(&survey, &options)? - rows.rows());
-    let told = |n| progress(Stage::Clustering, done.fetch_add(n, Ordering::Relaxed) + n, total);
-    let trained = Trained::train(&rows, &survey, &options, &told)?;
+    let reported = |n| progress(Stage::Clustering, done.fetch_add(n, Ordering::Relaxed) + n, total);
+    let trained = Trained::train(&rows, &survey, &options, &reported)?;
     let centroids = RowStore::owned(trained.into_centroids(), rows.cols())?;
     piece::write(&job.trained(), of, |folder| {
         let sum = npy::write_f32(&folder.join(CENTROIDS), &centroids)?;
@@ -170,10 +170,10 @@ pub fn train(root: &Path, progress: &Progress<'_>) -> Result<bool> {
 /// Returns the centroids of a job, which must match its parts.
 pub(super) fn centroids(
     job: &JobFolder<PartTerms>,
-    parts: &[Piece<PartItems>],
-) -> Result<(Piece<PartCentroids>, RowStore<'static>)> {
+    parts: &[PieceNote<PartItems>],
+) -> Result<(PieceNote<PartCentroids>, RowStore<'static>)> {
     let path = job.trained();
-    let piece = Piece::open(&path, &job.training(parts)?).map_err(|e| match e.kind() {
+    let piece = PieceNote::open(&path, &job.training(parts)?).map_err(|e| match e.kind() {
         Kind::NotFound => Error::not_found(format!("{}: no centroids, expected them to be trained", path.display())),
         _ => e,
     })?;
@@ -184,8 +184,8 @@ pub(super) fn centroids(
 /// Worker that assigns items to lists.
 pub struct Assigning {
     job: JobFolder<PartTerms>,
-    parts: Vec<Piece<PartItems>>,
-    piece: Piece<PartCentroids>,
+    parts: Vec<PieceNote<PartItems>>,
+    piece: PieceNote<PartCentroids>,
     trained: Trained,
 }
 
@@ -218,12 +218,12 @@ impl Assigning {
         if piece::is_there::<PartLists>(&path, &of)? {
             return Ok(None);
         }
-        Piece::<PartItems>::open(&self.job.part(unit), &self.job.origin(unit)?)?;
+        PieceNote::<PartItems>::open(&self.job.part(unit), &self.job.origin(unit)?)?;
         let done = AtomicUsize::new(0);
-        let told = |n| progress(Stage::Clustering, done.fetch_add(n, Ordering::Relaxed) + n, items);
+        let reported = |n| progress(Stage::Clustering, done.fetch_add(n, Ordering::Relaxed) + n, items);
         let lists = match items {
             0 => Vec::new(),
-            _ => self.trained.assign(&npy::open_f32(&self.job.part(unit).join(VECTORS))?, &told)?,
+            _ => self.trained.assign(&npy::open_f32(&self.job.part(unit).join(VECTORS))?, &reported)?,
         };
         piece::write(&path, of, |folder| {
             let sum = npy::write_u32(&folder.join(LISTS), &lists)?;
@@ -236,19 +236,19 @@ impl Assigning {
 /// Returns the lists of all parts; `is_whole` verifies the checksums of their files.
 pub(super) fn assigned(
     job: &JobFolder<PartTerms>,
-    parts: &[Piece<PartItems>],
-    trained: &Piece<PartCentroids>,
+    parts: &[PieceNote<PartItems>],
+    trained: &PieceNote<PartCentroids>,
     is_whole: bool,
-) -> Result<Vec<Piece<PartLists>>> {
-    let read = if is_whole { Piece::open } else { Piece::noted };
+) -> Result<Vec<PieceNote<PartLists>>> {
+    let read = if is_whole { PieceNote::open } else { PieceNote::noted };
     job.all("assigned", |unit| read(&job.lists(unit), &assigning(&parts[unit], trained)?))
 }
 
 /// Returns the lists of all items.
 pub(super) fn lists(
     job: &JobFolder<PartTerms>,
-    parts: &[Piece<PartItems>],
-    trained: &Piece<PartCentroids>,
+    parts: &[PieceNote<PartItems>],
+    trained: &PieceNote<PartCentroids>,
 ) -> Result<Vec<u32>> {
     let pieces = assigned(job, parts, trained, true)?;
     let mut all = Vec::with_capacity(pieces.iter().map(|piece| piece.holds.items).sum());

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::super::plan::{Plan, Source};
-use super::piece::Piece;
+use super::piece::PieceNote;
 use sterling_batch::jobs::{JobFolder, Purpose};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_index::ivf::RowSurvey;
@@ -71,11 +71,11 @@ impl PartTerms {
         let files = package.iter().flat_map(|package| package.files().into_iter().map(move |name| (package, name)));
         let files = files.map(|(package, name)| Ok((package.checksum(&name)?, name)));
         let files = files.collect::<Result<Vec<_>>>()?;
-        let told: String = files.iter().map(|(sum, name)| format!("{name} {} {}\n", sum.bytes, sum.xxh3)).collect();
+        let reported: String = files.iter().map(|(sum, name)| format!("{name} {} {}\n", sum.bytes, sum.xxh3)).collect();
         Ok(PartTerms {
             program: PROGRAM.into(),
             package: plan.source.package().map(Path::to_owned),
-            package_files: Checksum::of(told.as_bytes()).xxh3,
+            package_files: Checksum::of(reported.as_bytes()).xxh3,
             name: plan.source.name().map(str::to_owned),
             items: plan.source.item_file()?,
             vectors,
@@ -86,7 +86,7 @@ impl PartTerms {
 
 impl Purpose for PartTerms {
     fn difference(&self, others: &Self) -> Option<(&'static str, String, String)> {
-        let told = |terms: &PartTerms| {
+        let reported = |terms: &PartTerms| {
             [
                 ("program", terms.program.clone()),
                 ("package", format!("{:?}", terms.package)),
@@ -97,7 +97,7 @@ impl Purpose for PartTerms {
                 ("recipe", format!("{:?}", terms.recipe)),
             ]
         };
-        let mut both = told(self).into_iter().zip(told(others));
+        let mut both = reported(self).into_iter().zip(reported(others));
         both.find(|(here, there)| here != there).map(|((what, here), (_, there))| (what, here, there))
     }
 }
@@ -161,7 +161,7 @@ pub(super) trait PartFolders {
     fn trained(&self) -> PathBuf;
 
     /// Returns the parts of all units; `is_whole` verifies the checksums of their files.
-    fn parts(&self, is_whole: bool) -> Result<Vec<Piece<PartItems>>>;
+    fn parts(&self, is_whole: bool) -> Result<Vec<PieceNote<PartItems>>>;
 
     /// Reads the results of every unit.
     ///
@@ -170,7 +170,7 @@ pub(super) trait PartFolders {
     fn all<P: Send>(&self, what: &str, read: impl Fn(usize) -> Result<P> + Sync) -> Result<Vec<P>>;
 
     /// Describes the inputs of the centroids: the parameters and every part.
-    fn training(&self, parts: &[Piece<PartItems>]) -> Result<String>;
+    fn training(&self, parts: &[PieceNote<PartItems>]) -> Result<String>;
 }
 
 impl PartFolders for JobFolder<PartTerms> {
@@ -186,8 +186,8 @@ impl PartFolders for JobFolder<PartTerms> {
         self.root().join(TRAINED)
     }
 
-    fn parts(&self, is_whole: bool) -> Result<Vec<Piece<PartItems>>> {
-        let read = if is_whole { Piece::open } else { Piece::noted };
+    fn parts(&self, is_whole: bool) -> Result<Vec<PieceNote<PartItems>>> {
+        let read = if is_whole { PieceNote::open } else { PieceNote::noted };
         self.all("embedded", |unit| read(&self.part(unit), &self.origin(unit)?))
     }
 
@@ -212,17 +212,17 @@ impl PartFolders for JobFolder<PartTerms> {
         )))
     }
 
-    fn training(&self, parts: &[Piece<PartItems>]) -> Result<String> {
-        let digests = parts.iter().map(Piece::digest).collect::<Result<Vec<_>>>()?;
-        said(&(self.asked(), digests))
+    fn training(&self, parts: &[PieceNote<PartItems>]) -> Result<String> {
+        let digests = parts.iter().map(PieceNote::digest).collect::<Result<Vec<_>>>()?;
+        canonical_json(&(self.asked(), digests))
     }
 }
 
 /// Describes the inputs of lists: the part, and the centroids.
-pub(super) fn assigning(part: &Piece<PartItems>, trained: &Piece<PartCentroids>) -> Result<String> {
-    said(&[part.digest()?, trained.digest()?])
+pub(super) fn assigning(part: &PieceNote<PartItems>, trained: &PieceNote<PartCentroids>) -> Result<String> {
+    canonical_json(&[part.digest()?, trained.digest()?])
 }
 
-fn said(what: &impl Serialize) -> Result<String> {
+fn canonical_json(what: &impl Serialize) -> Result<String> {
     serde_json::to_string(what).map_err(|e| Error::internal(format!("job: {e}")))
 }

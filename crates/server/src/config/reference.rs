@@ -57,7 +57,7 @@ const ROUTE: [(&str, &str); 9] = [
 ];
 
 /// Returns the description of a type or field on one line, as a table cell.
-fn said(of: &Value) -> String {
+fn description(of: &Value) -> String {
     let text = of["description"].as_str().unwrap_or_default();
     text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
 }
@@ -65,7 +65,7 @@ fn said(of: &Value) -> String {
 fn rows(page: &mut String, properties: &Map<String, Value>, defaults: &Value) {
     page.push_str("\n| key | default | meaning |\n|---|---|---|\n");
     for (key, of) in properties {
-        let meaning = said(of);
+        let meaning = description(of);
         assert!(!meaning.is_empty(), "{key} is not documented");
         let default = match &defaults[key.as_str()] {
             Value::Null => String::new(),
@@ -102,7 +102,7 @@ fn page() -> String {
     for (section, of) in &sections {
         let (own, defaults) = (of["properties"].as_object().unwrap(), &defaults[section]);
         assert!(own.keys().eq(defaults.as_object().unwrap().keys()), "{section}: a key that is not described");
-        write!(page, "\n## `[{section}]`\n\n{}\n", said(of)).unwrap();
+        write!(page, "\n## `[{section}]`\n\n{}\n", description(of)).unwrap();
         rows(&mut page, own, defaults);
     }
     page.push_str(ROUTE_HEAD);

@@ -17,7 +17,7 @@ use sterling_core::tasks;
 use sterling_snapshot::Store;
 
 /// Timeout per answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Number of servers that are requested concurrently.
 const TOGETHER: usize = 32;
 /// Number of newest versions that are reported per model.
@@ -25,7 +25,7 @@ const NEWEST: usize = 5;
 
 /// Processes and stores to examine.
 #[derive(Clone, Debug, Default)]
-pub struct Asking {
+pub struct Targets {
     /// Servers, each as `HOST:PORT`; a name stands for all of its addresses. `https://` or `http://` before it selects the
     /// protocol.
     pub servers: Vec<String>,
@@ -43,13 +43,13 @@ pub struct Asking {
 ///
 /// # Errors
 /// Fails if certificates are invalid, or if a name begins with `https://` and no authority is configured.
-pub fn ask(asking: &Asking) -> Result<Observed> {
+pub fn ask(asking: &Targets) -> Result<Observed> {
     let (secure, plain) = (Probe::open(&asking.tls)?, Probe::open(&ServersTls::default())?);
     let all = asking.servers.iter().chain(&asking.routers);
     if let Some(name) = all.filter(|_| !secure.is_secure()).find(|name| name.starts_with(HTTPS)) {
         return Err(Error::invalid(format!("{name}: expected an authority to know it by (`--ca`)")));
     }
-    let asker = Asker { secure, plain, key: asking.key.clone() };
+    let asker = Client { secure, plain, key: asking.key.clone() };
     let runtime = tasks::CALLS.runtime_here(|builder| builder.enable_all())?;
     let (servers, routers) = runtime.block_on(async {
         let (servers, routers) = (places(&asking.servers), places(&asking.routers));
@@ -70,7 +70,7 @@ pub fn host_and_port(name: &str) -> &str {
 }
 
 /// Name and address of a server, or the reason why it has no address.
-struct Place {
+struct ProcessAddress {
     name: String,
     /// Host as the operator named it; the certificate must be valid for it.
     host: String,
@@ -80,21 +80,21 @@ struct Place {
 }
 
 /// Resolves names to addresses.
-fn places(names: &[String]) -> Vec<Place> {
+fn places(names: &[String]) -> Vec<ProcessAddress> {
     let mut places = Vec::new();
     for name in names {
         let is_secure = (name.starts_with(HTTPS) || name.starts_with(HTTP)).then(|| name.starts_with(HTTPS));
         let server = host_and_port(name);
         let host = server.rsplit_once(':').map_or(server, |(host, _)| host).trim_matches(['[', ']']);
-        let place = |name: String, address| Place { name, host: host.to_owned(), is_secure, address };
+        let place = |name: String, address| ProcessAddress { name, host: host.to_owned(), is_secure, address };
         match server.to_socket_addrs() {
             Ok(found) => {
-                let told = |address: SocketAddr| match address.to_string() {
+                let reported = |address: SocketAddr| match address.to_string() {
                     same if same == *server => same,
                     other => format!("{other} ({server})"),
                 };
                 let before = places.len();
-                places.extend(found.map(|address| place(told(address), Ok(address))));
+                places.extend(found.map(|address| place(reported(address), Ok(address))));
                 if places.len() == before {
                     let address = Err(Error::unavailable("the name resolves to no address"));
                     places.push(place(server.to_owned(), address));
@@ -109,16 +109,16 @@ fn places(names: &[String]) -> Vec<Place> {
     places
 }
 
-struct Asker {
+struct Client {
     secure: Probe,
     plain: Probe,
     key: Option<String>,
 }
 
-impl Asker {
+impl Client {
     /// Prepares requests to a server. The key is sent in clear over a network only if the operator chose `http://`, and not
     /// before the server has answered in plain HTTP: a server that expects TLS must not receive it.
-    async fn begin<'a>(&'a self, place: &'a Place) -> Result<Questions<'a>> {
+    async fn begin<'a>(&'a self, place: &'a ProcessAddress) -> Result<Questions<'a>> {
         let address = *place.address.as_ref().map_err(Error::again)?;
         let server = (address, &*place.host);
         let (is_secure, key) = (place.is_secure.unwrap_or(self.secure.is_secure()), self.key.as_deref());
@@ -129,7 +129,7 @@ impl Asker {
                      `{HTTP}HOST:PORT` to send it all the same"
                 )));
             }
-            let said = self.plain.get(server, None, "/livez", PATIENCE).await;
+            let said = self.plain.get(server, None, "/livez", ANSWER_TIMEOUT).await;
             said.map_err(|e| {
                 e.within("no answer in plain HTTP, so that the key was not sent; is it a server with TLS (`--ca`)?")
             })?;
@@ -137,7 +137,7 @@ impl Asker {
         Ok(Questions { probe: if is_secure { &self.secure } else { &self.plain }, server, key })
     }
 
-    async fn server(&self, place: &Place) -> ServerSeen {
+    async fn server(&self, place: &ProcessAddress) -> ServerSeen {
         let name = place.name.clone();
         match self.answering(place).await {
             Ok(seen) => ServerSeen { name, ..seen },
@@ -145,10 +145,10 @@ impl Asker {
         }
     }
 
-    async fn answering(&self, place: &Place) -> Result<ServerSeen> {
+    async fn answering(&self, place: &ProcessAddress) -> Result<ServerSeen> {
         let ask = self.begin(place).await?;
         let (is_ready, why, warnings) = ask.ready().await?;
-        let holdings: Holdings = read(&ask.told(PARTS_PATH).await?)?;
+        let holdings: Holdings = read(&ask.reported(PARTS_PATH).await?)?;
         let mut seen = ServerSeen { is_ready, why, warnings, ..ServerSeen::default() };
         for part in holdings.parts {
             let (mut position, mut lag) = (None, None);
@@ -183,7 +183,7 @@ impl Asker {
         Ok(seen)
     }
 
-    async fn router(&self, place: &Place) -> RouterSeen {
+    async fn router(&self, place: &ProcessAddress) -> RouterSeen {
         let name = place.name.clone();
         match self.routing(place).await {
             Ok(seen) => RouterSeen { name, ..seen },
@@ -191,7 +191,7 @@ impl Asker {
         }
     }
 
-    async fn routing(&self, place: &Place) -> Result<RouterSeen> {
+    async fn routing(&self, place: &ProcessAddress) -> Result<RouterSeen> {
         let ask = self.begin(place).await?;
         let (is_ready, why, mut warnings) = ask.ready().await?;
         let models: ModelList = ask.json("/v1/models").await?;
@@ -217,11 +217,11 @@ struct Questions<'a> {
 impl Questions<'_> {
     /// Returns status and body of a path.
     async fn get(&self, path: &str) -> Result<(u16, Bytes)> {
-        self.probe.get(self.server, self.key, path, PATIENCE).await
+        self.probe.get(self.server, self.key, path, ANSWER_TIMEOUT).await
     }
 
     /// Returns the body of a path.
-    async fn told(&self, path: &str) -> Result<Bytes> {
+    async fn reported(&self, path: &str) -> Result<Bytes> {
         match self.get(path).await? {
             (200, body) => Ok(body),
             (status, body) => Err(Error::unavailable(refusal(status, &body))),
@@ -229,7 +229,7 @@ impl Questions<'_> {
     }
 
     async fn json<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
-        let body = self.told(path).await?;
+        let body = self.reported(path).await?;
         serde_json::from_slice(&body)
             .map_err(|e| Error::unavailable(format!("{path}: not the answer of a server: {e}")))
     }
@@ -261,23 +261,25 @@ fn stored(store: &Store) -> StoreSeen {
 }
 
 fn models(store: &Store) -> Result<BTreeMap<String, ModelSeen>> {
-    let names: BTreeSet<String> = store.models()?.into_iter().chain(store.cut_models()?).collect();
+    let names: BTreeSet<String> = store.models()?.into_iter().chain(store.sharded_models()?).collect();
     let seen = |name: String| {
-        let (whole, cut, wish) = (store.versions(&name)?, store.cut_versions(&name)?, store.wish(&name)?);
+        let (whole, cut, desired_state) =
+            (store.versions(&name)?, store.sharded_versions(&name)?, store.desired_state(&name)?);
         let mut all: Vec<u64> = whole.iter().chain(&cut).copied().collect();
         all.sort_unstable();
-        let mut told: Vec<u64> = all.iter().rev().take(NEWEST).copied().collect();
-        let wished = wish.version.iter().chain(wish.labels.values()).filter(|version| all.contains(version));
-        told.extend(wished);
+        let mut reported: Vec<u64> = all.iter().rev().take(NEWEST).copied().collect();
+        let wished =
+            desired_state.version.iter().chain(desired_state.labels.values()).filter(|version| all.contains(version));
+        reported.extend(wished);
         let digest = |version: u64| match cut.contains(&version) {
             true => store.shards(&name, version).map(|(shards, _)| (version, shards.digest())),
             false => store.manifest(&name, version).map(|manifest| (version, manifest.digest())),
         };
         // Servers reject and report an unreadable version themselves.
-        let versions = told.into_iter().filter_map(|version| digest(version).ok()).collect();
-        let stands = wish.version.map(|version| store.successor(&name, version, &whole));
-        let traffic = wish.traffic.told();
-        Ok((name, ModelSeen { versions, wished: wish.version, stands, labels: wish.labels, traffic }))
+        let versions = reported.into_iter().filter_map(|version| digest(version).ok()).collect();
+        let stands = desired_state.version.map(|version| store.successor(&name, version, &whole));
+        let traffic = desired_state.traffic.reported();
+        Ok((name, ModelSeen { versions, wished: desired_state.version, stands, labels: desired_state.labels, traffic }))
     };
     names.into_iter().map(seen).collect()
 }

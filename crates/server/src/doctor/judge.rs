@@ -7,36 +7,36 @@ use super::{ModelSeen, Observed, PartSeen, ServerSeen};
 /// Returns one sentence per finding; none if all is well. A replica may be at most `lag_max` updates behind another replica, or
 /// behind the durable updates of its server.
 pub fn judge(observed: &Observed, lag_max: u64) -> Vec<String> {
-    let mut wrong = Vec::new();
+    let mut findings = Vec::new();
     for server in &observed.servers {
         let name = &server.name;
         let why = server.why.iter().filter(|_| !server.is_ready);
-        wrong.extend(why.map(|why| format!("server {name} accepts no requests: {why}")));
-        wrong.extend(server.warnings.iter().map(|warning| format!("server {name} warns: {warning}")));
+        findings.extend(why.map(|why| format!("server {name} accepts no requests: {why}")));
+        findings.extend(server.warnings.iter().map(|warning| format!("server {name} warns: {warning}")));
         let refused = server.refused.iter();
-        wrong.extend(
+        findings.extend(
             refused.map(|(model, version, why)| format!("server {name} rejected {model} version {version}: {why}")),
         );
     }
     for router in &observed.routers {
         let why = router.why.iter().filter(|_| !router.is_ready);
-        wrong.extend(why.map(|why| format!("router {} accepts no requests: {why}", router.name)));
-        wrong.extend(router.warnings.iter().map(|warning| format!("router {} warns: {warning}", router.name)));
+        findings.extend(why.map(|why| format!("router {} accepts no requests: {why}", router.name)));
+        findings.extend(router.warnings.iter().map(|warning| format!("router {} warns: {warning}", router.name)));
     }
     let unread = observed.stores.iter().filter_map(|store| Some((&store.name, store.why.as_ref()?)));
-    wrong.extend(unread.map(|(name, why)| format!("store {name} cannot be read: {why}")));
+    findings.extend(unread.map(|(name, why)| format!("store {name} cannot be read: {why}")));
     let of_servers = observed.servers.iter().flat_map(|server| &server.parts).map(|part| &part.model);
     let of_stores = observed.stores.iter().flat_map(|store| store.models.keys());
     for model in of_servers.chain(of_stores).collect::<BTreeSet<_>>() {
         let view = Model { observed, name: model };
-        view.active(&mut wrong);
-        view.digests(&mut wrong);
-        view.shards(&mut wrong);
-        view.behind(lag_max, &mut wrong);
-        view.routers(&mut wrong);
-        view.stores(&mut wrong);
+        view.active(&mut findings);
+        view.digests(&mut findings);
+        view.shards(&mut findings);
+        view.behind(lag_max, &mut findings);
+        view.routers(&mut findings);
+        view.stores(&mut findings);
     }
-    wrong
+    findings
 }
 
 /// Observed state of one model.
@@ -66,17 +66,17 @@ impl<'a> Model<'a> {
         votes.into_iter().max_by_key(|(version, votes)| (*votes, *version)).map(|(version, _)| version)
     }
 
-    fn active(&self, wrong: &mut Vec<String>) {
+    fn active(&self, findings: &mut Vec<String>) {
         let mut servers: BTreeMap<u64, Vec<&str>> = BTreeMap::new();
         self.active_parts().for_each(|(server, part)| servers.entry(part.version).or_default().push(&server.name));
         if servers.len() > 1 {
-            let told: Vec<String> =
+            let reported: Vec<String> =
                 servers.iter().map(|(version, names)| format!("{version} at {}", names.join(", "))).collect();
-            wrong.push(format!("{}: servers answer with several versions: {}", self.name, told.join("; ")));
+            findings.push(format!("{}: servers answer with several versions: {}", self.name, reported.join("; ")));
         }
     }
 
-    fn digests(&self, wrong: &mut Vec<String>) {
+    fn digests(&self, findings: &mut Vec<String>) {
         let mut servers: BTreeMap<u64, BTreeMap<&str, Vec<&str>>> = BTreeMap::new();
         for (server, part) in self.parts() {
             servers.entry(part.version).or_default().entry(&part.digest).or_default().push(&server.name);
@@ -90,19 +90,19 @@ impl<'a> Model<'a> {
             }
         }
         for (version, digests) in servers.into_iter().filter(|(_, digests)| digests.len() > 1) {
-            let told: Vec<String> =
+            let reported: Vec<String> =
                 digests.iter().map(|(digest, names)| format!("{digest} at {}", names.join(", "))).collect();
-            let told = told.join("; ");
-            wrong.push(format!("{} version {version}: one number has several digests: {told}", self.name));
+            let reported = reported.join("; ");
+            findings.push(format!("{} version {version}: one number has several digests: {reported}", self.name));
         }
     }
 
-    fn shards(&self, wrong: &mut Vec<String>) {
+    fn shards(&self, findings: &mut Vec<String>) {
         let Some((version, digest)) = self.most() else {
             if self.observed.servers.is_empty() {
                 return;
             }
-            return wrong.push(format!("{}: no server answers with any version of it", self.name));
+            return findings.push(format!("{}: no server answers with any version of it", self.name));
         };
         let of_version = || self.parts().filter(|(_, part)| (part.version, &*part.digest) == (version, digest));
         let shards = of_version().map(|(_, part)| part.shards).max().unwrap_or(1);
@@ -110,7 +110,7 @@ impl<'a> Model<'a> {
         of_version().for_each(|(_, part)| replicas[part.shard.min(shards - 1) as usize] += 1);
         let most = replicas.iter().copied().max().unwrap_or(0);
         for (shard, count) in replicas.into_iter().enumerate().filter(|(_, count)| *count < most) {
-            wrong.push(match count {
+            findings.push(match count {
                 0 => format!(
                     "{} version {version}: shard {shard} of {shards} is at no server that accepts requests",
                     self.name
@@ -123,37 +123,37 @@ impl<'a> Model<'a> {
         }
     }
 
-    fn behind(&self, lag_max: u64, wrong: &mut Vec<String>) {
+    fn behind(&self, lag_max: u64, findings: &mut Vec<String>) {
         let mut first: BTreeMap<(u64, u32), u64> = BTreeMap::new();
-        let told = || self.active_parts().filter_map(|(server, part)| Some((server, part, part.position?)));
-        for (_, part, position) in told() {
+        let reported = || self.active_parts().filter_map(|(server, part)| Some((server, part, part.position?)));
+        for (_, part, position) in reported() {
             let of_shard = first.entry((part.version, part.shard)).or_default();
             *of_shard = position.max(*of_shard);
         }
-        for (server, part, position) in told() {
+        for (server, part, position) in reported() {
             let behind = first[&(part.version, part.shard)] - position;
             let (name, lag) = (&server.name, part.lag.unwrap_or(0));
             if behind > lag_max {
                 let shard = if part.shards > 1 { format!(" shard {}", part.shard) } else { String::new() };
-                wrong.push(format!(
+                findings.push(format!(
                     "{}{shard}: server {name} is {behind} updates behind another one, at position {position}",
                     self.name
                 ));
             }
             if lag > lag_max {
-                wrong.push(format!("{}: server {name} does not show its last {lag} updates yet", self.name));
+                findings.push(format!("{}: server {name} does not show its last {lag} updates yet", self.name));
             }
         }
     }
 
-    fn routers(&self, wrong: &mut Vec<String>) {
+    fn routers(&self, findings: &mut Vec<String>) {
         for router in self.observed.routers.iter().filter(|router| router.is_ready) {
             match (router.active.get(self.name), self.most()) {
-                (Some((version, digest)), Some(most)) if (*version, &**digest) != most => wrong.push(format!(
+                (Some((version, digest)), Some(most)) if (*version, &**digest) != most => findings.push(format!(
                     "{}: router {} answers with version {version} ({digest}), most servers with version {} ({})",
                     self.name, router.name, most.0, most.1
                 )),
-                (None, Some((version, _))) => wrong.push(format!(
+                (None, Some((version, _))) => findings.push(format!(
                     "{}: router {} answers with no version of it, most servers with version {version}",
                     self.name, router.name
                 )),
@@ -162,11 +162,11 @@ impl<'a> Model<'a> {
         }
     }
 
-    fn stores(&self, wrong: &mut Vec<String>) {
+    fn stores(&self, findings: &mut Vec<String>) {
         for store in &self.observed.stores {
             let Some(model) = store.models.get(self.name) else {
                 if self.active_parts().next().is_some() && store.why.is_none() {
-                    wrong.push(format!("{}: store {} has no version of it", self.name, store.name));
+                    findings.push(format!("{}: store {} has no version of it", self.name, store.name));
                 }
                 continue;
             };
@@ -174,14 +174,14 @@ impl<'a> Model<'a> {
                 continue;
             }
             match model.wished {
-                Some(wished) => self.wished(&store.name, model, wished, wrong),
-                None => self.newest(&store.name, model, wrong),
+                Some(wished) => self.wished(&store.name, model, wished, findings),
+                None => self.newest(&store.name, model, findings),
             }
             for (label, version) in &model.labels {
                 let without = self.lacking(|part| part.version == *version && part.labels.contains(label));
                 if !without.is_empty() {
                     let servers = without.join(", ");
-                    wrong.push(format!(
+                    findings.push(format!(
                         "{}: label `{label}` should point to version {version}, but does not at {servers}",
                         self.name
                     ));
@@ -190,25 +190,25 @@ impl<'a> Model<'a> {
         }
     }
 
-    fn wished(&self, store: &str, model: &ModelSeen, wished: u64, wrong: &mut Vec<String>) {
+    fn wished(&self, store: &str, model: &ModelSeen, wished: u64, findings: &mut Vec<String>) {
         if !model.versions.contains_key(&wished) {
-            wrong.push(format!("{}: desired version {wished} is not in store {store}", self.name));
+            findings.push(format!("{}: desired version {wished} is not in store {store}", self.name));
         }
         let stands = model.stands.unwrap_or(wished);
         let without = self.lacking(|part| part.is_active && (wished..=stands).contains(&part.version));
         if !without.is_empty() {
-            wrong.push(format!("{}: desired version {wished} is not active at {}", self.name, without.join(", ")));
+            findings.push(format!("{}: desired version {wished} is not active at {}", self.name, without.join(", ")));
         }
     }
 
-    fn newest(&self, store: &str, model: &ModelSeen, wrong: &mut Vec<String>) {
+    fn newest(&self, store: &str, model: &ModelSeen, findings: &mut Vec<String>) {
         let Some((newest, _)) = model.versions.last_key_value() else { return };
         let without = self.lacking(|part| part.version >= *newest);
         let servers = self.active_parts().map(|(server, _)| &server.name).collect::<BTreeSet<_>>().len();
         if without.is_empty() {
             return;
         }
-        wrong.push(match without.len() == servers {
+        findings.push(match without.len() == servers {
             true => format!("{}: store {store} holds version {newest}, which no server loaded", self.name),
             false => {
                 format!("{}: store {store} holds version {newest}, not loaded by {}", self.name, without.join(", "))
@@ -263,7 +263,7 @@ mod tests {
         Observed { servers, routers: vec![router], stores: vec![store] }
     }
 
-    fn told(change: impl FnOnce(&mut Observed)) -> Vec<String> {
+    fn reported(change: impl FnOnce(&mut Observed)) -> Vec<String> {
         let mut observed = well();
         change(&mut observed);
         judge(&observed, 10)
@@ -275,12 +275,12 @@ mod tests {
 
     #[test]
     fn healthy_servers_are_not_reported() {
-        assert_eq!(told(|_| ()), [""; 0]);
-        assert_eq!(told(|o| o.servers[1].parts[0].position = Some(91)), [""; 0]);
-        assert_eq!(told(|o| (o.servers.clear(), o.routers.clear()).0), [""; 0]);
+        assert_eq!(reported(|_| ()), [""; 0]);
+        assert_eq!(reported(|o| o.servers[1].parts[0].position = Some(91)), [""; 0]);
+        assert_eq!(reported(|o| (o.servers.clear(), o.routers.clear()).0), [""; 0]);
         assert_eq!(judge(&Observed::default(), 0), [""; 0]);
         // A version that was merged from the desired version satisfies it.
-        let merged = told(|o| {
+        let merged = reported(|o| {
             o.servers.iter_mut().for_each(|s| (s.parts[0].version, s.parts[0].digest) = (4, "d4".into()));
             o.routers[0].active.insert("m".into(), (4, "d4".into()));
             model(o).stands = Some(4);
@@ -352,7 +352,7 @@ mod tests {
             ),
         ];
         for (change, expected) in cases {
-            assert_eq!(told(change), expected);
+            assert_eq!(reported(change), expected);
         }
     }
 
@@ -364,7 +364,7 @@ mod tests {
             model(o).labels.clear();
         };
         assert_eq!(
-            told(two),
+            reported(two),
             [
                 "m: servers answer with several versions: 2 at s0; 3 at s1, s2, s3",
                 "m version 3: shard 0 of 2 has 1 replicas, others have 2",

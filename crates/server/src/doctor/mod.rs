@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-pub use ask::{Asking, ask, host_and_port};
+pub use ask::{Targets, ask, host_and_port};
 pub use judge::judge;
 
 /// State of everything that was examined.

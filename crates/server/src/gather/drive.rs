@@ -10,7 +10,7 @@ use std::time::Instant;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 
-use super::merge::{Chosen, Next, OfShard, best, candidates, counting};
+use super::merge::{Chosen, Next, ShardResults, best, candidates, counting};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::request::{
     Content, Embed, OnDegraded, Rank, Ranked, RankedAhead, Reading, Request, Rerank, Retrieve, Select, Selected,
@@ -29,7 +29,7 @@ pub trait Sharded: Sync {
     /// Encoded request, for any number of shards.
     type Call: Clone + Send;
     /// Data that accompanies an answer and is not merged, such as the columns of its items.
-    type Beside: Send;
+    type Extra: Send;
 
     /// Number of items per shard at publication, one entry per shard.
     fn items(&self) -> &[usize];
@@ -46,12 +46,12 @@ pub trait Sharded: Sync {
     /// Queries one shard. Dropping the future cancels the query.
     ///
     /// Errors either concern the request, and are the same at every shard, or the shard, if their kind says so ([`is_absence`]).
-    fn ask(&self, shard: usize, call: Self::Call) -> impl Future<Output = Result<Said<Self::Beside>>> + Send;
+    fn ask(&self, shard: usize, call: Self::Call) -> impl Future<Output = Result<ShardAnswer<Self::Extra>>> + Send;
 }
 
 /// Answer of a shard.
 #[derive(Clone, Debug)]
-pub struct Said<B> {
+pub struct ShardAnswer<B> {
     /// Requested content.
     pub content: Content,
     /// Number of ids of remote tables that were answered with default rows.
@@ -96,7 +96,7 @@ pub struct Gathered<B> {
     /// Requested items of a [`Rank`] that no shard holds, in the order of the request.
     pub unknown: Vec<ItemId>,
     /// Accompanying data of answers in earlier rounds.
-    pub told: Vec<RoundData<B>>,
+    pub reported: Vec<RoundData<B>>,
     /// Shards that failed, each with its error.
     pub missing: Vec<(usize, Error)>,
     /// Share of the published items in shards that did not fail.
@@ -112,8 +112,8 @@ pub struct Gathered<B> {
 impl<B> Gathered<B> {
     /// Accompanying data of all answers with the index of their shard; the last round comes last.
     pub fn besides(&self) -> impl Iterator<Item = (usize, &B)> {
-        let told = self.told.iter().map(|told| (told.shard, &told.beside));
-        told.chain(self.parts.iter().filter_map(|part| Some((part.shard, part.beside.as_ref()?))))
+        let reported = self.reported.iter().map(|reported| (reported.shard, &reported.beside));
+        reported.chain(self.parts.iter().filter_map(|part| Some((part.shard, part.beside.as_ref()?))))
     }
 
     /// Returns the results as one list, without slots: they belong to no single view.
@@ -145,7 +145,7 @@ pub fn is_absence(kind: Kind) -> bool {
 ///
 /// # Errors
 /// Errors of the request; `Partial` if shards fail and the others hold less than `min_coverage` of the items (0 to 1).
-pub async fn retrieve<S: Sharded>(shards: &S, retrieve: Retrieve, min_coverage: f64) -> Result<Gathered<S::Beside>> {
+pub async fn retrieve<S: Sharded>(shards: &S, retrieve: Retrieve, min_coverage: f64) -> Result<Gathered<S::Extra>> {
     let mut run = Run::new(shards, min_coverage);
     if run.present.len() == 1 {
         return run.only(Request::Retrieve(retrieve)).await;
@@ -166,7 +166,7 @@ pub async fn retrieve<S: Sharded>(shards: &S, retrieve: Retrieve, min_coverage: 
 ///
 /// # Errors
 /// As [`retrieve`].
-pub async fn rank<S: Sharded>(shards: &S, rank: Rank, min_coverage: f64) -> Result<Gathered<S::Beside>> {
+pub async fn rank<S: Sharded>(shards: &S, rank: Rank, min_coverage: f64) -> Result<Gathered<S::Extra>> {
     let mut run = Run::new(shards, min_coverage);
     if run.present.len() == 1 {
         return run.only(Request::Rank(rank)).await;
@@ -185,7 +185,7 @@ pub async fn rank<S: Sharded>(shards: &S, rank: Rank, min_coverage: f64) -> Resu
     }
     let unknown: BTreeSet<ItemId> = parts.iter().flat_map(|part| part.ranked.unknown.iter().copied()).collect();
     let unknown = items.into_iter().filter(|item| unknown.contains(item)).collect();
-    let of_parts: Vec<OfShard<'_>> = parts.iter().map(|part| of_shard(&part.ranked, None, true)).collect();
+    let of_parts: Vec<ShardResults<'_>> = parts.iter().map(|part| of_shard(&part.ranked, None, true)).collect();
     match best(&of_parts, usize::MAX) {
         Next::Done(order) => Ok(run.end(order, parts, unknown)),
         Next::Again(_) | Next::Further => {
@@ -198,7 +198,7 @@ pub async fn rank<S: Sharded>(shards: &S, rank: Rank, min_coverage: f64) -> Resu
 ///
 /// # Errors
 /// Errors of the request; the last shard's error if none could answer.
-pub async fn embed<S: Sharded>(shards: &S, embed: Embed) -> Result<Said<S::Beside>> {
+pub async fn embed<S: Sharded>(shards: &S, embed: Embed) -> Result<ShardAnswer<S::Extra>> {
     Run::new(shards, 0.0).anyone(embed).await.map(|(_, said)| said)
 }
 
@@ -209,8 +209,8 @@ fn ranked(content: Content) -> Result<Ranked> {
     }
 }
 
-fn of_shard<'a>(ranked: &'a Ranked, counts: Option<&'a [bool]>, is_all: bool) -> OfShard<'a> {
-    OfShard { ids: &ranked.ids, scores: &ranked.scores, counts, is_all }
+fn of_shard<'a>(ranked: &'a Ranked, counts: Option<&'a [bool]>, is_all: bool) -> ShardResults<'a> {
+    ShardResults { ids: &ranked.ids, scores: &ranked.scores, counts, is_all }
 }
 
 /// Rejects results whose columns differ in length.
@@ -233,8 +233,8 @@ struct Run<'a, S: Sharded> {
     /// True if all shards probe more lists.
     further: bool,
     /// Early reranked results of shards from their selection, with accompanying data.
-    ahead: BTreeMap<usize, (RankedAhead, S::Beside)>,
-    told: Vec<RoundData<S::Beside>>,
+    ahead: BTreeMap<usize, (RankedAhead, S::Extra)>,
+    reported: Vec<RoundData<S::Extra>>,
     again: usize,
     degraded_rows: u64,
     steps: Vec<StepReport>,
@@ -259,11 +259,11 @@ impl<B> Part<B> {
     }
 
     /// Returns whether the shard must still be queried.
-    fn is_wanting(&self) -> bool {
+    fn needs_query(&self) -> bool {
         self.results.candidates > 0 && self.results.beside.is_none()
     }
 
-    fn took_ahead(&mut self, ahead: RankedAhead, counts: Vec<bool>, beside: B) {
+    fn take_reranked(&mut self, ahead: RankedAhead, counts: Vec<bool>, beside: B) {
         self.results = Results { round: "select", ranked: ahead.ranked, beside: Some(beside), ..self.results };
         (self.counts, self.is_all) = (Some(counts), ahead.is_all);
     }
@@ -276,25 +276,25 @@ impl<B> Part<B> {
     }
 
     /// Takes the accompanying data of results that are replaced.
-    fn told(&mut self) -> Option<RoundData<B>> {
+    fn reported(&mut self) -> Option<RoundData<B>> {
         let Results { shard, round, .. } = self.results;
         self.results.beside.take().map(|beside| RoundData { shard, round, beside })
     }
 
-    fn of_shard(&self) -> OfShard<'_> {
+    fn of_shard(&self) -> ShardResults<'_> {
         of_shard(&self.results.ranked, self.counts.as_deref(), self.is_all)
     }
 }
 
-type Answers<B> = BTreeMap<usize, Said<B>>;
+type Answers<B> = BTreeMap<usize, ShardAnswer<B>>;
 type Order = Vec<(usize, usize)>;
 
 impl<'a, S: Sharded> Run<'a, S> {
     fn new(shards: &'a S, min_coverage: f64) -> Self {
         let present = (0..shards.items().len()).collect();
-        let (missing, told, steps) = (Vec::new(), Vec::new(), Vec::new());
+        let (missing, reported, steps) = (Vec::new(), Vec::new(), Vec::new());
         let (further, ahead) = (false, BTreeMap::new());
-        Run { shards, min_coverage, present, missing, further, ahead, told, again: 0, degraded_rows: 0, steps }
+        Run { shards, min_coverage, present, missing, further, ahead, reported, again: 0, degraded_rows: 0, steps }
     }
 
     fn step(&mut self, name: &'static str, start: Instant, items: usize) {
@@ -331,7 +331,7 @@ impl<'a, S: Sharded> Run<'a, S> {
     }
 
     /// Queries some shards concurrently.
-    async fn ask(&mut self, round: &'static str, calls: Vec<(usize, S::Call)>) -> Result<Answers<S::Beside>> {
+    async fn ask(&mut self, round: &'static str, calls: Vec<(usize, S::Call)>) -> Result<Answers<S::Extra>> {
         let (start, shards) = (Instant::now(), self.shards);
         let one = |(shard, call)| async move { (shard, shards.ask(shard, call).await) };
         let mut waiting: FuturesUnordered<_> = calls.into_iter().map(one).collect();
@@ -348,7 +348,7 @@ impl<'a, S: Sharded> Run<'a, S> {
     }
 
     /// Queries the only shard.
-    async fn only(mut self, request: Request) -> Result<Gathered<S::Beside>> {
+    async fn only(mut self, request: Request) -> Result<Gathered<S::Extra>> {
         let answers = self.ask("shard", vec![(0, self.shards.call(request))]).await?;
         let said = answers.into_values().next().ok_or_else(|| Error::internal("no shard was queried"))?;
         self.degraded_rows = said.degraded_rows;
@@ -360,7 +360,7 @@ impl<'a, S: Sharded> Run<'a, S> {
     }
 
     /// Runs the user tower at any shard that can.
-    async fn anyone(&mut self, embed: Embed) -> Result<(usize, Said<S::Beside>)> {
+    async fn anyone(&mut self, embed: Embed) -> Result<(usize, ShardAnswer<S::Extra>)> {
         let (start, count, first) = (Instant::now(), self.shards.items().len(), self.shards.turn());
         let call = self.shards.call(Request::Embed(embed));
         let mut last = Error::unavailable("there are no shards");
@@ -385,7 +385,7 @@ impl<'a, S: Sharded> Run<'a, S> {
             return Err(Error::internal("a shard sent no embedding, expected one"));
         };
         self.degraded_rows += said.degraded_rows;
-        self.told.push(RoundData { shard, round: "embed", beside: said.beside });
+        self.reported.push(RoundData { shard, round: "embed", beside: said.beside });
         Ok(User::Embedded(embedded))
     }
 
@@ -406,11 +406,11 @@ impl<'a, S: Sharded> Run<'a, S> {
             let Content::Selected(of_shard) = said.content else {
                 return Err(Error::internal("a shard sent no candidates, expected some"));
             };
-            let mut told = |beside| self.told.push(RoundData { shard, round: "select", beside });
+            let mut reported = |beside| self.reported.push(RoundData { shard, round: "select", beside });
             // Earlier results cover fewer candidates than the shard has sent by now.
-            self.ahead.remove(&shard).into_iter().for_each(|(_, beside)| told(beside));
+            self.ahead.remove(&shard).into_iter().for_each(|(_, beside)| reported(beside));
             match of_shard.ahead {
-                None => told(said.beside),
+                None => reported(said.beside),
                 Some(RankedAhead { ranked, is_all, last }) => {
                     let ahead = RankedAhead { ranked: whole(ranked)?, is_all, last };
                     self.ahead.insert(shard, (ahead, said.beside));
@@ -452,17 +452,17 @@ impl<'a, S: Sharded> Run<'a, S> {
     }
 
     /// Starts a shard's results with its early reranked ones, if these cover its candidates.
-    fn begun(&mut self, shard: usize, chosen: &Chosen) -> Part<S::Beside> {
+    fn begun(&mut self, shard: usize, chosen: &Chosen) -> Part<S::Extra> {
         let mut part = Part::new(shard, chosen);
         if part.results.candidates == 0 {
             return part;
         }
         let Some((ahead, beside)) = self.ahead.remove(&shard) else { return part };
         match counting(&ahead, chosen) {
-            Some(counts) => part.took_ahead(ahead, counts, beside),
+            Some(counts) => part.take_reranked(ahead, counts, beside),
             None => {
                 self.again += 1;
-                self.told.push(RoundData { shard, round: "select", beside });
+                self.reported.push(RoundData { shard, round: "select", beside });
             }
         }
         part
@@ -473,11 +473,11 @@ impl<'a, S: Sharded> Run<'a, S> {
         &mut self,
         retrieve: &Retrieve,
         chosen: BTreeMap<usize, Chosen>,
-    ) -> Result<Option<(Order, Vec<Results<S::Beside>>)>> {
+    ) -> Result<Option<(Order, Vec<Results<S::Extra>>)>> {
         let Retrieve { user, reading, k, .. } = retrieve;
         let share = likely(*k, self.present.len() as u32).max(1);
         let mut parts: Vec<_> = chosen.iter().map(|(shard, of_shard)| self.begun(*shard, of_shard)).collect();
-        let mut wanting: Vec<usize> = (0..parts.len()).filter(|&place| parts[place].is_wanting()).collect();
+        let mut wanting: Vec<usize> = (0..parts.len()).filter(|&place| parts[place].needs_query()).collect();
         for _ in 0..MERGES_MAX {
             let call = |&place: &usize| {
                 let part = &mut parts[place];
@@ -491,16 +491,16 @@ impl<'a, S: Sharded> Run<'a, S> {
             for &place in &wanting {
                 let part = &mut parts[place];
                 if let Some(said) = answers.remove(&part.results.shard) {
-                    self.told.extend(part.told());
+                    self.reported.extend(part.reported());
                     part.took(ranked(said.content)?, said.beside);
                 }
             }
             if is_lost {
-                self.told.extend(parts.iter_mut().filter_map(Part::told));
+                self.reported.extend(parts.iter_mut().filter_map(Part::reported));
                 return Ok(None);
             }
             let start = Instant::now();
-            let of_parts: Vec<OfShard<'_>> = parts.iter().map(Part::of_shard).collect();
+            let of_parts: Vec<ShardResults<'_>> = parts.iter().map(Part::of_shard).collect();
             let next = best(&of_parts, *k);
             self.step("top", start, of_parts.iter().map(|part| part.ids.len()).sum());
             match next {
@@ -515,12 +515,12 @@ impl<'a, S: Sharded> Run<'a, S> {
         Err(Error::internal("shards sent results that do not prove the answer complete"))
     }
 
-    fn end(mut self, order: Order, parts: Vec<Results<S::Beside>>, unknown: Vec<ItemId>) -> Gathered<S::Beside> {
+    fn end(mut self, order: Order, parts: Vec<Results<S::Extra>>, unknown: Vec<ItemId>) -> Gathered<S::Extra> {
         let coverage = self.coverage();
         let unused = std::mem::take(&mut self.ahead).into_iter();
-        self.told.extend(unused.map(|(shard, (_, beside))| RoundData { shard, round: "select", beside }));
-        let Run { told, missing, again, degraded_rows, steps, .. } = self;
-        Gathered { order, parts, unknown, told, missing, coverage, again, degraded_rows, steps }
+        self.reported.extend(unused.map(|(shard, (_, beside))| RoundData { shard, round: "select", beside }));
+        let Run { reported, missing, again, degraded_rows, steps, .. } = self;
+        Gathered { order, parts, unknown, reported, missing, coverage, again, degraded_rows, steps }
     }
 }
 

@@ -22,7 +22,7 @@ pub type Chosen = Vec<Vec<(ItemId, f32)>>;
 
 /// Results of one shard, best first; equal scores by id.
 #[derive(Clone, Copy, Debug)]
-pub struct OfShard<'a> {
+pub struct ShardResults<'a> {
     /// Ids of the items.
     pub ids: &'a [ItemId],
     /// Scores that order the items.
@@ -33,7 +33,7 @@ pub struct OfShard<'a> {
     pub is_all: bool,
 }
 
-impl OfShard<'_> {
+impl ShardResults<'_> {
     fn at(&self, place: usize) -> (ItemId, f32) {
         (self.ids[place], self.scores[place])
     }
@@ -50,7 +50,7 @@ fn order_of((id, score): (ItemId, f32), (other, other_score): (ItemId, f32)) -> 
 }
 
 /// Merges the best `k` of all shards; each result is an index of the shard and of the item in it.
-pub fn best(parts: &[OfShard<'_>], k: usize) -> Next<Vec<(usize, usize)>> {
+pub fn best(parts: &[ShardResults<'_>], k: usize) -> Next<Vec<(usize, usize)>> {
     let mut order: Vec<(usize, usize)> =
         parts.iter().enumerate().flat_map(|(n, part)| part.places().map(move |at| (n, at))).collect();
     let item = |&(n, at): &(usize, usize)| parts[n].at(at);
@@ -61,7 +61,7 @@ pub fn best(parts: &[OfShard<'_>], k: usize) -> Next<Vec<(usize, usize)>> {
     // Items that a shard withheld rank below the last item that it sent. The result is thus complete if the last item of each
     // shard ranks no better than the worst of the best `k`.
     let worst = k.checked_sub(1).map(|last| order.get(last).map(item));
-    let is_proven = |part: &OfShard<'_>| match (worst, part.ids.len().checked_sub(1)) {
+    let is_proven = |part: &ShardResults<'_>| match (worst, part.ids.len().checked_sub(1)) {
         (None, _) => true,
         (Some(Some(worst)), Some(last)) => part.is_all || order_of(part.at(last), worst).is_ge(),
         (Some(_), _) => part.is_all,
@@ -87,9 +87,9 @@ pub fn candidates(of_shards: &[&[Selected]], k: usize) -> Result<Next<Vec<Chosen
     for query in 0..queries {
         let selected: Vec<&Selected> = of_shards.iter().map(|shard| &shard[query]).collect();
         let most = |wanted: fn(&Selected) -> usize| selected.iter().map(|s| wanted(s)).max().unwrap_or(0);
-        let of_codes: Vec<OfShard<'_>> = selected
+        let of_codes: Vec<ShardResults<'_>> = selected
             .iter()
-            .map(|s| OfShard { ids: &s.ids, scores: &s.codes, counts: None, is_all: s.is_all })
+            .map(|s| ShardResults { ids: &s.ids, scores: &s.codes, counts: None, is_all: s.is_all })
             .collect();
         let mut order = match best(&of_codes, most(|s| s.selected)) {
             Next::Done(order) => order,
@@ -173,7 +173,7 @@ mod tests {
                 let of = |n: usize| {
                     let is_all = counting(&sent[n]).len() == counting(&parts[n]).len();
                     let counts = (one_of > 1).then_some(&masks[n][..]);
-                    OfShard { ids: &ids[n], scores: &scores[n], counts, is_all }
+                    ShardResults { ids: &ids[n], scores: &scores[n], counts, is_all }
                 };
                 best(&(0..shards).map(of).collect::<Vec<_>>(), k)
             };
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn candidates_are_cut_by_codes_first_and_by_scores_then() {
+    fn candidates_are_selected_by_codes_then_by_scores() {
         let of = |items: &[(i64, f32, f32)], is_all| Selected {
             ids: items.iter().map(|(id, ..)| ItemId(*id)).collect(),
             codes: items.iter().map(|(_, code, _)| *code).collect(),

@@ -19,5 +19,5 @@
 mod drive;
 mod merge;
 
-pub use drive::{Gathered, Results, RoundData, Said, Sharded, embed, is_absence, rank, retrieve};
-pub use merge::{Chosen, Next, OfShard, best, candidates, counting};
+pub use drive::{Gathered, Results, RoundData, ShardAnswer, Sharded, embed, is_absence, rank, retrieve};
+pub use merge::{Chosen, Next, ShardResults, best, candidates, counting};

@@ -15,14 +15,14 @@ pub fn address(text: &str) -> Result<SocketAddr> {
     if let Ok(address) = text.parse() {
         return Ok(address);
     }
-    let wrong = |why: &dyn std::fmt::Display| {
+    let invalid = |why: &dyn std::fmt::Display| {
         Error::invalid(format!(
             "got `{text}`, expected HOST:PORT such as 127.0.0.1:8080, [::1]:8080 or localhost:8080: {why}"
         ))
     };
-    let found: Vec<SocketAddr> = text.to_socket_addrs().map_err(|e| wrong(&e))?.collect();
+    let found: Vec<SocketAddr> = text.to_socket_addrs().map_err(|e| invalid(&e))?.collect();
     let first = found.iter().find(|address| address.is_ipv4()).or(found.first());
-    first.copied().ok_or_else(|| wrong(&"the name has no address"))
+    first.copied().ok_or_else(|| invalid(&"the name has no address"))
 }
 
 /// Deserializes a listen address.

@@ -22,7 +22,7 @@ use super::form::Form;
 use crate::route::protocol::UNAPPLIED_HEADER;
 use sterling_api::{ARROW_STREAM, ArrowReply, Problem, Reply, Step};
 use sterling_core::error::{Error, Kind, Result};
-use sterling_core::logging::Seldom;
+use sterling_core::logging::RateLimitedLog;
 use sterling_core::quota::Memory;
 use sterling_kernels::heap;
 
@@ -30,12 +30,12 @@ use sterling_kernels::heap;
 pub(super) type Share = Arc<Memory>;
 
 /// Answer bytes with their memory reservation, until they are sent.
-struct Held {
+struct ReservedBytes {
     lines: Vec<u8>,
     _share: Share,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for ReservedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.lines
     }
@@ -50,7 +50,7 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const ARROW: HeaderValue = HeaderValue::from_static(ARROW_STREAM);
 
 /// Interval between log lines about requests that fail for lack of a dependency.
-const AWAY_EVERY: Duration = Duration::from_secs(1);
+const UNAVAILABLE_LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Supported content codings of bodies.
 pub(super) const CODINGS: &str = "gzip, zstd";
@@ -97,7 +97,7 @@ fn whole_seconds(wait: Duration) -> u64 {
 /// Converts an error to a problem for the client; errors that the server's operator must examine are logged in full. While a
 /// dependency is unavailable, all requests fail alike: per kind, one line per second is logged, which counts the others.
 pub fn problem(error: &Error) -> Problem {
-    static AWAY: [Seldom; 4] = [const { Seldom::new() }; 4];
+    static AWAY: [RateLimitedLog; 4] = [const { RateLimitedLog::new() }; 4];
     match error.kind() {
         Kind::Internal | Kind::Io | Kind::Corrupt => tracing::error!(%error, kind = error.kind().name(), "failed"),
         kind @ (Kind::NotReady | Kind::Unavailable | Kind::NoSpace | Kind::Partial) => {
@@ -107,7 +107,7 @@ pub fn problem(error: &Error) -> Problem {
                 Kind::NoSpace => &AWAY[2],
                 _ => &AWAY[3],
             };
-            match line.pass(AWAY_EVERY) {
+            match line.pass(UNAVAILABLE_LOG_INTERVAL) {
                 Some(more) => tracing::warn!(%error, kind = kind.name(), more, "failed"),
                 None => tracing::debug!(%error, kind = kind.name(), "failed"),
             }
@@ -290,19 +290,19 @@ pub fn reply(mut reply: Reply, timing: Timing, share: Share, form: Form) -> Resu
 
 /// Body that holds its memory reservation until it is sent.
 pub(super) fn whole(lines: Vec<u8>, share: Share) -> Body {
-    Body::from(Bytes::from_owner(Held { lines, _share: share }))
+    Body::from(Bytes::from_owner(ReservedBytes { lines, _share: share }))
 }
 
 /// Body of several complete chunks, which share the memory reservation until the last one is sent.
 pub(super) fn whole_of(pieces: impl IntoIterator<Item = Vec<u8>>, share: &Share) -> Body {
-    let held = |lines| Bytes::from_owner(Held { lines, _share: share.clone() });
-    Body::new(Pieces(pieces.into_iter().filter(|piece| !piece.is_empty()).map(held).collect()))
+    let held = |lines| Bytes::from_owner(ReservedBytes { lines, _share: share.clone() });
+    Body::new(CompleteChunks(pieces.into_iter().filter(|piece| !piece.is_empty()).map(held).collect()))
 }
 
 /// Complete chunks: the length of the body is known.
-struct Pieces(VecDeque<Bytes>);
+struct CompleteChunks(VecDeque<Bytes>);
 
-impl HttpBody for Pieces {
+impl HttpBody for CompleteChunks {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -330,7 +330,7 @@ pub(super) fn pieces(
     is_large: bool,
 ) -> Body {
     let pieces = std::iter::once(Ok(first)).chain(rest).map(move |piece| {
-        let held = |lines| Bytes::from_owner(Held { lines, _share: share.clone() });
+        let held = |lines| Bytes::from_owner(ReservedBytes { lines, _share: share.clone() });
         piece.map(held).inspect_err(|error| tracing::error!(%error, "an answer ends in its midst"))
     });
     let end = std::iter::from_fn(move || {
@@ -395,8 +395,8 @@ mod tests {
             rendered.headers_mut().extend(headers.clone());
             let mut response = refusal.into_response();
             response.headers_mut().extend(headers);
-            let (told, expected) = (http1(&rendered), served(response).await);
-            assert_eq!(String::from_utf8(told).unwrap(), String::from_utf8(expected).unwrap());
+            let (reported, expected) = (http1(&rendered), served(response).await);
+            assert_eq!(String::from_utf8(reported).unwrap(), String::from_utf8(expected).unwrap());
         }
     }
 }

@@ -18,7 +18,7 @@ use super::shadow::Shadows;
 use super::tls::Validity;
 use super::traces::Traces;
 use super::worst::Worst;
-use super::writers::Writers;
+use super::writers::ChunkThreads;
 use crate::route::Peers;
 use sterling_api::{ModelInfo, Served, SlowCall};
 use sterling_core::clock::unix_time;
@@ -27,7 +27,7 @@ use sterling_core::locks::locked;
 use sterling_core::quota::Flow;
 use sterling_embedding::tiers::remote::Cluster;
 use sterling_serving::engine::{Engine, Passes};
-use sterling_serving::fresh::{Backlog, Feed, Feeds, MergeUnderWay, Merges};
+use sterling_serving::fresh::{Backlog, MergeUnderWay, Merges, ModelUpdates, UpdateFeeds};
 use sterling_serving::registry::{Loaded, Registry};
 use sterling_serving::view::View;
 
@@ -45,7 +45,7 @@ const BACKLOG_MAX: f64 = 4.0;
 const LAG_MAX: u64 = 10_000;
 /// State that every call uses, at servers and routers.
 #[derive(Default)]
-pub(super) struct Entrance {
+pub(super) struct CallState {
     /// True if the server is draining.
     pub(super) draining: AtomicBool,
     /// Metrics of calls.
@@ -64,7 +64,7 @@ pub(super) struct Entrance {
     pub(super) clock: WallClock,
 }
 
-impl Entrance {
+impl CallState {
     /// Records the validity of the current certificate.
     pub(super) fn show_certificate(&self, validity: Option<Validity>) {
         *locked(&self.certificate) = validity;
@@ -83,10 +83,10 @@ impl Entrance {
 /// Implementation behind the sockets: a server or a router.
 pub(super) trait Host: Send + Sync + 'static {
     /// State that every call uses.
-    fn entrance(&self) -> &Entrance;
+    fn entrance(&self) -> &CallState;
 
     /// Threads that compute long answers.
-    fn writers(&self) -> &Arc<Writers>;
+    fn writers(&self) -> &Arc<ChunkThreads>;
 
     /// Returns whether a pass of this caller, with this body if it is already read, would be admitted now; takes no lock.
     fn admits(&self, flow: &dyn Fn() -> Flow, body: Option<&[u8]>) -> Result<()>;
@@ -104,10 +104,10 @@ pub struct App {
     pub(super) store_reads: Asides,
     /// Views kept for later pages.
     pub(super) pages: Pages,
-    pub(super) entrance: Entrance,
-    pub(super) writers: Arc<Writers>,
+    pub(super) entrance: CallState,
+    pub(super) writers: Arc<ChunkThreads>,
     /// Update logs of the models, if the server accepts updates.
-    pub(super) feeds: Option<Arc<Feeds>>,
+    pub(super) feeds: Option<Arc<UpdateFeeds>>,
     /// Requests for merges of updates.
     pub(super) merges: Option<Merges>,
     /// Servers of other hosts, if tables are spread over several hosts.
@@ -137,8 +137,8 @@ impl App {
             asides,
             store_reads: Asides::of_store(),
             pages: Pages::default(),
-            entrance: Entrance::default(),
-            writers: Writers::start()?,
+            entrance: CallState::default(),
+            writers: ChunkThreads::start()?,
             feeds: None,
             merges: None,
             peers: None,
@@ -151,16 +151,16 @@ impl App {
 
     /// Adds the export of traces.
     pub fn with_traces(self, traces: Traces) -> Self {
-        App { entrance: Entrance { traces, ..self.entrance }, ..self }
+        App { entrance: CallState { traces, ..self.entrance }, ..self }
     }
 
     /// Adds access control.
     pub fn with_access(self, access: AccessControl) -> Self {
-        App { entrance: Entrance { access, ..self.entrance }, ..self }
+        App { entrance: CallState { access, ..self.entrance }, ..self }
     }
 
     /// Adds updates; `wait` limits the time that calls wait for an update position.
-    pub fn with_updates(self, feeds: Option<Arc<Feeds>>, wait: Duration) -> Self {
+    pub fn with_updates(self, feeds: Option<Arc<UpdateFeeds>>, wait: Duration) -> Self {
         App { feeds, updates_wait: wait, ..self }
     }
 
@@ -187,7 +187,7 @@ impl App {
     /// Warnings for operators while the server is ready, one line each.
     pub(super) fn warnings(&self) -> Vec<String> {
         let mut warnings = self.registry.troubles();
-        let (able, workers) = (self.engine.able_workers(), self.engine.workers());
+        let (able, workers) = (self.engine.available_workers(), self.engine.workers());
         if able < workers {
             warnings.push(format!(
                 "{able} of {workers} workers can answer, the others have ended or hang: restart the server"
@@ -236,7 +236,7 @@ impl App {
     }
 
     /// Returns the update log of a model, or of its shard at this server.
-    pub(super) fn feed(&self, model: &Loaded) -> Result<Arc<Feed>> {
+    pub(super) fn feed(&self, model: &Loaded) -> Result<Arc<ModelUpdates>> {
         let feeds = self.feeds.as_ref();
         let feeds =
             feeds.ok_or_else(|| Error::unsupported("this server accepts no updates; `serve --updates DIR` does"))?;
@@ -277,7 +277,7 @@ impl App {
 }
 
 /// Warnings about the journal of a model.
-fn journal_warnings(feed: &Feed, view: &View) -> Vec<String> {
+fn journal_warnings(feed: &ModelUpdates, view: &View) -> Vec<String> {
     let Backlog { updates, bytes, share } = feed.backlog(view);
     let is_long = (share >= BACKLOG_MAX)
         .then(|| format!("a start applies {updates} updates ({} MB) to its snapshot: merge them", bytes >> 20));
@@ -303,11 +303,11 @@ fn covered(coverage: f64, items: usize, lag: u64) -> f64 {
 }
 
 impl Host for App {
-    fn entrance(&self) -> &Entrance {
+    fn entrance(&self) -> &CallState {
         &self.entrance
     }
 
-    fn writers(&self) -> &Arc<Writers> {
+    fn writers(&self) -> &Arc<ChunkThreads> {
         &self.writers
     }
 
@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_that_are_behind_say_so_by_how_much_they_cover() {
+    fn lagging_servers_report_a_lower_coverage() {
         assert_eq!(covered(0.5, 100, 0), 0.5);
         assert_eq!(covered(1.0, 100, LAG_MAX - 1), 1.0, "updates that are on their way are no lag");
         assert_eq!(covered(1.0, LAG_MAX as usize, LAG_MAX), 0.5);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::watched::Watched;
-use sterling_core::draws::Draws;
+use sterling_core::draws::Sampler;
 use sterling_core::error::{Error, Kind};
 use sterling_core::request::{Answer, CallOptions, Content, Reading, Request, Retrieve};
 use sterling_core::units::ItemId;
@@ -27,42 +27,42 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Samples retrievals for the audit.
 pub(super) struct Audit {
     share: f64,
-    draws: Draws,
+    draws: Sampler,
     turn: Arc<Semaphore>,
 }
 
 /// Permission to audit one retrieval.
-pub(super) struct Turn {
+pub(super) struct AuditPermit {
     _permit: OwnedSemaphorePermit,
 }
 
 /// Retrieval to run again exactly.
-pub(super) struct Again {
+pub(super) struct ExactRetrieval {
     prepared: Prepared,
     model: String,
     /// Set if the answer was given while a canary was active.
     watched: Option<Watched>,
-    _turn: Turn,
+    _turn: AuditPermit,
 }
 
 impl Audit {
     /// Creates an audit of this share of the retrievals.
     pub(super) fn new(share: f64) -> Self {
-        Audit { share, draws: Draws::default(), turn: Arc::new(Semaphore::new(1)) }
+        Audit { share, draws: Sampler::default(), turn: Arc::new(Semaphore::new(1)) }
     }
 
     /// Samples a retrieval, and returns a permit if it is drawn and no audit is running. `times` multiplies the share.
-    pub(super) fn turn(&self, times: f64) -> Option<Turn> {
+    pub(super) fn turn(&self, times: f64) -> Option<AuditPermit> {
         let is_drawn = self.draws.draw(self.share * times);
         let permit = || self.turn.clone().try_acquire_owned().ok();
-        is_drawn.then(permit).flatten().map(|_permit| Turn { _permit })
+        is_drawn.then(permit).flatten().map(|_permit| AuditPermit { _permit })
     }
 }
 
-impl Again {
+impl ExactRetrieval {
     /// Prepares the exact form of a retrieval; `None` if it was exact already or cannot run exactly.
     pub(super) fn of(
-        turn: Option<Turn>,
+        turn: Option<AuditPermit>,
         view: &Arc<View>,
         request: &Retrieve,
         watched: Option<&Watched>,
@@ -71,7 +71,7 @@ impl Again {
         let exact = exactly(request);
         let model = view.main().manifest.name.clone();
         match pass::prepare(view, Request::Retrieve(exact)) {
-            Ok(prepared) => Some(Again { prepared, model, watched: watched.cloned(), _turn: turn }),
+            Ok(prepared) => Some(ExactRetrieval { prepared, model, watched: watched.cloned(), _turn: turn }),
             Err(error) => {
                 failed(&model, &error);
                 None
@@ -81,11 +81,11 @@ impl Again {
 
     /// Runs the retrieval when there is capacity, and compares the `served` items with its result.
     pub(super) async fn run(self, engine: &Engine<Passes>, served: &[ItemId]) {
-        let Again { prepared, model, watched, _turn } = self;
+        let ExactRetrieval { prepared, model, watched, _turn } = self;
         let view = prepared.view().clone();
         match engine.submit(prepared, CallOptions::background(TIMEOUT)).await {
             Ok(exact) => {
-                hold_against(&model, watched.as_ref(), served, &ids(&exact));
+                compare_with_exact(&model, watched.as_ref(), served, &ids(&exact));
                 if is_of_active(watched.as_ref()) {
                     tell_index(&model, &view);
                 }
@@ -107,7 +107,7 @@ fn is_of_active(watched: Option<&Watched>) -> bool {
 }
 
 /// Compares served items with those of an exact answer, and counts the overlap.
-pub(super) fn hold_against(model: &str, watched: Option<&Watched>, served: &[ItemId], exact: &[ItemId]) {
+pub(super) fn compare_with_exact(model: &str, watched: Option<&Watched>, served: &[ItemId], exact: &[ItemId]) {
     let (wanted, found) = found(served, exact);
     if let Some(watched) = watched {
         watched.audited(wanted, found);

@@ -19,7 +19,7 @@ use super::asides::Asides;
 use super::coding::Coding;
 use super::connections::Connection;
 use super::options::Options;
-use super::sent::Sent;
+use super::sent::BodyType;
 use sterling_core::error::{Error, Result};
 use sterling_core::limits::BODY_BYTES_MAX;
 use sterling_core::quota::{Flow, Quota};
@@ -126,12 +126,12 @@ pub(super) struct Bodies {
 
 /// Complete body; dropping it releases its share of the budget.
 #[derive(Debug)]
-pub(super) struct Whole {
+pub(super) struct CompleteBody {
     bytes: Bytes,
     _share: Option<OwnedSemaphorePermit>,
 }
 
-impl std::ops::Deref for Whole {
+impl std::ops::Deref for CompleteBody {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -156,18 +156,22 @@ impl Bodies {
     }
 
     /// Reads the complete body of a JSON request.
-    pub(super) async fn read(&self, request: Request) -> Result<Whole, Rejection> {
+    pub(super) async fn read(&self, request: Request) -> Result<CompleteBody, Rejection> {
         Ok(self.read_sent(request, &[]).await?.1)
     }
 
     /// Reads the complete body of a request in JSON or a type of `others`, and returns the type.
-    pub(super) async fn read_sent(&self, request: Request, others: &[Sent]) -> Result<(Sent, Whole), Rejection> {
-        let sent = Sent::of(request.headers(), others)?;
+    pub(super) async fn read_sent(
+        &self,
+        request: Request,
+        others: &[BodyType],
+    ) -> Result<(BodyType, CompleteBody), Rejection> {
+        let sent = BodyType::of(request.headers(), others)?;
         Ok((sent, self.read_any(request).await?))
     }
 
     /// Reads the complete body of a request whose content type is already checked.
-    pub(super) async fn read_any(&self, request: Request) -> Result<Whole, Rejection> {
+    pub(super) async fn read_any(&self, request: Request) -> Result<CompleteBody, Rejection> {
         let coding = Coding::of(request.headers())?;
         let body = request.into_body();
         let announced = body.size_hint().lower();
@@ -192,7 +196,7 @@ impl Bodies {
     }
 
     /// Collects a body and charges each received chunk to the budget: announced bytes that never arrive cost nothing.
-    async fn collect(&self, mut body: Body) -> Result<Whole, Rejection> {
+    async fn collect(&self, mut body: Body) -> Result<CompleteBody, Rejection> {
         let mut memory = self.memory();
         let mut first = Bytes::new();
         let mut all: Vec<u8> = Vec::new();
@@ -218,7 +222,7 @@ impl Bodies {
             }
         }
         let bytes = if all.is_empty() { first } else { all.into() };
-        Ok(Whole { bytes, _share: memory.share })
+        Ok(CompleteBody { bytes, _share: memory.share })
     }
 
     fn crowded(&self) -> Error {
@@ -272,7 +276,7 @@ impl BodyMemory {
 }
 
 /// Decompresses a body. The decompressed size is limited like that of plain bodies.
-fn decoded(body: &[u8], coding: Coding, mut memory: BodyMemory) -> Result<Whole, Rejection> {
+fn decoded(body: &[u8], coding: Coding, mut memory: BodyMemory) -> Result<CompleteBody, Rejection> {
     let mut reader = coding.reader(body)?;
     let (mut bytes, mut piece) = (Vec::new(), vec![0; PIECE_BYTES]);
     loop {
@@ -280,7 +284,7 @@ fn decoded(body: &[u8], coding: Coding, mut memory: BodyMemory) -> Result<Whole,
             .read(&mut piece)
             .map_err(|e| Error::invalid(format!("body: not what `content-encoding: {}` says: {e}", coding.name())))?;
         if count == 0 {
-            return Ok(Whole { bytes: bytes.into(), _share: memory.share });
+            return Ok(CompleteBody { bytes: bytes.into(), _share: memory.share });
         }
         if bytes.len() + count > BODY_BYTES_MAX {
             return Err(too_large());

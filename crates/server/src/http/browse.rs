@@ -34,7 +34,7 @@ const CONTAINS_BYTES_MAX: usize = 256;
 const COPIES: usize = 2;
 
 /// Text search in a column: view, text and limit of results.
-struct Look {
+struct TextSearch {
     served: Served,
     view: Arc<View>,
     contains: String,
@@ -42,14 +42,14 @@ struct Look {
     share: Share,
 }
 
-impl Look {
+impl TextSearch {
     async fn of(
         app: &App,
         model: &str,
         (uri, flow): (&Uri, Flow),
         contains: String,
         (limit, most): (Option<usize>, usize),
-    ) -> Result<Look, Rejection> {
+    ) -> Result<TextSearch, Rejection> {
         let loaded = app.registry.get(model, VersionSelector::Active)?;
         if contains.len() > CONTAINS_BYTES_MAX {
             let bytes = contains.len();
@@ -63,7 +63,7 @@ impl Look {
         }
         let view = seen(app, &loaded, uri).await?;
         let share = app.bodies.hold_answer(flow, 0)?;
-        Ok(Look { served: app.served(&loaded, &view), view, contains, limit, share })
+        Ok(TextSearch { served: app.served(&loaded, &view), view, contains, limit, share })
     }
 }
 
@@ -77,8 +77,8 @@ pub async fn find(
     Extension(flow): Extension<Flow>,
     uri: Uri,
 ) -> Outcome {
-    let Look { served, view, contains, limit, share } =
-        Look::of(&app, &model, (&uri, flow), asked.contains, (asked.limit, ITEMS_MAX)).await?;
+    let TextSearch { served, view, contains, limit, share } =
+        TextSearch::of(&app, &model, (&uri, flow), asked.contains, (asked.limit, ITEMS_MAX)).await?;
     let memory = share.clone();
     let items = app.asides.run(move || {
         let column = match asked.column {
@@ -119,12 +119,12 @@ pub async fn column(
     Extension(flow): Extension<Flow>,
     uri: Uri,
 ) -> Outcome {
-    let Look { served, view, contains, limit, share } =
-        Look::of(&app, &model, (&uri, flow), asked.contains, (asked.limit, VALUES_MAX)).await?;
+    let TextSearch { served, view, contains, limit, share } =
+        TextSearch::of(&app, &model, (&uri, flow), asked.contains, (asked.limit, VALUES_MAX)).await?;
     let number = view.main().columns.number(&column)?;
     let counting = app.bodies.hold_answer(flow, view.counting_bytes(number))?;
     let memory = share.clone();
-    let told = app.asides.run(move || {
+    let reported = app.asides.run(move || {
         let found = view.values(&column, &contains, limit)?;
         let bytes: usize = found.values.iter().map(|(value, _)| value.bytes()).sum();
         memory.add((COPIES * bytes) as u64)?;
@@ -134,7 +134,7 @@ pub async fn column(
         let column = column_info(view.column(&column)?);
         Ok(ColumnResponse { served, column, values, found: found.found, least, greatest })
     });
-    held_json(&told.await?, share)
+    held_json(&reported.await?, share)
 }
 
 /// The shards of the active version, and the number of servers that have each.

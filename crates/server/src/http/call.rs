@@ -7,7 +7,7 @@ use super::bodies::BodyMemory;
 use super::call_id::CallId;
 use super::flow::flow_of;
 use super::form::Form;
-use super::sent::Sent;
+use super::sent::BodyType;
 use sterling_api::{Retrievals, Shape};
 use sterling_core::error::Result;
 use sterling_core::quota::Flow;
@@ -43,21 +43,21 @@ pub(super) enum Parsed {
 
 impl Parsed {
     /// Parses the body of `:retrieve`, in JSON or Arrow.
-    pub(super) fn retrieve(sent: Sent, body: &[u8], mut memory: BodyMemory) -> Result<Self> {
+    pub(super) fn retrieve(sent: BodyType, body: &[u8], mut memory: BodyMemory) -> Result<Self> {
         Ok(Parsed::Retrieve(match sent {
-            Sent::Arrow => sterling_api::arrow_retrievals(body, &mut |bytes| memory.hold(bytes))?,
+            BodyType::Arrow => sterling_api::arrow_retrievals(body, &mut |bytes| memory.hold(bytes))?,
             _ => sterling_api::retrievals(body)?,
         }))
     }
 
     /// Parses the body of `:rank`.
-    pub(super) fn rank(_: Sent, body: &[u8], _: BodyMemory) -> Result<Self> {
+    pub(super) fn rank(_: BodyType, body: &[u8], _: BodyMemory) -> Result<Self> {
         let (rank, terms, shape) = sterling_api::rank(body)?;
         Ok(Parsed::Rank(rank, terms, shape))
     }
 
     /// Parses the body of `:embed`.
-    pub(super) fn embed(_: Sent, body: &[u8], _: BodyMemory) -> Result<Self> {
+    pub(super) fn embed(_: BodyType, body: &[u8], _: BodyMemory) -> Result<Self> {
         let (embed, terms) = sterling_api::embed(body)?;
         Ok(Parsed::Embed(embed, terms))
     }

@@ -137,7 +137,7 @@ pub async fn models<R: Retriever>(State(app): State<Arc<R>>, Extension(caller): 
 #[utoipa::path(get, path = "/v1/models/{model}", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn model<R: Retriever>(State(app): State<Arc<R>>, target: Target) -> Outcome {
-    Ok(json(&app.info(&target.model, target.which()).await?))
+    Ok(json(&app.info(&target.model, target.selected_version()).await?))
 }
 
 /// A loaded version of a model.
@@ -145,7 +145,7 @@ pub async fn model<R: Retriever>(State(app): State<Arc<R>>, target: Target) -> O
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn version<R: Retriever>(State(app): State<Arc<R>>, target: Target) -> Outcome {
-    Ok(json(&app.info(&target.model, target.which()).await?))
+    Ok(json(&app.info(&target.model, target.selected_version()).await?))
 }
 
 /// The published versions of a model.
@@ -167,7 +167,7 @@ pub async fn labels<R: Retriever>(State(app): State<Arc<R>>, Names(model): Names
     params(("model" = String, Path, description = "The model's name"), ("label" = String, Path)),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn label<R: Retriever>(State(app): State<Arc<R>>, target: Target) -> Outcome {
-    Ok(json(&app.info(&target.model, target.which()).await?))
+    Ok(json(&app.info(&target.model, target.selected_version()).await?))
 }
 
 /// Recorded query embeddings of the active version, one `:retrieve` body per line, as `sterling calibrate --queries` reads.

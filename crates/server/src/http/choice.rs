@@ -62,14 +62,14 @@ impl Version {
 /// Versions `V` that may answer a call, and a shadow `S` that repeats it: versions of a server, or those of a router's shards.
 pub(super) struct Choice<V = Version, S = Arc<Loaded>> {
     version: V,
-    canary: Option<BesideActive<V>>,
+    canary: Option<CanaryChoice<V>>,
     shadow: Option<(Arc<ShadowRun>, S)>,
     /// Id of the call, if it has a shadow.
     id: String,
 }
 
 /// Canary that may answer instead of the active version.
-pub(super) struct BesideActive<V> {
+pub(super) struct CanaryChoice<V> {
     pub(super) run: Arc<CanaryRun>,
     pub(super) version: V,
     /// Key that decides whether the canary answers, if a request header sets it; otherwise it is derived from the user.
@@ -77,7 +77,7 @@ pub(super) struct BesideActive<V> {
 }
 
 /// User data of a call, from which a key may be derived.
-pub(super) enum Asker<'a> {
+pub(super) enum CallUser<'a> {
     User(&'a User),
     /// Features of one user.
     Features(&'a Features),
@@ -125,7 +125,7 @@ impl Choice {
         // version only.
         let version = Version::shown(canary.loaded.clone(), &head.uri)?;
         let version = version.filter(|version| version.check_coverage(app).is_ok());
-        let canary = version.map(|version| BesideActive { run: canary.run.clone(), version, key });
+        let canary = version.map(|version| CanaryChoice { run: canary.run.clone(), version, key });
         Ok(choice.beside(canary, shadow, id))
     }
 }
@@ -139,7 +139,7 @@ impl<V: Clone, S: Clone> Choice<V, S> {
     /// Adds a canary and a shadow for the call with this id.
     pub(super) fn beside(
         self,
-        canary: Option<BesideActive<V>>,
+        canary: Option<CanaryChoice<V>>,
         shadow: Option<(Arc<ShadowRun>, S)>,
         id: String,
     ) -> Self {
@@ -152,7 +152,7 @@ impl<V: Clone, S: Clone> Choice<V, S> {
     }
 
     /// Chooses the version for a request of this user.
-    pub(super) fn of(&self, asker: &Asker<'_>) -> Chosen<V, S> {
+    pub(super) fn of(&self, asker: &CallUser<'_>) -> Chosen<V, S> {
         let chosen = self.canary.as_ref().and_then(|canary| {
             let key = match &canary.key {
                 Some(key) => key.clone(),
@@ -162,7 +162,7 @@ impl<V: Clone, S: Clone> Choice<V, S> {
             Some((if watched.side() == Side::Canary { &canary.version } else { &self.version }, watched))
         });
         let is_canary = chosen.as_ref().is_some_and(|(_, watched)| watched.side() == Side::Canary);
-        let shadow = self.shadow.as_ref().filter(|_| !is_canary && !matches!(asker, Asker::Several));
+        let shadow = self.shadow.as_ref().filter(|_| !is_canary && !matches!(asker, CallUser::Several));
         let (version, watched) = chosen.map_or((&self.version, None), |(version, watched)| (version, Some(watched)));
         let shadow =
             shadow.map(|(run, version)| Shadowed { run: run.clone(), version: version.clone(), id: self.id.clone() });
@@ -179,12 +179,12 @@ pub(super) fn key_in_header(sticky: &Sticky, head: &Parts) -> Option<Vec<u8>> {
 }
 
 /// Derives the key from the features or vector of a user.
-fn key_of(sticky: &Sticky, asker: &Asker<'_>) -> Option<Vec<u8>> {
+fn key_of(sticky: &Sticky, asker: &CallUser<'_>) -> Option<Vec<u8>> {
     let features = match asker {
-        Asker::User(User::Features(features)) => Some(features),
-        Asker::Features(features) => Some(*features),
-        Asker::User(User::Vector(_) | User::Embedded(_)) => None,
-        Asker::Several => return None,
+        CallUser::User(User::Features(features)) => Some(features),
+        CallUser::Features(features) => Some(*features),
+        CallUser::User(User::Vector(_) | User::Embedded(_)) => None,
+        CallUser::Several => return None,
     };
     if let (Sticky::Feature(name), Some(features)) = (sticky, features)
         && let Some(values) = features.get(name)
@@ -193,7 +193,7 @@ fn key_of(sticky: &Sticky, asker: &Asker<'_>) -> Option<Vec<u8>> {
     }
     match (asker, features) {
         (_, Some(features)) => bytes(features),
-        (Asker::User(user), None) => bytes(*user),
+        (CallUser::User(user), None) => bytes(*user),
         _ => None,
     }
 }
@@ -214,8 +214,8 @@ mod tests {
             [("user".into(), Values::Integers(vec![user])), ("age".into(), Values::Numbers(vec![age]))].into()
         };
         let of = |sticky: &Sticky, features: Features| {
-            let by_features = key_of(sticky, &Asker::Features(&features)).unwrap();
-            assert_eq!(key_of(sticky, &Asker::User(&User::Features(features))).unwrap(), by_features);
+            let by_features = key_of(sticky, &CallUser::Features(&features)).unwrap();
+            assert_eq!(key_of(sticky, &CallUser::User(&User::Features(features))).unwrap(), by_features);
             by_features
         };
         let by_user = Sticky::Feature("user".into());
@@ -226,7 +226,7 @@ mod tests {
         let other = Sticky::Feature("session".into());
         assert_eq!(of(&other, features(7, 0.5)), of(&Sticky::User, features(7, 0.5)));
         let vector = |x| User::Vector(vec![x, 1.0]);
-        assert_ne!(key_of(&by_user, &Asker::User(&vector(1.0))), key_of(&by_user, &Asker::User(&vector(2.0))));
-        assert_eq!(key_of(&Sticky::User, &Asker::Several), None);
+        assert_ne!(key_of(&by_user, &CallUser::User(&vector(1.0))), key_of(&by_user, &CallUser::User(&vector(2.0))));
+        assert_eq!(key_of(&Sticky::User, &CallUser::Several), None);
     }
 }

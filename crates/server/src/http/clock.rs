@@ -41,11 +41,11 @@ impl WallClock {
         let before = steady_ms();
         let wall = unix_time().as_millis() as i64;
         if steady_ms() - before <= APART_MAX_MS {
-            self.look_at(wall - before, Instant::now());
+            self.compare_clocks(wall - before, Instant::now());
         }
     }
 
-    fn look_at(&self, ahead_ms: i64, now: Instant) {
+    fn compare_clocks(&self, ahead_ms: i64, now: Instant) {
         let mut compared = locked(&self.0);
         let jump = compared.ahead_ms.replace(ahead_ms).map_or(0, |last| ahead_ms - last);
         if jump.abs() < JUMP_MIN_MS {
@@ -90,14 +90,18 @@ mod tests {
         let (clock, start) = (WallClock::default(), Instant::now());
         let seconds = |seconds| start + Duration::from_secs(seconds);
         // Continuous slewing by far less than the threshold per check.
-        (0..1000).for_each(|n| clock.look_at(1_000_000 + n * 43, seconds(n as u64)));
+        (0..1000).for_each(|n| clock.compare_clocks(1_000_000 + n * 43, seconds(n as u64)));
         assert_eq!(clock.warning_at(seconds(1000)), None);
-        clock.look_at(1_042_957 - 3_600_400, seconds(1000));
-        let said = |seconds_later: u64| clock.warning_at(seconds(1000 + seconds_later)).unwrap_or_default();
-        assert!(said(7).starts_with("the clock of this machine was set back by 3600 s, 7 s ago: "), "{}", said(7));
-        assert_eq!(said(3600), "");
-        clock.look_at(1_042_957, seconds(1100));
-        assert!(said(100).contains("set forward by 3600 s, 0 s ago"), "{}", said(100));
+        clock.compare_clocks(1_042_957 - 3_600_400, seconds(1000));
+        let message = |seconds_later: u64| clock.warning_at(seconds(1000 + seconds_later)).unwrap_or_default();
+        assert!(
+            message(7).starts_with("the clock of this machine was set back by 3600 s, 7 s ago: "),
+            "{}",
+            message(7)
+        );
+        assert_eq!(message(3600), "");
+        clock.compare_clocks(1_042_957, seconds(1100));
+        assert!(message(100).contains("set forward by 3600 s, 0 s ago"), "{}", message(100));
     }
 
     #[test]

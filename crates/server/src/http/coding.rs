@@ -86,7 +86,7 @@ impl Default for Encoders {
 
 /// Marks an answer that is to be compressed.
 #[derive(Clone)]
-struct Turn;
+struct CompressionMark;
 
 /// Marks large answers for compression if the client accepts it and a slot is free.
 pub(super) async fn choose(State(Encoders(turns)): State<Encoders>, request: Request, next: Next) -> Response {
@@ -97,8 +97,8 @@ pub(super) async fn choose(State(Encoders(turns)): State<Encoders>, request: Req
         return response;
     }
     let Ok(turn) = turns.try_acquire_owned() else { return response };
-    response.extensions_mut().insert(Turn);
-    response.map(|body| Body::new(Turned { body, _turn: turn }))
+    response.extensions_mut().insert(CompressionMark);
+    response.map(|body| Body::new(CompressedBody { body, _turn: turn }))
 }
 
 /// Returns whether a value of `Accept-Encoding` names a supported coding; the compression layer evaluates the weights.
@@ -115,27 +115,27 @@ fn is_text(headers: &HeaderMap) -> bool {
 }
 
 /// Layer that compresses marked answers with gzip or zstd at their fastest level.
-pub(super) fn layer() -> CompressionLayer<HasTurn> {
-    CompressionLayer::new().quality(CompressionLevel::Fastest).compress_when(HasTurn)
+pub(super) fn layer() -> CompressionLayer<IsMarked> {
+    CompressionLayer::new().quality(CompressionLevel::Fastest).compress_when(IsMarked)
 }
 
 /// Predicate: whether an answer is marked for compression.
 #[derive(Clone, Copy)]
-pub(super) struct HasTurn;
+pub(super) struct IsMarked;
 
-impl Predicate for HasTurn {
+impl Predicate for IsMarked {
     fn should_compress<B: HttpBody>(&self, response: &axum::http::Response<B>) -> bool {
-        response.extensions().get::<Turn>().is_some()
+        response.extensions().get::<CompressionMark>().is_some()
     }
 }
 
 /// Body of an answer; dropping it frees the compression slot.
-struct Turned {
+struct CompressedBody {
     body: Body,
     _turn: OwnedSemaphorePermit,
 }
 
-impl HttpBody for Turned {
+impl HttpBody for CompressedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -175,8 +175,8 @@ mod tests {
         assert_eq!(of(&["identity"]), Ok(None));
         assert_eq!(of(&["GZIP"]), Ok(Some(Coding::Gzip)));
         assert_eq!(of(&[" zstd "]), Ok(Some(Coding::Zstd)));
-        for wrong in [&["br"][..], &["gzip, gzip"], &["gzip", "gzip"], &["deflate"], &["zstd, identity"]] {
-            assert_eq!(of(wrong), Err(415), "{wrong:?}");
+        for invalid in [&["br"][..], &["gzip, gzip"], &["gzip", "gzip"], &["deflate"], &["zstd, identity"]] {
+            assert_eq!(of(invalid), Err(415), "{invalid:?}");
         }
     }
 

@@ -14,7 +14,7 @@ use axum::http::{Request, Response};
 use hyper::body::{Frame, SizeHint};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-use super::access::Door;
+use super::access::EntryPoint;
 use super::framing::{NOT_BEGUN, Progress, UNKNOWN};
 use super::last_caller::LastCaller;
 use super::options::Options;
@@ -38,7 +38,7 @@ const LINGER_MS: u64 = 5000;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer {
     pub(super) address: SocketAddr,
-    pub(super) door: Door,
+    pub(super) door: EntryPoint,
 }
 
 /// Open connection.
@@ -105,7 +105,7 @@ impl Connection {
     }
 
     /// Returns whether no request has started, and all answers are written to the socket.
-    pub(super) fn is_at_rest(&self) -> bool {
+    pub(super) fn is_idle_connection(&self) -> bool {
         self.stage.load(Ordering::Relaxed) == IDLE && !self.is_sending.load(Ordering::Relaxed)
     }
 
@@ -259,7 +259,7 @@ fn all(open: &[ByNumber; 2]) -> impl Iterator<Item = &Arc<Connection>> {
     open.iter().flat_map(BTreeMap::values)
 }
 
-fn tell(open: &[ByNumber; 2]) {
+fn count_connections(open: &[ByNumber; 2]) {
     metrics::gauge!("sterling_connections").set(open.iter().map(BTreeMap::len).sum::<usize>() as f64);
 }
 
@@ -280,23 +280,23 @@ impl Connections {
         let number = self.count.fetch_add(1, Ordering::Relaxed);
         let mut open = self.open();
         open[peer.door as usize].insert(number, connection.clone());
-        tell(&open);
+        count_connections(&open);
         drop(open);
         Open { connection, number, all: self.clone() }
     }
 
-    pub(super) fn most(&self, door: Door) -> usize {
+    pub(super) fn most(&self, door: EntryPoint) -> usize {
         self.most[door as usize]
     }
 
-    pub(super) fn is_full(&self, door: Door) -> bool {
+    pub(super) fn is_full(&self, door: EntryPoint) -> bool {
         self.open()[door as usize].len() >= self.most(door)
     }
 
     /// Frees capacity at a socket: closes the connections that have waited longest for their client, idle ones before those with
     /// a partial header. With many connections it closes several at once, because the search visits all of them. Returns false if
     /// none waits.
-    pub(super) fn make_room(&self, door: Door) -> bool {
+    pub(super) fn make_room(&self, door: EntryPoint) -> bool {
         let open = self.open();
         let mut waiting: Vec<_> = open[door as usize].values().filter_map(|c| Some((c.waits()?, c))).collect();
         waiting.sort_by_key(|(since, _)| *since);
@@ -316,14 +316,14 @@ impl Connections {
     }
 
     /// Closes all connections.
-    pub(super) fn cut_all(&self) -> usize {
+    pub(super) fn close_all(&self) -> usize {
         let open = self.open();
         all(&open).for_each(|connection| connection.go("stopping"));
         all(&open).count()
     }
 
     /// Waits until fewer than `count` connections are open at a socket.
-    pub(super) async fn fewer_than(&self, count: usize, door: Door) {
+    pub(super) async fn fewer_than(&self, count: usize, door: EntryPoint) {
         loop {
             // Subscribe before checking, so that a close in between is not missed.
             let closed = self.closed.notified();
@@ -336,8 +336,8 @@ impl Connections {
 
     /// Waits until all connections have ended, after the sockets have stopped accepting.
     pub(super) async fn ended(&self) {
-        self.fewer_than(1, Door::Main).await;
-        self.fewer_than(1, Door::Admin).await;
+        self.fewer_than(1, EntryPoint::Main).await;
+        self.fewer_than(1, EntryPoint::Admin).await;
     }
 }
 
@@ -360,7 +360,7 @@ impl Drop for Open {
     fn drop(&mut self) {
         let mut open = self.all.open();
         open[self.connection.peer.door as usize].remove(&self.number);
-        tell(&open);
+        count_connections(&open);
         drop(open);
         self.all.closed.notify_waiters();
     }
@@ -368,18 +368,18 @@ impl Drop for Open {
 
 /// Body of an answer; its end is the end of the request.
 #[derive(Debug)]
-pub(super) struct Answered {
+pub(super) struct TrackedBody {
     body: Body,
     connection: Arc<Connection>,
 }
 
-impl Answered {
+impl TrackedBody {
     pub(super) fn of(response: Response<Body>, connection: Arc<Connection>) -> Response<Self> {
-        response.map(|body| Answered { body, connection })
+        response.map(|body| TrackedBody { body, connection })
     }
 }
 
-impl HttpBody for Answered {
+impl HttpBody for TrackedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -396,7 +396,7 @@ impl HttpBody for Answered {
     }
 }
 
-impl Drop for Answered {
+impl Drop for TrackedBody {
     fn drop(&mut self) {
         let connection = &self.connection;
         connection.is_sending.store(true, Ordering::Relaxed);

@@ -36,8 +36,8 @@ pub(super) struct Cursor {
 impl Cursor {
     /// Encodes the cursor.
     pub(super) fn text(&self) -> Result<String> {
-        let wrong = |e| Error::internal(format!("encoding a cursor: {e}"));
-        let mut bytes = postcard::to_allocvec(self).map_err(wrong)?;
+        let invalid = |e| Error::internal(format!("encoding a cursor: {e}"));
+        let mut bytes = postcard::to_allocvec(self).map_err(invalid)?;
         bytes.extend_from_slice(&xxh3_64_with_seed(&bytes, SEED).to_le_bytes());
         Ok(URL_SAFE_NO_PAD.encode(bytes))
     }
@@ -47,17 +47,17 @@ impl Cursor {
     /// # Errors
     /// `Invalid` for a text that is no cursor.
     pub(super) fn read(text: &str) -> Result<Self> {
-        let wrong = || Error::invalid("field `cursor`: not a cursor of an answer");
+        let invalid = || Error::invalid("field `cursor`: not a cursor of an answer");
         let is_short = text.len() <= CURSOR_BYTES_MAX + SHARDS_MAX as usize * VIEW_BYTES_MAX;
         let bytes = if is_short { URL_SAFE_NO_PAD.decode(text).ok() } else { None };
-        let bytes = bytes.ok_or_else(wrong)?;
-        let (body, sum) = bytes.split_last_chunk::<8>().ok_or_else(wrong)?;
+        let bytes = bytes.ok_or_else(invalid)?;
+        let (body, sum) = bytes.split_last_chunk::<8>().ok_or_else(invalid)?;
         if xxh3_64_with_seed(body, SEED) != u64::from_le_bytes(*sum) {
-            return Err(wrong());
+            return Err(invalid());
         }
-        let (cursor, rest) = postcard::take_from_bytes::<Cursor>(body).map_err(|_| wrong())?;
+        let (cursor, rest) = postcard::take_from_bytes::<Cursor>(body).map_err(|_| invalid())?;
         let is_sane = rest.is_empty() && cursor.offset < cursor.depth() && cursor.candidates <= CANDIDATES_MAX;
-        if is_sane { Ok(cursor) } else { Err(wrong()) }
+        if is_sane { Ok(cursor) } else { Err(invalid()) }
     }
 
     /// Maximum number of results of all pages together.
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_is_read_as_it_was_written_and_not_otherwise() {
+    fn cursors_round_trip_and_altered_ones_are_rejected() {
         let text = cursor(1).text().unwrap();
         assert!(text.len() < 64 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b)), "{text}");
         assert_eq!(Cursor::read(&text).unwrap(), cursor(1));
@@ -143,8 +143,8 @@ mod tests {
             assert!(Cursor::read(&text[..place]).is_err(), "{place}");
         }
         let long = "A".repeat(1 << 20);
-        for wrong in ["", " ", "x", "====", &format!("{text}A"), &format!("{text}{text}"), &long, "\u{fc}\u{fc}"] {
-            assert!(Cursor::read(wrong).is_err());
+        for invalid in ["", " ", "x", "====", &format!("{text}A"), &format!("{text}{text}"), &long, "\u{fc}\u{fc}"] {
+            assert!(Cursor::read(invalid).is_err());
         }
         for (offset, candidates) in
             [(1000, 1000), (20, 0), (0, CANDIDATES_MAX + 1), (RESULTS_MAX, CANDIDATES_MAX), (usize::MAX, usize::MAX)]
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_of_as_many_shards_as_there_may_be_is_read() {
+    fn a_cursor_of_the_maximum_number_of_shards_is_read() {
         let most = ViewPosition { position: u64::MAX, base: u64::MAX };
         let cursor = Cursor { views: vec![most; SHARDS_MAX as usize], version: u64::MAX, ..cursor(1) };
         assert_eq!(Cursor::read(&cursor.text().unwrap()).unwrap(), cursor);

@@ -18,14 +18,14 @@ impl Form {
     /// Selects the format by the `Accept` header: Arrow if it is named with at least the weight of JSON (RFC 9110, 12.5.1), else
     /// JSON.
     pub(super) fn of(head: &Parts) -> Self {
-        match asks_for_arrow(&head.headers) {
+        match accepts_arrow(&head.headers) {
             true => Form::Arrow(CallId::of(&head.extensions)),
             false => Form::Json,
         }
     }
 }
 
-fn asks_for_arrow(headers: &HeaderMap) -> bool {
+fn accepts_arrow(headers: &HeaderMap) -> bool {
     let (named, arrow) = weight(headers, ARROW_STREAM);
     named == Precision::Named && arrow > 0.0 && arrow >= weight(headers, "application/json").1
 }
@@ -93,8 +93,8 @@ mod tests {
             ("", false),
         ] {
             let headers = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(accept))]);
-            assert_eq!(asks_for_arrow(&headers), expected, "{accept}");
+            assert_eq!(accepts_arrow(&headers), expected, "{accept}");
         }
-        assert!(!asks_for_arrow(&HeaderMap::new()));
+        assert!(!accepts_arrow(&HeaderMap::new()));
     }
 }

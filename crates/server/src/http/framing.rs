@@ -21,7 +21,7 @@ enum Part {
     /// Header, or empty lines before it.
     Header,
     /// A complete header was passed on.
-    Passed,
+    AcceptedPrefix,
     /// Remaining bytes of a body.
     Body(u64),
     /// Body of unknown length.
@@ -39,7 +39,7 @@ pub(super) struct Progress {
 
 /// Prefix of received bytes that may be passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Passed {
+pub(super) struct AcceptedPrefix {
     /// Number of bytes, at least 1.
     pub(super) count: usize,
     /// True if they belong to a header or precede one.
@@ -56,11 +56,11 @@ impl Framing {
     }
 
     /// Returns the prefix of `bytes` (at least one) that ends with the current header or body at the latest.
-    pub(super) fn pass(&mut self, bytes: &[u8], progress: Progress) -> Passed {
+    pub(super) fn pass(&mut self, bytes: &[u8], progress: Progress) -> AcceptedPrefix {
         self.part = match (self.part, progress.body) {
-            (Part::Passed, NOT_BEGUN | 0) | (Part::Body(0), _) => Part::Header,
-            (Part::Passed, UNKNOWN) => Part::Coded,
-            (Part::Passed, length) => Part::Body(length),
+            (Part::AcceptedPrefix, NOT_BEGUN | 0) | (Part::Body(0), _) => Part::Header,
+            (Part::AcceptedPrefix, UNKNOWN) => Part::Coded,
+            (Part::AcceptedPrefix, length) => Part::Body(length),
             (Part::Coded, _) if !progress.is_busy => Part::Header,
             (part, _) => part,
         };
@@ -68,7 +68,7 @@ impl Framing {
             Part::Body(left) => {
                 let count = usize::try_from(*left).map_or(bytes.len(), |left| left.min(bytes.len()));
                 *left -= count as u64;
-                Passed { count, is_header: false, ends_header: false, is_early: false }
+                AcceptedPrefix { count, is_header: false, ends_header: false, is_early: false }
             }
             Part::Coded => {
                 // A chunked body ends with an empty line. The service may already have seen the end of the body and of later
@@ -77,14 +77,19 @@ impl Framing {
                 while let Some(end) = self.lines.end(rest) {
                     rest = rest.get(end..).unwrap_or_default();
                 }
-                Passed { count: bytes.len(), is_header: false, ends_header: false, is_early: self.lines.has_begun }
+                AcceptedPrefix {
+                    count: bytes.len(),
+                    is_header: false,
+                    ends_header: false,
+                    is_early: self.lines.has_begun,
+                }
             }
-            Part::Header | Part::Passed => {
+            Part::Header | Part::AcceptedPrefix => {
                 let end = self.lines.end(bytes);
                 if end.is_some() {
-                    self.part = Part::Passed;
+                    self.part = Part::AcceptedPrefix;
                 }
-                Passed {
+                AcceptedPrefix {
                     count: end.unwrap_or(bytes.len()),
                     is_header: true,
                     ends_header: end.is_some(),
@@ -181,12 +186,12 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_the_service_does_not_take_ends_nothing() {
+    fn headers_with_bare_line_feeds_end_like_others() {
         let mut framing = Framing::new();
         assert!(framing.pass(b"x\n\n", PART).ends_header);
         assert_eq!(
             framing.pass(b"y\r\n", PART),
-            Passed { count: 3, is_header: true, ends_header: false, is_early: false }
+            AcceptedPrefix { count: 3, is_header: true, ends_header: false, is_early: false }
         );
     }
 }

@@ -28,23 +28,23 @@ use tokio::sync::Notify;
 use tokio::time::sleep_until;
 
 use super::last_caller::LastCaller;
-use super::turns::Turns;
+use super::turns::WaitingJobs;
 use sterling_core::locks::locked;
 use sterling_core::quota::Flow;
 
 /// Concurrent turns per thread of the runtime: enough that no thread becomes idle between two turns.
 const TURNS_PER_THREAD: usize = 4;
 /// Rest of a caller after a rejected request, as a multiple of the time of the poll that rejected it.
-const REST: u32 = 8;
+const PAUSE_FACTOR: u32 = 8;
 /// Maximum rest.
-const REST_MAX: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// A caller rests only if another one had a turn within this time.
-const LATELY: Duration = Duration::from_secs(1);
+const ACTIVE_WINDOW: Duration = Duration::from_secs(1);
 /// Resolution of the runtime's timer.
 const TICK: Duration = Duration::from_millis(1);
 
 /// Idle: not woken since its last poll.
-const RESTS: u8 = 0;
+const IS_IDLE: u8 = 0;
 /// Woken, and waits in the queue for its turn.
 const WAITS: u8 = 1;
 /// Has a turn; the runtime was woken to poll it.
@@ -52,7 +52,7 @@ const HAS_TURN: u8 = 2;
 /// Being polled.
 const RUNS: u8 = 3;
 /// Being polled, and was woken meanwhile.
-const RUNS_AGAIN: u8 = 4;
+const IS_REWOKEN: u8 = 4;
 /// Completed or dropped: never polled again.
 const HAS_ENDED: u8 = 5;
 
@@ -67,7 +67,7 @@ pub(super) struct Threads {
 
 #[derive(Debug, Default)]
 struct Queue {
-    waiting: Turns<Arc<Task>>,
+    waiting: WaitingJobs<Arc<Task>>,
     /// Number of sweeps.
     period: u64,
     /// Turns in progress that began in the current period and in the one before, indexed by the parity of the period. Older turns
@@ -90,12 +90,12 @@ impl Queue {
         task.period.store(self.period, Ordering::Relaxed);
     }
 
-    fn does_rest(&self, caller: Flow) -> bool {
+    fn is_paused(&self, caller: Flow) -> bool {
         !self.resting.is_empty() && self.resting.get(&caller).is_some_and(|until| Instant::now() < *until)
     }
 
     /// Records the caller of a turn.
-    fn heard(&mut self, caller: Flow, now: Instant) {
+    fn received(&mut self, caller: Flow, now: Instant) {
         if self.callers[0].is_some_and(|(last, _)| last != caller) {
             self.callers[1] = self.callers[0];
         }
@@ -104,10 +104,11 @@ impl Queue {
 
     /// Lets a caller rest for a request that was rejected in the time `took`, if other callers are active.
     fn rest(&mut self, caller: Flow, took: Duration, now: Instant) {
-        let is_other = |(other, at): (Flow, Instant)| other != caller && now.saturating_duration_since(at) < LATELY;
+        let is_other =
+            |(other, at): (Flow, Instant)| other != caller && now.saturating_duration_since(at) < ACTIVE_WINDOW;
         if self.callers.iter().flatten().copied().any(is_other) {
             let until = self.resting.entry(caller).or_insert(now);
-            *until = (now.max(*until) + took * REST).min(now + REST_MAX);
+            *until = (now.max(*until) + took * PAUSE_FACTOR).min(now + PAUSE_MAX);
         }
     }
 
@@ -163,15 +164,15 @@ impl Threads {
     /// Gives all free turns to waiting tasks.
     fn hand_out(&self) {
         let mut queue = locked(&self.queue);
-        let told: Vec<_> = std::iter::from_fn(|| queue.hand_out(self.most)).collect();
+        let reported: Vec<_> = std::iter::from_fn(|| queue.hand_out(self.most)).collect();
         drop(queue);
-        told.iter().for_each(|task| task.runtime.wake());
+        reported.iter().for_each(|task| task.runtime.wake());
     }
 
     /// Gives turns to callers as soon as their rest is over; runs forever.
     pub(super) async fn pace(&self) -> Infallible {
         loop {
-            match self.end_of_rest() {
+            match self.end_of_pause() {
                 Some(until) => sleep_until(until.max(Instant::now() + TICK).into()).await,
                 None => self.rests.notified().await,
             }
@@ -180,7 +181,7 @@ impl Threads {
     }
 
     /// Returns the earliest end of a rest, if any task waits. Rests that are over stay in the map until the next sweep.
-    fn end_of_rest(&self) -> Option<Instant> {
+    fn end_of_pause(&self) -> Option<Instant> {
         let queue = locked(&self.queue);
         queue.resting.values().min().copied().filter(|_| !queue.waiting.is_empty())
     }
@@ -209,7 +210,7 @@ impl Task {
 
     /// Takes a free turn, or enters the queue. Returns whether it has a turn.
     fn ask(self: &Arc<Self>, queue: &mut Queue, with_turn: u8) -> bool {
-        let has_turn = queue.has_free(self.threads.most) && !queue.does_rest(self.caller.flow());
+        let has_turn = queue.has_free(self.threads.most) && !queue.is_paused(self.caller.flow());
         if has_turn {
             queue.take(self);
             self.enter(with_turn);
@@ -235,7 +236,7 @@ impl Task {
                 self.enter(RUNS);
                 true
             }
-            RESTS => self.ask(&mut queue, RUNS),
+            IS_IDLE => self.ask(&mut queue, RUNS),
             _ => false,
         }
     }
@@ -245,17 +246,17 @@ impl Task {
         let mut queue = locked(&self.threads.queue);
         let before = self.stage();
         self.enter(stage);
-        if [HAS_TURN, RUNS, RUNS_AGAIN].contains(&before) {
+        if [HAS_TURN, RUNS, IS_REWOKEN].contains(&before) {
             queue.give_back(self);
         }
         if let Some(began) = began {
             let (caller, now) = (self.caller.flow(), Instant::now());
-            queue.heard(caller, now);
-            if self.caller.was_turned_away() {
+            queue.received(caller, now);
+            if self.caller.was_rejected() {
                 queue.rest(caller, now.saturating_duration_since(began), now);
             }
         }
-        if before == RUNS_AGAIN && stage == RESTS {
+        if before == IS_REWOKEN && stage == IS_IDLE {
             self.wait(&mut queue);
         } else if !queue.resting.is_empty() && !queue.waiting.is_empty() {
             self.threads.rests.notify_one();
@@ -276,9 +277,9 @@ impl Wake for Task {
     fn wake_by_ref(self: &Arc<Self>) {
         let mut queue = locked(&self.threads.queue);
         let has_turn = match self.stage() {
-            RESTS => self.ask(&mut queue, HAS_TURN),
+            IS_IDLE => self.ask(&mut queue, HAS_TURN),
             RUNS => {
-                self.enter(RUNS_AGAIN);
+                self.enter(IS_REWOKEN);
                 false
             }
             _ => false,
@@ -291,27 +292,27 @@ impl Wake for Task {
 }
 
 /// Future that is polled only when it has a turn.
-pub(super) struct InTurn<F> {
+pub(super) struct ScheduledFuture<F> {
     future: Pin<Box<F>>,
     task: Arc<Task>,
     waker: Waker,
 }
 
-impl<F: Future> InTurn<F> {
+impl<F: Future> ScheduledFuture<F> {
     /// Wraps the future of a connection of `caller`.
     pub(super) fn new(future: F, threads: &Arc<Threads>, caller: &Arc<LastCaller>) -> Self {
         let task = Arc::new(Task {
             threads: threads.clone(),
             caller: caller.clone(),
-            stage: AtomicU8::new(RESTS),
+            stage: AtomicU8::new(IS_IDLE),
             period: AtomicU64::new(0),
             runtime: AtomicWaker::new(),
         });
-        InTurn { future: Box::pin(future), waker: task.clone().into(), task }
+        ScheduledFuture { future: Box::pin(future), waker: task.clone().into(), task }
     }
 }
 
-impl<F: Future> Future for InTurn<F> {
+impl<F: Future> Future for ScheduledFuture<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
@@ -323,12 +324,12 @@ impl<F: Future> Future for InTurn<F> {
         }
         let began = Instant::now();
         let polled = this.future.as_mut().poll(&mut Context::from_waker(&this.waker));
-        this.task.end(if polled.is_ready() { HAS_ENDED } else { RESTS }, Some(began));
+        this.task.end(if polled.is_ready() { HAS_ENDED } else { IS_IDLE }, Some(began));
         polled
     }
 }
 
-impl<F> Drop for InTurn<F> {
+impl<F> Drop for ScheduledFuture<F> {
     /// Releases the turn of a future that panicked, or that was dropped before its turn was polled.
     fn drop(&mut self) {
         if self.task.stage() != HAS_ENDED {

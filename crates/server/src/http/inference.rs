@@ -17,11 +17,11 @@ use axum::response::{IntoResponse as _, Response};
 use super::answer::{LARGE_REPLY_ITEMS, Outcome, ProblemText, json, pieces, whole};
 use super::app::{App, Host as _};
 use super::call::{Call, charge};
-use super::choice::{Asker, Choice, Chosen, Version, has_texts};
+use super::choice::{CallUser, Choice, Chosen, Version, has_texts};
 use super::local::{Ready, prepared_each, side_by_side};
 use super::paths::Names;
 use super::retriever::Retriever;
-use super::sent::Sent;
+use super::sent::BodyType;
 use super::watched;
 use sterling_api::{
     InferenceError, InferenceModel, InferenceReady, InferenceReply, InferenceRequest, InferenceResponse,
@@ -82,7 +82,7 @@ pub async fn ready<R: Retriever>(State(app): State<Arc<R>>) -> Outcome {
 #[utoipa::path(get, path = "/v2/models/{model}", operation_id = "inference_model", tag = "inference", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = InferenceModel), (status = "default", body = InferenceError)))]
 pub async fn model(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
-    told(&app, &model, VersionSelector::Active)
+    reported(&app, &model, VersionSelector::Active)
 }
 
 /// The tensors of a loaded version.
@@ -90,10 +90,10 @@ pub async fn model(State(app): State<Arc<App>>, Names(model): Names<String>) -> 
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = InferenceModel), (status = "default", body = InferenceError)))]
 pub async fn version(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
-    told(&app, &model, VersionSelector::Version(version))
+    reported(&app, &model, VersionSelector::Version(version))
 }
 
-fn told(app: &App, model: &str, which: VersionSelector<'_>) -> Outcome {
+fn reported(app: &App, model: &str, which: VersionSelector<'_>) -> Outcome {
     let info = app.described(&*app.registry.get(model, which)?);
     let versions = app.registry.all_in_memory(model).into_iter().map(|loaded| loaded.version());
     Ok(json(&sterling_api::inference_model(&info, versions.collect())))
@@ -161,14 +161,14 @@ async fn inferred(app: &Arc<App>, choice: Choice, head: Parts, body: Body) -> Ou
     app.admits(&|| by.flow, None)?;
     let header = header_length(&head.headers)?;
     if header.is_none() {
-        Sent::of(&head.headers, &[])?;
+        BodyType::of(&head.headers, &[])?;
     }
     let body = app.bodies.read_any(Request::from_parts(head, body)).await?;
     app.admits(&|| by.flow, Some(&body))?;
-    let Chosen { version, watched, .. } = choice.of(&Asker::Several);
+    let Chosen { version, watched, .. } = choice.of(&CallUser::Several);
     version.check_coverage(app)?;
     let Version { model, view, .. } = version;
-    let told = app.served(&model, &view);
+    let reported = app.served(&model, &view);
     let caller = by.caller.clone();
     let (has_texts, timeout) = (has_texts(&view), app.engine.timeout());
     let prepare = move |body: &[u8]| {
@@ -188,9 +188,9 @@ async fn inferred(app: &Arc<App>, choice: Choice, head: Parts, body: Body) -> Ou
         Ok((call, ready.into_iter().enumerate().map(row).collect::<Result<Vec<_>>>()?))
     };
     let (call, ready) = app.asides.prepare(body, has_texts, prepare).await?;
-    let (results, share, passed) = side_by_side(app, &told, ready, (&by, watched.as_ref())).await?;
+    let (results, share, passed) = side_by_side(app, &reported, ready, (&by, watched.as_ref())).await?;
     let entries = results.into_iter().enumerate().map(|(n, result)| result.map_err(|e| e.within(format!("row {n}"))));
-    let mut reply = InferenceReply::new(&call, &told, entries.collect::<Result<Vec<_>>>()?)?;
+    let mut reply = InferenceReply::new(&call, &reported, entries.collect::<Result<Vec<_>>>()?)?;
     let (header, is_large) = (reply.header_bytes(), reply.len() > LARGE_REPLY_ITEMS);
     let first = reply.next().unwrap_or_default();
     let body = if reply.is_done() { whole(first, share) } else { pieces(first, reply.map(Ok), share, is_large) };
@@ -198,7 +198,7 @@ async fn inferred(app: &Arc<App>, choice: Choice, head: Parts, body: Body) -> Ou
     let kind = if header.is_some() { "application/octet-stream" } else { "application/json" };
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response.headers_mut().extend(header.map(|length| (HEADER_LENGTH, length.into())));
-    watched::tell(watched.as_ref(), &mut response);
+    watched::set_role_header(watched.as_ref(), &mut response);
     Ok(response)
 }
 

@@ -17,7 +17,7 @@ use super::parameters::number;
 use super::paths::Names;
 use super::position::{reached, seen};
 use super::retriever::Retriever;
-use super::sent::Sent;
+use super::sent::BodyType;
 use sterling_api::{
     DeleteRequest, DeleteResponse, ItemResponse, MergeResponse, PositionResponse, Problem, RefusedItem, UpdateResponse,
     UpsertRequest,
@@ -27,7 +27,7 @@ use sterling_core::items::InvalidItem;
 use sterling_core::limits::{EXCLUDE_MAX, FRESH_BYTES, FRESH_ITEMS};
 use sterling_core::request::VersionSelector;
 use sterling_core::units::ItemId;
-use sterling_serving::fresh::{Call, CallAnswer, Feed, RefusedUpdate, Update, update_of};
+use sterling_serving::fresh::{Call, CallAnswer, ModelUpdates, Update, UpdateRejection, update_of};
 use sterling_serving::registry::Loaded;
 use sterling_serving::view::View;
 
@@ -39,24 +39,24 @@ const KEY: &str = "idempotency-key";
 /// Replaces a reason that was not stored.
 const REASON_NOT_KEPT: &str = "rejected by the first call with this key, whose reason is not stored";
 /// Content types of items besides JSON.
-pub(super) const ITEMS_SENT: [Sent; 2] = [Sent::Lines, Sent::Arrow];
+pub(super) const ITEMS_SENT: [BodyType; 2] = [BodyType::Lines, BodyType::Arrow];
 
 /// Headers of a call that changes items.
-pub(super) struct Said {
+pub(super) struct CallHeaders {
     /// Idempotency key.
     pub(super) key: Option<String>,
     /// Content type of the body.
-    pub(super) sent: Sent,
+    pub(super) sent: BodyType,
 }
 
-impl Said {
+impl CallHeaders {
     /// Reads the headers of a call whose body is JSON or a type of `others`.
-    pub(super) fn of(request: &Request, others: &[Sent]) -> Result<Self, Rejection> {
+    pub(super) fn of(request: &Request, others: &[BodyType]) -> Result<Self, Rejection> {
         let key = request.headers().get(KEY).map(|key| key.to_str().unwrap_or_default().to_owned());
         if key.as_ref().is_some_and(|key| key.is_empty() || key.len() > KEY_BYTES_MAX) {
             return Err(Error::invalid(format!("{KEY}: expected 1 to {KEY_BYTES_MAX} visible characters")).into());
         }
-        Ok(Said { key, sent: Sent::of(request.headers(), others)? })
+        Ok(CallHeaders { key, sent: BodyType::of(request.headers(), others)? })
     }
 }
 
@@ -76,7 +76,7 @@ pub async fn upsert<R: Retriever>(State(app): State<Arc<R>>, Names(model): Names
 /// Upserts items of a model in this process.
 pub(super) async fn upserted_here(app: &Arc<App>, model: String, request: Request) -> Outcome {
     let loaded = app.registry.get(&model, VersionSelector::Active)?;
-    let (feed, said) = (app.feed(&loaded)?, Said::of(&request, &ITEMS_SENT)?);
+    let (feed, said) = (app.feed(&loaded)?, CallHeaders::of(&request, &ITEMS_SENT)?);
     let expected = number(request.uri(), "if_position")?;
     let view = seen(app, &loaded, request.uri()).await?;
     let body = app.bodies.read_any(request).await?;
@@ -90,8 +90,8 @@ pub(super) async fn upserted_here(app: &Arc<App>, model: String, request: Reques
         false => app.asides.prepare(body, false, judge).await?,
     };
     let mut upsert = match judged {
-        Judged::New(upsert) => upsert,
-        Judged::Repeated(made) => return Ok(json(&upserted(model, made, true))),
+        ParsedBody::New(upsert) => upsert,
+        ParsedBody::Repeated(made) => return Ok(json(&upserted(model, made, true))),
     };
     upsert.find_absent(app, &loaded, &feed).await;
     let Upsert { call, updates, refused, .. } = upsert;
@@ -103,7 +103,7 @@ pub(super) async fn upserted_here(app: &Arc<App>, model: String, request: Reques
 /// Answer to an upsert, from its current or its first execution.
 fn upserted(model: String, Call { count, position, answer, .. }: Call, repeated: bool) -> UpdateResponse {
     let refused =
-        answer.refused.into_iter().map(|RefusedUpdate { place, wrong: InvalidItem { id, field, reason } }| {
+        answer.refused.into_iter().map(|UpdateRejection { place, wrong: InvalidItem { id, field, reason } }| {
             let reason = if reason.is_empty() { REASON_NOT_KEPT.into() } else { reason };
             RefusedItem { place: place as usize, id, field, reason }
         });
@@ -115,13 +115,13 @@ struct Upsert {
     call: KeyedCall,
     /// Accepted updates with their indices in the call.
     updates: Vec<(u32, Update)>,
-    refused: Vec<RefusedUpdate>,
+    refused: Vec<UpdateRejection>,
     /// Items that updates change but the view does not show.
     absent: Vec<ItemId>,
 }
 
 /// Result of reading a call's body.
-enum Judged {
+enum ParsedBody {
     New(Upsert),
     /// The call was executed before.
     Repeated(Call),
@@ -132,15 +132,15 @@ impl Upsert {
     fn judged(
         view: &Arc<View>,
         body: &[u8],
-        (sent, mut memory): (Sent, BodyMemory),
-        (feed, key): (Arc<Feed>, Option<String>),
-    ) -> Result<Judged> {
+        (sent, mut memory): (BodyType, BodyMemory),
+        (feed, key): (Arc<ModelUpdates>, Option<String>),
+    ) -> Result<ParsedBody> {
         let call = match KeyedCall::begin(feed, key, xxh3_64(body))? {
             Begun::New(call) => call,
-            Begun::Repeated(made) => return Ok(Judged::Repeated(made)),
+            Begun::Repeated(made) => return Ok(ParsedBody::Repeated(made)),
         };
         if view.fullness() >= 1.0 {
-            let (items, bytes) = (view.fresh_items(), view.bytes_beside(|_| false));
+            let (items, bytes) = (view.fresh_items(), view.extra_bytes(|_| false));
             return Err(Error::no_space(format!(
                 "model `{}`: the delta is full: it has {items} items and {bytes} bytes, expected fewer than {FRESH_ITEMS} \
                  items and {FRESH_BYTES} bytes, or than the snapshot has if that is more; merge the updates, or publish \
@@ -149,8 +149,8 @@ impl Upsert {
             )));
         }
         let items = match sent {
-            Sent::Arrow => sterling_api::arrow_upserts(body, &mut |bytes| memory.hold(bytes))?,
-            text => sterling_api::upserts(body, text == Sent::Lines)?,
+            BodyType::Arrow => sterling_api::arrow_upserts(body, &mut |bytes| memory.hold(bytes))?,
+            text => sterling_api::upserts(body, text == BodyType::Lines)?,
         };
         let mut upsert =
             Upsert { call, updates: Vec::with_capacity(items.len()), refused: Vec::new(), absent: Vec::new() };
@@ -158,7 +158,7 @@ impl Upsert {
         for (place, item) in (0..).zip(items) {
             match item.and_then(|item| update_of(&item, view, &mut ids)) {
                 Ok(update) => upsert.updates.push((place, update)),
-                Err(wrong) => upsert.refused.push(RefusedUpdate { place, wrong }),
+                Err(wrong) => upsert.refused.push(UpdateRejection { place, wrong }),
             }
         }
         upsert.embed(view)?;
@@ -167,7 +167,7 @@ impl Upsert {
             _ => None,
         };
         upsert.absent = upsert.updates.iter().filter_map(absent).collect();
-        Ok(Judged::New(upsert))
+        Ok(ParsedBody::New(upsert))
     }
 
     /// Rejects items for which the item tower returns no usable embedding.
@@ -188,7 +188,7 @@ impl Upsert {
     /// Rejects changes of missing items. Earlier acknowledged updates may have added them without being visible yet, so this
     /// waits for these. If that takes too long, or if other servers may have written the items, the change is accepted; without
     /// its item it has no effect.
-    async fn find_absent(&mut self, app: &App, loaded: &Loaded, feed: &Feed) {
+    async fn find_absent(&mut self, app: &App, loaded: &Loaded, feed: &ModelUpdates) {
         if self.absent.is_empty() || feed.has_others() {
             return;
         }
@@ -210,7 +210,7 @@ impl Upsert {
         self.updates.retain(|&(place, ref update)| {
             let wrong = wrong(place, update);
             let is_right = wrong.is_none();
-            refused.extend(wrong.map(|wrong| RefusedUpdate { place, wrong }));
+            refused.extend(wrong.map(|wrong| UpdateRejection { place, wrong }));
             is_right
         });
         refused.sort_by_key(|refused| refused.place);
@@ -233,7 +233,7 @@ pub async fn delete<R: Retriever>(State(app): State<Arc<R>>, Names(model): Names
 /// Deletes items of a model in this process.
 pub(super) async fn deleted_here(app: &Arc<App>, model: String, request: Request) -> Outcome {
     let loaded = app.registry.get(&model, VersionSelector::Active)?;
-    let (feed, said) = (app.feed(&loaded)?, Said::of(&request, &[])?);
+    let (feed, said) = (app.feed(&loaded)?, CallHeaders::of(&request, &[])?);
     let expected = number(request.uri(), "if_position")?;
     let mut view = seen(app, &loaded, request.uri()).await?;
     let body = app.bodies.read(request).await?;
@@ -295,7 +295,7 @@ fn named(view: &View, request: DeleteRequest) -> Result<Named> {
 
 /// Call with an optional idempotency key. Until it is dropped, no other call with the key can run.
 struct KeyedCall {
-    feed: Arc<Feed>,
+    feed: Arc<ModelUpdates>,
     key: Option<String>,
     digest: u64,
 }
@@ -311,8 +311,8 @@ impl KeyedCall {
     /// Registers the key of a call.
     ///
     /// # Errors
-    /// As [`Feed::begin`].
-    fn begin(feed: Arc<Feed>, key: Option<String>, digest: u64) -> Result<Begun> {
+    /// As [`ModelUpdates::begin`].
+    fn begin(feed: Arc<ModelUpdates>, key: Option<String>, digest: u64) -> Result<Begun> {
         let made = key.as_deref().map(|key| feed.begin(key, digest)).transpose()?.flatten();
         Ok(made.map_or_else(|| Begun::New(KeyedCall { feed, key, digest }), Begun::Repeated))
     }
@@ -324,9 +324,9 @@ impl KeyedCall {
             let answer = answer.clone().bounded();
             updates.push(Update::AnsweredCall { key: key.clone(), digest, count, answer });
         }
-        let (tell, told) = oneshot::channel();
+        let (tell, reported) = oneshot::channel();
         // The journal notifies the feed even if the client has disconnected.
-        let weak: Weak<Feed> = Arc::downgrade(&self.feed);
+        let weak: Weak<ModelUpdates> = Arc::downgrade(&self.feed);
         let done = Box::new(move |result: Result<Range<u64>>| {
             let made = result.map(|range| Call { digest, count, position: range.end - 1, answer });
             if let (Some(key), Some(feed)) = (key, weak.upgrade()) {
@@ -337,7 +337,7 @@ impl KeyedCall {
             let _ = tell.send(made);
         });
         self.feed.append(&updates, expected, done);
-        told.await.map_err(|_| Error::internal("the journal ended without an answer"))?
+        reported.await.map_err(|_| Error::internal("the journal ended without an answer"))?
     }
 }
 
@@ -363,7 +363,7 @@ pub async fn merge(State(app): State<Arc<App>>, Names(model): Names<String>, uri
     // A merge contains the visible updates, and an update becomes visible shortly after its acknowledgement.
     let position = number(&uri, "min_position")?.unwrap_or_else(|| feed.last());
     reached(&app, &loaded, position, MERGE_WAIT).await?;
-    let (tell, told) = oneshot::channel();
+    let (tell, reported) = oneshot::channel();
     merges.ask(
         &model,
         Box::new(move |made| {
@@ -371,7 +371,7 @@ pub async fn merge(State(app): State<Arc<App>>, Names(model): Names<String>, uri
             let _ = tell.send(made);
         }),
     );
-    let made = told.await.map_err(|_| Error::internal("the merge ended without an answer"))??;
+    let made = reported.await.map_err(|_| Error::internal("the merge ended without an answer"))??;
     Ok(json(&MergeResponse { model, version: made.version, position: made.position, items: made.items }))
 }
 

@@ -8,7 +8,7 @@ use axum::http::{Response, StatusCode};
 use sterling_core::quota::Flow;
 
 /// Status codes of requests that are rejected before their content matters.
-const TURNED_AWAY: [StatusCode; 4] =
+const REJECTION_STATUSES: [StatusCode; 4] =
     [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN, StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
 
 /// Last known caller of a connection.
@@ -17,13 +17,13 @@ pub(super) struct LastCaller {
     /// The number of a [`Flow`].
     flow: AtomicU64,
     /// True if a request was rejected since the last check.
-    is_turned_away: AtomicBool,
+    is_rejected: AtomicBool,
 }
 
 impl LastCaller {
     /// Creates it for a new connection, whose caller is only known by its address.
     pub(super) fn at(address: IpAddr) -> Self {
-        LastCaller { flow: AtomicU64::new(Flow::of_address(address).0), is_turned_away: AtomicBool::new(false) }
+        LastCaller { flow: AtomicU64::new(Flow::of_address(address).0), is_rejected: AtomicBool::new(false) }
     }
 
     /// Returns the caller of the last request, or the address' caller before the first request.
@@ -36,19 +36,19 @@ impl LastCaller {
         if let Some(&caller) = response.extensions().get() {
             self.called_by(caller);
         }
-        if TURNED_AWAY.contains(&response.status()) {
-            self.turn_away();
+        if REJECTION_STATUSES.contains(&response.status()) {
+            self.record_rejection();
         }
     }
 
     /// Records that a request was rejected.
-    pub(super) fn turn_away(&self) {
-        self.is_turned_away.store(true, Ordering::Relaxed);
+    pub(super) fn record_rejection(&self) {
+        self.is_rejected.store(true, Ordering::Relaxed);
     }
 
     /// Returns whether a request was rejected since the last call.
-    pub(super) fn was_turned_away(&self) -> bool {
-        self.is_turned_away.load(Ordering::Relaxed) && self.is_turned_away.swap(false, Ordering::Relaxed)
+    pub(super) fn was_rejected(&self) -> bool {
+        self.is_rejected.load(Ordering::Relaxed) && self.is_rejected.swap(false, Ordering::Relaxed)
     }
 
     /// Records the caller of a request.

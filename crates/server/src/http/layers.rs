@@ -20,7 +20,7 @@ use super::app::Host;
 use super::call_id::CallId;
 use super::date::date;
 use super::inference;
-use super::slow::{Passed, millis};
+use super::slow::{PassWork, millis};
 use super::table;
 use super::trace_context::{TraceContext, new_id};
 use super::traces::{Recorded, Traced};
@@ -66,11 +66,11 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     let took = start.elapsed();
     span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ms = millis(took), "answered"));
     host.entrance().meters.answered(verb, model.as_deref(), response.status(), took);
-    let code = response.extensions().get::<ProblemText>().map(|told| told.code.as_str());
+    let code = response.extensions().get::<ProblemText>().map(|reported| reported.code.as_str());
     host.entrance().failures.answered(verb, response.status(), code);
     let (status, extensions) = (response.status().as_u16(), response.extensions_mut());
     let timing = extensions.remove::<Timing>().unwrap_or_default();
-    let (passed, caller) = (extensions.remove::<Passed>(), extensions.remove::<Caller>());
+    let (passed, caller) = (extensions.remove::<PassWork>(), extensions.remove::<Caller>());
     let key = caller.as_ref().and_then(Caller::name).map(str::to_owned);
     // If calls require a key, callers without one cannot influence which calls are recorded.
     let traced = traced.filter(|_| key.is_some() || !host.entrance().access.is_guarded());

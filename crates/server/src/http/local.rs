@@ -14,10 +14,10 @@ use super::access::Caller;
 use super::answer::{Outcome, Share, Timing, json, problem, reply};
 use super::app::App;
 use super::asides::Asides;
-use super::audit::{self, Again};
+use super::audit::{self, ExactRetrieval};
 use super::bodies::Bodies;
 use super::call::{Call, Parsed};
-use super::choice::{Asker, Choice, Chosen, Version};
+use super::choice::{CallUser, Choice, Chosen, Version};
 use super::cursor;
 use super::form::Form;
 use super::items;
@@ -25,8 +25,8 @@ use super::pages::Page;
 use super::paths::Target;
 use super::position::seen;
 use super::retriever::Retriever;
-use super::shadow::{Given, Mirrored, asked_aside};
-use super::slow::Passed;
+use super::shadow::{Mirrored, ServedParts, query_in_background};
+use super::slow::PassWork;
 use super::verb::Verb;
 use super::watched::{self, Watched};
 use super::worst::Worst;
@@ -69,7 +69,7 @@ impl Retriever for App {
     }
 
     async fn choose(self: &Arc<Self>, target: &Target, head: &Parts) -> Result<Choice> {
-        match target.which() {
+        match target.selected_version() {
             VersionSelector::Active => Choice::unpinned(self, self.registry.unpinned(&target.model)?, head).await,
             pinned => Choice::pinned(self, self.registry.get(&target.model, pinned)?, &head.uri).await,
         }
@@ -82,24 +82,24 @@ impl Retriever for App {
     fn prepare(&self, choice: Choice, parsed: Parsed) -> Result<LocalReady> {
         match parsed {
             Parsed::Retrieve(Retrievals::One(request, terms, shape)) => {
-                let chosen = choice.of(&Asker::User(&request.user));
+                let chosen = choice.of(&CallUser::User(&request.user));
                 let single = retrieval(self, chosen, *request, (terms, shape))?;
                 Ok(LocalReady::One(Box::new(single)))
             }
             Parsed::Retrieve(Retrievals::Many(requests)) => {
-                let chosen = choice.of(&Asker::Several);
+                let chosen = choice.of(&CallUser::Several);
                 chosen.version.check_coverage(self)?;
                 let prepared = prepared_each(&chosen.version.view, requests, self.engine.timeout())?;
                 Ok(LocalReady::Many(chosen, prepared))
             }
             Parsed::Rank(request, terms, shape) => {
-                let Chosen { version, watched, shadow } = choice.of(&Asker::User(&request.user));
+                let Chosen { version, watched, shadow } = choice.of(&CallUser::User(&request.user));
                 let mirrored = self.shadows.mirrored(shadow, || Ask::Rank(request.clone()));
                 let single = asked(self, version, watched, (Ask::Rank(request), terms, shape))?;
                 Ok(LocalReady::One(Box::new(Single { mirrored, ..single })))
             }
             Parsed::Embed(request, terms) => {
-                let Chosen { version, watched, .. } = choice.of(&Asker::Features(&request.features));
+                let Chosen { version, watched, .. } = choice.of(&CallUser::Features(&request.features));
                 let single = asked(self, version, watched, (Ask::Embed(request), terms, Shape::default()))?;
                 Ok(LocalReady::Embed(Box::new(single)))
             }
@@ -120,8 +120,8 @@ impl Retriever for App {
         ModelList { models: visible.map(|model| self.described(model)).collect(), unavailable: Vec::new() }
     }
 
-    async fn info(self: &Arc<Self>, model: &str, which: VersionSelector<'_>) -> Result<ModelInfo> {
-        Ok(self.described(&*self.registry.get(model, which)?))
+    async fn info(self: &Arc<Self>, model: &str, selected_version: VersionSelector<'_>) -> Result<ModelInfo> {
+        Ok(self.described(&*self.registry.get(model, selected_version)?))
     }
 
     async fn versions(self: &Arc<Self>, model: String) -> Result<VersionList> {
@@ -177,7 +177,7 @@ impl Retriever for App {
             return Err(Error::not_ready("the server is shutting down"));
         }
         self.registry.ready()?;
-        if self.engine.able_workers() == 0 {
+        if self.engine.available_workers() == 0 {
             let count = self.engine.workers();
             return Err(Error::not_ready(format!(
                 "all {count} workers have ended or hang in abandoned requests: restart the server"
@@ -193,8 +193,8 @@ impl Retriever for App {
     fn report(&self) -> Vec<String> {
         let device = format!("device: {}", self.engine.backend().device());
         // Any caller with the role `read` may see these warnings, so folder names are removed; the log has them.
-        let told = |warning: &String| format!("warning: {}", sterling_api::without_folders(warning));
-        std::iter::once(device).chain(self.warnings().iter().map(told)).collect()
+        let reported = |warning: &String| format!("warning: {}", sterling_api::without_folders(warning));
+        std::iter::once(device).chain(self.warnings().iter().map(reported)).collect()
     }
 }
 
@@ -227,7 +227,7 @@ pub(super) struct Single {
     /// Version that answers.
     model: Arc<Loaded>,
     /// Audit of its answer.
-    again: Option<Box<Again>>,
+    again: Option<Box<ExactRetrieval>>,
     /// Page to answer with.
     page: Option<Page>,
     /// Observation of the version choice, while a canary is active.
@@ -280,7 +280,7 @@ fn retrieval(app: &App, chosen: Chosen, mut request: Retrieve, (terms, shape): (
     let page = shape.cursor.as_ref().map(of).transpose()?;
     let Some(page) = page else {
         let turn = app.audit.turn(watched.as_ref().map_or(1.0, Watched::audited_times));
-        let again = Again::of(turn, &version.view, &request, watched.as_ref()).map(Box::new);
+        let again = ExactRetrieval::of(turn, &version.view, &request, watched.as_ref()).map(Box::new);
         let mirrored = app.shadows.mirrored(shadow, || Ask::Retrieve(request.clone()));
         let single = asked(app, version, watched, (Ask::Retrieve(request), terms, shape))?;
         return Ok(Single { again, mirrored, ..single });
@@ -313,10 +313,10 @@ fn asked(
 /// `Overloaded` if none of them was admitted.
 pub(super) async fn side_by_side(
     app: &Arc<App>,
-    told: &Served,
+    reported: &Served,
     prepared: Vec<Ready>,
     (call, watched): (&Call, Option<&Watched>),
-) -> Result<(Vec<Result<Entry>>, Share, Passed)> {
+) -> Result<(Vec<Result<Entry>>, Share, PassWork)> {
     let (mut cost, mut widest) = (Cost::default(), Widths::default());
     for (prepared, ..) in prepared.iter().flatten() {
         (cost, widest) = (cost.plus(prepared.cost()), widest.or(widths(prepared)?));
@@ -338,7 +338,7 @@ pub(super) async fn side_by_side(
     {
         return Err(error);
     }
-    let passed = Passed { requests: count, engine: begun.elapsed(), ..Passed::of(told) };
+    let passed = PassWork { requests: count, engine: begun.elapsed(), ..PassWork::of(reported) };
     Ok((results, share, passed))
 }
 
@@ -355,16 +355,16 @@ fn compare(
     app: &Arc<App>,
     version: u64,
     answer: &Answer,
-    (again, mirrored): (Option<Box<Again>>, Option<Box<Mirrored>>),
+    (again, mirrored): (Option<Box<ExactRetrieval>>, Option<Box<Mirrored>>),
 ) {
     if let Some(again) = again {
         let (app, served) = (app.clone(), audit::ids(answer));
         tokio::spawn(async move { again.run(&app.engine, &served).await });
     }
-    if let Some((mirrored, given)) = mirrored.zip(Given::of(version, answer)) {
+    if let Some((mirrored, given)) = mirrored.zip(ServedParts::of(version, answer)) {
         let app = app.clone();
         tokio::spawn(async move {
-            let ask = |loaded, request| asked_aside(&app.engine, loaded, request);
+            let ask = |loaded, request| query_in_background(&app.engine, loaded, request);
             mirrored.run(ask, &app.shadows.worst, given).await
         });
     }
@@ -380,7 +380,7 @@ fn items(answer: Answer, (view, columns): (&View, &[String]), shape: &Shape, sha
 async fn one(app: &Arc<App>, single: Single, call: Call) -> Outcome {
     let Single { prepared, terms, shape, model, again, page, watched, mirrored } = single;
     let share = call.hold_answer(app, prepared.cost(), widths(&prepared)?)?;
-    let told = app.served(&model, prepared.view());
+    let reported = app.served(&model, prepared.view());
     let (columns, view) = (prepared.columns().to_vec(), prepared.view().clone());
     let begun = Instant::now();
     let (prepared, is_asked) = prepared.asked_for(call.origin.clone()).explained();
@@ -391,46 +391,47 @@ async fn one(app: &Arc<App>, single: Single, call: Call) -> Outcome {
     let mut answer = answer?;
     compare(app, model.version(), &answer, (again, mirrored));
     let explain = if is_asked { answer.explain.clone() } else { answer.explain.take() };
-    let passed = Passed { engine: begun.elapsed(), explain: explain.map(Box::new), ..Passed::of(&told) };
+    let passed = PassWork { engine: begun.elapsed(), explain: explain.map(Box::new), ..PassWork::of(&reported) };
     let cursor = page.as_ref().map(|page| page.cut(&mut answer)).transpose()?.flatten();
     if let Some(page) = page.filter(|_| cursor.is_some()) {
         app.pages.keep(&app.registry, &page);
     }
     let entry = items(answer, (&view, &columns), &shape, &share)?.with_cursor(cursor);
     let timing = Timing::of(entry.steps());
-    let mut response = (Extension(passed), reply(Reply::one(told, entry), timing, share, call.form)?).into_response();
-    watched::tell(watched.as_ref(), &mut response);
+    let mut response =
+        (Extension(passed), reply(Reply::one(reported, entry), timing, share, call.form)?).into_response();
+    watched::set_role_header(watched.as_ref(), &mut response);
     Ok(response)
 }
 
 async fn many(app: &Arc<App>, Chosen { version, watched, .. }: Chosen, prepared: Vec<Ready>, call: Call) -> Outcome {
-    let told = app.served(&version.model, &version.view);
-    let (results, share, passed) = side_by_side(app, &told, prepared, (&call, watched.as_ref())).await?;
+    let reported = app.served(&version.model, &version.view);
+    let (results, share, passed) = side_by_side(app, &reported, prepared, (&call, watched.as_ref())).await?;
     results.iter().for_each(|r| app.entrance.failures.ended_in_list(Verb::Retrieve, r.as_ref().err()));
     let entries = results.into_iter().map(|r| r.unwrap_or_else(|e| problem(&e).into())).collect();
-    let answer = reply(Reply::many(told, entries), Timing::default(), share, call.form)?;
+    let answer = reply(Reply::many(reported, entries), Timing::default(), share, call.form)?;
     let mut response = (Extension(passed), answer).into_response();
-    watched::tell(watched.as_ref(), &mut response);
+    watched::set_role_header(watched.as_ref(), &mut response);
     Ok(response)
 }
 
 async fn embed(app: &Arc<App>, single: Single, call: Call) -> Outcome {
     let Single { prepared, terms, model, watched, .. } = single;
-    let told = app.served(&model, prepared.view());
+    let reported = app.served(&model, prepared.view());
     let begun = Instant::now();
     let answer = app.engine.answer(prepared.asked_for(call.origin.clone()), call.terms(terms)).await;
     if let Some(watched) = &watched {
         watched.ended(answer.as_ref().err());
     }
-    let passed = Passed { engine: begun.elapsed(), ..Passed::of(&told) };
-    let mut response = (Extension(passed), json(&sterling_api::embedding(told, answer?)?)).into_response();
-    watched::tell(watched.as_ref(), &mut response);
+    let passed = PassWork { engine: begun.elapsed(), ..PassWork::of(&reported) };
+    let mut response = (Extension(passed), json(&sterling_api::embedding(reported, answer?)?)).into_response();
+    watched::set_role_header(watched.as_ref(), &mut response);
     Ok(response)
 }
 
 /// Lists the versions of a model; reads the store.
 pub(super) fn version_list(registry: &Registry, model: String) -> Result<VersionList> {
-    let told = |v: VersionState| VersionInfo {
+    let reported = |v: VersionState| VersionInfo {
         version: v.version,
         published: v.published,
         active: v.active,
@@ -441,9 +442,9 @@ pub(super) fn version_list(registry: &Registry, model: String) -> Result<Version
         retry_in_ms: v.refused.as_ref().and_then(|refused| Some(refused.retry_in?.as_millis() as u64)),
         refused: v.refused.map(|refused| sterling_api::without_places(&refused.reason)),
     };
-    let versions = registry.versions(&model)?.into_iter().map(told).collect();
-    let desired = registry.desired(&model).map(|(wish, stands)| {
-        let Desired { revision, version, labels, .. } = wish;
+    let versions = registry.versions(&model)?.into_iter().map(reported).collect();
+    let desired = registry.desired(&model).map(|(desired_state, stands)| {
+        let Desired { revision, version, labels, .. } = desired_state;
         DesiredState { revision, version, stands, labels }
     });
     Ok(VersionList { model, versions, desired })

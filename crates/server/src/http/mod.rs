@@ -80,13 +80,13 @@ mod watched;
 mod worst;
 mod writers;
 
-pub use access::{AccessControl, AccessOptions, Door, NewKey, Role, check_keys, new_key};
+pub use access::{AccessControl, AccessOptions, EntryPoint, NewKey, Role, check_keys, new_key};
 pub use address::{address, read_address};
 pub use app::App;
 pub use openapi::document as openapi;
 pub use options::Options;
 pub use routed::RouterApp;
 pub use routes::router;
-pub use server::{Sockets, Stop, listen, listen_once_looked, route, serve};
+pub use server::{Sockets, Stop, listen, listen_after_first_poll, route, serve};
 pub use tls::{Tls, TlsOptions};
 pub use traces::{TraceOptions, Traces};

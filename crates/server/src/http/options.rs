@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descriptors_are_kept_for_others() {
+    fn file_descriptors_are_reserved_for_other_uses() {
         let all = Options::default();
         for (descriptors, connections) in [(64, 32), (2, 1), (0, 1), (1024, 960), (65_536, 16_384), (u64::MAX, 16_384)]
         {
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_options_are_named() {
+    fn invalid_options_are_named() {
         assert!(Options::default().check().is_ok());
         let error = Options { stall_ms: 0, ..Options::default() }.check().unwrap_err().to_string();
         assert_eq!(error, "http.stall_ms: got 0, expected 1 to 3600000");

@@ -17,7 +17,7 @@ use sterling_serving::registry::{Loaded, Registry};
 use sterling_serving::view::View;
 
 /// Time for which the view of a page is kept for the next one.
-const KEPT: Duration = Duration::from_secs(60);
+const VIEW_LIFETIME: Duration = Duration::from_secs(60);
 /// Maximum number of kept views; the oldest is dropped first.
 const VIEWS_MAX: usize = 64;
 /// Maximum size of the deltas of all kept views, in bytes; the oldest view is dropped first.
@@ -108,13 +108,13 @@ fn skip(ranked: &mut Ranked, count: usize) {
 }
 
 /// View that is kept for the next page.
-struct Kept {
+struct RetainedView {
     model: Arc<Loaded>,
     view: Arc<View>,
     until: Instant,
 }
 
-impl Kept {
+impl RetainedView {
     /// Returns whether this is a view of the same loaded version, even if that was reloaded.
     fn is_of(&self, loaded: &Loaded) -> bool {
         let of = |loaded: &Loaded| (loaded.name().to_owned(), loaded.version(), loaded.digest().to_owned());
@@ -123,17 +123,17 @@ impl Kept {
 }
 
 /// Delta bytes of the kept views: shared segments count once, in-place changes count per view.
-fn bytes_beside(kept: &VecDeque<Kept>) -> u64 {
+fn extra_bytes(kept: &VecDeque<RetainedView>) -> u64 {
     let mut known = HashSet::new();
-    kept.iter().map(|kept| kept.view.bytes_beside(|segment| !known.insert(Arc::as_ptr(segment)))).sum()
+    kept.iter().map(|kept| kept.view.extra_bytes(|segment| !known.insert(Arc::as_ptr(segment)))).sum()
 }
 
 /// Views for which cursors were issued.
 #[derive(Clone, Default)]
-pub(super) struct Pages(Arc<Mutex<VecDeque<Kept>>>);
+pub(super) struct Pages(Arc<Mutex<VecDeque<RetainedView>>>);
 
 impl Pages {
-    fn kept(&self) -> MutexGuard<'_, VecDeque<Kept>> {
+    fn kept(&self) -> MutexGuard<'_, VecDeque<RetainedView>> {
         locked(&self.0)
     }
 
@@ -150,8 +150,8 @@ impl Pages {
         if kept.len() == VIEWS_MAX {
             kept.pop_front();
         }
-        kept.push_back(Kept { model, view, until: Instant::now() + KEPT });
-        while kept.len() > 1 && bytes_beside(&kept) > BYTES_MAX {
+        kept.push_back(RetainedView { model, view, until: Instant::now() + VIEW_LIFETIME });
+        while kept.len() > 1 && extra_bytes(&kept) > BYTES_MAX {
             kept.pop_front();
         }
         drop(kept);
@@ -172,7 +172,7 @@ impl Pages {
         let kept = self.kept();
         let found = kept.iter().find(|kept| kept.is_of(loaded) && position_of(&kept.view) == at);
         found.map(|kept| (kept.model.clone(), kept.view.clone())).ok_or_else(|| {
-            let seconds = KEPT.as_secs();
+            let seconds = VIEW_LIFETIME.as_secs();
             gone(format!(
                 "position {} is no longer in memory: earlier positions are kept for at most {seconds} s",
                 at.position
@@ -185,7 +185,7 @@ impl Pages {
         loop {
             tokio::time::sleep(SWEEP).await;
             let now = Instant::now();
-            let is_there = |kept: &Kept| {
+            let is_there = |kept: &RetainedView| {
                 let loaded = registry.get(kept.model.name(), VersionSelector::Version(kept.model.version()));
                 loaded.is_ok_and(|loaded| kept.is_of(&loaded))
             };

@@ -23,10 +23,10 @@ use super::paths::Names;
 use super::position::reached;
 use super::retriever::Retriever as _;
 use crate::route::protocol::{
-    ANY_VIEW, Asked, BACKGROUND_HEADER, DesiredTraffic, Holding, Holdings, Keeping, MEDIA_TYPE, POSITION_HEADER,
-    PassReply, Replied, TIMEOUT_HEADER, VIEW_HEADER, ViewPosition, read_call, write, write_reply,
+    ANY_VIEW, BACKGROUND_HEADER, DesiredTraffic, Holding, Holdings, MEDIA_TYPE, Operation, POSITION_HEADER, PassReply,
+    Replied, TIMEOUT_HEADER, UpdateStorage, VIEW_HEADER, ViewPosition, read_call, write, write_reply,
 };
-use sterling_api::{Entry, Explain, Problem, RowWriter, Written};
+use sterling_api::{Entry, Explain, ItemJson, Problem, RowWriter};
 use sterling_core::error::{Error, Result};
 use sterling_core::quota::Flow;
 use sterling_core::request::{Answer, CallOptions, Content, VersionSelector};
@@ -69,9 +69,9 @@ pub async fn parts(State(app): State<Arc<App>>, Extension(caller): Extension<Cal
         }
     }
     let updates = match &app.feeds {
-        None => Keeping::Nowhere,
-        Some(feeds) if feeds.are_shared() => Keeping::Shared,
-        Some(_) => Keeping::Alone,
+        None => UpdateStorage::Nowhere,
+        Some(feeds) if feeds.are_shared() => UpdateStorage::Shared,
+        Some(_) => UpdateStorage::Alone,
     };
     let holdings = Holdings { is_ready: app.ready().is_ok(), updates, parts, wished };
     packed(&holdings, app.bodies.hold_answer(Flow::default(), 0)?)
@@ -128,25 +128,25 @@ pub async fn pass(
     let call = app.asides.prepare(body, has_texts(&seen), move |body| {
         let call = read_call(body)?;
         Ok(match call.asked {
-            Asked::Pass(request) => {
+            Operation::Pass(request) => {
                 let terms = CallOptions { timeout, priority: call.priority, flow, is_background };
                 let prepared = pass::prepare(&seen, *request)?.asked_for(origin);
-                Called::Pass(Box::new(if is_on_card { prepared.ranked_apart() } else { prepared }), terms)
+                DecodedCall::Pass(Box::new(if is_on_card { prepared.ranked_apart() } else { prepared }), terms)
             }
-            Asked::Item(item) => Called::Item(item),
-            Asked::Model => Called::Model,
+            Operation::Item(item) => DecodedCall::Item(item),
+            Operation::Model => DecodedCall::Model,
         })
     });
     let (given, share) = match call.await? {
-        Called::Pass(prepared, terms) => {
+        DecodedCall::Pass(prepared, terms) => {
             let share = app.bodies.hold_answer(flow, prepared.cost().answer_bytes)?;
             (passed(&app, &view, (*prepared, terms), &share).await?, share)
         }
-        Called::Item(item) => {
+        DecodedCall::Item(item) => {
             let attributes = view.slot(item).map(|slot| text(&sterling_api::attributes(&view.columns(), slot)));
             (Replied::Text(attributes.transpose()?), app.bodies.hold_answer(flow, 0)?)
         }
-        Called::Model => (Replied::Text(Some(text(&app.described(&model))?)), app.bodies.hold_answer(flow, 0)?),
+        DecodedCall::Model => (Replied::Text(Some(text(&app.described(&model))?)), app.bodies.hold_answer(flow, 0)?),
     };
     let (digest, shard) = identity(&model);
     let reply = PassReply { version: model.version(), digest, shard, view: position_of(&view), given };
@@ -154,7 +154,7 @@ pub async fn pass(
 }
 
 /// Decoded and validated call.
-enum Called {
+enum DecodedCall {
     Pass(Box<Prepared>, CallOptions),
     Item(ItemId),
     Model,
@@ -206,7 +206,7 @@ async fn passed(app: &App, view: &View, (prepared, terms): (Prepared, CallOption
         Content::Selected(selected) => selected.ahead.as_mut().map(|ahead| &mut ahead.ranked),
         Content::Embedding(_) => None,
     };
-    let mut rest = Written::default();
+    let mut rest = ItemJson::default();
     if let Some(ranked) = ranked {
         let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
         let answer = Answer { content: Content::Items(take(ranked)), degraded_rows, explain: None };

@@ -9,7 +9,7 @@ use super::bodies::BodyMemory;
 use super::call::{Call, Parsed, charge};
 use super::paths::Target;
 use super::retriever::Retriever;
-use super::sent::Sent;
+use super::sent::BodyType;
 use sterling_api::{
     EmbedRequest, EmbedResponse, Problem, RankRequest, Retrievals, RetrieveOneOrMany, RetrieveResponse,
     RetrievedOneOrMany,
@@ -27,7 +27,7 @@ use sterling_core::error::Result;
     request_body(content((inline(RetrieveOneOrMany) = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"))),
     responses((status = 200, content((inline(RetrievedOneOrMany) = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"))), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn retrieve<R: Retriever>(State(app): State<Arc<R>>, target: Target, request: Request) -> Outcome {
-    answer(app, target, request, &[Sent::Arrow], Parsed::retrieve).await
+    answer(app, target, request, &[BodyType::Arrow], Parsed::retrieve).await
 }
 
 /// Score the items that the request names.
@@ -60,8 +60,8 @@ async fn answer<R: Retriever>(
     app: Arc<R>,
     target: Target,
     request: Request,
-    others: &[Sent],
-    parse: fn(Sent, &[u8], BodyMemory) -> Result<Parsed>,
+    others: &[BodyType],
+    parse: fn(BodyType, &[u8], BodyMemory) -> Result<Parsed>,
 ) -> Outcome {
     let (head, body) = request.into_parts();
     let call = Call::of(&head);

@@ -149,7 +149,7 @@ impl Target {
     }
 
     /// Returns the selected version of the model.
-    pub(super) fn which(&self) -> VersionSelector<'_> {
+    pub(super) fn selected_version(&self) -> VersionSelector<'_> {
         match (self.version, &self.label) {
             (Some(version), _) => VersionSelector::Version(version),
             (None, Some(label)) => VersionSelector::Label(label),

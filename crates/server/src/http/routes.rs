@@ -7,7 +7,7 @@ use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
 
-use super::access::{Asked, Door, Role, check_site, secret_in};
+use super::access::{EntryPoint, LoggedCall, Role, check_site, secret_in};
 use super::answer::Rejection;
 use super::app::{App, Host};
 use super::call_id::CallId;
@@ -18,7 +18,7 @@ use super::head::check_head;
 use super::layers;
 use super::parameters::check_known;
 use super::routed::RouterApp;
-use super::table::{Answering, Matched, Route};
+use super::table::{AnswerFuture, Matched, Route};
 use sterling_core::error::Error;
 
 /// Calls of a server, behind the layers.
@@ -62,14 +62,14 @@ async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Ne
         Err(refusal) => return refusal.into_response(),
     };
     // The socket may not offer this call.
-    if !host.entrance().access.answers(needs.role, peer.map_or(Door::Main, |peer| peer.door)) {
+    if !host.entrance().access.answers(needs.role, peer.map_or(EntryPoint::Main, |peer| peer.door)) {
         return nowhere(request.uri().path()).into_response();
     }
     if let Some(key) = caller.name() {
         tracing::Span::current().record("key", key);
     }
     let change = (needs.role > Role::Read).then(|| {
-        host.entrance().access.change(Asked {
+        host.entrance().access.change(LoggedCall {
             id: CallId::of(request.extensions()),
             key: caller.name().map(str::to_owned),
             peer: peer.map(|peer| peer.address),
@@ -106,7 +106,7 @@ async fn at_router(State(app): State<Arc<RouterApp>>, request: Request) -> Respo
     answered(request, |route, request| route.at_router(app, request)).await
 }
 
-async fn answered(mut request: Request, answer: impl FnOnce(&Route, Request) -> Answering) -> Response {
+async fn answered(mut request: Request, answer: impl FnOnce(&Route, Request) -> AnswerFuture) -> Response {
     match request.extensions_mut().remove::<Matched>().unwrap_or(Matched::Nowhere) {
         Matched::Call(route, names) => {
             request.extensions_mut().insert(names);

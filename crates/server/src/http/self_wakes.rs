@@ -102,9 +102,9 @@ mod tests {
         }
     }
 
-    fn polled<F: Future>(task: &mut SelfWaking<F>, told: &Arc<CountingWaker>) -> (Poll<F::Output>, usize) {
-        let polled = Pin::new(task).poll(&mut Context::from_waker(&told.clone().into()));
-        (polled, told.0.swap(0, Ordering::Relaxed))
+    fn polled<F: Future>(task: &mut SelfWaking<F>, reported: &Arc<CountingWaker>) -> (Poll<F::Output>, usize) {
+        let polled = Pin::new(task).poll(&mut Context::from_waker(&reported.clone().into()));
+        (polled, reported.0.swap(0, Ordering::Relaxed))
     }
 
     #[test]
@@ -135,14 +135,14 @@ mod tests {
 
     #[test]
     fn a_waiting_task_is_scheduled_once() {
-        let (tell, told) = std::sync::mpsc::channel();
+        let (tell, reported) = std::sync::mpsc::channel();
         let mut task = SelfWaking::new(poll_fn(move |cx| {
             tell.send(cx.waker().clone()).unwrap();
             Poll::<()>::Pending
         }));
         let runtime = Arc::default();
         assert_eq!(polled(&mut task, &runtime), (Pending, 0));
-        let waker = told.recv().unwrap();
+        let waker = reported.recv().unwrap();
         waker.wake_by_ref();
         waker.wake_by_ref();
         assert_eq!(runtime.0.swap(0, Ordering::Relaxed), 1);

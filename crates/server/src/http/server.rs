@@ -27,12 +27,12 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tower::ServiceExt as _;
 
-use super::access::Door;
+use super::access::EntryPoint;
 use super::answer::{Rejection, http1};
 use super::app::{App, Host};
 use super::bodies::Inbound;
-use super::connections::{Answered, Connections, Open, Peer};
-use super::in_turn::{InTurn, Threads};
+use super::connections::{Connections, Open, Peer, TrackedBody};
+use super::in_turn::{ScheduledFuture, Threads};
 use super::options::Options;
 use super::routed::RouterApp;
 use super::routes;
@@ -40,7 +40,7 @@ use super::self_wakes::SelfWaking;
 use super::socket::Socket;
 use super::streams::{Stream, StreamTasks, Streamed};
 use super::tls::Tls;
-use super::writers::Writers;
+use super::writers::ChunkThreads;
 use sterling_core::error::{Error, Result};
 use sterling_core::tasks;
 
@@ -56,13 +56,13 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// systems retry after 1 s, then after 2 s more: by then most answers are too late.
 const BACKLOG: u32 = 16_384;
 /// Longest time that a starting router polls its servers before it listens.
-const FIRST_LOOK_MAX: Duration = Duration::from_secs(3);
+const FIRST_POLL_MAX: Duration = Duration::from_secs(3);
 /// Buffer size of a connection, in bytes: maximum header size, and replies that wait for the client.
 const BUFFER_BYTES: usize = 64 << 10;
 /// Start of the HTTP/2 connection preface.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0";
 /// Maximum number of checks for the rest of a partial preface; after that the connection is not HTTP/2.
-const PREFACE_LOOKS: usize = 20;
+const PREFACE_CHECKS_MAX: usize = 20;
 /// Maximum number of concurrent requests per HTTP/2 connection.
 const STREAMS_MAX: u32 = 128;
 /// Flow-control window of an HTTP/2 client, in bytes.
@@ -134,11 +134,11 @@ pub async fn serve(
 ///
 /// # Errors
 /// `Io` with the system's error about the address, which is bound before the poll.
-pub async fn listen_once_looked(address: SocketAddr, app: &RouterApp) -> Result<TcpListener> {
+pub async fn listen_after_first_poll(address: SocketAddr, app: &RouterApp) -> Result<TcpListener> {
     let error = |e| Error::io(format!("address {address}"), e);
     let socket = bind(address).map_err(error)?;
     // An aborted poll is repeated by the router.
-    let _ = timeout(FIRST_LOOK_MAX, app.fleet().look()).await;
+    let _ = timeout(FIRST_POLL_MAX, app.fleet().look()).await;
     socket.listen(BACKLOG).map_err(error)
 }
 
@@ -174,11 +174,11 @@ async fn answer_all(
     let handshake = Duration::from_millis(options.header_ms);
     let writers = host.writers().clone();
     let threads = Threads::new(Handle::current().metrics().num_workers());
-    let edge = Edge { router, host: host.clone(), tls, handshake, connections, threads, writers, closing };
+    let edge = ConnectionState { router, host: host.clone(), tls, handshake, connections, threads, writers, closing };
     let connections = &edge.connections;
     let at_admin = async {
         match &admin {
-            Some(listener) => accept(listener, Door::Admin, &edge).await,
+            Some(listener) => accept(listener, EntryPoint::Admin, &edge).await,
             None => std::future::pending().await,
         }
     };
@@ -192,13 +192,13 @@ async fn answer_all(
         }
     };
     tokio::select! {
-        never = accept(&main, Door::Main, &edge) => match never {},
+        never = accept(&main, EntryPoint::Main, &edge) => match never {},
         never = at_admin => match never {},
         never = keep(&edge, options) => match never {},
         ended = end => ended?,
     }
-    close(main, Door::Main, &edge);
-    admin.into_iter().for_each(|listener| close(listener, Door::Admin, &edge));
+    close(main, EntryPoint::Main, &edge);
+    admin.into_iter().for_each(|listener| close(listener, EntryPoint::Admin, &edge));
     let rest = async {
         let stop = Duration::from_millis(options.stop_ms);
         let end = tokio::time::Instant::now() + stop;
@@ -207,7 +207,7 @@ async fn answer_all(
         if tokio::time::timeout_at(end, connections.ended()).await.is_ok() {
             return true;
         }
-        tracing::warn!(connections = connections.cut_all(), "closed connections that did not end in time");
+        tracing::warn!(connections = connections.close_all(), "closed connections that did not end in time");
         let _ = tokio::time::timeout(PAUSE, connections.ended()).await;
         false
     };
@@ -222,14 +222,14 @@ fn at_once() -> Error {
     Error::unavailable("ended by a second signal before all requests were answered")
 }
 
-async fn keep(edge: &Edge, options: &Options) -> Infallible {
+async fn keep(edge: &ConnectionState, options: &Options) -> Infallible {
     tokio::select! {
         never = sweep(edge, options) => never,
         never = edge.threads.pace() => never,
     }
 }
 
-async fn sweep(edge: &Edge, options: &Options) -> Infallible {
+async fn sweep(edge: &ConnectionState, options: &Options) -> Infallible {
     loop {
         edge.host.entrance().clock.look();
         tokio::time::sleep(SWEEP).await;
@@ -242,7 +242,7 @@ async fn sweep(edge: &Edge, options: &Options) -> Infallible {
 
 /// Shared state of all connections.
 #[derive(Clone)]
-struct Edge {
+struct ConnectionState {
     host: Arc<dyn Host>,
     router: axum::Router,
     tls: Option<Arc<Tls>>,
@@ -250,12 +250,12 @@ struct Edge {
     handshake: Duration,
     connections: Arc<Connections>,
     threads: Arc<Threads>,
-    writers: Arc<Writers>,
+    writers: Arc<ChunkThreads>,
     /// True if connections must end after their answers.
     closing: watch::Sender<bool>,
 }
 
-async fn accept(listener: &TcpListener, door: Door, edge: &Edge) -> Infallible {
+async fn accept(listener: &TcpListener, door: EntryPoint, edge: &ConnectionState) -> Infallible {
     let connections = &edge.connections;
     loop {
         // At most one connection above the limit is held, until the one that made room for it has closed.
@@ -275,17 +275,17 @@ async fn accept(listener: &TcpListener, door: Door, edge: &Edge) -> Infallible {
 }
 
 /// Spawns a task that serves a connection.
-fn admit(stream: TcpStream, peer: Peer, edge: &Edge) {
+fn admit(stream: TcpStream, peer: Peer, edge: &ConnectionState) {
     // With Nagle's algorithm, chunked replies would wait for acknowledgements; a failure only costs speed.
     let _ = stream.set_nodelay(true);
     let open = edge.connections.add(peer);
     let caller = open.connection.caller.clone();
-    let answering = SelfWaking::new(greet(stream, edge.clone(), open, edge.closing.subscribe()));
-    tokio::spawn(InTurn::new(answering, &edge.threads, &caller));
+    let answering = SelfWaking::new(detect_protocol(stream, edge.clone(), open, edge.closing.subscribe()));
+    tokio::spawn(ScheduledFuture::new(answering, &edge.threads, &caller));
 }
 
 /// Closes a socket. Serves already established connections in its queue first, since closing would reset them.
-fn close(listener: TcpListener, door: Door, edge: &Edge) {
+fn close(listener: TcpListener, door: EntryPoint, edge: &ConnectionState) {
     let Ok(listener) = listener.into_std() else { return };
     while !edge.connections.is_full(door)
         && let Ok((stream, address)) = listener.accept()
@@ -328,7 +328,7 @@ fn refuse(stream: &TcpStream, is_secured: bool) {
 }
 
 /// Serves a connection: performs the TLS handshake if configured, and detects the protocol.
-async fn greet(stream: TcpStream, edge: Edge, open: Open, mut closing: watch::Receiver<bool>) {
+async fn detect_protocol(stream: TcpStream, edge: ConnectionState, open: Open, mut closing: watch::Receiver<bool>) {
     let Some(tls) = edge.tls.clone() else {
         let is_http2 = tokio::select! {
             is_http2 = begins_http2(&stream) => is_http2,
@@ -351,7 +351,7 @@ async fn greet(stream: TcpStream, edge: Edge, open: Open, mut closing: watch::Re
 /// completely.
 async fn begins_http2(stream: &TcpStream) -> bool {
     let mut first = [0; PREFACE.len()];
-    for _ in 0..PREFACE_LOOKS {
+    for _ in 0..PREFACE_CHECKS_MAX {
         match stream.peek(&mut first).await {
             Ok(count) if count > 0 && PREFACE.starts_with(&first[..count]) => {
                 if count == PREFACE.len() {
@@ -369,7 +369,7 @@ async fn begins_http2(stream: &TcpStream) -> bool {
 async fn answer(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     is_http2: bool,
-    edge: Edge,
+    edge: ConnectionState,
     open: Open,
     closing: watch::Receiver<bool>,
 ) {
@@ -386,7 +386,7 @@ async fn answer(
                 if connection.is_unread() {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
-                Ok::<_, Infallible>(Answered::of(writers.long(response), connection))
+                Ok::<_, Infallible>(TrackedBody::of(writers.long(response), connection))
             }
         });
         let served = http1::Builder::new().max_buf_size(BUFFER_BYTES).serve_connection(socket, service);
@@ -432,14 +432,14 @@ fn crowded(what: &str) -> Rejection {
 /// Drives a connection to its end, and shuts it down once when the server closes.
 async fn until_end<S: Future>(served: S, shut: impl Fn(Pin<&mut S>), open: &Open, mut closing: watch::Receiver<bool>) {
     let mut served = std::pin::pin!(served);
-    let mut told = false;
+    let mut reported = false;
     loop {
         tokio::select! {
             // Errors are the client's: hyper answers invalid HTTP, and a lost connection needs no answer.
             _ = served.as_mut() => return,
             () = open.connection.cut() => return,
-            _ = closing.wait_for(|closing| *closing), if !told => {
-                told = true;
+            _ = closing.wait_for(|closing| *closing), if !reported => {
+                reported = true;
                 shut(served.as_mut());
             }
         }

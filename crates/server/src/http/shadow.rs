@@ -27,7 +27,7 @@ const TOGETHER: usize = 4;
 /// Longest time that a shadow request may wait and run.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 /// Number of reported items that only one of both answers has.
-const TOLD: usize = 10;
+const REPORTED_ITEMS_MAX: usize = 10;
 
 /// Slots and findings of all shadows.
 pub(super) struct Shadows {
@@ -59,23 +59,23 @@ pub(super) struct Mirrored<S = Arc<Loaded>> {
 }
 
 /// Compared parts of the served answer.
-pub(super) struct Given {
+pub(super) struct ServedParts {
     version: u64,
     ids: Vec<ItemId>,
     scores: Vec<f32>,
     took: Duration,
 }
 
-impl Given {
+impl ServedParts {
     /// Returns those of an answer with items.
     pub(super) fn of(version: u64, answer: &Answer) -> Option<Self> {
         let Content::Items(ranked) = &answer.content else { return None };
-        Some(Given::items(version, ranked, answer.explain.as_ref().map_or(Duration::ZERO, steps)))
+        Some(ServedParts::items(version, ranked, answer.explain.as_ref().map_or(Duration::ZERO, steps)))
     }
 
     /// Creates them from items and the time they took.
     pub(super) fn items(version: u64, Ranked { ids, scores, .. }: &Ranked, took: Duration) -> Self {
-        Given { version, ids: ids.clone(), scores: scores.clone(), took }
+        ServedParts { version, ids: ids.clone(), scores: scores.clone(), took }
     }
 }
 
@@ -114,7 +114,7 @@ impl<S> Mirrored<S> {
         self,
         ask: impl FnOnce(S, Request) -> A,
         worst: &Worst<ShadowDiff>,
-        given: Given,
+        given: ServedParts,
     ) {
         let Mirrored { run, version, request, id, _turn } = self;
         let model = run.model().to_owned();
@@ -128,7 +128,7 @@ impl<S> Mirrored<S> {
             Err(error) => Ok(Compared::failed(&given, &error)),
         });
         let Ok(compared) = compared.await else { return };
-        compared.tell(&model);
+        compared.record_metrics(&model);
         let Compared { diff, .. } = compared;
         worst.note(badness(&diff), || ShadowDiff {
             time: sterling_telemetry::now(),
@@ -155,7 +155,11 @@ fn reading_of(request: &mut Request) -> Option<&mut Reading> {
 }
 
 /// Answers a background request at a version of this server, with an explanation.
-pub(super) async fn asked_aside(engine: &Engine<Passes>, loaded: Arc<Loaded>, mut request: Request) -> Result<Answer> {
+pub(super) async fn query_in_background(
+    engine: &Engine<Passes>,
+    loaded: Arc<Loaded>,
+    mut request: Request,
+) -> Result<Answer> {
     engine.admits(Flow::default, None)?;
     if let Some(reading) = reading_of(&mut request) {
         reading.explain = true;
@@ -175,7 +179,7 @@ struct Compared {
 }
 
 impl Compared {
-    fn failed(given: &Given, error: &Error) -> Self {
+    fn failed(given: &ServedParts, error: &Error) -> Self {
         let diff = ShadowDiff {
             version: given.version,
             k: given.ids.len(),
@@ -186,7 +190,7 @@ impl Compared {
         Compared { wanted: given.ids.len(), found: 0, took: None, diff }
     }
 
-    fn tell(&self, model: &str) {
+    fn record_metrics(&self, model: &str) {
         count(model, if self.took.is_some() { "compared" } else { "failed" });
         let Some((served, shadow)) = self.took else { return };
         metrics::counter!("sterling_shadow_wanted_total", "model" => model.to_owned()).increment(self.wanted as u64);
@@ -202,7 +206,7 @@ impl Compared {
 }
 
 /// Compares an answer with the served one.
-fn compare(given: &Given, answer: &Answer) -> Compared {
+fn compare(given: &ServedParts, answer: &Answer) -> Compared {
     let Content::Items(theirs) = &answer.content else {
         return Compared::failed(given, &Error::internal("an answer without items"));
     };
@@ -217,12 +221,12 @@ fn compare(given: &Given, answer: &Answer) -> Compared {
                 let difference = (given.scores[place] - theirs.scores[there]).abs();
                 apart = Some(apart.map_or(difference, |apart| apart.max(difference)));
             }
-            None if lost.len() < TOLD => lost.push(id.0),
+            None if lost.len() < REPORTED_ITEMS_MAX => lost.push(id.0),
             None => {}
         }
     }
     let ours: std::collections::HashSet<ItemId> = given.ids.iter().copied().collect();
-    let gained = theirs.ids.iter().filter(|id| !ours.contains(id)).take(TOLD).map(|id| id.0).collect();
+    let gained = theirs.ids.iter().filter(|id| !ours.contains(id)).take(REPORTED_ITEMS_MAX).map(|id| id.0).collect();
     let wanted = given.ids.len().max(theirs.ids.len());
     let ratio = |part: usize, all: usize, of_none: f64| if all == 0 { of_none } else { part as f64 / all as f64 };
     let took = answer.explain.as_ref().map_or(Duration::ZERO, steps);
@@ -256,7 +260,7 @@ mod tests {
     }
 
     fn compared(ours: &[(i64, f32)], theirs: &[(i64, f32)]) -> ShadowDiff {
-        let given = Given::of(7, &answer(ours));
+        let given = ServedParts::of(7, &answer(ours));
         given.map(|given| compare(&given, &answer(theirs)).diff).unwrap_or_default()
     }
 
@@ -275,6 +279,9 @@ mod tests {
         let many: Vec<(i64, f32)> = (0..1000).map(|id| (id, 0.5)).collect();
         let others: Vec<(i64, f32)> = (1000..2000).map(|id| (id, 0.5)).collect();
         let apart = compared(&many, &others);
-        assert_eq!((apart.overlap, apart.lost.len(), apart.gained.len()), (0.0, TOLD, TOLD));
+        assert_eq!(
+            (apart.overlap, apart.lost.len(), apart.gained.len()),
+            (0.0, REPORTED_ITEMS_MAX, REPORTED_ITEMS_MAX)
+        );
     }
 }

@@ -10,7 +10,7 @@ const FILTER_BYTES_MAX: usize = 2048;
 
 /// Work of a pass for a call, for logs and traces.
 #[derive(Clone)]
-pub(super) struct Passed {
+pub(super) struct PassWork {
     pub(super) model: String,
     pub(super) version: u64,
     pub(super) requests: usize,
@@ -19,17 +19,17 @@ pub(super) struct Passed {
     pub(super) explain: Option<Box<Explain>>,
 }
 
-impl Passed {
+impl PassWork {
     /// Creates the record of one request, answered by this version.
     pub(super) fn of(served: &Served) -> Self {
         let (model, version) = (served.model.clone(), served.version);
-        Passed { model, version, requests: 1, engine: Duration::ZERO, explain: None }
+        PassWork { model, version, requests: 1, engine: Duration::ZERO, explain: None }
     }
 }
 
-impl From<Passed> for SlowPass {
-    fn from(passed: Passed) -> Self {
-        let Passed { model, version, requests, engine, explain } = passed;
+impl From<PassWork> for SlowPass {
+    fn from(passed: PassWork) -> Self {
+        let PassWork { model, version, requests, engine, explain } = passed;
         let explain = explain.map(|explain| {
             let mut explain = sterling_api::Explain::from(&*explain);
             explain.filter.truncate(explain.filter.floor_char_boundary(FILTER_BYTES_MAX));

@@ -29,13 +29,13 @@ pub(super) struct Socket<S> {
     host: Arc<dyn Host>,
     /// True if each request so far arrived complete and alone, so that the next byte on an idle connection starts another.
     is_framed: bool,
-    spoken: Spoken,
+    spoken: ProtocolState,
     /// Remaining bytes to drain after the write direction was shut down.
     linger: Option<usize>,
 }
 
 /// Parser state of the connection's protocol.
-enum Spoken {
+enum ProtocolState {
     Http1 {
         framing: Framing,
         /// Bytes behind the current request.
@@ -47,8 +47,8 @@ enum Spoken {
 impl<S> Socket<S> {
     pub(super) fn new(stream: S, connection: Arc<Connection>, host: Arc<dyn Host>) -> Self {
         let spoken = match connection.is_http2() {
-            true => Spoken::Http2(Box::new(Frames::new(Instant::now()))),
-            false => Spoken::Http1 { framing: Framing::new(), ahead: Bytes::new() },
+            true => ProtocolState::Http2(Box::new(Frames::new(Instant::now()))),
+            false => ProtocolState::Http1 { framing: Framing::new(), ahead: Bytes::new() },
         };
         Socket { stream, connection, host, is_framed: true, spoken, linger: None }
     }
@@ -58,7 +58,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Socket<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         match &mut this.spoken {
-            Spoken::Http2(frames) => {
+            ProtocolState::Http2(frames) => {
                 let before = buffer.filled().len();
                 let polled = Pin::new(&mut this.stream).poll_read(cx, buffer);
                 let came = buffer.filled().get(before..).unwrap_or_default();
@@ -69,7 +69,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Socket<S> {
                 this.connection.is_in_header(frames.is_in_header());
                 polled
             }
-            Spoken::Http1 { framing, ahead } if !ahead.is_empty() => {
+            ProtocolState::Http1 { framing, ahead } if !ahead.is_empty() => {
                 let some = ahead.slice(..ahead.len().min(buffer.remaining()));
                 if !some.is_empty() {
                     let count = pass(framing, &this.connection, &some, ahead.len());
@@ -78,7 +78,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Socket<S> {
                 }
                 Poll::Ready(Ok(()))
             }
-            Spoken::Http1 { .. } => this.poll_requests(cx, buffer),
+            ProtocolState::Http1 { .. } => this.poll_requests(cx, buffer),
         }
     }
 }
@@ -93,7 +93,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
             if came.is_empty() {
                 return polled;
             }
-            let begins = self.is_framed && self.connection.is_at_rest();
+            let begins = self.is_framed && self.connection.is_idle_connection();
             let Some(whole) = begins.then(|| PlainRequest::of(came)).flatten() else {
                 self.is_framed = false;
                 let count = self.split(before, buffer);
@@ -111,7 +111,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
                 _ => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
             }
             self.connection.answered();
-            self.connection.caller.turn_away();
+            self.connection.caller.record_rejection();
             buffer.set_filled(before);
         }
     }
@@ -119,7 +119,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
     /// Buffers bytes behind the current request. Returns the number of bytes that belong to it.
     fn split(&mut self, before: usize, buffer: &ReadBuf<'_>) -> usize {
         let came = &buffer.filled()[before..];
-        let Spoken::Http1 { framing, ahead } = &mut self.spoken else { return came.len() };
+        let ProtocolState::Http1 { framing, ahead } = &mut self.spoken else { return came.len() };
         let count = pass(framing, &self.connection, came, came.len());
         *ahead = Bytes::copy_from_slice(&came[count..]);
         count
@@ -140,9 +140,9 @@ fn pass(framing: &mut Framing, connection: &Connection, bytes: &[u8], all: usize
 }
 
 impl<S: AsyncWrite + Unpin> Socket<S> {
-    fn told(&mut self, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn reported(&mut self, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         self.connection.sent(polled.is_ready());
-        if let (Spoken::Http2(frames), Poll::Ready(Ok(bytes))) = (&mut self.spoken, &polled) {
+        if let (ProtocolState::Http2(frames), Poll::Ready(Ok(bytes))) = (&mut self.spoken, &polled) {
             frames.sent(*bytes);
         }
         polled
@@ -153,7 +153,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Socket<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let polled = Pin::new(&mut this.stream).poll_write(cx, bytes);
-        this.told(polled)
+        this.reported(polled)
     }
 
     fn poll_write_vectored(
@@ -163,7 +163,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Socket<S> {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let polled = Pin::new(&mut this.stream).poll_write_vectored(cx, parts);
-        this.told(polled)
+        this.reported(polled)
     }
 
     fn is_write_vectored(&self) -> bool {

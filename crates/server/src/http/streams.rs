@@ -20,18 +20,18 @@ use hyper::rt::Executor;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
-use super::in_turn::{InTurn, Threads};
+use super::in_turn::{ScheduledFuture, Threads};
 use super::last_caller::LastCaller;
 use super::options::Options;
 
 use sterling_core::locks::locked;
 
 /// Number of answers that share a connection without delaying each other for long.
-const ANSWERS_ABREAST: u64 = 16;
+const CONCURRENT_ANSWERS: u64 = 16;
 /// Answers of at most this size (bytes) end with their last chunk: few flow-control windows are smaller.
 const SMALL_ANSWER_BYTES: u64 = 16 << 10;
 /// Number of requests that a client may reset beyond those whose answers it read.
-const TAKEN_BACK_MAX: u64 = 100;
+const RESET_REQUESTS_MAX: u64 = 100;
 
 /// Requests of a connection.
 #[derive(Debug)]
@@ -87,7 +87,7 @@ impl Streams {
     pub(super) fn overdue(&self, options: &Options) -> Option<&'static str> {
         let (age, under) = (self.age(), self.under());
         // A client that sends and resets requests causes work without reading answers.
-        if under.taken_back > under.answered + TAKEN_BACK_MAX {
+        if under.taken_back > under.answered + RESET_REQUESTS_MAX {
             return Some("resets");
         }
         (under.open.is_empty() && age.saturating_sub(under.rested) > options.idle_ms).then_some("idle")
@@ -98,7 +98,7 @@ impl Streams {
         let (age, mut under) = (self.age(), self.under());
         let count = under.open.values().filter(|open| open.moved.is_some()).count() as u64;
         // The limit grows with the number of answers that share the connection.
-        let bound = options.stall_ms * (1 + count / ANSWERS_ABREAST);
+        let bound = options.stall_ms * (1 + count / CONCURRENT_ANSWERS);
         let is_stalled = |open: &&mut Open| open.moved.is_some_and(|moved| age.saturating_sub(moved) > bound);
         under.open.values_mut().filter(is_stalled).all(|open| {
             // A request that survives its abort has no task the next time.
@@ -131,7 +131,7 @@ pub(super) struct StreamTasks {
 impl<F: Future<Output: Send> + Send + 'static> Executor<F> for StreamTasks {
     // Called right after the service, which registers the request.
     fn execute(&self, task: F) {
-        self.streams.answers(tokio::spawn(InTurn::new(task, &self.threads, &self.caller)).abort_handle());
+        self.streams.answers(tokio::spawn(ScheduledFuture::new(task, &self.threads, &self.caller)).abort_handle());
     }
 }
 
@@ -141,7 +141,7 @@ pub(super) struct Stream {
     all: Arc<Streams>,
     number: u64,
     is_answered: AtomicBool,
-    unsent: Unsent,
+    unsent: UnwrittenChunks,
     _turn: OwnedSemaphorePermit,
 }
 
@@ -154,7 +154,13 @@ impl Stream {
         under.open.insert(number, Open::default());
         under.begun = Some(number);
         drop(under);
-        Arc::new(Stream { all, number, is_answered: AtomicBool::new(false), unsent: Unsent::default(), _turn: turn })
+        Arc::new(Stream {
+            all,
+            number,
+            is_answered: AtomicBool::new(false),
+            unsent: UnwrittenChunks::default(),
+            _turn: turn,
+        })
     }
 
     /// Records that the answer has started, or that a chunk is written.
@@ -191,12 +197,12 @@ impl Drop for Stream {
 
 /// Chunks of an answer that are not written yet.
 #[derive(Debug, Default)]
-struct Unsent {
+struct UnwrittenChunks {
     count: AtomicUsize,
     answer: AtomicWaker,
 }
 
-impl Unsent {
+impl UnwrittenChunks {
     fn poll_none(&self, cx: &mut Context<'_>) -> Poll<()> {
         // Register before checking, so that a chunk written in between is not missed.
         self.answer.register(cx.waker());
@@ -230,18 +236,18 @@ impl Streamed {
 }
 
 /// Chunk of an answer, dropped after it is written to the socket.
-struct Piece {
+struct AnswerChunk {
     bytes: Bytes,
     stream: Arc<Stream>,
 }
 
-impl AsRef<[u8]> for Piece {
+impl AsRef<[u8]> for AnswerChunk {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl Drop for Piece {
+impl Drop for AnswerChunk {
     fn drop(&mut self) {
         let unsent = &self.stream.unsent;
         if unsent.count.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -277,7 +283,7 @@ impl HttpBody for Streamed {
         stream.moved();
         Poll::Ready(Some(Ok(frame.map_data(|bytes| {
             stream.unsent.count.fetch_add(1, Ordering::AcqRel);
-            Bytes::from_owner(Piece { bytes, stream })
+            Bytes::from_owner(AnswerChunk { bytes, stream })
         }))))
     }
 
@@ -313,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_rests_when_no_request_is_under_way() {
+    fn a_connection_is_idle_between_requests() {
         let all = aged(5000);
         assert_eq!((all.rested(), all.overdue(&options())), (Some(0), Some("idle")));
         let (first, second) = (begin(&all), begin(&all));
@@ -325,7 +331,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_that_does_not_move_ends_alone_and_more_of_them_are_given_longer() {
+    async fn stalled_answers_end_alone_and_later_if_many_stall() {
         let all = aged(5000);
         let caller = Arc::new(LastCaller::at(std::net::Ipv4Addr::LOCALHOST.into()));
         let tasks = StreamTasks { streams: all.clone(), caller, threads: Threads::new(1) };
@@ -367,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_answer_ends_once_its_pieces_have_left() {
+    fn a_large_answer_ends_once_its_chunks_are_written() {
         let mut cx = Context::from_waker(std::task::Waker::noop());
         for (bytes, waits) in [(100, false), (100_000, true)] {
             let all = aged(0);
@@ -385,12 +391,12 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_are_taken_back_are_counted_against_those_that_are_answered() {
+    fn cancelled_requests_are_compared_with_answered_ones() {
         let all = aged(0);
         for _ in 0..50 {
             begin(&all).moved();
         }
-        for taken_back in 1..=50 + TAKEN_BACK_MAX {
+        for taken_back in 1..=50 + RESET_REQUESTS_MAX {
             drop(begin(&all));
             assert_eq!(all.overdue(&options()), None, "{taken_back}");
         }

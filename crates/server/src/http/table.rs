@@ -11,8 +11,8 @@ use axum::handler::Handler;
 use axum::http::Method;
 use axum::response::{IntoResponse as _, Response};
 
+use super::access::DataScope::{self, Model, Server, Visible};
 use super::access::Needs;
-use super::access::Reach::{self, Model, Server, Visible};
 use super::access::Role::{self, Admin, Open, Read, Write};
 use super::answer::Rejection;
 use super::app::App;
@@ -23,7 +23,7 @@ use super::{browse, calls, console, inference, items, openapi, parts, passes, ro
 use sterling_core::error::Error;
 
 /// Future of an answer.
-pub(super) type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
+pub(super) type AnswerFuture = Pin<Box<dyn Future<Output = Response> + Send>>;
 
 pub(super) struct Route {
     pub(super) method: Method,
@@ -31,13 +31,13 @@ pub(super) struct Route {
     pub(super) path: &'static str,
     /// Role that a key needs.
     pub(super) role: Role,
-    pub(super) reach: Reach,
+    pub(super) reach: DataScope,
     pub(super) verb: Verb,
     /// Allowed query parameters.
     pub(super) parameters: &'static [&'static str],
-    server: fn(Arc<App>, Request) -> Answering,
+    server: fn(Arc<App>, Request) -> AnswerFuture,
     /// `None` if only servers answer the call.
-    router: Option<fn(Arc<RouterApp>, Request) -> Answering>,
+    router: Option<fn(Arc<RouterApp>, Request) -> AnswerFuture>,
 }
 
 impl Route {
@@ -52,12 +52,12 @@ impl Route {
     }
 
     /// Answers a request, whose extensions hold the [`PathNames`], at a server.
-    pub(super) fn at_server(&self, app: Arc<App>, request: Request) -> Answering {
+    pub(super) fn at_server(&self, app: Arc<App>, request: Request) -> AnswerFuture {
         (self.server)(app, request)
     }
 
     /// Answers a request at a router.
-    pub(super) fn at_router(&self, app: Arc<RouterApp>, request: Request) -> Answering {
+    pub(super) fn at_router(&self, app: Arc<RouterApp>, request: Request) -> AnswerFuture {
         match self.router {
             Some(answer) => answer(app, request),
             None => {
@@ -101,7 +101,7 @@ macro_rules! table {
     };
 }
 
-type Answers = (fn(Arc<App>, Request) -> Answering, Option<fn(Arc<RouterApp>, Request) -> Answering>);
+type Answers = (fn(Arc<App>, Request) -> AnswerFuture, Option<fn(Arc<RouterApp>, Request) -> AnswerFuture>);
 
 pub(super) static TABLE: [Route; 54] = table! {
     POST "/v1/models/{model}:retrieve", Read, Model, Retrieve, both passes::retrieve, min_position, min_coverage;
@@ -161,7 +161,7 @@ pub(super) static TABLE: [Route; 54] = table! {
 };
 
 /// Calls an axum handler.
-fn run<T: 'static, S, H: Handler<T, S>>(handler: H, app: S, request: Request) -> Answering {
+fn run<T: 'static, S, H: Handler<T, S>>(handler: H, app: S, request: Request) -> AnswerFuture {
     Box::pin(handler.call(request, app))
 }
 

@@ -83,12 +83,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_is_warned_of_in_the_last_tenth_of_its_life() {
+    fn certificates_are_reported_in_the_last_tenth_of_their_validity() {
         let (day, validity) = (86_400, Validity { from: 1_000_000_000, until: 1_000_000_000 + 90 * 86_400 });
-        let said = |days: u64| validity.warning(validity.from + days * day);
-        assert_eq!((said(0), said(80)), (None, None));
-        assert_eq!(said(82).as_deref(), Some("the certificate of this server expires in 192 hours"));
-        assert_eq!(said(91).as_deref(), Some("the certificate of this server expired 24 hours ago: clients reject it"));
+        let message = |days: u64| validity.warning(validity.from + days * day);
+        assert_eq!((message(0), message(80)), (None, None));
+        assert_eq!(message(82).as_deref(), Some("the certificate of this server expires in 192 hours"));
+        assert_eq!(
+            message(91).as_deref(),
+            Some("the certificate of this server expired 24 hours ago: clients reject it")
+        );
         assert_eq!(validity.life_left(validity.from), 1.0);
         // A certificate with a validity of one hour is replaced every few minutes.
         assert_eq!(Validity { from: 0, until: 3600 }.warning(3000), None);

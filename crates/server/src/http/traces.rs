@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::slow::Passed;
+use super::slow::PassWork;
 use super::trace_context::{TraceContext, new_id};
-use sterling_core::draws::Draws;
+use sterling_core::draws::Sampler;
 use sterling_core::error::{Error, Result};
 use sterling_core::tasks;
 
@@ -67,7 +67,7 @@ pub struct Traces(Option<Sending>);
 struct Sending {
     calls: Sender<Recorded>,
     share: f64,
-    draws: Draws,
+    draws: Sampler,
 }
 
 /// Recorded call in progress.
@@ -95,7 +95,7 @@ pub(super) struct Recorded {
     pub(super) call: &'static str,
     pub(super) status: u16,
     pub(super) key: Option<String>,
-    pub(super) passed: Option<Passed>,
+    pub(super) passed: Option<PassWork>,
 }
 
 impl Traces {
@@ -109,7 +109,7 @@ impl Traces {
         let url = format!("{}/v1/traces", collector.trim_end_matches('/'));
         let run = move || send_all(&url, &recorded);
         tasks::TRACES.start(run)?;
-        Ok(Traces(Some(Sending { calls, share: options.share, draws: Draws::default() })))
+        Ok(Traces(Some(Sending { calls, share: options.share, draws: Sampler::default() })))
     }
 
     /// Decides whether a call is recorded, and returns its trace and span.

@@ -75,11 +75,11 @@ pub async fn delete_traffic(State(app): State<Arc<App>>, Names(model): Names<Str
 }
 
 async fn changed(app: &Arc<App>, model: String, revision: Option<u64>, traffic: Traffic) -> Result<TrafficResponse> {
-    let told = manage(app, move |registry| {
+    let reported = manage(app, move |registry| {
         registry.set_traffic(&model, revision, traffic)?;
         Ok(traffic_info(model.clone(), registry.traffic(&model)?))
     });
-    told.await
+    reported.await
 }
 
 /// The shadow answers of the last minutes that differed most from the served ones.

@@ -5,23 +5,23 @@ use std::collections::{HashMap, VecDeque};
 use sterling_core::quota::Flow;
 
 /// Maximum number of callers that are examined per turn.
-const LOOKED_AT: usize = 64;
+const CALLERS_EXAMINED_MAX: usize = 64;
 
 /// Waiting jobs, by caller.
 #[derive(Debug)]
-pub(super) struct Turns<J> {
+pub(super) struct WaitingJobs<J> {
     waiting: HashMap<Flow, VecDeque<J>>,
     /// Callers with waiting jobs, in the order of their turns.
     order: VecDeque<Flow>,
 }
 
-impl<J> Default for Turns<J> {
+impl<J> Default for WaitingJobs<J> {
     fn default() -> Self {
-        Turns { waiting: HashMap::new(), order: VecDeque::new() }
+        WaitingJobs { waiting: HashMap::new(), order: VecDeque::new() }
     }
 }
 
-impl<J> Turns<J> {
+impl<J> WaitingJobs<J> {
     pub(super) fn push(&mut self, flow: Flow, job: J) {
         let jobs = self.waiting.entry(flow).or_default();
         if jobs.is_empty() {
@@ -38,7 +38,7 @@ impl<J> Turns<J> {
     /// Removes and returns the oldest job of the next caller that `may` accepts. Examines a few callers only; skipped ones move
     /// to the end.
     pub(super) fn pop_of(&mut self, may: impl Fn(Flow) -> bool) -> Option<J> {
-        let looked_at = self.order.len().min(LOOKED_AT);
+        let looked_at = self.order.len().min(CALLERS_EXAMINED_MAX);
         let at = self.order.iter().take(looked_at).position(|&flow| may(flow));
         self.order.rotate_left(at.unwrap_or(looked_at));
         at?;
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn callers_take_turns_and_none_waits_behind_all_jobs_of_another() {
-        let mut turns = Turns::default();
+        let mut turns = WaitingJobs::default();
         for job in 0..4 {
             turns.push(Flow(1), job);
         }
@@ -86,12 +86,12 @@ mod tests {
         assert_eq!([turns.pop_of(others), turns.pop_of(others), turns.pop_of(others)], [Some(10), Some(20), None]);
         assert_eq!([turns.pop(), turns.pop(), turns.pop()], [Some(0), Some(1), None]);
         // An accepted caller is found behind any number of rejected ones, after a few calls.
-        for caller in 0..3 * LOOKED_AT {
+        for caller in 0..3 * CALLERS_EXAMINED_MAX {
             turns.push(Flow(caller as u64), caller as i32);
         }
-        let last = |flow| flow == Flow(3 * LOOKED_AT as u64 - 1);
+        let last = |flow| flow == Flow(3 * CALLERS_EXAMINED_MAX as u64 - 1);
         let found = [turns.pop_of(last), turns.pop_of(last), turns.pop_of(last), turns.pop_of(last)];
-        assert_eq!(found, [None, None, Some(3 * LOOKED_AT as i32 - 1), None]);
-        assert_eq!(turns.len(), 3 * LOOKED_AT - 1);
+        assert_eq!(found, [None, None, Some(3 * CALLERS_EXAMINED_MAX as i32 - 1), None]);
+        assert_eq!(turns.len(), 3 * CALLERS_EXAMINED_MAX - 1);
     }
 }

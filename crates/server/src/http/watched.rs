@@ -7,7 +7,7 @@ use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 
 use sterling_core::error::{Error, Kind};
-use sterling_rollout::{CanaryRun, Place, Side};
+use sterling_rollout::{CanaryRun, KeyHash, Side};
 
 /// Header that reports whether the canary or the active version answered.
 const ROLE: HeaderName = HeaderName::from_static("x-sterling-role");
@@ -16,7 +16,7 @@ const ROLE: HeaderName = HeaderName::from_static("x-sterling-role");
 #[derive(Clone)]
 pub(super) struct Watched {
     run: Arc<CanaryRun>,
-    by: (Place, Side),
+    by: (KeyHash, Side),
     begun: Instant,
 }
 
@@ -54,7 +54,7 @@ impl Watched {
 }
 
 /// Sets the role header of an answer, while a canary is active.
-pub(super) fn tell(watched: Option<&Watched>, response: &mut Response) {
+pub(super) fn set_role_header(watched: Option<&Watched>, response: &mut Response) {
     if let Some(watched) = watched {
         response.headers_mut().insert(ROLE, HeaderValue::from_static(watched.side().name()));
     }

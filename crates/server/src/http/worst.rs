@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use sterling_core::locks::locked;
 
 /// Maximum number of events per window.
-const KEPT: usize = 32;
+const EVENTS_MAX: usize = 32;
 /// Length of a window.
 pub(super) const WINDOW: Duration = Duration::from_secs(300);
 
@@ -51,13 +51,13 @@ impl<T: Clone> Worst<T> {
         if now < self.end.load(Ordering::Acquire) && badness <= self.floor.load(Ordering::Relaxed) {
             return;
         }
-        let told = tell();
+        let reported = tell();
         let mut windows = locked(&self.windows);
         self.turn(&mut windows, now);
         let place = windows.now.partition_point(|(kept, _)| *kept >= badness);
-        windows.now.insert(place, (badness, told));
-        windows.now.truncate(KEPT);
-        if let Some((last, _)) = windows.now.get(KEPT - 1) {
+        windows.now.insert(place, (badness, reported));
+        windows.now.truncate(EVENTS_MAX);
+        if let Some((last, _)) = windows.now.get(EVENTS_MAX - 1) {
             self.floor.store(*last, Ordering::Relaxed);
         }
     }
@@ -80,7 +80,7 @@ impl<T: Clone> Worst<T> {
         self.turn(&mut windows, self.start.elapsed().as_micros() as u64);
         let mut all: Vec<&(u64, T)> = windows.now.iter().chain(&windows.before).collect();
         all.sort_by_key(|(badness, _)| std::cmp::Reverse(*badness));
-        all.into_iter().map(|(_, told)| told.clone()).collect()
+        all.into_iter().map(|(_, reported)| reported.clone()).collect()
     }
 }
 
@@ -99,7 +99,7 @@ mod tests {
                 badness
             });
         }
-        let expected: Vec<u64> = (0..KEPT as u64).map(|n| 999 - n).collect();
+        let expected: Vec<u64> = (0..EVENTS_MAX as u64).map(|n| 999 - n).collect();
         assert_eq!(worst.list(), expected);
         assert!(asked < 500, "{asked} were reported, though few are retained");
     }
@@ -110,10 +110,10 @@ mod tests {
         let note = |at, badness| worst.note_at(at, badness, || badness);
         (0..100).for_each(|n| note(0, 9000 + n));
         note(1, 10);
-        assert_eq!(worst.list().len(), KEPT);
+        assert_eq!(worst.list().len(), EVENTS_MAX);
         // A new window accepts mild events, and the previous window stays listed.
         note(window + 1, 10);
-        assert_eq!(worst.list().len(), KEPT + 1);
+        assert_eq!(worst.list().len(), EVENTS_MAX + 1);
         note(2 * window + 2, 20);
         assert_eq!(worst.list(), [20, 10]);
         note(9 * window, 30);

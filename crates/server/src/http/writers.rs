@@ -17,7 +17,7 @@ use axum::http::Response;
 use hyper::body::{Frame, SizeHint};
 use tokio::sync::oneshot;
 
-use super::turns::Turns;
+use super::turns::WaitingJobs;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 use sterling_core::quota::Flow;
@@ -34,12 +34,12 @@ const PIECE_BYTES: usize = 64 << 10;
 const PIECE_TIME: Duration = Duration::from_millis(1);
 
 /// Threads that compute chunks of long answers.
-pub(super) struct Writers {
-    turns: Arc<Mutex<Turns<Job>>>,
+pub(super) struct ChunkThreads {
+    turns: Arc<Mutex<WaitingJobs<Job>>>,
     runtime: Runtime,
 }
 
-impl Writers {
+impl ChunkThreads {
     /// Starts one thread per core.
     ///
     /// # Errors
@@ -47,7 +47,7 @@ impl Writers {
     pub(super) fn start() -> Result<Arc<Self>> {
         let runtime = tasks::WRITERS
             .runtime(|builder| builder.on_thread_start(|| priority::lower(NICENESS)).on_thread_park(heap::give_back))?;
-        Ok(Arc::new(Writers { turns: Arc::default(), runtime }))
+        Ok(Arc::new(ChunkThreads { turns: Arc::default(), runtime }))
     }
 
     /// Moves the body to these threads if its length is unknown, which only applies to long answers.
@@ -122,13 +122,13 @@ type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Computed frames of a body, and the remaining body unless these were the last ones.
 #[derive(Debug, Default)]
-struct Made {
+struct ComputedFrames {
     frames: VecDeque<std::result::Result<Frame<Bytes>, axum::Error>>,
     rest: Option<Body>,
 }
 
 /// Computes the next frames of a body.
-async fn next_frames(mut body: Body) -> Made {
+async fn next_frames(mut body: Body) -> ComputedFrames {
     let (mut frames, mut bytes, begun) = (VecDeque::new(), 0, Instant::now());
     let is_done = std::future::poll_fn(|cx| {
         while bytes < PIECE_BYTES && begun.elapsed() < PIECE_TIME {
@@ -155,23 +155,23 @@ async fn next_frames(mut body: Body) -> Made {
     } else {
         Some(body)
     };
-    Made { frames, rest }
+    ComputedFrames { frames, rest }
 }
 
 /// Body of a long answer.
 struct Long {
-    writers: Arc<Writers>,
+    writers: Arc<ChunkThreads>,
     flow: Flow,
     /// Total time of chunks computed in place.
     in_place: Duration,
     /// Remaining body, between two chunks.
     rest: Option<Body>,
     made: VecDeque<std::result::Result<Frame<Bytes>, axum::Error>>,
-    making: Option<oneshot::Receiver<Made>>,
+    making: Option<oneshot::Receiver<ComputedFrames>>,
 }
 
 impl Long {
-    fn new(writers: Arc<Writers>, flow: Flow, body: Body) -> Self {
+    fn new(writers: Arc<ChunkThreads>, flow: Flow, body: Body) -> Self {
         Long { writers, flow, in_place: Duration::ZERO, rest: Some(body), made: VecDeque::new(), making: None }
     }
 }
@@ -191,7 +191,7 @@ impl HttpBody for Long {
             if let Some(making) = &mut self.making {
                 // The sender is dropped if computing the chunk panics.
                 let broken = || axum::Error::new(Error::internal("the thread that writes the answer ended early"));
-                let failed = |_| Made { frames: [Err(broken())].into(), rest: None };
+                let failed = |_| ComputedFrames { frames: [Err(broken())].into(), rest: None };
                 let made = ready!(Pin::new(making).poll(cx)).unwrap_or_else(failed);
                 (self.made, self.rest, self.making) = (made.frames, made.rest, None);
                 continue;
@@ -245,7 +245,7 @@ mod tests {
 
     #[tokio::test]
     async fn pieces_of_long_answers_are_made_in_order_and_all_but_the_first_elsewhere() {
-        let writers = Writers::start().unwrap();
+        let writers = ChunkThreads::start().unwrap();
         let lengths = &[1, PIECE_BYTES, 10, 3 * PIECE_BYTES, 0, 5];
         let (body, threads) = pieces(lengths);
         let response = writers.long(Response::new(body));
@@ -261,7 +261,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_piece_is_made_at_a_time_and_none_for_a_reader_that_left() {
-        let writers = Writers::start().unwrap();
+        let writers = ChunkThreads::start().unwrap();
         let (body, threads) = pieces(&[PIECE_BYTES; 8]);
         let mut body = writers.long(Response::new(body)).into_body();
         for made in 1..4 {
@@ -289,8 +289,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_is_done_a_step_of_each_caller_in_turn() {
-        let writers = Writers::start().unwrap();
+    async fn work_alternates_between_callers_step_by_step() {
+        let writers = ChunkThreads::start().unwrap();
         let noted = Arc::<Mutex<Vec<u64>>>::default();
         let runtime = writers.runtime.metrics().num_workers();
         // More concurrent calls than threads, so that they compete.
@@ -309,11 +309,11 @@ mod tests {
 
     #[tokio::test]
     async fn work_in_steps_ends_with_its_outcome_an_error_or_a_panic_and_is_left_by_its_caller() {
-        let writers = Writers::start().unwrap();
+        let writers = ChunkThreads::start().unwrap();
         let noted = Arc::<Mutex<Vec<u64>>>::default();
         assert_eq!(writers.work(Flow(1), || Ok(Some(7))).await.unwrap(), 7);
-        let wrong = writers.work(Flow(1), || Err::<Option<()>, _>(Error::overloaded("for the test"))).await;
-        assert_eq!(wrong.unwrap_err().to_string(), "for the test");
+        let invalid = writers.work(Flow(1), || Err::<Option<()>, _>(Error::overloaded("for the test"))).await;
+        assert_eq!(invalid.unwrap_err().to_string(), "for the test");
         let mut broken = noting(2, 1, &noted);
         let broken = move || broken().inspect(|done| assert!(done.is_none(), "for the test"));
         assert_eq!(writers.work(Flow(1), broken).await.unwrap_err().kind(), sterling_core::error::Kind::Internal);
@@ -326,7 +326,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_ends_one_answer_and_the_threads_go_on() {
-        let writers = Writers::start().unwrap();
+        let writers = ChunkThreads::start().unwrap();
         let broken = stream::iter([0, 1]).map(|n| {
             assert!(n == 0, "for the test");
             std::thread::sleep(IN_PLACE);

@@ -12,13 +12,13 @@ use tokio::time::Instant;
 
 use super::client::{Client, Outgoing};
 use super::editions::Edition;
-use super::inquiry::{Heard, Home, Inquiry};
+use super::inquiry::{Inquiry, ReplicaGroup, TimedAnswer};
 use super::protocol::{
-    ANY_VIEW, Asked, BACKGROUND_HEADER, POSITION_HEADER, PassCall, PassReply, Replied, VIEW_HEADER, ViewPosition,
+    ANY_VIEW, BACKGROUND_HEADER, Operation, POSITION_HEADER, PassCall, PassReply, Replied, VIEW_HEADER, ViewPosition,
     read_reply, write,
 };
-use crate::gather::{Said, Sharded};
-use sterling_api::Written;
+use crate::gather::{ShardAnswer, Sharded};
+use sterling_api::ItemJson;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::items::shard_of;
 use sterling_core::locks::locked;
@@ -31,9 +31,9 @@ const SELECT_SHARE: f64 = 0.6;
 
 /// Accompanying data of a shard's answer.
 #[derive(Clone, Debug)]
-pub struct Beside {
+pub struct Extra {
     /// Tasks and columns of its items.
-    pub rest: Written,
+    pub rest: ItemJson,
     /// Explanation in JSON.
     pub explain: Option<String>,
     /// View that answered.
@@ -82,9 +82,9 @@ impl Conditions {
 }
 
 /// Request in progress at the shards of an edition.
-pub(super) struct Asking<'a> {
+pub(super) struct ShardedRequest<'a> {
     pub(super) edition: &'a Edition<Arc<Client>>,
-    pub(super) homes: &'a [Home],
+    pub(super) homes: &'a [ReplicaGroup],
     pub(super) terms: Conditions,
     /// Origin of the groups' clocks.
     pub(super) origin: Instant,
@@ -104,10 +104,10 @@ pub(super) struct Asking<'a> {
 const EMBED: usize = 2;
 
 /// Returns the kind of a request in the group's statistics.
-fn kind(request: &Asked) -> usize {
+fn kind(request: &Operation) -> usize {
     match request {
-        Asked::Item(_) | Asked::Model => 3,
-        Asked::Pass(request) => match &**request {
+        Operation::Item(_) | Operation::Model => 3,
+        Operation::Pass(request) => match &**request {
             Request::Select(_) | Request::Retrieve(_) => 0,
             Request::Rerank(_) | Request::Rank(_) => 1,
             Request::Embed(_) => EMBED,
@@ -124,10 +124,10 @@ pub(super) struct Call {
     may_be_missing: bool,
 }
 
-impl Asking<'_> {
-    pub(super) fn write(&self, asked: Asked) -> Call {
+impl ShardedRequest<'_> {
+    pub(super) fn write(&self, asked: Operation) -> Call {
         let (kind, may_be_missing) =
-            (kind(&asked), matches!(&asked, Asked::Pass(request) if matches!(**request, Request::Select(_))));
+            (kind(&asked), matches!(&asked, Operation::Pass(request) if matches!(**request, Request::Select(_))));
         let path = format!("/v1/models/{}/versions/{}:pass", self.edition.model, self.edition.version);
         let body = write(&PassCall { priority: self.terms.priority, asked });
         let out = body.map(|body| Outgoing::pass(path, Some(Bytes::from(body))));
@@ -135,7 +135,7 @@ impl Asking<'_> {
     }
 
     /// Queries one shard: one replica, and another if that one fails or is late.
-    pub(super) async fn reply(&self, shard: usize, call: &Call) -> Result<Heard<PassReply>> {
+    pub(super) async fn reply(&self, shard: usize, call: &Call) -> Result<TimedAnswer<PassReply>> {
         let home = &self.homes[shard];
         let is_partial = self.terms.min_coverage < 1.0;
         // Any shard can embed a user.
@@ -149,7 +149,7 @@ impl Asking<'_> {
         let left = self.terms.deadline.saturating_duration_since(Instant::now());
         let wait = if is_partial && call.may_be_missing { left.mul_f64(SELECT_SHARE) } else { left };
         Inquiry { home, out, kind: call.kind, origin: self.origin, wait, looked }
-            .ask(|said| self.heard(shard, said))
+            .ask(|said| self.received(shard, said))
             .await
     }
 
@@ -175,7 +175,7 @@ impl Asking<'_> {
     }
 
     /// Decodes an answer, and checks that it is of the requested version.
-    fn heard(&self, shard: usize, said: Result<Bytes>) -> Result<PassReply> {
+    fn received(&self, shard: usize, said: Result<Bytes>) -> Result<PassReply> {
         let body = said.map_err(|error| match error.kind() {
             // The server had the version at the last poll; nothing else in a call can be missing.
             Kind::NotFound | Kind::NotReady => self.gone(shard, &error.to_string()),
@@ -207,9 +207,9 @@ impl Asking<'_> {
     }
 }
 
-impl Sharded for Asking<'_> {
+impl Sharded for ShardedRequest<'_> {
     type Call = Call;
-    type Beside = Beside;
+    type Extra = Extra;
 
     fn items(&self) -> &[usize] {
         &self.edition.items
@@ -224,10 +224,10 @@ impl Sharded for Asking<'_> {
     }
 
     fn call(&self, request: Request) -> Call {
-        self.write(Asked::Pass(Box::new(request)))
+        self.write(Operation::Pass(Box::new(request)))
     }
 
-    async fn ask(&self, shard: usize, call: Call) -> Result<Said<Beside>> {
+    async fn ask(&self, shard: usize, call: Call) -> Result<ShardAnswer<Extra>> {
         let (reply, server, took) = self.reply(shard, &call).await?;
         let (view, server) = (reply.view, server.address());
         if let Some(views) = &self.views {
@@ -235,7 +235,7 @@ impl Sharded for Asking<'_> {
         }
         match reply.given {
             Replied::Pass { content, degraded_rows, rest, explain } => {
-                Ok(Said { content, degraded_rows, beside: Beside { rest, explain, view, server, took } })
+                Ok(ShardAnswer { content, degraded_rows, beside: Extra { rest, explain, view, server, took } })
             }
             Replied::Text(_) => Err(Error::internal("got a text in place of an answer")),
         }

@@ -13,25 +13,25 @@ use tokio::time::{Instant, sleep};
 
 use super::client::Outgoing;
 use super::fleet::Fleet;
-use super::offering::Offering;
+use super::offering::ShardedVersion;
 use super::split::Split;
 use sterling_core::error::{Error, Result};
 use sterling_core::request::VersionSelector;
 use sterling_rollout::{Canary, CanaryRun, ShadowRun, StopRequest, TrafficNow};
 
 /// Interval between two evaluations of canaries.
-const JUDGED_EVERY: Duration = Duration::from_secs(5);
+const EVALUATION_INTERVAL: Duration = Duration::from_secs(5);
 /// Timeout of a server that stops a canary in its store.
 const STOP_MAX: Duration = Duration::from_secs(2);
 
 /// Versions that unpinned requests of a model go to.
-pub struct UnpinnedOffering {
+pub struct UnpinnedShardedVersion {
     /// Version that answers by default.
-    pub active: Arc<Offering>,
+    pub active: Arc<ShardedVersion>,
     /// Version that answers a share of the requests.
-    pub canary: Option<(Arc<CanaryRun>, Arc<Offering>)>,
+    pub canary: Option<(Arc<CanaryRun>, Arc<ShardedVersion>)>,
     /// Shadow version: a share of the requests is repeated at it.
-    pub shadow: Option<(Arc<ShadowRun>, Arc<Offering>)>,
+    pub shadow: Option<(Arc<ShadowRun>, Arc<ShardedVersion>)>,
 }
 
 impl Fleet {
@@ -39,11 +39,11 @@ impl Fleet {
     ///
     /// # Errors
     /// As [`Fleet::get`] of the active version.
-    pub fn unpinned(&self, name: &str) -> Result<UnpinnedOffering> {
+    pub fn unpinned(&self, name: &str) -> Result<UnpinnedShardedVersion> {
         let active = self.get(name, VersionSelector::Active)?;
         self.of_model(name, |model| {
             let Split { canary, shadow, .. } = &model.split;
-            Ok(UnpinnedOffering { active, canary: canary.clone(), shadow: shadow.clone() })
+            Ok(UnpinnedShardedVersion { active, canary: canary.clone(), shadow: shadow.clone() })
         })
     }
 
@@ -61,7 +61,7 @@ impl Fleet {
     /// Evaluates canaries forever, and stops those that are worse in the store.
     pub async fn judge(&self) -> Infallible {
         loop {
-            sleep(JUDGED_EVERY).await;
+            sleep(EVALUATION_INTERVAL).await;
             let models = self.models.load_full();
             let canaries = models.iter().filter_map(|(name, model)| Some((name, model.split.canary.as_ref()?)));
             let stops = canaries.map(|(name, (run, served))| async move {
@@ -77,7 +77,7 @@ impl Fleet {
 }
 
 /// Calls servers of a canary, one after the other, until one has set its share to zero in the store.
-async fn stop(model: &str, served: &Offering, canary: &Canary, reason: &str) -> Result<()> {
+async fn stop(model: &str, served: &ShardedVersion, canary: &Canary, reason: &str) -> Result<()> {
     let body = serde_json::to_vec(&StopRequest { canary: canary.clone(), reason: reason.into() });
     let body = body.map_err(|e| Error::internal(format!("encoding a canary: {e}")))?;
     let path = format!("/v1/models/{model}/traffic:stop");

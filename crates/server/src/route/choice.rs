@@ -43,7 +43,7 @@ const LATE_UNKNOWN: Micros = 300_000;
 /// with a faster answer or after this many microseconds, since a slow replica gets few calls.
 const SLOW_ANSWERS: u32 = 3;
 const SLOW: f64 = 8.0;
-const SLOW_TOLD: Micros = 300_000_000;
+const SLOW_REPORT_TIME: Micros = 300_000_000;
 /// Weight of one answer in a replica's relative latency, and the half-life of that value in microseconds.
 const WEIGHT: f64 = 0.1;
 const HALF_LIFE: f64 = 5_000_000.0;
@@ -284,8 +284,9 @@ impl<I: Ord + Copy> Group<I> {
 
     /// Lists replicas that are far slower than usual, with the relative latency of the last answer.
     pub fn slow(&self, now: Micros) -> Vec<(I, f64)> {
-        let is_slow =
-            |(answers, at, _): (u32, Micros, f64)| answers >= SLOW_ANSWERS && now.saturating_sub(at) <= SLOW_TOLD;
+        let is_slow = |(answers, at, _): (u32, Micros, f64)| {
+            answers >= SLOW_ANSWERS && now.saturating_sub(at) <= SLOW_REPORT_TIME
+        };
         let slow = self.members.iter().filter(|(_, member)| is_slow(member.slow));
         slow.map(|(id, member)| (*id, member.slow.2)).collect()
     }
@@ -466,8 +467,8 @@ mod tests {
         answer(&mut group, 40_000);
         let slow = group.slow(2 * SECOND);
         assert!(slow.len() == 1 && slow[0].0 == 2 && slow[0].1 >= SLOW, "{slow:?}");
-        assert_eq!(group.slow(SECOND + SLOW_TOLD).len(), 1);
-        assert_eq!(group.slow(2 * SECOND + SLOW_TOLD), []);
+        assert_eq!(group.slow(SECOND + SLOW_REPORT_TIME).len(), 1);
+        assert_eq!(group.slow(2 * SECOND + SLOW_REPORT_TIME), []);
         answer(&mut group, 1000);
         assert_eq!(group.slow(SECOND), []);
     }

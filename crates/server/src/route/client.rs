@@ -42,7 +42,7 @@ static CALLS: AtomicU64 = AtomicU64::new(1);
 const CONNECT: Duration = Duration::from_secs(1);
 
 /// Persistent connection. It is polled only while a call is in progress.
-struct Kept {
+struct PersistentConnection {
     sender: SendRequest<Body>,
     wire: Wire,
 }
@@ -155,7 +155,7 @@ pub(super) struct Client {
     /// `Authorization`, if the server requires a key.
     authorization: Option<HeaderValue>,
     /// Most recently used first, so that no more connections stay open than needed.
-    idle: Mutex<VecDeque<Kept>>,
+    idle: Mutex<VecDeque<PersistentConnection>>,
 }
 
 impl Client {
@@ -170,7 +170,7 @@ impl Client {
         self.address
     }
 
-    fn idle(&self) -> MutexGuard<'_, VecDeque<Kept>> {
+    fn idle(&self) -> MutexGuard<'_, VecDeque<PersistentConnection>> {
         locked(&self.idle)
     }
 
@@ -223,7 +223,7 @@ impl Client {
             if !is_new && call.form != Form::Pass && !kept.wire.is_open().await {
                 continue;
             }
-            let Kept { sender, wire } = &mut kept;
+            let PersistentConnection { sender, wire } = &mut kept;
             let number = CALLS.fetch_add(1, Ordering::Relaxed);
             let request = self.request(call, number, deadline)?;
             let sent = async {
@@ -250,11 +250,11 @@ impl Client {
         }
     }
 
-    async fn connect(&self) -> Result<Kept> {
+    async fn connect(&self) -> Result<PersistentConnection> {
         let made = timeout(CONNECT, self.stream()).await;
         let stream = made.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())).map_err(|e| self.broken(e))?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.broken(e))?;
-        Ok(Kept { sender, wire: Wire(Some(Box::pin(connection))) })
+        Ok(PersistentConnection { sender, wire: Wire(Some(Box::pin(connection))) })
     }
 
     async fn stream(&self) -> std::io::Result<Box<dyn Stream>> {
@@ -293,7 +293,7 @@ impl Client {
     /// Reads the answer to the call of this number, and keeps the connection for the next call.
     async fn receive(
         &self,
-        mut kept: Kept,
+        mut kept: PersistentConnection,
         response: Response<Incoming>,
         call: &Outgoing,
         number: u64,
@@ -332,16 +332,16 @@ impl Client {
         let seconds = head.headers.get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse().ok());
         let error = match head.status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                let told = problem(head.status.as_u16(), None, &body);
+                let reported = problem(head.status.as_u16(), None, &body);
                 Error::unsupported(format!(
                     "the key of this router (`route.key`; of a server that queries others, `peers.key`) is not enough \
-                     for it: {told}"
+                     for it: {reported}"
                 ))
             }
             status => problem(status.as_u16(), seconds.map(Duration::from_secs), &body),
         };
         let is_unapplied = head.headers.contains_key(UNAPPLIED_HEADER);
-        is_sent.store(!is_unapplied && leaves_open(error.kind()), Ordering::Relaxed);
+        is_sent.store(!is_unapplied && may_have_executed(error.kind()), Ordering::Relaxed);
         let error = if is_unapplied { error.unapplied() } else { error };
         // Errors of the request are passed on unchanged, errors of a server with its address.
         Err(if error.kind().is_retryable() { error.within(format_args!("server {}", self.address)) } else { error })
@@ -374,7 +374,7 @@ impl Client {
 }
 
 /// Returns whether a server that answers with this error may have executed the call.
-fn leaves_open(kind: Kind) -> bool {
+fn may_have_executed(kind: Kind) -> bool {
     matches!(kind, Kind::Unavailable | Kind::DeadlineExceeded | Kind::Internal | Kind::Io | Kind::Corrupt)
 }
 
@@ -430,7 +430,7 @@ mod tests {
     #[tokio::test]
     async fn connections_are_reused_and_reopened_after_a_close() {
         let (listener, client) = listener();
-        let ((tell, told), (closed, is_closed)) = (channel(), channel());
+        let ((tell, reported), (closed, is_closed)) = (channel(), channel());
         let served = spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             for _ in 0..3 {
@@ -445,7 +445,7 @@ mod tests {
                 answer(&mut stream, number(&asked), ("200 OK", MEDIA_TYPE, "yes"));
             }
             // The connection closes only after it became idle.
-            told.recv().unwrap();
+            reported.recv().unwrap();
             drop(stream);
             closed.send(()).unwrap();
             let (mut stream, _) = listener.accept().unwrap();
@@ -469,7 +469,7 @@ mod tests {
     #[test]
     fn dropping_a_call_closes_its_connection() {
         let (listener, client) = listener();
-        let (tell, told) = channel();
+        let (tell, reported) = channel();
         let served = spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             request(&mut stream);
@@ -479,7 +479,7 @@ mod tests {
         });
         let error = call(&client, 200).unwrap_err();
         assert_eq!(error.kind(), Kind::DeadlineExceeded);
-        told.recv().unwrap();
+        reported.recv().unwrap();
         served.join().unwrap();
         assert!(client.idle().is_empty());
     }
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_another_call_is_none() {
+    fn an_answer_to_another_call_is_rejected() {
         type Mixed = fn(u64) -> Option<u64>;
         // A proxy swaps the answers of two callers; a server of another release returns no number; a server's gate rejects
         // without one.
@@ -581,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_are_none_are_errors() {
+    fn malformed_answers_are_errors() {
         let overloaded = r#"{"code": "overloaded", "detail": "full"}"#;
         let cases = [
             ("503 Service Unavailable", "application/problem+json", overloaded, Kind::Overloaded),

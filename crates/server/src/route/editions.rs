@@ -82,9 +82,11 @@ struct Found<S> {
 
 /// Collects all versions of all models that servers report, ascending by version. The item count of all
 /// shards without a server is assigned to the first of them.
-pub fn editions<'a, S: Clone>(told: impl IntoIterator<Item = (S, &'a [Holding])>) -> BTreeMap<String, Vec<Edition<S>>> {
+pub fn editions<'a, S: Clone>(
+    reported: impl IntoIterator<Item = (S, &'a [Holding])>,
+) -> BTreeMap<String, Vec<Edition<S>>> {
     let mut found: BTreeMap<(&str, u64, &str), Found<S>> = BTreeMap::new();
-    for (server, parts) in told {
+    for (server, parts) in reported {
         for part in parts {
             let (shard, shards) = (part.shard as usize, part.shards as usize);
             if shard >= shards || part.shards > SHARDS_MAX {
@@ -166,8 +168,8 @@ mod tests {
         Holding { model, version, digest, shard, shards: 3, items, items_of_all: 100, is_active, labels: Vec::new() }
     }
 
-    fn chosen(told: &[(char, Vec<Holding>)], min_replicas: usize, before: Option<u64>) -> Option<u64> {
-        let models = editions(told.iter().map(|(server, parts)| (*server, parts.as_slice())));
+    fn chosen(reported: &[(char, Vec<Holding>)], min_replicas: usize, before: Option<u64>) -> Option<u64> {
+        let models = editions(reported.iter().map(|(server, parts)| (*server, parts.as_slice())));
         let before = before.map(|version| (version, format!("d{version}")));
         let of_model = models.get("m")?;
         active(of_model, min_replicas, before.as_ref()).map(|n| of_model[n].version)
@@ -222,16 +224,16 @@ mod tests {
 
     #[test]
     fn holdings_of_servers_must_be_consistent() {
-        let mut told = servers(&[&[(1, 0, true)], &[(1, 1, true)], &[(1, 2, true)], &[(1, 2, true)]]);
+        let mut reported = servers(&[&[(1, 0, true)], &[(1, 1, true)], &[(1, 2, true)], &[(1, 2, true)]]);
         // Other bytes under the same number are another version.
-        told[3].1[0].digest = "other".into();
-        let models = editions(told.iter().map(|(server, parts)| (*server, parts.as_slice())));
+        reported[3].1[0].digest = "other".into();
+        let models = editions(reported.iter().map(|(server, parts)| (*server, parts.as_slice())));
         let of_model = &models["m"];
         assert_eq!(of_model.len(), 2);
         let whole = of_model.iter().find(|edition| edition.digest == "d1").unwrap();
         assert_eq!((&whole.items, &whole.replicas), (&vec![30, 50, 20], &vec![vec!['a'], vec!['b'], vec!['c']]));
         assert_eq!(of_model.iter().find(|edition| edition.digest == "other").unwrap().fewest(), 0);
-        for wrong in [
+        for invalid in [
             |part: &mut Holding| part.shards = 4,
             |part: &mut Holding| part.items_of_all = 101,
             |part: &mut Holding| part.shard = 3,
@@ -239,9 +241,9 @@ mod tests {
             |part: &mut Holding| part.items = 21,
             |part: &mut Holding| part.items = u64::MAX >> 1,
         ] {
-            let mut told = servers(&[&[(1, 0, true)], &[(1, 1, true)], &[(1, 2, true)]]);
-            wrong(&mut told[2].1[0]);
-            assert_eq!(chosen(&told, 1, None), None);
+            let mut reported = servers(&[&[(1, 0, true)], &[(1, 1, true)], &[(1, 2, true)]]);
+            invalid(&mut reported[2].1[0]);
+            assert_eq!(chosen(&reported, 1, None), None);
         }
         assert_eq!(chosen(&[], 1, None), None);
     }
@@ -250,11 +252,11 @@ mod tests {
     fn draining_servers_are_queried_if_no_other_has_their_shard() {
         use Readiness::{Ending, Ready};
         let chosen = |shards: [&[(char, Readiness)]; 3]| {
-            let told: Vec<_> = (0..)
+            let reported: Vec<_> = (0..)
                 .zip(shards)
                 .flat_map(|(shard, servers)| servers.iter().map(move |server| (*server, vec![holding(1, shard, true)])))
                 .collect();
-            let models = editions(told.iter().map(|(server, parts)| (*server, parts.as_slice())));
+            let models = editions(reported.iter().map(|(server, parts)| (*server, parts.as_slice())));
             let (edition, is_last_resort) = models["m"][0].clone().chosen();
             (edition.replicas, is_last_resort)
         };
@@ -267,14 +269,14 @@ mod tests {
 
     #[test]
     fn labels_point_where_most_servers_say() {
-        let mut told = servers(&[&[(1, 0, true), (2, 0, false)][..]; 3]);
-        for (_, parts) in &mut told {
+        let mut reported = servers(&[&[(1, 0, true), (2, 0, false)][..]; 3]);
+        for (_, parts) in &mut reported {
             parts.iter_mut().for_each(|part| (part.shards, part.items_of_all) = (1, 30));
         }
         for (n, version) in [(0, 0), (1, 1), (2, 1)] {
-            told[n].1[version].labels.push("canary".into());
+            reported[n].1[version].labels.push("canary".into());
         }
-        let models = editions(told.iter().map(|(server, parts)| (*server, parts.as_slice())));
+        let models = editions(reported.iter().map(|(server, parts)| (*server, parts.as_slice())));
         let found = |least, label| labelled(models["m"].iter(), least, label).map(|n| models["m"][n].version);
         assert_eq!((found(1, "canary"), found(1, "other"), found(4, "canary")), (Some(2), None, None));
     }

@@ -13,18 +13,18 @@ use futures_util::stream::{self, StreamExt as _};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, timeout};
 
-use super::asking::{Asking, Beside, Conditions};
+use super::asking::{Conditions, Extra, ShardedRequest};
 use super::choice::Group;
 use super::client::{Client, Outgoing};
 use super::editions::{Edition, Readiness, active, editions, labelled};
-use super::inquiry::{Home, LOOKS_MAX, Replicas};
+use super::inquiry::{FAILED_POLLS_MAX, ReplicaGroup, Replicas};
 use super::names::Names;
-use super::offering::Offering;
+use super::offering::ShardedVersion;
 use super::options::Options;
-use super::protocol::{Asked, Holdings, PARTS_PATH, PassReply, Replied, read};
-use super::split::{Split, heard};
+use super::protocol::{Holdings, Operation, PARTS_PATH, PassReply, Replied, read};
+use super::split::{Split, received};
 use super::tls::Connector;
-use crate::gather::{self, Gathered, Said, Sharded as _};
+use crate::gather::{self, Gathered, ShardAnswer, Sharded as _};
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 use sterling_core::request::{Embed, Rank, Retrieve, VersionSelector};
@@ -32,9 +32,9 @@ use sterling_core::units::ItemId;
 use sterling_rollout::TrafficTarget;
 
 /// Number of servers that are polled concurrently.
-const LOOKED_AT: usize = 64;
+const CONCURRENT_POLLS: usize = 64;
 /// Timeout of a poll.
-const LOOK_MAX: Duration = Duration::from_secs(2);
+const POLL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Server, with its last report.
 pub(super) struct Known {
@@ -57,11 +57,11 @@ impl Known {
     /// Returns whether and how its reported versions can be queried.
     pub(super) fn readiness(&self) -> Option<Readiness> {
         let readiness = if self.holdings.is_ready { Readiness::Ready } else { Readiness::Ending };
-        (self.has_answered && self.in_vain < LOOKS_MAX).then_some(readiness)
+        (self.has_answered && self.in_vain < FAILED_POLLS_MAX).then_some(readiness)
     }
 
     /// Returns whether it answers polls and is ready, so that missing versions are truly absent.
-    fn is_well(&self) -> bool {
+    fn is_healthy(&self) -> bool {
         self.in_vain == 0 && self.holdings.is_ready
     }
 }
@@ -69,7 +69,7 @@ impl Known {
 /// Model: its versions in ascending order, the active one, and its canary and shadow.
 #[derive(Default)]
 pub(super) struct Model {
-    pub(super) versions: Vec<Arc<Offering>>,
+    pub(super) versions: Vec<Arc<ShardedVersion>>,
     active: Option<usize>,
     /// True if some shard of the active version is only at servers that are not ready.
     pub(super) is_last_resort: bool,
@@ -77,7 +77,7 @@ pub(super) struct Model {
 }
 
 impl Model {
-    pub(super) fn active(&self) -> Option<&Arc<Offering>> {
+    pub(super) fn active(&self) -> Option<&Arc<ShardedVersion>> {
         self.versions.get(self.active?)
     }
 }
@@ -99,7 +99,7 @@ pub struct Listed {
 
 /// Request to all shards.
 #[derive(Clone, Debug)]
-pub enum Errand {
+pub enum FleetRequest {
     /// Retrieval of the best items.
     Retrieve(Box<Retrieve>),
     /// Scoring of given items.
@@ -114,7 +114,7 @@ pub struct Fleet {
     names: Names,
     pub(super) groups: Mutex<BTreeMap<(String, usize, usize), Arc<Replicas>>>,
     pub(super) models: ArcSwap<BTreeMap<String, Model>>,
-    pub(super) has_looked: AtomicBool,
+    pub(super) has_polled: AtomicBool,
     /// Notification that requests an early poll.
     wanted: Notify,
     pub(super) looked: Notify,
@@ -138,7 +138,7 @@ impl Fleet {
             names: Names::default(),
             groups: Mutex::default(),
             models: ArcSwap::default(),
-            has_looked: AtomicBool::new(false),
+            has_polled: AtomicBool::new(false),
             wanted: Notify::new(),
             looked: Notify::new(),
             turn: AtomicUsize::new(0),
@@ -153,7 +153,7 @@ impl Fleet {
 
     /// Looks at the servers for ever: first at once, unless somebody has looked before.
     pub async fn watch(&self) -> Infallible {
-        if !self.has_looked.load(Ordering::Relaxed) {
+        if !self.has_polled.load(Ordering::Relaxed) {
             self.look().await;
         }
         loop {
@@ -168,23 +168,23 @@ impl Fleet {
     pub async fn look(&self) {
         self.resolve().await;
         let clients: Vec<Arc<Client>> = locked(&self.known).values().map(|known| known.client.clone()).collect();
-        let wait = Duration::from_millis(2 * self.options.refresh_ms).clamp(LOOK_MAX / 8, LOOK_MAX);
+        let wait = Duration::from_millis(2 * self.options.refresh_ms).clamp(POLL_TIMEOUT / 8, POLL_TIMEOUT);
         let parts = Outgoing::pass(PARTS_PATH.into(), None);
-        let told = stream::iter(clients).map(|client| {
+        let reported = stream::iter(clients).map(|client| {
             let parts = &parts;
             async move {
-                let told = client.call(parts, Instant::now() + wait).await;
-                (client.address(), told.and_then(|body| read::<Holdings>(&body)))
+                let reported = client.call(parts, Instant::now() + wait).await;
+                (client.address(), reported.and_then(|body| read::<Holdings>(&body)))
             }
         });
-        let told: Vec<(SocketAddr, Result<Holdings>)> = told.buffer_unordered(LOOKED_AT).collect().await;
-        for (address, told) in told {
-            self.learn(address, told);
+        let reported: Vec<(SocketAddr, Result<Holdings>)> = reported.buffer_unordered(CONCURRENT_POLLS).collect().await;
+        for (address, reported) in reported {
+            self.learn(address, reported);
         }
         self.decide();
         self.measure();
         metrics::counter!("sterling_polls_total", "source" => "servers").increment(1);
-        self.has_looked.store(true, Ordering::Relaxed);
+        self.has_polled.store(true, Ordering::Relaxed);
         self.looked.notify_waiters();
     }
 
@@ -205,12 +205,12 @@ impl Fleet {
         }
     }
 
-    fn learn(&self, address: SocketAddr, told: Result<Holdings>) {
+    fn learn(&self, address: SocketAddr, reported: Result<Holdings>) {
         let mut known = locked(&self.known);
         let Some(server) = known.get_mut(&address) else { return };
-        match told {
+        match reported {
             Ok(holdings) => {
-                if server.in_vain >= LOOKS_MAX {
+                if server.in_vain >= FAILED_POLLS_MAX {
                     tracing::info!(server = %address, "answers again");
                 }
                 (server.holdings, server.has_answered, server.in_vain) = (holdings, true, 0);
@@ -219,7 +219,7 @@ impl Fleet {
             Err(error) => {
                 server.in_vain = server.in_vain.saturating_add(1);
                 server.trouble = Some(error.to_string());
-                if server.in_vain == LOOKS_MAX {
+                if server.in_vain == FAILED_POLLS_MAX {
                     tracing::warn!(server = %address, %error, "the server does not answer; it gets no requests until \
                                                                it does");
                     server.client.forget();
@@ -231,27 +231,27 @@ impl Fleet {
     /// Determines versions and active versions from the servers' reports.
     fn decide(&self) {
         let known = locked(&self.known);
-        let told = known.values().filter_map(|server| {
+        let reported = known.values().filter_map(|server| {
             Some(((server.client.clone(), server.readiness()?), server.holdings.parts.as_slice()))
         });
-        let mut found: BTreeMap<String, Vec<_>> = editions(told)
+        let mut found: BTreeMap<String, Vec<_>> = editions(reported)
             .into_iter()
             .map(|(name, of_model)| (name, of_model.into_iter().map(Edition::chosen).collect()))
             .collect();
         let before = self.models.load();
         // A model without servers counts as lost rather than removed, until all servers answer without it.
-        let are_well = known.values().all(Known::is_well);
+        let are_healthy = known.values().all(Known::is_healthy);
         for (name, old) in before.iter() {
             if found.contains_key(name) {
                 continue;
             }
-            match old.active().filter(|answered| !are_well || answered.may_answer()) {
+            match old.active().filter(|answered| !are_healthy || answered.may_answer()) {
                 Some(answered) => drop(found.insert(name.clone(), vec![(answered.edition.without_servers(), false)])),
                 // A metric cannot be removed; NaN triggers no alert.
                 None => metrics::gauge!("sterling_route_coverage_ratio", "model" => name.clone()).set(f64::NAN),
             }
         }
-        let heard: BTreeSet<SocketAddr> =
+        let received: BTreeSet<SocketAddr> =
             known.iter().filter(|(_, server)| server.in_vain == 0).map(|(address, _)| *address).collect();
         let mut models = BTreeMap::new();
         for (name, of_model) in found {
@@ -275,8 +275,8 @@ impl Fleet {
                 metrics::gauge!("sterling_model_version", "model" => name.clone()).set(version as f64);
             }
             let old_versions = old.map_or(&[][..], |old| &old.versions);
-            let versions: Vec<Arc<Offering>> =
-                of_model.into_iter().map(|edition| Arc::new(self.served(edition, old_versions, &heard))).collect();
+            let versions: Vec<Arc<ShardedVersion>> =
+                of_model.into_iter().map(|edition| Arc::new(self.served(edition, old_versions, &received))).collect();
             let is_last_resort = active.is_some_and(|n| are_last_resorts[n]);
             let mut model = Model { versions, active, is_last_resort, split: Split::default() };
             model.split = self.split(&name, &model, &known, old.map(|old| &old.split));
@@ -310,34 +310,34 @@ impl Fleet {
                 }
             }
         };
-        Split::of(name, heard(wished), before, (model.active(), whole))
+        Split::of(name, received(wished), before, (model.active(), whole))
     }
 
     /// Creates the servable form of a version. Requests in progress on the same version of `before` learn its new servers too,
-    /// and whether the last poll `heard` of them.
+    /// and whether the last poll `received` of them.
     fn served(
         &self,
         edition: Edition<Arc<Client>>,
-        before: &[Arc<Offering>],
-        heard: &BTreeSet<SocketAddr>,
-    ) -> Offering {
+        before: &[Arc<ShardedVersion>],
+        received: &BTreeSet<SocketAddr>,
+    ) -> ShardedVersion {
         let shards = edition.replicas.len();
         let is_same =
-            |other: &Offering| (other.version(), other.digest()) == (edition.version, edition.digest.as_str());
+            |other: &ShardedVersion| (other.version(), other.digest()) == (edition.version, edition.digest.as_str());
         if let Some(same) = before.iter().find(|other| is_same(other) && other.shards() == shards) {
             for (home, servers) in same.homes.iter().zip(&edition.replicas) {
-                home.found(servers.clone(), servers.iter().any(|server| heard.contains(&server.address())));
+                home.found(servers.clone(), servers.iter().any(|server| received.contains(&server.address())));
             }
-            return Offering { homes: same.homes.clone(), edition };
+            return ShardedVersion { homes: same.homes.clone(), edition };
         }
         let mut groups = locked(&self.groups);
         let homes = edition.replicas.iter().enumerate().map(|(shard, servers)| {
             let seed = self.origin.elapsed().as_nanos() as u64 ^ (shard as u64) << 48;
             let group = groups.entry((edition.model.clone(), shards, shard));
             let group = group.or_insert_with(|| Arc::new(Mutex::new(Group::new(seed)))).clone();
-            Home::new(servers.clone(), group)
+            ReplicaGroup::new(servers.clone(), group)
         });
-        Offering { homes: homes.collect(), edition }
+        ShardedVersion { homes: homes.collect(), edition }
     }
 
     /// Names of all models, whether they answer or not.
@@ -351,7 +351,7 @@ impl Fleet {
     /// `NotFound` for an unknown model.
     pub fn versions(&self, name: &str) -> Result<Vec<Listed>> {
         self.of_model(name, |model| {
-            let listed = |(n, served): (usize, &Arc<Offering>)| Listed {
+            let listed = |(n, served): (usize, &Arc<ShardedVersion>)| Listed {
                 version: served.edition.version,
                 digest: served.edition.digest.clone(),
                 is_active: model.active == Some(n),
@@ -380,7 +380,7 @@ impl Fleet {
     ///
     /// # Errors
     /// `NotFound` if there is none of that name, `NotReady` if not every shard has it.
-    pub fn get(&self, name: &str, pin: VersionSelector<'_>) -> Result<Arc<Offering>> {
+    pub fn get(&self, name: &str, pin: VersionSelector<'_>) -> Result<Arc<ShardedVersion>> {
         let least = self.options.min_replicas;
         self.of_model(name, |model| match pin {
             VersionSelector::Active => {
@@ -388,8 +388,9 @@ impl Fleet {
             }
             VersionSelector::Version(version) => {
                 let of_number = || model.versions.iter().filter(|served| served.edition.version == version);
-                let is_active =
-                    |served: &Arc<Offering>| model.active.is_some_and(|n| Arc::ptr_eq(&model.versions[n], served));
+                let is_active = |served: &Arc<ShardedVersion>| {
+                    model.active.is_some_and(|n| Arc::ptr_eq(&model.versions[n], served))
+                };
                 let found = of_number().find(|served| is_active(served) || served.edition.fewest() >= least);
                 found.cloned().ok_or_else(|| match of_number().next() {
                     Some(_) => Error::not_ready(format!("version {version} is not at {least} servers of every shard")),
@@ -405,9 +406,9 @@ impl Fleet {
         })
     }
 
-    fn asking<'a>(&'a self, served: &'a Offering, terms: Conditions) -> Asking<'a> {
+    fn asking<'a>(&'a self, served: &'a ShardedVersion, terms: Conditions) -> ShardedRequest<'a> {
         let views = terms.views.as_ref().map(|views| Mutex::new(views.iter().copied().enumerate().collect()));
-        Asking {
+        ShardedRequest {
             edition: &served.edition,
             homes: &served.homes,
             terms,
@@ -429,17 +430,17 @@ impl Fleet {
     pub async fn work(
         &self,
         name: &str,
-        (chosen, pin): (Arc<Offering>, VersionSelector<'_>),
-        work: Errand,
+        (chosen, pin): (Arc<ShardedVersion>, VersionSelector<'_>),
+        work: FleetRequest,
         terms: Conditions,
-    ) -> Result<(Arc<Offering>, Gathered<Beside>)> {
+    ) -> Result<(Arc<ShardedVersion>, Gathered<Extra>)> {
         let _place = self.place()?;
         let mut served = self.by_now(name, chosen);
         for is_again in [false, true] {
             let asking = self.asking(&served, terms.clone());
             let done = match work.clone() {
-                Errand::Retrieve(retrieve) => gather::retrieve(&asking, *retrieve, terms.min_coverage).await,
-                Errand::Rank(rank) => gather::rank(&asking, *rank, terms.min_coverage).await,
+                FleetRequest::Retrieve(retrieve) => gather::retrieve(&asking, *retrieve, terms.min_coverage).await,
+                FleetRequest::Rank(rank) => gather::rank(&asking, *rank, terms.min_coverage).await,
             };
             let is_gone = asking.is_gone.load(Ordering::Relaxed);
             match done {
@@ -454,7 +455,7 @@ impl Fleet {
     }
 
     /// Returns a version with its current servers, if they are known.
-    fn by_now(&self, name: &str, served: Arc<Offering>) -> Arc<Offering> {
+    fn by_now(&self, name: &str, served: Arc<ShardedVersion>) -> Arc<ShardedVersion> {
         let models = self.models.load();
         let same = models.get(name).and_then(|model| model.versions.iter().find(|other| other.is_same(&served)));
         same.cloned().unwrap_or(served)
@@ -465,9 +466,9 @@ impl Fleet {
         &self,
         name: &str,
         pin: VersionSelector<'_>,
-        gone: &Arc<Offering>,
+        gone: &Arc<ShardedVersion>,
         deadline: Instant,
-    ) -> Option<Arc<Offering>> {
+    ) -> Option<Arc<ShardedVersion>> {
         let looked = self.looked.notified();
         self.wanted.notify_one();
         let left = deadline.saturating_duration_since(Instant::now());
@@ -482,10 +483,10 @@ impl Fleet {
     pub async fn embed(
         &self,
         name: &str,
-        (chosen, pin): (Arc<Offering>, VersionSelector<'_>),
+        (chosen, pin): (Arc<ShardedVersion>, VersionSelector<'_>),
         embed: Embed,
         terms: Conditions,
-    ) -> Result<(Arc<Offering>, Said<Beside>)> {
+    ) -> Result<(Arc<ShardedVersion>, ShardAnswer<Extra>)> {
         let _place = self.place()?;
         let served = self.by_now(name, chosen);
         let asking = self.asking(&served, terms.clone());
@@ -503,11 +504,16 @@ impl Fleet {
     ///
     /// # Errors
     /// `NotFound` if its shard does not hold it.
-    pub async fn item(&self, name: &str, item: ItemId, terms: Conditions) -> Result<(Arc<Offering>, String, u64)> {
+    pub async fn item(
+        &self,
+        name: &str,
+        item: ItemId,
+        terms: Conditions,
+    ) -> Result<(Arc<ShardedVersion>, String, u64)> {
         let _place = self.place()?;
         let served = self.get(name, VersionSelector::Active)?;
         let asking = self.asking(&served, terms);
-        let (reply, ..) = asking.reply(asking.home(item), &asking.write(Asked::Item(item))).await?;
+        let (reply, ..) = asking.reply(asking.home(item), &asking.write(Operation::Item(item))).await?;
         let position = reply.view.position;
         match reply.given {
             Replied::Text(Some(attributes)) => Ok((served, attributes, position)),
@@ -522,21 +528,21 @@ impl Fleet {
     ///
     /// # Errors
     /// As [`Fleet::get`].
-    pub async fn told(
+    pub async fn reported(
         &self,
         name: &str,
         pin: VersionSelector<'_>,
         terms: Conditions,
-    ) -> Result<(Arc<Offering>, Vec<Result<String>>)> {
+    ) -> Result<(Arc<ShardedVersion>, Vec<Result<String>>)> {
         let served = self.get(name, pin)?;
         let asking = self.asking(&served, terms);
-        let call = asking.write(Asked::Model);
-        let told = join_all((0..served.homes.len()).map(|shard| asking.reply(shard, &call))).await;
+        let call = asking.write(Operation::Model);
+        let reported = join_all((0..served.homes.len()).map(|shard| asking.reply(shard, &call))).await;
         let text = |said: Result<(PassReply, Arc<Client>, Duration)>| match said?.0.given {
             Replied::Text(Some(text)) => Ok(text),
             Replied::Text(None) | Replied::Pass { .. } => Err(Error::internal("a shard does not describe its version")),
         };
-        Ok((served, told.into_iter().map(text).collect()))
+        Ok((served, reported.into_iter().map(text).collect()))
     }
 
     pub(super) fn place(&self) -> Result<tokio::sync::SemaphorePermit<'_>> {

@@ -43,7 +43,7 @@ impl Fleet {
         }
         let known = locked(&self.known);
         let answering = known.values().filter(|server| state(server) == State::Ready).count();
-        Err(Error::not_ready(match self.has_looked.load(Ordering::Relaxed) {
+        Err(Error::not_ready(match self.has_polled.load(Ordering::Relaxed) {
             false => "the servers have not been checked yet".into(),
             true => {
                 let silent = known.values().find_map(|server| server.trouble.as_deref());

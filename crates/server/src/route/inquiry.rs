@@ -20,27 +20,27 @@ use sterling_core::locks::locked;
 
 /// Share of the remaining time after which an unanswered call is also sent to another replica, regardless of the hedge budget;
 /// and its upper limit.
-const PATIENCE: f64 = 0.4;
-const PATIENCE_MAX: Duration = Duration::from_secs(2);
+const SECOND_CALL_SHARE: f64 = 0.4;
+const SECOND_CALL_AFTER_MAX: Duration = Duration::from_secs(2);
 
 /// Replicas of one shard or host, by their addresses.
 pub(super) type Replicas = Mutex<Group<SocketAddr>>;
 
 /// Number of failed polls in a row after which a shard without servers, or a server without answers, counts as lost.
-pub(super) const LOOKS_MAX: u32 = 3;
+pub(super) const FAILED_POLLS_MAX: u32 = 3;
 
 /// Replicas with the same content: their servers at the last poll, and their response statistics.
 #[derive(Clone)]
-pub(super) struct Home {
+pub(super) struct ReplicaGroup {
     servers: Arc<ArcSwap<Vec<Arc<Client>>>>,
     /// Polls in a row that none of them answered.
     vacant: Arc<AtomicU32>,
     pub(super) group: Arc<Replicas>,
 }
 
-impl Home {
+impl ReplicaGroup {
     pub(super) fn new(servers: Vec<Arc<Client>>, group: Arc<Replicas>) -> Self {
-        Home { servers: Arc::new(ArcSwap::from_pointee(servers)), vacant: Arc::default(), group }
+        ReplicaGroup { servers: Arc::new(ArcSwap::from_pointee(servers)), vacant: Arc::default(), group }
     }
 
     pub(super) fn servers(&self) -> Arc<Vec<Arc<Client>>> {
@@ -56,13 +56,13 @@ impl Home {
 
     /// Returns whether a server answers, or did so recently: the only server may be restarting.
     pub(super) fn may_answer(&self) -> bool {
-        !self.servers.load().is_empty() || self.vacant.load(Ordering::Relaxed) < LOOKS_MAX
+        !self.servers.load().is_empty() || self.vacant.load(Ordering::Relaxed) < FAILED_POLLS_MAX
     }
 }
 
 /// Query that any replica may answer.
 pub(super) struct Inquiry<'a> {
-    pub(super) home: &'a Home,
+    pub(super) home: &'a ReplicaGroup,
     pub(super) out: &'a Outgoing,
     /// Kind of the call in the group's statistics.
     pub(super) kind: usize,
@@ -81,7 +81,7 @@ struct Failure {
 }
 
 /// Answer, its server and its latency.
-pub(super) type Heard<T> = (T, Arc<Client>, Duration);
+pub(super) type TimedAnswer<T> = (T, Arc<Client>, Duration);
 
 impl Inquiry<'_> {
     fn now(&self) -> Micros {
@@ -89,17 +89,17 @@ impl Inquiry<'_> {
     }
 
     /// Queries one replica, and another if that one fails or is late. If no replica is reachable or ready, retries after the next
-    /// poll of the servers until the timeout, or until all of them count as lost. `hear` decodes answers; a body that it finds
+    /// poll of the servers until the timeout, or until all of them count as lost. `receive` decodes answers; a body that it finds
     /// `Corrupt` counts as no answer.
     ///
     /// # Errors
     /// The error of the last queried replica; `Unavailable` if there is none.
-    pub(super) async fn ask<T>(&self, hear: impl Fn(Result<Bytes>) -> Result<T>) -> Result<Heard<T>> {
+    pub(super) async fn ask<T>(&self, receive: impl Fn(Result<Bytes>) -> Result<T>) -> Result<TimedAnswer<T>> {
         let deadline = Instant::now() + self.wait;
         loop {
             let looked = self.looked.map(Notify::notified);
-            let Failure { error, outcome } = match self.round(deadline, &hear).await {
-                Ok(heard) => return Ok(heard),
+            let Failure { error, outcome } = match self.round(deadline, &receive).await {
+                Ok(received) => return Ok(received),
                 Err(failure) => failure,
             };
             let Some(looked) = looked.filter(|_| outcome == Outcome::Failed) else { return Err(error) };
@@ -113,11 +113,11 @@ impl Inquiry<'_> {
     async fn round<T>(
         &self,
         deadline: Instant,
-        hear: &impl Fn(Result<Bytes>) -> Result<T>,
-    ) -> std::result::Result<Heard<T>, Failure> {
+        receive: &impl Fn(Result<Bytes>) -> Result<T>,
+    ) -> std::result::Result<TimedAnswer<T>, Failure> {
         let start = Instant::now();
         let left = deadline.saturating_duration_since(start);
-        let patience = start + left.mul_f64(PATIENCE).min(PATIENCE_MAX);
+        let patience = start + left.mul_f64(SECOND_CALL_SHARE).min(SECOND_CALL_AFTER_MAX);
         let home = self.home;
         let mut attempts = FuturesUnordered::new();
         let mut asked: Vec<SocketAddr> = Vec::new();
@@ -132,8 +132,8 @@ impl Inquiry<'_> {
             drop(group);
             asked.push(chosen);
             let server = servers.iter().find(|server| server.address() == chosen)?.clone();
-            let under_way = UnderWay { inquiry: self, server, kind: self.kind, start: Instant::now(), patience };
-            Some(self.attempt(under_way, hear, deadline))
+            let under_way = CallInFlight { inquiry: self, server, kind: self.kind, start: Instant::now(), patience };
+            Some(self.attempt(under_way, receive, deadline))
         };
         attempts.push(next(true).ok_or_else(|| Failure {
             error: Error::unavailable("no server is known to have it"),
@@ -197,10 +197,10 @@ impl Inquiry<'_> {
 
     async fn attempt<T>(
         &self,
-        mut under_way: UnderWay<'_>,
-        hear: &impl Fn(Result<Bytes>) -> Result<T>,
+        mut under_way: CallInFlight<'_>,
+        receive: &impl Fn(Result<Bytes>) -> Result<T>,
         deadline: Instant,
-    ) -> std::result::Result<Heard<T>, Failure> {
+    ) -> std::result::Result<TimedAnswer<T>, Failure> {
         let server = under_way.server.clone();
         let body = match server.call(self.out, deadline).await {
             Ok(body) => body,
@@ -214,28 +214,28 @@ impl Inquiry<'_> {
                     _ => Outcome::Answered,
                 };
                 under_way.end(outcome);
-                let heard = hear(Err(error)).err();
-                let error = heard.unwrap_or_else(|| Error::internal("a call ended without an answer or an error"));
+                let received = receive(Err(error)).err();
+                let error = received.unwrap_or_else(|| Error::internal("a call ended without an answer or an error"));
                 return Err(Failure { error, outcome });
             }
         };
-        match hear(Ok(body)) {
+        match receive(Ok(body)) {
             Err(error) if error.kind() == Kind::Corrupt => {
                 under_way.end(Outcome::Failed);
                 let error = Error::unavailable(format!("server {}: {error}", server.address()));
                 Err(Failure { error, outcome: Outcome::Failed })
             }
-            heard => {
+            received => {
                 let took = under_way.end(Outcome::Answered);
                 let failure = |error| Failure { error, outcome: Outcome::Answered };
-                heard.map(|answer| (answer, server, took)).map_err(failure)
+                received.map(|answer| (answer, server, took)).map_err(failure)
             }
         }
     }
 }
 
 /// Call in flight; its outcome is always reported to the group, also on drop.
-struct UnderWay<'a> {
+struct CallInFlight<'a> {
     inquiry: &'a Inquiry<'a>,
     server: Arc<Client>,
     kind: usize,
@@ -243,7 +243,7 @@ struct UnderWay<'a> {
     patience: Instant,
 }
 
-impl UnderWay<'_> {
+impl CallInFlight<'_> {
     fn end(&mut self, outcome: Outcome) -> Duration {
         let took = self.start.elapsed();
         let (id, now) = (self.server.address(), self.inquiry.now());
@@ -253,7 +253,7 @@ impl UnderWay<'_> {
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for CallInFlight<'_> {
     fn drop(&mut self) {
         if self.kind != usize::MAX {
             // Another replica had to be queried because this one did not answer.

@@ -31,10 +31,10 @@ mod split;
 mod tls;
 mod updates;
 
-pub use asking::{Beside, Conditions};
-pub use canaries::UnpinnedOffering;
-pub use fleet::{Errand, Fleet, Listed};
-pub use offering::Offering;
+pub use asking::{Conditions, Extra};
+pub use canaries::UnpinnedShardedVersion;
+pub use fleet::{Fleet, FleetRequest, Listed};
+pub use offering::ShardedVersion;
 pub use options::Options;
 pub use peers::{PeerOptions, Peers};
 pub use probe::Probe;

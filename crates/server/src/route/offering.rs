@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use super::client::Client;
 use super::editions::Edition;
-use super::inquiry::Home;
+use super::inquiry::ReplicaGroup;
 
 /// Version over all of its shards, with the servers of each.
-pub struct Offering {
+pub struct ShardedVersion {
     pub(super) edition: Edition<Arc<Client>>,
-    pub(super) homes: Vec<Home>,
+    pub(super) homes: Vec<ReplicaGroup>,
 }
 
-impl Offering {
+impl ShardedVersion {
     /// Number of the version.
     pub fn version(&self) -> u64 {
         self.edition.version
@@ -24,7 +24,7 @@ impl Offering {
     }
 
     /// Returns whether both have the same bytes, regardless of their servers.
-    pub fn is_same(&self, other: &Offering) -> bool {
+    pub fn is_same(&self, other: &ShardedVersion) -> bool {
         (self.version(), self.digest()) == (other.version(), other.digest())
     }
 
@@ -40,7 +40,7 @@ impl Offering {
 
     /// Returns whether each shard has a server, or had one recently.
     pub(super) fn may_answer(&self) -> bool {
-        self.homes.iter().all(Home::may_answer)
+        self.homes.iter().all(ReplicaGroup::may_answer)
     }
 
     /// Shards that have no server and had none recently.

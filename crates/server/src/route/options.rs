@@ -62,8 +62,8 @@ impl Options {
                 "servers: got {servers}, expected 1 to {SERVERS_MAX}, each as HOST:PORT"
             )));
         }
-        if let Some(wrong) = self.servers.iter().find(|server| !names_server(server)) {
-            return Err(Error::invalid(format!("servers: got `{wrong}`, expected HOST:PORT")));
+        if let Some(invalid) = self.servers.iter().find(|server| !names_server(server)) {
+            return Err(Error::invalid(format!("servers: got `{invalid}`, expected HOST:PORT")));
         }
         for (name, value, least, most) in [
             ("refresh_ms", self.refresh_ms, 10, 3_600_000),
@@ -95,10 +95,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wrong_options_are_named() {
+    fn invalid_options_are_named() {
         let good = Options { servers: vec!["shards.example:8080".into(), "[::1]:80".into()], ..Options::default() };
         good.check().unwrap();
-        for (wrong, expected) in [
+        for (invalid, expected) in [
             (Options::default(), "servers: got 0"),
             (Options { servers: vec!["shards".into()], ..good.clone() }, "got `shards`, expected HOST:PORT"),
             (Options { servers: vec!["http://a:80".into()], ..good.clone() }, "got `http://a:80`, expected HOST:PORT"),
@@ -112,7 +112,7 @@ mod tests {
             (Options { refresh_ms: 0, ..good.clone() }, "refresh_ms: got 0"),
             (Options { key: "a b".into(), ..good.clone() }, "key: expected visible characters"),
         ] {
-            let error = wrong.check().unwrap_err().to_string();
+            let error = invalid.check().unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
     }

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 
 use super::choice::Group;
 use super::client::{Client, Outgoing};
-use super::inquiry::{Home, Inquiry, Replicas};
+use super::inquiry::{Inquiry, ReplicaGroup, Replicas};
 use super::names::Names;
 use super::protocol::{Holdings, PARTS_PATH, read, write};
 use super::rows::{QUESTIONS_MAX, ROWS_BYTES_MAX, RowsCall, RowsQuestion, RowsReply};
@@ -25,13 +25,13 @@ use sterling_embedding::tiers::breaker::Breaker;
 use sterling_embedding::tiers::slices::{PeerHost, PeerSlice, SliceName};
 
 /// Interval between two polls of the servers, and timeout of each.
-pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of polls between two checks whether the host holds the rows.
 pub(super) const ROWS_EVERY: u32 = 2;
 /// Failed calls in a row after which a host's circuit breaker opens.
 pub(super) const FAILURES_MAX: u32 = 5;
 /// Minimum timeout of calls that count as failures when unanswered.
-const PATIENT: Duration = Duration::from_millis(20);
+const COUNTED_TIMEOUT_MIN: Duration = Duration::from_millis(20);
 /// Interval between two checks whether other hosts have loaded a version.
 const WAIT_STEP: Duration = Duration::from_millis(200);
 /// Index of the only kind of query in the host's group.
@@ -50,7 +50,7 @@ pub(super) struct Peer {
     names: Names,
     known: Mutex<BTreeMap<SocketAddr, Seen>>,
     /// Slices requested from the host, by model and edition.
-    wanted: Mutex<BTreeMap<(String, Arc<str>), Wanted>>,
+    wanted: Mutex<BTreeMap<(String, Arc<str>), RequestedSlices>>,
     /// Rows that the host held earlier and no longer holds.
     lacking: Mutex<Vec<String>>,
     group: Arc<Replicas>,
@@ -67,7 +67,7 @@ struct Seen {
 
 /// Slices of a version that are requested from a host.
 #[derive(Default)]
-struct Wanted {
+struct RequestedSlices {
     slices: Vec<Weak<PeerSlice>>,
     /// True if the host held all of them when the version was opened; the version waits until then.
     was_held: bool,
@@ -122,7 +122,7 @@ impl Peer {
     }
 
     /// Checks whether servers of the host hold the registered slices, and logs if they do not.
-    pub(super) async fn look_for_rows(&self) {
+    pub(super) async fn check_held_rows(&self) {
         let lacking = self.lacking().await;
         let mut before = locked(&self.lacking);
         if let Some(what) = lacking.first().filter(|_| before.is_empty()) {
@@ -149,7 +149,7 @@ impl Peer {
             !wanted.slices.is_empty()
         });
         for (version, slices) in by_version {
-            let trouble = self.first_lacking(&slices).await;
+            let trouble = self.first_missing(&slices).await;
             let trouble = trouble.map(|(name, error)| format!("none of its servers returns {name}: {error}"));
             let wanted = locked(&self.wanted);
             let known = wanted.get(&version).filter(|known| known.was_held && known.slices.len() == slices.len());
@@ -159,21 +159,21 @@ impl Peer {
     }
 
     /// Returns the first slice of a version that no server holds, and the error; slices are checked in groups.
-    async fn first_lacking<'a>(&self, slices: &'a [Arc<PeerSlice>]) -> Option<(&'a SliceName, Error)> {
+    async fn first_missing<'a>(&self, slices: &'a [Arc<PeerSlice>]) -> Option<(&'a SliceName, Error)> {
         let mut lacking = None;
         for slices in slices.chunks(QUESTIONS_MAX) {
-            let asked = self.ask_whether_held(slices).await;
+            let asked = self.query_holdings(slices).await;
             lacking = lacking.or(asked.err().map(|error| (&slices[0].name, error)));
         }
         lacking
     }
 
     /// Requests zero rows of up to [`QUESTIONS_MAX`] slices of one version; fails if no server holds all of them.
-    async fn ask_whether_held(&self, slices: &[Arc<PeerSlice>]) -> Result<()> {
+    async fn query_holdings(&self, slices: &[Arc<PeerSlice>]) -> Result<()> {
         let questions = slices.iter().map(|slice| RowsQuestion::of(&slice.name, Vec::new())).collect();
         let row_bytes: Vec<usize> = slices.iter().map(|slice| slice.row_bytes).collect();
         let call = RowsCall { questions };
-        let deadline = Instant::now() + LOOK_EVERY;
+        let deadline = Instant::now() + POLL_INTERVAL;
         self.ask(&slices[0].name.model, &call, &row_bytes, deadline, Origin::default()).await.map(drop)
     }
 
@@ -193,7 +193,7 @@ impl Peer {
         locked(&self.group).keep(|address| there.contains_key(address));
         let parts = Outgoing::pass(PARTS_PATH.into(), None);
         let looks = clients.iter().map(|client| async {
-            let said = client.call(&parts, Instant::now() + LOOK_EVERY).await;
+            let said = client.call(&parts, Instant::now() + POLL_INTERVAL).await;
             said.and_then(|body| read::<Holdings>(&body)).err().map(|e| e.to_string())
         });
         let troubles = join_all(looks).await;
@@ -228,9 +228,9 @@ impl Peer {
         troubles
     }
 
-    fn home(&self) -> Home {
+    fn home(&self) -> ReplicaGroup {
         let servers = locked(&self.known).values().map(|seen| seen.client.clone()).collect();
-        Home::new(servers, self.group.clone())
+        ReplicaGroup::new(servers, self.group.clone())
     }
 
     /// Sends one call; if a server does not hold the slices, the next one is queried.
@@ -250,19 +250,22 @@ impl Peer {
             is_missing.store(true, Ordering::Relaxed);
             Error::unavailable("a server lacks rows that it should hold")
         };
-        let hear = |said: Result<Bytes>| {
+        let receive = |said: Result<Bytes>| {
             let body = said.map_err(|e| if e.kind() == Kind::NotFound { missing() } else { e })?;
             let reply: RowsReply = read(&body).map_err(|e| Error::corrupt(e.to_string()))?;
             is_whole(&reply, call, row_bytes)?.then_some(reply).ok_or_else(missing)
         };
         let inquiry = Inquiry { home: &home, out: &out, kind: ROWS, origin: self.shared.origin, wait, looked: None };
-        let said = inquiry.ask(hear).await.map(|(reply, ..)| reply);
+        let said = inquiry.ask(receive).await.map(|(reply, ..)| reply);
         match &said {
             Ok(_) if self.breaker.is_open() => self.breaker.close(),
             Ok(_) => self.breaker.success(),
             // A server that answers without holding the rows is alive.
             Err(_) if is_missing.load(Ordering::Relaxed) => {}
-            Err(e) if e.kind() == Kind::Unavailable || e.kind() == Kind::DeadlineExceeded && wait >= PATIENT => {
+            Err(e)
+                if e.kind() == Kind::Unavailable
+                    || e.kind() == Kind::DeadlineExceeded && wait >= COUNTED_TIMEOUT_MIN =>
+            {
                 if self.breaker.failure(FAILURES_MAX) {
                     tracing::warn!(host = self.host.name, error = %e, "returns no rows; it gets no calls until it answers");
                 }
@@ -277,7 +280,7 @@ impl Peer {
         let until = Instant::now() + self.shared.wait;
         self.look().await;
         loop {
-            let Some((name, error)) = self.first_lacking(slices).await else {
+            let Some((name, error)) = self.first_missing(slices).await else {
                 let mut wanted = locked(&self.wanted);
                 for slice in slices {
                     if let Some(known) = wanted.get_mut(&(slice.name.model.clone(), slice.edition.clone())) {

@@ -14,7 +14,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 use utoipa::ToSchema;
 
-use super::peer::{LOOK_EVERY, Peer, Question, ROWS_EVERY, Shared};
+use super::peer::{POLL_INTERVAL, Peer, Question, ROWS_EVERY, Shared};
 use super::rows::ROWS_BYTES_MAX;
 use super::tls::{Connector, ServersTls};
 use sterling_core::blocking::may_block;
@@ -91,11 +91,11 @@ impl Peers {
                 peer.look().await;
                 looks += 1;
                 if looks > ROWS_EVERY {
-                    peer.look_for_rows().await;
+                    peer.check_held_rows().await;
                     looks = 1;
                 }
                 drop(peer);
-                sleep(LOOK_EVERY).await;
+                sleep(POLL_INTERVAL).await;
             }
         });
         peer
@@ -129,13 +129,13 @@ impl Neighbours for Peers {
             }
         }
         may_block();
-        let (told, hear) = crossbeam_channel::bounded(1);
+        let (reported, receive) = crossbeam_channel::bounded(1);
         self.runtime.spawn(async move {
             let held = join_all(by_host.iter().map(|(peer, slices)| peer.wait_for(slices))).await;
             // The receiver waits below.
-            let _ = told.send(held.into_iter().collect::<Result<()>>());
+            let _ = reported.send(held.into_iter().collect::<Result<()>>());
         });
-        hear.recv().unwrap_or_else(|_| Err(Error::internal("a call to other hosts ended without an answer")))
+        receive.recv().unwrap_or_else(|_| Err(Error::internal("a call to other hosts ended without an answer")))
     }
 }
 
@@ -159,7 +159,7 @@ impl RowSource for PeerRows {
     fn begin(&self, rows: Vec<u64>, terms: &Lookup) -> Box<dyn Pending + '_> {
         let latest = Instant::now() + self.slice.timeout;
         let deadline = terms.deadline.map_or(latest, |deadline| Instant::from_std(deadline).min(latest));
-        let (tell, hear) = crossbeam_channel::unbounded();
+        let (tell, receive) = crossbeam_channel::unbounded();
         let count = rows.len();
         if Instant::now() < deadline && !self.peer.breaker.is_open() {
             let most = (ROWS_BYTES_MAX / self.slice.row_bytes.max(1)).max(1);
@@ -173,7 +173,7 @@ impl RowSource for PeerRows {
             });
             locked(&self.peer.outbox).extend(questions);
         }
-        Box::new(Awaited { source: self, count, deadline, hear })
+        Box::new(RequestedRows { source: self, count, deadline, receive })
     }
 
     fn send(&self) {
@@ -182,19 +182,19 @@ impl RowSource for PeerRows {
 }
 
 /// Requested rows of another host.
-struct Awaited<'a> {
+struct RequestedRows<'a> {
     source: &'a PeerRows,
     count: usize,
     deadline: Instant,
-    hear: crossbeam_channel::Receiver<(usize, Vec<u8>)>,
+    receive: crossbeam_channel::Receiver<(usize, Vec<u8>)>,
 }
 
-impl Pending for Awaited<'_> {
+impl Pending for RequestedRows<'_> {
     fn wait(self: Box<Self>) -> Result<Fetched> {
         let (count, row_bytes) = (self.count, self.source.slice.row_bytes);
         let mut fetched = Fetched { bytes: vec![0; count * row_bytes], states: vec![RowState::Degraded; count] };
         // Ends when all senders have answered or were dropped.
-        while let Ok((first, bytes)) = self.hear.recv_deadline(self.deadline.into_std()) {
+        while let Ok((first, bytes)) = self.receive.recv_deadline(self.deadline.into_std()) {
             let rows = first..first + bytes.len() / row_bytes;
             fetched.bytes[first * row_bytes..][..bytes.len()].copy_from_slice(&bytes);
             fetched.states[rows].fill(RowState::Hit);

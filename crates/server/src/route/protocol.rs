@@ -15,7 +15,7 @@ use axum::body::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use sterling_api::Written;
+use sterling_api::ItemJson;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::limits::{
     COLUMNS_MAX, CONSTANTS_MAX, EXCLUDE_MAX, FEATURE_IDS_MAX, FEATURES_MAX, FILTER_BYTES_MAX, QUERIES_MAX,
@@ -82,12 +82,12 @@ pub struct PassCall {
     /// Priority class in queues.
     pub priority: Priority,
     /// Requested operation.
-    pub asked: Asked,
+    pub asked: Operation,
 }
 
 /// Operation at a version.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Asked {
+pub enum Operation {
     /// Pass.
     Pass(Box<Request>),
     /// Attributes of an item.
@@ -121,7 +121,7 @@ pub enum Replied {
         /// Number of ids of remote tables that were answered with default rows.
         degraded_rows: u64,
         /// Tasks and columns of the items, if there are any.
-        rest: Written,
+        rest: ItemJson,
         /// Explanation in JSON, if requested.
         explain: Option<String>,
     },
@@ -135,7 +135,7 @@ pub struct Holdings {
     /// True if it accepts requests, and will for a while.
     pub is_ready: bool,
     /// Location of its updates of items.
-    pub updates: Keeping,
+    pub updates: UpdateStorage,
     /// Loaded versions, or shards of them.
     pub parts: Vec<Holding>,
     /// Desired traffic of each model.
@@ -155,7 +155,7 @@ pub struct DesiredTraffic {
 
 /// Location of a server's updates of items.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Keeping {
+pub enum UpdateStorage {
     /// Nowhere: it accepts none.
     #[default]
     Nowhere,
@@ -253,7 +253,7 @@ pub fn read_reply(body: Bytes) -> Result<PassReply> {
 /// `Invalid` with the problem.
 pub fn read_call(body: &[u8]) -> Result<PassCall> {
     let call: PassCall = read(body)?;
-    if let Asked::Pass(request) = &call.asked {
+    if let Operation::Pass(request) = &call.asked {
         check(request)?;
     }
     Ok(call)
@@ -369,18 +369,18 @@ mod tests {
             Request::Rerank(Rerank { user, candidates, k: 7, reading }),
             Request::Retrieve(retrieve),
         ];
-        let call = |request| PassCall { priority: Priority::Batch, asked: Asked::Pass(Box::new(request)) };
+        let call = |request| PassCall { priority: Priority::Batch, asked: Operation::Pass(Box::new(request)) };
         let mut calls: Vec<PassCall> = all.map(call).into();
-        calls.push(PassCall { priority: Priority::Interactive, asked: Asked::Item(ItemId(9)) });
+        calls.push(PassCall { priority: Priority::Interactive, asked: Operation::Item(ItemId(9)) });
         calls
     }
 
     #[test]
-    fn calls_and_replies_come_back_as_they_went() {
+    fn calls_and_replies_round_trip() {
         for call in calls() {
             assert_eq!(read_call(&write(&call).unwrap()).unwrap(), call);
         }
-        let mut rest = Written::default();
+        let mut rest = ItemJson::default();
         [&b"ab"[..], b"", b"c"].iter().for_each(|text| rest.push(text).unwrap());
         let ranked = Ranked {
             slots: vec![Slot(3)],
@@ -416,8 +416,8 @@ mod tests {
         }
         let of = |item| rest.of(item);
         assert_eq!((of(0), of(1), of(2), of(3)), (&b"ab"[..], &b""[..], &b"c"[..], &b""[..]));
-        let wrong = Written { ends: vec![9, 1, u32::MAX], text: vec![1, 2] };
-        assert!((0..4).all(|item| wrong.of(item).is_empty()));
+        let invalid = ItemJson { ends: vec![9, 1, u32::MAX], text: vec![1, 2] };
+        assert!((0..4).all(|item| invalid.of(item).is_empty()));
     }
 
     proptest! {
@@ -441,7 +441,7 @@ mod tests {
     fn values_beyond_the_json_limits_are_rejected() {
         let embed = |features| PassCall {
             priority: Priority::Interactive,
-            asked: Asked::Pass(Box::new(Request::Embed(Embed {
+            asked: Operation::Pass(Box::new(Request::Embed(Embed {
                 features,
                 on_degraded: Default::default(),
                 whole: true,
@@ -457,13 +457,13 @@ mod tests {
     }
 
     #[test]
-    fn a_view_is_named_as_it_is_read() {
+    fn names_of_views_round_trip() {
         for (position, base) in [(0, 0), (7, 3), (u64::MAX, u64::MAX)] {
             let view = ViewPosition { position, base };
             assert_eq!(view.to_string().parse(), Ok(view));
         }
-        for wrong in ["", "7", "7.", ".7", "7.3.1", "-7.3", ANY_VIEW, "18446744073709551616.0"] {
-            assert!(wrong.parse::<ViewPosition>().is_err(), "{wrong}");
+        for invalid in ["", "7", "7.", ".7", "7.3.1", "-7.3", ANY_VIEW, "18446744073709551616.0"] {
+            assert!(invalid.parse::<ViewPosition>().is_err(), "{invalid}");
         }
     }
 

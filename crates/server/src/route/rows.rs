@@ -44,12 +44,12 @@ pub struct RowsQuestion {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RowsReply {
     /// One answer per query; `None` if the slice is not held.
-    pub given: Vec<Option<GivenRows>>,
+    pub given: Vec<Option<SliceRows>>,
 }
 
 /// Rows of a slice.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct GivenRows {
+pub struct SliceRows {
     /// Checksum of the file that the rows come from.
     pub content: String,
     /// Bytes of the requested rows, one after the other.
@@ -104,7 +104,7 @@ pub fn answer_rows(model: &str, call: &RowsCall, slices: &Slices) -> Result<Rows
         let Some(slice) = slices.get(&name) else { return Ok(None) };
         let mut bytes = Vec::new();
         slice.copy(&question.rows, &mut bytes).map_err(|e| e.within(&name))?;
-        Ok(Some(GivenRows { content: name.content, bytes }))
+        Ok(Some(SliceRows { content: name.content, bytes }))
     };
     Ok(RowsReply { given: call.questions.iter().map(given).collect::<Result<_>>()? })
 }
@@ -135,7 +135,7 @@ mod tests {
         let asked = read_rows_call(&write(&call(vec![3, 0, 3])).unwrap()).unwrap();
         assert_eq!(rows_bytes("m", &asked, &slices), 6);
         let reply: RowsReply = read(&write(&answer_rows("m", &asked, &slices).unwrap()).unwrap()).unwrap();
-        let given = GivenRows { content: "c0".into(), bytes: vec![3, 3, 0, 0, 3, 3] };
+        let given = SliceRows { content: "c0".into(), bytes: vec![3, 3, 0, 0, 3, 3] };
         assert_eq!(reply.given, [Some(given), None]);
         assert_eq!(answer_rows("n", &asked, &slices).unwrap().given, [None, None], "of another model");
         let error = answer_rows("m", &call(vec![4]), &slices).unwrap_err();

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::offering::Offering;
+use super::offering::ShardedVersion;
 use super::protocol::DesiredTraffic;
 use sterling_core::error::{Error, Result};
 use sterling_rollout::{CanaryRun, ShadowRun, Traffic, TrafficNow, TrafficTarget, rolled_back};
@@ -16,9 +16,9 @@ use sterling_rollout::{CanaryRun, ShadowRun, Traffic, TrafficNow, TrafficTarget,
 /// # Errors
 /// `Unsupported` if two servers report different settings of one revision, because they use different stores; `Unavailable` for
 /// settings that this router cannot parse.
-pub(super) fn heard<'a>(told: impl IntoIterator<Item = &'a DesiredTraffic>) -> Result<(u64, Traffic)> {
+pub(super) fn received<'a>(reported: impl IntoIterator<Item = &'a DesiredTraffic>) -> Result<(u64, Traffic)> {
     let mut last: Option<&DesiredTraffic> = None;
-    for wished in told {
+    for wished in reported {
         match last {
             Some(other) if other.revision > wished.revision => {}
             Some(other) if other.revision == wished.revision && other.setting != wished.setting => {
@@ -44,8 +44,8 @@ pub(super) fn heard<'a>(told: impl IntoIterator<Item = &'a DesiredTraffic>) -> R
 pub(super) struct Split {
     revision: u64,
     setting: Traffic,
-    pub(super) canary: Option<(Arc<CanaryRun>, Arc<Offering>)>,
-    pub(super) shadow: Option<(Arc<ShadowRun>, Arc<Offering>)>,
+    pub(super) canary: Option<(Arc<CanaryRun>, Arc<ShardedVersion>)>,
+    pub(super) shadow: Option<(Arc<ShadowRun>, Arc<ShardedVersion>)>,
     /// Reason why requests are not divided, if the desired traffic is unknown.
     pub(super) undivided: Option<String>,
 }
@@ -55,11 +55,11 @@ impl Split {
     /// nothing they depend on has changed.
     pub(super) fn of<'a>(
         model: &str,
-        heard: Result<(u64, Traffic)>,
+        received: Result<(u64, Traffic)>,
         before: Option<&Split>,
-        (active, whole): (Option<&Arc<Offering>>, impl Fn(TrafficTarget<'_>) -> Option<&'a Arc<Offering>>),
+        (active, whole): (Option<&Arc<ShardedVersion>>, impl Fn(TrafficTarget<'_>) -> Option<&'a Arc<ShardedVersion>>),
     ) -> Self {
-        let (revision, setting, undivided) = match heard {
+        let (revision, setting, undivided) = match received {
             Ok((revision, setting)) => (revision, setting, None),
             Err(error) => (0, Traffic::default(), Some(error.to_string())),
         };
@@ -134,27 +134,27 @@ mod tests {
 
     #[test]
     fn the_latest_revision_applies() {
-        let share = |told: &[&DesiredTraffic]| {
-            let (revision, setting) = heard(told.iter().copied()).unwrap();
+        let share = |reported: &[&DesiredTraffic]| {
+            let (revision, setting) = received(reported.iter().copied()).unwrap();
             (revision, setting.canary.map(|canary| canary.share))
         };
         assert_eq!(share(&[]), (0, None));
         let (older, newer, ended) = (wished(3, Some(0.1)), wished(4, Some(0.5)), wished(5, None));
-        for told in [[&older, &newer, &newer], [&newer, &older, &newer], [&newer, &newer, &older]] {
-            assert_eq!(share(&told), (4, Some(0.5)));
+        for reported in [[&older, &newer, &newer], [&newer, &older, &newer], [&newer, &newer, &older]] {
+            assert_eq!(share(&reported), (4, Some(0.5)));
         }
         assert_eq!(share(&[&newer, &ended, &older]), (5, None));
     }
 
     #[test]
     fn inconsistent_traffic_is_not_divided() {
-        let apart = heard(&[wished(4, Some(0.5)), wished(4, Some(0.6))]).unwrap_err();
+        let apart = received(&[wished(4, Some(0.5)), wished(4, Some(0.6))]).unwrap_err();
         assert!(apart.kind() == Kind::Unsupported && apart.to_string().contains("different stores"), "{apart}");
         // Earlier revisions are ignored.
-        assert!(heard(&[wished(4, Some(0.5)), wished(5, None), wished(4, Some(0.6))]).is_ok());
+        assert!(received(&[wished(4, Some(0.5)), wished(5, None), wished(4, Some(0.6))]).is_ok());
         for setting in ["", "[7]", "{\"mirror\": {}}", "{\"canary\": {\"version\": 2, \"share\": 7}}"] {
             let strange = DesiredTraffic { setting: setting.into(), ..wished(1, None) };
-            assert_eq!(heard([&strange]).unwrap_err().kind(), Kind::Unavailable, "{setting}");
+            assert_eq!(received([&strange]).unwrap_err().kind(), Kind::Unavailable, "{setting}");
         }
     }
 }

@@ -60,12 +60,12 @@ mod tests {
             Connector::open(&options).map(|found| found.is_some()).map_err(|e| e.to_string())
         };
         assert_eq!(of("", "", ""), Ok(false));
-        for (wrong, expected) in [
+        for (invalid, expected) in [
             (of("", "a", "b"), "expected `tls.ca`"),
             (of("a", "b", ""), "expected `tls.key`"),
             (of("a", "", "b"), "expected `tls.certificate`"),
         ] {
-            assert!(wrong.as_ref().is_err_and(|e| e.contains(expected)), "{wrong:?}");
+            assert!(invalid.as_ref().is_err_and(|e| e.contains(expected)), "{invalid:?}");
         }
         assert!(of("/nowhere/ca.pem", "", "").is_err());
     }

@@ -14,9 +14,9 @@ use tokio::time::{Instant, timeout_at};
 
 use super::client::{Client, Failed, Outgoing};
 use super::fleet::Fleet;
-use super::inquiry::Home;
-use super::offering::Offering;
-use super::protocol::{Holdings, Keeping};
+use super::inquiry::ReplicaGroup;
+use super::offering::ShardedVersion;
+use super::protocol::{Holdings, UpdateStorage};
 use crate::gather::is_absence;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::items::shard_of;
@@ -28,7 +28,7 @@ use sterling_core::units::ItemId;
 pub struct ShardServers<'a> {
     fleet: &'a Fleet,
     model: String,
-    served: Arc<Offering>,
+    served: Arc<ShardedVersion>,
     /// True if each shard must accept updates in one order.
     writes: bool,
     _place: SemaphorePermit<'a>,
@@ -87,16 +87,16 @@ fn check(model: &str, (shard, shards): (usize, usize), servers: &[(SocketAddr, O
         let mut parts = holdings.parts.iter();
         parts.any(|part| part.model == model && (part.shard as usize, part.shards as usize) == (shard, shards))
     };
-    let of_shard: Vec<(SocketAddr, Keeping)> = servers
+    let of_shard: Vec<(SocketAddr, UpdateStorage)> = servers
         .iter()
         .filter_map(|(address, holdings)| Some((*address, (*holdings)?)))
         .filter(|(_, holdings)| has_it(holdings))
         .map(|(address, holdings)| (address, holdings.updates))
         .collect();
-    if let Some((address, _)) = of_shard.iter().find(|(_, keeping)| *keeping == Keeping::Nowhere) {
+    if let Some((address, _)) = of_shard.iter().find(|(_, keeping)| *keeping == UpdateStorage::Nowhere) {
         return Err(Error::unsupported(format!("server {address} accepts no updates; `serve --updates` does")));
     }
-    if of_shard.iter().all(|(_, keeping)| *keeping == Keeping::Shared) {
+    if of_shard.iter().all(|(_, keeping)| *keeping == UpdateStorage::Shared) {
         return Ok(());
     }
     if of_shard.len() > 1 {
@@ -116,7 +116,7 @@ fn check(model: &str, (shard, shards): (usize, usize), servers: &[(SocketAddr, O
 
 impl ShardServers<'_> {
     /// Version that answers.
-    pub fn served(&self) -> &Offering {
+    pub fn served(&self) -> &ShardedVersion {
         &self.served
     }
 
@@ -189,7 +189,7 @@ impl ShardServers<'_> {
     }
 
     /// Selects another server of a shard, preferring the one with the lowest load.
-    fn next(&self, home: &Home, rest: &mut Vec<Arc<Client>>) -> Option<Arc<Client>> {
+    fn next(&self, home: &ReplicaGroup, rest: &mut Vec<Arc<Client>>) -> Option<Arc<Client>> {
         let among: Vec<_> = rest.iter().map(|server| server.address()).collect();
         let now = self.fleet.origin.elapsed().as_micros() as u64;
         let chosen = locked(&home.group).choose(&among, now)?;
@@ -203,15 +203,15 @@ mod tests {
     use super::super::protocol::Holding;
     use super::*;
 
-    fn server(updates: Keeping, shard: u32) -> Holdings {
+    fn server(updates: UpdateStorage, shard: u32) -> Holdings {
         let part = Holding { model: "m".into(), shard, shards: 2, ..Holding::default() };
         Holdings { is_ready: true, updates, parts: vec![part], ..Holdings::default() }
     }
 
     #[test]
     fn shards_are_written_to_where_all_of_their_servers_see_it() {
-        use Keeping::{Alone, Nowhere, Shared};
-        let of = |servers: &[Option<(Keeping, u32)>]| {
+        use UpdateStorage::{Alone, Nowhere, Shared};
+        let of = |servers: &[Option<(UpdateStorage, u32)>]| {
             let holdings: Vec<Option<Holdings>> =
                 servers.iter().map(|one| one.map(|(keeping, shard)| server(keeping, shard))).collect();
             let address = |n: usize| SocketAddr::from(([127, 0, 0, 1], n as u16 + 1));

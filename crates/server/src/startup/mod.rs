@@ -23,17 +23,17 @@ use sterling_serving::engine::{Engine, Passes};
 use sterling_serving::fresh::{Merges, Updating};
 use sterling_serving::registry::{self, Loaded, Registry, Snapshots};
 use sterling_snapshot::Placement;
-use sterling_snapshot::sandbox::Trials;
+use sterling_snapshot::sandbox::SandboxMode;
 
 pub use signals::stop_signals;
 pub use store::{check_folder, prove, store};
-pub use updates::{are_streams, open_updates, with_folds};
+pub use updates::{are_streams, open_updates, with_checkpoints};
 
 /// Creates the threads of the sockets. Each returns memory before it sleeps, and delays reads under overload.
 fn edge_threads(app: Arc<App>) -> Result<Runtime> {
     let park = move || {
         heap::give_back();
-        std::thread::sleep(app.engine.swarm());
+        std::thread::sleep(app.engine.read_delay());
     };
     tasks::HTTP.runtime(|builder| builder.enable_all().on_thread_park(park))
 }
@@ -53,7 +53,7 @@ impl Server {
     ///
     /// # Errors
     /// `Io` for an address in use; errors of the configuration, the store, the keys, the certificates or the device.
-    pub fn bind(config: &Config, trials: Trials) -> Result<Self> {
+    pub fn bind(config: &Config, trials: SandboxMode) -> Result<Self> {
         sterling_telemetry::metrics();
         let (access, tls) = (AccessControl::open(&config.access)?, Tls::open(&config.tls)?.map(Arc::new));
         let addresses = [Some(config.listen), config.access.admin_listen].into_iter().flatten();
@@ -87,8 +87,8 @@ impl Server {
             warmup::check(loaded)?;
             // A version is loaded on the device before it may answer.
             if let Some(residents) = &residents {
-                residents.bring(loaded.view().main());
-                loaded.content().make_ready_by(residents.clone());
+                residents.upload_version(loaded.view().main());
+                loaded.content().set_prepare_hook(residents.clone());
             }
             Ok(())
         };

@@ -12,7 +12,7 @@ use sterling_core::error::{Error, Result};
 /// # Errors
 /// `Io` if a handler cannot be installed.
 pub fn stop_signals() -> Result<UnboundedReceiver<Stop>> {
-    let (told, stops) = unbounded_channel();
+    let (reported, stops) = unbounded_channel();
     for (kind, stop) in [
         (SignalKind::terminate(), Stop::Drain),
         (SignalKind::hangup(), Stop::Drain),
@@ -22,9 +22,9 @@ pub fn stop_signals() -> Result<UnboundedReceiver<Stop>> {
             continue;
         }
         let mut signals = signal(kind).map_err(|e| Error::io("signal handlers", e))?;
-        let told = told.clone();
+        let reported = reported.clone();
         tokio::spawn(async move {
-            while signals.recv().await.is_some() && told.send(stop).is_ok() {
+            while signals.recv().await.is_some() && reported.send(stop).is_ok() {
                 tracing::info!(
                     signal = kind.as_raw_value(),
                     "stopping: finishing running requests, a second signal stops at once"

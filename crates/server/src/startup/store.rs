@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use super::updates::{self, with_folds};
+use super::updates::{self, with_checkpoints};
 use crate::config::Config;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::tasks;
@@ -12,7 +12,7 @@ use sterling_snapshot::Store;
 use sterling_storage::objects;
 
 /// Longest wait of a starting server for its store if it has fetched versions to serve.
-const PATIENCE: Duration = Duration::from_secs(2);
+const STORE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Opens the store of this configuration, without accessing it.
 ///
@@ -45,7 +45,7 @@ fn asked(config: &Config) -> Result<Store> {
         asked()?;
         return Ok(store);
     }
-    let (tell, told) = sync_channel(1);
+    let (tell, reported) = sync_channel(1);
     let ask = move || {
         let answer = asked();
         if let Err(error) = &answer {
@@ -55,7 +55,7 @@ fn asked(config: &Config) -> Result<Store> {
         let _ = tell.send(answer);
     };
     tasks::STORE_CHECK.start(ask)?;
-    match told.recv_timeout(PATIENCE) {
+    match reported.recv_timeout(STORE_TIMEOUT) {
         Ok(answer) => answer?,
         Err(_) => {
             tracing::warn!(store = store.name(), "the store has not answered yet; serving previously fetched versions")
@@ -82,7 +82,7 @@ pub fn prove(store: &Store) -> Result<()> {
 pub(super) fn open(config: &Config) -> Result<Store> {
     let store = asked(config)?;
     let store = match (&config.updates, config.shard) {
-        (Some(updates), Some(_)) => with_folds(updates, store),
+        (Some(updates), Some(_)) => with_checkpoints(updates, store),
         _ => store,
     };
     if let Some(model) = config.model.as_deref().filter(|m| store.versions(m).map_or(true, |v| v.is_empty())) {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use sterling_core::error::{Error, Result};
 use sterling_journal::{Logs, StreamOptions};
-use sterling_serving::fresh::Feeds;
+use sterling_serving::fresh::UpdateFeeds;
 use sterling_snapshot::Store;
 use sterling_storage::objects;
 
@@ -39,29 +39,29 @@ pub(super) fn check(updates: &Path) -> Result<()> {
 /// # Errors
 /// `Unavailable` if no server of the cluster answers; `Unsupported` if this build has no streams, or the brokers do not support
 /// the options.
-pub fn open_updates(updates: &Path, options: &StreamOptions, store: &Store) -> Result<Feeds> {
+pub fn open_updates(updates: &Path, options: &StreamOptions, store: &Store) -> Result<UpdateFeeds> {
     match are_streams(updates) {
         true => streams(updates.to_string_lossy().into_owned(), options.clone(), store.root()),
-        false => Ok(Feeds::new(Logs::below(updates))),
+        false => Ok(UpdateFeeds::new(Logs::below(updates))),
     }
 }
 
 /// Returns the store with the checkpoint folder of a shard. Checkpoints replace truncated journal entries, so they are stored in
 /// the journals' folder. For streams they are stored in the store's folder, because all servers that share it follow the same
 /// streams.
-pub fn with_folds(updates: &Path, store: Store) -> Store {
+pub fn with_checkpoints(updates: &Path, store: Store) -> Store {
     let folder = if are_streams(updates) { store.root().to_owned() } else { updates.to_owned() };
-    store.with_folds(folder.join(FOLDS))
+    store.with_checkpoints(folder.join(FOLDS))
 }
 
 #[cfg(feature = "nats")]
-fn streams(servers: String, streams: StreamOptions, notes: &Path) -> Result<Feeds> {
+fn streams(servers: String, streams: StreamOptions, notes: &Path) -> Result<UpdateFeeds> {
     use sterling_journal::nats::{Nats, NatsOptions};
-    Ok(Feeds::new(Nats::connect(NatsOptions { servers, streams, notes: Some(notes.to_owned()) })?))
+    Ok(UpdateFeeds::new(Nats::connect(NatsOptions { servers, streams, notes: Some(notes.to_owned()) })?))
 }
 
 #[cfg(not(feature = "nats"))]
-fn streams(_servers: String, _streams: StreamOptions, _notes: &Path) -> Result<Feeds> {
+fn streams(_servers: String, _streams: StreamOptions, _notes: &Path) -> Result<UpdateFeeds> {
     // The address may contain a password.
     let what = "updates: this program was built without streams, expected a folder, or a build with the feature `nats`";
     Err(Error::unsupported(what))

@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::backend::{Backend, Job};
-use super::lane::Ask;
+use super::lane::QueuedRequest;
 use super::options::Options;
-use super::own::Own;
-use super::place::Place;
-use super::shared::{Hand, Life, Shared};
+use super::own::InlineRequest;
+use super::place::PendingAnswer;
+use super::shared::{Hand, Shared, WorkerEpoch};
 use super::ticket::Ticket;
 use super::worker;
 use sterling_core::error::Result;
@@ -29,9 +29,9 @@ const LOST_AFTER: Duration = Duration::from_secs(30);
 /// Maximum number of lost workers that are replaced: each may occupy a core and its memory forever.
 const LOST_MAX: u64 = 16;
 /// Minimum cost estimate of a request.
-const PRICE_MIN: Duration = Duration::from_micros(1);
+const COST_MIN: Duration = Duration::from_micros(1);
 /// Maximum cost estimate: larger estimates are clamped, since such a request is rejected anyway.
-const PRICE_MAX: Duration = Duration::from_secs(3600);
+const COST_MAX: Duration = Duration::from_secs(3600);
 /// Maximum timeout of a request.
 const TIMEOUT_MAX: Duration = Duration::from_millis(TIMEOUT_MS_MAX);
 
@@ -53,7 +53,7 @@ impl<B: Backend> Engine<B> {
         let shared = Arc::new(Shared::new(backend, options, workers));
         let engine = Engine { shared, workers, timeout: options.timeout() };
         for number in 0..workers {
-            hire(&engine.shared, Life { number, lost_before: 0 })?;
+            start_worker(&engine.shared, WorkerEpoch { number, lost_before: 0 })?;
         }
         for number in 0..FETCHERS {
             start(&engine.shared, &tasks::FETCH, number, None, |shared| worker::fetch(shared))?;
@@ -79,7 +79,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Number of workers that can answer: their threads are alive and do not hang in abandoned requests.
-    pub fn able_workers(&self) -> usize {
+    pub fn available_workers(&self) -> usize {
         let since = Instant::now().checked_sub(LOST_AFTER);
         let threads = self.shared.threads();
         let is_alive = |number: usize| {
@@ -128,8 +128,8 @@ impl<B: Backend> Engine<B> {
 
     /// Returns how long the reader of requests should let them accumulate in the sockets: zero except under overload. Reading
     /// each request as it arrives takes a core from a worker and returns it, which costs more than the rejection itself.
-    pub fn swarm(&self) -> Duration {
-        self.shared.swarm(self.timeout)
+    pub fn read_delay(&self) -> Duration {
+        self.shared.read_delay(self.timeout)
     }
 
     /// Accepts or rejects a request immediately; the future waits for its answer. Dropping the future cancels the request.
@@ -157,13 +157,13 @@ impl<B: Backend> Engine<B> {
         let arrived = Instant::now();
         let cost = shared.backend.cost(&work);
         let deadline = arrived + terms.timeout.unwrap_or(self.timeout).min(TIMEOUT_MAX);
-        let ask = Ask {
+        let ask = QueuedRequest {
             priority: terms.priority,
             flow: terms.flow,
             is_background: terms.is_background,
             group: shared.backend.group(&work),
             needs_fetch: shared.backend.needs_fetch(&work),
-            price: cost.time.clamp(PRICE_MIN, PRICE_MAX),
+            cost_estimate: cost.time.clamp(COST_MIN, COST_MAX),
             arrived,
             deadline,
         };
@@ -173,7 +173,7 @@ impl<B: Backend> Engine<B> {
         let held = shared.ledger.hold(terms.flow, cost.memory_bytes, may_pile_up);
         let held = held.map_err(|error| shared.meters.memory(error))?;
         let mut queue = shared.lock();
-        if queue.overtake(&ask, arrived) {
+        if queue.must_preempt_background(&ask, arrived) {
             shared.overtaken.fetch_add(1, Ordering::Relaxed);
         }
         let latest_start = match queue.admit(&ask, arrived) {
@@ -185,13 +185,20 @@ impl<B: Backend> Engine<B> {
             }
         };
         let (ticket, answer) = Ticket::new(held, arrived, deadline);
-        let ticket = if ask.is_background { ticket.until_overtaken(&shared.overtaken) } else { ticket };
-        if may_be_lent && let Some(lent) = shared.lend(&mut queue, &ask, arrived) {
+        let ticket = if ask.is_background { ticket.until_preempted(&shared.overtaken) } else { ticket };
+        if may_be_lent && let Some(lent) = shared.assign_idle_worker(&mut queue, &ask, arrived) {
             let is_brief = queue.is_brief(&ask);
             shared.publish(&queue);
             drop(queue);
             let job = Job { work, ticket };
-            return Ok(Entered::Runs(Own { shared: shared.clone(), lent, price: ask.price, is_brief, job, answer }));
+            return Ok(Entered::Runs(InlineRequest {
+                shared: shared.clone(),
+                lent,
+                cost_estimate: ask.cost_estimate,
+                is_brief,
+                job,
+                answer,
+            }));
         }
         let id = queue.push(Job { work, ticket }, ask, latest_start, arrived);
         shared.publish(&queue);
@@ -201,7 +208,8 @@ impl<B: Backend> Engine<B> {
             false => shared.call(&mut queue, 1),
         }
         drop(queue);
-        let place = Place { shared: shared.clone(), id, ask, answer, latest_start, timer: None, is_settled: false };
+        let place =
+            PendingAnswer { shared: shared.clone(), id, ask, answer, latest_start, timer: None, is_settled: false };
         Ok(Entered::Waits(place))
     }
 
@@ -231,8 +239,8 @@ impl<B: Backend> Drop for Engine<B> {
 
 /// Accepted request.
 enum Entered<B: Backend> {
-    Waits(Place<B>),
-    Runs(Own<B>),
+    Waits(PendingAnswer<B>),
+    Runs(InlineRequest<B>),
 }
 
 impl<B: Backend> Entered<B> {
@@ -249,7 +257,7 @@ fn start<B: Backend>(
     shared: &Arc<Shared<B>>,
     task: &Task,
     number: usize,
-    life: Option<Life>,
+    life: Option<WorkerEpoch>,
     run: impl FnOnce(&Arc<Shared<B>>) + Send + 'static,
 ) -> Result<()> {
     let its_own = shared.clone();
@@ -259,7 +267,7 @@ fn start<B: Backend>(
 }
 
 /// Starts a worker.
-fn hire<B: Backend>(shared: &Arc<Shared<B>>, life: Life) -> Result<()> {
+fn start_worker<B: Backend>(shared: &Arc<Shared<B>>, life: WorkerEpoch) -> Result<()> {
     start(shared, &tasks::PASS, life.number, Some(life), move |shared| {
         shared.backend.host(&|| worker::work(shared, life))
     })
@@ -271,7 +279,7 @@ pub(super) fn replace_lost<B: Backend>(shared: &Arc<Shared<B>>, since: Instant) 
     for life in shared.lose(since, LOST_MAX) {
         shared.meters.lost();
         tracing::error!(worker = life.number, "worker hangs in an abandoned request; a new worker replaces it");
-        if let Err(error) = hire(shared, life) {
+        if let Err(error) = start_worker(shared, life) {
             tracing::error!(worker = life.number, %error, "no thread for a replacement worker");
         }
     }

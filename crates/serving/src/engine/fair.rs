@@ -10,14 +10,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::lane::{Ask, Entry, KINDS, Kind, Lane};
+use super::lane::{Entry, KINDS, Kind, Lane, QueuedRequest};
 use sterling_core::quota::Flow;
 
 /// Maximum number of idle callers whose recent usage is remembered; further ones are forgotten.
 pub(super) const CALLERS_MAX: usize = 4096;
 /// Factor on the predicted work of a caller whose queue is behind. Without it, the queue would stay behind while the load exceeds
 /// the capacity: the newest requests run, as many new ones follow, and those in between age.
-const DOUBT: f64 = 2.0;
+const BACKLOG_FACTOR: f64 = 2.0;
 
 /// Queued requests of a caller.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl<J> Caller<J> {
 
 /// Predicted work that is served before a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Ahead {
+pub(super) struct QueuedWork {
     pub(super) cheap: Duration,
     pub(super) expensive: Duration,
 }
@@ -81,9 +81,9 @@ impl<J> Fair<J> {
     }
 
     /// Sum of the cost estimates that a caller has queued.
-    pub(super) fn price_for(&self, flow: Flow) -> Duration {
+    pub(super) fn queued_cost(&self, flow: Flow) -> Duration {
         let lanes = self.callers.get(&flow).into_iter().flat_map(|caller| &caller.lanes);
-        lanes.map(|lane| lane.price).sum()
+        lanes.map(|lane| lane.cost_estimate).sum()
     }
 
     /// Number of queued requests of one caller.
@@ -151,13 +151,13 @@ impl<J> Fair<J> {
     }
 
     /// Returns the next request of the given kinds that `may` allows.
-    pub(super) fn next(&self, kinds: &[Kind], may: impl Fn(&Ask) -> bool) -> Option<(Kind, &Entry<J>)> {
+    pub(super) fn next(&self, kinds: &[Kind], may: impl Fn(&QueuedRequest) -> bool) -> Option<(Kind, &Entry<J>)> {
         let firsts = self.order.iter().filter_map(|(_, _, flow)| self.callers[flow].first(kinds));
         firsts.into_iter().find(|(_, entry)| may(&entry.ask))
     }
 
     /// Removes the next request of a kind that `may` allows. If the caller is behind, that is its newest.
-    pub(super) fn take(&mut self, kind: Kind, may: impl Fn(&Ask) -> bool, now: Instant) -> Option<Entry<J>> {
+    pub(super) fn take(&mut self, kind: Kind, may: impl Fn(&QueuedRequest) -> bool, now: Instant) -> Option<Entry<J>> {
         let may = |flow: &Flow| self.callers[flow].lanes[kind as usize].oldest().is_some_and(|entry| may(&entry.ask));
         let flow = self.order.iter().map(|(_, _, flow)| *flow).find(may)?;
         let entry = self.change(flow, |caller| {
@@ -172,25 +172,25 @@ impl<J> Fair<J> {
     }
 
     /// Charges a caller for a request that was taken.
-    pub(super) fn charge(&mut self, flow: Flow, price: Duration) {
+    pub(super) fn charge(&mut self, flow: Flow, cost_estimate: Duration) {
         let waiting = self.order.len().max(1) as u32;
         let start = self.change(flow, |caller| {
             let start = caller.due;
-            caller.due += price;
+            caller.due += cost_estimate;
             start
         });
-        self.clock = start.max(self.clock + price / waiting);
+        self.clock = start.max(self.clock + cost_estimate / waiting);
     }
 
     /// Returns the work before the next request of a caller; without a caller, before a request of one that has none queued and
     /// owes nothing.
-    pub(super) fn ahead(&self, flow: Option<Flow>, now: Instant) -> Ahead {
+    pub(super) fn ahead(&self, flow: Option<Flow>, now: Instant) -> QueuedWork {
         let own = flow.and_then(|flow| Some((flow, self.callers.get(&flow)?)));
         let due = own.map_or(self.clock, |(_, caller)| {
-            caller.due.max(self.clock) + caller.lanes.iter().map(|lane| lane.price).sum::<Duration>()
+            caller.due.max(self.clock) + caller.lanes.iter().map(|lane| lane.cost_estimate).sum::<Duration>()
         });
         let before = self.order.iter().take_while(|(of, ..)| *of <= due);
-        before.fold(Ahead::default(), |ahead, &(of, _, flow)| {
+        before.fold(QueuedWork::default(), |ahead, &(of, _, flow)| {
             let caller = &self.callers[&flow];
             let is_own = own.is_some_and(|(own, _)| own == flow);
             // Counts its requests that are due by then, the last of which may end later.
@@ -200,9 +200,9 @@ impl<J> Fair<J> {
     }
 
     /// Returns all queued work.
-    pub(super) fn all(&self, now: Instant) -> Ahead {
+    pub(super) fn all(&self, now: Instant) -> QueuedWork {
         let waiting = self.order.iter().map(|(_, _, flow)| &self.callers[flow]);
-        waiting.fold(Ahead::default(), |ahead, caller| ahead.plus(caller, Duration::MAX, now))
+        waiting.fold(QueuedWork::default(), |ahead, caller| ahead.plus(caller, Duration::MAX, now))
     }
 
     /// Removes all requests.
@@ -215,21 +215,21 @@ impl<J> Fair<J> {
 impl<J> Caller<J> {
     /// Largest cost estimate among the heads of its queues.
     fn longest(&self) -> Duration {
-        self.lanes.iter().filter_map(|lane| Some(lane.oldest()?.ask.price)).max().unwrap_or_default()
+        self.lanes.iter().filter_map(|lane| Some(lane.oldest()?.ask.cost_estimate)).max().unwrap_or_default()
     }
 }
 
-impl Ahead {
+impl QueuedWork {
     /// Adds the work of a caller, at most `most` per kind.
-    fn plus<J>(self, caller: &Caller<J>, most: Duration, now: Instant) -> Ahead {
-        let price = |kind: Kind| {
+    fn plus<J>(self, caller: &Caller<J>, most: Duration, now: Instant) -> QueuedWork {
+        let cost_estimate = |kind: Kind| {
             let lane = &caller.lanes[kind as usize];
-            let price = lane.price.min(most);
-            if lane.is_behind(now) { price.mul_f64(DOUBT) } else { price }
+            let cost_estimate = lane.cost_estimate.min(most);
+            if lane.is_behind(now) { cost_estimate.mul_f64(BACKLOG_FACTOR) } else { cost_estimate }
         };
-        Ahead {
-            cheap: self.cheap + price(Kind::Direct) + price(Kind::Fetched),
-            expensive: self.expensive + price(Kind::Dear),
+        QueuedWork {
+            cheap: self.cheap + cost_estimate(Kind::Direct) + cost_estimate(Kind::Fetched),
+            expensive: self.expensive + cost_estimate(Kind::Dear),
         }
     }
 }

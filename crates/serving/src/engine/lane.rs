@@ -9,22 +9,22 @@ use sterling_core::request::Priority;
 /// Share of a request's timeout. If the oldest request of a queue is older than this, predictions have failed and the newest are
 /// served first: the oldest would each take a worker and be late. The share is far enough above the admitted waiting time that a
 /// sudden doubling of run times is still absorbed in order.
-const BEHIND_SHARE: f64 = 0.75;
+const BACKLOG_SHARE: f64 = 0.75;
 
 /// Properties of a request that the queue needs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ask {
+pub(super) struct QueuedRequest {
     pub(super) priority: Priority,
     pub(super) flow: Flow,
     pub(super) is_background: bool,
     pub(super) group: usize,
     pub(super) needs_fetch: bool,
-    pub(super) price: Duration,
+    pub(super) cost_estimate: Duration,
     pub(super) arrived: Instant,
     pub(super) deadline: Instant,
 }
 
-impl Ask {
+impl QueuedRequest {
     /// Timeout of the request, from its arrival.
     pub(super) fn time(&self) -> Duration {
         self.deadline.saturating_duration_since(self.arrived)
@@ -32,14 +32,14 @@ impl Ask {
 
     /// Creates an interactive request of one group and caller that needs no rows and has this timeout.
     #[cfg(test)]
-    pub(super) fn plain(price: Duration, arrived: Instant, time: Duration) -> Self {
-        Ask {
+    pub(super) fn plain(cost_estimate: Duration, arrived: Instant, time: Duration) -> Self {
+        QueuedRequest {
             priority: Priority::Interactive,
             flow: Flow(0),
             is_background: false,
             group: 0,
             needs_fetch: false,
-            price,
+            cost_estimate,
             arrived,
             deadline: arrived + time,
         }
@@ -50,7 +50,7 @@ impl Ask {
 #[derive(Debug)]
 pub(super) struct Entry<J> {
     pub(super) job: J,
-    pub(super) ask: Ask,
+    pub(super) ask: QueuedRequest,
     pub(super) id: u64,
     /// Latest start of a worker that will most likely meet the deadline.
     pub(super) latest_start: Instant,
@@ -90,24 +90,24 @@ pub(super) const KINDS: [Kind; 3] = [Kind::Direct, Kind::Fetched, Kind::Dear];
 pub(super) struct Lane<J> {
     pub(super) entries: BTreeMap<u64, Entry<J>>,
     /// Sum of the cost estimates.
-    pub(super) price: Duration,
+    pub(super) cost_estimate: Duration,
 }
 
 impl<J> Default for Lane<J> {
     fn default() -> Self {
-        Lane { entries: BTreeMap::new(), price: Duration::ZERO }
+        Lane { entries: BTreeMap::new(), cost_estimate: Duration::ZERO }
     }
 }
 
 impl<J> Lane<J> {
     pub(super) fn insert(&mut self, entry: Entry<J>) {
-        self.price += entry.ask.price;
+        self.cost_estimate += entry.ask.cost_estimate;
         self.entries.insert(entry.id, entry);
     }
 
     pub(super) fn remove(&mut self, id: u64) -> Option<Entry<J>> {
         let entry = self.entries.remove(&id)?;
-        self.price -= entry.ask.price;
+        self.cost_estimate -= entry.ask.cost_estimate;
         Some(entry)
     }
 
@@ -117,7 +117,7 @@ impl<J> Lane<J> {
 
     pub(super) fn is_behind(&self, now: Instant) -> bool {
         self.oldest().is_some_and(|entry| {
-            now.saturating_duration_since(entry.ask.arrived) > entry.ask.time().mul_f64(BEHIND_SHARE)
+            now.saturating_duration_since(entry.ask.arrived) > entry.ask.time().mul_f64(BACKLOG_SHARE)
         })
     }
 }

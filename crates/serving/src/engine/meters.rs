@@ -5,8 +5,8 @@ use std::time::Duration;
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
 use super::backend::Job;
-use super::lane::Ask;
-use super::queue::{Queue, Refused};
+use super::lane::QueuedRequest;
+use super::queue::{Queue, RejectionReason};
 use super::ticket::{Ledger, closing};
 use sterling_core::error::{Error, Kind};
 
@@ -82,17 +82,17 @@ impl Meters {
     }
 
     /// Counts a rejected request and returns its error.
-    pub(super) fn refused(&self, refused: Refused) -> Error {
+    pub(super) fn refused(&self, refused: RejectionReason) -> Error {
         match refused {
-            Refused::Closed => {
+            RejectionReason::Closed => {
                 self.refused_closing.increment(1);
                 closing()
             }
-            Refused::Full(waiting) => {
+            RejectionReason::Full(waiting) => {
                 self.refused_queue.increment(1);
                 overloaded(format!("{waiting} requests wait already, try again later"), Duration::from_millis(100))
             }
-            Refused::Late { wait, allowed, own } => {
+            RejectionReason::Late { wait, allowed, own } => {
                 self.refused_deadline.increment(1);
                 let (wait_ms, own_ms) = (wait.as_millis(), own.as_millis());
                 let message = format!(
@@ -105,7 +105,7 @@ impl Meters {
     }
 
     /// Counts a request that waited until no worker could meet its deadline.
-    pub(super) fn expired(&self, ask: &Ask) -> Error {
+    pub(super) fn expired(&self, ask: &QueuedRequest) -> Error {
         self.refused_expired.increment(1);
         let timeout = ask.time();
         let message = format!("no worker was free in time for an answer within {} ms", timeout.as_millis());

@@ -14,25 +14,25 @@ use super::worker;
 use sterling_core::error::{Error, Result};
 
 /// Request that occupies the slot of a worker.
-pub(super) struct Own<B: Backend> {
+pub(super) struct InlineRequest<B: Backend> {
     pub(super) shared: Arc<Shared<B>>,
     pub(super) lent: HeldSlot<B::Worker>,
-    pub(super) price: Duration,
+    pub(super) cost_estimate: Duration,
     /// True if it finishes before another thread could be of much use.
     pub(super) is_brief: bool,
     pub(super) job: JobOf<B>,
     pub(super) answer: oneshot::Receiver<Result<B::Answer>>,
 }
 
-impl<B: Backend> Own<B> {
+impl<B: Backend> InlineRequest<B> {
     /// Runs the request on this thread.
     pub(super) fn run(self) -> Result<B::Answer> {
-        let Own { shared, mut lent, price, is_brief, job, mut answer } = self;
+        let InlineRequest { shared, mut lent, cost_estimate, is_brief, job, mut answer } = self;
         let run = || {
             let (mut jobs, began) = ([job], core_time());
             worker::run(&shared, &mut lent.kept, &mut jobs);
             let ran = core_time().saturating_sub(began);
-            let done = if jobs[0].ticket.is_answered() { price } else { Duration::ZERO };
+            let done = if jobs[0].ticket.is_answered() { cost_estimate } else { Duration::ZERO };
             drop(jobs);
             shared.finish(lent, done, Some(ran));
         };

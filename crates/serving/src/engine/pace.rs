@@ -13,10 +13,10 @@ const MEMORY_S: f64 = 0.25;
 /// Maximum weight of one batch, in estimated seconds, so that an expensive one does not dominate.
 const SAMPLE_S: f64 = 0.025;
 /// Weight of the initial assumption that estimates are right, in estimated seconds. A few requests outweigh it.
-const BELIEF_S: f64 = 0.005;
+const PRIOR_WEIGHT_S: f64 = 0.005;
 /// Maximum ratio of measured to predicted time of a batch; larger ones are clamped, since the machine slept or the process was
 /// stopped.
-const SURPRISE_MAX: f64 = 8.0;
+const RATIO_MAX: f64 = 8.0;
 /// Bound of the service rate in both directions.
 const FACTOR_MAX: f64 = 1000.0;
 /// Time without a batch after which the service rate counts as stale.
@@ -24,40 +24,40 @@ const STALE: Duration = Duration::from_secs(1);
 
 /// Decaying sums of measured and estimated time.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct ServiceRate {
     taken_s: f64,
-    priced_s: f64,
+    estimated_s: f64,
     learned: Instant,
 }
 
-impl Pace {
+impl ServiceRate {
     /// Starts with the assumption that estimates are right.
     pub(super) fn new(now: Instant) -> Self {
-        Pace { taken_s: BELIEF_S, priced_s: BELIEF_S, learned: now }
+        ServiceRate { taken_s: PRIOR_WEIGHT_S, estimated_s: PRIOR_WEIGHT_S, learned: now }
     }
 
     pub(super) fn factor(&self) -> f64 {
-        (self.taken_s / self.priced_s).clamp(1.0 / FACTOR_MAX, FACTOR_MAX)
+        (self.taken_s / self.estimated_s).clamp(1.0 / FACTOR_MAX, FACTOR_MAX)
     }
 
     /// Predicts the run time of work from its cost estimate.
-    pub(super) fn predict(&self, price: Duration) -> Duration {
-        price.mul_f64(self.factor())
+    pub(super) fn predict(&self, cost_estimate: Duration) -> Duration {
+        cost_estimate.mul_f64(self.factor())
     }
 
     /// Records that work with this cost estimate took `taken`.
-    pub(super) fn learn(&mut self, price: Duration, taken: Duration, now: Instant) {
-        let (priced_s, taken_s) = (price.as_secs_f64(), taken.as_secs_f64());
-        if priced_s <= 0.0 {
+    pub(super) fn learn(&mut self, cost_estimate: Duration, taken: Duration, now: Instant) {
+        let (estimated_s, taken_s) = (cost_estimate.as_secs_f64(), taken.as_secs_f64());
+        if estimated_s <= 0.0 {
             return;
         }
-        let believable_s = taken_s.min(priced_s * self.factor() * SURPRISE_MAX);
-        let weight = (SAMPLE_S / priced_s).min(1.0);
+        let believable_s = taken_s.min(estimated_s * self.factor() * RATIO_MAX);
+        let weight = (SAMPLE_S / estimated_s).min(1.0);
         let age = now.saturating_duration_since(self.learned).as_secs_f64() / HALF_LIFE.as_secs_f64();
         // A rest always remains, so that the first batch after a pause does not decide alone.
-        let kept = (-age).exp2().max(SAMPLE_S / MEMORY_S).min((MEMORY_S / self.priced_s).min(1.0));
+        let kept = (-age).exp2().max(SAMPLE_S / MEMORY_S).min((MEMORY_S / self.estimated_s).min(1.0));
         self.taken_s = self.taken_s * kept + believable_s * weight;
-        self.priced_s = self.priced_s * kept + priced_s * weight;
+        self.estimated_s = self.estimated_s * kept + estimated_s * weight;
         self.learned = now;
     }
 

@@ -10,23 +10,23 @@ use tokio::sync::oneshot;
 use tokio::time::Sleep;
 
 use super::backend::Backend;
-use super::lane::Ask;
+use super::lane::QueuedRequest;
 use super::shared::Shared;
 use super::ticket::late;
 use sterling_core::error::{Error, Result};
 
 /// Accepted request as its caller holds it.
-pub(super) struct Place<B: Backend> {
+pub(super) struct PendingAnswer<B: Backend> {
     pub(super) shared: Arc<Shared<B>>,
     pub(super) id: u64,
-    pub(super) ask: Ask,
+    pub(super) ask: QueuedRequest,
     pub(super) answer: oneshot::Receiver<Result<B::Answer>>,
     pub(super) latest_start: Instant,
     pub(super) timer: Option<Pin<Box<Sleep>>>,
     pub(super) is_settled: bool,
 }
 
-impl<B: Backend> Place<B> {
+impl<B: Backend> PendingAnswer<B> {
     /// Polls the answer, and otherwise the timer.
     fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Result<B::Answer>> {
         if let Poll::Ready(answer) = Pin::new(&mut self.answer).poll(context) {
@@ -48,7 +48,7 @@ impl<B: Backend> Place<B> {
     }
 }
 
-impl<B: Backend> Future for Place<B> {
+impl<B: Backend> Future for PendingAnswer<B> {
     type Output = Result<B::Answer>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -58,7 +58,7 @@ impl<B: Backend> Future for Place<B> {
     }
 }
 
-impl<B: Backend> Drop for Place<B> {
+impl<B: Backend> Drop for PendingAnswer<B> {
     fn drop(&mut self) {
         if !self.is_settled {
             self.shared.meters.left();

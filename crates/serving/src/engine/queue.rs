@@ -5,24 +5,24 @@
 //!    [`Queue::fetched`]).
 //! 3. [`Queue::take`] returns a batch of one kind and group for an idle worker: at most its share of the queue, and at most
 //!    [`BATCH_TIME`] long. Requests that can no longer meet their deadline are returned separately, to be rejected. If the queue
-//!    is empty, [`Queue::lend`] lets a caller use an idle worker's slot.
-//! 4. [`Queue::finish`] frees the worker and updates the service rate ([`Pace`]). [`Queue::call`] selects the worker to wake.
+//!    is empty, [`Queue::assign_idle_worker`] lets a caller use an idle worker's slot.
+//! 4. [`Queue::finish`] frees the worker and updates the service rate ([`ServiceRate`]). [`Queue::call`] selects the worker to wake.
 //!
 //! The *order* of service (kinds, batches, shares) depends on cost estimates alone; deadlines are compared with the estimate
 //! times the service rate. A slow minute therefore causes more rejections, but does not amplify itself.
 
 use std::time::{Duration, Instant};
 
-use super::fair::{Ahead, Fair};
-use super::lane::{Ask, Entry, KINDS, Kind, Lane};
-use super::pace::Pace;
+use super::fair::{Fair, QueuedWork};
+use super::lane::{Entry, KINDS, Kind, Lane, QueuedRequest};
+use super::pace::ServiceRate;
 use sterling_core::quota::{FREE_FACTOR, Flow};
 use sterling_core::request::Priority;
 
 /// Longest batch of several requests, by cost estimate. A request that arrives while all workers run waits at least that long.
 pub(super) const BATCH_TIME: Duration = Duration::from_millis(10);
 /// Longest request that runs on its caller's thread: the caller cannot cancel it meanwhile.
-pub(super) const LENT_TIME: Duration = Duration::from_millis(5);
+pub(super) const INLINE_TIME_MAX: Duration = Duration::from_millis(5);
 /// Longest request for which no other thread takes over the connections of its caller's thread: waking one takes a good part
 /// of this time.
 pub(super) const BRIEF_TIME: Duration = Duration::from_micros(100);
@@ -36,7 +36,7 @@ const BATCH_MARGIN: f64 = 2.0;
 /// Batch requests get one in `BATCH_PART` of the time of interactive requests while they wait.
 const BATCH_PART: u64 = 16;
 /// Maximum number of queued requests that are considered for one batch.
-const LOOKED_AT: usize = 256;
+const BATCH_SCAN_MAX: usize = 256;
 /// Divisor: the usual cost estimate grows by at most 1/64 per request, so it follows the cheaper ones.
 const USUAL_GROWTH: u32 = 64;
 /// Predicted remaining time of a batch that overran its prediction, as a share of the time so far.
@@ -44,7 +44,7 @@ const OVERRUN_SHARE: f64 = 0.25;
 
 /// Reason for a rejection.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Refused {
+pub(super) enum RejectionReason {
     /// The queue is closed.
     Closed,
     /// The maximum number of requests is queued.
@@ -54,12 +54,12 @@ pub(super) enum Refused {
 }
 
 /// Window in which another caller counts as active. If one is, no caller occupies the last worker with requests longer than
-/// [`LENT_TIME`], nor any worker with several of them.
-const LATELY: Duration = Duration::from_millis(250);
+/// [`INLINE_TIME_MAX`], nor any worker with several of them.
+const ACTIVE_WINDOW: Duration = Duration::from_millis(250);
 
 /// Batch for a worker, and requests to reject.
 #[derive(Debug)]
-pub(super) struct Taken<J> {
+pub(super) struct NextWork<J> {
     /// Requests to run, of one group.
     pub(super) batch: Vec<Entry<J>>,
     /// Requests to reject.
@@ -80,23 +80,23 @@ struct Running {
     began: Instant,
     /// Latest deadline of the batch.
     deadline: Instant,
-    price: Duration,
+    cost_estimate: Duration,
     is_expensive: bool,
     /// Caller, if the batch belongs to a single one.
     flow: Option<Flow>,
     /// True if no caller waits for it.
     is_background: bool,
     /// True if it must end, because a caller's request preempts it.
-    is_overtaken: bool,
+    is_preempted: bool,
 }
 
 /// Queued and running requests.
 #[derive(Debug)]
 pub(super) struct Queue<J> {
     bounds: Bounds,
-    pace: Pace,
+    pace: ServiceRate,
     /// Service rate of requests on their callers' threads, by CPU time.
-    own_pace: Pace,
+    own_pace: ServiceRate,
     /// Queues by priority.
     waiting: [Fair<J>; 2],
     to_fetch: Lane<J>,
@@ -118,8 +118,8 @@ impl<J> Queue<J> {
     pub(super) fn new(bounds: Bounds, now: Instant) -> Self {
         Queue {
             bounds,
-            pace: Pace::new(now),
-            own_pace: Pace::new(now),
+            pace: ServiceRate::new(now),
+            own_pace: ServiceRate::new(now),
             waiting: Default::default(),
             to_fetch: Lane::default(),
             in_fetch: 0,
@@ -148,13 +148,13 @@ impl<J> Queue<J> {
         self.to_fetch.entries.len() + self.in_fetch
     }
 
-    pub(super) fn pace(&self) -> &Pace {
+    pub(super) fn pace(&self) -> &ServiceRate {
         &self.pace
     }
 
     /// Predicted run time of the cheaper ones of recent interactive requests; zero before the first.
     pub(super) fn usual(&self) -> Duration {
-        self.usual.map_or(Duration::ZERO, |price| self.pace.predict(price).mul_f64(MARGIN))
+        self.usual.map_or(Duration::ZERO, |cost_estimate| self.pace.predict(cost_estimate).mul_f64(MARGIN))
     }
 
     /// Returns whether nothing is queued or running.
@@ -168,15 +168,15 @@ impl<J> Queue<J> {
     }
 
     fn expensive_running(&self) -> usize {
-        self.running.iter().flatten().filter(|running| running.is_expensive && !running.is_overtaken).count()
+        self.running.iter().flatten().filter(|running| running.is_expensive && !running.is_preempted).count()
     }
 
-    fn is_expensive(&self, price: Duration) -> bool {
-        price > self.bounds.expensive
+    fn is_expensive(&self, cost_estimate: Duration) -> bool {
+        cost_estimate > self.bounds.expensive
     }
 
     /// Records the caller of a request.
-    fn heard(&mut self, ask: &Ask, now: Instant) {
+    fn received(&mut self, ask: &QueuedRequest, now: Instant) {
         if ask.is_background {
             return;
         }
@@ -188,46 +188,50 @@ impl<J> Queue<J> {
 
     /// Returns whether other callers are active.
     fn is_shared(&self, caller: Flow, now: Instant) -> bool {
-        let is_other = |(flow, at): (Flow, Instant)| flow != caller && now.saturating_duration_since(at) < LATELY;
+        let is_other =
+            |(flow, at): (Flow, Instant)| flow != caller && now.saturating_duration_since(at) < ACTIVE_WINDOW;
         self.callers.iter().flatten().copied().any(is_other)
     }
 
     /// Returns whether a request is long while other callers are active, so that its caller may not occupy the last worker with
     /// it.
-    fn leaves_one(&self, ask: &Ask, now: Instant) -> bool {
-        self.running.len() > 1 && ask.price > LENT_TIME && self.is_shared(ask.flow, now)
+    fn leaves_one(&self, ask: &QueuedRequest, now: Instant) -> bool {
+        self.running.len() > 1 && ask.cost_estimate > INLINE_TIME_MAX && self.is_shared(ask.flow, now)
     }
 
     fn held_by(&self, flow: Flow) -> impl Iterator<Item = &Running> {
-        self.running.iter().flatten().filter(move |running| running.flow == Some(flow) && !running.is_overtaken)
+        self.running.iter().flatten().filter(move |running| running.flow == Some(flow) && !running.is_preempted)
     }
 
     /// Returns whether a request may occupy one of the workers that are left to its caller.
-    fn may_take(&self, ask: &Ask, now: Instant) -> bool {
+    fn may_take(&self, ask: &QueuedRequest, now: Instant) -> bool {
         !self.leaves_one(ask, now) || self.leaves_a_worker(ask)
     }
 
-    fn leaves_a_worker(&self, ask: &Ask) -> bool {
+    fn leaves_a_worker(&self, ask: &QueuedRequest) -> bool {
         self.held_by(ask.flow).count() + 1 < self.running.len()
     }
 
     /// Predicted remaining run time of a worker in seconds; 0 if it is idle.
     fn left_s(&self, running: Option<Running>, now: Instant) -> f64 {
-        running.filter(|running| !running.is_overtaken).map_or(0.0, |running| {
+        running.filter(|running| !running.is_preempted).map_or(0.0, |running| {
             let ran_s = now.saturating_duration_since(running.began).as_secs_f64();
-            let left_s = self.pace.predict(running.price).as_secs_f64() - ran_s;
+            let left_s = self.pace.predict(running.cost_estimate).as_secs_f64() - ran_s;
             if left_s > 0.0 { left_s } else { ran_s * OVERRUN_SHARE }
         })
     }
 
     /// Predicts the wait for a worker of a request that a caller sends now; without a caller, for one that was not served lately.
-    /// Assumes that preempted background work ends (see [`Queue::overtake`]).
+    /// Assumes that preempted background work ends (see [`Queue::must_preempt_background`]).
     pub(super) fn wait(&self, priority: Priority, is_expensive: bool, flow: Option<Flow>, now: Instant) -> Duration {
         let ahead = match priority {
             Priority::Interactive => self.waiting[0].ahead(flow, now),
             Priority::Batch => {
                 let (interactive, batch) = (self.waiting[0].all(now), self.waiting[1].ahead(flow, now));
-                Ahead { cheap: interactive.cheap + batch.cheap, expensive: interactive.expensive + batch.expensive }
+                QueuedWork {
+                    cheap: interactive.cheap + batch.cheap,
+                    expensive: interactive.expensive + batch.expensive,
+                }
             }
         };
         let cheap_s = self.pace.predict(ahead.cheap).as_secs_f64();
@@ -254,12 +258,12 @@ impl<J> Queue<J> {
     }
 
     /// Predicts the wait of this request for a worker.
-    fn wait_of(&self, ask: &Ask, now: Instant) -> Duration {
-        let wait = self.wait(ask.priority, self.is_expensive(ask.price), Some(ask.flow), now);
+    fn wait_estimate(&self, ask: &QueuedRequest, now: Instant) -> Duration {
+        let wait = self.wait(ask.priority, self.is_expensive(ask.cost_estimate), Some(ask.flow), now);
         if !self.leaves_one(ask, now) {
             return wait;
         }
-        let own = self.waiting[..=ask.priority as usize].iter().map(|fair| fair.price_for(ask.flow)).sum();
+        let own = self.waiting[..=ask.priority as usize].iter().map(|fair| fair.queued_cost(ask.flow)).sum();
         if own == Duration::ZERO && self.leaves_a_worker(ask) {
             return wait;
         }
@@ -272,9 +276,9 @@ impl<J> Queue<J> {
     ///
     /// # Errors
     /// The reason for the rejection.
-    pub(super) fn admit(&self, ask: &Ask, now: Instant) -> Result<Instant, Refused> {
+    pub(super) fn admit(&self, ask: &QueuedRequest, now: Instant) -> Result<Instant, RejectionReason> {
         if self.is_closed {
-            return Err(Refused::Closed);
+            return Err(RejectionReason::Closed);
         }
         // A hanging node fills only the room of requests that need it; batch requests fill only their own.
         let before = if ask.needs_fetch { self.fetching() } else { self.waiting_before(ask.priority) };
@@ -282,43 +286,47 @@ impl<J> Queue<J> {
         // As for memory, one caller leaves room to others.
         let most = free.saturating_mul(FREE_FACTOR as usize);
         if free == 0 || before >= most && self.waiting_for(ask) >= most {
-            return Err(Refused::Full(before));
+            return Err(RejectionReason::Full(before));
         }
-        let own = self.pace.predict(ask.price).mul_f64(MARGIN);
+        let own = self.pace.predict(ask.cost_estimate).mul_f64(MARGIN);
         let timeout = ask.deadline.saturating_duration_since(now);
-        let wait = self.wait_of(ask, now);
+        let wait = self.wait_estimate(ask, now);
         let Some(spare) = timeout.checked_sub(own) else {
             // If the service rate is stale, this request measures it again.
             let is_trial = self.pace.is_stale(now) && wait.is_zero();
-            return if is_trial { Ok(ask.deadline) } else { Err(Refused::Late { wait, allowed: Duration::ZERO, own }) };
+            return if is_trial {
+                Ok(ask.deadline)
+            } else {
+                Err(RejectionReason::Late { wait, allowed: Duration::ZERO, own })
+            };
         };
         let allowed = spare.mul_f64(WAIT_SHARE);
         if wait > allowed {
-            return Err(Refused::Late { wait, allowed, own });
+            return Err(RejectionReason::Late { wait, allowed, own });
         }
         Ok(ask.deadline - own)
     }
 
     /// Returns whether background work must end so that a caller's request is not rejected: the request would wait too long for
     /// it, or it overran its prediction and its end is unknown. From then on it counts as ended.
-    pub(super) fn overtake(&mut self, ask: &Ask, now: Instant) -> bool {
-        let is_behind = |running: &Running| running.is_background && !running.is_overtaken;
+    pub(super) fn must_preempt_background(&mut self, ask: &QueuedRequest, now: Instant) -> bool {
+        let is_behind = |running: &Running| running.is_background && !running.is_preempted;
         if ask.is_background || !self.running.iter().flatten().any(is_behind) {
             return false;
         }
         let ran_over =
-            |running: &Running| now.saturating_duration_since(running.began) > self.pace.predict(running.price);
+            |running: &Running| now.saturating_duration_since(running.began) > self.pace.predict(running.cost_estimate);
         let is_over = self.running.iter().flatten().any(|running| is_behind(running) && ran_over(running));
-        let own = self.pace.predict(ask.price).mul_f64(MARGIN);
+        let own = self.pace.predict(ask.cost_estimate).mul_f64(MARGIN);
         let spare = ask.deadline.saturating_duration_since(now).saturating_sub(own);
         let allowed = spare.mul_f64(WAIT_SHARE);
-        let with = self.wait_of(ask, now);
+        let with = self.wait_estimate(ask, now);
         if with.is_zero() || with <= allowed && !is_over {
             return false;
         }
         let before = self.running.clone();
-        self.running.iter_mut().flatten().for_each(|running| running.is_overtaken |= running.is_background);
-        let helps = self.wait_of(ask, now) <= allowed;
+        self.running.iter_mut().flatten().for_each(|running| running.is_preempted |= running.is_background);
+        let helps = self.wait_estimate(ask, now) <= allowed;
         if !helps {
             self.running = before;
         }
@@ -326,7 +334,7 @@ impl<J> Queue<J> {
     }
 
     /// Number of queued requests of the same caller that wait for the same resource.
-    fn waiting_for(&self, ask: &Ask) -> usize {
+    fn waiting_for(&self, ask: &QueuedRequest) -> usize {
         if ask.needs_fetch {
             return self.to_fetch.entries.values().filter(|entry| entry.ask.flow == ask.flow).count();
         }
@@ -334,17 +342,17 @@ impl<J> Queue<J> {
     }
 
     /// Enqueues a request that [`Queue::admit`] accepted; returns its number.
-    pub(super) fn push(&mut self, job: J, ask: Ask, latest_start: Instant, now: Instant) -> u64 {
+    pub(super) fn push(&mut self, job: J, ask: QueuedRequest, latest_start: Instant, now: Instant) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
-        self.heard(&ask, now);
+        self.received(&ask, now);
         let entry = Entry { job, ask, id, latest_start, ready: now };
         if ask.needs_fetch {
             self.to_fetch.insert(entry);
         } else {
             if ask.priority == Priority::Interactive {
-                let grown = self.usual.map_or(ask.price, |usual| usual + usual / USUAL_GROWTH);
-                self.usual = Some(grown.min(ask.price));
+                let grown = self.usual.map_or(ask.cost_estimate, |usual| usual + usual / USUAL_GROWTH);
+                self.usual = Some(grown.min(ask.cost_estimate));
             }
             self.insert(Kind::Direct, entry);
         }
@@ -352,7 +360,7 @@ impl<J> Queue<J> {
     }
 
     fn insert(&mut self, kind: Kind, entry: Entry<J>) {
-        let kind = if self.is_expensive(entry.ask.price) { Kind::Dear } else { kind };
+        let kind = if self.is_expensive(entry.ask.cost_estimate) { Kind::Dear } else { kind };
         self.waiting[entry.ask.priority as usize].insert(kind, entry);
     }
 
@@ -376,29 +384,36 @@ impl<J> Queue<J> {
 
     /// Assigns the slot of an idle worker among the `ready` ones to a request that its caller runs; `None` if requests are queued
     /// or it would take too long.
-    pub(super) fn lend(&mut self, ask: &Ask, ready: impl Fn(usize) -> bool, now: Instant) -> Option<usize> {
-        let is_short = !ask.needs_fetch && self.pace.predict(ask.price) <= LENT_TIME && !self.is_expensive(ask.price);
+    pub(super) fn assign_idle_worker(
+        &mut self,
+        ask: &QueuedRequest,
+        ready: impl Fn(usize) -> bool,
+        now: Instant,
+    ) -> Option<usize> {
+        let is_short = !ask.needs_fetch
+            && self.pace.predict(ask.cost_estimate) <= INLINE_TIME_MAX
+            && !self.is_expensive(ask.cost_estimate);
         if !is_short || self.waiting() > 0 {
             return None;
         }
-        self.heard(ask, now);
+        self.received(ask, now);
         let worker = (0..self.running.len()).find(|&worker| self.running[worker].is_none() && ready(worker))?;
         self.running[worker] = Some(Running {
             began: now,
             deadline: ask.deadline,
-            price: ask.price,
+            cost_estimate: ask.cost_estimate,
             is_expensive: false,
             flow: Some(ask.flow),
             is_background: ask.is_background,
-            is_overtaken: false,
+            is_preempted: false,
         });
         Some(worker)
     }
 
     /// Returns whether a request on its caller's thread finishes before another thread could be of much use. Measures CPU time:
     /// under CPU contention more threads would only add to it, and every request would appear long.
-    pub(super) fn is_brief(&self, ask: &Ask) -> bool {
-        self.own_pace.predict(ask.price) <= BRIEF_TIME
+    pub(super) fn is_brief(&self, ask: &QueuedRequest) -> bool {
+        self.own_pace.predict(ask.cost_estimate) <= BRIEF_TIME
     }
 
     /// Selects an idle worker to wake, each once until it sleeps again.
@@ -415,37 +430,37 @@ impl<J> Queue<J> {
     }
 
     /// Returns a batch for a worker; empty if there is none now or a caller uses the worker's slot.
-    pub(super) fn take(&mut self, worker: usize, now: Instant) -> Taken<J> {
+    pub(super) fn take(&mut self, worker: usize, now: Instant) -> NextWork<J> {
         let mut expired = Vec::new();
         if self.running[worker].is_some() {
-            return Taken { batch: Vec::new(), expired };
+            return NextWork { batch: Vec::new(), expired };
         }
         while let Some((priority, kind)) = self.choose(now) {
             let batch = self.gather(priority, kind, now, &mut expired);
             if batch.is_empty() {
                 continue;
             }
-            let price = batch.iter().map(|entry| entry.ask.price).sum();
-            self.settle(priority, price);
+            let cost_estimate = batch.iter().map(|entry| entry.ask.cost_estimate).sum();
+            self.settle(priority, cost_estimate);
             let deadline = batch.iter().map(|entry| entry.ask.deadline).max().unwrap_or(now);
             let (is_expensive, is_background) = (kind == Kind::Dear, batch.iter().all(|entry| entry.ask.is_background));
             let flow = batch.first().map(|entry| entry.ask.flow);
             let flow = flow.filter(|flow| batch.iter().all(|entry| entry.ask.flow == *flow));
-            let is_overtaken = false;
+            let is_preempted = false;
             self.running[worker] =
-                Some(Running { began: now, deadline, price, is_expensive, flow, is_background, is_overtaken });
-            return Taken { batch, expired };
+                Some(Running { began: now, deadline, cost_estimate, is_expensive, flow, is_background, is_preempted });
+            return NextWork { batch, expired };
         }
-        Taken { batch: Vec::new(), expired }
+        NextWork { batch: Vec::new(), expired }
     }
 
     /// Selects the queue that is served next.
     fn choose(&self, now: Instant) -> Option<(Priority, Kind)> {
         let may_be_expensive = self.expensive_running() < self.expensive_slots();
         let kinds = if may_be_expensive { &KINDS[..] } else { &KINDS[..Kind::Dear as usize] };
-        let may = |ask: &Ask| self.may_take(ask, now);
+        let may = |ask: &QueuedRequest| self.may_take(ask, now);
         match (self.waiting[0].next(kinds, may), self.waiting[1].next(kinds, may)) {
-            (Some(_), Some((kind, next))) if self.owed >= next.ask.price => Some((Priority::Batch, kind)),
+            (Some(_), Some((kind, next))) if self.owed >= next.ask.cost_estimate => Some((Priority::Batch, kind)),
             (Some((kind, _)), _) => Some((Priority::Interactive, kind)),
             (None, Some((kind, _))) => Some((Priority::Batch, kind)),
             (None, None) => None,
@@ -453,12 +468,12 @@ impl<J> Queue<J> {
     }
 
     /// Updates the time that batch requests are owed.
-    fn settle(&mut self, priority: Priority, price: Duration) {
+    fn settle(&mut self, priority: Priority, cost_estimate: Duration) {
         let batch_waits = self.waiting[Priority::Batch as usize].len() > 0;
         self.owed = match priority {
             _ if !batch_waits => Duration::ZERO,
-            Priority::Interactive => self.owed + price / BATCH_PART as u32,
-            Priority::Batch => self.owed.saturating_sub(price),
+            Priority::Interactive => self.owed + cost_estimate / BATCH_PART as u32,
+            Priority::Batch => self.owed.saturating_sub(cost_estimate),
         };
     }
 
@@ -466,9 +481,9 @@ impl<J> Queue<J> {
         let mut fair = std::mem::take(&mut self.waiting[priority as usize]);
         let share = fair.len_of(kind).div_ceil(self.bounds.workers).min(self.bounds.batch);
         let (mut batch, mut others): (Vec<Entry<J>>, Vec<Entry<J>>) = (Vec::new(), Vec::new());
-        let mut price = Duration::ZERO;
+        let mut cost_estimate = Duration::ZERO;
         let mut tightest: Option<Instant> = None;
-        for _ in 0..LOOKED_AT {
+        for _ in 0..BATCH_SCAN_MAX {
             let Some(entry) = fair.take(kind, |ask| self.may_take(ask, now), now) else { break };
             if now > entry.latest_start {
                 expired.push(entry);
@@ -481,19 +496,19 @@ impl<J> Queue<J> {
                 others.push(entry);
                 continue;
             }
-            let together = price + entry.ask.price;
+            let together = cost_estimate + entry.ask.cost_estimate;
             let deadline = tightest.map_or(entry.ask.deadline, |tightest| tightest.min(entry.ask.deadline));
             let is_late = now + self.pace.predict(together).mul_f64(BATCH_MARGIN) > deadline;
             // Several requests of one caller hold a worker no longer than a long one of it may, while others ask.
             let is_of_one = batch.iter().all(|other| other.ask.flow == entry.ask.flow);
-            let most = if is_of_one && self.is_shared(entry.ask.flow, now) { LENT_TIME } else { BATCH_TIME };
+            let most = if is_of_one && self.is_shared(entry.ask.flow, now) { INLINE_TIME_MAX } else { BATCH_TIME };
             if !batch.is_empty() && (together > most || is_late) {
                 others.push(entry);
                 break;
             }
-            fair.charge(entry.ask.flow, entry.ask.price);
+            fair.charge(entry.ask.flow, entry.ask.cost_estimate);
             batch.push(entry);
-            (price, tightest) = (together, Some(deadline));
+            (cost_estimate, tightest) = (together, Some(deadline));
             if batch.len() >= share {
                 break;
             }
@@ -526,7 +541,7 @@ impl<J> Queue<J> {
     }
 
     /// Removes a request that has not begun; `None` if it is no longer queued.
-    pub(super) fn withdraw(&mut self, id: u64, ask: &Ask) -> Option<Entry<J>> {
+    pub(super) fn withdraw(&mut self, id: u64, ask: &QueuedRequest) -> Option<Entry<J>> {
         let entry = self.waiting[ask.priority as usize].remove(ask.flow, id);
         entry.or_else(|| self.to_fetch.remove(id))
     }

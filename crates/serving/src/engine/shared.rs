@@ -6,21 +6,21 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::backend::{Backend, JobOf};
-use super::lane::{Ask, Entry};
+use super::lane::{Entry, QueuedRequest};
 use super::meters::Meters;
 use super::options::Options;
-use super::queue::{self, Bounds, Queue, Refused};
+use super::queue::{self, Bounds, Queue, RejectionReason};
 use super::ticket::{Ledger, closing};
 use sterling_core::locks::locked;
 use sterling_core::quota::Flow;
 use sterling_core::request::Priority;
 
 /// Idle time after which a worker releases memory.
-const REST_AFTER: Duration = Duration::from_secs(1);
+const RELEASE_AFTER: Duration = Duration::from_secs(1);
 
 /// Time for which sockets are left unread under overload, and its maximum share of a request's timeout.
-const SWARM_TIME: Duration = Duration::from_millis(1);
-const SWARM_SHARE: f64 = 0.01;
+const READ_DELAY: Duration = Duration::from_millis(1);
+const READ_DELAY_SHARE: f64 = 0.01;
 
 /// Maximum share of a request's timeout that is reserved for requests that are read from the sockets with it.
 const ROOM_SHARE: f64 = 0.02;
@@ -73,14 +73,14 @@ pub(super) struct Shared<B: Backend> {
 
 /// A worker's thread: its number, and the number of lost predecessors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Life {
+pub(super) struct WorkerEpoch {
     pub(super) number: usize,
     pub(super) lost_before: u64,
 }
 
 /// Slot of a worker with its state, held by the thread that runs with it.
 pub(super) struct HeldSlot<W> {
-    pub(super) life: Life,
+    pub(super) life: WorkerEpoch,
     pub(super) kept: Option<W>,
 }
 
@@ -88,7 +88,7 @@ pub(super) struct HeldSlot<W> {
 #[derive(Debug)]
 pub(super) struct Hand {
     /// Set for worker threads.
-    pub(super) life: Option<Life>,
+    pub(super) life: Option<WorkerEpoch>,
     pub(super) thread: JoinHandle<()>,
 }
 
@@ -127,14 +127,14 @@ impl<B: Backend> Shared<B> {
         locked(&self.queue)
     }
 
-    /// Waits for work, at most [`REST_AFTER`]; returns whether the wait timed out.
-    pub(super) fn wait_for_rest<'a>(
+    /// Waits for work, at most [`RELEASE_AFTER`]; returns whether the wait timed out.
+    pub(super) fn wait_for_work<'a>(
         &self,
         mut queue: MutexGuard<'a, Queue<JobOf<B>>>,
-        life: Life,
+        life: WorkerEpoch,
     ) -> (MutexGuard<'a, Queue<JobOf<B>>>, bool) {
         queue.sleeps(life.number, true);
-        let woken = self.work[life.number].wait_timeout(queue, REST_AFTER);
+        let woken = self.work[life.number].wait_timeout(queue, RELEASE_AFTER);
         let (mut queue, waited) = woken.unwrap_or_else(PoisonError::into_inner);
         if self.is_current(life) {
             queue.sleeps(life.number, false);
@@ -155,9 +155,14 @@ impl<B: Backend> Shared<B> {
     }
 
     /// Takes the slot and state of an idle worker for a caller that runs its request itself.
-    pub(super) fn lend(&self, queue: &mut Queue<JobOf<B>>, ask: &Ask, now: Instant) -> Option<HeldSlot<B::Worker>> {
-        let number = queue.lend(ask, |worker| self.kept(worker).is_some(), now)?;
-        let life = Life { number, lost_before: self.lives[number].load(Ordering::Relaxed) };
+    pub(super) fn assign_idle_worker(
+        &self,
+        queue: &mut Queue<JobOf<B>>,
+        ask: &QueuedRequest,
+        now: Instant,
+    ) -> Option<HeldSlot<B::Worker>> {
+        let number = queue.assign_idle_worker(ask, |worker| self.kept(worker).is_some(), now)?;
+        let life = WorkerEpoch { number, lost_before: self.lives[number].load(Ordering::Relaxed) };
         Some(HeldSlot { life, kept: self.kept(number).take() })
     }
 
@@ -189,7 +194,7 @@ impl<B: Backend> Shared<B> {
     }
 
     /// Publishes the predicted wait of a caller that just sent a request.
-    pub(super) fn publish_for(&self, queue: &Queue<JobOf<B>>, ask: &Ask, now: Instant) {
+    pub(super) fn publish_for(&self, queue: &Queue<JobOf<B>>, ask: &QueuedRequest, now: Instant) {
         if ask.priority != Priority::Interactive || queue.waiting() <= 1 {
             return;
         }
@@ -222,13 +227,13 @@ impl<B: Backend> Shared<B> {
         free_at.saturating_sub(self.started.elapsed())
     }
 
-    pub(super) fn admits(&self, flow: impl FnOnce() -> Flow, timeout: Duration) -> Result<(), Refused> {
+    pub(super) fn admits(&self, flow: impl FnOnce() -> Flow, timeout: Duration) -> Result<(), RejectionReason> {
         if self.is_closed.load(Ordering::Relaxed) {
-            return Err(Refused::Closed);
+            return Err(RejectionReason::Closed);
         }
         let waiting = self.waiting.load(Ordering::Relaxed);
         if waiting >= self.waiting_max {
-            return Err(Refused::Full(waiting));
+            return Err(RejectionReason::Full(waiting));
         }
         let wait = self.wait().max(self.wait_for(flow));
         let own = Duration::from_nanos(self.usual_ns.load(Ordering::Relaxed));
@@ -236,16 +241,16 @@ impl<B: Backend> Shared<B> {
         // read and prepared, and be rejected then.
         let room = own.mul_f64(1.0 + queue::WAIT_SHARE).min(timeout.mul_f64(ROOM_SHARE));
         let allowed = timeout.mul_f64(queue::WAIT_SHARE).saturating_sub(room);
-        if wait > allowed { Err(Refused::Late { wait, allowed, own }) } else { Ok(()) }
+        if wait > allowed { Err(RejectionReason::Late { wait, allowed, own }) } else { Ok(()) }
     }
 
     /// Time for which requests may stay in their sockets, to be read together: zero unless the queue is so long that arriving
     /// requests are rejected or served last.
-    pub(super) fn swarm(&self, timeout: Duration) -> Duration {
+    pub(super) fn read_delay(&self, timeout: Duration) -> Duration {
         let crowded_until = Duration::from_micros(self.crowded_until_us.load(Ordering::Relaxed));
         let wait = self.wait().max(crowded_until.saturating_sub(self.started.elapsed()));
         let is_crowded = wait > timeout.mul_f64(queue::WAIT_SHARE / 2.0);
-        if is_crowded { SWARM_TIME.min(timeout.mul_f64(SWARM_SHARE)) } else { Duration::ZERO }
+        if is_crowded { READ_DELAY.min(timeout.mul_f64(READ_DELAY_SHARE)) } else { Duration::ZERO }
     }
 
     /// Waits at most `most` for the end of the engine; returns whether it has come.
@@ -255,20 +260,21 @@ impl<B: Backend> Shared<B> {
     }
 
     /// Returns whether this thread still owns its worker slot.
-    pub(super) fn is_current(&self, life: Life) -> bool {
+    pub(super) fn is_current(&self, life: WorkerEpoch) -> bool {
         self.lives[life.number].load(Ordering::Relaxed) == life.lost_before
     }
 
     /// Replaces workers that have been running abandoned requests since `since`, and returns the successors. At most `most` are
     /// replaced in total.
-    pub(super) fn lose(&self, since: Instant, most: u64) -> Vec<Life> {
+    pub(super) fn lose(&self, since: Instant, most: u64) -> Vec<WorkerEpoch> {
         let mut queue = self.lock();
         if self.lives.iter().map(|lost| lost.load(Ordering::Relaxed)).sum::<u64>() >= most {
             return Vec::new();
         }
         let lost = queue.lose(since);
-        let next = |number: usize| Life { number, lost_before: self.lives[number].fetch_add(1, Ordering::Relaxed) + 1 };
-        let next: Vec<Life> = lost.into_iter().map(next).collect();
+        let next =
+            |number: usize| WorkerEpoch { number, lost_before: self.lives[number].fetch_add(1, Ordering::Relaxed) + 1 };
+        let next: Vec<WorkerEpoch> = lost.into_iter().map(next).collect();
         self.publish(&queue);
         // If a caller hangs in the slot, the worker's own thread must give it up too.
         next.iter().for_each(|life| self.work[life.number].notify_all());
@@ -303,7 +309,7 @@ impl<B: Backend> Shared<B> {
         self.call(&mut queue, count);
     }
 
-    pub(super) fn withdraw(&self, id: u64, ask: &Ask) -> Option<Entry<JobOf<B>>> {
+    pub(super) fn withdraw(&self, id: u64, ask: &QueuedRequest) -> Option<Entry<JobOf<B>>> {
         let mut queue = self.lock();
         let entry = queue.withdraw(id, ask);
         if entry.is_some() {

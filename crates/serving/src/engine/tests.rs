@@ -61,7 +61,7 @@ fn ms(ms: u64) -> Duration {
 #[derive(Clone)]
 struct Work {
     name: u32,
-    price: Duration,
+    cost_estimate: Duration,
     bytes: u64,
     group: usize,
     fetch: Option<Arc<Gate>>,
@@ -77,7 +77,7 @@ struct Work {
 fn work(name: u32) -> Work {
     Work {
         name,
-        price: ms(1),
+        cost_estimate: ms(1),
         bytes: 1,
         group: 0,
         fetch: None,
@@ -120,7 +120,7 @@ impl Backend for Fake {
     }
 
     fn cost(&self, work: &Work) -> Estimate {
-        Estimate { time: work.price, memory_bytes: work.bytes }
+        Estimate { time: work.cost_estimate, memory_bytes: work.bytes }
     }
 
     fn group(&self, work: &Work) -> usize {
@@ -179,9 +179,9 @@ fn wait<F: Future>(future: F) -> F::Output {
 }
 
 /// Submits a request that occupies a worker until its gate opens.
-fn blocker(engine: &Engine<Fake>, price: Duration) -> (Arc<Gate>, impl Future<Output = Result<u32>> + use<>) {
+fn blocker(engine: &Engine<Fake>, cost_estimate: Duration) -> (Arc<Gate>, impl Future<Output = Result<u32>> + use<>) {
     let gate = Gate::new();
-    let held = engine.submit(Work { gate: Some(gate.clone()), price, ..work(1000) }, CallOptions::default());
+    let held = engine.submit(Work { gate: Some(gate.clone()), cost_estimate, ..work(1000) }, CallOptions::default());
     gate.wait_for(1);
     (gate, held)
 }
@@ -197,7 +197,7 @@ fn is_clean(engine: &Engine<Fake>) {
 }
 
 #[test]
-fn all_are_answered_with_their_own() {
+fn every_request_gets_its_own_answer() {
     let engine = engine(3);
     let answers = wait(join_all((0..500).map(|n| {
         let fetch = (n % 3 == 0).then(|| {
@@ -219,7 +219,7 @@ fn workers_share_waiting_requests_and_batches_stay_short() {
     let engine = engine(1);
     let (gate, held) = blocker(&engine, ms(1));
     let waiting: Vec<_> =
-        (0..40).map(|n| engine.submit(Work { price: ms(2), ..work(n) }, CallOptions::default())).collect();
+        (0..40).map(|n| engine.submit(Work { cost_estimate: ms(2), ..work(n) }, CallOptions::default())).collect();
     gate.open();
     wait(async { (held.await.unwrap(), join_all(waiting).await) });
     is_clean(&engine);
@@ -253,8 +253,8 @@ fn a_hung_worker_is_replaced_and_harmless_when_it_returns() {
     let (short, far) = (ms(50), ms(60_000));
     let hang = |name: u32| {
         let gate = Gate::new();
-        let asked = Work { gate: Some(gate.clone()), ..work(name) };
-        assert_eq!(kind(wait(engine.submit(asked, terms(short)))), Kind::DeadlineExceeded);
+        let requested = Work { gate: Some(gate.clone()), ..work(name) };
+        assert_eq!(kind(wait(engine.submit(requested, terms(short)))), Kind::DeadlineExceeded);
         gate.wait_for(1);
         gate
     };
@@ -283,24 +283,24 @@ fn a_hung_worker_is_replaced_and_harmless_when_it_returns() {
 #[test]
 fn ended_and_hung_workers_are_reported() {
     let engine = engine(2);
-    assert_eq!(engine.able_workers(), 2);
+    assert_eq!(engine.available_workers(), 2);
     let gate = Gate::new();
-    let asked = Work { gate: Some(gate.clone()), ..work(1) };
-    assert_eq!(kind(wait(engine.submit(asked, terms(ms(50))))), Kind::DeadlineExceeded);
-    assert_eq!(engine.able_workers(), 2, "it may yet end");
+    let requested = Work { gate: Some(gate.clone()), ..work(1) };
+    assert_eq!(kind(wait(engine.submit(requested, terms(ms(50))))), Kind::DeadlineExceeded);
+    assert_eq!(engine.available_workers(), 2, "it may yet end");
     assert!(engine.shared.lock().hangs(0, Instant::now()) || engine.shared.lock().hangs(1, Instant::now()));
     gate.open();
     is_clean(&engine);
     let options = Options { workers: 3, ..Options::default() };
     let engine = Engine::start(Fake { has_no_threads: true, ..Fake::default() }, &options).unwrap();
-    until(|| engine.able_workers() == 0);
+    until(|| engine.available_workers() == 0);
 }
 
 #[test]
 fn callers_preempt_background_work() {
     let engine = engine(1);
     let gate = Gate::new();
-    let audit = Work { gate: Some(gate.clone()), price: ms(5000), heeds: true, ..work(1) };
+    let audit = Work { gate: Some(gate.clone()), cost_estimate: ms(5000), heeds: true, ..work(1) };
     let (priority, timeout) = (Priority::Batch, Some(ms(30_000)));
     let audit = engine.submit(audit, CallOptions { priority, timeout, is_background: true, ..CallOptions::default() });
     gate.wait_for(1);
@@ -322,8 +322,9 @@ fn many_requests_of_one_caller_are_rejected_and_others_are_not() {
     let engine = engine(1);
     let flow = |n: u64| Flow(n << 48 | n);
     let (gate, held) = blocker(&engine, ms(1));
-    let ask =
-        |n: u32| engine.submit(Work { price: ms(10), ..work(n) }, CallOptions { flow: flow(1), ..terms(ms(1000)) });
+    let ask = |n: u32| {
+        engine.submit(Work { cost_estimate: ms(10), ..work(n) }, CallOptions { flow: flow(1), ..terms(ms(1000)) })
+    };
     let waiting: Vec<_> = (0..100).map(ask).collect();
     let admits = |n: u64| engine.admits(|| flow(n), Some(ms(1000)));
     assert_eq!(admits(1).unwrap_err().kind(), Kind::Overloaded);
@@ -340,17 +341,18 @@ fn many_requests_of_one_caller_are_rejected_and_others_are_not() {
 }
 
 #[test]
-fn a_caller_is_not_held_back_by_requests_that_it_has_given_up() {
+fn abandoned_requests_do_not_delay_their_caller() {
     let engine = engine(1);
     let (gate, held) = blocker(&engine, ms(1));
-    let ask =
-        |n: u32| engine.submit(Work { price: ms(200), ..work(n) }, CallOptions { flow: Flow(7), ..terms(ms(60_000)) });
+    let ask = |n: u32| {
+        engine.submit(Work { cost_estimate: ms(200), ..work(n) }, CallOptions { flow: Flow(7), ..terms(ms(60_000)) })
+    };
     let waiting: Vec<_> = (0..100).map(ask).collect();
     let admits = || engine.admits(|| Flow(7), Some(ms(1000)));
     assert_eq!(admits().unwrap_err().kind(), Kind::Overloaded);
     drop(waiting);
     assert!(admits().is_ok());
-    assert_eq!(engine.swarm(), Duration::ZERO);
+    assert_eq!(engine.read_delay(), Duration::ZERO);
     gate.open();
     assert_eq!(wait(held).unwrap(), 1000);
     is_clean(&engine);
@@ -369,7 +371,7 @@ fn callers_run_short_requests_if_a_worker_is_idle() {
     until(|| ran_here(work(1)));
     let fetch = Gate::new();
     fetch.open();
-    assert!(!ran_here(Work { price: ms(1000), ..work(2) }), "it takes long");
+    assert!(!ran_here(Work { cost_estimate: ms(1000), ..work(2) }), "it takes long");
     assert!(!ran_here(Work { fetch: Some(fetch), ..work(3) }), "rows are missing");
     assert!(!ran_here(Work { is_bound: true, ..work(4) }), "its graphs have threads of their own");
     // A worker answers before it is idle again.
@@ -398,7 +400,7 @@ fn inline_requests_do_not_overtake_waiting_ones() {
 }
 
 #[test]
-fn while_callers_run_others_find_the_workers_that_are_left() {
+fn callers_that_run_inline_leave_the_other_workers_available() {
     for workers in [1, 2, 3] {
         let engine = engine(workers);
         let own = |name, gate: &Arc<Gate>| {
@@ -436,10 +438,10 @@ fn while_callers_run_others_find_the_workers_that_are_left() {
 fn callers_and_workers_answer_all_requests() {
     let engine = engine(2);
     let answer = |n: u32| {
-        let asked = Work { price: ms(u64::from(n % 8)), breaks: n % 97 == 5, ..work(n) };
+        let requested = Work { cost_estimate: ms(u64::from(n % 8)), breaks: n % 97 == 5, ..work(n) };
         let given = match n % 3 {
-            0 => wait(engine.submit(asked, CallOptions::default())),
-            _ => wait(engine.answer(asked, CallOptions::default())),
+            0 => wait(engine.submit(requested, CallOptions::default())),
+            _ => wait(engine.answer(requested, CallOptions::default())),
         };
         assert_eq!(given.ok(), (n % 97 != 5).then_some(n));
     };
@@ -461,13 +463,13 @@ fn a_panic_in_an_inline_request_fails_it_alone() {
 }
 
 #[test]
-fn a_caller_that_hangs_leaves_its_place_to_others() {
+fn a_hung_caller_does_not_block_others() {
     let engine = engine(1);
     until(|| engine.shared.kept(0).is_some());
     let gate = Gate::new();
     std::thread::scope(|scope| {
-        let asked = Work { gate: Some(gate.clone()), ..work(1) };
-        let hanging = scope.spawn(|| wait(engine.answer(asked, terms(ms(50)))));
+        let requested = Work { gate: Some(gate.clone()), ..work(1) };
+        let hanging = scope.spawn(|| wait(engine.answer(requested, terms(ms(50)))));
         gate.wait_for(1);
         until(|| {
             replace_lost(&engine.shared, Instant::now());
@@ -567,7 +569,7 @@ fn unachievable_deadlines_are_rejected_at_once() {
         assert_eq!(error.kind(), Kind::Overloaded, "{error}");
         assert!(error.retry_wait().is_some_and(|wait| wait > Duration::ZERO), "{error}");
     };
-    check(wait(engine.submit(Work { price: ms(100), ..work(1) }, terms(ms(50)))));
+    check(wait(engine.submit(Work { cost_estimate: ms(100), ..work(1) }, terms(ms(50)))));
     assert!(engine.admits(Flow::default, Some(ms(50))).is_ok());
     let (gate, held) = blocker(&engine, ms(30_000));
     check(wait(engine.submit(work(2), terms(ms(50)))));
@@ -603,7 +605,7 @@ fn no_more_wait_than_may_and_batch_requests_have_their_own_room() {
 fn expensive_requests_leave_a_worker_to_others() {
     let engine = engine(3);
     let gate = Gate::new();
-    let expensive = |n| Work { gate: Some(gate.clone()), price: ms(50), ..work(n) };
+    let expensive = |n| Work { gate: Some(gate.clone()), cost_estimate: ms(50), ..work(n) };
     let all_expensive: Vec<_> = (0..6).map(|n| engine.submit(expensive(n), CallOptions::default())).collect();
     gate.wait_for(2);
     for n in 10..60 {
@@ -717,7 +719,7 @@ fn triple_overload_is_answered_or_rejected_completely() {
             if n % 3 == 0 {
                 ticks.tick().await;
             }
-            let request = Work { price: ms(2), sleep: ms(2), ..work(n) };
+            let request = Work { cost_estimate: ms(2), sleep: ms(2), ..work(n) };
             calls.push(tokio::spawn(engine.submit(request, terms(ms(300)))));
         }
         join_all(calls).await
@@ -739,20 +741,21 @@ fn triple_overload_is_answered_or_rejected_completely() {
 
 #[test]
 fn options_that_cannot_work_are_named() {
-    let wrong = |options: Options| options.check().expect_err("refused").to_string();
-    assert!(wrong(Options { queue: 0, ..Options::default() }).contains("engine.queue: got 0"));
-    assert!(wrong(Options { batch: 5000, ..Options::default() }).contains("engine.batch: got 5000"));
-    assert!(wrong(Options { workers: 1025, ..Options::default() }).contains("engine.workers: got 1025"));
-    assert!(wrong(Options { timeout_ms: 0, ..Options::default() }).contains("engine.timeout_ms: got 0"));
+    let invalid = |options: Options| options.check().expect_err("refused").to_string();
+    assert!(invalid(Options { queue: 0, ..Options::default() }).contains("engine.queue: got 0"));
+    assert!(invalid(Options { batch: 5000, ..Options::default() }).contains("engine.batch: got 5000"));
+    assert!(invalid(Options { workers: 1025, ..Options::default() }).contains("engine.workers: got 1025"));
+    assert!(invalid(Options { timeout_ms: 0, ..Options::default() }).contains("engine.timeout_ms: got 0"));
     assert!(
-        wrong(Options { expensive_request_ms: 0, ..Options::default() }).contains("engine.expensive_request_ms: got 0")
+        invalid(Options { expensive_request_ms: 0, ..Options::default() })
+            .contains("engine.expensive_request_ms: got 0")
     );
-    assert!(wrong(Options { memory_mb: 0, ..Options::default() }).contains("engine.memory_mb: got 0"));
+    assert!(invalid(Options { memory_mb: 0, ..Options::default() }).contains("engine.memory_mb: got 0"));
     assert!(Options::default().check().is_ok());
 }
 
 #[test]
-fn an_idle_worker_rests() {
+fn idle_workers_sleep() {
     let engine = engine(1);
     let rests = || engine.backend().rests.load(Ordering::SeqCst);
     until(|| rests() > 1);

@@ -31,22 +31,22 @@ impl Ledger {
         self.closed.store(true, Ordering::Relaxed);
     }
 
-    /// Reserves memory until the returned [`Held`] is dropped; with `of_half`, from half of the budget only.
+    /// Reserves memory until the returned [`ReservedMemory`] is dropped; with `of_half`, from half of the budget only.
     ///
     /// # Errors
     /// `TooCostly` if the request exceeds the entire budget, `Overloaded` if other requests or the same caller occupy too much of
     /// it now.
-    pub(super) fn hold(self: &Arc<Self>, flow: Flow, bytes: u64, of_half: bool) -> Result<Held> {
+    pub(super) fn hold(self: &Arc<Self>, flow: Flow, bytes: u64, of_half: bool) -> Result<ReservedMemory> {
         let budget = self.quota.most_bytes();
         let most = if of_half { (budget / 2).max(bytes) } else { budget };
         let memory = self.quota.hold_within(flow, bytes, most)?;
-        Ok(Held { ledger: self.clone(), _memory: memory })
+        Ok(ReservedMemory { ledger: self.clone(), _memory: memory })
     }
 }
 
 /// Reserved memory.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct ReservedMemory {
     ledger: Arc<Ledger>,
     _memory: Memory,
 }
@@ -67,11 +67,15 @@ pub struct Ticket<A> {
 #[derive(Debug)]
 struct Open<A> {
     reply: oneshot::Sender<Result<A>>,
-    _held: Held,
+    _held: ReservedMemory,
 }
 
 impl<A> Ticket<A> {
-    pub(super) fn new(held: Held, arrived: Instant, deadline: Instant) -> (Self, oneshot::Receiver<Result<A>>) {
+    pub(super) fn new(
+        held: ReservedMemory,
+        arrived: Instant,
+        deadline: Instant,
+    ) -> (Self, oneshot::Receiver<Result<A>>) {
         let (reply, answer) = oneshot::channel();
         let ledger = held.ledger.clone();
         (
@@ -88,12 +92,12 @@ impl<A> Ticket<A> {
     }
 
     /// Makes the ticket unwanted once a caller preempts background work.
-    pub(super) fn until_overtaken(mut self, overtaken: &Arc<AtomicU64>) -> Self {
+    pub(super) fn until_preempted(mut self, overtaken: &Arc<AtomicU64>) -> Self {
         self.overtaken = Some((overtaken.clone(), overtaken.load(Ordering::Relaxed)));
         self
     }
 
-    fn is_overtaken(&self) -> bool {
+    fn is_preempted(&self) -> bool {
         self.overtaken.as_ref().is_some_and(|(now, then)| now.load(Ordering::Relaxed) != *then)
     }
 
@@ -106,7 +110,7 @@ impl<A> Ticket<A> {
     /// then on is wasted. Costs less than 0.1 µs.
     pub fn is_wanted(&self) -> bool {
         let is_heard = self.lock().as_ref().is_some_and(|open| !open.reply.is_closed());
-        let is_of_use = is_heard && !self.ledger.closed.load(Ordering::Relaxed) && !self.is_overtaken();
+        let is_of_use = is_heard && !self.ledger.closed.load(Ordering::Relaxed) && !self.is_preempted();
         is_of_use && Instant::now() < self.deadline
     }
 
@@ -146,7 +150,7 @@ impl<A> Drop for Ticket<A> {
             closing()
         } else if Instant::now() >= self.deadline {
             late(self.deadline.duration_since(self.arrived))
-        } else if self.is_overtaken() {
+        } else if self.is_preempted() {
             Error::overloaded("a background request was dropped, because requests of callers take precedence")
         } else {
             Error::internal("the request was dropped without an answer; this is a defect, the log holds more")

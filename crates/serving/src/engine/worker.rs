@@ -5,20 +5,26 @@ use std::time::{Duration, Instant};
 
 use super::backend::{Backend, Job, JobOf};
 use super::lane::Entry;
-use super::queue::Taken;
-use super::shared::{HeldSlot, Life, Shared};
+use super::queue::NextWork;
+use super::shared::{HeldSlot, Shared, WorkerEpoch};
 use sterling_core::error::{Error, panic_message};
 
 /// Runs batches until the engine ends or replaces this worker.
-pub(super) fn work<B: Backend>(shared: &Shared<B>, life: Life) {
+pub(super) fn work<B: Backend>(shared: &Shared<B>, life: WorkerEpoch) {
     let kept = guarded(|| shared.backend.worker());
     *shared.kept(life.number) = kept;
     while let Some(batch) = next_batch(shared, life) {
         let wanted = batch.into_iter().filter(|entry| entry.job.ticket.is_wanted());
-        let (prices, mut jobs): (Vec<Duration>, Vec<_>) = wanted.map(|entry| (entry.ask.price, entry.job)).unzip();
+        let (prices, mut jobs): (Vec<Duration>, Vec<_>) =
+            wanted.map(|entry| (entry.ask.cost_estimate, entry.job)).unzip();
         let mut lent = HeldSlot { life, kept: shared.kept(life.number).take() };
         run(shared, &mut lent.kept, &mut jobs);
-        let done = prices.iter().zip(&jobs).filter(|(_, job)| job.ticket.is_answered()).map(|(price, _)| *price).sum();
+        let done = prices
+            .iter()
+            .zip(&jobs)
+            .filter(|(_, job)| job.ticket.is_answered())
+            .map(|(cost_estimate, _)| *cost_estimate)
+            .sum();
         drop(jobs);
         shared.finish(lent, done, None);
     }
@@ -27,7 +33,7 @@ pub(super) fn work<B: Backend>(shared: &Shared<B>, life: Life) {
 /// Runs jobs of one group with the state of a worker.
 pub(super) fn run<B: Backend>(shared: &Shared<B>, kept: &mut Option<B::Worker>, jobs: &mut [JobOf<B>]) {
     shared.meters.took(jobs);
-    each_that_breaks_alone(jobs, |jobs| {
+    isolate_failing_jobs(jobs, |jobs| {
         let ran = guarded(|| shared.backend.run(kept.get_or_insert_with(|| shared.backend.worker()), jobs));
         if ran.is_none() {
             // A panic may leave the state inconsistent.
@@ -43,7 +49,7 @@ pub(super) fn fetch<B: Backend>(shared: &Shared<B>) {
         let taken = entries.len();
         let wanted = entries.into_iter().filter(|entry| entry.job.ticket.is_wanted());
         let (frames, mut jobs): (Vec<_>, Vec<_>) = wanted.map(Entry::split).unzip();
-        each_that_breaks_alone(&mut jobs, |jobs| guarded(|| shared.backend.fetch(jobs)).is_some());
+        isolate_failing_jobs(&mut jobs, |jobs| guarded(|| shared.backend.fetch(jobs)).is_some());
         let fetched = frames.into_iter().zip(jobs).map(|(frame, job)| frame.join(job));
         let (ready, gone): (Vec<_>, Vec<_>) = fetched.partition(|entry| entry.job.ticket.is_wanted());
         drop(gone);
@@ -54,7 +60,7 @@ pub(super) fn fetch<B: Backend>(shared: &Shared<B>) {
 
 /// Runs jobs together. If one panics, runs each unanswered job alone, so that only the faulty one fails. Log lines of a job that
 /// runs alone carry its request id.
-fn each_that_breaks_alone<W, A>(jobs: &mut [Job<W, A>], mut run: impl FnMut(&mut [Job<W, A>]) -> bool) {
+fn isolate_failing_jobs<W, A>(jobs: &mut [Job<W, A>], mut run: impl FnMut(&mut [Job<W, A>]) -> bool) {
     let mut run = |jobs: &mut [Job<W, A>]| match jobs {
         [job] => job.ticket.span().clone().in_scope(|| run(std::slice::from_mut(job))),
         jobs => run(jobs),
@@ -72,10 +78,10 @@ fn each_that_breaks_alone<W, A>(jobs: &mut [Job<W, A>], mut run: impl FnMut(&mut
 }
 
 /// Waits for a batch; `None` if the engine ends or replaces this worker.
-fn next_batch<B: Backend>(shared: &Shared<B>, life: Life) -> Option<Vec<Entry<JobOf<B>>>> {
+fn next_batch<B: Backend>(shared: &Shared<B>, life: WorkerEpoch) -> Option<Vec<Entry<JobOf<B>>>> {
     loop {
         let mut queue = shared.lock();
-        let Taken { batch, expired } = loop {
+        let NextWork { batch, expired } = loop {
             if !shared.is_current(life) {
                 return None;
             }
@@ -86,7 +92,7 @@ fn next_batch<B: Backend>(shared: &Shared<B>, life: Life) -> Option<Vec<Entry<Jo
             if shared.is_ending() {
                 return None;
             }
-            let (woken, is_idle) = shared.wait_for_rest(queue, life);
+            let (woken, is_idle) = shared.wait_for_work(queue, life);
             queue = woken;
             if is_idle {
                 drop(queue);
@@ -106,7 +112,7 @@ fn next_batch<B: Backend>(shared: &Shared<B>, life: Life) -> Option<Vec<Entry<Jo
 }
 
 /// Releases memory of an idle worker.
-fn rest<B: Backend>(shared: &Shared<B>, life: Life) {
+fn rest<B: Backend>(shared: &Shared<B>, life: WorkerEpoch) {
     // A caller that takes the slot meanwhile finds no state there, and waits for a worker.
     let Some(mut worker) = shared.kept(life.number).take() else { return };
     let rested = guarded(|| shared.backend.rest(&mut worker));
@@ -169,7 +175,7 @@ mod tests {
                 let run = |jobs: &mut [Job<usize, ()>]| {
                     guarded(|| assert!(jobs.iter().all(|job| job.work != 0), "not this one")).is_some()
                 };
-                each_that_breaks_alone(&mut jobs, run);
+                isolate_failing_jobs(&mut jobs, run);
             }
         });
         let log = std::fs::read_to_string(file.path()).unwrap();

@@ -3,7 +3,7 @@
 //! Merges are triggered by the number of changed items. Updates of a few hot items change few items but are all replayed at every
 //! start, so their number and bytes trigger merges too.
 
-use super::Feed;
+use super::ModelUpdates;
 use crate::view::View;
 
 /// Number and bytes of updates that trigger a merge of a snapshot of up to [`ITEMS`] items; the limits grow in proportion to
@@ -32,7 +32,7 @@ impl Backlog {
     }
 }
 
-impl Feed {
+impl ModelUpdates {
     /// Returns the backlog of a view's snapshot.
     pub fn backlog(&self, view: &View) -> Backlog {
         let (items, after) = (view.main().index.items() as u64, view.main().manifest.position);

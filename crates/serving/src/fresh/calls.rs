@@ -109,7 +109,7 @@ impl Calls {
         files::write_atomic(&folder.join(CALLS), |out| out.write_all(text)).map(drop)
     }
 
-    /// See [`super::Feed::begin`].
+    /// See [`super::ModelUpdates::begin`].
     pub(super) fn begin(&mut self, key: &str, digest: u64) -> Result<Option<Call>> {
         match self.made.get(key) {
             Some(made) if made.digest == digest => Ok(Some(made.clone())),
@@ -119,7 +119,7 @@ impl Calls {
         }
     }
 
-    /// See [`super::Feed::end`].
+    /// See [`super::ModelUpdates::end`].
     pub(super) fn end(&mut self, key: &str, made: Option<Call>) {
         self.under_way.remove(key);
         if let Some(made) = made {

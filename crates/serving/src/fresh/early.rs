@@ -18,7 +18,7 @@ use sterling_snapshot::Snapshot;
 /// Maximum bytes of all embeddings; further items are embedded again when they are applied.
 const BYTES_MAX: usize = 64 << 20;
 /// Time for which an embedding waits for its update, which may never come if the call failed.
-const KEPT: Duration = Duration::from_secs(60);
+const EMBEDDING_LIFETIME: Duration = Duration::from_secs(60);
 
 /// Number of entries in `order`, beyond twice the embeddings, at which it is compacted.
 const COMPACTED_MIN: usize = 1024;
@@ -106,7 +106,7 @@ impl<T> Waiting<T> {
     fn forget(&mut self, now: Instant) {
         while let Some(&(since, name)) = self.order.front() {
             let is_there = self.by_put.get(&name).is_some_and(|entry| entry.since == since);
-            if is_there && now.duration_since(since) < KEPT {
+            if is_there && now.duration_since(since) < EMBEDDING_LIFETIME {
                 return;
             }
             self.order.pop_front();
@@ -172,7 +172,7 @@ mod tests {
         assert!(places <= COMPACTED_MIN + 4, "{places}");
         // Expired embeddings are removed with the next insertion.
         let mut waiting = early.waiting();
-        waiting.forget(Instant::now() + KEPT);
+        waiting.forget(Instant::now() + EMBEDDING_LIFETIME);
         assert_eq!((waiting.by_put.len(), waiting.bytes), (0, 0));
     }
 }

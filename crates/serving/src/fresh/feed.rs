@@ -14,10 +14,10 @@ use super::calls::{Call, Calls};
 use super::early::EarlyEmbeddings;
 use super::embed::Embedder;
 use super::merges::MergeUnderWay;
-use super::state::{Fresh, Misfit};
+use super::state::{Fresh, IncompatibleUpdate};
 use super::update::{CallAnswer, Put, Update};
 use crate::registry::{Declared, Loader, Snapshots};
-use crate::view::{Live, Shown, View};
+use crate::view::{CurrentView, Live, View};
 use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::locks::locked;
@@ -40,10 +40,10 @@ const LINGER: Duration = Duration::from_millis(250);
 /// Number of panics on the same updates after which a version stops applying updates: a transient fault does not repeat.
 const PANICS_MAX: u32 = 3;
 /// Interval between log lines about the same stall.
-const RETOLD: Duration = Duration::from_secs(60);
+const STALL_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Updates of one model.
-pub struct Feed {
+pub struct ModelUpdates {
     journal: Box<dyn Journal>,
     calls: Mutex<Calls>,
     /// Folder of the calls whose records the journal has truncated.
@@ -57,7 +57,7 @@ pub struct Feed {
     unmerged: Mutex<Option<Kind>>,
 }
 
-impl Feed {
+impl ModelUpdates {
     /// Opens the updates of a journal, with the calls up to position `after`. Calls whose records are truncated are stored in
     /// `folder`.
     ///
@@ -66,7 +66,7 @@ impl Feed {
     pub fn open(journal: Box<dyn Journal>, folder: Option<PathBuf>, after: u64) -> Result<Self> {
         let (first, until) = (journal.first(), after.min(journal.last()));
         let calls = folder.as_deref().map(Calls::read).transpose()?.unwrap_or_default();
-        let feed = Feed {
+        let feed = ModelUpdates {
             journal,
             calls: Mutex::new(calls),
             folder,
@@ -100,7 +100,7 @@ impl Feed {
         self.journal.first()
     }
 
-    /// Returns whether other servers append too, so that later updates than [`Feed::last`] may exist.
+    /// Returns whether other servers append too, so that later updates than [`ModelUpdates::last`] may exist.
     pub fn has_others(&self) -> bool {
         self.journal.has_others()
     }
@@ -131,7 +131,7 @@ impl Feed {
     }
 
     /// Sets the progress of the running merge, a share of its steps.
-    pub fn tell_merge(&self, done: f64) {
+    pub fn report_merge(&self, done: f64) {
         locked(&self.merging).iter_mut().for_each(|merging| merging.done = done);
     }
 
@@ -242,18 +242,18 @@ impl Feed {
 }
 
 /// Updates of all models of a server, with one journal per model or shard.
-pub struct Feeds {
+pub struct UpdateFeeds {
     journals: Box<dyn Journals>,
     /// Open feeds. Lock-free, because every answer reads it.
-    open: ArcSwap<BTreeMap<Topic, Arc<Feed>>>,
+    open: ArcSwap<BTreeMap<Topic, Arc<ModelUpdates>>>,
     /// One lock per feed, held while it is opened: this is slow if a broker is unreachable or a journal is large.
     opening: Mutex<BTreeMap<Topic, Arc<Mutex<()>>>>,
 }
 
-impl Feeds {
+impl UpdateFeeds {
     /// Creates feeds over these journals.
     pub fn new(journals: impl Journals + 'static) -> Self {
-        Feeds { journals: Box::new(journals), open: ArcSwap::default(), opening: Mutex::default() }
+        UpdateFeeds { journals: Box::new(journals), open: ArcSwap::default(), opening: Mutex::default() }
     }
 
     /// Returns whether other servers write and read the same updates.
@@ -262,15 +262,15 @@ impl Feeds {
     }
 
     /// Returns the feed of a model or shard of which a version was loaded.
-    pub fn of(&self, topic: &Topic) -> Option<Arc<Feed>> {
+    pub fn of(&self, topic: &Topic) -> Option<Arc<ModelUpdates>> {
         self.open.load().get(topic).cloned()
     }
 
     /// Opens the feed of a model or shard. A new journal begins after position `after`.
     ///
     /// # Errors
-    /// As [`Journals::open`] and [`Feed::open`].
-    pub fn open(&self, topic: &Topic, after: u64) -> Result<Arc<Feed>> {
+    /// As [`Journals::open`] and [`ModelUpdates::open`].
+    pub fn open(&self, topic: &Topic, after: u64) -> Result<Arc<ModelUpdates>> {
         check_name("model name", &topic.model)?;
         may_block();
         let opening = locked(&self.opening).entry(topic.clone()).or_default().clone();
@@ -279,7 +279,7 @@ impl Feeds {
             return Ok(feed);
         }
         let (journal, folder) = (self.journals.open(topic, after)?, self.journals.folder(topic));
-        let feed = Arc::new(Feed::open(journal, folder, after)?);
+        let feed = Arc::new(ModelUpdates::open(journal, folder, after)?);
         self.open.rcu(|open| {
             let mut open = BTreeMap::clone(open);
             open.insert(topic.clone(), feed.clone());
@@ -294,7 +294,7 @@ pub struct Updating {
     /// Loader of the snapshots.
     pub snapshots: Snapshots,
     /// Updates; `None` if snapshots do not change.
-    pub feeds: Option<Arc<Feeds>>,
+    pub feeds: Option<Arc<UpdateFeeds>>,
     /// True if attributes change in place ([`Fresh::in_place`]).
     pub in_place: bool,
 }
@@ -329,7 +329,7 @@ fn follow(mut following: Following, live: &Live) -> Result<()> {
 }
 
 /// Function that applies updates and returns those that do not fit.
-type Apply = fn(&mut Fresh, &[Update]) -> Result<Vec<Misfit>>;
+type Apply = fn(&mut Fresh, &[Update]) -> Result<Vec<IncompatibleUpdate>>;
 
 /// Version that applies the updates of its journal.
 struct Following {
@@ -337,7 +337,7 @@ struct Following {
     main: Arc<Snapshot>,
     /// True if attributes change in place.
     in_place: bool,
-    feed: Arc<Feed>,
+    feed: Arc<ModelUpdates>,
     records: Box<dyn Follower>,
     fresh: Fresh,
     /// Updates that were read but not applied; the first one follows the position of `fresh`.
@@ -348,26 +348,26 @@ struct Following {
     is_unseen: bool,
     /// True if a panic has left the other fields inconsistent.
     is_broken: bool,
-    misfits: Misfits,
+    misfits: IncompatibleUpdates,
     /// Reason for a stall of updates, and the time of its last log line.
     waits: Option<(Instant, String)>,
 }
 
 /// Updates that did not fit the version, since its snapshot.
 #[derive(Default)]
-struct Misfits {
+struct IncompatibleUpdates {
     /// Number of updates that were not applied.
     whole: u64,
     /// Number of attributes that were removed because their new value did not fit.
     attributes: u64,
-    last: Option<Misfit>,
+    last: Option<IncompatibleUpdate>,
 }
 
-impl Misfits {
+impl IncompatibleUpdates {
     /// Returns a message for operators, if there are misfits.
     fn warning(&self) -> Option<String> {
-        let Misfits { whole, attributes, last } = self;
-        let Misfit { position, error, .. } = last.as_ref()?;
+        let IncompatibleUpdates { whole, attributes, last } = self;
+        let IncompatibleUpdate { position, error, .. } = last.as_ref()?;
         Some(format!(
             "{whole} updates were not applied and {attributes} attributes of updates are missing, because they do not fit this version; the last one, at position {position}: {error}; put the items again, or publish a version with them"
         ))
@@ -376,7 +376,7 @@ impl Misfits {
 
 impl Following {
     /// Creates the version as it was published, with no later updates.
-    fn new(feed: Arc<Feed>, main: Arc<Snapshot>, in_place: bool) -> Result<Self> {
+    fn new(feed: Arc<ModelUpdates>, main: Arc<Snapshot>, in_place: bool) -> Result<Self> {
         let position = main.manifest.position;
         let updates = feed.last().saturating_sub(position);
         if updates > 0 {
@@ -396,7 +396,7 @@ impl Following {
             failed: None,
             is_unseen: false,
             is_broken: false,
-            misfits: Misfits::default(),
+            misfits: IncompatibleUpdates::default(),
             waits: None,
         })
     }
@@ -409,7 +409,7 @@ impl Following {
         self.fresh.caught_up()
     }
 
-    fn run(&mut self, shown: &Weak<Shown>) {
+    fn run(&mut self, shown: &Weak<CurrentView>) {
         // Number of panics, and the last position of the updates that may have caused them.
         let (mut panics, mut suspect) = (0, 0);
         loop {
@@ -443,10 +443,10 @@ impl Following {
     }
 
     /// Records why updates stall, or that they do not, and logs it once.
-    fn waits(&mut self, why: Option<Error>, shown: &Weak<Shown>) {
+    fn waits(&mut self, why: Option<Error>, shown: &Weak<CurrentView>) {
         let now = why.map(|why| why.to_string());
         let before = self.waits.as_ref().map(|(_, why)| why);
-        if now.as_ref() == before && self.waits.as_ref().is_none_or(|(at, _)| at.elapsed() < RETOLD) {
+        if now.as_ref() == before && self.waits.as_ref().is_none_or(|(at, _)| at.elapsed() < STALL_LOG_INTERVAL) {
             return;
         }
         match &now {
@@ -460,12 +460,12 @@ impl Following {
     /// Returns a message for operators about the updates of this version.
     fn warning(&self) -> Option<String> {
         let waits = self.waits.as_ref().map(|(_, why)| format!("updates cannot be applied: {why}"));
-        let told: Vec<String> = self.misfits.warning().into_iter().chain(waits).collect();
-        (!told.is_empty()).then(|| told.join("; "))
+        let reported: Vec<String> = self.misfits.warning().into_iter().chain(waits).collect();
+        (!reported.is_empty()).then(|| reported.join("; "))
     }
 
     /// Applies and shows the next updates; returns false if the version was released.
-    fn step(&mut self, shown: &Weak<Shown>) -> Result<bool> {
+    fn step(&mut self, shown: &Weak<CurrentView>) -> Result<bool> {
         if self.is_broken {
             if shown.strong_count() == 0 {
                 return Ok(false);
@@ -484,7 +484,7 @@ impl Following {
     }
 
     /// Shows changes; failures are retried in the next step.
-    fn show(&mut self, shown: &Shown) -> Result<()> {
+    fn show(&mut self, shown: &CurrentView) -> Result<()> {
         self.is_unseen |= self.fresh.tidy()?;
         if self.is_unseen {
             shown.warn(self.warning());
@@ -511,14 +511,14 @@ impl Following {
     }
 
     /// Counts misfits, and logs one line per batch.
-    fn note(&mut self, misfits: Vec<Misfit>) {
+    fn note(&mut self, misfits: Vec<IncompatibleUpdate>) {
         let whole = misfits.iter().filter(|misfit| misfit.is_whole).count() as u64;
         let attributes = misfits.len() as u64 - whole;
         let Some(last) = misfits.into_iter().next_back() else { return };
         let model = self.name.clone();
         metrics::counter!("sterling_updates_refused_total", "model" => model.clone()).increment(whole);
         metrics::counter!("sterling_attributes_dropped_total", "model" => model.clone()).increment(attributes);
-        let Misfit { position, error, .. } = &last;
+        let IncompatibleUpdate { position, error, .. } = &last;
         tracing::warn!(
             model, updates = whole, attributes, position, %error,
             "updates do not fit this version and were skipped, completely or in some attributes; position and error are those of the last one"

@@ -59,11 +59,11 @@ impl Joining {
         (first, parts): (usize, Vec<Part>),
     ) -> Self {
         let (main, assigner, sources) = (main.clone(), assigner.clone(), parts.clone());
-        let (told, made) = bounded(1);
+        let (reported, made) = bounded(1);
         let run = move || {
             let made = catch_unwind(AssertUnwindSafe(|| joined(&main, &assigner, &sources)));
             // The receiver may have been dropped.
-            let _ = told.send(made.unwrap_or_else(|_| Err(Error::internal(BROKE))));
+            let _ = reported.send(made.unwrap_or_else(|_| Err(Error::internal(BROKE))));
         };
         joiner.spawn(run);
         Joining { first, parts, made }

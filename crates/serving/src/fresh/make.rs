@@ -14,7 +14,7 @@ use sterling_index::ivf::Assigner;
 use sterling_snapshot::Snapshot;
 
 /// Encodes rows for one snapshot.
-pub(super) struct Maker {
+pub(super) struct RowEncoder {
     main: Arc<Snapshot>,
     pub(super) assigner: Arc<Assigner>,
     embedder: Embedder,
@@ -29,15 +29,15 @@ pub(super) struct Fitted {
     pub(super) misfits: Vec<Error>,
 }
 
-impl Maker {
+impl RowEncoder {
     pub(super) fn new(main: Arc<Snapshot>) -> Self {
         let assigner = Arc::new(Assigner::new(&main.index));
-        Maker { embedder: Embedder::new(main.clone()), main, assigner, early: None }
+        RowEncoder { embedder: Embedder::new(main.clone()), main, assigner, early: None }
     }
 
     /// Reuses embeddings that were computed earlier.
     pub(super) fn taking(self, early: Arc<EarlyEmbeddings>) -> Self {
-        Maker { early: Some(early), ..self }
+        RowEncoder { early: Some(early), ..self }
     }
 
     /// Encodes the upserted items, or returns why they cannot be encoded; `None` for other updates.

@@ -37,7 +37,7 @@ pub struct MergeWanted {
     /// Name of the model.
     pub model: String,
     /// Called when the version is active, or with the error.
-    pub told: MergeCallback,
+    pub reported: MergeCallback,
 }
 
 /// Sender of merge requests.
@@ -54,10 +54,10 @@ impl Merges {
     }
 
     /// Requests a merge.
-    pub fn ask(&self, model: &str, told: MergeCallback) {
-        let wanted = MergeWanted { model: model.into(), told };
+    pub fn ask(&self, model: &str, reported: MergeCallback) {
+        let wanted = MergeWanted { model: model.into(), reported };
         if let Err(e) = self.wanted.try_send(wanted) {
-            (e.into_inner().told)(Err(Error::overloaded("too many merges wait, try again later")));
+            (e.into_inner().reported)(Err(Error::overloaded("too many merges wait, try again later")));
         }
     }
 }

@@ -21,8 +21,8 @@ mod update;
 
 pub use backlog::Backlog;
 pub use calls::Call;
-pub use feed::{Feed, Feeds, Updating};
+pub use feed::{ModelUpdates, UpdateFeeds, Updating};
 pub use given::update_of;
 pub use merges::{MergeCallback, MergeUnderWay, MergeWanted, Merged, Merges};
-pub use state::{Fresh, Misfit};
-pub use update::{CallAnswer, Put, RefusedUpdate, Update};
+pub use state::{Fresh, IncompatibleUpdate};
+pub use update::{CallAnswer, Put, Update, UpdateRejection};

@@ -15,7 +15,7 @@ use rayon::ThreadPool;
 
 use super::early::EarlyEmbeddings;
 use super::join::{Joining, Part, joined, joiner, live};
-use super::make::{Changes, Fitted, Maker, changes};
+use super::make::{Changes, Fitted, RowEncoder, changes};
 use super::update::Update;
 use crate::view::{Attribute, Row, Segment, View};
 use sterling_core::error::{Error, Result};
@@ -40,7 +40,7 @@ const BEHIND_MAX: usize = 8;
 
 /// Update that does not fit the snapshot's model, because it was validated against another version or written by another server.
 #[derive(Debug)]
-pub struct Misfit {
+pub struct IncompatibleUpdate {
     /// Position of the update.
     pub position: u64,
     /// Description of the mismatch.
@@ -52,7 +52,7 @@ pub struct Misfit {
 /// Snapshot with updates, as the update thread sees it.
 pub struct Fresh {
     main: Arc<Snapshot>,
-    maker: Maker,
+    maker: RowEncoder,
     /// Deleted slots of the main snapshot.
     gone: Tombstones,
     /// Changed column values of live items in the main snapshot.
@@ -71,14 +71,14 @@ pub struct Fresh {
     built: Option<Arc<Segment>>,
     position: u64,
     /// Misfits that were not returned yet.
-    misfits: Vec<Misfit>,
+    misfits: Vec<IncompatibleUpdate>,
 }
 
 impl Fresh {
     /// Creates a snapshot that contains the updates up to a position, and none after it.
     pub fn new(main: Arc<Snapshot>, position: u64) -> Self {
         Fresh {
-            maker: Maker::new(main.clone()),
+            maker: RowEncoder::new(main.clone()),
             in_place: vec![false; main.columns.list().len()],
             gone: View::tombstones_of(&main),
             main,
@@ -123,7 +123,7 @@ impl Fresh {
     ///
     /// # Errors
     /// As [`Fresh::apply`].
-    pub fn catch_up(&mut self, updates: &[Update]) -> Result<Vec<Misfit>> {
+    pub fn catch_up(&mut self, updates: &[Update]) -> Result<Vec<IncompatibleUpdate>> {
         self.apply_up_to(TABLE_ROWS_UNSEEN, updates, Fresh::seal)
     }
 
@@ -146,7 +146,7 @@ impl Fresh {
     /// # Errors
     /// If memory is exhausted or the item tower's tables do not respond. The updates up to [`Fresh::position`] are applied then,
     /// and later ones may be retried.
-    pub fn apply(&mut self, updates: &[Update]) -> Result<Vec<Misfit>> {
+    pub fn apply(&mut self, updates: &[Update]) -> Result<Vec<IncompatibleUpdate>> {
         self.apply_up_to(TABLE_ROWS, updates, |fresh| {
             fresh.seal()?;
             fresh.join_aside()
@@ -160,7 +160,7 @@ impl Fresh {
         rows: usize,
         updates: &[Update],
         full: fn(&mut Self) -> Result<()>,
-    ) -> Result<Vec<Misfit>> {
+    ) -> Result<Vec<IncompatibleUpdate>> {
         let made = self.maker.rows(updates);
         for (update, row) in updates.iter().zip(made) {
             let position = self.position + 1;
@@ -172,7 +172,7 @@ impl Fresh {
                 // The embedding source does not respond now; the update must not be skipped for that.
                 (_, Some(Err(e))) if e.kind().is_transient() => return Err(e),
                 (_, Some(Err(error))) => {
-                    self.misfits.push(Misfit { position, error, is_whole: true });
+                    self.misfits.push(IncompatibleUpdate { position, error, is_whole: true });
                     Vec::new()
                 }
                 (Update::Set { id, attributes }, None) => self.set(*id, attributes)?,
@@ -182,7 +182,11 @@ impl Fresh {
                 }
                 (Update::Put(_) | Update::Call { .. } | Update::AnsweredCall { .. }, None) => Vec::new(),
             };
-            self.misfits.extend(without.into_iter().map(|error| Misfit { position, error, is_whole: false }));
+            self.misfits.extend(without.into_iter().map(|error| IncompatibleUpdate {
+                position,
+                error,
+                is_whole: false,
+            }));
             self.position = position;
             if self.table.len() >= rows {
                 full(self)?;

@@ -69,12 +69,12 @@ pub struct CallAnswer {
     /// Number of items matched by a deletion, as the call saw them.
     pub matched: u64,
     /// Rejected items of an upsert.
-    pub refused: Vec<RefusedUpdate>,
+    pub refused: Vec<UpdateRejection>,
 }
 
 /// Rejected item of an upsert.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RefusedUpdate {
+pub struct UpdateRejection {
     /// Index of the item in the call, from 0.
     pub place: u32,
     /// Reason for the rejection.
@@ -87,7 +87,7 @@ impl CallAnswer {
     #[must_use]
     pub fn bounded(mut self) -> Self {
         let mut left = REASON_BYTES_MAX;
-        for RefusedUpdate { wrong, .. } in &mut self.refused {
+        for UpdateRejection { wrong, .. } in &mut self.refused {
             match left.checked_sub(wrong.field.len() + wrong.reason.len()) {
                 Some(rest) => left = rest,
                 None => {
@@ -101,8 +101,8 @@ impl CallAnswer {
 
     /// Heap bytes of the answer.
     pub(super) fn bytes(&self) -> usize {
-        let texts = self.refused.iter().map(|RefusedUpdate { wrong, .. }| wrong.field.len() + wrong.reason.len());
-        self.refused.len() * size_of::<RefusedUpdate>() + texts.sum::<usize>()
+        let texts = self.refused.iter().map(|UpdateRejection { wrong, .. }| wrong.field.len() + wrong.reason.len());
+        self.refused.len() * size_of::<UpdateRejection>() + texts.sum::<usize>()
     }
 }
 
@@ -163,10 +163,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_that_is_remembered_has_all_places_and_a_bounded_number_of_reasons() {
+    fn remembered_answers_hold_all_positions_and_bounded_reasons() {
         let wrong = |id| InvalidItem { id: Some(id), field: "attributes.year".into(), reason: "x".repeat(100) };
-        let refused: Vec<RefusedUpdate> =
-            (0..10_000).map(|place| RefusedUpdate { place, wrong: wrong(i64::from(place) - (1 << 40)) }).collect();
+        let refused: Vec<UpdateRejection> =
+            (0..10_000).map(|place| UpdateRejection { place, wrong: wrong(i64::from(place) - (1 << 40)) }).collect();
         let answer = CallAnswer { matched: 0, refused: refused.clone() };
         let bounded = answer.bounded();
         let known = bounded.refused.iter().take_while(|refused| !refused.wrong.reason.is_empty()).count();

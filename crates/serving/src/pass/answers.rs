@@ -2,7 +2,7 @@
 //! unchanged, and reranks everything else.
 
 use super::batch::Batch;
-use super::embed::Asked;
+use super::embed::EmbeddedRequest;
 use super::merge::{self, Part, Parts};
 use super::rerank::Reranker;
 use super::trace::{Step, Trace};
@@ -26,44 +26,50 @@ pub(super) struct InProgress {
 
 impl InProgress {
     /// Starts a request with `queries` queries.
-    pub(super) fn new(asked: &Asked<'_>, queries: usize) -> Self {
-        let is_part = matches!(asked.prepared.task, Task::Select { .. });
+    pub(super) fn new(requested: &EmbeddedRequest<'_>, queries: usize) -> Self {
+        let is_part = matches!(requested.prepared.task, Task::Select { .. });
         let parts = (queries > 1 && !is_part).then(|| Parts::new(queries));
         let selected = if is_part { vec![None; queries] } else { Vec::new() };
-        InProgress { trace: asked.trace.clone(), parts, selected, is_answered: false }
+        InProgress { trace: requested.trace.clone(), parts, selected, is_answered: false }
     }
 }
 
 /// Answers the requests of a batch, one after the other.
-pub(super) struct Answering<'a> {
+pub(super) struct BatchAnswers<'a> {
     pub(super) batch: &'a dyn Batch,
     pub(super) view: &'a View,
     pub(super) reranker: Reranker<'a>,
 }
 
-impl Answering<'_> {
+impl BatchAnswers<'_> {
     /// Accepts the results of query `n` of a request, and answers the request after its last query.
-    pub(super) fn take(&mut self, asked: &Asked<'_>, progress: &mut InProgress, n: usize, found: &Found<'_>) {
-        if let Some(answer) = self.after(asked, progress, n, found).transpose() {
+    pub(super) fn take(
+        &mut self,
+        requested: &EmbeddedRequest<'_>,
+        progress: &mut InProgress,
+        n: usize,
+        found: &Found<'_>,
+    ) {
+        if let Some(answer) = self.after(requested, progress, n, found).transpose() {
             progress.is_answered = true;
-            self.batch.answer(asked.place, answer);
+            self.batch.answer(requested.place, answer);
         }
     }
 
     /// Returns the answer if query `n` was the last one of the request.
     fn after(
         &mut self,
-        asked: &Asked<'_>,
+        requested: &EmbeddedRequest<'_>,
         progress: &mut InProgress,
         n: usize,
         found: &Found<'_>,
     ) -> Result<Option<Answer>> {
-        if let Task::Select { search, selection } = &asked.prepared.task {
-            return self.select(asked, progress, (n, search, selection), found);
+        if let Task::Select { search, selection } = &requested.prepared.task {
+            return self.select(requested, progress, (n, search, selection), found);
         }
         let Some(parts) = &mut progress.parts else {
             let trace = std::mem::take(&mut progress.trace);
-            return self.rerank(asked, trace, found, &[]).map(Some);
+            return self.rerank(requested, trace, found, &[]).map(Some);
         };
         let Some(parts) = parts.take(n, found) else { return Ok(None) };
         let mut trace = std::mem::take(&mut progress.trace);
@@ -72,30 +78,37 @@ impl Answering<'_> {
         let how = main.package.spec.user.as_ref().and_then(|user| user.merge).unwrap_or_default();
         let id = |slot| self.view.id(slot);
         let products = |query: &[f32], slots: &[Slot], out: &mut [f32]| self.view.products(query, slots, out);
-        let merged = || merge::merge((how, specs), &parts, &asked.vector, &products, &id);
+        let merged = || merge::merge((how, specs), &parts, &requested.vector, &products, &id);
         let mut candidates = trace.step("merge", merged, |merged| (merged.len() as u64, 0));
         let found = Found { candidates: &mut candidates, selected: &[], counters, rescored, times };
-        self.rerank(asked, trace, &found, &parts).map(Some)
+        self.rerank(requested, trace, &found, &parts).map(Some)
     }
 
     /// Reranks candidates; `parts` holds the results per query, if there are several.
-    fn rerank(&mut self, asked: &Asked<'_>, mut trace: Trace, found: &Found<'_>, parts: &[Part]) -> Result<Answer> {
+    fn rerank(
+        &mut self,
+        requested: &EmbeddedRequest<'_>,
+        mut trace: Trace,
+        found: &Found<'_>,
+        parts: &[Part],
+    ) -> Result<Answer> {
         self.note_search(&mut trace, found);
-        let (k, unknown) = match &asked.prepared.task {
+        let (k, unknown) = match &requested.prepared.task {
             Task::Retrieve(search) => (search.k, Vec::new()),
             Task::Rank { slots, unknown } => (slots.len(), unknown.clone()),
             Task::Rerank { k, .. } => (*k, Vec::new()),
             Task::Embed { .. } | Task::Select { .. } => (0, Vec::new()),
         };
-        let ranked = Ranked { unknown, ..self.reranker.ranked(asked, &mut trace, found.candidates, k)? };
-        let explain = asked.prepared.reading.explain.then(|| self.explain(asked, &trace, found, parts, &ranked));
-        Ok(Answer { content: Content::Items(ranked), degraded_rows: asked.degraded_rows, explain })
+        let ranked = Ranked { unknown, ..self.reranker.ranked(requested, &mut trace, found.candidates, k)? };
+        let explain =
+            requested.prepared.reading.explain.then(|| self.explain(requested, &trace, found, parts, &ranked));
+        Ok(Answer { content: Content::Items(ranked), degraded_rows: requested.degraded_rows, explain })
     }
 
     /// Accepts the candidates that query `n` of a shard selected; returns the answer after the last query.
     fn select(
         &mut self,
-        asked: &Asked<'_>,
+        requested: &EmbeddedRequest<'_>,
         progress: &mut InProgress,
         (n, search, selection): (usize, &Search, &Selection),
         found: &Found<'_>,
@@ -106,13 +119,13 @@ impl Answering<'_> {
         let Some(queries) = queries else { return Ok(None) };
         let mut trace = std::mem::take(&mut progress.trace);
         let ahead = match selection.ahead {
-            Some(k) => self.ahead(asked, &mut trace, found.candidates, (search.queries[n].k0, k))?,
+            Some(k) => self.ahead(requested, &mut trace, found.candidates, (search.queries[n].k0, k))?,
             None => None,
         };
-        let explain = asked.prepared.reading.explain;
-        let explain = explain.then(|| self.explain(asked, &trace, found, &[], &Ranked::default()));
+        let explain = requested.prepared.reading.explain;
+        let explain = explain.then(|| self.explain(requested, &trace, found, &[], &Ranked::default()));
         let content = Content::Selected(Box::new(ShardSelected { queries, ahead }));
-        Ok(Some(Answer { content, degraded_rows: asked.degraded_rows, explain }))
+        Ok(Some(Answer { content, degraded_rows: requested.degraded_rows, explain }))
     }
 
     /// Returns the candidates that query `n` of a shard selected, ordered by first-pass scores, with the scores of the rows.
@@ -142,7 +155,7 @@ impl Answering<'_> {
     /// Reranks the shard's `k0` best candidates early and returns the best `k` by value; empty without candidates.
     fn ahead(
         &mut self,
-        asked: &Asked<'_>,
+        requested: &EmbeddedRequest<'_>,
         trace: &mut Trace,
         found: &[(f32, Slot)],
         (k0, k): (usize, usize),
@@ -151,7 +164,7 @@ impl Answering<'_> {
         candidates.sort_unstable_by(|a, b| self.view.best_first(a, b));
         candidates.truncate(k0);
         let Some(&(score, slot)) = candidates.last() else { return Ok(None) };
-        let ranked = self.reranker.ranked(asked, trace, &candidates, k)?;
+        let ranked = self.reranker.ranked(requested, trace, &candidates, k)?;
         Ok(Some(RankedAhead { is_all: candidates.len() <= k, last: (self.view.id(slot), score), ranked }))
     }
 
@@ -170,7 +183,14 @@ impl Answering<'_> {
         trace.add(steps.map(|(name, took, items, bytes)| Step { name, took, items, bytes }));
     }
 
-    fn explain(&self, asked: &Asked<'_>, trace: &Trace, found: &Found<'_>, parts: &[Part], ranked: &Ranked) -> Explain {
+    fn explain(
+        &self,
+        requested: &EmbeddedRequest<'_>,
+        trace: &Trace,
+        found: &Found<'_>,
+        parts: &[Part],
+        ranked: &Ranked,
+    ) -> Explain {
         let report = |(spec, part): (&QuerySpec, &Part)| QueryReport {
             name: spec.name.clone(),
             probed: part.counters.lists,
@@ -185,7 +205,7 @@ impl Answering<'_> {
             queries: self.view.main().package.spec.queries().iter().zip(parts).map(report).collect(),
             ..Explain::default()
         };
-        let Some(search) = asked.prepared.task.search() else { return explain };
+        let Some(search) = requested.prepared.task.search() else { return explain };
         Explain {
             route: search.route(),
             filter: search.planned.canonical.clone(),

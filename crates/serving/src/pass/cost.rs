@@ -9,10 +9,10 @@ use super::work::{Cost, Prepared, Search, Task};
 use crate::view::View;
 
 /// Nanoseconds per scanned byte of int8 codes, and per probed list and dimension.
-const SCAN_NS_A_BYTE: f64 = 0.05;
+const SCAN_NS_PER_BYTE: f64 = 0.05;
 /// Nanoseconds per number of a wide row, read randomly for rescoring or sequentially by an exact scan.
-const ROW_NS_A_NUMBER: f64 = 0.4;
-const EXACT_NS_A_NUMBER: f64 = 0.15;
+const ROW_NS_PER_NUMBER: f64 = 0.4;
+const EXACT_NS_PER_NUMBER: f64 = 0.15;
 /// Nanoseconds per excluded item, per candidate that is verified, selected, scored and sorted, and per returned item.
 const EXCLUDE_NS: f64 = 100.0;
 const CANDIDATE_NS: f64 = 150.0;
@@ -31,7 +31,7 @@ const RESULT_BYTES: usize = 24;
 /// Estimates the cost of a prepared request.
 pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
     let tower = view.main().package.user.as_ref().filter(|_| prepared.features().is_some()).map_or(0, |t| t.work(1));
-    let ids_ns = prepared.ids() as f64 * view.dimension() as f64 * ROW_NS_A_NUMBER;
+    let ids_ns = prepared.ids() as f64 * view.dimension() as f64 * ROW_NS_PER_NUMBER;
     let mut work_ns = REQUEST_NS + tower as f64 * MULTIPLY_ADD_NS + ids_ns;
     let candidates = prepared.candidates();
     let results = match &prepared.task {
@@ -49,7 +49,7 @@ pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
     let tasks = view.overarch().map_or(0, |o| o.tasks());
     // The row that retrieval scores, and those that the reranker reads as well.
     let rows = view.overarch().map_or(0, |o| o.row_width()).max(view.dimension());
-    let row = rows as f64 * ROW_NS_A_NUMBER;
+    let row = rows as f64 * ROW_NS_PER_NUMBER;
     work_ns += candidates as f64 * (CANDIDATE_NS + row);
     let valued = match &prepared.task {
         Task::Select { search, selection } => selection.ahead.map_or(0, |_| search.candidates()),
@@ -68,8 +68,8 @@ fn search_ns(view: &View, search: &Search) -> f64 {
     let dimension = view.dimension() as f64;
     let of_query = |query| {
         let expected = catalogue.expected(&query);
-        let scanned = (expected.lists * dimension + expected.block_bytes) * SCAN_NS_A_BYTE;
-        let rows = (expected.rows * ROW_NS_A_NUMBER + expected.exact_rows * EXACT_NS_A_NUMBER) * dimension;
+        let scanned = (expected.lists * dimension + expected.block_bytes) * SCAN_NS_PER_BYTE;
+        let rows = (expected.rows * ROW_NS_PER_NUMBER + expected.exact_rows * EXACT_NS_PER_NUMBER) * dimension;
         search.excluded.len() as f64 * EXCLUDE_NS + expected.filter_ns + scanned + rows
     };
     search.planned.planning_ns() + search.queries(view).map(of_query).sum::<f64>()

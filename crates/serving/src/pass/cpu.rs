@@ -3,9 +3,9 @@
 
 use std::time::Instant;
 
-use super::answers::{Answering, InProgress};
+use super::answers::{BatchAnswers, InProgress};
 use super::batch::{Batch, Pass, late};
-use super::embed::{Asked, embed};
+use super::embed::{EmbeddedRequest, embed};
 use super::rerank::Reranker;
 use super::scratch::Scratch;
 use super::work::{Search, Task};
@@ -61,25 +61,25 @@ impl Cpu {
         let parts = view.parts();
         let catalogue = view.catalogue(&parts);
         let (mut searched, mut named, mut chosen) = (Vec::new(), Vec::new(), Vec::new());
-        for asked in embed(batch, &view, &wanted, threads, &mut scratch.graphs) {
-            match &asked.prepared.task {
-                Task::Embed { .. } => batch.answer(asked.place, Ok(asked.embedding())),
+        for requested in embed(batch, &view, &wanted, threads, &mut scratch.graphs) {
+            match &requested.prepared.task {
+                Task::Embed { .. } => batch.answer(requested.place, Ok(requested.embedding())),
                 Task::Retrieve(search) | Task::Select { search, .. } => {
-                    view.record(&asked.vector);
-                    searched.push((asked, search));
+                    view.record(&requested.vector);
+                    searched.push((requested, search));
                 }
-                Task::Rank { slots, .. } => named.push((asked, slots)),
-                Task::Rerank { candidates, .. } => chosen.push((asked, candidates)),
+                Task::Rank { slots, .. } => named.push((requested, slots)),
+                Task::Rerank { candidates, .. } => chosen.push((requested, candidates)),
             }
         }
         let reranker = Reranker { batch, view: &view, threads, scratch };
-        let mut answers = Answering { batch, view: &view, reranker };
+        let mut answers = BatchAnswers { batch, view: &view, reranker };
         search(&catalogue, &searched, searches, &mut answers);
-        for (asked, slots) in named.iter().filter(|(asked, _)| batch.is_wanted(asked.place)) {
-            rank_named(&catalogue, (asked, slots), searches, &mut answers);
+        for (requested, slots) in named.iter().filter(|(requested, _)| batch.is_wanted(requested.place)) {
+            rank_named(&catalogue, (requested, slots), searches, &mut answers);
         }
-        for (asked, candidates) in chosen.iter().filter(|(asked, _)| batch.is_wanted(asked.place)) {
-            rank_chosen((asked, candidates), &mut answers);
+        for (requested, candidates) in chosen.iter().filter(|(requested, _)| batch.is_wanted(requested.place)) {
+            rank_chosen((requested, candidates), &mut answers);
         }
     }
 }
@@ -87,32 +87,37 @@ impl Cpu {
 /// Runs searches: the queries of all requests together; each request is answered after its last query.
 fn search<'a>(
     catalogue: &Catalogue<'_>,
-    requests: &'a [(Asked<'a>, &'a Search)],
+    requests: &'a [(EmbeddedRequest<'a>, &'a Search)],
     scratch: &mut search::Scratch,
-    answers: &'a mut Answering<'_>,
+    answers: &'a mut BatchAnswers<'_>,
 ) {
     let (mut queries, mut asked_by) = (Vec::new(), Vec::new());
-    for (n, (asked, search)) in requests.iter().enumerate() {
-        queries.extend(queries_of(answers.view, asked, search));
+    for (n, (requested, search)) in requests.iter().enumerate() {
+        queries.extend(queries_of(answers.view, requested, search));
         asked_by.extend((0..search.queries.len()).map(|query| (n, query)));
     }
-    let progress = requests.iter().map(|(asked, search)| InProgress::new(asked, search.queries.len())).collect();
+    let progress =
+        requests.iter().map(|(requested, search)| InProgress::new(requested, search.queries.len())).collect();
     catalogue.search(&queries, scratch, &mut Searching { requests, asked_by, progress, answers });
 }
 
 /// Returns the search per query of the user.
-fn queries_of<'a>(view: &'a View, asked: &'a Asked<'_>, search: &'a Search) -> impl Iterator<Item = search::Query<'a>> {
-    let vectors = asked.vector.chunks_exact(view.dimension());
+fn queries_of<'a>(
+    view: &'a View,
+    requested: &'a EmbeddedRequest<'_>,
+    search: &'a Search,
+) -> impl Iterator<Item = search::Query<'a>> {
+    let vectors = requested.vector.chunks_exact(view.dimension());
     vectors.zip(search.queries(view)).map(|(vector, query)| search::Query { vector, ..query })
 }
 
 /// Passes the results of each query to the answer of its request.
 struct Searching<'a, 'b> {
-    requests: &'a [(Asked<'a>, &'a Search)],
+    requests: &'a [(EmbeddedRequest<'a>, &'a Search)],
     /// For each query of the search: the index of its request in `requests`, and the index among that request's queries.
     asked_by: Vec<(usize, usize)>,
     progress: Vec<InProgress>,
-    answers: &'a mut Answering<'b>,
+    answers: &'a mut BatchAnswers<'b>,
 }
 
 impl Sink for Searching<'_, '_> {
@@ -139,24 +144,24 @@ impl Sink for Searching<'_, '_> {
 /// Scores the items that a request names, in place of a search.
 fn rank_named(
     catalogue: &Catalogue<'_>,
-    (asked, slots): (&Asked<'_>, &[Slot]),
+    (requested, slots): (&EmbeddedRequest<'_>, &[Slot]),
     scratch: &mut search::Scratch,
-    answers: &mut Answering<'_>,
+    answers: &mut BatchAnswers<'_>,
 ) {
-    let queries = asked.vector.chunks_exact(answers.view.dimension());
-    let mut progress = InProgress::new(asked, queries.len());
+    let queries = requested.vector.chunks_exact(answers.view.dimension());
+    let mut progress = InProgress::new(requested, queries.len());
     for (n, vector) in queries.enumerate() {
-        catalogue.score(vector, slots, scratch, &mut |found| answers.take(asked, &mut progress, n, &found));
+        catalogue.score(vector, slots, scratch, &mut |found| answers.take(requested, &mut progress, n, &found));
     }
 }
 
 /// Ranks candidates that come with their retrieval scores.
-fn rank_chosen((asked, candidates): (&Asked<'_>, &[Vec<(f32, Slot)>]), answers: &mut Answering<'_>) {
-    let mut progress = InProgress::new(asked, candidates.len());
+fn rank_chosen((requested, candidates): (&EmbeddedRequest<'_>, &[Vec<(f32, Slot)>]), answers: &mut BatchAnswers<'_>) {
+    let mut progress = InProgress::new(requested, candidates.len());
     for (n, of_query) in candidates.iter().enumerate() {
         let (mut candidates, counters) = (of_query.clone(), Counters::default());
         let times = Times::default();
         let found = Found { candidates: &mut candidates, selected: &[], counters, rescored: 0, times };
-        answers.take(asked, &mut progress, n, &found);
+        answers.take(requested, &mut progress, n, &found);
     }
 }

@@ -17,7 +17,7 @@ use sterling_snapshot::model::UserInput;
 pub(super) const NOT_FINITE: &str = "the user tower made a query that is not finite or too large";
 
 /// Request with its query embeddings, on its way through the pass.
-pub(super) struct Asked<'a> {
+pub(super) struct EmbeddedRequest<'a> {
     /// Index in the batch.
     pub(super) place: usize,
     pub(super) prepared: &'a Prepared,
@@ -29,7 +29,7 @@ pub(super) struct Asked<'a> {
     pub(super) trace: Trace,
 }
 
-impl Asked<'_> {
+impl EmbeddedRequest<'_> {
     pub(super) fn embedding(&self) -> Answer {
         let tensors = match self.prepared.task {
             Task::Embed { whole: true } => self.user.clone(),
@@ -53,7 +53,7 @@ impl Asked<'_> {
 }
 
 /// Outputs of the user tower for one row.
-type Made = Vec<Vec<f32>>;
+type TowerOutputs = Vec<Vec<f32>>;
 
 /// Computes the query embeddings of requests; requests without a valid one are answered with the error.
 pub(super) fn embed<'a>(
@@ -62,7 +62,7 @@ pub(super) fn embed<'a>(
     wanted: &[usize],
     threads: &Threads,
     graphs: &mut tower::Scratch,
-) -> Vec<Asked<'a>> {
+) -> Vec<EmbeddedRequest<'a>> {
     let mut embedded = Vec::with_capacity(wanted.len());
     let mut towered: Vec<(usize, &FeatureRow)> = Vec::new();
     for &place in wanted {
@@ -71,11 +71,11 @@ pub(super) fn embed<'a>(
             Query::Features { row, .. } => towered.push((place, row)),
             Query::Vector(vector) => {
                 let (vector, trace) = (vector.clone(), prepared.trace.clone());
-                embedded.push(Asked { place, prepared, vector, user: Vec::new(), degraded_rows: 0, trace });
+                embedded.push(EmbeddedRequest { place, prepared, vector, user: Vec::new(), degraded_rows: 0, trace });
             }
             Query::Embedded(made) => {
                 let (vector, user, trace) = (made.query.clone(), made.tensors.clone(), prepared.trace.clone());
-                embedded.push(Asked { place, prepared, vector, user, degraded_rows: 0, trace });
+                embedded.push(EmbeddedRequest { place, prepared, vector, user, degraded_rows: 0, trace });
             }
         }
     }
@@ -102,7 +102,7 @@ pub(super) fn embed<'a>(
                 let user = package.user_tensors(row, pooled, &mut made);
                 let (vector, trace) = (made.swap_remove(0), trace.and(&prepared.trace));
                 let degraded_rows = pooled.degraded_rows;
-                embedded.push(Asked { place: *place, prepared, vector, user, degraded_rows, trace });
+                embedded.push(EmbeddedRequest { place: *place, prepared, vector, user, degraded_rows, trace });
             }
             Err(e) => batch.answer(*place, Err(e)),
         }
@@ -136,15 +136,15 @@ fn run_each(
     rows: &[(&FeatureRow, &Pooled)],
     threads: &Threads,
     graphs: &mut tower::Scratch,
-) -> Vec<Result<Made>> {
-    let mut run = |rows: &[(&FeatureRow, &Pooled)]| -> Result<Vec<Result<Made>>> {
+) -> Vec<Result<TowerOutputs>> {
+    let mut run = |rows: &[(&FeatureRow, &Pooled)]| -> Result<Vec<Result<TowerOutputs>>> {
         let made = tower.run(rows, threads, graphs)?;
         let of_row = |n: usize| {
             let output = |tensor: &Tensor| {
                 let count = tensor.data().len() / rows.len();
                 tensor.data()[n * count..(n + 1) * count].to_vec()
             };
-            let made: Made = made.iter().map(output).collect();
+            let made: TowerOutputs = made.iter().map(output).collect();
             match made[0].iter().all(|x| x.abs() <= COMPONENT_MAX) {
                 true => Ok(made),
                 false => Err(not_finite(NOT_FINITE, rows[n].0.largest())),

@@ -22,10 +22,10 @@ use sterling_index::ivf::OodProbing;
 use sterling_index::search::SearchPlan;
 use sterling_index::search::likely;
 use sterling_snapshot::model::{QuerySpec, UserInput};
-use sterling_snapshot::{Calibration, Wanted};
+use sterling_snapshot::{Calibration, SearchGoal};
 
 /// Maximum ratio of early reranked candidates to final ones, with a reranker: beyond it, a second call to the shards is cheaper.
-const VALUED_MOST: f64 = 1.5;
+const EARLY_RATIO_MAX: f64 = 1.5;
 
 /// Validates a request against a view, and prepares it.
 ///
@@ -179,7 +179,7 @@ fn results_ahead(view: &View, search: &Search, shards: u32) -> Option<usize> {
     let &[SearchPlan { k0, .. }] = &search.queries[..] else { return None };
     let valued = likely(k0, shards);
     let of_one = valued as f64 * f64::from(shards) / k0 as f64;
-    let is_worth = view.overarch().is_none() || of_one <= VALUED_MOST;
+    let is_worth = view.overarch().is_none() || of_one <= EARLY_RATIO_MAX;
     is_worth.then(|| valued.min((likely(search.k, shards) as f64 * of_one).ceil() as usize))
 }
 
@@ -267,7 +267,7 @@ fn probes(
     };
     match (target, &main.calibration) {
         (Some(recall), Some(calibration)) => {
-            let chosen = choose(view, calibration, request, Wanted { candidates, pass_rate, recall });
+            let chosen = choose(view, calibration, request, SearchGoal { candidates, pass_rate, recall });
             let probes = Probes { probes: chosen.probes, target, estimate: Some(chosen.recall), ood_probes: None };
             (probes, Some(chosen.left), calibration.ood(chosen))
         }
@@ -284,12 +284,12 @@ fn selected(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) 
     let main = view.main();
     let recall = request.recall.unwrap_or(main.recipe.serving.recall);
     let Some(calibration) = &main.calibration else { return (None, 0) };
-    let chosen = choose(view, calibration, request, Wanted { candidates, pass_rate, recall });
+    let chosen = choose(view, calibration, request, SearchGoal { candidates, pass_rate, recall });
     (chosen.by_codes, chosen.by_int8)
 }
 
 /// Looks up the calibration. Accounts for excluded items, which are most often among the best; all shards count the same ids.
-fn choose(view: &View, calibration: &Calibration, request: &Retrieve, wanted: Wanted) -> sterling_snapshot::Chosen {
+fn choose(view: &View, calibration: &Calibration, request: &Retrieve, wanted: SearchGoal) -> sterling_snapshot::Chosen {
     calibration.choose_beyond(request.exclude.len(), wanted, view.items_of_all(), view.main().index.lists())
 }
 

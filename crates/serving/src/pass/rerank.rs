@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::batch::{Batch, late};
-use super::embed::Asked;
+use super::embed::EmbeddedRequest;
 use super::scratch::Scratch;
 use super::trace::{Step, Trace};
 use crate::view::View;
@@ -26,7 +26,7 @@ impl Reranker<'_> {
     /// Returns the best `k` of the candidates.
     pub(super) fn ranked(
         &mut self,
-        asked: &Asked<'_>,
+        requested: &EmbeddedRequest<'_>,
         trace: &mut Trace,
         candidates: &[(f32, Slot)],
         k: usize,
@@ -34,9 +34,9 @@ impl Reranker<'_> {
         let read = Instant::now();
         self.read_columns(candidates);
         let read = read.elapsed();
-        self.score(asked, candidates, trace)?;
+        self.score(requested, candidates, trace)?;
         let valued = Instant::now();
-        self.value(&asked.prepared.constants, candidates);
+        self.value(&requested.prepared.constants, candidates);
         let items = candidates.len() as u64;
         trace.add([Step { name: "value", took: read + valued.elapsed(), items, bytes: 0 }]);
         Ok(trace.step("top", || self.top(k, candidates), |_| (0, 0)))
@@ -63,7 +63,7 @@ impl Reranker<'_> {
     }
 
     /// Step 9: computes task scores `[T, K0]`, in chunks of candidates.
-    fn score(&mut self, asked: &Asked<'_>, candidates: &[(f32, Slot)], trace: &mut Trace) -> Result<()> {
+    fn score(&mut self, requested: &EmbeddedRequest<'_>, candidates: &[(f32, Slot)], trace: &mut Trace) -> Result<()> {
         let mut tasks = std::mem::take(&mut self.scratch.tasks);
         let mut graphs = std::mem::take(&mut self.scratch.graphs);
         let mut slots = std::mem::take(&mut self.scratch.slots);
@@ -75,11 +75,11 @@ impl Reranker<'_> {
             slots.clear();
             slots.extend(candidates.iter().map(|(_, slot)| *slot));
             let main = self.view.main();
-            let user = asked.user_tensors(&main.package.user_inputs);
+            let user = requested.user_tensors(&main.package.user_inputs);
             let numbers: Vec<&[f32]> = overarch.numbers().filter_map(|name| self.column(name)).collect();
             let rows = |given: InputRows<'_>| self.view.write_candidates(&slots[given.rows.clone()], given);
             let run = Candidates { user: &user, count, rows: &rows, numbers: &numbers };
-            let deadline = self.batch.deadline(asked.place);
+            let deadline = self.batch.deadline(requested.place);
             let mut between = || match deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 true => Err(late("overarch")),
                 false => Ok(()),
@@ -88,7 +88,7 @@ impl Reranker<'_> {
             let run = || overarch.score(&run, self.threads, &mut graphs, &mut between, &mut tasks);
             scored = trace.step("overarch", run, |_| (count as u64, bytes));
             if scored.is_err() && tasks.iter().any(|score| score.is_nan()) {
-                scored = scored.map_err(|e| asked.prepared.query.not_finite(&e.to_string()));
+                scored = scored.map_err(|e| requested.prepared.query.not_finite(&e.to_string()));
             }
         }
         (self.scratch.tasks, self.scratch.graphs, self.scratch.slots) = (tasks, graphs, slots);

@@ -246,8 +246,8 @@ impl Prepared {
 
     /// Enables the explanation, and returns whether it was already requested.
     pub fn explained(mut self) -> (Self, bool) {
-        let asked = std::mem::replace(&mut self.reading.explain, true);
-        (self, asked)
+        let requested = std::mem::replace(&mut self.reading.explain, true);
+        (self, requested)
     }
 
     /// Cost estimate of the request.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::loaded::{Loaded, Refused};
+use super::loaded::{Loaded, VersionRejection};
 use super::split::{CanaryVersion, ShadowVersion};
 use sterling_core::error::{Error, Result};
 use sterling_core::request::VersionSelector;
@@ -14,7 +14,7 @@ use sterling_snapshot::{Desired, Stamp};
 /// Version that was rejected.
 #[derive(Clone, Debug)]
 pub(super) struct Rejection {
-    pub(super) what: Refused,
+    pub(super) what: VersionRejection,
     /// Stamp of its folder at that time.
     pub(super) stamp: Stamp,
     /// Time of the next attempt if nothing changes.
@@ -29,8 +29,8 @@ impl Rejection {
         self.stamp == stamp && self.again.is_none_or(|at| now < at)
     }
 
-    pub(super) fn told(&self, now: Instant) -> Refused {
-        Refused { retry_in: self.again.map(|at| at.saturating_duration_since(now)), ..self.what.clone() }
+    pub(super) fn reported(&self, now: Instant) -> VersionRejection {
+        VersionRejection { retry_in: self.again.map(|at| at.saturating_duration_since(now)), ..self.what.clone() }
     }
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Entry<T> {
     previous: Option<u64>,
     pub(super) labels: BTreeMap<String, u64>,
     /// Desired state of the model in its store, as last read by this server.
-    pub(super) wish: Desired,
+    pub(super) desired_state: Desired,
     /// Error if the desired state cannot be read now; the last one read stays in effect.
     pub(super) wish_unread: Option<String>,
     /// True if the desired version has been activated, or none is desired.
@@ -74,7 +74,7 @@ impl<T> Default for Entry<T> {
             active: None,
             previous: None,
             labels: BTreeMap::new(),
-            wish: Desired::default(),
+            desired_state: Desired::default(),
             wish_unread: None,
             is_desired_active: true,
             is_missing: false,
@@ -97,7 +97,7 @@ impl<T> Clone for Entry<T> {
             active: self.active,
             previous: self.previous,
             labels: self.labels.clone(),
-            wish: self.wish.clone(),
+            desired_state: self.desired_state.clone(),
             wish_unread: self.wish_unread.clone(),
             is_desired_active: self.is_desired_active,
             is_missing: self.is_missing,
@@ -133,7 +133,7 @@ impl<T> Entry<T> {
     }
 
     /// Returns whether no version of this number was handled before with this stamp or digest.
-    pub(super) fn is_news(&self, loaded: &Loaded<T>) -> bool {
+    pub(super) fn is_new_digest(&self, loaded: &Loaded<T>) -> bool {
         let settled = self.settled.get(&loaded.version);
         settled.is_none_or(|(at, digest)| Some(*at) != loaded.stamp && digest.as_deref() != Some(&loaded.digest))
     }
@@ -162,12 +162,12 @@ impl<T> Entry<T> {
 
     /// Drops versions without a role.
     fn drop_idle(&mut self) {
-        let Entry { loaded, active, previous, labels, held, wish, .. } = self;
+        let Entry { loaded, active, previous, labels, held, desired_state, .. } = self;
         loaded.retain(|v, _| {
             [*active, *previous].contains(&Some(*v))
                 || held.contains(v)
                 || labels.values().any(|of| of == v)
-                || wish.traffic.targets().any(|(_, target)| target == TrafficTarget::Version(*v))
+                || desired_state.traffic.targets().any(|(_, target)| target == TrafficTarget::Version(*v))
         });
     }
 
@@ -186,12 +186,12 @@ impl<T> Entry<T> {
             let (loaded, active) = (self.loaded.get(&self.version_of(target)?)?, active.as_ref()?);
             (loaded.version() != active.version()).then(|| (loaded.clone(), active.clone()))
         };
-        let canary = self.wish.traffic.canary.as_ref().and_then(|setting| {
+        let canary = self.desired_state.traffic.canary.as_ref().and_then(|setting| {
             let (loaded, active) = beside(setting.target().ok()?)?;
             let same = self.canary.clone().filter(|run| run.is_of(setting, &loaded, &active));
             Some(same.unwrap_or_else(|| Arc::new(CanaryVersion::new(setting, loaded, &active))))
         });
-        let shadow = self.wish.traffic.shadow.as_ref().and_then(|setting| {
+        let shadow = self.desired_state.traffic.shadow.as_ref().and_then(|setting| {
             let (loaded, _) = beside(setting.target().ok()?)?;
             let same = self.shadow.clone().filter(|run| run.is_of(setting, &loaded));
             Some(same.unwrap_or_else(|| Arc::new(ShadowVersion::new(setting, loaded))))
@@ -225,30 +225,30 @@ impl<T> Entry<T> {
     /// Records the desired state. New settings are left to be applied; labels that are no longer desired are removed if they
     /// still point to their desired version. A revision older than the known one changes nothing: the last read of a store may be
     /// older than this server's own write.
-    pub(super) fn hear(&mut self, wish: Desired) {
-        if wish.revision < self.wish.revision {
-            let (seen, known) = (wish.revision, self.wish.revision);
+    pub(super) fn receive(&mut self, desired_state: Desired) {
+        if desired_state.revision < self.desired_state.revision {
+            let (seen, known) = (desired_state.revision, self.desired_state.revision);
             self.wish_unread =
                 Some(format!("the store shows revision {seen}, expected revision {known} or a later one"));
             return;
         }
         self.wish_unread = None;
-        let before = std::mem::replace(&mut self.wish, wish);
-        if before.version != self.wish.version {
-            self.is_desired_active = self.wish.version.is_none();
+        let before = std::mem::replace(&mut self.desired_state, desired_state);
+        if before.version != self.desired_state.version {
+            self.is_desired_active = self.desired_state.version.is_none();
             if self.is_desired_active {
                 // The newest version counts as new again, although it existed while another one was desired.
                 self.settled.clear();
             }
         }
-        let Entry { labels, labels_left, wish, .. } = self;
+        let Entry { labels, labels_left, desired_state, .. } = self;
         let is_gone = |label: &String, version: &u64| {
-            before.labels.get(label) == Some(version) && !wish.labels.contains_key(label)
+            before.labels.get(label) == Some(version) && !desired_state.labels.contains_key(label)
         };
         labels.retain(|label, version| !is_gone(label, version));
-        labels_left.retain(|label| wish.labels.contains_key(label));
+        labels_left.retain(|label| desired_state.labels.contains_key(label));
         let is_new = |(label, version): &(&String, &u64)| before.labels.get(*label) != Some(version);
-        labels_left.extend(wish.labels.iter().filter(is_new).map(|(label, _)| label.clone()));
+        labels_left.extend(desired_state.labels.iter().filter(is_new).map(|(label, _)| label.clone()));
         self.drop_idle();
     }
 
@@ -260,7 +260,7 @@ impl<T> Entry<T> {
         if let Some((label, _)) = self.labels.iter().find(|(_, of)| **of == version) {
             return Err(Error::conflict(format!("version {version} has the label `{label}`, move the label first")));
         }
-        let part = self.wish.traffic.targets().find(|(_, target)| *target == TrafficTarget::Version(version));
+        let part = self.desired_state.traffic.targets().find(|(_, target)| *target == TrafficTarget::Version(version));
         if let Some((part, _)) = part {
             return Err(Error::conflict(format!("version {version} is the {part}, change the traffic first")));
         }
@@ -303,7 +303,7 @@ impl<T> Entry<T> {
                 let reasons: Vec<&str> = self.refused.values().map(|r| r.what.reason.as_str()).collect();
                 Error::not_ready(format!("no version could be loaded: {}", reasons.join("; ")))
             }
-            (None, None) => Error::not_ready(match self.wish.version.filter(|_| !self.is_desired_active) {
+            (None, None) => Error::not_ready(match self.desired_state.version.filter(|_| !self.is_desired_active) {
                 Some(version) => format!("desired version {version} is not in memory yet"),
                 None => "no version is in memory yet".into(),
             }),

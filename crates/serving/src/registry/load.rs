@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::entry::{Entry, Rejection, listed};
-use super::loaded::{Loaded, Refused};
+use super::loaded::{Loaded, VersionRejection};
 use super::loader::Declared;
 use super::memory::Room;
 use super::registry::Registry;
@@ -15,7 +15,7 @@ use sterling_core::error::{Error, Kind, Result, panic_message};
 use sterling_core::locks::locked;
 use sterling_core::tasks;
 use sterling_kernels::priority::Background;
-use sterling_snapshot::{Desired, Held, Stamp};
+use sterling_snapshot::{Desired, PinnedVersion, Stamp};
 use sterling_storage::objects::back_off;
 
 /// Factor on the maximum retry delay of a version whose downloaded bytes are invalid.
@@ -26,15 +26,15 @@ const SLOWER: u32 = 10;
 const BROKEN_LOADS: u32 = 3;
 
 /// Version to load, or to activate if its bytes are in memory.
-struct Due {
+struct PendingVersion {
     version: u64,
     stamp: Stamp,
-    why: Why,
+    why: LoadReason,
 }
 
 /// Reason to load a version.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Why {
+enum LoadReason {
     /// It is the newest and will be activated.
     Newest,
     /// It is the desired version, since this revision of the desired state.
@@ -115,7 +115,7 @@ impl<T: Send + Sync> Registry<T> {
         for name in self.entries.load().keys().filter(|name| !names.contains(name)) {
             self.note_store(name, &[]);
         }
-        names.iter().for_each(|name| self.hear(name));
+        names.iter().for_each(|name| self.receive(name));
         names.retain(|name| {
             let Some(published) = self.in_store(name) else { return false };
             self.note_store(name, &published);
@@ -133,23 +133,25 @@ impl<T: Send + Sync> Registry<T> {
     }
 
     /// Records the desired state of a model in the store.
-    fn hear(&self, name: &str) {
+    fn receive(&self, name: &str) {
         if !self.options.follow {
             return;
         }
         match self.store.seen_desired(name) {
-            Ok(wish) => {
-                let is_known = |entry: &Entry<T>| entry.wish == wish && entry.wish_unread.is_none();
-                let is_earlier = |entry: &Entry<T>| wish.revision < entry.wish.revision && entry.wish_unread.is_some();
+            Ok(desired_state) => {
+                let is_known = |entry: &Entry<T>| entry.desired_state == desired_state && entry.wish_unread.is_none();
+                let is_earlier = |entry: &Entry<T>| {
+                    desired_state.revision < entry.desired_state.revision && entry.wish_unread.is_some()
+                };
                 let is_heard = |entry: &Entry<T>| is_known(entry) || is_earlier(entry);
-                if !self.entries.load().get(name).map_or(wish == Desired::default(), is_heard) {
+                if !self.entries.load().get(name).map_or(desired_state == Desired::default(), is_heard) {
                     tracing::info!(
                         model = name,
-                        revision = wish.revision,
-                        wished = wish.told(),
+                        revision = desired_state.revision,
+                        wished = desired_state.reported(),
                         "desired state changed"
                     );
-                    self.change(name, |entry| entry.hear(wish));
+                    self.change(name, |entry| entry.receive(desired_state));
                 }
             }
             Err(error) => {
@@ -208,9 +210,9 @@ impl<T: Send + Sync> Registry<T> {
         let mut tried = BTreeSet::new();
         for due in self.due(name, &published) {
             // The newest loadable version is enough.
-            let is_newest = due.why == Why::Newest;
+            let is_newest = due.why == LoadReason::Newest;
             if !(is_newest && is_found) && tried.insert((due.version, due.why.clone())) {
-                is_found |= self.take_in(name, &due) && is_newest;
+                is_found |= self.load_or_reject(name, &due) && is_newest;
             }
         }
     }
@@ -221,36 +223,40 @@ impl<T: Send + Sync> Registry<T> {
 
     /// Returns the versions to load now: the desired one or, if there is none, the newest down to the first that was decided on;
     /// then the targets of desired labels, the canary and shadow, and versions in memory whose bytes were replaced.
-    fn due(&self, name: &str, published: &[u64]) -> Vec<Due> {
+    fn due(&self, name: &str, published: &[u64]) -> Vec<PendingVersion> {
         let now = Instant::now();
         let entries = self.entries.load();
         let nothing = Entry::default();
         let entry = entries.get(name).unwrap_or(&nothing);
         let seen = |version: &u64| Some((*version, self.store.stamp(name, *version)?));
         let mut due = Vec::new();
-        match entry.wish.version {
+        match entry.desired_state.version {
             Some(wished) if !entry.is_desired_active => {
-                let why = Why::Wished(entry.wish.revision);
+                let why = LoadReason::Wished(entry.desired_state.revision);
                 let stands = self.store.successor(name, wished, published);
-                due.extend(seen(&stands).map(|(version, stamp)| Due { version, stamp, why }));
+                due.extend(seen(&stands).map(|(version, stamp)| PendingVersion { version, stamp, why }));
             }
             None if self.options.follow || entry.active.is_none() => {
                 let newest = published.iter().rev().filter_map(seen);
                 let newer = newest.take_while(|(version, stamp)| !entry.is_settled(*version, *stamp));
-                due.extend(newer.map(|(version, stamp)| Due { version, stamp, why: Why::Newest }));
+                due.extend(newer.map(|(version, stamp)| PendingVersion { version, stamp, why: LoadReason::Newest }));
             }
             _ => {}
         }
         for label in &entry.labels_left {
-            let labelled = entry.wish.labels.get(label).and_then(seen);
-            due.extend(labelled.map(|(version, stamp)| Due { version, stamp, why: Why::Labelled(label.clone()) }));
+            let labelled = entry.desired_state.labels.get(label).and_then(seen);
+            due.extend(labelled.map(|(version, stamp)| PendingVersion {
+                version,
+                stamp,
+                why: LoadReason::Labelled(label.clone()),
+            }));
         }
-        let parts = entry.wish.traffic.targets().filter_map(|(_, target)| entry.version_of(target));
+        let parts = entry.desired_state.traffic.targets().filter_map(|(_, target)| entry.version_of(target));
         let missing = parts.filter(|version| !entry.loaded.contains_key(version)).filter_map(|version| seen(&version));
-        due.extend(missing.map(|(version, stamp)| Due { version, stamp, why: Why::Traffic }));
+        due.extend(missing.map(|(version, stamp)| PendingVersion { version, stamp, why: LoadReason::Traffic }));
         let in_memory = published.iter().filter_map(|version| entry.loaded.get(version).zip(seen(version)));
         let replaced = in_memory.filter(|(loaded, (_, stamp))| !self.is_current(loaded, *stamp)).map(|(_, seen)| seen);
-        due.extend(replaced.map(|(version, stamp)| Due { version, stamp, why: Why::Replaced }));
+        due.extend(replaced.map(|(version, stamp)| PendingVersion { version, stamp, why: LoadReason::Replaced }));
         due.retain(|d| !entry.waits(d.version, d.stamp, now));
         due
     }
@@ -280,27 +286,29 @@ impl<T: Send + Sync> Registry<T> {
     }
 
     /// Loads a due version or rejects it. Returns whether it was loaded.
-    fn take_in(&self, name: &str, due: &Due) -> bool {
-        if !matches!(due.why, Why::Wished(_) | Why::Labelled(_) | Why::Traffic) && self.is_back(name, due) {
+    fn load_or_reject(&self, name: &str, due: &PendingVersion) -> bool {
+        if !matches!(due.why, LoadReason::Wished(_) | LoadReason::Labelled(_) | LoadReason::Traffic)
+            && self.is_back(name, due)
+        {
             let settled = self.published(name, due.version);
             self.change(name, |entry| entry.settle(settled));
             return true;
         }
         let result = self
             .in_memory(name, due.version, Some(due.stamp))
-            .map_or_else(|| self.bring(name, due.version, due.stamp, Background::Steady), Ok);
+            .map_or_else(|| self.ensure_local(name, due.version, due.stamp, Background::Steady), Ok);
         let Ok(loaded) = result else { return false };
         let settled = match due.why {
             // The desired version decides against all other published ones; a label, a canary or a shadow decides nothing.
-            Why::Wished(_) => self.published(name, u64::MAX),
-            Why::Labelled(_) | Why::Traffic => Vec::new(),
-            Why::Newest | Why::Replaced => self.published(name, due.version),
+            LoadReason::Wished(_) => self.published(name, u64::MAX),
+            LoadReason::Labelled(_) | LoadReason::Traffic => Vec::new(),
+            LoadReason::Newest | LoadReason::Replaced => self.published(name, due.version),
         };
         let is_active = self.change(name, |entry| {
             let is_to_answer = match &due.why {
-                Why::Newest => entry.is_news(&loaded),
-                Why::Wished(revision) => !entry.is_desired_active && entry.wish.revision == *revision,
-                Why::Labelled(_) | Why::Traffic | Why::Replaced => false,
+                LoadReason::Newest => entry.is_new_digest(&loaded),
+                LoadReason::Wished(revision) => !entry.is_desired_active && entry.desired_state.revision == *revision,
+                LoadReason::Labelled(_) | LoadReason::Traffic | LoadReason::Replaced => false,
             };
             entry.insert(loaded.clone());
             if is_to_answer {
@@ -308,12 +316,12 @@ impl<T: Send + Sync> Registry<T> {
                 entry.is_desired_active = true;
                 // The active version represents the desired one (it may be a later merge). An earlier poll that could not read it
                 // tried the desired one itself, whose updates may have been truncated.
-                if let Some(wished) = entry.wish.version {
+                if let Some(wished) = entry.desired_state.version {
                     entry.refused.remove(&wished);
                 }
             }
-            if let Why::Labelled(label) = &due.why
-                && entry.wish.labels.get(label) == Some(&due.version)
+            if let LoadReason::Labelled(label) = &due.why
+                && entry.desired_state.labels.get(label) == Some(&due.version)
                 && entry.labels_left.remove(label)
             {
                 // The version is in memory.
@@ -323,13 +331,13 @@ impl<T: Send + Sync> Registry<T> {
             is_to_answer
         });
         if is_active {
-            self.tell_active(name, &loaded, "loaded and activated");
+            self.report_active(name, &loaded, "loaded and activated");
         }
         true
     }
 
     /// Returns whether a decided version that is not in memory has other files with the same bytes.
-    fn is_back(&self, name: &str, due: &Due) -> bool {
+    fn is_back(&self, name: &str, due: &PendingVersion) -> bool {
         let entries = self.entries.load();
         let Some(entry) = entries.get(name).filter(|e| !e.loaded.contains_key(&due.version)) else { return false };
         entry
@@ -359,7 +367,7 @@ impl<T: Send + Sync> Registry<T> {
         let _gate = locked(&gate);
         match self.in_memory(name, version, Some(stamp)) {
             Some(loaded) => Ok(loaded),
-            None => self.bring(name, version, stamp, background),
+            None => self.ensure_local(name, version, stamp, background),
         }
     }
 
@@ -377,7 +385,7 @@ impl<T: Send + Sync> Registry<T> {
     }
 
     /// Loads a version. Every failure, including a panic, is a rejection.
-    fn bring(&self, name: &str, version: u64, stamp: Stamp, background: Background) -> Result<Arc<Loaded<T>>> {
+    fn ensure_local(&self, name: &str, version: u64, stamp: Stamp, background: Background) -> Result<Arc<Loaded<T>>> {
         let _permit = self.permits.take();
         self.change(name, |entry| entry.loading = Some(version));
         sterling_telemetry::begin_model(name);
@@ -427,12 +435,12 @@ impl<T: Send + Sync> Registry<T> {
 
     /// Reads the content of a version, and returns it with the handle of its files. A damaged copy or checkpoint is replaced by
     /// its original.
-    fn read(&self, name: &str, version: u64, background: Background) -> Result<(Arc<T>, Held)> {
-        let mut held = match self.store.bring(name, version) {
+    fn read(&self, name: &str, version: u64, background: Background) -> Result<(Arc<T>, PinnedVersion)> {
+        let mut held = match self.store.ensure_local(name, version) {
             // As for memory, the previously active version makes room on the disk.
             Err(e) if e.kind() == Kind::NoSpace => {
                 self.change(name, Entry::drop_previous);
-                self.store.bring(name, version)?
+                self.store.ensure_local(name, version)?
             }
             other => other?,
         };
@@ -444,7 +452,7 @@ impl<T: Send + Sync> Registry<T> {
         {
             // A fresh download is read only once.
             is_last = held.fold().is_none();
-            held = self.store.bring(name, version)?;
+            held = self.store.ensure_local(name, version)?;
             content = self.loader.load(held.folder(), background);
         }
         Ok((Arc::new(content?), held))
@@ -502,7 +510,7 @@ impl<T: Send + Sync> Registry<T> {
             let is_broken = error.kind() == Kind::Internal;
             let (attempts, broken) = (attempts.saturating_add(1), broken + u32::from(is_broken));
             let wait = self.retry(error.kind(), broken).map(|retry| back_off(retry, attempts));
-            let what = Refused { kind: error.kind(), reason: error.to_string(), attempts, retry_in: wait };
+            let what = VersionRejection { kind: error.kind(), reason: error.to_string(), attempts, retry_in: wait };
             tracing::error!(model = name, version, %error, attempts, retry_in = ?wait, "version rejected; the active version keeps serving");
             let again = wait.map(|wait| Instant::now() + wait);
             entry.refused.insert(version, Rejection { what, stamp, again, broken });

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::memory::Room;
 use crate::view::{Live, View};
 use sterling_core::error::Kind;
-use sterling_snapshot::{Held, Snapshot, Stamp};
+use sterling_snapshot::{PinnedVersion, Snapshot, Stamp};
 
 /// Version in memory. Requests hold a reference while they run.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub struct Loaded<T = Live> {
     pub(super) fold: Option<u64>,
     pub(super) room: Option<Room>,
     /// Keeps its files from being deleted.
-    pub(super) _held: Option<Held>,
+    pub(super) _held: Option<PinnedVersion>,
 }
 
 impl Loaded {
@@ -68,7 +68,7 @@ impl<T> Loaded<T> {
 
 /// Rejection of a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct VersionRejection {
     /// Kind of failure.
     pub kind: Kind,
     /// Message of the failure.
@@ -95,5 +95,5 @@ pub struct VersionState {
     /// Digest of the bytes in memory.
     pub digest: Option<String>,
     /// Rejection of the published version, if any.
-    pub refused: Option<Refused>,
+    pub refused: Option<VersionRejection>,
 }

@@ -7,7 +7,7 @@ use crate::view::{Live, View};
 use sterling_core::error::Result;
 use sterling_core::tasks;
 use sterling_kernels::priority::Background;
-use sterling_snapshot::sandbox::Trials;
+use sterling_snapshot::sandbox::SandboxMode;
 use sterling_snapshot::{Manifest, Placement, Snapshot};
 
 /// Properties of a version according to its manifest.
@@ -46,7 +46,7 @@ pub struct Snapshots {
     /// Placement of tables.
     pub placement: Placement,
     /// Sandbox in which graphs are validated.
-    pub trials: Trials,
+    pub trials: SandboxMode,
     /// Number of query embeddings that each view records; 0 for none.
     pub recorded: usize,
 }

@@ -33,7 +33,7 @@ mod split;
 mod tests;
 mod traffic;
 
-pub use loaded::{Loaded, Refused, VersionState};
+pub use loaded::{Loaded, VersionRejection, VersionState};
 pub use loader::{Declared, Loader, Snapshots};
 pub use registry::{Options, Registry, Warm};
 pub use split::{CanaryVersion, ShadowVersion};

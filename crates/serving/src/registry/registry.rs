@@ -153,7 +153,7 @@ impl<T: Send + Sync> Registry<T> {
             entry.is_desired_active = true;
             entry.settle(settled);
         });
-        self.tell_active(name, &loaded, "activated");
+        self.report_active(name, &loaded, "activated");
         Ok(loaded)
     }
 
@@ -175,7 +175,7 @@ impl<T: Send + Sync> Registry<T> {
             active
         });
         match active {
-            Some(active) if active == before => self.tell_active(name, &loaded, "loaded and activated"),
+            Some(active) if active == before => self.report_active(name, &loaded, "loaded and activated"),
             Some(active) if active == version => {}
             other => {
                 let other = other.map_or("none".into(), |other| format!("version {other}"));
@@ -282,7 +282,7 @@ impl<T: Send + Sync> Registry<T> {
     pub fn troubles(&self) -> Vec<String> {
         let mut troubles: Vec<String> = self.store.trouble().into_iter().collect();
         for (name, entry) in self.entries.load().iter() {
-            let wished = entry.wish.version.filter(|_| !entry.is_desired_active);
+            let wished = entry.desired_state.version.filter(|_| !entry.is_desired_active);
             if let Some(version) = wished {
                 let now = entry.active.map_or("none".into(), |active| format!("version {active}"));
                 troubles.push(format!("model `{name}`: version {version} is desired in the store, {now} answers"));
@@ -301,7 +301,8 @@ impl<T: Send + Sync> Registry<T> {
                     troubles.extend(silent.map(|why| format!("model `{name}` does not answer: {why}")));
                 }
             }
-            let left = entry.labels_left.iter().filter_map(|label| Some((label, entry.wish.labels.get(label)?)));
+            let left =
+                entry.labels_left.iter().filter_map(|label| Some((label, entry.desired_state.labels.get(label)?)));
             troubles.extend(left.map(|(label, version)| {
                 format!(
                     "model `{name}`: label `{label}` should point to version {version}, as desired in the store, \
@@ -335,13 +336,13 @@ impl<T: Send + Sync> Registry<T> {
                 active: entry.active == Some(version),
                 labels: entry.labels.iter().filter(|(_, of)| **of == version).map(|(l, _)| l.clone()).collect(),
                 digest: entry.loaded.get(&version).map(|l| l.digest.clone()),
-                refused: entry.refused.get(&version).map(|r| r.told(now)),
+                refused: entry.refused.get(&version).map(|r| r.reported(now)),
             };
             Ok(all.into_iter().map(state).collect())
         })
     }
 
-    pub(super) fn tell_active(&self, name: &str, loaded: &Loaded<T>, how: &str) {
+    pub(super) fn report_active(&self, name: &str, loaded: &Loaded<T>, how: &str) {
         metrics::gauge!("sterling_model_version", "model" => name.to_owned()).set(loaded.version as f64);
         tracing::info!(model = name, version = loaded.version, digest = loaded.digest, "{how}");
     }
@@ -359,7 +360,7 @@ fn version_troubles<T>(name: &str, entry: &Entry<T>, active: u64, follows: bool)
                 "model `{name}`: version {version} is served from memory, its files in the store were rejected \
                  ({kind}): {why}"
             ));
-        } else if follows && entry.wish.version.is_none() && *version > active {
+        } else if follows && entry.desired_state.version.is_none() && *version > active {
             troubles.push(format!(
                 "model `{name}`: version {version} was rejected ({kind}), version {active} answers: {why}"
             ));

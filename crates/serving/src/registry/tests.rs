@@ -83,7 +83,7 @@ impl Loader<String> for TestLoader {
 
 struct Bed {
     folder: tempfile::TempDir,
-    told: TestLoader,
+    reported: TestLoader,
     registry: Arc<Registry<String>>,
 }
 
@@ -94,11 +94,11 @@ impl Bed {
 
     fn with(before: impl Fn(&str, u64, usize) -> Result<()> + Send + Sync + 'static, options: Options) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let told = TestLoader::to(before);
+        let reported = TestLoader::to(before);
         let retry = (Duration::from_millis(40), Duration::from_millis(160));
         let options = Options { retry, ..options };
-        let registry = Arc::new(Registry::new(Store::new(folder.path().join("store")), told.clone(), options));
-        Bed { folder, told, registry }
+        let registry = Arc::new(Registry::new(Store::new(folder.path().join("store")), reported.clone(), options));
+        Bed { folder, reported, registry }
     }
 
     fn obedient() -> Self {
@@ -142,7 +142,7 @@ impl Bed {
         self.registry.versions(name).unwrap().iter().filter(|v| v.loaded).map(|v| v.version).collect()
     }
 
-    fn refused(&self, name: &str, version: u64) -> Option<Refused> {
+    fn refused(&self, name: &str, version: u64) -> Option<VersionRejection> {
         self.registry.versions(name).unwrap().into_iter().find(|v| v.version == version)?.refused
     }
 }
@@ -160,7 +160,7 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[test]
-fn names_lead_nowhere_out_of_the_store() {
+fn model_names_never_leave_the_store() {
     let bed = Bed::obedient();
     bed.put("m", 1, "a");
     let walking = ["../outside/private", "m/../m", "m/.", "/absolute", "..", ".", "", "x\0y", "x\ny", &"x".repeat(300)];
@@ -183,7 +183,7 @@ fn names_lead_nowhere_out_of_the_store() {
             "{name:?}"
         );
     }
-    assert_eq!(bed.told.tried_in_all(), 1, "nothing but the published version was read");
+    assert_eq!(bed.reported.tried_in_all(), 1, "nothing but the published version was read");
     assert_eq!(bed.registry.list().len(), 1);
     assert_eq!(
         bed.registry.entries.load().keys().collect::<Vec<_>>(),
@@ -193,7 +193,7 @@ fn names_lead_nowhere_out_of_the_store() {
 }
 
 #[test]
-fn a_model_is_missing_only_once_it_is_known_which_there_are() {
+fn a_model_is_not_found_only_after_the_first_listing() {
     let (go, wait) = channel::<()>();
     let wait = Mutex::new(wait);
     let bed = Bed::new(move |_, _, _| locked(&wait).recv().map_err(|e| Error::internal(e.to_string())));
@@ -218,7 +218,7 @@ fn a_model_is_missing_only_once_it_is_known_which_there_are() {
 }
 
 #[test]
-fn the_newest_answers_and_rolling_back_stays_until_a_newer_one() {
+fn the_newest_version_answers_and_a_rollback_lasts_until_a_newer_one() {
     let bed = Bed::obedient();
     for version in 1..=3 {
         bed.put("m", version, &format!("t{version}"));
@@ -227,30 +227,30 @@ fn the_newest_answers_and_rolling_back_stays_until_a_newer_one() {
     assert_eq!(bed.registry.activate("m", 1).unwrap().version(), 1);
     bed.registry.refresh();
     assert_eq!((bed.active("m"), bed.in_memory("m")), (is(1, "t1"), vec![1, 3]));
-    let tried = bed.told.tried_in_all();
+    let tried = bed.reported.tried_in_all();
     bed.registry.activate("m", 3).unwrap();
     bed.registry.activate("m", 1).unwrap();
-    assert_eq!(bed.told.tried_in_all(), tried, "both were in memory");
+    assert_eq!(bed.reported.tried_in_all(), tried, "both were in memory");
     bed.remove("m", 3);
     assert_eq!(bed.active("m"), is(1, "t1"));
     bed.put("m", 4, "t4");
     assert_eq!((bed.active("m"), bed.in_memory("m")), (is(4, "t4"), vec![1, 4]));
     // An older version that is published late changes nothing.
     bed.put("m", 3, "late");
-    assert_eq!((bed.active("m"), bed.told.tried("m", 3)), (is(4, "t4"), 1));
+    assert_eq!((bed.active("m"), bed.reported.tried("m", 3)), (is(4, "t4"), 1));
 }
 
 #[test]
-fn a_first_look_takes_the_newest_that_can_be_had() {
+fn the_first_poll_loads_the_newest_loadable_version() {
     let bed = Bed::new(|_, version, _| if version > 2 { Err(Error::corrupt("no")) } else { Ok(()) });
     for version in 1..=4 {
         bed.publish("m", version, "t", 0);
     }
     bed.registry.refresh();
     assert_eq!(bed.active("m").0, 2);
-    assert_eq!(bed.told.tried("m", 1), 0);
+    assert_eq!(bed.reported.tried("m", 1), 0);
     bed.registry.refresh();
-    assert_eq!(bed.told.tried_in_all(), 3, "a corrupt version stays rejected while its folder does not change");
+    assert_eq!(bed.reported.tried_in_all(), 3, "a corrupt version stays rejected while its folder does not change");
 }
 
 #[test]
@@ -285,14 +285,14 @@ fn a_recreated_store_is_loaded_and_a_returning_one_changes_nothing() {
         bed.put("m", version, &format!("t{version}"));
     }
     let (store, away) = (bed.folder.path().join("store"), bed.folder.path().join("away"));
-    let tried = bed.told.tried_in_all();
+    let tried = bed.reported.tried_in_all();
     fs::rename(&store, &away).unwrap();
     bed.registry.refresh();
     assert_eq!((bed.active("m"), bed.registry.ready().is_ok()), (is(3, "t3"), true));
     assert_eq!(bed.registry.activate("m", 2).unwrap().version(), 2, "rolling back needs no store");
     fs::rename(&away, &store).unwrap();
     bed.registry.refresh();
-    assert_eq!((bed.active("m"), bed.told.tried_in_all()), (is(2, "t2"), tried));
+    assert_eq!((bed.active("m"), bed.reported.tried_in_all()), (is(2, "t2"), tried));
     // Copied back folder by folder, with other inodes: the bytes decide.
     fs::rename(&store, &away).unwrap();
     for version in 1..=3 {
@@ -300,7 +300,7 @@ fn a_recreated_store_is_loaded_and_a_returning_one_changes_nothing() {
         bed.put("m", version, &text);
         assert_eq!(bed.active("m"), is(2, "t2"), "version {version} is back");
     }
-    assert_eq!(bed.told.tried("m", 1), 1);
+    assert_eq!(bed.reported.tried("m", 1), 1);
     // Another store in its place starts again at version 1.
     fs::remove_dir_all(&store).unwrap();
     bed.put("m", 1, "anew");
@@ -324,7 +324,7 @@ fn a_copied_folder_is_rejected_once() {
         assert_eq!((refused.kind, refused.attempts, refused.retry_in), (Kind::Corrupt, 1, None));
         assert!(refused.reason.contains(&format!("expected `{name}` version {version}")), "{}", refused.reason);
     }
-    assert_eq!((bed.active("shop"), bed.told.tried_in_all()), (is(2, "two"), 2));
+    assert_eq!((bed.active("shop"), bed.reported.tried_in_all()), (is(2, "two"), 2));
     assert_eq!(bed.registry.get("shop-old", VersionSelector::Active).unwrap_err().kind(), Kind::NotReady);
     fs::remove_dir_all(bed.folder.path().join("store/shop-old")).unwrap();
     bed.registry.refresh();
@@ -332,7 +332,7 @@ fn a_copied_folder_is_rejected_once() {
 }
 
 #[test]
-fn passing_failures_are_tried_again_later_and_later() {
+fn transient_failures_are_retried_with_growing_delay() {
     let bed = Bed::new(|_, version, attempt| match (version, attempt) {
         (2, 1..=3) => Err(Error::unavailable("the cluster is away")),
         _ => Ok(()),
@@ -340,7 +340,7 @@ fn passing_failures_are_tried_again_later_and_later() {
     bed.put("m", 1, "one");
     bed.put("m", 2, "two");
     bed.registry.refresh();
-    assert_eq!((bed.active("m").0, bed.told.tried("m", 2)), (1, 1), "not again at once");
+    assert_eq!((bed.active("m").0, bed.reported.tried("m", 2)), (1, 1), "not again at once");
     let first = bed.refused("m", 2).unwrap();
     assert!(first.retry_in.unwrap() <= Duration::from_millis(40), "{first:?}");
     let start = Instant::now();
@@ -350,8 +350,8 @@ fn passing_failures_are_tried_again_later_and_later() {
     });
     // Delays of 40, 80 and 160 ms, each less up to a fifth.
     assert!(start.elapsed() >= Duration::from_millis(200), "{:?}", start.elapsed());
-    assert_eq!((bed.told.tried("m", 2), bed.refused("m", 2)), (4, None));
-    assert_eq!(bed.told.tried("m", 1), 1);
+    assert_eq!((bed.reported.tried("m", 2), bed.refused("m", 2)), (4, None));
+    assert_eq!(bed.reported.tried("m", 1), 1);
 }
 
 #[test]
@@ -375,7 +375,7 @@ fn rejected_versions_are_retried_when_their_folder_changes() {
 }
 
 #[test]
-fn a_folder_that_changes_during_its_load_is_not_taken_as_it_was() {
+fn a_folder_that_changes_during_its_load_is_rejected_and_loaded_again() {
     let folder = Arc::new(Mutex::new(PathBuf::new()));
     let written = folder.clone();
     let bed = Bed::new(move |_, _, attempt| {
@@ -413,18 +413,18 @@ fn a_slow_load_delays_no_other_and_overrides_no_operator() {
     bed.put("slow", 2, "two");
     bed.publish("slow", 3, "three", 0);
     bed.registry.watch(Duration::from_millis(5)).unwrap();
-    eventually("the slow load", || bed.told.tried("slow", 3) == 1);
+    eventually("the slow load", || bed.reported.tried("slow", 3) == 1);
     bed.publish("quick", 1, "q", 0);
     eventually("the other model", || bed.answer("quick", VersionSelector::Active).is_some());
     assert_eq!(bed.registry.activate("slow", 1).unwrap().version(), 1);
     assert_eq!(bed.active("slow"), is(1, "one"));
     go.send(()).unwrap();
     eventually("the end of the load", || {
-        bed.in_memory("slow").contains(&3) || bed.told.running.load(Ordering::SeqCst) == 0
+        bed.in_memory("slow").contains(&3) || bed.reported.running.load(Ordering::SeqCst) == 0
     });
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(bed.active("slow"), is(1, "one"), "the operator decided after it was published");
-    assert_eq!(bed.told.tried("slow", 3), 1);
+    assert_eq!(bed.reported.tried("slow", 3), 1);
 }
 
 #[test]
@@ -438,7 +438,7 @@ fn loads_that_run_side_by_side_are_bounded() {
     }
     bed.registry.refresh();
     assert_eq!(bed.registry.list().len(), 6);
-    assert_eq!(bed.told.most_running.load(Ordering::SeqCst), Options::default().loads);
+    assert_eq!(bed.reported.most_running.load(Ordering::SeqCst), Options::default().loads);
 }
 
 #[test]
@@ -453,7 +453,7 @@ fn a_panic_in_a_load_is_a_rejection() {
     assert!(refused.reason.contains("a broken graph"), "{}", refused.reason);
     bed.publish("m", 3, "three", 0);
     eventually("the next version", || bed.active("m").0 == 3);
-    assert_eq!(bed.told.tried("m", 2), 3);
+    assert_eq!(bed.reported.tried("m", 2), 3);
 }
 
 #[test]
@@ -467,7 +467,7 @@ fn a_load_that_panics_once_is_tried_again() {
     bed.publish("m", 1, "one", 0);
     bed.registry.watch(Duration::from_millis(5)).unwrap();
     eventually("the version", || bed.answer("m", VersionSelector::Active).is_some());
-    assert_eq!((bed.told.tried("m", 1), bed.refused("m", 1)), (5, None));
+    assert_eq!((bed.reported.tried("m", 1), bed.refused("m", 1)), (5, None));
 }
 
 #[test]
@@ -483,7 +483,7 @@ fn memory_is_planned_before_a_load() {
     bed.publish("m", 4, "t", 40 << 20);
     bed.registry.refresh();
     let refused = bed.refused("m", 4).unwrap();
-    assert_eq!((refused.kind, bed.told.tried("m", 4)), (Kind::NoSpace, 0), "nothing was loaded");
+    assert_eq!((refused.kind, bed.reported.tried("m", 4)), (Kind::NoSpace, 0), "nothing was loaded");
     assert_eq!(bed.in_memory("m"), [3], "the one before made room, which a request still holds");
     for part in ["m version 4: needs 40 MB", "0 of 100 MB are free", "m version 3 (60 MB)"] {
         assert!(refused.reason.contains(part), "{part}: {}", refused.reason);
@@ -545,7 +545,7 @@ fn versions_that_fail_their_warm_up_are_rejected() {
     let registry =
         Registry::new(Store::new(folder.path().join("store")), TestLoader::to(|_, _, _| Ok(())), Options::default());
     let registry = Arc::new(registry.with_warm_up(warm));
-    let bed = Bed { registry, folder, told: TestLoader::to(|_, _, _| Ok(())) };
+    let bed = Bed { registry, folder, reported: TestLoader::to(|_, _, _| Ok(())) };
     bed.put("m", 1, "good");
     bed.put("m", 2, "bad");
     assert_eq!(bed.active("m"), is(1, "good"));

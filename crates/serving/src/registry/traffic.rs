@@ -42,8 +42,8 @@ impl<T: Send + Sync> Registry<T> {
     pub fn traffic(&self, name: &str) -> Result<TrafficNow> {
         self.entry(name, |entry| {
             Ok(TrafficNow {
-                revision: entry.wish.revision,
-                setting: entry.wish.traffic.clone(),
+                revision: entry.desired_state.revision,
+                setting: entry.desired_state.traffic.clone(),
                 active: entry.active,
                 canary: entry.canary.as_ref().map(|canary| canary.run.clone()),
                 shadow: entry.shadow.as_ref().map(|shadow| shadow.run.clone()),
@@ -63,11 +63,11 @@ impl<T: Send + Sync> Registry<T> {
         if let Some(canary) = &mut traffic.canary {
             canary.stopped = None;
         }
-        let before = self.store.wish(name)?;
+        let before = self.store.desired_state(name)?;
         if let Some(expected) = revision.filter(|revision| *revision != before.revision) {
-            let (now, told) = (before.revision, before.told());
+            let (now, reported) = (before.revision, before.reported());
             return Err(Error::conflict(format!(
-                "model `{name}`: expected revision {expected}, it is {now}: {told}; nothing was done"
+                "model `{name}`: expected revision {expected}, it is {now}: {reported}; nothing was done"
             )));
         }
         self.change_traffic_in_store(name, &before, traffic)
@@ -83,35 +83,35 @@ impl<T: Send + Sync> Registry<T> {
     }
 
     fn change_traffic_in_store(&self, name: &str, before: &Desired, traffic: Traffic) -> Result<()> {
-        self.change_desired(name, before, |wish| wish.traffic = traffic)
+        self.change_desired(name, before, |desired_state| desired_state.traffic = traffic)
     }
 
     fn change_desired(&self, name: &str, before: &Desired, change: impl FnOnce(&mut Desired)) -> Result<()> {
         // If the file was removed meanwhile, a new one must not look like an earlier revision.
-        let known = self.entry(name, |entry| Ok(entry.wish.revision))?;
-        let change = |wish: &mut Desired| {
-            wish.revision = wish.revision.max(known);
-            change(wish);
+        let known = self.entry(name, |entry| Ok(entry.desired_state.revision))?;
+        let change = |desired_state: &mut Desired| {
+            desired_state.revision = desired_state.revision.max(known);
+            change(desired_state);
         };
-        let wish = self.store.change_desired(name, before, change)?;
-        tracing::info!(model = name, wished = wish.told(), "desired state written to the store");
-        self.change(name, |entry| entry.hear(wish));
+        let desired_state = self.store.change_desired(name, before, change)?;
+        tracing::info!(model = name, wished = desired_state.reported(), "desired state written to the store");
+        self.change(name, |entry| entry.receive(desired_state));
         Ok(())
     }
 
     /// Returns the desired state of a model in its store, as last read by this server, and whether the desired version is active;
     /// `None` if this server does not follow the store. Reads the store.
     pub fn desired(&self, name: &str) -> Option<(Desired, bool)> {
-        let (wish, active) = match self.options.follow {
-            true => self.entry(name, |entry| Ok((entry.wish.clone(), entry.active))).ok()?,
+        let (desired_state, active) = match self.options.follow {
+            true => self.entry(name, |entry| Ok((entry.desired_state.clone(), entry.active))).ok()?,
             false => return None,
         };
-        let stands = |active| match wish.version {
-            Some(wished) => self.store.stands_for(name, active, wished),
+        let stands = |active| match desired_state.version {
+            Some(wished) => self.store.is_same_or_merged(name, active, wished),
             None => self.store.versions(name).is_ok_and(|published| published.last() == Some(&active)),
         };
         let stands = active.is_some_and(stands);
-        Some((wish, stands))
+        Some((desired_state, stands))
     }
 
     /// Activates a version at all servers of the store, beginning with this one: a version that it cannot load is activated
@@ -122,13 +122,13 @@ impl<T: Send + Sync> Registry<T> {
     /// [`Store::change_desired`](sterling_snapshot::Store::change_desired). The previously active version stays.
     pub fn activate_in_store(&self, name: &str, version: u64) -> Result<Arc<Loaded<T>>> {
         self.check_follows()?;
-        let now = |entry: &Entry<T>| Ok((entry.active, entry.is_desired_active, entry.wish.revision));
+        let now = |entry: &Entry<T>| Ok((entry.active, entry.is_desired_active, entry.desired_state.revision));
         let (before, was_done, revision) = self.entry(name, now).unwrap_or_default();
-        let desired = self.store.wish(name)?;
+        let desired = self.store.desired_state(name)?;
         let loaded = self.activate(name, version)?;
         let changed = match desired.version == Some(version) {
             true => Ok(()),
-            false => self.change_desired(name, &desired, |wish| wish.answer(Some(version))),
+            false => self.change_desired(name, &desired, |desired_state| desired_state.answer(Some(version))),
         };
         if changed.is_err()
             && let Some(before) = before.filter(|before| *before != version)
@@ -138,8 +138,8 @@ impl<T: Send + Sync> Registry<T> {
         }
         // A plain activation decides for this server alone. Here the store decides, if its desired state is new or already met.
         self.change(name, |entry| {
-            let is_met = entry.wish.version.is_none_or(|version| entry.active == Some(version));
-            entry.is_desired_active = is_met || was_done && entry.wish.revision == revision;
+            let is_met = entry.desired_state.version.is_none_or(|version| entry.active == Some(version));
+            entry.is_desired_active = is_met || was_done && entry.desired_state.revision == revision;
         });
         changed.map(|()| loaded)
     }
@@ -169,7 +169,7 @@ impl<T: Send + Sync> Registry<T> {
     }
 
     fn roll_back(&self, name: &str, canary: &Canary, reason: &str) -> Result<()> {
-        let before = self.store.wish(name)?;
+        let before = self.store.desired_state(name)?;
         if before.traffic.canary.as_ref() != Some(canary) {
             // Another writer has decided; the next poll reads it.
             return Ok(());
@@ -187,13 +187,13 @@ impl<T: Send + Sync> Registry<T> {
     pub(super) fn traffic_troubles(&self) -> Vec<String> {
         let mut troubles = Vec::new();
         for (name, entry) in self.entries.load().iter() {
-            for (part, target) in entry.wish.traffic.targets() {
+            for (part, target) in entry.desired_state.traffic.targets() {
                 let version = entry.version_of(target).filter(|version| entry.loaded.contains_key(version));
                 if version.is_none() {
                     troubles.push(format!("model `{name}`: its {part}, {target}, is not in memory"));
                 }
             }
-            let stopped = rolled_back(&entry.wish.traffic, entry.canary.as_ref().map(|canary| &*canary.run));
+            let stopped = rolled_back(&entry.desired_state.traffic, entry.canary.as_ref().map(|canary| &*canary.run));
             troubles.extend(stopped.map(|what| format!("model `{name}`: {what}")));
         }
         troubles

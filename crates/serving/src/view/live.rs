@@ -13,7 +13,7 @@ use sterling_snapshot::Snapshot;
 /// Loaded snapshot with its current view. Readers take the view; updates replace it.
 #[derive(Debug)]
 pub struct Live {
-    shown: Arc<Shown>,
+    shown: Arc<CurrentView>,
 }
 
 /// Hook that prepares views before they become visible.
@@ -27,7 +27,7 @@ pub trait BeforeShown: Debug + Send + Sync {
 /// A reader of a view sees all writes of its creator: the swap is a release and the load an acquire (`arc-swap` makes both
 /// sequentially consistent), and data that views share is never written again. Readers never block.
 #[derive(Debug)]
-pub struct Shown {
+pub struct CurrentView {
     now: ArcSwap<View>,
     position: watch::Sender<u64>,
     /// Reason why no later view will come.
@@ -48,7 +48,7 @@ impl Live {
         let position = watch::Sender::new(view.position());
         let now = ArcSwap::from_pointee(view);
         let (stalled, warning) = (ArcSwapOption::empty(), ArcSwapOption::empty());
-        Live { shown: Arc::new(Shown { now, position, stalled, warning, ready: OnceLock::new() }) }
+        Live { shown: Arc::new(CurrentView { now, position, stalled, warning, ready: OnceLock::new() }) }
     }
 
     /// Returns the current view.
@@ -74,7 +74,7 @@ impl Live {
     }
 
     /// Sets the hook that prepares later views; only the first call has an effect.
-    pub fn make_ready_by(&self, by: Arc<dyn BeforeShown>) {
+    pub fn set_prepare_hook(&self, by: Arc<dyn BeforeShown>) {
         // An earlier hook stays.
         let _ = self.shown.ready.set(by);
     }
@@ -100,12 +100,12 @@ impl Live {
     }
 
     /// Returns a handle for the update thread that does not keep the version in memory.
-    pub fn shared(&self) -> Weak<Shown> {
+    pub fn shared(&self) -> Weak<CurrentView> {
         Arc::downgrade(&self.shown)
     }
 }
 
-impl Shown {
+impl CurrentView {
     /// See [`Live::show`].
     pub fn show(&self, view: View) {
         let position = view.position();

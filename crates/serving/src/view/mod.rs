@@ -33,7 +33,7 @@ use sterling_index::value::Program;
 use sterling_snapshot::{Ids, Snapshot, VectorRows};
 
 pub use browse::{COUNTED_VALUES_MAX, Category, ColumnValues};
-pub use live::{BeforeShown, Live, Shown};
+pub use live::{BeforeShown, CurrentView, Live};
 pub use segment::{Attribute, Row, Segment, item_columns};
 
 /// Number of remembered plans before unused ones are removed.
@@ -47,7 +47,7 @@ pub struct View {
     gone: Tombstones,
     /// Changed column values of the main snapshot.
     overlay: Arc<Overlay>,
-    pieces: Vec<Piece>,
+    pieces: Vec<ViewSegment>,
     position: u64,
     plans: Mutex<Plans>,
     recorded: Arc<Recorded>,
@@ -57,7 +57,7 @@ pub struct View {
 #[derive(Debug, Default)]
 struct Recorded {
     most: u64,
-    asked: AtomicU64,
+    requested: AtomicU64,
     chance: RandomState,
     queries: Mutex<Vec<Vec<f32>>>,
 }
@@ -89,7 +89,7 @@ struct Plans {
 
 /// Segment in a view.
 #[derive(Clone, Debug)]
-struct Piece {
+struct ViewSegment {
     segment: Arc<Segment>,
     /// Deleted slots of the segment.
     gone: Tombstones,
@@ -170,7 +170,7 @@ impl View {
         let piece = |(segment, gone): (Arc<Segment>, Tombstones)| {
             let first_slot = next;
             next += segment.index().slots() as u32;
-            Piece { segment, gone, first_slot }
+            ViewSegment { segment, gone, first_slot }
         };
         let pieces = segments.into_iter().map(piece).collect();
         let overlay = Arc::default();
@@ -197,13 +197,13 @@ impl View {
 
     /// Records the query embeddings `[Tq, D]` of a user, if recording is enabled.
     pub fn record(&self, user: &[f32]) {
-        let Recorded { most, asked, chance, queries } = &*self.recorded;
+        let Recorded { most, requested, chance, queries } = &*self.recorded;
         if *most == 0 {
             return;
         }
         for query in user.chunks_exact(self.dimension()) {
-            let asked = asked.fetch_add(1, atomic::Ordering::Relaxed);
-            let place = if asked < *most { asked } else { chance.hash_one(asked) % (asked + 1) };
+            let requested = requested.fetch_add(1, atomic::Ordering::Relaxed);
+            let place = if requested < *most { requested } else { chance.hash_one(requested) % (requested + 1) };
             if place < *most {
                 let mut queries = locked(queries);
                 match queries.get_mut(place as usize) {
@@ -253,7 +253,7 @@ impl View {
     }
 
     /// Bytes in memory of the overlay and of those segments for which `is_known` returns false.
-    pub fn bytes_beside(&self, mut is_known: impl FnMut(&Arc<Segment>) -> bool) -> u64 {
+    pub fn extra_bytes(&self, mut is_known: impl FnMut(&Arc<Segment>) -> bool) -> u64 {
         let segments = self.pieces.iter().map(|piece| &piece.segment).filter(|segment| !is_known(segment));
         (self.overlay.bytes() + segments.map(|segment| segment.bytes()).sum::<usize>()) as u64
     }
@@ -263,7 +263,7 @@ impl View {
     pub fn fullness(&self) -> f64 {
         let items = FRESH_ITEMS.max(self.main.index.items());
         let bytes = FRESH_BYTES.max(self.main.manifest.bytes());
-        (self.fresh_items() as f64 / items as f64).max(self.bytes_beside(|_| false) as f64 / bytes as f64)
+        (self.fresh_items() as f64 / items as f64).max(self.extra_bytes(|_| false) as f64 / bytes as f64)
     }
 
     /// Size of the delta as a share of the main snapshot's items: added items, deleted slots, and items changed in place.
@@ -292,7 +292,7 @@ impl View {
     }
 
     /// Returns the segment that holds a slot, and the slot in it; `None` for the main snapshot.
-    fn piece(&self, slot: Slot) -> Option<(&Piece, Slot)> {
+    fn piece(&self, slot: Slot) -> Option<(&ViewSegment, Slot)> {
         let at = self.pieces.partition_point(|piece| piece.first_slot <= slot.0).checked_sub(1)?;
         Some((&self.pieces[at], Slot(slot.0 - self.pieces[at].first_slot)))
     }
@@ -305,7 +305,7 @@ impl View {
     /// Returns the slot of an item, or `None` if the view does not hold it.
     pub fn slot(&self, id: ItemId) -> Option<Slot> {
         let of_main = || self.main.ids.slot(id).filter(|&slot| !self.gone.contains(slot));
-        let of_piece = |piece: &Piece| {
+        let of_piece = |piece: &ViewSegment| {
             let slot = piece.segment.ids().slot(id).filter(|&slot| !piece.gone.contains(slot))?;
             Some(Slot(piece.first_slot + slot.0))
         };
@@ -379,7 +379,9 @@ impl View {
 
     /// Approximate number of strays: those of each segment, including deleted ones.
     pub fn strays(&self) -> usize {
-        let of_piece = |Piece { segment, gone, .. }: &Piece| segment.strays().min(segment.index().items() - gone.len());
+        let of_piece = |ViewSegment { segment, gone, .. }: &ViewSegment| {
+            segment.strays().min(segment.index().items() - gone.len())
+        };
         self.pieces.iter().map(of_piece).sum()
     }
 
@@ -512,7 +514,7 @@ impl View {
         }
         let plan = Plan::new(&parsed, &self.main.columns, &self.main.filter, self.slots_max())?;
         let plan = plan.with_changes(&parsed, &self.main.filter, &self.overlay)?;
-        let of_piece = |piece: &Piece| {
+        let of_piece = |piece: &ViewSegment| {
             let segment = &piece.segment;
             Plan::new(&parsed, segment.columns(), segment.filter(), segment.index().slots_max())
         };

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::{CandidateRows, Keys, Lies, LookedUp, Part};
+use super::{CandidateRows, Keys, LookedUp, Part, RowStorage};
 use sterling_core::error::{Error, Result};
 use sterling_cuda::Device;
 use sterling_cuda::cut::ListCut;
 use sterling_cuda::memory::Array;
 use sterling_cuda::ops::bags::{SlotKeys, SumsTo, TableRows, pool_slots};
 use sterling_cuda::ops::rows::{CandidateColumns, ItemRows, SlotRows};
-use sterling_cuda::spare::{Lent, Spare};
+use sterling_cuda::spare::{SlotLease, Spare};
 use sterling_embedding::DeviceTables;
 use sterling_embedding::device::{rows_of, whole};
 
@@ -54,9 +54,9 @@ impl DeviceCandidates {
         let mut part = |part: &Part| -> Result<DevicePart> {
             let mut spare_keys = Spare::new(0..0);
             let table = match &part.lies {
-                Lies::Index => None,
-                Lies::Kept(table) => Some((Arc::new(rows_of(device, table, cut, spare)?), SlotKeys::default())),
-                Lies::Pooled { looked_up: LookedUp { table, values }, mean } => {
+                RowStorage::Index => None,
+                RowStorage::Kept(table) => Some((Arc::new(rows_of(device, table, cut, spare)?), SlotKeys::default())),
+                RowStorage::Pooled { looked_up: LookedUp { table, values }, mean } => {
                     let host = values.host()?;
                     let (keys, offsets) = match &host.offsets {
                         None => (cut.copy(device, &host.keys, 1, spare)?, None),
@@ -71,7 +71,7 @@ impl DeviceCandidates {
                     };
                     Some((tables.copy(device, table)?, SlotKeys { keys: Some(keys), offsets, is_mean: *mean }))
                 }
-                Lies::Sequence(..) | Lies::Mask(_) => {
+                RowStorage::Sequence(..) | RowStorage::Mask(_) => {
                     return Err(Error::unsupported("a reranker that reads sequences of the items' values"));
                 }
             };
@@ -88,7 +88,7 @@ impl DeviceCandidates {
     ///
     /// # Errors
     /// `Overloaded` if there is no room; `Internal` if the inputs differ from these; as [`DeviceCandidates::copy`].
-    pub fn put(&self, (rows, cut): (&CandidateRows, &ListCut), first: u32) -> Result<Vec<Lent>> {
+    pub fn put(&self, (rows, cut): (&CandidateRows, &ListCut), first: u32) -> Result<Vec<SlotLease>> {
         let mut lent = Vec::new();
         if rows.parts.len() != self.parts.len() {
             let (parts, expected) = (rows.parts.len(), self.parts.len());
@@ -97,8 +97,8 @@ impl DeviceCandidates {
         let unlike = || Error::internal("rows of candidates in another layout");
         for (part, on_device) in rows.parts.iter().zip(&self.parts) {
             match (&part.lies, &on_device.table) {
-                (Lies::Index, None) => {}
-                (Lies::Kept(table), Some((to, _))) => {
+                (RowStorage::Index, None) => {}
+                (RowStorage::Kept(table), Some((to, _))) => {
                     // New rows have the precision in which they were computed; on a device, all rows of a table have the same
                     // format.
                     let converted =
@@ -110,14 +110,14 @@ impl DeviceCandidates {
                     cut.write(&to.bytes, rows.bytes(), to.format.row_bytes(to.width)?, first as usize)?;
                 }
                 (
-                    Lies::Pooled { looked_up: LookedUp { values, .. }, .. },
+                    RowStorage::Pooled { looked_up: LookedUp { values, .. }, .. },
                     Some((_, SlotKeys { keys: Some(to), offsets, .. })),
                 ) => match (values.host()?, offsets) {
                     (HostKeys { keys, offsets: None }, None) => cut.write(to, &keys, 1, first as usize)?,
                     (HostKeys { keys, offsets: Some(starts) }, Some(offsets)) => {
                         let (starts, keys) = cut.gather_ragged(&starts, &keys);
                         let full = || Error::overloaded(format!("no room on the device for {} keys", keys.len()));
-                        let place = on_device.spare_keys.lend(keys.len() as u32).ok_or_else(full)?;
+                        let place = on_device.spare_keys.lease(keys.len() as u32).ok_or_else(full)?;
                         let at = place.places().start;
                         to.write_at(at as usize, &keys)?;
                         let starts: Vec<u32> = starts.iter().map(|start| start + at).collect();

@@ -61,9 +61,9 @@ impl Column {
                 Cell::Integers(_) => Growing::Integers { offsets: vec![0; self.items + 1], values: Vec::new() },
                 Cell::Texts(_) => Growing::Texts { offsets: vec![0; self.items + 1], values: Vec::new() },
                 Cell::Number(_) => Growing::Floats(vec![f64::NAN; self.items]),
-                Cell::Vector(v) if v.is_empty() => return Err(self.wrong("a vector of 0 numbers", "at least one")),
+                Cell::Vector(v) if v.is_empty() => return Err(self.invalid("a vector of 0 numbers", "at least one")),
                 Cell::Vector(v) if self.items == 0 => Growing::Vectors(RowWriter::new(v.len(), spill.clone())),
-                Cell::Vector(_) => return Err(self.wrong("a vector", "one on every item or on none")),
+                Cell::Vector(_) => return Err(self.invalid("a vector", "one on every item or on none")),
             };
         }
         if let (Growing::Integers { .. }, Cell::Number(number)) = (&self.values, &cell) {
@@ -83,13 +83,13 @@ impl Column {
                 offsets.push(offsets[self.items]);
             }
             (Growing::Floats(_), Cell::Number(v)) if v.is_infinite() => {
-                return Err(self.wrong(&v.to_string(), "a finite number"));
+                return Err(self.invalid(&v.to_string(), "a finite number"));
             }
             (Growing::Floats(values), Cell::Number(v)) => values.push(v),
             (Growing::Floats(values), Cell::Missing) => values.push(f64::NAN),
             (Growing::Floats(values), Cell::Integers(v)) if v.len() == 1 => match exact(v[0]) {
                 Some(number) => values.push(number),
-                None => return Err(self.wrong(&v[0].to_string(), "a number that a float keeps exactly, as before")),
+                None => return Err(self.invalid(&v[0].to_string(), "a number that a float keeps exactly, as before")),
             },
             (Growing::Vectors(rows), Cell::Integers(v)) if v.len() == rows.cols() => {
                 rows.push(&v.iter().map(|&x| x as f32).collect::<Vec<f32>>())?;
@@ -97,11 +97,11 @@ impl Column {
             (Growing::Vectors(rows), Cell::Vector(v)) if v.len() == rows.cols() => rows.push(&v)?,
             (Growing::Vectors(rows), Cell::Vector(v)) => {
                 let expected = format!("{} as before", rows.cols());
-                return Err(self.wrong(&format!("a vector of {} numbers", v.len()), &expected));
+                return Err(self.invalid(&format!("a vector of {} numbers", v.len()), &expected));
             }
             (_, cell) => {
                 let expected = format!("{} as before", self.kind());
-                return Err(self.wrong(kind_of(&cell), &expected));
+                return Err(self.invalid(kind_of(&cell), &expected));
             }
         }
         self.items += 1;
@@ -113,20 +113,20 @@ impl Column {
         let Growing::Integers { offsets, values } = &self.values else { return Ok(Growing::Untyped) };
         let got = format!("a number, {number}");
         if offsets.windows(2).any(|w| w[1] - w[0] > 1) {
-            return Err(self.wrong(&got, "integers, as before"));
+            return Err(self.invalid(&got, "integers, as before"));
         }
         if number.fract() == 0.0 && exact(number as i64) != Some(number) {
-            return Err(self.wrong(&got, "an integer of 64 bits, as before"));
+            return Err(self.invalid(&got, "an integer of 64 bits, as before"));
         }
         if let Some(large) = values.iter().find(|v| exact(**v).is_none()) {
             let expected = format!("an integer: no float keeps {large}, which is in the column, exactly");
-            return Err(self.wrong(&got, &expected));
+            return Err(self.invalid(&got, &expected));
         }
         let of_item = |w: &[u32]| if w[0] == w[1] { f64::NAN } else { values[w[0] as usize] as f64 };
         Ok(Growing::Floats(offsets.windows(2).map(of_item).collect()))
     }
 
-    fn wrong(&self, got: &str, expected: &str) -> Error {
+    fn invalid(&self, got: &str, expected: &str) -> Error {
         Error::invalid(format!("column `{}`: got {got}, expected {expected}", self.name))
     }
 }

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_lines_are_named() {
+    fn invalid_lines_are_named() {
         for (text, expected) in [
             ("{}", "line 1: not an item: missing field `id`"),
             ("{\"id\": 1.5}", "line 1: not an item"),

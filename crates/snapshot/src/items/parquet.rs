@@ -141,23 +141,23 @@ fn read_batch(batch: &RecordBatch, first_row: usize, builder: &mut Builder) -> R
 /// Writes ids and attributes: a list column per category, a plain column per number, and an untyped column if no item has a
 /// value. A missing value is a null list; a category without any value keeps its type by empty lists.
 pub(super) fn write(items: &Items, path: &Path) -> Result<()> {
-    let wrong = |e: &dyn std::fmt::Display| Error::new(Kind::Io, format!("{}: {e}", path.display()));
+    let invalid = |e: &dyn std::fmt::Display| Error::new(Kind::Io, format!("{}: {e}", path.display()));
     let properties = WriterProperties::builder()
         .set_compression(Compression::ZSTD(ZstdLevel::default()))
         .set_max_row_group_row_count(Some(usize::MAX))
         .build();
     let file = File::create_new(path).map_err(|e| Error::io(path.display(), e))?;
     let schema = batch(items, 0..0)?.schema();
-    let mut writer = ArrowWriter::try_new(file, schema, Some(properties)).map_err(|e| wrong(&e))?;
+    let mut writer = ArrowWriter::try_new(file, schema, Some(properties)).map_err(|e| invalid(&e))?;
     for first in (0..items.len()).step_by(WRITTEN_ROWS) {
         let rows = batch(items, first..(first + WRITTEN_ROWS).min(items.len()))?;
         let written = writer.write(&rows).and_then(|()| match writer.in_progress_size() > GROUP_BYTES {
             true => writer.flush(),
             false => Ok(()),
         });
-        written.map_err(|e| wrong(&e))?;
+        written.map_err(|e| invalid(&e))?;
     }
-    writer.finish().map_err(|e| wrong(&e))?;
+    writer.finish().map_err(|e| invalid(&e))?;
     writer.inner().sync_all().map_err(|e| Error::io(path.display(), e))
 }
 

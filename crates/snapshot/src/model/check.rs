@@ -164,12 +164,12 @@ impl ModelSpec {
     fn check_candidates(&self) -> Result<()> {
         let looked_up = self.overarch.iter().flat_map(|o: &OverArchSpec| &o.features);
         if let Some(text) = looked_up.clone().find(|f| f.kind == FeatureKind::Text) {
-            let wrong = "a text feature: texts of candidates are encoded by the item tower and [[item.vectors]]";
-            return Err(Error::invalid(format!("overarch.features `{}`: {wrong}", text.name)));
+            let invalid = "a text feature: texts of candidates are encoded by the item tower and [[item.vectors]]";
+            return Err(Error::invalid(format!("overarch.features `{}`: {invalid}", text.name)));
         }
         if let Some(dense) = looked_up.clone().find(|f| f.kind == FeatureKind::Dense) {
-            let wrong = "a dense feature: numeric columns are inputs by their own names";
-            return Err(Error::invalid(format!("overarch.features `{}`: {wrong}", dense.name)));
+            let invalid = "a dense feature: numeric columns are inputs by their own names";
+            return Err(Error::invalid(format!("overarch.features `{}`: {invalid}", dense.name)));
         }
         for vector in &self.item.vectors {
             self.check_vector(vector).map_err(|e| e.within(format!("item.vectors `{}`", vector.name)))?;
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_fields_of_training_are_named() {
+    fn invalid_training_fields_are_named() {
         for (text, expected) in [
             ("", "missing field `label`"),
             ("label = ''", "train: label: got an empty text"),

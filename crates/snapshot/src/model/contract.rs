@@ -4,7 +4,7 @@ use super::spec::ModelSpec;
 use sterling_core::error::{Error, Result};
 use sterling_core::limits;
 use sterling_embedding::Table;
-use sterling_graph::tower::{FeatureTensor, Graph, Readable, Reads, Tower, TowerOutput, Whose, shown};
+use sterling_graph::tower::{FeatureTensor, Graph, Readable, Reads, TensorOwner, Tower, TowerOutput, shown};
 
 /// Output of a user tower that is the search query.
 pub(super) const QUERY: &str = "query";
@@ -75,17 +75,18 @@ pub(super) fn readable(spec: &ModelSpec, user: Option<&Tower>, table: &dyn Fn(&s
         0 => vec![spec.dimension],
         queries => vec![queries, spec.dimension],
     };
-    let mut all = vec![tensor(QUERY, Whose::User, &query), tensor(ITEM, Whose::Candidate, &[spec.dimension])];
-    all.extend(spec.item.vectors.iter().map(|v| tensor(&v.name, Whose::Candidate, &[v.width])));
+    let mut all =
+        vec![tensor(QUERY, TensorOwner::User, &query), tensor(ITEM, TensorOwner::Candidate, &[spec.dimension])];
+    all.extend(spec.item.vectors.iter().map(|v| tensor(&v.name, TensorOwner::Candidate, &[v.width])));
     for feature in spec.overarch.iter().flat_map(|o| &o.features) {
         let width = table(feature.table.as_deref().unwrap_or_default());
         let Some(length) = feature.length.filter(|_| feature.is_sequence()) else {
-            all.push(tensor(&feature.name, Whose::Candidate, &[width]));
+            all.push(tensor(&feature.name, TensorOwner::Candidate, &[width]));
             continue;
         };
         check_numbers(&[length, width]).map_err(|e| e.within(format!("overarch.features `{}`", feature.name)))?;
-        all.push(tensor(&feature.name, Whose::Candidate, &[length, width]));
-        all.push(tensor(&feature.mask(), Whose::Candidate, &[length]));
+        all.push(tensor(&feature.name, TensorOwner::Candidate, &[length, width]));
+        all.push(tensor(&feature.mask(), TensorOwner::Candidate, &[length]));
     }
     let outputs = user.map_or(&[][..], |tower| &tower.outputs()[1..]);
     let outputs = outputs.iter().map(|o| (o.name.as_str(), &o.shape));
@@ -93,7 +94,7 @@ pub(super) fn readable(spec: &ModelSpec, user: Option<&Tower>, table: &dyn Fn(&s
     for (name, shape) in outputs.chain(features) {
         let is_reserved = [QUERY, ITEM].contains(&name);
         match all.iter().find(|r| r.name == name) {
-            None => all.push(tensor(name, Whose::User, shape)),
+            None => all.push(tensor(name, TensorOwner::User, shape)),
             Some(_) if is_reserved => {}
             Some(_) => {
                 return Err(Error::invalid(format!(

@@ -65,8 +65,8 @@ impl Package {
     ///
     /// # Errors
     /// As [`Package::open`].
-    pub fn open_told(folder: &Path, told: &dyn Fn(&str)) -> Result<Self> {
-        let reading = Reading { told, ..Reading::default() };
+    pub fn open_with_progress(folder: &Path, reported: &dyn Fn(&str)) -> Result<Self> {
+        let reading = Reading { reported, ..Reading::default() };
         Package::from_folder(folder, Tensors::open, |_, tables| Ok(tables), &reading)
     }
 
@@ -304,19 +304,19 @@ impl Package {
 struct Reading<'a> {
     decisions: &'a Decisions,
     /// Called with the name of each graph before it is read.
-    told: &'a dyn Fn(&str),
+    reported: &'a dyn Fn(&str),
 }
 
 impl Default for Reading<'_> {
     fn default() -> Self {
         const UNDECIDED: &Decisions = &Decisions { precision: None, item_part: None };
-        Reading { decisions: UNDECIDED, told: &|_| () }
+        Reading { decisions: UNDECIDED, reported: &|_| () }
     }
 }
 
 impl Reading<'_> {
     fn graph(&self, folder: &Path, spec: &ModelSpec, file: &str) -> Result<Graph> {
-        (self.told)(file);
+        (self.reported)(file);
         let decided = self.decisions.precision.as_ref().map_or(Precision::F32, |decided| decided.chosen);
         Ok(Graph::load(file, read_graph(folder, file)?)?.in_precision(spec.precision_of(file, decided)))
     }

@@ -21,11 +21,11 @@ use sterling_core::error::{Error, Kind, Result};
 use sterling_core::tasks;
 
 /// Polling interval of the child process.
-const LOOK: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Signal by which others, such as the out-of-memory killer, end the child.
 const KILLED: i32 = Signal::KILL.as_raw();
 /// Maximum bytes of the child's output that are kept.
-const SAID_MAX: u64 = 1 << 20;
+const OUTPUT_BYTES_MAX: u64 = 1 << 20;
 /// Signal by which the system ends a process that exceeds its CPU time.
 const OUT_OF_TIME: i32 = Signal::XCPU.as_raw();
 /// Seconds of CPU time after which a process that ignores the signal is killed.
@@ -51,7 +51,7 @@ impl Bounds {
 
     /// Returns the memory limit for the package in `folder`, in bytes.
     fn memory_of(&self, folder: &Path) -> u64 {
-        self.memory_bytes.saturating_add(whole_bytes(folder).unwrap_or(0).saturating_mul(8))
+        self.memory_bytes.saturating_add(package_bytes(folder).unwrap_or(0).saturating_mul(8))
     }
 }
 
@@ -63,7 +63,7 @@ impl Default for Bounds {
 
 /// Validates graphs in child processes of this program.
 #[derive(Clone, Debug)]
-pub struct Apart {
+pub struct ProcessSandbox {
     /// Executable that calls [`answer`] if its first argument is `trial`.
     pub program: PathBuf,
     /// Resource limits.
@@ -80,7 +80,7 @@ enum Line {
     Passed,
 }
 
-impl Apart {
+impl ProcessSandbox {
     /// Uses the executable of this process, even if its file has been replaced since.
     ///
     /// # Errors
@@ -91,7 +91,7 @@ impl Apart {
             true => itself,
             false => std::env::current_exe().map_err(|e| Error::io("this program's file", e))?,
         };
-        Ok(Apart { program, bounds: Bounds::default() })
+        Ok(ProcessSandbox { program, bounds: Bounds::default() })
     }
 
     pub(super) fn run(&self, folder: &Path) -> Result<()> {
@@ -102,7 +102,7 @@ impl Apart {
         command.args(["--cpu-seconds", &self.bounds.cpu.as_secs().max(1).to_string()]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|e| Error::io("the process of the sandbox validation", e))?;
-        let (said, cried) = (hear(child.stdout.take())?, hear(child.stderr.take())?);
+        let (said, cried) = (read_keeping_start(child.stdout.take())?, read_keeping_start(child.stderr.take())?);
         let ended = self.wait(&mut child)?;
         let text =
             |thread: JoinHandle<Vec<u8>>| String::from_utf8_lossy(&thread.join().unwrap_or_default()).into_owned();
@@ -121,7 +121,7 @@ impl Apart {
                 child.kill().and_then(|()| child.wait()).map_err(failed)?;
                 return Ok(None);
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -187,12 +187,12 @@ fn failed_allocation(cried: &str) -> Option<u64> {
 }
 
 /// Reads to the end, and keeps the beginning.
-fn hear(from: Option<impl Read + Send + 'static>) -> Result<JoinHandle<Vec<u8>>> {
+fn read_keeping_start(from: Option<impl Read + Send + 'static>) -> Result<JoinHandle<Vec<u8>>> {
     tasks::SANDBOX.start(move || {
         let mut kept = Vec::new();
         if let Some(mut from) = from {
             // A broken pipe is treated like its end.
-            let _ = from.by_ref().take(SAID_MAX).read_to_end(&mut kept);
+            let _ = from.by_ref().take(OUTPUT_BYTES_MAX).read_to_end(&mut kept);
             let _ = std::io::copy(&mut from, &mut std::io::sink());
         }
         kept
@@ -217,10 +217,10 @@ pub fn answer(folder: &Path, bounds: &Bounds, out: &mut dyn Write) -> Result<()>
             .and_then(|()| out.flush())
             .map_err(|e| Error::io("the report of the sandbox validation", e))
     };
-    let tried = rows::run(folder, &|told| {
-        drop(say(&match told {
-            rows::Told::Next(at) => Line::At(cut(&at)),
-            rows::Told::NotCompared(what) => Line::NotCompared(cut(&what)),
+    let tried = rows::run(folder, &|reported| {
+        drop(say(&match reported {
+            rows::ValidationProgress::Next(at) => Line::At(cut(&at)),
+            rows::ValidationProgress::NotCompared(what) => Line::NotCompared(cut(&what)),
         }));
     });
     match tried {
@@ -244,7 +244,7 @@ fn bound(folder: &Path, bounds: &Bounds) -> Result<()> {
 }
 
 /// Returns the bytes of the files of a package that are read completely.
-fn whole_bytes(folder: &Path) -> Option<u64> {
+fn package_bytes(folder: &Path) -> Option<u64> {
     let spec = ModelSpec::parse(&std::fs::read_to_string(folder.join(MODEL_FILE)).ok()?).ok()?;
     let graphs = [spec.user.map(|u| u.tower), spec.item.tower, spec.overarch.map(|o| o.graph)];
     let graphs = graphs.into_iter().flatten().filter_map(|file| Some(read_graph(folder, &file).ok()?.len() as u64));
@@ -259,8 +259,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_machine_did_to_a_trial_is_not_held_against_the_graph() {
-        let apart = Apart { program: "sterling".into(), bounds: Bounds::default() };
+    fn failures_of_the_machine_are_not_attributed_to_the_graph() {
+        let apart = ProcessSandbox { program: "sterling".into(), bounds: Bounds::default() };
         let said = "{\"at\":\"user.onnx: 7 rows\"}\n";
         let judged = |ended: Option<i32>, cried: &str| {
             let error = apart.judge(ended.map(ExitStatus::from_raw), &|| 3 << 30, said, cried).unwrap_err();

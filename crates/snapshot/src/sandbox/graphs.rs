@@ -21,7 +21,7 @@ use super::compare::{self, Expected};
 use super::oracle::{Array, Oracle};
 use sterling_core::error::Kind;
 use sterling_core::random::{GAMMA, splitmix64};
-use sterling_graph::dense::{self, Block, Given, InputRows, Made, RowProgram, Size};
+use sterling_graph::dense::{self, Block, DeclaredInput, DeclaredOutput, InputRows, RowProgram, Size};
 
 /// Graphs per test run; `STERLING_RANDOM_GRAPHS` selects more.
 const GRAPHS: u64 = 300;
@@ -768,12 +768,12 @@ impl Graph {
     /// Compares the compiled graph with the reference; `Ok(false)` if the graph cannot be compiled.
     fn check(&self) -> Result<bool, String> {
         let bytes = self.builder.bytes(OPSET);
-        let given: Vec<Given> = self
+        let given: Vec<DeclaredInput> = self
             .inputs
             .iter()
-            .map(|input| Given { name: input.name.clone(), is_pair: input.is_pair, shape: self.sizes(input) })
+            .map(|input| DeclaredInput { name: input.name.clone(), is_pair: input.is_pair, shape: self.sizes(input) })
             .collect();
-        let output = Made { name: self.output.name.clone(), shape: self.sizes(&self.output) };
+        let output = DeclaredOutput { name: self.output.name.clone(), shape: self.sizes(&self.output) };
         let program = match RowProgram::lower(&bytes, &given, &[output]) {
             Ok(program) => program,
             Err(e) if e.kind() == Kind::Unsupported => return Ok(false),
@@ -807,13 +807,13 @@ fn texts(numbers: Vec<f64>) -> Vec<String> {
 }
 
 #[test]
-fn random_graphs_are_what_their_files_say() {
+fn random_graphs_compute_what_their_files_define() {
     let asked = std::env::var("STERLING_RANDOM_GRAPHS").ok();
     let (first, count) = match asked.as_deref().map(|text| text.split_once(':').unwrap_or(("0", text))) {
         Some((first, count)) => (first.parse().unwrap(), count.parse().unwrap()),
         None => (0, GRAPHS),
     };
-    let (mut programs, mut wrong) = (0, Vec::new());
+    let (mut programs, mut invalid) = (0, Vec::new());
     for seed in ONCE_WRONG.into_iter().chain(first..first + count) {
         let steps = 3 + seed as usize % 22;
         if let Some(folder) = std::env::var_os("STERLING_GRAPHS_FOLDER") {
@@ -827,7 +827,7 @@ fn random_graphs_are_what_their_files_say() {
                     (0..=steps).find_map(|n| Graph::random(seed, n).check().err().map(|why| (n, why))).unwrap();
                 let nodes = Graph::random(seed, steps).builder.nodes;
                 let text = |n: &NodeProto| format!("{} = {}{:?}", n.output[0], n.op_type.as_deref().unwrap(), n.input);
-                wrong.push(format!(
+                invalid.push(format!(
                     "seed {seed}: {why}\n    {}",
                     nodes.iter().map(text).collect::<Vec<_>>().join("\n    ")
                 ));
@@ -835,10 +835,10 @@ fn random_graphs_are_what_their_files_say() {
         }
     }
     assert!(
-        wrong.is_empty(),
+        invalid.is_empty(),
         "{} of {count} graphs are wrong\n{}",
-        wrong.len(),
-        wrong[..wrong.len().min(5)].join("\n")
+        invalid.len(),
+        invalid[..invalid.len().min(5)].join("\n")
     );
     assert!(programs * 2 > count, "only {programs} of {count} random graphs are programs");
 }

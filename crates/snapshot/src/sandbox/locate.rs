@@ -4,7 +4,7 @@ use rten_onnx::onnx::{ModelProto, ValueInfoProto};
 
 use super::compare::{self, Difference, Expected};
 use super::oracle::{Arithmetic, Array, Mode, Oracle, shown};
-use sterling_graph::dense::{self, Given, InputRows, Made, RowProgram, Size};
+use sterling_graph::dense::{self, DeclaredInput, DeclaredOutput, InputRows, RowProgram, Size};
 use sterling_graph::tower::{Graph, Input, Threads};
 
 /// Maximum bytes of files that are read in the search.
@@ -65,10 +65,10 @@ impl Differing<'_> {
             let ((name, one), (_, two)) = (&self.one[n], &self.two[n]);
             let size = |(&d, &twice): (&usize, &usize)| if d == twice { Size::Fixed(d as i64) } else { Size::Rows };
             let shape = one.shape.iter().zip(&two.shape).map(size).collect();
-            Given { name: name.clone(), is_pair: n >= self.of_user, shape }
+            DeclaredInput { name: name.clone(), is_pair: n >= self.of_user, shape }
         };
-        let given: Vec<Given> = (0..self.one.len().min(self.two.len())).map(given).collect();
-        let program = RowProgram::lower(self.bytes, &given, &[Made { name: name.into(), shape }]).ok()?;
+        let given: Vec<DeclaredInput> = (0..self.one.len().min(self.two.len())).map(given).collect();
+        let program = RowProgram::lower(self.bytes, &given, &[DeclaredOutput { name: name.into(), shape }]).ok()?;
         let all: Vec<Vec<f32>> = self.one.iter().map(|(_, array)| singles(array)).collect::<Option<_>>()?;
         let user: Vec<&[f32]> = all[..self.of_user].iter().map(Vec::as_slice).collect();
         let row = all[self.of_user..].concat();

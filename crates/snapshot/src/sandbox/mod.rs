@@ -3,7 +3,7 @@
 //! A graph that passes all static checks may still fail for some batch sizes, exceed memory, run for minutes or end the process.
 //! It is therefore run once before publication, through the code that serves (`rows`):
 //!
-//! 1. In a child process ([`Trials::Apart`]) whose memory and time the operating system limits. Any failure rejects the graph,
+//! 1. In a child process ([`SandboxMode::ProcessSandbox`]) whose memory and time the operating system limits. Any failure rejects the graph,
 //!    with its name and the batch size. Outputs are compared with an independent reference evaluation of the file (`oracle`) on
 //!    varied rows (`samples`), including edge cases and rows without features, alone and in batches. A graph with a different
 //!    result is rejected (`compare`).
@@ -26,32 +26,32 @@ use std::path::Path;
 
 use sterling_core::error::Result;
 
-pub use apart::{Apart, Bounds, answer};
+pub use apart::{Bounds, ProcessSandbox, answer};
 pub use rows::score_items;
 
 /// Process in which graphs are validated.
 #[derive(Clone, Debug, Default)]
-pub enum Trials {
+pub enum SandboxMode {
     /// In this process, which a graph may end; for trusted packages.
     #[default]
     Here,
     /// In a child process with resource limits.
-    Apart(Apart),
+    ProcessSandbox(ProcessSandbox),
 }
 
-impl Trials {
+impl SandboxMode {
     /// Validates the graphs of the package or version in `folder`.
     ///
     /// # Errors
     /// `Invalid` with the graph and the failed step; as `crate::model::Package::open`; `Io` if no process can be started.
     pub fn run(&self, folder: &Path) -> Result<()> {
         match self {
-            Trials::Here => rows::run(folder, &|told| {
-                if let rows::Told::NotCompared(what) = told {
+            SandboxMode::Here => rows::run(folder, &|reported| {
+                if let rows::ValidationProgress::NotCompared(what) = reported {
                     tracing::warn!("{what}");
                 }
             }),
-            Trials::Apart(apart) => apart.run(folder),
+            SandboxMode::ProcessSandbox(apart) => apart.run(folder),
         }
     }
 }

@@ -34,7 +34,7 @@ const ITEMS_TIME: Duration = Duration::from_secs(2);
 const USERS: [usize; 3] = [0, BLANK, 4];
 
 /// Progress of a validation.
-pub(super) enum Told {
+pub(super) enum ValidationProgress {
     /// Next step.
     Next(String),
     /// Graph that was not compared, and the reason.
@@ -42,12 +42,13 @@ pub(super) enum Told {
 }
 
 /// Runs the graphs of the package in `folder`; reports progress to the callback.
-pub(super) fn run(folder: &Path, told: &dyn Fn(Told)) -> Result<()> {
-    let package = Package::open_told(folder, &|file| told(Told::Next(format!("{file}: read"))))?;
-    let mut bench = Bench { package: &package, threads: Threads::new(1), scratch: tower::Scratch::default(), told };
+pub(super) fn run(folder: &Path, reported: &dyn Fn(ValidationProgress)) -> Result<()> {
+    let package =
+        Package::open_with_progress(folder, &|file| reported(ValidationProgress::Next(format!("{file}: read"))))?;
+    let mut bench = Bench { package: &package, threads: Threads::new(1), scratch: tower::Scratch::default(), reported };
     for (side, tower) in [("a user", &package.user), ("an item", &package.item)] {
         let Some(tower) = tower else { continue };
-        bench.tower(side, tower).map_err(|e| wrong(e.within(tower.graph().0)))?;
+        bench.tower(side, tower).map_err(|e| invalid(e.within(tower.graph().0)))?;
     }
     package.overarch.as_ref().map_or(Ok(()), |overarch| bench.overarch(overarch))
 }
@@ -78,13 +79,13 @@ pub fn score_items(
     if let Some(&slot) = slots.last() {
         index.row(slot, &mut query);
     }
-    let mut bench = Bench { package, threads: Threads::new(1), scratch: tower::Scratch::default(), told: &|_| () };
+    let mut bench = Bench { package, threads: Threads::new(1), scratch: tower::Scratch::default(), reported: &|_| () };
     let user = bench.user(&query.repeat(package.spec.query_count()), 0)?;
     let rows = |given: InputRows<'_>| rows(&slots[given.rows.clone()], given);
-    let given = Given { overarch, user: &user, count: slots.len(), numbers: &numbers, rows: &rows };
+    let given = UserCandidates { overarch, user: &user, count: slots.len(), numbers: &numbers, rows: &rows };
     let mut tasks = vec![0.0; overarch.tasks() * slots.len()];
     let is_finite = given.score(&bench.threads, &mut bench.scratch, Some(ITEMS_TIME), &mut tasks);
-    match is_finite.map_err(|e| wrong(e.within(format!("{}: {} items", overarch.graph().0, slots.len()))))? {
+    match is_finite.map_err(|e| invalid(e.within(format!("{}: {} items", overarch.graph().0, slots.len()))))? {
         true => Ok(()),
         false => Err(Error::invalid(format!(
             "{}: output `logits` holds NaN or infinity for items as they are published, expected finite numbers",
@@ -94,7 +95,7 @@ pub fn score_items(
 }
 
 /// Converts an internal error to `Invalid`, because a failure of a graph is a fault of the package.
-fn wrong(error: Error) -> Error {
+fn invalid(error: Error) -> Error {
     match error.kind() {
         Kind::Internal => Error::invalid(error.to_string()),
         _ => error,
@@ -105,7 +106,7 @@ struct Bench<'a> {
     package: &'a Package,
     threads: Threads,
     scratch: tower::Scratch,
-    told: &'a dyn Fn(Told),
+    reported: &'a dyn Fn(ValidationProgress),
 }
 
 /// Outputs of a sample alone, with their tolerances in a batch.
@@ -115,8 +116,8 @@ struct Alone {
 }
 
 impl Bench<'_> {
-    fn tell(&self, what: String) {
-        (self.told)(Told::Next(what));
+    fn report_progress(&self, what: String) {
+        (self.reported)(ValidationProgress::Next(what));
     }
 
     /// Parses the file of a graph for the reference evaluation; `None`, after a report, if that is not possible.
@@ -131,7 +132,9 @@ impl Bench<'_> {
     }
 
     fn not_compared(&self, file: &str, stop: &Stop) {
-        (self.told)(Told::NotCompared(format!("{file} was not compared with an evaluation of its file: {stop}")));
+        (self.reported)(ValidationProgress::NotCompared(format!(
+            "{file} was not compared with an evaluation of its file: {stop}"
+        )));
     }
 
     /// Runs a tower on rows of known and unknown features, alone and in batches.
@@ -141,7 +144,7 @@ impl Bench<'_> {
         let samples: Vec<FeatureRow> = samples.collect::<Result<_>>()?;
         let mut alone: Vec<Alone> = Vec::new();
         for count in ROWS.into_iter().chain([tower.run_rows() + 1]) {
-            self.tell(format!("{file}: {count} rows"));
+            self.report_progress(format!("{file}: {count} rows"));
             let rows: Vec<&FeatureRow> = samples.iter().cycle().take(count).collect();
             let made = self.run(tower, &rows).map_err(|e| e.within(format!("{count} rows")))?;
             for (output, tensor) in tower.outputs().iter().zip(&made) {
@@ -158,7 +161,7 @@ impl Bench<'_> {
     /// Runs each sample alone, and compares it with the reference.
     fn alone(&mut self, side: &str, tower: &Tower, samples: &[FeatureRow]) -> Result<Vec<Alone>> {
         let file = tower.graph().0;
-        self.tell(format!("{file}: compared with an evaluation of its file"));
+        self.report_progress(format!("{file}: compared with an evaluation of its file"));
         let mut alone = Vec::with_capacity(samples.len());
         for sample in samples {
             let made = self.run(tower, &[sample]).map_err(|e| e.within("1 row"))?;
@@ -262,23 +265,23 @@ impl Bench<'_> {
         let query: Vec<f32> = (0..width).map(samples::fraction).collect();
         let mut oracle = None;
         for (n, sample) in USERS.into_iter().enumerate() {
-            let user = self.user(&query, sample).map_err(|e| wrong(e.within(file)))?;
+            let user = self.user(&query, sample).map_err(|e| invalid(e.within(file)))?;
             let counts = if n == 0 { &CANDIDATES[..] } else { &[SAMPLES][..] };
             let mut together = Vec::with_capacity(counts.len());
             for &count in counts {
-                self.tell(format!("{file}: {count} candidates"));
+                self.report_progress(format!("{file}: {count} candidates"));
                 let which: Vec<usize> = (0..count).map(|n| n % SAMPLES).collect();
                 let made = self.score(overarch, &user, &which);
-                together.push((count, made.map_err(|e| wrong(e.within(format!("{file}: {count} candidates"))))?));
+                together.push((count, made.map_err(|e| invalid(e.within(format!("{file}: {count} candidates"))))?));
             }
-            self.tell(format!("{file}: compared with an evaluation of its file"));
+            self.report_progress(format!("{file}: compared with an evaluation of its file"));
             if n == 0 {
                 oracle = self.oracle(file)?;
             }
             let scores = self.scores_alone(overarch, &user, sample == BLANK, oracle.as_ref());
-            let scores = scores.map_err(|e| wrong(e.within(file)))?;
+            let scores = scores.map_err(|e| invalid(e.within(file)))?;
             for (count, made) in together {
-                check_candidates(&scores, &made, count).map_err(|e| wrong(e.within(file)))?;
+                check_candidates(&scores, &made, count).map_err(|e| invalid(e.within(file)))?;
             }
             // If the reranker reads only the query, one user suffices.
             if !self.package.needs_features() {
@@ -293,7 +296,7 @@ impl Bench<'_> {
         let package = self.package;
         let numbers = samples::numbers(overarch, which);
         let rows = |given: InputRows<'_>| given.each(|n, row| samples::candidate(package, overarch, which[n], row));
-        let given = Given { overarch, user, count: which.len(), numbers: &numbers, rows: &rows };
+        let given = UserCandidates { overarch, user, count: which.len(), numbers: &numbers, rows: &rows };
         let mut tasks = vec![0.0; overarch.tasks() * which.len()];
         given.score(&self.threads, &mut self.scratch, None, &mut tasks)?;
         Ok(tasks)
@@ -501,7 +504,7 @@ fn undefined(output: &str, who: &str, node: Option<String>) -> Error {
 }
 
 /// Candidates of one user, without their rows.
-struct Given<'a> {
+struct UserCandidates<'a> {
     overarch: &'a OverArch,
     user: &'a [Vec<f32>],
     count: usize,
@@ -509,7 +512,7 @@ struct Given<'a> {
     rows: &'a dyn Fn(InputRows<'_>),
 }
 
-impl Given<'_> {
+impl UserCandidates<'_> {
     /// Writes the scores of all tasks, and returns whether all logits are finite. `enough` is the time limit once more candidates
     /// were scored than one run takes.
     fn score(

@@ -14,14 +14,14 @@ use utoipa::ToSchema;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::folder::{LOCK, lock_folder, names_in};
-use super::{Held, Stamp, number};
+use super::{PinnedVersion, Stamp, number};
 use sterling_core::error::{Error, Result};
 use sterling_storage::files;
 
 /// Prefix of the folder of an incomplete fetch, before the version's name.
 pub(super) const FETCHING: &str = ".fetching-";
 /// Prefix of a folder that is being removed.
-const GONE: &str = ".gone-";
+const REMOVED_PREFIX: &str = ".gone-";
 const ORIGIN: &str = ".origin";
 
 /// Local copies of versions from a bucket.
@@ -90,7 +90,7 @@ impl Cache {
     }
 
     /// Protects a version, cached or about to be, from eviction.
-    pub(super) fn hold(&self, folder: &Path) -> Result<Held> {
+    pub(super) fn hold(&self, folder: &Path) -> Result<PinnedVersion> {
         let path = lock_of(folder);
         let parent = path.parent().unwrap_or(&self.root);
         let lock = fs::create_dir_all(parent).and_then(|()| {
@@ -100,7 +100,7 @@ impl Cache {
             Ok(lock)
         });
         let lock = lock.map_err(|e| Error::io(path.display(), e))?;
-        Ok(Held { folder: folder.to_owned(), fold: None, _lock: Some(lock) })
+        Ok(PinnedVersion { folder: folder.to_owned(), fold: None, _lock: Some(lock) })
     }
 
     /// Returns the stamp of the version in a folder, if it is complete.
@@ -126,7 +126,7 @@ impl Cache {
 
     /// Removes a folder atomically: renames it first, so that a partially removed version is never visible.
     pub(super) fn discard(folder: &Path) -> Result<()> {
-        let gone = folder.with_file_name(format!("{GONE}{:016x}", RandomState::new().hash_one(folder)));
+        let gone = folder.with_file_name(format!("{REMOVED_PREFIX}{:016x}", RandomState::new().hash_one(folder)));
         fs::rename(folder, &gone).map_err(|e| Error::io(folder.display(), e))?;
         fs::remove_dir_all(&gone).map_err(|e| Error::io(gone.display(), e))
     }
@@ -212,7 +212,7 @@ fn entries_of(parent: &Path) -> Result<Vec<Entry>> {
     let mut found = Vec::new();
     for name in names_in(parent)? {
         let folder = parent.join(&name);
-        if name.starts_with(GONE) {
+        if name.starts_with(REMOVED_PREFIX) {
             // Left by a process that was killed during a removal.
             let _ = fs::remove_dir_all(&folder);
         } else if let Some(Origin { bytes, .. }) = origin(&folder) {

@@ -41,11 +41,11 @@ pub struct Desired {
 
 impl Desired {
     /// Describes the state for operators.
-    pub fn told(&self) -> String {
+    pub fn reported(&self) -> String {
         let version = self.version.map_or("the newest version".into(), |version| format!("version {version}"));
         let labels: Vec<String> = self.labels.iter().map(|(label, version)| format!("`{label}` = {version}")).collect();
         let labels = (!labels.is_empty()).then(|| format!("labels {}", labels.join(", ")));
-        let all: Vec<String> = [version].into_iter().chain(labels).chain(self.traffic.told()).collect();
+        let all: Vec<String> = [version].into_iter().chain(labels).chain(self.traffic.reported()).collect();
         all.join(", ")
     }
 
@@ -69,16 +69,21 @@ impl Desired {
 
     fn parse(place: &str, bytes: &[u8]) -> Result<Self> {
         let corrupt = |why: String| Error::corrupt(format!("{place}: {why}"));
-        let wish: Desired = serde_json::from_slice(bytes).map_err(|e| corrupt(format!("not a desired state: {e}")))?;
-        if wish.format != FORMAT {
-            return Err(Error::unsupported(format!("{place}: format {}, expected {FORMAT}", wish.format)));
+        let desired_state: Desired =
+            serde_json::from_slice(bytes).map_err(|e| corrupt(format!("not a desired state: {e}")))?;
+        if desired_state.format != FORMAT {
+            return Err(Error::unsupported(format!("{place}: format {}, expected {FORMAT}", desired_state.format)));
         }
-        if wish.labels.len() > LABELS_MAX {
-            return Err(corrupt(format!("{} labels, expected at most {LABELS_MAX}", wish.labels.len())));
+        if desired_state.labels.len() > LABELS_MAX {
+            return Err(corrupt(format!("{} labels, expected at most {LABELS_MAX}", desired_state.labels.len())));
         }
-        wish.labels.keys().try_for_each(|label| check_name("label", label)).map_err(|e| corrupt(e.to_string()))?;
-        wish.traffic.check().map_err(|e| corrupt(e.to_string()))?;
-        Ok(wish)
+        desired_state
+            .labels
+            .keys()
+            .try_for_each(|label| check_name("label", label))
+            .map_err(|e| corrupt(e.to_string()))?;
+        desired_state.traffic.check().map_err(|e| corrupt(e.to_string()))?;
+        Ok(desired_state)
     }
 }
 
@@ -87,25 +92,25 @@ impl Store {
     ///
     /// # Errors
     /// `Corrupt` or `Unsupported` with the fault of the file; `Io`, `Unavailable`.
-    pub fn wish(&self, model: &str) -> Result<Desired> {
+    pub fn desired_state(&self, model: &str) -> Result<Desired> {
         check_model(model)?;
-        self.parsed(model, self.shelf().read(model, DESIRED_FILE)).map(|(wish, _)| wish)
+        self.parsed(model, self.shelf().read(model, DESIRED_FILE)).map(|(desired_state, _)| desired_state)
     }
 
     /// Returns the desired state as of the last listing.
     ///
     /// # Errors
-    /// As [`Store::wish`].
+    /// As [`Store::desired_state`].
     pub fn seen_desired(&self, model: &str) -> Result<Desired> {
         check_model(model)?;
-        self.parsed(model, self.shelf().glance(model, DESIRED_FILE)).map(|(wish, _)| wish)
+        self.parsed(model, self.shelf().glance(model, DESIRED_FILE)).map(|(desired_state, _)| desired_state)
     }
 
     fn parsed(&self, model: &str, read: Result<Vec<u8>>) -> Result<(Desired, Option<Vec<u8>>)> {
         match read {
             Ok(bytes) => {
-                let wish = Desired::parse(&format!("{}/{model}/{DESIRED_FILE}", self.name()), &bytes)?;
-                Ok((wish, Some(bytes)))
+                let desired_state = Desired::parse(&format!("{}/{model}/{DESIRED_FILE}", self.name()), &bytes)?;
+                Ok((desired_state, Some(bytes)))
             }
             Err(e) if e.kind() == Kind::NotFound => Ok((Desired::default(), None)),
             Err(e) => Err(e),
@@ -117,45 +122,50 @@ impl Store {
     /// # Errors
     /// `Conflict` with the current state if it was changed meanwhile, or if the rollout needs a version or label that would be
     /// removed. `Invalid` for an invalid label, for more than 256 labels, and for an invalid rollout. `NotFound` for a version
-    /// that is not published or a missing label; as [`Store::wish`].
+    /// that is not published or a missing label; as [`Store::desired_state`].
     pub fn change_desired(&self, model: &str, before: &Desired, change: impl FnOnce(&mut Desired)) -> Result<Desired> {
         check_name("model name", model)?;
         let (now, bytes) = self.parsed(model, self.shelf().read(model, DESIRED_FILE))?;
         let overtaken = |now: &Desired| {
-            let told = now.told();
-            Error::conflict(format!("model `{model}`: it was changed meanwhile, to {told}; nothing was done"))
+            let reported = now.reported();
+            Error::conflict(format!("model `{model}`: it was changed meanwhile, to {reported}; nothing was done"))
         };
         if now != *before {
             return Err(overtaken(&now));
         }
-        let mut wish = now;
-        change(&mut wish);
-        self.check_desired(model, before, &wish)?;
-        wish.format = FORMAT;
-        wish.revision += 1;
-        wish.nonce = format!("{:016x}", RandomState::new().hash_one(std::process::id()));
-        let text = serde_json::to_vec_pretty(&wish).map_err(|e| Error::internal(format!("desired state: {e}")))?;
+        let mut desired_state = now;
+        change(&mut desired_state);
+        self.check_desired(model, before, &desired_state)?;
+        desired_state.format = FORMAT;
+        desired_state.revision += 1;
+        desired_state.nonce = format!("{:016x}", RandomState::new().hash_one(std::process::id()));
+        let text =
+            serde_json::to_vec_pretty(&desired_state).map_err(|e| Error::internal(format!("desired state: {e}")))?;
         match self.shelf().swap(model, DESIRED_FILE, bytes.as_deref(), &text)? {
-            true => Ok(wish),
-            false => Err(overtaken(&self.wish(model)?)),
+            true => Ok(desired_state),
+            false => Err(overtaken(&self.desired_state(model)?)),
         }
     }
 
     /// Rejects invalid changes of a desired state.
-    fn check_desired(&self, model: &str, before: &Desired, wish: &Desired) -> Result<()> {
-        wish.labels.keys().try_for_each(|label| check_name("label", label))?;
-        if wish.labels.len() > LABELS_MAX {
-            return Err(Error::invalid(format!("{} labels, expected at most {LABELS_MAX}", wish.labels.len())));
+    fn check_desired(&self, model: &str, before: &Desired, desired_state: &Desired) -> Result<()> {
+        desired_state.labels.keys().try_for_each(|label| check_name("label", label))?;
+        if desired_state.labels.len() > LABELS_MAX {
+            return Err(Error::invalid(format!(
+                "{} labels, expected at most {LABELS_MAX}",
+                desired_state.labels.len()
+            )));
         }
-        check_traffic(model, wish)?;
+        check_traffic(model, desired_state)?;
         let mut published = self.versions(model)?;
-        published.extend(self.cut_versions(model)?);
-        let labelled = wish.labels.iter().filter(|(label, version)| before.labels.get(*label) != Some(*version));
-        let answering = wish.version.filter(|version| before.version != Some(*version));
+        published.extend(self.sharded_versions(model)?);
+        let labelled =
+            desired_state.labels.iter().filter(|(label, version)| before.labels.get(*label) != Some(*version));
+        let answering = desired_state.version.filter(|version| before.version != Some(*version));
         let targets =
             |of: &'_ Desired| of.traffic.targets().filter_map(|(_, target)| of.version_of(target)).collect::<Vec<_>>();
         let known = targets(before);
-        let taking_part = targets(wish).into_iter().filter(|version| !known.contains(version));
+        let taking_part = targets(desired_state).into_iter().filter(|version| !known.contains(version));
         let mut new = answering.into_iter().chain(labelled.map(|(_, version)| *version)).chain(taking_part);
         match new.find(|version| !published.contains(version)) {
             Some(version) => {
@@ -172,18 +182,18 @@ impl Store {
 }
 
 /// Rejects a rollout that contradicts the rest of the desired state.
-fn check_traffic(model: &str, wish: &Desired) -> Result<()> {
-    wish.traffic.check()?;
-    let missing = wish.traffic.targets().find(|(_, target)| wish.version_of(*target).is_none());
+fn check_traffic(model: &str, desired_state: &Desired) -> Result<()> {
+    desired_state.traffic.check()?;
+    let missing = desired_state.traffic.targets().find(|(_, target)| desired_state.version_of(*target).is_none());
     if let Some((part, target)) = missing {
-        let labels: Vec<String> = wish.labels.keys().map(|label| format!("`{label}`")).collect();
+        let labels: Vec<String> = desired_state.labels.keys().map(|label| format!("`{label}`")).collect();
         let labels = if labels.is_empty() { "none".into() } else { labels.join(", ") };
         let what =
             format!("model `{model}`: its {part} is {target}, which the store does not have; its labels are: {labels}");
         return Err(Error::not_found(what));
     }
-    let Some(canary) = &wish.traffic.canary else { return Ok(()) };
-    match (wish.version, wish.version_of(canary.target()?)) {
+    let Some(canary) = &desired_state.traffic.canary else { return Ok(()) };
+    match (desired_state.version, desired_state.version_of(canary.target()?)) {
         (None, _) => Err(Error::conflict(format!(
             "model `{model}`: its newest version becomes active automatically, so that a canary would have no active \
              version to compare with; activate one first: `sterling activate {model} VERSION`"

@@ -58,8 +58,8 @@ impl Shelf for Failing {
     fn outline(&self, unit: Unit<'_>) -> Result<PathBuf> {
         (self.fail)("Shelf::outline").and_then(|()| self.shelf.outline(unit))
     }
-    fn bring(&self, unit: Unit<'_>) -> Result<Held> {
-        (self.fail)("Shelf::bring").and_then(|()| self.shelf.bring(unit))
+    fn ensure_local(&self, unit: Unit<'_>) -> Result<PinnedVersion> {
+        (self.fail)("Shelf::ensure_local").and_then(|()| self.shelf.ensure_local(unit))
     }
     fn discard(&self, unit: Unit<'_>) -> Result<bool> {
         (self.fail)("Shelf::discard").and_then(|()| self.shelf.discard(unit))

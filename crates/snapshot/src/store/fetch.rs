@@ -113,13 +113,13 @@ impl Source<'_> {
             return Ok(());
         }
         let key = self.unit.key(name);
-        let told = |what: String| Error::corrupt(format!("{key}: file `{name}` {what}"));
+        let reported = |what: String| Error::corrupt(format!("{key}: file `{name}` {what}"));
         let head = match found(|| self.objects.head(&key)) {
-            Err(e) if e.kind() == Kind::NotFound => return Err(told("is missing".into())),
+            Err(e) if e.kind() == Kind::NotFound => return Err(reported("is missing".into())),
             other => other?,
         };
         if head.bytes != sum.bytes {
-            return Err(told(format!("has {} bytes, expected {}", head.bytes, sum.bytes)));
+            return Err(reported(format!("has {} bytes, expected {}", head.bytes, sum.bytes)));
         }
         if self.link(cache, &target, sum) {
             return Ok(());
@@ -135,7 +135,7 @@ impl Source<'_> {
         }
         if found != *sum {
             fs::remove_file(&part).map_err(unwritten)?;
-            return Err(told(format!("has checksum {}, expected {}", found.xxh3, sum.xxh3)));
+            return Err(reported(format!("has checksum {}, expected {}", found.xxh3, sum.xxh3)));
         }
         fs::rename(&part, &target).map_err(unwritten)
     }

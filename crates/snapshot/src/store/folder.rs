@@ -19,7 +19,7 @@ use std::sync::Mutex;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::super::manifest::MANIFEST;
-use super::{Held, Publication, Shelf, Stamp, Unit, check_rivals, number, rival_under_way};
+use super::{PinnedVersion, Publication, Shelf, Stamp, Unit, check_rivals, number, rival_under_way};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::locks::locked;
 use sterling_storage::files;
@@ -33,12 +33,12 @@ pub(super) const LOCK: &str = ".lock";
 #[derive(Debug)]
 pub(super) struct Folder {
     root: PathBuf,
-    sight: Mutex<Sight>,
+    sight: Mutex<FolderCheck>,
 }
 
 /// Result of the last check of the folder.
 #[derive(Debug, Default)]
-struct Sight {
+struct FolderCheck {
     /// True if it ever existed; a folder that never did is created by the first publication.
     was_there: bool,
     /// Reason why it cannot be read, although it existed before.
@@ -178,8 +178,8 @@ impl Shelf for Folder {
         Ok(self.folder(unit))
     }
 
-    fn bring(&self, unit: Unit<'_>) -> Result<Held> {
-        Ok(Held { folder: self.folder(unit), fold: None, _lock: None })
+    fn ensure_local(&self, unit: Unit<'_>) -> Result<PinnedVersion> {
+        Ok(PinnedVersion { folder: self.folder(unit), fold: None, _lock: None })
     }
 
     fn read(&self, model: &str, file: &str) -> Result<Vec<u8>> {

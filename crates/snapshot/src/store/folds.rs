@@ -20,37 +20,37 @@ use std::path::{Path, PathBuf};
 use super::super::manifest::Manifest;
 use super::super::shards::{Shards, shard_folder};
 use super::folder::{Staging, lock_folder, names_in, remove_leftovers, take_away};
-use super::{Held, Store, Unit, number};
+use super::{PinnedVersion, Store, Unit, number};
 use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Result};
 use sterling_storage::files;
 
 /// Checkpoints that are retained per shard.
-const KEPT: usize = 2;
+const RETAINED_CHECKPOINTS: usize = 2;
 /// Prefix of a damaged checkpoint, before its position.
 const DAMAGED: &str = ".damaged-";
 
 /// A checkpoint and its position.
-struct Fold {
+struct ShardCheckpoint {
     position: u64,
     folder: PathBuf,
 }
 
 /// Returns the folder of a shard's checkpoints, over all versions of its model; `None` if the version is not partitioned.
-fn folds_of_shard(root: &Path, unit: Unit<'_>) -> Option<PathBuf> {
+fn checkpoints_of_shard(root: &Path, unit: Unit<'_>) -> Option<PathBuf> {
     Some(shard_folder(&root.join(unit.model), unit.shard?))
 }
 
 impl Store {
     /// Returns the same store with checkpoints of its shard in a local folder, which need not exist yet.
     #[must_use]
-    pub fn with_folds(self, root: impl Into<PathBuf>) -> Self {
+    pub fn with_checkpoints(self, root: impl Into<PathBuf>) -> Self {
         Store { folds: Some(root.into()), ..self }
     }
 
     /// Returns the folder of a shard's checkpoints and the manifest of the published shard, if there are any checkpoints.
-    fn folds_of(&self, unit: Unit<'_>) -> Result<Option<(PathBuf, Manifest)>> {
-        let of_shard = self.folds.as_ref().and_then(|root| folds_of_shard(root, unit));
+    fn checkpoints_of(&self, unit: Unit<'_>) -> Result<Option<(PathBuf, Manifest)>> {
+        let of_shard = self.folds.as_ref().and_then(|root| checkpoints_of_shard(root, unit));
         may_block();
         let of_version = of_shard.map(|folder| folder.join(unit.version.to_string()));
         let Some(of_version) = of_version.filter(|folder| folder.exists()) else { return Ok(None) };
@@ -58,10 +58,10 @@ impl Store {
         Ok(Some((of_version.join(published.digest()), published)))
     }
 
-    fn newest_fold(&self, unit: Unit<'_>) -> Result<Option<Fold>> {
-        let Some((parent, _)) = self.folds_of(unit)? else { return Ok(None) };
+    fn newest_checkpoint(&self, unit: Unit<'_>) -> Result<Option<ShardCheckpoint>> {
+        let Some((parent, _)) = self.checkpoints_of(unit)? else { return Ok(None) };
         let newest = positions(&parent)?.pop();
-        Ok(newest.map(|position| Fold { position, folder: parent.join(position.to_string()) }))
+        Ok(newest.map(|position| ShardCheckpoint { position, folder: parent.join(position.to_string()) }))
     }
 
     /// Returns the position of the checkpoint that replaces the shard of a version on this server, if there is one.
@@ -69,7 +69,7 @@ impl Store {
     /// # Errors
     /// As [`Store::outline`] and [`Manifest::read`].
     pub fn folded(&self, model: &str, version: u64) -> Result<Option<u64>> {
-        Ok(self.newest_fold(self.unit(model, version))?.map(|fold| fold.position))
+        Ok(self.newest_checkpoint(self.unit(model, version))?.map(|fold| fold.position))
     }
 
     /// Returns the position that applies if the newest checkpoint is damaged: that of the previous checkpoint, or of the
@@ -77,25 +77,25 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::folded`].
-    pub fn position_behind_fold(&self, model: &str, version: u64) -> Result<Option<u64>> {
-        let Some((parent, published)) = self.folds_of(self.unit(model, version))? else { return Ok(None) };
+    pub fn position_after_checkpoint(&self, model: &str, version: u64) -> Result<Option<u64>> {
+        let Some((parent, published)) = self.checkpoints_of(self.unit(model, version))? else { return Ok(None) };
         let mut behind = positions(&parent)?;
         Ok(behind.pop().map(|_| behind.pop().unwrap_or(published.position)))
     }
 
     /// Returns the folder of the checkpoint that replaces the shard of a version.
-    pub(super) fn folded_outline(&self, unit: Unit<'_>) -> Result<Option<PathBuf>> {
-        Ok(self.newest_fold(unit)?.map(|fold| fold.folder))
+    pub(super) fn checkpoint_outline(&self, unit: Unit<'_>) -> Result<Option<PathBuf>> {
+        Ok(self.newest_checkpoint(unit)?.map(|fold| fold.folder))
     }
 
-    pub(super) fn bring_fold(&self, unit: Unit<'_>) -> Result<Option<Held>> {
-        let held = |Fold { position, folder }| Held { folder, fold: Some(position), _lock: None };
-        Ok(self.newest_fold(unit)?.map(held))
+    pub(super) fn ensure_local_checkpoint(&self, unit: Unit<'_>) -> Result<Option<PinnedVersion>> {
+        let held = |ShardCheckpoint { position, folder }| PinnedVersion { folder, fold: Some(position), _lock: None };
+        Ok(self.newest_checkpoint(unit)?.map(held))
     }
 
     /// Moves the newest checkpoint, which is damaged, aside; returns false if there is none.
-    pub(super) fn put_fold_aside(&self, unit: Unit<'_>) -> Result<bool> {
-        let Some(Fold { position, folder }) = self.newest_fold(unit)? else { return Ok(false) };
+    pub(super) fn set_checkpoint_aside(&self, unit: Unit<'_>) -> Result<bool> {
+        let Some(ShardCheckpoint { position, folder }) = self.newest_checkpoint(unit)? else { return Ok(false) };
         tracing::warn!(folder = %folder.display(), "the checkpoint of the shard is damaged; moving it aside and using the previous one");
         let aside = folder.with_file_name(format!("{DAMAGED}{position}"));
         if aside.exists() {
@@ -117,7 +117,7 @@ impl Store {
         fill: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<()> {
         let unit = Unit { shard: manifest.shard.map(|part| part.shard), ..self.unit(&manifest.name, manifest.version) };
-        let of_shard = self.folds.as_ref().and_then(|root| Some((root, folds_of_shard(root, unit)?)));
+        let of_shard = self.folds.as_ref().and_then(|root| Some((root, checkpoints_of_shard(root, unit)?)));
         let Some((root, of_shard)) = of_shard else {
             return Err(Error::unsupported("a merge of a shard that accepts no updates here"));
         };
@@ -137,8 +137,8 @@ impl Store {
     ///
     /// # Errors
     /// `Io` with the path.
-    pub fn forget_folds(&self, model: &str, before: u64) -> Result<()> {
-        let of_shard = self.folds.as_ref().and_then(|root| folds_of_shard(root, self.unit(model, before)));
+    pub fn delete_checkpoints(&self, model: &str, before: u64) -> Result<()> {
+        let of_shard = self.folds.as_ref().and_then(|root| checkpoints_of_shard(root, self.unit(model, before)));
         may_block();
         let Some(parent) = of_shard.filter(|parent| parent.exists()) else { return Ok(()) };
         let _lock = lock_folder(&parent)?;
@@ -163,7 +163,7 @@ fn finish(staging: &Staging, parent: &Path, root: &Path, position: u64) -> Resul
         files::sync_folder(folder).map_err(|e| Error::io(folder.display(), e))?;
     }
     let mut old = positions(parent)?;
-    old.truncate(old.len().saturating_sub(KEPT));
+    old.truncate(old.len().saturating_sub(RETAINED_CHECKPOINTS));
     old.iter().try_for_each(|position| take_away(parent, &parent.join(position.to_string())))
 }
 

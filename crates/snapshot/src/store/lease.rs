@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 use sterling_core::tasks;
-use sterling_storage::objects::{Objects, Over};
+use sterling_storage::objects::{Objects, WriteCondition};
 
 /// Name of the lease object, within the version.
 pub(super) const LEASE: &str = ".publishing";
@@ -20,7 +20,7 @@ pub(super) const LEASE_MS: i64 = 10 * 60 * 1000;
 /// Renewal interval.
 const EVERY: Duration = Duration::from_secs(60);
 /// Time without a renewal after which a publication aborts.
-const GIVE_UP: Duration = Duration::from_secs(5 * 60);
+const ABORT_AFTER: Duration = Duration::from_secs(5 * 60);
 
 /// Lease of an active publication; its object is removed on drop.
 pub(super) struct Lease {
@@ -36,7 +36,7 @@ impl Lease {
     /// Writes the lease and starts its renewal.
     pub(super) fn take(objects: &Arc<dyn Objects>, key: String) -> Result<Self> {
         let begun = Instant::now();
-        objects.put(&key, Vec::new(), &Over::Anything)?;
+        objects.put(&key, Vec::new(), &WriteCondition::Anything)?;
         let written = Arc::new(Mutex::new(begun));
         let (stop, stopped) = channel();
         let renew = {
@@ -44,7 +44,7 @@ impl Lease {
             move || {
                 while stopped.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
                     let begun = Instant::now();
-                    match objects.put(&key, Vec::new(), &Over::Anything) {
+                    match objects.put(&key, Vec::new(), &WriteCondition::Anything) {
                         Ok(_) => *locked(&written) = begun,
                         Err(error) => tracing::warn!(%error, "could not renew the lease of the publication"),
                     }
@@ -63,7 +63,7 @@ impl Lease {
     /// Returns an error if the lease may have expired and others may have removed the uploaded objects.
     pub(super) fn check(&self) -> Result<()> {
         let ago = locked(&self.written).elapsed();
-        match ago < GIVE_UP {
+        match ago < ABORT_AFTER {
             true => Ok(()),
             false => Err(Error::unavailable(format!(
                 "{}: could not be written for {} s: another process may have removed the uploaded files",

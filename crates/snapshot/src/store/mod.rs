@@ -57,7 +57,7 @@ pub struct Stamp(u64);
 
 /// A version on local disk, protected from eviction while this value exists.
 #[derive(Debug)]
-pub struct Held {
+pub struct PinnedVersion {
     folder: PathBuf,
     /// Position of the checkpoint, if it is one.
     fold: Option<u64>,
@@ -65,7 +65,7 @@ pub struct Held {
     _lock: Option<File>,
 }
 
-impl Held {
+impl PinnedVersion {
     /// Returns the folder of its files.
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -137,7 +137,7 @@ trait Shelf: Debug + Send + Sync {
     /// Returns a folder with the metadata of a version, its manifest and `model.toml`; a bucket fetches only these.
     fn outline(&self, unit: Unit<'_>) -> Result<PathBuf>;
     /// Returns the version on local disk; a bucket fetches it.
-    fn bring(&self, unit: Unit<'_>) -> Result<Held>;
+    fn ensure_local(&self, unit: Unit<'_>) -> Result<PinnedVersion>;
     /// Deletes a damaged cached copy of a version; returns whether there was one that can be fetched again.
     fn discard(&self, unit: Unit<'_>) -> Result<bool>;
     fn read(&self, model: &str, file: &str) -> Result<Vec<u8>>;
@@ -241,8 +241,8 @@ impl Store {
     ///
     /// # Errors
     /// `Io` with the path.
-    pub fn cut_models(&self) -> Result<Vec<String>> {
-        self.named(|name| self.cut_versions(name).is_ok_and(|v| !v.is_empty()))
+    pub fn sharded_models(&self) -> Result<Vec<String>> {
+        self.named(|name| self.sharded_versions(name).is_ok_and(|v| !v.is_empty()))
     }
 
     /// Returns the names of model folders that satisfy `is_one`, sorted.
@@ -275,14 +275,14 @@ impl Store {
     ///
     /// # Errors
     /// `Io` with the path.
-    pub fn cut_versions(&self, model: &str) -> Result<Vec<u64>> {
+    pub fn sharded_versions(&self, model: &str) -> Result<Vec<u64>> {
         if check_name("model name", model).is_err() {
             return Ok(Vec::new());
         }
         self.shelf().numbers(model, &[SHARDS_FILE.into()])
     }
 
-    /// Returns the local folder of a version, or of the selected shard. For a bucket it exists after [`Store::bring`].
+    /// Returns the local folder of a version, or of the selected shard. For a bucket it exists after [`Store::ensure_local`].
     pub fn folder(&self, model: &str, version: u64) -> PathBuf {
         self.shelf.root().join(self.unit(model, version).path())
     }
@@ -295,7 +295,7 @@ impl Store {
     pub fn outline(&self, model: &str, version: u64) -> Result<PathBuf> {
         check_model(model)?;
         let unit = self.unit(model, version);
-        self.folded_outline(unit)?.map_or_else(|| self.shelf().outline(unit), Ok)
+        self.checkpoint_outline(unit)?.map_or_else(|| self.shelf().outline(unit), Ok)
     }
 
     /// Returns the manifest of a version, or of the selected shard.
@@ -325,7 +325,7 @@ impl Store {
     /// # Errors
     /// As [`Store::manifest`]; `Corrupt` for a file that differs from the manifest.
     pub fn small_file(&self, model: &str, version: u64, file: &str) -> Result<Option<Vec<u8>>> {
-        let is_cut = self.shard.is_none() && self.cut_versions(model)?.contains(&version);
+        let is_cut = self.shard.is_none() && self.sharded_versions(model)?.contains(&version);
         let shard = if is_cut { Some(0) } else { self.shard };
         let of = Store { shelf: self.shelf.clone(), shard, folds: None };
         let Some(sum) = of.manifest(model, version)?.files.remove(file) else { return Ok(None) };
@@ -345,10 +345,10 @@ impl Store {
     /// # Errors
     /// `Corrupt` with a file that differs from the manifest; `NoSpace` if it does not fit; `NotFound`, `Unavailable`, `Io`;
     /// `NotReady` if it was replaced meanwhile.
-    pub fn bring(&self, model: &str, version: u64) -> Result<Held> {
+    pub fn ensure_local(&self, model: &str, version: u64) -> Result<PinnedVersion> {
         check_model(model)?;
         let unit = self.unit(model, version);
-        self.bring_fold(unit)?.map_or_else(|| self.shelf().bring(unit), Ok)
+        self.ensure_local_checkpoint(unit)?.map_or_else(|| self.shelf().ensure_local(unit), Ok)
     }
 
     /// Deletes a damaged cached copy of a version, or moves its damaged checkpoint aside. Returns false if there is no
@@ -358,7 +358,7 @@ impl Store {
     /// `Io` with the path.
     pub fn discard(&self, model: &str, version: u64) -> Result<bool> {
         let unit = self.unit(model, version);
-        Ok(self.put_fold_aside(unit)? || self.shelf().discard(unit)?)
+        Ok(self.set_checkpoint_aside(unit)? || self.shelf().discard(unit)?)
     }
 
     /// Returns the fingerprint of a version's files, or `None` if it is not published.
@@ -371,11 +371,11 @@ impl Store {
     /// updates.
     pub fn successor(&self, model: &str, version: u64, published: &[u64]) -> u64 {
         let mut later = published.iter().copied().rev().take_while(|later| *later > version);
-        later.find(|later| self.stands_for(model, *later, version)).unwrap_or(version)
+        later.find(|later| self.is_same_or_merged(model, *later, version)).unwrap_or(version)
     }
 
     /// Returns whether `later` is this version or a merge of it with later updates.
-    pub fn stands_for(&self, model: &str, later: u64, version: u64) -> bool {
+    pub fn is_same_or_merged(&self, model: &str, later: u64, version: u64) -> bool {
         later == version || self.manifest(model, later).is_ok_and(|found| found.origin() == version)
     }
 
@@ -411,7 +411,7 @@ impl Store {
     /// Adds files to a published version; `fill` writes them to a folder. Readers see them in the order of `files`.
     ///
     /// # Errors
-    /// Errors of `fill`; as [`Store::bring`].
+    /// Errors of `fill`; as [`Store::ensure_local`].
     pub fn add(
         &self,
         model: &str,

@@ -22,11 +22,13 @@ use super::cache::{Cache, CacheOptions};
 use super::fetch::Source;
 use super::folder::{Staging, lock_folder, names_in, remove_leftovers};
 use super::lease::{LEASE, LEASE_MS, Lease};
-use super::{DESIRED_FILE, Held, Publication, Shelf, Stamp, Unit, check_rivals, number, rival_under_way};
+use super::{DESIRED_FILE, PinnedVersion, Publication, Shelf, Stamp, Unit, check_rivals, number, rival_under_way};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::locks::locked;
 use sterling_storage::files;
-use sterling_storage::objects::{Health, Objects, Over, Proof, Tag, back_off, found, prove, read_twice, replace};
+use sterling_storage::objects::{
+    Health, Objects, Proof, Tag, WriteCondition, back_off, found, prove, read_twice, replace,
+};
 
 /// Object with the highest number allocated to a publication of a model.
 const GIVEN: &str = ".given";
@@ -35,7 +37,7 @@ const LATER: &str = "recalibration";
 /// Attempts to allocate a number when others allocate at the same time, and when the bucket does not answer.
 const TRIES: (usize, u32) = (100, 5);
 /// Attempts to see written objects in a listing; the first wait between attempts, and the longest.
-const LOOKS: (u32, (Duration, Duration)) = (5, (Duration::from_millis(100), Duration::from_secs(2)));
+const LISTING_RETRIES: (u32, (Duration, Duration)) = (5, (Duration::from_millis(100), Duration::from_secs(2)));
 
 /// A bucket and the local cache of its versions.
 #[derive(Debug)]
@@ -134,8 +136,8 @@ impl Remote {
     }
 
     /// Lists the bucket now, even shortly after a failed attempt.
-    fn look_now(&self) -> Result<Arc<Seen>> {
-        self.take(self.health.told(self.look()))?;
+    fn list_now(&self) -> Result<Arc<Seen>> {
+        self.take(self.health.reported(self.look()))?;
         Ok(self.seen())
     }
 
@@ -180,8 +182,8 @@ impl Remote {
     }
 
     fn sourced<'a>(&'a self, seen: &Seen, unit: Unit<'a>) -> Result<Source<'a>> {
-        let told = || Error::not_found(format!("{}/{}: not published", self.url, unit.path().display()));
-        self.source(seen, unit).ok_or_else(told)
+        let reported = || Error::not_found(format!("{}/{}: not published", self.url, unit.path().display()));
+        self.source(seen, unit).ok_or_else(reported)
     }
 
     /// Reads a small object in its current state. An object of the last listing must exist, so a single "not found" is retried.
@@ -219,16 +221,16 @@ impl Remote {
             let before = self.now(&key)?;
             let given =
                 before.as_ref().and_then(|(text, _)| number(std::str::from_utf8(text).ok()?.trim())).unwrap_or(0);
-            let taken = self.look_now()?.numbers(model).last().copied().unwrap_or(0);
+            let taken = self.list_now()?.numbers(model).last().copied().unwrap_or(0);
             let version = given.max(taken) + 1;
-            let over = before.map_or(Over::Nothing, |(_, tag)| Over::This(tag));
+            let over = before.map_or(WriteCondition::Nothing, |(_, tag)| WriteCondition::This(tag));
             match self.objects.put(&key, format!("{version}\n").into_bytes(), &over) {
                 Ok(_) => return Ok(version),
                 // Of two concurrent attempts one succeeds; an attempt whose answer is lost leaves a number unused.
                 Err(e) if e.kind() == Kind::Conflict => {}
                 Err(e) if e.kind() == Kind::Unavailable && failures < TRIES.1 => {
                     failures += 1;
-                    sleep(back_off(LOOKS.1, failures));
+                    sleep(back_off(LISTING_RETRIES.1, failures));
                 }
                 Err(e) => return Err(e),
             }
@@ -238,7 +240,7 @@ impl Remote {
 
     /// Removes the leftovers of killed publications, and expired leases of completed ones.
     fn clean(&self, model: &str, own: u64) -> Result<()> {
-        let seen = self.look_now()?;
+        let seen = self.list_now()?;
         for version in seen.numbers(model).into_iter().filter(|version| *version != own) {
             if !self.has_lease(&seen, model, version) || self.is_live(&seen, model, version, own) {
                 continue;
@@ -306,7 +308,7 @@ impl Remote {
             if !what.is_derived {
                 return Ok(());
             }
-            let seen = self.look_now()?;
+            let seen = self.list_now()?;
             check_rivals(what.model, &before, &self.versions(what.model)?)?;
             let mut others = seen.numbers(what.model).into_iter().filter(|other| *other != version);
             match others.any(|other| self.is_live(&seen, what.model, other, version)) {
@@ -348,10 +350,10 @@ impl Remote {
         }
         let mut looks = 1;
         while let Some(key) = self.missing(unit, &files)? {
-            if looks == LOOKS.0 {
+            if looks == LISTING_RETRIES.0 {
                 return Err(Error::unavailable(format!("{}/{key}: it is not there as it was written", self.url)));
             }
-            sleep(back_off(LOOKS.1, looks));
+            sleep(back_off(LISTING_RETRIES.1, looks));
             looks += 1;
         }
         may()?;
@@ -374,7 +376,7 @@ impl Remote {
     fn seal(&self, unit: Unit<'_>, staging: &Path, last: &str) -> Result<()> {
         let (key, path) = (unit.key(last), staging.join(last));
         let bytes = files::read(&path)?;
-        replace(&*self.objects, &key, &bytes, &Over::Nothing).map(drop).map_err(|e| match e.kind() {
+        replace(&*self.objects, &key, &bytes, &WriteCondition::Nothing).map(drop).map_err(|e| match e.kind() {
             Kind::Conflict => Error::conflict(format!("{}/{key}: another process created it meanwhile", self.url)),
             Kind::Unavailable => e.within("the version may or may not be complete, which `sterling inspect` shows"),
             _ => e,
@@ -494,7 +496,7 @@ impl Shelf for Remote {
         }
     }
 
-    fn bring(&self, unit: Unit<'_>) -> Result<Held> {
+    fn ensure_local(&self, unit: Unit<'_>) -> Result<PinnedVersion> {
         let held = self.cache.hold(&self.cache.root().join(unit.path()))?;
         let seen = self.seen();
         if !seen.is_of_cache {
@@ -547,7 +549,7 @@ impl Shelf for Remote {
         if now.as_ref().map(|(bytes, _)| bytes.as_slice()) != before {
             return Ok(false);
         }
-        let over = now.map_or(Over::Nothing, |(_, tag)| Over::This(tag));
+        let over = now.map_or(WriteCondition::Nothing, |(_, tag)| WriteCondition::This(tag));
         let is_swapped = match replace(&*self.objects, &key, bytes, &over) {
             Err(e) if e.kind() == Kind::Conflict => false,
             other => other.map(|_| true)?,
@@ -580,7 +582,7 @@ impl Shelf for Remote {
             let unit = Unit { model, version, shard: None };
             let is_cut = staging.folder.join(SHARDS_FILE).exists();
             // Shards are fetched separately.
-            let kept = self.look_now().and_then(|seen| {
+            let kept = self.list_now().and_then(|seen| {
                 staging.unlock()?;
                 if is_cut { Ok(()) } else { self.keep(&seen, unit, &staging.folder) }
             });
@@ -593,13 +595,13 @@ impl Shelf for Remote {
     }
 
     fn add(&self, unit: Unit<'_>, files: &[&str], fill: &mut dyn FnMut(&Path) -> Result<()>) -> Result<()> {
-        let held = self.bring(unit)?;
+        let held = self.ensure_local(unit)?;
         fill(held.folder())?;
         for file in files.iter().filter(|file| held.folder().join(file).exists()) {
             self.objects.upload(&unit.key(file), &held.folder().join(file))?;
         }
         let bytes = super::Manifest::read(held.folder())?.bytes();
-        match self.source(&*self.look_now()?, unit) {
+        match self.source(&*self.list_now()?, unit) {
             Some(source) => Cache::mark(held.folder(), source.stamp, bytes),
             None => Ok(()),
         }
@@ -607,6 +609,6 @@ impl Shelf for Remote {
 
     fn remove(&self, model: &str, version: u64) -> Result<()> {
         self.remove_all(model, version)?;
-        self.look_now().map(drop)
+        self.list_now().map(drop)
     }
 }

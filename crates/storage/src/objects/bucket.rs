@@ -34,7 +34,7 @@ use tokio::time::sleep;
 use super::health::back_off;
 use super::strays::STRAY;
 use super::transport::Transport;
-use super::{Objects, Over, Tag, WHOLE_BYTES_MAX};
+use super::{Objects, Tag, WHOLE_BYTES_MAX, WriteCondition};
 use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::tasks::{self, Runtime};
@@ -160,7 +160,7 @@ async fn repeated<T, F: Future<Output = object_store::Result<T>>>(
     most: Duration,
     mut call: impl FnMut() -> F,
 ) -> object_store::Result<T> {
-    let mut patience = Patience::new(most);
+    let mut patience = RetryBudget::new(most);
     loop {
         match call().await {
             Err(error) => patience.wait(error).await?,
@@ -170,15 +170,15 @@ async fn repeated<T, F: Future<Output = object_store::Result<T>>>(
 }
 
 /// Retry budget of one call.
-struct Patience {
+struct RetryBudget {
     most: Duration,
     first: Option<Instant>,
     failures: u32,
 }
 
-impl Patience {
+impl RetryBudget {
     fn new(most: Duration) -> Self {
-        Patience { most, first: None, failures: 0 }
+        RetryBudget { most, first: None, failures: 0 }
     }
 
     /// Waits until the next retry, or returns the error if the budget is spent.
@@ -199,7 +199,7 @@ fn explained(error: &object_store::Error) -> Option<(Kind, &'static str)> {
     let text = error.to_string();
     let code = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>")).map_or("", |(code, _)| code);
     let lacks = Some((Kind::Io, "this caller lacks the right"));
-    let told = match code {
+    let reported = match code {
         "AccessDenied" | "AllAccessDisabled" | "AuthorizationPermissionMismatch" => return lacks,
         "RequestTimeTooSkewed" | "RequestExpired" => {
             "the clocks of this machine and of the bucket differ: set this one"
@@ -219,7 +219,7 @@ fn explained(error: &object_store::Error) -> Option<(Kind, &'static str)> {
             };
         }
     };
-    Some((Kind::Unavailable, told))
+    Some((Kind::Unavailable, reported))
 }
 
 impl Bucket {
@@ -236,7 +236,7 @@ impl Bucket {
                 Error::conflict(format!("{place}: another object exists there"))
             }
             _ => match explained(&error) {
-                Some((kind, told)) => Error::new(kind, format!("{place}: {told}: {error}")),
+                Some((kind, reported)) => Error::new(kind, format!("{place}: {reported}: {error}")),
                 None => Error::unavailable(format!("{place}: {error}")),
             },
         }
@@ -249,17 +249,17 @@ impl Bucket {
         work: impl Future<Output = object_store::Result<T>> + Send + 'static,
     ) -> Result<T> {
         may_block();
-        let (tell, told) = sync_channel(1);
+        let (tell, reported) = sync_channel(1);
         // Sending fails if the caller's thread has ended.
         self.runtime.spawn(async move { drop(tell.send(work.await)) });
-        match told.recv() {
+        match reported.recv() {
             Ok(done) => done.map_err(|e| self.failed(key, e)),
             Err(_) => Err(Error::internal(format!("{}/{key}: the task of the call panicked", self.url))),
         }
     }
 
     /// Reports the number of objects with invalid keys; logs it when it changes.
-    fn tell_strays(&self, strays: usize) {
+    fn report_strays(&self, strays: usize) {
         metrics::gauge!("sterling_store_stray_objects").set(strays as f64);
         if self.strays.swap(strays, Ordering::Relaxed) != strays && strays > 0 {
             tracing::warn!(
@@ -282,7 +282,7 @@ fn listing_failed(error: object_store::Error) -> object_store::Error {
 /// Lists all objects under a prefix. A failed listing resumes after its last object, if the service lists in order.
 async fn listed(store: &dyn ObjectStore, prefix: Option<&Key>) -> object_store::Result<Vec<ObjectMeta>> {
     let mut found: Vec<ObjectMeta> = Vec::new();
-    let (mut furthest, mut patience) = (0, Patience::new(SMALL));
+    let (mut furthest, mut patience) = (0, RetryBudget::new(SMALL));
     loop {
         let after = found.last().map(|last| last.location.clone());
         let mut pages = match &after {
@@ -297,7 +297,7 @@ async fn listed(store: &dyn ObjectStore, prefix: Option<&Key>) -> object_store::
                     found.push(meta);
                     if found.len() > furthest {
                         furthest = found.len();
-                        patience = Patience::new(SMALL);
+                        patience = RetryBudget::new(SMALL);
                     }
                 }
                 Some(Err(error)) => break patience.wait(listing_failed(error)).await?,
@@ -318,7 +318,7 @@ async fn piece(
     range: Range<u64>,
     give: Sender<object_store::Result<Bytes>>,
 ) {
-    let (mut from, mut patience) = (range.start, Patience::new(SMALL));
+    let (mut from, mut patience) = (range.start, RetryBudget::new(SMALL));
     while from < range.end {
         let options = GetOptions {
             range: Some(GetRange::Bounded(from..range.end)),
@@ -345,7 +345,7 @@ async fn piece(
             Ok(true) => {}
             Err(error) => {
                 if from > before {
-                    patience = Patience::new(SMALL);
+                    patience = RetryBudget::new(SMALL);
                 }
                 if let Err(error) = patience.wait(error).await {
                     let _ = give.send(Err(error));
@@ -430,7 +430,7 @@ impl Objects for Bucket {
             )));
         }
         if under.is_empty() {
-            self.tell_strays(found.iter().filter(|meta| meta.location.as_ref() == STRAY).count());
+            self.report_strays(found.iter().filter(|meta| meta.location.as_ref() == STRAY).count());
         }
         let own = self.prefix.as_ref();
         let relative = |meta: ObjectMeta| {
@@ -502,24 +502,24 @@ impl Objects for Bucket {
         under_way.into_iter().try_for_each(take)
     }
 
-    fn put(&self, key: &str, bytes: Vec<u8>, over: &Over) -> Result<Tag> {
+    fn put(&self, key: &str, bytes: Vec<u8>, over: &WriteCondition) -> Result<Tag> {
         let (store, at, length) = (self.store.clone(), self.key(key)?, bytes.len() as u64);
         let mode = match over {
-            Over::Anything => PutMode::Overwrite,
-            Over::Nothing => PutMode::Create,
-            Over::This(tag) if tag.generation.is_none() && tag.strong().is_none() => {
+            WriteCondition::Anything => PutMode::Overwrite,
+            WriteCondition::Nothing => PutMode::Create,
+            WriteCondition::This(tag) if tag.generation.is_none() && tag.strong().is_none() => {
                 return Err(Error::unsupported(format!(
                     "{}/{key}: entity tag {}, expected a strong one: conditions of writes name objects by it",
                     self.url,
                     tag.e_tag.as_deref().unwrap_or("missing")
                 )));
             }
-            Over::This(tag) => {
+            WriteCondition::This(tag) => {
                 PutMode::Update(UpdateVersion { e_tag: tag.e_tag.clone(), version: tag.generation.clone() })
             }
         };
         let payload = payload(bytes);
-        let once = *over != Over::Anything;
+        let once = *over != WriteCondition::Anything;
         let most = if length > STEP_BYTES as u64 { LARGE } else { SMALL };
         let put = self.call(key, async move {
             let put = || store.put_opts(&at, payload.clone(), mode.clone().into());
@@ -535,7 +535,7 @@ impl Objects for Bucket {
         if length <= PART_BYTES {
             let mut bytes = Vec::new();
             open.read_to_end(&mut bytes).map_err(unread)?;
-            return self.put(key, bytes, &Over::Anything).map(drop);
+            return self.put(key, bytes, &WriteCondition::Anything).map(drop);
         }
         self.call(key, upload(self.store.clone(), self.key(key)?, Arc::new(open), length))
     }
@@ -553,7 +553,7 @@ impl Objects for Bucket {
 mod tests {
     use super::*;
 
-    fn said(text: &str) -> object_store::Error {
+    fn generic_error(text: &str) -> object_store::Error {
         object_store::Error::Generic { store: "S3", source: text.into() }
     }
 
@@ -567,24 +567,24 @@ mod tests {
             "HTTP error: connection reset",
             "Got invalid list response: unexpected end",
         ];
-        assert_eq!(passing.map(|text| is_passing(&said(text))), [true; 6]);
+        assert_eq!(passing.map(|text| is_passing(&generic_error(text))), [true; 6]);
         let lasting =
             ["status code: 400 Bad Request: <Code>InvalidArgument</Code>", "status code: 501 Not Implemented: "];
-        assert_eq!(lasting.map(|text| is_passing(&said(text))), [false; 2]);
+        assert_eq!(lasting.map(|text| is_passing(&generic_error(text))), [false; 2]);
     }
 
     #[test]
     fn distinguishes_rejections() {
-        let told = |code: &str| {
+        let reported = |code: &str| {
             let source = format!("status code: 403 Forbidden: <Error><Code>{code}</Code></Error>").into();
             explained(&object_store::Error::PermissionDenied { path: "a".into(), source })
         };
         let codes =
             ["RequestTimeTooSkewed", "SignatureDoesNotMatch", "InvalidAccessKeyId", "ExpiredToken", "AccessDenied"];
         let texts: std::collections::BTreeSet<_> =
-            codes.iter().filter_map(|code| told(code)).map(|(_, text)| text).collect();
+            codes.iter().filter_map(|code| reported(code)).map(|(_, text)| text).collect();
         assert_eq!(texts.len(), codes.len(), "{texts:?}");
-        assert_eq!(told("AccessDenied").map(|(kind, _)| kind), Some(Kind::Io));
-        assert_eq!(told("RequestTimeTooSkewed").map(|(kind, _)| kind), Some(Kind::Unavailable));
+        assert_eq!(reported("AccessDenied").map(|(kind, _)| kind), Some(Kind::Io));
+        assert_eq!(reported("RequestTimeTooSkewed").map(|(kind, _)| kind), Some(Kind::Unavailable));
     }
 }

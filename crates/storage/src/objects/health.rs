@@ -36,14 +36,14 @@ impl Health {
         if let Some(failing) = self.state().as_ref().filter(|failing| Instant::now() < failing.next) {
             return Err(failing.last.again());
         }
-        self.told(question())
+        self.reported(question())
     }
 
     /// Records the outcome of a call that was made without regard to the backoff.
     ///
     /// # Errors
     /// The error of the call.
-    pub fn told<T>(&self, answer: Result<T>) -> Result<T> {
+    pub fn reported<T>(&self, answer: Result<T>) -> Result<T> {
         let mut state = self.state();
         match &answer {
             Ok(_) => *state = None,
@@ -84,7 +84,7 @@ mod tests {
         let asked = health.ask(|| -> Result<()> { panic!("too early") });
         assert_eq!(asked.unwrap_err().to_string(), "away");
         assert_eq!(health.trouble().unwrap().1, "away");
-        health.told(Ok(())).unwrap();
+        health.reported(Ok(())).unwrap();
         assert_eq!(health.ask(|| Ok(2)).unwrap(), 2);
     }
 }

@@ -67,7 +67,7 @@ impl Tag {
 
 /// Condition of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Over {
+pub enum WriteCondition {
     /// Unconditional.
     Anything,
     /// There must be no such object.
@@ -113,7 +113,7 @@ pub trait Objects: fmt::Debug + Send + Sync {
     /// # Errors
     /// `Conflict` if the condition does not hold, which may also follow a write whose answer was lost; `Unavailable` if the
     /// object may have been written; `Unsupported` if the bucket reports no tag that a condition could use.
-    fn put(&self, key: &str, bytes: Vec<u8>, over: &Over) -> Result<Tag>;
+    fn put(&self, key: &str, bytes: Vec<u8>, over: &WriteCondition) -> Result<Tag>;
 
     /// Uploads a file, in parts if it is large.
     ///

@@ -3,7 +3,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use super::{Objects, Over, replace};
+use super::{Objects, WriteCondition, replace};
 use sterling_core::error::{Error, Kind, Result};
 
 /// Result of the probe.
@@ -43,8 +43,11 @@ fn probe(objects: &dyn Objects, key: &str) -> Result<()> {
              and `If-Match`), or publishers would overwrite each other"
         ))),
     };
-    let first = replace(objects, key, b"1", &Over::Nothing)?;
-    refused("a second object of one key", replace(objects, key, b"2", &Over::Nothing))?;
-    replace(objects, key, b"3", &Over::This(first.clone()))?;
-    refused("a replacement of an object that was replaced before", replace(objects, key, b"4", &Over::This(first)))
+    let first = replace(objects, key, b"1", &WriteCondition::Nothing)?;
+    refused("a second object of one key", replace(objects, key, b"2", &WriteCondition::Nothing))?;
+    replace(objects, key, b"3", &WriteCondition::This(first.clone()))?;
+    refused(
+        "a replacement of an object that was replaced before",
+        replace(objects, key, b"4", &WriteCondition::This(first)),
+    )
 }

@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::health::back_off;
-use super::{Objects, Over, Tag};
+use super::{Objects, Tag, WriteCondition};
 use sterling_core::error::{Error, Kind, Result};
 
 /// Maximum number of retries of a write, and the maximum time for them.
@@ -20,7 +20,7 @@ const WAIT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_se
 ///
 /// # Errors
 /// `Conflict` if another object is stored; `Unavailable` if it is unknown whether the write happened.
-pub fn replace(objects: &dyn Objects, key: &str, bytes: &[u8], over: &Over) -> Result<Tag> {
+pub fn replace(objects: &dyn Objects, key: &str, bytes: &[u8], over: &WriteCondition) -> Result<Tag> {
     let began = Instant::now();
     let mut failures = 0;
     loop {
@@ -31,7 +31,7 @@ pub fn replace(objects: &dyn Objects, key: &str, bytes: &[u8], over: &Over) -> R
         match objects.get(key) {
             Ok((there, tag)) if there == bytes => return Ok(tag),
             // The bucket reported an existing object, but there is none. Both cannot be true: retry.
-            Err(e) if e.kind() == Kind::NotFound && *over == Over::Nothing => {}
+            Err(e) if e.kind() == Kind::NotFound && *over == WriteCondition::Nothing => {}
             Err(e) if e.kind() == Kind::Unavailable && error.kind() == Kind::Conflict => return Err(e),
             _ if error.kind() == Kind::Conflict => return Err(error),
             _ => {}

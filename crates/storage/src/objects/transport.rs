@@ -29,7 +29,7 @@ const UNSENT: u64 = 4 << 20;
 /// Minimum rate in bytes per second at which the send buffer is assumed to drain.
 const FLOOR: u64 = 32 << 10;
 /// S3 error codes for concurrent requests that may simply be retried.
-const TRY_AGAIN: [&str; 2] = ["ConditionalRequestConflict", "OperationAborted"];
+const RETRYABLE_CODES: [&str; 2] = ["ConditionalRequestConflict", "OperationAborted"];
 
 /// Factory of the HTTP clients of a store.
 #[derive(Debug)]
@@ -125,23 +125,23 @@ impl Wire {
         *asked.headers_mut() = parts.headers;
         *asked.body_mut() = Some(match body.content_length() {
             0 => Bytes::new().into(),
-            _ => reqwest::Body::wrap(Sent { body, clock: clock.clone() }),
+            _ => reqwest::Body::wrap(ProgressBody { body, clock: clock.clone() }),
         });
         let answer = tokio::select! {
             answer = self.client.execute(asked) => answer.map_err(failed)?,
             () = clock.silent(self.silence) => return Err(silent(self.silence)),
         };
         let (mut parts, body) = hyper::Response::<reqwest::Body>::from(answer).into_parts();
-        let body = HttpResponseBody::new(Heard { body, silence: self.silence, waits: None });
+        let body = HttpResponseBody::new(WatchedBody { body, silence: self.silence, waits: None });
         let body = match parts.status {
             status if is_listing && status.is_success() => without_strays(body.bytes().await?).into(),
             StatusCode::CONFLICT => {
-                let told = body.bytes().await?;
-                let text = String::from_utf8_lossy(&told);
-                if TRY_AGAIN.iter().any(|code| text.contains(code)) {
+                let reported = body.bytes().await?;
+                let text = String::from_utf8_lossy(&reported);
+                if RETRYABLE_CODES.iter().any(|code| text.contains(code)) {
                     parts.status = StatusCode::SERVICE_UNAVAILABLE;
                 }
-                told.into()
+                reported.into()
             }
             _ => body,
         };
@@ -212,12 +212,12 @@ impl Clock {
 }
 
 /// Request body that records its progress.
-struct Sent {
+struct ProgressBody {
     body: HttpRequestBody,
     clock: Arc<Clock>,
 }
 
-impl Body for Sent {
+impl Body for ProgressBody {
     type Data = Bytes;
     type Error = HttpError;
 
@@ -242,14 +242,14 @@ impl Body for Sent {
 }
 
 /// Response body that fails if it stalls.
-struct Heard {
+struct WatchedBody {
     body: reqwest::Body,
     silence: Duration,
     /// Runs while the reader waits for the next bytes.
     waits: Option<Pin<Box<Sleep>>>,
 }
 
-impl Body for Heard {
+impl Body for WatchedBody {
     type Data = Bytes;
     type Error = HttpError;
 

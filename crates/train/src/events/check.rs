@@ -4,7 +4,7 @@ use std::collections::{HashSet, VecDeque};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::raw::{RawEvent, Refusal};
+use super::raw::{RawEvent, RejectionReason};
 use crate::catalogue::Catalogue;
 use sterling_core::limits::EXCLUDE_MAX;
 use sterling_graph::tower::{FeatureRow, Tower};
@@ -61,40 +61,43 @@ impl<'a> Checker<'a> {
     ///
     /// # Errors
     /// The invalid field, with the received and the expected value.
-    pub(super) fn check(&mut self, raw: RawEvent) -> Result<Event, Refusal> {
+    pub(super) fn check(&mut self, raw: RawEvent) -> Result<Event, RejectionReason> {
         let weight = raw.weight.unwrap_or(1.0);
         // A weight of 0, NaN or infinity as an f32 would cancel this event, or all others of the batch.
         if !(weight <= WEIGHT_MAX && weight as f32 > 0.0) {
             let expected = format!("got {weight}, expected a number above 0, at most {WEIGHT_MAX:e}");
-            return Err(Refusal::of("weight", expected));
+            return Err(RejectionReason::of("weight", expected));
         }
         finite("value", raw.value)?;
         finite("time", raw.time)?;
         if let Some(time) = raw.time.filter(|time| !(0.0..=TIME_MAX).contains(time)) {
-            return Err(Refusal::of("time", format!("got {time}, expected seconds since 1970, at most {TIME_MAX}")));
+            return Err(RejectionReason::of(
+                "time",
+                format!("got {time}, expected seconds since 1970, at most {TIME_MAX}"),
+            ));
         }
         for (name, value) in &raw.labels {
             finite(&format!("labels.{name}"), Some(*value))?;
         }
         let Some(item) = self.catalogue.place(raw.item) else {
-            return Err(Refusal::of("item", format!("got {}, expected the id of one of the items", raw.item)));
+            return Err(RejectionReason::of("item", format!("got {}, expected the id of one of the items", raw.item)));
         };
         if raw.exclude.len() > EXCLUDE_MAX {
             let expected = format!("got {} ids, expected at most {EXCLUDE_MAX}", raw.exclude.len());
-            return Err(Refusal::of("context.exclude", expected));
+            return Err(RejectionReason::of("context.exclude", expected));
         }
         // Ids that are no longer in the catalogue cannot be sampled as negatives, so they are dropped.
         let mut exclude: Vec<u32> = raw.exclude.iter().filter_map(|&id| self.catalogue.place(id)).collect();
         exclude.sort_unstable();
         exclude.dedup();
         if exclude.binary_search(&item).is_ok() {
-            return Err(Refusal::of("item", format!("got {}, which `context.exclude` left out", raw.item)));
+            return Err(RejectionReason::of("item", format!("got {}, which `context.exclude` left out", raw.item)));
         }
-        let user = self.tower.read(raw.user).map_err(|e| Refusal::of("user", e.to_string()))?;
+        let user = self.tower.read(raw.user).map_err(|e| RejectionReason::of("user", e.to_string()))?;
         if let Some(id) = raw.id
             && !self.seen.insert(xxh3_64(id.as_bytes()))
         {
-            return Err(Refusal::of("id", format!("got `{id}` again, expected each event once")));
+            return Err(RejectionReason::of("id", format!("got `{id}` again, expected each event once")));
         }
         let is_positive = |label: &str| {
             let labelled = raw.labels.get(label).map(|&value| value > 0.0);
@@ -106,9 +109,9 @@ impl<'a> Checker<'a> {
     }
 }
 
-fn finite(field: &str, number: Option<f64>) -> Result<(), Refusal> {
+fn finite(field: &str, number: Option<f64>) -> Result<(), RejectionReason> {
     match number.filter(|number| !number.is_finite()) {
-        Some(number) => Err(Refusal::of(field, format!("got {number}, expected a finite number"))),
+        Some(number) => Err(RejectionReason::of(field, format!("got {number}, expected a finite number"))),
         None => Ok(()),
     }
 }

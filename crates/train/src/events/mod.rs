@@ -15,5 +15,5 @@ mod table;
 mod wire;
 
 pub(crate) use check::{Checker, Event};
-pub(crate) use raw::Refusal;
+pub(crate) use raw::RejectionReason;
 pub(crate) use read::{Chunk, Inputs, Outcome};

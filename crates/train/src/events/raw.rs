@@ -22,15 +22,15 @@ pub(crate) struct RawEvent {
 
 /// Reason why an event is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Refusal {
+pub(crate) struct RejectionReason {
     /// Invalid field; empty if the event as a whole is invalid.
     pub(crate) field: String,
     /// Received and expected value.
     pub(crate) reason: String,
 }
 
-impl Refusal {
+impl RejectionReason {
     pub(crate) fn of(field: impl Into<String>, reason: impl Into<String>) -> Self {
-        Refusal { field: field.into(), reason: reason.into() }
+        RejectionReason { field: field.into(), reason: reason.into() }
     }
 }

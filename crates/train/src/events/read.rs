@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 
 use super::check::{Checker, Event};
-use super::raw::Refusal;
+use super::raw::RejectionReason;
 use super::{table, wire};
 use sterling_batch::Lines;
 use sterling_core::error::{Error, Result};
@@ -28,7 +28,7 @@ pub(crate) enum Outcome {
     /// A valid event.
     Event(Event),
     /// A rejected one: its line from 1, and the reason.
-    Refused(u64, Refusal),
+    Refused(u64, RejectionReason),
 }
 
 /// Consecutive events of a file.
@@ -108,7 +108,7 @@ impl Inputs {
     pub(crate) fn read(&self, checker: &mut Checker<'_>, take: &mut dyn FnMut(Chunk) -> bool) -> Result<()> {
         let mut before = 0;
         for (number, file) in self.files.iter().enumerate() {
-            let mut taker = Taker { file: number, before, checker: &mut *checker, take: &mut *take };
+            let mut taker = EventReader { file: number, before, checker: &mut *checker, take: &mut *take };
             match read(&file.path, &mut taker).map_err(|e| e.within(file.path.display()))? {
                 true => before += file.bytes,
                 false => return Ok(()),
@@ -119,16 +119,16 @@ impl Inputs {
 }
 
 /// Validates the events of a file and passes them on in chunks.
-struct Taker<'a, 'c> {
+struct EventReader<'a, 'c> {
     file: usize,
     before: u64,
     checker: &'a mut Checker<'c>,
     take: &'a mut dyn FnMut(Chunk) -> bool,
 }
 
-impl Taker<'_, '_> {
+impl EventReader<'_, '_> {
     /// Passes events on. `first` is the number of the first line or row, from 1.
-    fn give(&mut self, raw: Vec<(u64, Result<super::raw::RawEvent, Refusal>)>, bytes: u64) -> bool {
+    fn give(&mut self, raw: Vec<(u64, Result<super::raw::RawEvent, RejectionReason>)>, bytes: u64) -> bool {
         let checked = raw.into_iter().map(|(line, raw)| match raw.and_then(|raw| self.checker.check(raw)) {
             Ok(event) => Outcome::Event(event),
             Err(refusal) => Outcome::Refused(line, refusal),
@@ -139,7 +139,7 @@ impl Taker<'_, '_> {
 }
 
 /// Reads a file to its end; returns false if no more events are wanted.
-fn read(path: &Path, taker: &mut Taker<'_, '_>) -> Result<bool> {
+fn read(path: &Path, taker: &mut EventReader<'_, '_>) -> Result<bool> {
     let bytes = Arc::new(AtomicU64::new(0));
     let lines = if path == Path::new(STDIN) {
         let lines = text_of(path, Counted { from: std::io::stdin(), bytes: bytes.clone() })?;
@@ -161,7 +161,7 @@ fn read(path: &Path, taker: &mut Taker<'_, '_>) -> Result<bool> {
         {
             line += 1;
             held += row.as_ref().map_or(0, String::len);
-            let row = row.map_err(|e| Refusal::of("", e.to_string()));
+            let row = row.map_err(|e| RejectionReason::of("", e.to_string()));
             raw.push((line, row.and_then(|row| wire::read(&row))));
         }
         if raw.is_empty() {
@@ -173,7 +173,7 @@ fn read(path: &Path, taker: &mut Taker<'_, '_>) -> Result<bool> {
     }
 }
 
-fn read_table(path: &Path, taker: &mut Taker<'_, '_>) -> Result<bool> {
+fn read_table(path: &Path, taker: &mut EventReader<'_, '_>) -> Result<bool> {
     let bytes = std::fs::metadata(path).map_err(|e| Error::io("events", e))?.len();
     let reader = open_parquet(path)?;
     table::check(reader.schema())?;

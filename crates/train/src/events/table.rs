@@ -13,7 +13,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Field, Schema};
 
-use super::raw::{RawEvent, Refusal};
+use super::raw::{RawEvent, RejectionReason};
 use sterling_core::error::{Error, Result};
 use sterling_core::items::ID;
 use sterling_core::request::{Features, Values};
@@ -105,7 +105,7 @@ fn flat_columns(name: String, array: &ArrayRef, columns: &mut Vec<(String, Array
 }
 
 /// Returns the events of a batch of rows.
-pub(super) fn rows(batch: &RecordBatch, first_row: u64) -> Vec<Result<RawEvent, Refusal>> {
+pub(super) fn rows(batch: &RecordBatch, first_row: u64) -> Vec<Result<RawEvent, RejectionReason>> {
     match Columns::read(batch, first_row) {
         Ok(columns) => (0..batch.num_rows()).map(|row| columns.event(row)).collect(),
         Err(refusal) if batch.num_rows() == 1 => vec![Err(refusal)],
@@ -119,7 +119,7 @@ struct Columns {
 }
 
 impl Columns {
-    fn read(batch: &RecordBatch, first_row: u64) -> Result<Self, Refusal> {
+    fn read(batch: &RecordBatch, first_row: u64) -> Result<Self, RejectionReason> {
         let mut flat = Vec::new();
         let schema = batch.schema();
         for (field, array) in schema.fields().iter().zip(batch.columns()) {
@@ -129,13 +129,13 @@ impl Columns {
         for (name, array) in flat {
             let Some(role) = Role::of(&name).filter(|role| *role != Role::Ignored) else { continue };
             let column =
-                ArrowColumn::read(&array, first_row as usize).map_err(|e| Refusal::of(&name, e.to_string()))?;
+                ArrowColumn::read(&array, first_row as usize).map_err(|e| RejectionReason::of(&name, e.to_string()))?;
             columns.push((name, role, column));
         }
         Ok(Columns { columns })
     }
 
-    fn event(&self, row: usize) -> Result<RawEvent, Refusal> {
+    fn event(&self, row: usize) -> Result<RawEvent, RejectionReason> {
         let mut event = RawEvent {
             id: None,
             user: Features::new(),
@@ -149,8 +149,8 @@ impl Columns {
         };
         let mut weights = Vec::new();
         for (name, role, column) in &self.columns {
-            let refused = |e: Error| Refusal::of(name, e.to_string());
-            let expected = |what: &str| Refusal::of(name, format!("expected {what}"));
+            let refused = |e: Error| RejectionReason::of(name, e.to_string());
+            let expected = |what: &str| RejectionReason::of(name, format!("expected {what}"));
             let number = || match column.double(row) {
                 Some(number) => Ok(number),
                 None => match column.values(row) {
@@ -162,7 +162,7 @@ impl Columns {
             };
             let Some(values) = column.values(row).map_err(refused)? else {
                 match role {
-                    Role::Item => return Err(Refusal::of(name, "got null, expected a 64-bit integer")),
+                    Role::Item => return Err(RejectionReason::of(name, "got null, expected a 64-bit integer")),
                     _ => continue,
                 }
             };
@@ -191,8 +191,9 @@ impl Columns {
         }
         for (name, feature, weights) in weights {
             let values = event.user.remove(feature);
-            let values = values.ok_or_else(|| Refusal::of(name, format!("got weights, but no `user.{feature}`")))?;
-            let weighted = values.weighted(weights).map_err(|e| Refusal::of(name, e.to_string()))?;
+            let values =
+                values.ok_or_else(|| RejectionReason::of(name, format!("got weights, but no `user.{feature}`")))?;
+            let weighted = values.weighted(weights).map_err(|e| RejectionReason::of(name, e.to_string()))?;
             event.user.insert(feature.clone(), weighted);
         }
         Ok(event)

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::raw::{RawEvent, Refusal};
+use super::raw::{RawEvent, RejectionReason};
 use sterling_api::{FeatureValue, Misread, Named, read_object};
 use sterling_core::limits::FEATURES_MAX;
 
@@ -46,8 +46,8 @@ struct Context {
 }
 
 /// Parses an event from a line.
-pub(super) fn read(line: &str) -> Result<RawEvent, Refusal> {
-    let event: WireEvent = read_object(line.as_bytes()).map_err(|Misread { field, reason }| Refusal {
+pub(super) fn read(line: &str) -> Result<RawEvent, RejectionReason> {
+    let event: WireEvent = read_object(line.as_bytes()).map_err(|Misread { field, reason }| RejectionReason {
         // A truncated or malformed JSON text has no field.
         field: if field == "?" { String::new() } else { field },
         reason,

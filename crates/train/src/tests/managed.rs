@@ -34,7 +34,7 @@ fn with_ids(count: u64) -> Vec<Value> {
 
 #[test]
 fn the_package_has_the_ids_and_later_runs_go_on_with_them() {
-    let place = Place::new(&(TRAIN.to_owned() + MANAGED));
+    let place = TestFolder::new(&(TRAIN.to_owned() + MANAGED));
     let path = place.events("e.jsonl", &with_ids(400));
     let (report, out) = place.run(place.options(&path, "work"), "out");
     let managed = report.managed["packages"];
@@ -56,7 +56,7 @@ fn the_package_has_the_ids_and_later_runs_go_on_with_them() {
 }
 
 #[test]
-fn a_killed_run_with_managed_ids_ends_with_the_same_bits() {
+fn a_killed_run_with_managed_ids_resumes_to_the_same_bits() {
     let train = TRAIN.replace("batch = 16", "batch = 2").replace("uniform = 8", "uniform = 1");
     let options = TrainOptions { checkpoint_steps: 1, ..TrainOptions::new(vec![], "") };
     let resumed = ends_with_the_same_bits(&(train + MANAGED), options);
@@ -75,7 +75,7 @@ fn holds(folder: &Path, bytes: &[u8]) -> bool {
 
 #[test]
 fn a_removed_id_leaves_no_byte_in_checkpoints_and_package() {
-    let place = Place::new(&(TRAIN.to_owned() + &MANAGED.replace(", ttl_hours = 0.02", "")));
+    let place = TestFolder::new(&(TRAIN.to_owned() + &MANAGED.replace(", ttl_hours = 0.02", "")));
     let path = place.events("e.jsonl", &with_ids(400));
     let mut first = place.open(place.options(&path, "work")).unwrap();
     let killed = place.path("killed");
@@ -103,8 +103,8 @@ fn a_removed_id_leaves_no_byte_in_checkpoints_and_package() {
     assert!(!holds(&killed, &id.to_le_bytes()) && !holds(&place.path("second"), &id.to_le_bytes()));
     assert!(!holds(&place.path("second"), &row));
     drop(second);
-    let mut wrong = options();
-    wrong.forget[0].0 = "sections".into();
-    let said = place.open(wrong).unwrap_err().to_string();
+    let mut invalid = options();
+    invalid.forget[0].0 = "sections".into();
+    let said = place.open(invalid).unwrap_err().to_string();
     assert!(said.contains("forget: table `sections`: its ids are row numbers, expected managed ids"), "{said}");
 }

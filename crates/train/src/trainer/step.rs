@@ -4,9 +4,9 @@ use serde::Serialize;
 
 use super::{Trainer, WINDOW};
 use crate::catalogue::Catalogue;
-use crate::draws::Draws;
+use crate::draws::StepRandom;
 use crate::events::Event;
-use crate::judge::{Wanted, rank, rank_by_count};
+use crate::judge::{RankedEvent, rank, rank_by_count};
 use crate::loss::{Gradients, SampledSoftmax};
 use crate::model::{Forward, Rows};
 use crate::products::Packed;
@@ -58,7 +58,7 @@ impl Trainer {
         self.carried.frequency.count(&items, events.len());
         let positives = items.len();
         let (all, uniform) = (self.catalogue.len() as u64, self.train.uniform as u64);
-        let draws = Draws::new(self.options.seed, self.position.step);
+        let draws = StepRandom::new(self.options.seed, self.position.step);
         items.extend((0..uniform).map(|n| draws.below(n, all) as u32));
         let log_q: Vec<f32> = match self.train.log_q {
             false => vec![0.0; items.len()],
@@ -159,8 +159,8 @@ impl Trainer {
             rows.flat_map(|(query, _)| query).copied().collect()
         };
         let ranked = events.iter().filter(|event| event.is_positive);
-        let wanted: Vec<Wanted<'_>> =
-            ranked.map(|event| Wanted { item: event.item, exclude: &event.exclude }).collect();
+        let wanted: Vec<RankedEvent<'_>> =
+            ranked.map(|event| RankedEvent { item: event.item, exclude: &event.exclude }).collect();
         let items = self.model.vectors(&self.catalogue, self.vectors.take())?;
         let judged = &mut self.position.judged;
         rank(self.kernels, &positives(queries), &items, &wanted, &mut judged.learned);

@@ -34,7 +34,7 @@ use sterling_core::tasks::{self, Runtime};
 const REFRESH_PAUSE: Duration = Duration::from_millis(50);
 const PROBE_INTERVAL_MAX: Duration = Duration::from_secs(2);
 /// A request that timed out sooner reflects the caller's deadline instead of the node.
-const PATIENCE_MIN: Duration = Duration::from_millis(5);
+const NODE_TIMEOUT_MIN: Duration = Duration::from_millis(5);
 
 /// Nodes of a shard that serve reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -291,7 +291,7 @@ impl Shared {
                 PipelineOutcome::Lost(why)
             }
             Err(_) => {
-                if start.elapsed() >= PATIENCE_MIN {
+                if start.elapsed() >= NODE_TIMEOUT_MIN {
                     self.failed(node, "no answer in time");
                 }
                 PipelineOutcome::Late
@@ -341,7 +341,7 @@ impl Shared {
         self.counters.hedges.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn ask_for_owners(&self) {
+    pub(super) fn request_owners(&self) {
         self.refresh.notify_one();
     }
 
@@ -439,7 +439,7 @@ impl Shared {
 
     /// Checks for seeds that belong to another cluster, and for nodes that evict rows. Seeds in the slot map were its source,
     /// or are its nodes.
-    async fn look_at_setup(&self) {
+    async fn check_setup(&self) {
         let view = self.view.load_full();
         let mut troubles = evicting(&self.primaries()).await;
         for seed in self.seeds.iter().filter(|seed| view.slots.nodes().all(|node| node != *seed)) {
@@ -499,7 +499,7 @@ impl Shared {
             }
             self.trouble.store(trouble);
             if !is_asked && !unwell {
-                self.look_at_setup().await;
+                self.check_setup().await;
             }
             sleep(REFRESH_PAUSE).await;
         }

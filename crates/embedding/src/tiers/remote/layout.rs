@@ -354,14 +354,14 @@ mod tests {
         for set in [&named, &earlier] {
             assert_eq!(RowSet::of_manifest_key(&set.manifest_key()).as_ref(), Some(set));
         }
-        for wrong in [
+        for invalid in [
             "sterling:{a/b/x}:manifest",
             "sterling:{a/b/x-1}:manifest",
             "sterling:{a/3-1}:manifest",
             "sterling:{a/b/+3}:manifest",
             "a",
         ] {
-            assert_eq!(RowSet::of_manifest_key(wrong), None, "{wrong}");
+            assert_eq!(RowSet::of_manifest_key(invalid), None, "{invalid}");
         }
         assert_eq!((earlier.content(), named.tagged("1")), (0xfeed, RowSet::new("debian", "packages-2", 1).ok()));
     }
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_shapes_that_cannot_be_stored_are_refused() {
+    fn names_and_shapes_that_cannot_be_stored_are_rejected() {
         for name in ["", "a{b", "a}b", "a/b", "a b", "ä", "a:b", &"x".repeat(201)] {
             assert!(RowSet::new(name, "t", 0).is_err(), "{name}");
             assert!(RowSet::new("m", name, 0).is_err(), "{name}");
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_only_taken_for_itself() {
+    fn a_row_is_accepted_only_with_its_own_load_number_and_bytes() {
         let layout = layout_of(5000, 68);
         let group_bytes: Vec<u8> = (0..5000 * 68).map(|i| (i * 31 % 251) as u8).collect();
         let chunk = layout.encode(9, 0, 1, &group_bytes);

@@ -25,14 +25,14 @@ use super::cluster::{Cluster, Shared};
 use super::layout::{ChunkLayout, DIGEST_BYTES, RowSet, TableShape, slot_of};
 use super::manifest::{TableManifest, TableState};
 use super::memory::{Memory, evicting};
-use super::sets::{PATIENCE, find, stored};
+use super::sets::{QUERY_TIMEOUT, find, stored};
 use sterling_core::clock::unix_time;
 use sterling_core::error::{Error, Kind, Result};
 
 /// Number of chunks in flight.
 const CHUNKS_IN_FLIGHT: usize = 32;
 /// Timeout per chunk, including a failover.
-const CHUNK_PATIENCE: Duration = Duration::from_secs(30);
+const CHUNK_TIMEOUT: Duration = Duration::from_secs(30);
 const REPLICA_WAIT: Duration = Duration::from_secs(10);
 
 /// Progress of a load.
@@ -142,25 +142,25 @@ pub fn delete(cluster: &Arc<Cluster>, named: &RowSet) -> Result<bool> {
             (0..layout.groups()).for_each(|group| {
                 pipeline.cmd("UNLINK").arg(layout.key(group, partition));
             });
-            obey(&shared, layout.slot(partition), &pipeline, CHUNK_PATIENCE).await?;
+            run_commands(&shared, layout.slot(partition), &pipeline, CHUNK_TIMEOUT).await?;
         }
         let key = name.sets_key();
         let mut pipeline = pipe();
         pipeline.cmd("SREM").arg(&key).arg(name.tag());
-        obey(&shared, slot_of(&key), &pipeline, PATIENCE).await?;
+        run_commands(&shared, slot_of(&key), &pipeline, QUERY_TIMEOUT).await?;
         // Deleted last, because the manifest is needed to find the remaining chunks.
         let key = name.manifest_key();
         let mut pipeline = pipe();
         pipeline.cmd("DEL").arg(&key);
-        obey(&shared, slot_of(&key), &pipeline, PATIENCE).await
+        run_commands(&shared, slot_of(&key), &pipeline, QUERY_TIMEOUT).await
     })?;
     removed.map(|()| true).map_err(|e| e.within(named))
 }
 
 /// Sends commands to the primary of their slot, and returns the first error reply as an error.
-async fn obey(shared: &Arc<Shared>, slot: u16, pipeline: &Pipeline, patience: Duration) -> Result<()> {
+async fn run_commands(shared: &Arc<Shared>, slot: u16, pipeline: &Pipeline, patience: Duration) -> Result<()> {
     let replies = shared.on_primary(slot, pipeline, patience).await?;
-    refuse_errors(shared, slot, &replies).await
+    reject_errors(shared, slot, &replies).await
 }
 
 /// Returns the existing set with this content and shape, or a new one, with its manifest.
@@ -191,11 +191,11 @@ fn store(cluster: &Cluster, named: &RowSet, manifest: &TableManifest) -> Result<
             let key = name.sets_key();
             let mut pipeline = pipe();
             pipeline.cmd("SADD").arg(&key).arg(name.tag());
-            obey(&shared, slot_of(&key), &pipeline, PATIENCE).await?;
+            run_commands(&shared, slot_of(&key), &pipeline, QUERY_TIMEOUT).await?;
             let key = name.manifest_key();
             let mut pipeline = pipe();
             pipeline.cmd("SET").arg(&key).arg(text);
-            obey(&shared, slot_of(&key), &pipeline, PATIENCE).await
+            run_commands(&shared, slot_of(&key), &pipeline, QUERY_TIMEOUT).await
         })?
         .map_err(|e| e.within(named))
 }
@@ -213,7 +213,7 @@ fn checksum_of(layout: &ChunkLayout, source: &mut impl FnMut(Range<u64>, &mut [u
 
 /// Result of the chunks of a group.
 #[derive(Default)]
-struct Wrote {
+struct ChunkOutcome {
     bytes_written: u64,
     chunks_kept: u64,
     /// By partition: length of the chunk in bytes, and its digest.
@@ -229,7 +229,7 @@ struct GroupJob {
 }
 
 impl GroupJob {
-    async fn write(self, group_bytes: Vec<u8>) -> Result<Wrote> {
+    async fn write(self, group_bytes: Vec<u8>) -> Result<ChunkOutcome> {
         let group_bytes = Arc::new(group_bytes);
         let permits = Arc::new(Semaphore::new(CHUNKS_IN_FLIGHT));
         let mut tasks = JoinSet::new();
@@ -242,7 +242,8 @@ impl GroupJob {
                     .map(|(wrote, size, digest)| (partition, wrote, size, digest))
             });
         }
-        let mut sum = Wrote { digests: vec![(0, [0; DIGEST_BYTES]); self.layout.partitions()], ..Wrote::default() };
+        let mut sum =
+            ChunkOutcome { digests: vec![(0, [0; DIGEST_BYTES]); self.layout.partitions()], ..ChunkOutcome::default() };
         while let Some(chunk) = tasks.join_next().await {
             let (partition, wrote, size, digest) =
                 chunk.map_err(|e| Error::internal(format!("a task of the load ended: {e}")))??;
@@ -258,15 +259,15 @@ impl GroupJob {
         let chunk = self.layout.encode(self.load, self.group, partition, group_bytes);
         let (rows, digest) = chunk.split_last_chunk::<DIGEST_BYTES>().expect("a chunk ends with its digest");
         let (key, slot) = (self.layout.key(self.group, partition), self.layout.slot(partition));
-        let replies = self.shared.on_primary(slot, &digest_question(&key, rows.len()), CHUNK_PATIENCE).await?;
+        let replies = self.shared.on_primary(slot, &digest_question(&key, rows.len()), CHUNK_TIMEOUT).await?;
         if holds(&replies, digest) {
             return Ok((false, chunk.len(), *digest));
         }
         let mut pipeline = pipe();
         pipeline.cmd("SET").arg(&key).arg(&chunk[..]);
         pipeline.cmd("GET").arg(&key);
-        let replies = self.shared.on_primary(slot, &pipeline, CHUNK_PATIENCE).await?;
-        refuse_errors(&self.shared, slot, &replies).await?;
+        let replies = self.shared.on_primary(slot, &pipeline, CHUNK_TIMEOUT).await?;
+        reject_errors(&self.shared, slot, &replies).await?;
         match replies.last() {
             Some(Value::BulkString(came)) if *came == chunk => Ok((true, chunk.len(), *digest)),
             _ => Err(Error::corrupt(format!("chunk {key}: the bytes read back differ from the written ones"))),
@@ -296,7 +297,7 @@ async fn all_there(
             let (size, _) = chunks[partition];
             pipeline.cmd("GETRANGE").arg(layout.key(group as u64, partition)).arg(size - DIGEST_BYTES).arg(-1);
         }
-        let replies = shared.on_primary(layout.slot(partition), &pipeline, CHUNK_PATIENCE).await?;
+        let replies = shared.on_primary(layout.slot(partition), &pipeline, CHUNK_TIMEOUT).await?;
         for (group, (reply, chunks)) in replies.iter().zip(&digests).enumerate() {
             if !matches!(reply, Value::BulkString(came) if *came == chunks[partition].1) {
                 let key = layout.key(group as u64, partition);
@@ -331,7 +332,7 @@ async fn replicated(shared: &Arc<Shared>) -> bool {
 }
 
 /// Returns the first error reply as an error. For a full node, the error has its memory use.
-async fn refuse_errors(shared: &Arc<Shared>, slot: u16, replies: &[Value]) -> Result<()> {
+async fn reject_errors(shared: &Arc<Shared>, slot: u16, replies: &[Value]) -> Result<()> {
     let Some(error) = replies.iter().find_map(|r| if let Value::ServerError(e) = r { Some(e) } else { None }) else {
         return Ok(());
     };

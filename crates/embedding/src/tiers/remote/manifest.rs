@@ -101,8 +101,8 @@ impl TableManifest {
     }
 
     pub(super) fn parse(named: &RowSet, bytes: &[u8]) -> Result<Self> {
-        let wrong = |why: String| Error::corrupt(format!("{named}: its manifest is wrong: {why}"));
-        let manifest: TableManifest = serde_json::from_slice(bytes).map_err(|e| wrong(e.to_string()))?;
+        let invalid = |why: String| Error::corrupt(format!("{named}: its manifest is wrong: {why}"));
+        let manifest: TableManifest = serde_json::from_slice(bytes).map_err(|e| invalid(e.to_string()))?;
         let TableManifest { layout, rows, row_bytes, rows_per_chunk, partitions, .. } = manifest;
         if layout != LAYOUT {
             return Err(Error::unsupported(format!("{named}: layout {layout}, expected {LAYOUT}")));
@@ -113,7 +113,7 @@ impl TableManifest {
             && partitions <= PARTITIONS_MAX
             && (1..=CHUNK_BYTES_MAX / row_bytes).contains(&rows_per_chunk);
         if !plausible {
-            return Err(wrong(format!(
+            return Err(invalid(format!(
                 "{rows} rows of {row_bytes} bytes, {rows_per_chunk} a chunk, {partitions} partitions"
             )));
         }

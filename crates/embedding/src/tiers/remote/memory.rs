@@ -11,7 +11,7 @@ use super::node::ClusterNode;
 use sterling_core::error::Result;
 
 /// Timeout of a node's answer about its eviction policy.
-const PATIENCE: Duration = Duration::from_millis(500);
+const POLICY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Memory state that a node reports.
 pub(super) struct Memory {
@@ -49,8 +49,8 @@ impl Memory {
 
 /// Returns those primaries (each with the number of its replicas) that evict rows when their memory is full, one line each.
 pub(super) async fn evicting(primaries: &[(Arc<ClusterNode>, usize)]) -> Vec<String> {
-    let asked = primaries.iter().filter(|(node, _)| !node.breaker.is_open()).map(|(node, _)| async move {
-        let memory = timeout(PATIENCE, Memory::of(node)).await.ok()?.ok()?;
+    let requested = primaries.iter().filter(|(node, _)| !node.breaker.is_open()).map(|(node, _)| async move {
+        let memory = timeout(POLICY_TIMEOUT, Memory::of(node)).await.ok()?.ok()?;
         let Memory { policy, max, .. } = &memory;
         let line = || {
             format!(
@@ -60,5 +60,5 @@ pub(super) async fn evicting(primaries: &[(Arc<ClusterNode>, usize)]) -> Vec<Str
         };
         memory.evicts().then(line)
     });
-    join_all(asked).await.into_iter().flatten().collect()
+    join_all(requested).await.into_iter().flatten().collect()
 }

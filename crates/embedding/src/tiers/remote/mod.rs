@@ -37,7 +37,7 @@ pub use load::{LoadProgress, LoadReport, delete, load};
 pub use manifest::{TableManifest, TableState};
 pub use sets::{find, sets, stored};
 pub use slots::Address;
-pub use survey::Survey;
+pub use survey::ClusterStatistics;
 pub use watch::{Verified, sample, verify};
 
 use super::cache::{CacheCounters, RowCache};
@@ -191,7 +191,7 @@ impl RemoteTable {
         }
         for indices in shards.into_iter().filter(|i| !i.is_empty()) {
             let shared = self.cluster.shared.clone();
-            let mut leg = Leg { inner: self.inner.clone(), flight: flight.clone(), indices };
+            let mut leg = ShardFetch { inner: self.inner.clone(), flight: flight.clone(), indices };
             self.cluster.spawn(async move {
                 let layout = &leg.inner.set.layout;
                 let places: Vec<RowPlace> = leg.indices.iter().map(|&i| layout.place(leg.flight.rows()[i])).collect();
@@ -244,15 +244,15 @@ impl Inner {
 }
 
 /// Rows of a flight that one shard holds. If it is dropped before its answers arrive, its rows become degraded.
-struct Leg {
+struct ShardFetch {
     inner: Arc<Inner>,
     flight: Arc<Flight>,
     indices: Vec<usize>,
 }
 
-impl Leg {
+impl ShardFetch {
     fn settle(&mut self, places: &[RowPlace], answers: &[Result<Vec<u8>, Cause>]) {
-        let Leg { inner, flight, indices } = self;
+        let ShardFetch { inner, flight, indices } = self;
         let rows = indices.iter().zip(answers).map(|(&index, answer)| inner.set.accept(flight.rows()[index], answer));
         let rows: Vec<Result<&[u8], Cause>> = rows.collect();
         if rows.iter().any(Result::is_err) {
@@ -276,7 +276,7 @@ impl Leg {
     }
 }
 
-impl Drop for Leg {
+impl Drop for ShardFetch {
     fn drop(&mut self) {
         self.flight.settle(self.indices.iter().map(|&i| (i, None)));
         self.indices.iter().for_each(|&i| self.inner.in_flight.land(self.flight.rows()[i], &self.flight));

@@ -14,7 +14,7 @@ use crate::tiers::breaker::Breaker;
 use sterling_core::error::{Error, Result};
 
 /// Timeout of a node's answer outside of requests.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ADMIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A node. All requests share one pipelined connection.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl ClusterNode {
     /// # Errors
     /// `Unavailable` with the node if it does not answer.
     pub(super) async fn answer(&self, question: &Pipeline) -> Result<Vec<Value>> {
-        match tokio::time::timeout(PATIENCE, self.ask(question)).await {
+        match tokio::time::timeout(ADMIN_TIMEOUT, self.ask(question)).await {
             Ok(Ok(replies)) => Ok(replies),
             Ok(Err(e)) => Err(Error::unavailable(format!("node {}: {e}", self.address))),
             Err(_) => Err(Error::unavailable(format!("node {} does not answer", self.address))),

@@ -65,7 +65,7 @@ pub(super) struct OpenSet {
     /// Problems of the set, one per line.
     pub(super) troubles: ArcSwap<Vec<String>>,
     /// Rows that requests needed since the last check, and those that they did not get.
-    asked: AtomicU64,
+    requested: AtomicU64,
     degraded: AtomicU64,
     /// Unreadable share of the rows checked last, as the bits of an f64.
     unreadable: AtomicU64,
@@ -83,7 +83,7 @@ impl OpenSet {
             load: AtomicU64::new(manifest.load),
             suspects: Mutex::default(),
             troubles: ArcSwap::default(),
-            asked: AtomicU64::new(0),
+            requested: AtomicU64::new(0),
             degraded: AtomicU64::new(0),
             unreadable: AtomicU64::new(0),
             wake: Arc::default(),
@@ -119,15 +119,15 @@ impl OpenSet {
     }
 
     /// Records how many rows a request needed and how many of them it did not get.
-    pub(super) fn served(&self, asked: u64, degraded: u64) {
-        self.asked.fetch_add(asked, Ordering::Relaxed);
+    pub(super) fn served(&self, requested: u64, degraded: u64) {
+        self.requested.fetch_add(requested, Ordering::Relaxed);
         self.degraded.fetch_add(degraded, Ordering::Relaxed);
     }
 
     /// Returns and resets the rows that requests needed, and those that they did not get.
     pub(super) fn take_served(&self) -> (u64, u64) {
         let degraded = self.degraded.swap(0, Ordering::Relaxed);
-        (self.asked.swap(0, Ordering::Relaxed), degraded)
+        (self.requested.swap(0, Ordering::Relaxed), degraded)
     }
 
     /// Records unreadable rows; `damaged` are the locations of those that are missing or corrupt.
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_ask_every_partition_and_come_back_to_damaged_chunks() {
+    fn polls_check_every_partition_and_recheck_damaged_chunks() {
         let set = set();
         let due = |turn| set.due(turn);
         assert_eq!(due(0), [(0, 0), (0, 1), (0, 2), (0, 3)]);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_counted_from_look_to_look() {
+    fn requests_are_counted_from_poll_to_poll() {
         let set = set();
         set.served(10, 0);
         set.served(5, 2);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_accepted_and_followed_by_what_they_are() {
+    fn rows_are_accepted_by_load_number_and_failures_have_a_cause() {
         let set = set();
         let rows: Vec<u8> = (0..32).collect();
         let place = set.layout.place(6);

@@ -123,7 +123,7 @@ impl RowRead<'_> {
         };
         let asking = matches!(route, ReadRoute::Moved { asking: true, .. });
         let pipeline = self.pipeline(indices, asking);
-        let (node, replies) = match self.ask_nodes(&nodes, &pipeline).await {
+        let (node, replies) = match self.query_nodes(&nodes, &pipeline).await {
             Ok(came) => came,
             Err(Some(cause)) => {
                 indices.iter().for_each(|&i| self.came.answers[i] = Err(cause));
@@ -177,7 +177,7 @@ impl RowRead<'_> {
                 Some((index, to.map_or(ReadRoute::Owner, |to| ReadRoute::Moved { to, asking: kind == Ask })))
             }
             Some(BusyLoading | ClusterDown | MasterDown | TryAgain) => {
-                self.shared.ask_for_owners();
+                self.shared.request_owners();
                 Some((index, ReadRoute::Owner))
             }
             _ => {
@@ -190,7 +190,7 @@ impl RowRead<'_> {
 
     /// Tries the first healthy node, and the next if it fails, rejects everything or is slow. The error has no cause if another
     /// round is worthwhile.
-    async fn ask_nodes(
+    async fn query_nodes(
         &mut self,
         nodes: &[Arc<ClusterNode>],
         pipeline: &Pipeline,
@@ -204,7 +204,7 @@ impl RowRead<'_> {
             }
         };
         let mut well = nodes.iter().filter(|node| !node.breaker.is_open());
-        let mut asked = FuturesUnordered::new();
+        let mut requested = FuturesUnordered::new();
         // Nodes without an answer, in the order of the requests.
         let mut silent: Vec<Arc<ClusterNode>> = Vec::new();
         let mut turned_down = None;
@@ -212,7 +212,7 @@ impl RowRead<'_> {
         let mut next = well.next();
         let mut is_due = true;
         if next.is_none() {
-            shared.ask_for_owners();
+            shared.request_owners();
         }
         loop {
             if let Some(node) = next.filter(|_| is_due) {
@@ -220,11 +220,11 @@ impl RowRead<'_> {
                     shared.count_pipeline();
                 }
                 silent.push(node.clone());
-                asked.push(begin(node));
+                requested.push(begin(node));
                 next = well.next();
             }
             tokio::select! {
-                Some((node, outcome)) = asked.next() => {
+                Some((node, outcome)) = requested.next() => {
                     let rank = silent.iter().position(|other| Arc::ptr_eq(other, &node)).unwrap_or(0);
                     silent.remove(rank);
                     match outcome {
@@ -245,7 +245,7 @@ impl RowRead<'_> {
                         }
                         PipelineOutcome::Late => failure = Some(Cause::Timeout),
                     }
-                    is_due = asked.is_empty();
+                    is_due = requested.is_empty();
                 }
                 () = sleep(shared.options.hedge_after), if next.is_some() => {
                     shared.count_hedge();

@@ -11,7 +11,7 @@ use super::manifest::{TableManifest, TableState};
 use sterling_core::error::{Error, Result};
 
 /// Timeout of queries outside of requests, while the cluster reconfigures itself.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns the manifest of a set, if it exists.
 ///
@@ -19,7 +19,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// If the cluster does not answer or the manifest is invalid.
 pub fn find(cluster: &Cluster, named: &RowSet) -> Result<Option<TableManifest>> {
     let (shared, named) = (cluster.shared.clone(), named.clone());
-    cluster.run(async move { find_async(&shared, &named, PATIENCE).await })?
+    cluster.run(async move { find_async(&shared, &named, QUERY_TIMEOUT).await })?
 }
 
 pub(super) async fn find_async(
@@ -47,7 +47,7 @@ pub fn sets(cluster: &Cluster, named: &RowSet) -> Result<Vec<RowSet>> {
     let (shared, key) = (cluster.shared.clone(), named.sets_key());
     let mut question = pipe();
     question.cmd("SMEMBERS").arg(&key);
-    let reply = cluster.run(async move { shared.on_primary(slot_of(&key), &question, PATIENCE).await })??.pop();
+    let reply = cluster.run(async move { shared.on_primary(slot_of(&key), &question, QUERY_TIMEOUT).await })??.pop();
     let reply = reply.unwrap_or_default();
     let members = match reply {
         Value::Array(members) | Value::Set(members) => members,

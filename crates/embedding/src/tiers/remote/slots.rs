@@ -18,9 +18,9 @@ pub struct Address {
 
 impl Address {
     /// Parses `HOST:PORT` of a redirection; an empty host is that of the node that answered.
-    pub(super) fn parse(text: &str, asked: &Address) -> Option<Self> {
+    pub(super) fn parse(text: &str, requested: &Address) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
-        let host = if host.is_empty() { &asked.host } else { host };
+        let host = if host.is_empty() { &requested.host } else { host };
         Some(Address { host: host.to_owned(), port: port.parse().ok()? })
     }
 }
@@ -71,18 +71,18 @@ impl SlotMap {
         self.shards.iter().flat_map(|s| &s.nodes)
     }
 
-    /// Parses the reply of `CLUSTER SLOTS` from the node at `asked`.
-    pub(super) fn parse(reply: &Value, asked: &Address) -> Result<Self> {
-        let wrong = || Error::corrupt(format!("node {asked}: its reply to CLUSTER SLOTS is not one"));
-        let Value::Array(ranges) = reply else { return Err(wrong()) };
+    /// Parses the reply of `CLUSTER SLOTS` from the node at `requested`.
+    pub(super) fn parse(reply: &Value, requested: &Address) -> Result<Self> {
+        let invalid = || Error::corrupt(format!("node {requested}: its reply to CLUSTER SLOTS is not one"));
+        let Value::Array(ranges) = reply else { return Err(invalid()) };
         let mut slots = SlotMap::empty();
         for range in ranges {
-            let Value::Array(parts) = range else { return Err(wrong()) };
-            let [Value::Int(first), Value::Int(last), nodes @ ..] = parts.as_slice() else { return Err(wrong()) };
+            let Value::Array(parts) = range else { return Err(invalid()) };
+            let [Value::Int(first), Value::Int(last), nodes @ ..] = parts.as_slice() else { return Err(invalid()) };
             slots.ids.extend(nodes.iter().filter_map(id_of));
-            let nodes: Vec<Address> = nodes.iter().filter_map(|n| node_of(n, asked)).collect();
+            let nodes: Vec<Address> = nodes.iter().filter_map(|n| node_of(n, requested)).collect();
             if !(0..SLOTS as i64).contains(first) || !(*first..SLOTS as i64).contains(last) {
-                return Err(wrong());
+                return Err(invalid());
             }
             if nodes.is_empty() {
                 continue;
@@ -100,7 +100,7 @@ impl SlotMap {
     }
 }
 
-fn node_of(node: &Value, asked: &Address) -> Option<Address> {
+fn node_of(node: &Value, requested: &Address) -> Option<Address> {
     let Value::Array(parts) = node else { return None };
     let [host, Value::Int(port), ..] = parts.as_slice() else { return None };
     let host = match host {
@@ -109,7 +109,7 @@ fn node_of(node: &Value, asked: &Address) -> Option<Address> {
         _ => "",
     };
     // Nodes that do not know their own name report an empty one, or `?`.
-    let host = if host.is_empty() || host == "?" { &asked.host } else { host };
+    let host = if host.is_empty() || host == "?" { &requested.host } else { host };
     Some(Address { host: host.to_owned(), port: u16::try_from(*port).ok()? })
 }
 
@@ -131,7 +131,7 @@ mod tests {
         Value::Array([vec![Value::Int(first), Value::Int(last)], nodes].concat())
     }
 
-    fn asked() -> Address {
+    fn requested() -> Address {
         Address { host: "asked".into(), port: 1 }
     }
 
@@ -142,7 +142,7 @@ mod tests {
             range(100, 199, vec![node("c", 3)]),
             range(300, 16_383, vec![node("a", 1), node("b", 2)]),
         ]);
-        let slots = SlotMap::parse(&reply, &asked()).unwrap();
+        let slots = SlotMap::parse(&reply, &requested()).unwrap();
         assert_eq!(slots.shards.len(), 2);
         assert_eq!((slots.owner(0), slots.owner(100), slots.owner(16_383)), (Some(0), Some(1), Some(0)));
         assert_eq!((slots.owner(200), slots.owner(299)), (None, None));
@@ -154,7 +154,7 @@ mod tests {
         let named = |id: &str, port: i64| {
             Value::Array(vec![Value::BulkString("a".into()), Value::Int(port), Value::BulkString(id.into())])
         };
-        let map = |nodes: Vec<Value>| SlotMap::parse(&Value::Array(vec![range(0, 9, nodes)]), &asked()).unwrap();
+        let map = |nodes: Vec<Value>| SlotMap::parse(&Value::Array(vec![range(0, 9, nodes)]), &requested()).unwrap();
         let (first, moved) = (map(vec![named("x", 1), named("y", 2)]), map(vec![named("z", 1), named("y", 7)]));
         let other = map(vec![named("w", 1), named("v", 2)]);
         assert!(first.is_of(&moved) && moved.is_of(&first));
@@ -167,15 +167,15 @@ mod tests {
     fn nodes_without_a_name_are_where_the_answer_came_from() {
         let nameless = Value::Array(vec![Value::Nil, Value::Int(7)]);
         let reply = Value::Array(vec![range(0, 5, vec![node("", 5), node("?", 6), nameless])]);
-        let slots = SlotMap::parse(&reply, &asked()).unwrap();
+        let slots = SlotMap::parse(&reply, &requested()).unwrap();
         assert!(slots.nodes().all(|n| n.host == "asked"));
-        assert_eq!(Address::parse(":9", &asked()).unwrap().to_string(), "asked:9");
-        assert_eq!(Address::parse("::1:9", &asked()).unwrap().host, "::1");
-        assert!(Address::parse("nine", &asked()).is_none() && Address::parse("a:99999", &asked()).is_none());
+        assert_eq!(Address::parse(":9", &requested()).unwrap().to_string(), "asked:9");
+        assert_eq!(Address::parse("::1:9", &requested()).unwrap().host, "::1");
+        assert!(Address::parse("nine", &requested()).is_none() && Address::parse("a:99999", &requested()).is_none());
     }
 
     #[test]
-    fn replies_that_are_none_are_refused() {
+    fn malformed_replies_are_rejected() {
         let bad = [
             Value::Nil,
             Value::Array(vec![Value::Int(3)]),
@@ -185,9 +185,9 @@ mod tests {
             Value::Array(vec![Value::Array(vec![Value::Int(3)])]),
         ];
         for reply in bad {
-            assert!(SlotMap::parse(&reply, &asked()).is_err(), "{reply:?}");
+            assert!(SlotMap::parse(&reply, &requested()).is_err(), "{reply:?}");
         }
         let nowhere = Value::Array(vec![range(0, 5, vec![node("a", 99_999)])]);
-        assert_eq!(SlotMap::parse(&nowhere, &asked()).unwrap().owner(0), None);
+        assert_eq!(SlotMap::parse(&nowhere, &requested()).unwrap().owner(0), None);
     }
 }

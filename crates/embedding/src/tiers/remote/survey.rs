@@ -17,7 +17,7 @@ const SCAN_COUNT: usize = 10_000;
 
 /// Statistics that a cluster reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Survey {
+pub struct ClusterStatistics {
     /// Nodes that hold rows, without replicas.
     pub primaries: u32,
     /// Memory limit of the smallest primary; without a `maxmemory`, the memory of its machine.
@@ -31,7 +31,7 @@ impl Cluster {
     ///
     /// # Errors
     /// `Unavailable` if a primary does not answer.
-    pub fn survey(&self) -> Result<Survey> {
+    pub fn survey(&self) -> Result<ClusterStatistics> {
         let shared = self.shared.clone();
         self.run(async move { survey(&shared).await })?
     }
@@ -55,7 +55,7 @@ impl Cluster {
     }
 }
 
-async fn survey(shared: &Arc<Shared>) -> Result<Survey> {
+async fn survey(shared: &Arc<Shared>) -> Result<ClusterStatistics> {
     let primaries = shared.primaries();
     let (mut node_bytes, mut round_trips) = (u64::MAX, Vec::with_capacity(PINGS));
     for (node, _) in &primaries {
@@ -71,7 +71,7 @@ async fn survey(shared: &Arc<Shared>) -> Result<Survey> {
     }
     round_trips.sort_unstable();
     let round_trip = round_trips.get(PINGS / 2).copied().unwrap_or_default();
-    Ok(Survey { primaries: primaries.len() as u32, node_bytes, round_trip })
+    Ok(ClusterStatistics { primaries: primaries.len() as u32, node_bytes, round_trip })
 }
 
 async fn tables(shared: &Arc<Shared>) -> Result<Vec<RowSet>> {

@@ -23,9 +23,9 @@ use sterling_core::error::Result;
 use sterling_core::locks::locked;
 
 /// Interval of checks while rows are unreadable.
-const LOOK_PAUSE: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Timeout of a check.
-const LOOK_PATIENCE: Duration = Duration::from_millis(500);
+const CHECK_TIMEOUT: Duration = Duration::from_millis(500);
 /// Percentage of requested rows that may be degraded between two checks before it is reported.
 const DEGRADED_PERCENT_MAX: u64 = 1;
 /// Log interval of a lasting problem.
@@ -141,19 +141,19 @@ async fn read_chunks(
 /// If the rows were loaded again under another number, after the manifest was lost, the set switches to that load.
 pub(super) async fn look(shared: &Arc<Shared>, set: &OpenSet, turn: u64) -> (Verified, u64) {
     let chunks = set.due(turn);
-    let (mut found, mut damaged) = read_chunks(shared, set, &chunks, LOOK_PATIENCE).await;
+    let (mut found, mut damaged) = read_chunks(shared, set, &chunks, CHECK_TIMEOUT).await;
     let mut troubles = Vec::new();
     if !damaged.is_empty() {
         // Another node may own them by now.
-        shared.ask_for_owners();
-        match find_async(shared, &set.named, LOOK_PATIENCE).await {
+        shared.request_owners();
+        match find_async(shared, &set.named, CHECK_TIMEOUT).await {
             Ok(Some(manifest)) if manifest.state != TableState::Complete => {
                 troubles.push(format!("{}: its rows are {}", set.named, manifest.state.name()));
             }
             Ok(Some(manifest)) if set.has_rows_of(&manifest) => {
                 if manifest.load != set.load() {
                     set.follow(&manifest);
-                    (found, damaged) = read_chunks(shared, set, &chunks, LOOK_PATIENCE).await;
+                    (found, damaged) = read_chunks(shared, set, &chunks, CHECK_TIMEOUT).await;
                 }
             }
             Ok(Some(_)) => troubles.push(format!("{}: the cluster has other rows under its name", set.named)),
@@ -163,11 +163,12 @@ pub(super) async fn look(shared: &Arc<Shared>, set: &OpenSet, turn: u64) -> (Ver
         }
     }
     set.looked(&chunks, &damaged, found.unreadable_rows() as f64 / found.rows.max(1) as f64);
-    let (asked, degraded) = set.take_served();
+    let (requested, degraded) = set.take_served();
     match found.trouble() {
         Some(why) => troubles.push(format!("{}: {why}", set.named)),
-        None if degraded * 100 > asked * DEGRADED_PERCENT_MAX => {
-            troubles.push(format!("{}: {degraded} of the last {asked} requested rows were late or missing", set.named));
+        None if degraded * 100 > requested * DEGRADED_PERCENT_MAX => {
+            troubles
+                .push(format!("{}: {degraded} of the last {requested} requested rows were late or missing", set.named));
         }
         None => {}
     }
@@ -189,7 +190,7 @@ fn export(shared: &Shared, label: &str) {
 pub(super) async fn watch(shared: Arc<Shared>, set: Weak<OpenSet>, wake: Arc<Notify>, label: String) {
     let mut log = TroubleLog::default();
     let mut turn = 0;
-    while let Some(is_well) = set.upgrade().map(|set| log.tell(&set)) {
+    while let Some(is_well) = set.upgrade().map(|set| log.log_changes(&set)) {
         if is_well {
             tokio::select! {
                 () = wake.notified() => {}
@@ -199,9 +200,9 @@ pub(super) async fn watch(shared: Arc<Shared>, set: Weak<OpenSet>, wake: Arc<Not
         turn += 1;
         let Some(open) = set.upgrade() else { break };
         log.degraded += look(&shared, &open, turn).await.1;
-        log.tell(&open);
+        log.log_changes(&open);
         drop(open);
-        sleep(LOOK_PAUSE).await;
+        sleep(CHECK_INTERVAL).await;
     }
     locked(&shared.open).retain(|set| set.strong_count() > 0);
     export(&shared, &label);
@@ -218,7 +219,7 @@ struct TroubleLog {
 
 impl TroubleLog {
     /// Logs if needed, and returns whether the set is healthy.
-    fn tell(&mut self, set: &OpenSet) -> bool {
+    fn log_changes(&mut self, set: &OpenSet) -> bool {
         let troubles = set.troubles.load();
         let (table, rows_degraded) = (&set.named, self.degraded);
         if troubles.is_empty() {

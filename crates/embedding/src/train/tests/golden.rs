@@ -72,8 +72,8 @@ fn check(picked: impl Fn(&Value) -> bool) -> usize {
         let most = difference(&got, &case["rows"]);
         assert!(most < 2e-6, "{name}: off by {most}");
         if case["fbgemm"].is_array() {
-            let wrong = difference(&got, &case["fbgemm"]);
-            assert!(wrong > 1e-3, "{name}: FBGEMM's rows differ by {wrong} only");
+            let invalid = difference(&got, &case["fbgemm"]);
+            assert!(invalid > 1e-3, "{name}: FBGEMM's rows differ by {invalid} only");
         }
     }
     picked.len()
@@ -109,7 +109,7 @@ fn weight_decay_that_fbgemm_drops_for_unshared_tables_on_the_cpu_is_applied() {
 }
 
 #[test]
-fn max_norm_that_fbgemm_ignores_on_the_cpu_is_held() {
+fn max_norm_that_fbgemm_ignores_on_the_cpu_is_enforced() {
     assert_eq!(check(|case| is_wrong_in_fbgemm(case) && case["rule"]["max_norm"].is_number()), 1);
 }
 

@@ -40,13 +40,13 @@ fn plans_change_no_bit(workloads: u64) {
 }
 
 #[test]
-fn plans_threads_and_pipelining_change_no_bit_of_twenty_workloads() {
+fn results_of_twenty_workloads_do_not_depend_on_plans_threads_or_pipelining() {
     plans_change_no_bit(20);
 }
 
 #[test]
 #[ignore = "long: 200 workloads of 50 steps under 16 plans take minutes"]
-fn plans_threads_and_pipelining_change_no_bit_of_two_hundred_workloads() {
+fn results_of_two_hundred_workloads_do_not_depend_on_plans_threads_or_pipelining() {
     plans_change_no_bit(200);
 }
 
@@ -100,7 +100,7 @@ fn naive_changes(workload: &Workload, step: &Step) -> Vec<Vec<f64>> {
 }
 
 #[test]
-fn a_step_is_the_naive_one() {
+fn a_training_step_equals_the_naive_one() {
     for seed in 100..160 {
         let mut workload = Workload::new(seed, 1);
         workload.tables.iter_mut().for_each(|table| table.rule = Some(Rule::new(RuleKind::Sgd, 1.0)));
@@ -148,7 +148,7 @@ fn ids_without_a_row_train_nothing_and_are_counted() {
 }
 
 #[test]
-fn rows_that_would_not_be_finite_are_named_and_left() {
+fn updates_that_are_not_finite_are_reported_and_skipped() {
     for sharding in [None, Some(Sharding::RowWise), Some(Sharding::Grid)] {
         let table = MasterTable::from_f32("t", 2, &[1.0; 6], Unseen::Zero, Some(Rule::default())).unwrap();
         let table = match sharding {
@@ -234,7 +234,7 @@ fn served_tables_are_made_of_masters() {
 }
 
 #[test]
-fn wrong_input_is_refused_and_changes_nothing() {
+fn invalid_input_is_rejected_and_changes_nothing() {
     let invalid = |result: Result<MasterTable>| assert_eq!(result.unwrap_err().kind(), Kind::Invalid);
     invalid(MasterTable::from_f32("t", 2, &[1.0; 3], Unseen::Zero, None));
     invalid(MasterTable::from_f32("t", 0, &[], Unseen::Zero, None));
@@ -286,7 +286,7 @@ fn wrong_input_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn cuts_that_are_no_cover_are_refused() {
+fn partitions_that_do_not_cover_a_table_are_rejected() {
     let table = || MasterTable::zeros("t", 4, 32, Unseen::Zero, Some(Rule::default())).unwrap();
     let cut = |rows: std::ops::Range<u64>, columns: std::ops::Range<usize>, copy| Cut {
         rows,
@@ -312,7 +312,7 @@ fn cuts_that_are_no_cover_are_refused() {
     assert_eq!(again.unwrap_err().kind(), Kind::Unsupported);
     let other = MasterTable::zeros("t", 3, 32, Unseen::Zero, Some(Rule::default())).unwrap();
     let source = late(&other, &cut(0..3, 0..32, 0));
-    let beside = table().cut_beside(Sharding::TableWise, &whole, |_| Some(source.clone()));
+    let beside = table().partition_reusing(Sharding::TableWise, &whole, |_| Some(source.clone()));
     assert_eq!(beside.unwrap_err().kind(), Kind::Invalid);
 }
 
@@ -349,7 +349,7 @@ fn sources_that_fail_stop_the_step() {
         let table = MasterTable::from_f32("t", 2, &[1.0; 6], Unseen::Zero, Some(Rule::default())).unwrap();
         let cuts = cuts(&table, Sharding::TableWise);
         let source: Arc<dyn MasterSource> = Arc::new(Down { reads });
-        let table = table.cut_beside(Sharding::TableWise, &cuts, |_| Some(source.clone())).unwrap();
+        let table = table.partition_reusing(Sharding::TableWise, &cuts, |_| Some(source.clone())).unwrap();
         let mut learner = LearningTables::new(vec![table], &[bag("f", "t", Pooling::Sum)], &[], 1).unwrap();
         let ids = KeyedJaggedTensor::from_lengths(["f"], vec![1, 2], &[1, 1], None).unwrap();
         let batch = learner.prepare(ids).unwrap();

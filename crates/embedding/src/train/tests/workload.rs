@@ -12,9 +12,9 @@ use crate::{BagConfig, KeyedJaggedTensor, KeyedTensor, Pooling, SequenceConfig, 
 use sterling_core::error::Result;
 
 /// Xorshift* random numbers.
-struct Draws(u64);
+struct Xorshift(u64);
 
-impl Draws {
+impl Xorshift {
     fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -59,9 +59,9 @@ pub(super) struct Workload {
 
 impl Workload {
     pub(super) fn new(seed: u64, steps: usize) -> Self {
-        let mut draws = Draws(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+        let mut draws = Xorshift(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
         let tables: Vec<TablePlan> = (0..1 + draws.below(3)).map(|n| TablePlan::new(n, &mut draws)).collect();
-        let name = |draws: &mut Draws| tables[draws.below(tables.len())].name.clone();
+        let name = |draws: &mut Xorshift| tables[draws.below(tables.len())].name.clone();
         let bags: Vec<BagConfig> = (0..draws.below(4))
             .map(|n| BagConfig {
                 feature: format!("bag{n}"),
@@ -83,7 +83,7 @@ impl Workload {
         self.tables.iter().find(|table| table.name == name).unwrap()
     }
 
-    fn step(&self, is_weighted: bool, draws: &mut Draws) -> Step {
+    fn step(&self, is_weighted: bool, draws: &mut Xorshift) -> Step {
         let examples = 1 + draws.below(5);
         let features = self.bags.iter().map(|b| (&b.feature, &b.table));
         let features: Vec<(&String, &String)> =
@@ -167,7 +167,7 @@ impl Workload {
 }
 
 impl TablePlan {
-    fn new(number: usize, draws: &mut Draws) -> Self {
+    fn new(number: usize, draws: &mut Xorshift) -> Self {
         let width = [1, 3, 8, 16, 20, 33, 48][draws.below(7)];
         let rows = 1 + draws.below(60);
         let unseen = [Unseen::Zero, Unseen::Hash, Unseen::Row(draws.below(rows) as u64)][draws.below(3)];
@@ -312,7 +312,7 @@ pub(super) fn cut(workload: &Workload, sharding: Sharding, is_late: bool) -> Vec
     let cut = |(master, whole): (MasterTable, MasterTable)| {
         let cuts = cuts(&master, sharding);
         let elsewhere = |part: usize| (is_late && part.is_multiple_of(2)).then(|| late(&whole, &cuts[part]));
-        master.cut_beside(sharding, &cuts, elsewhere).unwrap()
+        master.partition_reusing(sharding, &cuts, elsewhere).unwrap()
     };
     masters.map(cut).collect()
 }

@@ -142,7 +142,7 @@ impl Importer {
             }
             "Sign" => self.sign(a),
             "Hardmax" => self.hard_max(attributes, a),
-            "ArgMax" | "ArgMin" => self.place_of_extreme(operator, attributes, a),
+            "ArgMax" | "ArgMin" => self.index_of_extreme(operator, attributes, a),
             "Softmax"
             | "LogSoftmax"
             | "LayerNormalization"

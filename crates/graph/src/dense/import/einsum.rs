@@ -36,19 +36,20 @@ fn letters(axes: &str, rank: usize) -> Option<Vec<char>> {
 impl Importer {
     pub(super) fn einsum(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
         let equation: String = attributes.text("equation", "").split_whitespace().collect();
-        let wrong = || refused(format!("equation `{equation}`, expected operands and a result of letters, each once"));
+        let invalid =
+            || refused(format!("equation `{equation}`, expected operands and a result of letters, each once"));
         let (operands, result) = match equation.split_once("->") {
             Some((operands, result)) => (operands, Some(result)),
             None => (&equation[..], None),
         };
         let names: Vec<&str> = operands.split(',').collect();
         if node.input.len() != names.len() {
-            return Err(wrong());
+            return Err(invalid());
         }
         let mut all = Vec::with_capacity(names.len());
         for (n, axes) in names.iter().enumerate() {
             let id = self.value(node, n)?;
-            let axes = letters(axes, self.rank(id)).filter(|axes| axes.len() == self.rank(id)).ok_or_else(wrong)?;
+            let axes = letters(axes, self.rank(id)).filter(|axes| axes.len() == self.rank(id)).ok_or_else(invalid)?;
             all.push(Operand { id, axes });
         }
         // The axes of the longest ellipsis.
@@ -57,7 +58,7 @@ impl Importer {
         let result: Vec<char> = match result {
             Some(result) => {
                 let named = result.replace("...", "").chars().count();
-                letters(result, named + rank).ok_or_else(wrong)?
+                letters(result, named + rank).ok_or_else(invalid)?
             }
             None => {
                 let named = all.iter().flat_map(|operand| &operand.axes).filter(|c| **c < OPEN);
@@ -68,10 +69,10 @@ impl Importer {
             }
         };
         if !result.iter().all(|c| all.iter().any(|operand| operand.axes.contains(c))) {
-            return Err(wrong());
+            return Err(invalid());
         }
         let mut operands = all.into_iter();
-        let mut left = operands.next().ok_or_else(wrong)?;
+        let mut left = operands.next().ok_or_else(invalid)?;
         let rest: Vec<Operand> = operands.collect();
         if rest.is_empty() {
             let Operand { id, axes } = self.without(&left, &[], &result)?;

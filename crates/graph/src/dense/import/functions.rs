@@ -19,7 +19,7 @@ impl Importer {
     }
 
     /// Returns the index of the largest or smallest number along an axis; ties go to the first, or to the last if requested.
-    pub(super) fn place_of_extreme(&mut self, operator: &str, attributes: &mut Attributes<'_>, a: Id) -> Result<Id> {
+    pub(super) fn index_of_extreme(&mut self, operator: &str, attributes: &mut Attributes<'_>, a: Id) -> Result<Id> {
         let axis = self.axis(a, attributes.integer("axis", 0))?;
         let keep = attributes.integer("keepdims", 1) != 0;
         let is_last = attributes.integer("select_last_index", 0) != 0;

@@ -280,11 +280,11 @@ impl Importer {
                     return Ok(Known::Value(made));
                 }
                 let sizes = fixed(&IntegerTensor::vector(extents))?;
-                let wrong = || refused(format!("of {sizes:?} integers, expected at most {INTEGERS_MAX}"));
+                let invalid = || refused(format!("of {sizes:?} integers, expected at most {INTEGERS_MAX}"));
                 let shape = sizes.iter().map(|&n| usize::try_from(n)).collect::<Result<Vec<_>, _>>();
-                let shape = shape.map_err(|_| wrong())?;
+                let shape = shape.map_err(|_| invalid())?;
                 let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= INTEGERS_MAX);
-                Ok(Known::Integers(IntegerTensor::new(shape, vec![one; count.ok_or_else(wrong)?])))
+                Ok(Known::Integers(IntegerTensor::new(shape, vec![one; count.ok_or_else(invalid)?])))
             }
             Known::RowNumbers(_) | Known::Columns(_) => Err(refused("without a `value`")),
         }

@@ -21,7 +21,7 @@ pub enum Size {
 
 /// An input that the caller provides.
 #[derive(Clone, Debug)]
-pub struct Given {
+pub struct DeclaredInput {
     /// Name in the file.
     pub name: String,
     /// True if it has values per row.
@@ -32,7 +32,7 @@ pub struct Given {
 
 /// An output that the caller expects.
 #[derive(Clone, Debug)]
-pub struct Made {
+pub struct DeclaredOutput {
     /// Name in the file.
     pub name: String,
     /// Dimensions.
@@ -161,14 +161,14 @@ pub(super) struct Importer {
 }
 
 impl Importer {
-    pub(super) fn new(given: &[Given], opset: i64) -> Self {
+    pub(super) fn new(given: &[DeclaredInput], opset: i64) -> Self {
         let one = |size: &Size| if let Size::Fixed(n) = size { usize::try_from(*n).unwrap_or(0) } else { 1 };
-        let input = |g: &Given| GraphInput {
+        let input = |g: &DeclaredInput| GraphInput {
             side: if g.is_pair { Side::Pair } else { Side::User },
             shape: g.shape.iter().map(one).collect(),
             rows: g.shape.iter().position(|size| *size == Size::Rows),
         };
-        let is_mask = |g: &Given| {
+        let is_mask = |g: &DeclaredInput| {
             let of = g.name.strip_suffix("_mask");
             of.is_some_and(|of| given.iter().any(|other| other.name == of && other.shape.len() == g.shape.len() + 1))
         };
@@ -187,7 +187,7 @@ impl Importer {
         }
     }
 
-    pub(super) fn initial(&mut self, proto: &GraphProto, given: &[Given]) -> Result<()> {
+    pub(super) fn initial(&mut self, proto: &GraphProto, given: &[DeclaredInput]) -> Result<()> {
         let read =
             proto.node.iter().flat_map(|node| &node.input).chain(proto.output.iter().filter_map(|o| o.name.as_ref()));
         self.read = read.cloned().collect();

@@ -18,7 +18,7 @@ mod scans;
 mod views;
 mod windows;
 
-pub use known::{Given, Made, Size};
+pub use known::{DeclaredInput, DeclaredOutput, Size};
 
 use rten_onnx::onnx::{ModelProto, NodeProto};
 
@@ -41,7 +41,7 @@ const NODES_MAX: usize = 20_000;
 ///
 /// # Errors
 /// `Unsupported` with the operator, the attribute or the shape that is not in the table.
-pub(super) fn import(bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<Graph> {
+pub(super) fn import(bytes: &[u8], given: &[DeclaredInput], outputs: &[DeclaredOutput]) -> Result<Graph> {
     let model = ModelProto::parse_buf(bytes).map_err(|e| refused(format!("no ONNX: {e}")))?;
     let standard = |domain: &Option<String>| domain.as_deref().is_none_or(|d| d.is_empty() || d == "ai.onnx");
     let opset = model.opset_import.iter().find(|o| standard(&o.domain)).and_then(|o| o.version).unwrap_or(1);
@@ -63,7 +63,7 @@ pub(super) fn import(bytes: &[u8], given: &[Given], outputs: &[Made]) -> Result<
             e.within(format!("operator `{operator}`{node}"))
         })?;
     }
-    let id = |output: &Made| match importer.known.get(&output.name) {
+    let id = |output: &DeclaredOutput| match importer.known.get(&output.name) {
         Some(Known::Value(id)) if importer.whole.contains(id) => {
             Err(refused(format!("output `{}` of integers", output.name)))
         }

@@ -5,7 +5,7 @@ use rten_onnx::onnx::{
 };
 
 use super::{ROWS, fixed, given, made, run};
-use crate::dense::{Given, RowProgram};
+use crate::dense::{DeclaredInput, RowProgram};
 use sterling_core::error::Result;
 
 fn node(text: &str, attributes: &[(&str, i64)]) -> NodeProto {
@@ -67,14 +67,15 @@ fn compiled(nodes: Vec<NodeProto>, constants: Vec<TensorProto>, shape: &[i64]) -
         opset_import: vec![opset(None), opset(Some("com.microsoft"))],
         ..ModelProto::default()
     };
-    let inputs: [Given; 2] = [given("x", true, &[ROWS, fixed(3), fixed(4)]), given("z", true, &[ROWS, fixed(4)])];
+    let inputs: [DeclaredInput; 2] =
+        [given("x", true, &[ROWS, fixed(3), fixed(4)]), given("z", true, &[ROWS, fixed(4)])];
     let mut sizes = vec![ROWS];
     sizes.extend(shape.iter().map(|&d| fixed(d)));
     RowProgram::lower(&model.write_buf().unwrap(), &inputs, &[made("out", &sizes)])
 }
 
 #[test]
-fn what_cannot_be_compiled_is_rejected_with_its_cause() {
+fn graphs_that_cannot_be_compiled_are_rejected_with_the_cause() {
     let one = |text: &str, attributes: &[(&str, i64)]| vec![node(text, attributes)];
     let with = |before: &str, last: NodeProto| vec![node(before, &[("to", 7)]), last];
     let i = |name: &str, all: &[i64]| integers(name, &[all.len()], all);

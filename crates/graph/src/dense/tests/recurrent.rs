@@ -111,7 +111,7 @@ fn a_row_among_many_equals_the_row_alone() {
 }
 
 #[test]
-fn a_recurrent_layer_of_other_shapes_is_refused() {
+fn recurrent_layers_of_other_shapes_are_rejected() {
     let sizes = Sizes { runs: 1, steps: 2, depth: 3, hidden: 4 };
     let graph = layer(Cell::Gru, sizes, false, true, true, Side::Pair);
     let of = graph.values.iter().find_map(|value| match &value.op {
@@ -119,7 +119,7 @@ fn a_recurrent_layer_of_other_shapes_is_refused() {
         _ => None,
     });
     let of = of.unwrap();
-    for wrong in [
+    for invalid in [
         Recurrent { cell: Cell::Lstm, ..of.clone() },
         Recurrent { weights: of.recurrence, ..of.clone() },
         Recurrent { weights: of.x, ..of.clone() },
@@ -129,6 +129,6 @@ fn a_recurrent_layer_of_other_shapes_is_refused() {
         Recurrent { lengths: Some(of.x), ..of.clone() },
         Recurrent { candidate: Some(of.recurrence), ..of.clone() },
     ] {
-        assert!(graph.clone().recurrent(wrong).is_err());
+        assert!(graph.clone().recurrent(invalid).is_err());
     }
 }

@@ -51,7 +51,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn a_program_over_rows_of_rows_says_what_its_graph_says(
+    fn compiled_sequence_graphs_compute_what_their_files_define(
         length in 1usize..70, width in 1usize..40, hidden in 1usize..40, rows in 1usize..130,
         far in prop_oneof![Just(-1e4f32), Just(-1e9), Just(f32::MIN / 4.0)],
     ) {
@@ -94,7 +94,7 @@ proptest! {
 }
 
 #[test]
-fn what_would_take_too_much_of_each_item_is_not_kept() {
+fn item_side_values_are_not_stored_if_too_wide() {
     let is_item = [false, true, true];
     let work = |length: usize| [0, length * 1000, 0];
     let kept = |length: usize, hidden: usize| {

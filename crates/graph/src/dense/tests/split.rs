@@ -51,7 +51,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
     #[test]
-    fn both_halves_of_every_cut_say_what_the_graph_says(
+    fn both_halves_of_every_split_compute_what_the_graph_defines(
         width in widths(), rows in widths(), of_column in any::<bool>(), picks in any::<u64>(),
         steps in prop::collection::vec((any::<u8>(), 0usize..32, 0usize..32, 1usize..130), 4..16),
     ) {
@@ -102,7 +102,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_the_users_alone_is_done_once_a_request(
+    fn user_side_steps_run_once_per_request(
         width in widths(),
         steps in prop::collection::vec((any::<u8>(), 0usize..32, 0usize..32, 1usize..130), 1..14),
     ) {
@@ -142,7 +142,7 @@ fn deep_item(width: usize) -> Graph {
 }
 
 #[test]
-fn a_network_over_items_is_kept_where_it_is_narrow() {
+fn item_side_networks_are_precomputed_at_their_narrowest_tensor() {
     let is_item = [false, true, true];
     // Its last layer is linear: the query goes through it once, and the cut is before or after it.
     let cut = best_cut(&deep_item(16), &is_item, &WORK).unwrap().expect("a cut");
@@ -155,7 +155,7 @@ fn a_network_over_items_is_kept_where_it_is_narrow() {
 }
 
 #[test]
-fn what_would_be_one_product_with_the_next_is_not_kept() {
+fn item_side_values_are_not_stored_if_fusing_is_cheaper() {
     let (bytes, inputs, output) = reranker();
     let network = ReadGraph::read(&bytes, &inputs, &[made(output.0, &output.1)]).unwrap();
     let is_item: Vec<bool> = inputs.iter().map(|input| input.is_pair).collect();
@@ -163,7 +163,7 @@ fn what_would_be_one_product_with_the_next_is_not_kept() {
 }
 
 #[test]
-fn a_cut_of_another_graph_is_refused() {
+fn splits_of_another_graph_are_rejected() {
     let graph = deep_item(16);
     let is_item = [false, true, true];
     for ids in [&[][..], &[9999], &[usize::MAX], &[0], &[graph.outputs[0]], &[3, 3], &[5, 3]] {
@@ -173,7 +173,7 @@ fn a_cut_of_another_graph_is_refused() {
 }
 
 #[test]
-fn the_digest_of_what_is_kept_tells_weights_and_values_apart() {
+fn the_digest_of_item_side_values_depends_on_weights_and_values() {
     let made = |weight: f32| {
         let mut graph = Graph::new(vec![input(Side::User, 2), input(Side::Pair, 2)]);
         let (query, item) = (graph.input(0).unwrap(), graph.input(1).unwrap());

@@ -11,18 +11,18 @@
 //! these sums are added in the order of micro-batches. The bits are the same for any number of threads and any block size.
 //! Another instruction set may round differently.
 //!
-//! **Rows.** Inputs whose [`Given`] has `is_pair` have values per row. A row is a request of a tower; for a reranker, it is a
+//! **Rows.** Inputs whose [`DeclaredInput`] has `is_pair` have values per row. A row is a request of a tower; for a reranker, it is a
 //! user with one candidate if its user inputs are given per row too. Inputs that all rows share ([`Batch::shared`]) have
 //! gradients like parameters.
 //!
 //! ```
 //! use sterling_graph::dense::train::{Batch, DenseOptimizer, Gradients, OptimizerKind, OptimizerSpec, TrainableGraph, Workspace};
-//! use sterling_graph::dense::{Given, InputRows, Made, Size};
+//! use sterling_graph::dense::{DeclaredInput, InputRows, DeclaredOutput, Size};
 //!
 //! let onnx = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tiny/user.onnx"))?;
-//! let row = |name: &str, width| Given { name: name.into(), is_pair: true, shape: vec![Size::Rows, Size::Fixed(width)] };
+//! let row = |name: &str, width| DeclaredInput { name: name.into(), is_pair: true, shape: vec![Size::Rows, Size::Fixed(width)] };
 //! let given = [row("installed", 4), row("section", 2), row("size", 3)];
-//! let query = [Made { name: "query".into(), shape: vec![Size::Rows, Size::Fixed(4)] }];
+//! let query = [DeclaredOutput { name: "query".into(), shape: vec![Size::Rows, Size::Fixed(4)] }];
 //! let graph = TrainableGraph::read(&onnx, &given, &query, &[])?;
 //! let mut parameters = graph.initial().to_vec();
 //! let mut optimizer = DenseOptimizer::new(OptimizerSpec::new(OptimizerKind::Adam, 0.01), parameters.len())?;
@@ -58,7 +58,7 @@ use std::sync::PoisonError;
 use super::exec::Scratch;
 use super::graph::Graph;
 use super::ir::{GraphInput, Side};
-use super::{Given, InputRows, Made, ReadGraph, Size};
+use super::{DeclaredInput, DeclaredOutput, InputRows, ReadGraph, Size};
 use adjoint::Adjoint;
 pub use file::Parameter;
 pub use memory::Workspace;
@@ -137,14 +137,19 @@ impl TrainableGraph {
     /// # Errors
     /// `Unsupported` with the operator, attribute or shape that compiled graphs do not have; `Invalid` if `frozen` has an unknown
     /// name.
-    pub fn read(onnx: &[u8], given: &[Given], outputs: &[Made], frozen: &[&str]) -> Result<TrainableGraph> {
+    pub fn read(
+        onnx: &[u8],
+        given: &[DeclaredInput],
+        outputs: &[DeclaredOutput],
+        frozen: &[&str],
+    ) -> Result<TrainableGraph> {
         TrainableGraph::read_with(onnx, given, outputs, frozen, Kernels::best())
     }
 
     fn read_with(
         onnx: &[u8],
-        given: &[Given],
-        outputs: &[Made],
+        given: &[DeclaredInput],
+        outputs: &[DeclaredOutput],
         frozen: &[&str],
         kernels: Kernels,
     ) -> Result<TrainableGraph> {
@@ -390,10 +395,15 @@ impl TrainableGraph {
 }
 
 /// Reads the graph of a file whose parameters become shared inputs after the `given` ones.
-fn with_parameters(onnx: &[u8], given: &[Given], outputs: &[Made], parameters: &[Parameter]) -> Result<Graph> {
+fn with_parameters(
+    onnx: &[u8],
+    given: &[DeclaredInput],
+    outputs: &[DeclaredOutput],
+    parameters: &[Parameter],
+) -> Result<Graph> {
     let shape = |shape: &[usize]| shape.iter().map(|&size| Size::Fixed(size as i64)).collect();
-    let own = parameters.iter().map(|p| Given { name: p.name.clone(), is_pair: false, shape: shape(&p.shape) });
-    let all: Vec<Given> = given.iter().cloned().chain(own).collect();
+    let own = parameters.iter().map(|p| DeclaredInput { name: p.name.clone(), is_pair: false, shape: shape(&p.shape) });
+    let all: Vec<DeclaredInput> = given.iter().cloned().chain(own).collect();
     Ok(ReadGraph::read(onnx, &all, outputs)?.graph)
 }
 

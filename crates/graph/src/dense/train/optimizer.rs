@@ -55,23 +55,23 @@ impl OptimizerSpec {
     /// `Invalid` with the field, the received and the expected value.
     pub fn check(&self) -> Result<()> {
         let is_rate = |x: f32| x.is_finite() && x >= 0.0;
-        let wrong = |field: &str, x: f32, expected: &str| {
+        let invalid = |field: &str, x: f32, expected: &str| {
             Err(Error::invalid(format!("field `{field}`: got {x}, expected {expected}")))
         };
         if !is_rate(self.rate) {
-            return wrong("rate", self.rate, "a finite number of at least 0");
+            return invalid("rate", self.rate, "a finite number of at least 0");
         }
         if let Some(&beta) = self.betas.iter().find(|beta| !(0.0..1.0).contains(*beta)) {
-            return wrong("betas", beta, "numbers from 0 to below 1");
+            return invalid("betas", beta, "numbers from 0 to below 1");
         }
         if let Some(epsilon) = self.epsilon.filter(|&x| !is_rate(x)) {
-            return wrong("epsilon", epsilon, "a finite number of at least 0");
+            return invalid("epsilon", epsilon, "a finite number of at least 0");
         }
         if !is_rate(self.decay) {
-            return wrong("decay", self.decay, "a finite number of at least 0");
+            return invalid("decay", self.decay, "a finite number of at least 0");
         }
         match self.clip.filter(|&x| !(is_rate(x) && x > 0.0)) {
-            Some(clip) => wrong("clip", clip, "a finite number above 0"),
+            Some(clip) => invalid("clip", clip, "a finite number above 0"),
             None => Ok(()),
         }
     }

@@ -65,7 +65,7 @@ impl Case {
     }
 
     /// Returns the weighted sum of a row's outputs, and the side of each jump and kink of the graph that it is on.
-    fn worth_of(&self, graph: &Graph, row: usize) -> (f64, Vec<bool>) {
+    fn weighted_outputs(&self, graph: &Graph, row: usize) -> (f64, Vec<bool>) {
         let all = interpret::all(&graph.values, &self.inputs(graph, row));
         let outputs = graph.outputs.iter().zip(&self.worth[row]);
         let worth = outputs.flat_map(|(&output, worth)| all[output].iter().zip(worth)).map(|(x, w)| x * w).sum();
@@ -95,7 +95,7 @@ impl Case {
     }
 
     fn total(&self, graph: &Graph) -> (f64, Vec<bool>) {
-        let rows = (0..self.rows.len()).map(|row| self.worth_of(graph, row));
+        let rows = (0..self.rows.len()).map(|row| self.weighted_outputs(graph, row));
         rows.fold((0.0, Vec::new()), |(sum, ways), (worth, own)| (sum + worth, [ways, own].concat()))
     }
 
@@ -235,7 +235,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(50))]
 
     #[test]
-    fn gradients_are_those_of_central_differences(width in 1usize..13, steps in steps()) {
+    fn gradients_match_central_differences(width in 1usize..13, steps in steps()) {
         learns(width, &steps)?;
     }
 }
@@ -245,7 +245,7 @@ proptest! {
 
     #[test]
     #[ignore = "long: 500 random graphs"]
-    fn gradients_of_many_graphs_are_those_of_central_differences(width in 1usize..30, steps in steps()) {
+    fn gradients_of_many_graphs_match_central_differences(width in 1usize..30, steps in steps()) {
         learns(width, &steps)?;
     }
 }
@@ -336,7 +336,7 @@ fn slopes(make: &dyn Fn(&mut Graph, [Id; 2]) -> Result<Id>, inputs: [[f64; 4]; 2
 
 /// At a kink, the derivative is the one that PyTorch chooses.
 #[test]
-fn bends_have_the_slopes_of_pytorch() {
+fn subgradients_match_pytorch() {
     let unary = |f: Unary, of: [f64; 4]| slopes(&|graph, [a, _]| graph.unary(f, a), [of, [0.0; 4]]).swap_remove(0);
     let ties = [0.0, 0.0, 1.0, -1.0];
     assert_eq!(unary(Unary::Relu, ties), [0.0, 0.0, 1.0, 0.0]);

@@ -38,7 +38,7 @@ fn graphs_answer_as_onnxruntime_does() {
 }
 
 #[test]
-fn a_graph_tells_its_inputs_and_outputs() {
+fn a_graph_reports_its_inputs_and_outputs() {
     let users = graph("users");
     let names: Vec<&str> = users.inputs().map(|p| p.name.as_str()).collect();
     assert_eq!(names, ["installed", "section"]);
@@ -64,7 +64,7 @@ fn no_rows_give_no_rows() {
 }
 
 #[test]
-fn wrong_files_are_refused_at_load() {
+fn invalid_files_are_rejected_at_load() {
     refused(Graph::load("a.onnx", Vec::new()), "a.onnx: ");
     refused(Graph::load("a.onnx", b"no graph".to_vec()), "a.onnx: not a usable ONNX graph");
     refused(graph("wrong_operator").runtime().map(drop), "Frobnicate");
@@ -79,7 +79,7 @@ fn wrong_files_are_refused_at_load() {
 }
 
 #[test]
-fn wrong_inputs_are_refused_with_their_shape() {
+fn invalid_inputs_are_rejected_with_their_shape() {
     let item = graph("item");
     let package = Input { name: "package", shape: &[2, 4], values: &[0.5; 8] };
     let section = Input { name: "section", shape: &[2, 2], values: &[0.5; 4] };
@@ -111,7 +111,7 @@ fn wrong_inputs_are_refused_with_their_shape() {
 }
 
 #[test]
-fn a_graph_that_cannot_run_says_so() {
+fn a_graph_that_cannot_run_reports_why() {
     let rows = graph("wrong_rows");
     assert!(rows.run(&[Input { name: "size", shape: &[3, 3], values: &[1.0; 9] }], "query", &Threads::new(1)).is_ok());
     refused(

@@ -13,7 +13,7 @@ fn graph(name: &str) -> Graph {
 /// Inputs that every package offers to its reranker.
 fn readable(d: usize) -> Vec<Readable> {
     let of = |name: &str, whose| Readable { name: name.into(), whose, shape: vec![d] };
-    vec![of("query", Whose::User), of("item", Whose::Candidate)]
+    vec![of("query", TensorOwner::User), of("item", TensorOwner::Candidate)]
 }
 
 fn refused<T: std::fmt::Debug>(result: Result<T>, expected: &str) {
@@ -63,14 +63,14 @@ fn scores_are_the_sigmoids_of_the_graph_whatever_the_number_of_candidates() {
 }
 
 #[test]
-fn a_run_of_wide_rows_is_short() {
+fn blocks_of_wide_rows_have_few_rows() {
     for (width, candidates) in [(0, RUN_CANDIDATES), (64, RUN_CANDIDATES), (1 << 20, 16), (1 << 25, 1)] {
         assert_eq!(run_of(width), candidates, "{width}");
     }
 }
 
 #[test]
-fn a_graph_of_another_shape_is_refused() {
+fn a_graph_of_another_shape_is_rejected() {
     refused(OverArch::new(graph("user"), &readable(4), 2), "user: no output `logits`; it has: query");
     refused(OverArch::new(graph("overarch"), &readable(8), 2), "overarch: `query` has shape [?, 4], expected [?, 8]");
     refused(
@@ -90,7 +90,7 @@ fn a_missing_column_is_named() {
 }
 
 #[test]
-fn a_score_that_is_no_number_is_an_error_and_a_refusal_between_blocks_ends_the_run() {
+fn nan_scores_are_errors_and_an_error_between_blocks_ends_the_run() {
     let overarch = OverArch::new(graph("overarch"), &readable(4), 2).unwrap();
     let (threads, mut scratch) = (Threads::new(1), Scratch::default());
     let columns = [&[0.5; 200][..]];

@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn posting_lists_beyond_32_bits_are_refused() {
+    fn posting_lists_beyond_32_bits_are_rejected() {
         assert_eq!(posting_starts([2, 0, 3].into_iter()).unwrap(), [0, 2, 2, 5]);
         assert_eq!(posting_starts([u32::MAX - 1, 1].into_iter()).unwrap().last(), Some(&u32::MAX));
         let error = posting_starts([u32::MAX, 1].into_iter()).unwrap_err().to_string();

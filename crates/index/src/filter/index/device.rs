@@ -8,7 +8,7 @@ use crate::columns::{Columns, DeviceColumns};
 use sterling_core::error::Result;
 use sterling_core::units::{ListId, Slot};
 use sterling_cuda::cut::ListCut;
-use sterling_cuda::ops::bags::place_rows;
+use sterling_cuda::ops::bags::scatter_rows;
 use sterling_cuda::ops::words::{FilterStep, Filters, NO_PLANE, Operation, PlaneIndex, WordProgram};
 use sterling_cuda::{Array, Device};
 
@@ -137,7 +137,7 @@ impl DeviceLiveItems {
     /// the slots of `changed` (ascending); `is_gone` returns true for deleted items. Only changed words are uploaded.
     ///
     /// # Errors
-    /// `Overloaded` if the device has not enough memory; as [`place_rows`].
+    /// `Overloaded` if the device has not enough memory; as [`scatter_rows`].
     pub fn after(
         device: &Device,
         (planes, index, cut): (&DevicePlanes, &Index, &ListCut),
@@ -167,7 +167,7 @@ impl DeviceLiveItems {
         if !rows.is_empty() {
             let taken: Vec<u32> = (0..rows.len() as u32).collect();
             let (rows, taken) = (device.copy(&rows)?, device.copy(&taken)?);
-            place_rows(device, &rows, (&taken, &device.copy(&places)?), (&words, 1))?;
+            scatter_rows(device, &rows, (&taken, &device.copy(&places)?), (&words, 1))?;
         }
         Ok(DeviceLiveItems { words })
     }

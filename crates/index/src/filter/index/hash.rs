@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_term_is_one_that_many_items_seem_to_have() {
+    fn no_term_has_a_high_false_positive_rate() {
         const TERMS: u32 = 3;
         let hash = |hashing: Hashing, n: u32| hashing.of(format!("tag\0{n}").as_bytes());
         let filter = |hash: TermHash| (0..5).fold(0u32, |bits, n| bits | 1 << hash.position(n, 32));
@@ -79,8 +79,8 @@ mod tests {
             let of_item = |item: u32| (0..TERMS).fold(0, |bits, n| bits | filter(hash(hashing, item * TERMS + n)));
             let items: Vec<u32> = (0..2000).map(of_item).collect();
             let share = |term: u32| {
-                let asked = filter(hash(hashing, 1_000_000 + term));
-                items.iter().filter(|bits| **bits & asked == asked).count() as f64 / items.len() as f64
+                let requested = filter(hash(hashing, 1_000_000 + term));
+                items.iter().filter(|bits| **bits & requested == requested).count() as f64 / items.len() as f64
             };
             (0..500).map(share).collect()
         };

@@ -25,8 +25,8 @@ mod view;
 pub use build::{Options, encode};
 #[cfg(feature = "cuda")]
 pub use device::{DeviceLiveItems, DevicePlanes};
-pub(super) use view::Held;
 pub use view::Index;
+pub(super) use view::TermStorage;
 
 #[cfg(test)]
 pub(super) use build::encode_by;

@@ -15,7 +15,7 @@ const PREFETCH_WORDS: usize = 32;
 
 /// Storage of a term in the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::filter) enum Held {
+pub(in crate::filter) enum TermStorage {
     /// Exact plane with this number.
     Plane(usize),
     /// Posting list with this number, and Bloom planes.
@@ -244,11 +244,11 @@ impl Index {
     }
 
     /// Returns how the index stores a term.
-    pub(in crate::filter) fn held(&self, term: TermId) -> Held {
+    pub(in crate::filter) fn held(&self, term: TermId) -> TermStorage {
         match (self.exact_plane(term), self.posting(term)) {
-            (Some(plane), _) => Held::Plane(plane),
-            (None, Some(posting)) => Held::Posting(posting),
-            (None, None) => Held::Bloom,
+            (Some(plane), _) => TermStorage::Plane(plane),
+            (None, Some(posting)) => TermStorage::Posting(posting),
+            (None, None) => TermStorage::Bloom,
         }
     }
 

@@ -32,7 +32,7 @@ pub fn parse(text: &str) -> Result<Expr> {
     let expr = parser.or()?;
     match parser.peek() {
         Token::End => Ok(expr),
-        _ => Err(parser.wrong("AND, OR or the end")),
+        _ => Err(parser.invalid("AND, OR or the end")),
     }
 }
 
@@ -72,7 +72,7 @@ impl Parser {
         found
     }
 
-    fn wrong(&self, expected: &str) -> Error {
+    fn invalid(&self, expected: &str) -> Error {
         let at = self.offset();
         Error::invalid(format!("filter: got {} at byte {at}, expected {expected}", self.peek().shown())).at(at)
     }
@@ -120,7 +120,7 @@ impl Parser {
         }
         let inner = self.or()?;
         if !self.takes(")") {
-            return Err(self.wrong("AND, OR or `)`"));
+            return Err(self.invalid("AND, OR or `)`"));
         }
         self.depth -= 1;
         Ok(inner)
@@ -129,13 +129,13 @@ impl Parser {
     fn name(&mut self, expected: &str) -> Result<String> {
         let keyword = ["and", "or", "not", "in"].iter().any(|k| self.peek().is_keyword(k));
         match self.peek() {
-            Token::Word(_) if keyword => Err(self.wrong(expected)),
+            Token::Word(_) if keyword => Err(self.invalid(expected)),
             Token::Word(text) | Token::Quoted(text) => {
                 let text = text.clone();
                 self.advance();
                 Ok(text)
             }
-            _ => Err(self.wrong(expected)),
+            _ => Err(self.invalid(expected)),
         }
     }
 
@@ -157,14 +157,14 @@ impl Parser {
             Test::Has(self.values(offset)?)
         } else if self.takes_keyword("not") {
             if !self.takes_keyword("in") {
-                return Err(self.wrong("IN"));
+                return Err(self.invalid("IN"));
             }
             negated = true;
             Test::Has(self.values(offset)?)
         } else if self.takes_keyword("is") {
             negated = !self.takes_keyword("not");
             if !self.takes_keyword("null") {
-                return Err(self.wrong(if negated { "NULL or NOT NULL" } else { "NULL" }));
+                return Err(self.invalid(if negated { "NULL or NOT NULL" } else { "NULL" }));
             }
             self.count(1, offset)?;
             Test::IsPresent
@@ -185,7 +185,7 @@ impl Parser {
     fn value(&mut self) -> Result<String> {
         // After a colon every word is a value, even if it is a keyword elsewhere.
         let (Token::Word(text) | Token::Quoted(text)) = self.peek() else {
-            return Err(self.wrong("a value"));
+            return Err(self.invalid("a value"));
         };
         let text = text.clone();
         self.advance();
@@ -202,13 +202,13 @@ impl Parser {
             let date = self.name(EXPECTED)?;
             let Some(number) = unit.since_1970(&date) else {
                 self.next -= 1;
-                return Err(self.wrong(EXPECTED));
+                return Err(self.invalid(EXPECTED));
             };
-            return if self.takes(")") { Ok(number) } else { Err(self.wrong("`)`")) };
+            return if self.takes(")") { Ok(number) } else { Err(self.invalid("`)`")) };
         }
         if !number.parse::<f64>().is_ok_and(f64::is_finite) {
             self.next -= 1;
-            return Err(self.wrong(expected));
+            return Err(self.invalid(expected));
         }
         Ok(number)
     }
@@ -219,7 +219,7 @@ impl Parser {
             let weight = self.name("a weight")?;
             if weight.parse::<f64>().is_err() {
                 self.next -= 1;
-                return Err(self.wrong("a weight"));
+                return Err(self.invalid("a weight"));
             }
         }
         Ok(())
@@ -227,7 +227,7 @@ impl Parser {
 
     fn values(&mut self, offset: usize) -> Result<Vec<String>> {
         if !self.takes("(") {
-            return Err(self.wrong("`(`"));
+            return Err(self.invalid("`(`"));
         }
         let mut values = Vec::new();
         if self.takes(")") {
@@ -241,7 +241,7 @@ impl Parser {
                 return Ok(values);
             }
             if !self.takes(",") {
-                return Err(self.wrong("`,` or `)`"));
+                return Err(self.invalid("`,` or `)`"));
             }
         }
     }
@@ -254,7 +254,7 @@ impl Parser {
             Token::Sign(">=") => Operator::GreaterEqual,
             Token::Sign("=") => Operator::Equal,
             Token::Sign("!=") => Operator::NotEqual,
-            _ => return Err(self.wrong("`:`, IN, IS or a comparison")),
+            _ => return Err(self.invalid("`:`, IN, IS or a comparison")),
         };
         self.advance();
         Ok(operator)
@@ -277,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_name_the_place_and_what_was_expected() {
+    fn errors_name_the_position_and_the_expected_token() {
         for (text, offset, expected) in [
             ("a:1 AND", 7, "got the end at byte 7, expected a term"),
             ("a", 1, "got the end at byte 1, expected `:`, IN, IS or a comparison"),

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_distinct_points_are_values_of_their_own() {
+    fn few_distinct_points_are_their_own_codebook() {
         // Sixteen well separated points, each many times.
         for width in [1, 2, 3] {
             let points: Vec<f32> =
@@ -147,8 +147,8 @@ mod tests {
     #[test]
     fn numbers_of_a_file_are_checked() {
         assert!(Codebooks::new(&[1.0; 32], 8).is_ok());
-        for wrong in [f32::NAN, f32::INFINITY, -3e30] {
-            assert!(Codebooks::new(&[[1.0; 31].as_slice(), &[wrong]].concat(), 8).is_err());
+        for invalid in [f32::NAN, f32::INFINITY, -3e30] {
+            assert!(Codebooks::new(&[[1.0; 31].as_slice(), &[invalid]].concat(), 8).is_err());
         }
     }
 }

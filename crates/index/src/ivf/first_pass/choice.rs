@@ -17,7 +17,7 @@ impl Rates {
     /// Nanoseconds per byte of codes scanned.
     pub const CODES_BYTE_NS: f64 = 0.06;
     /// Codes are chosen only if they take at most this share of the time of int8 rows, because rates differ between machines.
-    pub const CLEARLY: f64 = 0.8;
+    pub const TIME_SHARE_MAX: f64 = 0.8;
 
     /// Returns the nanoseconds to read and score a single row of `bytes` bytes.
     pub fn row_ns(bytes: f64) -> f64 {
@@ -86,7 +86,7 @@ impl IndexExtent {
             Some(us) => (us, rabitq),
             None => (pq4_us, pq4),
         };
-        let pays = f64::from(best.0) <= Rates::CLEARLY * f64::from(int8_us);
+        let pays = f64::from(best.0) <= Rates::TIME_SHARE_MAX * f64::from(int8_us);
         Ok((best.1.filter(|_| pays && self.row_bytes > 0), choice))
     }
 
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn without_rows_that_score_what_was_selected_there_are_no_codes() {
+    fn codes_need_rows_for_rescoring() {
         let extent = IndexExtent { items: 1 << 20, dimension: 64, row_bytes: 0 };
         assert_eq!(extent.choose(4096, 2048).unwrap().0, None);
     }

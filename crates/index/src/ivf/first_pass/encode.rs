@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_of_nothing_and_of_fewer_dimensions_than_subspaces_have_codes() {
+    fn zero_vectors_and_vectors_with_fewer_dimensions_than_subspaces_have_codes() {
         let rows = [0f32; 6];
         let books = Codebooks::train(&rows, 3, 8, 1);
         assert_eq!(ProductEncoder::new(&books).encode(&[0.0; 3], &[0.0; 3]), [0; 8]);

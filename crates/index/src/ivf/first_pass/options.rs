@@ -11,7 +11,7 @@ pub(super) const OF_LINE: usize = 8;
 /// Values per subspace: a code has four bits.
 pub(super) const VALUES: usize = 16;
 /// Default number of dimensions per code.
-const DIMENSIONS_A_CODE: usize = 2;
+const DIMENSIONS_PER_CODE: usize = 2;
 
 /// Kind of first-pass codes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,7 +102,7 @@ impl FirstPass {
             (CodeKind::Rabitq, got) => Err(Error::invalid(format!(
                 "index.first_pass.subspaces: got {got}, expected none: codes of \"rabitq\" have one bit a dimension"
             ))),
-            (CodeKind::Pq4, 0) => Ok(Some(dimension.div_ceil(DIMENSIONS_A_CODE).next_multiple_of(OF_LINE))),
+            (CodeKind::Pq4, 0) => Ok(Some(dimension.div_ceil(DIMENSIONS_PER_CODE).next_multiple_of(OF_LINE))),
             (CodeKind::Pq4, got) if got.is_multiple_of(OF_LINE) && got <= most => Ok(Some(got)),
             (CodeKind::Pq4, got) => Err(Error::invalid(format!(
                 "index.first_pass.subspaces: got {got} for {dimension} dimensions, expected a multiple of {OF_LINE} up to {most}"

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transform_is_that_of_its_matrix() {
+    fn the_fast_transform_equals_its_matrix() {
         for count in [16, 64, 512] {
             let values = vectors(1, count, 9);
             let mut numbers = values.clone();
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_one_number_is_spread_over_all() {
+    fn rotation_spreads_one_dimension_over_all() {
         for dimension in [256, 384, 768] {
             let rotation = Rotation::draw(dimension, 5);
             for at in [0, 1, dimension / 2, dimension - 1] {

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_products_but_for_half_a_step() {
+    fn table_bytes_equal_products_within_half_a_step() {
         let number = |n: usize| (n.wrapping_mul(0x9E37_79B9) >> 8 & 0xffff) as f32 / 32_768.0 - 1.0;
         for (dimension, subspaces) in [(3, 8), (16, 8), (50, 32), (64, 64)] {
             let values: Vec<f32> = (0..dimension * VALUES).map(number).collect();
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_of_signs_are_products_but_for_half_a_step_each() {
+    fn sums_of_signs_equal_products_within_half_a_step_each() {
         let number = |n: usize| (n.wrapping_mul(0x9E37_79B9) >> 8 & 0xffff) as f32 / 32_768.0 - 1.0;
         for dimension in [64, 100, 384] {
             let vector: Vec<f32> = (0..dimension).map(number).collect();
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_of_nothing_score_what_their_lists_do() {
+    fn zero_queries_score_like_their_lists() {
         let books = Codebooks::new(&[0.5; 4 * VALUES], 8).expect("finite");
         let mut tables = Tables::default();
         for vector in [[0.0; 4], [1e-45; 4], [1.0; 4]] {

@@ -4,8 +4,8 @@
 
 use crate::ivf::tests::{build, from_lists, vectors};
 use crate::ivf::{
-    BatchScratch, Built, CodeKind, Counters, Ending, FirstPass, Index, Lists, Margins, Options, Probing, Rescore,
-    Scratch, Search,
+    BatchScratch, Built, CodeKind, Counters, Ending, FirstPass, Index, Lists, Options, Probing, Rescore,
+    ResidualQuantiles, Scratch, Search,
 };
 use crate::topk::{Selector, unkey};
 use sterling_core::error::Kind;
@@ -53,7 +53,7 @@ fn rescored(index: &Index, query: &[f32], selected: &[(f32, Slot)], k: usize) ->
 }
 
 #[test]
-fn scores_are_what_the_format_says() {
+fn scores_follow_the_format() {
     for (dimension, lists) in [(3, 4), (16, 9), (50, 7)] {
         let values = vectors(700, dimension, 5);
         let rows = Matrix::new(&values, dimension).unwrap();
@@ -103,7 +103,7 @@ fn scores_are_what_the_format_says() {
 }
 
 #[test]
-fn where_all_are_selected_answers_are_those_of_int8_rows() {
+fn selecting_all_candidates_gives_the_answers_of_int8_rows() {
     for first_pass in [PQ4, RABITQ] {
         let (values, dimension) = (vectors(3000, 24, 7), 24);
         let (_, index) = coded_by(first_pass, &values, dimension, 30);
@@ -136,7 +136,7 @@ fn recall_of(index: &Index, queries: &[f32], selected: usize) -> f64 {
 }
 
 #[test]
-fn few_more_than_are_wanted_hold_nearly_all_of_the_best() {
+fn slightly_more_than_k_candidates_hold_nearly_all_of_the_best() {
     let (_, index) = coded(&vectors(6000, 32, 9), 32, 40);
     let recall = recall_of(&index, &vectors(40, 32, 10), 120);
     assert!(recall >= 0.97, "{recall}");
@@ -161,7 +161,7 @@ fn every_kernel_selects_the_same() {
 }
 
 #[test]
-fn queries_of_a_batch_find_what_they_find_alone() {
+fn queries_of_a_batch_equal_single_queries() {
     for first_pass in [PQ4, RABITQ] {
         let (values, dimension) = (vectors(4000, 16, 13), 16);
         let (_, index) = coded_by(first_pass, &values, dimension, 50);
@@ -195,11 +195,11 @@ fn queries_of_a_batch_find_what_they_find_alone() {
 }
 
 #[test]
-fn words_choose_among_what_codes_score() {
+fn filter_bitmaps_restrict_the_candidates_of_codes() {
     for first_pass in [PQ4, RABITQ] {
         let (values, dimension) = (vectors(2000, 16, 15), 16);
         let (_, index) = coded_by(first_pass, &values, dimension, 20);
-        let margins = Margins::of(&(0..64).map(|n| (0.0, n as f32 / 64.0)).collect::<Vec<_>>());
+        let margins = ResidualQuantiles::of(&(0..64).map(|n| (0.0, n as f32 / 64.0)).collect::<Vec<_>>());
         let passes: [fn(u32) -> bool; 5] =
             [|_| true, |_| false, |slot| slot % 3 == 0, |slot| slot == 77, |slot| slot < 900];
         for (passes, kernels) in passes.into_iter().zip(Kernels::all().into_iter().cycle()) {
@@ -235,7 +235,7 @@ fn words_choose_among_what_codes_score() {
 
 /// A filtered search that stops early uses the row scores of its results.
 #[test]
-fn searches_that_end_early_have_found_what_they_should() {
+fn early_termination_keeps_the_requested_recall() {
     for first_pass in [PQ4, RABITQ] {
         let (values, dimension) = (vectors(6000, 24, 21), 24);
         let (_, index) = coded_by(first_pass, &values, dimension, 60);
@@ -252,7 +252,7 @@ fn searches_that_end_early_have_found_what_they_should() {
                 index.filled_slots().step_by(7).map(pair).collect::<Vec<_>>()
             })
             .collect();
-        let margins = Margins::of(&pairs);
+        let margins = ResidualQuantiles::of(&pairs);
         let (mut scratch, mut hits, mut lists) = (Scratch::default(), 0, 0);
         let mut halves = |list: ListId, out: &mut [u64]| {
             out.fill(0x5555_5555_5555_5555);
@@ -284,7 +284,7 @@ fn searches_that_end_early_have_found_what_they_should() {
 }
 
 #[test]
-fn values_stay_where_lists_go_on_and_where_they_are_cut() {
+fn codes_do_not_change_by_appending_to_lists_or_splitting_them() {
     for first_pass in [PQ4, RABITQ] {
         let (values, dimension) = (vectors(900, 12, 17), 12);
         let rows = Matrix::new(&values, dimension).unwrap();
@@ -324,7 +324,7 @@ fn values_stay_where_lists_go_on_and_where_they_are_cut() {
 }
 
 #[test]
-fn catalogues_of_next_to_nothing_have_codes() {
+fn tiny_catalogues_have_codes() {
     for first_pass in [PQ4, RABITQ] {
         for (values, dimension) in
             [(vec![0.0; 12], 3), (vec![1.0; 80], 2), (vec![5.0], 1), (vec![1e-30, -7e16, 7e16], 1)]
@@ -341,7 +341,7 @@ fn catalogues_of_next_to_nothing_have_codes() {
 
 /// Hand-written tensors of a list with three items: files of this format must stay readable.
 #[test]
-fn a_file_of_the_format_is_read_as_it_was_meant() {
+fn the_golden_file_of_the_format_is_read_exactly() {
     let (mut first_pass_codes, mut values) = (vec![0u8; 64], vec![0f32; 2 * 16]);
     // Of 8 subspaces the fourth has dimension 0 and the last one dimension 1; values are 0, 1, 2, ... and 0, -1, -2, ...
     (0..16).for_each(|n| (values[n], values[16 + n]) = (n as f32, -(n as f32)));
@@ -363,15 +363,15 @@ fn a_file_of_the_format_is_read_as_it_was_meant() {
     let (found, _) = searched(&index, &[17.0, 17.0], 1, 3, true);
     // 17 (10 + 20), plus 17 per value: the quantization step is 1, so nothing is rounded.
     assert_eq!(found, [(561.0, Slot(0)), (510.0, Slot(2)), (425.0, Slot(1))]);
-    for wrong in [f32::NAN, f32::NEG_INFINITY, 1e30] {
-        values[9] = wrong;
+    for invalid in [f32::NAN, f32::NEG_INFINITY, 1e30] {
+        values[9] = invalid;
         let error = open(&first_pass_codes, &values).unwrap_err();
         assert!(error.kind() == Kind::Corrupt && error.to_string().contains("first_pass_values"), "{error}");
     }
 }
 
 #[test]
-fn tensors_that_do_not_fit_are_refused() {
+fn tensors_of_other_sizes_are_rejected() {
     let open = |codes: Option<[usize; 4]>, values: Option<[usize; 2]>, has_rows: bool| {
         let mut file = TensorFile::new();
         file.add_owned("centroids", &[2, 10], vec![0f32; 20]).unwrap();
@@ -409,7 +409,7 @@ fn tensors_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn codes_without_rows_are_refused_before_anything_is_built() {
+fn codes_without_rows_are_rejected_before_building() {
     let values = vectors(50, 4, 1);
     let rows = Matrix::new(&values, 4).unwrap();
     for (first_pass, rescore, expected) in [

@@ -80,7 +80,7 @@ fn pairs_of(run: &mut dyn FnMut(Shape, Shape, Shape, Act<'_>), start: f32, left:
 }
 
 #[test]
-fn products_of_pairs_are_two_chains_that_meet_at_their_end() {
+fn products_of_pairs_sum_two_chains_that_join_at_the_end() {
     const TINY: f32 = 1.0 / (1u64 << 24) as f32;
     each(|run| {
         assert_eq!(pairs_of(run, 0.5, &[1.0, 2.0, 3.0, 4.0], &[5.0, 6.0, 7.0, 8.0]), 70.5);
@@ -107,7 +107,7 @@ fn numbers_too_small_for_their_exponent_are_0() {
 }
 
 #[test]
-fn what_an_instruction_would_end_the_process_for_is_refused() {
+fn illegal_instructions_are_rejected() {
     let refused = |act: &dyn Fn(&mut Emulated)| {
         let mut tiles = Emulated::new(false);
         catch_unwind(AssertUnwindSafe(|| act(&mut tiles))).is_err()
@@ -142,7 +142,7 @@ fn what_an_instruction_would_end_the_process_for_is_refused() {
 }
 
 #[test]
-fn rows_beyond_what_is_given_are_refused() {
+fn rows_beyond_the_input_are_rejected() {
     let refused = |act: &dyn Fn(&mut Emulated)| {
         let mut tiles = Emulated::new(false);
         tiles.configure(&[Shape { rows: 3, row_bytes: 8 }; TILES]);

@@ -192,7 +192,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn pairs_side_by_side_are_those_of_the_whole(
+    fn concatenated_pairs_equal_pairs_of_the_concatenation(
         rows in 1usize..5, columns in 1usize..80, depths in prop::collection::vec(1usize..40, 1..5), seed in 0usize..1000,
     ) {
         let depths: Vec<usize> = depths.iter().map(|depth| 2 * depth).collect();
@@ -223,7 +223,7 @@ proptest! {
 }
 
 #[test]
-fn narrow_numbers_are_the_nearest() {
+fn narrowing_rounds_to_nearest() {
     let mut inputs = vec![0.0, -0.0, 1.0, f32::MAX, f32::INFINITY, f32::NEG_INFINITY, 1.003_906_3, 1.011_718_8, -3e-39];
     inputs.extend((0..1000).map(|n| f32::from_bits(0x3f80_0000 + n * 4093)));
     for kernels in Kernels::tried() {
@@ -239,7 +239,7 @@ fn narrow_numbers_are_the_nearest() {
 }
 
 #[test]
-fn functions_are_those_of_the_library() {
+fn vector_functions_match_the_math_library() {
     let mut inputs: Vec<f32> = (-2000..2000).map(|n| n as f32 / 20.0).collect();
     inputs.extend([f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 1e-30]);
     type Function = fn(f64) -> f64;
@@ -294,7 +294,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn folds_are_those_of_plain_loops_bit_for_bit(
+    fn reductions_equal_plain_loops_bit_for_bit(
         rows in 1usize..20, outer in 1usize..4, count in 0usize..70, gap in 0usize..3, f in prop::sample::select(vec![Fold::Sum, Fold::Max, Fold::Min]),
         special in prop::option::of((0usize..500, prop::sample::select(vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0]))), seed in 0usize..1000,
     ) {
@@ -323,7 +323,7 @@ proptest! {
 
     /// Results are the same bits on all instruction sets, and equal those of separate comparison, product and reduction.
     #[test]
-    fn folds_beside_equal_keys_are_those_of_single_steps(
+    fn reductions_over_equal_keys_equal_single_steps(
         rows in 1usize..20, count in 1usize..70, gap in 0usize..3, kinds in 1usize..40, seed in 0usize..1000,
         special in prop::option::of((0usize..500, prop::sample::select(vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0]), any::<bool>())),
     ) {
@@ -381,7 +381,7 @@ proptest! {
 proptest! {
     /// A chain makes, bit for bit, what its links make one after the other, wherever the numbers that it reads lie.
     #[test]
-    fn a_chain_is_its_links_one_after_the_other(rows in 1usize..140, apart in prop::collection::vec(0usize..4, 1..6), seed in 0u64..1 << 32) {
+    fn a_chain_equals_its_links_in_sequence(rows in 1usize..140, apart in prop::collection::vec(0usize..4, 1..6), seed in 0u64..1 << 32) {
         let mut state = seed;
         let mut next = |below: usize| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -428,7 +428,7 @@ proptest! {
 
 #[test]
 #[should_panic(expected = "weights too short")]
-fn weights_that_end_early_are_refused() {
+fn truncated_weights_are_rejected() {
     let numbers = [1.0; 64];
     let weights = Weights { numbers: &numbers, row_stride: 16, panel_stride: 32 };
     let parts = [Part { rows: &numbers, stride: 5, depth: 5, weights }];

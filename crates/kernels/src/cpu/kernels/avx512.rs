@@ -223,8 +223,8 @@ pub(super) unsafe fn nearest4(blocks: &Blocks<'_>, penalties: &[f32], queries: &
             let penalty = _mm512_loadu_ps(penalties.as_ptr().add(block * BLOCK));
             let real = items_of(blocks, block);
             for n in 0..4 {
-                let worth = _mm512_set1_ps(queries[n].scale * HIGH);
-                let score = _mm512_mul_ps(_mm512_mul_ps(products(sums[n], &queries[n], 0), scales), worth);
+                let scaled_products = _mm512_set1_ps(queries[n].scale * HIGH);
+                let score = _mm512_mul_ps(_mm512_mul_ps(products(sums[n], &queries[n], 0), scales), scaled_products);
                 let score = _mm512_sub_ps(score, penalty);
                 let better = _mm512_mask_cmp_ps_mask::<_CMP_GT_OQ>(real, score, best[n]);
                 best[n] = _mm512_mask_mov_ps(best[n], better, score);

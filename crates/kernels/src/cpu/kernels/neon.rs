@@ -71,7 +71,7 @@ unsafe fn block_sums4(codes: &[u8], [a, b, c, d]: [&[i8]; 4]) -> [Sums; 4] {
 
 /// Scales products by the items' and the query's scales.
 #[target_feature(enable = "neon")]
-fn worth(products: [float32x4_t; 4], scales: &[f32; BLOCK], scale: f32) -> [float32x4_t; 4] {
+fn scaled_products(products: [float32x4_t; 4], scales: &[f32; BLOCK], scale: f32) -> [float32x4_t; 4] {
     std::array::from_fn(|quarter| {
         // SAFETY: the quarters of 16 floats hold four each.
         let scales = unsafe { vld1q_f32(scales.as_ptr().add(quarter * 4)) };
@@ -83,7 +83,7 @@ fn worth(products: [float32x4_t; 4], scales: &[f32; BLOCK], scale: f32) -> [floa
 #[target_feature(enable = "neon")]
 pub(super) fn scaled([high, low]: [Sums; 2], scales: &[f32; BLOCK], scale: f32) -> [float32x4_t; 4] {
     let both = |quarter: usize| vaddq_f32(vmulq_n_f32(vcvtq_f32_s32(high[quarter]), HIGH), vcvtq_f32_s32(low[quarter]));
-    worth(std::array::from_fn(both), scales, scale)
+    scaled_products(std::array::from_fn(both), scales, scale)
 }
 
 /// Codes and scales of a block.
@@ -218,7 +218,7 @@ pub(super) unsafe fn nearest4_by(
         // SAFETY: the queries are as long as the block's codes require, checked by the caller.
         let sums = unsafe { block_sums(codes, rows) };
         for (n, sums) in sums.into_iter().enumerate() {
-            let scores = worth(sums.map(|s| vcvtq_f32_s32(s)), scales, queries[n].scale * HIGH);
+            let scores = scaled_products(sums.map(|s| vcvtq_f32_s32(s)), scales, queries[n].scale * HIGH);
             for quarter in 0..4 {
                 let lanes: [u32; 4] = std::array::from_fn(|lane| (quarter * 4 + lane) as u32);
                 // SAFETY: four numbers are read from an array of four and from a quarter of 16.

@@ -91,7 +91,7 @@ fn scanned(
 }
 
 #[test]
-fn every_kernel_scores_every_width_as_the_layout_says() {
+fn every_kernel_scores_every_width_by_the_layout() {
     let random = &mut Random(7);
     for dimension in 1..=513 {
         let items = 1 + random.next() as usize % 80;
@@ -198,7 +198,7 @@ fn the_largest_products_fit_and_the_first_of_equal_items_is_the_nearest() {
 }
 
 #[test]
-fn the_kth_and_those_that_reach_it_are_those_of_a_sort() {
+fn the_kth_value_and_the_values_above_it_match_a_sort() {
     let random = &mut Random(10);
     for round in 0..400 {
         let len = 1 + random.next() as usize % if round % 2 == 0 { 100 } else { 5000 };
@@ -220,7 +220,7 @@ fn the_kth_and_those_that_reach_it_are_those_of_a_sort() {
 }
 
 #[test]
-fn keeping_is_scanning_without_the_scoring() {
+fn selection_equals_a_scan_without_scoring() {
     let random = &mut Random(8);
     let scores: Vec<f32> = (0..160).map(|n| if n % 7 == 0 { f32::NAN } else { random.float() }).collect();
     for kernels in Kernels::tried() {
@@ -279,7 +279,7 @@ fn products_of_many_rows_are_those_of_each() {
 }
 
 #[test]
-fn unknown_kernels_are_refused_by_name() {
+fn unknown_kernels_are_rejected_by_name() {
     let error = Kernels::named("sse9").unwrap_err().to_string();
     assert!(error.contains("`sse9`") && error.contains("portable"), "{error}");
     for kernels in Kernels::all() {

@@ -53,11 +53,11 @@ proptest! {
         let weights: Vec<f32> = bags.iter().flatten().map(|(_, w)| *w).collect();
         let mut offsets = vec![0];
         bags.iter().for_each(|b| offsets.push(offsets[offsets.len() - 1] + b.len()));
-        let asked = Bags { ids: &ids, offsets: &offsets, weights: weighted.then_some(&weights[..]), mean };
+        let requested = Bags { ids: &ids, offsets: &offsets, weights: weighted.then_some(&weights[..]), mean };
         let (stride, column) = (width + 5, 3);
         for kernels in Kernels::all() {
             let mut data = vec![7f32; bags.len() * stride];
-            pool(kernels, &rows, &asked, &mut BagSums { data: &mut data, stride, column });
+            pool(kernels, &rows, &requested, &mut BagSums { data: &mut data, stride, column });
             for (b, bag) in bags.iter().enumerate() {
                 let mut sum = vec![0f64; width];
                 let mut size = 1e-3;
@@ -83,7 +83,7 @@ proptest! {
 
 #[test]
 #[should_panic(expected = "beyond the rows")]
-fn an_id_beyond_the_rows_stops_the_call() {
+fn an_id_beyond_the_rows_panics() {
     let rows = Rows::new(RowFormat::F32, 1, &[0; 8]).expect("two rows");
     let bags = Bags { ids: &[2], offsets: &[0, 1], weights: None, mean: false };
     let kernels = Kernels::all()[0];

@@ -247,7 +247,7 @@ fn sums_of_a_row_are_added_in_runs() {
 }
 
 #[test]
-fn a_column_cut_at_blocks_sums_the_same_squares() {
+fn square_sums_do_not_depend_on_block_boundaries() {
     // Sums of squares of 48 columns: of the first 16 and of the last 32, as shards would exchange them.
     let mut next = draws(21);
     let gradients: Vec<[f32; BLOCK]> = (0..3).map(|_| std::array::from_fn(|_| signed(next()))).collect();
@@ -267,7 +267,7 @@ fn a_column_cut_at_blocks_sums_the_same_squares() {
 }
 
 #[test]
-fn updates_that_leave_the_numbers_are_not_written() {
+fn updates_that_are_not_finite_are_not_written() {
     let kinds = RuleKind::ALL.into_iter();
     for (kind, wrong) in kinds.flat_map(|k| [f32::NAN, f32::INFINITY, 1e25, f32::MAX].map(|wrong| (k, wrong))) {
         for width in [3, 16, 40] {
@@ -291,7 +291,7 @@ fn updates_that_leave_the_numbers_are_not_written() {
 
 #[test]
 #[should_panic(expected = "a row outside the stretches")]
-fn a_row_outside_the_stretches_stops_the_call() {
+fn a_row_outside_the_stretches_panics() {
     let mut occurrences = Occurrences::default();
     occurrences.push(2, 0);
     let mut masters = Stretches { data: &mut [0.0; 2], first_row: 0, width: 1, stride: 1 };
@@ -301,7 +301,7 @@ fn a_row_outside_the_stretches_stops_the_call() {
 
 #[test]
 #[should_panic(expected = "a slot beyond the gradients")]
-fn a_slot_beyond_the_gradients_stops_the_call() {
+fn a_slot_beyond_the_gradients_panics() {
     let mut occurrences = Occurrences::default();
     occurrences.push(0, 1);
     let mut masters = Stretches { data: &mut [0.0; 2], first_row: 0, width: 1, stride: 1 };
@@ -312,7 +312,7 @@ fn a_slot_beyond_the_gradients_stops_the_call() {
 proptest! {
     /// Groups equal those of a stable sort by row, for few and many occurrences, low and high rows, with and without weights.
     #[test]
-    fn groups_are_those_of_a_stable_sort(
+    fn groups_equal_those_of_a_stable_sort(
         count in prop::sample::select(vec![0usize, 1, 2, 100, 255, 256, 257, 3000]),
         largest in prop::sample::select(vec![0u32, 1, 200, 2047, 2048, 1 << 20, u32::MAX]),
         weighted_from in 0usize..400,

@@ -9,8 +9,8 @@ use axum::http::header::AUTHORIZATION;
 
 use super::keys::{ApiKey, ApiKeys};
 use super::options::AccessOptions;
-use super::record::{Asked, AuditLog, Change};
-use super::role::{Door, Reach, Role};
+use super::record::{AuditLog, Change, LoggedCall};
+use super::role::{DataScope, EntryPoint, Role};
 use crate::http::answer::Rejection;
 use crate::http::settled::Settled;
 use sterling_core::error::{Error, Result};
@@ -23,17 +23,17 @@ const SECRET_BYTES_MAX: usize = 512;
 #[derive(Clone, Copy, Debug)]
 pub(in crate::http) struct Needs<'a> {
     pub(in crate::http) role: Role,
-    pub(in crate::http) reach: Reach,
+    pub(in crate::http) reach: DataScope,
     /// Model in the path of the call.
     pub(in crate::http) model: Option<&'a str>,
 }
 
 /// Identity behind a call.
 #[derive(Clone, Debug)]
-pub struct Caller(Who);
+pub struct Caller(CallerIdentity);
 
 #[derive(Clone, Debug)]
-enum Who {
+enum CallerIdentity {
     /// The server has no keys, so every caller may make every call.
     Anybody,
     /// Call that requires no key, made without one.
@@ -45,24 +45,24 @@ impl Caller {
     /// Returns whether the caller may see this model.
     pub(in crate::http) fn may_see(&self, model: &str) -> bool {
         match &self.0 {
-            Who::Anybody => true,
-            Who::Nobody => false,
-            Who::Key(key) => key.is_for(model),
+            CallerIdentity::Anybody => true,
+            CallerIdentity::Nobody => false,
+            CallerIdentity::Key(key) => key.is_for(model),
         }
     }
 
     /// Returns whether the caller may see all models.
     pub(in crate::http) fn may_see_all(&self) -> bool {
         match &self.0 {
-            Who::Anybody => true,
-            Who::Nobody => false,
-            Who::Key(key) => key.is_for_all(),
+            CallerIdentity::Anybody => true,
+            CallerIdentity::Nobody => false,
+            CallerIdentity::Key(key) => key.is_for_all(),
         }
     }
 
     /// Charges further requests of one call to the rate of its key.
     pub(in crate::http) fn charge(&self, count: usize) {
-        if let Who::Key(key) = &self.0
+        if let CallerIdentity::Key(key) = &self.0
             && let Some(meter) = &key.meter
         {
             meter.charge(count as u64);
@@ -72,15 +72,15 @@ impl Caller {
     /// Name of the key.
     pub(in crate::http) fn name(&self) -> Option<&str> {
         match &self.0 {
-            Who::Anybody | Who::Nobody => None,
-            Who::Key(key) => Some(&key.name),
+            CallerIdentity::Anybody | CallerIdentity::Nobody => None,
+            CallerIdentity::Key(key) => Some(&key.name),
         }
     }
 }
 
 /// Current keys of a server and the file they come from.
 #[derive(Debug)]
-struct Kept {
+struct LoadedKeys {
     path: PathBuf,
     keys: ArcSwap<ApiKeys>,
     text: Mutex<Settled<Vec<u8>>>,
@@ -93,7 +93,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 /// Keys and audit log of a server.
 #[derive(Debug, Default)]
 pub struct AccessControl {
-    kept: Option<Kept>,
+    kept: Option<LoadedKeys>,
     has_admin_door: bool,
     log: Arc<AuditLog>,
 }
@@ -108,7 +108,7 @@ impl AccessControl {
             let text = read(path)?;
             let keys = ApiKeys::parse(path, &text, &ApiKeys::default())?;
             tracing::info!(keys = keys.len(), "calls need a key");
-            Ok::<_, Error>(Kept {
+            Ok::<_, Error>(LoadedKeys {
                 path: path.clone(),
                 keys: ArcSwap::from_pointee(keys),
                 text: Mutex::new(Settled::new(text)),
@@ -146,15 +146,15 @@ impl AccessControl {
     }
 
     /// Returns whether a call with this role is answered on this socket.
-    pub(in crate::http) fn answers(&self, role: Role, door: Door) -> bool {
-        role < Role::Admin || door == Door::Admin || !self.has_admin_door
+    pub(in crate::http) fn answers(&self, role: Role, door: EntryPoint) -> bool {
+        role < Role::Admin || door == EntryPoint::Admin || !self.has_admin_door
     }
 
     /// Identifies the owner of a key without checking permissions.
     pub(in crate::http) fn caller(&self, secret: Option<&[u8]>) -> Caller {
-        let Some(kept) = &self.kept else { return Caller(Who::Anybody) };
+        let Some(kept) = &self.kept else { return Caller(CallerIdentity::Anybody) };
         let key = secret.and_then(|secret| kept.keys.load().of(secret).cloned());
-        Caller(key.map_or(Who::Nobody, Who::Key))
+        Caller(key.map_or(CallerIdentity::Nobody, CallerIdentity::Key))
     }
 
     /// Returns the caller if it may make the call, without counting the call against a rate.
@@ -162,11 +162,11 @@ impl AccessControl {
     /// # Errors
     /// 401 for an unknown or missing key, 403 for a key without permission for this call.
     pub(in crate::http) fn look(&self, needs: Needs<'_>, secret: Option<&[u8]>) -> Result<Caller, Rejection> {
-        let Some(kept) = &self.kept else { return Ok(Caller(Who::Anybody)) };
+        let Some(kept) = &self.kept else { return Ok(Caller(CallerIdentity::Anybody)) };
         let key = secret.and_then(|secret| kept.keys.load().of(secret).cloned());
         let key = match key {
             Some(key) => key,
-            None if needs.role == Role::Open => return Ok(Caller(Who::Nobody)),
+            None if needs.role == Role::Open => return Ok(Caller(CallerIdentity::Nobody)),
             None => return Err(denied("no_key", Rejection::unauthorized())),
         };
         let name = &key.name;
@@ -176,15 +176,15 @@ impl AccessControl {
             return Err(denied("role", Rejection::forbidden(detail)));
         }
         let is_for = match (needs.role, needs.reach, needs.model) {
-            (Role::Open, ..) | (_, Reach::Visible, _) => true,
-            (_, Reach::Model, Some(model)) => key.is_for(model),
-            (_, Reach::Model, None) | (_, Reach::Server, _) => key.is_for_all(),
+            (Role::Open, ..) | (_, DataScope::Visible, _) => true,
+            (_, DataScope::Model, Some(model)) => key.is_for(model),
+            (_, DataScope::Model, None) | (_, DataScope::Server, _) => key.is_for_all(),
         };
         if !is_for {
             let what = needs.model.map_or("all models".to_owned(), |model| format!("model `{model}`"));
             return Err(denied("model", Rejection::forbidden(format!("key `{name}` is not for {what}"))));
         }
-        Ok(Caller(Who::Key(key)))
+        Ok(Caller(CallerIdentity::Key(key)))
     }
 
     /// Admits a call, and counts it against the rate of its key.
@@ -193,7 +193,7 @@ impl AccessControl {
     /// As [`AccessControl::look`]; 429 if the key exceeds its rate.
     pub(in crate::http) fn admit(&self, needs: Needs<'_>, secret: Option<&[u8]>) -> Result<Caller, Rejection> {
         let caller = self.look(needs, secret)?;
-        if let Who::Key(key) = &caller.0
+        if let CallerIdentity::Key(key) = &caller.0
             && needs.role > Role::Open
             && let Some(meter) = &key.meter
         {
@@ -213,7 +213,7 @@ impl AccessControl {
     }
 
     /// Starts the audit record of a call that changes something, or that was rejected for lack of permission.
-    pub(in crate::http) fn change(&self, asked: Asked) -> Change {
+    pub(in crate::http) fn change(&self, asked: LoggedCall) -> Change {
         Change::new(self.log.clone(), asked)
     }
 }

@@ -82,27 +82,27 @@ impl ApiKeys {
     /// # Errors
     /// `Invalid` with the file, the key and the problem.
     pub(super) fn parse(path: &Path, text: &[u8], before: &ApiKeys) -> Result<Self> {
-        let wrong = |what: String| Error::invalid(format!("keys: {}: {what}", path.display()));
+        let invalid = |what: String| Error::invalid(format!("keys: {}: {what}", path.display()));
         if text.len() > FILE_BYTES_MAX {
-            return Err(wrong(format!("{} bytes, expected at most {FILE_BYTES_MAX}", text.len())));
+            return Err(invalid(format!("{} bytes, expected at most {FILE_BYTES_MAX}", text.len())));
         }
-        let text = std::str::from_utf8(text).map_err(|e| wrong(e.to_string()))?;
+        let text = std::str::from_utf8(text).map_err(|e| invalid(e.to_string()))?;
         // The full error message would quote the line, and the line may contain a key by mistake.
         let file: KeyFile = toml::from_str(text).map_err(|e| {
             let line = e.span().map_or(0, |span| text.get(..span.start).unwrap_or(text).matches('\n').count() + 1);
-            wrong(format!("line {line}: {}", e.message()))
+            invalid(format!("line {line}: {}", e.message()))
         })?;
         if file.key.len() > KEYS_MAX {
-            return Err(wrong(format!("{} keys, expected at most {KEYS_MAX}", file.key.len())));
+            return Err(invalid(format!("{} keys, expected at most {KEYS_MAX}", file.key.len())));
         }
         let mut names = BTreeSet::new();
         let mut digests = BTreeSet::new();
         let mut keys = Vec::with_capacity(file.key.len());
         for entry in file.key {
             let named = format!("key `{}`", entry.name);
-            let key = entry.read(before).map_err(|e| wrong(format!("{named}: {e}")))?;
+            let key = entry.read(before).map_err(|e| invalid(format!("{named}: {e}")))?;
             if !names.insert(key.name.clone()) || !digests.insert(key.digest) {
-                return Err(wrong(format!("{named}: occurs twice")));
+                return Err(invalid(format!("{named}: occurs twice")));
             }
             keys.push(Arc::new(key));
         }
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_was_made_is_known_again_and_no_other_is() {
+    fn generated_keys_authenticate_and_no_others_do() {
         let made: Vec<NewKey> =
             ["a", "b", "c"].iter().map(|name| new_key(name, Role::Write, &["m".into()], None, None).unwrap()).collect();
         let keys = parse(&made.iter().map(|key| key.entry.as_str()).collect::<String>()).unwrap();
@@ -233,8 +233,8 @@ mod tests {
             assert_eq!((known.name.as_str(), known.role), (name, Role::Write));
             assert!(known.is_for("m") && !known.is_for("n") && !known.is_for_all());
             assert!(!key.entry.contains(&key.secret) && key.secret.len() == 68);
-            for wrong in [&key.secret[1..], &key.secret[..67], &key.secret.to_uppercase(), "", "stk_"] {
-                assert!(keys.of(wrong.as_bytes()).is_none());
+            for invalid in [&key.secret[1..], &key.secret[..67], &key.secret.to_uppercase(), "", "stk_"] {
+                assert!(keys.of(invalid.as_bytes()).is_none());
             }
         }
         assert!(ApiKeys::default().of(made[0].secret.as_bytes()).is_none());

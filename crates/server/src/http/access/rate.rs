@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_together_take_no_more() {
+    fn threads_together_stay_within_the_rate() {
         let meter = Meter::new(Rate { rate: 0.001, burst: 100.0 });
         let taken = || (0..1000).filter(|_| meter.take().is_ok()).count();
         let sum: usize = std::thread::scope(|scope| {

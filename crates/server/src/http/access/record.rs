@@ -36,7 +36,7 @@ struct Appended {
 
 /// Call as logged.
 #[derive(Serialize)]
-pub(in crate::http) struct Asked {
+pub(in crate::http) struct LoggedCall {
     pub(in crate::http) id: String,
     /// Name of its key.
     pub(in crate::http) key: Option<String>,
@@ -50,7 +50,7 @@ pub(in crate::http) struct Asked {
 struct Line<'a> {
     time: String,
     #[serde(flatten)]
-    asked: &'a Asked,
+    asked: &'a LoggedCall,
     /// Status of the answer; `None` if the client disconnected before it.
     status: Option<u16>,
     ms: f64,
@@ -116,7 +116,7 @@ pub(in crate::http) struct Change {
     log: Arc<AuditLog>,
     begun: Instant,
     /// Fields that are not yet written; `None` after writing.
-    asked: Option<Asked>,
+    asked: Option<LoggedCall>,
     status: Option<u16>,
 }
 
@@ -133,7 +133,7 @@ impl Drop for Unwritten {
 }
 
 impl Change {
-    pub(super) fn new(log: Arc<AuditLog>, mut asked: Asked) -> Self {
+    pub(super) fn new(log: Arc<AuditLog>, mut asked: LoggedCall) -> Self {
         asked.path.truncate(asked.path.floor_char_boundary(PATH_BYTES_MAX));
         Change { log, begun: Instant::now(), asked: Some(asked), status: None }
     }
@@ -151,7 +151,7 @@ impl Change {
     fn write(&mut self) -> Option<impl Future<Output = Result<()>> + use<>> {
         let (time, ms) = (sterling_telemetry::now(), (self.begun.elapsed().as_secs_f64() * 1e6).round() / 1e3);
         let (asked, status) = (&self.asked.take()?, self.status);
-        let Asked { id, key, peer, method, path, call } = asked;
+        let LoggedCall { id, key, peer, method, path, call } = asked;
         tracing::info!(target: "sterling::audit", id, key, ?peer, method, path, call, status, ms, "a change");
         self.log.0.as_ref()?;
         let mut text = serde_json::to_vec(&Line { time, asked, status, ms }).unwrap_or_default();
@@ -185,7 +185,7 @@ mod tests {
         let change = |id: &str| {
             let (id, key, method) = (id.to_owned(), Some("ops".to_owned()), "POST".to_owned());
             let path = format!("/v1/models/a\"{}", "x".repeat(5000));
-            Change::new(log.clone(), Asked { id, key, peer: None, method, path, call: "load" })
+            Change::new(log.clone(), LoggedCall { id, key, peer: None, method, path, call: "load" })
         };
         change("1").ended(200).now_or_never().unwrap();
         drop(change("2"));
@@ -207,7 +207,7 @@ mod tests {
         std::fs::write(&path, "{\"id\": \"torn").unwrap();
         let log = Arc::new(AuditLog::open(Some(&path)).unwrap());
         let write = |id: &str| {
-            let asked = Asked {
+            let asked = LoggedCall {
                 id: id.to_owned(),
                 key: None,
                 peer: None,

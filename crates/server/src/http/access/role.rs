@@ -31,7 +31,7 @@ impl Role {
 
 /// Data that a call shows or changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum DataScope {
     /// The model in the path.
     Model,
     /// The models that the caller may see.
@@ -42,7 +42,7 @@ pub enum Reach {
 
 /// Socket that accepted a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Door {
+pub enum EntryPoint {
     /// Socket for requests.
     Main,
     /// Socket for all calls, if administrators have a separate one.

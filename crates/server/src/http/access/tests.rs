@@ -25,7 +25,7 @@ use sterling_serving::registry::{self, Registry, Snapshots};
 use sterling_snapshot::Store;
 
 /// Server without models, and its keys by name.
-struct Edge {
+struct TestServer {
     runtime: Runtime,
     router: Router,
     app: Arc<App>,
@@ -43,7 +43,7 @@ const KEYS: [(&str, Role, &[&str]); 5] = [
     ("admin-of-other", Role::Admin, &["other"]),
 ];
 
-impl Edge {
+impl TestServer {
     fn new(admin_listen: Option<SocketAddr>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (mut secrets, mut text) = (BTreeMap::new(), String::new());
@@ -60,7 +60,7 @@ impl Edge {
         let engine =
             Engine::start(Passes::default(), &engine::Options { workers: 1, ..engine::Options::default() }).unwrap();
         let app = Arc::new(App::new(registry, engine, &Options::default()).unwrap().with_access(access));
-        Edge { runtime: Runtime::new().unwrap(), router: router(app.clone()), app, secrets, _folder: folder }
+        TestServer { runtime: Runtime::new().unwrap(), router: router(app.clone()), app, secrets, _folder: folder }
     }
 
     /// The same keys in front of a router.
@@ -70,7 +70,7 @@ impl Edge {
         let servers = route::Options { servers: vec!["127.0.0.1:1".into()], ..route::Options::default() };
         let app =
             RouterApp::new(Fleet::open(servers).unwrap(), access, Traces::default(), &Options::default()).unwrap();
-        Edge { router: routes::of_router(Arc::new(app)), ..self }
+        TestServer { router: routes::of_router(Arc::new(app)), ..self }
     }
 
     fn send(&self, request: Request<Body>) -> (StatusCode, HeaderMap, String) {
@@ -106,11 +106,11 @@ fn path_of(route: &table::Route) -> String {
 
 #[test]
 fn every_call_takes_its_role_and_its_model() {
-    check_roles(&Edge::new(None));
-    check_roles(&Edge::new(None).routed());
+    check_roles(&TestServer::new(None));
+    check_roles(&TestServer::new(None).routed());
 }
 
-fn check_roles(edge: &Edge) {
+fn check_roles(edge: &TestServer) {
     for route in &TABLE {
         let path = path_of(route);
         let is_denied = |authorization: Option<&str>| {
@@ -120,14 +120,14 @@ fn check_roles(edge: &Edge) {
             denied.then_some(status.as_u16())
         };
         let open = route.role == Role::Open;
-        for wrong in [None, Some("Bearer stk_0"), Some("Basic YTpi"), Some("")] {
-            assert_eq!(is_denied(wrong), (!open).then_some(401), "{} {path} as {wrong:?}", route.method);
+        for invalid in [None, Some("Bearer stk_0"), Some("Basic YTpi"), Some("")] {
+            assert_eq!(is_denied(invalid), (!open).then_some(401), "{} {path} as {invalid:?}", route.method);
         }
         for (name, role, models) in KEYS {
             let is_for = match route.reach {
-                Reach::Model => models.is_empty() || models.contains(&"m"),
-                Reach::Visible => true,
-                Reach::Server => models.is_empty(),
+                DataScope::Model => models.is_empty() || models.contains(&"m"),
+                DataScope::Visible => true,
+                DataScope::Server => models.is_empty(),
             };
             let expected = (!open && (role < route.role || !is_for)).then_some(403);
             assert_eq!(is_denied(Some(&edge.bearer(name))), expected, "{} {path} as {name}", route.method);
@@ -142,7 +142,7 @@ fn changes_need_more_than_the_read_role() {
         // Requests of other callers are visible to administrators only.
         let reads = (route.method == Method::GET || is_pass) && ![Verb::Slow, Verb::Shadow].contains(&route.verb);
         assert_eq!(reads, route.role <= Role::Read, "{} {}", route.method, route.path);
-        assert_eq!(route.path.contains("{model}"), route.reach == Reach::Model, "{}", route.path);
+        assert_eq!(route.path.contains("{model}"), route.reach == DataScope::Model, "{}", route.path);
         let Matched::Call(found, _) = table::find(&route.method, &path_of(route)) else { panic!("{}", route.path) };
         assert!(std::ptr::eq(found, route), "{}", route.path);
     }
@@ -165,7 +165,7 @@ fn the_table_is_the_description() {
 #[test]
 fn unknown_parameters_are_rejected_by_name() {
     let document = serde_json::to_value(crate::http::openapi()).unwrap();
-    for edge in [Edge::new(None), Edge::new(None).routed()] {
+    for edge in [TestServer::new(None), TestServer::new(None).routed()] {
         let admin = edge.bearer("admin");
         for route in &TABLE {
             let described =
@@ -218,9 +218,9 @@ fn the_page_on_security_lists_every_call_with_its_role() {
 
 #[test]
 fn wrong_keys_learn_nothing() {
-    let edge = Edge::new(None);
+    let edge = TestServer::new(None);
     let right = &edge.secrets["admin"];
-    let mut wrong: Vec<String> = vec![
+    let mut invalid: Vec<String> = vec![
         String::new(),
         "Bearer".into(),
         "Bearer ".into(),
@@ -233,19 +233,19 @@ fn wrong_keys_learn_nothing() {
         format!("Bearer {}", "x".repeat(4000)),
     ];
     // Every prefix of the valid key.
-    wrong.extend((0..right.len()).map(|length| format!("Bearer {}", &right[..length])));
-    wrong.extend((0..2000).map(|n| format!("Bearer stk_{:064x}", n * 7919)));
-    let told = |method: &Method, path: &str, wrong: &str| {
-        let (status, mut headers, body) = edge.ask(method, path, Some(wrong));
+    invalid.extend((0..right.len()).map(|length| format!("Bearer {}", &right[..length])));
+    invalid.extend((0..2000).map(|n| format!("Bearer stk_{:064x}", n * 7919)));
+    let reported = |method: &Method, path: &str, invalid: &str| {
+        let (status, mut headers, body) = edge.ask(method, path, Some(invalid));
         headers.remove("x-request-id");
         headers.remove("server-timing");
         headers.remove("date");
         (status, format!("{headers:?}"), body)
     };
-    let first = told(&Method::GET, "/v1/models", &wrong[0]);
+    let first = reported(&Method::GET, "/v1/models", &invalid[0]);
     assert_eq!(first.0, StatusCode::UNAUTHORIZED);
-    for wrong in &wrong {
-        assert_eq!(told(&Method::GET, "/v1/models", wrong), first, "{wrong}");
+    for invalid in &invalid {
+        assert_eq!(reported(&Method::GET, "/v1/models", invalid), first, "{invalid}");
     }
     // Only callers with a key learn whether something exists.
     for (method, path) in [
@@ -257,7 +257,7 @@ fn wrong_keys_learn_nothing() {
         (Method::POST, "/v1/models/m:nothing"),
         (Method::DELETE, "/v1/models/m/labels/l"),
     ] {
-        assert_eq!(told(&method, path, &wrong[5]), first, "{method} {path}");
+        assert_eq!(reported(&method, path, &invalid[5]), first, "{method} {path}");
     }
     let twice = Request::builder().uri("/v1/models").header("authorization", edge.bearer("admin"));
     let twice = twice.header("authorization", edge.bearer("admin")).body(Body::empty()).unwrap();
@@ -268,8 +268,8 @@ fn wrong_keys_learn_nothing() {
 
 #[test]
 fn ten_thousand_wrong_keys_are_none() {
-    let edge = Edge::new(None);
-    let needs = Needs { role: Role::Read, reach: Reach::Visible, model: None };
+    let edge = TestServer::new(None);
+    let needs = Needs { role: Role::Read, reach: DataScope::Visible, model: None };
     for n in 0..10_000_u32 {
         let secret = format!("stk_{:064x}", n.wrapping_mul(2_654_435_761));
         assert!(edge.app.entrance.access.look(needs, Some(secret.as_bytes())).is_err());
@@ -278,8 +278,8 @@ fn ten_thousand_wrong_keys_are_none() {
 }
 
 #[test]
-fn no_way_of_writing_a_path_leads_around_its_role() {
-    let edge = Edge::new(None);
+fn no_spelling_of_a_path_bypasses_its_role() {
+    let edge = TestServer::new(None);
     let read = edge.bearer("read");
     for path in [
         "/v1/models/m/versions/1:activate",
@@ -313,25 +313,25 @@ fn no_way_of_writing_a_path_leads_around_its_role() {
 }
 
 #[test]
-fn administrators_have_a_door_of_their_own() {
+fn administrators_have_an_address_of_their_own() {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-    let edge = Edge::new(Some(address));
+    let edge = TestServer::new(Some(address));
     for route in &TABLE {
-        let ask = |door: Door| {
+        let ask = |door: EntryPoint| {
             let request = Request::builder().method(&route.method).uri(path_of(route));
             let request = request.header("authorization", edge.bearer("admin")).header("host", "here");
             let request = request.extension(Peer { address, door });
             edge.send(request.body(Body::empty()).unwrap())
         };
         let nowhere = |body: &str| body.contains("no call has the path");
-        assert_eq!(nowhere(&ask(Door::Main).2), route.role == Role::Admin, "{}", route.path);
-        assert!(!nowhere(&ask(Door::Admin).2), "{}", route.path);
+        assert_eq!(nowhere(&ask(EntryPoint::Main).2), route.role == Role::Admin, "{}", route.path);
+        assert!(!nowhere(&ask(EntryPoint::Admin).2), "{}", route.path);
     }
 }
 
 #[test]
-fn answers_are_for_no_page_of_another_site() {
-    let edge = Edge::new(None);
+fn answers_are_not_readable_by_pages_of_other_sites() {
+    let edge = TestServer::new(None);
     for (method, path) in [(Method::GET, "/livez"), (Method::OPTIONS, "/v1/models"), (Method::GET, "/v1/models")] {
         let request = Request::builder().method(&method).uri(path).header("origin", "http://elsewhere");
         let request = request.header("authorization", edge.bearer("admin")).header("host", "here");
@@ -347,9 +347,10 @@ fn answers_are_for_no_page_of_another_site() {
 
 #[test]
 fn reasons_of_readiness_need_a_key() {
-    for (edge, said) in
-        [(Edge::new(None), "the server is not ready"), (Edge::new(None).routed(), "the router is not ready")]
-    {
+    for (edge, said) in [
+        (TestServer::new(None), "the server is not ready"),
+        (TestServer::new(None).routed(), "the router is not ready"),
+    ] {
         let (status, _, body) = edge.ask(&Method::GET, "/readyz", None);
         assert!(status == StatusCode::SERVICE_UNAVAILABLE && body.contains(said), "{body}");
         let (status, _, full) = edge.ask(&Method::GET, "/readyz", Some(&edge.bearer("read")));

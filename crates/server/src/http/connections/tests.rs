@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use super::*;
 
-const PEER: Peer = Peer { address: SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1)), door: Door::Main };
+const PEER: Peer = Peer { address: SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1)), door: EntryPoint::Main };
 
 fn options() -> Options {
     Options { idle_ms: 1000, header_ms: 100, stall_ms: 10, ..Options::default() }
@@ -53,7 +53,7 @@ fn a_header_begins_with_the_first_byte_and_ends_with_the_request() {
     connection.received();
     assert_eq!(connection.stage.load(Ordering::Relaxed), BUSY);
     let connection = Arc::new(connection);
-    let answer = || drop(Answered::of(Response::new(Body::empty()), connection.clone()));
+    let answer = || drop(TrackedBody::of(Response::new(Body::empty()), connection.clone()));
     answer();
     assert_eq!(connection.stage.load(Ordering::Relaxed), IDLE);
     for (is_ahead, is_early) in [(true, false), (false, true)] {
@@ -68,14 +68,14 @@ fn a_header_begins_with_the_first_byte_and_ends_with_the_request() {
 }
 
 #[test]
-fn room_is_made_of_those_that_wait_for_longest() {
+fn the_connections_that_waited_longest_are_evicted() {
     let all = Connections::new(4);
     let made = [(IDLE, 10), (IDLE, 3000), (HEADER, 9000), (BUSY, 90_000)].map(|(stage, ms)| Arc::new(aged(stage, ms)));
     for (n, connection) in made.iter().enumerate() {
         all.open()[0].insert(n as u64, connection.clone());
     }
-    assert!(all.is_full(Door::Main) && all.make_room(Door::Main));
-    assert!(!all.is_full(Door::Admin) && !all.make_room(Door::Admin), "which has room of its own");
+    assert!(all.is_full(EntryPoint::Main) && all.make_room(EntryPoint::Main));
+    assert!(!all.is_full(EntryPoint::Admin) && !all.make_room(EntryPoint::Admin), "which has room of its own");
     let is_cut = |c: &Connection| {
         let cut = std::pin::pin!(c.cut.notified());
         cut.poll(&mut Context::from_waker(std::task::Waker::noop())).is_ready()
@@ -83,8 +83,8 @@ fn room_is_made_of_those_that_wait_for_longest() {
     assert_eq!(made.each_ref().map(|c| is_cut(c)), [false, true, false, false]);
     all.open()[0].remove(&0);
     all.open()[0].remove(&1);
-    assert!(all.make_room(Door::Main));
+    assert!(all.make_room(EntryPoint::Main));
     assert_eq!(made.each_ref().map(|c| is_cut(c)), [false, false, true, false]);
     all.open()[0].remove(&2);
-    assert!(!all.make_room(Door::Main), "active connections stay open");
+    assert!(!all.make_room(EntryPoint::Main), "active connections stay open");
 }

@@ -20,13 +20,18 @@ fn of_caller(caller: u64) -> Arc<LastCaller> {
 type Polls = Arc<Mutex<Vec<usize>>>;
 
 /// A connection that records its number at each poll and stays pending.
-fn noted(number: usize, polls: &Polls, threads: &Arc<Threads>, caller: u64) -> InTurn<impl Future<Output = ()>> {
+fn noted(
+    number: usize,
+    polls: &Polls,
+    threads: &Arc<Threads>,
+    caller: u64,
+) -> ScheduledFuture<impl Future<Output = ()>> {
     let polls = polls.clone();
     let noted = poll_fn(move |_| {
         locked(&polls).push(number);
         Poll::<()>::Pending
     });
-    InTurn::new(noted, threads, &of_caller(caller))
+    ScheduledFuture::new(noted, threads, &of_caller(caller))
 }
 
 /// Simulated runtime: records woken tasks, and polls them in that order.
@@ -42,31 +47,31 @@ impl Wake for RecordingWaker {
 }
 
 impl Runtime {
-    fn poll<F: Future>(self: &Arc<Self>, tasks: &mut [InTurn<F>], n: usize) -> Poll<F::Output> {
+    fn poll<F: Future>(self: &Arc<Self>, tasks: &mut [ScheduledFuture<F>], n: usize) -> Poll<F::Output> {
         let waker = Waker::from(Arc::new(RecordingWaker(self.clone(), n)));
         Pin::new(&mut tasks[n]).poll(&mut Context::from_waker(&waker))
     }
 
-    fn told(&self) -> Vec<usize> {
+    fn reported(&self) -> Vec<usize> {
         std::mem::take(&mut *locked(&self.0))
     }
 
     /// Polls woken tasks until no more are woken. Returns the largest number of woken tasks at a time.
-    fn run<F: Future>(self: &Arc<Self>, tasks: &mut [InTurn<F>]) -> usize {
+    fn run<F: Future>(self: &Arc<Self>, tasks: &mut [ScheduledFuture<F>]) -> usize {
         let mut most = 0;
-        let mut told = self.told();
-        while !told.is_empty() {
-            most = most.max(told.len());
-            let n = told.remove(0);
+        let mut reported = self.reported();
+        while !reported.is_empty() {
+            most = most.max(reported.len());
+            let n = reported.remove(0);
             assert!(self.poll(tasks, n).is_pending());
-            told.extend(self.told());
+            reported.extend(self.reported());
         }
         most
     }
 }
 
 #[test]
-fn a_connection_waits_for_a_few_of_another_caller_and_not_for_all_that_are_ready() {
+fn a_connection_waits_for_few_tasks_of_another_caller_not_for_all() {
     let (polls, runtime, threads) = (Polls::default(), Arc::new(Runtime::default()), Threads::new(1));
     let many = 100;
     let mut tasks: Vec<_> = (0..many).map(|n| noted(n, &polls, &threads, 1)).collect();
@@ -93,9 +98,9 @@ fn turns_of_ended_tasks_go_to_others() {
     tasks.iter().for_each(|task| task.waker.wake_by_ref());
     locked(&polls).clear();
     // Drops all tasks with a turn and half of the waiting ones.
-    runtime.told();
+    runtime.reported();
     tasks.drain(..2 * TURNS_PER_THREAD);
-    let left = runtime.told().into_iter().filter(|&n| n >= 2 * TURNS_PER_THREAD);
+    let left = runtime.reported().into_iter().filter(|&n| n >= 2 * TURNS_PER_THREAD);
     assert_eq!(left.collect::<Vec<_>>(), (2 * TURNS_PER_THREAD..3 * TURNS_PER_THREAD).collect::<Vec<_>>());
     assert_eq!(threads.waiting(), 0);
     drop(tasks);
@@ -111,12 +116,16 @@ fn a_task_that_is_woken_during_its_poll_is_polled_after_others() {
         left -= 1;
         if left == 0 { Ready(7) } else { Pending }
     });
-    let mut tasks = [InTurn::new(again, &threads, &of_caller(1))];
+    let mut tasks = [ScheduledFuture::new(again, &threads, &of_caller(1))];
     assert_eq!(runtime.poll(&mut tasks, 0), Pending);
-    assert_eq!(runtime.told(), [0]);
+    assert_eq!(runtime.reported(), [0]);
     assert_eq!(runtime.poll(&mut tasks, 0), Ready(7));
     tasks[0].waker.wake_by_ref();
-    assert_eq!((runtime.told().len(), locked(&threads.queue).taken), (0, [0, 0]), "an ended task gets no notification");
+    assert_eq!(
+        (runtime.reported().len(), locked(&threads.queue).taken),
+        (0, [0, 0]),
+        "an ended task gets no notification"
+    );
 }
 
 #[test]
@@ -125,39 +134,43 @@ fn endless_turns_do_not_starve_other_callers() {
     let mut tasks: Vec<_> = (0..2 * TURNS_PER_THREAD).map(|n| noted(n, &polls, &threads, 1)).collect();
     (0..tasks.len()).for_each(|n| assert!(runtime.poll(&mut tasks, n).is_pending()));
     tasks.iter().for_each(|task| task.waker.wake_by_ref());
-    let stuck = runtime.told();
+    let stuck = runtime.reported();
     assert_eq!(stuck.len(), TURNS_PER_THREAD);
     threads.sweep();
-    assert_eq!(runtime.told(), [0; 0]);
+    assert_eq!(runtime.reported(), [0; 0]);
     threads.sweep();
-    assert_eq!(runtime.told(), (TURNS_PER_THREAD..2 * TURNS_PER_THREAD).collect::<Vec<_>>());
+    assert_eq!(runtime.reported(), (TURNS_PER_THREAD..2 * TURNS_PER_THREAD).collect::<Vec<_>>());
     // Turns that end after all do not free turns that were no longer counted.
     stuck.iter().for_each(|&n| assert!(runtime.poll(&mut tasks, n).is_pending()));
     assert_eq!(locked(&threads.queue).taken.iter().sum::<usize>(), TURNS_PER_THREAD);
 }
 
 /// A connection whose requests are all rejected.
-fn turned_away(threads: &Arc<Threads>, caller: u64, polls: &Polls) -> InTurn<impl Future<Output = ()> + use<>> {
+fn send_rejected_requests(
+    threads: &Arc<Threads>,
+    caller: u64,
+    polls: &Polls,
+) -> ScheduledFuture<impl Future<Output = ()> + use<>> {
     let (connection, polls) = (of_caller(caller), polls.clone());
     let away = connection.clone();
     let noted = poll_fn(move |cx| {
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_micros(100) {}
         locked(&polls).push(caller as usize);
-        away.turn_away();
+        away.record_rejection();
         cx.waker().wake_by_ref();
         Poll::<()>::Pending
     });
-    InTurn::new(noted, threads, &connection)
+    ScheduledFuture::new(noted, threads, &connection)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_caller_that_is_turned_away_rests_while_others_ask() {
+async fn rejected_callers_pause_while_others_send_requests() {
     let (threads, polls) = (Threads::new(2), Polls::default());
     let paced = threads.clone();
     tokio::spawn(async move { paced.pace().await });
     for _ in 0..50 {
-        tokio::spawn(turned_away(&threads, 1, &polls));
+        tokio::spawn(send_rejected_requests(&threads, 1, &polls));
     }
     while locked(&polls).len() < 100 {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -167,7 +180,7 @@ async fn a_caller_that_is_turned_away_rests_while_others_ask() {
     let other = threads.clone();
     let asks = async move {
         loop {
-            tokio::spawn(InTurn::new(async {}, &other, &of_caller(2))).await.unwrap();
+            tokio::spawn(ScheduledFuture::new(async {}, &other, &of_caller(2))).await.unwrap();
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
@@ -182,20 +195,20 @@ async fn a_caller_that_is_turned_away_rests_while_others_ask() {
     }
     // Excludes tasks that had a turn before the rest began.
     let beside = locked(&polls).len() - threads.most;
-    let most = begun.elapsed().as_secs_f64() / 100e-6 / f64::from(REST);
+    let most = begun.elapsed().as_secs_f64() / 100e-6 / f64::from(PAUSE_FACTOR);
     assert!(beside as f64 <= 1.2 * most, "{beside} polls, at most {most} expected");
     assert!(threads.waiting() > 0);
     asking.abort();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_panic_gives_its_turn_back() {
+async fn a_panic_releases_its_turn() {
     let threads = Threads::new(1);
     for _ in 0..3 * TURNS_PER_THREAD {
-        let broken = InTurn::new(async { panic!("for the test") }, &threads, &of_caller(1));
+        let broken = ScheduledFuture::new(async { panic!("for the test") }, &threads, &of_caller(1));
         assert!(tokio::spawn(broken).await.unwrap_err().is_panic());
     }
-    let done = tokio::spawn(InTurn::new(async { 7 }, &threads, &of_caller(1)));
+    let done = tokio::spawn(ScheduledFuture::new(async { 7 }, &threads, &of_caller(1)));
     assert_eq!(tokio::time::timeout(Duration::from_secs(60), done).await.unwrap().unwrap(), 7);
 }
 
@@ -218,7 +231,7 @@ async fn no_wake_is_lost_between_threads() {
                 all.notify_one();
             }
         };
-        tokio::spawn(InTurn::new(rounds, &threads, &of_caller(n as u64 % 3)));
+        tokio::spawn(ScheduledFuture::new(rounds, &threads, &of_caller(n as u64 % 3)));
     }
     tokio::time::timeout(Duration::from_secs(60), all.notified()).await.unwrap();
     drop(ask);

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use super::super::access::AccessControl;
-use super::super::app::{Entrance, Host};
+use super::super::app::{CallState, Host};
 use super::super::asides::Asides;
 use super::super::audit::Audit;
 use super::super::bodies::Bodies;
 use super::super::options::Options;
 use super::super::shadow::Shadows;
 use super::super::traces::Traces;
-use super::super::writers::Writers;
+use super::super::writers::ChunkThreads;
 use crate::route::Fleet;
 use sterling_core::error::Result;
 use sterling_core::quota::Flow;
@@ -20,8 +20,8 @@ pub struct RouterApp {
     fleet: Arc<Fleet>,
     pub(super) bodies: Bodies,
     pub(super) asides: Asides,
-    entrance: Entrance,
-    pub(super) writers: Arc<Writers>,
+    entrance: CallState,
+    pub(super) writers: Arc<ChunkThreads>,
     /// Recall audit.
     pub(super) audit: Audit,
     /// Shadow traffic.
@@ -42,8 +42,8 @@ impl RouterApp {
             fleet: Arc::new(fleet),
             bodies: Bodies::new(options, asides.clone()),
             asides,
-            entrance: Entrance { access, traces, ..Entrance::default() },
-            writers: Writers::start()?,
+            entrance: CallState { access, traces, ..CallState::default() },
+            writers: ChunkThreads::start()?,
         })
     }
 
@@ -54,11 +54,11 @@ impl RouterApp {
 }
 
 impl Host for RouterApp {
-    fn entrance(&self) -> &Entrance {
+    fn entrance(&self) -> &CallState {
         &self.entrance
     }
 
-    fn writers(&self) -> &Arc<Writers> {
+    fn writers(&self) -> &Arc<ChunkThreads> {
         &self.writers
     }
 

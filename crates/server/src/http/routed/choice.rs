@@ -6,19 +6,19 @@ use axum::http::request::Parts;
 use tokio::time::Instant;
 
 use super::super::call_id::CallId;
-use super::super::choice::{BesideActive, Choice, Chosen, key_in_header};
+use super::super::choice::{CanaryChoice, Choice, Chosen, key_in_header};
 use super::super::parameters::{min_coverage, parameter};
 use super::super::paths::Target;
 use super::super::position::positions;
 use super::app::RouterApp;
-use crate::route::{Offering, UnpinnedOffering};
+use crate::route::{ShardedVersion, UnpinnedShardedVersion};
 use sterling_core::error::Result;
 use sterling_core::request::VersionSelector;
 
 /// Versions that may answer.
-pub(super) type RoutedChoice = Choice<Arc<Offering>, Arc<Offering>>;
+pub(super) type RoutedChoice = Choice<Arc<ShardedVersion>, Arc<ShardedVersion>>;
 /// Version that answers.
-pub(super) type RoutedChosen = Chosen<Arc<Offering>, Arc<Offering>>;
+pub(super) type RoutedChosen = Chosen<Arc<ShardedVersion>, Arc<ShardedVersion>>;
 
 /// Versions that may answer a call, and the call's path and parameters.
 pub(in crate::http) struct Versions {
@@ -50,16 +50,16 @@ impl Versions {
 }
 
 fn choice(app: &RouterApp, target: &Target, head: &Parts) -> Result<RoutedChoice> {
-    let (model, which) = (&*target.model, target.which());
-    if which != VersionSelector::Active {
-        return Ok(Choice::only(app.fleet().get(model, which)?));
+    let (model, selected_version) = (&*target.model, target.selected_version());
+    if selected_version != VersionSelector::Active {
+        return Ok(Choice::only(app.fleet().get(model, selected_version)?));
     }
-    let UnpinnedOffering { active, canary, shadow } = app.fleet().unpinned(model)?;
+    let UnpinnedShardedVersion { active, canary, shadow } = app.fleet().unpinned(model)?;
     // Positions belong to the shards of the answering version, so a canary needs the same number of shards.
     let has_positions = parameter::<String>(&head.uri, "min_position", "one list")?.is_some();
     let canary =
         canary.filter(|(run, version)| run.share() > 0.0 && (!has_positions || version.shards() == active.shards()));
-    let canary = canary.map(|(run, version)| BesideActive { key: key_in_header(run.sticky(), head), run, version });
+    let canary = canary.map(|(run, version)| CanaryChoice { key: key_in_header(run.sticky(), head), run, version });
     let id = if shadow.is_some() { CallId::of(&head.extensions) } else { String::new() };
     Ok(Choice::only(active).beside(canary, shadow, id))
 }

@@ -1,7 +1,7 @@
 //! Explanation of an answer by several shards.
 
 use crate::gather::{Gathered, Results};
-use crate::route::Beside;
+use crate::route::Extra;
 use sterling_api::{Explain, ShardSteps, Step};
 use sterling_core::request::StepReport;
 
@@ -11,11 +11,11 @@ fn step(step: &StepReport) -> Step {
 
 /// Combines the router's rounds as steps, sums of the shards' counters, and the steps of each shard; `None` if no shard explained
 /// its answer.
-pub(super) fn explain(gathered: &Gathered<Beside>) -> Option<Explain> {
+pub(super) fn explain(gathered: &Gathered<Extra>) -> Option<Explain> {
     // A selection counts more candidates than the merge keeps. So answers of earlier rounds count none, and early reranked
     // results count their share of the merged candidates.
-    let before = gathered.told.iter().map(|told| (told.shard, told.round, Some(0), &told.beside));
-    let candidates = |part: &Results<Beside>| (part.round == "select").then_some(part.candidates as u64);
+    let before = gathered.reported.iter().map(|reported| (reported.shard, reported.round, Some(0), &reported.beside));
+    let candidates = |part: &Results<Extra>| (part.round == "select").then_some(part.candidates as u64);
     let parts = gathered.parts.iter();
     let parts = parts.filter_map(|part| Some((part.shard, part.round, candidates(part), part.beside.as_ref()?)));
     let mut all = Explain::default();

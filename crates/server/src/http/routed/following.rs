@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::audit::{self, Turn, exactly};
-use super::super::shadow::{Given, Mirrored, TIMEOUT};
+use super::super::audit::{self, AuditPermit, exactly};
+use super::super::shadow::{Mirrored, ServedParts, TIMEOUT};
 use super::super::watched::Watched;
 use super::app::RouterApp;
 use super::choice::RoutedChosen;
 use super::sizes::bytes;
-use crate::route::{Conditions, Errand, Offering};
+use crate::route::{Conditions, FleetRequest, ShardedVersion};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::quota::Flow;
 use sterling_core::request::{
@@ -20,27 +20,27 @@ use sterling_core::request::{
 pub(super) struct Following {
     app: Arc<RouterApp>,
     model: String,
-    again: Option<Again>,
-    mirrored: Option<Box<Mirrored<Arc<Offering>>>>,
+    again: Option<ExactRetrieval>,
+    mirrored: Option<Box<Mirrored<Arc<ShardedVersion>>>>,
 }
 
 /// Retrieval to be repeated exactly.
-struct Again {
+struct ExactRetrieval {
     retrieve: Retrieve,
-    served: Arc<Offering>,
+    served: Arc<ShardedVersion>,
     watched: Option<Watched>,
-    _turn: Turn,
+    _turn: AuditPermit,
 }
 
 impl Following {
     /// Samples the background work for a request and its chosen version.
-    pub(super) fn of(app: &Arc<RouterApp>, model: &str, work: &Errand, chosen: &mut RoutedChosen) -> Self {
+    pub(super) fn of(app: &Arc<RouterApp>, model: &str, work: &FleetRequest, chosen: &mut RoutedChosen) -> Self {
         let RoutedChosen { version: served, watched, shadow } = chosen;
         let watched = watched.as_ref();
         let again = match work {
-            Errand::Retrieve(retrieve) if !retrieve.exact => {
+            FleetRequest::Retrieve(retrieve) if !retrieve.exact => {
                 let turn = app.audit.turn(watched.map_or(1.0, Watched::audited_times));
-                turn.map(|turn| Again {
+                turn.map(|turn| ExactRetrieval {
                     retrieve: exactly(retrieve),
                     served: served.clone(),
                     watched: watched.cloned(),
@@ -50,8 +50,8 @@ impl Following {
             _ => None,
         };
         let mirrored = app.shadows.mirrored(shadow.take(), || match work {
-            Errand::Retrieve(retrieve) => Request::Retrieve((**retrieve).clone()),
-            Errand::Rank(rank) => Request::Rank((**rank).clone()),
+            FleetRequest::Retrieve(retrieve) => Request::Retrieve((**retrieve).clone()),
+            FleetRequest::Rank(rank) => Request::Rank((**rank).clone()),
         });
         Following { app: app.clone(), model: model.to_owned(), again, mirrored }
     }
@@ -62,16 +62,16 @@ impl Following {
         if let Some(again) = again {
             let (app, model, ids) = (app.clone(), model.clone(), ranked.ids.clone());
             tokio::spawn(async move {
-                let Again { retrieve, served, watched, _turn } = again;
-                let work = Errand::Retrieve(Box::new(retrieve));
-                match asked_aside(&app, &model, served, work).await {
-                    Ok(exact) => audit::hold_against(&model, watched.as_ref(), &ids, &exact.ids),
+                let ExactRetrieval { retrieve, served, watched, _turn } = again;
+                let work = FleetRequest::Retrieve(Box::new(retrieve));
+                match query_in_background(&app, &model, served, work).await {
+                    Ok(exact) => audit::compare_with_exact(&model, watched.as_ref(), &ids, &exact.ids),
                     Err(error) => audit::failed(&model, &error),
                 }
             });
         }
         if let Some(mirrored) = mirrored {
-            let given = Given::items(version, ranked, took);
+            let given = ServedParts::items(version, ranked, took);
             tokio::spawn(async move {
                 let ask = |served, request| mirror(&app, &model, served, request);
                 mirrored.run(ask, &app.shadows.worst, given).await;
@@ -80,21 +80,26 @@ impl Following {
     }
 }
 
-async fn mirror(app: &RouterApp, model: &str, served: Arc<Offering>, request: Request) -> Result<Answer> {
+async fn mirror(app: &RouterApp, model: &str, served: Arc<ShardedVersion>, request: Request) -> Result<Answer> {
     let work = match request {
-        Request::Retrieve(retrieve) => Errand::Retrieve(Box::new(retrieve)),
-        Request::Rank(rank) => Errand::Rank(Box::new(rank)),
+        Request::Retrieve(retrieve) => FleetRequest::Retrieve(Box::new(retrieve)),
+        Request::Rank(rank) => FleetRequest::Rank(Box::new(rank)),
         _ => return Err(Error::internal("a shadow needs a request for items")),
     };
     let begun = Instant::now();
-    let ranked = asked_aside(app, model, served, work).await?;
+    let ranked = query_in_background(app, model, served, work).await?;
     let rounds = StepReport { name: "rounds", micros: begun.elapsed().as_micros() as u64, ..StepReport::default() };
     let explain = Explain { steps: vec![rounds], ..Explain::default() };
     Ok(Answer { content: Content::Items(ranked), degraded_rows: 0, explain: Some(explain) })
 }
 
 /// Queries the shards of one version at the priority of batches.
-async fn asked_aside(app: &RouterApp, model: &str, served: Arc<Offering>, work: Errand) -> Result<Ranked> {
+async fn query_in_background(
+    app: &RouterApp,
+    model: &str,
+    served: Arc<ShardedVersion>,
+    work: FleetRequest,
+) -> Result<Ranked> {
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     let memory = app.bodies.hold_answer(Flow::default(), bytes(&work))?;
     let terms = Conditions {

@@ -13,13 +13,13 @@ use sterling_core::request::VersionSelector;
 /// Describes a version as all shards together, or those that answer, report it.
 ///
 /// # Errors
-/// As [`Fleet::told`](crate::route::Fleet::told); the error of a shard if none answers.
+/// As [`Fleet::reported`](crate::route::Fleet::told); the error of a shard if none answers.
 pub(super) async fn info(app: &RouterApp, model: &str, pin: VersionSelector<'_>) -> Result<ModelInfo> {
     let deadline = Instant::now() + Duration::from_millis(app.fleet().options().timeout_ms);
     let terms = Conditions { min_coverage: 0.0, ..Conditions::until(deadline) };
-    let (served, told) = app.fleet().told(model, pin, terms).await?;
-    let (mut infos, mut missing, mut last) = (Vec::with_capacity(told.len()), Vec::new(), None);
-    for (shard, text) in (0..).zip(told) {
+    let (served, reported) = app.fleet().reported(model, pin, terms).await?;
+    let (mut infos, mut missing, mut last) = (Vec::with_capacity(reported.len()), Vec::new(), None);
+    for (shard, text) in (0..).zip(reported) {
         let unread = |e| Error::unavailable(format!("the answer of a shard cannot be decoded by this router: {e}"));
         match text.and_then(|text| serde_json::from_str::<ModelInfo>(&text).map_err(unread)) {
             Ok(info) => infos.push(info),

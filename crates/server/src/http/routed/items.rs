@@ -14,11 +14,11 @@ use tokio::time::Instant;
 
 use super::super::answer::{Outcome, Rejection, json, problem};
 use super::super::call_id::CallId;
-use super::super::items::{ITEMS_SENT, Said};
+use super::super::items::{CallHeaders, ITEMS_SENT};
 use super::super::position::positions;
-use super::super::sent::Sent;
+use super::super::sent::BodyType;
 use super::app::RouterApp;
-use super::passes::{summed, told};
+use super::passes::{reported, summed};
 use crate::route::{ShardCall, ShardFailure, ShardServers};
 use sterling_api::{
     DeleteRequest, DeleteResponse, FailedShard, PositionResponse, Problem, ShardPosition, UpdateResponse,
@@ -38,8 +38,8 @@ pub(super) async fn upsert(app: &RouterApp, model: String, request: Request) -> 
     let (count, sent, mut memory) = (shards.count(), calls.said.sent, app.bodies.memory());
     let body = app.bodies.read_any(request).await?;
     let divided = move |body: &[u8]| match sent {
-        Sent::Arrow => sterling_api::arrow_divided(body, count, &mut |bytes| memory.hold(bytes)),
-        text => sterling_api::divided(body, text == Sent::Lines, count),
+        BodyType::Arrow => sterling_api::arrow_divided(body, count, &mut |bytes| memory.hold(bytes)),
+        text => sterling_api::divided(body, text == BodyType::Lines, count),
     };
     let (parts, refused) = app.asides.prepare(body, false, divided).await?;
     let parts = parts.into_iter().enumerate().filter(|(_, (places, _))| !places.is_empty());
@@ -122,7 +122,7 @@ pub(super) async fn position(app: &RouterApp, model: &str, head: &Parts) -> Resu
         said.answers.iter().map(|(shard, _, answer)| of_shard(*shard, answer)).collect();
     let (position, positions) = summed(of_shards.iter().map(|shard| shard.position).collect());
     Ok(PositionResponse {
-        served: sterling_api::Served { position, positions, ..told(model, shards.served()) },
+        served: sterling_api::Served { position, positions, ..reported(model, shards.served()) },
         durable: of_shards.iter().map(|shard| shard.durable).min().unwrap_or(0),
         items: of_shards.iter().map(|shard| shard.items).sum(),
         fresh_items: of_shards.iter().map(|shard| shard.fresh_items).sum(),
@@ -144,7 +144,7 @@ fn of_shard(shard: usize, answer: &PositionResponse) -> ShardPosition {
 /// Parts of a caller's request that the calls to shards repeat.
 struct Calls {
     path: String,
-    said: Said,
+    said: CallHeaders,
     origin: Origin,
     /// Positions that the caller expects, and those that must be visible first.
     expected: Option<Vec<u64>>,
@@ -152,11 +152,16 @@ struct Calls {
 }
 
 impl Calls {
-    fn of(model: &str, verb: &str, (request, others): (&Request, &[Sent]), shards: usize) -> Result<Self, Rejection> {
+    fn of(
+        model: &str,
+        verb: &str,
+        (request, others): (&Request, &[BodyType]),
+        shards: usize,
+    ) -> Result<Self, Rejection> {
         let uri = request.uri();
         Ok(Calls {
             path: format!("/v1/models/{model}/items:{verb}"),
-            said: Said::of(request, others)?,
+            said: CallHeaders::of(request, others)?,
             origin: CallId::origin(request.extensions()),
             expected: positions(uri, "if_position", shards)?,
             seen: positions(uri, "min_position", shards)?,
@@ -177,7 +182,7 @@ impl Calls {
         // Cannot fail: the key was read from a header.
         let key = self.said.key.as_deref().and_then(|key| HeaderValue::from_str(key).ok());
         // JSON lines are forwarded as JSON.
-        let media_type = if self.said.sent == Sent::Arrow { sterling_api::ARROW_STREAM } else { JSON };
+        let media_type = if self.said.sent == BodyType::Arrow { sterling_api::ARROW_STREAM } else { JSON };
         Part { shard, places, call: ShardCall { path, body: Some(body), media_type, key, origin: self.origin.clone() } }
     }
 }

@@ -10,7 +10,7 @@ use super::app::RouterApp;
 use super::info::info;
 use crate::gather::Gathered;
 use crate::route::protocol::ViewPosition;
-use crate::route::{Beside, Conditions, Offering};
+use crate::route::{Conditions, Extra, ShardedVersion};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::request::{Retrieve, VersionSelector};
 
@@ -21,7 +21,7 @@ pub(super) struct RoutedPage {
     /// Maximum number of results of the page.
     size: usize,
     /// Version that answers.
-    pub(super) version: Arc<Offering>,
+    pub(super) version: Arc<ShardedVersion>,
 }
 
 impl RoutedPage {
@@ -34,7 +34,7 @@ impl RoutedPage {
     /// of candidates.
     pub(super) async fn of(
         (app, model): (&RouterApp, &str),
-        version: Arc<Offering>,
+        version: Arc<ShardedVersion>,
         request: &mut Retrieve,
         text: &str,
     ) -> Result<Self> {
@@ -80,7 +80,7 @@ impl RoutedPage {
     }
 
     /// Removes the results before this page from a gathered answer. Returns the cursor of the next page, if there is one.
-    pub(super) fn cut(&self, gathered: &mut Gathered<Beside>) -> Result<Option<String>> {
+    pub(super) fn cut(&self, gathered: &mut Gathered<Extra>) -> Result<Option<String>> {
         let next = self.cursor.next(self.size, gathered.order.len());
         gathered.order.drain(..self.cursor.offset.min(gathered.order.len()));
         let Some(next) = next else { return Ok(None) };

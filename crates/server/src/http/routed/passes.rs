@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::super::answer::{Outcome, Share, Timing, json, problem, reply};
 use super::super::app::Host as _;
 use super::super::call::{Call, Parsed};
-use super::super::choice::Asker;
+use super::super::choice::CallUser;
 use super::super::cursor;
 use super::super::form::Form;
 use super::super::verb::Verb;
@@ -24,7 +24,7 @@ use super::following::Following;
 use super::pages::RoutedPage;
 use super::sizes::{bytes, held};
 use crate::gather::Gathered;
-use crate::route::{Beside, Conditions, Errand, Offering};
+use crate::route::{Conditions, Extra, FleetRequest, ShardedVersion};
 use sterling_api::{ColumnReader, Entry, MissingShard, Reply, Retrievals, Served, Shape, WrittenRows};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::quota::Flow;
@@ -43,7 +43,7 @@ fn ended(watched: Option<Watched>, end: std::result::Result<bool, &Error>) -> Op
     Some(watched)
 }
 
-pub(super) fn told(model: &str, served: &Offering) -> Served {
+pub(super) fn reported(model: &str, served: &ShardedVersion) -> Served {
     Served { version: served.version(), digest: served.digest().into(), ..nothing(model) }
 }
 
@@ -54,7 +54,7 @@ fn nothing(model: &str) -> Served {
 }
 
 /// Entry of a list of retrievals.
-type Asked = (Retrieve, CallOptions, Shape);
+type ListEntry = (Retrieve, CallOptions, Shape);
 
 /// Parsed requests of a body, ready to run.
 pub(in crate::http) struct RoutedReady {
@@ -63,9 +63,9 @@ pub(in crate::http) struct RoutedReady {
 }
 
 enum Work {
-    One(Errand, RoutedChosen, CallOptions, Shape),
+    One(FleetRequest, RoutedChosen, CallOptions, Shape),
     Page(Box<Retrieve>, RoutedChosen, CallOptions, Shape),
-    Many(Vec<Result<Asked>>, RoutedChosen),
+    Many(Vec<Result<ListEntry>>, RoutedChosen),
     Embed(Embed, RoutedChosen, CallOptions),
 }
 
@@ -75,19 +75,19 @@ impl RoutedReady {
         let Versions { choice, call } = versions;
         let work = match parsed {
             Parsed::Retrieve(Retrievals::One(retrieve, terms, shape)) => {
-                let chosen = choice.of(&Asker::User(&retrieve.user));
+                let chosen = choice.of(&CallUser::User(&retrieve.user));
                 match shape.cursor {
                     Some(_) => Work::Page(retrieve, chosen, terms, shape),
-                    None => Work::One(Errand::Retrieve(retrieve), chosen, terms, shape),
+                    None => Work::One(FleetRequest::Retrieve(retrieve), chosen, terms, shape),
                 }
             }
-            Parsed::Retrieve(Retrievals::Many(requests)) => Work::Many(requests, choice.of(&Asker::Several)),
+            Parsed::Retrieve(Retrievals::Many(requests)) => Work::Many(requests, choice.of(&CallUser::Several)),
             Parsed::Rank(rank, terms, shape) => {
-                let chosen = choice.of(&Asker::User(&rank.user));
-                Work::One(Errand::Rank(Box::new(rank)), chosen, terms, shape)
+                let chosen = choice.of(&CallUser::User(&rank.user));
+                Work::One(FleetRequest::Rank(Box::new(rank)), chosen, terms, shape)
             }
             Parsed::Embed(embed, terms) => {
-                let chosen = choice.of(&Asker::Features(&embed.features));
+                let chosen = choice.of(&CallUser::Features(&embed.features));
                 Work::Embed(embed, chosen, terms)
             }
         };
@@ -98,9 +98,9 @@ impl RoutedReady {
     pub(super) async fn run(self, app: &Arc<RouterApp>, by: Call) -> Outcome {
         let RoutedReady { call, work } = self;
         let Call { flow, origin, form, .. } = by;
-        let (model, pin) = (&*call.target.model, call.target.which());
+        let (model, pin) = (&*call.target.model, call.target.selected_version());
         let is_arrow = form != Form::Json;
-        let call = UnderWay { app, model, pin, call: &call, flow, origin: &origin, is_arrow };
+        let call = CallInProgress { app, model, pin, call: &call, flow, origin: &origin, is_arrow };
         match work {
             Work::One(errand, chosen, terms, shape) => call.one(errand, chosen, (terms, shape), form).await,
             Work::Page(retrieve, chosen, terms, shape) => {
@@ -114,7 +114,7 @@ impl RoutedReady {
 
 /// Call in progress.
 #[derive(Clone, Copy)]
-struct UnderWay<'a> {
+struct CallInProgress<'a> {
     app: &'a Arc<RouterApp>,
     model: &'a str,
     pin: VersionSelector<'a>,
@@ -126,16 +126,16 @@ struct UnderWay<'a> {
     is_arrow: bool,
 }
 
-impl UnderWay<'_> {
+impl CallInProgress<'_> {
     async fn embed(&self, embed: Embed, chosen: RoutedChosen, terms: CallOptions) -> Outcome {
         let RoutedChosen { version, watched, .. } = chosen;
         let said = self.app.fleet().embed(self.model, (version.clone(), self.pin), embed, self.terms(terms)).await;
         let watched = ended(watched, said.as_ref().map(|(served, _)| served.is_same(&version)));
         let (served, said) = said?;
-        let told = Served { position: said.beside.view.position, ..told(self.model, &served) };
+        let reported = Served { position: said.beside.view.position, ..reported(self.model, &served) };
         let answer = Answer { content: said.content, degraded_rows: said.degraded_rows, explain: None };
-        let mut response = json(&sterling_api::embedding(told, answer)?);
-        watched::tell(watched.as_ref(), &mut response);
+        let mut response = json(&sterling_api::embedding(reported, answer)?);
+        watched::set_role_header(watched.as_ref(), &mut response);
         Ok(response)
     }
 
@@ -156,7 +156,7 @@ impl UnderWay<'_> {
     /// Answers one retrieval or ranking.
     async fn one(
         &self,
-        work: Errand,
+        work: FleetRequest,
         mut chosen: RoutedChosen,
         (terms, shape): (CallOptions, Shape),
         form: Form,
@@ -166,15 +166,15 @@ impl UnderWay<'_> {
         let RoutedChosen { version, watched, .. } = chosen;
         let begun = Instant::now();
         let answer = self.entry((version.clone(), self.pin), work, (self.terms(terms), &shape, &share), None).await;
-        let is_its = |told: &Served| (told.version, &*told.digest) == (version.version(), version.digest());
-        let watched = ended(watched, answer.as_ref().map(|(told, _)| is_its(told)));
-        let (told, entry) = answer?;
-        if let Some(ranked) = entry.ranked().filter(|_| is_its(&told) && told.coverage >= 1.0) {
-            following.begin(told.version, ranked, begun.elapsed());
+        let is_its = |reported: &Served| (reported.version, &*reported.digest) == (version.version(), version.digest());
+        let watched = ended(watched, answer.as_ref().map(|(reported, _)| is_its(reported)));
+        let (reported, entry) = answer?;
+        if let Some(ranked) = entry.ranked().filter(|_| is_its(&reported) && reported.coverage >= 1.0) {
+            following.begin(reported.version, ranked, begun.elapsed());
         }
         let timing = Timing::of(entry.steps());
-        let mut response = covering(told.coverage, reply(Reply::one(told, entry), timing, share, form)?);
-        watched::tell(watched.as_ref(), &mut response);
+        let mut response = covering(reported.coverage, reply(Reply::one(reported, entry), timing, share, form)?);
+        watched::set_role_header(watched.as_ref(), &mut response);
         Ok(response)
     }
 
@@ -182,24 +182,24 @@ impl UnderWay<'_> {
     async fn page(
         &self,
         mut retrieve: Box<Retrieve>,
-        version: Arc<Offering>,
+        version: Arc<ShardedVersion>,
         (terms, shape): (CallOptions, Shape),
         form: Form,
     ) -> Outcome {
         let text = shape.cursor.as_deref().unwrap_or_default();
         let page = RoutedPage::of((self.app, self.model), version, &mut retrieve, text).await?;
-        let work = Errand::Retrieve(retrieve);
+        let work = FleetRequest::Retrieve(retrieve);
         let share = self.app.bodies.hold_answer(self.flow, bytes(&work))?;
         let pinned = (page.version.clone(), VersionSelector::Version(page.version.version()));
-        let (told, entry) =
+        let (reported, entry) =
             self.entry(pinned, work, (page.terms(self.terms(terms)), &shape, &share), Some(&page)).await?;
         let timing = Timing::of(entry.steps());
-        Ok(reply(Reply::one(told, entry), timing, share, form)?)
+        Ok(reply(Reply::one(reported, entry), timing, share, form)?)
     }
 
     /// Answers a list of retrievals at one version. If that version disappears meanwhile, all of them are repeated once at
     /// another.
-    async fn many(&self, requests: Vec<Result<Asked>>, chosen: RoutedChosen, form: Form) -> Outcome {
+    async fn many(&self, requests: Vec<Result<ListEntry>>, chosen: RoutedChosen, form: Form) -> Outcome {
         let held = requests.iter().flatten().map(|(retrieve, ..)| held(retrieve)).fold(0, usize::saturating_add);
         let share = self.app.bodies.hold_answer(self.flow, held)?;
         let RoutedChosen { mut version, mut watched, .. } = chosen;
@@ -226,14 +226,14 @@ impl UnderWay<'_> {
         let failures = &self.app.entrance().failures;
         results.iter().for_each(|result| failures.ended_in_list(Verb::Retrieve, result.as_ref().err()));
         // The summary describes the answer with the lowest coverage.
-        let mut of_all = told(self.model, &version);
+        let mut of_all = reported(self.model, &version);
         let mut entries = Vec::with_capacity(results.len());
         for result in results {
             entries.push(match result {
-                Ok((told, entry)) if told.digest == of_all.digest => {
-                    let seen = lowest(&of_all.positions, &told.positions);
-                    if told.coverage < of_all.coverage || told.position > 0 && of_all.position == 0 {
-                        of_all = told;
+                Ok((reported, entry)) if reported.digest == of_all.digest => {
+                    let seen = lowest(&of_all.positions, &reported.positions);
+                    if reported.coverage < of_all.coverage || reported.position > 0 && of_all.position == 0 {
+                        of_all = reported;
                     }
                     of_all.positions = seen;
                     entry
@@ -244,12 +244,12 @@ impl UnderWay<'_> {
         }
         let mut response =
             covering(of_all.coverage, reply(Reply::many(of_all, entries), Timing::default(), share, form)?);
-        watched::tell(watched.as_ref(), &mut response);
+        watched::set_role_header(watched.as_ref(), &mut response);
         Ok(response)
     }
 
     /// Returns the version that has replaced `version`, if there is one. A canary that every shard still has is not replaced.
-    fn in_place_of(&self, version: &Offering, watched: Option<&Watched>) -> Result<Option<Arc<Offering>>> {
+    fn in_place_of(&self, version: &ShardedVersion, watched: Option<&Watched>) -> Result<Option<Arc<ShardedVersion>>> {
         let fleet = self.app.fleet();
         let stays = watched.is_some_and(|watched| watched.side() == Side::Canary)
             && fleet
@@ -261,17 +261,17 @@ impl UnderWay<'_> {
 
     async fn each(
         &self,
-        requests: &[Result<Asked>],
-        version: &Arc<Offering>,
+        requests: &[Result<ListEntry>],
+        version: &Arc<ShardedVersion>,
         share: &Share,
     ) -> Vec<Result<(Served, Entry)>> {
         let pin = VersionSelector::Version(version.version());
-        let copies: Vec<Result<Asked>> =
+        let copies: Vec<Result<ListEntry>> =
             requests.iter().map(|request| request.as_ref().cloned().map_err(Error::again)).collect();
         let calls = copies.into_iter().map(|request| async move {
             let (retrieve, terms, shape) = request?;
             cursor::alone(shape.cursor.as_ref())?;
-            let work = Errand::Retrieve(Box::new(retrieve));
+            let work = FleetRequest::Retrieve(Box::new(retrieve));
             self.entry((version.clone(), pin), work, (self.terms(terms), &shape, share), None).await
         });
         stream::iter(calls).buffered(AT_ONCE).collect().await
@@ -280,8 +280,8 @@ impl UnderWay<'_> {
     /// Queries the shards, and prepares their merged answer for serialization.
     async fn entry(
         &self,
-        version: (Arc<Offering>, VersionSelector<'_>),
-        work: Errand,
+        version: (Arc<ShardedVersion>, VersionSelector<'_>),
+        work: FleetRequest,
         (terms, shape, share): (Conditions, &Shape, &Share),
         page: Option<&RoutedPage>,
     ) -> Result<(Served, Entry)> {
@@ -298,7 +298,8 @@ impl UnderWay<'_> {
             .iter()
             .map(|(shard, error)| MissingShard { shard: *shard as u32, reason: problem(error).detail });
         let coverage = gathered.coverage;
-        let told = Served { coverage, position, positions, missing: missing.collect(), ..told(self.model, &served) };
+        let reported =
+            Served { coverage, position, positions, missing: missing.collect(), ..reported(self.model, &served) };
         if coverage < 1.0 {
             metrics::counter!("sterling_route_partial_total", "model" => self.model.to_owned()).increment(1);
         }
@@ -321,7 +322,7 @@ impl UnderWay<'_> {
             entry
         };
         let entry = if shape.is_table { entry.as_table(share)? } else { entry };
-        Ok((told, entry.with_cursor(cursor)))
+        Ok((reported, entry.with_cursor(cursor)))
     }
 }
 
@@ -341,7 +342,7 @@ fn lowest(some: &[u64], others: &[u64]) -> Vec<u64> {
 }
 
 /// Returns the tasks and columns of the items of all shards, in merged order.
-fn rest(gathered: &mut Gathered<Beside>) -> WrittenRows {
+fn rest(gathered: &mut Gathered<Extra>) -> WrittenRows {
     let besides = gathered.parts.iter_mut().map(|part| part.beside.as_mut());
     let parts = besides.map(|beside| beside.map(|beside| take(&mut beside.rest)).unwrap_or_default()).collect();
     WrittenRows::new(parts, take(&mut gathered.order))

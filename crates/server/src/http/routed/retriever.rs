@@ -24,7 +24,7 @@ use super::app::RouterApp;
 use super::choice::Versions;
 use super::info::info;
 use super::items;
-use super::passes::{RoutedReady, told};
+use super::passes::{RoutedReady, reported};
 use crate::route::Conditions;
 use sterling_api::{
     HeldShard, ItemResponse, LabelList, ModelInfo, ModelList, PositionResponse, Problem, Served, ShadowDiff,
@@ -70,11 +70,11 @@ impl Retriever for RouterApp {
     async fn models(self: &Arc<Self>, caller: Caller) -> ModelList {
         let (mut models, mut unavailable) = (Vec::new(), Vec::new());
         for name in self.fleet().models().into_iter().filter(|model| caller.may_see(model)) {
-            let told = match self.fleet().answers(&name) {
+            let reported = match self.fleet().answers(&name) {
                 Ok(()) => info(self, &name, VersionSelector::Active).await,
                 Err(error) => Err(error),
             };
-            match told {
+            match reported {
                 Ok(info) => models.push(info),
                 Err(error) => {
                     let Problem { code, detail: reason, .. } = problem(&error);
@@ -85,8 +85,8 @@ impl Retriever for RouterApp {
         ModelList { models, unavailable }
     }
 
-    async fn info(self: &Arc<Self>, model: &str, which: VersionSelector<'_>) -> Result<ModelInfo> {
-        info(self, model, which).await
+    async fn info(self: &Arc<Self>, model: &str, selected_version: VersionSelector<'_>) -> Result<ModelInfo> {
+        info(self, model, selected_version).await
     }
 
     async fn versions(self: &Arc<Self>, model: String) -> Result<VersionList> {
@@ -119,7 +119,7 @@ impl Retriever for RouterApp {
         let shards: Vec<HeldShard> = held.collect();
         let there: usize = shards.iter().filter(|held| held.servers > 0).map(|held| held.items).sum();
         let coverage = there as f64 / served.items().max(1) as f64;
-        Ok(ShardsResponse { served: Served { coverage, ..told(model, &served) }, shards })
+        Ok(ShardsResponse { served: Served { coverage, ..reported(model, &served) }, shards })
     }
 
     fn traffic(&self, model: String) -> Result<TrafficResponse> {
@@ -136,7 +136,7 @@ impl Retriever for RouterApp {
         let (served, attributes, position) = self.fleet().item(model, id, terms).await?;
         let attributes = serde_json::from_str(&attributes)
             .map_err(|e| Error::unavailable(format!("the answer of a shard cannot be decoded by this router: {e}")))?;
-        Ok(ItemResponse { served: Served { position, ..told(model, &served) }, id: id.0, attributes })
+        Ok(ItemResponse { served: Served { position, ..reported(model, &served) }, id: id.0, attributes })
     }
 
     async fn position(self: &Arc<Self>, model: &str, head: &Parts) -> Result<PositionResponse> {

@@ -1,6 +1,6 @@
 //! Estimates the router's memory for merging an answer, without the bodies that shards send.
 
-use crate::route::Errand;
+use crate::route::FleetRequest;
 use sterling_api::Widths;
 use sterling_core::request::{Rank, Retrieve};
 
@@ -11,10 +11,10 @@ const RESULT_BYTES: usize = 256;
 const CANDIDATES: usize = 1000;
 
 /// Estimates the memory for merging an answer, in bytes.
-pub(super) fn bytes(work: &Errand) -> usize {
+pub(super) fn bytes(work: &FleetRequest) -> usize {
     match work {
-        Errand::Retrieve(retrieve) => held(retrieve),
-        Errand::Rank(rank) => {
+        FleetRequest::Retrieve(retrieve) => held(retrieve),
+        FleetRequest::Rank(rank) => {
             let Rank { items, .. } = &**rank;
             items.len().saturating_mul(RESULT_BYTES).saturating_add(Widths::default().as_text(items.len()))
         }

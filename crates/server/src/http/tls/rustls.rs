@@ -67,17 +67,17 @@ impl Files {
     }
 
     fn config(&self) -> Result<ServerConfig> {
-        let wrong = |what: &str, error: &dyn std::fmt::Display| Error::invalid(format!("tls.{what}: {error}"));
+        let invalid = |what: &str, error: &dyn std::fmt::Display| Error::invalid(format!("tls.{what}: {error}"));
         let certificates = |what: &str, bytes: &[u8]| {
             let read: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(bytes).collect();
             match read {
-                Ok(list) if list.is_empty() => Err(wrong(what, &"no certificate in it, expected PEM")),
+                Ok(list) if list.is_empty() => Err(invalid(what, &"no certificate in it, expected PEM")),
                 Ok(list) => Ok(list),
-                Err(error) => Err(wrong(what, &error)),
+                Err(error) => Err(invalid(what, &error)),
             }
         };
         let chain = certificates("certificate", &self.certificate)?;
-        let key = PrivateKeyDer::from_pem_slice(&self.key).map_err(|e| wrong("key", &e))?;
+        let key = PrivateKeyDer::from_pem_slice(&self.key).map_err(|e| invalid("key", &e))?;
         let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
@@ -87,13 +87,13 @@ impl Files {
             Some(bytes) => {
                 let mut roots = RootCertStore::empty();
                 for certificate in certificates("client_ca", bytes)? {
-                    roots.add(certificate).map_err(|e| wrong("client_ca", &e))?;
+                    roots.add(certificate).map_err(|e| invalid("client_ca", &e))?;
                 }
                 let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
-                builder.with_client_cert_verifier(verifier.map_err(|e| wrong("client_ca", &e))?)
+                builder.with_client_cert_verifier(verifier.map_err(|e| invalid("client_ca", &e))?)
             }
         };
-        let mut config = builder.with_single_cert(chain, key).map_err(|e| wrong("certificate", &e))?;
+        let mut config = builder.with_single_cert(chain, key).map_err(|e| invalid("certificate", &e))?;
         config.alpn_protocols = vec![HTTP2.to_vec(), b"http/1.1".to_vec()];
         Ok(config)
     }
@@ -103,11 +103,11 @@ impl Files {
 fn validity(certificate: &CertificateDer<'_>) -> Option<Validity> {
     let parsed = ParsedCertificate::try_from(certificate).ok()?;
     let algorithms = ring::default_provider().signature_verification_algorithms.all;
-    let said = |seconds| {
+    let message = |seconds| {
         let (nobody, at) = (RootCertStore::empty(), UnixTime::since_unix_epoch(Duration::from_secs(seconds)));
         verify_server_cert_signed_by_trust_anchor(&parsed, &nobody, &[], at, algorithms)
     };
-    let (before, after) = (said(0), said(AFTER_ALL_TIME));
+    let (before, after) = (message(0), message(AFTER_ALL_TIME));
     let from = match before {
         Err(rustls::Error::InvalidCertificate(CertificateError::NotValidYetContext { not_before, .. })) => {
             not_before.as_secs()

@@ -8,12 +8,12 @@ use std::thread::spawn;
 
 use super::super::peer::FAILURES_MAX;
 use super::super::protocol::{Holdings, MEDIA_TYPE, write};
-use super::super::rows::{GivenRows, RowsCall, RowsQuestion, RowsReply, read_rows_call};
+use super::super::rows::{RowsCall, RowsQuestion, RowsReply, SliceRows, read_rows_call};
 use super::*;
 use sterling_core::error::Kind;
 use sterling_embedding::tiers::slices::SliceName;
 
-type Said = (&'static str, &'static str, Vec<u8>);
+type RecordedCalls = (&'static str, &'static str, Vec<u8>);
 
 /// Reads one request: path, body and the header line that the answer repeats; `None` at the end of the connection.
 fn request(stream: &mut TcpStream) -> Option<(String, Vec<u8>, String)> {
@@ -32,7 +32,7 @@ fn request(stream: &mut TcpStream) -> Option<(String, Vec<u8>, String)> {
 }
 
 /// Starts a server that answers calls for rows by `say`.
-fn server(say: impl Fn(&RowsCall) -> Said + Send + Sync + 'static) -> PeerSlice {
+fn server(say: impl Fn(&RowsCall) -> RecordedCalls + Send + Sync + 'static) -> PeerSlice {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, say) = (listener.local_addr().unwrap(), Arc::new(say));
     spawn(move || {
@@ -61,12 +61,12 @@ fn server(say: impl Fn(&RowsCall) -> Said + Send + Sync + 'static) -> PeerSlice 
 }
 
 /// Rows of two bytes, each equal to the row's number.
-fn given(question: &RowsQuestion) -> GivenRows {
+fn given(question: &RowsQuestion) -> SliceRows {
     let bytes = question.rows.iter().flat_map(|row| [*row as u8; 2]).collect();
-    GivenRows { content: question.content.clone(), bytes }
+    SliceRows { content: question.content.clone(), bytes }
 }
 
-fn reply(call: &RowsCall, change: impl Fn(&mut RowsReply)) -> Said {
+fn reply(call: &RowsCall, change: impl Fn(&mut RowsReply)) -> RecordedCalls {
     let mut reply = RowsReply { given: call.questions.iter().map(|question| Some(given(question))).collect() };
     change(&mut reply);
     ("200 OK", MEDIA_TYPE, write(&reply).unwrap())
@@ -112,7 +112,7 @@ fn rows_of_a_version_go_in_one_call_and_come_in_their_places() {
 
 #[test]
 fn answers_of_other_rows_are_never_accepted() {
-    let says: [fn(&RowsCall) -> Said; 10] = [
+    let says: [fn(&RowsCall) -> RecordedCalls; 10] = [
         |call| reply(call, |reply| reply.given[0] = None),
         |call| reply(call, |reply| reply.given[0].as_mut().unwrap().content = "d".into()),
         |call| reply(call, |reply| reply.given[0].as_mut().unwrap().bytes.push(0)),

@@ -26,10 +26,10 @@ impl Connector {
     /// files.
     pub(in crate::route) fn open(options: &ServersTls) -> Result<Option<Self>> {
         let Some((ca, own)) = options.files()? else { return Ok(None) };
-        let wrong = |what: &str, error: &dyn std::fmt::Display| Error::invalid(format!("tls.{what}: {error}"));
+        let invalid = |what: &str, error: &dyn std::fmt::Display| Error::invalid(format!("tls.{what}: {error}"));
         let mut roots = RootCertStore::empty();
         for certificate in certificates("ca", ca)? {
-            roots.add(certificate).map_err(|e| wrong("ca", &e))?;
+            roots.add(certificate).map_err(|e| invalid("ca", &e))?;
         }
         let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
@@ -39,8 +39,8 @@ impl Connector {
             None => builder.with_no_client_auth(),
             Some((certificate, key)) => {
                 let chain = certificates("certificate", certificate)?;
-                let key = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|e| wrong("key", &e))?;
-                builder.with_client_auth_cert(chain, key).map_err(|e| wrong("certificate", &e))?
+                let key = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|e| invalid("key", &e))?;
+                builder.with_client_auth_cert(chain, key).map_err(|e| invalid("certificate", &e))?
             }
         };
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -69,11 +69,11 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 }
 
 fn certificates(what: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>> {
-    let wrong = |error: &dyn std::fmt::Display| Error::invalid(format!("tls.{what}: {}: {error}", path.display()));
+    let invalid = |error: &dyn std::fmt::Display| Error::invalid(format!("tls.{what}: {}: {error}", path.display()));
     let found: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
     match found {
-        Ok(list) if list.is_empty() => Err(wrong(&"no certificate in it, expected PEM")),
+        Ok(list) if list.is_empty() => Err(invalid(&"no certificate in it, expected PEM")),
         Ok(list) => Ok(list),
-        Err(error) => Err(wrong(&error)),
+        Err(error) => Err(invalid(&error)),
     }
 }

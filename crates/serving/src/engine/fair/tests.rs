@@ -15,7 +15,10 @@ impl<J> Fair<J> {
             assert_eq!(self.len_of(kind), count);
         }
         for (_, lane) in lanes() {
-            assert_eq!(lane.price, lane.entries.values().map(|entry| entry.ask.price).sum::<Duration>());
+            assert_eq!(
+                lane.cost_estimate,
+                lane.entries.values().map(|entry| entry.ask.cost_estimate).sum::<Duration>()
+            );
         }
         let places = self.callers.iter().filter_map(|(flow, caller)| caller.place(*flow));
         assert_eq!(self.order, places.collect::<BTreeSet<_>>());
@@ -27,8 +30,8 @@ fn us(us: u64) -> Duration {
     Duration::from_micros(us)
 }
 
-fn entry(id: u64, flow: u64, price: Duration, now: Instant) -> Entry<()> {
-    let ask = Ask { flow: Flow(flow), ..Ask::plain(price, now, Duration::from_secs(3600)) };
+fn entry(id: u64, flow: u64, cost_estimate: Duration, now: Instant) -> Entry<()> {
+    let ask = QueuedRequest { flow: Flow(flow), ..QueuedRequest::plain(cost_estimate, now, Duration::from_secs(3600)) };
     Entry { job: (), ask, id, latest_start: ask.deadline, ready: now }
 }
 
@@ -36,7 +39,7 @@ fn entry(id: u64, flow: u64, price: Duration, now: Instant) -> Entry<()> {
 fn next(fair: &mut Fair<()>, now: Instant) -> Option<Entry<()>> {
     let (kind, _) = fair.next(&KINDS, |_| true)?;
     let entry = fair.take(kind, |_| true, now).unwrap();
-    fair.charge(entry.ask.flow, entry.ask.price);
+    fair.charge(entry.ask.flow, entry.ask.cost_estimate);
     Some(entry)
 }
 
@@ -50,12 +53,12 @@ struct Naive {
 }
 
 impl Naive {
-    fn insert(&mut self, flow: u64, id: u64, price: Duration) {
+    fn insert(&mut self, flow: u64, id: u64, cost_estimate: Duration) {
         let due = self.due.get(&flow).copied().unwrap_or_default();
         if self.waiting.iter().all(|(of, ..)| *of != flow) {
             self.due.insert(flow, due.max(self.clock));
         }
-        self.waiting.push((flow, id, price));
+        self.waiting.push((flow, id, cost_estimate));
     }
 
     fn next(&mut self) -> Option<u64> {
@@ -65,29 +68,29 @@ impl Naive {
         });
         let (due, id) = firsts.min()?;
         let at = self.waiting.iter().position(|(_, of, _)| *of == id).unwrap();
-        let (flow, _, price) = self.waiting.remove(at);
+        let (flow, _, cost_estimate) = self.waiting.remove(at);
         let callers: BTreeSet<u64> = self.waiting.iter().map(|(flow, ..)| *flow).collect();
-        *self.due.get_mut(&flow).unwrap() += price;
-        self.clock = due.max(self.clock + price / callers.len().max(1) as u32);
+        *self.due.get_mut(&flow).unwrap() += cost_estimate;
+        self.clock = due.max(self.clock + cost_estimate / callers.len().max(1) as u32);
         Some(id)
     }
 }
 
 proptest! {
     #[test]
-    fn the_next_one_is_that_of_a_list(
+    fn the_next_request_is_that_of_a_plain_list(
         steps in prop::collection::vec((0u64..5, 1u64..5000, 0u8..10), 1..200),
     ) {
         let now = Instant::now();
         let (mut fair, mut naive) = (Fair::default(), Naive::default());
-        for (id, (flow, price, what)) in (0..).zip(steps) {
+        for (id, (flow, cost_estimate, what)) in (0..).zip(steps) {
             match what {
                 0..6 => {
-                    fair.insert(Kind::Direct, entry(id, flow, us(price), now));
-                    naive.insert(flow, id, us(price));
+                    fair.insert(Kind::Direct, entry(id, flow, us(cost_estimate), now));
+                    naive.insert(flow, id, us(cost_estimate));
                 }
                 6 => {
-                    let gone = price % (id + 1);
+                    let gone = cost_estimate % (id + 1);
                     let at = naive.waiting.iter().position(|(_, of, _)| *of == gone);
                     let removed = at.map(|at| naive.waiting.remove(at));
                     let of = removed.map_or(flow, |(flow, ..)| flow);
@@ -133,9 +136,9 @@ proptest! {
         let now = Instant::now();
         let mut fair = Fair::default();
         let mut id = 0;
-        for (flow, &(price, count)) in callers.iter().enumerate() {
+        for (flow, &(cost_estimate, count)) in callers.iter().enumerate() {
             for _ in 0..count {
-                fair.insert(Kind::Direct, entry(id, flow as u64, us(price), now));
+                fair.insert(Kind::Direct, entry(id, flow as u64, us(cost_estimate), now));
                 id += 1;
             }
         }
@@ -156,16 +159,16 @@ proptest! {
             if entry.id == id {
                 break;
             }
-            before += entry.ask.price;
+            before += entry.ask.cost_estimate;
         }
         prop_assert!(before <= ahead, "{before:?} came before it, {ahead:?} were predicted");
-        let most_expensive = callers.iter().map(|(price, _)| us(*price)).sum::<Duration>() * (1 + own as u32);
+        let most_expensive = callers.iter().map(|(cost_estimate, _)| us(*cost_estimate)).sum::<Duration>() * (1 + own as u32);
         prop_assert!(ahead <= before + most_expensive * 2, "{ahead:?} were predicted before it, {before:?} came");
     }
 }
 
 #[test]
-fn callers_that_come_once_neither_pile_up_nor_hold_up_others() {
+fn one_time_callers_neither_accumulate_nor_delay_others() {
     let now = Instant::now();
     let mut fair = Fair::default();
     let mut steady = 0;
@@ -183,7 +186,7 @@ fn callers_that_come_once_neither_pile_up_nor_hold_up_others() {
 }
 
 #[test]
-fn of_a_caller_that_is_behind_the_newest_goes_first_and_others_do_not_notice() {
+fn a_caller_with_a_backlog_is_served_newest_first_and_others_are_not_delayed() {
     let now = Instant::now();
     let mut fair = Fair::default();
     for id in 0..3 {

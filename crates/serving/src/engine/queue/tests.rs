@@ -20,8 +20,8 @@ fn ms(ms: f64) -> Duration {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Push { priority: Priority, flow: u64, group: usize, needs_fetch: bool, price_ms: f64, timeout_ms: f64 },
-    Lend { price_ms: f64, is_ready: usize },
+    Push { priority: Priority, flow: u64, group: usize, needs_fetch: bool, cost_ms: f64, timeout_ms: f64 },
+    Lend { cost_ms: f64, is_ready: usize },
     Take(usize),
     Finish { worker: usize, share: f64 },
     Fetch,
@@ -32,12 +32,12 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let priority = prop_oneof![3 => Just(Priority::Interactive), 1 => Just(Priority::Batch)];
-    let price_ms = prop_oneof![8 => 0.05..8.0, 1 => 8.0..19.0, 1 => 21.0..200.0];
+    let cost_ms = prop_oneof![8 => 0.05..8.0, 1 => 8.0..19.0, 1 => 21.0..200.0];
     prop_oneof![
-        8 => (priority, 0..4u64, 0..3usize, prop::bool::weighted(0.3), price_ms, 1.0..1000.0f64).prop_map(
-            |(priority, flow, group, needs_fetch, price_ms, timeout_ms)| Step::Push { priority, flow, group, needs_fetch, price_ms, timeout_ms }
+        8 => (priority, 0..4u64, 0..3usize, prop::bool::weighted(0.3), cost_ms, 1.0..1000.0f64).prop_map(
+            |(priority, flow, group, needs_fetch, cost_ms, timeout_ms)| Step::Push { priority, flow, group, needs_fetch, cost_ms, timeout_ms }
         ),
-        3 => (0.05..40.0, 0..=WORKERS).prop_map(|(price_ms, is_ready)| Step::Lend { price_ms, is_ready }),
+        3 => (0.05..40.0, 0..=WORKERS).prop_map(|(cost_ms, is_ready)| Step::Lend { cost_ms, is_ready }),
         6 => (0..WORKERS).prop_map(Step::Take),
         5 => (0..WORKERS, 0.0..1.0).prop_map(|(worker, share)| Step::Finish { worker, share }),
         2 => Just(Step::Fetch),
@@ -60,7 +60,7 @@ enum At {
 struct Book {
     queue: Queue<u64>,
     now: Instant,
-    at: BTreeMap<u64, (At, Ask)>,
+    at: BTreeMap<u64, (At, QueuedRequest)>,
     /// Number of running requests in `at` that use a worker's slot on their caller's thread and never enter the queue.
     lent: u64,
     running: Vec<Vec<u64>>,
@@ -82,15 +82,15 @@ impl Book {
 
     fn step(&mut self, step: &Step) {
         match *step {
-            Step::Push { priority, flow, group, needs_fetch, price_ms, timeout_ms } => {
+            Step::Push { priority, flow, group, needs_fetch, cost_ms, timeout_ms } => {
                 let is_background = priority == Priority::Batch && group == 2;
-                let plain = Ask::plain(ms(price_ms), self.now, ms(timeout_ms));
-                self.push(Ask { priority, flow: Flow(flow), is_background, group, needs_fetch, ..plain });
+                let plain = QueuedRequest::plain(ms(cost_ms), self.now, ms(timeout_ms));
+                self.push(QueuedRequest { priority, flow: Flow(flow), is_background, group, needs_fetch, ..plain });
             }
-            Step::Lend { price_ms, is_ready } => self.lend(ms(price_ms), is_ready),
+            Step::Lend { cost_ms, is_ready } => self.assign_idle_worker(ms(cost_ms), is_ready),
             Step::Take(worker) if self.running[worker].is_empty() => self.take(worker),
             Step::Take(worker) => {
-                let Taken { batch, expired } = self.queue.take(worker, self.now);
+                let NextWork { batch, expired } = self.queue.take(worker, self.now);
                 assert!(batch.is_empty() && expired.is_empty(), "taken for a worker whose place is taken");
             }
             Step::Finish { worker, share } if !self.running[worker].is_empty() => self.finish(worker, share),
@@ -103,7 +103,7 @@ impl Book {
         self.check();
     }
 
-    fn push(&mut self, ask: Ask) {
+    fn push(&mut self, ask: QueuedRequest) {
         let number = self.at.len() as u64 - self.lent;
         let place = if ask.needs_fetch { At::Fetch } else { At::Lane };
         let at = match self.queue.admit(&ask, self.now) {
@@ -119,12 +119,12 @@ impl Book {
         self.at.insert(number, (at, ask));
     }
 
-    fn lend(&mut self, price: Duration, is_ready: usize) {
-        let ask = Ask::plain(price, self.now, ms(1000.0));
+    fn assign_idle_worker(&mut self, cost_estimate: Duration, is_ready: usize) {
+        let ask = QueuedRequest::plain(cost_estimate, self.now, ms(1000.0));
         let is_idle = self.running.iter().enumerate().any(|(worker, jobs)| jobs.is_empty() && worker >= is_ready);
-        let is_short = self.queue.pace.predict(price) <= LENT_TIME;
-        let may = is_idle && self.queue.waiting() == 0 && is_short && price <= self.queue.bounds.expensive;
-        let lent = self.queue.lend(&ask, |worker| worker >= is_ready, self.now);
+        let is_short = self.queue.pace.predict(cost_estimate) <= INLINE_TIME_MAX;
+        let may = is_idle && self.queue.waiting() == 0 && is_short && cost_estimate <= self.queue.bounds.expensive;
+        let lent = self.queue.assign_idle_worker(&ask, |worker| worker >= is_ready, self.now);
         assert_eq!(lent.is_some(), may);
         if let Some(worker) = lent {
             assert!(self.running[worker].is_empty() && worker >= is_ready);
@@ -138,7 +138,7 @@ impl Book {
     fn take(&mut self, worker: usize) {
         let in_lane: Vec<usize> =
             self.queue.waiting.iter().flat_map(|fair| KINDS.map(|kind| fair.len_of(kind))).collect();
-        let Taken { batch, expired } = self.queue.take(worker, self.now);
+        let NextWork { batch, expired } = self.queue.take(worker, self.now);
         for entry in &expired {
             assert!(self.now > entry.latest_start, "rejected although it could be done");
             assert_eq!(self.at.insert(entry.job, (At::Gone, entry.ask)).unwrap().0, At::Lane);
@@ -158,16 +158,16 @@ impl Book {
         assert!(batch.iter().all(|entry| (entry.ask.group, entry.ask.priority) == (first.group, first.priority)));
         let longest_lane = in_lane.iter().max().unwrap();
         assert!(batch.len() <= longest_lane.div_ceil(WORKERS).min(8));
-        let price: Duration = batch.iter().map(|entry| entry.ask.price).sum();
-        assert!(batch.len() == 1 || price <= BATCH_TIME, "{price:?} together");
+        let cost_estimate: Duration = batch.iter().map(|entry| entry.ask.cost_estimate).sum();
+        assert!(batch.len() == 1 || cost_estimate <= BATCH_TIME, "{cost_estimate:?} together");
         self.running[worker] = batch.into_iter().map(|entry| entry.job).collect();
         assert!(self.queue.expensive_running() < WORKERS);
     }
 
     fn finish(&mut self, worker: usize, share: f64) {
         let jobs = std::mem::take(&mut self.running[worker]);
-        let price: Duration = jobs.iter().map(|job| self.at[job].1.price).sum();
-        self.queue.finish(worker, price.mul_f64(share), None, self.now);
+        let cost_estimate: Duration = jobs.iter().map(|job| self.at[job].1.cost_estimate).sum();
+        self.queue.finish(worker, cost_estimate.mul_f64(share), None, self.now);
         for job in jobs {
             self.at.get_mut(&job).unwrap().0 = At::Gone;
         }
@@ -201,7 +201,7 @@ impl Book {
     fn withdraw(&mut self, id: u64) {
         let was = self.at.get(&id).map(|(at, _)| *at);
         let waits = matches!(was, Some(At::Fetch | At::Lane));
-        let any = Ask::plain(ms(1.0), self.now, Duration::ZERO);
+        let any = QueuedRequest::plain(ms(1.0), self.now, Duration::ZERO);
         let entry = self.queue.withdraw(id, &self.at.get(&id).map_or(any, |(_, ask)| *ask));
         assert_eq!(entry.map(|entry| entry.job), waits.then_some(id));
         if waits {
@@ -216,7 +216,10 @@ impl Book {
         assert_eq!(self.queue.fetching(), count(At::Fetch) + count(At::Fetching));
         assert_eq!(self.queue.running.iter().flatten().count(), self.running.iter().filter(|r| !r.is_empty()).count());
         let to_fetch = &self.queue.to_fetch;
-        assert_eq!(to_fetch.price, to_fetch.entries.values().map(|entry| entry.ask.price).sum::<Duration>());
+        assert_eq!(
+            to_fetch.cost_estimate,
+            to_fetch.entries.values().map(|entry| entry.ask.cost_estimate).sum::<Duration>()
+        );
         self.queue.waiting.iter().for_each(Fair::check);
         // Bursts of fetched requests are accepted above the bound of each priority.
         assert!(self.queue.waiting() <= 3 * 64 && self.queue.fetching() <= 64);
@@ -227,8 +230,8 @@ impl Book {
     /// Runs everything to its end.
     fn empty(&mut self) {
         self.queue.close();
-        let ask = Ask::plain(ms(1.0), self.now, ms(1000.0));
-        assert_eq!(self.queue.admit(&ask, self.now), Err(Refused::Closed));
+        let ask = QueuedRequest::plain(ms(1.0), self.now, ms(1000.0));
+        assert_eq!(self.queue.admit(&ask, self.now), Err(RejectionReason::Closed));
         for _ in 0..10_000 {
             self.fetch();
             while !self.fetching.is_empty() {
@@ -267,26 +270,26 @@ proptest! {
     #[test]
     fn the_service_rate_follows_measurements_within_a_second_and_a_half(
         truth in 0.05..20.0f64,
-        price_ms in 0.5..10.0f64,
+        cost_ms in 0.5..10.0f64,
         before in prop::collection::vec(0.01..100.0f64, 0..50),
     ) {
         let mut now = Instant::now();
-        let mut pace = Pace::new(now);
-        let mut learn = |factor: f64, pace: &mut Pace| {
-            now += ms(price_ms * factor);
-            pace.learn(ms(price_ms), ms(price_ms * factor), now);
+        let mut pace = ServiceRate::new(now);
+        let mut learn = |factor: f64, pace: &mut ServiceRate| {
+            now += ms(cost_ms * factor);
+            pace.learn(ms(cost_ms), ms(cost_ms * factor), now);
         };
         for factor in before {
             learn(factor, &mut pace);
         }
-        for _ in 0..400 + (1500.0 / (price_ms * truth)) as usize {
+        for _ in 0..400 + (1500.0 / (cost_ms * truth)) as usize {
             learn(truth, &mut pace);
         }
         prop_assert!((pace.factor() / truth - 1.0).abs() < 0.1, "{} for {truth}", pace.factor());
     }
 
     #[test]
-    fn work_is_shared_out_to_one_level(mut free in prop::collection::vec(0.0..10.0f64, 1..9), work in 0.0..50.0f64) {
+    fn work_is_spread_to_one_level(mut free in prop::collection::vec(0.0..10.0f64, 1..9), work in 0.0..50.0f64) {
         free.sort_unstable_by(f64::total_cmp);
         let at = level(&free, work);
         prop_assert!(at >= free[0]);
@@ -296,7 +299,7 @@ proptest! {
 }
 
 /// Load on workers, simulated event by event.
-struct Storm {
+struct SimulatedLoad {
     workers: usize,
     /// Requests per second of each kind: cost estimate, priority, timeout, in milliseconds.
     loads: Vec<(f64, Load)>,
@@ -308,12 +311,12 @@ struct Storm {
 #[derive(Clone, Copy)]
 struct Load {
     flow: Flow,
-    price_ms: f64,
+    cost_ms: f64,
     priority: Priority,
     timeout_ms: f64,
 }
 
-const PLAIN: Load = Load { flow: Flow(0), price_ms: 2.0, priority: Priority::Interactive, timeout_ms: 1000.0 };
+const PLAIN: Load = Load { flow: Flow(0), cost_ms: 2.0, priority: Priority::Interactive, timeout_ms: 1000.0 };
 
 #[derive(Clone, Debug, Default)]
 struct Outcome {
@@ -351,7 +354,7 @@ impl Dice {
     }
 }
 
-impl Storm {
+impl SimulatedLoad {
     fn run(&self) -> Vec<Outcome> {
         self.run_and_count_from(0.0)
     }
@@ -360,7 +363,7 @@ impl Storm {
     fn run_and_count_from(&self, from_s: f64) -> Vec<Outcome> {
         let start = Instant::now();
         let at = |s: f64| start + Duration::from_secs_f64(s);
-        let is_counted = |ask: &Ask| ask.arrived >= at(from_s);
+        let is_counted = |ask: &QueuedRequest| ask.arrived >= at(from_s);
         let mut dice = Dice(7);
         let mut queue = Queue::new(Bounds { waiting: 4096, ..bounds(self.workers) }, start);
         let mut outcomes = vec![Outcome::default(); self.loads.len()];
@@ -374,7 +377,7 @@ impl Storm {
             let now = at(now_s);
             if let Some((worker, _)) = ended {
                 let (_, batch) = busy[worker].take().unwrap();
-                queue.finish(worker, batch.iter().map(|entry| entry.ask.price).sum(), None, now);
+                queue.finish(worker, batch.iter().map(|entry| entry.ask.cost_estimate).sum(), None, now);
                 for entry in batch.into_iter().filter(|entry| is_counted(&entry.ask)) {
                     let outcome = &mut outcomes[entry.job];
                     if now <= entry.ask.deadline {
@@ -387,9 +390,9 @@ impl Storm {
             } else if now_s > self.seconds {
                 break;
             } else {
-                let (rate, Load { flow, price_ms, priority, timeout_ms }) = self.loads[load];
+                let (rate, Load { flow, cost_ms, priority, timeout_ms }) = self.loads[load];
                 next[load] += dice.exponential() / rate;
-                let ask = Ask { priority, flow, ..Ask::plain(ms(price_ms), now, ms(timeout_ms)) };
+                let ask = QueuedRequest { priority, flow, ..QueuedRequest::plain(ms(cost_ms), now, ms(timeout_ms)) };
                 outcomes[load].offered += usize::from(is_counted(&ask));
                 match queue.admit(&ask, now) {
                     Ok(latest_start) => drop(queue.push(load, ask, latest_start, now)),
@@ -397,12 +400,12 @@ impl Storm {
                 }
             }
             for (worker, slot) in busy.iter_mut().enumerate().filter(|(_, slot)| slot.is_none()) {
-                let Taken { batch, expired } = queue.take(worker, now);
+                let NextWork { batch, expired } = queue.take(worker, now);
                 for entry in expired.into_iter().filter(|entry| is_counted(&entry.ask)) {
                     outcomes[entry.job].refused_later += 1;
                 }
                 if !batch.is_empty() {
-                    let price_s: f64 = batch.iter().map(|entry| entry.ask.price.as_secs_f64()).sum();
+                    let price_s: f64 = batch.iter().map(|entry| entry.ask.cost_estimate.as_secs_f64()).sum();
                     let noise = 0.5 + dice.exponential() / 2.0;
                     *slot = Some((now_s + price_s * (self.truth)(now_s) * noise, batch));
                 }
@@ -425,7 +428,7 @@ fn overload_keeps_goodput_and_admitted_requests_are_in_time() {
         (10.0, |_| 0.2, 0.2),
     ] {
         let capacity = 2.0 * 500.0 / slower;
-        let storm = Storm { workers: 2, loads: vec![(capacity * times, PLAIN)], truth, seconds: 10.0 };
+        let storm = SimulatedLoad { workers: 2, loads: vec![(capacity * times, PLAIN)], truth, seconds: 10.0 };
         let outcome = &storm.run()[0];
         // Requests that are queued at the end are not counted.
         let expected = 9.5 * capacity * f64::min(times, 1.0);
@@ -441,10 +444,10 @@ fn overload_keeps_goodput_and_admitted_requests_are_in_time() {
 }
 
 #[test]
-fn a_machine_that_grows_slow_and_fast_again_loses_little() {
+fn goodput_recovers_with_a_machine_that_slows_down_and_recovers() {
     // Ten times slower for two seconds out of ten.
     let truth = |s: f64| if s % 10.0 < 2.0 { 10.0 } else { 1.0 };
-    let storm = Storm { workers: 2, loads: vec![(3000.0, PLAIN)], truth, seconds: 20.0 };
+    let storm = SimulatedLoad { workers: 2, loads: vec![(3000.0, PLAIN)], truth, seconds: 20.0 };
     let outcome = &storm.run()[0];
     let capacity = 20.0 * 1000.0 * (0.8 + 0.2 * 0.1);
     assert!(outcome.good as f64 > 0.85 * capacity, "{} of {capacity}", outcome.good);
@@ -452,7 +455,7 @@ fn a_machine_that_grows_slow_and_fast_again_loses_little() {
 }
 
 #[test]
-fn a_disturbance_under_overload_ends_when_it_ends() {
+fn the_queue_recovers_as_soon_as_a_disturbance_ends() {
     // Work slows down by a factor from the third second to the fifth, or everything stops for two seconds.
     let truths: [fn(f64) -> f64; 4] = [
         |s| if (3.0..5.0).contains(&s) { 2.0 } else { 1.0 },
@@ -462,7 +465,7 @@ fn a_disturbance_under_overload_ends_when_it_ends() {
     ];
     for times in [1.5, 3.0, 10.0] {
         for (n, truth) in truths.into_iter().enumerate() {
-            let storm = Storm { workers: 2, loads: vec![(1000.0 * times, PLAIN)], truth, seconds: 15.0 };
+            let storm = SimulatedLoad { workers: 2, loads: vec![(1000.0 * times, PLAIN)], truth, seconds: 15.0 };
             let outcome = &storm.run_and_count_from(6.5)[0];
             let case = format!("{times} times, disturbance {n}: {}", outcome.counts());
             assert!(outcome.good as f64 > 0.93 * 8500.0, "{case}");
@@ -476,7 +479,7 @@ fn a_disturbance_under_overload_ends_when_it_ends() {
 #[test]
 fn short_deadlines_are_met_or_rejected_at_once() {
     let load = Load { timeout_ms: 25.0, ..PLAIN };
-    let storm = Storm { workers: 2, loads: vec![(3000.0, load)], truth: |_| 1.0, seconds: 20.0 };
+    let storm = SimulatedLoad { workers: 2, loads: vec![(3000.0, load)], truth: |_| 1.0, seconds: 20.0 };
     let outcome = &storm.run()[0];
     assert!(outcome.good as f64 > 0.8 * 20_000.0, "{}", outcome.good);
     // Some run several times as long as estimated, which is unpredictable.
@@ -486,10 +489,10 @@ fn short_deadlines_are_met_or_rejected_at_once() {
 
 #[test]
 fn batch_requests_use_idle_capacity_and_never_starve() {
-    let batch = Load { price_ms: 8.0, priority: Priority::Batch, timeout_ms: 60_000.0, ..PLAIN };
+    let batch = Load { cost_ms: 8.0, priority: Priority::Batch, timeout_ms: 60_000.0, ..PLAIN };
     for (interactive_per_s, least_share, most_share) in [(1500.0, 0.04, 0.09), (400.0, 0.5, 0.65)] {
         let loads = vec![(interactive_per_s, PLAIN), (2000.0, batch)];
-        let outcomes = Storm { workers: 2, loads, truth: |_| 1.0, seconds: 20.0 }.run();
+        let outcomes = SimulatedLoad { workers: 2, loads, truth: |_| 1.0, seconds: 20.0 }.run();
         let share = outcomes[1].good as f64 * 8.0 / (2.0 * 20_000.0);
         assert!((least_share..most_share).contains(&share), "batch requests had {share} of the time");
         let interactive = &outcomes[0];
@@ -499,10 +502,10 @@ fn batch_requests_use_idle_capacity_and_never_starve() {
 
 #[test]
 fn cheap_requests_keep_their_latency_beside_expensive_ones() {
-    let expensive = Load { price_ms: 900.0, timeout_ms: 10_000.0, ..PLAIN };
-    let alone = Storm { workers: 2, loads: vec![(200.0, PLAIN)], truth: |_| 1.0, seconds: 30.0 }.run();
+    let expensive = Load { cost_ms: 900.0, timeout_ms: 10_000.0, ..PLAIN };
+    let alone = SimulatedLoad { workers: 2, loads: vec![(200.0, PLAIN)], truth: |_| 1.0, seconds: 30.0 }.run();
     let loads = vec![(200.0, PLAIN), (20.0, expensive)];
-    let beside = Storm { workers: 2, loads, truth: |_| 1.0, seconds: 30.0 }.run();
+    let beside = SimulatedLoad { workers: 2, loads, truth: |_| 1.0, seconds: 30.0 }.run();
     assert!(beside[0].offered - beside[0].good < 5, "every cheap one is answered, but for the last");
     let (alone_ms, beside_ms) = (alone[0].p99_ms(), beside[0].p99_ms());
     assert!(beside_ms < 3.0 * alone_ms, "p99 {beside_ms} ms next to expensive ones, {alone_ms} ms alone");
@@ -514,29 +517,29 @@ fn cheap_requests_keep_their_latency_beside_expensive_ones() {
 fn one_callers_storm_delays_that_caller() {
     // Requests of each cost up to the limit of expensive ones, at thirty times the capacity.
     let calm = Load { flow: Flow(1), ..PLAIN };
-    let alone = &Storm { workers: 2, loads: vec![(50.0, calm)], truth: |_| 1.0, seconds: 20.0 }.run()[0];
-    for (price_ms, batch_ms) in [(2.0, 30.0), (8.0, 0.0), (19.0, 0.0)] {
-        let storm = Load { price_ms, ..PLAIN };
-        let loads = vec![(50.0, calm), (30.0 * 2000.0 / price_ms, storm)];
-        let outcomes = Storm { workers: 2, loads, truth: |_| 1.0, seconds: 20.0 }.run();
+    let alone = &SimulatedLoad { workers: 2, loads: vec![(50.0, calm)], truth: |_| 1.0, seconds: 20.0 }.run()[0];
+    for (cost_ms, batch_ms) in [(2.0, 30.0), (8.0, 0.0), (19.0, 0.0)] {
+        let storm = Load { cost_ms, ..PLAIN };
+        let loads = vec![(50.0, calm), (30.0 * 2000.0 / cost_ms, storm)];
+        let outcomes = SimulatedLoad { workers: 2, loads, truth: |_| 1.0, seconds: 20.0 }.run();
         let (beside, storm) = (&outcomes[0], &outcomes[1]);
-        let case = format!("{price_ms} ms: {}, p99 {} ms, {} alone", beside.counts(), beside.p99_ms(), alone.p99_ms());
+        let case = format!("{cost_ms} ms: {}, p99 {} ms, {} alone", beside.counts(), beside.p99_ms(), alone.p99_ms());
         assert!(beside.good as f64 >= 0.99 * beside.offered as f64, "{case}");
         // Several short requests run together, for 5 ms by their estimates, 10 with one of the other caller.
         assert!(beside.p99_ms() <= 3.0 * alone.p99_ms() + batch_ms, "{case}");
         // The remaining capacity is not left idle.
-        let share = storm.good as f64 * price_ms / (2.0 * 20_000.0);
-        assert!(share > 0.45, "{price_ms} ms: the storm had {share} of the workers");
+        let share = storm.good as f64 * cost_ms / (2.0 * 20_000.0);
+        assert!(share > 0.45, "{cost_ms} ms: the storm had {share} of the workers");
     }
 }
 
 #[test]
-fn callers_that_storm_alike_are_answered_alike() {
-    let of = |flow: u64, price_ms: f64| (20_000.0 / price_ms, Load { flow: Flow(flow), price_ms, ..PLAIN });
+fn callers_with_equal_load_get_equal_service() {
+    let of = |flow: u64, cost_ms: f64| (20_000.0 / cost_ms, Load { flow: Flow(flow), cost_ms, ..PLAIN });
     let loads = vec![of(1, 1.0), of(2, 4.0), of(3, 4.0)];
-    let outcomes = Storm { workers: 2, loads: loads.clone(), truth: |_| 1.0, seconds: 10.0 }.run();
+    let outcomes = SimulatedLoad { workers: 2, loads: loads.clone(), truth: |_| 1.0, seconds: 10.0 }.run();
     let shares: Vec<f64> =
-        outcomes.iter().zip(&loads).map(|(of, (_, load))| of.good as f64 * load.price_ms / 20_000.0).collect();
+        outcomes.iter().zip(&loads).map(|(of, (_, load))| of.good as f64 * load.cost_ms / 20_000.0).collect();
     assert!(shares.iter().all(|share| (0.27..0.39).contains(share)), "{shares:?}");
 }
 
@@ -544,24 +547,24 @@ fn callers_that_storm_alike_are_answered_alike() {
 fn one_caller_leaves_room_in_a_full_queue() {
     let now = Instant::now();
     let mut queue = Queue::new(Bounds { waiting: 340, ..bounds(2) }, now);
-    let ask = |flow: u64| Ask { flow: Flow(flow), ..Ask::plain(ms(0.01), now, ms(1000.0)) };
+    let ask = |flow: u64| QueuedRequest { flow: Flow(flow), ..QueuedRequest::plain(ms(0.01), now, ms(1000.0)) };
     let mut push =
         |flow: u64| queue.admit(&ask(flow), now).map(|latest_start| queue.push(flow, ask(flow), latest_start, now));
     let taken = (0..1000).filter(|_| push(1).is_ok()).count();
     assert_eq!(taken, 320, "16 of 17 places");
     assert_eq!((0..1000).filter(|_| push(2).is_ok()).count(), 19);
     assert_eq!(push(3), Ok(339));
-    assert_eq!(push(4), Err(Refused::Full(340)));
+    assert_eq!(push(4), Err(RejectionReason::Full(340)));
 }
 
 #[test]
 fn background_work_is_dropped_before_a_caller_is_rejected() {
     let start = Instant::now();
-    let ask = |is_background: bool, price_ms: f64, now: Instant| Ask {
+    let ask = |is_background: bool, cost_ms: f64, now: Instant| QueuedRequest {
         priority: if is_background { Priority::Batch } else { Priority::Interactive },
         flow: Flow(u64::from(is_background)),
         is_background,
-        ..Ask::plain(ms(price_ms), now, ms(if is_background { 30_000.0 } else { 1000.0 }))
+        ..QueuedRequest::plain(ms(cost_ms), now, ms(if is_background { 30_000.0 } else { 1000.0 }))
     };
     for (workers, background_ms, own_ms, after_ms, overtakes) in [
         // Expensive requests have one worker of two: that of the audit.
@@ -583,8 +586,8 @@ fn background_work_is_dropped_before_a_caller_is_rejected() {
         assert_eq!(queue.wait(Priority::Interactive, false, None, now), Duration::ZERO, "the door stays open");
         let own = ask(false, own_ms, now);
         let case = format!("{workers} workers, {background_ms} ms behind {own_ms} ms");
-        assert!(!queue.overtake(&ask(true, own_ms, now), now), "{case}: neither is waited for");
-        assert_eq!(queue.overtake(&own, now), overtakes, "{case}");
+        assert!(!queue.must_preempt_background(&ask(true, own_ms, now), now), "{case}: neither is waited for");
+        assert_eq!(queue.must_preempt_background(&own, now), overtakes, "{case}");
         assert!(queue.admit(&own, now).is_ok(), "{case}");
     }
     // One preemption is enough, and a useless one does not happen.
@@ -595,7 +598,7 @@ fn background_work_is_dropped_before_a_caller_is_rejected() {
     assert_eq!(queue.take(0, start).batch.len(), 1);
     for n in 1.. {
         let own = ask(false, 15.0, start);
-        let overtakes = queue.overtake(&own, start);
+        let overtakes = queue.must_preempt_background(&own, start);
         assert_eq!(overtakes, n == 1);
         let Ok(latest_start) = queue.admit(&own, start) else { break };
         queue.push(n, own, latest_start, start);
@@ -615,36 +618,36 @@ fn a_wrong_service_rate_recovers_even_if_all_requests_are_rejected() {
     let mut taken_in = 0;
     for _ in 0..3000 {
         now += ms(10.0);
-        let price = ms(1.0);
-        let ask = Ask::plain(price, now, ms(20.0));
+        let cost_estimate = ms(1.0);
+        let ask = QueuedRequest::plain(cost_estimate, now, ms(20.0));
         let Ok(latest_start) = queue.admit(&ask, now) else { continue };
         taken_in += 1;
         queue.push((), ask, latest_start, now);
         assert_eq!(queue.take(0, now).batch.len(), 1);
-        queue.finish(0, price, None, now + price);
+        queue.finish(0, cost_estimate, None, now + cost_estimate);
     }
     assert!(taken_in > 1500, "{taken_in} of 3000 accepted, service rate {}", queue.pace.factor());
 }
 
 #[test]
-fn brevity_is_measured_in_core_time() {
+fn short_requests_are_classified_by_core_time() {
     let mut now = Instant::now();
     let mut queue = Queue::<u64>::new(bounds(1), now);
-    let of = |price: Duration, now: Instant| Ask::plain(price, now, ms(1000.0));
+    let of = |cost_estimate: Duration, now: Instant| QueuedRequest::plain(cost_estimate, now, ms(1000.0));
     let (short, long) = (of(BRIEF_TIME / 2, now), of(BRIEF_TIME * 2, now));
     assert!(queue.is_brief(&short) && !queue.is_brief(&long));
     let mut run = |queue: &mut Queue<u64>, took: Duration, ran: Duration| {
         for _ in 0..200 {
-            let worker = queue.lend(&of(short.price, now), |_| true, now).unwrap();
+            let worker = queue.assign_idle_worker(&of(short.cost_estimate, now), |_| true, now).unwrap();
             now += took;
-            queue.finish(worker, short.price, Some(ran), now);
+            queue.finish(worker, short.cost_estimate, Some(ran), now);
         }
         now
     };
     // Contention by other processes does not make a request less brief, even at ten times its estimate.
-    let later = run(&mut queue, short.price * 10, short.price);
-    assert!(queue.pace.factor() > 5.0 && queue.is_brief(&of(short.price, later)));
+    let later = run(&mut queue, short.cost_estimate * 10, short.cost_estimate);
+    assert!(queue.pace.factor() > 5.0 && queue.is_brief(&of(short.cost_estimate, later)));
     // Ten times the CPU time does.
-    let later = run(&mut queue, short.price * 10, short.price * 10);
-    assert!(!queue.is_brief(&of(short.price, later)));
+    let later = run(&mut queue, short.cost_estimate * 10, short.cost_estimate * 10);
+    assert!(!queue.is_brief(&of(short.cost_estimate, later)));
 }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::embedded::Embedded;
-use super::found::{LaterFound, LookedAt};
+use super::found::{LaterFound, QueryCounters};
 use super::groups::{Group, SeenView};
 use super::rerank::{self, LaterColumns};
 use super::select;
@@ -16,26 +16,26 @@ use sterling_cuda::Device;
 use sterling_snapshot::model::QuerySpec;
 
 /// Work that was submitted to each device.
-pub(super) enum Sent {
+pub(super) enum SubmittedWork {
     /// Reranking of candidates; with the search counters of the queries, if they are known.
-    Columns(Vec<LaterColumns>, Vec<LookedAt>),
+    Columns(Vec<LaterColumns>, Vec<QueryCounters>),
     /// Selection of a shard's candidates.
     Found(Vec<LaterFound>),
 }
 
 /// Group whose work is submitted to one device or several.
-pub(super) struct UnderWay {
+pub(super) struct SubmittedGroup {
     kind: &'static str,
     group: Group,
-    sent: Sent,
+    sent: SubmittedWork,
     /// Names of the devices that share the items.
     shared_by: Option<String>,
 }
 
-impl UnderWay {
-    pub(super) fn new(lanes: &[Device], group: Group, sent: Sent) -> Self {
+impl SubmittedGroup {
+    pub(super) fn new(lanes: &[Device], group: Group, sent: SubmittedWork) -> Self {
         let names = || lanes.iter().map(Device::name).collect::<Vec<String>>().join(", ");
-        UnderWay { kind: lanes[0].kind(), group, sent, shared_by: (lanes.len() > 1).then(names) }
+        SubmittedGroup { kind: lanes[0].kind(), group, sent, shared_by: (lanes.len() > 1).then(names) }
     }
 
     /// Waits for the results of the devices, and answers the requests of the group.
@@ -48,13 +48,13 @@ impl UnderWay {
     ) -> Result<()> {
         let requests: Vec<&Prepared> = self.group.requests.iter().map(|&n| embedded.requests[n].1).collect();
         let made = match self.sent {
-            Sent::Columns(columns, before) => rerank::read(columns, &before, seen, &requests)?,
-            Sent::Found(found) => select::read(found, seen, &requests)?,
+            SubmittedWork::Columns(columns, before) => rerank::read(columns, &before, seen, &requests)?,
+            SubmittedWork::Found(found) => select::read(found, seen, &requests)?,
         };
         let took = start.elapsed();
         for ((made, prepared), &request) in made.into_iter().zip(requests).zip(&self.group.requests) {
             let place = embedded.requests[request].0;
-            let all = LookedAt { candidates: made.candidates, ..LookedAt::sum(&made.of_queries) };
+            let all = QueryCounters { candidates: made.candidates, ..QueryCounters::sum(&made.of_queries) };
             let content = match made.content {
                 Ok(content) => content,
                 Err(e) => {
@@ -83,10 +83,10 @@ impl UnderWay {
 /// Note in the explanation of a search that would scan first-pass codes on the CPU.
 const INT8_FOR_CODES: &str = "the GPU scanned int8 rows in place of the first pass's codes, which stay on the host";
 
-fn explain((all, of_queries): (&LookedAt, &[LookedAt]), prepared: &Prepared, content: &Content) -> Explain {
+fn explain((all, of_queries): (&QueryCounters, &[QueryCounters]), prepared: &Prepared, content: &Content) -> Explain {
     let search = prepared.task.search();
-    let report = |(spec, looked_at): (&QuerySpec, &LookedAt)| {
-        let LookedAt { candidates, lists, items, survivors } = *looked_at;
+    let report = |(spec, looked_at): (&QuerySpec, &QueryCounters)| {
+        let QueryCounters { candidates, lists, items, survivors } = *looked_at;
         let looked_for = QueryReport { probed: lists, scanned: items, survivors, ..QueryReport::default() };
         QueryReport { name: spec.name.clone(), candidates, ..search.map_or_else(QueryReport::default, |_| looked_for) }
     };
@@ -99,7 +99,7 @@ fn explain((all, of_queries): (&LookedAt, &[LookedAt]), prepared: &Prepared, con
     };
     let explain = Explain { returned, queries, ..Explain::default() };
     let Some(search) = search else { return explain };
-    let LookedAt { candidates, lists, items, survivors } = *all;
+    let QueryCounters { candidates, lists, items, survivors } = *all;
     Explain {
         route: search.route(),
         filter: search.planned.canonical.clone(),

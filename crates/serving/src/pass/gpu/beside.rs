@@ -15,24 +15,24 @@ use sterling_core::locks::locked;
 use sterling_core::units::Slot;
 use sterling_cuda::cut::{ListCut, Share};
 use sterling_cuda::ops::scan::LiveItems;
-use sterling_cuda::spare::{Lent, Spare};
+use sterling_cuda::spare::{SlotLease, Spare};
 use sterling_cuda::{Array, Device};
 use sterling_index::filter;
 use sterling_index::filter::index::{DeviceLiveItems, DevicePlanes};
-use sterling_index::ivf::{BesideLists, DeviceIndex};
+use sterling_index::ivf::{DeviceIndex, SegmentItems};
 use sterling_index::search::Tombstones;
 use sterling_kernels::cpu::kernels::BLOCK;
 
 /// Segment whose items are in spare slots.
 #[derive(Debug)]
 pub(super) struct DeviceSegment {
-    pub(super) lists: BesideLists,
+    pub(super) lists: SegmentItems,
     pub(super) planes: DevicePlanes,
     /// First slot of each word of its planes, in the numbering of the device.
     pub(super) word_slots: Array<u32>,
     cut: ListCut,
-    slots: Lent,
-    _keys: Vec<Lent>,
+    slots: SlotLease,
+    _keys: Vec<SlotLease>,
 }
 
 /// Live items of a snapshot or a segment.
@@ -43,7 +43,7 @@ struct PartItems {
 }
 
 /// Writes a device's part of a segment from a slot on.
-type PutAt<'a> = dyn Fn((&Segment, &ListCut), u32) -> Result<Vec<Lent>> + 'a;
+type PutAt<'a> = dyn Fn((&Segment, &ListCut), u32) -> Result<Vec<SlotLease>> + 'a;
 
 /// Device arrays of a snapshot that end with spare slots.
 #[derive(Clone, Copy)]
@@ -78,7 +78,7 @@ pub(super) struct DeviceView {
     main: LivePart,
     pub(super) pieces: Vec<DevicePiece>,
     /// Number of deleted items per list of the snapshot; empty if there are none.
-    gone_of_lists: Vec<u32>,
+    deleted_per_list: Vec<u32>,
 }
 
 /// Segments on a device, as long as any view uses them.
@@ -86,7 +86,7 @@ type Segments = Vec<(Weak<Segment>, Arc<DeviceSegment>)>;
 
 /// Delta of a snapshot on a device.
 #[derive(Debug)]
-pub(super) struct BesideSnapshot {
+pub(super) struct DeviceDelta {
     cut: Arc<ListCut>,
     share: Share,
     spare: Arc<Spare>,
@@ -136,8 +136,8 @@ impl DeviceView {
     }
 
     /// Maximum number of deleted snapshot items in `lists` lists.
-    pub(super) fn gone_at_most(&self, lists: usize) -> usize {
-        self.gone_of_lists.iter().max().map_or(0, |&most| most as usize * lists)
+    pub(super) fn deleted_at_most(&self, lists: usize) -> usize {
+        self.deleted_per_list.iter().max().map_or(0, |&most| most as usize * lists)
     }
 
     /// Maximum number of segment items that a search of `lists` lists scans.
@@ -151,14 +151,14 @@ pub(super) fn live_items<'a>(live: Option<&'a DeviceLiveItems>, planes: &'a Devi
     live.map(|live| LiveItems { words: live.words(), firsts: &planes.index().firsts })
 }
 
-impl BesideSnapshot {
+impl DeviceDelta {
     /// Creates an empty delta, over `spare` slots behind those of a share of the snapshot's lists.
     pub(super) fn new((share, cut): (Share, Arc<ListCut>), spare: usize) -> Self {
         // Leaves a block behind the snapshot's slots: the end offset of its last slot's values must not be overwritten by a
         // segment.
         let end = cut.slots().saturating_add(spare) as u32;
         let spare = Spare::new((cut.slots() + BLOCK) as u32..end.max((cut.slots() + BLOCK) as u32));
-        BesideSnapshot { cut, share, spare, views: Mutex::default(), segments: Mutex::default() }
+        DeviceDelta { cut, share, spare, views: Mutex::default(), segments: Mutex::default() }
     }
 
     /// Returns a view on the device. The first call uploads its changes; concurrent calls for the same view wait for that, calls
@@ -203,7 +203,7 @@ impl BesideSnapshot {
 /// Uploads the parts of a view that the device lacks.
 fn make(
     device: &Device,
-    (arrays, of): (SpareArrays<'_>, &BesideSnapshot),
+    (arrays, of): (SpareArrays<'_>, &DeviceDelta),
     view: &View,
     (before, segments): (Option<&DeviceView>, &mut Segments),
 ) -> Result<DeviceView> {
@@ -226,17 +226,17 @@ fn make(
         let of_view = first..first + segment.index().slots() as u32;
         pieces.push(DevicePiece { segment: on_device, part, of_view });
     }
-    let gone_of_lists = gone_of_lists(view, before);
-    Ok(DeviceView { cut: of.cut.clone(), main: main_part, pieces, gone_of_lists })
+    let deleted_per_list = deleted_per_list(view, before);
+    Ok(DeviceView { cut: of.cut.clone(), main: main_part, pieces, deleted_per_list })
 }
 
 /// Counts the deleted items per list of a view's snapshot, starting from an earlier view.
-fn gone_of_lists(view: &View, before: Option<&DeviceView>) -> Vec<u32> {
+fn deleted_per_list(view: &View, before: Option<&DeviceView>) -> Vec<u32> {
     if view.gone().is_empty() {
         return Vec::new();
     }
     let (index, none) = (&view.main().index, Tombstones::default());
-    let mut counts = before.map_or(&[][..], |before| &before.gone_of_lists).to_vec();
+    let mut counts = before.map_or(&[][..], |before| &before.deleted_per_list).to_vec();
     counts.resize(index.lists(), 0);
     let earlier = before.and_then(|before| before.main.live.as_ref()).map_or(&none, |live| &live.gone);
     for slot in view.gone().differing(earlier) {
@@ -268,11 +268,7 @@ fn live_part(
 }
 
 /// Writes a segment, or this device's part of it, to spare slots.
-fn upload(
-    device: &Device,
-    (arrays, of): (SpareArrays<'_>, &BesideSnapshot),
-    segment: &Segment,
-) -> Result<DeviceSegment> {
+fn upload(device: &Device, (arrays, of): (SpareArrays<'_>, &DeviceDelta), segment: &Segment) -> Result<DeviceSegment> {
     let (index, spare) = (segment.index(), &of.spare);
     let cut = index.cut(of.share);
     // Reserves a block behind its slots, so that the end offset of its last slot's values is its own.
@@ -281,7 +277,7 @@ fn upload(
         let (free, slots) = (spare.left(), cut.slots());
         Error::overloaded(format!("no room on the device for {slots} slots of the delta, {free} are free"))
     };
-    let slots = spare.lend(room).ok_or_else(full)?;
+    let slots = spare.lease(room).ok_or_else(full)?;
     let first = slots.places().start;
     let lists = arrays.index.put(device, (index, &cut), first)?;
     let keys = (arrays.put)((segment, &cut), first)?;

@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use super::answers::{Sent, UnderWay};
+use super::answers::{SubmittedGroup, SubmittedWork};
 use super::embedded::{Embedded, HostUsers};
 use super::groups::{Group, OneQuery, SeenView};
 use super::resident::Resident;
 use super::residents::{ResidentView, Residents};
-use super::search::Asking;
+use super::search::GroupQueries;
 use super::{rerank, search, select, shared};
 use crate::pass::batch::{Batch, Pass, late};
 use crate::pass::cpu::Cpu;
@@ -76,7 +76,7 @@ impl Drop for Cuda {
 
 impl Pass for Cuda {
     fn run(&mut self, batch: &dyn Batch) {
-        let mut left = Left {
+        let mut left = UnansweredRequests {
             batch,
             answered: (0..batch.len()).map(|_| AtomicBool::new(false)).collect(),
             reasons: (0..batch.len()).map(|_| OnceLock::new()).collect(),
@@ -131,18 +131,18 @@ fn is_embedded(prepared: &Prepared) -> bool {
 
 impl Cuda {
     /// Answers requests with embedded users first, then those with features or a vector. Returns whether devices answered any.
-    fn run_here(&mut self, batch: &Left<'_>) -> Result<bool> {
+    fn run_here(&mut self, batch: &UnansweredRequests<'_>) -> Result<bool> {
         let wanted = (0..batch.len()).filter(|&place| batch.is_wanted(place));
         let (given, others): (Vec<usize>, Vec<usize>) = wanted.partition(|&place| is_embedded(batch.prepared(place)));
         Ok(self.run_some(batch, &given)? | self.run_some(batch, &others)?)
     }
 
     /// Answers the requests that the devices can execute, and leaves the others to the CPU. Returns whether there were any.
-    fn run_some(&mut self, batch: &Left<'_>, wanted: &[usize]) -> Result<bool> {
+    fn run_some(&mut self, batch: &UnansweredRequests<'_>, wanted: &[usize]) -> Result<bool> {
         let Some(&first) = wanted.first() else { return Ok(false) };
         let view = batch.prepared(first).view();
         let residents = self.residents.clone();
-        let ResidentView { snapshot: on_devices, beside } = residents.ask_view(view, wanted.len())?;
+        let ResidentView { snapshot: on_devices, beside } = residents.request_view(view, wanted.len())?;
         let seen_by = |(n, (resident, beside))| SeenView { view, resident, beside, is_first: n == 0 };
         let on_each = on_devices.iter().zip(beside.iter().map(Arc::as_ref));
         let seen: Vec<SeenView<'_>> = on_each.enumerate().map(seen_by).collect();
@@ -175,15 +175,15 @@ impl Cuda {
         let is_several = on_devices.len() > 1;
         let reads_all = is_several || wanted.iter().any(|&place| is_whole(batch.prepared(place)));
         let users = embedded.users.read(embedded.requests.len(), reads_all)?;
-        let wrong = answer_embeddings(batch, &embedded, &users);
+        let invalid = answer_embeddings(batch, &embedded, &users);
         // The host has waited for the users, and so for all writes to cached rows.
         end(turn, resident);
         let users = is_several.then_some(&users);
-        let ranked = |n: &usize| !wrong[*n] && !matches!(embedded.requests[*n].1.task, Task::Embed { .. });
+        let ranked = |n: &usize| !invalid[*n] && !matches!(embedded.requests[*n].1.task, Task::Embed { .. });
         let ranked: Vec<usize> = (0..embedded.requests.len()).filter(ranked).collect();
         let mut groups = Group::all(&seen, &embedded, ranked, residents.group_bytes());
         groups.sort_by_key(|group| std::cmp::Reverse(group.requests.len()));
-        let mut under_way: Option<UnderWay> = None;
+        let mut under_way: Option<SubmittedGroup> = None;
         // Submitted groups alternate between streams; a group whose requests are all late takes none.
         let mut sent = 0;
         for group in groups {
@@ -225,8 +225,8 @@ impl Cuda {
                 Embedded::of_device(device, package, (resident, (copied, tower)), requests, turn)
             }
             _ => {
-                let asked = embed::embed(batch, view, wanted, &self.threads, &mut self.scratch.graphs);
-                Embedded::of_host(device, &package.user_inputs, &asked)
+                let requested = embed::embed(batch, view, wanted, &self.threads, &mut self.scratch.graphs);
+                Embedded::of_host(device, &package.user_inputs, &requested)
             }
         }
     }
@@ -259,7 +259,7 @@ fn send(
     seen: &[SeenView<'_>],
     (embedded, users): (&Embedded<'_>, Option<&HostUsers>),
     group: Group,
-) -> Result<UnderWay> {
+) -> Result<SubmittedGroup> {
     let requests: Vec<&Prepared> = group.requests.iter().map(|&n| embedded.requests[n].1).collect();
     if let Some(users) = users {
         return shared::send(lanes, seen, (&requests, users), group);
@@ -268,15 +268,15 @@ fn send(
     let tasks: Vec<&Task> = requests.iter().map(|prepared| &prepared.task).collect();
     let queries = OneQuery::all(&tasks, seen.resident.queries());
     let users = embedded.users.some(device, embedded.requests.len(), &group.requests)?;
-    let found = search::search(Asking { device, seen, queries: &queries, users, is_part: false }, &group)?;
+    let found = search::search(GroupQueries { device, seen, queries: &queries, users, is_part: false }, &group)?;
     let sent = match group.is_selection {
-        true => Sent::Found(select::send(lanes, &[found])?),
+        true => SubmittedWork::Found(select::send(lanes, &[found])?),
         false => {
             let columns = rerank::rerank(device, seen.resident, (&requests, group.reranked), found)?;
-            Sent::Columns(vec![columns], Vec::new())
+            SubmittedWork::Columns(vec![columns], Vec::new())
         }
     };
-    Ok(UnderWay::new(&lanes[..1], group, sent))
+    Ok(SubmittedGroup::new(&lanes[..1], group, sent))
 }
 
 /// Ends a batch's use of the tables that are partly cached on the device, and reports measured and planned hit rates.
@@ -290,7 +290,7 @@ fn end(turn: Option<HotTurn<'_>>, resident: &Resident) {
 }
 
 /// Unanswered requests of a batch.
-struct Left<'a> {
+struct UnansweredRequests<'a> {
     batch: &'a dyn Batch,
     answered: Vec<AtomicBool>,
     /// Reason why the CPU answers each request.
@@ -299,7 +299,7 @@ struct Left<'a> {
     failed: Option<String>,
 }
 
-impl Batch for Left<'_> {
+impl Batch for UnansweredRequests<'_> {
     fn len(&self) -> usize {
         self.batch.len()
     }

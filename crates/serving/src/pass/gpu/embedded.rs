@@ -1,11 +1,11 @@
 //! Steps 1 and 2 on a device: query embeddings, and the other user tensors that the reranker reads.
 
 use super::resident::Resident;
-use crate::pass::embed::Asked;
+use crate::pass::embed::EmbeddedRequest;
 use crate::pass::work::{Prepared, Query};
 use sterling_core::error::{Error, Result};
 use sterling_core::request::EmbeddedUser;
-use sterling_cuda::ops::steps::{self, NumbersAt, Placing, RowsOf, take_rows};
+use sterling_cuda::ops::steps::{self, NumbersAt, PickDestination, RowsOf, take_rows};
 use sterling_cuda::{Array, Device};
 use sterling_embedding::HotTurn;
 use sterling_graph::tower::{DeviceMade, DeviceTower, FeatureRow, Tower};
@@ -83,17 +83,19 @@ impl Users {
 
 impl<'a> Embedded<'a> {
     /// Uploads user tensors that the host has computed.
-    pub(super) fn of_host(device: &Device, inputs: &[UserInput], asked: &[Asked<'a>]) -> Result<Self> {
-        let all = |of: &dyn Fn(&Asked<'_>) -> Vec<f32>| device.copy(&asked.iter().flat_map(of).collect::<Vec<f32>>());
+    pub(super) fn of_host(device: &Device, inputs: &[UserInput], requested: &[EmbeddedRequest<'a>]) -> Result<Self> {
+        let all = |of: &dyn Fn(&EmbeddedRequest<'_>) -> Vec<f32>| {
+            device.copy(&requested.iter().flat_map(of).collect::<Vec<f32>>())
+        };
         let tensor = |(n, input): (usize, &UserInput)| match input {
             UserInput::Query => Ok(None),
-            UserInput::Output(_) | UserInput::Feature(_) => all(&|asked| asked.user[n].clone()).map(Some),
+            UserInput::Output(_) | UserInput::Feature(_) => all(&|requested| requested.user[n].clone()).map(Some),
         };
         let tensors = inputs.iter().enumerate().map(tensor).collect::<Result<_>>()?;
         Ok(Embedded {
-            requests: asked.iter().map(|asked| (asked.place, asked.prepared)).collect(),
-            users: Users { vectors: all(&|asked| asked.vector.clone())?, tensors },
-            degraded_rows: asked.iter().map(|asked| asked.degraded_rows).collect(),
+            requests: requested.iter().map(|requested| (requested.place, requested.prepared)).collect(),
+            users: Users { vectors: all(&|requested| requested.vector.clone())?, tensors },
+            degraded_rows: requested.iter().map(|requested| requested.degraded_rows).collect(),
         })
     }
 
@@ -162,6 +164,6 @@ fn side_by_side(
     let (from, stride) = made.outputs.output(n);
     let counts = device.copy(&[rows as u32])?;
     let of = RowsOf { counts: &counts, most: rows };
-    let placing = Placing { runs: 1, count, stride: 0, first: 0 };
+    let placing = PickDestination { runs: 1, count, stride: 0, first: 0 };
     steps::pick(device, of, NumbersAt::of(from, 0, 0, stride), None, placing, NumbersAt::of(to, 0, 0, count))
 }

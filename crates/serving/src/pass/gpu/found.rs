@@ -49,7 +49,7 @@ pub(super) struct LaterCounters {
 
 /// Search counters of one query.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct LookedAt {
+pub(super) struct QueryCounters {
     pub(super) candidates: u64,
     pub(super) lists: u64,
     pub(super) items: u64,
@@ -58,14 +58,14 @@ pub(super) struct LookedAt {
 
 impl LaterCounters {
     /// Waits for the counters of `count` queries.
-    pub(super) fn get(self, count: usize) -> Result<Vec<LookedAt>> {
+    pub(super) fn get(self, count: usize) -> Result<Vec<QueryCounters>> {
         let counted = |counts: Option<Later<u32>>| counts.map_or(Ok(vec![0; count]), Later::get);
         let (lists, survivors) = (counted(self.lists)?, counted(self.survivors)?);
         let mut items = vec![0; count];
         for part in self.items {
             items.iter_mut().zip(part.get()?).for_each(|(sum, of_part)| *sum += of_part);
         }
-        let of_query = |n: usize| LookedAt {
+        let of_query = |n: usize| QueryCounters {
             candidates: 0,
             lists: u64::from(lists[n]),
             items: items[n],
@@ -75,17 +75,17 @@ impl LaterCounters {
     }
 }
 
-impl LookedAt {
+impl QueryCounters {
     /// Adds the counters of another device.
-    pub(super) fn add(&mut self, other: &LookedAt) {
+    pub(super) fn add(&mut self, other: &QueryCounters) {
         self.candidates += other.candidates;
         self.lists += other.lists;
         self.items += other.items;
         self.survivors += other.survivors;
     }
 
-    pub(super) fn sum<'a>(all: impl IntoIterator<Item = &'a LookedAt>) -> LookedAt {
-        let mut sum = LookedAt::default();
+    pub(super) fn sum<'a>(all: impl IntoIterator<Item = &'a QueryCounters>) -> QueryCounters {
+        let mut sum = QueryCounters::default();
         all.into_iter().for_each(|one| sum.add(one));
         sum
     }
@@ -111,7 +111,7 @@ pub(super) struct HostFound {
     /// Slots in the numbering of the device.
     slots: Vec<u32>,
     counts: Vec<u32>,
-    pub(super) looked_at: Vec<LookedAt>,
+    pub(super) looked_at: Vec<QueryCounters>,
 }
 
 impl LaterFound {
@@ -141,11 +141,11 @@ impl LaterFound {
 }
 
 /// Answer of the devices to a request.
-pub(super) struct Made {
+pub(super) struct DeviceAnswer {
     pub(super) content: Result<Content>,
     /// Number of candidates of all its queries.
     pub(super) candidates: u64,
-    pub(super) of_queries: Vec<LookedAt>,
+    pub(super) of_queries: Vec<QueryCounters>,
 }
 
 /// Decodes a score from the ordered key of a kernel.

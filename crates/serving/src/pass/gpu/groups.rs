@@ -25,7 +25,7 @@ pub(super) struct SeenView<'a> {
 
 /// Method of finding candidates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Way {
+pub(super) enum CandidateMethod {
     /// No candidates.
     Nothing,
     /// Known slots, from posting lists or from the request.
@@ -45,7 +45,7 @@ pub(super) enum Way {
 pub(super) struct Group {
     /// True if these are a shard's candidates, which are not reranked.
     pub(super) is_selection: bool,
-    pub(super) way: Way,
+    pub(super) way: CandidateMethod,
     pub(super) requests: Vec<usize>,
     /// Maximum number of collected candidates per query.
     pub(super) room: usize,
@@ -161,7 +161,7 @@ impl Group {
             8 * words.sum::<usize>()
         };
         let of_filters = self.plans.len() * seen.iter().map(of_filter).max().unwrap_or(0);
-        let of_request = bytes_a_request(seen[0].resident, self.room, self.reranked);
+        let of_request = bytes_per_request(seen[0].resident, self.room, self.reranked);
         self.requests.len().saturating_mul(of_request).saturating_add(of_filters)
     }
 
@@ -190,7 +190,7 @@ impl Group {
 
     fn of(seen: &[SeenView<'_>], task: &Task, n: usize) -> Group {
         let (way, room, candidates, reranked) = match task {
-            Task::Embed { .. } => (Way::Nothing, 0, 0, 0),
+            Task::Embed { .. } => (CandidateMethod::Nothing, 0, 0, 0),
             Task::Select { search, .. } => {
                 let most = search.queries.iter().filter_map(|query| query.selected).max().unwrap_or(0);
                 let (way, room, candidates) = Group::of_search(seen, search, most);
@@ -198,9 +198,9 @@ impl Group {
             }
             Task::Rerank { candidates, .. } => {
                 let most = candidates.iter().map(Vec::len).max().unwrap_or(0);
-                (Way::Scored, most, most, candidates.iter().map(Vec::len).sum())
+                (CandidateMethod::Scored, most, most, candidates.iter().map(Vec::len).sum())
             }
-            Task::Rank { slots, .. } => (Way::Named, slots.len(), slots.len(), slots.len()),
+            Task::Rank { slots, .. } => (CandidateMethod::Named, slots.len(), slots.len(), slots.len()),
             Task::Retrieve(search) => {
                 let most = search.queries.iter().map(|query| query.k0).max().unwrap_or(0);
                 let (way, room, candidates) = Group::of_search(seen, search, most);
@@ -209,14 +209,15 @@ impl Group {
         };
         let [room, candidates, reranked] = [room, candidates, reranked].map(bucket);
         let is_selection = matches!(task, Task::Select { .. });
-        let by_words = task.search().filter(|_| matches!(way, Way::Enough | Way::Exact)).map(plans_of);
+        let by_words =
+            task.search().filter(|_| matches!(way, CandidateMethod::Enough | CandidateMethod::Exact)).map(plans_of);
         let filters = by_words.into_iter().flatten().filter(|plan| !matches!(plan.route(), Route::All)).take(1);
         let plans = filters.map(|plan| std::ptr::from_ref(plan) as usize).collect();
         Group { is_selection, way, requests: vec![n], room, candidates, reranked, plans }
     }
 
     /// Returns how the candidates of a search are found, how many are collected, and how many of `k0` are retained, per query.
-    fn of_search(seen: &[SeenView<'_>], search: &Search, k0: usize) -> (Way, usize, usize) {
+    fn of_search(seen: &[SeenView<'_>], search: &Search, k0: usize) -> (CandidateMethod, usize, usize) {
         let SeenView { view, resident, beside, .. } = seen[0];
         let (index, lists) = (&resident.index, search.probes.probes);
         let probed = search.queries.iter().filter_map(|query| Some(query.ood?.probes)).fold(lists, usize::max);
@@ -234,18 +235,18 @@ impl Group {
         };
         let named: usize = plans.iter().zip(items_of(view)).map(most).sum();
         if all_alike(|route| matches!(route, Route::Nothing)) {
-            (Way::Nothing, 0, 0)
+            (CandidateMethod::Nothing, 0, 0)
         } else if all_alike(|route| matches!(route, Route::Nothing | Route::Slots(_))) {
-            (Way::Named, named, k0.min(named))
+            (CandidateMethod::Named, named, k0.min(named))
         } else if search.is_exact() || matches!(plans[0].route(), Route::Nothing | Route::Slots(_)) {
-            (Way::Exact, named.min(scanned(index.lists.lists())), k0)
+            (CandidateMethod::Exact, named.min(scanned(index.lists.lists())), k0)
         } else {
-            let at_least = index.items_at_least(lists).saturating_sub(beside.gone_at_most(lists));
+            let at_least = index.items_at_least(lists).saturating_sub(beside.deleted_at_most(lists));
             let is_there = at_least >= search.k + search.excluded.len();
             if is_there && all_alike(|route| matches!(route, Route::All)) {
-                (Way::Best, scanned(probed), k0)
+                (CandidateMethod::Best, scanned(probed), k0)
             } else {
-                (Way::Enough, scanned(most_lists(view.main(), search).max(probed)), k0)
+                (CandidateMethod::Enough, scanned(most_lists(view.main(), search).max(probed)), k0)
             }
         }
     }
@@ -258,11 +259,11 @@ impl Group {
 }
 
 /// Bytes on the device per request while its group is processed.
-fn bytes_a_request(resident: &Resident, room: usize, reranked: usize) -> usize {
+fn bytes_per_request(resident: &Resident, room: usize, reranked: usize) -> usize {
     let (lists, queries) = (resident.index.lists.lists(), resident.queries());
     let program = resident.reranker.as_ref().map_or(0, |reranker| reranker.program.run_bytes(reranked));
     let rated = reranked.saturating_mul(48 + 8 * resident.value.tasks);
-    let collected = Collection::bytes_a_query(resident.index.dimension());
+    let collected = Collection::bytes_per_query(resident.index.dimension());
     let of_query = room.saturating_mul(12) + collected + lists * 32 + 4 * resident.index.dimension();
     of_query.saturating_mul(queries).saturating_add(program).saturating_add(rated) + 4 * resident.user_numbers
 }

@@ -15,7 +15,7 @@ const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 /// Ratio of requests at which a version is evicted in favour of another, so that two similar versions do not evict each other
 /// repeatedly.
-const FAR_MORE: u64 = 4;
+const EVICTION_RATIO: u64 = 4;
 
 /// Result of uploading a version.
 #[derive(Debug)]
@@ -42,13 +42,13 @@ struct Version<S, T> {
 
 /// Versions `S`, each with its device data `T`.
 #[derive(Debug)]
-pub(super) struct Kept<S, T> {
+pub(super) struct RetainedVersions<S, T> {
     versions: Mutex<Vec<Version<S, T>>>,
 }
 
-impl<S, T> Default for Kept<S, T> {
+impl<S, T> Default for RetainedVersions<S, T> {
     fn default() -> Self {
-        Kept { versions: Mutex::default() }
+        RetainedVersions { versions: Mutex::default() }
     }
 }
 
@@ -72,12 +72,12 @@ impl<S, T> Version<S, T> {
         if let Outcome::Waits(kind, reason) = self.outcome.get()? { Some((*kind, reason)) } else { None }
     }
 
-    fn gave_way(&self) -> bool {
+    fn is_evicted(&self) -> bool {
         matches!(self.outcome.get(), Some(Outcome::GaveWay(_)))
     }
 }
 
-impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> Kept<S, T> {
+impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> RetainedVersions<S, T> {
     fn versions(&self) -> MutexGuard<'_, Vec<Version<S, T>>> {
         // The list is consistent after a panic.
         locked(&self.versions)
@@ -123,7 +123,7 @@ impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> Kept<S, T> {
         let mut versions = self.versions();
         let Some(version) = versions.iter_mut().find(|version| version.is(&this)) else { return false };
         version.asks += requests as u64;
-        let is_due = version.again <= now && (version.waits().is_some() || version.gave_way());
+        let is_due = version.again <= now && (version.waits().is_some() || version.is_evicted());
         if is_due {
             // Prevents concurrent retries; if this one is lost, another follows later.
             version.again = now + RETRY_MAX;
@@ -138,7 +138,7 @@ impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> Kept<S, T> {
         let (mut versions, by) = (self.versions(), Arc::downgrade(by));
         let asks = versions.iter().find(|version| version.is(&by)).map_or(0, |version| version.asks);
         let there = |version: &Version<S, T>| match version.outcome.get()? {
-            Outcome::There(there) if FAR_MORE * (version.asks + 1) <= asks => {
+            Outcome::There(there) if EVICTION_RATIO * (version.asks + 1) <= asks => {
                 Some((version.asks, version.of.clone(), there.clone()))
             }
             _ => None,
@@ -151,7 +151,7 @@ impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> Kept<S, T> {
     }
 
     /// Evicts a version; its memory is released when the last user is done.
-    pub(super) fn give_way(&self, of: &Weak<S>, reason: String) {
+    pub(super) fn evict(&self, of: &Weak<S>, reason: String) {
         self.settle(of, Outcome::GaveWay(reason), |_| 0);
     }
 
@@ -185,7 +185,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    type Versions = Kept<String, Arc<u32>>;
+    type Versions = RetainedVersions<String, Arc<u32>>;
 
     fn named(name: &str) -> Arc<String> {
         Arc::new(name.to_owned())
@@ -196,7 +196,7 @@ mod tests {
     }
 
     /// Sends requests until a retry is due; returns their number.
-    fn asked(kept: &Versions, of: &Arc<String>) -> u64 {
+    fn requested(kept: &Versions, of: &Arc<String>) -> u64 {
         let asks = |_: &u64| {
             std::thread::sleep(RETRY_MIN / 20);
             kept.ask(of, 1)
@@ -219,11 +219,11 @@ mod tests {
         assert!(kept.outnumbered(&b).is_empty());
         kept.tried(&b, no_room());
 
-        assert!(asked(&kept, &b) >= FAR_MORE);
+        assert!(requested(&kept, &b) >= EVICTION_RATIO);
         let outnumbered = kept.outnumbered(&b);
         assert!(outnumbered.len() == 1 && outnumbered[0].0.ptr_eq(&Arc::downgrade(&a)));
         assert!(kept.outnumbered(&b).is_empty(), "counts are reset");
-        kept.give_way(&outnumbered[0].0, "it was evicted".into());
+        kept.evict(&outnumbered[0].0, "it was evicted".into());
         assert_eq!(there.strong_count(), 1, "users of the version keep it");
         drop(outnumbered);
         assert_eq!(there.strong_count(), 0);
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(*kept.get(&b, no_room).unwrap(), 2);
         assert!(kept.get(&a, no_room).unwrap_err().to_string().contains("it was evicted"));
         assert!(kept.waiting().is_empty(), "no request for it");
-        assert!(asked(&kept, &a) > 1);
+        assert!(requested(&kept, &a) > 1);
         kept.tried(&a, no_room());
         assert_eq!(kept.waiting(), [(a.clone(), Kind::Overloaded, "no room".into())]);
         // A failing device may recover.

@@ -1,7 +1,7 @@
 //! Steps 9 to 11 for a group.
 
 use super::embedded::Users;
-use super::found::{Found, LaterCounters, LookedAt, Made, number};
+use super::found::{DeviceAnswer, Found, LaterCounters, QueryCounters, number};
 use super::groups::SeenView;
 use super::resident::{Merging, Resident};
 use crate::pass::work::{Prepared, Task};
@@ -12,7 +12,7 @@ use sterling_cuda::ops::merge::{self, FoundBy};
 use sterling_cuda::ops::rows::SlotRows;
 use sterling_cuda::ops::steps::RowsOf;
 use sterling_cuda::ops::top::{self, Best, Scored, Ties};
-use sterling_cuda::ops::worth::{Rated, tell};
+use sterling_cuda::ops::worth::{Rated, gather_columns};
 use sterling_cuda::{Device, Later};
 use sterling_snapshot::model::Merge;
 
@@ -30,7 +30,7 @@ struct Columns {
     /// Number of candidates per request.
     candidates: Vec<u32>,
     /// Search counters per query of each request.
-    looked_at: Vec<LookedAt>,
+    looked_at: Vec<QueryCounters>,
 }
 
 /// Submits the reranking of a group's candidates, without waiting. `candidates` limits the number per request over all devices.
@@ -72,15 +72,15 @@ pub(super) fn rerank(
     let tasks = if logits.is_some() { resident.value.tasks } else { 0 };
     let most = chosen.stride;
     let places = SlotRows { slots: &chosen.slots, counts: &chosen.counts, stride: most };
-    let told = tell(device, places, &rated, (&valued.tasks, tasks))?;
+    let reported = gather_columns(device, places, &rated, (&valued.tasks, tasks))?;
     let columns = LaterColumns {
         stride: most,
         tasks,
         counts: chosen.counts.later(count)?,
-        slots: told.slots.later(told.slots.len())?,
+        slots: reported.slots.later(reported.slots.len())?,
         values: chosen.keys.later(chosen.keys.len())?,
-        similarities: told.similarity.later(told.similarity.len())?,
-        task_scores: told.tasks.later(told.tasks.len())?,
+        similarities: reported.similarity.later(reported.similarity.len())?,
+        task_scores: reported.tasks.later(reported.tasks.len())?,
         bad: valued.bad.later(count)?,
         candidates: best.counts.later(count)?,
         found: found_counts,
@@ -141,10 +141,10 @@ impl LaterColumns {
 /// Reads the devices' results of the requests of a group. `before` holds the search counters of earlier steps, if they are known.
 pub(super) fn read(
     columns: Vec<LaterColumns>,
-    before: &[LookedAt],
+    before: &[QueryCounters],
     seen: &[SeenView<'_>],
     requests: &[&Prepared],
-) -> Result<Vec<Made>> {
+) -> Result<Vec<DeviceAnswer>> {
     let columns = columns.into_iter().map(LaterColumns::get).collect::<Result<Vec<Columns>>>()?;
     let queries = seen[0].resident.queries();
     let made = |(n, prepared): (usize, &&Prepared)| {
@@ -152,13 +152,13 @@ pub(super) fn read(
             true => Err(prepared.query.not_finite("overarch.onnx: `logits` holds NaN")),
             false => Ok(Content::Items(ranked(&columns, n, seen, &prepared.task))),
         };
-        let told = |query: usize| {
+        let reported = |query: usize| {
             let of_devices = columns.iter().map(|columns| &columns.looked_at[..]).chain([before]);
-            LookedAt::sum(of_devices.filter_map(|of_queries| of_queries.get(query)))
+            QueryCounters::sum(of_devices.filter_map(|of_queries| of_queries.get(query)))
         };
-        let of_queries = (n * queries..(n + 1) * queries).map(told).collect();
+        let of_queries = (n * queries..(n + 1) * queries).map(reported).collect();
         let candidates = columns.iter().map(|columns| u64::from(columns.candidates[n])).sum();
-        Made { content, candidates, of_queries }
+        DeviceAnswer { content, candidates, of_queries }
     };
     Ok(requests.iter().enumerate().map(made).collect())
 }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::beside::BesideSnapshot;
+use super::beside::DeviceDelta;
 use crate::view::Segment;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_cuda::cut::{ListCut, Share};
 use sterling_cuda::ops::worth::{ValueInput, ValueProgram};
-use sterling_cuda::spare::Lent;
+use sterling_cuda::spare::SlotLease;
 use sterling_cuda::{Array, Device};
 use sterling_embedding::DeviceTables;
 use sterling_graph::dense::DeviceProgram;
@@ -54,26 +54,26 @@ pub(super) struct Resident {
     /// Columns whose addresses `reranker` and `value` hold.
     columns: Vec<Array<f32>>,
     /// Delta of the snapshot on the device.
-    pub(super) beside: BesideSnapshot,
-    pub(super) taken: Option<Taken>,
+    pub(super) beside: DeviceDelta,
+    pub(super) taken: Option<OccupiedBytes>,
 }
 
 /// Bytes of device memory, reported as a metric while they are occupied.
 #[derive(Debug)]
-pub(super) struct Taken {
+pub(super) struct OccupiedBytes {
     device: String,
     bytes: f64,
 }
 
-impl Taken {
+impl OccupiedBytes {
     pub(super) fn new(device: &Device, bytes: usize) -> Self {
         let (device, bytes) = (device.name(), bytes as f64);
         metrics::gauge!("sterling_device_bytes", "device" => device.clone()).increment(bytes);
-        Taken { device, bytes }
+        OccupiedBytes { device, bytes }
     }
 }
 
-impl Drop for Taken {
+impl Drop for OccupiedBytes {
     fn drop(&mut self) {
         metrics::gauge!("sterling_device_bytes", "device" => self.device.clone()).decrement(self.bytes);
     }
@@ -147,7 +147,7 @@ impl Resident {
             value,
             user_numbers: package.overarch.iter().flat_map(|o| o.user()).map(Readable::count).sum(),
             columns,
-            beside: BesideSnapshot::new((part.share, part.cut.clone()), spare),
+            beside: DeviceDelta::new((part.share, part.cut.clone()), spare),
             taken: None,
         })
     }
@@ -166,7 +166,7 @@ impl Resident {
     ///
     /// # Errors
     /// `Overloaded` if there is no room; as [`Array::write_at`].
-    pub(super) fn put(&self, (segment, cut): (&Segment, &ListCut), first: u32) -> Result<Vec<Lent>> {
+    pub(super) fn put(&self, (segment, cut): (&Segment, &ListCut), first: u32) -> Result<Vec<SlotLease>> {
         let at = first as usize;
         cut.write(&self.ids, segment.ids().of_slots(), 1, at)?;
         for (column, numbers) in self.columns.iter().zip(segment.numbers()) {

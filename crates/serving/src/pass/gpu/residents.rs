@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::beside::{DeviceView, SpareArrays};
 use super::health::Health;
-use super::kept::Kept;
-use super::resident::{DevicePart, Resident, Taken, spare_slots};
+use super::kept::RetainedVersions;
+use super::resident::{DevicePart, OccupiedBytes, Resident, spare_slots};
 use crate::view::{BeforeShown, Segment, View};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::tasks;
@@ -33,7 +33,7 @@ pub(super) struct ResidentView {
 #[derive(Debug)]
 pub struct Residents {
     devices: Devices,
-    kept: Kept<Snapshot, Arc<[Resident]>>,
+    kept: RetainedVersions<Snapshot, Arc<[Resident]>>,
     health: Health,
     budget_bytes: usize,
     /// True if spare slots are reserved for updated items.
@@ -55,14 +55,14 @@ impl BeforeShown for Residents {
 /// Wait for the last requests of an evicted version, before the waiting version is tried without its room.
 const LAST_REQUESTS: Duration = Duration::from_secs(5);
 /// Concurrent groups of a pass, one per group stream.
-const GROUPS_UNDER_WAY: usize = 2;
+const CONCURRENT_GROUPS: usize = 2;
 
 impl Residents {
     /// Creates an empty set on one device or several.
     pub fn new(devices: impl Into<Devices>) -> Self {
         let residents = Residents {
             devices: devices.into(),
-            kept: Kept::default(),
+            kept: RetainedVersions::default(),
             health: Health::default(),
             budget_bytes: 0,
             takes_updates: false,
@@ -143,12 +143,12 @@ impl Residents {
 
     /// Bytes that a group of requests may take.
     pub(super) fn group_bytes(&self) -> usize {
-        self.budget_bytes / (GROUPS_UNDER_WAY * self.passes.load(Ordering::Relaxed).max(1))
+        self.budget_bytes / (CONCURRENT_GROUPS * self.passes.load(Ordering::Relaxed).max(1))
     }
 
     /// Uploads a version before its first request, while others are served. If that fails, the CPU will answer; the log has the
     /// reason.
-    pub fn bring(&self, snapshot: &Arc<Snapshot>) {
+    pub fn upload_version(&self, snapshot: &Arc<Snapshot>) {
         drop(self.get(snapshot));
     }
 
@@ -170,10 +170,10 @@ impl Residents {
     ///
     /// # Errors
     /// As [`Residents::get_view`].
-    pub(super) fn ask_view(self: &Arc<Self>, view: &Arc<View>, requests: usize) -> Result<ResidentView> {
+    pub(super) fn request_view(self: &Arc<Self>, view: &Arc<View>, requests: usize) -> Result<ResidentView> {
         if self.kept.ask(view.main(), requests) {
             let (residents, snapshot) = (self.clone(), view.main().clone());
-            let again = move || residents.kept.tried(&snapshot, residents.bring_again(&snapshot));
+            let again = move || residents.kept.tried(&snapshot, residents.retry_upload(&snapshot));
             // If no thread can be started, the retry happens later.
             let _ = tasks::DEVICE.start(again);
         }
@@ -181,7 +181,7 @@ impl Residents {
     }
 
     /// Retries the upload of a version that found no room; evicts versions with far fewer requests if necessary.
-    fn bring_again(&self, snapshot: &Arc<Snapshot>) -> Result<Arc<[Resident]>> {
+    fn retry_upload(&self, snapshot: &Arc<Snapshot>) -> Result<Arc<[Resident]>> {
         let (model, version) = (&snapshot.manifest.name, snapshot.manifest.version);
         let start = Instant::now();
         let gone = self.make_room(snapshot)?;
@@ -196,10 +196,10 @@ impl Residents {
         Ok(brought)
     }
 
-    /// Returns a view on each device with its snapshot: see [`BesideSnapshot::get`].
+    /// Returns a view on each device with its snapshot: see [`DeviceDelta::get`].
     ///
     /// # Errors
-    /// As [`Residents::get`] and [`BesideSnapshot::get`].
+    /// As [`Residents::get`] and [`DeviceDelta::get`].
     pub(super) fn get_view(&self, view: &Arc<View>) -> Result<ResidentView> {
         if view.changed_items() > 0 {
             return Err(Error::unsupported("attributes have changed in place, which devices do not follow"));
@@ -231,7 +231,7 @@ impl Residents {
             let reason = format!("it was evicted for model {model} version {version}, which gets more requests");
             let before = of.upgrade().map(|of| (of.manifest.name.clone(), of.manifest.version));
             tracing::info!(?before, %reason, "version evicted from the device; the CPU answers");
-            self.kept.give_way(&of, reason);
+            self.kept.evict(&of, reason);
             Arc::downgrade(&residents)
         };
         Ok(outnumbered.into_iter().take(count).map(gives_way).collect())
@@ -335,7 +335,7 @@ impl Residents {
             self.check_room(device, snapshot, bytes as u64, 0)?;
             let (name, model) = (device.name(), &snapshot.manifest.name);
             tracing::info!(%model, bytes, items = part.cut.items(), "copied to {name}");
-            taken = Some(Taken::new(device, bytes));
+            taken = Some(OccupiedBytes::new(device, bytes));
             Ok(())
         };
         let spare = if has_room { spare_slots(&part.cut) } else { 0 };
@@ -370,7 +370,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn shares_are_as_even_as_rooms_allow(rooms in proptest::collection::vec(0.0f64..1.5, 1..8)) {
+        fn shares_are_as_even_as_memory_allows(rooms in proptest::collection::vec(0.0f64..1.5, 1..8)) {
             let shares = even_shares(&rooms);
             prop_assert_eq!(shares.is_some(), rooms.iter().sum::<f64>() * ROUNDING > 1.0 - 1e-9);
             let Some(shares) = shares else { return Ok(()) };
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_alike_share_alike() {
+    fn equal_devices_get_equal_shares() {
         assert_eq!(even_shares(&[3.0, 3.0]).unwrap(), [0.5, 0.5]);
         assert_eq!(even_shares(&[0.4, 0.4]), None);
     }

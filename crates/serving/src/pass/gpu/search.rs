@@ -5,19 +5,19 @@ use std::collections::HashMap;
 use super::beside::live_items;
 use super::embedded::Users;
 use super::found::{Counters, Found};
-use super::groups::{Group, OneQuery, Searched, SeenView, Way, items_of, most_lists, plans_of};
+use super::groups::{CandidateMethod, Group, OneQuery, Searched, SeenView, items_of, most_lists, plans_of};
 use crate::pass::work::{Search, Task};
 use sterling_core::error::{Error, Result};
 use sterling_core::units::Slot;
-use sterling_cuda::ops::looks::Looks;
+use sterling_cuda::ops::looks::RunningSearches;
 use sterling_cuda::ops::rows::SlotRows;
-use sterling_cuda::ops::scan::{Collection, Eligible, Kept, Order};
+use sterling_cuda::ops::scan::{Collection, Eligible, Order, SearchResults};
 use sterling_cuda::ops::top::{self, Best, Scored, Ties, bucket};
 use sterling_cuda::ops::words::{Filters, NO_FILTER};
 use sterling_cuda::{Array, Device};
 use sterling_index::filter::index::{DeviceLiveItems, DevicePlanes};
 use sterling_index::filter::{Plan, Route};
-use sterling_index::ivf::{EligibleParts, FilteredSearch, LiveParts, Pace, Probing, Until};
+use sterling_index::ivf::{CheckInterval, EligibleParts, FilteredSearch, FilteredSearches, LiveParts, Probing};
 use sterling_index::topk::key;
 
 /// Mean number of probing queries per list from which a list is scanned for all its queries at once. About the point at which
@@ -47,7 +47,7 @@ struct Searches<'a> {
 }
 
 /// Queries of a group's requests on a device, with their users.
-pub(super) struct Asking<'a> {
+pub(super) struct GroupQueries<'a> {
     pub(super) device: &'a Device,
     pub(super) seen: SeenView<'a>,
     pub(super) queries: &'a [OneQuery<'a>],
@@ -56,9 +56,9 @@ pub(super) struct Asking<'a> {
     pub(super) is_part: bool,
 }
 
-impl<'a> Asking<'a> {
+impl<'a> GroupQueries<'a> {
     fn searches(self) -> (Searches<'a>, &'a [OneQuery<'a>]) {
-        let Asking { device, seen, queries, users, is_part } = self;
+        let GroupQueries { device, seen, queries, users, is_part } = self;
         let searches = queries.iter().map(|query| query.searched(seen.view.main())).collect();
         let is_selection = queries.iter().any(|query| matches!(query.task, Task::Select { .. }));
         let is_part = is_part || is_selection;
@@ -67,8 +67,8 @@ impl<'a> Asking<'a> {
 }
 
 /// Finds the candidates of a group.
-pub(super) fn search(asking: Asking<'_>, group: &Group) -> Result<Found> {
-    if group.way == Way::Enough {
+pub(super) fn search(asking: GroupQueries<'_>, group: &Group) -> Result<Found> {
+    if group.way == CandidateMethod::Enough {
         let filtering = Filtering::begin(asking, group)?;
         for round in 0..filtering.rounds() {
             filtering.scan(round)?;
@@ -78,11 +78,11 @@ pub(super) fn search(asking: Asking<'_>, group: &Group) -> Result<Found> {
     }
     let (of, queries) = asking.searches();
     let (settled, counters) = match group.way {
-        Way::Nothing => of.nothing()?,
-        Way::Named => of.named(queries, group)?,
-        Way::Scored => of.scored(queries)?,
-        Way::Best => of.best(group)?,
-        Way::Exact | Way::Enough => of.exact(group)?,
+        CandidateMethod::Nothing => of.nothing()?,
+        CandidateMethod::Named => of.named(queries, group)?,
+        CandidateMethod::Scored => of.scored(queries)?,
+        CandidateMethod::Best => of.best(group)?,
+        CandidateMethod::Exact | CandidateMethod::Enough => of.exact(group)?,
     };
     Ok(of.found(settled, counters))
 }
@@ -94,11 +94,11 @@ pub(super) struct Filtering<'a> {
     items: Vec<EligibleItems>,
     /// Filter of each search, if the snapshot's bitmap is evaluated per list before the scan.
     by_list: Option<Array<u32>>,
-    until: Until,
+    until: FilteredSearches,
 }
 
 impl<'a> Filtering<'a> {
-    pub(super) fn begin(asking: Asking<'a>, group: &Group) -> Result<Self> {
+    pub(super) fn begin(asking: GroupQueries<'a>, group: &Group) -> Result<Self> {
         let (of, _) = asking.searches();
         let index = &of.seen.resident.index;
         let wanted = of.each(|of_query| of_query.selected as u32)?;
@@ -108,7 +108,7 @@ impl<'a> Filtering<'a> {
         let searches: Vec<_> =
             searches.iter().zip(probes).map(|(search, probes)| of.filtered(search, probes)).collect();
         let items = of.eligible()?;
-        let until = index.begin_until(of.device, &collected, (&searches, Pace::Rare))?;
+        let until = index.begin_until(of.device, &collected, (&searches, CheckInterval::Rare))?;
         // Evaluates only scanned lists of the snapshot, unless all filters together fit into the budget of words.
         let (main, lists) = (&items[0], index.lists.lists());
         let is_by_list = main.of_queries.len() * until.most_lists() <= main.filters.len() * lists;
@@ -142,7 +142,7 @@ impl<'a> Filtering<'a> {
     }
 
     /// Checks whether searches continue, from the candidates of all devices.
-    pub(super) fn look(&self, round: usize, kept: &Kept<'_>) -> Result<()> {
+    pub(super) fn look(&self, round: usize, kept: &SearchResults<'_>) -> Result<()> {
         let Filtering { of, until, .. } = self;
         of.seen.resident.index.look(of.device, (until, round), &of.users.vectors, kept)
     }
@@ -165,11 +165,11 @@ impl<'a> Filtering<'a> {
             index.end_until(self.of.device, &self.collected, &self.until, &parts)?
         };
         let settled = self.of.settle(&self.collected)?;
-        let Looks { ends, items, .. } = self.until.looks;
+        let RunningSearches { ends, items, .. } = self.until.looks;
         // All devices know the item counts of the snapshot's lists, so only the first reports them.
         let main = self.of.seen.is_first.then_some(items);
         let items = main.into_iter().chain(beside).collect();
-        let counters = Counters { lists: self.of.told_once(ends), items, survivors: Some(self.collected.survivors) };
+        let counters = Counters { lists: self.of.counts_once(ends), items, survivors: Some(self.collected.survivors) };
         Ok(self.of.found(settled, counters))
     }
 }
@@ -183,7 +183,7 @@ impl<'a> Searches<'a> {
     }
 
     /// Returns counts that are the same on all devices only on the first one.
-    fn told_once<T>(&self, counts: Array<T>) -> Option<Array<T>> {
+    fn counts_once<T>(&self, counts: Array<T>) -> Option<Array<T>> {
         self.seen.is_first.then_some(counts)
     }
 
@@ -209,15 +209,15 @@ impl<'a> Searches<'a> {
     }
 
     /// Returns the slots of posting lists, in the numbering of the view.
-    fn told(&self, search: &Search) -> Vec<Slot> {
+    fn reported(&self, search: &Search) -> Vec<Slot> {
         let firsts = std::iter::once(0).chain(self.seen.view.segments().map(|(first, ..)| first));
         let of_part = |(plan, first): (&Plan, u32)| match plan.route() {
             Route::Slots(slots) => slots.iter().map(|slot| Slot(first + slot.0)).collect(),
             _ => Vec::new(),
         };
-        let told: Vec<Slot> = plans_of(search).into_iter().zip(firsts).flat_map(of_part).collect();
+        let reported: Vec<Slot> = plans_of(search).into_iter().zip(firsts).flat_map(of_part).collect();
         let is_eligible = |slot: &Slot| search.excluded.binary_search(slot).is_err() && self.seen.view.is_live(*slot);
-        told.into_iter().filter(is_eligible).collect()
+        reported.into_iter().filter(is_eligible).collect()
     }
 
     /// Scores known slots by their widest rows.
@@ -225,7 +225,7 @@ impl<'a> Searches<'a> {
         let slots_of = |task: &Task| -> Vec<u32> {
             let slots = match task {
                 Task::Rank { slots, .. } => slots.clone(),
-                Task::Retrieve(search) | Task::Select { search, .. } => self.told(search),
+                Task::Retrieve(search) | Task::Select { search, .. } => self.reported(search),
                 Task::Embed { .. } | Task::Rerank { .. } => Vec::new(),
             };
             slots.into_iter().filter_map(|slot| self.seen.beside.to_device(slot)).collect()
@@ -341,7 +341,7 @@ impl<'a> Searches<'a> {
         let items = resident.index.scan_best(device, &collected, &of, (&parts, shared))?;
         let settled = self.settle(&collected)?;
         let survivors = Some(collected.survivors);
-        Ok((settled, Counters { lists: self.told_once(order.counts), items, survivors }))
+        Ok((settled, Counters { lists: self.counts_once(order.counts), items, survivors }))
     }
 
     /// Allocates the filter bitmaps of each search and part, without evaluating them; equal plans share one.
@@ -437,7 +437,7 @@ impl<'a> Searches<'a> {
         let count = wanted.len();
         let lists = device.copy(&vec![view.main().index.lists() as u32; count])?;
         let items = device.copy(&vec![items_of(view).sum::<usize>() as u64; count])?;
-        let (lists, items) = (self.told_once(lists), self.told_once(items).into_iter().collect());
+        let (lists, items) = (self.counts_once(lists), self.counts_once(items).into_iter().collect());
         Ok(((best, None), Counters { lists, items, survivors: Some(collected.survivors) }))
     }
 }

@@ -3,7 +3,7 @@
 
 use std::cmp::Reverse;
 
-use super::found::{Candidate, Found, HostFound, LaterFound, LookedAt, Made, candidates_of, number};
+use super::found::{Candidate, DeviceAnswer, Found, HostFound, LaterFound, QueryCounters, candidates_of, number};
 use super::groups::SeenView;
 use crate::pass::work::{Prepared, Search, Selection, Task};
 use sterling_core::error::{Error, Result};
@@ -21,7 +21,7 @@ pub(super) fn send(lanes: &[Device], found: &[Found]) -> Result<Vec<LaterFound>>
 }
 
 /// Reads the candidates of the requests of a group.
-pub(super) fn read(found: Vec<LaterFound>, seen: &[SeenView<'_>], requests: &[&Prepared]) -> Result<Vec<Made>> {
+pub(super) fn read(found: Vec<LaterFound>, seen: &[SeenView<'_>], requests: &[&Prepared]) -> Result<Vec<DeviceAnswer>> {
     let found = found.into_iter().map(LaterFound::get).collect::<Result<Vec<HostFound>>>()?;
     let queries = seen[0].resident.queries();
     let made = |(n, prepared): (usize, &&Prepared)| {
@@ -29,10 +29,10 @@ pub(super) fn read(found: Vec<LaterFound>, seen: &[SeenView<'_>], requests: &[&P
             return Err(Error::internal("a part of candidates that was not requested"));
         };
         let of_query = |query: usize| selected(&found, seen, (n * queries + query, query), (search, selection));
-        let (all, of_queries): (Vec<Selected>, Vec<LookedAt>) = (0..queries).map(of_query).unzip();
+        let (all, of_queries): (Vec<Selected>, Vec<QueryCounters>) = (0..queries).map(of_query).unzip();
         let candidates = of_queries.iter().map(|looked_at| looked_at.candidates).sum();
         let content = Content::Selected(Box::new(ShardSelected { queries: all, ahead: None }));
-        Ok(Made { content: Ok(content), candidates, of_queries })
+        Ok(DeviceAnswer { content: Ok(content), candidates, of_queries })
     };
     requests.iter().enumerate().map(made).collect()
 }
@@ -43,7 +43,7 @@ fn selected(
     seen: &[SeenView<'_>],
     (row, query): (usize, usize),
     (search, selection): (&Search, &Selection),
-) -> (Selected, LookedAt) {
+) -> (Selected, QueryCounters) {
     let (view, own) = (seen[0].view, search.queries[query].selected.unwrap_or_default());
     let id = |of: &Candidate| view.id(seen[of.device].beside.of_device(of.slot));
     let mut all = candidates_of(found, row);
@@ -52,7 +52,7 @@ fn selected(
         all.sort_by(|a, b| Reverse(a.keys[0]).cmp(&Reverse(b.keys[0])).then_with(|| id(a).cmp(&id(b))));
         all.truncate(own);
     }
-    let looked_at = LookedAt::sum(found.iter().map(|found| &found.looked_at[row]));
+    let looked_at = QueryCounters::sum(found.iter().map(|found| &found.looked_at[row]));
     let scores = |of: usize| all.iter().map(|candidate| number(candidate.keys[of])).collect();
     let selected = Selected {
         ids: all.iter().map(id).collect(),
@@ -63,5 +63,5 @@ fn selected(
         selected: selection.selected[query],
         candidates: selection.candidates[query],
     };
-    (selected, LookedAt { candidates: all.len() as u64, ..looked_at })
+    (selected, QueryCounters { candidates: all.len() as u64, ..looked_at })
 }

@@ -8,17 +8,17 @@
 
 use std::cmp::Reverse;
 
-use super::answers::{Sent, UnderWay};
+use super::answers::{SubmittedGroup, SubmittedWork};
 use super::embedded::{HostUsers, Users};
-use super::found::{Candidate, Counters, Found, HostFound, LaterFound, LookedAt, candidates_of};
-use super::groups::{Group, OneQuery, SeenView, Way};
+use super::found::{Candidate, Counters, Found, HostFound, LaterFound, QueryCounters, candidates_of};
+use super::groups::{CandidateMethod, Group, OneQuery, SeenView};
 use super::rerank::{self, LaterColumns};
-use super::search::{self, Asking, Filtering};
+use super::search::{self, Filtering, GroupQueries};
 use super::select;
 use crate::pass::work::{Prepared, Task};
 use sterling_core::error::Result;
 use sterling_core::units::ItemId;
-use sterling_cuda::ops::scan::Kept;
+use sterling_cuda::ops::scan::SearchResults;
 use sterling_cuda::ops::top::bucket;
 use sterling_cuda::{Array, Device, Later};
 
@@ -28,20 +28,20 @@ pub(super) fn send(
     seen: &[SeenView<'_>],
     (requests, users): (&[&Prepared], &HostUsers),
     group: Group,
-) -> Result<UnderWay> {
+) -> Result<SubmittedGroup> {
     let tasks: Vec<&Task> = requests.iter().map(|prepared| &prepared.task).collect();
     let queries = OneQuery::all(&tasks, seen[0].resident.queries());
     let users = lanes.iter().map(|device| users.some(device, &group.requests)).collect::<Result<Vec<Users>>>()?;
     let asking = lanes.iter().zip(seen).zip(users);
     let asking =
-        asking.map(|((device, &seen), users)| Asking { device, seen, queries: &queries, users, is_part: true });
+        asking.map(|((device, &seen), users)| GroupQueries { device, seen, queries: &queries, users, is_part: true });
     let found = match group.way {
-        Way::Enough => in_rounds(asking, &group, queries.len())?,
+        CandidateMethod::Enough => in_rounds(asking, &group, queries.len())?,
         _ => asking.map(|asking| search::search(asking, &group)).collect::<Result<Vec<Found>>>()?,
     };
     let later = select::send(lanes, &found)?;
     if group.is_selection {
-        return Ok(UnderWay::new(lanes, group, Sent::Found(later)));
+        return Ok(SubmittedGroup::new(lanes, group, SubmittedWork::Found(later)));
     }
     let users: Vec<Users> = found.into_iter().map(|found| found.users).collect();
     let found = later.into_iter().map(LaterFound::get).collect::<Result<Vec<HostFound>>>()?;
@@ -54,11 +54,11 @@ pub(super) fn send(
         let found = Found { users, best, wide: None, counters };
         columns.push(rerank::rerank(device, seen[at].resident, (requests, group.reranked), found)?);
     }
-    let mut looked_at = vec![LookedAt::default(); queries.len()];
+    let mut looked_at = vec![QueryCounters::default(); queries.len()];
     for of_device in &found {
         looked_at.iter_mut().zip(&of_device.looked_at).for_each(|(sum, of_device)| sum.add(of_device));
     }
-    Ok(UnderWay::new(lanes, group, Sent::Columns(columns, looked_at)))
+    Ok(SubmittedGroup::new(lanes, group, SubmittedWork::Columns(columns, looked_at)))
 }
 
 /// Returns the best candidates of query `n` of a group, per owning device: their ordered keys and slots.
@@ -87,13 +87,13 @@ fn keep(all: &mut Vec<Candidate>, most: usize, seen: &[SeenView<'_>], key: impl 
 }
 
 /// Runs searches that scan lists until enough is found. After each round, all devices check the candidates of all of them.
-fn in_rounds<'a>(asking: impl Iterator<Item = Asking<'a>>, group: &Group, queries: usize) -> Result<Vec<Found>> {
-    let asking: Vec<Asking<'_>> = asking.collect();
+fn in_rounds<'a>(asking: impl Iterator<Item = GroupQueries<'a>>, group: &Group, queries: usize) -> Result<Vec<Found>> {
+    let asking: Vec<GroupQueries<'_>> = asking.collect();
     let lanes: Vec<&Device> = asking.iter().map(|asking| asking.device).collect();
     let begin = |asking| Filtering::begin(asking, group);
     let searches = asking.into_iter().map(begin).collect::<Result<Vec<Filtering<'_>>>>()?;
     let rounds = searches.first().map_or(0, Filtering::rounds);
-    let mut kept = KeptOfAll::new(queries, searches.len());
+    let mut kept = AllDeviceCandidates::new(queries, searches.len());
     for round in 0..rounds {
         let mut later = Vec::new();
         for (device, search) in lanes.iter().zip(&searches) {
@@ -158,7 +158,7 @@ impl LaterRound {
 }
 
 /// Candidates of all devices per search so far.
-struct KeptOfAll {
+struct AllDeviceCandidates {
     /// Scores of candidates per search, later ones appended.
     rows: Vec<Vec<u32>>,
     /// Best candidates at the last check, per device and search.
@@ -167,23 +167,23 @@ struct KeptOfAll {
 }
 
 /// Same on a device.
-struct KeptOnDevice {
+struct OneDeviceCandidates {
     keys: Array<u32>,
     counts: Array<u32>,
     survivors: Array<u32>,
     room: usize,
 }
 
-impl KeptOnDevice {
-    fn kept(&self) -> Kept<'_> {
-        let KeptOnDevice { keys, counts, survivors, room } = self;
-        Kept { keys, counts, survivors, room: *room, bytes: keys.bytes() }
+impl OneDeviceCandidates {
+    fn kept(&self) -> SearchResults<'_> {
+        let OneDeviceCandidates { keys, counts, survivors, room } = self;
+        SearchResults { keys, counts, survivors, room: *room, bytes: keys.bytes() }
     }
 }
 
-impl KeptOfAll {
+impl AllDeviceCandidates {
     fn new(searches: usize, devices: usize) -> Self {
-        KeptOfAll {
+        AllDeviceCandidates {
             rows: vec![Vec::new(); searches],
             before: vec![vec![Vec::new(); searches]; devices],
             survivors: Vec::new(),
@@ -202,13 +202,13 @@ impl KeptOfAll {
         }
     }
 
-    fn copy(&self, device: &Device) -> Result<KeptOnDevice> {
+    fn copy(&self, device: &Device) -> Result<OneDeviceCandidates> {
         let room = bucket(self.rows.iter().map(Vec::len).max().unwrap_or(0));
         let mut keys = vec![0; self.rows.len() * room];
         self.rows.iter().enumerate().for_each(|(n, row)| keys[n * room..][..row.len()].copy_from_slice(row));
         let counts: Vec<u32> = self.rows.iter().map(|row| row.len() as u32).collect();
         let (keys, counts, survivors) = (device.copy(&keys)?, device.copy(&counts)?, device.copy(&self.survivors)?);
-        Ok(KeptOnDevice { keys, counts, survivors, room })
+        Ok(OneDeviceCandidates { keys, counts, survivors, room })
     }
 }
 

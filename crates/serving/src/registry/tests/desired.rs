@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::*;
 use sterling_snapshot::Desired;
 
-fn wish(bed: &Bed, change: impl FnOnce(&mut Desired)) {
+fn desired_state(bed: &Bed, change: impl FnOnce(&mut Desired)) {
     let store = Store::new(bed.folder.path().join("store"));
-    store.change_desired("m", &store.wish("m").unwrap(), change).unwrap();
+    store.change_desired("m", &store.desired_state("m").unwrap(), change).unwrap();
     bed.registry.refresh();
 }
 
@@ -21,7 +21,7 @@ fn the_desired_version_answers() {
     let bed = Bed::obedient();
     (1..=3).for_each(|version| bed.put("m", version, "x"));
     assert_eq!(bed.active("m"), is(3, "x"));
-    wish(&bed, |wish| wish.version = Some(1));
+    desired_state(&bed, |desired_state| desired_state.version = Some(1));
     assert_eq!(bed.active("m"), is(1, "x"));
     // The newest version is not activated meanwhile.
     bed.put("m", 4, "x");
@@ -29,15 +29,15 @@ fn the_desired_version_answers() {
     // The operator of this server decides here until the desired state changes; setting a label is no such change.
     bed.registry.activate("m", 2).unwrap();
     bed.registry.refresh();
-    wish(&bed, |wish| {
-        wish.labels.insert("canary".into(), 4);
+    desired_state(&bed, |desired_state| {
+        desired_state.labels.insert("canary".into(), 4);
     });
     assert_eq!((bed.active("m"), labels(&bed)), (is(2, "x"), vec![("canary".into(), 4)]));
-    wish(&bed, |wish| wish.version = Some(3));
+    desired_state(&bed, |desired_state| desired_state.version = Some(3));
     assert_eq!(bed.active("m"), is(3, "x"));
     assert_eq!(bed.registry.troubles(), [""; 0]);
     // Without a desired version the newest is activated, although it was there all the time.
-    wish(&bed, |wish| wish.version = None);
+    desired_state(&bed, |desired_state| desired_state.version = None);
     assert_eq!(bed.active("m"), is(4, "x"));
     bed.put("m", 5, "x");
     assert_eq!(bed.active("m"), is(5, "x"));
@@ -48,20 +48,21 @@ fn a_starting_server_loads_the_desired_version_only() {
     let bed = Bed::obedient();
     (1..=2).for_each(|version| bed.publish("m", version, "x", 0));
     let store = Store::new(bed.folder.path().join("store"));
-    let wished = store.change_desired("m", &Desired::default(), |wish| wish.version = Some(1)).unwrap();
+    let wished =
+        store.change_desired("m", &Desired::default(), |desired_state| desired_state.version = Some(1)).unwrap();
     bed.registry.refresh();
-    assert_eq!((bed.active("m"), bed.told.tried("m", 2)), (is(1, "x"), 0));
+    assert_eq!((bed.active("m"), bed.reported.tried("m", 2)), (is(1, "x"), 0));
     // If it cannot be loaded, no other version takes its place.
     fs::remove_dir_all(bed.path("m", 1)).unwrap();
-    let other = Registry::new(store.clone(), bed.told.clone(), Options::default());
+    let other = Registry::new(store.clone(), bed.reported.clone(), Options::default());
     other.refresh();
     assert!(other.ready().unwrap_err().to_string().contains("desired version 1 is not in memory yet"));
     assert_eq!(other.troubles(), ["model `m`: version 1 is desired in the store, none answers"]);
-    store.change_desired("m", &wished, |wish| wish.version = Some(2)).unwrap();
+    store.change_desired("m", &wished, |desired_state| desired_state.version = Some(2)).unwrap();
     other.refresh();
     assert_eq!(other.get("m", VersionSelector::Active).unwrap().version(), 2);
     // A registry that does not follow the store activates the newest once.
-    let still = Registry::new(store, bed.told.clone(), Options { follow: false, ..Options::default() });
+    let still = Registry::new(store, bed.reported.clone(), Options { follow: false, ..Options::default() });
     bed.publish("m", 3, "x", 0);
     still.refresh();
     assert_eq!(still.get("m", VersionSelector::Active).unwrap().version(), 3);
@@ -77,9 +78,9 @@ fn a_failed_desired_version_is_retried_and_the_active_one_keeps_serving() {
     });
     bed.publish("m", 1, "x", 0);
     bed.put("m", 2, "x");
-    wish(&bed, |wish| {
-        wish.version = Some(1);
-        wish.labels.insert("old".into(), 1);
+    desired_state(&bed, |desired_state| {
+        desired_state.version = Some(1);
+        desired_state.labels.insert("old".into(), 1);
     });
     assert_eq!((bed.active("m"), bed.registry.troubles().len()), (is(2, "x"), 2));
     is_away.store(false, Ordering::SeqCst);
@@ -94,10 +95,10 @@ fn a_failed_desired_version_is_retried_and_the_active_one_keeps_serving() {
     bed.registry.refresh();
     assert_eq!((bed.active("m"), labels(&bed)), (is(1, "x"), vec![("old".into(), 1)]));
     let troubles = bed.registry.troubles();
-    let told = troubles.iter().all(|trouble| {
+    let reported = troubles.iter().all(|trouble| {
         trouble.contains("model `m`: its desired state cannot be read") && trouble.contains("wish.json")
     });
-    assert!(troubles.len() == 1 && told, "{troubles:?}");
+    assert!(troubles.len() == 1 && reported, "{troubles:?}");
     fs::write(&path, whole).unwrap();
     bed.registry.refresh();
     assert_eq!(bed.registry.troubles(), [""; 0]);
@@ -112,7 +113,7 @@ fn labels_of_the_store_come_and_go_and_those_of_a_server_stay() {
     let set = |pairs: &[(&str, u64)]| {
         let labels: BTreeMap<String, u64> =
             pairs.iter().map(|(label, version)| (label.to_string(), *version)).collect();
-        wish(&bed, |wish| wish.labels = labels);
+        desired_state(&bed, |desired_state| desired_state.labels = labels);
     };
     set(&[("a", 1), ("b", 2)]);
     assert_eq!(labels(&bed), [("a".into(), 1), ("b".into(), 2), ("mine".into(), 1)]);
@@ -132,25 +133,25 @@ fn a_version_is_activated_at_all_servers_of_a_store() {
     let bed = Bed::obedient();
     (1..=3).for_each(|version| bed.put("m", version, "x"));
     let store = Store::new(bed.folder.path().join("store"));
-    let other = Registry::new(store.clone(), bed.told.clone(), Options::default());
+    let other = Registry::new(store.clone(), bed.reported.clone(), Options::default());
     other.refresh();
     assert_eq!(bed.registry.desired("m").unwrap().0.version, None);
     bed.registry.activate_in_store("m", 1).unwrap();
     assert_eq!((bed.active("m"), bed.registry.desired("m").unwrap().0.version), (is(1, "x"), Some(1)));
-    assert_eq!((store.wish("m").unwrap().version, bed.registry.troubles()), (Some(1), vec![]));
+    assert_eq!((store.desired_state("m").unwrap().version, bed.registry.troubles()), (Some(1), vec![]));
     other.refresh();
     assert_eq!(other.get("m", VersionSelector::Active).unwrap().version(), 1);
     // Again, with an activation on this server alone.
-    let revision = store.wish("m").unwrap().revision;
+    let revision = store.desired_state("m").unwrap().revision;
     bed.registry.activate("m", 3).unwrap();
     bed.registry.activate_in_store("m", 1).unwrap();
-    assert_eq!((bed.active("m"), store.wish("m").unwrap().revision), (is(1, "x"), revision));
+    assert_eq!((bed.active("m"), store.desired_state("m").unwrap().revision), (is(1, "x"), revision));
     // A version that cannot be loaded, or does not exist, changes nothing.
     fs::remove_dir_all(bed.path("m", 2)).unwrap();
     assert!(bed.registry.activate_in_store("m", 2).is_err());
-    assert_eq!((bed.active("m"), store.wish("m").unwrap().version), (is(1, "x"), Some(1)));
+    assert_eq!((bed.active("m"), store.desired_state("m").unwrap().version), (is(1, "x"), Some(1)));
     let options = Options { follow: false, ..Options::default() };
-    let alone = Registry::new(store.clone(), bed.told.clone(), options);
+    let alone = Registry::new(store.clone(), bed.reported.clone(), options);
     alone.refresh();
     assert!(alone.activate_in_store("m", 3).unwrap_err().to_string().contains("does not follow"));
     assert!(alone.desired("m").is_none());

@@ -13,7 +13,7 @@ fn bed() -> Bed {
     let options = Options { judged_every: Duration::ZERO, ..Options::default() };
     let bed = Bed::with(|_, _, _| Ok(()), options);
     (1..=3).for_each(|version| bed.publish("m", version, "x", 0));
-    store(&bed).change_desired("m", &Desired::default(), |wish| wish.answer(Some(1))).unwrap();
+    store(&bed).change_desired("m", &Desired::default(), |desired_state| desired_state.answer(Some(1))).unwrap();
     bed.registry.refresh();
     assert_eq!((bed.active("m"), bed.in_memory("m")), (is(1, "x"), vec![1]));
     bed
@@ -56,7 +56,7 @@ fn versions_of_the_traffic_are_loaded_and_dropped() {
         assert!(refused.kind() == Kind::Conflict && refused.to_string().contains(part), "{refused}");
     }
     // A newly started process does the same.
-    let other = Registry::new(store(&bed), bed.told.clone(), Options::default());
+    let other = Registry::new(store(&bed), bed.reported.clone(), Options::default());
     other.refresh();
     assert_eq!(parts(&other), (Some(2), Some(3)));
     // Statistics are retained while nothing changes, and reset with the share, the version or the bytes.
@@ -78,8 +78,12 @@ fn versions_of_the_traffic_are_loaded_and_dropped() {
 fn labels_stand_for_versions() {
     let bed = bed();
     let label = |version| {
-        let wish = store(&bed).wish("m").unwrap();
-        store(&bed).change_desired("m", &wish, |wish| wish.labels.extend([("next".into(), version)])).unwrap();
+        let desired_state = store(&bed).desired_state("m").unwrap();
+        store(&bed)
+            .change_desired("m", &desired_state, |desired_state| {
+                desired_state.labels.extend([("next".into(), version)])
+            })
+            .unwrap();
         bed.registry.refresh();
         bed.registry.refresh();
     };
@@ -88,8 +92,9 @@ fn labels_stand_for_versions() {
     assert_eq!(parts(&bed.registry), (Some(2), None));
     label(3);
     assert_eq!(parts(&bed.registry), (Some(3), None));
-    let wish = store(&bed).wish("m").unwrap();
-    let refused = store(&bed).change_desired("m", &wish, |wish| wish.labels.clear()).unwrap_err();
+    let desired_state = store(&bed).desired_state("m").unwrap();
+    let refused =
+        store(&bed).change_desired("m", &desired_state, |desired_state| desired_state.labels.clear()).unwrap_err();
     assert!(refused.to_string().contains("its canary is label `next`"), "{refused}");
     // Here the label points elsewhere: to the active version.
     bed.registry.label("m", "next", 1).unwrap();
@@ -100,7 +105,7 @@ fn labels_stand_for_versions() {
 fn invalid_traffic_is_rejected_and_changes_nothing() {
     let bed = bed();
     set(&bed, r#"{"canary": {"version": 2, "share": 0.5}}"#);
-    let before = store(&bed).wish("m").unwrap();
+    let before = store(&bed).desired_state("m").unwrap();
     for (text, kind, expected) in [
         (r#"{"canary": {"version": 1, "share": 0.5}}"#, Kind::Conflict, "version 1 is the one that answers"),
         (r#"{"canary": {"version": 9, "share": 0.5}}"#, Kind::NotFound, "there are: 1, 2, 3"),
@@ -117,10 +122,10 @@ fn invalid_traffic_is_rejected_and_changes_nothing() {
     let unknown = bed.registry.set_traffic("n", None, Traffic::default()).unwrap_err();
     assert_eq!(unknown.kind(), Kind::NotFound);
     let options = Options { follow: false, ..Options::default() };
-    let still = Registry::new(store(&bed), bed.told.clone(), options);
+    let still = Registry::new(store(&bed), bed.reported.clone(), options);
     still.refresh();
     assert_eq!(still.set_traffic("m", None, Traffic::default()).unwrap_err().kind(), Kind::Unsupported);
-    assert_eq!((store(&bed).wish("m").unwrap(), parts(&bed.registry)), (before, (Some(2), None)));
+    assert_eq!((store(&bed).desired_state("m").unwrap(), parts(&bed.registry)), (before, (Some(2), None)));
     // Automatic activation of the newest leaves no canary; a shadow is sent no requests.
     let loose = Bed::obedient();
     (1..=2).for_each(|version| loose.put("m", version, "x"));
@@ -132,7 +137,7 @@ fn invalid_traffic_is_rejected_and_changes_nothing() {
 }
 
 #[test]
-fn of_two_operators_one_wins() {
+fn one_of_two_concurrent_operators_wins() {
     let bed = bed();
     let revision = bed.registry.traffic("m").unwrap().revision;
     let share = |share: f64| traffic(&format!("{{\"canary\": {{\"version\": 2, \"share\": {share}}}}}"));
@@ -152,12 +157,13 @@ fn of_two_operators_one_wins() {
 }
 
 #[test]
-fn a_canary_that_is_activated_is_none_any_more() {
+fn activating_a_canary_ends_it() {
     for version in [Some(2), None] {
         let bed = bed();
         set(&bed, r#"{"canary": {"version": 2, "share": 0.5}, "shadow": {"version": 2, "share": 0.5}}"#);
-        let wish = store(&bed).wish("m").unwrap();
-        let now = store(&bed).change_desired("m", &wish, |wish| wish.answer(version)).unwrap();
+        let desired_state = store(&bed).desired_state("m").unwrap();
+        let now =
+            store(&bed).change_desired("m", &desired_state, |desired_state| desired_state.answer(version)).unwrap();
         assert!(now.traffic.canary.is_none() && now.traffic.shadow.is_some());
         bed.registry.refresh();
         assert_eq!((bed.active("m").0, parts(&bed.registry).0), (version.unwrap_or(3), None));
@@ -172,10 +178,10 @@ fn a_canary_that_is_activated_is_none_any_more() {
 }
 
 #[test]
-fn a_canary_that_is_behind_is_rolled_back_everywhere() {
+fn a_worse_canary_is_rolled_back_everywhere() {
     let bed = bed();
     set(&bed, r#"{"canary": {"version": 2, "share": 0.3}}"#);
-    let other = Registry::new(store(&bed), bed.told.clone(), Options::default());
+    let other = Registry::new(store(&bed), bed.reported.clone(), Options::default());
     other.refresh();
     ask(&bed.registry, 1000, false);
     bed.registry.refresh();
@@ -209,7 +215,7 @@ fn setting_of(bed: &Bed, share: f64) -> sterling_rollout::Canary {
 }
 
 #[test]
-fn one_that_is_not_to_be_rolled_back_stays_and_one_that_cannot_be_in_the_store_is_stopped_here() {
+fn a_manual_canary_is_not_rolled_back_and_a_failed_store_write_stops_it_locally() {
     let bed = bed();
     set(&bed, r#"{"canary": {"version": 2, "share": 0.3, "automatic": false}}"#);
     ask(&bed.registry, 1000, true);
@@ -218,23 +224,25 @@ fn one_that_is_not_to_be_rolled_back_stays_and_one_that_cannot_be_in_the_store_i
     set(&bed, r#"{"canary": {"version": 2, "share": 0.3}}"#);
     ask(&bed.registry, 1000, true);
     let path = bed.folder.path().join("store/m/wish.json");
-    let wish = fs::read(&path).unwrap();
+    let desired_state = fs::read(&path).unwrap();
     fs::write(&path, "{").unwrap();
     bed.registry.refresh();
     assert_eq!(bed.registry.unpinned("m").unwrap().canary.unwrap().run.share(), 0.0);
     let troubles = bed.registry.troubles();
     assert!(troubles.iter().any(|trouble| trouble.contains("was rolled back")), "{troubles:?}");
     assert!(bed.registry.traffic("m").unwrap().setting.canary.unwrap().stopped.is_none());
-    fs::write(&path, wish).unwrap();
+    fs::write(&path, desired_state).unwrap();
     bed.registry.refresh();
-    assert_eq!(store(&bed).wish("m").unwrap().traffic.canary.unwrap().share, 0.0);
+    assert_eq!(store(&bed).desired_state("m").unwrap().traffic.canary.unwrap().share, 0.0);
     // Another writer has removed the share meanwhile, which stays so.
     set(&bed, r#"{"canary": {"version": 2, "share": 0.4}}"#);
     ask(&bed.registry, 1000, true);
-    let wish = store(&bed).wish("m").unwrap();
-    store(&bed).change_desired("m", &wish, |wish| wish.traffic = Traffic::default()).unwrap();
+    let desired_state = store(&bed).desired_state("m").unwrap();
+    store(&bed)
+        .change_desired("m", &desired_state, |desired_state| desired_state.traffic = Traffic::default())
+        .unwrap();
     bed.registry.refresh();
-    assert!(store(&bed).wish("m").unwrap().traffic.is_empty() && parts(&bed.registry) == (None, None));
+    assert!(store(&bed).desired_state("m").unwrap().traffic.is_empty() && parts(&bed.registry) == (None, None));
 }
 
 #[test]
@@ -261,7 +269,7 @@ fn an_ended_canary_stays_ended_while_the_store_is_stale() {
     assert_eq!(bed.registry.troubles(), [""; 0]);
     // The server's own write counts, although the file was deleted and restarts at the first revision.
     fs::remove_file(&path).unwrap();
-    store(&bed).change_desired("m", &Desired::default(), |wish| wish.answer(Some(1))).unwrap();
+    store(&bed).change_desired("m", &Desired::default(), |desired_state| desired_state.answer(Some(1))).unwrap();
     set(&bed, r#"{"canary": {"version": 2, "share": 0.5}}"#);
     assert_eq!((parts(&bed.registry), bed.registry.troubles()), ((Some(2), None), Vec::new()));
 }

@@ -4,13 +4,13 @@ use super::*;
 use sterling_snapshot::Desired;
 
 #[test]
-fn a_store_that_is_away_takes_nothing_away() {
+fn an_unreachable_store_removes_no_version() {
     let bed = Bed::with(|_, _, _| Ok(()), Options { only: Some("m".into()), ..Options::default() });
     (1..=2).for_each(|version| bed.put("m", version, "x"));
     let store = Store::new(bed.folder.path().join("store"));
-    let wished = |wish: &mut Desired| {
-        wish.version = Some(2);
-        wish.labels.insert("old".into(), 1);
+    let wished = |desired_state: &mut Desired| {
+        desired_state.version = Some(2);
+        desired_state.labels.insert("old".into(), 1);
     };
     store.change_desired("m", &Desired::default(), wished).unwrap();
     bed.registry.refresh();
@@ -24,8 +24,8 @@ fn a_store_that_is_away_takes_nothing_away() {
     bed.registry.refresh();
     assert_eq!((bed.active("m"), labels(&bed)), before);
     let troubles = bed.registry.troubles();
-    assert!(troubles.iter().any(|told| told.contains("version 2 is served from memory")), "{troubles:?}");
-    assert!(troubles.iter().any(|told| told.contains("expected revision 1 or a later one")), "{troubles:?}");
+    assert!(troubles.iter().any(|reported| reported.contains("version 2 is served from memory")), "{troubles:?}");
+    assert!(troubles.iter().any(|reported| reported.contains("expected revision 1 or a later one")), "{troubles:?}");
     fs::remove_dir(&store).unwrap();
     fs::rename(&away, &store).unwrap();
     bed.registry.refresh();
@@ -38,18 +38,18 @@ fn rejected_versions_that_should_serve_are_reported() {
     let bed = Bed::new(|_, version, _| if version == 2 { Err(Error::corrupt("no")) } else { Ok(()) });
     bed.put("m", 1, "x");
     bed.put("m", 2, "x");
-    let told =
+    let reported =
         "model `m`: version 2 was rejected (corrupt), version 1 answers: `GET /v1/models/m/versions` has the reason";
-    assert_eq!((bed.active("m"), bed.registry.troubles()), (is(1, "x"), vec![told.to_owned()]));
+    assert_eq!((bed.active("m"), bed.registry.troubles()), (is(1, "x"), vec![reported.to_owned()]));
     // While a later version is active it would not serve anyway.
     bed.put("m", 3, "x");
     assert_eq!((bed.active("m"), bed.registry.troubles()), (is(3, "x"), vec![]));
     // The folder of an active version was damaged.
     fs::remove_file(bed.path("m", 3).join("text")).unwrap();
     bed.registry.refresh();
-    let told = "model `m`: version 3 is served from memory, its files in the store were rejected (corrupt): \
+    let reported = "model `m`: version 3 is served from memory, its files in the store were rejected (corrupt): \
                 `GET /v1/models/m/versions` has the reason";
-    assert_eq!((bed.active("m"), bed.registry.troubles()), (is(3, "x"), vec![told.to_owned()]));
+    assert_eq!((bed.active("m"), bed.registry.troubles()), (is(3, "x"), vec![reported.to_owned()]));
 }
 
 #[test]

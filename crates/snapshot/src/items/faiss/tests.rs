@@ -205,7 +205,7 @@ fn contradictory_fields_are_rejected() {
 }
 
 #[test]
-fn a_file_cut_anywhere_is_corrupt() {
+fn files_truncated_at_any_byte_are_corrupt() {
     let golden = include_bytes!("../../../../../tests/golden/faiss/sparse_direct.index");
     for whole in [&bytes(&fields())[..], golden] {
         assert!(opened(whole).is_ok());

@@ -19,7 +19,7 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
 }
 
 pub(super) fn product(a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
-    let wrong = || Stop::Invalid(format!("a product of shapes {:?} and {:?}", a.shape, b.shape));
+    let invalid = || Stop::Invalid(format!("a product of shapes {:?} and {:?}", a.shape, b.shape));
     // A vector is a matrix with one row, or one column.
     let (mut left, mut right) = (a.shape.clone(), b.shape.clone());
     if left.len() == 1 {
@@ -28,12 +28,14 @@ pub(super) fn product(a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Resu
     if right.len() == 1 {
         right.push(1);
     }
-    let (Some((&k, ahead)), Some((&n, behind))) = (left.split_last(), right.split_last()) else { return Err(wrong()) };
+    let (Some((&k, ahead)), Some((&n, behind))) = (left.split_last(), right.split_last()) else {
+        return Err(invalid());
+    };
     let (Some((&m, ahead)), Some((&depth, behind))) = (ahead.split_last(), behind.split_last()) else {
-        return Err(wrong());
+        return Err(invalid());
     };
     if depth != k {
-        return Err(wrong());
+        return Err(invalid());
     }
     let batch = broadcast(ahead, behind)?;
     let count: usize = batch.iter().product();

@@ -128,11 +128,11 @@ fn layer(call: &Call<'_>, gates: usize, arithmetic: &mut Arithmetic) -> Result<V
     };
     let is_batch_first = call.is_set("layout", false);
     let (x, w, r) = (call.input(0)?, call.input(1)?, call.input(2)?);
-    let wrong = || Stop::Invalid(format!("a sequence {:?}, weights {:?} and {:?}", x.shape, w.shape, r.shape));
+    let invalid = || Stop::Invalid(format!("a sequence {:?}, weights {:?} and {:?}", x.shape, w.shape, r.shape));
     let (&[first, second, depth], &[directions, rows, of_input], &[_, _, hidden]) =
         (&x.shape[..], &w.shape[..], &r.shape[..])
     else {
-        return Err(wrong());
+        return Err(invalid());
     };
     let (steps, batch) = if is_batch_first { (second, first) } else { (first, second) };
     if directions != reverse.len()
@@ -141,19 +141,19 @@ fn layer(call: &Call<'_>, gates: usize, arithmetic: &mut Arithmetic) -> Result<V
         || r.shape != [directions, rows, hidden]
         || call.optional(3).is_some_and(|bias| bias.shape != [directions, 2 * rows])
     {
-        return Err(wrong());
+        return Err(invalid());
     }
     let work = directions.saturating_mul(steps).saturating_mul(batch).saturating_mul(rows);
     arithmetic.spend(work.saturating_mul(depth + hidden + GATE_WORK))?;
     let of_states = if is_batch_first { vec![batch, directions, hidden] } else { vec![directions, batch, hidden] };
     for state in [call.optional(5), call.optional(6)].into_iter().flatten() {
         if state.shape != of_states {
-            return Err(wrong());
+            return Err(invalid());
         }
     }
     let lengths = call.optional(4).map(|lengths| lengths.as_reals());
     if lengths.as_ref().is_some_and(|lengths| lengths.len() != batch) {
-        return Err(wrong());
+        return Err(invalid());
     }
     let at_state = |direction: usize, row: usize| match is_batch_first {
         true => (row * directions + direction) * hidden,

@@ -10,7 +10,7 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
     let made = match operator {
         "ReduceSum" | "ReduceMean" | "ReduceMax" | "ReduceMin" | "ReduceL1" | "ReduceL2" | "ReduceSumSquare"
         | "ReduceLogSumExp" | "ReduceLogSum" | "ReduceProd" => reduced(call, arithmetic)?,
-        "ArgMax" | "ArgMin" => place_of_extreme(call, arithmetic)?,
+        "ArgMax" | "ArgMin" => index_of_extreme(call, arithmetic)?,
         "Softmax" | "LogSoftmax" => softmax(call, arithmetic)?,
         "LayerNormalization" | "RMSNormalization" | "SimplifiedLayerNormalization" => normalised(call, arithmetic)?,
         "Hardmax" => hard_max(call, arithmetic)?,
@@ -126,7 +126,7 @@ fn reduced(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> 
     Ok(Array::whole(a.element, shape, made))
 }
 
-fn place_of_extreme(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
+fn index_of_extreme(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     let a = call.input(0)?;
     let axis = place(call.int("axis", 0), a.shape.len())?;
     let is_last = call.is_set("select_last_index", false);

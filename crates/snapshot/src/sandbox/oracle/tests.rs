@@ -139,7 +139,7 @@ fn ties_signs_and_axes_are_those_of_the_reference() {
 }
 
 #[test]
-fn what_is_not_known_or_too_large_is_told() {
+fn unknown_operators_and_oversized_work_are_reported() {
     let unknown = Builder::of(node("Frobnicate", &["in0"], "out")).bytes(18);
     let run = |bytes: &[u8], limit: u64| {
         let inputs = [("in0".to_owned(), f32s(&[4, 4], &[1.0; 16]))];

@@ -19,7 +19,7 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
     Ok(Some(vec![made]))
 }
 
-fn wrong(a: &Array) -> Stop {
+fn invalid(a: &Array) -> Stop {
     Stop::Invalid(format!("shape {:?}, expected a batch, channels and further axes", a.shape))
 }
 
@@ -134,7 +134,7 @@ fn pool(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     let own = call.ints("kernel_shape").unwrap_or_default();
     let own: Vec<usize> = own.iter().map(|&n| usize::try_from(n).unwrap_or(0)).collect();
     if a.shape.len() < 3 || own.len() != a.shape.len() - 2 {
-        return Err(wrong(a));
+        return Err(invalid(a));
     }
     let kernel = Kernel::read(call, &a.shape[2..], own)?;
     let (is_max, counts_padding) = (call.operator() == "MaxPool", call.is_set("count_include_pad", false));
@@ -164,7 +164,7 @@ fn pool(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
 fn pool_of_all(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     let a = call.input(0)?;
     if a.shape.len() < 3 {
-        return Err(wrong(a));
+        return Err(invalid(a));
     }
     arithmetic.spend(a.count() * 4)?;
     let size = a.shape[2..].iter().product::<usize>().max(1);
@@ -178,7 +178,7 @@ fn pool_of_all(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, St
 fn normalised(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     let (a, scale, bias) = (call.input(0)?, call.input(1)?, call.input(2)?);
     if a.shape.len() < 3 {
-        return Err(wrong(a));
+        return Err(invalid(a));
     }
     let channels = a.shape[1];
     let groups = match call.operator() {

@@ -49,8 +49,8 @@ fn a_missing_folder_is_reported_until_it_returns() {
     assert_eq!(store.trouble(), None);
     fs::rename(&here, &gone).unwrap();
     store.renew().unwrap();
-    let told = store.trouble().unwrap();
-    assert!(told.contains("cannot be read") && !told.contains(root.path().to_str().unwrap()), "{told}");
+    let reported = store.trouble().unwrap();
+    assert!(reported.contains("cannot be read") && !reported.contains(root.path().to_str().unwrap()), "{reported}");
     fs::write(&here, "a file in its place").unwrap();
     store.renew().unwrap();
     assert!(store.trouble().unwrap().contains("not a directory"));
@@ -97,15 +97,15 @@ fn publication_is_whole_or_absent_and_counts_up() {
 fn the_desired_state_changes_by_compare_and_swap() {
     let root = tempfile::tempdir().unwrap();
     let store = Store::new(root.path());
-    wishes(&store);
+    desired_state_round_trips(&store);
     for text in ["", "{}", "[]", "{\"format\": 1}", "{\"format\": 2, \"revision\": 1, \"nonce\": \"\"}"] {
         fs::write(root.path().join("m").join(DESIRED_FILE), text).unwrap();
-        assert!(store.wish("m").unwrap_err().to_string().contains("wish.json"), "{text}");
+        assert!(store.desired_state("m").unwrap_err().to_string().contains("wish.json"), "{text}");
     }
     let many: Vec<String> = (0..300).map(|n| format!("\"l{n}\": 1")).collect();
     let text = format!("{{\"format\": 1, \"revision\": 1, \"nonce\": \"\", \"labels\": {{{}}}}}", many.join(","));
     fs::write(root.path().join("m").join(DESIRED_FILE), text).unwrap();
-    assert!(store.wish("m").unwrap_err().to_string().contains("300 labels"));
+    assert!(store.desired_state("m").unwrap_err().to_string().contains("300 labels"));
 }
 
 #[test]
@@ -121,8 +121,8 @@ fn a_folder_that_cannot_be_made_durable_is_removed() {
         fs::write(&from, "a file in its place")?;
         Err(std::io::Error::other("no sync"))
     };
-    let told = place(&from, &to, blocked).unwrap_err().to_string();
-    assert!(told.starts_with("no sync; it is published, but may be lost in a power failure"), "{told}");
+    let reported = place(&from, &to, blocked).unwrap_err().to_string();
+    assert!(reported.starts_with("no sync; it is published, but may be lost in a power failure"), "{reported}");
     fs::remove_file(&from).unwrap();
     fs::rename(&to, &from).unwrap();
     place(&from, &to, || Ok(())).unwrap();
@@ -130,7 +130,7 @@ fn a_folder_that_cannot_be_made_durable_is_removed() {
 }
 
 #[test]
-fn a_publication_that_is_unwound_leaves_neither_files_nor_a_gap() {
+fn an_aborted_publication_leaves_neither_files_nor_a_gap() {
     let root = tempfile::tempdir().unwrap();
     let store = Store::new(root.path());
     store.publish("m", |folder, _| whole(folder)).unwrap();

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 use sterling_core::error::{Error, Result};
-use sterling_storage::objects::{Objects, Over, Tag};
+use sterling_storage::objects::{Objects, Tag, WriteCondition};
 
 type Kept = BTreeMap<String, (Vec<u8>, Tag)>;
 
@@ -187,18 +187,18 @@ impl Objects for Memory {
         }
     }
 
-    fn put(&self, key: &str, bytes: Vec<u8>, over: &Over) -> Result<Tag> {
+    fn put(&self, key: &str, bytes: Vec<u8>, over: &WriteCondition) -> Result<Tag> {
         self.may_write()?;
         let fault = self.met()?;
-        if fault == Some(CallFault::Conflict) && *over != Over::Anything {
+        if fault == Some(CallFault::Conflict) && *over != WriteCondition::Anything {
             return Err(Error::conflict(format!("{key}: another object exists there")));
         }
         let mut kept = self.kept.lock().unwrap();
         let stands = kept.get(key).map(|(_, tag)| tag.e_tag.clone());
         let may = match over {
-            Over::Anything => true,
-            Over::Nothing => stands.is_none(),
-            Over::This(tag) => stands == Some(tag.e_tag.clone()),
+            WriteCondition::Anything => true,
+            WriteCondition::Nothing => stands.is_none(),
+            WriteCondition::This(tag) => stands == Some(tag.e_tag.clone()),
         };
         if !may && !self.ignores_conditions.load(SeqCst) {
             return Err(Error::conflict(format!("{key}: another object exists there")));
@@ -210,7 +210,7 @@ impl Objects for Memory {
             modified_ms: self.clock_ms.load(SeqCst) as i64,
         };
         kept.insert(key.into(), (bytes, tag.clone()));
-        if *over != Over::Anything && self.loses_answer.swap(false, SeqCst) {
+        if *over != WriteCondition::Anything && self.loses_answer.swap(false, SeqCst) {
             // Error that a retry of the request receives.
             return Err(Error::conflict(format!("{key}: another object exists there")));
         }
@@ -218,7 +218,7 @@ impl Objects for Memory {
     }
 
     fn upload(&self, key: &str, file: &Path) -> Result<()> {
-        self.put(key, std::fs::read(file).unwrap(), &Over::Anything).map(drop)
+        self.put(key, std::fs::read(file).unwrap(), &WriteCondition::Anything).map(drop)
     }
 
     fn remove(&self, key: &str) -> Result<()> {

@@ -7,7 +7,7 @@ use super::super::lease::{LEASE, LEASE_MS};
 use super::memory::{CallFault, Fault, Memory};
 use super::*;
 use sterling_core::error::Kind;
-use sterling_storage::objects::{Objects as _, Over, Proof, prove};
+use sterling_storage::objects::{Objects as _, Proof, WriteCondition, prove};
 
 /// A store in a bucket, with cache folders of several machines.
 struct Bench {
@@ -35,7 +35,7 @@ impl Bench {
     }
 }
 
-fn data(held: &Held) -> Vec<u8> {
+fn data(held: &PinnedVersion) -> Vec<u8> {
     fs::read(held.folder().join("data.bin")).unwrap()
 }
 
@@ -48,20 +48,20 @@ fn published_versions_are_fetched_completely() {
     assert_eq!((there.models().unwrap(), there.versions("m").unwrap()), (vec!["m".to_owned()], vec![1, 2, 3]));
     let outline = there.outline("m", 3).unwrap();
     assert!(outline.join(MANIFEST).exists() && outline.join(MODEL_FILE).exists() && !outline.join("data.bin").exists());
-    let held = there.bring("m", 3).unwrap();
+    let held = there.ensure_local("m", 3).unwrap();
     assert_eq!((held.folder(), data(&held)), (&*there.folder("m", 3), vec![3; 100_000]));
     Manifest::read(held.folder()).unwrap().verify(held.folder()).unwrap();
     // The other file was hard-linked from the version that was published here.
     let read = bench.memory.bytes_read.load(SeqCst);
     assert!(read < 100_100, "{read} bytes were read");
-    there.bring("m", 3).unwrap();
+    there.ensure_local("m", 3).unwrap();
     assert_eq!(bench.memory.bytes_read.load(SeqCst), read, "cached files are not read again");
     let keys = bench.memory.keys();
     assert!(keys.iter().all(|key| !key.contains(LEASE) && !key.contains(".probe")), "{keys:?}");
     here.remove("m", 2).unwrap();
     there.renew().unwrap();
     assert_eq!(there.versions("m").unwrap(), [1, 3]);
-    assert_eq!(there.bring("m", 2).unwrap_err().kind(), Kind::NotFound);
+    assert_eq!(there.ensure_local("m", 2).unwrap_err().kind(), Kind::NotFound);
     assert_eq!(put(&here, 4).unwrap(), 4);
 }
 
@@ -86,7 +86,7 @@ fn publishers_at_once_get_a_number_each_and_a_number_is_given_once() {
 }
 
 #[test]
-fn a_publication_that_ends_anywhere_is_no_version_and_is_cleaned() {
+fn interrupted_publications_are_no_versions_and_are_removed() {
     let bench = Bench::new();
     put(&bench.store("a"), 1).unwrap();
     let mut whole = vec![1];
@@ -106,7 +106,7 @@ fn a_publication_that_ends_anywhere_is_no_version_and_is_cleaned() {
         }
         whole = now;
         for version in &whole {
-            reader.bring("m", *version).unwrap();
+            reader.ensure_local("m", *version).unwrap();
         }
     }
     // Their objects are kept as long as they may be active.
@@ -148,7 +148,7 @@ fn a_merged_version_is_superseded_by_a_published_one() {
 }
 
 #[test]
-fn a_fetch_goes_on_where_it_broke_off() {
+fn interrupted_fetches_resume() {
     let bench = Bench::new();
     put(&bench.store("here"), 1).unwrap();
     let key = "m/1/data.bin".to_owned();
@@ -158,20 +158,20 @@ fn a_fetch_goes_on_where_it_broke_off() {
         bench.memory.faults.lock().unwrap().push((key.clone(), Fault::Cut(cut)));
         if cut == 0 {
             // No data arrived: the caller retries later.
-            assert_eq!(store.bring("m", 1).unwrap_err().kind(), Kind::Unavailable);
+            assert_eq!(store.ensure_local("m", 1).unwrap_err().kind(), Kind::Unavailable);
         }
-        assert_eq!(data(&store.bring("m", 1).unwrap()), vec![1; 100_000]);
+        assert_eq!(data(&store.ensure_local("m", 1).unwrap()), vec![1; 100_000]);
         let read = bench.memory.bytes_read.load(SeqCst) - before;
         assert_eq!(read, 150_010, "each byte once");
     }
     // The next process resumes a fetch that was interrupted together with its process.
     let store = bench.store("killed");
     bench.memory.faults.lock().unwrap().extend([(key.clone(), Fault::Cut(40_000)), (key.clone(), Fault::Cut(0))]);
-    assert_eq!(store.bring("m", 1).unwrap_err().kind(), Kind::Unavailable);
+    assert_eq!(store.ensure_local("m", 1).unwrap_err().kind(), Kind::Unavailable);
     assert!(!store.folder("m", 1).exists());
     drop(store);
     let before = bench.memory.bytes_read.load(SeqCst);
-    bench.store("killed").bring("m", 1).unwrap();
+    bench.store("killed").ensure_local("m", 1).unwrap();
     assert_eq!(bench.memory.bytes_read.load(SeqCst) - before, 110_000);
 }
 
@@ -181,7 +181,7 @@ fn differing_objects_are_rejected_by_name() {
     put(&bench.store("here"), 1).unwrap();
     let refused = |machine: &str| {
         let store = bench.store(machine);
-        let error = store.bring("m", 1).unwrap_err();
+        let error = store.ensure_local("m", 1).unwrap_err();
         assert_eq!(error.kind(), Kind::Corrupt, "{error}");
         assert!(!store.folder("m", 1).exists());
         error.to_string()
@@ -197,20 +197,20 @@ fn differing_objects_are_rejected_by_name() {
     let whole = bench.memory.get("m/1/data.bin").unwrap().0;
     bench.memory.remove("m/1/data.bin").unwrap();
     assert!(refused("missing").contains("file `data.bin` is missing"));
-    bench.memory.put("m/1/data.bin", whole, &Over::Anything).unwrap();
+    bench.memory.put("m/1/data.bin", whole, &WriteCondition::Anything).unwrap();
     // A bit flips once, in the rest of an interrupted fetch.
     let store = bench.store("on its way");
     let key = || "m/1/data.bin".to_owned();
     bench.memory.faults.lock().unwrap().extend([(key(), Fault::Cut(40_000)), (key(), Fault::Flip(50_000))]);
-    store.bring("m", 1).unwrap();
+    store.ensure_local("m", 1).unwrap();
     assert!(bench.memory.faults.lock().unwrap().is_empty());
     // A manifest that was replaced after the listing belongs to another version.
     let store = bench.store("replaced");
     let manifest = bench.memory.get("m/1/manifest.json").unwrap().0;
-    bench.memory.put("m/1/manifest.json", manifest, &Over::Anything).unwrap();
-    assert_eq!(store.bring("m", 1).unwrap_err().kind(), Kind::NotReady);
+    bench.memory.put("m/1/manifest.json", manifest, &WriteCondition::Anything).unwrap();
+    assert_eq!(store.ensure_local("m", 1).unwrap_err().kind(), Kind::NotReady);
     store.renew().unwrap();
-    store.bring("m", 1).unwrap();
+    store.ensure_local("m", 1).unwrap();
 }
 
 #[test]
@@ -218,15 +218,15 @@ fn damaged_copies_are_fetched_again() {
     let bench = Bench::new();
     put(&bench.store("here"), 1).unwrap();
     let store = bench.store("there");
-    let held = store.bring("m", 1).unwrap();
+    let held = store.ensure_local("m", 1).unwrap();
     fs::write(held.folder().join("data.bin"), [0; 100_000]).unwrap();
     assert!(store.discard("m", 1).unwrap());
-    assert_eq!(data(&store.bring("m", 1).unwrap()), vec![1; 100_000]);
+    assert_eq!(data(&store.ensure_local("m", 1).unwrap()), vec![1; 100_000]);
     assert!(!Store::new(bench.caches.path()).discard("m", 1).unwrap());
 }
 
 #[test]
-fn lists_that_lag_show_an_older_store_and_no_other_one() {
+fn stale_listings_show_an_older_state_of_the_store() {
     let bench = Bench::new();
     let (here, there) = (bench.store("here"), bench.store("there"));
     put(&here, 1).unwrap();
@@ -237,7 +237,7 @@ fn lists_that_lag_show_an_older_store_and_no_other_one() {
     assert!(put(&here, 2).is_err(), "the uploaded objects are not visible");
     there.renew().unwrap();
     assert_eq!(there.versions("m").unwrap(), [1]);
-    there.bring("m", 1).unwrap();
+    there.ensure_local("m", 1).unwrap();
     *bench.memory.listed.lock().unwrap() = None;
     assert_eq!(put(&here, 2).unwrap(), 3);
     there.renew().unwrap();
@@ -249,21 +249,22 @@ fn a_bucket_that_is_down_changes_nothing_and_comes_back() {
     let bench = Bench::new();
     let store = bench.store("a");
     put(&store, 1).unwrap();
-    let wish = store.change_desired("m", &Desired::default(), |wish| wish.version = Some(1)).unwrap();
+    let desired_state =
+        store.change_desired("m", &Desired::default(), |desired_state| desired_state.version = Some(1)).unwrap();
     store.renew().unwrap();
-    assert_eq!(store.seen_desired("m").unwrap(), wish);
+    assert_eq!(store.seen_desired("m").unwrap(), desired_state);
     bench.memory.is_down.store(true, SeqCst);
     assert_eq!(store.renew().unwrap_err().kind(), Kind::Unavailable);
     assert!(store.trouble().unwrap().contains("the bucket is down"));
     let stamp = store.stamp("m", 1);
     assert_eq!((store.versions("m").unwrap(), stamp.is_some()), (vec![1], true));
-    store.bring("m", 1).unwrap();
+    store.ensure_local("m", 1).unwrap();
     // A newly started process has the cached versions and the desired state.
     let other = bench.seen_from("a", 64);
     assert!(other.renew().is_err());
     assert_eq!((other.models().unwrap(), other.versions("m").unwrap()), (vec!["m".to_owned()], vec![1]));
-    assert_eq!((other.stamp("m", 1), other.seen_desired("m").unwrap()), (stamp, wish));
-    assert_eq!(data(&other.bring("m", 1).unwrap()), vec![1; 100_000]);
+    assert_eq!((other.stamp("m", 1), other.seen_desired("m").unwrap()), (stamp, desired_state));
+    assert_eq!(data(&other.ensure_local("m", 1).unwrap()), vec![1; 100_000]);
     assert!(!other.discard("m", 1).unwrap(), "no copy could be fetched again");
     bench.memory.is_down.store(false, SeqCst);
     std::thread::sleep(std::time::Duration::from_millis(1100));
@@ -289,14 +290,14 @@ fn unused_versions_are_evicted_and_used_ones_are_not() {
     let store = bench.seen_from("small", 8);
     store.renew().unwrap();
     let there = |store: &Store| (1..=9).filter(|version| store.folder("m", *version).exists()).collect::<Vec<_>>();
-    let first = store.bring("m", 1).unwrap();
+    let first = store.ensure_local("m", 1).unwrap();
     for version in 2..=6 {
-        store.bring("m", version).unwrap();
+        store.ensure_local("m", version).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     assert_eq!(there(&store), [1, 4, 5, 6]);
-    let held: Vec<Held> = [4, 5, 6].map(|version| store.bring("m", version).unwrap()).into();
-    let full = store.bring("m", 7).unwrap_err();
+    let held: Vec<PinnedVersion> = [4, 5, 6].map(|version| store.ensure_local("m", version).unwrap()).into();
+    let full = store.ensure_local("m", 7).unwrap_err();
     assert_eq!(full.kind(), Kind::NoSpace);
     assert!(full.to_string().contains("a version needs 2 MB, 8 are there for all"), "{full}");
     drop(first);
@@ -304,7 +305,7 @@ fn unused_versions_are_evicted_and_used_ones_are_not() {
     bench.seen_from("small", 8).renew().unwrap();
     let store = bench.seen_from("small", 8);
     store.renew().unwrap();
-    store.bring("m", 7).unwrap();
+    store.ensure_local("m", 7).unwrap();
     assert_eq!(there(&store), [4, 5, 6, 7]);
     assert!(held.iter().all(|held| held.folder().join("data.bin").exists()));
 }
@@ -336,12 +337,12 @@ fn buckets_that_ignore_conditions_are_rejected() {
 fn the_desired_state_changes_by_compare_and_swap() {
     let bench = Bench::new();
     let store = bench.store("a");
-    wishes(&store);
+    desired_state_round_trips(&store);
     // A lost answer is not mistaken for a concurrent change.
-    let before = store.wish("m").unwrap();
+    let before = store.desired_state("m").unwrap();
     bench.memory.loses_answer.store(true, SeqCst);
-    let now = store.change_desired("m", &before, |wish| wish.version = None).unwrap();
-    assert_eq!(store.wish("m").unwrap(), now);
+    let now = store.change_desired("m", &before, |desired_state| desired_state.version = None).unwrap();
+    assert_eq!(store.desired_state("m").unwrap(), now);
 }
 
 #[test]
@@ -363,12 +364,12 @@ fn shards_are_fetched_one_by_one() {
     })
     .unwrap();
     let store = bench.store("there");
-    assert_eq!((store.versions("m").unwrap(), store.cut_versions("m").unwrap()), (vec![], vec![1]));
+    assert_eq!((store.versions("m").unwrap(), store.sharded_versions("m").unwrap()), (vec![], vec![1]));
     let (shards, manifests) = store.shards("m", 1).unwrap();
     assert!(shards.check(&manifests[1]).is_ok());
     let second = store.clone().of_shard(1);
     assert_eq!(second.versions("m").unwrap(), [1]);
-    let held = second.bring("m", 1).unwrap();
+    let held = second.ensure_local("m", 1).unwrap();
     assert_eq!((data(&held)[0], held.folder()), (1, &*second.folder("m", 1)));
     assert!(held.folder().parent().unwrap().join(SHARDS_FILE).exists());
     assert!(!shard_folder(held.folder().parent().unwrap(), 0).exists());
@@ -385,7 +386,7 @@ fn every_new_object_changes_the_listing_of_a_version() {
     let (manifest, others): (Vec<_>, Vec<_>) = whole.iter().partition(|(key, _)| key.ends_with(MANIFEST));
     for (key, object) in manifest.into_iter().chain(others) {
         if let Some(stamp) = store.stamp("m", 1) {
-            assert_eq!(store.bring("m", 1).unwrap_err().kind(), Kind::Corrupt, "before {key}");
+            assert_eq!(store.ensure_local("m", 1).unwrap_err().kind(), Kind::Corrupt, "before {key}");
             if !key.ends_with(".given") {
                 assert!(!stamps.contains(&stamp), "before {key}");
                 stamps.push(stamp);
@@ -395,13 +396,13 @@ fn every_new_object_changes_the_listing_of_a_version() {
         store.renew().unwrap();
     }
     assert_eq!(stamps.len(), 3);
-    assert_eq!(data(&store.bring("m", 1).unwrap()), vec![1; 100_000]);
+    assert_eq!(data(&store.ensure_local("m", 1).unwrap()), vec![1; 100_000]);
     // Each file was transferred once, despite the retries.
     assert_eq!(bench.memory.bytes_read.load(SeqCst), 150_010);
     // Objects of publications and objects outside of versions do not change the fingerprint.
     let stamp = store.stamp("m", 1);
     for key in ["m/1/.publishing", "m/1/.x/y/.z", "m/wish.json", "m/x/1", "1", "m/1x/a"] {
-        bench.memory.put(key, vec![1], &Over::Anything).unwrap();
+        bench.memory.put(key, vec![1], &WriteCondition::Anything).unwrap();
     }
     store.renew().unwrap();
     assert_eq!(store.stamp("m", 1), stamp);
@@ -414,12 +415,12 @@ fn every_new_object_changes_the_listing_of_a_version() {
 fn one_listing_never_removes_files_of_another_publication() {
     let bench = Bench::new();
     put(&bench.store("a"), 1).unwrap();
-    bench.memory.put("m/1/.publishing", Vec::new(), &Over::Anything).unwrap();
+    bench.memory.put("m/1/.publishing", Vec::new(), &WriteCondition::Anything).unwrap();
     bench.memory.clock_ms.fetch_add(LEASE_MS as u64 + 1, SeqCst);
     // A listing that lacks the manifest of a version with an expired lease.
-    let mut wrong = bench.memory.kept.lock().unwrap().clone();
-    wrong.remove("m/1/manifest.json");
-    *bench.memory.listed.lock().unwrap() = Some(wrong);
+    let mut invalid = bench.memory.kept.lock().unwrap().clone();
+    invalid.remove("m/1/manifest.json");
+    *bench.memory.listed.lock().unwrap() = Some(invalid);
     let _ = put(&bench.store("b"), 2);
     *bench.memory.listed.lock().unwrap() = None;
     assert!(bench.store("c").versions("m").unwrap().contains(&1), "{:?}", bench.memory.keys());
@@ -454,24 +455,24 @@ fn table(fault: CallFault) -> usize {
         let context = || format!("{fault:?} at {at}: {said:?}, {versions:?}, {:?}", bench.memory.keys());
         assert!(versions.contains(&1), "{}", context());
         for version in &versions {
-            let held = store.bring("m", *version).unwrap();
+            let held = store.ensure_local("m", *version).unwrap();
             assert_eq!(data(&held), vec![if *version == 1 { 1 } else { 2 }; 100_000], "{}", context());
         }
         // Actions that returned success have taken effect.
         if let Ok(version) = &said[0] {
             assert!(versions.contains(version), "{}", context());
         }
-        let wish = store.wish("m").unwrap();
+        let desired_state = store.desired_state("m").unwrap();
         if said[1].is_ok() {
-            assert_eq!((wish.version, wish.labels.get("old")), (Some(1), Some(&1)), "{}", context());
+            assert_eq!((desired_state.version, desired_state.labels.get("old")), (Some(1), Some(&1)), "{}", context());
         }
         // No manual repair is needed.
         let next = put(&bench.store("next"), 2).unwrap();
         assert!(versions.iter().all(|version| next > *version), "{}", context());
         let server = bench.store("server");
         assert_eq!(server.versions("m").unwrap().last(), Some(&next), "{}", context());
-        server.bring("m", next).unwrap();
-        assert_eq!(server.seen_desired("m").unwrap(), wish, "{}", context());
+        server.ensure_local("m", next).unwrap();
+        assert_eq!(server.seen_desired("m").unwrap(), desired_state, "{}", context());
         if !is_met {
             return at;
         }
@@ -482,15 +483,15 @@ fn table(fault: CallFault) -> usize {
 /// Publishes a version, activates the first one and labels it, and fetches both on another machine.
 fn script(publisher: &Store, server: &Store) -> Vec<Result<u64>> {
     let published = publisher.renew().and_then(|()| put(publisher, 2));
-    let wished = publisher.wish("m").and_then(|before| {
-        publisher.change_desired("m", &before, |wish| {
-            wish.version = Some(1);
-            wish.labels.insert("old".into(), 1);
+    let wished = publisher.desired_state("m").and_then(|before| {
+        publisher.change_desired("m", &before, |desired_state| {
+            desired_state.version = Some(1);
+            desired_state.labels.insert("old".into(), 1);
         })
     });
     let fetched = server.renew().and_then(|()| {
         let _ = server.seen_desired("m");
-        server.bring("m", server.versions("m")?.last().copied().unwrap_or(1))
+        server.ensure_local("m", server.versions("m")?.last().copied().unwrap_or(1))
     });
-    vec![published, wished.map(|wish| wish.revision), fetched.map(|_| 0)]
+    vec![published, wished.map(|desired_state| desired_state.revision), fetched.map(|_| 0)]
 }

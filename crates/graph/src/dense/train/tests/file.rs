@@ -5,11 +5,14 @@ use rten_onnx::onnx::{DataType, ModelProto};
 use super::golden::file;
 use super::*;
 
-fn tower() -> (Vec<u8>, Vec<Given>, Vec<Made>) {
-    let row =
-        |name: &str, width| Given { name: name.into(), is_pair: true, shape: vec![Size::Rows, Size::Fixed(width)] };
+fn tower() -> (Vec<u8>, Vec<DeclaredInput>, Vec<DeclaredOutput>) {
+    let row = |name: &str, width| DeclaredInput {
+        name: name.into(),
+        is_pair: true,
+        shape: vec![Size::Rows, Size::Fixed(width)],
+    };
     let given = vec![row("installed", 4), row("section", 2), row("size", 3)];
-    let made = vec![Made { name: "query".into(), shape: vec![Size::Rows, Size::Fixed(4)] }];
+    let made = vec![DeclaredOutput { name: "query".into(), shape: vec![Size::Rows, Size::Fixed(4)] }];
     (file("tests/golden/tiny/user.onnx"), given, made)
 }
 
@@ -85,17 +88,17 @@ fn single_numbers_are_parameters_if_a_module_named_them() {
 }
 
 #[test]
-fn bad_input_is_refused_by_its_name() {
+fn invalid_input_is_rejected_by_name() {
     let (onnx, given, made) = tower();
-    let refused = |onnx: &[u8], given: &[Given], made: &[Made], frozen: &[&str], expected: &str| {
+    let refused = |onnx: &[u8], given: &[DeclaredInput], made: &[DeclaredOutput], frozen: &[&str], expected: &str| {
         let error = TrainableGraph::read(onnx, given, made, frozen).unwrap_err().to_string();
         assert!(error.contains(expected), "got `{error}`, expected `{expected}`");
     };
     refused(&onnx, &given, &made, &["w3"], "frozen `w3`");
     refused(&onnx, &given[..2], &made, &[], "input `size`");
     refused(&onnx[..onnx.len() / 2], &given, &made, &[], "");
-    let size = [Given { name: "size".into(), is_pair: true, shape: vec![Size::Rows, Size::Fixed(3)] }];
-    let three = [Made { name: "query".into(), shape: vec![Size::Rows, Size::Fixed(3)] }];
+    let size = [DeclaredInput { name: "size".into(), is_pair: true, shape: vec![Size::Rows, Size::Fixed(3)] }];
+    let three = [DeclaredOutput { name: "query".into(), shape: vec![Size::Rows, Size::Fixed(3)] }];
     refused(&file("tests/golden/tiny/wrong_operator.onnx"), &size, &three, &[], "operator `Frobnicate`");
     let mut model = ModelProto::parse_buf(&onnx).unwrap();
     model.graph.as_mut().unwrap().initializer[0].dims[0] += 1;

@@ -72,9 +72,12 @@ impl GoldenCase {
     }
 
     fn read(&self) -> Result<TrainableGraph> {
-        let given =
-            |i: &Array| Given { name: i.name.clone(), is_pair: i.is_pair, shape: self.sizes(&i.shape, i.is_pair) };
-        let made = |o: &Array| Made { name: o.name.clone(), shape: self.sizes(&o.shape, true) };
+        let given = |i: &Array| DeclaredInput {
+            name: i.name.clone(),
+            is_pair: i.is_pair,
+            shape: self.sizes(&i.shape, i.is_pair),
+        };
+        let made = |o: &Array| DeclaredOutput { name: o.name.clone(), shape: self.sizes(&o.shape, true) };
         let (given, made): (Vec<_>, Vec<_>) =
             (self.inputs.iter().map(given).collect(), self.outputs.iter().map(made).collect());
         TrainableGraph::read(&file(&self.graph), &given, &made, &[])
@@ -102,9 +105,9 @@ fn far(got: &[f32], want: &Gradient, most: f64) -> Option<String> {
 }
 
 #[test]
-fn gradients_of_packages_and_of_every_operator_are_those_of_pytorch() {
+fn gradients_of_packages_and_of_every_operator_match_pytorch() {
     let cases: Vec<GoldenCase> = serde_json::from_slice(&file("tests/golden/train/gradients.json")).unwrap();
-    let mut wrong = Vec::new();
+    let mut invalid = Vec::new();
     for case in &cases {
         let place = format!("{} by axis {}", case.graph, case.axis);
         let graph = case.read().unwrap_or_else(|e| panic!("{place}: {e}"));
@@ -135,7 +138,7 @@ fn gradients_of_packages_and_of_every_operator_are_those_of_pytorch() {
         let mut made = (gradients.inputs.iter(), gradients.shared.iter());
         for (want, input) in case.input_gradients.iter().zip(&case.inputs) {
             if !input.is_pair {
-                wrong.extend(far(made.1.next().unwrap(), want, most).map(|what| format!("{place}: {what}")));
+                invalid.extend(far(made.1.next().unwrap(), want, most).map(|what| format!("{place}: {what}")));
                 continue;
             }
             // Back to the order of the file.
@@ -143,24 +146,24 @@ fn gradients_of_packages_and_of_every_operator_are_those_of_pytorch() {
             let order = case.by_row(&input.shape, &own);
             let mut in_file = vec![0.0; order.len()];
             order.iter().zip(made.0.next().unwrap()).for_each(|(&n, x)| in_file[n as usize] = *x);
-            wrong.extend(far(&in_file, want, most).map(|what| format!("{place}: {what}")));
+            invalid.extend(far(&in_file, want, most).map(|what| format!("{place}: {what}")));
         }
         for want in &case.constant_gradients {
             match graph.parameters().iter().find(|parameter| parameter.name == want.name) {
                 Some(parameter) => {
                     let made = &gradients.parameters[parameter.range.clone()];
-                    wrong.extend(far(made, want, most).map(|what| format!("{place}: {what}")));
+                    invalid.extend(far(made, want, most).map(|what| format!("{place}: {what}")));
                 }
                 None if want.largest == 0.0 || CONSTANTS.contains(&&want.name[..]) => {}
                 // An epsilon or a factor of the exporter.
                 None if want.shape.iter().product::<usize>() == 1 && !want.name.contains('.') => {}
-                None => wrong.push(format!("{place}: `{}` is no parameter", want.name)),
+                None => invalid.push(format!("{place}: `{}` is no parameter", want.name)),
             }
         }
         let is_known = |p: &&Parameter| case.constant_gradients.iter().any(|want| want.name == p.name);
         assert_eq!(graph.parameters().iter().find(|p| !is_known(p)), None, "{place}");
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(invalid.is_empty(), "{}", invalid.join("\n"));
     assert_eq!(cases.len(), 9 + 2 * 8 + 2 * 6);
 }
 
@@ -196,7 +199,7 @@ fn optimizers_take_the_steps_of_pytorch() {
 #[test]
 fn optimizers_reject_what_they_cannot_use() {
     let spec = OptimizerSpec::new(OptimizerKind::Adam, 0.1);
-    for (wrong, field) in [
+    for (invalid, field) in [
         (OptimizerSpec { rate: f32::NAN, ..spec }, "rate"),
         (OptimizerSpec { rate: -1.0, ..spec }, "rate"),
         (OptimizerSpec { betas: [0.9, 1.0], ..spec }, "betas"),
@@ -204,7 +207,7 @@ fn optimizers_reject_what_they_cannot_use() {
         (OptimizerSpec { decay: f32::INFINITY, ..spec }, "decay"),
         (OptimizerSpec { clip: Some(0.0), ..spec }, "clip"),
     ] {
-        let error = DenseOptimizer::new(wrong, 3).unwrap_err().to_string();
+        let error = DenseOptimizer::new(invalid, 3).unwrap_err().to_string();
         assert!(error.contains(&format!("field `{field}`")), "{error}");
     }
     assert!(DenseOptimizer::restore(spec, 3, 1, vec![vec![0.0; 3]]).is_err());

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn scores_are_what_the_format_says_of_signs() {
+fn scores_of_signs_follow_the_format() {
     for (dimension, lists) in [(70, 4), (256, 5), (384, 3)] {
         let values = vectors(300, dimension, 31);
         let rows = Matrix::new(&values, dimension).unwrap();
@@ -45,7 +45,7 @@ fn scores_are_what_the_format_says_of_signs() {
 }
 
 #[test]
-fn some_times_what_is_wanted_holds_nearly_all_of_the_best_by_signs() {
+fn a_multiple_of_k_sign_candidates_holds_nearly_all_of_the_best() {
     let (_, index) = coded_by(RABITQ, &vectors(3000, 256, 33), 256, 20);
     let recall = recall_of(&index, &vectors(30, 256, 34), 600);
     assert!(recall >= 0.95, "{recall}");
@@ -93,7 +93,7 @@ fn of_three() -> Vec<f32> {
 
 /// Hand-written file with a list of three items: files of this format must stay readable.
 #[test]
-fn a_file_of_signs_is_read_as_it_was_meant() {
+fn the_golden_file_of_sign_codes_is_read_exactly() {
     let index = Index::open(&file(CODES, SIGNS, Some(of_three()), false).in_memory("index").unwrap()).unwrap();
     // Without sign flips, four Hadamard transforms of 64 numbers are the identity.
     let (found, _) = searched(&index, &[17.0, 0.0], 1, 3, true);
@@ -105,11 +105,11 @@ fn a_file_of_signs_is_read_as_it_was_meant() {
 }
 
 #[test]
-fn signs_that_do_not_fit_are_refused() {
+fn signs_of_other_sizes_are_rejected() {
     let open = |file: TensorFile<'static>| Index::open(&file.in_memory("index").unwrap());
-    let with = |place: usize, wrong: f32| {
+    let with = |place: usize, invalid: f32| {
         let mut factors = of_three();
-        factors[place] = wrong;
+        factors[place] = invalid;
         Some(factors)
     };
     let good = Some(of_three());

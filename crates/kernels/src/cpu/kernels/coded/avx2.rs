@@ -29,12 +29,12 @@ pub(super) unsafe fn block_sums(codes: &[u8], tables: &[u8]) -> [u32; BLOCK] {
             let bytes = unsafe { _mm256_loadu_si256(line.as_ptr().add(half * 32).cast()) };
             let places = [_mm256_and_si256(bytes, low_half), _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low_half)];
             for (first, places) in [0, 4].into_iter().zip(places) {
-                let worth = (0..4).fold(_mm256_setzero_si256(), |worth, p| {
+                let scaled_products = (0..4).fold(_mm256_setzero_si256(), |scaled_products, p| {
                     let of_byte = _mm256_shuffle_epi8(table(first + p), _mm256_or_si256(places, others[p]));
-                    _mm256_or_si256(worth, of_byte)
+                    _mm256_or_si256(scaled_products, of_byte)
                 });
                 // The sum of two bytes is at most 510 and fits 16 bits.
-                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(_mm256_maddubs_epi16(worth, ones), words));
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(_mm256_maddubs_epi16(scaled_products, ones), words));
             }
         }
     }

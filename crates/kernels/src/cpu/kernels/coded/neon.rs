@@ -7,7 +7,7 @@ use super::operands::{LINE, TABLE};
 use crate::cpu::kernels::BLOCK;
 
 /// Number of lines whose sums fit 16 bits: each adds eight bytes.
-const LINES_A_TURN: usize = 32;
+const LINES_PER_SUM: usize = 32;
 
 /// Returns the sums of one block.
 ///
@@ -17,7 +17,7 @@ const LINES_A_TURN: usize = 32;
 pub(super) unsafe fn block_sums(codes: &[u8], tables: &[u8]) -> [u32; BLOCK] {
     debug_assert_eq!(codes.len() / LINE, tables.len() / TABLE);
     let mut of_items = [0u32; BLOCK];
-    for (codes, tables) in codes.chunks(LINE * LINES_A_TURN).zip(tables.chunks(TABLE * LINES_A_TURN)) {
+    for (codes, tables) in codes.chunks(LINE * LINES_PER_SUM).zip(tables.chunks(TABLE * LINES_PER_SUM)) {
         let mut sums = [vdupq_n_u16(0); 2];
         for (line, tables) in codes.chunks_exact(LINE).zip(tables.chunks_exact(TABLE)) {
             // SAFETY: a line has 64 bytes.

@@ -34,12 +34,12 @@ impl CodeBlocks<'_> {
     }
 
     /// Returns the items of a block that are to be scored, one bit each.
-    pub(super) fn asked(&self, block: usize) -> u16 {
-        let asked = match self.words.is_empty() {
+    pub(super) fn requested(&self, block: usize) -> u16 {
+        let requested = match self.words.is_empty() {
             true => u16::MAX,
             false => (self.words[block / 4] >> (block % 4 * BLOCK)) as u16,
         };
-        filled(self.items, block) & asked
+        filled(self.items, block) & requested
     }
 
     /// Returns the first block from `from` on with items to score, or the number of blocks.
@@ -47,7 +47,7 @@ impl CodeBlocks<'_> {
         let count = self.items.div_ceil(BLOCK);
         match self.words.is_empty() {
             true => from.min(count),
-            false => (from..count).find(|&block| self.asked(block) != 0).unwrap_or(count),
+            false => (from..count).find(|&block| self.requested(block) != 0).unwrap_or(count),
         }
     }
 }

@@ -50,7 +50,7 @@ impl Kernels {
             let sums = self.code_sums(&blocks.codes[block * bytes..(block + 1) * bytes], query.tables);
             let scores = query.scores(sums, blocks.factors_of(block));
             let first = blocks.first_slot + (block * BLOCK) as u32;
-            stage(&scores, blocks.asked(block), first, threshold, staging);
+            stage(&scores, blocks.requested(block), first, threshold, staging);
             block = blocks.next_asked(block + 1);
         }
         count

@@ -64,11 +64,12 @@ impl Case {
     }
 
     fn naive(&self, item: usize) -> f32 {
-        let worth = |subspace: usize| u32::from(self.tables[subspace * 16 + usize::from(self.code(item, subspace))]);
-        let worth = (0..self.lines * 8).map(worth).sum::<u32>() as f32 * self.step;
+        let scaled_products =
+            |subspace: usize| u32::from(self.tables[subspace * 16 + usize::from(self.code(item, subspace))]);
+        let scaled_products = (0..self.lines * 8).map(scaled_products).sum::<u32>() as f32 * self.step;
         match self.factors.get(item) {
-            Some(factor) => (worth + self.base) * factor + self.bias,
-            None => worth + self.bias,
+            Some(factor) => (scaled_products + self.base) * factor + self.bias,
+            None => scaled_products + self.bias,
         }
     }
 
@@ -86,14 +87,14 @@ impl Case {
 }
 
 #[test]
-fn every_kernel_says_bit_for_bit_what_the_layout_does() {
+fn every_kernel_equals_the_layout_bit_for_bit() {
     let random = &mut Random(3);
     for lines in 1..=130 {
         let items = 1 + random.next() as usize % 120;
         let case = Case::random(lines, items, random);
         for threshold in [f32::NEG_INFINITY, case.naive(items / 2), f32::INFINITY] {
-            let asked = (0..items).filter(|&i| case.is_asked(i));
-            let all = asked.map(|i| (case.naive(i), 1000 + i as u32)).filter(|(score, _)| *score >= threshold);
+            let requested = (0..items).filter(|&i| case.is_asked(i));
+            let all = requested.map(|i| (case.naive(i), 1000 + i as u32)).filter(|(score, _)| *score >= threshold);
             let expected: Vec<(u32, u32)> = all.map(|(score, slot)| (score.to_bits(), slot)).collect();
             for kernels in Kernels::all() {
                 for room in [0, 5, BLOCK, 300] {
@@ -123,7 +124,7 @@ fn the_largest_sums_fit() {
 }
 
 #[test]
-fn what_is_not_a_number_is_not_kept() {
+fn nan_scores_are_dropped() {
     let mut case = Case::random(3, 40, &mut Random(5));
     case.bias = f32::NAN;
     for kernels in Kernels::all() {

@@ -45,13 +45,13 @@ unsafe fn block_sums<const N: usize>(
 #[target_feature(enable = "avx512f")]
 fn scores(sums: __m512i, query: &CodeQuery<'_>, factors: &[f32]) -> __m512 {
     // A product and a sum instead of a fused multiply-add: every kernel rounds after each.
-    let mut worth = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(query.step));
+    let mut scaled_products = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(query.step));
     if !factors.is_empty() {
         // SAFETY: a block that has factors has 16.
         let factors = unsafe { _mm512_loadu_ps(factors.as_ptr()) };
-        worth = _mm512_mul_ps(_mm512_add_ps(worth, _mm512_set1_ps(query.base)), factors);
+        scaled_products = _mm512_mul_ps(_mm512_add_ps(scaled_products, _mm512_set1_ps(query.base)), factors);
     }
-    _mm512_add_ps(worth, _mm512_set1_ps(query.bias))
+    _mm512_add_ps(scaled_products, _mm512_set1_ps(query.bias))
 }
 
 /// # Safety
@@ -122,7 +122,7 @@ unsafe fn scan_some<const N: usize>(
     let scored: [__m512; N] = std::array::from_fn(|n| scores(sums[n], query, blocks.factors_of(some[n])));
     let bound = _mm512_set1_ps(threshold);
     let kept: [u16; N] =
-        std::array::from_fn(|n| _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(blocks.asked(some[n]), scored[n], bound));
+        std::array::from_fn(|n| _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(blocks.requested(some[n]), scored[n], bound));
     if kept.iter().all(|kept| *kept == 0) {
         return;
     }
