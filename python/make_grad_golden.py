@@ -153,8 +153,13 @@ def evaluated(node: onnx.NodeProto, x: list[Any]) -> Any:
     }[operator]()
 
 
-def run(graph: onnx.GraphProto, inputs: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Returns the outputs of a graph, and its trainable constants: those with an axis, or named like a module's parameter."""
+def run(
+    graph: onnx.GraphProto, inputs: dict[str, torch.Tensor], weights: dict[str, torch.Tensor] | None = None
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Returns the outputs of a graph, and its trainable constants: those with an axis, or named like a module's parameter.
+
+    ``weights`` replace constants of these names.
+    """
     known: dict[str, Any] = dict(inputs)
     learned = {}
     wide = lambda value: value.double() if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value  # noqa: E731
@@ -162,7 +167,7 @@ def run(graph: onnx.GraphProto, inputs: dict[str, torch.Tensor]) -> tuple[dict[s
         value = wide(torch.from_numpy(np.array(numpy_helper.to_array(tensor))))
         if value.dtype == torch.float64 and (value.dim() > 0 or ("." in tensor.name and "::" not in tensor.name)):
             learned[tensor.name] = value.requires_grad_()
-        known[tensor.name] = value
+        known[tensor.name] = (weights or {}).get(tensor.name, value)
     for node in graph.node:
         made = evaluated(node, [known[name] if name else None for name in node.input])
         for name, value in zip(node.output, made if isinstance(made, list) else [made]):

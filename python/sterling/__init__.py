@@ -9,6 +9,7 @@ from .client import Client
 from .errors import ConnectionFailed, ExportError, ProgramError, RequestError, SnapshotError, SterlingError
 from .exporting import Exported, export
 from .features import Category, Column, Dense, Feature, Ids, ItemVector, Query, Text
+from .learning import Trained, load_trained, write_optimizer
 from .program import Published, Server, find_program, publish, serve, train
 from .snapshot import Index, ItemColumn, Snapshot, load_snapshot
 from .tables import Table
@@ -36,12 +37,15 @@ __all__ = [
     "SnapshotError",
     "SterlingError",
     "Table",
+    "Trained",
     "Text",
     "Upserted",
     "export",
     "find_program",
     "load_snapshot",
+    "load_trained",
     "publish",
     "serve",
     "train",
+    "write_optimizer",
 ]

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from .errors import SnapshotError
+from .weights import weights
 
 FORMAT = 1
 """Highest format number that this package reads."""
@@ -226,6 +227,11 @@ class Snapshot:
     def graphs(self) -> dict[str, bytes]:
         """Returns the ONNX graphs by file name."""
         return {name: (self.folder / name).read_bytes() for name in self.manifest["files"] if name.endswith(".onnx")}
+
+    @cached_property
+    def parameters(self) -> dict[str, dict[str, np.ndarray]]:
+        """Returns the weights of each graph file, by the names of the exported module: ``load_state_dict`` takes them as tensors."""
+        return {name: weights(graph) for name, graph in self.graphs.items()}
 
     @property
     def programs(self) -> dict[str, dict[str, str]]:

@@ -80,9 +80,6 @@ fn forgotten(text: &str) -> std::result::Result<(String, i64), String> {
 impl Train {
     pub(super) fn run(self) -> Result<()> {
         sterling_telemetry::start_logs(false);
-        if let Some(out) = self.out.as_ref().filter(|out| out.exists()) {
-            return Err(Error::conflict(format!("--out {}: it exists, expected a path that does not", out.display())));
-        }
         let work = self
             .work
             .clone()
@@ -99,6 +96,9 @@ impl Train {
             forget: self.forget.clone(),
             ..TrainOptions::new(self.events.clone(), &work)
         };
+        if let Some(out) = self.out.as_ref().filter(|out| !options.may_write(out)) {
+            return Err(Error::conflict(format!("--out {}: it exists, expected a path that does not", out.display())));
+        }
         let mut trainer = Trainer::open(&self.package, options)?;
         if trainer.resumed_from() > 0 {
             tracing::info!("resuming from step {} of the checkpoint in {}", trainer.resumed_from(), work.display());

@@ -79,11 +79,11 @@ impl Trainer {
     /// another run; `NoSpace` or `Io` with the step. The last checkpoint stays in the working folder.
     pub fn train(&self, out: impl AsRef<Path>) -> Result<Report> {
         let out = out.as_ref();
-        if out.exists() {
-            return Err(Error::conflict(format!("{}: it exists, expected a path that does not", out.display())));
-        }
         let work = self.work.clone().unwrap_or_else(|| TrainOptions::work_folder_for(out));
         let options = TrainOptions { work, ..self.options.clone() };
+        if !options.may_write(out) {
+            return Err(Error::conflict(format!("{}: it exists, expected a path that does not", out.display())));
+        }
         let mut trainer = sterling_train::Trainer::open(&self.package, options)?;
         let report = trainer.run(&|_| ())?;
         trainer.write(out)?;

@@ -19,8 +19,11 @@ pub(super) const PROBLEMS: &str = "sterling.problems";
 /// A row without an answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Problem {
-    /// Row number in the input, from 0; empty lines are not counted.
+    /// Row number in the input, from 0; blank lines are no rows.
     pub(super) row: u64,
+    /// Line of the row in JSON lines, from 1; blank lines count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) line: Option<u64>,
     /// Id of the row, if it could be parsed.
     pub(super) id: Option<i64>,
     /// Kind of the error.

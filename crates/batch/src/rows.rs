@@ -33,8 +33,8 @@ pub(super) struct Chunk {
 
 #[derive(Debug)]
 enum Rows {
-    /// JSON lines; an error for an invalid line.
-    Lines(Vec<Result<String>>),
+    /// JSON lines with their line numbers; an error for an invalid line.
+    Lines(Vec<(u64, Result<String>)>),
     /// Rows of a Parquet file.
     Table(RecordBatch, Arc<Roles>),
 }
@@ -48,12 +48,20 @@ impl Chunk {
         }
     }
 
+    /// Returns the lines of the rows, from 1; none for Parquet.
+    pub(super) fn lines(&self) -> Option<Vec<u64>> {
+        match &self.rows {
+            Rows::Lines(lines) => Some(lines.iter().map(|(line, _)| *line).collect()),
+            Rows::Table(..) => None,
+        }
+    }
+
     /// Builds the requests of the rows.
     pub(super) fn asked(self, questions: &Questions, package: &Package) -> Vec<RowRequest> {
         match self.rows {
             Rows::Lines(lines) => {
                 let sources = sources(package.item.as_ref());
-                let asked = |line: Result<String>| match line {
+                let asked = |(_, line): (u64, Result<String>)| match line {
                     Ok(line) => questions.of_line(&line, &sources),
                     Err(e) => (None, Err(e)),
                 };
@@ -105,7 +113,7 @@ pub(super) fn read(
             && let Some(row) = lines.next_row().map_err(io)?
         {
             held += row.as_ref().map_or(0, String::len);
-            rows.push(row);
+            rows.push((lines.line(), row));
         }
         if rows.is_empty() || !taker.give(Rows::Lines(rows), bytes.load(Ordering::Relaxed)) {
             return Ok(());

@@ -68,13 +68,17 @@ impl<'a> Worker<'a> {
     /// Transient errors, such as an unreachable cluster; these are not problems of a row.
     pub(super) fn score(&mut self, chunk: Chunk) -> Result<Scored> {
         let (first, rows) = (chunk.first_row + 1, chunk.len() as u64);
+        let lines = chunk.lines();
         let scored = self.guarded(|worker| {
             let Outcome { answers, mut problems } = worker.outcome(chunk)?;
             // Unreadable rows were recorded before the rows that ran.
             problems.sort_by_key(|problem| problem.row);
+            if let Some(lines) = &lines {
+                problems.iter_mut().for_each(|problem| problem.line = Some(lines[(problem.row + 1 - first) as usize]));
+            }
             let mut rest = answers.into();
-            let first = worker.layout.batch(&mut rest)?;
-            Ok(Scored { first, rest, problems })
+            let begin = worker.layout.batch(&mut rest)?;
+            Ok(Scored { first: begin, rest, problems })
         });
         let scored = scored.unwrap_or_else(|why| Err(broken(&*why)));
         scored.map_err(|e| e.within(format!("rows {first} to {}", first + rows - 1)))
@@ -215,6 +219,6 @@ fn items(answer: Answer) -> Result<Ranked> {
 fn problem(row: u64, id: Option<i64>, error: &Error) -> Result<Problem> {
     match error.kind().is_transient() {
         true => Err(error.again().within(format!("row {}", row + 1))),
-        false => Ok(Problem { row, id, code: error.kind().name().into(), reason: error.to_string() }),
+        false => Ok(Problem { row, line: None, id, code: error.kind().name().into(), reason: error.to_string() }),
     }
 }

@@ -16,7 +16,7 @@ const POOLING_GUESS: f64 = 20.0;
 /// are looked up per candidate.
 pub fn workload(model: &ModelSpec, tables: &[Arc<Table>]) -> Workload {
     let (mut asked, mut notes) = (Vec::new(), Vec::new());
-    for table in tables.iter().map(|t| t.spec()) {
+    for (table, managed) in tables.iter().map(|t| (t.spec(), t.ids().is_some())) {
         let readers: Vec<&FeatureSpec> = model.readers(&table.name).collect();
         if readers.is_empty() {
             notes.push(format!("table `{}` is read only when items are published: not planned", table.name));
@@ -43,6 +43,7 @@ pub fn workload(model: &ModelSpec, tables: &[Arc<Table>]) -> Workload {
             access: Access::Zipf(SKEW_DEFAULT),
             constraints: Constraints::default(),
             train: None,
+            managed,
         });
     }
     notes.push(format!(

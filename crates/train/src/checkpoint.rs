@@ -2,8 +2,8 @@
 //!
 //! A checkpoint is a folder `checkpoints/STEP` of the run's working folder, renamed into place once all of it is durable.
 //! `state.safetensors` (`state`) holds the tensors: the rows that changed since the base, which is the last checkpoint with all
-//! rows, or the package before there is one. `learn.json` holds the checksum of that file, the base, the position in the events,
-//! and digests of the package, of `[train]` and of the run's options. The last two checkpoints and their bases are retained.
+//! rows, or the package before there is one. `learn.json` holds the checksum of that file, the base, the position in the events
+//! with a hash of them, digests of the package, of `[train]` and of the run's options, and at its end its own checksum. The last two checkpoints and their bases are retained.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -48,8 +48,10 @@ pub(crate) struct Origin {
 pub(crate) struct Position {
     pub(crate) step: u64,
     pub(crate) epoch: u64,
-    /// Events of this epoch that were trained on or skipped.
+    /// Events of this epoch that were taken for training.
     pub(crate) events: u64,
+    /// Hash of these events, batch by batch ([`crate::events::hash`]).
+    pub(crate) hash: u64,
     /// Events trained on, in all epochs.
     pub(crate) trained: u64,
     pub(crate) met: EventCounts,
@@ -96,7 +98,7 @@ pub(crate) struct Last {
 }
 
 /// Format of checkpoints that this program writes and reads.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 /// The checkpoints of a working folder.
 #[derive(Debug)]
@@ -190,7 +192,7 @@ impl Checkpoints {
                 let (origin, position) = (origin.clone(), position.clone());
                 let about = About { format: FORMAT, origin, position, state, base, is_full };
                 let text = serde_json::to_vec(&about).map_err(|e| Error::internal(format!("{ABOUT_FILE}: {e}")))?;
-                write_atomic(&temporary.join(ABOUT_FILE), |file| file.write_all(&text))?;
+                write_atomic(&temporary.join(ABOUT_FILE), |file| file.write_all(&sealed(&text)))?;
                 if folder.exists() {
                     // Removed below, once the new one is in its place.
                     fs::rename(&folder, files::temporary(&folder)).map_err(io)?;
@@ -260,6 +262,15 @@ impl Checkpoints {
     }
 }
 
+/// Field that holds the checksum of the description, its last one.
+const SUM: &[u8] = b",\"xxh3\":\"";
+
+/// Returns an object's JSON with the XXH3-128 of its bytes as a further field.
+fn sealed(object: &[u8]) -> Vec<u8> {
+    let fields = object.strip_suffix(b"}").unwrap_or(object);
+    [fields, SUM, Checksum::of(object).xxh3.as_bytes(), b"\"}"].concat()
+}
+
 /// Reads the description of a checkpoint.
 fn about(folder: &Path) -> Result<About> {
     #[derive(Deserialize)]
@@ -270,7 +281,14 @@ fn about(folder: &Path) -> Result<About> {
     let broken = |e: serde_json::Error| Error::corrupt(format!("{ABOUT_FILE}: {e}"));
     let Format { format } = serde_json::from_slice(&text).map_err(broken)?;
     match format {
-        FORMAT => serde_json::from_slice(&text).map_err(broken),
+        FORMAT => {
+            let about: About = serde_json::from_slice(&text).map_err(broken)?;
+            let end = text.windows(SUM.len()).rposition(|at| at == SUM).unwrap_or(text.len());
+            match sealed(&[&text[..end], b"}"].concat()) == text {
+                true => Ok(about),
+                false => Err(Error::corrupt(format!("{ABOUT_FILE}: its bytes are not those of its checksum"))),
+            }
+        }
         _ => Err(Error::unsupported(format!("{ABOUT_FILE}: format {format}, expected {FORMAT}"))),
     }
 }

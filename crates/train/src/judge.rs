@@ -3,6 +3,12 @@
 //! Ranks the event's item among all items that the request could have returned, by three rankings: the model that learns, the
 //! model at the start of the run (the frozen twin), and popularity so far. Blum, Kalai and Langford 1999 show that such figures
 //! are as good as those of a held-out set of the same size.
+//!
+//! Items with the score of the event's item are in random order: NDCG and HR are the means over all of their orders (McSherry and
+//! Najork 2008, *Computing information retrieval performance measures efficiently in the presence of tied scores*). So a model
+//! with one score for all items has the figures of chance.
+
+use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
@@ -19,15 +25,18 @@ const SCORES_MAX: usize = 1 << 24;
 pub(crate) struct Figures {
     events: u64,
     gain: f64,
-    hits: u64,
+    hits: f64,
 }
 
 impl Figures {
-    fn add(&mut self, rank: usize) {
+    /// Adds an event whose item has each of these ranks with the same probability.
+    fn add(&mut self, ranks: &RangeInclusive<usize>) {
         self.events += 1;
-        if rank < K {
-            self.gain += 1.0 / (rank as f64 + 2.0).log2();
-            self.hits += 1;
+        let (first, end) = (*ranks.start(), K.min(ranks.end() + 1));
+        if first < end {
+            let count = (ranks.end() - first + 1) as f64;
+            self.gain += (first..end).map(|rank| 1.0 / (rank as f64 + 2.0).log2()).sum::<f64>() / count;
+            self.hits += (end - first) as f64 / count;
         }
     }
 
@@ -43,7 +52,7 @@ impl Figures {
 
     /// Mean HR@10.
     pub(crate) fn hit_rate(&self) -> f64 {
-        self.hits as f64 / self.events.max(1) as f64
+        self.hits / self.events.max(1) as f64
     }
 
     /// Returns the figures of the events since `before`.
@@ -68,14 +77,24 @@ pub(crate) struct RankedEvent<'a> {
 }
 
 impl RankedEvent<'_> {
-    /// Number of other items with a larger score; all of them if the item's own score is NaN.
-    fn rank<T: PartialOrd + Copy>(&self, scores: &[T]) -> usize {
+    /// Possible ranks of the item, from 0: the number of other items with a larger score, and up to as many more as have the
+    /// same score. The last rank if the item's own score is NaN.
+    fn ranks<T: PartialOrd + Copy>(&self, scores: &[T]) -> RangeInclusive<usize> {
         let own = scores[self.item as usize];
         if own.partial_cmp(&own).is_none() {
-            return scores.len();
+            return scores.len()..=scores.len();
         }
-        let larger = scores.iter().filter(|score| **score > own).count();
-        larger - self.exclude.iter().filter(|item| scores[**item as usize] > own).count()
+        let (mut larger, mut same) = (0usize, 0usize);
+        for score in scores {
+            larger += usize::from(*score > own);
+            same += usize::from(*score == own);
+        }
+        for item in self.exclude.iter().filter(|item| **item != self.item) {
+            let score = scores[*item as usize];
+            larger -= usize::from(score > own);
+            same -= usize::from(score == own);
+        }
+        larger..=larger + same - 1
     }
 }
 
@@ -93,14 +112,14 @@ pub(crate) fn rank(
     for (queries, wanted) in queries.chunks(together * width).zip(wanted.chunks(together)) {
         scores.resize(wanted.len() * count, 0.0f32);
         items.times(kernels, queries, &mut scores);
-        let ranks = wanted.iter().zip(scores.chunks_exact(count)).map(|(wanted, scores)| wanted.rank(scores));
-        ranks.for_each(|rank| figures.add(rank));
+        let ranks = wanted.iter().zip(scores.chunks_exact(count)).map(|(wanted, scores)| wanted.ranks(scores));
+        ranks.for_each(|ranks| figures.add(&ranks));
     }
 }
 
 /// Adds the ranks of the events' items by popularity.
 pub(crate) fn rank_by_count(counts: &[u64], wanted: &[RankedEvent<'_>], figures: &mut Figures) {
-    wanted.iter().for_each(|wanted| figures.add(wanted.rank(counts)));
+    wanted.iter().for_each(|wanted| figures.add(&wanted.ranks(counts)));
 }
 
 #[cfg(test)]
@@ -118,9 +137,31 @@ mod tests {
         let gains = [3.0f64, 1.0, 0.0, 1.0].map(|rank| 1.0 / (rank + 2.0).log2());
         assert_eq!((figures.events(), figures.hit_rate()), (4, 1.0));
         assert!((figures.ndcg() - gains.iter().sum::<f64>() / 4.0).abs() < 1e-12);
-        assert_eq!(wanted[2].rank(&[f32::NAN, 1.0, 2.0, 0.0]), 4);
+        assert_eq!(wanted[2].ranks(&[f32::NAN, 1.0, 2.0, 0.0]), 4..=4);
         let before = figures;
         rank_by_count(&[5, 5, 1, 0], &wanted[..1], &mut figures);
         assert!((figures.since(&before).ndcg() - 1.0 / 5.0f64.log2()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn equal_scores_have_the_figures_of_chance() {
+        let gain = |rank: usize| if rank < 10 { 1.0 / (rank as f64 + 2.0).log2() } else { 0.0 };
+        for count in [1, 2, 9, 10, 11, 400] {
+            let items = Packed::transposed(&vec![0.0; count], 1, count);
+            let mut figures = Figures::default();
+            let wanted: Vec<RankedEvent<'_>> =
+                (0..count as u32).map(|item| RankedEvent { item, exclude: &[] }).collect();
+            rank(Kernels::best(), &vec![1.0; count], &items, &wanted, &mut figures);
+            let chance = (0..count).map(gain).sum::<f64>() / count as f64;
+            assert!((figures.ndcg() - chance).abs() < 1e-12, "{count} items");
+            assert!((figures.hit_rate() - 10.0f64.min(count as f64) / count as f64).abs() < 1e-12, "{count} items");
+        }
+        // Against all orders of the ties: item 5 is below one item, and equals three others, one of which is excluded.
+        let scores = [7, 7, 9, 7, 1, 7u64];
+        let wanted = RankedEvent { item: 5, exclude: &[0] };
+        assert_eq!(wanted.ranks(&scores), 1..=3);
+        let mut figures = Figures::default();
+        rank_by_count(&scores, &[wanted], &mut figures);
+        assert!((figures.ndcg() - (gain(1) + gain(2) + gain(3)) / 3.0).abs() < 1e-12 && figures.hit_rate() == 1.0);
     }
 }

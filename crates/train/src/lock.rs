@@ -1,8 +1,9 @@
-//! The lock of a working folder: one run at a time.
+//! The lock of a working folder: one run at a time. Its file names the package that the run writes, until the run has ended.
 
 use std::fs::{self, File, TryLockError};
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf, absolute};
 
 use sterling_core::error::{Error, Result};
 
@@ -12,7 +13,7 @@ const LOCK_FILE: &str = "lock";
 #[derive(Debug)]
 pub(crate) struct Lock {
     path: PathBuf,
-    _file: File,
+    file: File,
 }
 
 impl Lock {
@@ -36,9 +37,28 @@ impl Lock {
             // A run that ended in between has removed the file: the lock of a file without a name excludes no other run.
             let held = file.metadata().map_err(io)?;
             if fs::metadata(&path).is_ok_and(|named| (named.dev(), named.ino()) == (held.dev(), held.ino())) {
-                return Ok(Lock { path, _file: file });
+                return Ok(Lock { path, file });
             }
         }
+    }
+
+    /// Records the package that the run is about to write.
+    ///
+    /// # Errors
+    /// `NoSpace` or `Io` with the path.
+    pub(crate) fn record(&self, out: &Path) -> Result<()> {
+        let record = || {
+            self.file.set_len(0)?;
+            self.file.write_all_at(absolute(out)?.as_os_str().as_bytes(), 0)?;
+            self.file.sync_data()
+        };
+        record().map_err(|e| Error::io(self.path.display(), e))
+    }
+
+    /// Returns whether a run in a folder has recorded a package, and has not ended.
+    pub(crate) fn has_recorded(folder: &Path, out: &Path) -> bool {
+        let recorded = fs::read(folder.join(LOCK_FILE)).ok();
+        absolute(out).is_ok_and(|out| recorded.as_deref() == Some(out.as_os_str().as_bytes()))
     }
 
     /// Removes the lock file, at the end of a run.

@@ -103,8 +103,9 @@ impl Model {
         item.as_mut().map_or(Ok(()), |item| item.connect(tables.layout(), &names))?;
         let reranker = (train.loss == LossKind::Tasks).then(|| Reranker::read(package, train, items, threads));
         let reranker = reranker.transpose()?;
-        let touched: Vec<RowSet> = tables.tables().iter().map(|table| RowSet::new(table.spec().rows)).collect();
-        Ok(Model { tables, stale: touched.clone(), touched, user, item, reranker, dimension: package.spec.dimension })
+        let sets = || tables.tables().iter().map(|table| RowSet::new(table.spec().rows)).collect::<Result<Vec<_>>>();
+        let (touched, stale) = (sets()?, sets()?);
+        Ok(Model { tables, touched, stale, user, item, reranker, dimension: package.spec.dimension })
     }
 
     /// Returns the tables that are not frozen, and their rows that changed since the last checkpoint with all rows.

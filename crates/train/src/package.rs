@@ -1,12 +1,15 @@
 //! The package that a run starts from, and the one that it writes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 
 use crate::model::Model;
 use sterling_core::error::{Error, Result};
 use sterling_embedding::Table;
+use sterling_embedding::managed::tensor_name;
+use sterling_embedding::train::MasterTable;
 use sterling_snapshot::REQUESTS_FILE;
 use sterling_snapshot::items::{ITEM_FILES, RowFile};
 use sterling_snapshot::model::{Package, WARMUP_FILE};
@@ -37,10 +40,10 @@ pub(crate) fn digest(package: &Package, items: &Path) -> Result<String> {
 }
 
 /// Writes a copy of the trained package with the tables and weights of a model, and the file `optimizer`. The folder is renamed
-/// into place once all of it is durable.
+/// into place once all of it is durable. A folder with the same bytes, of a run that was killed after this, stays.
 ///
 /// # Errors
-/// `Conflict` if `out` exists; `NoSpace` or `Io` with the path; `Invalid` if a row cannot be stored in its table's format.
+/// `Conflict` if `out` is anything else; `NoSpace` or `Io` with the path; `Invalid` if a row cannot be stored in its table's format.
 pub(crate) fn write(
     out: &Path,
     package: &Package,
@@ -48,7 +51,18 @@ pub(crate) fn write(
     optimizer: impl FnOnce(&Path) -> Result<Checksum>,
 ) -> Result<()> {
     if out.exists() {
-        return Err(Error::conflict(format!("{}: it exists, expected a path that does not", out.display())));
+        let again = files::temporary(out);
+        write(&again, package, model, optimizer)?;
+        let is_same = sums(&again).map(|expected| sums(out).is_ok_and(|has| has == expected));
+        fs::remove_dir_all(&again).map_err(|e| Error::io(again.display(), e))?;
+        return match is_same? {
+            true => Ok(()),
+            false => Err(Error::conflict(format!(
+                "{}: it exists and is not the package of this run, expected a path that does not exist; the checkpoints stay, \
+                 so that the run ends with another one",
+                out.display()
+            ))),
+        };
     }
     if let Some(above) = out.parent() {
         fs::create_dir_all(above).map_err(|e| Error::io(above.display(), e))?;
@@ -74,6 +88,16 @@ pub(crate) fn write(
     })
 }
 
+/// Returns the checksums of a folder's files by name.
+fn sums(folder: &Path) -> Result<BTreeMap<OsString, Checksum>> {
+    let io = |e| Error::io(folder.display(), e);
+    let sum = |entry: std::io::Result<fs::DirEntry>| -> Result<(OsString, Checksum)> {
+        let entry = entry.map_err(io)?;
+        Ok((entry.file_name(), Checksum::of_file(&entry.path())?))
+    };
+    fs::read_dir(folder).map_err(io)?.map(sum).collect()
+}
+
 /// Writes the table files that have a trained table, each table in its original format; other tables are copied unchanged.
 fn write_tables(folder: &Path, package: &Package, model: &Model) -> Result<BTreeSet<String>> {
     let mut of_files: BTreeMap<&str, Vec<&Table>> = BTreeMap::new();
@@ -83,10 +107,13 @@ fn write_tables(folder: &Path, package: &Package, model: &Model) -> Result<BTree
     let learned = |table: &Table| model.tables.table(table.name()).filter(|master| master.rule().is_some());
     of_files.retain(|_, tables| tables.iter().any(|table| learned(table).is_some()));
     for (name, tables) in &of_files {
-        let trained = |table: &&Table| learned(table).map(|master| master.served(table.spec().format)).transpose();
+        let trained = |table: &&Table| learned(table).map(|master| master.served_rows(table.spec().format)).transpose();
         let trained: Vec<Option<Table>> = tables.iter().map(trained).collect::<Result<_>>()?;
         let mut file = TensorFile::new();
         for (table, trained) in tables.iter().zip(&trained) {
+            if let Some(ids) = learned(table).and_then(MasterTable::id_by_row) {
+                file.add(tensor_name(table.name()), &[ids.len()], ids)?;
+            }
             trained.as_ref().unwrap_or(table).encode(&mut file)?;
         }
         file.write(&folder.join(name))?;

@@ -29,11 +29,11 @@ pub struct Report {
     pub windows: Vec<Window>,
     /// Events that were ranked.
     pub judged: u64,
-    /// Mean loss of the steps.
+    /// Mean loss of the steps of all epochs, without rejected batches.
     pub loss: f64,
     /// Number of steps.
     pub steps: u64,
-    /// Lines and rows read.
+    /// Lines and rows read in the first epoch.
     pub read: u64,
     /// Events that are not trained on: those that are no positives or, with the loss of tasks, negatives that were not sampled.
     pub skipped: u64,
@@ -86,10 +86,11 @@ impl Predicted {
 /// Quality of a ranking over events.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Ranked {
-    /// Mean of `1 / log2(rank + 2)` for ranks from 0 to 9, and of 0 for others; none if no event was ranked.
+    /// Mean of `1 / log2(rank + 2)` for ranks from 0 to 9, and of 0 for others, over all orders of items of equal score; none if
+    /// no event was ranked.
     #[serde(rename = "ndcg@10")]
     pub ndcg: Option<f64>,
-    /// Share of ranks below 10.
+    /// Share of ranks below 10, over the same orders.
     #[serde(rename = "hr@10")]
     pub hit_rate: Option<f64>,
 }
@@ -153,7 +154,7 @@ impl Report {
                 .collect(),
             windows: borders.windows(2).map(|pair| Window::between(&pair[0], &pair[1])).collect(),
             judged: learned.events(),
-            loss: position.loss / position.step.max(1) as f64,
+            loss: position.loss / (position.step - position.rejected_batches).max(1) as f64,
             steps: position.step,
             read: position.met.read,
             skipped: position.met.skipped,

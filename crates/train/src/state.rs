@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `table.NAME.rows` `[n]` | row numbers, ascending; missing if all rows are in the file |
 //! | `table.NAME.values` `[n, D]`, `table.NAME.state` `[n, S]` | masters, and the optimizer's state of each row |
-//! | `tower.NAME.parameters`, `tower.NAME.moment.N` | weights of `user`, `item` or `reranker` if it learns, and moments of its optimizer |
+//! | `graph.NAME.PARAMETER`, `graph.NAME.PARAMETER.moment.N` | weights of `user`, `item` or `reranker` if it learns, and moments of its optimizer |
 //! | `items.ids` `items.counts` `items.gaps` `items.last` `[N]` | how often each item was chosen, its mean gap and last event, in events |
 //! | `managed.NAME`, `managed.NAME.*` | managed ids of a table (`managed`) |
 //! | `about` | steps, as JSON |
@@ -21,7 +21,7 @@ use crate::touched::RowSet;
 use crate::weights::Weights;
 use sterling_core::error::{Error, Result};
 use sterling_embedding::train::{MasterRows, MasterTable};
-use sterling_graph::dense::train::DenseOptimizer;
+use sterling_graph::dense::train::{DenseOptimizer, Parameter};
 use sterling_storage::files::{Checksum, TensorFile, TensorWriter, Tensors};
 
 /// State that a run carries on besides the model.
@@ -38,6 +38,19 @@ struct About {
     table_steps: u64,
     counted_events: u64,
     dense_steps: Vec<(String, u64)>,
+}
+
+/// Largest number of steps or events of a run, so that counting on never overflows.
+const COUNT_MAX: u64 = 1 << 53;
+
+impl About {
+    fn check(&self) -> Result<()> {
+        let steps = self.dense_steps.iter().map(|(_, steps)| *steps);
+        match steps.chain([self.table_steps, self.counted_events]).find(|count| *count > COUNT_MAX) {
+            Some(count) => Err(Error::corrupt(format!("about: count {count}, expected at most {COUNT_MAX}"))),
+            None => Ok(()),
+        }
+    }
 }
 
 impl RunState {
@@ -120,14 +133,16 @@ pub(crate) fn write(
     let mut dense_steps = Vec::new();
     for weights in model.weights() {
         let Some(optimizer) = &weights.optimizer else { continue };
-        let (name, count) = (weights.name(), weights.parameters.len());
-        if content != Content::Optimizers {
-            file.add(format!("tower.{name}.parameters"), &[count], &weights.parameters)?;
+        for Parameter { name, shape, range } in weights.parameters() {
+            let tensor = format!("graph.{}.{name}", weights.name());
+            if content != Content::Optimizers {
+                file.add(&tensor, shape, &weights.numbers[range.clone()])?;
+            }
+            for (n, moment) in optimizer.moments().iter().enumerate() {
+                file.add(format!("{tensor}.moment.{n}"), shape, &moment[range.clone()])?;
+            }
         }
-        for (n, moment) in optimizer.moments().iter().enumerate() {
-            file.add(format!("tower.{name}.moment.{n}"), &[count], moment)?;
-        }
-        dense_steps.push((name.to_owned(), optimizer.steps()));
+        dense_steps.push((weights.name().to_owned(), optimizer.steps()));
     }
     let items = catalogue.len();
     let RunState { frequency, counts } = carried;
@@ -145,7 +160,8 @@ pub(crate) fn write(
 pub(crate) enum Take {
     /// Everything: for a checkpoint.
     All,
-    /// Optimizer state and frequencies only: the package that is trained on has the rows and weights.
+    /// Optimizer state and frequencies only: the package that is trained on has the rows and weights. Tables and graphs without
+    /// state begin at zero, as those of a package that PyTorch trained may (`sterling.write_optimizer`).
     OptimizersOnly,
 }
 
@@ -163,6 +179,7 @@ pub(crate) fn read(
     let tensors = Tensors::read(path)?;
     let place = |e: Error| e.within(path.display());
     let about: About = tensors.json("about").map_err(place)?;
+    about.check().map_err(place)?;
     for (table, touched) in model.learning_tables_mut() {
         restore_table(&tensors, take, table, touched).map_err(place)?;
         managed::read(&tensors, take == Take::All, table).map_err(place)?;
@@ -171,11 +188,17 @@ pub(crate) fn read(
     for weights in model.weights_mut() {
         restore_weights(&tensors, take, &about, weights).map_err(place)?;
     }
-    restore_items(&tensors, &about, catalogue, carried).map_err(place)
+    match take == Take::OptimizersOnly && !tensors.has("items.ids") {
+        true => Ok(()),
+        false => restore_items(&tensors, &about, catalogue, carried).map_err(place),
+    }
 }
 
 fn restore_table(tensors: &Tensors, take: Take, table: &mut MasterTable, touched: &mut RowSet) -> Result<()> {
     let name = table.spec().name.clone();
+    if take == Take::OptimizersOnly && !tensors.has(&format!("table.{name}.state")) {
+        return Ok(());
+    }
     let (width, state_width) = (table.spec().width, table.state_width());
     let some = format!("table.{name}.rows");
     let rows = tensors.has(&some).then(|| tensors.get::<u32>(&some, 1)).transpose()?.map(|(rows, _)| rows);
@@ -220,21 +243,37 @@ fn restore_table(tensors: &Tensors, take: Take, table: &mut MasterTable, touched
 }
 
 fn restore_weights(tensors: &Tensors, take: Take, about: &About, weights: &mut Weights) -> Result<()> {
-    let (name, count) = (weights.name(), weights.parameters.len());
+    let name = weights.name();
     let Some(optimizer) = &weights.optimizer else { return Ok(()) };
     let steps = about.dense_steps.iter().find(|(other, _)| other == name).map(|(_, steps)| *steps);
     let steps = match (steps, take) {
         (Some(steps), _) => steps,
-        // The run before did not train this graph.
+        // The state is of a run that did not train this graph.
         (None, Take::OptimizersOnly) => return Ok(()),
         (None, Take::All) => return Err(Error::corrupt(format!("no steps of graph `{name}`"))),
     };
-    let numbers = |kind: &str| Ok(tensors.vector::<f32>(&format!("tower.{name}.{kind}"), count)?.to_vec());
-    let moments = (0..optimizer.moments().len()).map(|n| numbers(&format!("moment.{n}"))).collect::<Result<_>>()?;
-    weights.optimizer = Some(DenseOptimizer::restore(*optimizer.spec(), count, steps, moments)?);
-    if take == Take::All {
-        weights.parameters = numbers("parameters")?;
+    let mut moments = optimizer.moments().to_vec();
+    let mut numbers = weights.numbers.clone();
+    for Parameter { name: parameter, shape, range } in weights.parameters() {
+        let own = format!("graph.{name}.{parameter}");
+        let copy = |tensor: &str, to: &mut [f32]| {
+            let (from, found) = tensors.get::<f32>(tensor, shape.len())?;
+            if found != *shape {
+                let what = format!("tensor `{tensor}`: got shape {found:?}, expected {shape:?}");
+                return Err(Error::corrupt(what));
+            }
+            to.copy_from_slice(&from);
+            Ok(())
+        };
+        for (n, moment) in moments.iter_mut().enumerate() {
+            copy(&format!("{own}.moment.{n}"), &mut moment[range.clone()])?;
+        }
+        if take == Take::All {
+            copy(&own, &mut numbers[range.clone()])?;
+        }
     }
+    weights.optimizer = Some(DenseOptimizer::restore(*optimizer.spec(), numbers.len(), steps, moments)?);
+    weights.numbers = numbers;
     Ok(())
 }
 

@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod inputs;
 mod managed;
+mod resumed;
+mod state;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -372,7 +375,7 @@ fn damaged_checkpoints_and_other_runs_are_rejected_by_name() {
             damaged[at] ^= 1 << (at % 8);
             fs::write(file, &damaged).unwrap();
             match place.open(place.options(&path, "work")) {
-                Ok(_) => assert!(*file == about, "byte {at} of {} is not covered", file.display()),
+                Ok(_) => panic!("byte {at} of {} is not covered", file.display()),
                 Err(e) => assert!(e.to_string().contains("checkpoint "), "{e}"),
             }
         }

@@ -1,7 +1,9 @@
 //! Sets of rows of a table: which rows a checkpoint holds, and which item vectors are stale.
 
+use sterling_core::error::{Error, Result};
+
 /// Rows of one table, a bit per row.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct RowSet {
     words: Vec<u64>,
     count: usize,
@@ -9,8 +11,16 @@ pub(crate) struct RowSet {
 
 impl RowSet {
     /// Creates an empty set of rows of a table of `rows` rows.
-    pub(crate) fn new(rows: u64) -> Self {
-        RowSet { words: vec![0; rows.div_ceil(64) as usize], count: 0 }
+    ///
+    /// # Errors
+    /// `Overloaded` if memory cannot be allocated.
+    pub(crate) fn new(rows: u64) -> Result<Self> {
+        let (mut words, len) = (Vec::new(), rows.div_ceil(64) as usize);
+        words.try_reserve_exact(len).map_err(|e| {
+            Error::overloaded(format!("changed rows: cannot allocate {} bytes: {e}", len * 8)).caused_by(e)
+        })?;
+        words.resize(len, 0);
+        Ok(RowSet { words, count: 0 })
     }
 
     /// Adds a row of the table.
@@ -56,11 +66,17 @@ mod tests {
 
     #[test]
     fn a_set_has_what_was_inserted_once_and_in_order() {
-        let mut set = RowSet::new(130);
+        let mut set = RowSet::new(130).expect("three words");
         [129, 0, 64, 63, 64, 0].iter().for_each(|row| set.insert(*row));
         assert_eq!((set.rows(), set.len()), (vec![0, 63, 64, 129], 4));
         assert!(set.contains(129) && !set.contains(128) && !set.contains(1000));
         set.clear();
         assert_eq!((set.rows(), set.len()), (vec![], 0));
+    }
+
+    #[test]
+    fn more_rows_than_memory_holds_are_an_error() {
+        let error = RowSet::new(u64::MAX).expect_err("2^61 bytes");
+        assert_eq!(error.kind(), sterling_core::error::Kind::Overloaded, "{error}");
     }
 }

@@ -1,7 +1,9 @@
 //! A training run, from its events to the written package.
 
+mod failures;
 mod step;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -12,7 +14,7 @@ use serde::Serialize;
 use crate::catalogue::Catalogue;
 use crate::checkpoint::{Base, Checkpoints, EventCounts, Last, Origin, Position};
 use crate::draws::{StepRandom, shuffle};
-use crate::events::{Checker, Chunk, Event, Inputs, Outcome, RejectionReason};
+use crate::events::{self, Checker, Chunk, Event, Inputs, Outcome, RejectionReason};
 use crate::lock::Lock;
 use crate::loss::Gradients;
 use crate::managed;
@@ -36,6 +38,10 @@ use sterling_storage::files::Checksum;
 const CHUNKS_AHEAD: usize = 8;
 /// Number of events from which the share of rejected ones may end the run.
 const LIMIT_AFTER: u64 = 10_000;
+/// Largest shuffle buffer in events.
+const SHUFFLE_MAX: usize = 100_000_000;
+/// Largest number of threads.
+const THREADS_MAX: usize = 1024;
 /// Events per window of the report.
 const WINDOW: u64 = 10_000;
 
@@ -71,6 +77,12 @@ impl TrainOptions {
     pub fn work_folder_for(package: &Path) -> PathBuf {
         let name = package.file_name().unwrap_or_default().to_string_lossy();
         package.with_file_name(format!("{name}.train"))
+    }
+
+    /// Returns whether a run with these options may write a package to `out`: it does not exist, or a run in the same working
+    /// folder was killed after it had written it.
+    pub fn may_write(&self, out: &Path) -> bool {
+        !out.exists() || Lock::has_recorded(&self.work, out)
     }
 
     /// Creates options with default values.
@@ -130,6 +142,8 @@ pub struct Trainer {
     quarantine: Quarantine,
     position: Position,
     resumed_from: u64,
+    /// Some labels that are positive in an event.
+    labels: BTreeSet<String>,
     lock: Lock,
 }
 
@@ -155,6 +169,13 @@ impl Trainer {
         })?;
         if options.epochs == 0 {
             return Err(Error::invalid("epochs: got 0, expected at least 1"));
+        }
+        for (option, got, most) in
+            [("shuffle", options.shuffle, SHUFFLE_MAX), ("threads", options.threads, THREADS_MAX)]
+        {
+            if got > most {
+                return Err(Error::invalid(format!("{option}: got {got}, expected at most {most}")));
+            }
         }
         let inputs = Inputs::open(&options.events)?;
         if options.epochs > 1 && !inputs.can_be_read_again() {
@@ -213,6 +234,7 @@ impl Trainer {
             base,
             resumed_from: position.step,
             position,
+            labels: BTreeSet::new(),
             lock,
         };
         if trainer.resumed_from > 0 && !trainer.options.forget.is_empty() {
@@ -231,23 +253,21 @@ impl Trainer {
     /// Trains on all remaining events.
     ///
     /// # Errors
-    /// Errors of reading; `Invalid` if the limit of rejected events is exceeded, or if all batches were rejected; `NoSpace` or `Io` with the step of a checkpoint
-    /// that cannot be written. Earlier checkpoints stay. The end of the run is not a checkpoint: if the package cannot be
-    /// written, the run resumes from the last one.
+    /// Errors of reading; `Invalid` if the limit of rejected events is exceeded, or if no event was trained; `Conflict` if the run
+    /// was resumed and the events are others; `NoSpace` or `Io` with the step of a checkpoint that cannot be written. Earlier
+    /// checkpoints stay. The end of the run is not a checkpoint: if the package cannot be written, the run resumes from the last
+    /// one.
     pub fn run(&mut self, reported: &dyn Fn(&Progress<'_>)) -> Result<Report> {
         let (start, trained_before) = (Instant::now(), self.position.trained);
         while self.position.epoch < self.options.epochs {
             self.epoch(reported)?;
             self.position.epoch += 1;
             self.position.events = 0;
+            self.position.hash = 0;
         }
         self.quarantine.sync()?;
-        let Position { trained, rejected_batches, .. } = self.position;
-        if trained == 0 && rejected_batches > 0 {
-            let work = self.options.work.display();
-            return Err(Error::invalid(format!(
-                "all {rejected_batches} batches were rejected, nothing was learned: {work}/quarantine.jsonl says why"
-            )));
+        if self.position.trained == 0 {
+            return Err(self.nothing_trained());
         }
         let seconds = start.elapsed().as_secs_f64();
         let rate = (self.position.trained - trained_before) as f64 / seconds.max(1e-9);
@@ -256,11 +276,13 @@ impl Trainer {
         Ok(Report { managed, ..Report::of(&self.position, tasks, self.resumed_from, rate) })
     }
 
-    /// Writes the trained model as a package, together with the state of the optimizers.
+    /// Writes the trained model as a package, together with the state of the optimizers. If `out` is this package already, because
+    /// the run was killed after it was written, it stays.
     ///
     /// # Errors
-    /// `Conflict` if `out` exists; `NoSpace` or `Io` with the path.
+    /// `Conflict` if `out` is anything else; `NoSpace` or `Io` with the path.
     pub fn write(&self, out: &Path) -> Result<()> {
+        self.lock.record(out)?;
         let write = |path: &Path| state::write(path, Content::Optimizers, &self.model, &self.carried, &self.catalogue);
         package::write(out, &self.package, &self.model, write)
     }
@@ -302,30 +324,35 @@ impl Trainer {
         std::thread::scope(|scope| {
             let (send, receive) = sync_channel::<Result<Chunk>>(CHUNKS_AHEAD);
             let (inputs, catalogue, label, trained) = (&inputs, &catalogue, &label, &trained);
-            tasks::EVENTS.start_in(scope, move || {
+            let reader = tasks::EVENTS.start_in(scope, move || {
                 let mut checker = Checker::new(tower, catalogue, label, trained);
                 if let Err(e) = inputs.read(&mut checker, &mut |chunk| send.send(Ok(chunk)).is_ok()) {
                     // If the receiver was dropped, the consumer has already failed with its own error.
                     let _ = send.send(Err(e));
                 }
+                checker.into_labels()
             })?;
-            self.consume(&receive, tower, reported)
+            let consumed = self.consume(receive, tower, reported);
+            self.labels = reader.join().map_err(|_| Error::internal("the thread that reads events panicked"))?;
+            consumed
         })
     }
 
     /// Consumes the events of an epoch in blocks of complete batches, shuffled if the options ask for it.
     fn consume(
         &mut self,
-        chunks: &Receiver<Result<Chunk>>,
+        chunks: Receiver<Result<Chunk>>,
         tower: &Tower,
         reported: &dyn Fn(&Progress<'_>),
     ) -> Result<()> {
         let batch = self.train.batch;
         let block_events = self.options.shuffle.max(batch).next_multiple_of(batch);
         let is_first = self.position.epoch == 0;
-        let bytes_before = self.inputs.bytes().unwrap_or(0) * self.position.epoch;
+        let bytes_before = self.inputs.bytes().unwrap_or(0).saturating_mul(self.position.epoch);
         // Numbers of trained and of quarantined events at the start: those were already processed before the run was resumed.
         let (trained, quarantined) = (self.position.events, self.position.quarantined.0);
+        let checkpoint = self.position.hash;
+        let mut hash = 0;
         if is_first {
             self.position.met = Default::default();
         }
@@ -337,23 +364,32 @@ impl Trainer {
                 shuffle(block, StepRandom::new(!trainer.options.seed, number));
             }
             for events in block.chunks(batch) {
+                hash = events::hash(hash, events);
                 if first >= trained {
+                    trainer.position.hash = hash;
                     trainer.position.events = first + events.len() as u64;
                     let ended = trainer.step(events, tower)?;
                     reported(&Progress {
                         events: trainer.position.trained,
                         bytes: bytes_before + bytes,
-                        bytes_all: trainer.inputs.bytes().map(|all| all * trainer.options.epochs),
+                        bytes_all: trainer.inputs.bytes().map(|all| all.saturating_mul(trainer.options.epochs)),
                         window: ended.as_ref(),
                     });
                     if trainer.position.step.is_multiple_of(trainer.options.checkpoint_steps.max(1)) {
                         trainer.checkpoint()?;
                     }
                 }
+                let is_before = first < trained;
                 first += events.len() as u64;
+                if is_before && first >= trained && (first, hash) != (trained, checkpoint) {
+                    return Err(trainer.other_events(match first == trained {
+                        true => format!("the first {trained} events are others"),
+                        false => format!("the events go on after event {trained}, the last one of the checkpoint"),
+                    }));
+                }
             }
             block.clear();
-            Ok::<_, Error>(())
+            Ok(first)
         };
         for chunk in chunks {
             let chunk = chunk?;
@@ -373,7 +409,10 @@ impl Trainer {
                 }
             }
         }
-        take(self, &mut block, bytes)?;
+        let taken = take(self, &mut block, bytes)?;
+        if taken < trained {
+            return Err(self.other_events(format!("the events end at {taken}, the checkpoint is at {trained}")));
+        }
         let met = self.position.met;
         match is_first && met.refused > self.options.max_refused.most(met.read) {
             true => Err(self.too_many_rejected()),
@@ -414,18 +453,6 @@ impl Trainer {
             }
         }
         Ok(())
-    }
-
-    fn too_many_rejected(&mut self) -> Error {
-        // The quarantine names the reasons, so it is made durable before the run ends.
-        let synced = self.quarantine.sync().err().map_or(String::new(), |e| format!("; {e}"));
-        let EventCounts { read, refused, .. } = self.position.met;
-        let most = self.options.max_refused.most(read);
-        let work = self.options.work.display();
-        Error::invalid(format!(
-            "{refused} of {read} events were rejected, expected at most {most}: {work}/quarantine.jsonl has the \
-             reasons{synced}"
-        ))
     }
 }
 

@@ -15,7 +15,7 @@ pub(crate) struct Weights {
     file: String,
     graph: TrainableGraph,
     /// Weights; those of the file until the first step.
-    pub(crate) parameters: Vec<f32>,
+    pub(crate) numbers: Vec<f32>,
     /// Optimizer of the weights; none if they are frozen.
     pub(crate) optimizer: Option<DenseOptimizer>,
     workspace: Workspace,
@@ -57,13 +57,13 @@ impl Weights {
             let all = graph.parameters().iter().map(|p: &Parameter| p.name.clone());
             graph = read(&unread.iter().cloned().chain(all).collect::<Vec<_>>())?;
         }
-        let parameters = graph.initial().to_vec();
-        let optimizer = optimizer.map(|spec| DenseOptimizer::new(*spec, parameters.len())).transpose()?;
+        let numbers = graph.initial().to_vec();
+        let optimizer = optimizer.map(|spec| DenseOptimizer::new(*spec, numbers.len())).transpose()?;
         Ok(Weights {
             name,
             file: file.to_owned(),
             graph,
-            parameters,
+            numbers,
             optimizer,
             workspace: Workspace::new(threads),
             outputs: Vec::new(),
@@ -81,7 +81,7 @@ impl Weights {
     /// # Errors
     /// `Unsupported` if the weights are not stored in the file as f32.
     pub(crate) fn written(&self) -> Result<(&str, Vec<u8>)> {
-        Ok((&self.file, self.graph.write(&self.parameters).map_err(|e| e.within(&self.file))?))
+        Ok((&self.file, self.graph.write(&self.numbers).map_err(|e| e.within(&self.file))?))
     }
 
     /// Computes the output of a batch with the current weights, `[rows, width]`.
@@ -89,7 +89,7 @@ impl Weights {
     /// # Errors
     /// Errors of the graph.
     pub(crate) fn forward(&mut self, batch: &Batch<'_>) -> Result<&[f32]> {
-        self.graph.forward(&self.parameters, batch, &mut self.workspace, &mut self.outputs)?;
+        self.graph.forward(&self.numbers, batch, &mut self.workspace, &mut self.outputs)?;
         Ok(self.outputs.first().map_or(&[], Vec::as_slice))
     }
 
@@ -108,12 +108,11 @@ impl Weights {
     /// # Errors
     /// Errors of the graph.
     pub(crate) fn backward(&mut self, batch: &Batch<'_>, output: &[f32]) -> Result<&[Vec<f32>]> {
-        self.graph.backward(&self.parameters, batch, &[output], &mut self.workspace, &mut self.gradients)?;
+        self.graph.backward(&self.numbers, batch, &[output], &mut self.workspace, &mut self.gradients)?;
         Ok(&self.gradients.inputs)
     }
 
-    /// Returns the parameters of the graph.
-    #[cfg(test)]
+    /// Returns the parameters of the graph: their names, shapes and places among the numbers.
     pub(crate) fn parameters(&self) -> &[Parameter] {
         self.graph.parameters()
     }
@@ -135,7 +134,7 @@ impl Weights {
     /// `Invalid` if a gradient is not finite.
     pub(crate) fn step(&mut self) -> Result<()> {
         match &mut self.optimizer {
-            Some(optimizer) => optimizer.step(&mut self.parameters, &self.gradients.parameters).map(drop),
+            Some(optimizer) => optimizer.step(&mut self.numbers, &self.gradients.parameters).map(drop),
             None => Ok(()),
         }
     }

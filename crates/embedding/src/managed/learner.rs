@@ -10,6 +10,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use serde::{Deserialize, Serialize};
 
+use super::extended;
 use super::held::{append_rows, map_of};
 use super::map::{FREE, IdMap};
 use super::policy::ManagedSpec;
@@ -111,9 +112,9 @@ impl IdLearner {
         Ok(IdLearner {
             spec,
             shared: Arc::new(SharedIds { state: RwLock::new((map, 0)) }),
-            seen: vec![Seen::default(); by_row.len()],
+            seen: extended(&[], by_row.len(), Seen::default())?,
             candidates: HashMap::new(),
-            sketch: spec.filter(|spec| spec.admit > 1).map(|_| Sketch::new(table.rows)),
+            sketch: spec.filter(|spec| spec.admit > 1).map(|_| Sketch::new(table.rows)).transpose()?,
             reserved: if let Unseen::Row(row) = table.unseen { Some(row as usize) } else { None },
             barred: BTreeSet::new(),
             clock: 0,

@@ -32,6 +32,15 @@ const USED: usize = 5;
 /// Ids that are hashed and prefetched together, one block ahead of their comparison.
 const BLOCK: usize = 32;
 
+/// Returns the bytes of memory of the map of a table with `rows` rows: 19.2 per row.
+pub fn map_bytes(rows: u64) -> u64 {
+    buckets(rows).saturating_mul((BUCKET * (size_of::<i64>() + size_of::<u32>())) as u64)
+}
+
+fn buckets(rows: u64) -> u64 {
+    rows.div_ceil(USED as u64).max(1)
+}
+
 /// Rows of ids.
 #[derive(Debug)]
 pub(crate) struct IdMap {
@@ -50,7 +59,7 @@ impl IdMap {
     /// # Errors
     /// `Overloaded` if memory cannot be allocated.
     pub(crate) fn new(rows: u64) -> Result<Self> {
-        let buckets = rows.div_ceil(USED as u64).max(1);
+        let buckets = buckets(rows);
         let slots = (buckets as usize).saturating_mul(BUCKET);
         let mut ids = Owned::zeros(slots)?;
         ids.fill(FREE);

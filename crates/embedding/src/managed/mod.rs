@@ -21,5 +21,22 @@ mod tests;
 pub use held::{ManagedIds, tensor_name};
 pub(crate) use learner::{IdLearner, SharedIds, initial_row};
 pub use learner::{IdState, IdTotals};
-pub use map::FREE;
+pub use map::{FREE, map_bytes};
 pub use policy::{Evict, ManagedSpec};
+
+use sterling_core::error::{Error, Result};
+
+/// Returns a copy of `values` of length `len`, with `value` for the further elements.
+///
+/// # Errors
+/// `Overloaded` if memory cannot be allocated.
+pub(crate) fn extended<T: Clone>(values: &[T], len: usize, value: T) -> Result<Vec<T>> {
+    let mut all = Vec::new();
+    all.try_reserve_exact(len).map_err(|e| {
+        let bytes = len.saturating_mul(size_of::<T>());
+        Error::overloaded(format!("managed ids: cannot allocate {bytes} bytes: {e}")).caused_by(e)
+    })?;
+    all.extend_from_slice(values);
+    all.resize(len, value);
+    Ok(all)
+}

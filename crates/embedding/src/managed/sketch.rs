@@ -3,6 +3,8 @@
 //! Cormode and Muthukrishnan 2005, *An improved data stream summary*; Estan and Varghese 2002 for the conservative update. An
 //! estimate is at least the count, so no id is admitted later than its occurrences allow.
 
+use super::extended;
+use sterling_core::error::Result;
 use sterling_core::random::splitmix64;
 
 /// Counters per id.
@@ -19,8 +21,12 @@ pub(super) struct Sketch {
 
 impl Sketch {
     /// Creates a sketch for the ids of a table of `rows` rows: 4 to 8 bytes per row.
-    pub(super) fn new(rows: u64) -> Self {
-        Sketch { counters: vec![0; DEPTH * rows.max(WIDTH_MIN).next_power_of_two() as usize] }
+    ///
+    /// # Errors
+    /// `Overloaded` if memory cannot be allocated.
+    pub(super) fn new(rows: u64) -> Result<Self> {
+        let width = rows.max(WIDTH_MIN).next_power_of_two() as usize;
+        Ok(Sketch { counters: extended(&[], DEPTH * width, 0)? })
     }
 
     /// Counts an id once; returns the estimate of its count.
@@ -59,7 +65,7 @@ mod tests {
 
     #[test]
     fn estimates_are_at_least_the_counts_and_mostly_equal() {
-        let mut sketch = Sketch::new(1000);
+        let mut sketch = Sketch::new(1000).expect("16 KiB");
         let mut over = 0;
         for round in 1..=3u8 {
             for id in 0..1000 {

@@ -69,3 +69,10 @@ fn invalid_assignments_are_rejected() {
     assert!(said(Unseen::Zero, &[1, 2, 1]).contains("id 1 has rows 0 and 2, expected one"));
     assert!(said(Unseen::Row(1), &[1, 2, 3]).contains("row 1 is that of unseen ids, expected it free, got id 2"));
 }
+
+#[test]
+fn more_ids_than_memory_holds_are_an_error() {
+    let error = extended(&[FREE], usize::MAX / 64, FREE).unwrap_err();
+    assert_eq!(error.kind(), sterling_core::error::Kind::Overloaded, "{error}");
+    assert_eq!(extended(&[1, 2], 4, FREE).unwrap(), [1, 2, FREE, FREE]);
+}

@@ -192,6 +192,12 @@ impl Machine {
         cached.saturating_mul(row_bytes(table, piece) + overhead)
     }
 
+    /// Reserves bytes on every host, for what all of them hold.
+    pub(crate) fn reserve(&mut self, bytes: u64) {
+        let hosts = self.devices.iter_mut().filter(|device| device.kind == DeviceKind::Host);
+        hosts.for_each(|host| host.capacity_bytes = host.capacity_bytes.saturating_sub(bytes));
+    }
+
     /// Returns the charges of a piece per device. The first one is that of the device that answers.
     pub(crate) fn charges(&self, table: &TableWorkload, piece: &Piece, keeping: &PieceStorage) -> Vec<Charge> {
         let device = &self.devices[keeping.device];

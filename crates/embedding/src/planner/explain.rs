@@ -113,6 +113,7 @@ pub(super) fn plan_of(
     let slowest = devices.iter().max_by(|a, b| a.micros.total_cmp(&b.micros)).expect("a machine has a host");
     let mut notes = workload.notes.clone();
     notes.extend(workload.tables.iter().filter_map(learning));
+    notes.extend(workload.tables.iter().filter_map(managed));
     notes.extend(devices.iter().filter_map(|d| {
         let load = d.load.filter(|l| *l > 1.0)?;
         Some(format!("`{}` cannot keep up: the stated request rate needs {:.0} % of its time", d.device, load * 100.0))
@@ -144,6 +145,12 @@ fn learning(table: &TableWorkload) -> Option<String> {
         table.format.name(),
         report::bytes(served)
     ))
+}
+
+/// Describes the memory of managed ids, which the capacity of hosts is without.
+fn managed(table: &TableWorkload) -> Option<String> {
+    let bytes = report::bytes(table.map_bytes());
+    table.managed.then(|| format!("table `{}` has managed ids: a map of {bytes} on every host", table.name))
 }
 
 fn device_plans(machine: &Machine, workload: &Workload, plans: &[TablePlan], loads: &[Load]) -> Vec<DevicePlan> {

@@ -59,7 +59,9 @@ pub fn plan(topology: &Topology, workload: &Workload) -> Result<PlacementPlan> {
 fn plan_within(topology: &Topology, workload: &Workload, bounds: Bounds) -> Result<PlacementPlan> {
     topology.validate()?;
     workload.validate()?;
-    let machine = Machine::new(topology, workload.batch);
+    let mut machine = Machine::new(topology, workload.batch);
+    // Ids are resolved to rows before shards are read, so every host has the maps.
+    machine.reserve(workload.tables.iter().map(|table| table.map_bytes()).fold(0, u64::saturating_add));
     let mut tables: Vec<Vec<Candidate>> = Vec::with_capacity(workload.tables.len());
     let mut charges = 0;
     for table in &workload.tables {

@@ -82,6 +82,7 @@ fn table(name: &str, rows: u64, width: u32) -> TableWorkload {
         access: Access::Zipf(0.9),
         constraints: Constraints::default(),
         train: None,
+        managed: false,
     }
 }
 
@@ -660,6 +661,24 @@ fn a_sample_of_requests_gives_pooling_and_skew() {
         let e = workload.measure(invalid).unwrap_err().to_string();
         assert!(e.contains(part), "{invalid}: {e}");
     }
+}
+
+#[test]
+fn maps_of_managed_ids_take_memory_of_every_host() {
+    let hosts = vec![host("a", 4.0), host("b", 4.0)];
+    let topology = Topology { hosts, gpus: Vec::new(), remote: None, network: Some(network()) };
+    let of = |managed: bool, rows: u64| {
+        plan(&topology, &workload(vec![TableWorkload { managed, ..table("t", rows, 64) }, table("u", 1000, 64)]))
+    };
+    let (plain, managed) = (of(false, 1_000_000).unwrap(), of(true, 1_000_000).unwrap());
+    for (with, without) in managed.devices.iter().zip(&plain.devices) {
+        assert_eq!(without.capacity_bytes - with.capacity_bytes, 19_200_000);
+    }
+    assert!(managed.notes.iter().any(|n| n.contains("`t` has managed ids: a map of ")), "{:?}", managed.notes);
+    assert!(plain.notes.iter().all(|n| !n.contains("managed ids")), "{:?}", plain.notes);
+    // The rows alone would fit into both hosts.
+    let rows = (78 << 30) / 10 / 256;
+    assert!(of(false, rows).is_ok() && of(true, rows).is_err());
 }
 
 #[test]

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::access::{Access, Curve, SAMPLE_IDS_MIN};
 use super::topology::parse_toml;
+use crate::managed::map_bytes;
 use crate::place::{Sharding, Tier};
 use crate::train::{RuleKind, stretch_bytes};
 use sterling_core::error::{Error, Result};
@@ -45,6 +46,8 @@ pub struct TableWorkload {
     pub constraints: Constraints,
     /// Optimizer of a table in training; none if it is only read.
     pub train: Option<RuleKind>,
+    /// True if its ids are managed: every host that looks up ids has their map.
+    pub managed: bool,
 }
 
 /// Served-format copies of a table in training: one that is read, and one that updates are written to.
@@ -91,6 +94,11 @@ impl TableWorkload {
         self.constraints.tiers = vec![Tier::Host];
         self.train = Some(kind);
         Ok(())
+    }
+
+    /// Returns the bytes of the map of managed ids on each host; 0 if ids are row numbers.
+    pub fn map_bytes(&self) -> u64 {
+        if self.managed { map_bytes(self.rows) } else { 0 }
     }
 
     /// Returns the bytes of all rows, without sharding.
@@ -352,6 +360,7 @@ impl TableToml {
             access,
             constraints,
             train: None,
+            managed: false,
         };
         self.train.map_or(Ok(()), |kind| table.learn(kind))?;
         Ok(table)

@@ -3,7 +3,7 @@
 use super::batch::PreparedBatch;
 use super::master::{MasterRows, MasterTable};
 use super::tables::LearningTables;
-use crate::managed::{FREE, IdLearner, IdState, IdTotals, ManagedSpec, initial_row};
+use crate::managed::{FREE, IdLearner, IdState, IdTotals, ManagedSpec, extended, initial_row};
 use sterling_core::error::{Error, Result};
 
 impl MasterTable {
@@ -11,7 +11,8 @@ impl MasterTable {
     ///
     /// # Errors
     /// `Invalid` for a frozen table, invalid settings, fewer rows than the table has, or ids that are no assignment
-    /// ([`crate::managed::ManagedIds::new`]); `Unsupported` for a partitioned table.
+    /// ([`crate::managed::ManagedIds::new`]); `Unsupported` for a partitioned table; `Overloaded` if memory cannot
+    /// be allocated.
     pub fn with_ids(self, spec: Option<ManagedSpec>, by_row: &[i64]) -> Result<Self> {
         let place = |e: Error| e.within(format!("table `{}`", self.spec().name));
         if self.rule().is_none() && spec.is_some() {
@@ -28,8 +29,6 @@ impl MasterTable {
         if rows < has {
             return Err(place(Error::invalid(format!("managed.rows: got {rows}, expected at least its {has} rows"))));
         }
-        let mut by_row = by_row.to_vec();
-        by_row.resize(by_row.len() + (rows - has) as usize, FREE);
         let mut table = if rows == has {
             self
         } else {
@@ -38,7 +37,9 @@ impl MasterTable {
             grown.import(&self.export(0..has as u32)?)?;
             grown
         };
-        let ids = IdLearner::new(table.spec(), spec, by_row)?;
+        let place = |e: Error| e.within(format!("table `{}`", table.spec().name));
+        let by_row = extended(by_row, by_row.len() + (rows - has) as usize, FREE).map_err(place)?;
+        let ids = IdLearner::new(table.spec(), spec, by_row).map_err(place)?;
         table.set_ids(ids);
         Ok(table)
     }
@@ -63,6 +64,11 @@ impl MasterTable {
     /// Returns numbers of managed ids since the start of training; none if they do not change.
     pub fn id_totals(&self) -> Option<IdTotals> {
         self.ids().filter(|ids| ids.changes()).map(IdLearner::totals)
+    }
+
+    /// Returns the id of each row, [`FREE`] for a free one; none if ids are row numbers.
+    pub fn id_by_row(&self) -> Option<&[i64]> {
+        self.ids().map(IdLearner::by_row)
     }
 
     /// Returns whether ids are managed; if not, they are row numbers.

@@ -335,12 +335,27 @@ impl MasterTable {
         Ok(values)
     }
 
-    /// Converts the table to a served format.
+    /// Converts the table to a served format, with the map of managed ids.
+    ///
+    /// # Errors
+    /// As [`MasterTable::served_rows`].
+    pub fn served(&self, format: RowFormat) -> Result<Table> {
+        let table = self.served_rows(format)?;
+        match &self.ids {
+            None => Ok(table),
+            Some(ids) => {
+                let ids = ManagedIds::new(table.spec(), Buffer::copied(ids.by_row())?)?;
+                Ok(table.with_ids(ids))
+            }
+        }
+    }
+
+    /// Converts the rows to a served format, without managed ids: [`MasterTable::id_by_row`] has those.
     ///
     /// # Errors
     /// `Invalid` with table and row if a row cannot be stored in the format; `Overloaded` if memory cannot be allocated; errors
     /// of the source of remote rows.
-    pub fn served(&self, format: RowFormat) -> Result<Table> {
+    pub fn served_rows(&self, format: RowFormat) -> Result<Table> {
         let spec = TableSpec { format, ..self.spec.clone() };
         let row_bytes = spec.row_bytes()?;
         let mut stored = Ok(());
@@ -353,13 +368,7 @@ impl MasterTable {
             });
         })?;
         stored?;
-        match &self.ids {
-            None => Table::host(spec, bytes),
-            Some(ids) => {
-                let ids = ManagedIds::new(&spec, Buffer::copied(ids.by_row())?)?;
-                Ok(Table::host(spec, bytes)?.with_ids(ids))
-            }
-        }
+        Table::host(spec, bytes)
     }
 
     /// Visits all rows in order.

@@ -54,6 +54,21 @@ impl FeatureRow {
         self.values.iter().map(numbers).fold(0.0, f32::max)
     }
 
+    /// Passes the bytes of all values and of their counts to a hash function, in order.
+    pub fn hash_into(&self, update: &mut dyn FnMut(&[u8])) {
+        for values in &self.values {
+            match values {
+                FeatureValues::Ids { ids, weights } => {
+                    update(&(ids.len() as u64).to_le_bytes());
+                    ids.iter().for_each(|id| update(&id.to_le_bytes()));
+                    update(&[u8::from(weights.is_some())]);
+                    weights.iter().flatten().for_each(|weight| update(&weight.to_le_bytes()));
+                }
+                FeatureValues::Dense(numbers) => numbers.iter().for_each(|x| update(&x.to_le_bytes())),
+            }
+        }
+    }
+
     /// Returns the bytes of its values.
     pub fn bytes(&self) -> usize {
         let bytes = |values: &FeatureValues| match values {

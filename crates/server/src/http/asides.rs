@@ -64,8 +64,8 @@ impl Asides {
         }
     }
 
-    /// Parses and prepares a body: on this thread if it is short, else on a blocking thread. `has_texts` tells that texts of it may
-    /// be tokenized.
+    /// Parses and prepares a body: on this thread if it is short, else on a blocking thread. With `has_texts`, texts of it may be
+    /// tokenized.
     ///
     /// # Errors
     /// As [`Asides::run`].

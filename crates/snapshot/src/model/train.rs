@@ -160,6 +160,9 @@ impl TrainSpec {
             }
             table.rate.map_or(Ok(()), |rate| positive("rate", rate)).map_err(place)?;
             table.managed.map_or(Ok(()), |managed| managed.check()).map_err(|e| place(e.within("managed")))?;
+            if table.frozen && table.rate.is_some() {
+                return Err(place(Error::invalid("`frozen = true` with `rate`, expected one of them")));
+            }
             if table.frozen && table.managed.is_some() {
                 return Err(place(Error::invalid(
                     "got `frozen` and `managed`, expected at most one of them: managed ids change the table",

@@ -15,10 +15,12 @@ use rustix::process::{Resource, Rlimit, Signal, setrlimit};
 use serde::{Deserialize, Serialize};
 
 use super::rows;
-use crate::model::{MODEL_FILE, ModelSpec, read_graph};
+use crate::model::{DeclaredTable, MODEL_FILE, ModelSpec, read_graph};
 use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::tasks;
+use sterling_embedding::managed::{map_bytes, tensor_name};
+use sterling_storage::files::Tensors;
 
 /// Polling interval of the child process.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
@@ -35,7 +37,7 @@ const REASON_CHARS: usize = 2_000;
 /// Resource limits of a validation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Bytes of memory, in addition to eight times the size of files that are read completely.
+    /// Bytes of memory, in addition to eight times the size of files that are read completely, and to the maps of managed ids.
     pub memory_bytes: u64,
     /// CPU time.
     pub cpu: Duration,
@@ -51,7 +53,8 @@ impl Bounds {
 
     /// Returns the memory limit for the package in `folder`, in bytes.
     fn memory_of(&self, folder: &Path) -> u64 {
-        self.memory_bytes.saturating_add(package_bytes(folder).unwrap_or(0).saturating_mul(8))
+        let maps = map_bytes_of(folder).unwrap_or(0);
+        self.memory_bytes.saturating_add(package_bytes(folder).unwrap_or(0).saturating_mul(8)).saturating_add(maps)
     }
 }
 
@@ -251,6 +254,18 @@ fn package_bytes(folder: &Path) -> Option<u64> {
     let texts = spec.tables.into_iter().flat_map(|table| [table.vocabulary, table.tokenizer]).flatten();
     let texts = texts.filter_map(|file| Some(std::fs::metadata(folder.join(file)).ok()?.len()));
     Some(graphs.chain(texts).sum())
+}
+
+/// Returns the bytes of the maps of managed ids, which are built when the tables are opened.
+fn map_bytes_of(folder: &Path) -> Option<u64> {
+    let spec = ModelSpec::parse(&std::fs::read_to_string(folder.join(MODEL_FILE)).ok()?).ok()?;
+    let managed = spec.tables.iter().filter(|table| table.managed);
+    let of_table = |table: &DeclaredTable| {
+        let tensors = Tensors::read(&folder.join(&table.file)).ok()?;
+        let (_, shape) = tensors.info(&tensor_name(&table.name)).ok()?;
+        Some(map_bytes(*shape.first()? as u64))
+    };
+    Some(managed.filter_map(of_table).fold(0, u64::saturating_add))
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Validates events against a model: known items, known features, finite values in range.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::raw::{RawEvent, RejectionReason};
 use crate::catalogue::Catalogue;
@@ -11,6 +11,8 @@ use sterling_graph::tower::{FeatureRow, Tower};
 
 /// Number of remembered event ids: an id that repeats within this many events is rejected.
 const IDS_REMEMBERED: usize = 1_000_000;
+/// Maximum number of labels that the message of a run without positives names.
+const LABELS_NAMED: usize = 10;
 /// Largest weight of an event.
 const WEIGHT_MAX: f64 = 1e6;
 /// Maximum time of an event: the year 2100. Times in milliseconds are above it; managed ids expire by the latest time.
@@ -42,6 +44,22 @@ impl Event {
     }
 }
 
+/// Returns the hash of a batch that follows others: the XXH3-64 of all fields of its events, with the hash of the others as seed.
+pub(crate) fn hash(before: u64, events: &[Event]) -> u64 {
+    let mut hash = Xxh3::with_seed(before);
+    for Event { user, item, time, weight, exclude, is_positive, labels } in events {
+        user.hash_into(&mut |bytes| hash.update(bytes));
+        hash.update(&item.to_le_bytes());
+        hash.update(&time.to_le_bytes());
+        hash.update(&weight.to_le_bytes());
+        hash.update(&(exclude.len() as u64).to_le_bytes());
+        exclude.iter().for_each(|item| hash.update(&item.to_le_bytes()));
+        hash.update(&[u8::from(*is_positive)]);
+        labels.iter().for_each(|label| hash.update(&[u8::from(*label > 0.0)]));
+    }
+    hash.digest()
+}
+
 /// Validates events against a model, in their order.
 pub(crate) struct Checker<'a> {
     tower: &'a Tower,
@@ -49,12 +67,19 @@ pub(crate) struct Checker<'a> {
     label: &'a str,
     tasks: &'a [&'a str],
     seen: SeenIds,
+    /// Some labels that are positive in an event.
+    labels: BTreeSet<String>,
 }
 
 impl<'a> Checker<'a> {
     /// Creates a checker; an event has one label per name of `tasks`.
     pub(crate) fn new(tower: &'a Tower, catalogue: &'a Catalogue, label: &'a str, tasks: &'a [&'a str]) -> Self {
-        Checker { tower, catalogue, label, tasks, seen: SeenIds::default() }
+        Checker { tower, catalogue, label, tasks, seen: SeenIds::default(), labels: BTreeSet::new() }
+    }
+
+    /// Returns up to 10 labels that are positive in an event.
+    pub(crate) fn into_labels(self) -> BTreeSet<String> {
+        self.labels
     }
 
     /// Returns the event in the trainer's form.
@@ -103,6 +128,12 @@ impl<'a> Checker<'a> {
             let labelled = raw.labels.get(label).map(|&value| value > 0.0);
             labelled.unwrap_or(raw.kind.as_deref() == Some(label))
         };
+        let positives = raw.labels.iter().filter(|(_, value)| **value > 0.0).map(|(label, _)| label).chain(&raw.kind);
+        for label in positives {
+            if self.labels.len() < LABELS_NAMED && !self.labels.contains(label) {
+                self.labels.insert(label.clone());
+            }
+        }
         let labels = self.tasks.iter().map(|task| f32::from(u8::from(is_positive(task)))).collect();
         let time = raw.time.unwrap_or(0.0) as u64;
         Ok(Event { user, item, time, weight: weight as f32, exclude, is_positive: is_positive(self.label), labels })

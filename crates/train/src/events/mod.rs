@@ -14,6 +14,6 @@ mod read;
 mod table;
 mod wire;
 
-pub(crate) use check::{Checker, Event};
+pub(crate) use check::{Checker, Event, hash};
 pub(crate) use raw::RejectionReason;
 pub(crate) use read::{Chunk, Inputs, Outcome};

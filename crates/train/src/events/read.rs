@@ -152,17 +152,15 @@ fn read(path: &Path, taker: &mut EventReader<'_, '_>) -> Result<bool> {
         }
     };
     let mut lines = Lines::new(lines);
-    let mut line = 0;
     loop {
         let (mut raw, mut held) = (Vec::new(), 0);
         while raw.len() < CHUNK_EVENTS
             && held < CHUNK_BYTES
-            && let Some(row) = lines.next_row().map_err(|e| Error::io(format!("line {}", line + 1), e))?
+            && let Some(row) = lines.next_row().map_err(|e| Error::io(format!("line {}", lines.line() + 1), e))?
         {
-            line += 1;
             held += row.as_ref().map_or(0, String::len);
             let row = row.map_err(|e| RejectionReason::of("", e.to_string()));
-            raw.push((line, row.and_then(|row| wire::read(&row))));
+            raw.push((lines.line(), row.and_then(|row| wire::read(&row))));
         }
         if raw.is_empty() {
             return Ok(true);

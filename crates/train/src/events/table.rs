@@ -2,16 +2,18 @@
 //!
 //! | column | is |
 //! |---|---|
-//! | `id` `item` `time` `type` `value` `weight` | these fields |
+//! | `id` `item` `time` `type` `value` `weight` | these fields; `time` may be a date or a timestamp |
 //! | `user.NAME`, `user.NAME.weights` | the values of a feature, the weights of its ids |
 //! | `labels.NAME` | a label |
 //! | `context.exclude` | the items that were left out; other columns of `context` are ignored |
+//!
+//! A null is a missing field, so that it is rejected for `item` and for a struct `user`. NaN is rejected in every column.
 
 use std::collections::BTreeMap;
 
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch};
-use arrow_schema::{DataType, Field, Schema};
+use arrow_schema::{DataType, Field, Schema, TimeUnit};
 
 use super::raw::{RawEvent, RejectionReason};
 use sterling_core::error::{Error, Result};
@@ -60,10 +62,22 @@ impl Role {
     }
 }
 
+/// Numerator and denominator of the factor that converts a column's numbers to seconds; none for a type that is no time since 1970.
+fn to_seconds(kind: &DataType) -> Option<(f64, f64)> {
+    Some(match kind {
+        DataType::Time32(_) | DataType::Time64(_) | DataType::Duration(_) | DataType::Interval(_) => return None,
+        DataType::Date32 => (86_400.0, 1.0),
+        DataType::Date64 | DataType::Timestamp(TimeUnit::Millisecond, _) => (1.0, 1e3),
+        DataType::Timestamp(TimeUnit::Microsecond, _) => (1.0, 1e6),
+        DataType::Timestamp(TimeUnit::Nanosecond, _) => (1.0, 1e9),
+        _ => (1.0, 1.0),
+    })
+}
+
 /// Checks that the columns of a file are those of events.
 ///
 /// # Errors
-/// `Invalid` with a column that is duplicate, unknown or missing.
+/// `Invalid` with a column that is duplicate, unknown or missing, or a `time` of another type.
 pub(super) fn check(schema: &Schema) -> Result<()> {
     let mut names = Vec::new();
     schema.fields().iter().for_each(|field| flat_names(field, "", &mut names));
@@ -79,9 +93,15 @@ pub(super) fn check(schema: &Schema) -> Result<()> {
     if !names.iter().any(|name| name == "item") {
         return Err(Error::invalid("column `item` is missing, expected 64-bit integers"));
     }
-    match names.iter().any(|name| name.starts_with("user.")) {
-        true => Ok(()),
-        false => Err(Error::invalid("no column of a feature, expected `user.NAME` or a struct `user`")),
+    if !names.iter().any(|name| name.starts_with("user.")) {
+        return Err(Error::invalid("no column of a feature, expected `user.NAME` or a struct `user`"));
+    }
+    let time = schema.column_with_name("time").map(|(_, field)| field.data_type());
+    match time.filter(|kind| to_seconds(kind).is_none()) {
+        None => Ok(()),
+        Some(kind) => Err(Error::invalid(format!(
+            "column `time`: got {kind}, expected seconds since 1970 as a number, a date or a timestamp"
+        ))),
     }
 }
 
@@ -115,7 +135,16 @@ pub(super) fn rows(batch: &RecordBatch, first_row: u64) -> Vec<Result<RawEvent, 
 }
 
 struct Columns {
-    columns: Vec<(String, Role, ArrowColumn)>,
+    columns: Vec<Column>,
+    /// The struct `user`, if there is one.
+    user: Option<ArrayRef>,
+}
+
+struct Column {
+    name: String,
+    role: Role,
+    kind: DataType,
+    values: ArrowColumn,
 }
 
 impl Columns {
@@ -128,14 +157,17 @@ impl Columns {
         let mut columns = Vec::with_capacity(flat.len());
         for (name, array) in flat {
             let Some(role) = Role::of(&name).filter(|role| *role != Role::Ignored) else { continue };
-            let column =
+            let values =
                 ArrowColumn::read(&array, first_row as usize).map_err(|e| RejectionReason::of(&name, e.to_string()))?;
-            columns.push((name, role, column));
+            columns.push(Column { name, role, kind: array.data_type().clone(), values });
         }
-        Ok(Columns { columns })
+        Ok(Columns { columns, user: batch.column_by_name("user").cloned() })
     }
 
     fn event(&self, row: usize) -> Result<RawEvent, RejectionReason> {
+        if self.user.as_ref().is_some_and(|user| user.is_null(row)) {
+            return Err(RejectionReason::of("user", "got null, expected the features of the request"));
+        }
         let mut event = RawEvent {
             id: None,
             user: Features::new(),
@@ -148,9 +180,12 @@ impl Columns {
             exclude: Vec::new(),
         };
         let mut weights = Vec::new();
-        for (name, role, column) in &self.columns {
+        for Column { name, role, kind, values: column } in &self.columns {
             let refused = |e: Error| RejectionReason::of(name, e.to_string());
-            let expected = |what: &str| RejectionReason::of(name, format!("expected {what}"));
+            let expected = |what: &str| RejectionReason::of(name, format!("got {kind}, expected {what}"));
+            if column.double(row).is_some_and(f64::is_nan) {
+                return Err(RejectionReason::of(name, "got NaN, expected a finite number"));
+            }
             let number = || match column.double(row) {
                 Some(number) => Ok(number),
                 None => match column.values(row) {
@@ -182,7 +217,10 @@ impl Columns {
                 (Role::Exclude, Values::Integers(ids)) => event.exclude = ids,
                 (Role::Exclude, Values::Numbers(none)) if none.is_empty() => {}
                 (Role::Exclude, _) => return Err(expected("64-bit integers")),
-                (Role::Time, _) => event.time = Some(number()?),
+                (Role::Time, _) => {
+                    let (times, parts) = to_seconds(kind).unwrap_or((1.0, 1.0));
+                    event.time = Some(number()? * times / parts);
+                }
                 (Role::Value, _) => event.value = Some(number()?),
                 (Role::Weight, _) => event.weight = Some(number()?),
                 (Role::Label(label), _) => drop(event.labels.insert(label.clone(), number()?)),

@@ -1,6 +1,9 @@
 //! Events as JSON lines.
 
-use serde::Deserialize;
+use std::fmt;
+
+use serde::de::{Error, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use super::raw::{RawEvent, RejectionReason};
 use sterling_api::{FeatureValue, Misread, Named, read_object};
@@ -30,12 +33,34 @@ struct WireEvent {
     context: Option<Context>,
 }
 
-/// Event ids may be strings or integers.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Id {
-    Text(String),
-    Number(i64),
+/// Id of an event as a text; integers are written in decimal.
+struct Id(String);
+
+impl<'de> Deserialize<'de> for Id {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct IdVisitor;
+        impl Visitor<'_> for IdVisitor {
+            type Value = Id;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text or a whole number of 64 bits")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Id, E> {
+                Ok(Id(text.to_owned()))
+            }
+
+            fn visit_i64<E: Error>(self, number: i64) -> Result<Id, E> {
+                Ok(Id(number.to_string()))
+            }
+
+            fn visit_u64<E: Error>(self, number: u64) -> Result<Id, E> {
+                let fits = i64::try_from(number).map_err(|_| E::invalid_value(Unexpected::Unsigned(number), &self));
+                fits.and_then(|number| self.visit_i64(number))
+            }
+        }
+        from.deserialize_any(IdVisitor)
+    }
 }
 
 /// Other fields of the request; only those that training uses are parsed.
@@ -53,10 +78,7 @@ pub(super) fn read(line: &str) -> Result<RawEvent, RejectionReason> {
         reason,
     })?;
     Ok(RawEvent {
-        id: event.id.map(|id| match id {
-            Id::Text(text) => text,
-            Id::Number(number) => number.to_string(),
-        }),
+        id: event.id.map(|id| id.0),
         user: event.user.0.into_iter().map(|(name, value)| (name, value.0)).collect(),
         item: event.item,
         time: event.time,
