@@ -431,7 +431,10 @@ fn item_vectors_lie_by_slot_and_must_fit() {
     manifest.write(&folder).unwrap();
     let load = || sterling::snapshot::Snapshot::load(&folder, &sterling::snapshot::Placement::whole());
     let error = load().unwrap_err().to_string();
-    assert!(error.contains("item vectors `parts`") && error.contains(&format!("expected {slots} of 2")), "{error}");
+    assert!(
+        error.contains("item vectors `parts`") && error.contains(&format!("expected {slots} rows of 2 numbers")),
+        "{error}"
+    );
     manifest.files.remove("vectors.safetensors");
     manifest.write(&folder).unwrap();
     assert!(load().unwrap_err().to_string().contains("the manifest names no `vectors.safetensors`"));

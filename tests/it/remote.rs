@@ -168,7 +168,7 @@ fn other_tables_are_rejected(cluster: &Arc<Cluster>) {
     refused(open(1, &shape(ROWS - 1)), Kind::Corrupt, &["230000 rows, expected 229999"]);
     let other = TableShape { format: "f32".into(), ..shape(ROWS) };
     refused(open(1, &other), Kind::Corrupt, &["format `int8`, expected `f32`"]);
-    refused(open(2, &shape(ROWS)), Kind::NotFound, &["rows 0000000000000002", "rows there: 0000000000000001"]);
+    refused(open(2, &shape(ROWS)), Kind::NotReady, &["rows 0000000000000002", "rows there: 0000000000000001"]);
 }
 
 fn batches_cost_one_pipeline_per_node(cluster: &Arc<Cluster>) {
@@ -382,7 +382,7 @@ fn deleted_versions_leave_no_rows(redis: &RedisCluster, cluster: &Arc<Cluster>) 
     assert!(!delete(cluster, &named(1)).unwrap());
     refused(
         RemoteTable::open(cluster, &named(1), &shape(ROWS), &uncached(500)),
-        Kind::NotFound,
+        Kind::NotReady,
         &["there: 0000000000000002"],
     );
     let rows = sample(5000, 100, 5);

@@ -488,7 +488,7 @@ fn lost_chunks_are_counted_and_stay_reported() {
     assert!(refused.contains("40000 of 40000 sampled rows cannot be read (40000 missing)"), "{refused}");
     assert!(sample(&cluster, &named).unwrap().unreadable_rows() > 0);
     let (code, out, _) = run(&["remote", &redis.seeds()[0]]);
-    assert!(code == 0 && out.contains("damaged: 40000 of 40000 rows"), "{out}");
+    assert!(code == 0 && out.contains("damaged: 40000 of 40000 sampled rows"), "{out}");
 }
 
 /// A shard without a serving node is retried until the deadline, not only a few times.

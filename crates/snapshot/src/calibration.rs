@@ -311,8 +311,9 @@ impl RecallCurve {
 
 impl CodedCurve {
     fn check(&self, k: usize, points: usize, lists: usize) -> Result<(), String> {
-        let lengths = [&self.recall, &self.low, &self.left].map(Vec::len);
-        if lengths != [points; 3] || [self.selected.len(), self.probes.len()] != [points; 2] {
+        let [recall, low, left] = [&self.recall, &self.low, &self.left].map(Vec::len);
+        let lengths = [self.selected.len(), self.probes.len(), recall, low, left];
+        if lengths != [points; 5] {
             return Err(format!("got {lengths:?} points, expected {points}: one per recall target"));
         }
         for (&selected, &probes) in self.selected.iter().zip(&self.probes) {
@@ -598,8 +599,8 @@ mod tests {
             ("\"halvings\":[]", "\"halvings\":[2,1]", "margins: expected"),
             ("\"slope\":1.0", "\"slope\":-1.0", "margins: slope -1, expected 0 to 2"),
             ("0.01]}", "0.01],\"codes\":{\"selected\":[20]}}", "missing field `probes`"),
-            ("0.01]}", &coded("[20,30]", "[1,1]", "[0,0]"), "codes: expected 3 points"),
-            ("0.01]}", &coded("[0,20,30]", "[0,1,1]", "[0,0]"), "codes: expected 3 points"),
+            ("0.01]}", &coded("[20,30]", "[1,1]", "[0,0]"), "codes: got [2, 2, 2, 3, 3] points, expected 3: one per"),
+            ("0.01]}", &coded("[0,20,30]", "[0,1,1]", "[0,0]"), "codes: got [3, 3, 2, 3, 3] points"),
             ("0.01]}", &coded("[9,20,30]", "[1,1,1]", "[0,0,0]"), "9 selected of 1 lists, expected 0 and 0, or 10 to"),
             ("0.01]}", &coded("[0,20,9999999]", "[0,1,1]", "[0,0,0]"), "9999999 selected of 1 lists"),
             ("0.01]}", &coded("[0,20,30]", "[1,1,1]", "[0,0,0]"), "0 selected of 1 lists"),

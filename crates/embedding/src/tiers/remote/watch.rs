@@ -74,7 +74,7 @@ impl Verified {
 /// Reads a row of every chunk of a complete set, and counts the rows of unreadable chunks.
 ///
 /// # Errors
-/// `NotFound` if there is no such set, `NotReady` if it is incomplete, `Unavailable` if its manifest is unreadable.
+/// `NotReady` if there is no such set or it is incomplete, `Unavailable` if its manifest is unreadable.
 pub fn verify(cluster: &Cluster, named: &RowSet) -> Result<Verified> {
     verify_groups(cluster, named, u64::MAX)
 }
