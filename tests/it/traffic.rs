@@ -374,7 +374,7 @@ fn invalid_traffic_is_rejected_and_changes_nothing() {
         (&["canary", "vectors"], 0, "canary version 2 with 10 % by feature:user, shadow version 2"),
         (&["canary", "vectors", "--remove"], 0, "vectors: version 1, shadow version 2"),
         (&["shadow", "vectors", "--remove"], 0, "vectors: version 1, revision"),
-        (&["canary", "none"], 0, "none: the newest version, revision 0"),
+        (&["canary", "none"], 2, "model `none` is not in the store; there are: vectors"),
     ] {
         let (got, out, error) = run(&[arguments, &["--store", name(&store)]].concat());
         assert!(
