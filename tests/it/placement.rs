@@ -418,6 +418,7 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
     let mut command = sterling();
     command.env("STERLING_REFRESH_MS", "100").args(["serve", "--listen", "127.0.0.1:0", "--store", &at]);
     let late = Server::spawn(command.args(["--config", &config]));
+    until("the store is read", || late.get("/v1/models/tiny/versions").0 == 200);
     let of_late = || late.get_json("/v1/models/tiny/versions")["versions"][0].clone();
     until("the version is rejected", || of_late()["refused"].is_string());
     assert!(of_late()["retry_in_ms"].is_number(), "{}", of_late());

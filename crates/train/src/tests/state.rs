@@ -72,7 +72,7 @@ fn child_with_a_full_disk() {
 fn a_full_disk_loses_nothing_wherever_it_strikes() {
     let place = TestFolder::new(TRAIN);
     let mut lines = events(300);
-    (0..40).for_each(|n| lines.insert(7 * n, json!({"user": {}, "item": 99, "id": "x".repeat(100)})));
+    (0..4).for_each(|n| lines.insert(70 * n, json!({"user": {}, "item": 99, "id": "x".repeat(100)})));
     let path = place.events("e.jsonl", &lines);
     let whole = TrainOptions { max_refused: "50%".parse().unwrap(), ..place.options(&path, "whole") };
     let (_, expected) = place.run(whole, "expected");
