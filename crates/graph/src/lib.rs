@@ -1,17 +1,17 @@
 //! ONNX graphs as compiled programs ([`dense`]), and the user tower and reranker that run on them ([`tower`]).
 //!
 //! ```
-//! use sterling_graph::dense::{Given, InputRows, Made, RowProgram, Scratch, Size};
+//! use sterling_graph::dense::{DeclaredInput, DeclaredOutput, InputRows, RowProgram, Scratch, Size};
 //!
 //! // A cross network over a query and many items: the part that depends on the query alone runs once.
 //! let onnx = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/dense/dcn.onnx"))?;
 //! let vector = [Size::Fixed(1), Size::Fixed(8)];
 //! let per_item = |width| vec![Size::Fixed(1), Size::Rows, Size::Fixed(width)];
 //! let given = [
-//!     Given { name: "query".into(), is_pair: false, shape: vector.to_vec() },
-//!     Given { name: "item".into(), is_pair: true, shape: per_item(8) },
+//!     DeclaredInput { name: "query".into(), is_pair: false, shape: vector.to_vec() },
+//!     DeclaredInput { name: "item".into(), is_pair: true, shape: per_item(8) },
 //! ];
-//! let program = RowProgram::lower(&onnx, &given, &[Made { name: "out".into(), shape: per_item(2) }])?;
+//! let program = RowProgram::lower(&onnx, &given, &[DeclaredOutput { name: "out".into(), shape: per_item(2) }])?;
 //!
 //! let mut scores = Vec::new();
 //! program.run(
