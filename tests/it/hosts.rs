@@ -250,10 +250,11 @@ fn trace_and_request_id_are_passed_to_hosts() {
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
     let store = tempfile::tempdir().unwrap();
     put(store.path(), &tiny()).unwrap();
+    // Before the ports of the hosts are chosen, so that it takes none of them.
+    let (url, reported) = collector();
     let at = hosts(&[1, 1]);
     let tables = tables_of(store.path()).iter().map(|table| by_rows(table, &["h0", "h1"])).collect();
     let plan = plan_file(store.path(), &at, tables);
-    let (url, reported) = collector();
     let log = store.path().join("log");
     let servers = [0, 1].map(|n: usize| {
         let mut command = sterling();
