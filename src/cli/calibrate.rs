@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::inspect::calibration;
 use super::output::say;
-use super::store::StoreArgs;
+use super::store::{StoreArgs, check_model};
 use sterling_core::error::{Error, Result};
 use sterling_publish::calibrate;
 use sterling_server::describe::calibration_info;
@@ -32,14 +32,11 @@ impl Calibrate {
         let version = match self.version {
             Some(version) if versions.contains(&version) => version,
             None if !versions.is_empty() => versions[versions.len() - 1],
-            None => {
-                let models = store.models()?.join(", ");
-                let models = if models.is_empty() { "none" } else { &models };
-                return Err(Error::not_found(format!("model `{}` has no version; models there: {models}", self.name)));
-            }
-            Some(version) => {
+            wanted => {
+                check_model(&store, &self.name)?;
+                let wanted = wanted.map_or_else(String::new, |version| format!(" {version}"));
                 return Err(Error::not_found(format!(
-                    "model `{}` has no version {version}; there are {versions:?}",
+                    "model `{}` has no version{wanted}; there are {versions:?}",
                     self.name
                 )));
             }

@@ -136,15 +136,15 @@ fn replayed(store: &Store, name: &str, version: u64) -> Result<()> {
     if store.manifest(name, version)?.position > 0 {
         return Ok(());
     }
-    let earlier = store.versions(name)?.into_iter().filter(|&other| other < version);
+    let earlier = store.versions(name)?.into_iter().rev().filter(|&other| other < version);
     // An earlier version that cannot be read says nothing of its position.
-    let position = earlier.filter_map(|other| store.manifest(name, other).ok()).map(|m| m.position).max();
+    let position = earlier.filter_map(|other| store.manifest(name, other).ok()).map(|m| m.position).find(|at| *at > 0);
     match position {
-        Some(position @ 1..) => say(format_args!(
+        Some(position) => say(format_args!(
             "  contains no updates of the log: a server applies all that it keeps (an earlier version: {position}) over these \
              items; if they contain them, publish with --position"
         )),
-        _ => Ok(()),
+        None => Ok(()),
     }
 }
 

@@ -45,11 +45,7 @@ impl StoreArgs {
         check_name("model name", model)?;
         let desired = store.desired_state(model)?;
         if desired.revision == 0 {
-            let models: Vec<String> = store.models()?.into_iter().chain(store.sharded_models()?).collect();
-            if !models.iter().any(|known| known == model) {
-                let models = if models.is_empty() { "none".into() } else { models.join(", ") };
-                return Err(Error::not_found(format!("model `{model}` is not in the store; there are: {models}")));
-            }
+            check_model(&store, model)?;
         }
         Ok((store, desired))
     }
@@ -64,6 +60,16 @@ impl StoreArgs {
     pub(super) fn of(store: &Path) -> Self {
         StoreArgs { store: store.to_owned(), cache: std::env::var_os("STERLING_CACHE__FOLDER").map(Into::into) }
     }
+}
+
+/// Rejects a model that the store does not have, with those that it has.
+pub(super) fn check_model(store: &Store, model: &str) -> Result<()> {
+    let models: Vec<String> = store.models()?.into_iter().chain(store.sharded_models()?).collect();
+    if models.iter().any(|known| known == model) {
+        return Ok(());
+    }
+    let models = if models.is_empty() { "none".into() } else { models.join(", ") };
+    Err(Error::not_found(format!("model `{model}` is not in the store; there are: {models}")))
 }
 
 /// Splits `STORE/MODEL/VERSION` or `MODEL/VERSION`; `None` for other text.

@@ -96,8 +96,8 @@ impl Train {
             forget: self.forget.clone(),
             ..TrainOptions::new(self.events.clone(), &work)
         };
-        if let Some(out) = self.out.as_ref().filter(|out| !options.may_write(out)) {
-            return Err(Error::conflict(format!("--out {}: it exists, expected a path that does not", out.display())));
+        if let Some(out) = &self.out {
+            options.check_out(out).map_err(|e| Error::conflict(format!("--out {e}")))?;
         }
         let mut trainer = Trainer::open(&self.package, options)?;
         if trainer.resumed_from() > 0 {

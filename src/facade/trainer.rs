@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use sterling_core::error::{Error, Result};
+use sterling_core::error::Result;
 use sterling_train::{Report, TrainOptions};
 
 /// Trains a model package on events, as `sterling train` does (`docs/guide/train.md`).
@@ -81,9 +81,7 @@ impl Trainer {
         let out = out.as_ref();
         let work = self.work.clone().unwrap_or_else(|| TrainOptions::work_folder_for(out));
         let options = TrainOptions { work, ..self.options.clone() };
-        if !options.may_write(out) {
-            return Err(Error::conflict(format!("{}: it exists, expected a path that does not", out.display())));
-        }
+        options.check_out(out)?;
         let mut trainer = sterling_train::Trainer::open(&self.package, options)?;
         let report = trainer.run(&|_| ())?;
         trainer.write(out)?;

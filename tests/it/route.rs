@@ -308,8 +308,8 @@ fn a_router_listens_after_its_first_poll_and_does_not_wait_for_hung_servers() {
 
 #[test]
 fn unknown_shards_are_not_reported_missing() {
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let router = route_polling_every(50, [nobody.to_string().as_str()]);
+    let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let router = route_polling_every(50, [unused.as_str()]);
     for _ in 0..20 {
         for call in ["vectors:retrieve", "vectors/versions/1:retrieve", "vectors/labels/old:retrieve"] {
             let (status, problem) = router.post(&format!("/v1/models/{call}"), json!({"vector": [1, 1]}));

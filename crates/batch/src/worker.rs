@@ -77,8 +77,7 @@ impl<'a> Worker<'a> {
                 problems.iter_mut().for_each(|problem| problem.line = Some(lines[(problem.row + 1 - first) as usize]));
             }
             let mut rest = answers.into();
-            let begin = worker.layout.batch(&mut rest)?;
-            Ok(Scored { first: begin, rest, problems })
+            Ok(Scored { first: worker.layout.batch(&mut rest)?, rest, problems })
         });
         let scored = scored.unwrap_or_else(|why| Err(broken(&*why)));
         scored.map_err(|e| e.within(format!("rows {first} to {}", first + rows - 1)))

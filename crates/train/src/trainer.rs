@@ -79,10 +79,16 @@ impl TrainOptions {
         package.with_file_name(format!("{name}.train"))
     }
 
-    /// Returns whether a run with these options may write a package to `out`: it does not exist, or a run in the same working
-    /// folder was killed after it had written it.
-    pub fn may_write(&self, out: &Path) -> bool {
-        !out.exists() || Lock::has_recorded(&self.work, out)
+    /// Checks that a run with these options may write a package to `out`: it does not exist, or a run in the same working folder
+    /// was killed after it had written it.
+    ///
+    /// # Errors
+    /// `Conflict` with the path.
+    pub fn check_out(&self, out: &Path) -> Result<()> {
+        if !out.exists() || Lock::has_recorded(&self.work, out) {
+            return Ok(());
+        }
+        Err(Error::conflict(format!("{}: it exists, expected a path that does not", out.display())))
     }
 
     /// Creates options with default values.
@@ -253,8 +259,8 @@ impl Trainer {
     /// Trains on all remaining events.
     ///
     /// # Errors
-    /// Errors of reading; `Invalid` if the limit of rejected events is exceeded, or if no event was trained; `Conflict` if the run
-    /// was resumed and the events are others; `NoSpace` or `Io` with the step of a checkpoint that cannot be written. Earlier
+    /// Errors of reading; `Invalid` if the limit of rejected events is exceeded, or if no event was trained; `Conflict` if the
+    /// run was resumed and the events are others; `NoSpace` or `Io` with the step of a checkpoint that cannot be written. Earlier
     /// checkpoints stay. The end of the run is not a checkpoint: if the package cannot be written, the run resumes from the last
     /// one.
     pub fn run(&mut self, reported: &dyn Fn(&Progress<'_>)) -> Result<Report> {
@@ -276,8 +282,8 @@ impl Trainer {
         Ok(Report { managed, ..Report::of(&self.position, tasks, self.resumed_from, rate) })
     }
 
-    /// Writes the trained model as a package, together with the state of the optimizers. If `out` is this package already, because
-    /// the run was killed after it was written, it stays.
+    /// Writes the trained model as a package, together with the state of the optimizers. If `out` is this package already,
+    /// because the run was killed after it was written, it stays.
     ///
     /// # Errors
     /// `Conflict` if `out` is anything else; `NoSpace` or `Io` with the path.

@@ -140,9 +140,8 @@ impl<'a> Catalogue<'a> {
         scratch: &mut Scratch,
         times: &mut Times,
     ) -> Counters {
-        let probing = self.probing(query, walked);
         if !walked.has_all() {
-            return self.find_filtered(query, walked, probing, scratch, times);
+            return self.find_filtered(query, walked, self.probing(query, walked), scratch, times);
         }
         let counters = self.find_unfiltered(query, walked, together, scratch, times);
         // Without a filter, the first P lists suffice unless they hold too few items; then the search continues as with a filter.
@@ -156,7 +155,7 @@ impl<'a> Catalogue<'a> {
             return counters;
         }
         // At least the lists that were probed, which may be those of a query that is out of distribution.
-        let probing = Probing { probes: counters.lists as usize, ..probing };
+        let probing = Probing { probes: counters.lists as usize, ..self.probing(query, walked) };
         self.find_filtered(query, walked, probing, scratch, times)
     }
 

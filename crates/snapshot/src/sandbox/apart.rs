@@ -53,8 +53,7 @@ impl Bounds {
 
     /// Returns the memory limit for the package in `folder`, in bytes.
     fn memory_of(&self, folder: &Path) -> u64 {
-        let maps = map_bytes_of(folder).unwrap_or(0);
-        self.memory_bytes.saturating_add(package_bytes(folder).unwrap_or(0).saturating_mul(8)).saturating_add(maps)
+        self.memory_bytes.saturating_add(package_bytes(folder).unwrap_or(0))
     }
 }
 
@@ -128,8 +127,8 @@ impl ProcessSandbox {
         }
     }
 
-    /// Returns the verdict of a child with this exit status, memory limit in bytes, and output. The limit is determined only for a
-    /// message, because the graphs are read for it.
+    /// Returns the verdict of a child with this exit status, memory limit in bytes, and output. The limit is determined only for
+    /// a message, because the graphs are read for it.
     fn judge(&self, ended: Option<ExitStatus>, allowed: &dyn Fn() -> u64, said: &str, cried: &str) -> Result<()> {
         let mut at = "its graphs".to_owned();
         for line in said.lines() {
@@ -246,26 +245,24 @@ fn bound(folder: &Path, bounds: &Bounds) -> Result<()> {
     Ok(())
 }
 
-/// Returns the bytes of the files of a package that are read completely.
+/// Returns the bytes that opening a package may take: eight times its files that are read completely, and the maps of managed ids.
 fn package_bytes(folder: &Path) -> Option<u64> {
     let spec = ModelSpec::parse(&std::fs::read_to_string(folder.join(MODEL_FILE)).ok()?).ok()?;
     let graphs = [spec.user.map(|u| u.tower), spec.item.tower, spec.overarch.map(|o| o.graph)];
     let graphs = graphs.into_iter().flatten().filter_map(|file| Some(read_graph(folder, &file).ok()?.len() as u64));
-    let texts = spec.tables.into_iter().flat_map(|table| [table.vocabulary, table.tokenizer]).flatten();
+    let texts = spec.tables.iter().flat_map(|table| [&table.vocabulary, &table.tokenizer]).flatten();
     let texts = texts.filter_map(|file| Some(std::fs::metadata(folder.join(file)).ok()?.len()));
-    Some(graphs.chain(texts).sum())
+    let read = graphs.chain(texts).fold(0, u64::saturating_add).saturating_mul(8);
+    Some(spec.tables.iter().filter_map(|table| map_bytes_of(folder, table)).fold(read, u64::saturating_add))
 }
 
-/// Returns the bytes of the maps of managed ids, which are built when the tables are opened.
-fn map_bytes_of(folder: &Path) -> Option<u64> {
-    let spec = ModelSpec::parse(&std::fs::read_to_string(folder.join(MODEL_FILE)).ok()?).ok()?;
-    let managed = spec.tables.iter().filter(|table| table.managed);
-    let of_table = |table: &DeclaredTable| {
-        let tensors = Tensors::read(&folder.join(&table.file)).ok()?;
-        let (_, shape) = tensors.info(&tensor_name(&table.name)).ok()?;
-        Some(map_bytes(*shape.first()? as u64))
-    };
-    Some(managed.filter_map(of_table).fold(0, u64::saturating_add))
+/// Returns the bytes of the map of a table's managed ids, which is built when the table is opened.
+fn map_bytes_of(folder: &Path, table: &DeclaredTable) -> Option<u64> {
+    let file = table.managed.then(|| folder.join(&table.file))?;
+    // Mapped, so that the rows are not read for it.
+    let tensors = Tensors::open(&file).ok()?;
+    let (_, shape) = tensors.info(&tensor_name(&table.name)).ok()?;
+    Some(map_bytes(*shape.first()? as u64))
 }
 
 #[cfg(test)]

@@ -77,11 +77,11 @@ fn a_run_that_was_killed_after_it_wrote_its_package_ends() {
     let path = place.events("e.jsonl", &events(200));
     let (out, other) = (place.path("out"), place.path("other"));
     let options = || place.options(&path, "work");
-    assert!(options().may_write(&out));
+    assert!(options().check_out(&out).is_ok());
     let (_, expected) = place.run(options(), "out");
-    assert!(options().may_write(&out), "the run has not ended");
+    assert!(options().check_out(&out).is_ok(), "the run has not ended");
     let elsewhere = place.options(&path, "elsewhere");
-    assert!(!elsewhere.may_write(&out), "the package of another run");
+    assert!(elsewhere.check_out(&out).is_err(), "the package of another run");
     let mut again = place.open(options()).unwrap();
     assert!(again.resumed_from() > 0);
     again.run(&|_| ()).unwrap();
@@ -96,5 +96,5 @@ fn a_run_that_was_killed_after_it_wrote_its_package_ends() {
     let left = files_of(place.folder.path());
     assert!(!left.iter().any(|name| name.starts_with('.')), "{left:?}");
     again.clear().unwrap();
-    assert!(!options().may_write(&out) && !place.path("work").exists());
+    assert!(options().check_out(&out).is_err() && !place.path("work").exists());
 }

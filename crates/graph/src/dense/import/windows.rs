@@ -13,6 +13,11 @@ use sterling_kernels::cpu::dense::{Binary, Fold};
 /// Maximum count of gathered numbers.
 const GATHERED_MAX: usize = 1 << 22;
 
+/// Returns whether a value of this shape has more numbers than may be gathered.
+fn exceeds_gathered(shape: impl IntoIterator<Item = usize>) -> bool {
+    shape.into_iter().try_fold(1usize, usize::checked_mul).is_none_or(|numbers| numbers > GATHERED_MAX)
+}
+
 /// Positions of a kernel over the axes behind the channels.
 struct Windows {
     /// Sizes of the input.
@@ -202,7 +207,7 @@ impl Importer {
             sum.ok_or_else(|| refused("a kernel without taps"))?
         } else {
             let gathered = [batch, groups, count, taps, own];
-            if gathered.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).is_none_or(|n| n > GATHERED_MAX) {
+            if exceeds_gathered(gathered) {
                 return Err(refused(format!("windows of {gathered:?}, expected at most {GATHERED_MAX} numbers")));
             }
             let mut index = Vec::with_capacity(gathered.iter().product());
@@ -275,8 +280,8 @@ impl Importer {
         };
         let padded = self.padded(a, 2, &windows, nothing)?;
         let outer = shape[0] * shape[1];
-        if [outer, count, taps].iter().try_fold(1usize, |n, &d| n.checked_mul(d)).is_none_or(|n| n > GATHERED_MAX) {
-            let gathered = [shape[0], shape[1], count, taps];
+        let gathered = [shape[0], shape[1], count, taps];
+        if exceeds_gathered(gathered) {
             return Err(refused(format!("windows of {gathered:?}, expected at most {GATHERED_MAX} numbers")));
         }
         let room = self.graph.values[padded].count() / outer;
@@ -298,9 +303,8 @@ impl Importer {
     fn padded(&mut self, a: Id, first: usize, windows: &Windows, with: f32) -> Result<Id> {
         let outer: usize =
             self.graph.shape(a).iter().product::<usize>() / windows.sizes.iter().product::<usize>().max(1);
-        let all = windows.padded_sizes().iter().try_fold(outer, |n, &d| n.checked_mul(d));
-        if all.is_none_or(|n| n > GATHERED_MAX) {
-            let sizes = windows.padded_sizes();
+        let sizes = windows.padded_sizes();
+        if exceeds_gathered(sizes.iter().copied().chain([outer])) {
             return Err(refused(format!("padded sizes {sizes:?}, expected at most {GATHERED_MAX} numbers")));
         }
         let number = self.scalar(with)?;

@@ -13,7 +13,7 @@ use sterling_core::request::VersionSelector;
 /// Describes a version as all shards together, or those that answer, report it.
 ///
 /// # Errors
-/// As [`Fleet::reported`](crate::route::Fleet::told); the error of a shard if none answers.
+/// As [`Fleet::reported`](crate::route::Fleet::reported); the error of a shard if none answers.
 pub(super) async fn info(app: &RouterApp, model: &str, pin: VersionSelector<'_>) -> Result<ModelInfo> {
     let deadline = Instant::now() + Duration::from_millis(app.fleet().options().timeout_ms);
     let terms = Conditions { min_coverage: 0.0, ..Conditions::until(deadline) };
