@@ -1,6 +1,6 @@
-//! The threads and runtimes of the program. Each kind has one constant here, and nothing else starts threads, so that the table in
-//! `docs/internals/architecture.md` is complete; `tests/tidy` compares the two. Priorities are set by `sterling_kernels::priority`,
-//! which also builds the thread pools.
+//! The threads and runtimes of the program. Each kind has one constant here, and nothing else starts threads, so that the table
+//! in `docs/internals/architecture.md` is complete; `tests/tidy` compares the two. Priorities are set by
+//! `sterling_kernels::priority`, which also builds the thread pools.
 
 use std::io;
 use std::ops::Deref;
@@ -147,7 +147,8 @@ impl Task {
     }
 }
 
-/// Runtime whose threads are not awaited when it is dropped: its last owner may be a task of another runtime, which must not block.
+/// Runtime whose threads are not awaited when it is dropped: its last owner may be a task of another runtime, which must not
+/// block.
 #[derive(Debug)]
 pub struct Runtime(Option<tokio::runtime::Runtime>);
 

@@ -1,7 +1,7 @@
 //! Cache of a table's hot rows in device memory; the host's memory holds all rows.
 //!
-//! The host assigns rows to cache slots ([`CacheSlots`]), because it resolves ids to rows anyway. The device fetches missing rows of
-//! a batch from host memory, each row once, and pools them from where they arrive. Rows that get a slot are copied into it
+//! The host assigns rows to cache slots ([`CacheSlots`]), because it resolves ids to rows anyway. The device fetches missing rows
+//! of a batch from host memory, each row once, and pools them from where they arrive. Rows that get a slot are copied into it
 //! afterwards, on the same stream, so a slot may be reassigned in the batch that still reads it. If the host's memory cannot be
 //! registered, the host gathers these rows and sends them with the ids.
 //!

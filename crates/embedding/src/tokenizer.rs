@@ -1,9 +1,9 @@
 //! Tokenizers: texts to rows of a table, by a `tokenizer.json` in the format of Hugging Face's
 //! [`tokenizers`](https://github.com/huggingface/tokenizers) (WordPiece, byte-level BPE, Unigram).
 //!
-//! The file comes with a model package and is untrusted: its size, the lengths of its pieces, the growth of texts by its normalizer
-//! and the bytes of a text that are tokenized are bounded, and panics of the library become errors. Truncation and padding stated by the file are ignored,
-//! because a feature states its length.
+//! The file comes with a model package and is untrusted: its size, the lengths of its pieces, the growth of texts by its
+//! normalizer and the bytes of a text that are tokenized are bounded, and panics of the library become errors. Truncation and
+//! padding stated by the file are ignored, because a feature states its length.
 
 #[cfg(feature = "text")]
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,16 +24,16 @@ const GROWTH_MAX: usize = 1024;
 /// Maximum `max_input_chars_per_word`: WordPiece takes cubic time in a word's length.
 #[cfg(feature = "text")]
 const WORD_CHARS_MAX: usize = 200;
-/// Maximum bytes of a Unigram piece, and of the prefix or suffix that a model adds to the parts of a word. The library compares each
-/// position of a text with whole pieces, copies prefixes and suffixes for each attempt, and frees its trie of pieces with one stack
-/// frame per byte.
+/// Maximum bytes of a Unigram piece, and of the prefix or suffix that a model adds to the parts of a word. The library compares
+/// each position of a text with whole pieces, copies prefixes and suffixes for each attempt, and frees its trie of pieces with
+/// one stack frame per byte.
 #[cfg(feature = "text")]
 const PIECE_BYTES_MAX: usize = 256;
 /// Maximum bytes of all Unigram pieces: the library needs about 100 bytes of memory for each.
 #[cfg(feature = "text")]
 const PIECES_BYTES_MAX: usize = 16 << 20;
-/// Types of normalizers and pre-tokenizers in version 0.23 of the library. It also reads parts without a type, by their fields, and
-/// [`growth`] could mistake those.
+/// Types of normalizers and pre-tokenizers in version 0.23 of the library. It also reads parts without a type, by their fields,
+/// and [`growth`] could mistake those.
 #[cfg(feature = "text")]
 const PART_TYPES: [&str; 24] = [
     "BertNormalizer",

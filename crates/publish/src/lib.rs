@@ -20,8 +20,8 @@
 //!
 //! A version in shards is first made as a complete one, and then partitioned (`shards`).
 //!
-//! [`merge`] (compaction) makes a version from a served one and its updates, by the last of these steps; for a shard it makes a checkpoint of
-//! the same version (`fold`).
+//! [`merge`] (compaction) makes a version from a served one and its updates, by the last of these steps; for a shard it makes a
+//! checkpoint of the same version (`fold`).
 //!
 //! ```
 //! use sterling_publish::{Plan, publish};

@@ -4,8 +4,8 @@
 //! (<https://github.com/huggingface/safetensors#format>): 8 bytes of header length, a JSON header, then the data. The header is
 //! padded with spaces so that the data starts at a multiple of 64 bytes. Tensors whose length is such a multiple come first and
 //! are all aligned to a cache line. The others follow by falling element size, so that each is aligned to its elements. A tensor
-//! that is computed in chunks is reserved first and written into the file later ([`TensorWriter`]). [`Tensors`] maps such a file and
-//! returns typed views.
+//! that is computed in chunks is reserved first and written into the file later ([`TensorWriter`]). [`Tensors`] maps such a file
+//! and returns typed views.
 
 mod checksum;
 mod unchanged;

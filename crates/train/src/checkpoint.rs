@@ -3,7 +3,8 @@
 //! A checkpoint is a folder `checkpoints/STEP` of the run's working folder, renamed into place once all of it is durable.
 //! `state.safetensors` (`state`) holds the tensors: the rows that changed since the base, which is the last checkpoint with all
 //! rows, or the package before there is one. `learn.json` holds the checksum of that file, the base, the position in the events
-//! with a hash of them, digests of the package, of `[train]` and of the run's options, and at its end its own checksum. The last two checkpoints and their bases are retained.
+//! with a hash of them, digests of the package, of `[train]` and of the run's options, and at its end its own checksum. The last
+//! two checkpoints and their bases are retained.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -43,7 +43,8 @@ pub(crate) fn digest(package: &Package, items: &Path) -> Result<String> {
 /// into place once all of it is durable. A folder with the same bytes, of a run that was killed after this, stays.
 ///
 /// # Errors
-/// `Conflict` if `out` is anything else; `NoSpace` or `Io` with the path; `Invalid` if a row cannot be stored in its table's format.
+/// `Conflict` if `out` is anything else; `NoSpace` or `Io` with the path; `Invalid` if a row cannot be stored in its table's
+/// format.
 pub(crate) fn write(
     out: &Path,
     package: &Package,

@@ -2,9 +2,10 @@
 //!
 //! The score of an item is modelled as a share of the score of its list's centroid plus a residual. The share is mostly below 1:
 //! centroids are normalized, and the items of a list are closer to the origin. The residual scales with the length of the query.
-//! The share and the distribution of residuals are measured with sample queries ([`ResidualQuantiles`]). From the score of each unscanned
-//! list follows how many of its passing items are expected to beat the results so far ([`UnscannedLists`]). Auncel (NSDI 2023) and Quake
-//! (OSDI 2025) also stop a search by the expected remainder, but derive it from geometry; here it is measured and calibrated.
+//! The share and the distribution of residuals are measured with sample queries ([`ResidualQuantiles`]). From the score of each
+//! unscanned list follows how many of its passing items are expected to beat the results so far ([`UnscannedLists`]). Auncel
+//! (NSDI 2023) and Quake (OSDI 2025) also stop a search by the expected remainder, but derive it from geometry; here it is
+//! measured and calibrated.
 
 use std::ops::RangeInclusive;
 

@@ -1,10 +1,10 @@
 //! Queries that are out of the distribution of the calibration queries.
 //!
 //! nprobe is calibrated for queries that point to where items lie. For a query that points elsewhere, many centroids score nearly
-//! alike, and its best items are spread over more lists. The *reach* of a query distinguishes them: the score of its best centroid
-//! divided by the length of the query. It is known before lists are scanned. A query whose reach is below that of nearly all calibration
-//! queries takes another nprobe, which calibration measured with random queries. Adapting the number of lists to the query follows
-//! SPANN (arXiv 2111.08566); out-of-distribution queries are those of OOD-DiskANN (arXiv 2211.12850).
+//! alike, and its best items are spread over more lists. The *reach* of a query distinguishes them: the score of its best
+//! centroid divided by the length of the query. It is known before lists are scanned. A query whose reach is below that of nearly
+//! all calibration queries takes another nprobe, which calibration measured with random queries. Adapting the number of lists to
+//! the query follows SPANN (arXiv 2111.08566); out-of-distribution queries are those of OOD-DiskANN (arXiv 2211.12850).
 
 use super::quantize::Quantized;
 

@@ -25,12 +25,12 @@ const FILTERED_LIST_NS: f64 = 100.0;
 impl Union<'_> {
     /// Searches the best lists of `vector` `[D]` for the candidates of `selector`, whose K0 the caller has set.
     ///
-    /// Without `words` (a filter), exactly `probes` lists are scanned, or those of `ood` if the query is out of distribution. With a
-    /// filter and a termination criterion, lists are scanned until the unscanned ones are expected to hold too little of the best
-    /// K0 and at least `least` items passed. With a filter only, all lists are scanned if the pass rate is low. Otherwise the search
-    /// continues beyond `probes` until K0 items passed and further lists yield hardly any better ones. `probes_max` ends both. Lists
-    /// that every search scans are scanned in addition. Without a filter, ranked own lists of segments are scanned if they score at
-    /// least as high as the last list of the index.
+    /// Without `words` (a filter), exactly `probes` lists are scanned, or those of `ood` if the query is out of distribution.
+    /// With a filter and a termination criterion, lists are scanned until the unscanned ones are expected to hold too little of
+    /// the best K0 and at least `least` items passed. With a filter only, all lists are scanned if the pass rate is low.
+    /// Otherwise the search continues beyond `probes` until K0 items passed and further lists yield hardly any better ones.
+    /// `probes_max` ends both. Lists that every search scans are scanned in addition. Without a filter, ranked own lists of
+    /// segments are scanned if they score at least as high as the last list of the index.
     pub fn search(
         &self,
         vector: &[f32],

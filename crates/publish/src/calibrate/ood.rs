@@ -1,7 +1,7 @@
 //! Queries out of the distribution of the calibration queries, which have an nprobe of their own ([`OodProbing`]).
 //!
-//! No sample of such queries exists, so they are drawn at random. Half of them point in any direction. The others are orthogonal to
-//! the centroids of some lists: like queries for a new kind of items, which differ where the items of the index are alike.
+//! No sample of such queries exists, so they are drawn at random. Half of them point in any direction. The others are orthogonal
+//! to the centroids of some lists: like queries for a new kind of items, which differ where the items of the index are alike.
 //!
 //! [`OodProbing`]: sterling_index::ivf::OodProbing
 

@@ -37,8 +37,8 @@ const TIME: Duration = Duration::from_secs(5);
 /// Maximum wait between polls; each wait doubles the previous one. A server polls once per second: polls in quick succession are
 /// one case for a fault.
 const POLL_WAIT_MAX: Duration = Duration::from_millis(64);
-/// Number of concurrent cases in the ordinary suite, and of all of them: most of their time they wait for the thread that tailed a
-/// journal before.
+/// Number of concurrent cases in the ordinary suite, and of all of them: most of their time they wait for the thread that tailed
+/// a journal before.
 const TOGETHER: [usize; 2] = [8, 48];
 /// Minimum number of cases.
 const CASES_MIN: usize = 16;

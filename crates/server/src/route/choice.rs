@@ -5,9 +5,9 @@
 //! choices, Finagle's peak EWMA). A new or returning replica gets few concurrent calls until it has answered some, so that
 //! unknown replicas do not attract all calls.
 //!
-//! *Hedged requests.* A call that takes longer than the 95th percentile of its kind in this shard is also sent to another replica, and
-//! the first answer counts (Dean and Barroso, The Tail at Scale). At most 5 % of calls are hedged, and none while a replica has
-//! recently rejected work: under overload, hedges would double the load.
+//! *Hedged requests.* A call that takes longer than the 95th percentile of its kind in this shard is also sent to another
+//! replica, and the first answer counts (Dean and Barroso, The Tail at Scale). At most 5 % of calls are hedged, and none while a
+//! replica has recently rejected work: under overload, hedges would double the load.
 //!
 //! *Ejection.* A replica that fails several times in a row is ejected for a while, longer each time; the last replica is always
 //! used.

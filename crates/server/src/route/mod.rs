@@ -6,10 +6,10 @@
 //! never mixes versions.
 //!
 //! [`gather`](crate::gather) merges the shards' answers. This module sends the calls to one shard: it selects a replica
-//! ([`choice`]), queries a second one if the first is late or fails (hedged requests, `inquiry`), keeps connections open (`client`) and forwards
-//! updates of items (`updates`). `split` divides unpinned requests between active version, canary and shadow, and `canaries`
-//! rolls back a canary that is worse. `health` reports which models answer, and problems of servers. Servers whose tables are
-//! spread over several hosts request rows from each other in the same way ([`Peers`], `rows`).
+//! ([`choice`]), queries a second one if the first is late or fails (hedged requests, `inquiry`), keeps connections open
+//! (`client`) and forwards updates of items (`updates`). `split` divides unpinned requests between active version, canary and
+//! shadow, and `canaries` rolls back a canary that is worse. `health` reports which models answer, and problems of servers.
+//! Servers whose tables are spread over several hosts request rows from each other in the same way ([`Peers`], `rows`).
 
 mod asking;
 mod canaries;

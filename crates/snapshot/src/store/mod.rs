@@ -6,8 +6,8 @@
 //! - a bucket (`remote`): a publication writes its objects under its version, and the manifest last, on condition that there is
 //!   none. Versions are fetched to a local folder before use (`fetch`), whose size is limited (`cache`).
 //!
-//! The desired state of a model (active version, labels, rollout) is one small file of the store (`desired`). Checkpoints of a shard
-//! with its updates are in a separate local folder (`folds`).
+//! The desired state of a model (active version, labels, rollout) is one small file of the store (`desired`). Checkpoints of a
+//! shard with its updates are in a separate local folder (`folds`).
 
 mod cache;
 mod desired;

@@ -62,7 +62,8 @@ impl Role {
     }
 }
 
-/// Numerator and denominator of the factor that converts a column's numbers to seconds; none for a type that is no time since 1970.
+/// Numerator and denominator of the factor that converts a column's numbers to seconds; none for a type that is no time since
+/// 1970.
 fn to_seconds(kind: &DataType) -> Option<(f64, f64)> {
     Some(match kind {
         DataType::Time32(_) | DataType::Time64(_) | DataType::Duration(_) | DataType::Interval(_) => return None,

@@ -134,8 +134,9 @@ impl RemoteTable {
     /// ([`Cluster::troubles`]).
     ///
     /// # Errors
-    /// `NotReady` if the set does not exist or is incomplete, because a load may follow; `Corrupt` if its shape is not the expected
-    /// one; the error names each difference. `Unavailable` if the cluster does not answer, or none of the sampled rows is readable.
+    /// `NotReady` if the set does not exist or is incomplete, because a load may follow; `Corrupt` if its shape is not the
+    /// expected one; the error names each difference. `Unavailable` if the cluster does not answer, or none of the sampled rows
+    /// is readable.
     pub fn open(
         cluster: &Arc<Cluster>,
         named: &RowSet,

@@ -11,8 +11,8 @@
 //! these sums are added in the order of micro-batches. The bits are the same for any number of threads and any block size.
 //! Another instruction set may round differently.
 //!
-//! **Rows.** Inputs whose [`DeclaredInput`] has `is_pair` have values per row. A row is a request of a tower; for a reranker, it is a
-//! user with one candidate if its user inputs are given per row too. Inputs that all rows share ([`Batch::shared`]) have
+//! **Rows.** Inputs whose [`DeclaredInput`] has `is_pair` have values per row. A row is a request of a tower; for a reranker, it
+//! is a user with one candidate if its user inputs are given per row too. Inputs that all rows share ([`Batch::shared`]) have
 //! gradients like parameters.
 //!
 //! ```
