@@ -252,7 +252,7 @@ pub struct Reading {
     pub columns: Vec<String>,
     /// Value-model constants to override.
     pub constants: BTreeMap<String, f32>,
-    /// Returns a report of each step.
+    /// Returns the report of the steps, which is collected in any case.
     pub explain: bool,
     /// Behaviour if rows of a remote table cannot be read in time.
     pub on_degraded: OnDegraded,
@@ -396,8 +396,8 @@ pub struct Answer {
     pub content: Content,
     /// Number of ids of remote tables that were replaced by default rows.
     pub degraded_rows: u64,
-    /// Report, if the request sets `explain`.
-    pub explain: Option<Explain>,
+    /// Report of the steps; empty for embeddings.
+    pub explain: Explain,
 }
 
 /// Result of a request.

@@ -244,10 +244,9 @@ impl Prepared {
         Prepared { origin, ..self }
     }
 
-    /// Enables the explanation, and returns whether it was already requested.
-    pub fn explained(mut self) -> (Self, bool) {
-        let requested = std::mem::replace(&mut self.reading.explain, true);
-        (self, requested)
+    /// Returns whether the answer includes the report of the steps.
+    pub fn is_explained(&self) -> bool {
+        self.reading.explain
     }
 
     /// Cost estimate of the request.
