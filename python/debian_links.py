@@ -88,8 +88,7 @@ def linked_items(edges, item_count):
 
 
 def teacher(matrix, sizes, items):
-    """Returns S [n, items], sparse, of a matrix [users, n] whose first columns are the items; a user of `sizes` items weighs
-    one over the root."""
+    """Returns the sparse similarity matrix S [n, items] of the columns of a matrix [users, n], whose first columns are the items; a user with m items (`sizes`) has the weight 1/√m."""
     weights = sp.diags((np.maximum(sizes, 1) ** -0.5).astype(np.float32))
     counts = np.asarray(matrix.sum(0)).ravel()
     cosine = (matrix @ sp.diags((np.maximum(counts, 1) ** -0.5).astype(np.float32))).tocsr()

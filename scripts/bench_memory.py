@@ -214,7 +214,7 @@ class Reader:
             except (OSError, http.client.HTTPException):
                 self.counts[self.name, form, "cut"] += 1
                 self.close()
-                # A dead process receives no more requests per second than others.
+                # A dead process gets no higher request rate than the others.
                 time.sleep(0.1)
 
 

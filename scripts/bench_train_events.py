@@ -85,7 +85,7 @@ def write(folder, events):
 
 
 def ours(program, folder, threads, times=1):
-    """Trains on the events, `times` over. Returns the events per second that the program reports, the events, and the CPU seconds."""
+    """Trains on the events, repeated `times` times. Returns the events per second that the program reports, the events, and the CPU seconds."""
     shutil.rmtree(folder / "out", ignore_errors=True)
     shutil.rmtree(folder / "out.train", ignore_errors=True)
     flags = ["--events", folder / "events.parquet"] * times
@@ -100,7 +100,7 @@ def ours(program, folder, threads, times=1):
 
 
 def ours_by_cpu(program, folder, threads):
-    """Returns the events per CPU second, without what a run does once."""
+    """Returns the events per CPU second, without the fixed cost of a run."""
     (_, some, short), (_, more, long) = (ours(program, folder, threads, times) for times in (1, 4))
     return (more - some) / (long - short)
 

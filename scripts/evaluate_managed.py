@@ -27,7 +27,7 @@ from sterling import Ids, Table, export
 from torch import nn
 
 USERS, ROWS, ITEMS, TASTES, EVENTS, D = 10_000, 1_000, 240, 12, 60_000, 16
-# Events after which one more user is frequent, and the least frequent one of before is not.
+# Number of events after which one user becomes frequent and the least frequent of the frequent ones no longer is.
 DRIFT = 200
 FREE = -(2**63)
 TRAIN = """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The same steps in PyTorch and in `sterling train`, from the same start: how far tables, weights and loss are apart.
+"""Runs the same steps in PyTorch and in `sterling train` from the same start, and prints the differences of tables, weights and loss.
 
     pip install './python[export]'
     python models/movielens-online/parity.py --program target/release/sterling
@@ -34,7 +34,7 @@ def mix(number):
 
 
 def drawn(seed, step, count):
-    """Places of the uniform negatives of a step."""
+    """Returns the item indices of the uniform negatives of a step."""
     start = mix(mix(seed) ^ step)
     return [(mix(start ^ n) * count) >> 64 for n in range(UNIFORM)]
 

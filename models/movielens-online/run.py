@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains on the first half of MovieLens 100K or of the end of MovieLens 1M, goes on through the second, and prints how well each film was foreseen.
+"""Trains on the first half of MovieLens 100K or of the end of MovieLens 1M, goes on through the second, and prints how well each film was predicted.
 
     pip install './python[export]'
     cargo build --release

@@ -4,8 +4,7 @@
     pip install './python[export]'
     python models/movielens/recall.py OUT --program target/release/sterling
 
-OUT receives the package. Half of the users calibrate the first publication (`samples` of the export), the other half ask. The exit
-code is 1 where the recall that is found is more than 0.015 below the target. Data and terms are those of train.py.
+OUT receives the package. Half of the users calibrate the first publication (`samples` of the export), the other half ask. The exit code is 1 if the measured recall is more than 0.015 below the target. Data and terms are those of train.py.
 """
 
 import argparse
@@ -29,7 +28,7 @@ NAME = "movielens-two-tower"
 
 
 class User(nn.Module):
-    """`history` [Q, D], the mean of the films' rows, to `query` [Q, D]."""
+    """Maps `history` [Q, D], the mean of the rows of the watched films, to `query` [Q, D]."""
 
     def __init__(self):
         super().__init__()
@@ -65,7 +64,7 @@ def split(rng, history):
 
 
 def retrieve(url, **asked):
-    """The films that are found, and what the search says of itself."""
+    """Returns the found films, and the search's report."""
     request = urllib.request.Request(f"{url}/v1/models/{NAME}:retrieve", json.dumps(asked).encode(), {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as response:
         answer = json.load(response)

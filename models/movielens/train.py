@@ -74,7 +74,7 @@ class Block(nn.Module):
 
 
 class Sasrec(nn.Module):
-    """`history` [Q, S, D] with its mask to `query` [Q, D]: what the last film's place has become."""
+    """Maps `history` [Q, S, D] with its mask to `query` [Q, D]: the final state at the last film's position."""
 
     def __init__(self):
         super().__init__()
@@ -84,7 +84,7 @@ class Sasrec(nn.Module):
         self.register_buffer("later", torch.full((LENGTH, LENGTH), -1e4).triu(1))
 
     def encoded(self, history, history_mask):
-        """[Q, S, D]: at each place, the expected next one."""
+        """Returns [Q, S, D]: for each position, the prediction of the next film."""
         hidden = self.later + ((history_mask - 1) * 1e4).unsqueeze(1).unsqueeze(1)
         x = self.dropout(history * math.sqrt(D) + self.places)
         for block in self.blocks:
@@ -92,7 +92,7 @@ class Sasrec(nn.Module):
         return self.norm(x)
 
     def forward(self, history, history_mask):
-        # 1 at the last place that holds a film: there the mask falls to 0.
+        # 1 at the last position that has a film: there the mask falls to 0.
         last = history_mask - torch.cat([history_mask[:, 1:], history_mask[:, :1] * 0], 1)
         return (self.encoded(history, history_mask) * last.unsqueeze(-1)).sum(1)
 
@@ -113,14 +113,14 @@ def padded(histories):
 
 
 def figures(ranks):
-    """HR@10 and NDCG@10 of the ranks, from 0, that the wanted films have."""
+    """Returns HR@10 and NDCG@10 from the ranks (from 0) of the held-out films."""
     ranks = np.asarray(ranks)
     return float((ranks < 10).mean()), float(np.where(ranks < 10, 1 / np.log2(ranks + 2.0), 0).mean())
 
 
 @torch.no_grad()
 def ranks_of(user, table, histories, wanted):
-    """The rank of each wanted film among all films."""
+    """Returns the rank of each held-out film among all films."""
     ids, mask = padded(histories)
     scores = user.eval()(F.embedding(ids, table), mask) @ table.T
     scores[:, 0] = -torch.inf
@@ -128,7 +128,7 @@ def ranks_of(user, table, histories, wanted):
 
 
 def train(histories, films, epochs, patience, seed, batch=128):
-    """Softmax over all films at every place; the epoch with the best NDCG@10 of validation films stays."""
+    """Trains with a softmax over all films at every position; keeps the epoch with the best NDCG@10 on validation films."""
     torch.manual_seed(seed)
     rng, user, table = np.random.default_rng(seed), Sasrec(), nn.Parameter(torch.randn(films + 1, D) * 0.02)
     optimiser = torch.optim.Adam([table, *user.parameters()], lr=1e-3, betas=(0.9, 0.98), weight_decay=1e-6)

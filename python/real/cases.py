@@ -148,7 +148,7 @@ case("diagonal", each(lambda x: x * torch.diagonal(x @ x.transpose(1, 2), dim1=1
 case("scatter", pooled(lambda x: torch.zeros_like(x).scatter(1, torch.tensor([[0, 2, 4, 6]]).expand(x.shape[0], 4), x[:, :4])))
 case("index_fill", pooled(lambda x: torch.index_fill(x, 1, torch.tensor([0, 3]), 2.0)))
 case("bucketize", pooled(lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0])).float()))
-# States of a sequence.
+# Returns the hidden states of a sequence.
 case("last by gather", lambda s, x, m: x.gather(1, (length(m) - 1).clamp(min=0).view(-1, 1, 1).expand(-1, 1, W)).squeeze(1))
 case("last by index", lambda s, x, m: x[torch.arange(x.shape[0]), (length(m) - 1).clamp(min=0)])
 case("last by one-hot", lambda s, x, m: total(x, F.one_hot((length(m) - 1).clamp(min=0), S).float()))

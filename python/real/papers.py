@@ -1,4 +1,4 @@
-"""Models written in PyTorch from their papers, where no package of PyPI holds them."""
+"""Models written in PyTorch from their papers, because no PyPI package contains them."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns what an exporter says in a line: the operator, and the reason that is furthest down."""
+    """Returns an exporter's error in one line: the operator, and the innermost reason."""
     said = [str(one) for one in _causes(error)]
     node = next((found[1] for text in said if (found := re.search(r"target=(?:torch\.ops\.)?([\w.]+)", text))), None)
     line = _line(error)
@@ -282,7 +282,7 @@ def _named(place: str, proto: onnx.ModelProto, inputs: Sequence[str], outputs: S
 
 
 def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *others: Any, **named: Any) -> Any:
-    """Computes attention as PyTorch does if a mask leaves nothing: 0.
+    """Makes attention 0 for queries whose mask excludes all keys, as PyTorch does.
 
     The translation of onnxscript gives the mean of all values for a boolean mask and NaN for a mask of -inf.
     """

@@ -461,7 +461,7 @@ class _Draft:
             )
         items = self.rows["item"]
         if items and not any(name in row for row in items):
-            raise ExportError(f"overarch: forward takes `{name}`, which is no column of the items, nor anything else that an OverArch reads")
+            raise ExportError(f"overarch: forward takes `{name}`, which is neither a column of the items nor another input of an OverArch")
         return Port(name, ("Q", "K0"), seen=torch.tensor([number(name, row) for row in items]) if items else None)
 
     def used(self) -> None:
@@ -512,7 +512,7 @@ class _Draft:
             spec["overarch"] = {"graph": self.overarch.file, "features": declared.get("overarch", [])}
         if value is not None or constants:
             if value is None:
-                raise ExportError("constants are given without value, expected the expression that names them")
+                raise ExportError("constants are given without value, expected the expression that uses them")
             spec["value"] = {"expression": value, "constants": {key: float(number) for key, number in constants.items()}}
         return _without_empty(spec)
 

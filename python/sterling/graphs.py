@@ -32,7 +32,7 @@ SIZES = ({"Q": 1, "N": 1, "K0": 1}, {"Q": 1, "N": 3, "K0": 127}, {"Q": 7, "N": 6
 LENGTHS_MAX = 64
 # Seed of the inputs for the comparison with ONNX Runtime.
 _SEED = 2
-# One of this number of rows leaves a feature out.
+# One row in this many has no value for a feature.
 MISSING_EVERY = 7
 
 

@@ -61,9 +61,9 @@ def checked(place: str, ids: Any, table: Table, rows: int) -> torch.Tensor | Non
     if ids is None:
         return None
     if table.vocabulary is not None:
-        raise ExportError(f"{place}: vocabulary and ids, expected one of them")
+        raise ExportError(f"{place}: got a vocabulary and ids, expected one of them")
     if table.tokenizer is not None:
-        raise ExportError(f"{place}: tokenizer and ids, expected one of them")
+        raise ExportError(f"{place}: got a tokenizer and ids, expected one of them")
     ids = torch.as_tensor(ids).detach().cpu()
     if ids.dtype != torch.int64 or list(ids.shape) != [rows]:
         raise ExportError(f"{place}: ids are {ids.dtype} {list(ids.shape)}, expected torch.int64 [{rows}]")
@@ -72,5 +72,5 @@ def checked(place: str, ids: Any, table: Table, rows: int) -> torch.Tensor | Non
         raise ExportError(f"{place}: an id has two rows, expected each id once")
     other = int(table.unseen.removeprefix("row:")) if table.unseen.startswith("row:") else None
     if other is not None and other < rows and ids[other] != FREE:
-        raise ExportError(f"{place}: row {other} is that of unseen ids, expected it free, got id {ids[other]}")
+        raise ExportError(f"{place}: row {other} is reserved for unseen ids, expected no id, got {ids[other]}")
     return ids.contiguous().clone()

@@ -181,7 +181,7 @@ class _Pool:
             self._begin()
 
     def _counts(self, output: pathlib.Path, ray: Any) -> dict[str, Any]:
-        """Ends the workers, of which the last finds no file left, and reads the counts."""
+        """Stops the workers and returns the counts; at that point no file is left to score."""
         path = output / "_SUCCESS.json"
         for attempt in range(ATTEMPTS):
             refused = None

@@ -859,7 +859,7 @@ USER = features()["user"]
         ({"value": None}, "constants are given without value"),
         ({"constants": {"w": float("nan")}}, "`w`: nan"),
         ({"columns": ["section"]}, "overarch: forward takes `popularity`, which is neither"),
-        ({"items": [{"id": 1, "section": "admin"}]}, "`popularity`, which is no column of the items"),
+        ({"items": [{"id": 1, "section": "admin"}]}, "`popularity`, which is neither a column of the items"),
         ({"items": [{"id": 1, "popularity": "high"}]}, "has 'high', expected a number"),
         ({"items": [{"section": "admin", "popularity": 1}]}, "no `id`"),
         ({"samples": [{"color": 1}]}, "samples: `color` is no feature of the user, expected some of: installed, section, size"),

@@ -85,7 +85,7 @@ def managed_tables(collection):
         ({"ids": [1, 2]}, r"ids are torch.int64 \[2\], expected torch.int64 \[3\]"),
         ({"ids": [1, 2, 1]}, "an id has two rows"),
         ({"ids": [1, 2, 3], "vocabulary": ["a"]}, "vocabulary and ids"),
-        ({"ids": [1, 2, 3], "unseen": "row:1"}, "row 1 is that of unseen ids, expected it free, got id 2"),
+        ({"ids": [1, 2, 3], "unseen": "row:1"}, "row 1 is reserved for unseen ids, expected no id, got 2"),
     ],
 )
 def test_ids_that_do_not_fit_are_refused(options, said):

@@ -669,7 +669,7 @@ mod tests {
             (&["--cheapest"], "--recall"),
             (&["--rescore", "f8"], "expected none, bf16, f16 or f32"),
             (&["--codes", "pq8"], "expected none, pq4, rabitq or auto"),
-            (&["--codes", "pq4"], "expected rows that score what the codes find"),
+            (&["--codes", "pq4"], "expected rows to rescore the candidates that the codes find"),
             (&["--codes", "pq4", "--selected", "0.5x"], "expected a number, or 1 to 10000 with an x"),
             (&["--codes", "pq4", "--rescore", "f16", "--subspaces", "16"], "subspaces: got 16 for 2 dimensions"),
             (&["--attributes", "attributes.npy"], "--filters"),

@@ -62,7 +62,7 @@ fn ask(url: &str, key: Option<String>, model: &str) -> Result<Merged> {
     let reported =
         sterling_bench::post(&Target::parse(url)?.with_key(key), &format!("/v1/models/{model}/items:merge"))?;
     let MergeResponse { version, position, items, .. } =
-        serde_json::from_value(reported).map_err(|e| Error::unavailable(format!("{url}: its answer: {e}")))?;
+        serde_json::from_value(reported).map_err(|e| Error::unavailable(format!("{url}: invalid answer: {e}")))?;
     Ok(Merged { version, position, items })
 }
 

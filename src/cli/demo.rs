@@ -108,7 +108,7 @@ impl Demo {
         let found = places.iter().find(|place| place.join(MODEL_FILE).is_file()).cloned();
         found.ok_or_else(|| {
             let places: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
-            Error::not_found(format!("the demo's model, in {}: name it by --package", places.join(" and in ")))
+            Error::not_found(format!("the demo's model, in {}: pass its path with --package", places.join(" and in ")))
         })
     }
 }
@@ -148,7 +148,7 @@ fn show(view: &Arc<View>, line: &Heldout) -> Result<()> {
     };
     let proposed = found.ids.iter().zip(&found.slots).map(marked).collect::<Result<Vec<_>>>()?;
     say(format_args!("proposed:   {}", proposed.join(" ")))?;
-    say(format_args!("            (* = was taken out; {:.1} ms)", took.as_secs_f64() * 1000.0))
+    say(format_args!("            (* = held out; {:.1} ms)", took.as_secs_f64() * 1000.0))
 }
 
 fn name(view: &View, slot: Slot) -> Result<String> {

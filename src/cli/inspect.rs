@@ -223,7 +223,7 @@ fn model(info: &ModelInfo) -> Result<()> {
 pub(super) fn calibration(info: &CalibrationInfo) -> Result<()> {
     let row = |cells: Vec<String>| cells.iter().map(|cell| format!(" {cell:>12}")).collect::<String>();
     say(format_args!(
-        "calibration {}: lists that a recall takes (and the recall there, at least), by {} queries: {}",
+        "calibration {}: probed lists per recall (with the lower bound of the recall), measured with {} queries: {}",
         info.digest, info.queries, info.source
     ))?;
     let targets = info.targets.iter().map(f64::to_string).collect();

@@ -34,7 +34,8 @@ impl Kernels {
             }
             return Ok(());
         }
-        let missing = || Error::invalid("--folder: expected a folder, as there is no home to keep a cache in");
+        let missing =
+            || Error::invalid("--folder: missing, expected a folder: without a home folder there is no default cache");
         let cubins = self.folder.map(Cubins::new).or_else(Cubins::of_user).ok_or_else(missing)?;
         compile(&cubins, &self.arch)
     }

@@ -96,7 +96,7 @@ impl Plan {
         let mut topology = match &self.topology {
             Some(_) if !cards.is_empty() && !self.calibrate => {
                 return Err(Error::invalid(
-                    "--device beside --topology, which names its GPUs: expected --calibrate too",
+                    "--device with --topology, which lists its GPUs: only valid with --calibrate",
                 ));
             }
             Some(file) => Topology::parse(&read(file)?).map_err(|e| e.within(file.display()))?,

@@ -90,7 +90,7 @@ impl Publish {
             (Some(count), _) => Output::Shards { count, positions: self.position },
             (None, [] | [_]) => Output::Whole { position: self.position.first().copied().unwrap_or(0), remote },
             (None, several) => {
-                return Err(Error::invalid(format!("position: got {}, expected one", several.len())));
+                return Err(Error::invalid(format!("position: got {} positions, expected one", several.len())));
             }
         };
         let plan =

@@ -102,9 +102,7 @@ fn load_rows(cluster: Arc<Cluster>, version: &Path, tables: Vec<String>) -> Resu
 /// Deletes the rows with this name, `MODEL/ROWS`.
 fn remove(cluster: &Arc<Cluster>, asked: &str) -> Result<()> {
     let (model, tag) = asked.rsplit_once('/').ok_or_else(|| {
-        Error::invalid(format!(
-            "--delete {asked}: expected MODEL/ROWS as the list has it, such as debian/5f02c81a9e4bd376"
-        ))
+        Error::invalid(format!("--delete {asked}: expected MODEL/ROWS as listed, such as debian/5f02c81a9e4bd376"))
     })?;
     let tables = cluster.tables()?;
     let named: Vec<&RowSet> = tables.iter().filter(|set| set.model() == model && set.tag() == tag).collect();

@@ -46,7 +46,7 @@ impl Route {
         let ended = runtime.block_on(async {
             let stops = stop_signals()?;
             let listener = http::listen_after_first_poll(config.listen, &app).await?;
-            let address = listener.local_addr().map_err(|e| Error::io("the listening socket", e))?;
+            let address = listener.local_addr().map_err(|e| Error::io("listening socket", e))?;
             announce(self.log_json, format_args!("listening on http://{address}"))?;
             http::route(listener.into(), app, &config.http, stops).await
         });

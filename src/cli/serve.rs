@@ -124,7 +124,7 @@ fn check(config: &Config) -> Result<()> {
     let (requests, bodies) = (config.engine.memory_mb, 2 * config.http.bodies_mb as u64);
     let all = 2 * mebibytes(versions_bytes) + requests + bodies + PROGRAM_MB;
     say(format_args!(
-        "memory: {all} MiB, with two versions of each model, {requests} for requests, {bodies} for bodies and answers, {PROGRAM_MB} beside them"
+        "memory: {all} MiB, with two versions of each model, {requests} for requests, {bodies} for bodies and answers, {PROGRAM_MB} for the rest of the program"
     ))
 }
 

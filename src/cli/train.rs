@@ -14,7 +14,7 @@ use sterling_core::error::{Error, Result};
 use sterling_publish::{Plan, Source};
 use sterling_train::{Progress, TrainOptions, Trainer, Window};
 
-/// How often progress is logged where there is no terminal.
+/// Interval of progress log lines if stderr is no terminal.
 const LOGGED_EVERY: Duration = Duration::from_secs(10);
 
 /// Arguments of `sterling train`.
@@ -101,7 +101,7 @@ impl Train {
         }
         let mut trainer = Trainer::open(&self.package, options)?;
         if trainer.resumed_from() > 0 {
-            tracing::info!("resuming from step {} of the checkpoint in {}", trainer.resumed_from(), work.display());
+            tracing::info!("resuming at step {} from the checkpoint in {}", trainer.resumed_from(), work.display());
         }
         let shown = TrainProgress::new();
         let report = trainer.run(&|progress| shown.show(progress));

@@ -100,7 +100,8 @@ impl Client {
         if !answer.status().is_success() {
             return Err(self.problem(answer.status().as_u16(), &bytes));
         }
-        serde_json::from_slice(&bytes).map_err(|e| Error::corrupt(format!("{}: the answer is not read: {e}", self.url)))
+        serde_json::from_slice(&bytes)
+            .map_err(|e| Error::corrupt(format!("{}: the answer cannot be read: {e}", self.url)))
     }
 
     fn problem(&self, status: u16, bytes: &[u8]) -> Error {

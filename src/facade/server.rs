@@ -51,7 +51,7 @@ impl Server {
         Ok(Server { url, address, stop, thread })
     }
 
-    /// URL of the server, such as `http://127.0.0.1:8080`.
+    /// Returns the URL of the server, such as `http://127.0.0.1:8080`.
     pub fn url(&self) -> &str {
         &self.url
     }

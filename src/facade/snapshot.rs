@@ -42,17 +42,17 @@ impl Snapshot {
         Ok(Snapshot { view: Arc::new(View::new(Arc::new(snapshot))) })
     }
 
-    /// Name of the model.
+    /// Returns the name of the model.
     pub fn model(&self) -> &str {
         &self.view.main().manifest.name
     }
 
-    /// Version number.
+    /// Returns the version number.
     pub fn version(&self) -> u64 {
         self.view.main().manifest.version
     }
 
-    /// Number of items.
+    /// Returns the number of items.
     pub fn items(&self) -> usize {
         self.view.items()
     }

@@ -90,7 +90,7 @@ fn memory_is_not_unpinned_while_queued_work_or_a_result_names_it() {
     let of = Misused::new();
     of.card.expects(of.pinned + 8, 16);
     misuse!(of.card.unpin(of.pinned));
-    of.is_told("is unpinned while a result in it is not fetched");
+    of.is_told("is unpinned while it has an unfetched result");
     let of = Misused::new();
     of.card.expects(of.pinned + 8, 16);
     of.card.fetched(of.pinned + 8);
@@ -114,7 +114,7 @@ fn a_result_never_overwrites_another() {
     of.card.expects(of.pinned + 16, 16);
     assert!(of.card.faults().is_empty());
     of.card.expects(of.pinned + 31, 4);
-    of.is_told("another one in it is not fetched");
+    of.is_told("it has another unfetched one");
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn freed_memory_is_not_used() {
     let of = Misused::new();
     misuse!(of.card.free(of.memory));
     misuse!(of.card.free(of.memory));
-    of.is_told("memory is freed that is not there, or was freed before");
+    of.is_told("memory is freed that does not exist, or was freed before");
     // Accesses must not exceed their allocation, even if another allocation follows.
     let of = Misused::new();
     assert!(misuse!(of.card.upload(of.memory + 1, &[0; BYTES])).is_err());
@@ -166,7 +166,7 @@ fn reused_memory_is_overwritten_exclusively() {
     let of = Misused::new();
     of.card.expects(of.pinned + 8, 16);
     of.card.recycles(of.pinned, BYTES);
-    of.is_told("is reused while a result in it is not fetched");
+    of.is_told("is reused while it has an unfetched result");
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn streams_use_memory_only_after_its_allocation_completes() {
     let of = Misused::new();
     let new = of.card.alloc(BYTES).unwrap();
     of.submit(Work::Clear { address: new, bytes: 8 });
-    of.is_told("`a clearing` uses memory that the driver has not come to yet");
+    of.is_told("`a clearing` uses memory whose allocation the driver's stream has not reached");
     let of = Misused::new();
     let new = of.card.alloc(BYTES).unwrap();
     of.card.settle().unwrap();
@@ -204,7 +204,7 @@ fn a_stream_is_not_closed_before_its_end() {
     let of = Misused::new();
     of.submit(of.upload());
     misuse!(of.card.close(of.stream));
-    of.is_told("a stream is closed that has 1 pieces of work to do");
+    of.is_told("a stream is closed that still has 1 operations to run");
 }
 
 #[test]

@@ -345,7 +345,7 @@ fn invalid_sequences_are_rejected_with_the_feature() {
         ("length = 3", "length = 16385\nmax_ids = 100000", "length: got 16385, expected 1 to 16384"),
         ("length = 3", "length = 4", "overarch.onnx: `item_tags` has shape [?, ?, 3, 3], expected [?, ?, 4, 3]"),
         ("keep = \"last\"", "keep = \"middle\"", "unknown variant `middle`"),
-        ("pooling = \"none\"\nlength = 3", "pooling = \"sum\"\nlength = 3", "length belongs to sequences"),
+        ("pooling = \"none\"\nlength = 3", "pooling = \"sum\"\nlength = 3", "length is only valid for sequences"),
         (
             "name = \"item_own\"",
             "name = \"item_tags_mask\"",

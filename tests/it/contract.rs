@@ -459,8 +459,8 @@ fn inconsistent_packages_are_rejected_with_the_field() {
         ("length = 4", "length = 9", "user.features `history`: length: got 9, expected 1 to 8"),
         ("length = 4", "length = 5", "user.onnx: input `history` has shape [?, 4, 3], and the feature is [?, 5, 3]"),
         ("keep = \"last\"", "keep = \"middle\"", "unknown variant `middle`"),
-        ("pooling = \"none\"", "pooling = \"sum\"", "length belongs to sequences"),
-        ("pooling = \"none\"\nlength = 4\n", "", "keep belongs to sequences"),
+        ("pooling = \"none\"", "pooling = \"sum\"", "length is only valid for sequences"),
+        ("pooling = \"none\"\nlength = 4\n", "", "keep is only valid for sequences"),
         ("width = 1\n", "width = 1\npooling = \"none\"\n", "user.features `age`: pooling: a dense feature has no rows"),
         ("name = \"age\"", "name = \"history_mask\"", "user.features: name `history_mask` is empty or given twice"),
         ("name = \"likes\"", "name = \"dislikes\"", "user.features `dislikes`: user.onnx: no input `dislikes`"),
@@ -468,7 +468,7 @@ fn inconsistent_packages_are_rejected_with_the_field() {
         ("name = \"parts\"", "name = \"picture\"", "input `picture` is one of item.vectors and one of item.vectors"),
         ("name = \"parts\"", "name = \"likes\"", "input `likes` is one of item.vectors and one of user.features"),
         ("name = \"parts\"", "name = \"pieces\"", "item.onnx: no output `pieces`"),
-        ("name = \"parts\"", "name = \"\"", "item.vectors ``: name: expected one"),
+        ("name = \"parts\"", "name = \"\"", "item.vectors ``: name: missing"),
         ("width = 2\nformat", "width = 3\nformat", "item.onnx: output `parts` has shape [?, 2], expected [?, 3]"),
         ("width = 2\nformat", "width = 0\nformat", "item.vectors `parts`: width: got 0"),
         ("width = 2\nformat", "format", "missing field `width`"),
@@ -518,18 +518,14 @@ fn inconsistent_packages_are_rejected_with_the_field() {
         ),
         ("table = \"brands\"\npooling", "table = \"items\"\npooling", "table `items` has no vocabulary"),
         ("name = \"buy\"", "name = \"bought\"", "value.expression"),
-        ("[[item.columns]]\nname = \"price\"\n", "", "overarch: input `price` is no numeric item column"),
+        ("[[item.columns]]\nname = \"price\"\n", "", "overarch: input `price` is not a numeric item column"),
         ("graph = \"overarch.onnx\"", "graph = \"user.onnx\"", "user.onnx: no output `logits`"),
         (
             "width = 2\nformat",
             "width = 2\ncolumn = \"image\"\nformat",
             "item.vectors `parts`: column `image`: vectors of 3 numbers, expected 2",
         ),
-        (
-            "tower = \"user.onnx\"",
-            "tower = \"user.onnx\"\nmerge = \"union\"",
-            "user.merge is given without user.queries",
-        ),
+        ("tower = \"user.onnx\"", "tower = \"user.onnx\"\nmerge = \"union\"", "user.merge is set without user.queries"),
         ("tower = \"user.onnx\"", "tower = \"user.onnx\"\nmerge = \"best\"", "unknown variant `best`"),
         (
             "tower = \"user.onnx\"",
@@ -571,7 +567,7 @@ fn inconsistent_packages_are_rejected_with_the_field() {
         std::fs::write(made.path(file), &tables).unwrap();
         let made = made.text("model.toml", &model("last", "f16").replace("tables.safetensors", file));
         let error = made.view().map(|_| "published").unwrap_err().to_string();
-        assert!(error.contains(&format!("file `{file}`: a version has one of its own")), "{error}");
+        assert!(error.contains(&format!("file `{file}`: this name is reserved")), "{error}");
     }
     assert_eq!(changed("name = \"seen\"", "name = \"seen2\""), "published");
 }
@@ -598,9 +594,12 @@ fn inconsistent_graphs_are_rejected_with_the_input() {
         (small(&[("query", &[-1, 2])]), "overarch.onnx: no input depends on candidates"),
         (
             small(&[("item", &[-1, -1, 2]), ("nowhere", &[-1, -1])]),
-            "overarch: input `nowhere` is no numeric item column",
+            "overarch: input `nowhere` is not a numeric item column",
         ),
-        (small(&[("item", &[-1, -1, 2]), ("brand", &[-1, -1])]), "overarch: input `brand` is no numeric item column"),
+        (
+            small(&[("item", &[-1, -1, 2]), ("brand", &[-1, -1])]),
+            "overarch: input `brand` is not a numeric item column",
+        ),
         (small(&[("parts", &[-1, -1, 5])]), "overarch.onnx: `parts` has shape [?, ?, 5], expected [?, ?, 2]"),
         (
             small(&[("item", &[-1, -1, 2]), ("encoded", &[-1, 9, 2])]),

@@ -519,7 +519,7 @@ fn impossible_plans_over_hosts_are_rejected_with_the_reason() {
     };
     let plan = plan_file(store.path(), &at, vec![packages()]);
     for (host, kind, words) in [
-        (None, Kind::Unsupported, "{\"h0\", \"h1\"}, expected one, or which of them this server is"),
+        (None, Kind::Unsupported, "{\"h0\", \"h1\"}, expected one host, or the name of this server's host"),
         (Some("h9"), Kind::Invalid, "this server is host `h9`, expected one of the plan's: [\"h0\", \"h1\"]"),
         (Some("h1"), Kind::Invalid, "table `packages` has rows on host `h0`, of which no server is named"),
         (Some("h0"), Kind::NotReady, "host `h1` does not hold tiny/packages"),
@@ -565,7 +565,7 @@ fn impossible_plans_over_hosts_are_rejected_with_the_reason() {
     };
     assert_eq!(load(&on_two(on_cards.clone()), Some("h1")).unwrap(), bytes);
     let error = load(&on_two(on_cards), None).unwrap_err().to_string();
-    assert!(error.contains("a plan over the hosts {\"h0\", \"h1\"}"), "{error}");
+    assert!(error.contains("the plan has the hosts {\"h0\", \"h1\"}"), "{error}");
     copies.shards.truncate(1);
     let plan = plan_file(store.path(), &at, vec![copies]);
     let error = load(&plan, Some("h1")).unwrap_err().to_string();

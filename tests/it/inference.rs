@@ -255,7 +255,7 @@ fn errors_are_those_of_the_protocol() {
         (installed(json!([-1, 2]), "INT64", json!([1])), "invalid value"),
         (installed(json!([1, 1]), "BOOL", json!([true])), "invalid type: boolean"),
         (installed(json!([1, 1]), "BF16", json!([1])), "datatype `BF16`"),
-        (installed(json!([1, 1]), "FP16", json!([1])), "FP16 has no form in JSON"),
+        (installed(json!([1, 1]), "FP16", json!([1])), "JSON cannot represent FP16"),
         (installed(json!([1, 1]), "INT64", json!([0.5])), "its values are no INT64"),
         (installed(json!([1, 1]), "INT64", json!({})), "invalid type: map"),
         (deep, "8 deep at most"),

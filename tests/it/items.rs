@@ -129,10 +129,10 @@ fn omitted_and_converted_columns_are_reported() {
     for (file, notes) in [
         (
             "pandas-lz4.parquet",
-            &["column `note`: no item has a value", "column `seen`: Timestamp", "microseconds since 1970"][..],
+            &["column `note` left out: no item has a value", "column `seen`: Timestamp", "microseconds since 1970"][..],
         ),
         ("spark", &["nanoseconds since 1970-01-01"]),
-        ("lines.jsonl.gz", &["column `note`: no item has a value"]),
+        ("lines.jsonl.gz", &["column `note` left out: no item has a value"]),
     ] {
         let path = golden().join(file);
         let (code, _, said) = run(&["publish", "--name", "m", "--items", path.to_str().unwrap(), "--store", store]);

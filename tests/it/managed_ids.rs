@@ -135,9 +135,9 @@ fn packages_whose_ids_do_not_fit_are_rejected() {
         Package::open(&package).unwrap_err().to_string()
     };
     for (name, from, to, expected) in [
-        ("plain", "managed = true\n", "", "it has the ids of table `packages`, expected `managed = true`"),
+        ("plain", "managed = true\n", "", "the file has ids of table `packages`, expected `managed = true`"),
         ("both", "managed = true\n", "managed = true\nvocabulary = \"sections.txt\"\n", "a vocabulary and managed ids"),
-        ("row", "unseen = \"zero\"", "unseen = \"row:1\"", "row 1 is that of unseen ids, expected it free, got id 0"),
+        ("row", "unseen = \"zero\"", "unseen = \"row:1\"", "row 1 is reserved for unseen ids, expected no id, got 0"),
     ] {
         let said = refused(name, from, to);
         assert!(said.contains(expected), "{name}: {said}");

@@ -65,7 +65,7 @@ const OUTAGES: &[Outage] = &[
         name: "replica slow",
         begin: replica_slow,
         status: 200,
-        said: "times as long as others that have the same",
+        said: "times slower than other servers of the same shard",
         metrics: &[("sterling_route_servers{state=\"slow\"}", is_some, "SterlingServersAreLeftOut")],
     },
     Outage {

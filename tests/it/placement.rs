@@ -241,7 +241,7 @@ fn impossible_plans_are_rejected_with_the_reason() {
         (
             change(&|p| p.shards[1].device = "host1".into()),
             Kind::Unsupported,
-            "{\"host0\", \"host1\"}, expected one, or which",
+            "{\"host0\", \"host1\"}, expected one host, or",
         ),
         (
             change(&|p| p.format = RowFormat::Int8),

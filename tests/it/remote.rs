@@ -330,7 +330,7 @@ fn half_remote_answers_as_whole(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     let failed = halves.lookup(&ids, &soon(OnDegraded::Fail)).map(|_| ());
     let defaults = halves.lookup(&ids, &soon(OnDegraded::DefaultRows));
     (0..6).for_each(|node| redis.resume(node));
-    refused(failed, Kind::DeadlineExceeded, &["table `items`, shard on `cluster`", "did not come in time"]);
+    refused(failed, Kind::DeadlineExceeded, &["table `items`, shard on `cluster`", "did not arrive in time"]);
     let away = sample(rows, 200, 11).iter().filter(|row| **row >= rows / 2).count() as u64 + 2;
     assert_eq!(defaults.unwrap().1[0].degraded, away, "ids whose rows are remote, counted in the reply");
     until("all rows come again", || halves.lookup(&ids, &strict).is_ok());

@@ -436,7 +436,7 @@ fn outputs_are_not_put_beside_inputs() {
     ] {
         let (code, log) = score_here(&job, &[input], out);
         assert!(
-            code == 2 && log.contains(&format!("beside the input {}", job.path(input).display())),
+            code == 2 && log.contains(&format!("in the folder of the input {}", job.path(input).display())),
             "{input}, {out}: {log}"
         );
         assert_eq!(std::fs::read_dir(job.path("users")).unwrap().count(), 1, "{input}, {out}");

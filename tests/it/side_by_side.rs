@@ -347,7 +347,7 @@ fn steps_out_of_order_and_missing_parts_are_rejected() {
         refused(said, "2 of 3 units are not embedded: 0 (");
     }
     assert_eq!(catalogue.embed(&[]).1.trim(), "2 files embedded, 80 items; 1 were done before");
-    refused(catalogue.step("assign", &[]), "no centroids, expected them to be trained");
+    refused(catalogue.step("assign", &[]), "the centroids have not been trained yet");
     assert_eq!(catalogue.step("train", &[]).0, 0);
     assert_eq!(catalogue.step("assign", &["--unit", "0"]).0, 0);
     refused(catalogue.assemble("store", &[]), "2 of 3 units are not assigned: 1 (");
@@ -411,7 +411,7 @@ fn parts_of_another_publication_are_rejected() {
     assert_eq!(catalogue.embed(&[]).0, 0);
     let other = catalogue.path("other.toml");
     std::fs::write(&other, "[index]\nlists = 3\n").unwrap();
-    refused(catalogue.embed(&["--index", &shown(&other)]), "another job was started here: its recipe is");
+    refused(catalogue.embed(&["--index", &shown(&other)]), "another job was started in this folder: its recipe is");
     let begun = |catalogue: &Catalogue, what: &str| refused(catalogue.embed(&[]), what);
     // Another recipe in its own folder, whose parts are copied here.
     let others = Catalogue { folder: tempfile::tempdir().unwrap(), given: catalogue.given.clone() };
@@ -529,7 +529,7 @@ fn vectors_stay_with_their_items() {
     let lines = text(catalogue.path("items/a.jsonl"));
     catalogue.write("a.jsonl", lines.replacen("{\"id\": 11}\n", "          \n", 1));
     assert_eq!(catalogue.embed(&["--unit", "1"]).0, 0);
-    refused(catalogue.step("train", &[]), "10 items stand before those of ");
+    refused(catalogue.step("train", &[]), "10 items precede those of");
     catalogue.write("a.jsonl", &lines);
     std::fs::remove_dir_all(&catalogue.pieces("")[1]).unwrap();
     assert_eq!(catalogue.embed(&[]).0, 0);
@@ -815,7 +815,7 @@ fn missing_damaged_and_foreign_shards_are_rejected() {
     refused(catalogue.step("cut", &["--shards", "0"]), "shards: got 0, expected 1 to");
     refused(catalogue.step("cut", &["--shards", "300"]), "gets none of 300 items");
     assert_eq!(cut(&["--unit", "1"]).0, 0);
-    refused(assemble(), "2 of 3 shards are not cut: 0, 2");
+    refused(assemble(), "2 of 3 shards do not exist yet: 0, 2");
     assert_eq!((cut(&["--unit", "0"]).0, cut(&["--unit", "2"]).0), (0, 0));
     // Files of a shard that are truncated, missing, or have damaged results.
     for (name, is_read) in
@@ -856,7 +856,7 @@ fn missing_damaged_and_foreign_shards_are_rejected() {
     refused(assemble(), "shard-2-of-3: it follows from other files, centroids or queries");
     refused(cut(&[]), "shard-2-of-3: it follows from other files, centroids or queries");
     std::fs::remove_dir_all(catalogue.shard(2, 3)).unwrap();
-    refused(assemble(), "1 of 3 shards are not cut: 2");
+    refused(assemble(), "1 of 3 shards do not exist yet: 2");
     std::fs::rename(catalogue.path("aside"), catalogue.shard(2, 3)).unwrap();
     assert!(!catalogue.path("refused/m").exists() || entries(&catalogue.path("refused/m")) <= 1);
     assert_eq!(catalogue.named("3", &[]), expected);

@@ -212,9 +212,9 @@ fn malformed_jagged_input_is_rejected_by_name() {
         (&["a"], 2, &[long, long, 4], "beyond the 2 values at length 0"),
         (&["a"], 1, &[], "add up to 0, expected the 1 values"),
         (&["a", "b"], 3, &[1, 1, 1], "multiple of the 2 keys"),
-        (&["a", "a"], 2, &[1, 1], "`a` comes twice"),
+        (&["a", "a"], 2, &[1, 1], "`a` occurs twice"),
         (&[], 1, &[1], "0 keys"),
-        (&["a", "b", "a"], 0, &[0, 0, 0], "`a` comes twice"),
+        (&["a", "b", "a"], 0, &[0, 0, 0], "`a` occurs twice"),
     ];
     for (keys, values, lengths, part) in lengths {
         let error = KeyedJaggedTensor::from_lengths(keys.to_vec(), vec![0; values], lengths, None).unwrap_err();
@@ -293,7 +293,7 @@ fn every_fate_of_unseen_ids_is_kept_and_counted() {
         }
     }
     let beyond = Table::from_f32("t", 1, &values, RowFormat::F32, Unseen::Row(5)).unwrap_err();
-    assert!(beyond.to_string().contains("row 5, expected one below 5"), "{beyond}");
+    assert!(beyond.to_string().contains("row 5, expected a row below 5"), "{beyond}");
 }
 
 proptest! {

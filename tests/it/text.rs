@@ -178,7 +178,7 @@ fn rejects_packages_whose_tokenizers_do_not_fit() {
         ("\"wordpiece.json\"", "\"broken.json\"", "broken.json: not a tokenizer.json"),
         ("length = 6\n", "length = 2\n", "length: got 2, expected more than the 2 special tokens"),
         ("length = 6\n", "", "length is missing"),
-        ("length = 6\n", "length = 6\nweights = false\n", "weights = false belongs to pooled `ids`"),
+        ("length = 6\n", "length = 6\nweights = false\n", "weights = false is only valid for pooled `ids`"),
         ("name = \"words\"", "name = \"pieces2\"", "table `words` is not declared"),
     ] {
         let error = rejected(from, to);

@@ -220,9 +220,9 @@ fn invalid_certificates_end_the_start() {
     std::fs::write(path("empty"), "").unwrap();
     let (certificate, key, store) = (path("tls.pem"), path("tls.key"), folder.path().to_str().unwrap());
     for (options, expected) in [
-        (format!("certificate = {certificate:?}"), "tls.certificate: expected `tls.key`"),
-        (format!("key = {key:?}"), "tls.key: expected `tls.certificate`"),
-        (format!("client_ca = {certificate:?}"), "tls.client_ca: expected"),
+        (format!("certificate = {certificate:?}"), "tls.certificate: set without `tls.key`"),
+        (format!("key = {key:?}"), "tls.key: set without `tls.certificate`"),
+        (format!("client_ca = {certificate:?}"), "tls.client_ca: set without"),
         (format!("certificate = {:?}\nkey = {key:?}", path("empty")), "tls.certificate: no certificate"),
         (format!("certificate = {certificate:?}\nkey = {certificate:?}"), "tls.key"),
         (format!("certificate = {certificate:?}\nkey = {:?}", golden("server-2.key")), "tls.certificate"),
@@ -252,7 +252,7 @@ fn doctor_uses_tls_and_protects_its_key() {
     let (code, out, _) = run(&["doctor", "--server", &format!("localhost:{port}"), "--ca", &other]);
     assert!(code != 0 && out.contains("certificate"), "{out}");
     let (code, _, err) = run(&["doctor", "--server", &format!("https://localhost:{port}")]);
-    assert!(code == 2 && err.contains("expected an authority to know it by (`--ca`)"), "{err}");
+    assert!(code == 2 && err.contains("expected a certificate authority to verify it (`--ca`)"), "{err}");
     // A server that waits for a handshake, and prints the received data instead.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -355,8 +355,8 @@ fn routers_ask_servers_by_tls_and_know_them_by_their_authority() {
     let (certificate, key) = (golden("client.pem"), golden("server.key"));
     for (options, expected) in [
         ("ca = \"none.pem\"".to_owned(), "none.pem"),
-        (format!("certificate = {certificate:?}\nkey = {key:?}"), "expected `tls.ca` with it"),
-        (format!("{ca}\ncertificate = {certificate:?}"), "expected `tls.key` with it"),
+        (format!("certificate = {certificate:?}\nkey = {key:?}"), "set without `tls.ca`"),
+        (format!("{ca}\ncertificate = {certificate:?}"), "set without `tls.key`"),
         (format!("{ca}\ncertificate = {certificate:?}\nkey = {key:?}"), "tls.certificate"),
         (format!("ca = {key:?}"), "no certificate in it"),
     ] {

@@ -191,22 +191,22 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
         (
             "circle",
             overarch(&["a = Add(b, item)", "b = Relu(a)", "logits = ReduceSum(b, last)"]).bytes(),
-            &["overarch.onnx: node `make_a` (Add): it reads `b`, which no node before it makes"],
+            &["overarch.onnx: node `make_a` (Add): it reads `b`, which no earlier node computes"],
         ),
         ("long", chain(20_000), &["overarch.onnx: 20001 nodes, expected at most"]),
         ("deep", chain(5_000), &["(Sin): it follows 2048 others"]),
         (
             "made twice",
             overarch(&["a = Relu(item)", "a = Neg(item)", "logits = ReduceSum(a, last)"]).bytes(),
-            &["`make_a` (Neg): `a` is made twice"],
+            &["`make_a` (Neg): `a` is computed twice"],
         ),
-        ("never made", overarch(&["a = Relu(item)"]).bytes(), &["output `logits`: no node makes it"]),
+        ("never made", overarch(&["a = Relu(item)"]).bytes(), &["output `logits`: no node computes it"]),
         ("unknown operator", overarch(&["logits = Frobnicate(item)"]).bytes(), &["overarch.onnx: ", "Frobnicate"]),
         ("unknown domain", far.bytes(), bad),
         (
             "other file",
             product(external),
-            &["overarch.onnx: constant `w`: external data in `/dev/zero`, expected a file beside the graph"],
+            &["overarch.onnx: constant `w`: external data in `/dev/zero`, expected a file in the folder of the graph"],
         ),
         (
             "bomb",
@@ -247,7 +247,7 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
             Onnx::new(&[query(), item()], &[logits()], &["logits = Identity(c)"])
                 .with(&[floats("c", &[1, 3, 1], &[0.0; 3])])
                 .bytes(),
-            &["overarch.onnx: ", "`logits`", "came out as [1, 3, 1]"],
+            &["overarch.onnx: ", "`logits`", "has shape [1, 3, 1]"],
         ),
         (
             "one candidate",
@@ -275,7 +275,7 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
         (
             "candidates that mix",
             foreign(&["n = ReduceSum(sin, last)", "m = ReduceMax(n)", "logits = Sub(n, m)"]).bytes(),
-            &["overarch.onnx: output `logits` of a candidate is another one among", "in pieces, and by shards"],
+            &["overarch.onnx: output `logits` of a candidate differs between a run with", "in pieces, and by shards"],
         ),
         ("width", given(&[query(), value("item", &[0, 0, 5])]), &["overarch.onnx: `item` has shape [?, ?, 5]"]),
         (
@@ -288,7 +288,7 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
         (
             "unknown column",
             given(&[query(), item(), value("weight", &[0, 0])]),
-            &["input `weight` is no numeric item column"],
+            &["input `weight` is not a numeric item column"],
         ),
         (
             "integers",
@@ -307,7 +307,7 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
             shaped(typed("logits", DataType::FLOAT, None), &["logits = ReduceSum(item, last)"])
                 .attribute("keepdims", 0)
                 .bytes(),
-            &["overarch.onnx: 1 candidates", "`logits` came out as [1, 1], expected [1, 1, 1]"],
+            &["overarch.onnx: 1 candidates", "`logits` has shape [1, 1], expected [1, 1, 1]"],
         ),
         (
             "whole numbers",
@@ -413,14 +413,14 @@ fn towers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
             user(&["p = MatMul(x, w)", "s = ReduceMax(p, rows)", "query = Sub(p, s)"])
                 .with(&[integers("rows", &[0])])
                 .bytes(),
-            &["user.onnx: output `query` of a row is another one among 2 rows than alone"],
+            &["user.onnx: output `query` of a row differs between a run with 2 rows and a run of that row alone"],
         ),
         (
             "rows mixed by one percent",
             user(&["p = MatMul(x, w)", "s = ReduceMean(p, rows)", "m = Mul(s, percent)", "query = Sub(p, m)"])
                 .with(&[integers("rows", &[0]), floats("percent", &[1], &[0.01])])
                 .bytes(),
-            &["user.onnx: output `query` of a row is another one among 2 rows than alone"],
+            &["user.onnx: output `query` of a row differs between a run with 2 rows and a run of that row alone"],
         ),
         (
             "nothing for a user without features",
@@ -660,7 +660,8 @@ fn incomparable_graphs_are_published_and_reported() {
     let graph = foreign(&["w = GlobalAveragePool(sin)", "logits = ReduceSum(w, last)"]).bytes();
     let (code, said, errors) = folder.publish(MODEL, &[("overarch.onnx", graph)]);
     assert_eq!(code, 0, "{said}{errors}");
-    let reported = "overarch.onnx was not compared with an evaluation of its file: operator `GlobalAveragePool`";
+    let reported =
+        "overarch.onnx was not compared with an independent evaluation of the graph file: operator `GlobalAveragePool`";
     assert!(errors.contains(reported), "{errors}");
     let (code, _, errors) = folder.publish(MODEL, &[("overarch.onnx", good().bytes())]);
     assert!(code == 0 && !errors.contains("was not compared"), "{errors}");

@@ -25,14 +25,15 @@ const NOT_JSON: &str = "not JSON";
 pub enum Retrievals {
     /// A single request.
     One(Box<request::Retrieve>, CallOptions, Shape),
-    /// Requests of `{"requests": [..]}`. An invalid one is an error in its place only.
+    /// Requests of `{"requests": [..]}`. An invalid request fails alone: its entry of the list holds the error.
     Many(Vec<Result<(request::Retrieve, CallOptions, Shape)>>),
 }
 
 /// Parses the body of a `:retrieve`.
 ///
 /// # Errors
-/// `Invalid` with the location in the text or the path of the field. An invalid entry of a list is an error in its place only.
+/// `Invalid` with the location in the text or the path of the field. An invalid entry of a list fails alone: its place
+/// in the result holds the error.
 pub fn retrievals(body: &[u8]) -> Result<Retrievals> {
     match parse(body, OneOrMany, "")? {
         RetrieveBody::One(request) => {

@@ -99,7 +99,7 @@ pub(super) struct ReadColumns {
 /// Type of a column of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CellKind {
-    /// All values are missing.
+    /// Column without values: they are all missing.
     Nothing,
     Integer,
     Integers,

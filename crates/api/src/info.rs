@@ -207,7 +207,7 @@ pub struct TableInfo {
     pub name: String,
     /// Number of rows.
     pub rows: u64,
-    /// Numbers per row.
+    /// Width of a row, in numbers.
     pub width: usize,
     /// Storage format.
     pub format: String,
@@ -262,11 +262,11 @@ pub struct LabelRequest {
 pub struct VersionInfo {
     /// Version number.
     pub version: u64,
-    /// True if the store has it.
+    /// True if the store has this version.
     pub published: bool,
-    /// True if it answers unpinned requests.
+    /// True if this version answers unpinned requests.
     pub active: bool,
-    /// True if it is in memory.
+    /// True if this version is in memory.
     pub loaded: bool,
     /// Labels that point to it.
     pub labels: Vec<String>,
@@ -276,10 +276,10 @@ pub struct VersionInfo {
     /// Reason why the store's version was rejected, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
-    /// Failed loads since the last change of its folder, if it was rejected.
+    /// Number of failed loads since the folder last changed, if the version was rejected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempts: Option<u32>,
-    /// Time until it is tried again although its folder has not changed; omitted if it is not.
+    /// Time until the load is retried although the folder has not changed; omitted if no retry is planned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_in_ms: Option<u64>,
 }

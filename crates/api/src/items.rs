@@ -242,8 +242,8 @@ impl<'de> Deserialize<'de> for Members {
     }
 }
 
-/// Parses the items of an upsert: an object with a list of them or, for `lines`, one per line. An invalid item is an error in its
-/// place only.
+/// Parses the items of an upsert: an object with a list of them or, for `lines`, one per line. An invalid item fails
+/// alone: its entry of the list holds the error.
 ///
 /// # Errors
 /// `Invalid` for a body without items, or with too many.
@@ -391,9 +391,9 @@ pub fn deletion(body: &[u8]) -> Result<DeleteRequest> {
         (Some(ids), None) if ids.len() > EXCLUDE_MAX => {
             Err(Error::invalid(format!("field `ids`: got {}, expected at most {EXCLUDE_MAX}", ids.len())))
         }
-        (None, Some(filter)) if filter.trim().is_empty() => {
-            Err(Error::invalid("field `filter`: got none, which is every item; name the ids where that is meant"))
-        }
+        (None, Some(filter)) if filter.trim().is_empty() => Err(Error::invalid(
+            "field `filter`: got an empty filter, which selects every item; to delete all items, name their ids",
+        )),
         (Some(_), None) | (None, Some(_)) => Ok(request),
         _ => Err(Error::invalid("body: expected either `ids` or `filter`")),
     }

@@ -272,7 +272,7 @@ pub fn embedding(served: Served, answer: Answer) -> Result<EmbedResponse> {
         Content::Embedding(user) if user.query.iter().all(|x| x.is_finite()) => {
             Ok(EmbedResponse { served, embedding: user.query, degraded_rows: answer.degraded_rows })
         }
-        Content::Embedding(_) => Err(Error::internal("the user tower made a number that is not finite")),
+        Content::Embedding(_) => Err(Error::internal("the user tower returned a number that is not finite")),
         Content::Items(_) | Content::Selected(_) => Err(Error::internal("got items in place of an embedding")),
     }
 }

@@ -48,10 +48,10 @@ pub struct ProbesInfo {
     /// Requested recall, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<f64>,
-    /// Recall measured for these probes when the version was published, if it was.
+    /// Recall measured with this nprobe when the version was published; absent without a calibration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimate: Option<f64>,
-    /// Lists to probe in their place if the query is unlike those of the calibration, if more.
+    /// Number of lists to probe instead if the query is out of distribution; absent if it is not larger.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ood_probes: Option<usize>,
 }

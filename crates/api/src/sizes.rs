@@ -1,5 +1,5 @@
-//! Memory of an answer while it is written, in addition to ids and scores. It is computed from the requested columns, so that it
-//! can be reserved before the pass starts.
+//! Memory of an answer while it is written, in addition to ids and scores. The size is computed from the requested
+//! columns, so that the memory can be reserved before the pass starts.
 
 use super::arrow::{BATCH_BYTES, BATCH_COPIES, ROWS_MAX};
 use super::reply::{PIECE_BYTES, PIECE_END_BYTES};
@@ -20,7 +20,7 @@ const SCORES_BYTES: usize = 20;
 /// Bytes per value in addition to its own: an offset, or a name with quotes.
 const CELL_BYTES: usize = 8;
 
-/// Largest values of the columns of an answer.
+/// Maximum sizes of an item's values in the columns of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Widths {
     /// Maximum bytes of all values of an item.

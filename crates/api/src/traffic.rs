@@ -11,10 +11,10 @@ use sterling_rollout::{BothSeen, Canary, Shadow, SideSeen, Traffic, TrafficNow};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TrafficRequest {
-    /// A version that answers a share of them; omit for none.
+    /// Canary: a version that answers a share of these requests; omit for none.
     #[serde(default)]
     pub canary: Option<Canary>,
-    /// A version to which a share of them is repeated; omit for none.
+    /// Shadow: a version to which a share of these requests is repeated; omit for none.
     #[serde(default)]
     pub shadow: Option<Shadow>,
     /// Expected revision of the desired state; at any other revision the call fails with a conflict and changes nothing.

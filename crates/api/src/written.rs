@@ -11,7 +11,7 @@ pub struct ItemJson {
     /// End offset of each item's JSON.
     #[serde(with = "packed::numbers")]
     pub ends: Vec<u32>,
-    /// JSON of all items. It travels apart from the rest: it may be long, and is never copied.
+    /// JSON of all items. The JSON is sent separately from the other fields: it may be long, and is never copied.
     #[serde(skip)]
     pub text: Vec<u8>,
 }

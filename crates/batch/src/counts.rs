@@ -68,7 +68,7 @@ impl Counts {
         let said = |key| pairs?.iter().find(|pair| pair.key == key)?.value.as_deref();
         let count = said(PROBLEMS).and_then(|count| count.parse::<u64>().ok());
         let Some(count) = count.filter(|_| said(ORIGIN) == Some(origin)) else {
-            let what = "the output of another job; remove it to have it made by this one";
+            let what = "the output of another job; remove it to rebuild it";
             return Err(corrupt(output, &what));
         };
         let scored = metadata.num_rows() as u64;
@@ -94,9 +94,9 @@ impl Counts {
 /// Limit on the rows of a job with a problem: a number, or a percentage of all rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ProblemLimit {
-    /// At most this number of rows.
+    /// Maximum number of rows with a problem.
     Rows(u64),
-    /// At most this percentage of all rows.
+    /// Maximum percentage of all rows.
     Percent(f64),
 }
 
@@ -120,8 +120,7 @@ impl ProblemLimit {
         match invalid <= most {
             true => Ok(()),
             false => Err(Error::invalid(format!(
-                "{invalid} of {rows} rows have a problem, expected at most {most}: the `_*.problems.jsonl` files of the output say which; \
-                 all other rows are scored"
+                "{invalid} of {rows} rows have a problem, expected at most {most}: see the `_*.problems.jsonl` files of the output; all other rows are scored"
             ))),
         }
     }

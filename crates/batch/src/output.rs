@@ -36,12 +36,12 @@ use sterling_storage::files;
 
 /// Encoded bytes after which a row group is closed.
 const GROUP_BYTES: usize = 32 << 20;
-/// Bytes of the texts of a column after which a batch ends. Arrow addresses them by 31 bits.
+/// Bytes of the texts of a column after which a batch ends. Arrow addresses the texts of a column with 31 bits.
 const TEXT_BYTES: usize = 64 << 20;
 
 /// Answers of consecutive rows in their order, and the problems of rows without an answer.
 pub(super) struct Scored {
-    /// Answers of the first rows, of all if their texts are short.
+    /// Answers of the first rows; of all rows if their texts are short.
     pub(super) first: RecordBatch,
     /// Answers of the other rows, converted when they are written.
     pub(super) rest: VecDeque<(i64, RowAnswer)>,

@@ -124,7 +124,7 @@ impl Questions {
             None => return (None, Err(Error::invalid("field `id` is missing, expected a 64-bit integer"))),
         };
         if fields.contains_key(COLUMNS) {
-            return (Some(id), Err(Error::invalid("field `columns`: all rows have those of the job, expected none")));
+            return (Some(id), Err(Error::invalid("field `columns`: set for the whole job, expected none in a row")));
         }
         let own = fields.iter().map(|(name, value)| (name.as_str(), value.get()));
         let more = self.fields.iter().filter(|(name, _)| !fields.contains_key(*name)).map(shown);
@@ -140,7 +140,7 @@ impl Questions {
     pub(super) fn bounded(&self, request: Request) -> Result<Question> {
         match (&request, &self.template) {
             (Request::Retrieve(Retrieve { k, .. }), Template::Retrieve(most)) if *k > most.k => {
-                Err(Error::invalid(format!("field `k`: got {k}, expected at most {}, that of the job", most.k)))
+                Err(Error::invalid(format!("field `k`: got {k}, expected at most {}, the job's `k`", most.k)))
             }
             _ => Ok(Question::Pass(Box::new(request))),
         }
@@ -173,10 +173,10 @@ fn joined<'a>(fields: impl Iterator<Item = (&'a str, &'a str)>, first: &str) -> 
 fn retrieve(body: &str) -> Result<Retrieve> {
     match sterling_api::retrievals(body.as_bytes())? {
         Retrievals::One(_, _, sterling_api::Shape { cursor: Some(_), .. }) => {
-            Err(Error::invalid("field `cursor`: a row has its `k` results at once, expected none"))
+            Err(Error::invalid("field `cursor`: jobs have no pages, a row gets all of its `k` results, expected none"))
         }
         Retrievals::One(request, ..) => Ok(*request),
-        Retrievals::Many(_) => Err(Error::invalid("got a list of requests, expected one a row")),
+        Retrievals::Many(_) => Err(Error::invalid("got a list of requests, expected one per row")),
     }
 }
 
@@ -197,7 +197,7 @@ fn item(line: &str, sources: &[String]) -> RowRequest {
         Err(e) => return (None, Err(e)),
     };
     if !whole {
-        return (Some(id), Err(Error::invalid("field `set`: expected `attributes`, all of the item")));
+        return (Some(id), Err(Error::invalid("field `set`: expected `attributes` with all attributes of the item")));
     }
     let mut features = Features::new();
     if sources.iter().any(|source| source == ID) {
@@ -235,7 +235,7 @@ mod tests {
             (
                 r#"{"id": 3, "vector": [1.0], "cursor": ""}"#,
                 Some(3),
-                "field `cursor`: a row has its `k` results at once",
+                "field `cursor`: jobs have no pages, a row gets all of its `k` results",
             ),
             (r#"{"id": 3, "vector": [1.0], "cursor": "nonsense"}"#, Some(3), "field `cursor`"),
         ] {

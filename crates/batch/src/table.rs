@@ -102,7 +102,7 @@ impl Roles {
         let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
         if let Some(name) = names.iter().enumerate().find(|(n, name)| names[..*n].contains(name)).map(|(_, name)| name)
         {
-            return Err(Error::invalid(format!("column `{name}`: there are two, expected one")));
+            return Err(Error::invalid(format!("column `{name}`: it occurs twice, expected once")));
         }
         if !names.contains(&ID) {
             return Err(Error::invalid("column `id` is missing, expected 64-bit integers"));

@@ -165,7 +165,7 @@ impl<'a> Worker<'a> {
         let pairs: Vec<(&FeatureRow, &Pooled)> = rows.iter().copied().zip(&pooled).collect();
         let made = tower.run(&pairs, &self.threads, &mut self.graphs)?;
         // The first output is the item's embedding.
-        let made = made.first().ok_or_else(|| Error::internal("the item tower makes nothing"))?;
+        let made = made.first().ok_or_else(|| Error::internal("the item tower has no output"))?;
         Ok(made.data().chunks_exact(self.view.dimension()).map(<[f32]>::to_vec).collect())
     }
 
@@ -193,7 +193,7 @@ impl<'a> Worker<'a> {
     fn alone(&mut self, one: &Prepared) -> Result<Answer> {
         let ran = self.guarded(|worker| pass::run(&mut worker.pass, std::slice::from_ref(one), None).pop());
         match ran {
-            Ok(answer) => answer.unwrap_or_else(|| Err(Error::internal("the pass left a row unanswered"))),
+            Ok(answer) => answer.unwrap_or_else(|| Err(Error::internal("the pass did not answer a row"))),
             Err(why) => Err(broken(&*why)),
         }
     }

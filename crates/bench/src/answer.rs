@@ -86,7 +86,7 @@ impl RawAnswer {
 
     fn has_last_chunk(&mut self) -> io::Result<bool> {
         while let Some(rest) = self.bytes.get(self.next..) {
-            let parsed = parse_chunk_size(rest).map_err(|_| io::Error::other("a chunk of no size"))?;
+            let parsed = parse_chunk_size(rest).map_err(|_| io::Error::other("a chunk without a size"))?;
             let Status::Complete((line, size)) = parsed else { return Ok(false) };
             let begin = self.next + line;
             let end = usize::try_from(size).map_or(usize::MAX, |size| begin.saturating_add(size));
@@ -105,7 +105,7 @@ impl RawAnswer {
 fn head_of(bytes: &[u8]) -> io::Result<Option<(AnswerHead, usize)>> {
     let mut headers = [EMPTY_HEADER; HEADERS_MAX];
     let mut response = Response::new(&mut headers);
-    let parsed = response.parse(bytes).map_err(|e| io::Error::other(format!("not an answer of HTTP/1.1: {e}")))?;
+    let parsed = response.parse(bytes).map_err(|e| io::Error::other(format!("not an HTTP/1.1 response: {e}")))?;
     let Status::Complete(end) = parsed else { return Ok(None) };
     let value = |name: &str| {
         let is_named = |header: &&Header<'_>| header.name.eq_ignore_ascii_case(name);
@@ -114,7 +114,7 @@ fn head_of(bytes: &[u8]) -> io::Result<Option<(AnswerHead, usize)>> {
     let is_chunked = value("transfer-encoding").is_some_and(|coding| coding.eq_ignore_ascii_case("chunked"));
     let length = value("content-length").and_then(|length| length.parse().ok());
     if length.is_none() && !is_chunked {
-        return Err(io::Error::other("an answer with neither a length nor chunked encoding"));
+        return Err(io::Error::other("a response with neither a length nor chunked encoding"));
     }
     let keeps_open = !value("connection").is_some_and(|option| option.eq_ignore_ascii_case("close"));
     let length = if is_chunked { None } else { length };

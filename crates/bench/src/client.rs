@@ -33,13 +33,14 @@ pub(super) enum End {
     Error,
     /// No answer until long after the deadline.
     NoAnswer,
-    /// The server did not accept the connection by then.
+    /// The server had not accepted the connection long after the deadline.
     NoConnection,
-    /// All connections were busy until its deadline.
+    /// All connections were busy until the deadline of the request.
     Unsent,
 }
 
-/// Runs `work` on a single-threaded runtime, because connections are not shared. The thread polls them at most once per `gather`.
+/// Runs `work` on a single-threaded runtime, because connections are not shared. The thread polls its connections at
+/// most once per `gather`.
 pub(super) fn local<T>(gather: Duration, work: impl Future<Output = T>) -> Result<T> {
     let runtime =
         tasks::CALLS.runtime_here(|builder| builder.enable_all().on_thread_park(move || std::thread::sleep(gather)))?;

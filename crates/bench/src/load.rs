@@ -187,7 +187,7 @@ async fn send(client: Rc<Client>, load: &Load) -> Result<Outcomes> {
         let body = class.bodies[number % class.bodies.len()].for_many_results();
         misbehaving.spawn_local(client.clone().read_slowly(class.path.clone(), body));
     }
-    // They connect first, so that the server is measured with them.
+    // Idle connections and slow readers connect before the run, so that the server is measured with them.
     tokio::time::sleep(LEAD * u32::from(!misbehaving.is_empty()) * 10).await;
 
     let all: Rc<[Vec<Ready>]> = load.classes.iter().map(|class| ready(&client, class)).collect();

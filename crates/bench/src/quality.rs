@@ -247,8 +247,8 @@ pub fn selectivity(target: &Target, path: &str, request: &Body, filter: &str) ->
     }
 }
 
-/// Sends a request once, to report why a server rejects it before a run sends many. A server that does not answer in time is left
-/// to the run.
+/// Sends a request once, to report why a server rejects it before a run sends many. A server that does not answer in
+/// time is no error here: the run reports it.
 ///
 /// # Errors
 /// `Invalid` with the server's reason if it rejects the request itself.

@@ -41,7 +41,7 @@ pub fn read_recording(path: &Path, speed: f64, timeout: Duration) -> Result<(Vec
     let seconds = (last - first) / speed;
     // The comparison also rejects NaN.
     if !(seconds > 0.0 && seconds <= SECONDS_MAX) {
-        let named = format!("{}: its requests came within {seconds} s at this speed", path.display());
+        let named = format!("{}: its requests are within {seconds} s at this speed", path.display());
         return Err(Error::invalid(format!("{named}, expected more than 0, at most {SECONDS_MAX}")));
     }
     let times: Arc<[Duration]> =

@@ -88,7 +88,7 @@ impl Body {
 pub fn read_bodies(path: &Path, timeout: Duration) -> Result<Vec<Body>> {
     read_lines(path, |line| match serde_json::from_str(line).map_err(|e| e.to_string())? {
         Value::Object(fields) => Ok(Body::new(fields, timeout)),
-        other => Err(format!("got {other}, expected an object: the body of a request")),
+        other => Err(format!("got {other}, expected a JSON object, the body of a request")),
     })
 }
 

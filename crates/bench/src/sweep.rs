@@ -156,9 +156,7 @@ impl Setting {
             (Some(rate), SendTimes::Rate(_)) => SendTimes::Rate(rate / class.batch as f64),
             (None, recorded) if class.batch == 1 => recorded.clone(),
             _ => {
-                return Err(Error::invalid(
-                    "a recording has a rate and calls of its own: `rate` and `batch` cannot vary",
-                ));
+                return Err(Error::invalid("a recording fixes rate and calls: `rate` and `batch` cannot be swept"));
             }
         };
         Ok(load)
@@ -181,7 +179,7 @@ impl fmt::Display for Setting {
 /// Combines requests to lists of `users` requests, until each request is in at least one list.
 fn lists(bodies: &[Body], users: usize) -> Result<Vec<Body>> {
     if bodies.iter().any(Body::is_list) {
-        return Err(Error::invalid("batch: the requests are lists already, expected single ones"));
+        return Err(Error::invalid("batch: got requests that are lists already, expected single requests"));
     }
     let calls = bodies.len().div_ceil(users);
     let call = |number: usize| {

@@ -1,8 +1,8 @@
 //! Guards against blocking calls on async worker threads: a blocked call there would stall every connection of the thread.
 
-/// Marks a function that may wait for a disk, the network, a process or another thread. In builds with debug assertions, such as
-/// tests, it aborts the process if the current thread is driving async tasks. A panic would not do: it would end as the error of
-/// one request or of one task, which no test may check.
+/// Marks a function that may wait for a disk, the network, a process or another thread. In builds with debug
+/// assertions, such as tests, it aborts the process if the current thread is driving async tasks. A panic would not
+/// suffice: it would become the error of one request or task, which perhaps no test checks.
 #[track_caller]
 pub fn may_block() {
     #[cfg(debug_assertions)]
@@ -15,7 +15,8 @@ pub fn may_block() {
 /// `spawn_blocking` and `block_in_place`: the runtime moves the tasks to another thread before these.
 #[cfg(debug_assertions)]
 fn drives_tasks() -> bool {
-    // Only tokio knows: its blocking calls panic on such a thread before they wait. The value is sent already, so nothing waits.
+    // Only tokio knows whether a thread drives tasks: its blocking calls panic on such a thread before they wait. The
+    // value was already sent, so this call does not wait.
     let (tell, reported) = tokio::sync::oneshot::channel();
     let _ = tell.send(());
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| reported.blocking_recv())).is_err()

@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Sampler that threads share without locks. Its sequence differs between processes.
+/// Sampler that threads share without locks. The random sequence differs between processes.
 #[derive(Debug, Default)]
 pub struct Sampler {
     made: AtomicU64,

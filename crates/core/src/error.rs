@@ -174,13 +174,13 @@ impl Error {
         self
     }
 
-    /// Adds the time to wait before the same request is worth another try.
+    /// Adds the retry delay: the time to wait before the same request is sent again.
     pub fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
         self
     }
 
-    /// States that the failed call has changed nothing, which its kind leaves open.
+    /// States that the failed call has changed nothing; the kind of an error alone does not say so.
     pub fn unapplied(mut self) -> Self {
         self.is_unapplied = true;
         self
@@ -202,7 +202,7 @@ impl Error {
         self.kind
     }
 
-    /// Returns the time to wait before the same request is worth another try, if it is known.
+    /// Returns the retry delay: the time to wait before the same request is sent again, if it is known.
     pub fn retry_wait(&self) -> Option<Duration> {
         self.retry_after
     }

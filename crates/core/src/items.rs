@@ -57,7 +57,7 @@ pub struct GivenItem {
     pub id: i64,
     /// Embedding of the item.
     pub embedding: Option<Vec<f32>>,
-    /// All of its attributes, or those that change.
+    /// Attributes of the item: all of them for a complete item, otherwise those that change.
     pub attributes: Vec<(String, GivenValues)>,
     /// True for a complete item, false for a change of some attributes of an existing one.
     pub whole: bool,
@@ -75,12 +75,12 @@ pub struct InvalidItem {
 }
 
 impl GivenItem {
-    /// Returns the error of a field of this item.
+    /// Returns an error of a field of this item.
     pub fn invalid(&self, field: impl Into<String>, reason: impl Into<String>) -> InvalidItem {
         InvalidItem { id: Some(self.id), field: field.into(), reason: reason.into() }
     }
 
-    /// Name of an attribute's field in the call, or of the parent field if `name` is empty.
+    /// Returns the name of an attribute's field in the call, or of the parent field if `name` is empty.
     pub fn field(whole: bool, name: &str) -> String {
         let of = if whole { "attributes" } else { "set" };
         if name.is_empty() { of.into() } else { format!("{of}.{name}") }
@@ -88,7 +88,7 @@ impl GivenItem {
 }
 
 impl GivenValues {
-    /// Bytes of memory of the values.
+    /// Returns the bytes of memory of the values.
     pub fn bytes(&self) -> usize {
         match self {
             GivenValues::Missing => 0,

@@ -62,7 +62,7 @@ fn cut<T: Clone, E: serde::de::Error>(ends: &[u32], all: &[T]) -> Result<Vec<Vec
     let starts = std::iter::once(0).chain(ends.iter().copied());
     let list = |(start, end): (u32, &u32)| all.get(start as usize..*end as usize).map(<[T]>::to_vec);
     let lists: Option<Vec<Vec<T>>> = starts.zip(ends).map(list).collect();
-    lists.ok_or_else(|| E::custom("a list ends where none can"))
+    lists.ok_or_else(|| E::custom("a list ends outside of the data"))
 }
 
 fn ends<T>(lists: &[Vec<T>]) -> Vec<u32> {
@@ -137,7 +137,7 @@ pub mod scored {
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Vec<(ItemId, f32)>>, D::Error> {
         let Scored { ends, ids, scores } = Scored::deserialize(from)?;
         if ids.len() != scores.len() {
-            return Err(serde::de::Error::custom("as many scores as items were expected"));
+            return Err(serde::de::Error::custom("expected as many scores as items"));
         }
         let all: Vec<(ItemId, f32)> = ids.into_iter().zip(scores).collect();
         super::cut(&ends, &all)
@@ -177,7 +177,7 @@ pub mod texts {
         let starts = std::iter::once(0).chain(run.ends.iter().copied());
         let text = |(start, end): (u32, &u32)| run.text.get(start as usize..*end as usize).map(str::to_owned);
         let texts: Option<Vec<String>> = starts.zip(&run.ends).map(text).collect();
-        texts.ok_or_else(|| serde::de::Error::custom("a text ends where none can"))
+        texts.ok_or_else(|| serde::de::Error::custom("a text ends outside of the data or inside a character"))
     }
 }
 

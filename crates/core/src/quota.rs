@@ -80,12 +80,12 @@ impl Quota {
         Arc::new(Quota { name, most, held: AtomicU64::new(0), of_callers })
     }
 
-    /// Maximum number of bytes.
+    /// Returns the maximum number of bytes.
     pub fn most_bytes(&self) -> u64 {
         self.most
     }
 
-    /// Bytes held now.
+    /// Returns the bytes held now.
     pub fn held_bytes(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
     }
@@ -127,7 +127,7 @@ impl Quota {
     }
 }
 
-/// Caller whose bytes leave too little.
+/// Reason of a rejection: who holds too many bytes, and how many.
 enum Denied {
     Others(u64),
     Mine(u64),
@@ -171,7 +171,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Bytes that it holds.
+    /// Returns the bytes that it holds.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }

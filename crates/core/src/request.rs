@@ -69,8 +69,8 @@ pub struct CallOptions {
     pub priority: Priority,
     /// Caller that is charged: queued callers share workers and memory evenly.
     pub flow: Flow,
-    /// Marks background work that no caller waits for. It ends without an answer if it would cause the rejection of a caller's
-    /// request.
+    /// Marks background work that no caller waits for. A background request ends without an answer if it would cause
+    /// the rejection of a caller's request.
     pub is_background: bool,
 }
 
@@ -316,7 +316,7 @@ pub struct Probes {
     pub target: Option<f64>,
     /// Recall measured at this nprobe when the version was published, if it was.
     pub estimate: Option<f64>,
-    /// nprobe of a query that is out of the distribution of the calibration queries, if it is another one.
+    /// nprobe of a query that is out of the distribution of the calibration queries, if that nprobe differs.
     pub ood_probes: Option<usize>,
 }
 

@@ -79,7 +79,7 @@ tasks! {
 }
 
 impl Task {
-    /// Name of the threads.
+    /// Returns the name of the threads.
     pub const fn name(&self) -> &'static str {
         self.name
     }
@@ -166,8 +166,8 @@ impl Drop for Runtime {
     }
 }
 
-/// Starts blocking work at once, on the blocking threads of the runtime that drives the caller. It runs to its end even if its
-/// result is no longer awaited.
+/// Starts blocking work at once, on the blocking threads of the runtime that drives the caller. The work runs to its
+/// end even if its result is no longer awaited.
 ///
 /// # Errors
 /// Errors of `work`; `Internal` if it panics.

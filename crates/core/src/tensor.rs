@@ -22,13 +22,13 @@ impl<'a> Matrix<'a> {
         Ok(Matrix { data, cols })
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     #[inline]
     pub fn rows(&self) -> usize {
         self.data.len() / self.cols
     }
 
-    /// Width of a row.
+    /// Returns the width of a row.
     #[inline]
     pub fn cols(&self) -> usize {
         self.cols

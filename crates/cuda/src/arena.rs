@@ -15,7 +15,8 @@ fn aligned(bytes: usize) -> usize {
     bytes.max(1).next_multiple_of(ALIGNMENT)
 }
 
-/// Allocation of a driver, handed out from its start. Dropped arrays return nothing; the last one frees the arena.
+/// Allocation of a driver, handed out from its start. A dropped array returns no memory; dropping the last one frees
+/// the arena.
 #[derive(Debug)]
 pub(super) struct Arena {
     inner: Arc<dyn Driver>,
@@ -111,14 +112,15 @@ impl Driver for Arena {
     }
 }
 
-/// Driver that only sums the bytes that an arena would have to hold. It has no memory, runs no kernels, and reads return 0.
+/// Driver that only sums the bytes that an arena would have to hold. Driver of a dry run: it has no memory, runs no
+/// kernels, and reads return 0.
 #[derive(Debug, Default)]
 pub(super) struct Measure {
     used: AtomicUsize,
 }
 
 impl Measure {
-    /// Bytes of an arena for all arrays so far.
+    /// Returns the bytes of an arena for all arrays so far.
     pub(super) fn bytes(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }

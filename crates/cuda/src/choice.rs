@@ -63,12 +63,12 @@ impl Devices {
         }
     }
 
-    /// Device on which users are embedded.
+    /// Returns the device on which users are embedded.
     pub fn first(&self) -> &Device {
         &self.0[0]
     }
 
-    /// All devices.
+    /// Returns all devices.
     pub fn all(&self) -> &[Device] {
         &self.0
     }
@@ -134,13 +134,13 @@ fn card(number: usize) -> Result<Device> {
     super::card::Card::open(number).map(Device::new)
 }
 
-/// Number of GPUs of the machine.
+/// Returns the number of GPUs of the machine.
 #[cfg(feature = "cuda")]
 fn cards() -> Result<usize> {
     super::card::Card::count()
 }
 
-/// Error of a build without CUDA.
+/// Returns an error of a build without CUDA.
 #[cfg(not(feature = "cuda"))]
 pub fn no_cuda() -> Error {
     Error::unsupported("this build has no CUDA: build with the feature `cuda`, which is a default")

@@ -14,7 +14,7 @@ use sterling_core::error::{Error, Result};
 pub fn version() -> Result<String> {
     // SAFETY: looks up the library by name; loading it only runs its initialisers.
     if !unsafe { sys::is_culib_present() } {
-        return Err(Error::unavailable("no NVRTC: libnvrtc.so was not found, expected that of CUDA 13"));
+        return Err(Error::unavailable("NVRTC is missing: libnvrtc.so was not found, expected the one of CUDA 13"));
     }
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the call writes both numbers.

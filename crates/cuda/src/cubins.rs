@@ -47,7 +47,7 @@ impl Compilation {
         let digits = architecture.strip_prefix("sm_").unwrap_or_default();
         let is_one = digits.len() >= 2 && digits.len() <= 4 && digits.chars().all(|c| c.is_ascii_alphanumeric());
         if !is_one || !digits.starts_with(|c: char| c.is_ascii_digit()) {
-            return Err(Error::invalid(format!("architecture: got `{architecture}`, expected one like sm_90")));
+            return Err(Error::invalid(format!("architecture: got `{architecture}`, expected a name such as sm_90")));
         }
         Ok(Compilation {
             name: source.name,
@@ -89,7 +89,7 @@ impl Cubins {
         named("STERLING_KERNELS").or_else(|| cache().map(|cache| cache.join("sterling/kernels"))).map(Cubins::new)
     }
 
-    /// File of a compilation's code.
+    /// Returns the file of a compilation's code.
     pub fn place(&self, recipe: &Compilation) -> PathBuf {
         let stem = recipe.name.trim_end_matches(".cu");
         self.folder.join(format!("{stem}-{}-{:032x}.cubin", recipe.architecture, recipe.digest()))
@@ -128,7 +128,7 @@ impl Cubins {
         written
     }
 
-    /// Returns the code from the cache, or compiles it. A failure to store it is ignored.
+    /// Returns the code from the cache, or compiles it. A failure to write the cache file is ignored.
     ///
     /// # Errors
     /// As `compile`.

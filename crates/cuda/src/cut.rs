@@ -100,12 +100,12 @@ impl ListCut {
         cut
     }
 
-    /// First slot of each list on the GPU, and one past the last, `[C + 1]`.
+    /// Returns the first slot of each list on the GPU, and one past the last, `[C + 1]`.
     pub fn offsets(&self) -> &[u32] {
         &self.offsets
     }
 
-    /// Number of items of each list on the GPU, `[C]`.
+    /// Returns the number of items of each list on the GPU, `[C]`.
     pub fn lengths(&self) -> &[u32] {
         &self.lengths
     }
@@ -115,7 +115,7 @@ impl ListCut {
         self.slots() == self.slots_of_all
     }
 
-    /// Number of slots on the GPU.
+    /// Returns the number of slots on the GPU.
     pub fn slots(&self) -> usize {
         self.offsets[self.lengths.len()] as usize
     }
@@ -125,12 +125,12 @@ impl ListCut {
         &self.words
     }
 
-    /// Number of items on the GPU.
+    /// Returns the number of items on the GPU.
     pub fn items(&self) -> usize {
         self.lengths.iter().map(|&length| length as usize).sum()
     }
 
-    /// First word of each list on the GPU, and one past the last, `[C + 1]`.
+    /// Returns the first word of each list on the GPU, and one past the last, `[C + 1]`.
     pub fn word_firsts(&self) -> Vec<u32> {
         let ends = self.words.iter().scan(0, |end, words| {
             *end += words.len() as u32;
@@ -139,7 +139,7 @@ impl ListCut {
         std::iter::once(0).chain(ends).collect()
     }
 
-    /// First slot of each of these words, in the numbering of the GPU.
+    /// Returns the first slot of each of these words, in the numbering of the GPU.
     pub fn word_slots(&self) -> impl Iterator<Item = u32> + '_ {
         let of_list = |(&first, words): (&u32, &Range<u32>)| (0..words.len() as u32).map(move |n| first + WORD * n);
         self.offsets.iter().zip(&self.words).flat_map(of_list)

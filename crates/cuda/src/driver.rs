@@ -31,7 +31,7 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// Demand of moving `bytes` bytes without computation.
+    /// Returns the demand of moving `bytes` bytes without computation.
     pub fn of_bytes(bytes: usize) -> Self {
         Demand { bytes: bytes as u64, ..Demand::default() }
     }
@@ -139,8 +139,8 @@ pub enum PendingResult {
     To(Unfetched),
 }
 
-/// Pinned memory that a result is copied to, owned by the result until this is dropped. The worker stream does not begin again
-/// before.
+/// Pinned memory that a result is copied to, owned by the result until this is dropped. The worker stream does not
+/// begin its next batch before.
 #[derive(Debug)]
 pub struct Unfetched {
     address: u64,
@@ -170,16 +170,16 @@ impl Drop for Unfetched {
 
 /// GPU, or a substitute. Copies and launches of one driver run in the order of the calls.
 pub trait Driver: Send + Sync + Debug {
-    /// Name of the device.
+    /// Returns the name of the device.
     fn name(&self) -> String;
 
-    /// Kind of device, for explanations.
+    /// Returns the kind of device, for explanations.
     fn kind(&self) -> &'static str;
 
-    /// Number of blocks that keep it busy.
+    /// Returns the number of blocks that keep the device busy.
     fn blocks(&self) -> usize;
 
-    /// Maximum shared memory per block, in bytes.
+    /// Returns the maximum shared memory per block, in bytes.
     fn shared_bytes_max(&self) -> usize;
 
     /// Free and total memory in bytes.

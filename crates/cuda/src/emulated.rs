@@ -135,7 +135,7 @@ fn named(work: &Work) -> Vec<(u64, usize)> {
     }
 }
 
-/// Name of an operation in a fault.
+/// Returns the name of an operation in a fault.
 fn called(work: &Work) -> &'static str {
     match work {
         Work::Upload { .. } => "an upload",
@@ -278,7 +278,7 @@ impl Emulated {
         }
     }
 
-    /// Random number below `below`.
+    /// Returns a random number below `below`.
     fn random(&self, below: usize) -> usize {
         let next = |mut x: u64| {
             x ^= x << 13;
@@ -294,7 +294,7 @@ impl Emulated {
         self.locks_nothing.store(true, Ordering::Relaxed);
     }
 
-    /// Number of registered bytes of host memory.
+    /// Returns the number of registered bytes of host memory.
     pub fn registered_bytes(&self) -> u64 {
         locked(&self.registered).iter().map(|run| run[1] - run[0]).sum()
     }
@@ -318,7 +318,7 @@ impl Emulated {
             return Ok(());
         }
         if overlaps(&locked(&GRAVES).runs, (address, bytes)) {
-            self.fault(&format!("{what} of memory that was freed"));
+            self.fault(&format!("{what} of freed memory"));
         }
         Err(Error::internal(format!("{what}: the address is not one of {}", self.name)))
     }
@@ -343,7 +343,7 @@ impl Emulated {
     /// Frees memory, which is withheld from reuse for a while.
     fn give_back(&self, how: &str, address: u64) {
         let Some((bytes, _)) = locked(&OWNERS).remove(&address) else {
-            return self.fault(&format!("memory is {how} that is not there, or was {how} before"));
+            return self.fault(&format!("memory is {how} that does not exist, or was {how} before"));
         };
         self.used_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
         self.queues().unsettled.remove(&address);
@@ -371,7 +371,7 @@ impl Emulated {
         }
         let is_expected = overlaps(&locked(&self.expected), run);
         if is_expected {
-            self.fault(&format!("memory of {bytes} bytes is {how} while a result in it is not fetched"));
+            self.fault(&format!("memory of {bytes} bytes is {how} while it has an unfetched result"));
         }
     }
 
@@ -433,7 +433,7 @@ impl Emulated {
         *locked(&self.demand)
     }
 
-    /// Number of launched kernels.
+    /// Returns the number of launched kernels.
     pub fn launches(&self) -> u64 {
         self.launches.load(Ordering::Relaxed)
     }
@@ -448,7 +448,8 @@ impl Driver for Emulated {
         "emulated"
     }
 
-    /// Alternates between few and many, so that blocks process several things, or one each.
+    /// Alternates between few and many blocks, so that a block processes several units of work in one launch and at
+    /// most one in the next.
     fn blocks(&self) -> usize {
         if self.launches().is_multiple_of(2) { 4 } else { 512 }
     }
@@ -545,7 +546,7 @@ impl Driver for Emulated {
         let (words, _) = launch.arguments.as_chunks::<8>();
         let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
         if words.iter().any(|&word| overlaps(&locked(&GRAVES).runs, (word, 1))) {
-            let what = format!("an argument of `{kernel}` lies in memory that was freed");
+            let what = format!("an argument of `{kernel}` lies in freed memory");
             self.fault(&what);
             return Err(Error::internal(what));
         }
@@ -560,8 +561,8 @@ impl Driver for Emulated {
         let mut operations = [0u64; 5];
         let registered = locked(&self.registered).clone();
         let host = Host { runs: registered.as_ptr(), count: registered.len() };
-        // SAFETY: the library checks the size of the arguments; what they point to is the caller's condition. It counts five kinds of
-        // operations.
+        // SAFETY: the library checks the size of the arguments; what they point to is the caller's condition. The
+        // library counts five kinds of operations.
         let failure = unsafe {
             (self.launch)(
                 name.as_ptr(),
@@ -626,7 +627,9 @@ impl Emulated {
         let too_early = work.iter().find(unsettled).map(called);
         queues.work.entry(stream).or_default().extend(work);
         if let Some(work) = too_early {
-            self.fault(&format!("`{work}` uses memory that the driver has not come to yet: it was not waited for"));
+            self.fault(&format!(
+                "`{work}` uses memory whose allocation the driver's stream has not reached: nothing waited for it"
+            ));
         }
         if !self.is_late && self.random(4) == 0 {
             for _ in 0..self.random(8) {
@@ -688,7 +691,7 @@ impl Streams for Emulated {
         expected.insert(address, bytes.max(1));
         drop(expected);
         if is_taken {
-            self.fault("pinned memory is to take a result while another one in it is not fetched");
+            self.fault("pinned memory is to take a result while it has another unfetched one");
         }
     }
 
@@ -723,7 +726,7 @@ impl Streams for Emulated {
         queues.failed.remove(&stream);
         drop(queues);
         if left > 0 && self.here().is_ok() {
-            self.fault(&format!("a stream is closed that has {left} pieces of work to do"));
+            self.fault(&format!("a stream is closed that still has {left} operations to run"));
         }
     }
 
@@ -750,7 +753,7 @@ impl Streams for Emulated {
         self.here()?;
         let mut queues = self.queues();
         let work = queues.recordings.get(&recording).cloned();
-        let work = work.ok_or_else(|| Error::internal("a recording that was forgotten"))?;
+        let work = work.ok_or_else(|| Error::internal("a destroyed recording"))?;
         queues.counts.replayed += 1;
         self.enqueue(&mut queues, stream, work);
         Ok(())

@@ -366,9 +366,7 @@ impl Driver for Lane {
         let mut state = self.state();
         let unfetched = Arc::strong_count(&self.unfetched) - 1;
         if unfetched > 0 {
-            return Err(Error::internal(format!(
-                "a stretch of work begins on a stream with {unfetched} unfetched results"
-            )));
+            return Err(Error::internal(format!("a batch begins on a stream with {unfetched} unfetched results")));
         }
         if state.live > 0 {
             return Ok(());

@@ -18,12 +18,12 @@ impl LaneBytes {
         Arc::new(LaneBytes { device, taken: 0.into(), most: u64::MAX.into() })
     }
 
-    /// Bytes that worker streams occupy.
+    /// Returns the bytes that worker streams occupy.
     pub fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Maximum bytes for worker streams.
+    /// Returns the maximum bytes for worker streams.
     pub fn most(&self) -> u64 {
         self.most.load(Ordering::Relaxed)
     }

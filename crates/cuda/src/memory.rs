@@ -97,12 +97,12 @@ impl Device {
         self.driver.finish()
     }
 
-    /// Memory of its worker streams.
+    /// Returns the memory of the device's worker streams.
     pub fn lanes(&self) -> &LaneBytes {
         &self.lanes
     }
 
-    /// Driver of the device.
+    /// Returns the driver of the device.
     pub(super) fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }
@@ -112,12 +112,12 @@ impl Device {
         self.streams.as_ref()
     }
 
-    /// Name of the device.
+    /// Returns the name of the device.
     pub fn name(&self) -> String {
         self.driver.name()
     }
 
-    /// Kind of device, for explanations.
+    /// Returns the kind of device, for explanations.
     pub fn kind(&self) -> &'static str {
         self.driver.kind()
     }
@@ -200,7 +200,7 @@ impl<T: Pod> Array<T> {
         Ok(Array { driver: device.driver().clone(), address, len, kind: PhantomData })
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -210,7 +210,7 @@ impl<T: Pod> Array<T> {
         self.len == 0
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         self.len * size_of::<T>()
     }
@@ -319,7 +319,7 @@ pub struct HostBytes {
 }
 
 impl HostBytes {
-    /// Number of bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }

@@ -92,7 +92,7 @@ impl CardRates {
 /// Work of a modelled GPU.
 #[derive(Clone, Debug, Default)]
 pub struct Spent {
-    /// Seconds of all work.
+    /// Estimated seconds of all work.
     pub seconds: f64,
     /// Number of launches, clearings and copies.
     pub launches: u64,
@@ -100,7 +100,7 @@ pub struct Spent {
     pub copies: u64,
     /// Data and operations of the launches.
     pub demand: Demand,
-    /// Same by kernel.
+    /// Estimated work per kernel.
     pub kernels: BTreeMap<&'static str, SpentByKernel>,
 }
 
@@ -143,7 +143,7 @@ impl Modelled {
         std::mem::take(&mut self.state().spent)
     }
 
-    /// Assumed rates.
+    /// Returns the assumed rates.
     pub fn rates(&self) -> &CardRates {
         &self.rates
     }
@@ -289,9 +289,9 @@ impl Streams for Modelled {
     // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
     unsafe fn replay(&self, _: u64, recording: u64) -> Result<()> {
         let State { spent, recordings, .. } = &mut *self.state();
-        let missing = || Error::internal("a recording that was forgotten");
+        let missing = || Error::internal("a destroyed recording");
         let work = recordings.get(&recording).ok_or_else(missing)?;
-        // One call starts all of them.
+        // One call starts all launches of a recording.
         spent.seconds += self.rates.launch[1];
         work.iter().for_each(|work| self.spend(spent, work, true));
         Ok(())

@@ -38,7 +38,7 @@ impl Spare {
         Some(SlotLease { of: self.clone(), range: start..start + count })
     }
 
-    /// Number of free slots.
+    /// Returns the number of free slots.
     pub fn left(&self) -> usize {
         self.free().iter().map(ExactSizeIterator::len).sum()
     }

@@ -61,5 +61,5 @@ pub fn whole_bytes(table: &Table) -> Result<&Buffer<u8>> {
 }
 
 fn is_elsewhere(table: &Table) -> Error {
-    Error::unsupported(format!("table `{}` is not whole in memory", table.name()))
+    Error::unsupported(format!("table `{}` is not completely in memory", table.name()))
 }

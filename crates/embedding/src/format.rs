@@ -55,7 +55,7 @@ fn narrow<H: Copy>(
     for (at, (&x, out)) in row.iter().zip(out.as_chunks_mut::<2>().0).enumerate() {
         let narrowed = from(x);
         if !to(narrowed).is_finite() {
-            return Err(Error::invalid(format!("column {at} is {x}, beyond what 16 bits hold")));
+            return Err(Error::invalid(format!("column {at} is {x}, beyond the range of 16 bits")));
         }
         *out = bytes(narrowed);
     }
@@ -76,7 +76,7 @@ fn quantise(format: RowFormat, row: &[f32], out: &mut [u8]) -> Result<()> {
     if !(bias.to_f32().is_finite() && scale.to_f32().is_finite() && (scale.to_f32() * top + bias.to_f32()).is_finite())
     {
         return Err(Error::invalid(format!(
-            "numbers from {least} to {most} leave the f16 scale and bias of {}, expected at most {} in size",
+            "numbers from {least} to {most} exceed the f16 scale and bias of {}, expected a magnitude of at most {}",
             format.name(),
             f16::MAX
         )));

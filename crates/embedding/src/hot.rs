@@ -153,7 +153,7 @@ impl HotTurn<'_> {
     /// # Errors
     /// `Internal` if the table or a row does not exist, or a launch fails; `Overloaded` if the device has not enough memory.
     pub fn pool(&mut self, device: &Device, table: usize, mut bags: HostBags<'_>, to: &SumsTo<'_>) -> Result<()> {
-        let missing = || Error::internal("a table without places");
+        let missing = || Error::internal("a table without cache slots");
         let HotRows { rows, all, places, hits, misses, .. } = self.state.tables.get_mut(table).ok_or_else(missing)?;
         let row_bytes = rows.format.row_bytes(rows.width)?;
         let mut staged = Staged::default();

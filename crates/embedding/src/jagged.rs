@@ -362,7 +362,7 @@ pub(crate) fn check_keys(keys: &[String]) -> Result<()> {
     let mut sorted: Vec<&String> = keys.iter().collect();
     sorted.sort_unstable();
     match sorted.windows(2).find(|w| w[0] == w[1]) {
-        Some(twice) => Err(Error::invalid(format!("key `{}` comes twice, expected each once", twice[0]))),
+        Some(twice) => Err(Error::invalid(format!("key `{}` occurs twice, expected each key once", twice[0]))),
         None => Ok(()),
     }
 }

@@ -69,7 +69,7 @@ impl Use {
         let place = match (found.next(), found.next()) {
             (Some(place), None) => place,
             (None, _) => return Err(Error::invalid(format!("table `{table}` is not among the tables"))),
-            _ => return Err(Error::invalid(format!("table `{table}` comes twice"))),
+            _ => return Err(Error::invalid(format!("table `{table}` occurs twice"))),
         };
         Ok(Use { feature: feature.to_owned(), table: place, pooling })
     }

@@ -25,8 +25,8 @@ impl Lookup {
     /// lost them or does not answer.
     pub fn unavailable(&self, rows: impl fmt::Display) -> Error {
         match self.deadline {
-            Some(deadline) if Instant::now() >= deadline => Error::deadline(format!("{rows} did not come in time")),
-            _ => Error::unavailable(format!("{rows} are unavailable: their source has lost them, or does not answer")),
+            Some(deadline) if Instant::now() >= deadline => Error::deadline(format!("{rows} did not arrive in time")),
+            _ => Error::unavailable(format!("{rows} are unavailable: their source lost them or does not answer")),
         }
     }
 }

@@ -79,7 +79,7 @@ impl TableSpec {
         }
         match self.unseen {
             Unseen::Row(row) if row >= self.rows => {
-                invalid(format!("unseen ids take row {row}, expected one below {}", self.rows))
+                invalid(format!("unseen ids use row {row}, expected a row below {}", self.rows))
             }
             _ => Ok(self),
         }

@@ -216,7 +216,7 @@ impl Table {
             Dtype::BF16 => (RowFormat::Bf16, bytes_of::<half::bf16>(tensors, name)?),
             Dtype::U8 => {
                 let quantised = format.filter(|f| f.is_quantised()).ok_or_else(|| {
-                    Error::invalid(format!("table `{name}` is u8, expected a format of int8, int4 or int2 with it"))
+                    Error::invalid(format!("table `{name}` is u8, expected a `format`: int8, int4 or int2"))
                 })?;
                 (quantised, bytes_of::<u8>(tensors, name)?)
             }
@@ -226,7 +226,7 @@ impl Table {
         };
         if let Some(requested) = format.filter(|&f| f != found) {
             return Err(Error::invalid(format!(
-                "table `{name}` is {dtype:?}, expected format {} or none, not {}",
+                "table `{name}` is {dtype:?}, expected format {} or no format, got {}",
                 found.name(),
                 requested.name()
             )));
@@ -435,7 +435,7 @@ fn check_shard(spec: &TableSpec, shard: &Shard) -> Result<()> {
     let Shard { rows, columns, source, .. } = shard;
     let place = |e: Error| e.within(format!("shard of rows {rows:?}, columns {columns:?}"));
     if rows.is_empty() || rows.end > spec.rows || columns.is_empty() || columns.end > spec.width {
-        let what = format!("expected a part of {} rows of {}", spec.rows, spec.width);
+        let what = format!("expected a rectangle within {} rows of {}", spec.rows, spec.width);
         return Err(place(Error::invalid(what)));
     }
     check_source(spec, rows.end - rows.start, columns.len(), source).map_err(place)

@@ -100,7 +100,7 @@ impl Tokenizer {
     /// # Errors
     /// `Unsupported`.
     pub fn parse(_: &[u8]) -> Result<Self> {
-        Err(Error::unsupported("this build has no tokenizers, expected one with the cargo feature `text`"))
+        Err(Error::unsupported("this build has no tokenizers, expected a build with the cargo feature `text`"))
     }
 
     /// Returns no ids: no tokenizer can be created in this build.

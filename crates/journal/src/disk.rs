@@ -116,7 +116,7 @@ impl Tail for RealTail {
             Err(_) => return Ok(()),
         };
         if identity(&found) != self.identity {
-            return Err(Error::new(ErrorKind::NotFound, "another file has taken the place of its file"));
+            return Err(Error::new(ErrorKind::NotFound, "another file replaced its file"));
         }
         match found.len() {
             bytes if bytes == self.bytes => Ok(()),

@@ -45,7 +45,7 @@ pub(super) fn header(first: u64) -> [u8; HEADER_BYTES] {
 /// Returns the position of a segment's first record, or the reason why its header is invalid.
 pub(super) fn read_header(bytes: &[u8; HEADER_BYTES]) -> Result<u64, String> {
     if &bytes[..8] != MAGIC {
-        return Err("it does not begin as a segment of a journal".into());
+        return Err("it does not begin with the header of a journal segment".into());
     }
     let first = number(&bytes[16..24]);
     match u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]) {

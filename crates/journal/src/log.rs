@@ -247,7 +247,7 @@ fn recover(folder: &Path, options: &LogOptions, mark: Option<&Mark>) -> Result<(
         let (at, mark) = (at.display(), mark.map(|mark| mark.path().display().to_string()).unwrap_or_default());
         Error::corrupt(format!(
             "{at}: the journal ends at position {last}, expected at least {durable}, which was durable: restore the \
-             missing records, or remove the file of that position ({mark}) to go on without them"
+             missing records, or remove the file of that position ({mark}) to continue without them"
         ))
     };
     let mut found = segments(folder)?;
@@ -543,13 +543,13 @@ fn changed(segment: &Segment) -> Option<String> {
 }
 
 fn no_room(e: IoError) -> Error {
-    Error::no_space(format!("journal: no room for the update: {e}")).caused_by(e)
+    Error::no_space(format!("journal: no space for the update: {e}")).caused_by(e)
 }
 
 fn check(append: &Append, next: u64) -> Result<()> {
     if let Some(expected) = append.expected.filter(|expected| *expected != next - 1) {
         return Err(Error::conflict(format!(
-            "position {}, expected {expected}: other updates were appended in between",
+            "position {}, expected {expected}: other updates were appended meanwhile",
             next - 1
         )));
     }

@@ -1,4 +1,4 @@
-//! Memory of a device: a shared, read-only run of numbers, mapped from a file or owned in huge pages; and one that its owner writes.
+//! Number buffers: shared and read-only (mapped from a file, or allocated with huge pages), or writable by a single owner.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -17,7 +17,8 @@ enum Backing {
     Empty,
 }
 
-/// A shared run of `T`, cheap to clone. Owned buffers start at a page boundary, mapped ones at a multiple of `T`'s alignment.
+/// Shared, read-only array of `T` that is cheap to clone. Allocated buffers start at a page boundary, mapped ones at a
+/// multiple of `T`'s alignment.
 pub struct Buffer<T> {
     backing: Arc<Backing>,
     offset: usize,
@@ -38,10 +39,10 @@ impl<T> Default for Buffer<T> {
 }
 
 impl<T: Pod> Buffer<T> {
-    /// An owned buffer of `len` zeros, filled by `fill` before anybody else sees it.
+    /// Allocates a buffer of `len` zeros, and lets `fill` write it before it is shared.
     ///
     /// # Errors
-    /// `Overloaded` where the memory cannot be had.
+    /// `Overloaded` if memory cannot be allocated.
     pub fn filled(len: usize, fill: impl FnOnce(&mut [T])) -> Result<Self> {
         let Some(mut map) = anonymous(len, size_of::<T>())? else {
             fill(&mut []);
@@ -51,18 +52,19 @@ impl<T: Pod> Buffer<T> {
         Ok(Buffer { backing: Arc::new(Backing::Owned(map)), offset: 0, len, kind: PhantomData })
     }
 
-    /// An owned copy of `values`.
+    /// Allocates a copy of `values`.
     ///
     /// # Errors
-    /// `Overloaded` where the memory cannot be had.
+    /// `Overloaded` if memory cannot be allocated.
     pub fn copied(values: &[T]) -> Result<Self> {
         Buffer::filled(values.len(), |to| to.copy_from_slice(values))
     }
 
-    /// `len` numbers of a mapped file, from a byte offset on; copied where that does not suit the alignment of `T`.
+    /// Returns `len` numbers of a mapped file from a byte offset on; copies them if the offset does not suit the
+    /// alignment of `T`.
     ///
     /// # Errors
-    /// `Corrupt` where the range leaves the file; as [`Buffer::filled`].
+    /// `Corrupt` if the range exceeds the file; as [`Buffer::filled`].
     pub fn mapped(map: Arc<Map>, offset_bytes: usize, len: usize) -> Result<Self> {
         let bytes = len.checked_mul(size_of::<T>()).and_then(|b| b.checked_add(offset_bytes));
         let range = bytes.and_then(|end| map.get(offset_bytes..end)).ok_or_else(|| {
@@ -78,15 +80,15 @@ impl<T: Pod> Buffer<T> {
         Ok(Buffer { backing: Arc::new(Backing::Mapped(map)), offset: offset_bytes, len, kind: PhantomData })
     }
 
-    /// The bytes this buffer covers.
+    /// Returns the size of the buffer in bytes.
     pub fn bytes(&self) -> usize {
         self.len * size_of::<T>()
     }
 
-    /// The numbers of `range`, in the same memory.
+    /// Returns the numbers of `range` as a view of the same memory.
     ///
     /// # Errors
-    /// `Invalid` where the range leaves the buffer.
+    /// `Invalid` if the range exceeds the buffer.
     pub fn slice(&self, range: Range<usize>) -> Result<Self> {
         if range.start > range.end || range.end > self.len {
             return Err(Error::invalid(format!("buffer: {range:?} leaves {} items", self.len)));
@@ -95,10 +97,10 @@ impl<T: Pod> Buffer<T> {
         Ok(Buffer { backing: self.backing.clone(), offset, len: range.len(), kind: PhantomData })
     }
 
-    /// The same numbers in memory of their own, which no change of a file reaches.
+    /// Returns the numbers in allocated memory, so that later changes of a mapped file have no effect.
     ///
     /// # Errors
-    /// As [`Buffer::filled`]; `Io` where the file is not what it was when it was mapped.
+    /// As [`Buffer::filled`]; `Io` if the file has changed since it was mapped.
     pub fn in_memory(&self) -> Result<Self> {
         match &*self.backing {
             Backing::Mapped(map) => {
@@ -111,7 +113,7 @@ impl<T: Pod> Buffer<T> {
         }
     }
 
-    /// The same memory as bytes.
+    /// Returns the same memory as bytes.
     pub fn into_bytes(self) -> Buffer<u8> {
         Buffer { len: self.bytes(), backing: self.backing, offset: self.offset, kind: PhantomData }
     }
@@ -135,18 +137,18 @@ impl<T: Pod + fmt::Debug> fmt::Debug for Buffer<T> {
     }
 }
 
-/// A run of `T` that one owner writes, in huge pages where it is long and the system has them.
+/// Writable array of `T` with a single owner, in huge pages if it is long and the system supports them.
 pub struct Owned<T> {
-    /// None where there are no bytes.
+    /// `None` if the array has no bytes.
     map: Option<memmap2::MmapMut>,
     kind: PhantomData<T>,
 }
 
 impl<T: Pod> Owned<T> {
-    /// `len` zeros, which take memory once they are written.
+    /// Returns `len` zeros; their pages take memory only when they are written.
     ///
     /// # Errors
-    /// `Overloaded` where the memory cannot be had; `Invalid` where its size overflows.
+    /// `Overloaded` if memory cannot be allocated; `Invalid` if its size overflows.
     pub fn zeros(len: usize) -> Result<Self> {
         Ok(Owned { map: anonymous(len, size_of::<T>())?, kind: PhantomData })
     }
@@ -171,7 +173,7 @@ impl<T: Pod> fmt::Debug for Owned<T> {
     }
 }
 
-/// Memory for `len` items of `size` bytes, none where that is nothing.
+/// Allocates memory for `len` items of `size` bytes; `None` if that is 0 bytes.
 fn anonymous(len: usize, size: usize) -> Result<Option<memmap2::MmapMut>> {
     let bytes =
         len.checked_mul(size).ok_or_else(|| Error::invalid(format!("buffer: {len} items of {size} bytes overflow")))?;

@@ -1,8 +1,9 @@
 //! Contents of complete files: mapped if they are immutable, read otherwise.
 //!
-//! A map shows the file's current contents at each access, and an access beyond the end of a truncated file ends the process
-//! (`SIGBUS`). So only files of a store are mapped, and only until they are copied: after a load, a server uses its own memory.
-//! Files of users, which a training job may be writing, are read, and rejected if they changed meanwhile.
+//! A map shows the file's current contents at each access, and an access beyond the end of a truncated file ends the
+//! process (`SIGBUS`). So only files of a store are mapped, and only until they are copied: after a load, a server uses
+//! its own memory. Files of users, which a training job may still be writing, are read into memory instead, and
+//! rejected if they change meanwhile.
 
 use std::fs::File;
 use std::io::Read;

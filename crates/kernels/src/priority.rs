@@ -70,8 +70,8 @@ pub enum Background {
     /// as idle, and wakes other threads on it; a thread that is merely nice would make them wait for a core. If threads that
     /// never sleep occupy all cores, this one waits for them.
     Last,
-    /// Progresses under any load with a larger share of a core than [`Background::Steady`], and an even larger one if `much`. It
-    /// pauses briefly like [`Background::Last`].
+    /// Progresses under any load with a larger share of a core than [`Background::Steady`], and an even larger one if
+    /// `much`. This level pauses briefly, like [`Background::Last`].
     Raised {
         /// True if the backlog is large.
         much: bool,
@@ -79,8 +79,8 @@ pub enum Background {
 }
 
 impl Background {
-    /// Applies this priority to the calling thread and to threads that it starts later. It cannot be undone. If the system denies
-    /// it, nothing changes.
+    /// Applies this priority to the calling thread and to threads that it starts later. This cannot be undone. If the
+    /// system denies it, nothing changes.
     pub fn take(self) {
         match self {
             Background::Steady => lower(LOW),

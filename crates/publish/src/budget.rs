@@ -27,7 +27,7 @@ const BUCKET_BYTES_MIN: u64 = 16 << 20;
 const FREE_SHARE: f64 = 0.75;
 /// Divisor: share of the budget for vectors while they are read, since they grow by doubling and are copied.
 const READING_SHARE: u64 = 4;
-/// For smaller versions the disk itself reports soon enough that it is full.
+/// For smaller versions, writing fails soon enough if the disk is full.
 const DISK_CHECKED_MIN: u64 = 64 << 20;
 /// Usual maximum of bytes per value that the filter uses for an item's planes and signatures.
 const FILTER_BYTES_PER_VALUE: u64 = 14;
@@ -40,7 +40,7 @@ pub(super) struct Budget {
     pub(super) bytes: u64,
     /// True if it was configured: a publication that needs more is rejected then.
     pub(super) is_bound: bool,
-    /// Smallest bucket that is worth a pass over all vectors.
+    /// Minimum bucket size: for a smaller one, a pass over all vectors does not pay off.
     pub(super) bucket_bytes_min: u64,
 }
 
@@ -186,7 +186,7 @@ impl Need {
         }
     }
 
-    /// Peak memory, with `bucket` bytes for a bucket.
+    /// Returns the peak memory, with `bucket` bytes for a bucket.
     fn peak(&self, bucket: u64) -> u64 {
         let phases = [self.training, self.writing + bucket, self.columns, self.answering];
         self.resident + phases.into_iter().max().unwrap_or(0)

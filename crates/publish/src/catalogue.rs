@@ -69,7 +69,7 @@ pub(super) fn read(
     Ok(Catalogue { path, items, embedded, lists, survey, budget, spill })
 }
 
-/// Provenance of the items and their vectors; the duration is not set yet.
+/// Returns the provenance of the items and their vectors; the duration is not set yet.
 pub(super) fn provenance(items: &Path, plan: &Plan) -> Provenance {
     let vectors = plan.source.vectors().filter(|file| *file != items);
     Provenance {
@@ -82,7 +82,7 @@ pub(super) fn provenance(items: &Path, plan: &Plan) -> Provenance {
 }
 
 impl Catalogue {
-    /// Width of an item's vector.
+    /// Returns the width of an item's vector.
     pub(super) fn dimension(&self) -> usize {
         self.embedded.vectors.cols()
     }

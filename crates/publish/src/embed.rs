@@ -135,13 +135,11 @@ pub(super) fn check_sources(package: Option<&Package>, has: impl Fn(&str) -> boo
 /// Rejects items without vectors of their own, or with those of another width than the model's.
 fn check_given(package: Option<&Package>, items: &Items) -> Result<()> {
     let dense = items.dense.get(EMBEDDING).ok_or_else(|| {
-        Error::invalid(format!(
-            "items: no column `{EMBEDDING}` and no vectors beside the file, expected a vector an item"
-        ))
+        Error::invalid(format!("items: no column `{EMBEDDING}` and no vector file, expected one vector per item"))
     })?;
     if let Some(want) = package.map(|p| p.spec.dimension).filter(|want| *want != dense.cols()) {
         return Err(Error::invalid(format!(
-            "items: vectors of {} numbers, expected {want} as {MODEL_FILE} says",
+            "items: vectors of {} numbers, expected {want} by {MODEL_FILE}",
             dense.cols()
         )));
     }

@@ -58,7 +58,7 @@ pub enum Source {
         /// A `.npy` matrix of the items' vectors; by default they are in the item file.
         vectors: Option<PathBuf>,
     },
-    /// An embedding-only model from an IVF index that Faiss wrote. Its vectors keep their lists.
+    /// An embedding-only model from an IVF index that Faiss wrote. The vectors of a Faiss index keep their lists.
     Faiss {
         /// The name of the model.
         name: String,
@@ -77,10 +77,10 @@ pub enum Source {
 }
 
 impl Source {
-    /// The source of a package, if there is one, else of an embedding-only model.
+    /// Returns the source for a package if one is given, otherwise for an embedding-only model.
     ///
     /// # Errors
-    /// `Invalid` without a package where the name or the item file is missing.
+    /// `Invalid` for an embedding-only model without a name or an item file.
     pub fn of(
         package: Option<PathBuf>,
         name: Option<String>,
@@ -90,14 +90,14 @@ impl Source {
         match (package, name, items) {
             (Some(folder), _, items) => Ok(Source::Package { folder, items, vectors }),
             (None, Some(name), Some(items)) => Ok(Source::Vectors { name, items, vectors }),
-            (None, None, _) => Err(Error::invalid("name: expected one for an embedding-only model")),
+            (None, None, _) => Err(Error::invalid("name: missing, expected a name for an embedding-only model")),
             (None, Some(_), None) => {
                 Err(Error::invalid("items: expected an item file or an index of Faiss for an embedding-only model"))
             }
         }
     }
 
-    /// The folder of the package.
+    /// Returns the folder of the package.
     pub fn package(&self) -> Option<&Path> {
         match self {
             Source::Package { folder, .. } => Some(folder),
@@ -106,7 +106,7 @@ impl Source {
         }
     }
 
-    /// The name of an embedding-only model; `model.toml` has that of a package.
+    /// Returns the name of an embedding-only model; the name of a package is in its `model.toml`.
     pub(super) fn name(&self) -> Option<&str> {
         match self {
             Source::Package { .. } => None,
@@ -115,7 +115,7 @@ impl Source {
         }
     }
 
-    /// Separate vector file.
+    /// Returns the separate vector file.
     pub(super) fn vectors(&self) -> Option<&Path> {
         match self {
             Source::Package { vectors, .. } | Source::Vectors { vectors, .. } => vectors.as_deref(),
@@ -124,7 +124,7 @@ impl Source {
         }
     }
 
-    /// Item file; for a Faiss index without one, the index itself.
+    /// Returns the item file; for a Faiss index without one, the index itself.
     ///
     /// # Errors
     /// `NotFound` if none was given and the package has none.
@@ -166,17 +166,17 @@ impl Default for Output {
 }
 
 impl Output {
-    /// Output of a version of all items, which contain the updates up to a position.
+    /// Returns the output of a version of all items, which contain the updates up to a position.
     pub fn at(position: u64) -> Self {
         Output::Whole { position, remote: None }
     }
 
-    /// Output of a version in document shards, whose items contain no updates.
+    /// Returns the output of a version in document shards, whose items contain no updates.
     pub fn shards(count: u32) -> Self {
         Output::Shards { count, positions: Vec::new() }
     }
 
-    /// Number of shards; `None` for a version of all items.
+    /// Returns the number of shards; `None` for a version of all items.
     pub(super) fn count(&self) -> Option<u32> {
         match self {
             Output::Whole { .. } => None,
@@ -184,7 +184,7 @@ impl Output {
         }
     }
 
-    /// Cluster that receives rows of the tables.
+    /// Returns the cluster that receives rows of the tables.
     pub(super) fn remote(&self) -> Option<&Remote> {
         match self {
             Output::Whole { remote, .. } => remote.as_ref(),
@@ -192,7 +192,7 @@ impl Output {
         }
     }
 
-    /// Position of a shard; shard 0 stands for a version of all items.
+    /// Returns the position of a shard; shard 0 stands for a version of all items.
     pub(super) fn position(&self, shard: u32) -> u64 {
         match self {
             Output::Whole { position, .. } => *position,
@@ -290,7 +290,7 @@ mod tests {
             Source::of(None, name.map(Into::into), items.map(Into::into), None)
         };
         assert!(of(Some("m"), Some("items.jsonl")).is_ok());
-        assert!(of(None, Some("items.jsonl")).unwrap_err().to_string().contains("name: expected"));
+        assert!(of(None, Some("items.jsonl")).unwrap_err().to_string().contains("name: missing"));
         assert!(of(Some("m"), None).unwrap_err().to_string().contains("items: expected"));
     }
 

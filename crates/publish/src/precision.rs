@@ -126,7 +126,7 @@ fn answer(view: &Arc<View>, sample: &Sample) -> Result<Ranked> {
         Sample::Item(vector) => Retrieve::of(User::Vector(vector.clone())),
         Sample::Body(body) => match retrievals(body.as_bytes())? {
             Retrievals::One(request, ..) => *request,
-            Retrievals::Many(_) => return Err(Error::invalid("got a list of requests, expected one request a line")),
+            Retrievals::Many(_) => return Err(Error::invalid("got a list of requests, expected one request per line")),
         },
     };
     let prepared = [pass::prepare(view, Request::Retrieve(request))?];
@@ -138,7 +138,7 @@ fn answer(view: &Arc<View>, sample: &Sample) -> Result<Ranked> {
             }
         },
         Some(Err(e)) => Err(e),
-        None => Err(Error::internal("the pass left a request unanswered")),
+        None => Err(Error::internal("the pass did not answer a request")),
     }
 }
 

@@ -36,7 +36,7 @@ pub(super) fn load(
     let known = || tables.iter().map(|t| t.name()).collect::<Vec<_>>().join(", ");
     if let Some(name) = remote.tables.iter().find(|n| tables.iter().all(|t| t.name() != *n)) {
         return Err(Error::invalid(format!(
-            "remote table `{name}`: the model has none, expected some of: {}",
+            "remote table `{name}`: the model has no such table, expected some of: {}",
             known()
         )));
     }
@@ -99,8 +99,8 @@ pub fn load_published(
     load(remote, &package.spec, &manifest, &package.tables, progress).map(drop)
 }
 
-/// Deletes the row sets of models in these stores that no version refers to. Sets loaded within the last hour stay. Returns the
-/// deleted ones.
+/// Deletes the row sets of models in these stores that no version refers to. Sets loaded within the last hour stay.
+/// Returns the deleted row sets.
 ///
 /// # Errors
 /// If a store or one of its manifests cannot be read, before anything is deleted; if the cluster does not respond.

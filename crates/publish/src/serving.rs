@@ -82,7 +82,7 @@ fn kept(package: &Package, decisions: &Decisions, written: &WrittenFiles) -> Res
     let Some(decided) = &decisions.item_part else { return Ok(None) };
     let parted = package.decided(decisions)?;
     let parts = ItemParts::work_out(&written.sources(&parted), &written.index, true)?;
-    let parts = parts.ok_or_else(|| Error::internal("a cut of the reranker that makes no parts"))?;
+    let parts = parts.ok_or_else(|| Error::internal("a split of the reranker without an item-side part"))?;
     match parts.stored(decided.format, &written.index, &written.ids) {
         Ok(table) => Ok(Some((parted, table))),
         Err(e) if e.kind() == Kind::Invalid => {

@@ -41,7 +41,7 @@ pub(super) fn described(
     match (package, plan.source.name()) {
         (Some(package), _) => converted(package, &plan.recipe.tables),
         (None, Some(name)) => Ok((ModelSpec::embedding_only(name, dimension), Vec::new())),
-        (None, None) => Err(Error::invalid("name: expected one for an embedding-only model")),
+        (None, None) => Err(Error::invalid("name: missing, expected a name for an embedding-only model")),
     }
 }
 

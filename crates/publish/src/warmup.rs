@@ -1,5 +1,5 @@
-//! Warm-up: requests that a version must answer before it serves, with golden answers. It verifies the version, and spares
-//! the first users a cold start.
+//! Warm-up: requests that a version must answer before it serves, with golden answers. The warm-up verifies the
+//! version, and spares the first users a cold start.
 //!
 //! A package may contain `warmup.jsonl`, one line each: `{"request": {..}, "ids": [..], "scores": [..]}`. Publishing calls
 //! [`fill`], which answers lines that contain only a request and compares the others with the version's answers. Serving calls
@@ -170,7 +170,7 @@ impl<'a> Replay<'a> {
     fn run(&mut self, request: Request) -> Result<Answer> {
         let prepared = [pass::prepare(self.view, request)?];
         let answer = pass::run(&mut self.pass, &prepared, Some(self.deadline)).pop();
-        answer.unwrap_or_else(|| Err(Error::internal("the pass left a request unanswered")))
+        answer.unwrap_or_else(|| Err(Error::internal("the pass did not answer a request")))
     }
 }
 

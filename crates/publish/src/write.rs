@@ -64,7 +64,9 @@ impl Version<'_> {
             REQUESTS_FILE,
         ];
         if let Some(name) = self.package.iter().flat_map(|p| p.files()).find(|name| own.contains(&name.as_str())) {
-            return Err(Error::invalid(format!("file `{name}`: a version has one of its own, expected another name")));
+            return Err(Error::invalid(format!(
+                "file `{name}`: this name is reserved for a file of the version, expected another name"
+            )));
         }
         let mut sums = BTreeMap::new();
         // Sample requests of a version are passed on to its successors.

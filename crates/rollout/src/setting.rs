@@ -310,7 +310,7 @@ impl Traffic {
         });
         let shadow = self.shadow.as_ref().and_then(|shadow| {
             let (of, share) = (shadow.target().ok()?, shadow.share * 100.0);
-            Some(format!("shadow {of} with {share} %, at most {} a second", shadow.per_second))
+            Some(format!("shadow {of} with {share} %, at most {} per second", shadow.per_second))
         });
         canary.into_iter().chain(shadow).collect()
     }

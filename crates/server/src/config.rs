@@ -195,7 +195,7 @@ impl Config {
         config.device.parse::<Choice>().map_err(|e| e.within("configuration"))?;
         if config.listen.port() != 0 && config.access.admin_listen == Some(config.listen) {
             let what = format!("configuration: access.admin_listen: got {}, which is `listen` too", config.listen);
-            return Err(Error::invalid(format!("{what}, expected an address of its own")));
+            return Err(Error::invalid(format!("{what}, expected a separate address")));
         }
         if let Some(model) = &config.model {
             check_name("model", model).map_err(|e| e.within("configuration"))?;
@@ -411,7 +411,7 @@ fn of_variables(defaults: &Value, variables: impl Iterator<Item = (String, OsStr
     }
     if !unknown.is_empty() {
         unknown.sort_unstable();
-        tracing::warn!("ignored environment variables that are no configuration keys: {}", unknown.join(", "));
+        tracing::warn!("ignored environment variables that are not configuration keys: {}", unknown.join(", "));
     }
     Ok(Variables(said))
 }
@@ -434,7 +434,7 @@ fn misspelt(name: &str, path: &str, known: &[String]) -> Result<()> {
     let variable = |key: &str| format!("{PREFIX}{}", key.replace('.', "__").to_uppercase());
     let plain = |key: &str| key.replace(['.', '_'], "");
     if let Some(key) = known.iter().find(|key| plain(key) == plain(path)) {
-        return Err(Error::invalid(format!("configuration: {name}: no key, expected {}", variable(key))));
+        return Err(Error::invalid(format!("configuration: {name}: unknown key, expected {}", variable(key))));
     }
     let Some((section, _)) = path.split_once('.').filter(|(_, rest)| !rest.is_empty()) else { return Ok(()) };
     let of_section = known.iter().filter(|key| key.split_once('.').is_some_and(|(of, _)| of == section));
@@ -443,7 +443,9 @@ fn misspelt(name: &str, path: &str, known: &[String]) -> Result<()> {
         return Ok(());
     }
     let expected = of_section.join(", ");
-    Err(Error::invalid(format!("configuration: {name}: no key of section `{section}`, expected one of {expected}")))
+    Err(Error::invalid(format!(
+        "configuration: {name}: unknown key of section `{section}`, expected one of {expected}"
+    )))
 }
 
 /// Inserts a value at a dotted path.
@@ -582,12 +584,12 @@ mod tests {
         for (name, expected) in [
             (
                 "STERLING_ACCESS__KEY",
-                "STERLING_ACCESS__KEY: no key of section `access`, expected one of STERLING_ACCESS__",
+                "STERLING_ACCESS__KEY: unknown key of section `access`, expected one of STERLING_ACCESS__",
             ),
-            ("STERLING_ACCESS_KEYS", "STERLING_ACCESS_KEYS: no key, expected STERLING_ACCESS__KEYS"),
+            ("STERLING_ACCESS_KEYS", "STERLING_ACCESS_KEYS: unknown key, expected STERLING_ACCESS__KEYS"),
             ("STERLING_REFRESHMS", "expected STERLING_REFRESH_MS"),
             ("STERLING_REFRESH__MS", "expected STERLING_REFRESH_MS"),
-            ("STERLING_HTTP__ACCESS__KEYS", "no key of section `http`"),
+            ("STERLING_HTTP__ACCESS__KEYS", "unknown key of section `http`"),
         ] {
             let error = with_variables(&[(name, "x")]).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");

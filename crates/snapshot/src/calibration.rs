@@ -150,7 +150,7 @@ impl Calibration {
     fn check(&self, lists: usize) -> Result<(), String> {
         let share = |x: &f64| (0.0..=1.0).contains(x);
         if self.targets.is_empty() || !self.targets.iter().all(share) || !self.targets.is_sorted_by(|a, b| a < b) {
-            return Err(format!("targets {:?}, expected rising shares", self.targets));
+            return Err(format!("targets {:?}, expected ascending shares", self.targets));
         }
         self.margins.check()?;
         let mut last: Option<(usize, f64)> = None;
@@ -163,11 +163,11 @@ impl Calibration {
                 None => k > 0 && pass_rate == 1.0,
             };
             if !(follows && pass_rate > 0.0 && pass_rate <= 1.0) {
-                return Err(format!("{place}: expected them by rising k, then by a pass rate that falls from 1"));
+                return Err(format!("{place}: expected curves by ascending k, then by descending pass rate from 1"));
             }
             if [curve.probes.len(), curve.recall.len(), curve.low.len(), curve.left.len()] != [points; 4] {
                 return Err(format!(
-                    "{place}: got curves of other lengths, expected {points} points: one per recall target"
+                    "{place}: got curves of different lengths, expected {points} points: one per recall target"
                 ));
             }
             if !curve.probes.is_sorted() || curve.probes.iter().any(|p| *p == 0 || *p > lists) {
@@ -595,9 +595,9 @@ mod tests {
             ("\"k\":10,\"pass_rate\":0.1", "\"k\":10,\"pass_rate\":1.0", "by rising k"),
             ("\"k\":100,\"pass_rate\":1.0", "\"k\":100,\"pass_rate\":0.7", "by rising k"),
             ("\"pass_rate\":0.01", "\"pass_rate\":-0.01", "by rising k"),
-            ("[0.9,0.95,0.99],\"margins\"", "[0.9,0.9,0.99],\"margins\"", "expected rising shares"),
-            ("\"halvings\":[]", "\"halvings\":[2,1]", "margins: expected"),
-            ("\"slope\":1.0", "\"slope\":-1.0", "margins: slope -1, expected 0 to 2"),
+            ("[0.9,0.95,0.99],\"margins\"", "[0.9,0.9,0.99],\"margins\"", "expected ascending shares"),
+            ("\"halvings\":[]", "\"halvings\":[2,1]", "score-residual quantiles: expected"),
+            ("\"slope\":1.0", "\"slope\":-1.0", "score-residual quantiles: slope -1, expected 0 to 2"),
             ("0.01]}", "0.01],\"codes\":{\"selected\":[20]}}", "missing field `probes`"),
             ("0.01]}", &coded("[20,30]", "[1,1]", "[0,0]"), "codes: got [2, 2, 2, 3, 3] points, expected 3: one per"),
             ("0.01]}", &coded("[0,20,30]", "[0,1,1]", "[0,0]"), "codes: got [3, 3, 2, 3, 3] points"),

@@ -55,7 +55,7 @@ impl Ids {
         let outside = filled.clone().any(|&slot| slot as usize >= slots);
         if !shape[0].is_power_of_two() || outside || filled.count() != items || items >= shape[0] {
             return Err(Error::corrupt(format!(
-                "tensor `id_table`: its {} places do not name {items} of {slots} slots",
+                "tensor `id_table`: its {} entries do not name {items} of {slots} slots",
                 shape[0]
             )));
         }

@@ -94,7 +94,7 @@ impl Placement {
         };
         let by = match (&options.plan, &options.topology) {
             (Some(_), Some(_)) => {
-                return Err(Error::invalid("tables: a plan and a topology are given, expected one of them"));
+                return Err(Error::invalid("tables: got a plan and a topology, expected one of them"));
             }
             (Some(file), None) => {
                 let plan = serde_json::from_str(&read(file)?);
@@ -231,13 +231,13 @@ impl Placement {
         let hosts: BTreeSet<&str> = shards().filter_map(|s| self.host_of(s)).collect();
         if hosts.len() > 1 && self.host.is_none() {
             return Err(Error::unsupported(format!(
-                "a plan over the hosts {hosts:?}, expected one, or which of them this server is (`tables.host`, `serve --host`)"
+                "the plan has the hosts {hosts:?}, expected one host, or the name of this server's host (`tables.host`, `serve --host`)"
             )));
         }
         let cards: BTreeSet<&str> = shards().filter(|s| s.tier.on_gpu()).map(|s| s.device.as_str()).collect();
         if cards.len() > 1 {
             return Err(Error::unsupported(format!(
-                "a plan over the GPUs {cards:?}, expected one: a server has one GPU"
+                "the plan has the GPUs {cards:?}, expected one: a server uses one GPU for tables"
             )));
         }
         for plan in plans.iter().filter(|p| tables.iter().all(|t| t.name() != p.table)) {
@@ -251,7 +251,7 @@ impl Placement {
         let mut away = Vec::new();
         let mut place = |table: Arc<Table>| match plans.iter().find(|p| p.table == table.name()) {
             Some(_) if spec.serves_candidates(table.name()) => Err(Error::invalid(format!(
-                "table `{}` is planned, but candidates are looked up in it, expected it whole in memory: leave it out of the plan",
+                "table `{}` is planned, but candidates are looked up in it, expected it completely in memory: leave it out of the plan",
                 table.name()
             ))),
             None => table.in_memory().map(Arc::new),
@@ -404,7 +404,7 @@ fn checksum<'a>(spec: &ModelSpec, manifest: &'a Manifest, table: &str) -> Result
 pub fn rows_on_cluster(spec: &ModelSpec, manifest: &Manifest, table: &str) -> Result<RowSet> {
     let checksum = checksum(spec, manifest, table)?;
     let content = content_of(checksum)
-        .ok_or_else(|| Error::not_found(format!("table `{table}`: `{checksum}` is no checksum")))?;
+        .ok_or_else(|| Error::not_found(format!("table `{table}`: `{checksum}` is not a checksum")))?;
     RowSet::new(&manifest.name, table, content)
 }
 

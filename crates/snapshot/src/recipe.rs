@@ -42,7 +42,7 @@ pub struct Reranking {
 pub enum PartFormat {
     /// Not stored: computed for each candidate.
     None,
-    /// As computed, f32.
+    /// Stored as computed, in f32.
     #[default]
     F32,
     /// IEEE half precision.
@@ -172,7 +172,7 @@ mod tests {
             ("[index.first_pass]\ncodes = \"pq8\"", "unknown variant `pq8`"),
             ("[index.first_pass]\ncodes = \"pq4\"\nsubspaces = 12", "index.first_pass.subspaces: got 12"),
             ("[index.first_pass]\nsubspaces = 8", "index.first_pass.subspaces: got 8, expected"),
-            ("[index]\nrescore = \"none\"\n[index.first_pass]\ncodes = \"pq4\"", "expected rows that score"),
+            ("[index]\nrescore = \"none\"\n[index.first_pass]\ncodes = \"pq4\"", "expected rows to rescore"),
             ("[filter]\nhashes = 0", "filter.hashes: got 0, expected 1 to 32"),
             ("[filter]\nfixed_bits = 0", "filter.fixed_bits: got 0"),
             ("[serving]\nrecall = 1.0", "serving.recall: got 1, expected 0.5 to 0.999"),

@@ -115,7 +115,7 @@ impl Shards {
     pub fn check(&self, manifest: &Manifest) -> Result<()> {
         let corrupt = |what: String| Err(Error::corrupt(format!("{SHARDS_FILE}: {what}")));
         let Some(part) = manifest.shard else {
-            return corrupt("its folder holds a version that was not cut".into());
+            return corrupt("its folder holds a version without shards".into());
         };
         let count = self.shards.len();
         let Some(entry) = self.shards.get(part.shard as usize).filter(|_| part.shards as usize == count) else {

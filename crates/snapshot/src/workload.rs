@@ -23,7 +23,10 @@ pub fn workload(model: &ModelSpec, tables: &[Arc<Table>]) -> Workload {
             continue;
         }
         if model.serves_candidates(&table.name) {
-            notes.push(format!("table `{}` is read for each candidate: whole in memory, not planned", table.name));
+            notes.push(format!(
+                "table `{}` is read for each candidate: kept completely in memory, not planned",
+                table.name
+            ));
             continue;
         }
         let guessed = |f: &&FeatureSpec| match f.length {
@@ -47,7 +50,7 @@ pub fn workload(model: &ModelSpec, tables: &[Arc<Table>]) -> Workload {
         });
     }
     notes.push(format!(
-        "`ids` taken as {POOLING_GUESS} a request; tables state no skew: taken as zipf {SKEW_DEFAULT}; --sample measures both"
+        "`ids` assumed as {POOLING_GUESS} per request; tables state no skew: assumed as zipf {SKEW_DEFAULT}; --sample measures both"
     ));
     Workload { batch: BATCH_DEFAULT, requests_per_s: None, tables: asked, notes }
 }

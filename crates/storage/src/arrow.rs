@@ -259,7 +259,7 @@ fn decimals(
         match digits.unsigned_abs() < 10u128.pow(DIGITS_MAX) && scale <= POWER_MAX {
             // The quotient of two exact numbers is the nearest f64.
             true => Ok(digits as f64 / 10f64.powi(i32::from(scale))),
-            false => Err(lost(at, &format!("at most {DIGITS_MAX} digits, which a float keeps"))),
+            false => Err(lost(at, &format!("at most {DIGITS_MAX} digits, which a float represents exactly"))),
         }
     };
     let values = (0..unscaled.len()).map(|at| unscaled.is_valid(at).then(|| number(at)).transpose());

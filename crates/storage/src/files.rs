@@ -154,7 +154,7 @@ impl<'a> TensorFile<'a> {
         let mut values = Vec::with_capacity(ordered.len());
         for Named { name, values: given, .. } in ordered {
             let given = given.given();
-            values.push(given.map_err(|_| Error::internal(format!("tensor {name}: reserved and never filled")))?);
+            values.push(given.map_err(|_| Error::internal(format!("tensor {name}: reserved but never written")))?);
         }
         write_atomic(path, |out| {
             out.write_all(&(text.len() as u64).to_le_bytes())?;
@@ -270,9 +270,10 @@ impl TensorWriter<'_> {
         let at = place.map(|place| (place.start + first * size_of::<T>(), place.end));
         match at.filter(|(at, end)| at + size_of_val(values) <= *end) {
             Some((at, _)) => self.write(at, bytemuck::cast_slice(values)),
-            None => {
-                Err(Error::internal(format!("tensor {tensor}: {} numbers at {first} are outside of it", values.len())))
-            }
+            None => Err(Error::internal(format!(
+                "tensor {tensor}: {} numbers at {first} are outside of the tensor",
+                values.len()
+            ))),
         }
     }
 
@@ -560,7 +561,7 @@ mod tests {
         assert_eq!(fs::read(&filled).unwrap(), fs::read(&given).unwrap());
         assert_eq!(Checksum::of(file.in_memory_filled("b", fill).unwrap().bytes()), expected);
         fs::remove_file(&filled).unwrap();
-        assert!(file.write(&filled).unwrap_err().to_string().contains("reserved and never filled"));
+        assert!(file.write(&filled).unwrap_err().to_string().contains("reserved but never written"));
         let failed = file.write_filled(&filled, |_| Err(Error::invalid("no"))).unwrap_err();
         assert!(failed.to_string().contains("b.safetensors: no"), "{failed}");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file remains");

@@ -37,7 +37,7 @@ pub enum NumberFormat {
 }
 
 impl NumberFormat {
-    /// Bytes per number.
+    /// Returns the bytes per number.
     pub fn bytes(self) -> usize {
         match self {
             NumberFormat::F16 => 2,
@@ -192,19 +192,19 @@ impl RowStore<'static> {
 }
 
 impl RowStore<'_> {
-    /// Number of rows.
+    /// Returns the number of rows.
     #[inline]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Width of a row.
+    /// Returns the width of a row.
     #[inline]
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Size of the numbers as f32, in bytes.
+    /// Returns the size of the numbers as f32, in bytes.
     pub fn bytes(&self) -> u64 {
         self.rows as u64 * self.cols as u64 * size_of::<f32>() as u64
     }
@@ -359,7 +359,7 @@ impl RowWriter {
         RowWriter { cols, numbers: 0, memory: Vec::new(), file: None, spill }
     }
 
-    /// Width of a row.
+    /// Returns the width of a row.
     pub fn cols(&self) -> usize {
         self.cols
     }

@@ -285,7 +285,7 @@ const METRICS: &[Metric] = &[
         "sterling_stream_skipped_total",
         Counter,
         Open("stream"),
-        "messages of a stream that were skipped because no journal wrote them",
+        "messages of a stream that were skipped because they are not of a journal",
     ),
     metric("sterling_fresh_items", Gauge, Model, "items of the delta"),
     metric("sterling_position", Gauge, Model, "sequence number of the last visible update"),
@@ -397,7 +397,7 @@ const METRICS: &[Metric] = &[
         "sterling_route_requeries_total",
         Counter,
         Model,
-        "shards that a router queried again because their part of the answer was not proven complete",
+        "shards that a router queried again because their share of the answer was not proven complete",
     ),
     metric(
         "sterling_route_again_total",

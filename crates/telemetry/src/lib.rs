@@ -1,9 +1,9 @@
 //! Logs to stderr and the metrics of `/metrics`.
 //!
-//! Times are in seconds, sizes in bytes. Histograms have fixed buckets (`SECONDS`, `COUNTS`), so those of several servers can be
-//! summed. Recorded values are buffered until they are sorted into buckets. That happens at each scrape, and the server also does
-//! it several times per second ([`sort_in`]), so memory stays bounded without a scraper. `catalogue` lists all metrics in code,
-//! `docs/reference/metrics.md` for readers.
+//! Times are in seconds, sizes in bytes. Histograms have fixed buckets (`SECONDS`, `COUNTS`), so those of several
+//! servers can be summed. Recorded values are buffered until they are sorted into buckets. This happens at each scrape,
+//! and the server also does it several times per second ([`sort_in`]), so memory stays bounded without a scraper.
+//! `catalogue` lists all metrics in code, `docs/reference/metrics.md` for readers.
 //!
 //! ```
 //! metrics::with_local_recorder(&metrics::NoopRecorder, || metrics::counter!("sterling_example_total").increment(1));

@@ -55,7 +55,7 @@ impl Catalogue {
         Ok(catalogue)
     }
 
-    /// Number of items, N.
+    /// Returns the number of items, N.
     pub(crate) fn len(&self) -> usize {
         self.ids.len()
     }

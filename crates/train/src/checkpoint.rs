@@ -148,7 +148,7 @@ impl Checkpoints {
         ];
         if let Some((what, ..)) = other.into_iter().find(|(_, had, has)| had != has) {
             return Err(Error::conflict(format!(
-                "checkpoint {}: it is of other {what}, expected those of this run; remove {} to begin again",
+                "checkpoint {}: it was made with other {what}, expected those of this run; remove {} to start from the beginning",
                 folder.display(),
                 self.folder.display()
             )));
@@ -195,14 +195,14 @@ impl Checkpoints {
                 let text = serde_json::to_vec(&about).map_err(|e| Error::internal(format!("{ABOUT_FILE}: {e}")))?;
                 write_atomic(&temporary.join(ABOUT_FILE), |file| file.write_all(&sealed(&text)))?;
                 if folder.exists() {
-                    // Removed below, once the new one is in its place.
+                    // The old checkpoint is removed below, once the new one is in its place.
                     fs::rename(&folder, files::temporary(&folder)).map_err(io)?;
                 }
                 Ok(about)
             })
         };
         let About { state, base, .. } = write().map_err(|e| {
-            e.within(format!("checkpoint at step {} was not written, earlier ones are as they were", position.step))
+            e.within(format!("checkpoint at step {} was not written, earlier ones are unchanged", position.step))
         })?;
         self.sweep()?;
         self.remove_old()?;
@@ -287,7 +287,7 @@ fn about(folder: &Path) -> Result<About> {
             let end = text.windows(SUM.len()).rposition(|at| at == SUM).unwrap_or(text.len());
             match sealed(&[&text[..end], b"}"].concat()) == text {
                 true => Ok(about),
-                false => Err(Error::corrupt(format!("{ABOUT_FILE}: its bytes are not those of its checksum"))),
+                false => Err(Error::corrupt(format!("{ABOUT_FILE}: its content does not match its checksum"))),
             }
         }
         _ => Err(Error::unsupported(format!("{ABOUT_FILE}: format {format}, expected {FORMAT}"))),
@@ -298,6 +298,6 @@ fn about(folder: &Path) -> Result<About> {
 fn check(file: &Path, expected: &Checksum) -> Result<PathBuf> {
     match Checksum::of_file(file)? == *expected {
         true => Ok(file.to_owned()),
-        false => Err(Error::corrupt(format!("{STATE_FILE}: its bytes are not those that {ABOUT_FILE} names"))),
+        false => Err(Error::corrupt(format!("{STATE_FILE}: its content does not match the checksum in {ABOUT_FILE}"))),
     }
 }

@@ -40,17 +40,17 @@ impl Figures {
         }
     }
 
-    /// Number of events.
+    /// Returns the number of events.
     pub(crate) fn events(&self) -> u64 {
         self.events
     }
 
-    /// Mean NDCG@10.
+    /// Returns the mean NDCG@10.
     pub(crate) fn ndcg(&self) -> f64 {
         self.gain / self.events.max(1) as f64
     }
 
-    /// Mean HR@10.
+    /// Returns the mean HR@10.
     pub(crate) fn hit_rate(&self) -> f64 {
         self.hits / self.events.max(1) as f64
     }

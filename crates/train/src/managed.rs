@@ -113,7 +113,8 @@ fn kept_id_state(mut other: IdState, package: IdState) -> IdState {
     IdState { ids: package.ids, seen, new_ids, new_seen, ..other }
 }
 
-/// Removes ids from tables that learn, and bars them for the rest of the run. Their rows are added to the changed ones.
+/// Removes ids from tables that learn, and bars them for the rest of the run. The rows of these ids are added to the
+/// changed rows.
 ///
 /// # Errors
 /// `Invalid` for a table that does not learn or has no managed ids.

@@ -122,7 +122,7 @@ impl Model {
     /// Returns the reranker that learns.
     ///
     /// # Errors
-    /// `Internal` if none does.
+    /// `Internal` if no reranker is trained.
     pub(crate) fn reranker(&mut self) -> Result<&mut Reranker> {
         self.reranker.as_mut().ok_or_else(|| Error::internal("a reranker that is not trained"))
     }

@@ -43,7 +43,7 @@ impl Packed {
         numbers.iter().skip(column).step_by(PANEL).copied()
     }
 
-    /// Number of columns.
+    /// Returns the number of columns.
     pub(crate) fn columns(&self) -> usize {
         self.columns
     }

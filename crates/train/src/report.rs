@@ -16,7 +16,7 @@ pub struct Report {
     pub events: u64,
     /// Events per second of this process, reading and progressive validation included.
     pub events_per_second: f64,
-    /// Ranking by the model as it was when each event came.
+    /// Ranking by the model in its state before each event was trained on.
     pub learned: Ranked,
     /// Ranking by the model at the start of the run.
     pub frozen: Ranked,
@@ -53,7 +53,7 @@ pub struct Report {
 /// Predictions of a task, as they were before the model was trained on each event.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TaskReport {
-    /// By the model as it was when each event came.
+    /// Predictions of the model in its state before each event was trained on.
     pub learned: Predicted,
     /// By the model at the start of the run.
     pub frozen: Predicted,

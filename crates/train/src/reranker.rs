@@ -30,7 +30,7 @@ enum Source {
     Query,
     Item,
     Similarity,
-    /// A column of the items file, by item index; 0 where it is missing.
+    /// Column of the items file, by item index; 0 for an item without a value.
     Column(Vec<f32>),
 }
 

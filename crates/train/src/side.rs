@@ -74,7 +74,8 @@ impl Side {
         let mut inputs = Vec::with_capacity(tensors.len());
         for tensor in &tensors {
             let feature = features.iter().position(|feature| feature.name == tensor.feature);
-            let feature = feature.ok_or_else(|| Error::internal(format!("input `{}` of no feature", tensor.name)))?;
+            let feature =
+                feature.ok_or_else(|| Error::internal(format!("input `{}` belongs to no feature", tensor.name)))?;
             let spec = &features[feature];
             let source = match (spec.kind, spec.is_sequence()) {
                 (FeatureKind::Dense, _) => Source::Numbers,

@@ -60,7 +60,7 @@ impl RunState {
     }
 }
 
-/// Which part of a state is written.
+/// Part of the state that is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     /// Everything: a checkpoint that needs no other.
@@ -155,7 +155,7 @@ pub(crate) fn write(
     file.write_filled(path, |places| stored.iter().try_for_each(|of| of.fill(content, places)))
 }
 
-/// Which part of a state is restored.
+/// Part of the state that is restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Take {
     /// Everything: for a checkpoint.

@@ -81,7 +81,7 @@ impl TaskFigures {
         self.negatives[bin] += weight * (1.0 - label);
     }
 
-    /// Mean log-loss; none before the first event.
+    /// Returns the mean log-loss; none before the first event.
     pub(crate) fn log_loss(&self) -> Option<f64> {
         (self.weight > 0.0).then(|| self.log_loss / self.weight)
     }
@@ -93,12 +93,13 @@ impl TaskFigures {
         self.log_loss().map(|loss| loss / entropy).filter(|x| x.is_finite())
     }
 
-    /// Sum of predictions divided by sum of labels; none without a positive.
+    /// Returns the sum of predictions divided by sum of labels; none without a positive.
     pub(crate) fn calibration(&self) -> Option<f64> {
         (self.labels > 0.0).then(|| self.predicted / self.labels)
     }
 
-    /// Area under the ROC curve; logits in one bin of 1/64, or beyond 8, count as equal. None if all labels are equal.
+    /// Returns the area under the ROC curve; logits in one bin of 1/64, or beyond 8, count as equal. None if all labels
+    /// are equal.
     pub(crate) fn auc(&self) -> Option<f64> {
         let (mut below, mut pairs) = (0.0, 0.0);
         for (negatives, positives) in self.negatives.iter().zip(&self.positives) {

@@ -386,7 +386,7 @@ fn damaged_checkpoints_and_other_runs_are_rejected_by_name() {
     let other = |change: &dyn Fn(&mut TrainOptions)| {
         let mut options = place.options(&path, "work");
         change(&mut options);
-        refused(options, "it is of other")
+        refused(options, "it was made with other")
     };
     assert_eq!(other(&|o| o.seed = 2), Kind::Conflict);
     assert_eq!(other(&|o| o.shuffle = 64), Kind::Conflict);

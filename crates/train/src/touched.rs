@@ -35,7 +35,7 @@ impl RowSet {
         self.words.get(row as usize / 64).is_some_and(|word| word & (1 << (row % 64)) != 0)
     }
 
-    /// Number of rows in the set.
+    /// Returns the number of rows in the set.
     pub(crate) fn len(&self) -> usize {
         self.count
     }

@@ -88,7 +88,7 @@ impl TrainOptions {
         if !out.exists() || Lock::has_recorded(&self.work, out) {
             return Ok(());
         }
-        Err(Error::conflict(format!("{}: it exists, expected a path that does not", out.display())))
+        Err(Error::conflict(format!("{}: it exists, expected a path that does not exist", out.display())))
     }
 
     /// Creates options with default values.
@@ -389,8 +389,8 @@ impl Trainer {
                 first += events.len() as u64;
                 if is_before && first >= trained && (first, hash) != (trained, checkpoint) {
                     return Err(trainer.other_events(match first == trained {
-                        true => format!("the first {trained} events are others"),
-                        false => format!("the events go on after event {trained}, the last one of the checkpoint"),
+                        true => format!("the first {trained} events differ"),
+                        false => format!("the events continue after event {trained}, the last one of the checkpoint"),
                     }));
                 }
             }
@@ -434,7 +434,7 @@ impl Trainer {
             LossKind::Softmax => event.is_positive,
             LossKind::Tasks if event.has_positive_task() => true,
             LossKind::Tasks => {
-                // Other draws than those of the steps and of shuffling.
+                // This seed differs from those of the steps and of shuffling, so the random numbers do too.
                 let draws = StepRandom::new(self.options.seed.rotate_left(32), self.position.epoch);
                 draws.below(number, DRAWS) < (f64::from(self.train.negatives) * DRAWS as f64) as u64
             }

@@ -160,7 +160,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Number of runs of each server and setting.
+    /// Returns the number of runs of each server and setting.
     pub(super) fn rounds(&self) -> usize {
         self.rounds.unwrap_or(if self.peer.is_some() { ROUNDS } else { 1 })
     }

@@ -50,9 +50,7 @@ impl Results {
             say(&results)?;
         } else {
             let (name, rate, goodput) = (&contender.name, peak.rate, peak.goodput);
-            say(format_args!(
-                "{name}: peak: follows {rate:.1} requests a second; most answered in time {goodput:.1}/s"
-            ))?;
+            say(format_args!("{name}: peak: sustains {rate:.1} requests per second; highest goodput {goodput:.1}/s"))?;
             let report = peak.report.as_ref();
             report.and_then(|report| report.server.as_ref()).map_or(Ok(()), say)?;
             report.and_then(|report| report.quality.as_ref()).map_or(Ok(()), say)?;

@@ -285,7 +285,7 @@ fn faults() -> Vec<Fault> {
                 world.limit("max_msgs", json!(2));
                 assert_eq!(world.put().0, 507);
             },
-            "no room for the update",
+            "no space for the update",
             Writes::Fail(507),
             |world| world.limit("max_msgs", json!(-1)),
         ),
@@ -295,7 +295,7 @@ fn faults() -> Vec<Fault> {
                 world.limit("max_bytes", json!(300));
                 assert_eq!(world.put().0, 507);
             },
-            "no room for the update",
+            "no space for the update",
             Writes::Fail(507),
             |world| world.limit("max_bytes", json!(-1)),
         ),

@@ -37,7 +37,8 @@ enum Role {
     Attribute(String),
 }
 
-/// Reads the items of an upsert from an Arrow stream. An invalid item is an error in its place only.
+/// Reads the items of an upsert from an Arrow stream. An invalid item fails alone: its entry of the list holds the
+/// error.
 ///
 /// # Errors
 /// `Invalid` or `Unsupported` with the message or the column; errors of `hold`, which reserves memory for the rows.
@@ -187,7 +188,7 @@ impl Rows {
 fn id(column: &ArrowColumn, row: usize) -> Result<i64> {
     match column.values(row)? {
         Some(Values::Integers(ids)) if ids.len() == 1 => Ok(ids[0]),
-        _ => Err(Error::invalid("missing or no whole number, expected a 64-bit integer")),
+        _ => Err(Error::invalid("missing or not an integer, expected a 64-bit integer")),
     }
 }
 

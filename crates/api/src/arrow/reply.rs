@@ -158,7 +158,8 @@ impl Iterator for ArrowReply {
     }
 }
 
-/// Returns the row at which a record batch is full; `bytes` is the size of the batch and is updated. Takes at least one row.
+/// Returns the row at which a record batch is full; `bytes` is the size of the batch and is updated. A batch has at
+/// least one row.
 fn until_full(items: &Items, rows: Range<usize>, bytes: &mut usize) -> usize {
     let columns = items.columns().len();
     if columns == 0 {

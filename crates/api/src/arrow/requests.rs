@@ -41,7 +41,7 @@ enum Role {
     K,
 }
 
-/// Reads retrievals from an Arrow stream. An invalid row is an error in its place only.
+/// Reads retrievals from an Arrow stream. An invalid row fails alone: its entry of the list holds the error.
 ///
 /// # Errors
 /// `Invalid` or `Unsupported` with the message or the column; errors of `hold`, which reserves memory for the rows.

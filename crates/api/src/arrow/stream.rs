@@ -38,7 +38,7 @@ const COLUMNS_MAX: usize = 2 * FEATURES_MAX + 16;
 const CELL_BYTES: usize = 128;
 const TEXT_BYTES: usize = 32;
 
-/// Reserves a number of further bytes for the rows of a body, or rejects it.
+/// Callback that reserves further bytes for the rows of a body; its error rejects the body.
 pub(crate) type Reserve<'a> = &'a mut dyn FnMut(usize) -> Result<()>;
 
 /// A stream whose schema has been read.
@@ -80,7 +80,7 @@ impl Stream {
         let mut names = BTreeSet::new();
         for field in schema.fields() {
             if !names.insert(field.name()) {
-                return Err(Error::invalid(format!("column `{}`: there are two, expected one", field.name())));
+                return Err(Error::invalid(format!("column `{}`: it occurs twice, expected once", field.name())));
             }
         }
         let plain = schema.fields().iter().map(|field| {
@@ -121,7 +121,7 @@ impl Stream {
     fn batch(&self, message: &Message) -> Result<RecordBatch> {
         let described = described(&message.description)?;
         let batch = described.header_as_record_batch().ok_or_else(|| match described.header_type() {
-            MessageHeader::DictionaryBatch => Error::unsupported("got a dictionary, expected values as they are"),
+            MessageHeader::DictionaryBatch => Error::unsupported("got a dictionary, expected plain values"),
             other => Error::invalid(format!("got {}, expected a record batch", header(other))),
         })?;
         let rows = usize::try_from(batch.length()).ok().filter(|rows| self.rows.saturating_add(*rows) <= self.rows_max);
@@ -200,12 +200,12 @@ fn described(description: &[u8]) -> Result<ipc::Message<'_>> {
     let options = VerifierOptions { max_apparent_size: looks, ..VerifierOptions::default() };
     root_as_message_with_opts(&options, description).map_err(|e| {
         let text = e.to_string();
-        Error::invalid(format!("not a message of Arrow: {}", text.lines().next().unwrap_or_default()))
+        Error::invalid(format!("not an Arrow message: {}", text.lines().next().unwrap_or_default()))
     })
 }
 
 fn schema(rest: &mut Buffer) -> Result<Schema> {
-    let nothing = || Error::invalid("nothing came, expected a schema");
+    let nothing = || Error::invalid("the stream is empty, expected a schema");
     let message = take(rest)?.ok_or_else(nothing)?;
     let described = described(&message.description)?;
     let schema = described
@@ -222,7 +222,7 @@ fn header(header: MessageHeader) -> &'static str {
 fn check(batch: &ipc::RecordBatch<'_>, body: usize, schema: &Schema) -> Result<()> {
     if batch.compression().is_some() {
         return Err(Error::unsupported(
-            "its buffers are compressed one by one, expected them plain (a whole body may be: `Content-Encoding`)",
+            "its buffers are compressed, expected plain buffers (the whole body may be compressed: `Content-Encoding`)",
         ));
     }
     let mut variadic = batch.variadicBufferCounts().into_iter().flatten();
@@ -239,11 +239,11 @@ fn check(batch: &ipc::RecordBatch<'_>, body: usize, schema: &Schema) -> Result<(
     for (n, buffer) in batch.buffers().into_iter().flatten().enumerate() {
         let (offset, length) = (usize::try_from(buffer.offset()), usize::try_from(buffer.length()));
         let (Ok(offset), Ok(length)) = (offset, length) else {
-            return Err(Error::invalid("a buffer with a negative place or length"));
+            return Err(Error::invalid("a buffer with a negative offset or length"));
         };
         taken = taken.saturating_add(length);
         if offset.saturating_add(length) > body || taken > body {
-            return Err(Error::invalid(format!("buffers that are not in its body of {body} bytes, or there twice")));
+            return Err(Error::invalid(format!("buffers outside of its body of {body} bytes, or overlapping ones")));
         }
         let width = widths.get(n).copied().unwrap_or(1);
         if !length.is_multiple_of(width) {

@@ -210,13 +210,13 @@ fn invalid_bodies_are_rejected_with_the_message_or_column() {
     after.extend_from_slice(b"x");
     let shared = |text: &str| stream(&[one()], 1, Some(text));
     for (body, expected) in [
-        (Vec::new(), "body: message 1: nothing came, expected a schema"),
+        (Vec::new(), "body: message 1: the stream is empty, expected a schema"),
         (b"{\"vector\": [1]}".to_vec(), "body: message 1: not a stream of Arrow's IPC format"),
         (vec![0xff; 4], "body: message 1: cut off: 4 bytes are left"),
         (vec![0xff; 400], "body: message 1: a message header of 4294967295 bytes"),
         ([&[0xff; 4][..], &[0; 4]].concat(), "body: message 1: nothing came"),
         ([&[0xff; 4][..], &[8, 0, 0, 0], &[0; 8]].concat(), "body: message 1: got NONE, expected a schema"),
-        ([&[0xff; 4][..], &[8, 0, 0, 0], &[0xff; 8]].concat(), "body: message 1: not a message of Arrow"),
+        ([&[0xff; 4][..], &[8, 0, 0, 0], &[0xff; 8]].concat(), "body: message 1: not an Arrow message"),
         (file.into_inner().unwrap(), "a file of Arrow's IPC format, expected a stream of it"),
         (after, "1 bytes follow the end of the stream"),
         (good[..good.len() - 9].to_vec(), "body: message 2: cut off"),

@@ -73,7 +73,7 @@ struct InferenceParameters {
     #[serde(default)]
     #[schema(minimum = 1, maximum = 600_000)]
     timeout_ms: Option<u64>,
-    /// The same in microseconds, as sent by Triton clients; 0 means none.
+    /// Timeout in microseconds, as sent by Triton clients; 0 means none.
     #[serde(default)]
     timeout: Option<u64>,
     /// Name, or level as sent by Triton clients: 0 and 1 are `interactive`, others `batch`.
@@ -208,7 +208,9 @@ fn users(tensors: Vec<Tensor>, features: &BTreeSet<&str>) -> Result<Vec<User>> {
     for tensor in &tensors {
         if tensor.rows != rows {
             let (name, got) = (&tensor.name, tensor.rows);
-            return Err(Error::invalid(format!("input `{name}`: {got} rows, expected {rows}, as those before it")));
+            return Err(Error::invalid(format!(
+                "input `{name}`: {got} rows, expected {rows} as in the inputs before it"
+            )));
         }
         if !names.insert(tensor.name.as_str()) {
             return Err(Error::invalid(format!("input `{}` is given twice", tensor.name)));
@@ -262,7 +264,7 @@ fn values(tensor: &Tensor, counts: Option<&Tensor>, weights: Option<&Tensor>, ro
                 ))
             })?
         }
-        Some(_) => return Err(Error::invalid(format!("input `{name}{COUNTS}`: expected one integer a row"))),
+        Some(_) => return Err(Error::invalid(format!("input `{name}{COUNTS}`: expected one integer per row"))),
     };
     let range = row * width..row * width + count;
     match (&tensor.values, weights) {

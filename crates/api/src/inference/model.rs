@@ -29,10 +29,10 @@ pub struct InferenceReady {
     /// Model name, if one was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// For a server: it answers.
+    /// For a server: true if it answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub live: Option<bool>,
-    /// It accepts requests.
+    /// True if the server or model accepts requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<bool>,
 }

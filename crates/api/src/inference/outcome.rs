@@ -116,7 +116,7 @@ impl InferenceReply {
     /// # Errors
     /// `Invalid` for an unknown output; `Internal` for a problem in place of an answer.
     pub fn new(call: &Inference, served: &Served, entries: Vec<Entry>) -> Result<Self> {
-        let invalid = |_| Error::internal("a problem in place of items");
+        let invalid = |_| Error::internal("got a problem, expected items");
         let rows = entries
             .into_iter()
             .map(|entry| entry.0.map(|items| *items).map_err(invalid))

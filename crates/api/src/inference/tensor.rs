@@ -132,7 +132,7 @@ impl InputTensor {
             (Some(Data(values)), None) => typed(values, &datatype).map_err(invalid)?,
             (None, Some(size)) => {
                 let bytes = binary.split_off(..size).ok_or_else(|| {
-                    invalid(format!("binary_data_size {size}, there are {} bytes left behind the JSON", binary.len()))
+                    invalid(format!("binary_data_size {size}, {} bytes are left after the JSON", binary.len()))
                 })?;
                 unpacked(bytes, &datatype).map_err(invalid)?
             }
@@ -164,7 +164,7 @@ fn typed(values: Values, datatype: &str) -> Result<Values, String> {
         ("BYTES", Values::Texts(list)) => Ok(Values::Texts(list)),
         ("BYTES", Values::Integers(list)) if list.is_empty() => Ok(Values::Texts(Vec::new())),
         ("FP16", _) => {
-            Err("FP16 has no form in JSON: its values come as bytes behind it, with `binary_data_size`".into())
+            Err("JSON cannot represent FP16: send its values as bytes after the JSON, with `binary_data_size`".into())
         }
         (name, Values::Numbers(_)) if is_integer(name) => {
             Err(format!("its values are no {name}: expected integers of at most {}", i64::MAX))
@@ -217,8 +217,8 @@ fn texts(mut bytes: &[u8]) -> Result<Vec<String>, String> {
     while !bytes.is_empty() {
         let length = bytes.split_off(..4).and_then(|length| length.try_into().ok()).map(u32::from_le_bytes);
         let text = length.and_then(|length| bytes.split_off(..length as usize));
-        let text = text.ok_or("a text of its BYTES ends behind them")?;
-        texts.push(std::str::from_utf8(text).map_err(|e| format!("a text of its BYTES: {e}"))?.to_owned());
+        let text = text.ok_or("a text among its BYTES ends beyond them")?;
+        texts.push(std::str::from_utf8(text).map_err(|e| format!("a text among its BYTES: {e}"))?.to_owned());
     }
     Ok(texts)
 }

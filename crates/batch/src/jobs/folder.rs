@@ -81,7 +81,7 @@ impl<T: Purpose> JobFolder<T> {
             if is_beside {
                 let (root, input) = (root.display(), input.display());
                 return Err(Error::invalid(format!(
-                    "{root}: outputs would lie beside the input {input}, expected a folder of their own"
+                    "{root}: the outputs would be in the folder of the input {input}, expected another folder"
                 )));
             }
             match kind.file_type() {
@@ -98,10 +98,7 @@ impl<T: Purpose> JobFolder<T> {
             return Err(Error::invalid("no inputs, expected at least one file"));
         }
         if root.is_file() {
-            return Err(Error::invalid(format!(
-                "{}: a file, expected a folder for what the job writes",
-                root.display()
-            )));
+            return Err(Error::invalid(format!("{}: a file, expected a folder for the job's output", root.display())));
         }
         let path = root.join(JOB_FILE);
         let begun = read(&path)?;
@@ -131,7 +128,8 @@ impl<T: Purpose> JobFolder<T> {
     /// `NotFound` if there is none; `Corrupt` or `Io`.
     pub fn begun(root: &Path) -> Result<Self> {
         let job = read(&root.join(JOB_FILE))?;
-        let job = job.ok_or_else(|| Error::not_found(format!("{}: no job was started here", root.display())))?;
+        let job =
+            job.ok_or_else(|| Error::not_found(format!("{}: no job was started in this folder", root.display())))?;
         Ok(JobFolder { root: root.into(), job, is_new: false })
     }
 
@@ -181,7 +179,7 @@ impl<T: Purpose> JobFolder<T> {
         match now == *sum {
             true => Ok(before),
             false => Err(Error::conflict(format!(
-                "{}: another job was started here: its input {} had {} bytes with the hash {}, now it has {} with {}",
+                "{}: another job was started in this folder: its input {} had {} bytes with hash {}, now {} bytes with hash {}",
                 self.root.display(),
                 input.display(),
                 sum.bytes,
@@ -235,13 +233,13 @@ fn resolved(path: &Path) -> Result<PathBuf> {
     let whole = found.map_err(|e| Error::io(path.display(), e))?;
     match (whole.parent(), whole.file_name()) {
         (Some(parent), Some(name)) => Ok(resolved(parent)?.join(name)),
-        _ => Err(Error::not_found(format!("{}: a part of it is not there", path.display()))),
+        _ => Err(Error::not_found(format!("{}: a part of the path does not exist", path.display()))),
     }
 }
 
 fn another(root: &Path, difference: &str) -> Error {
     Error::conflict(format!(
-        "{}: another job was started here: {difference}; run the same command again to resume that job, or choose another folder",
+        "{}: another job was started in this folder: {difference}; run the same command again to resume that job, or choose another folder",
         root.display()
     ))
 }

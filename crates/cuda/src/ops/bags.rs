@@ -21,7 +21,7 @@ pub struct TableRows {
 }
 
 impl TableRows {
-    /// Number of rows.
+    /// Returns the number of rows.
     ///
     /// # Errors
     /// `Invalid` for a width that its format does not support.
@@ -269,7 +269,7 @@ pub fn pool_slots(
     launch(device, &Shape { kernel: "pool_slots", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
-/// Number of a format in `kernels/pool.cu`.
+/// Returns the number of a format in `kernels/pool.cu`.
 fn kernel_number(format: RowFormat) -> u32 {
     match format {
         RowFormat::F32 => 0,

@@ -21,20 +21,20 @@ const SHARED_BYTES: usize = 4 * (super::top::DESCENT_WORDS + 5 * RANGES + 4);
 pub struct TerminationCriteria {
     /// Estimated number of items that pass, scanned or not.
     pub passing: f64,
-    /// Expected number of best items in unscanned lists at which it ends.
+    /// Expected number of best items in unscanned lists at which the search ends.
     pub left: f64,
-    /// Number of survivors to find before it may end by the yield of its last lists.
+    /// Number of survivors to find before the search may end because its last lists yielded little.
     pub enough: u32,
-    /// Number of survivors to find before it may end by its unscanned lists; the score of the last of them is the threshold for
-    /// others.
+    /// Number of survivors to find before the search may end by the estimate for its unscanned lists; the score of the
+    /// last survivor is the threshold for others.
     pub found: u32,
-    /// 1 if it ends by the yield of its last lists, because there are no score-residual quantiles.
+    /// 1 if the search ends when its last lists yield little, because there are no score-residual quantiles.
     pub is_gain: u32,
     /// Number of survivors that is enough after `suffices_at` lists, regardless of unscanned lists.
     pub suffices: u32,
     /// See `suffices`; 0 for none.
     pub suffices_at: u32,
-    /// Number of survivors below which it does not end by its unscanned lists.
+    /// Number of survivors below which the search does not end by the estimate for its unscanned lists.
     pub least: u32,
 }
 
@@ -122,7 +122,7 @@ impl RunningSearches {
         })
     }
 
-    /// Maximum number of lists per query in each round.
+    /// Returns the maximum number of lists per query in each round.
     pub fn rounds(&self) -> &[usize] {
         &self.most
     }

@@ -51,7 +51,7 @@ impl ItemRows<'_> {
         }
     }
 
-    /// Bytes per row.
+    /// Returns the number of bytes per row.
     fn row_bytes(&self) -> usize {
         match self.kind {
             RowKind::Codes => self.dimension.div_ceil(4) * 4,

@@ -30,7 +30,7 @@ const TILE_QUERIES: usize = 16;
 pub struct QueryHead {
     /// Value of one unit of the low row.
     pub scale: f32,
-    /// 128 times the sum of the high row, and of the low row.
+    /// 128 times the sum of the high-order codes, and of the low-order codes.
     pub corrections: [i32; 2],
     bins_per_score: f32,
 }
@@ -131,7 +131,10 @@ impl Collection {
     ) -> Result<Collection> {
         let (queries, groups) = (wanted.len(), dimension.div_ceil(4));
         if excluded.len() != queries || room > u32::MAX as usize {
-            return Err(Error::internal(format!("{queries} queries, {} excluded, room for {room}", excluded.len())));
+            return Err(Error::internal(format!(
+                "{queries} queries, {} lists of excluded slots, a capacity of {room}",
+                excluded.len()
+            )));
         }
         let mut starts = vec![0u32];
         starts.extend(excluded.iter().scan(0, |end, slots| {
@@ -159,12 +162,12 @@ impl Collection {
         })
     }
 
-    /// Number of queries.
+    /// Returns the number of queries.
     pub fn queries(&self) -> usize {
         self.queries
     }
 
-    /// Maximum number of candidates per query.
+    /// Returns the maximum number of candidates per query.
     pub fn room(&self) -> usize {
         self.room
     }
@@ -183,7 +186,7 @@ impl Collection {
         SearchResults { keys, counts, survivors, room: *room, bytes: self.kept_bytes(*room) / 2 }
     }
 
-    /// Bytes per query of a collection, without its candidates.
+    /// Returns the bytes per query of a collection, without its candidates.
     pub fn bytes_per_query(dimension: usize) -> usize {
         BINS * 4 + dimension.div_ceil(4) * 8 + 64
     }
@@ -398,7 +401,7 @@ fn even_parts(device: &Device, most: usize, queries: usize) -> usize {
     let at_once = (device.driver().blocks() / BLOCKS_PER_PROCESSOR).max(1) * AT_ONCE;
     let last = most.clamp(1, (at_once / queries.max(1)).max(4));
     let turns_by = |parts: &usize| (queries * parts).div_ceil(at_once);
-    // The duration is proportional to turns divided by parts; the comparison avoids the division.
+    // The duration is proportional to rounds divided by blocks; the comparison avoids the division.
     (1..=last).min_by(|a, b| (turns_by(a) * b).cmp(&(turns_by(b) * a))).unwrap_or(1)
 }
 
@@ -421,7 +424,7 @@ impl BlockLists {
         }
     }
 
-    /// Number of lists, C.
+    /// Returns the number of lists, C.
     pub fn lists(&self) -> usize {
         self.lengths.len()
     }
@@ -573,7 +576,7 @@ impl BlockLists {
         launch(device, &shape, &arguments)
     }
 
-    /// Shared memory per block of [`BlockLists::scan_shared`]: the codes of a tile of queries.
+    /// Returns the shared memory per block of [`BlockLists::scan_shared`]: the codes of a tile of queries.
     fn shared_scan_bytes(&self) -> usize {
         let row_words = self.groups.next_multiple_of(8) + 4;
         4 * TILE_QUERIES * 2 * row_words
@@ -585,7 +588,7 @@ impl BlockLists {
         self.shared_scan_bytes() <= device.driver().shared_bytes_max()
     }
 
-    /// Mean number of slots per list, including padding.
+    /// Returns the mean number of slots per list, including padding.
     fn mean_items(&self) -> usize {
         self.slots.div_ceil(self.lists().max(1))
     }

@@ -40,7 +40,7 @@ pub struct NumbersAt {
 }
 
 impl NumbersAt {
-    /// Numbers of an array from `offset` on.
+    /// Returns the numbers of an array from `offset` on.
     pub fn of(array: &Array<f32>, offset: usize, request: usize, row: usize) -> Self {
         let address = array.address() + 4 * offset as u64;
         NumbersAt { address, request: request as u64, row: row as u32, outer: 0, inner: 1, unused: 0 }
@@ -204,7 +204,7 @@ fn product_demand(
     }
 }
 
-/// Demand of steps that read and write `numbers` numbers per row.
+/// Returns the demand of steps that read and write `numbers` numbers per row.
 fn numbers_demand(rows: RowsOf<'_>, numbers: usize) -> Demand {
     Demand::of_bytes(4 * rows.requests() * rows.most * numbers)
 }
@@ -552,7 +552,7 @@ pub fn pick(
 pub fn take_rows(device: &Device, matrix: &Array<f32>, width: usize, named: &[usize]) -> Result<Array<f32>> {
     if named.iter().any(|row| (row + 1).saturating_mul(width) > matrix.len()) {
         return Err(Error::internal(format!(
-            "rows of a matrix of {} numbers, of which some are not there",
+            "rows of a matrix of {} numbers, some of them out of range",
             matrix.len()
         )));
     }

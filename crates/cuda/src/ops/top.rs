@@ -10,8 +10,8 @@ use sterling_core::error::Result;
 const DIGITS: usize = 1 << 11;
 /// Words of shared memory for the digit search of the K-th largest key.
 pub(super) const DESCENT_WORDS: usize = DIGITS + 36;
-/// Maximum items per row for a single block; and maximum room of a row with unknown count, of which score thresholds leave little
-/// used.
+/// Maximum items per row for a single block; and maximum capacity of a row with unknown count, most of which stays
+/// unused because of score thresholds.
 const ALONE_MAX: usize = 1 << 16;
 const ALONE_ROOM_MAX: usize = 1 << 19;
 /// Number of items of a row per block, with several blocks.
@@ -33,7 +33,7 @@ pub struct Scored<'a> {
     pub slots: Option<&'a Array<u32>>,
     /// Number of items per row; `None` for `stride`.
     pub counts: Option<&'a Array<u32>>,
-    /// Room per row.
+    /// Capacity per row.
     pub stride: usize,
 }
 
@@ -98,7 +98,7 @@ pub fn select(device: &Device, from: &Scored<'_>, ties: &Ties<'_>, wanted: &Arra
     select_by(device, blocks, from, ties, (wanted, most))
 }
 
-/// Same with a given number of blocks per row.
+/// Works like [`select`], with a given number of blocks per row.
 ///
 /// # Errors
 /// As [`select`].

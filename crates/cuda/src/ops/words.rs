@@ -117,7 +117,7 @@ impl WordProgram {
         Ok(())
     }
 
-    /// Number of plane words read per word of items, if all positions of a Bloom filter have to be read.
+    /// Returns the number of plane words read per word of items, if all positions of a Bloom filter have to be read.
     fn planes(&self, hashes: usize) -> usize {
         let planes = |step: &FilterStep| match step.operation {
             operation if operation == Operation::Bloom as u32 => hashes,
@@ -195,7 +195,7 @@ pub struct Filters {
 }
 
 impl Filters {
-    /// Number of filters.
+    /// Returns the number of filters.
     pub fn len(&self) -> usize {
         self.programs.len()
     }
@@ -346,7 +346,7 @@ impl PlaneIndex {
     }
 }
 
-/// Maximum number of bits on the stack of an exact check.
+/// Returns the maximum number of bits on the stack of an exact check.
 fn check_depth(checks: &[FilterStep]) -> usize {
     let (mut height, mut most) = (0usize, 0);
     for step in checks {

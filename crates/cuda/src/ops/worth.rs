@@ -43,12 +43,12 @@ impl ValueInput {
         ValueInput { kind: 0, task: task as u32, column: 0 }
     }
 
-    /// Column with one number per slot.
+    /// Returns the column with one number per slot.
     pub fn column(column: &Array<f32>) -> Self {
         ValueInput { kind: 1, task: 0, column: column.address() }
     }
 
-    /// Retrieval score.
+    /// Returns the retrieval score.
     pub fn similarity() -> Self {
         ValueInput { kind: 2, task: 0, column: 0 }
     }

@@ -68,7 +68,7 @@ pub(super) fn map_of(spec: &TableSpec, by_row: &[i64]) -> Result<IdMap> {
         && by_row[row as usize] != FREE
     {
         let id = by_row[row as usize];
-        return Err(Error::invalid(format!("row {row} is that of unseen ids, expected it free, got id {id}")));
+        return Err(Error::invalid(format!("row {row} is reserved for unseen ids, expected no id, got {id}")));
     }
     let mut map = IdMap::new(spec.rows)?;
     for (row, &id) in by_row.iter().enumerate().filter(|(_, id)| **id != FREE) {

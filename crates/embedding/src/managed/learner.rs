@@ -1,8 +1,9 @@
 //! Managed ids of a table in training: counts occurrences, and every n steps gives the rows to the ids with the highest scores.
 //!
-//! Between two evictions, ids that are held count at their row, and others as candidates. An eviction ranks both together, as
-//! TorchRec does: by score; among equals, held ids before new ones, held ids by their number, new ones by their count in the
-//! interval and then by their number. All of it is integers in a fixed order, so that threads and restarts change nothing.
+//! Between two evictions, ids that are held count at their row, and others as candidates. An eviction ranks both
+//! together, as TorchRec does: by score; among equals, held ids before new ones, held ids by their number, new ones by
+//! their count in the interval and then by their number. All scores are integers that are compared in a fixed order, so
+//! results depend neither on threads nor on restarts.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
@@ -136,7 +137,7 @@ impl IdLearner {
         self.totals
     }
 
-    /// Sets the time of the next occurrences, in seconds. Time does not go back.
+    /// Sets the time of the next occurrences, in seconds. Event times that go back are ignored.
     pub(crate) fn set_clock(&mut self, seconds: u64) {
         self.clock = self.clock.max(seconds);
     }
@@ -179,7 +180,7 @@ impl IdLearner {
         let mut changed = BTreeSet::new();
         if let Some(ttl) = self.spec.and_then(|spec| spec.ttl_seconds()) {
             for row in 0..self.by_row.len() {
-                // An id of the package has no time yet: its first one is now.
+                // An id of the package has no time of occurrence yet: it gets the present time.
                 if self.seen[row].time == 0 {
                     self.seen[row].time = self.clock;
                 }
@@ -220,7 +221,8 @@ impl IdLearner {
 
     /// Returns the `most` entries with the lowest scores, of the held ids and the new ones: ranks of new ids, and rows.
     fn lowest_scored(&self, new: &[(i64, Seen)], most: usize, step: u64) -> (BTreeSet<usize>, Vec<usize>) {
-        /// Score, and among equals the first to go: new ids from the last rank on, then held ids from the largest on.
+        /// Score; among equal scores, the order of eviction: new ids from the last rank on, then held ids from the
+        /// largest on.
         type Order = (i64, bool, Reverse<i64>, usize);
         let held = self.by_row.iter().zip(&self.seen).enumerate().filter(|(_, (id, _))| **id != FREE);
         let score = |seen: &Seen| self.spec.map_or(0, |spec| spec.score(seen.count, seen.step, step));
@@ -235,7 +237,7 @@ impl IdLearner {
         (ranks.into_iter().map(|(.., rank)| rank).collect(), rows.into_iter().map(|(.., row)| row).collect())
     }
 
-    /// Bars ids from the table for good. Returns the rows that they had, ascending.
+    /// Bars ids permanently from the table. Returns the rows that they had, ascending.
     pub(crate) fn forget(&mut self, ids: &[i64]) -> Vec<(u32, i64)> {
         for id in ids {
             self.candidates.remove(id);

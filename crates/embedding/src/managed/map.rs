@@ -22,7 +22,7 @@ use sterling_core::random::splitmix64;
 use sterling_kernels::buffer::Owned;
 use sterling_kernels::memory::prefetch;
 
-/// Id of a free row. It has no row, wherever it is looked up.
+/// Id of a free row. This id has no row, in any map.
 pub const FREE: i64 = i64::MIN;
 
 /// Ids per bucket.
@@ -49,7 +49,7 @@ pub(crate) struct IdMap {
     /// `[buckets, 8]`
     rows: Owned<u32>,
     buckets: u64,
-    /// Random per map, so that clients cannot choose ids that all start at one bucket. It changes no answer.
+    /// Random per map, so that clients cannot choose ids that all start at one bucket. The seed changes no answer.
     seed: u64,
 }
 

@@ -1,8 +1,9 @@
 //! Managed ids: unbounded 64-bit ids in a table of fixed size.
 //!
-//! A managed table assigns rows to the ids that deserve one; other ids are unseen. [`ManagedIds`] is that assignment: the id of
-//! each row, as snapshots store it (`ids.TABLE`, i64 `[rows]`, [`FREE`] for a free row), and the map from ids to rows that is
-//! built from it (`map`). Rows and ids of a table come in one file, so no reader sees an id with the row of another one.
+//! A managed table assigns its rows to the ids with the best scores (such as the most frequent ones); other ids are
+//! unseen. [`ManagedIds`] is that assignment: the id of each row, as snapshots store it (`ids.TABLE`, i64 `[rows]`,
+//! [`FREE`] for a free row), and the map from ids to rows that is built from it (`map`). Rows and ids of a table come
+//! in one file, so no reader sees an id with the row of another one.
 //!
 //! In training, `learner` counts occurrences and lets rows change hands every n steps, by the scores of `policy`. The row and its
 //! optimizer state then become the initial value of the new id. `crate::train::TableUpdate::assigned` lists these changes.

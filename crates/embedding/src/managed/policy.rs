@@ -8,7 +8,7 @@ use sterling_core::error::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManagedSpec {
-    /// Rows of the table; as many as the package has if it is missing.
+    /// Number of rows of the table; if absent, that of the package.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<u64>,
     /// Score by which ids keep or get a row.
@@ -20,8 +20,8 @@ pub struct ManagedSpec {
     /// Steps between evictions.
     #[serde(default = "thousand")]
     pub every: u64,
-    /// Occurrences between two evictions from which on an id may get a row. From 2 on they are counted by a sketch, which takes
-    /// less memory than all ids.
+    /// Occurrences between two evictions from which on an id may get a row. From 2 on, occurrences are counted by a
+    /// sketch, which takes less memory than a counter per id.
     #[serde(default = "once")]
     pub admit: u8,
     /// Hours of the events' time after which an id that does not occur loses its row.

@@ -67,7 +67,7 @@ fn invalid_assignments_are_rejected() {
     assert!(new(Unseen::Zero, &[FREE; 3]).unwrap().held() == 0);
     assert!(said(Unseen::Zero, &[1, 2]).contains("table `users`: 2 ids of 3 rows"));
     assert!(said(Unseen::Zero, &[1, 2, 1]).contains("id 1 has rows 0 and 2, expected one"));
-    assert!(said(Unseen::Row(1), &[1, 2, 3]).contains("row 1 is that of unseen ids, expected it free, got id 2"));
+    assert!(said(Unseen::Row(1), &[1, 2, 3]).contains("row 1 is reserved for unseen ids, expected no id, got 2"));
 }
 
 #[test]

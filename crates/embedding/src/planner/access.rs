@@ -1,10 +1,10 @@
-//! How the reads of a table spread over its rows, as the one curve a cache needs: the share of reads that the hottest
+//! Distribution of a table's reads over its rows, as the curve that a cache needs: the share of reads that the hottest
 //! rows answer.
 //!
-//! Three sources: even (every row alike), Zipf (the r-th hottest row is read in proportion to r^-s, summed by
-//! Euler-Maclaurin so that a billion rows cost as much as a hundred), and measured. A measured curve ranks the ids by one half of
-//! the sample and counts hits in the other half, because a curve that is tested on the ids it was built from promises
-//! hits on rows that it has seen once and will not see again.
+//! The curve has three sources: uniform, Zipf (the r-th hottest row is read in proportion to r^-s; the sum is computed
+//! by Euler-Maclaurin, so that a billion rows cost as much as a hundred), and measured. A measured curve ranks the ids
+//! by one half of the sample and counts hits in the other half, because a curve tested on the ids from which it was
+//! built predicts hits on rows that occur only once.
 
 use std::collections::HashMap;
 
@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use sterling_core::error::{Error, Result};
 
-/// Fewest ids of a table in a sample for its curve to mean something.
+/// Minimum number of a table's ids in a sample for a usable curve.
 pub const SAMPLE_IDS_MIN: usize = 200;
-/// Terms of a Zipf sum that are added one by one, before the integral takes over.
+/// Number of terms of a Zipf sum that are added individually; an integral approximates the others.
 const TERMS_EXACT: u64 = 32;
 /// Most corners of a measured curve.
 const CORNERS_MAX: usize = 256;
@@ -22,7 +22,7 @@ const CORNERS_MAX: usize = 256;
 /// How reads spread over the rows of a table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Access {
-    /// Every row alike.
+    /// Uniform: all rows are read equally often.
     Uniform,
     /// The r-th hottest row is read in proportion to `r^-s`.
     Zipf(f64),
@@ -58,7 +58,7 @@ impl Access {
         distinct.min(reads)
     }
 
-    /// A few words for the report.
+    /// Returns a short description for the report.
     pub fn describe(&self) -> String {
         match self {
             Access::Uniform => "even".into(),
@@ -88,7 +88,8 @@ fn zipf_sum(n: u64, exponent: f64) -> f64 {
     head + integral + ends + slope
 }
 
-/// A counted curve: corners (rows, share of reads) that rise in both, read by straight lines between them.
+/// A measured curve: points (rows, share of reads) that rise in both coordinates, with linear interpolation between
+/// them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
     corners: Vec<(f64, f64)>,
@@ -96,7 +97,8 @@ pub struct Curve {
 }
 
 impl Curve {
-    /// The curve of sampled ids in the order they came. Every second id ranks, the others are counted.
+    /// Returns the curve of sampled ids, given in the order of their occurrence. Every second id ranks, the others are
+    /// counted.
     ///
     /// # Errors
     /// Where there are fewer than [`SAMPLE_IDS_MIN`] ids.
@@ -127,7 +129,7 @@ impl Curve {
         Ok(Curve { corners, ids: ids.len() })
     }
 
-    /// Ids in the sample.
+    /// Returns the number of ids in the sample.
     pub fn ids(&self) -> usize {
         self.ids
     }
@@ -136,7 +138,7 @@ impl Curve {
         let (hottest, rows) = (hottest as f64, rows as f64);
         let after = self.corners.partition_point(|(at, _)| *at <= hottest);
         let (from_rows, from_share) = self.corners[after - 1];
-        // Past the ids that were seen, reads of unseen rows spread evenly over the rest of the table.
+        // Beyond the sampled ids, reads are assumed to be uniform over the remaining rows.
         let (to_rows, to_share) = self.corners.get(after).copied().unwrap_or((rows, 1.0));
         if to_rows <= from_rows {
             return from_share;

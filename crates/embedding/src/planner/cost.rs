@@ -90,7 +90,7 @@ pub(super) struct PieceStorage {
     pub cache: (f64, f64),
     /// Copies that share the reads; 1 if all hosts use one piece.
     pub replicas: usize,
-    /// False for a copy whose backing rows are already charged to another copy.
+    /// False for a copy whose complete rows in host memory are already charged to another copy.
     pub brings_rows: bool,
 }
 

@@ -68,7 +68,7 @@ pub(super) fn candidates(machine: &Machine, table: &TableWorkload) -> Result<Vec
     let pinned = match &table.constraints.device {
         None => None,
         Some(name) => Some(machine.devices.iter().position(|d| &d.name == name).ok_or_else(|| {
-            Error::invalid(format!("table `{}`: pinned to `{name}`, which the topology does not name", table.name))
+            Error::invalid(format!("table `{}`: pinned to `{name}`, which is not in the topology", table.name))
         })?),
     };
     let mut maker = OptionEnumerator { machine, table, pinned, found: Vec::new(), closest: None };
@@ -93,7 +93,7 @@ pub(super) fn candidates(machine: &Machine, table: &TableWorkload) -> Result<Vec
             ))
         }
         None => Error::invalid(format!(
-            "table `{}`: the topology offers none of tiers [{}] with sharding [{}]{}",
+            "table `{}`: the topology has none of the tiers [{}] with sharding [{}]{}",
             table.name,
             table.constraints.tiers.iter().map(|t| t.name()).collect::<Vec<_>>().join(", "),
             table.constraints.sharding.iter().map(|s| s.name()).collect::<Vec<_>>().join(", "),
@@ -154,7 +154,8 @@ impl OptionEnumerator<'_> {
         for cuts in self.cuts(tier, sharding, devices) {
             self.push(tier, sharding, cache, &cuts, 1);
         }
-        // A copy per host, sharded within the host. If hosts have one device each, that is a copy per device.
+        // A copy per host, sharded within the host. If hosts have one device each, a copy per host is a copy per
+        // device.
         let is_allowed = tier != Tier::Remote
             && sharding != Sharding::DataParallel
             && self.table.constraints.sharding.contains(&Sharding::DataParallel);

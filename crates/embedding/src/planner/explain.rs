@@ -86,7 +86,7 @@ pub(super) fn shortfall(
         left.push(format!("and {more} more devices"));
     }
     Error::invalid(format!(
-        "table `{}` ({}) finds no room beside {placed} of {} tables{needs}; left: {}",
+        "table `{}` ({}) does not fit in addition to {placed} of {} tables{needs}; left: {}",
         workload.tables[table].name,
         report::bytes(workload.tables[table].bytes()),
         workload.tables.len(),

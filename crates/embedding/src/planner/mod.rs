@@ -70,7 +70,7 @@ fn plan_within(topology: &Topology, workload: &Workload, bounds: Bounds) -> Resu
             found.iter().flat_map(|c| &c.units).flat_map(|u| u.sites.iter()).map(|s| s.charges.len()).sum::<usize>();
         if charges > bounds.charges {
             return Err(Error::unsupported(format!(
-                "{} tables on {} devices have more placements than can be weighed; allow fewer tiers or sharding types",
+                "{} tables on {} devices have too many placements to search; allow fewer tiers or sharding types",
                 workload.tables.len(),
                 machine.devices.len()
             )));

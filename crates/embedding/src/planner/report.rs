@@ -32,7 +32,7 @@ pub fn micros(micros: f64) -> String {
 /// Returns the complete report.
 pub fn text(plan: &PlacementPlan) -> String {
     let mut out = String::new();
-    let title = format!("Planner statistics: {} placements weighed", plan.candidates);
+    let title = format!("Planner statistics: {} placements compared", plan.candidates);
     heading(&mut out, &title);
     out.push_str(&grid(&device_rows(plan)));
     heading(&mut out, "Tables");

@@ -202,7 +202,7 @@ impl Topology {
     /// [`sterling_core::error::Kind::Unsupported`] if the system does not report its memory.
     pub fn detect() -> Result<Topology> {
         let total = installed_bytes()
-            .ok_or_else(|| Error::unsupported("this system does not state its memory; give a topology"))?;
+            .ok_or_else(|| Error::unsupported("this system does not report its memory; pass a topology"))?;
         let dram_gib = (total as f64 / GIB * 100.0).floor() / 100.0;
         let reserved_gib = (dram_gib * 10.0).ceil() / 100.0;
         // Typical values of a current server core; `--calibrate` replaces them.

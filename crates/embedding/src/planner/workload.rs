@@ -214,7 +214,7 @@ impl Workload {
         let tables: Vec<TableWorkload> = toml.tables.into_iter().map(checked).collect::<Result<_>>()?;
         let notes = match guessed {
             0 => Vec::new(),
-            n => vec![format!("{n} of {} tables state no skew: taken as zipf {SKEW_DEFAULT}", tables.len())],
+            n => vec![format!("{n} of {} tables state no skew: assumed as zipf {SKEW_DEFAULT}", tables.len())],
         };
         let workload = Workload { batch: toml.batch, requests_per_s: toml.requests_per_s, tables, notes };
         workload.validate()?;
@@ -293,7 +293,7 @@ impl Workload {
         }
         if let Some(first) = few.first() {
             self.notes.push(format!(
-                "{} of {} tables, such as `{first}`, have under {SAMPLE_IDS_MIN} sampled ids: pooling and skew as stated",
+                "{} of {} tables, such as `{first}`, have under {SAMPLE_IDS_MIN} sampled ids: pooling and skew stay as stated",
                 few.len(),
                 self.tables.len()
             ));

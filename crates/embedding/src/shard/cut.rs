@@ -57,7 +57,7 @@ impl Cut {
             return Err(Error::invalid(format!("expected columns of {}", whole.width)).within(place()));
         }
         let [Shard { source, .. }] = table.shards() else {
-            return Err(Error::unsupported("a table that is cut already").within(place()));
+            return Err(Error::unsupported("a table that is already sharded").within(place()));
         };
         let columns = match self.columns.len() == whole.width {
             true => None,

@@ -1,10 +1,11 @@
 //! Cache slots of rows, and their eviction.
 //!
-//! The policy is S3-FIFO (Yang et al., SOSP 2023). A new row enters a *small* queue of a tenth of the capacity. When a slot is
-//! needed, the oldest row of the small queue moves to the *main* queue if it was requested at least twice meanwhile. Otherwise it
-//! is evicted, and its fingerprint stays in a *ghost* table; a row whose fingerprint is found there enters the main queue
-//! directly. The main queue reinserts its oldest row once per request since, at most three times. So a row that is requested once
-//! never displaces a frequent one, and a hit writes only one byte: readers share the lock.
+//! The policy is S3-FIFO (Yang et al., SOSP 2023). A new row enters a *small* queue of a tenth of the capacity. When a
+//! slot is needed, the oldest row of the small queue moves to the *main* queue if it was requested at least twice
+//! meanwhile. Otherwise it is evicted, and its fingerprint stays in a *ghost* table; a row whose fingerprint is found
+//! there enters the main queue directly. The main queue reinserts its oldest row once per request since, at most three
+//! times. So a row that is requested once never displaces a frequent one, and a hit writes only one byte, for which
+//! readers share the lock.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};

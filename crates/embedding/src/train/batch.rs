@@ -91,7 +91,7 @@ impl Features {
             match (found.next(), found.next()) {
                 (Some(table), None) => Ok(Use { feature: feature.to_owned(), table, pooling }),
                 (None, _) => Err(Error::invalid(format!("table `{table}` is not among the tables"))),
-                _ => Err(Error::invalid(format!("table `{table}` comes twice"))),
+                _ => Err(Error::invalid(format!("table `{table}` occurs twice"))),
             }
         };
         if let Some(bag) = bags.iter().find(|b| b.pooling == Pooling::None) {

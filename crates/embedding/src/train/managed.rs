@@ -17,12 +17,12 @@ impl MasterTable {
         let place = |e: Error| e.within(format!("table `{}`", self.spec().name));
         if self.rule().is_none() && spec.is_some() {
             return Err(place(Error::invalid(
-                "frozen with managed ids, expected at most one of both: managed ids change the table",
+                "got `frozen` and managed ids, expected at most one of them: managed ids change the table",
             )));
         }
         if self.parts().is_some() {
             return Err(place(Error::unsupported(
-                "managed ids of a partitioned table, expected them before its partitions",
+                "managed ids are set for a table that is already partitioned, expected them before partitioning",
             )));
         }
         let (has, rows) = (self.spec().rows, spec.and_then(|spec| spec.rows).unwrap_or(self.spec().rows));
@@ -93,7 +93,8 @@ impl MasterTable {
         Ok(assigned)
     }
 
-    /// Removes ids and bars them from the table: their rows and optimizer state become zeros. Returns these rows, ascending.
+    /// Removes ids and bars them from the table: their rows and optimizer state become zeros. Returns the rows of the
+    /// removed ids, ascending.
     ///
     /// # Errors
     /// `Invalid` if ids are row numbers; errors of the source of remote rows.

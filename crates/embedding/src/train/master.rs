@@ -122,7 +122,7 @@ impl MasterTable {
     ) -> Result<Self> {
         let place = |e: Error| e.within(format!("table `{}`, {}", self.spec.name, sharding.name()));
         let Stretches::Whole(whole) = &self.stretches else {
-            return Err(place(Error::unsupported("a table that is cut already")));
+            return Err(place(Error::unsupported("a table that is already partitioned")));
         };
         let parts = Parts::new(&self.spec, self.layout, whole, cuts, elsewhere).map_err(place)?;
         Ok(MasterTable { stretches: Stretches::Cut(parts), ..self })

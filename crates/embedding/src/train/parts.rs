@@ -124,7 +124,7 @@ impl Parts {
                     let expected = (rows.len() as u64, part.used() * size_of::<f32>());
                     if (source.rows(), source.row_bytes()) != expected {
                         return Err(Error::invalid(format!(
-                            "shard on `{device}`: its source has {} stretches of {} bytes, expected {} of {}",
+                            "shard on `{device}`: its source has {} rows of {} bytes, expected {} of {}",
                             source.rows(),
                             source.row_bytes(),
                             expected.0,
@@ -276,7 +276,7 @@ impl Remote {
             return Err(Error::corrupt(format!("{} rows in {} bytes, expected {count}", states.len(), bytes.len())));
         }
         match states.iter().position(|state| *state != RowState::Hit) {
-            Some(at) => Err(Error::unavailable(format!("row {at} of {count} did not come: {:?}", states[at]))),
+            Some(at) => Err(Error::unavailable(format!("row {at} of {count} did not arrive: {:?}", states[at]))),
             None => Ok(bytes.as_chunks::<4>().0.iter().map(|number| f32::from_le_bytes(*number)).collect()),
         }
     }
@@ -299,7 +299,7 @@ fn check_cover(spec: &TableSpec, cuts: &[Cut]) -> Result<()> {
         let is_inside = cut.rows.start < cut.rows.end && cut.rows.end <= spec.rows;
         if !is_inside || cut.columns.is_empty() || cut.columns.end > spec.width {
             let what = format!(
-                "rows {:?}, columns {:?}, expected a part of {} rows of {}",
+                "rows {:?}, columns {:?}, expected a range within {} rows of {}",
                 cut.rows, cut.columns, spec.rows, spec.width
             );
             return Err(Error::invalid(what));

@@ -125,7 +125,9 @@ impl Travelling {
             };
             *answers = Answers::Came(threads.into_iter().filter_map(join).collect::<Result<_>>()?);
         }
-        let Answers::Came(came) = &*answers else { return Err(Error::unavailable("rows of this batch did not come")) };
+        let Answers::Came(came) = &*answers else {
+            return Err(Error::unavailable("rows of this batch did not arrive"));
+        };
         let mut stretches = assemble(came);
         recent.overwrite(*self.ticket, rows, &mut stretches, stride);
         Ok(stretches)

@@ -157,7 +157,7 @@ impl LearningTables {
         let in_parts = self.preparer.features.in_parts[number].as_ref();
         let parts = table.parts().zip(in_parts).zip(batch.travelling[number].as_ref());
         let ((parts, in_parts), travelling) =
-            parts.ok_or_else(|| Error::internal("a table in parts without its batch"))?;
+            parts.ok_or_else(|| Error::internal("a partitioned table without its batch"))?;
         let rows = batch.rows(number);
         let stretches =
             travelling.stretches(&in_parts.recent, rows, table.stride(), |requested| parts.assemble(rows, requested));
@@ -286,11 +286,11 @@ impl LearningTables {
 
     fn check_batch(&self, batch: &PreparedBatch) -> Result<()> {
         if !Arc::ptr_eq(&batch.features, &self.preparer.features) {
-            return Err(Error::invalid("a batch that was prepared by other tables, expected one of these"));
+            return Err(Error::invalid("got a batch that other tables prepared, expected a batch of these tables"));
         }
         let Some(table) = batch.outdated() else { return Ok(()) };
         let name = &batch.features.tables[table].name;
-        Err(Error::invalid(format!("table `{name}`: rows changed hands, expected the batch prepared again")))
+        Err(Error::invalid(format!("table `{name}`: rows got other ids, expected the batch to be prepared again")))
     }
 
     fn check_gradients(&self, batch: &PreparedBatch, pooled: &KeyedTensor, sequences: &[Vec<f32>]) -> Result<()> {

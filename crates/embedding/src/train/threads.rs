@@ -18,7 +18,7 @@ impl Threads {
             return Err(Error::invalid("field `threads`: got 0, expected at least 1"));
         }
         let pool = (count > 1).then(|| priority::pool(&tasks::LEARN, count)).transpose();
-        Ok(Threads { pool: pool.map_err(|e| Error::overloaded(format!("{count} threads cannot be had: {e}")))? })
+        Ok(Threads { pool: pool.map_err(|e| Error::overloaded(format!("cannot start {count} threads: {e}")))? })
     }
 
     pub(super) fn count(&self) -> usize {

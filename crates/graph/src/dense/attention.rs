@@ -87,7 +87,7 @@ impl Group {
         }
         let scores = scores?;
         let Op::MatMul(left, right) = graph.values[scores].op else { return None };
-        // Values on a way from the first product to the last.
+        // Values on a path from the first product to the last one.
         all.sort_unstable();
         let (mut chain, mut outside) = (vec![scores], Vec::new());
         for &id in all.iter().filter(|&&id| id > scores) {
@@ -128,7 +128,7 @@ pub(super) struct Tiles {
     pub(super) count: usize,
 }
 
-/// How an operand lies.
+/// Layout of an operand.
 #[derive(Clone, Debug)]
 pub(super) enum Layout {
     Tile { tile: usize, inner: usize },
@@ -198,7 +198,8 @@ impl Tiles {
     }
 }
 
-/// Returns how an operand of a value of `shape` lies for blocks of queries; `tile` is its tile if the chain computes it.
+/// Returns the layout of an operand of a value of `shape` for blocks of queries; `tile` is its tile if the chain
+/// computes it.
 fn layout(
     graph: &Graph,
     id: Id,

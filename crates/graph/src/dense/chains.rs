@@ -16,7 +16,7 @@ pub(super) struct ChainOf {
     pub(super) reads: Vec<Id>,
     /// Values that it computes, in this order.
     pub(super) links: Vec<Id>,
-    /// Values of the chain that others read, in the order of those reads.
+    /// Values of the chain that other steps read, in the order of these reads.
     pub(super) kept: Vec<Id>,
 }
 

@@ -77,7 +77,7 @@ struct Rewriter<'a> {
     /// For each old value, its value in the new graph, if it exists.
     made: Vec<Option<Id>>,
     affine: Vec<Option<Affine>>,
-    /// Old values that are truncated. Their quotients stay quotients: in f32, `41 * (1 / 41)` is below 1.
+    /// Old values that are truncated. Quotients of integers stay quotients: in f32, `41 * (1 / 41)` is below 1.
     is_truncated: Vec<bool>,
     /// Bases that are inputs, by their number.
     inputs: HashMap<Id, usize>,

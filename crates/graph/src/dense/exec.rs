@@ -1,5 +1,5 @@
-//! Runs the steps of a plan: the user's once, those of the rows block after block, so that what a step makes is still near
-//! when the next one reads it.
+//! Runs the steps of a plan: user steps once, row steps block after block, so that the result of a step is still in the
+//! cache when the next step reads it.
 
 use super::steps::{BufferRange, Factor, Memory, Operand, Plan, Step, Work};
 use sterling_kernels::cpu::Kernels;
@@ -8,7 +8,7 @@ use sterling_kernels::cpu::dense::{
     PARTS_MAX, Part, Product, STEP, Weights,
 };
 
-/// Memory that programs work in, kept by the caller from run to run: once warm, none is allocated.
+/// Scratch memory of compiled graphs, which the caller keeps between runs, so that only the first runs allocate.
 #[derive(Debug, Default)]
 pub struct Scratch {
     user: Vec<Lines>,
@@ -33,7 +33,7 @@ fn grow(lines: &mut Lines, count: usize) {
     }
 }
 
-/// Runs the user's part. `inputs` are the user's, in their order.
+/// Runs the user steps. `inputs` are the user inputs, in their order.
 pub(super) fn start(plan: &Plan, kernels: Kernels, inputs: &[&[f32]], scratch: &mut Scratch) {
     fit(&mut scratch.user, plan.user_counts.iter().copied());
     fit(&mut scratch.rows, plan.strides.iter().map(|stride| stride * plan.block_rows));
@@ -56,7 +56,7 @@ pub(super) fn given<'a>(plan: &Plan, scratch: &'a mut Scratch) -> (&'a mut [f32]
     (scratch.given.numbers_mut(), plan.given_stride)
 }
 
-/// Runs the part of the rows over a filled block.
+/// Runs the row steps over a filled block.
 pub(super) fn block(plan: &Plan, kernels: Kernels, rows: usize, scratch: &mut Scratch) {
     let mut registers = std::mem::take(&mut scratch.registers);
     for step in &plan.rows {
@@ -68,7 +68,7 @@ pub(super) fn block(plan: &Plan, kernels: Kernels, rows: usize, scratch: &mut Sc
     scratch.registers = registers;
 }
 
-/// Output number `n` of the block that ran last, with the stride of its rows.
+/// Returns output number `n` of the last block, with the stride of its rows.
 pub(super) fn output<'a>(plan: &Plan, n: usize, scratch: &'a Scratch) -> (&'a [f32], usize) {
     let BufferRange { memory, offset } = plan.outputs[n];
     match memory {
@@ -77,8 +77,9 @@ pub(super) fn output<'a>(plan: &Plan, n: usize, scratch: &'a Scratch) -> (&'a [f
     }
 }
 
-/// The step from number to number of an operand where all rows of a block are one run: of rows that lie as those of the result do, the
-/// room between them included, and, beside single numbers, of one that all rows share.
+/// Returns the distance between the numbers of an operand if all rows of a block can be processed as one run: 1 if its
+/// rows have the layout of the result, including the padding between rows; 0 if all rows share one number and the
+/// result has one number per row.
 fn in_one_run(operand: &loops::Operand<'_>, count: usize, stride: usize) -> Option<usize> {
     match operand.row {
         0 if count == 1 && stride == 1 => Some(0),
@@ -87,7 +88,7 @@ fn in_one_run(operand: &loops::Operand<'_>, count: usize, stride: usize) -> Opti
     }
 }
 
-/// All rows of a result as one.
+/// Returns all rows of a result as one row.
 fn whole_block(target: MapTarget<'_>) -> MapTarget<'_> {
     MapTarget { inner: (target.rows - 1) * target.stride + target.inner, rows: 1, ..target }
 }
@@ -100,7 +101,7 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// The numbers from a place on, and from a row to the next.
+    /// Returns the numbers from an offset on, and the distance between rows.
     pub(super) fn at(&self, place: BufferRange) -> (&'a [f32], usize) {
         let (lines, stride) = match place.memory {
             Memory::Constant(n) => (&self.plan.constants[n], 0),
@@ -227,8 +228,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// `runs` products of each row: all at once where they lie in one run, else those of a row or of a run together, whichever are
-    /// more.
+    /// Computes `runs` products of each row: all at once if they are contiguous, otherwise those of a row or those of a
+    /// run together, whichever are more.
     fn product(&self, factors: &[Factor], shape: &Product<'_>, runs: usize, out: &mut [f32], stride: usize) {
         let rows = shape.rows;
         let lies_flat = |factor: &Factor| self.at(factor.rows).1 == runs * factor.depth;
@@ -249,7 +250,7 @@ impl<'a> Run<'a> {
                 *part = Part { rows: &numbers[first..], stride: step, depth, weights };
             }
             let (first, step) = if by_row { (n * stride, shape.columns) } else { (n * shape.columns, stride) };
-            // One row alone may be written in whole panels.
+            // A single row may be written in complete panels.
             let step = if together == 1 { stride } else { step };
             let product = Product { rows: together, parts: &parts[..factors.len()], ..*shape };
             self.kernels.product(&product, &mut out[first..], step);
@@ -274,7 +275,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The same where `[1, k]` of each row is multiplied with matrices that all rows share.
+    /// Same, if `[1, k]` of each row is multiplied by matrices that all rows share.
     fn rows_by_matrices(
         &self,
         a: BufferRange,

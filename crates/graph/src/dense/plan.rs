@@ -85,7 +85,7 @@ pub(super) fn plan(graph: &Graph, precision: Precision, fuses: bool) -> Result<P
     planner.rectify(&needed, &readers);
     planner.find_homes();
     let outputs = planner.outputs();
-    // An output needs a place of its own.
+    // An output needs its own buffer.
     let is_foldable = |id: Id| needed[id] && planner.alias[id].is_none() && !outputs.contains(&id);
     planner.equal = EqualGroups::of(graph, is_foldable, &readers, |id| planner.root(id));
     if fuses {
@@ -204,7 +204,7 @@ impl Planner<'_> {
         self.operands(id).into_iter().map(|read| self.root(read)).collect()
     }
 
-    /// Finds values that are slices of others. Outputs are computed, because devices want them in places of their own.
+    /// Finds values that are slices of others. Outputs are computed, because devices need each in its own buffer.
     fn find_homes(&mut self) {
         let outputs = self.outputs();
         for (id, value) in self.graph.values.iter().enumerate() {
@@ -255,14 +255,15 @@ impl Planner<'_> {
         }
     }
 
-    /// Returns the place of a value. Constants get a place when they are first read as they are; matrices are packed instead.
+    /// Returns the place of a value. Constants get a place when a step first reads them unpacked; matrices are packed
+    /// instead.
     pub(super) fn place(&mut self, id: Id) -> Result<BufferRange> {
         let id = self.root(id);
         if let (None, Some(numbers)) = (self.places[id], self.graph.constant(id)) {
             let memory = Memory::Constant(self.constant(Lines::of(numbers)));
             self.places[id] = Some(BufferRange { memory, offset: 0 });
         }
-        self.places[id].ok_or_else(|| Error::internal("a value that is read before it is made"))
+        self.places[id].ok_or_else(|| Error::internal("a value that is read before it is computed"))
     }
 
     pub(super) fn constant(&mut self, lines: Lines) -> usize {
@@ -409,7 +410,7 @@ impl Planner<'_> {
             Op::MatMul(a, b) => self.matmul(id, *a, *b)?,
             Op::Recurrent(layer) => self.recurrent(layer)?,
             Op::Inputs(_) | Op::Constant(_) | Op::Reshape(_) => {
-                return Err(Error::internal("a value without work"));
+                return Err(Error::internal("a value without an operation"));
             }
         })
     }
@@ -435,7 +436,7 @@ impl Planner<'_> {
     }
 
     fn chain(&mut self, chain: &ChainOf) -> Result<()> {
-        let missing = || Error::internal("a single number that is read before it is made");
+        let missing = || Error::internal("a single number that is read before it is computed");
         let registers = [&chain.reads[..], &chain.links].concat();
         let register = |id: Id| registers.iter().position(|&other| other == self.root(id)).ok_or_else(missing);
         let link = |&id: &Id| match self.graph.values[id].op {

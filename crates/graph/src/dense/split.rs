@@ -24,14 +24,14 @@ use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 #[serde(transparent)]
 pub struct ItemCut(Vec<Id>);
 
-/// Cost of reading stored values of an item at a random location, and of each of its numbers, in multiply-adds.
+/// Cost of one random access to the stored values of an item, and cost per stored number, in multiply-adds.
 pub(super) const ROW_WORK: usize = 1000;
 pub(super) const NUMBER_WORK: usize = 10;
 /// Number of candidates that share the user's part of a program.
 const CANDIDATES: usize = 1000;
-/// A cut must make a candidate cheaper by at least one part in this many, because it takes memory.
+/// A cut must reduce the cost of a candidate by at least 1 / this, because it takes memory.
 const GAIN: usize = 10;
-/// Maximum numbers stored per item: layers over each of many rows would take many times the item's memory.
+/// Maximum numbers stored per item, because layers over each of many rows would take many times the item's memory.
 const WIDTH_MAX: usize = 1024;
 /// Maximum number of item values read by the other half up to which cuts are searched individually.
 const EDGES_MAX: usize = 12;

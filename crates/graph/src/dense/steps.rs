@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use sterling_kernels::cpu::dense::{Binary, Cell, ChainLink, Fold, Form, Lines, PairRows, Unary};
 
-/// Precision of the factors of row products. Their sums, and all else, are in f32.
+/// Precision of the factors of row products. Sums, and all other values, are in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {

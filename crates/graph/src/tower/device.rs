@@ -60,7 +60,8 @@ impl DeviceTower {
     /// `Unsupported` if its graph is not a compiled program, or this host's memory does not hold a complete table; `Overloaded`
     /// if the device has not enough memory.
     pub fn copy(device: &Device, tower: &Tower, kept: &[usize], tables: &mut DeviceTables) -> Result<Self> {
-        let program = tower.program().ok_or_else(|| Error::unsupported("the tower's graph is no program of ours"))?;
+        let program =
+            tower.program().ok_or_else(|| Error::unsupported("the tower's graph is not a compiled program"))?;
         DeviceProgram::check(program)?;
         let mut sources = Vec::new();
         let mut column = 0;
@@ -152,7 +153,7 @@ impl Source {
     fn new(tower: &Tower, tensor: usize, column: Option<usize>, is_kept: bool) -> Result<Self> {
         let name = &tower.tensors()[tensor].feature;
         let feature = tower.features().iter().position(|spec| spec.name == *name);
-        let feature = feature.ok_or_else(|| Error::internal(format!("a tensor of no feature `{name}`")))?;
+        let feature = feature.ok_or_else(|| Error::internal(format!("tensor `{name}` belongs to no feature")))?;
         Ok(Source { tensor, feature, table: None, column, is_kept })
     }
 

@@ -398,7 +398,7 @@ impl Tower {
         for (made, output) in made.iter().zip(&self.outputs) {
             if made.shape() != output.of_rows(rows.len()) {
                 return Err(Error::internal(format!(
-                    "{}: `{}` came out as {:?}, expected {:?}",
+                    "{}: `{}` has shape {:?}, expected {:?}",
                     self.graph.name(),
                     output.name,
                     made.shape(),

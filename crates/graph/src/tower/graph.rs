@@ -108,9 +108,11 @@ impl Graph {
             Err(e) => {
                 if let Some(node) = &self.misread {
                     let name = &self.name;
-                    return Err(Error::invalid(format!("{name}: {node} in `rten`, which runs the graph, for {e}")));
+                    return Err(Error::invalid(format!(
+                        "{name}: {node} in `rten`, which runs this graph because it cannot be compiled: {e}"
+                    )));
                 }
-                tracing::info!(graph = self.name, reason = %e, "the graph runs in rten");
+                tracing::info!(graph = self.name, reason = %e, "graph not compiled; it runs in rten");
                 self.runtime()?;
                 Runs::Runtime(e.to_string())
             }
@@ -213,7 +215,7 @@ impl Graph {
     /// As [`Graph::run_all`].
     pub fn run(&self, inputs: &[Input<'_>], output: &str, threads: &Threads) -> Result<Tensor> {
         let mut made = self.run_all(inputs, &[output], threads)?;
-        made.pop().ok_or_else(|| Error::internal(format!("{}: the graph made no `{output}`", self.name)))
+        made.pop().ok_or_else(|| Error::internal(format!("{}: the graph returned no `{output}`", self.name)))
     }
 
     /// Runs the graph on `threads` and returns the named outputs, whose shapes are checked against the declared ones.
@@ -243,7 +245,7 @@ impl Graph {
                 value.into_tensor().ok_or_else(|| failed(&format!("output `{name}` is not f32")))?;
             let shape = tensor.shape().to_vec();
             if let Some(expected) = port.shape.as_ref().filter(|s| !fits(s, &shape)) {
-                return Err(failed(&format!("output `{name}` came out as {shape:?}, expected {}", shown(expected))));
+                return Err(failed(&format!("output `{name}` has shape {shape:?}, expected {}", shown(expected))));
             }
             Tensor::new(shape, tensor.into_data())
         };

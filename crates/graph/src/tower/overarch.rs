@@ -1,8 +1,8 @@
 //! The reranker: an ONNX graph that sees the user and every candidate.
 //!
-//! It finds its inputs by name. Some names are tensors of the user, `[Q, ...]`, or rows of candidates, `[Q, K0, ...]`, as
-//! listed by the caller ([`Readable`]). All others are numbers of candidates, `[Q, K0]`: the retrieval score
-//! ([`OverArch::SIMILARITY`]) and numeric item columns.
+//! The reranker finds its inputs by name. Some names are tensors of the user, `[Q, ...]`, or rows of candidates, `[Q,
+//! K0, ...]`, as listed by the caller ([`Readable`]). All others are numbers of candidates, `[Q, K0]`: the retrieval
+//! score ([`OverArch::SIMILARITY`]) and numeric item columns.
 //!
 //! Its output `logits` `[Q, K0, T]` becomes task scores through a sigmoid. A compiled graph ([`crate::dense`])
 //! runs over blocks of candidates, whose rows it reads in place; any other graph runs in `rten` over copies of at
@@ -98,7 +98,7 @@ impl OverArch {
         }
     }
 
-    /// Returns the item-side part, if there is one. Its results are the first of [`OverArch::rows`].
+    /// Returns the item-side part, if there is one. Its results come first in the rows that [`OverArch::rows`] lists.
     pub fn part(&self) -> Option<&ItemPart> {
         self.part.as_ref()
     }
@@ -306,7 +306,7 @@ impl OverArch {
         match logits.shape() == [1, range.len(), self.tasks] {
             true => Ok(logits),
             false => Err(Error::internal(format!(
-                "{}: `{LOGITS}` came out as {:?}, expected [1, {}, {}]",
+                "{}: `{LOGITS}` has shape {:?}, expected [1, {}, {}]",
                 self.graph.name(),
                 logits.shape(),
                 range.len(),

@@ -57,7 +57,7 @@ impl ItemPart {
     /// `Internal` if they do not.
     pub fn run(&self, items: &Candidates<'_>, scratch: &mut Scratch, out: &mut [f32]) -> Result<()> {
         if items.numbers.len() != self.reads.numbers.len() || out.len() != items.count * self.width {
-            return Err(Error::internal("items without what their part is made of"));
+            return Err(Error::internal("items without the inputs of their item-side part"));
         }
         let row_width = self.reads.row_width();
         let mut fill = |given: InputRows<'_>| items.write(row_width, given);

@@ -22,9 +22,7 @@ pub fn likeness(columns: &[ItemColumn], first: &[String], items: usize) -> Resul
         }
     }
     if let Some(name) = first.iter().find(|name| ranked.iter().all(|(n, _)| n != name)) {
-        return Err(Error::invalid(format!(
-            "filter.together: `{name}` is no column of categories that filters may ask about"
-        )));
+        return Err(Error::invalid(format!("filter.together: `{name}` is not a filterable category column")));
     }
     match first.is_empty() {
         true => ranked.sort_by_key(|(_, ranks)| ranks.distinct),

@@ -60,7 +60,7 @@ impl<T> Sparse<T> {
 }
 
 impl<T: Clone> Sparse<T> {
-    /// Sets the value of a slot. Returns the previous one.
+    /// Sets the value of a slot. Returns the previous value.
     pub(super) fn insert(&mut self, slot: Slot, value: T) -> Option<T> {
         let (word, bit) = (slot.index() / SLOTS, slot.index() % SLOTS);
         if self.nodes.len() <= word / PAGES {

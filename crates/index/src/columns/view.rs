@@ -343,7 +343,7 @@ impl Column {
     /// Checks that the column supports tests for values ([`Column::term`]).
     ///
     /// # Errors
-    /// `Invalid` if it does not.
+    /// `Invalid` if the column does not support such tests.
     pub fn check_has_terms(&self) -> Result<()> {
         self.check_filterable()?;
         match &self.values {
@@ -403,7 +403,7 @@ impl Column {
         match &self.values {
             Values::Floats(_) => Ok(Comparison::Float(operator, number)),
             Values::Texts { .. } => Err(Error::invalid(format!(
-                "column `{0}` holds texts: ask `{0}:value`, it cannot be compared",
+                "column `{0}` holds texts, which cannot be compared: use `{0}:value`",
                 self.name()
             ))),
             Values::Integers(values) => {

@@ -100,7 +100,7 @@ pub(super) struct Program {
     exact: bool,
 }
 
-/// Relative cost of a part of a conjunction; cheap ones run first.
+/// Returns the relative cost of a part of a conjunction; cheap ones run first.
 fn rank(node: &Node, index: &Index) -> u8 {
     match node {
         Node::All | Node::Nothing => 0,

@@ -70,8 +70,13 @@ impl ResidualQuantiles {
         let fit = self.halvings.len() <= 64 && self.halvings.iter().all(|m| m.is_finite()) && self.halvings.is_sorted();
         match SLOPES.contains(&self.slope) {
             true if fit => Ok(()),
-            true => Err("margins: expected at most 64 numbers, rising".into()),
-            false => Err(format!("margins: slope {}, expected {} to {}", self.slope, SLOPES.start(), SLOPES.end())),
+            true => Err("score-residual quantiles: expected at most 64 ascending numbers".into()),
+            false => Err(format!(
+                "score-residual quantiles: slope {}, expected {} to {}",
+                self.slope,
+                SLOPES.start(),
+                SLOPES.end()
+            )),
         }
     }
 

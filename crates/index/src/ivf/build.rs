@@ -77,7 +77,7 @@ pub fn from_lists(survey: &RowSurvey, lists: Lists, rescore: Rescore) -> Result<
     let of_rows = &lists.of_rows;
     if of_rows.is_empty() || of_rows.len() != survey.rows || of_rows.iter().any(|&list| list as usize >= count) {
         return Err(Error::invalid(format!(
-            "index: {} places in {count} lists, expected one for each of {} rows",
+            "index: {} list numbers for {count} lists, expected one for each of {} rows",
             of_rows.len(),
             survey.rows
         )));

@@ -467,7 +467,8 @@ impl SegmentItems {
         self.probed < self.lists.lists()
     }
 
-    /// Calls `scan` for the lists that are not probed, for every query. Returns their items per query.
+    /// Calls `scan` for the lists that are not probed, for every query. Returns the number of scanned delta items per
+    /// query.
     fn scan_own(
         &self,
         device: &Device,
@@ -486,18 +487,18 @@ impl SegmentItems {
 /// Eligible items of an index and its delta, per query.
 #[derive(Debug)]
 pub struct EligibleParts<'a> {
-    /// Of the index itself.
+    /// For the items of the index itself.
     pub main: Eligible<'a>,
-    /// Of each delta segment.
+    /// For the items of each delta segment.
     pub beside: Vec<(&'a SegmentItems, Eligible<'a>)>,
 }
 
 /// Live items of an index and its delta, the same for every query; `None` if all are live.
 #[derive(Debug)]
 pub struct LiveParts<'a> {
-    /// Of the index itself.
+    /// For the items of the index itself.
     pub main: Option<LiveItems<'a>>,
-    /// Of each delta segment.
+    /// For the items of each delta segment.
     pub beside: Vec<(&'a SegmentItems, Option<LiveItems<'a>>)>,
 }
 

@@ -1,4 +1,5 @@
-//! Filtered search: of every list, of the best lists while that pays, or until a calibrated recall is reached.
+//! Filtered search: scans all lists, or the best lists while that pays off, or lists until a calibrated recall is
+//! reached.
 //!
 //! A block is read entirely even for one passing item. If few items pass and wide rows are available, the rows are read instead.
 //! When a tenth of the items passes, four fifths of the blocks are touched: 1 KB per passing item, but a row in half precision

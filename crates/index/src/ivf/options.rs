@@ -128,7 +128,7 @@ impl Options {
         let codes = self.first_pass.shape_of(dimension)?;
         match (self.rescore, codes) {
             (Rescore::None, Some(codes)) => Err(Error::invalid(format!(
-                "index.first_pass.codes: {} with index.rescore = \"none\", expected rows that score what the codes find",
+                "index.first_pass.codes: {} with index.rescore = \"none\", expected rows to rescore the candidates that the codes find",
                 codes.kind.name()
             ))),
             _ => Ok(codes),

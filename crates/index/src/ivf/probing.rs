@@ -87,7 +87,7 @@ impl Probing<'_> {
         let looked_at = match ending {
             // Lists without passing items do not count.
             Some(_) => probes as f64 / holding.max(f64::MIN_POSITIVE),
-            // The search ends after a step that yields little.
+            // Without a termination criterion, the search ends after a step that yields little.
             None => {
                 let first = probing.first(probes, most);
                 (first + chunk(first)) as f64

@@ -34,7 +34,7 @@ const LOPSIDED: usize = 8;
 /// As [`RowSurvey::of`] and [`from_lists`].
 pub fn rebalance(rows: Matrix<'_>, of_rows: &[u32], strays: &[u32], nearest: bool, rescore: Rescore) -> Result<Built> {
     if of_rows.len() != rows.rows() || of_rows.is_empty() {
-        return Err(Error::internal(format!("index: {} places of {} rows", of_rows.len(), rows.rows())));
+        return Err(Error::internal(format!("index: {} list numbers for {} rows", of_rows.len(), rows.rows())));
     }
     let kernels = Kernels::detect()?;
     let survey = RowSurvey::of(&rows.into())?;

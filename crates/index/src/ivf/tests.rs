@@ -383,8 +383,8 @@ fn lists_that_do_not_match_their_rows_are_rejected() {
         (vec![0.0; 7], vec![0; 5], "7 numbers do not make rows of 4"),
         (vec![f32::NAN; 4], vec![0; 5], "of finite numbers"),
         (vec![1e30; 4], vec![0; 5], "of finite numbers"),
-        (vec![0.0; 8], vec![0; 4], "4 places in 2 lists, expected one for each of 5 rows"),
-        (vec![0.0; 8], vec![0, 1, 2, 0, 0], "5 places in 2 lists"),
+        (vec![0.0; 8], vec![0; 4], "4 list numbers for 2 lists, expected one for each of 5 rows"),
+        (vec![0.0; 8], vec![0, 1, 2, 0, 0], "5 list numbers for 2 lists"),
     ] {
         let error = from_lists(rows, Lists { centroids, of_rows, nearest: true }, Rescore::None).unwrap_err();
         assert!(error.kind() == Kind::Invalid && error.to_string().contains(expected), "{error}");

@@ -131,7 +131,7 @@ impl Index {
         };
         let first_pass = ItemCodes::open(tensors, slots, dimension)?;
         if first_pass.is_some() && matches!(rows, WideRows::None) {
-            return Err(corrupt("first_pass_codes", "no `rows` score what they find".into()));
+            return Err(corrupt("first_pass_codes", "no `rows` to rescore what they find".into()));
         }
         let rows_of = centroids.chunks_exact(dimension).map(Some);
         let (centroid_codes, centroid_scales) = super::kmeans::blocked(rows_of, dimension, lists);

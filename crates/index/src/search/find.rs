@@ -48,13 +48,13 @@ impl Round {
 
 /// Segments whose lists a query scans: those not answered by posting lists.
 pub(super) struct ProbedSegments<'a> {
-    /// The segments, as members of the union to search. The other fields are parallel to it.
+    /// The segments, as members of the union to search. The other fields have one entry per member.
     members: Vec<Member<'a>>,
     /// Data of each segment.
     pub(super) parts: Vec<&'a CataloguePart<'a>>,
-    /// Number of each among all segments of the catalogue.
+    /// Index of each member among all segments of the catalogue.
     numbers: Vec<usize>,
-    /// Filter plan of each.
+    /// Filter plan of each member.
     pub(super) plans: Vec<&'a Plan>,
 }
 

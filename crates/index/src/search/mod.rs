@@ -4,8 +4,8 @@
 //! 2. Queries without a filter probe their best lists, together and list by list if there are enough of them to share lists.
 //! 3. Queries with a filter compute its bitmaps on the probed lists, and probe more lists while too few items pass. Queries with
 //!    the same plan run one after the other and share its bitmaps.
-//! 4. Candidates are verified: excluded items and false positives of Bloom planes are removed. If too many are, more items are
-//!    examined.
+//! 4. Candidates are verified: excluded items and false positives of Bloom planes are removed. If verification removes
+//!    too many items, more items are examined.
 //! 5. Candidates selected by int8 scores are rescored by their wide rows. Somewhat more than K0 are selected for that, so that
 //!    rounding near the cutoff has no effect.
 //!

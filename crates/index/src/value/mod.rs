@@ -130,7 +130,7 @@ impl Program {
                 let known: Vec<&str> = self.constants.keys().map(String::as_str).collect();
                 let known = if known.is_empty() { "none".into() } else { known.join(", ") };
                 return Err(Error::invalid(format!(
-                    "constants: `{name}` is no constant of the value model, expected one of: {known}"
+                    "constants: `{name}` is not a constant of the value model, expected one of: {known}"
                 )));
             }
             if !value.is_finite() {

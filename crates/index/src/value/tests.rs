@@ -65,7 +65,7 @@ fn constants_fold_unless_a_request_may_change_them() {
     let overridden = program.constants(&BTreeMap::from([("w".to_string(), 4.0)])).unwrap();
     program.evaluate(&[], &overridden, &mut Scratch::default(), &mut out);
     assert_eq!(out, [8.0]);
-    for (name, number, expected) in [("v", 1.0, "`v` is no constant"), ("w", f32::NAN, "`w` is NaN")] {
+    for (name, number, expected) in [("v", 1.0, "`v` is not a constant"), ("w", f32::NAN, "`w` is NaN")] {
         let error = program.constants(&BTreeMap::from([(name.to_string(), number)])).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }

@@ -50,7 +50,7 @@ impl Source {
         for server in servers {
             let Some(credentials) = of_address(server)? else { continue };
             if found.as_ref().is_some_and(|found| *found != credentials) {
-                return Err(Error::invalid("updates: addresses of one cluster with different credentials"));
+                return Err(Error::invalid("updates: the addresses of one cluster have different credentials"));
             }
             found = Some(credentials);
         }
@@ -101,7 +101,7 @@ impl Credentials {
 
 fn pair(seed: &str) -> Result<KeyPair> {
     // Error messages never contain the seed.
-    KeyPair::from_seed(seed).map_err(|_| Error::invalid("streams.credentials: the seed is not one of an nkey"))
+    KeyPair::from_seed(seed).map_err(|_| Error::invalid("streams.credentials: the seed is not an nkey seed"))
 }
 
 fn signed(pair: &KeyPair, nonce: &[u8]) -> Result<Vec<u8>> {
@@ -136,7 +136,7 @@ fn of_text(text: &str) -> std::result::Result<Credentials, String> {
         return if is_seed(&seed) {
             Ok(Credentials::Jwt { jwt, seed })
         } else {
-            Err("its seed is not one of an nkey".into())
+            Err("its seed is not an nkey seed".into())
         };
     }
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();

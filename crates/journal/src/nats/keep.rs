@@ -27,7 +27,7 @@ const FIRST_WAIT: Duration = Duration::from_millis(1);
 const LAST_WAIT: Duration = Duration::from_millis(64);
 /// Notifications that are buffered before the stream is read.
 pub(super) const RINGS_MAX: usize = 1024;
-/// Longest time for which other servers are let first.
+/// Maximum time for which this server yields to other servers.
 const WAY: Duration = Duration::from_secs(2);
 /// Longest time of continuous reading; otherwise reading would not end while others write as fast.
 const READ: Duration = Duration::from_secs(1);
@@ -61,7 +61,7 @@ pub(super) struct StreamWriter {
     looked: Instant,
     /// True if the last poll showed messages that could not be read.
     is_missing: bool,
-    /// Time for which the server that is let first has tried, and the end of that precedence.
+    /// Time for which the server with precedence has tried to append, and the end of its precedence.
     gives_way: Option<(Duration, Instant)>,
 }
 
@@ -94,9 +94,9 @@ enum Outcome {
     Stored,
     /// Another server's commit was first.
     Overtaken,
-    /// It is not in the stream and will not be.
+    /// The message is not in the stream and never will be.
     Refused(Error),
-    /// It is unknown whether it is in the stream.
+    /// It is unknown whether the message is in the stream.
     Unknown(Error),
 }
 
@@ -189,8 +189,8 @@ impl StreamWriter {
         self.attempted = (read.is_ok() && may_come && wait <= LAST_WAIT).then_some((attempt, wait));
     }
 
-    /// Lets servers first that have tried for longer without success. If there always is one, this server tries after a while
-    /// regardless, because others decide by its lost races.
+    /// Yields to servers that have tried for longer without success. If there always is one, this server tries after a
+    /// while regardless, because others decide by its lost races.
     async fn yield_to_older_writers(&mut self) {
         let last = Instant::now() + WAY;
         loop {
@@ -390,7 +390,7 @@ impl StreamWriter {
             self.broken(why.clone());
             return Err(Error::corrupt(why));
         }
-        // The server that was let first has written its commit.
+        // The server with precedence has written its commit.
         self.gives_way.take_if(|(tried, _)| tried_for(commit.tries, commit.needs) >= *tried);
         self.trying.take_if(|trying| *trying == commit.number);
         self.shared.change(|state| {
@@ -409,7 +409,7 @@ impl StreamWriter {
         };
         // At most one line per second.
         if !is_told {
-            tracing::warn!(stream, message, what, "skipped a message that no journal wrote to the stream");
+            tracing::warn!(stream, message, what, "skipped a message in the stream that is not of a journal");
         }
         metrics::counter!("sterling_stream_skipped_total", "stream" => stream).increment(1);
         self.shared.change(|state| state.skip(what));
@@ -599,7 +599,7 @@ impl StreamWriter {
                     e
                 }
             };
-            // It is the message after the last one seen, or it is not in the stream.
+            // A message of this server is the one after the last seen message, or it is not in the stream.
             let read = self.read_on().await;
             if self.trying.is_none() {
                 return Outcome::Stored;
@@ -640,7 +640,7 @@ impl StreamWriter {
         let e = match self.remote.publish(commit, after).await {
             Ok(sequence) if sequence == after + 1 => return Ok(()),
             Ok(sequence) => {
-                let what = format!("message {sequence} for the one after {after}");
+                let what = format!("got message {sequence}, expected the one after {after}");
                 return Err(Failed::Unknown(Error::unavailable(what)));
             }
             Err(e) => e,
@@ -648,7 +648,7 @@ impl StreamWriter {
         let too_long = ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM;
         Err(match (e.kind(), refusal(&e)) {
             (_, Some(code)) if FULL.contains(&code) => {
-                Failed::Refused(Error::no_space(format!("journal: no room for the update: {e}")))
+                Failed::Refused(Error::no_space(format!("journal: no space for the update: {e}")))
             }
             (PublishErrorKind::MaxPayloadExceeded, _) => Failed::Refused(Error::invalid(format!("journal: {e}"))),
             (_, Some(code)) if code == too_long => {
@@ -708,7 +708,7 @@ fn notify_written(all: &mut VecDeque<Waiting>, first: u64, shares: &[usize]) {
 fn check(one: &Waiting, next: u64, most: usize) -> Result<()> {
     if let Some(expected) = one.append.expected.filter(|expected| one.written.is_none() && *expected != next - 1) {
         return Err(Error::conflict(format!(
-            "position {}, expected {expected}: other updates were appended in between",
+            "position {}, expected {expected}: other updates were appended meanwhile",
             next - 1
         )));
     }

@@ -76,7 +76,7 @@ pub(super) enum Read {
     Original(Commit),
     /// A commit without matching headers: published again by another program, or part of a copied stream.
     Copy(Commit),
-    /// A message that no journal wrote, with a description.
+    /// A message that is not of a journal, with a description.
     Stray(String),
 }
 
@@ -134,7 +134,7 @@ impl Commit {
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let whole = bytes.split_last_chunk::<CHECK_BYTES>();
         let (Some((body, check)), true) = (whole, bytes.starts_with(MAGIC)) else {
-            return Err("it is not a message of a journal".into());
+            return Err("it is not a journal message".into());
         };
         if u64::from_le_bytes(*check) != xxh3_64(body) {
             return Err("it is damaged".into());
@@ -154,7 +154,7 @@ impl Commit {
             rest = more;
         }
         if !rest.is_empty() {
-            return Err("its records do not fill it".into());
+            return Err("its records do not fill the message".into());
         }
         match first > 0 && first.checked_add(records.len() as u64).is_some() {
             true => Ok(Commit {

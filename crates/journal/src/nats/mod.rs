@@ -6,9 +6,9 @@
 //! tries again. Positions are therefore consecutive, an append that fits a message is stored completely or not at all, and an
 //! expected position is checked reliably. An append is acknowledged when the stream acknowledges it.
 //!
-//! **Exactly once.** After a missing acknowledgement it is unknown whether the message is stored. It can only be the one after
-//! the last seen message, so that one is read. If it is not there, the same message is published again with the same condition
-//! and message id; the stream accepts it once.
+//! **Exactly once.** After a missing acknowledgement it is unknown whether the message is stored. The message can only
+//! be the one after the last seen message, so that one is read. If it is not there, the same message is published again
+//! with the same condition and message id; the stream accepts it once.
 //!
 //! **Following.** Messages are read by sequence number; the broker keeps no consumer state. A subscription notifies of new
 //! messages; the stream is also polled, so that a lost notification costs time but no update. A server that loses races reports

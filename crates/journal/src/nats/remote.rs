@@ -85,8 +85,7 @@ impl Noted {
         let (position, file) = (self.position, self.file.display());
         Err(Error::unavailable(format!(
             "{what}, expected at least position {position}, which was acknowledged: restore the stream, or merge the \
-             updates on a server that still shows them and publish or copy that version here; to go on without them, \
-             remove the file of that position ({file})"
+             updates on a server that still shows them and publish or copy that version here; to continue without them, remove the file of that position ({file})"
         )))
     }
 }
@@ -108,7 +107,7 @@ impl Remote {
             let first =
                 Commit { first: after + 1, number: number(), before: 0, tries: 0, needs: 0, records: Vec::new() };
             match self.publish(&first, 0).await {
-                // Of two servers that begin it, one succeeds.
+                // If two servers begin a stream at the same time, one succeeds.
                 Ok(_) => {}
                 Err(e) if e.kind() == PublishErrorKind::WrongLastSequence => {}
                 Err(e) => return Err(self.unavailable("its first message", e)),
@@ -117,7 +116,7 @@ impl Remote {
         }
         let (from, to) = (reported.state.first_sequence, reported.state.last_sequence);
         let empty =
-            || Error::corrupt("it holds no message of a journal any more, so that its position is unknown; delete it");
+            || Error::corrupt("it holds no more journal messages, so its position is unknown; delete the stream");
         let first = self.first(from, to).await?.ok_or_else(empty)?;
         let last = self.last(first.0, to).await?.ok_or_else(empty)?;
         let mut state = State::of((first.0, &first.1), (last.0, &last.1), to);

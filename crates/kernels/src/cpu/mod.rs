@@ -10,8 +10,9 @@
 //! | `neon` | aarch64 |
 //! | `portable` | nothing |
 //!
-//! `STERLING_KERNEL` forces one by name. [`Kernels`] is the token of that choice: [`kernels`] and [`dense`] are its methods,
-//! [`pool`] takes it. Before tiles are used, what they compute is held against the portable loops, once a process.
+//! `STERLING_KERNEL` forces one by name. [`Kernels`] is the token of that choice: [`kernels`] and [`dense`] are its
+//! methods, [`pool`] takes it. Before AMX tiles are used, their results are compared with those of the portable loops,
+//! once per process.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -29,8 +30,8 @@ use isa::Isa;
 pub use isa::Kernels;
 use sterling_core::error::{Error, Result};
 
-/// Returns whether `vdpbf16ps` does more than f32 does: twice as much on AMD's processors, half as much where it was measured on Intel's
-/// (docs/benchmarks/pass.md), which have tiles for that.
+/// Returns whether `vdpbf16ps` is faster than f32: it has twice the throughput on AMD processors and half of it on the
+/// measured Intel processors (docs/benchmarks/pass.md), which have tiles instead.
 #[cfg(target_arch = "x86_64")]
 fn has_fast_pairs() -> bool {
     let vendor = std::arch::x86_64::__cpuid(0);
@@ -38,14 +39,14 @@ fn has_fast_pairs() -> bool {
     name.as_flattened() != b"GenuineIntel"
 }
 
-/// The variable that forces an instruction set.
+/// Environment variable that forces an instruction set.
 pub const KERNEL_VARIABLE: &str = "STERLING_KERNEL";
 
 impl Kernels {
-    /// The best kernels of this machine, or those that `STERLING_KERNEL` names.
+    /// Returns the best kernels of this machine, or those that `STERLING_KERNEL` names.
     ///
     /// # Errors
-    /// `Unsupported` where the variable names kernels that do not exist or that this machine cannot run.
+    /// `Unsupported` if the variable names kernels that do not exist or that this machine cannot run.
     pub fn detect() -> Result<Kernels> {
         static FOUND: OnceLock<std::result::Result<Kernels, String>> = OnceLock::new();
         let found = FOUND.get_or_init(|| match std::env::var(KERNEL_VARIABLE) {
@@ -61,7 +62,7 @@ impl Kernels {
         Kernels::detect().unwrap_or(Kernels::of(Isa::Portable))
     }
 
-    /// The kernels of a name.
+    /// Returns the kernels with the given name.
     ///
     /// # Errors
     /// `Unsupported` for a name that does not exist or that this machine cannot run.
@@ -73,7 +74,7 @@ impl Kernels {
         })
     }
 
-    /// All kernels that this machine can run, the best one last.
+    /// Returns all kernels that this machine can run, the best one last.
     pub fn all() -> Vec<Kernels> {
         let mut all = vec![Kernels::of(Isa::Portable)];
         #[cfg(target_arch = "x86_64")]
@@ -126,7 +127,7 @@ impl Kernels {
         })
     }
 
-    /// All kernels of this machine, and those that multiply tiles emulated where none does in truth.
+    /// Returns all kernels of this machine, and the AMX kernels with emulated tiles if the machine has no AMX.
     #[cfg(any(test, feature = "testing"))]
     pub fn tried() -> Vec<Kernels> {
         #[allow(unused_mut)]

@@ -12,10 +12,10 @@ use super::kernels::{BLOCK, Blocks, Int8Query, Lane, Staging};
 pub(super) fn hold(kernels: Kernels) -> Result<(), &'static str> {
     let portable = Kernels::of(Isa::Portable);
     if product(kernels) != product(portable) {
-        return Err("a product in bf16 is not that of the portable loops");
+        return Err("the product in bf16 differs from that of the portable loops");
     }
     if scans(kernels) != scans(portable) {
-        return Err("scans for several queries are not those of the portable loops");
+        return Err("the scans for several queries differ from those of the portable loops");
     }
     Ok(())
 }

@@ -119,7 +119,7 @@ impl ScanTimes {
         }
     }
 
-    /// Time of a search with int8 rows, by numbers of probed lists and selected candidates.
+    /// Returns the time of a search with int8 rows, by numbers of probed lists and selected candidates.
     pub(super) fn by_rows(&self, probes: usize, selected: usize) -> f64 {
         probes as f64 * self.int8_list + selected as f64 * self.row
     }

@@ -21,7 +21,8 @@ pub(super) const TOGETHER: usize = 4;
 /// Number of rows scored between checks whether other work needs the processor.
 const YIELD_ROWS: usize = 65_536;
 
-/// Number of candidates of int8 rows for the best `k`, one of which may be the item from which the query was made.
+/// Returns the number of candidates of int8 rows for the best `k`, one of which may be the item from which the query
+/// was made.
 pub(super) fn selected(k: usize) -> usize {
     k + 1 + k / 4 + 64
 }
@@ -41,7 +42,7 @@ pub(super) struct Scored {
 }
 
 impl Scored {
-    /// Sort key, best first.
+    /// Returns the sort key, best first.
     fn rank(&self) -> std::cmp::Reverse<u64> {
         std::cmp::Reverse(key(self.score, Slot(self.place)))
     }

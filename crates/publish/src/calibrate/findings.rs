@@ -208,7 +208,7 @@ pub(super) fn counted(
         let is_alike = other.queries == first.queries && other.passing[0][0].of_lists.len() == index.lists();
         if !is_alike {
             let (file, first) = (file.as_ref().display(), files[0].as_ref().display());
-            return Err(Error::corrupt(format!("{file}: of other queries or lists than {first}")));
+            return Err(Error::corrupt(format!("{file}: was made with other queries or lists than {first}")));
         }
     }
     let passing: Vec<Vec<Passing>> = (0..PASS_RATES.len())

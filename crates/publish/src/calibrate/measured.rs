@@ -49,7 +49,7 @@ pub(super) struct Filled<'a> {
 }
 
 impl Filled<'_> {
-    /// Number of occupied slots.
+    /// Returns the number of occupied slots.
     pub(super) fn len(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
     }

@@ -82,7 +82,7 @@ pub(super) struct Inherited {
     version: u64,
     /// Files of that version.
     files: BTreeMap<String, Checksum>,
-    /// Its sample requests.
+    /// Sample requests of the package.
     requests: Option<Vec<u8>>,
     /// Outputs of its user tower for them, or the vectors from the caller.
     vectors: Option<Vec<u8>>,
@@ -90,7 +90,7 @@ pub(super) struct Inherited {
 
 /// Inherited queries for the calibration.
 pub(super) struct InheritedQueries {
-    /// Their file in the folder of the new version.
+    /// File of these queries in the folder of the new version.
     pub(super) file: PathBuf,
     /// New description of their source.
     pub(super) source: String,
@@ -324,7 +324,10 @@ pub fn again(
     manifest.verify(folder)?;
     let recipe = Recipe::read(&folder.join(RECIPE_FILE))?;
     let Some((calibration, queries)) = self::version(folder, queries, &recipe, progress)? else {
-        return Err(Error::invalid(format!("{}: one list, expected several to choose from", folder.display())));
+        return Err(Error::invalid(format!(
+            "{}: the index has one list, expected several: there is nothing to calibrate",
+            folder.display()
+        )));
     };
     let recalibration = Recalibration::of(&manifest, calibration)?;
     if manifest.files.contains_key(WARMUP_FILE) {

@@ -16,7 +16,8 @@ use sterling_snapshot::model::Package;
 use sterling_storage::files::{Checksum, TensorFile, Tensors};
 use sterling_storage::npy;
 
-/// Maximum number of queries. Their scans take a fifth to a third of the build time, and a smaller share for more items.
+/// Maximum number of queries. The scans of these queries take a fifth to a third of the build time, and a smaller share
+/// for more items.
 const QUERIES_MAX: usize = 256;
 /// Length of the noise that turns an item into a query, as a share of the item's length.
 const PERTURBED_BY: f32 = 0.1;
@@ -52,17 +53,17 @@ pub(super) enum Group {
 }
 
 impl Queries {
-    /// Returns whether they are perturbed items.
+    /// Returns whether the queries are perturbed items.
     pub fn are_items(&self) -> bool {
         self.made_of.iter().any(Option::is_some)
     }
 
-    /// Number of queries outside of strata and in distribution.
+    /// Returns the number of queries outside of strata and in distribution.
     pub(super) fn ordinary(&self) -> usize {
         self.vectors.len() - self.strata.iter().sum::<usize>() - self.ood
     }
 
-    /// Group of the `n`-th query.
+    /// Returns the group of the `n`-th query.
     pub(super) fn group(&self, n: usize) -> Group {
         let Some(mut left) = n.checked_sub(self.ordinary()) else { return Group::Ordinary };
         let stratum = self.strata.iter().position(|&count| {
@@ -122,7 +123,7 @@ impl Queries {
     fn checked(path: &Path, vectors: Result<Vec<Vec<f32>>>, index: &ivf::Index) -> Result<Self> {
         let vectors = vectors.map_err(|e| e.within(path.display()))?;
         if vectors.is_empty() {
-            return Err(Error::invalid(format!("{}: no queries, expected one at least", path.display())));
+            return Err(Error::invalid(format!("{}: got no queries, expected at least one", path.display())));
         }
         for (n, vector) in vectors.iter().enumerate() {
             index.check_query(vector).map_err(|e| e.within(format!("{}: query {}", path.display(), n + 1)))?;
@@ -166,7 +167,7 @@ pub(super) fn drawn(layout: Layout<'_>, seed: u64) -> Vec<u32> {
     (0..most(filled.len()) as u64).map(|n| filled.nth(random(seed, n) as usize % filled.len())).collect()
 }
 
-/// Maximum number of queries for an index with `items` items.
+/// Returns the maximum number of queries for an index with `items` items.
 pub(super) fn most(items: usize) -> usize {
     QUERIES_MAX.min(items)
 }
@@ -214,7 +215,7 @@ pub(super) fn sampled_lines(path: &Path) -> Result<String> {
 /// Returns the query embeddings of the body's user: one, or several.
 fn queries(line: &str, package: &Package) -> Result<Vec<Vec<f32>>> {
     let Retrievals::One(request, ..) = retrievals(line.as_bytes())? else {
-        return Err(Error::invalid("got a list of requests, expected one request a line"));
+        return Err(Error::invalid("got a list of requests, expected one request per line"));
     };
     let features = match request.user {
         User::Vector(vector) | User::Embedded(EmbeddedUser { query: vector, .. }) => return each(vector, package),

@@ -35,7 +35,7 @@ impl Passing {
 }
 
 impl Share {
-    /// Bitmap of a list's items.
+    /// Returns the bitmap of a list's items.
     pub(super) fn words_of(&self, list: ListId) -> &[u64] {
         &self.words[self.offsets[list.index()]..self.offsets[list.index() + 1]]
     }

@@ -152,7 +152,7 @@ impl Tally {
         self.looks.extend(other.looks);
     }
 
-    /// Mean recall after a number of lists, and its lower bound with 95 % confidence.
+    /// Returns the mean recall after a number of lists, and its lower bound with 95 % confidence.
     fn recall(&self, probes: usize, queries: usize) -> (f64, f64) {
         bounded(self.hits[probes - 1], self.squares[probes - 1], queries, self.k)
     }
@@ -302,8 +302,8 @@ impl Choices<'_> {
     }
 }
 
-/// Computes the curves of tallies. They are monotonic: no curve takes fewer lists than one for fewer candidates or a higher pass
-/// rate with the same kind of score. The curves of int8 rows do not depend on codes.
+/// Computes the curves of tallies. The curves are monotonic: no curve takes fewer lists than one for fewer candidates
+/// or a higher pass rate with the same kind of score. The curves of int8 rows do not depend on codes.
 pub(super) fn curves(tallies: &[Tally], (queries, ood): (usize, usize), choices: &Choices<'_>) -> Vec<RecallCurve> {
     let mut curves: Vec<RecallCurve> = Vec::new();
     for tally in tallies {

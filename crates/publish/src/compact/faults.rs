@@ -219,7 +219,7 @@ fn folder() -> tempfile::TempDir {
     if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap()
 }
 
-/// Published version, from which all publications are copied.
+/// Returns the published version, from which all publications are copied.
 fn published() -> PathBuf {
     static PUBLISHED: OnceLock<tempfile::TempDir> = OnceLock::new();
     let folder = PUBLISHED.get_or_init(|| {

@@ -69,7 +69,7 @@ impl Options {
         if is_overdue { Background::Raised { much: true } } else { Background::Last }
     }
 
-    /// Number of threads of a merge.
+    /// Returns the number of threads of a merge.
     fn threads(&self) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         ((cores as f64 * self.cores) as usize).max(1)

@@ -74,7 +74,7 @@ impl Compactor {
         tasks::COMPACTOR.start(run).map(drop)
     }
 
-    /// Merges where enough has changed, and truncates journals after other versions were loaded.
+    /// Merges models and shards of which enough has changed, and truncates journals after other versions were loaded.
     fn look(&mut self, registry: &Registry) {
         let models: Vec<String> = registry.list().iter().map(|loaded| loaded.name().to_owned()).collect();
         for name in &models {

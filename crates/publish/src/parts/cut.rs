@@ -79,7 +79,7 @@ impl Cutting {
         Ok(Cutting { cut: Cut::of(root, &plan, package.as_ref(), shards)?, plan, package })
     }
 
-    /// Number of units, one per shard.
+    /// Returns the number of units, one per shard.
     pub fn units(&self) -> usize {
         self.cut.shards as usize
     }
@@ -156,7 +156,7 @@ fn check_silent(package: Option<&Package>) -> Result<()> {
         _ => return Ok(()),
     };
     Err(Error::unsupported(format!(
-        "{}: the package {what}, which takes all items at once: expected `publish --parts --shards` without shards that were cut before",
+        "{}: the package {what}, which takes all items at once: expected `publish --parts --shards` without existing shards",
         package.folder().display()
     )))
 }
@@ -206,7 +206,7 @@ pub(crate) fn begun_shards(
     }
     if !missing.is_empty() {
         return Err(Error::not_found(format!(
-            "{}: {} of {shards} shards are not cut: {}; cut them too, or remove the folders of the others",
+            "{}: {} of {shards} shards do not exist yet: {}; create them too, or remove the folders of the others",
             root.display(),
             missing.len(),
             missing.join(", ")

@@ -41,7 +41,7 @@ pub(super) fn check_vectors(job: &JobFolder<PartTerms>, parts: &[PieceNote<PartI
     for (unit, part) in parts.iter().enumerate() {
         if let Some(first) = part.holds.first_row.filter(|first| *first != before) {
             return Err(Error::conflict(format!(
-                "{}: {before} items stand before those of {}, {first} did when it was embedded; remove this folder to have it made again",
+                "{}: {before} items precede those of {}, but {first} did when it was embedded; remove this folder to rebuild it",
                 job.part(unit).display(),
                 job.units()[unit].input.display()
             )));

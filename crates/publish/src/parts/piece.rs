@@ -69,7 +69,7 @@ pub(super) fn is_there<T: Serialize + DeserializeOwned>(path: &Path, of: &str) -
 }
 
 fn invalid(file: &Path, what: &dyn std::fmt::Display) -> Error {
-    Error::corrupt(format!("{}: {what}; remove the folder to have it made again", file.display()))
+    Error::corrupt(format!("{}: {what}; remove the folder to rebuild it", file.display()))
 }
 
 fn unreported(e: &serde_json::Error) -> Error {
@@ -83,7 +83,7 @@ impl<T: Serialize + DeserializeOwned> PieceNote<T> {
     /// `NotFound` if there is none; `Corrupt` for a damaged note, and for one with other inputs; `Io`.
     pub(super) fn noted(path: &Path, of: &str) -> Result<Self> {
         let corrupt = |what: &dyn std::fmt::Display| {
-            Error::corrupt(format!("{}: {what}; remove this folder to have it made again", path.display()))
+            Error::corrupt(format!("{}: {what}; remove this folder to rebuild it", path.display()))
         };
         let text = match fs::read(path.join(NOTE)) {
             Err(_) if path.exists() && !path.join(NOTE).exists() => return Err(corrupt(&format_args!("no {NOTE}"))),
@@ -91,7 +91,7 @@ impl<T: Serialize + DeserializeOwned> PieceNote<T> {
         };
         let note: Note<T> = serde_json::from_slice(&text).map_err(|e| corrupt(&format_args!("{NOTE}: {e}")))?;
         if note.piece.digest()? != note.digest {
-            return Err(corrupt(&format_args!("{NOTE}: not as it was written")));
+            return Err(corrupt(&format_args!("{NOTE}: its content has changed")));
         }
         match note.piece.of == of {
             true => Ok(note.piece),
@@ -143,7 +143,8 @@ impl<T: Serialize + DeserializeOwned> PieceNote<T> {
             };
             if now != *sum {
                 let (Checksum { bytes, xxh3 }, got) = (sum, &now);
-                let got = format_args!("{} bytes with the hash {}, expected {bytes} with {xxh3}", got.bytes, got.xxh3);
+                let got =
+                    format_args!("{} bytes with hash {}, expected {bytes} bytes with hash {xxh3}", got.bytes, got.xxh3);
                 return Err(invalid(&file, &got));
             }
         }
@@ -161,7 +162,7 @@ impl<T: Serialize + DeserializeOwned> PieceNote<T> {
 }
 
 impl<T: Serialize> PieceNote<T> {
-    /// Checksum of the note, and so of all content.
+    /// Returns the checksum of the note, and so of all content.
     pub(super) fn digest(&self) -> Result<String> {
         let text = serde_json::to_vec(self).map_err(|e| unreported(&e))?;
         Ok(Checksum::of(&text).xxh3)

@@ -56,7 +56,7 @@ impl Embedding {
         Ok(Embedding { job, package, spill: Budget::of(plan.memory_bytes).spill(root) })
     }
 
-    /// Number of units.
+    /// Returns the number of units.
     pub fn units(&self) -> usize {
         self.job.units().len()
     }
@@ -99,7 +99,7 @@ impl Embedding {
         Ok(Some(counts))
     }
 
-    /// Row of the first item of a unit among all items, from the item counts of earlier files.
+    /// Returns the row of the first item of a unit among all items, from the item counts of earlier files.
     fn first_row(&self, unit: usize) -> Result<usize> {
         self.job.units()[..unit].iter().map(|unit| Items::count(&unit.input)).sum()
     }
@@ -167,14 +167,14 @@ pub fn train(root: &Path, progress: &Progress<'_>) -> Result<bool> {
     job.sweep(&[TRAINED]).map(|()| true)
 }
 
-/// Returns the centroids of a job, which must match its parts.
+/// Returns the trained centroids of a job, after checking that they were trained on its present item parts.
 pub(super) fn centroids(
     job: &JobFolder<PartTerms>,
     parts: &[PieceNote<PartItems>],
 ) -> Result<(PieceNote<PartCentroids>, RowStore<'static>)> {
     let path = job.trained();
     let piece = PieceNote::open(&path, &job.training(parts)?).map_err(|e| match e.kind() {
-        Kind::NotFound => Error::not_found(format!("{}: no centroids, expected them to be trained", path.display())),
+        Kind::NotFound => Error::not_found(format!("{}: the centroids have not been trained yet", path.display())),
         _ => e,
     })?;
     let rows = npy::open_f32(&path.join(CENTROIDS))?;
@@ -202,7 +202,7 @@ impl Assigning {
         Ok(Assigning { job, parts, piece, trained })
     }
 
-    /// Number of units.
+    /// Returns the number of units.
     pub fn units(&self) -> usize {
         self.parts.len()
     }
@@ -259,7 +259,7 @@ pub(super) fn lists(
             let (got, expected) = (lists.len(), part.holds.items);
             return Err(Error::corrupt(format!("{}: {got} lists, expected {expected}", path.display())));
         }
-        // An invalid list is rejected later, together with all others.
+        // An invalid list number is rejected later, with all others.
         all.extend(lists.into_iter().map(|list| u32::try_from(list).unwrap_or(u32::MAX)));
     }
     Ok(all)

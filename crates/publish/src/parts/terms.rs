@@ -54,7 +54,7 @@ impl VectorFile {
     pub(super) fn checked(&self) -> Result<&Path> {
         match VectorFile::now(&self.path)? == *self {
             true => Ok(&self.path),
-            false => Err(Error::conflict(format!("{}: changed since the job was begun", self.path.display()))),
+            false => Err(Error::conflict(format!("{}: changed since the job began", self.path.display()))),
         }
     }
 }
@@ -151,13 +151,13 @@ pub(super) const LISTS: &str = "lists.npy";
 
 /// Files of the units of a publication in the folder of their job.
 pub(super) trait PartFolders {
-    /// Folder of a unit's items.
+    /// Returns the folder of a unit's items.
     fn part(&self, unit: usize) -> PathBuf;
 
-    /// Folder of a unit's lists.
+    /// Returns the folder of a unit's lists.
     fn lists(&self, unit: usize) -> PathBuf;
 
-    /// Folder of the centroids.
+    /// Returns the folder of the centroids.
     fn trained(&self) -> PathBuf;
 
     /// Returns the parts of all units; `is_whole` verifies the checksums of their files.

@@ -47,7 +47,7 @@ pub fn ask(asking: &Targets) -> Result<Observed> {
     let (secure, plain) = (Probe::open(&asking.tls)?, Probe::open(&ServersTls::default())?);
     let all = asking.servers.iter().chain(&asking.routers);
     if let Some(name) = all.filter(|_| !secure.is_secure()).find(|name| name.starts_with(HTTPS)) {
-        return Err(Error::invalid(format!("{name}: expected an authority to know it by (`--ca`)")));
+        return Err(Error::invalid(format!("{name}: expected a certificate authority to verify it (`--ca`)")));
     }
     let asker = Client { secure, plain, key: asking.key.clone() };
     let runtime = tasks::CALLS.runtime_here(|builder| builder.enable_all())?;
@@ -126,7 +126,7 @@ impl Client {
             if place.is_secure.is_none() && !address.ip().is_loopback() {
                 return Err(Error::unavailable(format!(
                     "not queried, because the key would be sent unencrypted: expected `--ca` for TLS, or \
-                     `{HTTP}HOST:PORT` to send it all the same"
+                     `{HTTP}HOST:PORT` to send it anyway"
                 )));
             }
             let said = self.plain.get(server, None, "/livez", ANSWER_TIMEOUT).await;
@@ -231,7 +231,7 @@ impl Questions<'_> {
     async fn json<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         let body = self.reported(path).await?;
         serde_json::from_slice(&body)
-            .map_err(|e| Error::unavailable(format!("{path}: not the answer of a server: {e}")))
+            .map_err(|e| Error::unavailable(format!("{path}: not an answer of a Sterling server: {e}")))
     }
 
     /// Returns whether the server is ready, the reason if it is not, and its warnings.

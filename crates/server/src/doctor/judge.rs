@@ -112,7 +112,7 @@ impl<'a> Model<'a> {
         for (shard, count) in replicas.into_iter().enumerate().filter(|(_, count)| *count < most) {
             findings.push(match count {
                 0 => format!(
-                    "{} version {version}: shard {shard} of {shards} is at no server that accepts requests",
+                    "{} version {version}: no server that accepts requests has shard {shard} of {shards}",
                     self.name
                 ),
                 _ => format!(
@@ -300,7 +300,7 @@ mod tests {
                     "m version 3: shard 1 of 2 has 1 replicas, others have 2",
                 ],
             ),
-            (|o| o.servers.truncate(2), &["m version 3: shard 1 of 2 is at no server that accepts requests"]),
+            (|o| o.servers.truncate(2), &["m version 3: no server that accepts requests has shard 1 of 2"]),
             (
                 |o| o.servers[0].parts[0].digest = "other".into(),
                 &[

@@ -31,7 +31,7 @@ pub trait Sharded: Sync {
     /// Data that accompanies an answer and is not merged, such as the columns of its items.
     type Extra: Send;
 
-    /// Number of items per shard at publication, one entry per shard.
+    /// Returns the number of items per shard at publication, one entry per shard.
     fn items(&self) -> &[usize];
 
     /// Returns the shard that holds an item.
@@ -110,7 +110,7 @@ pub struct Gathered<B> {
 }
 
 impl<B> Gathered<B> {
-    /// Accompanying data of all answers with the index of their shard; the last round comes last.
+    /// Returns the accompanying data of all answers with the index of their shard; the last round comes last.
     pub fn besides(&self) -> impl Iterator<Item = (usize, &B)> {
         let reported = self.reported.iter().map(|reported| (reported.shard, &reported.beside));
         reported.chain(self.parts.iter().filter_map(|part| Some((part.shard, part.beside.as_ref()?))))
@@ -189,7 +189,7 @@ pub async fn rank<S: Sharded>(shards: &S, rank: Rank, min_coverage: f64) -> Resu
     match best(&of_parts, usize::MAX) {
         Next::Done(order) => Ok(run.end(order, parts, unknown)),
         Next::Again(_) | Next::Further => {
-            Err(Error::internal("shards sent all requested candidates, and some are still missing"))
+            Err(Error::internal("shards sent all requested candidates, but some are still missing"))
         }
     }
 }
@@ -275,7 +275,7 @@ impl<B> Part<B> {
         self.counts = None;
     }
 
-    /// Takes the accompanying data of results that are replaced.
+    /// Removes and returns the accompanying data of results that will be replaced.
     fn reported(&mut self) -> Option<RoundData<B>> {
         let Results { shard, round, .. } = self.results;
         self.results.beside.take().map(|beside| RoundData { shard, round, beside })

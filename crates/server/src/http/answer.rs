@@ -175,12 +175,12 @@ impl Rejection {
         Rejection { retry_after: Some(whole_seconds(wait)), ..refusal }
     }
 
-    /// Code of the problem.
+    /// Returns the code of the problem.
     pub(super) fn code(&self) -> &str {
         &self.problem.code
     }
 
-    /// HTTP status.
+    /// Returns the HTTP status.
     pub(super) fn status(&self) -> StatusCode {
         StatusCode::from_u16(self.problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
@@ -288,12 +288,12 @@ pub fn reply(mut reply: Reply, timing: Timing, share: Share, form: Form) -> Resu
     Ok(response)
 }
 
-/// Body that holds its memory reservation until it is sent.
+/// Returns a body that holds its memory reservation until it is sent.
 pub(super) fn whole(lines: Vec<u8>, share: Share) -> Body {
     Body::from(Bytes::from_owner(ReservedBytes { lines, _share: share }))
 }
 
-/// Body of several complete chunks, which share the memory reservation until the last one is sent.
+/// Returns a body of several complete chunks, which share the memory reservation until the last one is sent.
 pub(super) fn whole_of(pieces: impl IntoIterator<Item = Vec<u8>>, share: &Share) -> Body {
     let held = |lines| Bytes::from_owner(ReservedBytes { lines, _share: share.clone() });
     Body::new(CompleteChunks(pieces.into_iter().filter(|piece| !piece.is_empty()).map(held).collect()))
@@ -322,7 +322,7 @@ impl HttpBody for CompleteChunks {
     }
 }
 
-/// Body in chunks, which hold the memory reservation until the last one is sent.
+/// Returns a body in chunks, which hold the memory reservation until the last one is sent.
 pub(super) fn pieces(
     first: Vec<u8>,
     rest: impl Iterator<Item = Result<Vec<u8>>> + Send + 'static,
@@ -331,7 +331,7 @@ pub(super) fn pieces(
 ) -> Body {
     let pieces = std::iter::once(Ok(first)).chain(rest).map(move |piece| {
         let held = |lines| Bytes::from_owner(ReservedBytes { lines, _share: share.clone() });
-        piece.map(held).inspect_err(|error| tracing::error!(%error, "an answer ends in its midst"))
+        piece.map(held).inspect_err(|error| tracing::error!(%error, "an answer ended early"))
     });
     let end = std::iter::from_fn(move || {
         is_large.then(heap::announce);

@@ -82,7 +82,7 @@ impl CallState {
 
 /// Implementation behind the sockets: a server or a router.
 pub(super) trait Host: Send + Sync + 'static {
-    /// State that every call uses.
+    /// Returns the state that every call uses.
     fn entrance(&self) -> &CallState;
 
     /// Threads that compute long answers.
@@ -211,7 +211,7 @@ impl App {
             if stray_share >= STRAY_SHARE_MAX && strays >= FRESH_MIN {
                 let share = (stray_share * 100.0).round();
                 warnings.push(format!(
-                    "model `{name}`: {strays} new items ({share} % of its snapshot) are of a kind that its lists were not trained on, which slows searches: merge them"
+                    "model `{name}`: {strays} new items ({share} % of its snapshot) are unlike the items that its lists were trained on, which slows searches: merge them"
                 ));
             }
             let feed = self.feed(&model).ok();
@@ -238,18 +238,19 @@ impl App {
     /// Returns the update log of a model, or of its shard at this server.
     pub(super) fn feed(&self, model: &Loaded) -> Result<Arc<ModelUpdates>> {
         let feeds = self.feeds.as_ref();
-        let feeds =
-            feeds.ok_or_else(|| Error::unsupported("this server accepts no updates; `serve --updates DIR` does"))?;
+        let feeds = feeds.ok_or_else(|| {
+            Error::unsupported("this server accepts no updates; start it with `serve --updates DIR` to accept them")
+        })?;
         let topic = model.view().main().manifest.topic();
         feeds.of(&topic).ok_or_else(|| Error::not_ready(format!("model `{topic}`: its update log is not read yet")))
     }
 
-    /// Number of durable updates that a view does not contain.
+    /// Returns the number of durable updates that a view does not contain.
     fn lag(&self, model: &Loaded, view: &View) -> u64 {
         self.feed(model).map_or(0, |feed| feed.last()).saturating_sub(view.position())
     }
 
-    /// Share of the items that an answer covers.
+    /// Returns the share of the items that an answer covers.
     pub(super) fn coverage(&self, model: &Loaded, view: &View) -> f64 {
         covered(view.coverage(), view.items(), self.lag(model, view))
     }
@@ -293,8 +294,8 @@ fn journal_warnings(feed: &ModelUpdates, view: &View) -> Vec<String> {
     [unmerged, feed.trouble(), feed.warning(), lacks, is_long].into_iter().flatten().collect()
 }
 
-/// Share of the items that an answer covers. If the server lags, each missing update counts as an item that may be missing or
-/// outdated.
+/// Returns the share of the items that an answer covers. If the server lags, each missing update counts as an item that
+/// may be missing or outdated.
 fn covered(coverage: f64, items: usize, lag: u64) -> f64 {
     match lag >= LAG_MAX {
         true => coverage * items as f64 / (items as f64 + lag as f64),

@@ -43,7 +43,7 @@ impl Asides {
     pub(super) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
         let crowded = || Error::overloaded("too many long calls are waiting, try again later");
         let place = timeout(ASIDE_WAIT, self.0.clone().acquire_owned()).await.map_err(|_| crowded())?;
-        let place = place.map_err(|e| Error::internal(format!("places of long calls: {e}")))?;
+        let place = place.map_err(|e| Error::internal(format!("slots of long calls: {e}")))?;
         let span = tracing::Span::current();
         let done = tasks::blocking(move || {
             let _place = place;

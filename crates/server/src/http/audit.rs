@@ -95,7 +95,7 @@ impl ExactRetrieval {
     }
 }
 
-/// Exhaustive form of a retrieval, without columns in the answer.
+/// Returns the exhaustive form of a retrieval, without columns in the answer.
 pub(super) fn exactly(request: &Retrieve) -> Retrieve {
     let reading = Reading { columns: Vec::new(), explain: false, ..request.reading.clone() };
     Retrieve { exact: true, probes: None, recall: None, reading, ..request.clone() }

@@ -275,7 +275,7 @@ impl BodyMemory {
     }
 }
 
-/// Decompresses a body. The decompressed size is limited like that of plain bodies.
+/// Decompresses a body. The decompressed size is limited like the size of uncompressed bodies.
 fn decoded(body: &[u8], coding: Coding, mut memory: BodyMemory) -> Result<CompleteBody, Rejection> {
     let mut reader = coding.reader(body)?;
     let (mut bytes, mut piece) = (Vec::new(), vec![0; PIECE_BYTES]);

@@ -95,7 +95,7 @@ pub async fn find(
     held_json(&FindResponse { served, items: items.await? }, share)
 }
 
-/// Bytes of all column values of an item.
+/// Returns the bytes of all column values of an item.
 fn row_bytes(view: &View, slot: Slot) -> usize {
     let columns = view.columns();
     (0..columns.first().list().len()).map(|column| columns.cell(column, slot).bytes()).sum()

@@ -177,7 +177,7 @@ pub async fn queries(State(app): State<Arc<App>>, Names(model): Names<String>, r
     let flow = flow_of(request.extensions());
     let loaded = app.registry.get(&model, VersionSelector::Active)?;
     let queries = loaded.view().recorded().ok_or_else(|| {
-        Error::not_found("this server records no queries; `recorded_queries` of its configuration says how many")
+        Error::not_found("this server records no queries; set `recorded_queries` in its configuration")
     })?;
     let share = app.bodies.hold_answer(flow, queries.len() * loaded.view().dimension() * NUMBER_BYTES)?;
     let mut lines = Vec::new();

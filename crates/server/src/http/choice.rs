@@ -106,12 +106,12 @@ impl Choice {
         canary.into_iter().chain([&self.version]).any(|version| has_texts(&version.view))
     }
 
-    /// Choice of a call that pins its version.
+    /// Returns the choice of a call that pins its version.
     pub(super) async fn pinned(app: &App, model: Arc<Loaded>, uri: &Uri) -> Result<Self> {
         Version::asked(app, model, uri).await.map(Choice::only)
     }
 
-    /// Choice of an unpinned call.
+    /// Returns the choice of an unpinned call.
     pub(super) async fn unpinned(app: &App, unpinned: Unpinned, head: &Parts) -> Result<Self> {
         let Unpinned { active, canary, shadow } = unpinned;
         let shadow = shadow.map(|shadow| (shadow.run.clone(), shadow.loaded.clone()));
@@ -131,7 +131,7 @@ impl Choice {
 }
 
 impl<V: Clone, S: Clone> Choice<V, S> {
-    /// Choice of a single version.
+    /// Returns the choice of a single version.
     pub(super) fn only(version: V) -> Self {
         Choice { version, canary: None, shadow: None, id: String::new() }
     }
@@ -146,7 +146,7 @@ impl<V: Clone, S: Clone> Choice<V, S> {
         Choice { canary, shadow, id, ..self }
     }
 
-    /// Default version, without regard to a canary.
+    /// Returns the default version, without regard to a canary.
     pub(super) fn version(&self) -> &V {
         &self.version
     }

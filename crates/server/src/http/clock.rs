@@ -57,7 +57,7 @@ impl WallClock {
         tracing::warn!(direction, seconds = jump.abs() as f64 / 1000.0, "the clock of this machine was set");
     }
 
-    /// Warning for `/readyz`, for one hour after a jump.
+    /// Returns a warning for `/readyz`, for one hour after a jump.
     pub(super) fn warning(&self) -> Option<String> {
         self.warning_at(Instant::now())
     }

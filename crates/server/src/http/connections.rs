@@ -86,7 +86,7 @@ impl Connection {
         }
     }
 
-    /// Marks the connection as HTTP/2. Returns its requests.
+    /// Marks the connection as HTTP/2. Returns the table of its streams.
     pub(super) fn multiplex(&self) -> Arc<Streams> {
         self.streams.get_or_init(|| Arc::new(Streams::new(self.opened))).clone()
     }
@@ -130,7 +130,7 @@ impl Connection {
         }
     }
 
-    /// State of the service, for the framing of the connection's bytes.
+    /// Returns the state of the service, for the framing of the connection's bytes.
     pub(super) fn progress(&self) -> Progress {
         let is_busy = self.stage.load(Ordering::Relaxed) == BUSY;
         Progress { body: self.body.load(Ordering::Relaxed), is_busy }

@@ -1,7 +1,8 @@
 //! Cursor: start of a page, as an opaque text for clients.
 //!
-//! A cursor holds the version, the update position of each shard's view, and the number of earlier results. It grants nothing
-//! that a request could not ask for. So it is not signed, but its checksum is verified and the request must be unchanged.
+//! A cursor holds the version, the update position of each shard's view, and the number of earlier results. A forged
+//! cursor grants nothing that a request could not ask for. So it is not signed, but its checksum is verified and the
+//! request must be unchanged.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -60,7 +61,7 @@ impl Cursor {
         if is_sane { Ok(cursor) } else { Err(invalid()) }
     }
 
-    /// Maximum number of results of all pages together.
+    /// Returns the maximum number of results of all pages together.
     fn depth(&self) -> usize {
         self.candidates.min(RESULTS_MAX)
     }
@@ -90,7 +91,7 @@ impl Cursor {
     }
 }
 
-/// Digest of a request at a version, equal for all of its pages.
+/// Returns the digest of a request at a version, equal for all of its pages.
 pub(super) fn asked(model: &str, digest: &str, request: &Retrieve) -> Result<u64> {
     let reading = Reading { explain: false, ..request.reading.clone() };
     let asked = Retrieve { k: 0, reading, ..request.clone() };
@@ -109,14 +110,14 @@ pub(super) fn alone(cursor: Option<&String>) -> Result<()> {
     }
 }
 
-/// Error for pages of a model with several queries, if the request does not set `candidates`.
+/// Returns an error for pages of a model with several queries, if the request does not set `candidates`.
 pub(super) fn of_several_queries() -> Error {
     Error::unsupported(
         "field `cursor`: pages of a model of several queries need `candidates`, of which they are slices",
     )
 }
 
-/// Error for a page whose version or view no longer exists.
+/// Returns an error for a page whose version or view no longer exists.
 pub(super) fn gone(what: impl std::fmt::Display) -> Error {
     Error::gone(format!("field `cursor`: {what}, begin with the first page"))
 }

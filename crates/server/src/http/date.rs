@@ -8,7 +8,7 @@ use axum::http::HeaderValue;
 /// Last second that the header can represent, at the end of the year 9999.
 const LAST: u64 = 253_402_300_799;
 
-/// Current time as a header value.
+/// Returns the current time as a header value.
 pub(super) fn date() -> HeaderValue {
     date_at(SystemTime::now())
 }

@@ -64,7 +64,7 @@ impl Failures {
         }
     }
 
-    /// Warning for `/readyz` if at least 1 % of recent requests failed.
+    /// Returns a warning for `/readyz` if at least 1 % of recent requests failed.
     pub(super) fn warning(&self) -> Option<String> {
         self.recent.warning()
     }

@@ -7,12 +7,12 @@ use axum::http::Extensions;
 use super::access::Caller;
 use sterling_core::quota::Flow;
 
-/// Flow of a caller at an address.
+/// Returns the flow of a caller at an address.
 pub(super) fn flow(caller: &Caller, address: Option<IpAddr>) -> Flow {
     caller.name().map_or_else(|| address.map_or(Flow::default(), Flow::of_address), Flow::of_key)
 }
 
-/// Flow of an admitted request.
+/// Returns the flow of an admitted request.
 pub(super) fn flow_of(extensions: &Extensions) -> Flow {
     extensions.get::<Flow>().copied().unwrap_or_default()
 }

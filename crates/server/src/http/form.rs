@@ -40,7 +40,7 @@ enum Precision {
     Named,
 }
 
-/// Specificity and weight of a media type, from its most specific matching range.
+/// Returns the specificity and weight of a media type, from its most specific matching range.
 fn weight(headers: &HeaderMap, media: &str) -> (Precision, f32) {
     let texts = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let of_range = |range: &str| {

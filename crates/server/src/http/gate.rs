@@ -1,6 +1,7 @@
-//! Load shedding: admission control in front of HTTP. Under overload most requests are rejected, and rejections cost time that
-//! accepted requests need. So a call that could not be in time, regardless of its body, is rejected at the socket as soon as its
-//! bytes arrive, before routes, layers and spans. Its answer and metrics are the same as behind them.
+//! Load shedding: admission control in front of HTTP. Under overload most requests are rejected, and rejections cost
+//! time that accepted requests need. So a call that could not be in time, regardless of its body, is rejected at the
+//! socket as soon as its bytes arrive, before routes, layers and spans. The answer and metrics are the same as those of
+//! a rejection behind these layers.
 //!
 //! Only requests with unambiguous boundaries are examined: one complete request and nothing else in one read
 //! ([`PlainRequest::of`]). Otherwise bytes of a body could be mistaken for a request.

@@ -144,7 +144,7 @@ impl Threads {
         Arc::new(Threads { most: threads.max(1) * TURNS_PER_THREAD, queue: Mutex::default(), rests: Notify::new() })
     }
 
-    /// Number of woken connections that wait for their turn.
+    /// Returns the number of woken connections that wait for their turn.
     pub(super) fn waiting(&self) -> usize {
         locked(&self.queue).waiting.len()
     }
@@ -194,7 +194,7 @@ struct Task {
     caller: Arc<LastCaller>,
     /// Written only under the queue's lock, as `period` is.
     stage: AtomicU8,
-    /// Period in which its turn began.
+    /// Period in which the turn of the connection began.
     period: AtomicU64,
     runtime: AtomicWaker,
 }

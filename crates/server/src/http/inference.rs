@@ -202,7 +202,7 @@ async fn inferred(app: &Arc<App>, choice: Choice, head: Parts, body: Body) -> Ou
     Ok(response)
 }
 
-/// Number of JSON bytes of a body, if the client states it.
+/// Returns the number of JSON bytes of a body, if the client states it.
 fn header_length(headers: &HeaderMap) -> Result<Option<usize>> {
     let Some(value) = headers.get(HEADER_LENGTH) else { return Ok(None) };
     let length = value.to_str().ok().and_then(|text| text.parse().ok());

@@ -293,7 +293,7 @@ fn named(view: &View, request: DeleteRequest) -> Result<Named> {
     }
 }
 
-/// Call with an optional idempotency key. Until it is dropped, no other call with the key can run.
+/// Call with an optional idempotency key. Until this guard is dropped, no other call with the key can run.
 struct KeyedCall {
     feed: Arc<ModelUpdates>,
     key: Option<String>,

@@ -51,7 +51,7 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     let named = context.as_ref().map(|context| context.trace);
     let trace = named.or(traced.as_ref().map(|traced| traced.trace.as_str())).map(str::to_owned);
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), call, key = Empty, trace);
-    // Without a trace of this process, the caller's span stays the parent.
+    // If this process records no trace, the caller's span stays the parent.
     let parent = traced.as_ref().map_or_else(|| context.as_ref().and(header.clone()), Traced::header);
     let number = request.headers().get(CALL).cloned();
     request.extensions_mut().insert(matched);

@@ -72,7 +72,7 @@ struct Document;
 /// The OpenAPI 3.1 document of this API.
 #[utoipa::path(get, path = "/openapi.json", tag = "health", responses((status = 200, body = Object)))]
 pub async fn openapi() -> Response {
-    // Needs no key, and generating it takes longer than a request.
+    // The document is generated once: the call needs no key, and generating it takes longer than a request.
     static TEXT: LazyLock<Bytes> = LazyLock::new(|| document().to_string().into());
     ([(CONTENT_TYPE, "application/json")], TEXT.clone()).into_response()
 }

@@ -63,7 +63,9 @@ impl Page {
             let loaded = loaded.map_err(|_| gone(format!("version {} is not in memory any more", cursor.version)))?;
             cursor.check(asked(loaded.name(), loaded.digest(), request)?)?;
             let [at] = cursor.views[..] else {
-                return Err(Error::invalid("field `cursor`: of a version that was cut into shards"));
+                return Err(Error::invalid(
+                    "field `cursor`: made for a version in shards, expected one of this server",
+                ));
             };
             let (model, view) = pages.view(&loaded, at)?;
             Page { size: 0, cursor, model, view }
@@ -86,7 +88,7 @@ impl Page {
     /// Removes the results before this page from an answer. Returns the cursor of the next page, if there is one.
     pub(super) fn cut(&self, answer: &mut Answer) -> Result<Option<String>> {
         let Content::Items(ranked) = &mut answer.content else {
-            return Err(Error::internal("an answer without items in place of a page"));
+            return Err(Error::internal("a page without items"));
         };
         let next = self.cursor.next(self.size, ranked.ids.len());
         skip(ranked, self.cursor.offset);
@@ -122,7 +124,7 @@ impl RetainedView {
     }
 }
 
-/// Delta bytes of the kept views: shared segments count once, in-place changes count per view.
+/// Returns the delta bytes of the kept views: shared segments count once, in-place changes count per view.
 fn extra_bytes(kept: &VecDeque<RetainedView>) -> u64 {
     let mut known = HashSet::new();
     kept.iter().map(|kept| kept.view.extra_bytes(|segment| !known.insert(Arc::as_ptr(segment)))).sum()

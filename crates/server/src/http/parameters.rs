@@ -74,7 +74,8 @@ pub(super) fn check_known(uri: &Uri, known: &[&str]) -> Result<()> {
     Err(Error::invalid(format!("parameters: unknown parameter `{name}`, {expected}")))
 }
 
-/// Query parameters as names and values. The query is split before it is decoded, like paths; `+` is a space, as in forms.
+/// Returns the query parameters as names and values. The query is split before it is decoded, like paths; `+` is a
+/// space, as in forms.
 fn pairs(uri: &Uri) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)> {
     let parts = uri.query().unwrap_or_default().split('&').filter(|part| !part.is_empty());
     parts.map(|part| part.split_once('=').unwrap_or((part, ""))).map(|(name, text)| (decoded(name), decoded(text)))

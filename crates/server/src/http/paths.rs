@@ -27,7 +27,7 @@ impl PathNames {
         PathNames { path, names }
     }
 
-    /// First name, which is the model's if the pattern names a model.
+    /// Returns the first name, which is the model's if the pattern names a model.
     pub(super) fn first(&self) -> Option<&str> {
         self.names.first().map(String::as_str)
     }

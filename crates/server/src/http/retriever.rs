@@ -34,7 +34,7 @@ pub(super) trait Retriever: Host + Sized {
     /// Parsed and validated body, ready to run.
     type Ready: Send + 'static;
 
-    /// Memory budgets of bodies and answers.
+    /// Returns the memory budgets of bodies and answers.
     fn bodies(&self) -> &Bodies;
 
     /// Runs slow work outside of the threads that drive connections.
@@ -49,7 +49,7 @@ pub(super) trait Retriever: Host + Sized {
     /// Returns whether requests have texts that this process tokenizes.
     fn has_texts(choice: &Self::Choice) -> bool;
 
-    /// Prepares the requests of a body. This computes, and does not wait.
+    /// Prepares the requests of a body. This function computes only: it does not block on other threads or on I/O.
     fn prepare(&self, choice: Self::Choice, parsed: Parsed) -> Result<Self::Ready>;
 
     /// Runs the requests, and answers the call.

@@ -31,7 +31,7 @@ pub(super) fn of_router(app: Arc<RouterApp>) -> Router {
     guarded(Router::new().fallback(at_router).with_state(app.clone()), app)
 }
 
-/// Adds the layers in front of calls.
+/// Adds the middleware layers (such as access control and limits) in front of the handlers.
 fn guarded(answers: Router, host: Arc<dyn Host>) -> Router {
     answers
         .layer(tower_http::catch_panic::CatchPanicLayer::custom(layers::panicked))

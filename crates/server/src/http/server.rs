@@ -258,7 +258,7 @@ struct ConnectionState {
 async fn accept(listener: &TcpListener, door: EntryPoint, edge: &ConnectionState) -> Infallible {
     let connections = &edge.connections;
     loop {
-        // At most one connection above the limit is held, until the one that made room for it has closed.
+        // At most one connection above the limit is held, until the evicted connection has closed.
         connections.fewer_than(connections.most(door) + 1, door).await;
         match listener.accept().await {
             Ok((stream, _)) if connections.is_full(door) && !connections.make_room(door) => {

@@ -79,7 +79,7 @@ impl ServedParts {
     }
 }
 
-/// Sum of the steps' times: the cost of a version, without waiting for other requests.
+/// Returns the sum of the steps' times: the cost of a version, without waiting for other requests.
 fn steps(explain: &Explain) -> Duration {
     Duration::from_micros(explain.steps.iter().map(|step| step.micros).sum())
 }
@@ -140,13 +140,13 @@ impl<S> Mirrored<S> {
     }
 }
 
-/// Severity of a difference: failures first, then missing items, then displacement.
+/// Returns the severity of a difference: failures first, then missing items, then displacement.
 fn badness(diff: &ShadowDiff) -> u64 {
     let failure = if diff.error.is_some() { 2e9 } else { 0.0 };
     (failure + 1e9 * (1.0 - diff.overlap) + diff.displacement.min(1e6)) as u64
 }
 
-/// Requested columns and explanations, for requests whose answers have items.
+/// Returns the requested columns and explanations, for requests whose answers have items.
 fn reading_of(request: &mut Request) -> Option<&mut Reading> {
     match request {
         Request::Retrieve(Retrieve { reading, .. }) | Request::Rank(Rank { reading, .. }) => Some(reading),

@@ -39,7 +39,7 @@ impl From<PassWork> for SlowPass {
     }
 }
 
-/// Time in milliseconds, at a resolution of 1 µs.
+/// Returns the time in milliseconds, at a resolution of 1 µs.
 pub(super) fn millis(time: Duration) -> f64 {
     time.as_micros() as f64 / 1000.0
 }

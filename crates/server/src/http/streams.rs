@@ -77,7 +77,7 @@ impl Streams {
         self.opened.elapsed().as_millis() as u64
     }
 
-    /// Age of the connection at the end of the last request; `None` while one is in progress.
+    /// Returns the age of the connection at the end of the last request; `None` while one is in progress.
     pub(super) fn rested(&self) -> Option<u64> {
         let under = self.under();
         under.open.is_empty().then_some(under.rested)

@@ -44,12 +44,12 @@ pub(in crate::http) struct Validity {
 const LIFE_LEFT_MIN: f64 = 0.1;
 
 impl Validity {
-    /// Remaining share of the validity period; below 0 after expiry.
+    /// Returns the remaining share of the validity period; below 0 after expiry.
     pub(in crate::http) fn life_left(self, now: u64) -> f64 {
         (self.until as f64 - now as f64) / (self.until.saturating_sub(self.from).max(1)) as f64
     }
 
-    /// Warning about expiry, if one is due.
+    /// Returns a warning about expiry, if one is due.
     pub(in crate::http) fn warning(self, now: u64) -> Option<String> {
         let hours = self.until.abs_diff(now) / 3600;
         match self.life_left(now) {
@@ -71,9 +71,11 @@ impl TlsOptions {
         match (&self.certificate, &self.key) {
             (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
             (None, None) if self.client_ca.is_none() => Ok(None),
-            (None, None) => Err(Error::invalid("tls.client_ca: expected `tls.certificate` and `tls.key` with it")),
-            (Some(_), None) => Err(Error::invalid("tls.certificate: expected `tls.key` with it")),
-            (None, Some(_)) => Err(Error::invalid("tls.key: expected `tls.certificate` with it")),
+            (None, None) => {
+                Err(Error::invalid("tls.client_ca: set without `tls.certificate` and `tls.key`, expected all three"))
+            }
+            (Some(_), None) => Err(Error::invalid("tls.certificate: set without `tls.key`, expected both")),
+            (None, Some(_)) => Err(Error::invalid("tls.key: set without `tls.certificate`, expected both")),
         }
     }
 }

@@ -45,7 +45,7 @@ impl<'a> TraceContext<'a> {
         u8::from_str_radix(self.flags, 16).is_ok_and(|flags| flags & 1 == 1)
     }
 
-    /// Header of an answer: the same trace, with this call's own span id of 16 hexadecimal digits.
+    /// Returns the header of an answer: the same trace, with this call's own span id of 16 hexadecimal digits.
     pub(super) fn answer(&self, call: &str) -> Option<HeaderValue> {
         HeaderValue::from_str(&format!("00-{}-{call}-{}", self.trace, self.flags)).ok()
     }

@@ -81,7 +81,7 @@ pub(super) struct Traced {
 }
 
 impl Traced {
-    /// Header of the answer.
+    /// Returns the header of the answer.
     pub(super) fn header(&self) -> Option<HeaderValue> {
         HeaderValue::from_str(&format!("00-{}-{}-01", self.trace, self.span)).ok()
     }
@@ -179,7 +179,7 @@ fn text(key: &str, value: &str) -> Value {
     json!({"key": key, "value": {"stringValue": value}})
 }
 
-/// Integer attribute; the protocol's JSON represents 64-bit integers as strings.
+/// Returns an integer attribute; the protocol's JSON represents 64-bit integers as strings.
 fn number(key: &str, value: u64) -> Value {
     json!({"key": key, "value": {"intValue": value.to_string()}})
 }

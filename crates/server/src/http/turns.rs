@@ -57,7 +57,7 @@ impl<J> WaitingJobs<J> {
         self.order.is_empty()
     }
 
-    /// Number of waiting jobs.
+    /// Returns the number of waiting jobs.
     pub(super) fn len(&self) -> usize {
         self.waiting.values().map(VecDeque::len).sum()
     }

@@ -42,12 +42,12 @@ impl Watched {
         }
     }
 
-    /// Factor by which the audit samples this version more often.
+    /// Returns the factor by which the audit samples this version more often.
     pub(super) fn audited_times(&self) -> f64 {
         self.run.audited_times(self.by.1)
     }
 
-    /// Version that answers the request.
+    /// Returns the version that answers the request.
     pub(super) fn side(&self) -> Side {
         self.by.1
     }

@@ -18,7 +18,7 @@ pub(super) const WINDOW: Duration = Duration::from_secs(300);
 #[derive(Debug)]
 pub(super) struct Worst<T> {
     start: Instant,
-    /// Badness that an event must exceed to be kept.
+    /// Severity that an event must exceed to be listed.
     floor: AtomicU64,
     /// End of the current window, in microseconds after `start`.
     end: AtomicU64,

@@ -153,13 +153,13 @@ impl ShardedRequest<'_> {
             .await
     }
 
-    /// The headers of a call to a shard.
+    /// Returns the headers of a call to a shard.
     fn headers(&self, shard: usize) -> Result<Vec<(&'static str, HeaderValue)>> {
         let background = self.terms.is_background.then(|| (BACKGROUND_HEADER, HeaderValue::from_static("1")));
         Ok(self.sees(shard)?.into_iter().chain(background).collect())
     }
 
-    /// Those that say what the answer must see.
+    /// Returns the headers with the updates that the answer must include.
     fn sees(&self, shard: usize) -> Result<Vec<(&'static str, HeaderValue)>> {
         let position = self.terms.positions.as_ref().and_then(|positions| positions.get(shard).copied());
         let position = position.filter(|position| *position > 0).map(|position| (POSITION_HEADER, position.into()));

@@ -82,7 +82,7 @@ async fn stop(model: &str, served: &ShardedVersion, canary: &Canary, reason: &st
     let body = body.map_err(|e| Error::internal(format!("encoding a canary: {e}")))?;
     let path = format!("/v1/models/{model}/traffic:stop");
     let call = Outgoing::plain(path, (Some(Bytes::from(body)), "application/json"), None);
-    let mut last = Error::unavailable("no server holds the canary's version any more");
+    let mut last = Error::unavailable("no server has the canary's version any more");
     for server in served.homes.iter().flat_map(|home| home.servers().to_vec()) {
         match server.call(&call, Instant::now() + STOP_MAX).await {
             Ok(_) => return Ok(()),

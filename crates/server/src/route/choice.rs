@@ -60,7 +60,7 @@ pub enum Outcome {
     /// No answer before the deadline, which the caller chose. This counts as a failure only if other replicas would have answered
     /// long before.
     Late,
-    /// The caller no longer wanted the answer.
+    /// The caller cancelled the call.
     Left,
 }
 
@@ -94,7 +94,7 @@ impl Times {
         }
     }
 
-    /// 95th percentile, if enough samples exist.
+    /// Returns the 95th percentile, if enough samples exist.
     fn most(&self) -> Option<Micros> {
         if self.total < SAMPLES_MIN {
             return None;
@@ -146,7 +146,7 @@ impl Member {
         }
     }
 
-    /// Relative latency now: old observations decay towards 1.
+    /// Returns the relative latency now: old observations decay towards 1.
     fn slowness(&self, now: Micros) -> f64 {
         let kept = (-(now.saturating_sub(self.at) as f64) / HALF_LIFE).exp2();
         1.0 + (self.slowness - 1.0) * kept
@@ -272,7 +272,7 @@ impl<I: Ord + Copy> Group<I> {
         }
     }
 
-    /// 95th percentile of a kind's latency, if it is known: the delay before hedging.
+    /// Returns the 95th percentile of a kind's latency, if it is known: the delay before hedging.
     pub fn hedge_after(&self, kind: usize) -> Option<Micros> {
         self.times[kind].most()
     }

@@ -41,7 +41,7 @@ static CALLS: AtomicU64 = AtomicU64::new(1);
 /// Timeout for connecting.
 const CONNECT: Duration = Duration::from_secs(1);
 
-/// Persistent connection. It is polled only while a call is in progress.
+/// Persistent connection. The connection is polled only while a call is in progress.
 struct PersistentConnection {
     sender: SendRequest<Body>,
     wire: Wire,
@@ -103,7 +103,7 @@ pub(super) struct Outgoing {
 /// Format of a call and its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// Protocol between routers and servers. Such a call changes nothing, so it may be repeated.
+    /// Protocol between routers and servers. A call without updates changes nothing, so it may be repeated.
     Pass,
     /// Public API: content type of the body, and an optional idempotency key. The call may change something, so it is sent once.
     Plain(&'static str, Option<HeaderValue>),
@@ -413,7 +413,7 @@ mod tests {
         String::from_utf8_lossy(&text[..read]).to_ascii_lowercase()
     }
 
-    /// Number of a call, which the server returns.
+    /// Returns the number of a call, which the server returns.
     fn number(asked: &str) -> u64 {
         let value = asked.lines().find_map(|line| line.strip_prefix("sterling-call: ")).unwrap();
         value.trim().parse().unwrap()

@@ -30,7 +30,7 @@ impl<S> Edition<S> {
         (self.version, &self.digest) == (other.0, &other.1)
     }
 
-    /// Copy of the version without servers.
+    /// Returns a copy of the version without servers.
     pub(super) fn without_servers(&self) -> Self
     where
         S: Clone,
@@ -39,7 +39,7 @@ impl<S> Edition<S> {
         Edition { replicas, votes: 0, labels: BTreeMap::new(), ..self.clone() }
     }
 
-    /// Number of servers of the shard with the fewest.
+    /// Returns the number of servers of the shard with the fewest.
     pub fn fewest(&self) -> usize {
         self.replicas.iter().map(Vec::len).min().unwrap_or(0)
     }
@@ -121,8 +121,8 @@ pub fn editions<'a, S: Clone>(
     models
 }
 
-/// Number of items per shard. All items of shards without servers are assigned to the first of them. `None` if the sum
-/// contradicts the total.
+/// Returns the number of items per shard. All items of shards without servers are assigned to the first of them. `None`
+/// if the sum contradicts the total.
 fn items<S>(found: &Found<S>) -> Option<Vec<usize>> {
     let known = found.items.iter().flatten().fold(0u64, |sum, items| sum.saturating_add(*items));
     let mut rest = found.items_of_all.checked_sub(known)?;

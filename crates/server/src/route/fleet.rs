@@ -89,7 +89,7 @@ pub struct Listed {
     pub version: u64,
     /// Hash of the version's bytes.
     pub digest: String,
-    /// True if it is active.
+    /// True if the version is active.
     pub is_active: bool,
     /// True if every shard has enough servers.
     pub is_whole: bool,
@@ -146,19 +146,19 @@ impl Fleet {
         })
     }
 
-    /// Configuration of the router.
+    /// Returns the configuration of the router.
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// Looks at the servers for ever: first at once, unless somebody has looked before.
+    /// Polls the servers forever; the first poll is immediate, unless they have been polled before.
     pub async fn watch(&self) -> Infallible {
         if !self.has_polled.load(Ordering::Relaxed) {
             self.look().await;
         }
         loop {
             let pause = Duration::from_millis(self.options.refresh_ms);
-            // Whichever comes first; a timeout is no error.
+            // Waits for a notification or the pause, whichever ends first.
             let _ = timeout(pause, self.wanted.notified()).await;
             self.look().await;
         }
@@ -393,8 +393,10 @@ impl Fleet {
                 };
                 let found = of_number().find(|served| is_active(served) || served.edition.fewest() >= least);
                 found.cloned().ok_or_else(|| match of_number().next() {
-                    Some(_) => Error::not_ready(format!("version {version} is not at {least} servers of every shard")),
-                    None => Error::not_found(format!("version {version} is in the memory of no server")),
+                    Some(_) => {
+                        Error::not_ready(format!("version {version} has fewer than {least} servers for some shard"))
+                    }
+                    None => Error::not_found(format!("no server has version {version} in memory")),
                 })
             }
             VersionSelector::Label(label) => {
@@ -451,7 +453,7 @@ impl Fleet {
                 Ok(gathered) => return Ok((served, gathered)),
             }
         }
-        Err(Error::internal("a request goes again once"))
+        Err(Error::internal("a request is repeated at most once"))
     }
 
     /// Returns a version with its current servers, if they are known.

@@ -125,7 +125,8 @@ impl Fleet {
                 State::Ready | State::Slow => {}
             }
             if let Some(times) = slow.get(address) {
-                troubles.push(format!("server {address} takes {times:.0} times as long as others that have the same"));
+                troubles
+                    .push(format!("server {address} is {times:.0} times slower than other servers of the same shard"));
             }
         }
         troubles

@@ -31,7 +31,7 @@ impl Names {
             match found {
                 Ok(Ok(addresses)) => drop(names.insert(name.clone(), addresses)),
                 Ok(Err(error)) => tracing::warn!(name, %error, "the name of a server cannot be resolved"),
-                Err(_) => tracing::warn!(name, "the name of a server is not resolved in time"),
+                Err(_) => tracing::warn!(name, "the name of a server was not resolved in time"),
             }
         }
         let mut there = BTreeMap::new();

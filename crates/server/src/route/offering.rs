@@ -13,12 +13,12 @@ pub struct ShardedVersion {
 }
 
 impl ShardedVersion {
-    /// Number of the version.
+    /// Returns the number of the version.
     pub fn version(&self) -> u64 {
         self.edition.version
     }
 
-    /// Hash of the version's bytes.
+    /// Returns the hash of the version's bytes.
     pub fn digest(&self) -> &str {
         &self.edition.digest
     }
@@ -28,12 +28,12 @@ impl ShardedVersion {
         (self.version(), self.digest()) == (other.version(), other.digest())
     }
 
-    /// Number of shards; 1 for an unsharded version.
+    /// Returns the number of shards; 1 for an unsharded version.
     pub fn shards(&self) -> usize {
         self.homes.len()
     }
 
-    /// Number of items at publication, and number of servers, per shard.
+    /// Returns the number of items at publication, and number of servers, per shard.
     pub fn held(&self) -> impl Iterator<Item = (usize, usize)> {
         self.edition.items.iter().zip(&self.edition.replicas).map(|(items, servers)| (*items, servers.len()))
     }
@@ -48,14 +48,14 @@ impl ShardedVersion {
         (0..).zip(&self.homes).filter(|(_, home)| !home.may_answer()).map(|(shard, _)| shard)
     }
 
-    /// Share of the items in shards that are not lost.
+    /// Returns the share of the items in shards that are not lost.
     pub fn coverage(&self) -> f64 {
         let lost: usize = self.lost().map(|shard| self.edition.items[shard]).sum();
         let items = self.items().max(1);
         (items - lost.min(items)) as f64 / items as f64
     }
 
-    /// Number of items of all shards at publication.
+    /// Returns the number of items of all shards at publication.
     pub fn items(&self) -> usize {
         self.edition.items.iter().sum()
     }

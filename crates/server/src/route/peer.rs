@@ -126,7 +126,7 @@ impl Peer {
         let lacking = self.lacking().await;
         let mut before = locked(&self.lacking);
         if let Some(what) = lacking.first().filter(|_| before.is_empty()) {
-            tracing::warn!(host = self.host.name, what, "returns no rows though it answers");
+            tracing::warn!(host = self.host.name, what, "it answers, but returns no rows");
         }
         *before = lacking;
     }

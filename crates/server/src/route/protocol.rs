@@ -49,7 +49,8 @@ pub const VIEW_HEADER: &str = "sterling-view";
 /// Any available view.
 pub const ANY_VIEW: &str = "any";
 
-/// The header of a call that no caller waits for: the server ends it where a caller's would have to wait for it.
+/// Header of a background call, for which no caller waits: the server drops it if a caller's request would have to wait
+/// for it.
 pub const BACKGROUND_HEADER: &str = "sterling-background";
 
 /// Identity of a version's view at its server.
@@ -211,7 +212,8 @@ pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
     }
 }
 
-/// Writes an answer to a pass, in two pieces: what the items say, as it is, and all else, which ends with how many bytes that takes.
+/// Writes an answer to a pass in two pieces: the text of the items, unchanged, and the encoded rest, which ends with
+/// the length of the text.
 ///
 /// # Errors
 /// As [`write()`].

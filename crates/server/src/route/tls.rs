@@ -38,9 +38,9 @@ impl ServersTls {
             (None, None, None) => Ok(None),
             (Some(ca), None, None) => Ok(Some((ca, None))),
             (Some(ca), Some(certificate), Some(key)) => Ok(Some((ca, Some((certificate, key))))),
-            (None, ..) => Err(Error::invalid("tls.certificate: expected `tls.ca` with it")),
-            (_, Some(_), None) => Err(Error::invalid("tls.certificate: expected `tls.key` with it")),
-            (_, None, Some(_)) => Err(Error::invalid("tls.key: expected `tls.certificate` with it")),
+            (None, ..) => Err(Error::invalid("tls.certificate: set without `tls.ca`, expected both")),
+            (_, Some(_), None) => Err(Error::invalid("tls.certificate: set without `tls.key`, expected both")),
+            (_, None, Some(_)) => Err(Error::invalid("tls.key: set without `tls.certificate`, expected both")),
         }
     }
 }
@@ -61,9 +61,9 @@ mod tests {
         };
         assert_eq!(of("", "", ""), Ok(false));
         for (invalid, expected) in [
-            (of("", "a", "b"), "expected `tls.ca`"),
-            (of("a", "b", ""), "expected `tls.key`"),
-            (of("a", "", "b"), "expected `tls.certificate`"),
+            (of("", "a", "b"), "set without `tls.ca`"),
+            (of("a", "b", ""), "set without `tls.key`"),
+            (of("a", "", "b"), "set without `tls.certificate`"),
         ] {
             assert!(invalid.as_ref().is_err_and(|e| e.contains(expected)), "{invalid:?}");
         }

@@ -94,7 +94,9 @@ fn check(model: &str, (shard, shards): (usize, usize), servers: &[(SocketAddr, O
         .map(|(address, holdings)| (address, holdings.updates))
         .collect();
     if let Some((address, _)) = of_shard.iter().find(|(_, keeping)| *keeping == UpdateStorage::Nowhere) {
-        return Err(Error::unsupported(format!("server {address} accepts no updates; `serve --updates` does")));
+        return Err(Error::unsupported(format!(
+            "server {address} accepts no updates; start it with `serve --updates` to accept them"
+        )));
     }
     if of_shard.iter().all(|(_, keeping)| *keeping == UpdateStorage::Shared) {
         return Ok(());
@@ -115,17 +117,17 @@ fn check(model: &str, (shard, shards): (usize, usize), servers: &[(SocketAddr, O
 }
 
 impl ShardServers<'_> {
-    /// Version that answers.
+    /// Returns the version that answers.
     pub fn served(&self) -> &ShardedVersion {
         &self.served
     }
 
-    /// Number of shards.
+    /// Returns the number of shards.
     pub fn count(&self) -> usize {
         self.served.homes.len()
     }
 
-    /// Index of the shard that an item belongs to.
+    /// Returns the index of the shard that an item belongs to.
     pub fn home(&self, item: ItemId) -> usize {
         shard_of(item, self.count() as u32) as usize
     }

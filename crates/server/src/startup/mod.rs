@@ -119,12 +119,12 @@ impl Server {
         Ok(Server { runtime, sockets, refresh, http: config.http.clone(), app })
     }
 
-    /// Listening address.
+    /// Returns the listening address.
     ///
     /// # Errors
     /// `Io` if the system does not report it.
     pub fn address(&self) -> Result<SocketAddr> {
-        self.sockets.main.local_addr().map_err(|e| Error::io("the listening socket", e))
+        self.sockets.main.local_addr().map_err(|e| Error::io("listening socket", e))
     }
 
     /// Address for administrators, if it is separate.
@@ -141,7 +141,7 @@ impl Server {
         if self.sockets.tls.is_some() { "https" } else { "http" }
     }
 
-    /// Registry of the served models.
+    /// Returns the registry of the served models.
     pub fn registry(&self) -> &Arc<Registry> {
         &self.app.registry
     }

@@ -37,8 +37,8 @@ pub trait Backend: Send + Sync + 'static {
     /// Returns whether rows must be fetched before a worker can run the request.
     fn needs_fetch(&self, work: &Self::Work) -> bool;
 
-    /// Returns whether any thread can run the request as well as a worker thread. If so, a caller that would wait for an idle
-    /// worker runs it itself.
+    /// Returns whether the request can run on any thread, not only on a worker thread. If it can, a caller whose
+    /// request would go to an idle worker runs the request itself.
     fn runs_anywhere(&self, work: &Self::Work) -> bool;
 
     /// Fetches the rows that requests of one group need, and stores them in the requests. May block until the latest of their

@@ -20,7 +20,7 @@ use sterling_core::quota::Flow;
 use sterling_core::request::{CallOptions, Priority};
 use sterling_core::tasks::{self, Task};
 
-/// Number of threads that fetch rows. Each waits for one answer of the cluster at a time.
+/// Number of threads that fetch rows. Each fetcher waits for one answer of the cluster at a time.
 pub(super) const FETCHERS: usize = 4;
 /// Interval of the check for hanging workers, and the time after the last deadline of its batch at which a worker counts as lost.
 /// rten cannot be interrupted by a deadline.
@@ -73,12 +73,12 @@ impl<B: Backend> Engine<B> {
         &self.shared.backend
     }
 
-    /// Number of workers, which is the maximum number of cores that passes use at once.
+    /// Returns the number of workers, which is the maximum number of cores that passes use at once.
     pub fn workers(&self) -> usize {
         self.workers
     }
 
-    /// Number of workers that can answer: their threads are alive and do not hang in abandoned requests.
+    /// Returns the number of workers that can answer: their threads are alive and do not hang in abandoned requests.
     pub fn available_workers(&self) -> usize {
         let since = Instant::now().checked_sub(LOST_AFTER);
         let threads = self.shared.threads();

@@ -15,8 +15,9 @@ use sterling_core::quota::Flow;
 
 /// Maximum number of idle callers whose recent usage is remembered; further ones are forgotten.
 pub(super) const CALLERS_MAX: usize = 4096;
-/// Factor on the predicted work of a caller whose queue is behind. Without it, the queue would stay behind while the load exceeds
-/// the capacity: the newest requests run, as many new ones follow, and those in between age.
+/// Factor on the predicted work of a caller whose queue is behind. Without this factor, the queue would not recover
+/// while the load exceeds the capacity: the newest requests would run, as many new ones would follow, and the ones in
+/// between would grow old.
 const BACKLOG_FACTOR: f64 = 2.0;
 
 /// Queued requests of a caller.
@@ -70,23 +71,23 @@ impl<J> Default for Fair<J> {
 }
 
 impl<J> Fair<J> {
-    /// Number of queued requests.
+    /// Returns the number of queued requests.
     pub(super) fn len(&self) -> usize {
         self.counts.iter().sum()
     }
 
-    /// Number of queued requests of one kind.
+    /// Returns the number of queued requests of one kind.
     pub(super) fn len_of(&self, kind: Kind) -> usize {
         self.counts[kind as usize]
     }
 
-    /// Sum of the cost estimates that a caller has queued.
+    /// Returns the sum of the cost estimates that a caller has queued.
     pub(super) fn queued_cost(&self, flow: Flow) -> Duration {
         let lanes = self.callers.get(&flow).into_iter().flat_map(|caller| &caller.lanes);
         lanes.map(|lane| lane.cost_estimate).sum()
     }
 
-    /// Number of queued requests of one caller.
+    /// Returns the number of queued requests of one caller.
     pub(super) fn len_for(&self, flow: Flow) -> usize {
         let lanes = self.callers.get(&flow).into_iter().flat_map(|caller| &caller.lanes);
         lanes.map(|lane| lane.entries.len()).sum()
@@ -193,7 +194,7 @@ impl<J> Fair<J> {
         before.fold(QueuedWork::default(), |ahead, &(of, _, flow)| {
             let caller = &self.callers[&flow];
             let is_own = own.is_some_and(|(own, _)| own == flow);
-            // Counts its requests that are due by then, the last of which may end later.
+            // Counts the requests of a caller that are due by a time; the last one may end later.
             let room = if is_own { Duration::MAX } else { (due - of).saturating_add(caller.longest()) };
             ahead.plus(caller, room, now)
         })
@@ -213,7 +214,7 @@ impl<J> Fair<J> {
 }
 
 impl<J> Caller<J> {
-    /// Largest cost estimate among the heads of its queues.
+    /// Returns the largest cost estimate among the heads of its queues.
     fn longest(&self) -> Duration {
         self.lanes.iter().filter_map(|lane| Some(lane.oldest()?.ask.cost_estimate)).max().unwrap_or_default()
     }

@@ -72,12 +72,13 @@ impl Entry<()> {
     }
 }
 
-/// Kinds of requests within a priority. They queue separately, because some must not wait for others.
+/// Kinds of requests within a priority. Each kind has its own queue, because some requests must not wait for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Ready on arrival.
     Direct,
-    /// Ready after rows were fetched. These arrive in bursts, which must not be served before requests that arrived meanwhile.
+    /// Ready after rows were fetched. Requests whose rows were fetched arrive in bursts, which must not be served
+    /// before requests that arrived meanwhile.
     Fetched,
     /// Expensive.
     Dear,

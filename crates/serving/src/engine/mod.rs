@@ -14,7 +14,10 @@
 //! The engine knows nothing about passes; its tests use a fake backend.
 
 mod backend;
-#[expect(clippy::module_inception, reason = "the engine is what the folder is about; beside it stand its parts")]
+#[expect(
+    clippy::module_inception,
+    reason = "the folder is named after its main module; the other modules are its parts"
+)]
 mod engine;
 mod fair;
 mod lane;

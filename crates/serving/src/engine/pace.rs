@@ -12,7 +12,8 @@ const HALF_LIFE: Duration = Duration::from_millis(500);
 const MEMORY_S: f64 = 0.25;
 /// Maximum weight of one batch, in estimated seconds, so that an expensive one does not dominate.
 const SAMPLE_S: f64 = 0.025;
-/// Weight of the initial assumption that estimates are right, in estimated seconds. A few requests outweigh it.
+/// Weight of the initial assumption that estimates are right, in estimated seconds. The initial value has the weight of
+/// a few requests.
 const PRIOR_WEIGHT_S: f64 = 0.005;
 /// Maximum ratio of measured to predicted time of a batch; larger ones are clamped, since the machine slept or the process was
 /// stopped.
@@ -31,7 +32,7 @@ pub(super) struct ServiceRate {
 }
 
 impl ServiceRate {
-    /// Starts with the assumption that estimates are right.
+    /// Starts with rate 1: cost estimates are assumed to be correct.
     pub(super) fn new(now: Instant) -> Self {
         ServiceRate { taken_s: PRIOR_WEIGHT_S, estimated_s: PRIOR_WEIGHT_S, learned: now }
     }

@@ -33,7 +33,7 @@ impl Passes {
         self.residents.clone()
     }
 
-    /// Device name, with the reason if the CPU replaces a preferred GPU.
+    /// Returns the device name, with the reason if the CPU replaces a preferred GPU.
     pub fn device(&self) -> &str {
         if self.device.is_empty() { "cpu" } else { &self.device }
     }

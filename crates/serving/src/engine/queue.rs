@@ -133,17 +133,17 @@ impl<J> Queue<J> {
         }
     }
 
-    /// Number of requests that wait for a worker.
+    /// Returns the number of requests that wait for a worker.
     pub(super) fn waiting(&self) -> usize {
         self.waiting_before(Priority::Batch)
     }
 
-    /// Number of requests that wait for a worker and have this priority or a higher one.
+    /// Returns the number of requests that wait for a worker and have this priority or a higher one.
     pub(super) fn waiting_before(&self, priority: Priority) -> usize {
         self.waiting[..=priority as usize].iter().map(Fair::len).sum()
     }
 
-    /// Number of requests whose rows are being fetched or wait for that.
+    /// Returns the number of requests whose rows are being fetched or wait for that.
     pub(super) fn fetching(&self) -> usize {
         self.to_fetch.entries.len() + self.in_fetch
     }
@@ -152,7 +152,7 @@ impl<J> Queue<J> {
         &self.pace
     }
 
-    /// Predicted run time of the cheaper ones of recent interactive requests; zero before the first.
+    /// Returns the predicted run time of the cheaper ones of recent interactive requests; zero before the first.
     pub(super) fn usual(&self) -> Duration {
         self.usual.map_or(Duration::ZERO, |cost_estimate| self.pace.predict(cost_estimate).mul_f64(MARGIN))
     }
@@ -162,7 +162,7 @@ impl<J> Queue<J> {
         self.waiting() == 0 && self.fetching() == 0 && self.running.iter().all(Option::is_none)
     }
 
-    /// Maximum number of workers for expensive requests.
+    /// Returns the maximum number of workers for expensive requests.
     fn expensive_slots(&self) -> usize {
         self.bounds.workers.saturating_sub(1).max(1)
     }
@@ -212,7 +212,7 @@ impl<J> Queue<J> {
         self.held_by(ask.flow).count() + 1 < self.running.len()
     }
 
-    /// Predicted remaining run time of a worker in seconds; 0 if it is idle.
+    /// Returns the predicted remaining run time of a worker in seconds; 0 if it is idle.
     fn left_s(&self, running: Option<Running>, now: Instant) -> f64 {
         running.filter(|running| !running.is_preempted).map_or(0.0, |running| {
             let ran_s = now.saturating_duration_since(running.began).as_secs_f64();
@@ -307,8 +307,9 @@ impl<J> Queue<J> {
         Ok(ask.deadline - own)
     }
 
-    /// Returns whether background work must end so that a caller's request is not rejected: the request would wait too long for
-    /// it, or it overran its prediction and its end is unknown. From then on it counts as ended.
+    /// Returns whether background work must end so that a caller's request is not rejected: the request would wait too
+    /// long for it, or it overran its prediction and its end is unknown. From then on the background work counts as
+    /// ended.
     pub(super) fn must_preempt_background(&mut self, ask: &QueuedRequest, now: Instant) -> bool {
         let is_behind = |running: &Running| running.is_background && !running.is_preempted;
         if ask.is_background || !self.running.iter().flatten().any(is_behind) {
@@ -333,7 +334,7 @@ impl<J> Queue<J> {
         helps
     }
 
-    /// Number of queued requests of the same caller that wait for the same resource.
+    /// Returns the number of queued requests of the same caller that wait for the same resource.
     fn waiting_for(&self, ask: &QueuedRequest) -> usize {
         if ask.needs_fetch {
             return self.to_fetch.entries.values().filter(|entry| entry.ask.flow == ask.flow).count();

@@ -32,7 +32,7 @@ const FREE_AT_US: u64 = (1 << 48) - 1;
 /// Maximum age of a published wait of a caller behind its own requests.
 const CROWDED_MAX: Duration = Duration::from_secs(1);
 
-/// Index of a flow in [`Shared::free_for`], and the tag bits that distinguish it there.
+/// Returns the index of a flow in [`Shared::free_for`], and the tag bits that distinguish it there.
 fn published(flow: Flow) -> (usize, u64) {
     ((flow.0 % PUBLISHED_FLOWS as u64) as usize, flow.0 & !FREE_AT_US)
 }
@@ -187,7 +187,7 @@ impl<B: Backend> Shared<B> {
             self.crowded_until_us.store(0, Ordering::Relaxed);
         }
         self.meters.state(queue, &self.ledger);
-        // A thread that waits for this has closed the engine before.
+        // The waiting thread has already closed the engine, so no new work arrives.
         if self.is_closed.load(Ordering::Relaxed) && queue.is_idle() {
             self.idle.notify_all();
         }
@@ -209,7 +209,7 @@ impl<B: Backend> Shared<B> {
         let _ = self.crowded_until_us.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later);
     }
 
-    /// Published wait of a caller's next request behind its own queued ones; zero if nothing is published.
+    /// Returns the published wait of a caller's next request behind its own queued ones; zero if nothing is published.
     fn wait_for(&self, flow: impl FnOnce() -> Flow) -> Duration {
         let now_us = self.started.elapsed().as_micros() as u64;
         if self.crowded_until_us.load(Ordering::Relaxed) <= now_us {
@@ -221,7 +221,7 @@ impl<B: Backend> Shared<B> {
         Duration::from_micros(free_at_us.saturating_sub(now_us))
     }
 
-    /// Published wait of a cheap interactive request for a worker.
+    /// Returns the published wait of a cheap interactive request for a worker.
     fn wait(&self) -> Duration {
         let free_at = Duration::from_nanos(self.free_at_ns.load(Ordering::Relaxed));
         free_at.saturating_sub(self.started.elapsed())
@@ -244,8 +244,8 @@ impl<B: Backend> Shared<B> {
         if wait > allowed { Err(RejectionReason::Late { wait, allowed, own }) } else { Ok(()) }
     }
 
-    /// Time for which requests may stay in their sockets, to be read together: zero unless the queue is so long that arriving
-    /// requests are rejected or served last.
+    /// Returns the time for which requests may stay in their sockets, to be read together: zero unless the queue is so
+    /// long that arriving requests are rejected or served last.
     pub(super) fn read_delay(&self, timeout: Duration) -> Duration {
         let crowded_until = Duration::from_micros(self.crowded_until_us.load(Ordering::Relaxed));
         let wait = self.wait().max(crowded_until.saturating_sub(self.started.elapsed()));

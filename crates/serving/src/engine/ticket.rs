@@ -101,7 +101,7 @@ impl<A> Ticket<A> {
         self.overtaken.as_ref().is_some_and(|(now, then)| now.load(Ordering::Relaxed) != *then)
     }
 
-    /// Time after which the answer is useless.
+    /// Returns the time after which the answer is useless.
     pub fn deadline(&self) -> Instant {
         self.deadline
     }
@@ -158,12 +158,12 @@ impl<A> Drop for Ticket<A> {
     }
 }
 
-/// Error for work that began but finished late.
+/// Returns an error for work that began but finished late.
 pub(super) fn late(timeout: Duration) -> Error {
     Error::deadline(format!("no answer within {} ms", timeout.as_millis()))
 }
 
-/// Error for requests after the engine was closed.
+/// Returns an error for requests after the engine was closed.
 pub(super) fn closing() -> Error {
     Error::not_ready("the server is shutting down").retry_after(Duration::from_secs(1))
 }

@@ -58,8 +58,8 @@ pub(super) fn fetch<B: Backend>(shared: &Shared<B>) {
     }
 }
 
-/// Runs jobs together. If one panics, runs each unanswered job alone, so that only the faulty one fails. Log lines of a job that
-/// runs alone carry its request id.
+/// Runs a batch of jobs. If one panics, runs each unanswered job alone, so that only the faulty one fails. Log lines of
+/// a job that runs alone carry its request id.
 fn isolate_failing_jobs<W, A>(jobs: &mut [Job<W, A>], mut run: impl FnMut(&mut [Job<W, A>]) -> bool) {
     let mut run = |jobs: &mut [Job<W, A>]| match jobs {
         [job] => job.ticket.span().clone().in_scope(|| run(std::slice::from_mut(job))),

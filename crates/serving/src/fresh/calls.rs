@@ -25,7 +25,7 @@ pub struct Call {
     pub count: u32,
     /// Position after its last update.
     pub position: u64,
-    /// Other fields of its answer.
+    /// Fields of the answer apart from position and count.
     #[serde(default)]
     pub answer: CallAnswer,
 }
@@ -115,7 +115,7 @@ impl Calls {
             Some(made) if made.digest == digest => Ok(Some(made.clone())),
             Some(_) => Err(Error::conflict(format!("idempotency key `{key}`: it was used for another call"))),
             None if self.under_way.insert(key.into()) => Ok(None),
-            None => Err(Error::conflict(format!("idempotency key `{key}`: a call with it is under way"))),
+            None => Err(Error::conflict(format!("idempotency key `{key}`: a call with this key is in progress"))),
         }
     }
 

@@ -94,7 +94,7 @@ impl Embedder {
             let pairs: Vec<(&FeatureRow, &Pooled)> = rows.iter().copied().zip(&pooled).collect();
             let made = tower.run(&pairs, threads, graphs)?;
             // The first output is the embedding.
-            let (first, more) = made.split_first().ok_or_else(|| Error::internal("the item tower makes nothing"))?;
+            let (first, more) = made.split_first().ok_or_else(|| Error::internal("the item tower has no output"))?;
             let row = |tensor: &Tensor, n: usize| {
                 let width = tensor.data().len() / rows.len();
                 tensor.data()[n * width..(n + 1) * width].to_vec()
@@ -120,7 +120,9 @@ fn kept(main: &Snapshot, put: &Put, made: &[Vec<f32>]) -> Result<Vec<u8>> {
             Some(column) => put.dense.iter().find(|(name, _)| name == column).map(|(_, row)| row),
             None => made.next(),
         };
-        values.push(row.ok_or_else(|| Error::invalid(format!("item.vectors `{}`: no row of it", spec.name)))?);
+        values.push(
+            row.ok_or_else(|| Error::invalid(format!("item.vectors `{}`: the item has no such row", spec.name)))?,
+        );
     }
     let rows = VectorRows::of(specs)?;
     let mut kept = Vec::with_capacity(rows.bytes());

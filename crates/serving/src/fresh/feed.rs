@@ -90,12 +90,12 @@ impl ModelUpdates {
         Ok(feed)
     }
 
-    /// Position of the last durable update.
+    /// Returns the position of the last durable update.
     pub fn last(&self) -> u64 {
         self.journal.last()
     }
 
-    /// Position of the first retained update, or of the next one if there are none.
+    /// Returns the position of the first retained update, or of the next one if there are none.
     pub fn first(&self) -> u64 {
         self.journal.first()
     }
@@ -115,7 +115,7 @@ impl ModelUpdates {
         self.journal.warning()
     }
 
-    /// Approximate bytes of the updates after a position.
+    /// Returns the approximate bytes of the updates after a position.
     pub fn bytes_after(&self, position: u64) -> u64 {
         self.journal.bytes_after(position)
     }
@@ -140,7 +140,7 @@ impl ModelUpdates {
         *locked(&self.merging) = None;
     }
 
-    /// Error kind of the last merge attempt on this server; `None` if it succeeded.
+    /// Returns the error kind of the last merge attempt on this server; `None` if it succeeded.
     pub fn unmerged(&self) -> Option<Kind> {
         *locked(&self.unmerged)
     }
@@ -220,7 +220,7 @@ impl ModelUpdates {
         self.calls().begin(key, digest)
     }
 
-    /// Ends a call. It may be repeated if it had no effect.
+    /// Ends a call. The call may be repeated if it had no effect.
     pub fn end(&self, key: &str, made: Option<Call>) {
         self.calls().end(key, made);
     }
@@ -432,7 +432,7 @@ impl Following {
                     self.waits(Some(e), shown);
                     std::thread::sleep(LINGER);
                 }
-                // The present view stays.
+                // The current view stays in use.
                 Err(e) => {
                     tracing::error!(model = self.name, error = %e, "updates are no longer applied; the current view stays");
                     shown.upgrade().iter().for_each(|shown| shown.stall(&e));

@@ -15,7 +15,7 @@ use sterling_snapshot::VectorRows;
 /// that the view does not show yet may insert it.
 ///
 /// # Errors
-/// The field, the received and the expected value.
+/// An error with the field, the received and the expected value.
 pub fn update_of(item: &GivenItem, view: &View, seen: &mut BTreeSet<i64>) -> Result<Update, InvalidItem> {
     Check { item, view }.update(seen)
 }

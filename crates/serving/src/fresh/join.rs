@@ -25,12 +25,13 @@ const BROKE: &str = "the task that joins segments panicked; this is a defect";
 /// Segment with its tombstones.
 pub(super) type Part = (Arc<Segment>, Tombstones);
 
-/// Number of items of a segment that are not deleted.
+/// Returns the number of items of a segment that are not deleted.
 pub(super) fn live((segment, gone): &Part) -> usize {
     segment.index().items() - gone.len()
 }
 
-/// Thread that runs joins one after the other. It is retained, because it keeps the memory of the last join for the next.
+/// Returns a thread that runs joins one after the other. It is retained, because it keeps the memory of the last join
+/// for the next.
 ///
 /// # Errors
 /// `Overloaded` if the thread cannot be started.
@@ -69,7 +70,7 @@ impl Joining {
         Joining { first, parts, made }
     }
 
-    /// Index range of the source segments.
+    /// Returns the index range of the source segments.
     pub(super) fn places(&self) -> Range<usize> {
         self.first..self.first + self.parts.len()
     }

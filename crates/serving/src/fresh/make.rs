@@ -102,7 +102,7 @@ impl RowEncoder {
 pub(super) struct Changes {
     /// Attributes with a column. A value that does not fit its column is missing.
     pub(super) fitting: Vec<(usize, Attribute)>,
-    /// One error per misfit.
+    /// One error per attribute that does not fit.
     pub(super) misfits: Vec<Error>,
 }
 

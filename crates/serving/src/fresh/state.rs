@@ -114,7 +114,7 @@ impl Fresh {
         Fresh { maker: self.maker.taking(early), ..self }
     }
 
-    /// Position of the last update.
+    /// Returns the position of the last update.
     pub fn position(&self) -> u64 {
         self.position
     }
@@ -243,7 +243,7 @@ impl Fresh {
         columns.all(|column| self.in_place[column]) && (self.overlay.len() < CHANGED_MAX || self.overlay.contains(slot))
     }
 
-    /// Returns the present state of an item outside of the table.
+    /// Returns the current state of an item that is not in the table of recent updates.
     fn row(&self, id: i64) -> Result<Option<Row>> {
         let rows = VectorRows::of(&self.main.package.spec.item.vectors)?;
         for (segment, gone) in &self.segments {

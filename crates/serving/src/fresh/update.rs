@@ -99,7 +99,7 @@ impl CallAnswer {
         self
     }
 
-    /// Heap bytes of the answer.
+    /// Returns the heap bytes of the answer.
     pub(super) fn bytes(&self) -> usize {
         let texts = self.refused.iter().map(|UpdateRejection { wrong, .. }| wrong.field.len() + wrong.reason.len());
         self.refused.len() * size_of::<UpdateRejection>() + texts.sum::<usize>()
@@ -107,7 +107,7 @@ impl CallAnswer {
 }
 
 impl Update {
-    /// Item id of the update, if it concerns an item.
+    /// Returns the item id of the update, if it concerns an item.
     pub fn id(&self) -> Option<i64> {
         match self {
             Update::Put(Put { id, .. }) | Update::Set { id, .. } | Update::Delete { id } => Some(*id),

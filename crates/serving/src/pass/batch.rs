@@ -20,7 +20,7 @@ pub trait Pass: Send {
 
 /// Requests that run together, all prepared for one view.
 pub trait Batch: Sync {
-    /// Number of requests.
+    /// Returns the number of requests.
     fn len(&self) -> usize;
 
     /// Returns whether the batch is empty.
@@ -41,7 +41,7 @@ pub trait Batch: Sync {
     fn answer(&self, n: usize, answer: Result<Answer>);
 }
 
-/// Error of a request whose deadline passed before a step.
+/// Returns an error of a request whose deadline passed before a step.
 pub(super) fn late(before: &str) -> Error {
     Error::deadline(format!("the deadline passed before step `{before}`"))
 }
@@ -86,7 +86,7 @@ impl Batch for Collected<'_> {
 pub fn run(pass: &mut dyn Pass, requests: &[Prepared], deadline: Option<Instant>) -> Vec<Result<Answer>> {
     let batch = Collected { requests, deadline, answers: Mutex::new(requests.iter().map(|_| None).collect()) };
     pass.run(&batch);
-    let unanswered = || Err(Error::internal("the pass left a request unanswered"));
+    let unanswered = || Err(Error::internal("the pass did not answer a request"));
     let answers = std::mem::take(&mut *batch.collected());
     answers.into_iter().map(|answer| answer.unwrap_or_else(unanswered)).collect()
 }

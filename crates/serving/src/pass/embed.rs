@@ -14,7 +14,7 @@ use sterling_graph::tower::{self, FeatureRow, Pooled, Threads, Tower};
 use sterling_snapshot::model::UserInput;
 
 /// Error for an invalid query embedding of the user tower.
-pub(super) const NOT_FINITE: &str = "the user tower made a query that is not finite or too large";
+pub(super) const NOT_FINITE: &str = "the user tower returned a query that is not finite or too large";
 
 /// Request with its query embeddings, on its way through the pass.
 pub(super) struct EmbeddedRequest<'a> {

@@ -172,8 +172,8 @@ fn selection(view: &View, select: &Select) -> Result<Task> {
     Ok(Task::Select { search, selection })
 }
 
-/// Number of results that a shard reranks early and returns with its candidates, if that is worthwhile: as many as are likely to
-/// be among the best, scaled by the share that turns out not to be candidates.
+/// Returns the number of results that a shard reranks early and returns with its candidates, if that is worthwhile: as
+/// many as are likely to be among the best, scaled by the share that turns out not to be candidates.
 fn results_ahead(view: &View, search: &Search, shards: u32) -> Option<usize> {
     // The queries of a user are merged only after the final candidates are known.
     let &[SearchPlan { k0, .. }] = &search.queries[..] else { return None };

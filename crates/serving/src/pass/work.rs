@@ -89,7 +89,7 @@ pub(super) enum Query {
 const NUMBER_MAX: f32 = 4_294_967_296.0;
 
 impl Query {
-    /// Error for a graph whose output for this request is not finite.
+    /// Returns an error for a graph whose output for this request is not finite.
     pub(super) fn not_finite(&self, what: &str) -> Error {
         let of = |numbers: &[f32]| numbers.iter().fold(0f32, |most, x| most.max(x.abs()));
         not_finite(
@@ -139,7 +139,7 @@ pub(super) enum Task {
 /// Number of candidates that all shards search for, and this shard's share, per query of the user.
 #[derive(Debug)]
 pub(super) struct Selection {
-    /// K0 across all shards.
+    /// Number of candidates across all shards, K0.
     pub(super) candidates: Vec<usize>,
     /// Number of candidates that all shards select; this shard's number is in its plans.
     pub(super) selected: Vec<usize>,
@@ -187,7 +187,7 @@ impl Search {
         })
     }
 
-    /// Number of candidates of all queries.
+    /// Returns the number of candidates of all queries.
     pub(super) fn candidates(&self) -> usize {
         self.queries.iter().map(|query| query.k0).sum()
     }
@@ -249,7 +249,7 @@ impl Prepared {
         self.reading.explain
     }
 
-    /// Cost estimate of the request.
+    /// Returns the cost estimate of the request.
     pub fn cost(&self) -> Cost {
         self.cost
     }
@@ -262,7 +262,7 @@ impl Prepared {
         }
     }
 
-    /// Maximum number of candidates to rerank (K0), over all queries.
+    /// Returns the maximum number of candidates to rerank (K0), over all queries.
     pub(super) fn candidates(&self) -> usize {
         match &self.task {
             Task::Retrieve(search) => search.candidates(),
@@ -273,7 +273,7 @@ impl Prepared {
         }
     }
 
-    /// Item columns of the answer.
+    /// Returns the item columns of the answer.
     pub fn columns(&self) -> &[String] {
         &self.reading.columns
     }
@@ -285,12 +285,12 @@ impl Prepared {
         }
     }
 
-    /// Number of ids in its features.
+    /// Returns the number of ids in its features.
     pub(super) fn ids(&self) -> usize {
         self.features().map_or(0, FeatureRow::ids)
     }
 
-    /// Bytes that it occupies while queued.
+    /// Returns the bytes that it occupies while queued.
     pub(super) fn bytes(&self) -> usize {
         let query = match &self.query {
             Query::Vector(vector) => vector.len() * 4,

@@ -127,7 +127,7 @@ impl<T> Entry<T> {
         self.settled.extend(versions.into_iter().map(|(version, stamp, digest)| (version, (stamp, digest))));
     }
 
-    /// Digest of a handled version, if it is known.
+    /// Returns the digest of a handled version, if it is known.
     pub(super) fn settled_digest(&self, version: u64) -> Option<&str> {
         self.settled.get(&version)?.1.as_deref()
     }

@@ -35,13 +35,13 @@ struct PendingVersion {
 /// Reason to load a version.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum LoadReason {
-    /// It is the newest and will be activated.
+    /// The version is the newest one and will be activated.
     Newest,
-    /// It is the desired version, since this revision of the desired state.
+    /// The version is the desired one, since this revision of the desired state.
     Wished(u64),
-    /// This label is desired to point to it.
+    /// The desired state has this label for the version.
     Labelled(String),
-    /// It is the desired canary or shadow.
+    /// The version is the desired canary or shadow.
     Traffic,
     /// The bytes in memory are no longer the published ones.
     Replaced,
@@ -285,7 +285,7 @@ impl<T: Send + Sync> Registry<T> {
         self.loader.declared(&self.store.outline(name, version)?)
     }
 
-    /// Loads a due version or rejects it. Returns whether it was loaded.
+    /// Loads a due version or rejects it. Returns whether the version was loaded.
     fn load_or_reject(&self, name: &str, due: &PendingVersion) -> bool {
         if !matches!(due.why, LoadReason::Wished(_) | LoadReason::Labelled(_) | LoadReason::Traffic)
             && self.is_back(name, due)
@@ -465,7 +465,9 @@ impl<T: Send + Sync> Registry<T> {
     pub fn check_room(&self, like: &Loaded<T>) -> Result<()> {
         let (name, digest) = (like.name.clone(), like.digest.clone());
         let declared = Declared { name, version: like.version, digest, memory_bytes: like.memory_bytes() };
-        self.room(&like.name, &declared).map(drop).map_err(|e| e.within("room for another version like it"))
+        self.room(&like.name, &declared)
+            .map(drop)
+            .map_err(|e| e.within("reserving memory for another version of this size"))
     }
 
     /// Reserves memory for a version; drops the previously active one if necessary.

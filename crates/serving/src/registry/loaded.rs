@@ -45,22 +45,22 @@ impl<T> Loaded<T> {
         &self.content
     }
 
-    /// Name of the model.
+    /// Returns the name of the model.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Version number.
+    /// Returns the version number.
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// Digest of the published bytes.
+    /// Returns the digest of the published bytes.
     pub fn digest(&self) -> &str {
         &self.digest
     }
 
-    /// Bytes of memory reserved for it.
+    /// Returns the bytes of memory reserved for the version.
     pub fn memory_bytes(&self) -> u64 {
         self.room.as_ref().map_or(0, Room::bytes)
     }
@@ -86,7 +86,7 @@ pub struct VersionState {
     pub version: u64,
     /// True if the store has it.
     pub published: bool,
-    /// True if it is in memory.
+    /// True if the version is in memory.
     pub loaded: bool,
     /// True if it answers unpinned requests.
     pub active: bool,

@@ -26,7 +26,10 @@ mod loaded;
 mod loader;
 mod memory;
 mod permits;
-#[expect(clippy::module_inception, reason = "the registry is what the folder is about; beside it stand its parts")]
+#[expect(
+    clippy::module_inception,
+    reason = "the folder is named after its main module; the other modules are its parts"
+)]
 mod registry;
 mod split;
 #[cfg(test)]

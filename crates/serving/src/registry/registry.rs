@@ -65,7 +65,7 @@ pub struct Registry<T = Live> {
 }
 
 impl<T: Send + Sync> Registry<T> {
-    /// Creates a registry of the models of `store`. Nothing is loaded yet.
+    /// Creates a registry of the models of `store`. No version is loaded yet.
     pub fn new(store: Store, loader: impl Loader<T> + 'static, options: Options) -> Self {
         Registry {
             store,
@@ -139,7 +139,8 @@ impl<T: Send + Sync> Registry<T> {
         Ok(loaded)
     }
 
-    /// Activates a version for unpinned requests, immediately if it is in memory. It stays active until another one is published.
+    /// Activates a version for unpinned requests, immediately if it is in memory. The activated version stays active
+    /// until another one is published.
     ///
     /// # Errors
     /// As [`Registry::load`].
@@ -291,7 +292,10 @@ impl<T: Send + Sync> Registry<T> {
                 Some(active) => troubles.extend(version_troubles(name, entry, active, self.options.follow)),
                 None => {
                     troubles.extend(entry.refused.iter().map(|(version, refusal)| {
-                        format!("model `{name}`: version {version} was rejected, none answers: {}", refusal.what.reason)
+                        format!(
+                            "model `{name}`: version {version} was rejected, no version answers: {}",
+                            refusal.what.reason
+                        )
                     }));
                     // The line about the desired version above contains the reason.
                     let silent = entry

@@ -67,7 +67,7 @@ impl<T: Send + Sync> Registry<T> {
         if let Some(expected) = revision.filter(|revision| *revision != before.revision) {
             let (now, reported) = (before.revision, before.reported());
             return Err(Error::conflict(format!(
-                "model `{name}`: expected revision {expected}, it is {now}: {reported}; nothing was done"
+                "model `{name}`: expected revision {expected}, it is {now}: {reported}; nothing was changed"
             )));
         }
         self.change_traffic_in_store(name, &before, traffic)
@@ -152,7 +152,7 @@ impl<T: Send + Sync> Registry<T> {
             if let Some(verdict) = canary.verdict()
                 && let Err(error) = self.roll_back(name, canary.setting(), &verdict.reason)
             {
-                tracing::warn!(model = name, %error, "the canary is stopped here, and not in the store yet; that is tried again");
+                tracing::warn!(model = name, %error, "canary stopped at this server but not yet in the store; retrying");
             }
         }
     }

@@ -114,7 +114,7 @@ impl View {
         Ok(ColumnValues { values, found, range })
     }
 
-    /// Bytes of memory that [`View::values`] takes while it counts a column.
+    /// Returns the bytes of memory that [`View::values`] takes while it counts a column.
     pub fn counting_bytes(&self, number: usize) -> usize {
         let values = |part: Part<'_>| part.columns.at(number).dictionary_len() + part.changed(number).count();
         match self.main.columns.at(number).dictionary_len() {
@@ -155,7 +155,7 @@ impl View {
 }
 
 impl Category<'_> {
-    /// Maximum bytes in an answer, as [`Cell::bytes`] counts them.
+    /// Returns the maximum bytes in an answer, as [`Cell::bytes`] counts them.
     pub fn bytes(&self) -> usize {
         match *self {
             Category::Integer(value) => Cell::Integer(value).bytes(),
@@ -176,7 +176,7 @@ impl Category<'_> {
     }
 }
 
-/// Category values of a changed item.
+/// Returns the category values of a changed item.
 fn categories(value: &Value) -> Vec<Category<'_>> {
     match value {
         Value::Missing | Value::Float(_) => Vec::new(),

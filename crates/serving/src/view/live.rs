@@ -18,7 +18,7 @@ pub struct Live {
 
 /// Hook that prepares views before they become visible.
 pub trait BeforeShown: Debug + Send + Sync {
-    /// Called with every later view. It may be slow: only the update thread waits, no request.
+    /// Called with every later view. The hook may be slow: only the update thread waits for it, no request.
     fn before_shown(&self, view: &Arc<View>);
 }
 
@@ -30,7 +30,7 @@ pub trait BeforeShown: Debug + Send + Sync {
 pub struct CurrentView {
     now: ArcSwap<View>,
     position: watch::Sender<u64>,
-    /// Reason why no later view will come.
+    /// Reason why updates have stopped, so that no later view will be shown.
     stalled: ArcSwapOption<String>,
     /// Message for operators about the applied updates.
     warning: ArcSwapOption<String>,
@@ -59,7 +59,7 @@ impl Live {
     /// Waits for a view that contains the updates up to a position.
     ///
     /// # Errors
-    /// `Unavailable` if it will never come.
+    /// `Unavailable` if that position will never be visible.
     pub async fn reached(&self, position: u64) -> Result<Arc<View>> {
         let mut shown = self.shown.position.subscribe();
         let stalled = || self.shown.stalled.load_full();
@@ -75,7 +75,7 @@ impl Live {
 
     /// Sets the hook that prepares later views; only the first call has an effect.
     pub fn set_prepare_hook(&self, by: Arc<dyn BeforeShown>) {
-        // An earlier hook stays.
+        // Earlier hooks stay registered.
         let _ = self.shown.ready.set(by);
     }
 
@@ -84,7 +84,7 @@ impl Live {
         self.shown.show(view);
     }
 
-    /// Returns why no later view will come, if updates have failed.
+    /// Returns the reason why updates have stopped, if they have.
     pub fn stalled(&self) -> Option<Arc<String>> {
         self.shown.stalled.load_full()
     }
@@ -122,7 +122,7 @@ impl CurrentView {
         self.warning.store(warning.map(Arc::new));
     }
 
-    /// Records that no later view will come.
+    /// Records that updates have stopped, so that no later view will be shown.
     pub fn stall(&self, why: &Error) {
         self.stalled.store(Some(Arc::new(why.to_string())));
         self.position.send_modify(|_| ());

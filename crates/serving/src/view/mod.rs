@@ -74,7 +74,7 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// CPU time of planning, in nanoseconds.
+    /// Returns the CPU time of planning, in nanoseconds.
     pub fn planning_ns(&self) -> f64 {
         std::iter::once(&self.plan).chain(&self.beside).map(Plan::planning_ns).sum()
     }
@@ -219,22 +219,22 @@ impl View {
         (self.recorded.most > 0).then(|| locked(&self.recorded.queries).clone())
     }
 
-    /// Main snapshot.
+    /// Returns the main snapshot.
     pub fn main(&self) -> &Arc<Snapshot> {
         &self.main
     }
 
-    /// Position of the last visible update.
+    /// Returns the position of the last visible update.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// Number of items, N.
+    /// Returns the number of items, N.
     pub fn items(&self) -> usize {
         self.main.index.items() - self.gone.len() + self.fresh_items()
     }
 
-    /// Number of items of all shards. Updates of other shards are not known here and not counted.
+    /// Returns the number of items of all shards. Updates of other shards are not known here and not counted.
     pub fn items_of_all(&self) -> usize {
         match self.main.manifest.shard {
             Some(part) => part.items.max(self.items()),
@@ -242,38 +242,38 @@ impl View {
         }
     }
 
-    /// Number of items in segments.
+    /// Returns the number of items in segments.
     pub fn fresh_items(&self) -> usize {
         self.pieces.iter().map(|piece| piece.segment.index().items() - piece.gone.len()).sum()
     }
 
-    /// Number of items of the main snapshot that have changed in place.
+    /// Returns the number of items of the main snapshot that have changed in place.
     pub fn changed_items(&self) -> usize {
         self.overlay.len()
     }
 
-    /// Bytes in memory of the overlay and of those segments for which `is_known` returns false.
+    /// Returns the bytes in memory of the overlay and of those segments for which `is_known` returns false.
     pub fn extra_bytes(&self, mut is_known: impl FnMut(&Arc<Segment>) -> bool) -> u64 {
         let segments = self.pieces.iter().map(|piece| &piece.segment).filter(|segment| !is_known(segment));
         (self.overlay.bytes() + segments.map(|segment| segment.bytes()).sum::<usize>()) as u64
     }
 
-    /// Fill level of the delta: the larger of its shares of the permitted items and bytes. From 1 on, no more updates may be
-    /// accepted.
+    /// Returns the fill level of the delta: the larger of its shares of the permitted items and bytes. From 1 on, no
+    /// more updates may be accepted.
     pub fn fullness(&self) -> f64 {
         let items = FRESH_ITEMS.max(self.main.index.items());
         let bytes = FRESH_BYTES.max(self.main.manifest.bytes());
         (self.fresh_items() as f64 / items as f64).max(self.extra_bytes(|_| false) as f64 / bytes as f64)
     }
 
-    /// Size of the delta as a share of the main snapshot's items: added items, deleted slots, and items changed in place.
-    /// Searches pay for all of them.
+    /// Returns the size of the delta as a share of the main snapshot's items: added items, deleted slots, and items
+    /// changed in place. Searches pay for all of them.
     pub fn drift(&self) -> f64 {
         let gone = self.pieces.iter().map(|piece| piece.gone.len()).sum::<usize>() + self.gone.len();
         (self.fresh_items() + gone + self.changed_items()) as f64 / self.main.index.items().max(1) as f64
     }
 
-    /// Share of the model's items that a search of this view covers; 1 if no shard is missing.
+    /// Returns the share of the model's items that a search of this view covers; 1 if no shard is missing.
     pub fn coverage(&self) -> f64 {
         match self.main.manifest.items_of_all() {
             0 => 1.0,
@@ -297,7 +297,7 @@ impl View {
         Some((&self.pieces[at], Slot(slot.0 - self.pieces[at].first_slot)))
     }
 
-    /// Width of queries and items, D.
+    /// Returns the width of queries and items, D.
     pub fn dimension(&self) -> usize {
         self.main.index.dimension()
     }
@@ -341,7 +341,7 @@ impl View {
         std::iter::once(main).chain(beside)
     }
 
-    /// Deleted slots of the main snapshot.
+    /// Returns the deleted slots of the main snapshot.
     pub fn gone(&self) -> &Tombstones {
         &self.gone
     }
@@ -377,7 +377,7 @@ impl View {
         self.piece(slot).is_some_and(|(piece, slot)| piece.segment.is_stray(slot))
     }
 
-    /// Approximate number of strays: those of each segment, including deleted ones.
+    /// Returns the approximate number of strays: those of each segment, including deleted ones.
     pub fn strays(&self) -> usize {
         let of_piece = |ViewSegment { segment, gone, .. }: &ViewSegment| {
             segment.strays().min(segment.index().items() - gone.len())
@@ -484,7 +484,7 @@ impl View {
         self.main.columns.column(name)
     }
 
-    /// Reranker of the model, if it has one.
+    /// Returns the reranker of the model, if it has one.
     pub fn overarch(&self) -> Option<&OverArch> {
         self.main.package.overarch.as_ref()
     }
@@ -494,8 +494,8 @@ impl View {
         &self.main.value
     }
 
-    /// Maximum number of matching items of the main snapshot that are scored one by one. A shard takes its share of the total, so
-    /// that all shards search in the same way as an unsharded index.
+    /// Returns the maximum number of matching items of the main snapshot that are scored one by one. A shard takes its
+    /// share of the total, so that all shards search in the same way as an unsharded index.
     fn slots_max(&self) -> usize {
         let index = &self.main.index;
         let of_whole = self.main.manifest.shard.map_or(1.0, |part| index.items() as f64 / part.items.max(1) as f64);

@@ -74,7 +74,7 @@ pub struct Row {
     pub id: i64,
     /// Inverted list in the main snapshot.
     pub list: u32,
-    /// True if it is unlike the items that the main snapshot's lists were trained for ([`Assigner::is_stray`]).
+    /// True if the item is unlike the items that the main snapshot's lists were trained for ([`Assigner::is_stray`]).
     pub is_stray: bool,
     /// Embedding, encoded like those of the main snapshot's index.
     pub vector: CodedRow,
@@ -154,37 +154,37 @@ impl Segment {
         Ok(Segment { index, filter, columns, ids, candidates, numbers, vectors, lists, is_stray, strays, bytes })
     }
 
-    /// Bytes in memory, up to a few per item.
+    /// Returns the size in memory in bytes, accurate to a few bytes per item.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Item index.
+    /// Returns the item index.
     pub fn index(&self) -> &ivf::Index {
         &self.index
     }
 
-    /// Bloom planes and posting lists.
+    /// Returns the Bloom planes and posting lists.
     pub fn filter(&self) -> &filter::Index {
         &self.filter
     }
 
-    /// Item columns, in the order of the main snapshot's.
+    /// Returns the item columns, in the order of the main snapshot's.
     pub fn columns(&self) -> &Columns {
         &self.columns
     }
 
-    /// Mapping between slots and items.
+    /// Returns the mapping between slots and items.
     pub fn ids(&self) -> &Ids {
         &self.ids
     }
 
-    /// Candidate features that the reranker reads as rows.
+    /// Returns the candidate features that the reranker reads as rows.
     pub fn candidates(&self) -> &CandidateRows {
         &self.candidates
     }
 
-    /// Numeric columns that the reranker and the value model read, in the order of the main snapshot's.
+    /// Returns the numeric columns that the reranker and the value model read, in the order of the main snapshot's.
     pub fn numbers(&self) -> &[Vec<f32>] {
         &self.numbers
     }
@@ -194,7 +194,7 @@ impl Segment {
         &self.vectors
     }
 
-    /// Inverted list of a slot in the main snapshot.
+    /// Returns the inverted list of a slot in the main snapshot.
     pub fn list_of(&self, slot: Slot) -> u32 {
         self.lists[slot.index()]
     }
@@ -204,7 +204,7 @@ impl Segment {
         self.is_stray[slot.index()]
     }
 
-    /// Number of strays.
+    /// Returns the number of strays.
     pub fn strays(&self) -> usize {
         self.strays
     }

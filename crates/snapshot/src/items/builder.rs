@@ -89,7 +89,9 @@ impl Column {
             (Growing::Floats(values), Cell::Missing) => values.push(f64::NAN),
             (Growing::Floats(values), Cell::Integers(v)) if v.len() == 1 => match exact(v[0]) {
                 Some(number) => values.push(number),
-                None => return Err(self.invalid(&v[0].to_string(), "a number that a float keeps exactly, as before")),
+                None => {
+                    return Err(self.invalid(&v[0].to_string(), "a number that a float represents exactly, as before"));
+                }
             },
             (Growing::Vectors(rows), Cell::Integers(v)) if v.len() == rows.cols() => {
                 rows.push(&v.iter().map(|&x| x as f32).collect::<Vec<f32>>())?;
@@ -119,7 +121,7 @@ impl Column {
             return Err(self.invalid(&got, "an integer of 64 bits, as before"));
         }
         if let Some(large) = values.iter().find(|v| exact(**v).is_none()) {
-            let expected = format!("an integer: no float keeps {large}, which is in the column, exactly");
+            let expected = format!("an integer: a float cannot represent {large}, which is in the column, exactly");
             return Err(self.invalid(&got, &expected));
         }
         let of_item = |w: &[u32]| if w[0] == w[1] { f64::NAN } else { values[w[0] as usize] as f64 };
@@ -175,7 +177,9 @@ impl Builder {
         let at = match self.by_name.get(name) {
             Some(&at) => at,
             None if name.is_empty() || name == ID => {
-                return Err(Error::invalid(format!("column `{name}`: this name cannot be an attribute's")));
+                return Err(Error::invalid(format!(
+                    "column `{name}`: this name is reserved, expected another attribute name"
+                )));
             }
             None => {
                 self.columns.push(Column { name: name.into(), items: item, values: Growing::Untyped });
@@ -219,7 +223,7 @@ impl Builder {
         for Column { name, values, .. } in self.columns {
             let values = match values {
                 Growing::Untyped => {
-                    tracing::warn!("column `{name}`: no item has a value, it is left out");
+                    tracing::warn!("column `{name}` left out: no item has a value");
                     continue;
                 }
                 Growing::Vectors(rows) => {

@@ -340,7 +340,7 @@ impl Codec {
                 false => Err(reader.corrupt(format!("{} numbers of ranges, expected {expected}", found.len()))),
             }
         };
-        // A code stands for the middle of its step.
+        // A code stands for the middle of its quantization step.
         let scaled = |least: &[f32], width: &[f32]| {
             let step: Vec<f32> = width.iter().map(|w| w / 255.0).collect();
             Codec::Ranges { first: least.iter().zip(&step).map(|(least, step)| least + step / 2.0).collect(), step }

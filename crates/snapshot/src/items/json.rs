@@ -219,11 +219,11 @@ mod tests {
             ),
             (
                 "{\"id\": 1, \"attributes\": {\"a\": 9007199254740993}}\n{\"id\": 2, \"attributes\": {\"a\": 0.5}}",
-                "line 2: column `a`: got a number, 0.5, expected an integer: no float keeps 9007199254740993",
+                "line 2: column `a`: got a number, 0.5, expected an integer: a float cannot represent 9007199254740993",
             ),
             (
                 "{\"id\": 1, \"attributes\": {\"a\": 0.5}}\n{\"id\": 2, \"attributes\": {\"a\": 9007199254740993}}",
-                "line 2: column `a`: got 9007199254740993, expected a number that a float keeps exactly",
+                "line 2: column `a`: got 9007199254740993, expected a number that a float represents exactly",
             ),
             (
                 "{\"id\": 1, \"attributes\": {\"a\": 1}}\n{\"id\": 2, \"attributes\": {\"a\": 18446744073709551616}}",

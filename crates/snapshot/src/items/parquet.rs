@@ -96,7 +96,7 @@ fn check(schema: &Schema) -> Result<()> {
     match schema.fields().iter().filter(|field| field.name() == ID).count() {
         0 => return Err(Error::invalid("column `id` is missing, expected 64-bit integers")),
         1 => {}
-        count => return Err(Error::invalid(format!("column `id`: there are {count}, expected one"))),
+        count => return Err(Error::invalid(format!("column `id`: it occurs {count} times, expected once"))),
     }
     for field in schema.fields() {
         let (name, kind) = (field.name(), list_of(field.data_type()).unwrap_or(field.data_type()));

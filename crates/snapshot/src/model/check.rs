@@ -48,10 +48,10 @@ impl ModelSpec {
         self.check_candidates()?;
         self.train.as_ref().map_or(Ok(()), |train| self.check_train(train)).map_err(|e| e.within("train"))?;
         match (&self.overarch, self.tasks.len()) {
-            (Some(_), 0) => Err(Error::invalid("overarch is given without tasks, expected one for each of its logits")),
-            (None, 1..) => {
-                Err(Error::invalid("tasks are given without overarch, expected the graph that predicts them"))
+            (Some(_), 0) => {
+                Err(Error::invalid("overarch is set without tasks, expected one task for each of its logits"))
             }
+            (None, 1..) => Err(Error::invalid("tasks are set without overarch, expected the graph that predicts them")),
             _ => Ok(()),
         }
     }
@@ -78,7 +78,7 @@ impl ModelSpec {
     fn check_train(&self, train: &TrainSpec) -> Result<()> {
         train.check()?;
         if self.user.is_none() {
-            return Err(Error::invalid("[user] is missing, expected a user tower that learns"));
+            return Err(Error::invalid("[user] is missing, expected the user tower to train"));
         }
         if !self.queries().is_empty() {
             return Err(Error::invalid(
@@ -121,7 +121,7 @@ impl ModelSpec {
             )));
         }
         if user.merge.is_some() && user.queries.is_empty() {
-            return Err(Error::invalid("user.merge is given without user.queries, expected what it merges"));
+            return Err(Error::invalid("user.merge is set without user.queries, expected the queries to merge"));
         }
         for query in &user.queries {
             let place = |e: Error| e.within(format!("user.queries `{}`", query.name));
@@ -150,12 +150,10 @@ impl ModelSpec {
             }
         }
         if self.item.tower.is_some() && self.item.features.is_empty() {
-            return Err(Error::invalid("item.tower is given without item.features, expected its inputs"));
+            return Err(Error::invalid("item.tower is set without item.features, expected its inputs"));
         }
         if self.item.tower.is_none() && !self.item.features.is_empty() {
-            return Err(Error::invalid(
-                "item.features are given without item.tower, expected the graph that takes them",
-            ));
+            return Err(Error::invalid("item.features are set without item.tower, expected the graph that reads them"));
         }
         Ok(())
     }
@@ -195,7 +193,7 @@ impl ModelSpec {
 
     fn check_vector(&self, vector: &VectorSpec) -> Result<()> {
         if vector.name.is_empty() {
-            return Err(Error::invalid("name: expected one"));
+            return Err(Error::invalid("name: missing, expected a name"));
         }
         in_range("width", vector.width, limits::TENSOR_NUMBERS_MAX)?;
         let known = [RowFormat::F32, RowFormat::F16, RowFormat::Bf16, RowFormat::Int8];
@@ -213,7 +211,7 @@ impl ModelSpec {
         in_range("max_ids", feature.max_ids, limits::FEATURE_IDS_MAX)?;
         check_sequence(feature)?;
         if !feature.weights && (feature.kind != FeatureKind::Ids || feature.is_sequence()) {
-            return Err(Error::invalid("weights = false belongs to pooled `ids`: no other feature takes weights"));
+            return Err(Error::invalid("weights = false is only valid for pooled `ids`: no other feature has weights"));
         }
         match (feature.kind, feature.table.as_deref(), feature.width) {
             (FeatureKind::Dense, Some(_), _) => Err(Error::invalid("a dense feature has no table")),
@@ -223,7 +221,7 @@ impl ModelSpec {
                 limits::DIMENSION_MAX
             ))),
             (_, _, Some(_)) => {
-                Err(Error::invalid("width belongs to dense features; the table says how wide this one is"))
+                Err(Error::invalid("width is only valid for dense features; this feature has the width of its table"))
             }
             (_, None, _) => Err(Error::invalid("table is missing, expected the name of one of [[tables]]")),
             (kind, Some(name), None) => {
@@ -256,18 +254,16 @@ fn inputs(feature: &FeatureSpec) -> Vec<String> {
 
 fn check_sequence(feature: &FeatureSpec) -> Result<()> {
     if feature.kind == FeatureKind::Dense && feature.pooling == Pooling::None {
-        return Err(Error::invalid("pooling: a dense feature has no rows, expected none given"));
+        return Err(Error::invalid("pooling: a dense feature has no rows to pool, expected no pooling"));
     }
     match (feature.is_sequence() || feature.kind == FeatureKind::Text, feature.length) {
         (true, None) => {
             Err(Error::invalid("length is missing, expected the rows of the sequence, or tokens of the text"))
         }
         (true, Some(length)) => in_range("length", length, limits::SEQUENCE_MAX.min(feature.max_ids)),
-        (false, Some(_)) => {
-            Err(Error::invalid("length belongs to sequences, those with pooling = \"none\", and to texts"))
-        }
+        (false, Some(_)) => Err(Error::invalid("length is only valid for sequences (pooling = \"none\") and texts")),
         (false, None) if feature.keep.is_some() => {
-            Err(Error::invalid("keep belongs to sequences, those with pooling = \"none\", and to texts"))
+            Err(Error::invalid("keep is only valid for sequences (pooling = \"none\") and texts"))
         }
         (false, None) => Ok(()),
     }
@@ -354,7 +350,7 @@ mod tests {
             ("label = 'c'\noptimizer = { kind = 'sgd', rate = 1.0, clip = 0.0 }", "optimizer, field `clip`: got 0"),
             ("label = 'c'\ndense_optimizer = { kind = 'adam', rate = inf }", "dense_optimizer: field `rate`: got inf"),
             ("label = 'c'\ndense_optimizer = { kind = 'adam', rate = 1.0, decay = -0.5 }", "field `decay`: got -0.5"),
-            ("label = 'c'\ndense = ['user', 'user']", "dense: a tower is named twice"),
+            ("label = 'c'\ndense = ['user', 'user']", "dense: a tower is listed twice"),
             (
                 "label = 'c'\nloss = 'tasks'",
                 "train: loss: got `tasks`, expected `softmax` for a model without [overarch]",

@@ -1,7 +1,8 @@
 //! The model package: what `models/NAME/` declares, and the parts that a snapshot loads from it.
 //!
-//! `spec` is what `model.toml` says and `check` what it must hold to; `contract` says what the graphs read of one another;
-//! `train` is how events change it; `package` checks that the files exist and fit together, and `decisions` are what a publication adds to it.
+//! `spec` has the types of `model.toml`, and `check` validates them; `contract` defines the tensors that the graphs
+//! exchange; `train` has the settings of training; `package` checks that the files exist and match, and `decisions` has
+//! the choices that a publication stores with the package.
 
 mod check;
 mod contract;

@@ -157,7 +157,7 @@ impl Package {
                 opened = opened.with_mapped_ids(tensors)?;
             } else if tensors.has(&managed::tensor_name(&table.name)) {
                 return Err(Error::invalid(format!(
-                    "{}: it has the ids of table `{}`, expected `managed = true` in [[tables]]",
+                    "{}: the file has ids of table `{}`, expected `managed = true` in [[tables]]",
                     table.file, table.name
                 )));
             }
@@ -281,7 +281,7 @@ impl Package {
         for column in self.overarch.iter().flat_map(|o| o.declared().columns()) {
             if !numeric_columns.contains(&column) {
                 return Err(Error::invalid(format!(
-                    "overarch: input `{column}` is no numeric item column, expected one of: {}",
+                    "overarch: input `{column}` is not a numeric item column, expected one of: {}",
                     numeric_columns.join(", ")
                 )));
             }

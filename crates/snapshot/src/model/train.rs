@@ -150,7 +150,7 @@ impl TrainSpec {
             return Err(Error::invalid("batch: got 1 without uniform negatives, expected at least two candidates"));
         }
         if self.dense.len() > 1 && self.dense[1..].contains(&self.dense[0]) {
-            return Err(Error::invalid("dense: a tower is named twice, expected each once"));
+            return Err(Error::invalid("dense: a tower is listed twice, expected each once"));
         }
         let mut seen = BTreeSet::new();
         for table in &self.tables {

@@ -37,7 +37,8 @@ const REASON_CHARS: usize = 2_000;
 /// Resource limits of a validation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Bytes of memory, in addition to eight times the size of files that are read completely, and to the maps of managed ids.
+    /// Memory limit of the child in bytes, in addition to eight times the size of files that are read completely and to
+    /// the maps of managed ids.
     pub memory_bytes: u64,
     /// CPU time.
     pub cpu: Duration,

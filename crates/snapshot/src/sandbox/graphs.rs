@@ -497,7 +497,7 @@ impl Maker {
                 self.keep(made, shape, a.is_pair);
             }
             _ if a.shape.len() > self.axis + 1 => {
-                // One more axis, and back.
+                // Adds an axis of size 1, and removes it again.
                 let rank = a.shape.len() + 1;
                 let axis = self.axis + 1 + self.random.below(rank - self.axis - 1);
                 let written = if self.random.below(2) == 0 { axis as i64 } else { axis as i64 - rank as i64 };

@@ -133,7 +133,7 @@ impl Bench<'_> {
 
     fn not_compared(&self, file: &str, stop: &Stop) {
         (self.reported)(ValidationProgress::NotCompared(format!(
-            "{file} was not compared with an evaluation of its file: {stop}"
+            "{file} was not compared with an independent evaluation of the graph file: {stop}"
         )));
     }
 
@@ -161,7 +161,7 @@ impl Bench<'_> {
     /// Runs each sample alone, and compares it with the reference.
     fn alone(&mut self, side: &str, tower: &Tower, samples: &[FeatureRow]) -> Result<Vec<Alone>> {
         let file = tower.graph().0;
-        self.report_progress(format!("{file}: compared with an evaluation of its file"));
+        self.report_progress(format!("{file}: compared with an independent evaluation of the graph file"));
         let mut alone = Vec::with_capacity(samples.len());
         for sample in samples {
             let made = self.run(tower, &[sample]).map_err(|e| e.within("1 row"))?;
@@ -274,7 +274,7 @@ impl Bench<'_> {
                 let made = self.score(overarch, &user, &which);
                 together.push((count, made.map_err(|e| invalid(e.within(format!("{file}: {count} candidates"))))?));
             }
-            self.report_progress(format!("{file}: compared with an evaluation of its file"));
+            self.report_progress(format!("{file}: compared with an independent evaluation of the graph file"));
             if n == 0 {
                 oracle = self.oracle(file)?;
             }
@@ -480,7 +480,7 @@ fn mixes(output: &str, what: &str, count: usize) -> Error {
         _ => "they are scored in pieces, and by shards",
     };
     Error::invalid(format!(
-        "output `{output}` of a {what} is another one among {count} {what}s than alone, expected {what}s that do not mix: {why}"
+        "output `{output}` of a {what} differs between a run with {count} {what}s and a run of that {what} alone, expected independent {what}s: {why}"
     ))
 }
 

@@ -1,8 +1,9 @@
 //! Local cache of versions from a bucket, with a limit on disk space.
 //!
-//! It has the layout of a store. Each version has a lock file that its users hold locked (`flock`, across all processes that
-//! share the folder). The lock file's modification time is the last use: unused versions are evicted, the least recently used
-//! first. The file `.origin` of a cached version holds its stamp in the bucket and its size.
+//! The cache folder has the layout of a store. Each version has a lock file that its users hold locked (`flock`, across
+//! all processes that share the folder). The lock file's modification time is the last use: unused versions are
+//! evicted, the least recently used first. The file `.origin` of a cached version holds its stamp in the bucket and its
+//! size.
 
 use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};

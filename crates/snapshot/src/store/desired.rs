@@ -128,7 +128,7 @@ impl Store {
         let (now, bytes) = self.parsed(model, self.shelf().read(model, DESIRED_FILE))?;
         let overtaken = |now: &Desired| {
             let reported = now.reported();
-            Error::conflict(format!("model `{model}`: it was changed meanwhile, to {reported}; nothing was done"))
+            Error::conflict(format!("model `{model}`: it was changed meanwhile, to {reported}; nothing was changed"))
         };
         if now != *before {
             return Err(overtaken(&now));

@@ -109,7 +109,8 @@ impl Store {
     /// its updates up to a position. An existing checkpoint of that position is kept, because it has the same items.
     ///
     /// # Errors
-    /// Errors of `fill`; `Unsupported` if the store has no folder for checkpoints; `Io`. Nothing is stored after an error.
+    /// Errors of `fill`; `Unsupported` if the store has no folder for checkpoints; `Io`. After an error nothing is
+    /// stored.
     pub fn fold(
         &self,
         (manifest, shards): (&Manifest, &Shards),
@@ -119,7 +120,7 @@ impl Store {
         let unit = Unit { shard: manifest.shard.map(|part| part.shard), ..self.unit(&manifest.name, manifest.version) };
         let of_shard = self.folds.as_ref().and_then(|root| Some((root, checkpoints_of_shard(root, unit)?)));
         let Some((root, of_shard)) = of_shard else {
-            return Err(Error::unsupported("a merge of a shard that accepts no updates here"));
+            return Err(Error::unsupported("merge of a shard that accepts no updates on this server"));
         };
         let parent = of_shard.join(unit.version.to_string()).join(manifest.published_digest());
         fs::create_dir_all(&parent).map_err(|e| Error::io(parent.display(), e))?;
@@ -158,7 +159,7 @@ fn finish(staging: &Staging, parent: &Path, root: &Path, position: u64) -> Resul
     }
     staging.unlock()?;
     fs::rename(&staging.folder, &target).map_err(|e| Error::io(target.display(), e))?;
-    // Its parent folders may be new as well.
+    // The parent folders of the checkpoint may be new as well.
     for folder in parent.ancestors().take_while(|folder| folder.starts_with(root)).chain(root.parent()) {
         files::sync_folder(folder).map_err(|e| Error::io(folder.display(), e))?;
     }

@@ -383,8 +383,8 @@ impl Store {
     /// publication gets; the folder then becomes the version.
     ///
     /// # Errors
-    /// Errors of `fill`; `Invalid` for a name that cannot be a folder; `Conflict` if another program has created the version's
-    /// path; `Io`, `Unavailable`. Nothing is published after an error.
+    /// Errors of `fill`; `Invalid` for a name that cannot be a folder; `Conflict` if another program has created the
+    /// version's path; `Io`, `Unavailable`. After an error nothing is published.
     pub fn publish(&self, model: &str, fill: impl FnOnce(&Path, u64) -> Result<()>) -> Result<u64> {
         self.publish_as(model, false, fill)
     }

@@ -351,7 +351,10 @@ impl Remote {
         let mut looks = 1;
         while let Some(key) = self.missing(unit, &files)? {
             if looks == LISTING_RETRIES.0 {
-                return Err(Error::unavailable(format!("{}/{key}: it is not there as it was written", self.url)));
+                return Err(Error::unavailable(format!(
+                    "{}/{key}: the object is missing or differs from the written one",
+                    self.url
+                )));
             }
             sleep(back_off(LISTING_RETRIES.1, looks));
             looks += 1;

@@ -205,7 +205,7 @@ fn explained(error: &object_store::Error) -> Option<(Kind, &'static str)> {
             "the clocks of this machine and of the bucket differ: set this one"
         }
         "SignatureDoesNotMatch" | "AuthenticationFailed" => {
-            "the signature is wrong: the secret key is not that of the access key, or something on the way changes requests"
+            "the signature is wrong: the secret key is not that of the access key, or a proxy changes requests"
         }
         "InvalidAccessKeyId" => "the bucket does not know the access key",
         "ExpiredToken" | "TokenRefreshRequired" | "InvalidToken" => "the session token is wrong or has expired",

@@ -64,7 +64,7 @@ pub fn read_twice(objects: &dyn Objects, key: &str) -> Result<(Vec<u8>, Tag)> {
 /// Retries a read that does not find an object which is known to exist.
 ///
 /// # Errors
-/// Those of the read.
+/// Errors of the read.
 pub fn found<T>(mut read: impl FnMut() -> Result<T>) -> Result<T> {
     let mut failures = 0;
     loop {

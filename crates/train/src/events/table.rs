@@ -83,7 +83,7 @@ pub(super) fn check(schema: &Schema) -> Result<()> {
     let mut names = Vec::new();
     schema.fields().iter().for_each(|field| flat_names(field, "", &mut names));
     if let Some(name) = names.iter().enumerate().find(|(n, name)| names[..*n].contains(name)).map(|(_, name)| name) {
-        return Err(Error::invalid(format!("column `{name}`: there are two, expected one")));
+        return Err(Error::invalid(format!("column `{name}`: it occurs twice, expected once")));
     }
     if let Some(name) = names.iter().find(|name| Role::of(name).is_none()) {
         return Err(Error::invalid(format!(

@@ -48,7 +48,7 @@ fn other_events_than_those_of_the_checkpoint_are_rejected() {
     };
     rejected(&[], "the events end at 0, the checkpoint is at 96");
     rejected(&lines[..50], "the events end at 50, the checkpoint is at 96");
-    rejected(&lines[1..], "the first 96 events are others");
+    rejected(&lines[1..], "the first 96 events differ");
     let others: [(&str, Value); 5] = [
         ("item", json!(0)),
         ("time", json!(1)),
@@ -60,11 +60,11 @@ fn other_events_than_those_of_the_checkpoint_are_rejected() {
         let mut other = lines.clone();
         other[95][field] = value;
         let last = other.len() - 1;
-        rejected(&other[..last], "the first 96 events are others");
+        rejected(&other[..last], "the first 96 events differ");
     }
     let mut swapped = lines.clone();
     swapped.swap(3, 4);
-    rejected(&swapped, "the first 96 events are others");
+    rejected(&swapped, "the first 96 events differ");
     // The same events end with the same bits.
     let trainer = resume(&lines).unwrap();
     trainer.write(&place.path("again")).unwrap();

@@ -39,7 +39,7 @@ impl Trainer {
     pub(super) fn other_events(&self, what: String) -> Error {
         let (step, work) = (self.resumed_from, self.options.work.display());
         Error::conflict(format!(
-            "checkpoint {work}/checkpoints/{step}: {what}, expected the events of that run; remove {work}/checkpoints to begin again"
+            "checkpoint {work}/checkpoints/{step}: {what}, expected the events of that run; remove {work}/checkpoints to start from the beginning"
         ))
     }
 

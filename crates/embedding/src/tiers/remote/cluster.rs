@@ -147,7 +147,7 @@ impl Cluster {
             seeds.push(Address { host, port });
             like.get_or_insert(info);
         }
-        let Some(like) = like else { return Err(Error::invalid("cluster: no address given, expected one at least")) };
+        let Some(like) = like else { return Err(Error::invalid("cluster: got no address, expected at least one")) };
         let runtime =
             tasks::REMOTE_ROWS.runtime(|builder| builder.worker_threads(options.io_threads.max(1)).enable_all())?;
         let shared = Arc::new(Shared {

@@ -78,7 +78,7 @@ impl Flight {
         held
     }
 
-    /// Marks unsettled rows as degraded, so that later answers are ignored. Returns their number.
+    /// Marks unsettled rows as degraded, so that later answers are ignored. Returns the number of rows.
     pub(super) fn give_up(&self) -> u64 {
         let mut held = self.lock();
         if held.outstanding == 0 {

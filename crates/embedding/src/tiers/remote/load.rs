@@ -171,7 +171,7 @@ fn begin(cluster: &Arc<Cluster>, named: &RowSet, shape: &TableShape) -> Result<(
         return Ok((named.clone(), manifest));
     };
     if manifest.state == TableState::Deleting {
-        return Err(Error::conflict(format!("{named}: is being deleted; delete it again to end that")));
+        return Err(Error::conflict(format!("{named}: is being deleted; repeat the deletion to finish it")));
     }
     if let Err(differs) = manifest.expect(&named, shape) {
         return Err(Error::conflict(format!("{differs}; delete it first, or publish other content")));
@@ -275,7 +275,8 @@ impl GroupJob {
     }
 }
 
-/// Requests the bytes of a chunk from `offset` to its end. For a chunk of another length, they differ in value or number.
+/// Requests the bytes of a chunk from `offset` to its end. For a chunk of another length, these bytes differ in value
+/// or number.
 fn digest_question(key: &str, offset: usize) -> Pipeline {
     let mut pipeline = pipe();
     pipeline.cmd("GETRANGE").arg(key).arg(offset).arg(-1);
@@ -347,6 +348,6 @@ async fn reject_errors(shared: &Arc<Shared>, slot: u16, replies: &[Value]) -> Re
     };
     let uses = memory.map_or(String::new(), |m| format!(" uses {} of its maxmemory of {} bytes", m.used, m.max));
     Err(Error::overloaded(format!(
-        "the cluster is full: node {address}{uses}; remove old rows (`sterling remote --prune STORE`) or add nodes, then load again to go on"
+        "the cluster is full: node {address}{uses}; remove old rows (`sterling remote --prune STORE`) or add nodes, then load again to resume"
     )))
 }

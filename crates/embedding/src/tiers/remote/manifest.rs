@@ -101,7 +101,7 @@ impl TableManifest {
     }
 
     pub(super) fn parse(named: &RowSet, bytes: &[u8]) -> Result<Self> {
-        let invalid = |why: String| Error::corrupt(format!("{named}: its manifest is wrong: {why}"));
+        let invalid = |why: String| Error::corrupt(format!("{named}: its manifest is invalid: {why}"));
         let manifest: TableManifest = serde_json::from_slice(bytes).map_err(|e| invalid(e.to_string()))?;
         let TableManifest { layout, rows, row_bytes, rows_per_chunk, partitions, .. } = manifest;
         if layout != LAYOUT {

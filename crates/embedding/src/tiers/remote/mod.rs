@@ -259,7 +259,7 @@ impl ShardFetch {
         if rows.iter().any(Result::is_err) {
             let failed = rows.iter().zip(places).filter_map(|(row, place)| Some((row.err()?, *place)));
             inner.set.suspect(failed.filter(|(cause, _)| cause.is_lost()).map(|(_, place)| place));
-            // The others were already counted when they were given up.
+            // The other rows were already counted when they were given up.
             let unsettled = flight.unsettled(indices);
             let causes = rows.iter().zip(&unsettled).filter(|(_, is_unsettled)| **is_unsettled);
             inner.count(causes.filter_map(|(row, _)| row.err()));

@@ -35,7 +35,7 @@ pub(super) async fn find_async(
         Some(Value::Nil) => Ok(None),
         Some(Value::BulkString(bytes)) => TableManifest::parse(named, &bytes).map(Some),
         Some(Value::ServerError(e)) => Err(Error::unavailable(format!("{named}: {e}"))),
-        other => Err(Error::corrupt(format!("{named}: its manifest is no string but {other:?}"))),
+        other => Err(Error::corrupt(format!("{named}: its manifest is {other:?}, expected a string"))),
     }
 }
 
@@ -52,7 +52,7 @@ pub fn sets(cluster: &Cluster, named: &RowSet) -> Result<Vec<RowSet>> {
     let members = match reply {
         Value::Array(members) | Value::Set(members) => members,
         Value::ServerError(e) => return Err(Error::unavailable(format!("{named}: {e}"))),
-        other => return Err(Error::corrupt(format!("{named}: its list of sets is no set but {other:?}"))),
+        other => return Err(Error::corrupt(format!("{named}: its list of sets is {other:?}, expected a set"))),
     };
     let set = |member: &Value| named.tagged(&redis::from_redis_value_ref::<String>(member).ok()?);
     let mut sets: Vec<RowSet> = members.iter().filter_map(set).collect();
@@ -89,7 +89,7 @@ pub(super) fn complete(cluster: &Cluster, named: &RowSet) -> Result<(RowSet, Tab
     };
     match manifest.state {
         TableState::Complete => Ok((named, manifest)),
-        TableState::Loading => Err(Error::not_ready(format!("{named}: its load has not ended"))),
+        TableState::Loading => Err(Error::not_ready(format!("{named}: its load has not finished"))),
         TableState::Deleting => Err(Error::not_ready(format!("{named}: is being deleted"))),
     }
 }

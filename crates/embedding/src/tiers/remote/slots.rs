@@ -73,7 +73,7 @@ impl SlotMap {
 
     /// Parses the reply of `CLUSTER SLOTS` from the node at `requested`.
     pub(super) fn parse(reply: &Value, requested: &Address) -> Result<Self> {
-        let invalid = || Error::corrupt(format!("node {requested}: its reply to CLUSTER SLOTS is not one"));
+        let invalid = || Error::corrupt(format!("node {requested}: its reply is not a valid reply to CLUSTER SLOTS"));
         let Value::Array(ranges) = reply else { return Err(invalid()) };
         let mut slots = SlotMap::empty();
         for range in ranges {
@@ -93,7 +93,7 @@ impl SlotMap {
                 slots.shards.push(shard);
                 slots.shards.len() - 1
             });
-            // Fits, because there are at most as many shards as slots.
+            // The number fits, because there are at most as many shards as slots.
             slots.owners[*first as usize..=*last as usize].fill(number as u16);
         }
         Ok(slots)

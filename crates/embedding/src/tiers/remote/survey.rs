@@ -36,7 +36,7 @@ impl Cluster {
         self.run(async move { survey(&shared).await })?
     }
 
-    /// Returns configuration problems of its nodes, one per line.
+    /// Returns configuration problems of the cluster's nodes, one per line.
     ///
     /// # Errors
     /// `Internal` only: nodes that do not answer are skipped.

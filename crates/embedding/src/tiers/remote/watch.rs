@@ -211,7 +211,7 @@ pub(super) async fn watch(shared: Arc<Shared>, set: Weak<OpenSet>, wake: Arc<Not
 /// Logs the start, continuation and end of a problem: one line for all requests affected since the last.
 #[derive(Default)]
 struct TroubleLog {
-    /// Rows that requests did not get since the last line.
+    /// Rows that requests did not get since the last log line.
     degraded: u64,
     /// Time of the last log line, while the problem lasts.
     logged: Option<Instant>,

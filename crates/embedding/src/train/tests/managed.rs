@@ -205,9 +205,9 @@ fn batches_of_an_earlier_map_and_wrong_tables_are_rejected() {
     let early = tables.prepare(ids).unwrap();
     step(&mut tables, &[5], &[]);
     let said = tables.forward(&early).unwrap_err().to_string();
-    assert!(said.contains("table `t`: rows changed hands, expected the batch prepared again"), "{said}");
+    assert!(said.contains("table `t`: rows got other ids, expected the batch to be prepared again"), "{said}");
     let frozen = MasterTable::zeros("t", 4, WIDTH, Unseen::Zero, None).unwrap();
-    assert!(frozen.with_ids(Some(spec), &[FREE; 4]).unwrap_err().to_string().contains("frozen with managed ids"));
+    assert!(frozen.with_ids(Some(spec), &[FREE; 4]).unwrap_err().to_string().contains("got `frozen` and managed ids"));
     let plain = || MasterTable::zeros("t", 4, WIDTH, Unseen::Zero, Some(rule())).unwrap();
     let fewer = ManagedSpec { rows: Some(3), ..spec };
     let said = plain().with_ids(Some(fewer), &[FREE; 4]).unwrap_err().to_string();

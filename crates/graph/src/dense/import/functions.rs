@@ -36,8 +36,8 @@ impl Importer {
         let is_extreme = self.graph.binary(Binary::Equal, a, extreme)?;
         let mut along = vec![1; shape.len()];
         along[axis] = size;
-        // Other places get an index beyond the axis. No sum follows, because one could be merged with later products, and an index
-        // must stay exact.
+        // Other positions get an index beyond the axis. No sum follows, because one could be merged with later
+        // products, and an index must stay exact.
         let (fold, beyond) = if is_last { (Fold::Max, -1.0) } else { (Fold::Min, size as f32) };
         let indices = self.graph.number(along, (0..size).map(|n| n as f32).collect())?;
         let beyond = self.scalar(beyond)?;
@@ -270,7 +270,7 @@ impl Importer {
             _ => return Err(refused("of integers by other than constants, or of numbers")),
         }
         match self.bound(a) > WHOLE_MAX as f64 {
-            true => Err(refused(format!("over integers that may lie beyond {WHOLE_MAX}"))),
+            true => Err(refused(format!("on integers that may exceed {WHOLE_MAX}"))),
             false => Ok(()),
         }
     }

@@ -117,7 +117,7 @@ impl Importer {
                     _ => return Err(refused(format!("of integers to {to:?}"))),
                 }
             }
-            // Moves without integers: a vector of them as a scalar or as itself.
+            // Handles a node that needs no move of integers: a vector as a scalar, or unchanged.
             "Reshape" if are_vectors && matches!(self.fixed(node, 1)?[..], [-1]) => {
                 attributes.integer("allowzero", 0);
                 IntegerTensor { shape: vec![first.extents.len()], ..first }
@@ -380,7 +380,7 @@ fn combined(operator: &str, a: Extent, b: Extent) -> Result<Extent> {
     use Extent::{Fixed, Rows};
     let made = match (operator, a, b) {
         ("Equal", Fixed(a), Fixed(b)) | ("Equal", Rows(a), Rows(b)) => Some(Fixed(i64::from(a == b))),
-        // There is at least one row. Whether there are exactly `n` is unknown.
+        // The number of rows is at least 1. Whether there are exactly `n` is unknown.
         ("Equal", Rows(_), Fixed(n)) | ("Equal", Fixed(n), Rows(_)) if n <= 0 => Some(Fixed(0)),
         ("Less", Fixed(a), Fixed(b)) => Some(Fixed(i64::from(a < b))),
         ("LessOrEqual", Fixed(a), Fixed(b)) => Some(Fixed(i64::from(a <= b))),

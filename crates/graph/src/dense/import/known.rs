@@ -61,7 +61,7 @@ impl IntegerTensor {
         IntegerTensor { extents, shape, are_truths: false }
     }
 
-    /// Along one axis.
+    /// Returns the index along one axis.
     pub(super) fn vector(extents: Vec<Extent>) -> Self {
         IntegerTensor::new(vec![extents.len()], extents)
     }
@@ -151,7 +151,7 @@ pub(super) struct Importer {
     pub(super) whole: HashSet<Id>,
     /// Values that are another one with its axes in this order: results of convolutions, whose channels are computed last.
     pub(super) turned: HashMap<Id, (Id, Vec<usize>)>,
-    /// Integers that may lie beyond what f32 represents: they may only select or be clipped.
+    /// Integers that may be beyond the exact range of f32: they may only be used as indices or be clipped.
     pub(super) loose: HashSet<Id>,
     /// Inputs that are masks of others, of 0 and 1.
     masks: Vec<bool>,
@@ -286,7 +286,9 @@ impl Importer {
     pub(super) fn known(&self, node: &NodeProto, n: usize) -> Result<&Known> {
         let name = node.input.get(n).filter(|name| !name.is_empty());
         let name = name.ok_or_else(|| refused(format!("without input {n}")))?;
-        self.known.get(name).ok_or_else(|| refused(format!("input `{name}`, which is of no known type or made later")))
+        self.known
+            .get(name)
+            .ok_or_else(|| refused(format!("input `{name}`, which has no known type or is computed later")))
     }
 
     /// Returns an input that is a value.

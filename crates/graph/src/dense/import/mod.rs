@@ -144,7 +144,7 @@ impl Importer {
             _ => usize::MAX,
         };
         match (0..node.input.len()).any(|n| n != allowed && is_loose(n)) {
-            true => Err(refused(format!("over integers that may lie beyond {WHOLE_MAX}"))),
+            true => Err(refused(format!("on integers that may exceed {WHOLE_MAX}"))),
             false => Ok(()),
         }
     }
@@ -152,7 +152,7 @@ impl Importer {
     /// Rejects an output that programs do not compute if anything reads it.
     fn check_unread(&self, name: &str) -> Result<()> {
         match self.read.contains(name) && !name.is_empty() {
-            true => Err(refused(format!("output `{name}`, which is read, expected the first output alone"))),
+            true => Err(refused(format!("output `{name}` is used, expected that only the first output is used"))),
             false => Ok(()),
         }
     }
@@ -184,7 +184,7 @@ impl Importer {
             if is_beyond && (LINEAR.contains(&operator) || inputs.iter().any(|id| self.loose.contains(id))) {
                 self.loose.insert(made);
             } else if is_beyond && COUNTS.contains(&operator) {
-                return Err(refused(format!("over integers that may lie beyond {WHOLE_MAX}")));
+                return Err(refused(format!("on integers that may exceed {WHOLE_MAX}")));
             }
         }
         let size = |id: Id| self.rows(id).map_or(1, |axis| self.graph.shape(id)[axis]);

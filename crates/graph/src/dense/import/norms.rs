@@ -140,7 +140,7 @@ impl Importer {
         let normal = self.graph.reshape(normal, vec![shape[0], channels, inner], rows)?;
         let mut made = normal;
         for (f, factor) in [(Binary::Mul, scale), (Binary::Add, bias)] {
-            // Before opset 21, one number per group.
+            // Before opset 21, scale and bias have one number per group.
             let of_channels = match self.graph.shape(factor) {
                 [n] if *n == channels => factor,
                 [n] if *n == groups => {

@@ -260,7 +260,8 @@ impl Importer {
         Ok(made)
     }
 
-    /// Reorders axes; a value that was turned from one with these axes is that value.
+    /// Reorders axes; if the value is itself a reordering of another value and this call reverses it, returns that
+    /// other value.
     pub(super) fn turn(&mut self, a: Id, order: &[usize]) -> Result<Id> {
         match self.turned.get(&a) {
             Some((of, own)) if order.iter().enumerate().all(|(n, &axis)| own[axis] == n) => Ok(*of),

@@ -136,7 +136,7 @@ fn without_unread(graph: Graph, own: usize) -> Result<(Graph, Vec<usize>)> {
     let kept: Vec<usize> = (0..graph.inputs.len()).filter(|&n| n >= own || is_read(n)).collect();
     let mut to = Graph::new(kept.iter().map(|&n| graph.inputs[n].clone()).collect());
     let mut made = vec![None; graph.values.len()];
-    let missing = || Error::internal("a value that is read before it is made");
+    let missing = || Error::internal("a value that is read before it is computed");
     for (id, value) in graph.values.iter().enumerate().filter(|(id, _)| needed[*id]) {
         made[id] = Some(match &value.op {
             Op::Inputs(first) => to.input(kept.iter().position(|n| n == first).ok_or_else(missing)?)?,

@@ -71,9 +71,9 @@ fn is_statistic(graph: &GraphProto, name: &str) -> bool {
     norms.any(|node| node.input.iter().skip(3).any(|input| input == name))
 }
 
-/// Returns whether a constant is a parameter. It is none if it is a single number that PyTorch's exporter wrote, such as an
-/// epsilon (`val_3`, scalar or of shape `[1]`, while parameters are named like `layer.scale`), or a mask of large numbers or of
-/// zeros and ones.
+/// Returns whether a constant is a parameter. A constant is not a parameter if it is a single number that PyTorch's
+/// exporter wrote, such as an epsilon (`val_3`, scalar or of shape `[1]`, while parameters are named like
+/// `layer.scale`), or a mask of large numbers or of zeros and ones.
 fn is_parameter(name: &str, shape: &[usize], numbers: &[f32]) -> bool {
     let is_named = name.contains('.') && !name.contains("::");
     let is_flag = |x: &f32| *x == 0.0 || *x == 1.0;
@@ -83,7 +83,7 @@ fn is_parameter(name: &str, shape: &[usize], numbers: &[f32]) -> bool {
 
 fn numbers(tensor: &TensorProto) -> Result<Vec<f32>> {
     if tensor.data_location == Some(DataLocation::EXTERNAL) {
-        return Err(Error::unsupported("its numbers lie in another file, expected all in one"));
+        return Err(Error::unsupported("its numbers are in another file, expected all data in one file"));
     }
     Ok(match &tensor.raw_data {
         Some(raw) => raw.borrow().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
@@ -134,7 +134,7 @@ struct Field {
 
 /// Returns the fields of the message at `range`.
 fn fields(bytes: &[u8], range: Range<usize>) -> Result<Vec<Field>> {
-    let cut = || Error::corrupt("an ONNX file that is cut off");
+    let cut = || Error::corrupt("a truncated ONNX file");
     let (bytes, mut at) = (bytes.get(..range.end).ok_or_else(cut)?, range.start);
     let mut all = Vec::new();
     while at < bytes.len() {

@@ -93,7 +93,7 @@ fn follow(reverse: &mut Reverse, id: Id, gradient: Id) -> Result<()> {
             reverse.give(a, whole)
         }
         Op::Recurrent(layer) => Err(Error::unsupported(format!("training through a layer of kind `{:?}`", layer.cell))),
-        Op::Linear { .. } => Err(Error::internal("the gradient of a graph whose products were put together")),
+        Op::Linear { .. } => Err(Error::internal("the gradient of a graph whose products were merged")),
     }
 }
 

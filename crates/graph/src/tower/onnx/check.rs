@@ -55,7 +55,7 @@ pub(super) fn graph(graph: &GraphProto) -> Result<()> {
         let made = check_node(node, &known, &constants).map_err(|e| e.within(shown(node, place)))?;
         for output in node.output.iter().filter(|name| !name.is_empty()) {
             if known.insert(output, made).is_some() {
-                return Err(Error::invalid(format!("`{output}` is made twice")).within(shown(node, place)));
+                return Err(Error::invalid(format!("`{output}` is computed twice")).within(shown(node, place)));
             }
         }
         if let (Some("Constant"), Some(tensor)) = (node.op_type.as_deref(), constant(node)) {
@@ -63,7 +63,7 @@ pub(super) fn graph(graph: &GraphProto) -> Result<()> {
         }
     }
     match graph.output.iter().filter_map(|o| o.name.as_deref()).find(|name| !known.contains_key(name)) {
-        Some(name) => Err(Error::invalid(format!("output `{name}`: no node makes it"))),
+        Some(name) => Err(Error::invalid(format!("output `{name}`: no node computes it"))),
         None => Ok(()),
     }
 }
@@ -72,7 +72,7 @@ pub(super) fn graph(graph: &GraphProto) -> Result<()> {
 pub(super) fn misread(graph: &GraphProto) -> Option<String> {
     let how = |operator: &str| match operator {
         "Sign" => Some("1 for 0, expected 0"),
-        "ArgMax" | "ArgMin" => Some("the place of the last of equal values, expected the first"),
+        "ArgMax" | "ArgMin" => Some("the index of the last of equal values, expected that of the first"),
         _ => None,
     };
     let mut all = graph.node.iter().enumerate();
@@ -110,7 +110,7 @@ fn check_node(
     for (place, name) in node.input.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
         let Some(read) = known.get(name.as_str()) else {
             return Err(Error::invalid(format!(
-                "it reads `{name}`, which no node before it makes; nodes must stand in order, without circles"
+                "it reads `{name}`, which no earlier node computes; nodes must be in topological order, without cycles"
             )));
         };
         made.depth = made.depth.max(read.depth + 1);

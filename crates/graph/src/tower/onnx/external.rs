@@ -136,7 +136,9 @@ impl Files<'_> {
     fn range(&mut self, name: &str, entries: &BTreeMap<String, String>) -> Result<&[u8]> {
         let file = entries.get("location").map_or("", String::as_str);
         if file.is_empty() || file.contains(['/', '\\', '\0']) || file.starts_with('.') {
-            return Err(Error::invalid(format!("external data in `{file}`, expected a file beside the graph")));
+            return Err(Error::invalid(format!(
+                "external data in `{file}`, expected a file in the folder of the graph"
+            )));
         }
         let number = |key: &str| match entries.get(key) {
             Some(text) => {
@@ -269,7 +271,10 @@ mod tests {
     #[test]
     fn invalid_external_data_is_rejected_with_the_constant() {
         for (entries, expected) in [
-            (&[("location", "../secret")][..], "constant `w`: external data in `../secret`, expected a file beside"),
+            (
+                &[("location", "../secret")][..],
+                "constant `w`: external data in `../secret`, expected a file in the folder",
+            ),
             (&[("location", "/etc/passwd")], "external data in `/etc/passwd`"),
             (&[("location", "a\\b")], "external data in `a\\b`"),
             (&[("location", ".hidden")], "external data in `.hidden`"),

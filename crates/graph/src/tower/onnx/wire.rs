@@ -100,7 +100,7 @@ impl Malformed {
     /// Returns the error of a message with this name.
     pub(super) fn of(self, message: &str) -> Error {
         Error::invalid(match self {
-            Malformed::CutOff => format!("a {message} that is cut off"),
+            Malformed::CutOff => format!("a truncated {message}"),
             Malformed::WireType(wire_type) => format!("a {message} with a field of wire type {wire_type}"),
         })
     }

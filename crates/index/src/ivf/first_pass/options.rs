@@ -100,7 +100,7 @@ impl FirstPass {
             ))),
             (CodeKind::Rabitq, 0) => Ok(Some(Rotation::width_of(dimension) / DIMENSIONS)),
             (CodeKind::Rabitq, got) => Err(Error::invalid(format!(
-                "index.first_pass.subspaces: got {got}, expected none: codes of \"rabitq\" have one bit a dimension"
+                "index.first_pass.subspaces: got {got}, expected none: codes of \"rabitq\" have one bit per dimension"
             ))),
             (CodeKind::Pq4, 0) => Ok(Some(dimension.div_ceil(DIMENSIONS_PER_CODE).next_multiple_of(OF_LINE))),
             (CodeKind::Pq4, got) if got.is_multiple_of(OF_LINE) && got <= most => Ok(Some(got)),

@@ -393,7 +393,7 @@ fn tensors_of_other_sizes_are_rejected() {
     assert!(open(codes, values, true).unwrap().has_first_pass());
     assert!(!open(None, None, true).unwrap().has_first_pass());
     for (codes, values, has_rows, expected) in [
-        (codes, values, false, "no `rows` score"),
+        (codes, values, false, "no `rows` to rescore"),
         (codes, None, true, "first_pass_values"),
         (None, values, true, "first_pass_codes"),
         (Some([3, 0, 16, 4]), values, true, "does not fit 48 slots"),

@@ -52,8 +52,8 @@ struct Configuration {
 
 /// Tiles of the thread that created it; released on drop.
 ///
-/// The numbers stay in tile registers between two instructions, which the compiler does not know. It never uses these registers
-/// itself, because no code of this program is compiled for AMX.
+/// The numbers stay in tile registers between two instructions; the compiler does not know about these registers. It
+/// never uses these registers itself, because no code of this program is compiled for AMX.
 pub(crate) struct Instructions {
     shapes: [Shape; TILES],
     of_thread: PhantomData<*const ()>,

@@ -3,7 +3,8 @@
 //! 1. Rows are split into tiles of nearly equal height, because the time of a step grows with the rows of its tile.
 //! 2. Two tiles of rows and two of columns (a panel) keep their sums in tiles through all steps of all parts. Rows and weights
 //!    are padded with zeros to the end of a part's last step.
-//! 3. Sums leave tiles through memory. While the sums of one place are stored, the steps of the next place start.
+//! 3. Sums leave tiles through memory. While the sums of one tile position are stored, the steps of the next position
+//!    start.
 //!
 //! The order in which a number's products are summed ([`Tiles::add_pairs`]) depends only on the shapes of the parts, not on
 //! neighbouring rows or the height of its tile.

@@ -183,7 +183,7 @@ fn is_among(key: __m512, keys: &[f32]) -> bool {
 }
 
 /// Computes `maps::fold_equal`, bit for bit. Most rows have a key that is not among the shared keys; they need only one
-/// comparison per 16 keys. Other rows compare again and load the values of the registers with their key.
+/// comparison per 16 keys. The other rows compare their keys again, and load only the values whose key matches.
 ///
 /// # Safety
 /// As [`map1`]; each reduction has as many values as there are keys.
@@ -216,7 +216,7 @@ pub(super) unsafe fn column(product: &Product<'_>, out: &mut [f32], stride: usiz
             let (rows, rest) = part.rows[row * part.stride..][..part.depth].as_chunks::<LANES>();
             let (weights, others) = part.weights.numbers[..part.depth].as_chunks::<LANES>();
             for (row, weights) in rows.iter().zip(weights) {
-                // SAFETY: chunks fill registers.
+                // SAFETY: each chunk has exactly the numbers of a register.
                 let (x, w) = unsafe { (_mm512_loadu_ps(row.as_ptr()), _mm512_loadu_ps(weights.as_ptr())) };
                 sums = _mm512_fmadd_ps(x, w, sums);
             }
@@ -307,7 +307,7 @@ fn counted() -> __m512i {
     _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
 }
 
-/// Mask of the first `count` lanes, or of all.
+/// Returns the mask of the first `count` lanes, or of all.
 #[inline(always)]
 pub(super) fn lanes(count: usize) -> __mmask16 {
     ((1u32 << count.min(LANES)) - 1) as u16

@@ -59,7 +59,8 @@ pub(super) fn tanh<const FMA: bool>(x: f32) -> f32 {
     (if size < 0.4 { near } else { far }).copysign(x)
 }
 
-/// Error function with a relative error below 1e-6: its series up to 1, Abramowitz and Stegun 7.1.26 beyond.
+/// Computes the error function with a relative error below 1e-6: its series up to 1, Abramowitz and Stegun 7.1.26
+/// beyond.
 #[inline(always)]
 fn erf<const FMA: bool>(x: f32) -> f32 {
     const SERIES: [f32; 10] = [

@@ -6,10 +6,10 @@
 //! a row's result does not depend on the rows beside it. If the matrix is a single column with contiguous weights, such as a
 //! user's vector, a number is the sum of 16 such chains along the depth: a single chain would use one lane of 16.
 //!
-//! **Pairs.** Factors may come in bf16 ([`Form::Pairs`]): a register then holds two rows of 16 columns, and a step of `vdpbf16ps`
-//! does two multiply-adds a lane, with the sums in f32; a step of AMX's `tdpbf16ps`, over panels in the same layout, does 8,192 of them
-//! (`amx.rs`). The result may be written as pairs too, the input form of the next product. Beyond the depth of a part, both
-//! factors are padded with zeros to a multiple of [`STEP`].
+//! **Pairs.** Factors may come in bf16 ([`Form::Pairs`]): a register then holds two rows of 16 columns, and a step of
+//! `vdpbf16ps` does two multiply-adds per lane, with the sums in f32; a step of AMX's `tdpbf16ps`, over panels in the
+//! same layout, does 8,192 of them (`amx.rs`). The result may be written as pairs too, the input form of the next
+//! product. Beyond the depth of a part, both factors are padded with zeros to a multiple of [`STEP`].
 //!
 //! **Outer products** ([`Outer`]) are summed over rows: the gradient of a matrix.
 //!
@@ -69,13 +69,13 @@ impl Kernels {
     /// Writes a sum of products to `out`, whose rows are `stride` apart; numbers between the columns and the stride stay.
     ///
     /// # Panics
-    /// Where a slice is shorter than the shapes say.
+    /// If a slice is shorter than the shapes say.
     pub fn product(self, product: &Product<'_>, out: &mut [f32], stride: usize) {
         let Product { rows, columns, parts, bias, .. } = *product;
         if rows == 0 || columns == 0 {
             return;
         }
-        // Pairs are written in whole registers, of which each takes a panel.
+        // Pairs are written in complete registers, one per panel.
         let (room, read) = match product.result {
             Form::Single => (columns, columns),
             Form::Pairs => (columns.next_multiple_of(PANEL) / 2, columns.next_multiple_of(PANEL)),
@@ -105,7 +105,7 @@ impl Kernels {
                 Source::Emulated { wrong } => amx::product_emulated(&mut Emulated::new(wrong), product, out, stride),
             };
         }
-        // A few columns of a shallow product are not worth their transposition.
+        // For a few columns of a shallow product, transposing them costs more than it saves.
         #[cfg(target_arch = "x86_64")]
         let is_few = columns <= FEW_COLUMNS && parts.iter().map(|part| part.depth).sum::<usize>() >= 2 * LANES;
         let is_column = columns == 1 && parts.iter().all(|part| part.weights.row_stride == 1);
@@ -127,7 +127,7 @@ impl Kernels {
     /// Converts the first `count` numbers of each row of `input` to bf16 pairs, and fills the rest of the output row with zeros.
     ///
     /// # Panics
-    /// Where a slice is shorter than the shapes say.
+    /// If a slice is shorter than the shapes say.
     pub fn narrow(self, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
         #[cfg(target_arch = "x86_64")]
         if self.has_bf16 && self.isa == Isa::Avx512 {
@@ -140,7 +140,7 @@ impl Kernels {
     /// Packs a matrix `[depth, columns]` in pairs of rows, as [`pack_pairs`] does, into rows of the panels of `out`.
     ///
     /// # Panics
-    /// Where a slice is shorter than the shapes say.
+    /// If a slice is shorter than the shapes say.
     pub fn pack_narrow(self, matrix: &[f32], depth: usize, columns: usize, rows: PairRows, out: &mut [f32]) {
         #[cfg(target_arch = "x86_64")]
         if self.has_bf16 && self.isa == Isa::Avx512 {
@@ -153,7 +153,7 @@ impl Kernels {
     /// Turns every number of `input` into `f` of it.
     ///
     /// # Panics
-    /// Where a slice is shorter than the shapes say.
+    /// If a slice is shorter than the shapes say.
     pub fn map1(self, f: Unary, input: &Operand<'_>, target: &mut MapTarget<'_>) {
         dispatch!(self, map1(f, input, target))
     }
@@ -161,7 +161,7 @@ impl Kernels {
     /// Turns the numbers of `a` and `b` into `f` of them.
     ///
     /// # Panics
-    /// Where a slice is shorter than the shapes say.
+    /// If a slice is shorter than the shapes say.
     pub fn map2(self, f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut MapTarget<'_>) {
         dispatch!(self, map2(f, a, b, target))
     }
@@ -169,7 +169,7 @@ impl Kernels {
     /// Reduces each run of `count` numbers of `input` to one; the target's runs are one number long.
     ///
     /// # Panics
-    /// Where a slice is shorter than the shapes say.
+    /// If a slice is shorter than the shapes say.
     pub fn fold(self, f: Fold, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
         dispatch!(self, fold(f, input, count, target))
     }
@@ -178,7 +178,7 @@ impl Kernels {
     /// equal those of multiplying the values by the comparison (1 or 0) before the reduction, except for the sign of zeros.
     ///
     /// # Panics
-    /// Where a slice is shorter than the rows, or numbers are not as many as the shared keys.
+    /// If a slice is shorter than the rows, or the count of numbers differs from that of the shared keys.
     pub fn fold_equal(self, keys: &Keys<'_>, folds: &[EqualFold<'_>], out: &mut [f32], stride: usize) {
         for fold in folds {
             assert_eq!(fold.values.len(), keys.shared.len(), "numbers beside keys");

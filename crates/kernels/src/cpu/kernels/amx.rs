@@ -16,7 +16,7 @@ use super::operands::{BLOCK, Blocks, Lane, items_of};
 use super::portable;
 use crate::cpu::amx::{Instructions, ROW_BYTES, Shape, TILES, Tiles};
 
-/// Queries per tile. Their 8 rows take little more than half the time of 16 rows for the same items.
+/// Queries per tile. Tiles of 8 rows take little more than half the time of 16 rows for the same items.
 const QUERIES: usize = 4;
 const ROWS: usize = 2 * QUERIES;
 /// Maximum number of groups per step.

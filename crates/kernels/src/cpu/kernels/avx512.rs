@@ -318,7 +318,7 @@ fn kth_compared(values: &[f32], k: usize) -> f32 {
     f32::NEG_INFINITY
 }
 
-/// Mask of the first `count` lanes; all lanes from 16 on.
+/// Returns the mask of the first `count` lanes; all lanes from 16 on.
 fn tail(count: usize) -> u16 {
     if count >= 16 { u16::MAX } else { (1 << count) - 1 }
 }

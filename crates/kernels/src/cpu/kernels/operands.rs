@@ -116,15 +116,16 @@ pub(super) fn blocks_ahead(bytes: usize) -> usize {
     (BYTES_AHEAD / bytes).clamp(2, 16)
 }
 
-/// Returns the prefetch distance in scattered rows of `bytes` bytes each: 8 KiB, but 4 to 32 rows. It is short, so that
-/// searches that score few rows benefit too.
+/// Returns the prefetch distance in scattered rows of `bytes` bytes each: 8 KiB, but 4 to 32 rows. The prefetch
+/// distance is short, so that searches that score few rows benefit too.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(super) fn rows_ahead(bytes: usize) -> usize {
     const BYTES: usize = 8 << 10;
     (BYTES / bytes.max(1)).clamp(4, 32)
 }
 
-/// Returns the address to prefetch for block `block`. Past the last block it lies in the next list; any address is valid.
+/// Returns the address to prefetch for block `block`. After the last block, the prefetched address is in the next list;
+/// any address is valid for a prefetch.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub(super) fn to_come(blocks: &Blocks<'_>, block: usize) -> *const u8 {

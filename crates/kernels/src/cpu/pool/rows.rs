@@ -1,4 +1,4 @@
-//! Rows as they are stored, and the formats of their numbers.
+//! Stored rows of embedding tables, and their number formats.
 
 use half::{bf16, f16};
 
@@ -7,7 +7,7 @@ use sterling_core::error::{Error, Result};
 /// Bytes of scale and bias at the start of a rowwise-quantised row.
 pub const QUANTISED_HEAD_BYTES: usize = 4;
 
-/// How the numbers of a row are stored.
+/// Storage format of the numbers of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RowFormat {
@@ -30,7 +30,7 @@ impl RowFormat {
     pub const ALL: [RowFormat; 6] =
         [RowFormat::F32, RowFormat::F16, RowFormat::Bf16, RowFormat::Int8, RowFormat::Int4, RowFormat::Int2];
 
-    /// Name of the format in model packages, such as `int8`.
+    /// Returns the name of the format in model packages, such as `int8`.
     pub fn name(self) -> &'static str {
         match self {
             RowFormat::F32 => "f32",
@@ -42,7 +42,7 @@ impl RowFormat {
         }
     }
 
-    /// The format of a name.
+    /// Returns the format with the given name.
     ///
     /// # Errors
     /// `Invalid` for another name.
@@ -52,7 +52,7 @@ impl RowFormat {
         })
     }
 
-    /// Bits of one number.
+    /// Returns the bits of one number.
     pub fn bits(self) -> usize {
         match self {
             RowFormat::F32 => 32,
@@ -63,20 +63,20 @@ impl RowFormat {
         }
     }
 
-    /// True for the formats with a scale and a bias in each row.
+    /// Returns true for the formats with a scale and a bias in each row.
     pub fn is_quantised(self) -> bool {
         self.bits() <= 8
     }
 
-    /// Bytes before the numbers of a row.
+    /// Returns the number of bytes before the numbers of a row.
     pub fn head_bytes(self) -> usize {
         if self.is_quantised() { QUANTISED_HEAD_BYTES } else { 0 }
     }
 
-    /// Bytes of a row of `width` numbers.
+    /// Returns the size of a row of `width` numbers in bytes.
     ///
     /// # Errors
-    /// `Invalid` where the numbers do not fill whole bytes, or there are none.
+    /// `Invalid` if the numbers do not fill complete bytes, or if `width` is 0.
     pub fn row_bytes(self, width: usize) -> Result<usize> {
         let bits = width.checked_mul(self.bits()).filter(|&b| b > 0 && b.is_multiple_of(8));
         bits.map(|b| self.head_bytes() + b / 8).ok_or_else(|| {
@@ -88,12 +88,12 @@ impl RowFormat {
         })
     }
 
-    /// The width of rows of `row_bytes` bytes.
+    /// Returns the width of rows of `row_bytes` bytes.
     ///
     /// # Errors
-    /// `Invalid` where no width gives such rows.
+    /// `Invalid` if no width results in such rows.
     pub fn width_of(self, row_bytes: usize) -> Result<usize> {
-        let wrong = || Error::invalid(format!("rows of {row_bytes} bytes are no rows in {}", self.name()));
+        let wrong = || Error::invalid(format!("{row_bytes} bytes are not a row size of format {}", self.name()));
         let width = row_bytes.checked_sub(self.head_bytes()).ok_or_else(wrong)? * 8 / self.bits();
         if width > 0 && self.row_bytes(width)? == row_bytes { Ok(width) } else { Err(wrong()) }
     }
@@ -109,10 +109,10 @@ pub struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// A view of `bytes` as rows.
+    /// Views `bytes` as rows.
     ///
     /// # Errors
-    /// `Invalid` where the bytes are not a whole number of rows.
+    /// `Invalid` if the bytes are not a multiple of the row size.
     pub fn new(format: RowFormat, width: usize, bytes: &'a [u8]) -> Result<Self> {
         let row_bytes = format.row_bytes(width)?;
         if !bytes.len().is_multiple_of(row_bytes) {
@@ -125,61 +125,61 @@ impl<'a> Rows<'a> {
         Ok(Rows { format, width, row_bytes, bytes })
     }
 
-    /// A view of rows of f32 of which each is followed by other numbers, up to `stride` numbers in all.
+    /// Views f32 rows that are `stride` numbers apart; other numbers, such as optimizer state, follow each row.
     ///
     /// # Errors
-    /// `Invalid` where the numbers are no whole stretches, or a stretch is shorter than the row.
+    /// `Invalid` if the count of numbers is not a multiple of `stride`, or `stride` is below `width`.
     pub fn strided(width: usize, stride: usize, numbers: &'a [f32]) -> Result<Self> {
         if width == 0 || stride < width || !numbers.len().is_multiple_of(stride) {
             return Err(Error::invalid(format!(
-                "{} numbers do not make rows of {width} in stretches of {stride}",
+                "{} numbers do not make rows of {width} at a stride of {stride}",
                 numbers.len()
             )));
         }
         Ok(Rows { format: RowFormat::F32, width, row_bytes: stride * 4, bytes: bytemuck::cast_slice(numbers) })
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn len(&self) -> usize {
         self.bytes.len() / self.row_bytes
     }
 
-    /// True where there is no row.
+    /// Returns true if there are no rows.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Numbers of a row.
+    /// Returns the width of a row, in numbers.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// How they are stored.
+    /// Returns the storage format.
     pub fn format(&self) -> RowFormat {
         self.format
     }
 
-    /// All rows as they are stored, one after the other.
+    /// Returns the stored bytes of all rows.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// Row `r` as it is stored.
+    /// Returns the stored bytes of row `r`.
     pub fn row(&self, r: usize) -> &'a [u8] {
         &self.bytes[r * self.row_bytes..(r + 1) * self.row_bytes]
     }
 
-    /// Row `r` in f32, into `out` `[D]`.
+    /// Decodes row `r` to f32 in `out` `[D]`.
     ///
     /// # Panics
-    /// Where `r` is no row or `out` has another length.
+    /// If row `r` does not exist or `out` has another length.
     pub fn decode(&self, r: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.width);
         decode_row(self.format, self.row(r), out);
     }
 }
 
-/// The formats as numbers that a kernel can be compiled for.
+/// Formats as constants for const generics: a kernel is compiled for each.
 pub(super) mod formats {
     pub(crate) const F32: usize = 0;
     pub(crate) const F16: usize = 1;

@@ -104,7 +104,7 @@ pub(super) mod x86 {
     impl Lanes for Avx512 {
         #[inline(always)]
         fn load(from: &Block) -> Self {
-            // SAFETY: AVX-512 F is there where this type is used; a block has 16 numbers.
+            // SAFETY: AVX-512 F is available wherever this type is used; a block has 16 numbers.
             Avx512(unsafe { _mm512_loadu_ps(from.as_ptr()) })
         }
 
@@ -177,7 +177,7 @@ pub(super) mod x86 {
     impl Lanes for Avx2 {
         #[inline(always)]
         fn load(from: &Block) -> Self {
-            // SAFETY: AVX2 is there where this type is used; a block has 16 numbers.
+            // SAFETY: AVX2 is available wherever this type is used; a block has 16 numbers.
             Avx2(unsafe { [_mm256_loadu_ps(from.as_ptr()), _mm256_loadu_ps(from.as_ptr().add(BLOCK / 2))] })
         }
 
@@ -276,7 +276,7 @@ pub(super) mod aarch64 {
     impl Lanes for Neon {
         #[inline(always)]
         fn load(from: &Block) -> Self {
-            // SAFETY: NEON is there where this type is used; a block has four times four numbers.
+            // SAFETY: NEON is available wherever this type is used; a block has four times four numbers.
             Neon(std::array::from_fn(|four| unsafe { vld1q_f32(from.as_ptr().add(4 * four)) }))
         }
 

@@ -69,7 +69,7 @@ impl Caller {
         }
     }
 
-    /// Name of the key.
+    /// Returns the name of the key.
     pub(in crate::http) fn name(&self) -> Option<&str> {
         match &self.0 {
             CallerIdentity::Anybody | CallerIdentity::Nobody => None,

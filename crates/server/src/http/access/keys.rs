@@ -142,7 +142,7 @@ impl KeyEntry {
                 Some(Rate { rate, burst })
             }
             (Some(rate), _) => return Err(Error::invalid(format!("rate: got {rate}, expected 0.001 to 1e9"))),
-            (None, Some(_)) => return Err(Error::invalid("burst: expected a `rate` with it")),
+            (None, Some(_)) => return Err(Error::invalid("burst: set without `rate`, expected both")),
         };
         let same = before.0.iter().find(|key| key.digest == digest).and_then(|key| key.meter.clone());
         let meter = rate.map(|rate| same.filter(|m| m.rate() == rate).unwrap_or_else(|| Arc::new(Meter::new(rate))));
@@ -260,7 +260,7 @@ mod tests {
             (entry("rate = 0"), "key `a`: rate: got 0"),
             (entry("rate = nan"), "rate: got NaN"),
             (entry("rate = 5\nburst = 0.5"), "burst: got 0.5"),
-            (entry("burst = 5"), "burst: expected a `rate`"),
+            (entry("burst = 5"), "burst: set without `rate`"),
             (entry("models = [\"../x\"]"), "models"),
             (entry("until = 5"), "line 5: unknown field"),
             (entry("").replace("read", "root"), "line 4"),

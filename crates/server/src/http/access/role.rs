@@ -18,7 +18,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// Name, as in a file of keys.
+    /// Returns the name, as in a file of keys.
     pub fn name(self) -> &'static str {
         match self {
             Role::Open => "open",

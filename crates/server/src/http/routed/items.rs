@@ -243,7 +243,7 @@ impl<T> Answers<T> {
         let (failed, errors): (Vec<FailedShard>, Vec<Error>) = self.failed.into_iter().unzip();
         let Some(first) = failed.first() else { return json(&made(failed)) };
         let (count, shard, reason) = (failed.len(), first.shard, &first.reason);
-        let why = format!("{count} of {asked} shards did not apply their part of the call: shard {shard}: {reason}");
+        let why = format!("{count} of {asked} shards did not apply their share of the call: shard {shard}: {reason}");
         let kinds: Vec<Kind> = errors.iter().map(Error::kind).collect();
         let is_one = done == 0 && kinds.iter().all(|kind| *kind == kinds[0]);
         let error = Error::new(if is_one { kinds[0] } else { Kind::Partial }, why);

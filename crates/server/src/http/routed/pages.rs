@@ -57,16 +57,14 @@ impl RoutedPage {
             let version =
                 app.fleet().get(model, VersionSelector::Version(cursor.version)).map_err(|error| {
                     match error.kind() {
-                        Kind::NotFound => {
-                            gone(format!("version {} is in the memory of no server any more", cursor.version))
-                        }
+                        Kind::NotFound => gone(format!("no server has version {} in memory any more", cursor.version)),
                         _ => error,
                     }
                 })?;
             cursor.check(asked(model, version.digest(), request)?)?;
             let (views, shards) = (cursor.views.len(), version.shards());
             if views != shards {
-                return Err(Error::invalid(format!("field `cursor`: of {views} shards, expected {shards}")));
+                return Err(Error::invalid(format!("field `cursor`: made for {views} shards, expected {shards}")));
             }
             (cursor, version)
         };

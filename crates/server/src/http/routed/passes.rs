@@ -47,7 +47,7 @@ pub(super) fn reported(model: &str, served: &ShardedVersion) -> Served {
     Served { version: served.version(), digest: served.digest().into(), ..nothing(model) }
 }
 
-/// Description of a model before any answer.
+/// Returns the description of a model before any answer.
 fn nothing(model: &str) -> Served {
     let (model, digest, missing) = (model.into(), String::new(), Vec::new());
     Served { model, version: 0, digest, coverage: 1.0, position: 0, positions: Vec::new(), missing }
@@ -306,7 +306,7 @@ impl CallInProgress<'_> {
         if gathered.again > 0 {
             let shards = gathered.again as u64;
             metrics::counter!("sterling_route_requeries_total", "model" => self.model.to_owned()).increment(shards);
-            // Its name in the previous release.
+            // Name of the field in the previous release.
             metrics::counter!("sterling_route_again_total", "model" => self.model.to_owned()).increment(shards);
         }
         let explained = explain(&gathered);

@@ -61,7 +61,7 @@ impl Files {
         Ok(Some(Files { certificate: read(certificate)?, key: read(key)?, client_ca }))
     }
 
-    /// Validity of the server's certificate, the first of the file.
+    /// Returns the validity of the server's certificate, the first of the file.
     fn validity(&self) -> Option<Validity> {
         validity(&CertificateDer::pem_slice_iter(&self.certificate).next()?.ok()?)
     }
@@ -142,7 +142,7 @@ impl Tls {
         Ok((accepted, is_http2))
     }
 
-    /// Validity of the current certificate.
+    /// Returns the validity of the current certificate.
     pub(in crate::http) fn validity(&self) -> Option<Validity> {
         *locked(&self.validity)
     }

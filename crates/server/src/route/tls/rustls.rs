@@ -59,7 +59,7 @@ fn explained(error: io::Error) -> io::Error {
     if !error.to_string().contains("CaUsedAsEndEntity") {
         return error;
     }
-    let what = "the certificate is one of an authority (`CA:TRUE`), expected one of a server: with `openssl req -x509`, add \
+    let what = "the certificate is that of an authority (`CA:TRUE`), expected a server certificate: with `openssl req -x509`, add \
                 `-addext basicConstraints=critical,CA:FALSE`";
     io::Error::new(error.kind(), what)
 }

@@ -102,19 +102,19 @@ impl LivePart {
 }
 
 impl DevicePiece {
-    /// First slot on the device.
+    /// Returns the first slot on the device.
     fn first(&self) -> u32 {
         self.segment.slots.places().start
     }
 
-    /// Live bitmap of the segment; `None` if no item is deleted.
+    /// Returns the live bitmap of the segment; `None` if no item is deleted.
     pub(super) fn live(&self) -> Option<&DeviceLiveItems> {
         self.part.items()
     }
 }
 
 impl DeviceView {
-    /// Live bitmap of the snapshot; `None` if no item is deleted.
+    /// Returns the live bitmap of the snapshot; `None` if no item is deleted.
     pub(super) fn live(&self) -> Option<&DeviceLiveItems> {
         self.main.items()
     }
@@ -135,12 +135,12 @@ impl DeviceView {
         }
     }
 
-    /// Maximum number of deleted snapshot items in `lists` lists.
+    /// Returns the maximum number of deleted snapshot items in `lists` lists.
     pub(super) fn deleted_at_most(&self, lists: usize) -> usize {
         self.deleted_per_list.iter().max().map_or(0, |&most| most as usize * lists)
     }
 
-    /// Maximum number of segment items that a search of `lists` lists scans.
+    /// Returns the maximum number of segment items that a search of `lists` lists scans.
     pub(super) fn items_at_most(&self, lists: usize) -> usize {
         self.pieces.iter().map(|piece| piece.segment.lists.items_at_most(lists)).sum()
     }

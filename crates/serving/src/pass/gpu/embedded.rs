@@ -147,7 +147,7 @@ fn tensor_of(
         }
         UserInput::Feature(n) => {
             let place = made.tensors.iter().position(|(tensor, _)| *tensor == n);
-            let place = place.ok_or_else(|| Error::internal("a tensor that the tower did not keep"))?;
+            let place = place.ok_or_else(|| Error::internal("a tensor that the tower did not retain"))?;
             Ok(Some(made.tensors.swap_remove(place).1))
         }
     }

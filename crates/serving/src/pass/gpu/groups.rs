@@ -99,12 +99,12 @@ pub(super) fn plans_of(search: &Search) -> Vec<&Plan> {
     std::iter::once(&search.planned.plan).chain(&search.planned.beside).collect()
 }
 
-/// Number of items of the snapshot, then of each segment, including deleted ones.
+/// Returns the number of items of the snapshot, then of each segment, including deleted ones.
 pub(super) fn items_of(view: &View) -> impl Iterator<Item = usize> {
     std::iter::once(view.main().index.items()).chain(view.segments().map(|(_, segment, _)| segment.index().items()))
 }
 
-/// Maximum number of lists of a filtered search.
+/// Returns the maximum number of lists of a filtered search.
 pub(super) fn most_lists(snapshot: &Snapshot, search: &Search) -> usize {
     let lists = snapshot.index.lists();
     snapshot.recipe.serving.probes_max_of(lists).clamp(search.probes.probes.clamp(1, lists), lists)
@@ -153,7 +153,7 @@ impl Group {
         }
     }
 
-    /// Maximum bytes that its requests take on each device.
+    /// Returns the maximum bytes that its requests take on each device.
     fn bytes(&self, seen: &[SeenView<'_>]) -> usize {
         let of_filter = |seen: &SeenView<'_>| {
             let pieces = seen.beside.pieces.iter().map(|piece| &piece.segment.planes);
@@ -258,7 +258,7 @@ impl Group {
     }
 }
 
-/// Bytes on the device per request while its group is processed.
+/// Returns the bytes on the device per request while its group is processed.
 fn bytes_per_request(resident: &Resident, room: usize, reranked: usize) -> usize {
     let (lists, queries) = (resident.index.lists.lists(), resident.queries());
     let program = resident.reranker.as_ref().map_or(0, |reranker| reranker.program.run_bytes(reranked));

@@ -84,7 +84,7 @@ impl Health {
         let Failure { since, reason, .. } = failure.as_ref()?;
         let seconds = since.elapsed().as_secs();
         Some(format!(
-            "the device has failed for {seconds} s, the CPU answers: {reason}; it is tried again, and a device that stays lost takes a restart of the server"
+            "the device has failed for {seconds} s, the CPU answers: {reason}; the device is tried again; restart the server if it stays lost"
         ))
     }
 }

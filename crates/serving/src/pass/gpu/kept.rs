@@ -83,7 +83,7 @@ impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> RetainedVersion
         locked(&self.versions)
     }
 
-    /// Returns the device data of a version, which `bring` uploads on the first call. Other calls wait for that.
+    /// Returns the device data of a version, which `bring` uploads on the first call. Other calls wait for the upload.
     ///
     /// # Errors
     /// `Unsupported` with the reason why it is not resident.

@@ -163,7 +163,7 @@ pub(super) fn read(
     Ok(requests.iter().enumerate().map(made).collect())
 }
 
-/// Maximum number of results of a request.
+/// Returns the maximum number of results of a request.
 fn results_of(task: &Task) -> usize {
     match task {
         Task::Retrieve(search) => search.k,
@@ -174,7 +174,7 @@ fn results_of(task: &Task) -> usize {
 }
 
 impl Columns {
-    /// Index range of the results of request `n`.
+    /// Returns the index range of the results of request `n`.
     fn places(&self, n: usize) -> std::ops::Range<usize> {
         n * self.stride..n * self.stride + self.counts[n] as usize
     }

@@ -79,8 +79,8 @@ impl Drop for OccupiedBytes {
     }
 }
 
-/// Number of spare slots behind a device's part of a snapshot, for items added later: one eighth of its slots, plus padding of
-/// small lists, tables of a few views, and a separating block.
+/// Returns the number of spare slots behind a device's part of a snapshot, for items added later: one eighth of its
+/// slots, plus padding of small lists, tables of a few views, and a separating block.
 pub(super) fn spare_slots(cut: &ListCut) -> usize {
     let slots = cut.slots() / SPARE_SHARE + BLOCK * (1 + cut.lengths().len()) + SPARE_MIN;
     slots.next_multiple_of(BLOCK)
@@ -104,8 +104,8 @@ impl Resident {
             Some(overarch) => {
                 let program = overarch
                     .program()
-                    .ok_or_else(|| Error::unsupported("the reranker's graph is no program of ours"))?;
-                let missing = |name: &str| Error::internal(format!("column `{name}` is not among the numbers"));
+                    .ok_or_else(|| Error::unsupported("the reranker's graph is not a compiled program"))?;
+                let missing = |name: &str| Error::internal(format!("column `{name}` is not a numeric column"));
                 let address = |name: &str| match name {
                     OverArch::SIMILARITY => Ok(0),
                     name => column(name).map(Array::address).ok_or_else(|| missing(name)),
@@ -152,12 +152,12 @@ impl Resident {
         })
     }
 
-    /// Bytes on its device.
+    /// Returns the bytes on its device.
     pub(super) fn bytes(&self) -> u64 {
         self.taken.as_ref().map_or(0, |taken| taken.bytes as u64)
     }
 
-    /// Number of queries per user.
+    /// Returns the number of queries per user.
     pub(super) fn queries(&self) -> usize {
         self.merging.as_ref().map_or(1, |merging| merging.weights.len())
     }
@@ -189,7 +189,7 @@ impl DevicePart {
         DevicePart { share, cut: Arc::new(snapshot.index.cut(share)), is_first }
     }
 
-    /// Bytes that it takes, computed without allocating them.
+    /// Returns the bytes that it takes, computed without allocating them.
     pub(super) fn bytes(&self, device: &Device, snapshot: &Snapshot, spare: usize) -> Result<u64> {
         device.bytes_of(|device| Resident::copy(device, snapshot, self, spare)).map(|bytes| bytes as u64)
     }

@@ -81,7 +81,7 @@ impl Residents {
         Residents { budget_bytes, ..self }
     }
 
-    /// Maximum bytes that one request may take on any device.
+    /// Returns the maximum bytes that one request may take on any device.
     pub(super) fn request_bytes_max(&self) -> u64 {
         self.devices.all().iter().map(|device| device.lanes().most()).min().unwrap_or(0)
     }
@@ -106,7 +106,7 @@ impl Residents {
         Residents { takes_updates: true, ..self }
     }
 
-    /// Bytes that a version takes on each device, computed without allocating them.
+    /// Returns the bytes that a version takes on each device, computed without allocating them.
     ///
     /// # Errors
     /// `Unsupported` for a model that no device serves; `Overloaded` if it does not fit.
@@ -141,7 +141,7 @@ impl Residents {
         self.passes.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Bytes that a group of requests may take.
+    /// Returns the bytes that a group of requests may take.
     pub(super) fn group_bytes(&self) -> usize {
         self.budget_bytes / (CONCURRENT_GROUPS * self.passes.load(Ordering::Relaxed).max(1))
     }
@@ -295,7 +295,7 @@ impl Residents {
     }
 
     fn copy(&self, snapshot: &Snapshot) -> Result<Arc<[Resident]>> {
-        // As in `make_room`.
+        // The driver frees memory only once it has reached the release, as in `make_room`.
         self.settle()?;
         let parts = self.parts(snapshot, &self.nothing())?;
         let on_devices = |has_room: bool| -> Result<Vec<Resident>> {

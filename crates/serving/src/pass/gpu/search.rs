@@ -117,7 +117,7 @@ impl<'a> Filtering<'a> {
         Ok(Filtering { of, collected, items, by_list, until })
     }
 
-    /// Maximum number of rounds.
+    /// Returns the maximum number of rounds.
     pub(super) fn rounds(&self) -> usize {
         self.until.rounds()
     }
@@ -153,7 +153,7 @@ impl<'a> Filtering<'a> {
         Ok((best, &self.collected.survivors))
     }
 
-    /// First list of the last round, and the first one after it, per search; equal if the search is over.
+    /// Returns the first list of the last round, and the first one after it, per search; equal if the search is over.
     pub(super) fn last_round(&self) -> [&Array<u32>; 2] {
         [&self.until.looks.begins, &self.until.looks.ends]
     }
@@ -193,7 +193,7 @@ impl<'a> Searches<'a> {
 
     /// Evaluates a property of each search.
     fn each<T>(&self, of: impl Fn(&Searched<'a>) -> T) -> Result<Vec<T>> {
-        let missing = || Error::internal("a search without what it searches for");
+        let missing = || Error::internal("a search without its query vector");
         self.searches.iter().map(|of_query| of_query.as_ref().map(&of).ok_or_else(missing)).collect()
     }
 
@@ -352,7 +352,7 @@ impl<'a> Searches<'a> {
         parts.enumerate().map(|(n, of)| self.eligible_of(n, of)).collect()
     }
 
-    /// Same for one part.
+    /// Same for one partition of the items.
     fn eligible_of(
         &self,
         part: usize,
@@ -385,7 +385,7 @@ impl<'a> Searches<'a> {
         parts.zip(items).skip(from).try_for_each(|(of, items)| of.index().evaluate(self.device, &items.filters))
     }
 
-    /// Estimated pass rate over all items.
+    /// Returns the estimated pass rate over all items.
     fn pass_rate(&self, search: &Search) -> f64 {
         let rates = plans_of(search).into_iter().map(Plan::pass_rate).zip(items_of(self.seen.view));
         let (passing, items) =

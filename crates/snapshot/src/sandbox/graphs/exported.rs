@@ -150,7 +150,7 @@ impl Maker {
                 self.keep(made, shape, a.is_pair);
             }
             11 => {
-                // Numbers of another value at constant places of an axis.
+                // Writes the numbers of another value to constant positions of an axis.
                 let b = self.pick();
                 if b.shape != a.shape || b.is_pair != a.is_pair {
                     return;
@@ -163,7 +163,8 @@ impl Maker {
                 let index = self.builder.integers(&shape, (0..size).map(|n| ((n * n + first) % size) as i64).collect());
                 let sizes = self.builder.add("Shape", &[&b.name]);
                 let index = self.builder.add("Expand", &[&index, &sizes]);
-                // Of equal places, which one counts is undefined: their updates are equal.
+                // If positions are equal, ONNX does not define which update counts, so equal positions get equal
+                // updates.
                 let reduced = self.builder.integers(&[1], vec![written]);
                 let one = self.builder.add("ReduceMax", &[&b.name, &reduced]);
                 let updates = self.builder.add("Expand", &[&one, &sizes]);

@@ -3,7 +3,7 @@
 use super::stop::Stop;
 use sterling_core::random::{GAMMA, splitmix64};
 
-/// Maximum numbers of one value.
+/// Maximum count of numbers of one tensor.
 const NUMBERS_MAX: usize = 1 << 24;
 
 /// Rounding of results.
@@ -11,9 +11,10 @@ const NUMBERS_MAX: usize = 1 << 24;
 pub(crate) enum Mode {
     /// No rounding, f64.
     Exact,
-    /// To the nearest f32.
+    /// Rounds results to the nearest f32.
     Nearest,
-    /// To a random f32 within a unit in the last place, with this seed. Results that f32 represents exactly are kept.
+    /// Rounds results to a random f32 within one unit in the last place, with this seed. Results that f32 represents
+    /// exactly are kept.
     Random(u64),
 }
 

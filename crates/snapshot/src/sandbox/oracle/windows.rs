@@ -23,7 +23,7 @@ fn invalid(a: &Array) -> Stop {
     Stop::Invalid(format!("shape {:?}, expected a batch, channels and further axes", a.shape))
 }
 
-/// Places of a kernel along the axes behind the channels.
+/// Positions of a kernel along the axes after the channels.
 struct Kernel {
     sizes: Vec<usize>,
     own: Vec<usize>,
@@ -66,7 +66,7 @@ impl Kernel {
             let room = room.ok_or_else(|| Stop::Invalid(format!("a kernel of {reach} over {size} numbers")))?;
             let mut count = room / strides[n] + 1;
             if call.is_set("ceil_mode", false) && !room.is_multiple_of(strides[n]) {
-                // One more window, if it starts within the input or the padding before it.
+                // With `ceil_mode` there is one more window, if it starts within the input or the padding before it.
                 count += usize::from(count * strides[n] < size + before[n]);
             }
             out.push(count);
