@@ -12,6 +12,7 @@ import ssl
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Real
 from os import PathLike
 from typing import Any
 
@@ -198,7 +199,7 @@ class Client:
             raise ValueError("expected changes, or embeddings and attributes")
         columns: dict[str, Any] = {"id": _ids(ids)}
         if embeddings is not None:
-            columns["embedding"] = np.asarray(embeddings, np.float32)
+            columns["embedding"] = _real("embeddings", embeddings).astype(np.float32, copy=False)
         kind, given = ("attributes", attributes or {}) if changes is None else ("set", changes)
         columns |= {f"{kind}.{name}": values for name, values in given.items()}
         count, made = _count(columns), Upserted(0, [], 0)
@@ -299,7 +300,7 @@ class Client:
 
     def _send(self, method: str, call: str, content: bytes, headers: Mapping[str, str], timeout_ms: Any = None) -> Any:
         headers = dict(headers)
-        timeout = max(self.timeout, timeout_ms / 1000 + 1) if isinstance(timeout_ms, (int, float)) else self.timeout
+        timeout = max(self.timeout, timeout_ms / 1000 + 1) if isinstance(timeout_ms, Real) else self.timeout
         if self._compression and len(content) >= COMPRESSED:
             content, headers["content-encoding"] = gzip.compress(content, 1), "gzip"
         end = time.monotonic() + self.patience
@@ -341,11 +342,24 @@ def _ids(ids: Any) -> np.ndarray:
     return given.astype(np.int64)
 
 
+def _real(name: str, numbers: Any) -> np.ndarray:
+    """Converts numbers to an array. Other types raise an error: NumPy would drop the imaginary part of complex numbers.
+
+    >>> _real("vector", [1j])
+    Traceback (most recent call last):
+    ValueError: vector: got complex128, expected real numbers
+    """
+    given = np.asarray(numbers)
+    if given.dtype.kind not in "biufO":
+        raise ValueError(f"{name}: got {given.dtype}, expected real numbers")
+    return given
+
+
 def _user(features: Mapping[str, Any] | None, vector: Any) -> dict[str, Any]:
     if (features is None) == (vector is None):
         raise ValueError("expected features or a vector, and not both")
     if vector is not None:
-        numbers = np.asarray(vector)
+        numbers = _real("vector", vector)
         if numbers.ndim != 1:
             raise ValueError(f"vector: got shape {list(numbers.shape)}, expected [D], or the Tq x D numbers of several queries one after the other")
         return {"vector": _packed(numbers)}
@@ -359,7 +373,7 @@ def _users(features: Mapping[str, Sequence[Any]] | None, vectors: Any) -> dict[s
         raise ValueError("expected features or vectors, and not both")
     if vectors is None:
         return {f"features.{name}": _values(values) for name, values in (features if features is not None else {}).items()}
-    matrix = np.asarray(vectors, np.float32)
+    matrix = _real("vectors", vectors).astype(np.float32, copy=False)
     if matrix.ndim != 2:
         raise ValueError(f"vectors: got {matrix.ndim} dimensions, expected [B, D]")
     return {"vector": matrix}

@@ -371,6 +371,13 @@ def test_arguments_that_make_no_call_are_told_by_name(server):
             client.retrieve("tiny", features=FEATURES, sticky="é")
         with pytest.raises(ValueError, match=r"vector: got shape \[2, 2\]"):
             client.retrieve("tiny", vector=np.zeros((2, 2)))
+        for name, call in [
+            ("vector", lambda numbers: client.retrieve("tiny", vector=numbers[0])),
+            ("vectors", lambda numbers: client.retrieve_many("tiny", vectors=numbers)),
+            ("embeddings", lambda numbers: client.upsert("tiny", [1], embeddings=numbers)),
+        ]:
+            with pytest.raises(ValueError, match=f"^{name}: got complex64, expected real numbers"):
+                call(np.ones((1, 2), np.complex64))
     # A port without a listener.
     with sterling.Client("http://127.0.0.1:1") as client, pytest.raises(sterling.ConnectionFailed, match="POST http://127.0.0.1:1/v1/models/any:embed: ConnectError"):
         client.embed("any", {})
@@ -381,6 +388,7 @@ def test_a_call_may_last_as_long_as_its_own_time(monkeypatch):
     with sterling.Client("http://127.0.0.1:1", timeout=2) as client:
         monkeypatch.setattr(client._http, "request", lambda *_, timeout, **__: asked.append(timeout) or httpx.Response(200, json={"embedding": [1]}))
         client._call("POST", "any:embed", {"timeout_ms": 60_000})
+        client._call("POST", "any:embed", {"timeout_ms": np.int64(60_000)})
         client._call("POST", "any:embed", {"timeout_ms": 100})
         client._call("POST", "any:embed", {})
-    assert asked == [61, 2, 2]
+    assert asked == [61, 61, 2, 2]

@@ -62,6 +62,13 @@ fn keys_are_created_used_rotated_and_revoked_without_a_restart() {
     assert_eq!((status, names), (200, vec!["vectors"]));
     assert_eq!(ask(&server.address, &reader, "GET", "/v1/models/tiny", "").0, 403);
     assert_eq!(ask(&server.address, &reader, "GET", "/metrics", "").0, 403);
+    // A key for a model that is not served learns no other names.
+    let early = key(&file, &["early", "--model", "later"]);
+    until("the early key", || ask(&server.address, &early, "GET", "/v1/models", "").0 == 200);
+    for (method, path) in [("GET", "/v1/models/later"), ("POST", "/v1/models/later:retrieve")] {
+        let (status, _, problem) = ask(&server.address, &early, method, path, &query);
+        assert_eq!((status, problem["detail"].as_str()), (404, Some("model `later` is not served here")), "{path}");
+    }
     // A second key beside the first, then without it.
     let second = key(&file, &["reader-2", "--model", "vectors"]);
     until("the new key", || retrieve(&second) == 200);
@@ -74,7 +81,7 @@ fn keys_are_created_used_rotated_and_revoked_without_a_restart() {
     });
     assert_eq!((retrieve(&reader), retrieve(&second)), (200, 200), "a broken file changes nothing");
     let entries: Vec<&str> = text.split("[[key]]").collect();
-    std::fs::write(&file, format!("[[key]]{}", entries[3])).unwrap();
+    std::fs::write(&file, format!("[[key]]{}", entries[4])).unwrap();
     until("the old key is invalid", || retrieve(&reader) == 401);
     assert_eq!(retrieve(&second), 200);
     assert!(!text.contains(&reader) && !text.contains(&second));

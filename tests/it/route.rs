@@ -106,6 +106,32 @@ pub fn pages(servers: &[&Server], path: &str, body: &Value, sizes: &[u64]) -> Ve
     }
 }
 
+/// Returns the ids of items.
+fn ids(items: &[Value]) -> Vec<i64> {
+    items.iter().map(|item| item["id"].as_i64().unwrap()).collect()
+}
+
+#[test]
+fn pages_are_slices_of_one_ranking_if_the_first_lists_hold_fewer_items() {
+    let folder = tempfile::tempdir().unwrap();
+    let what = shards::catalogue(folder.path(), sterling::index::ivf::Rescore::F16);
+    const PATH: &str = "/v1/models/vectors:retrieve";
+    let both = Both::new(&what, 3);
+    for server in [&both.one, &both.router] {
+        for filter in ["", "colour:red"] {
+            let vector = [1.0, 0.5, -0.25, 0.1];
+            let body = json!({"vector": vector, "candidates": 200, "probes": 1, "filter": filter});
+            let found: Vec<Value> = pages(&[server], PATH, &body, &[3, 20])
+                .into_iter()
+                .flat_map(|page| page.as_array().unwrap().clone())
+                .collect();
+            let mut whole = body.clone();
+            whole["k"] = 200.into();
+            assert_eq!(ids(&found), ids(server.ask(PATH, &whole)["items"].as_array().unwrap()), "{filter}");
+        }
+    }
+}
+
 #[test]
 fn pages_of_routers_are_those_of_one_server() {
     let folder = tempfile::tempdir().unwrap();

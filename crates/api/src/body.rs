@@ -270,6 +270,7 @@ mod tests {
             filter: "a:b".into(),
             exclude: vec![ItemId(-1), ItemId(i64::MAX)],
             k: 7,
+            least: None,
             candidates: Some(70),
             query_candidates: [("like".into(), 30)].into(),
             recall: Some(0.9),

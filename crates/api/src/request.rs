@@ -286,6 +286,7 @@ impl RetrieveRequest {
             filter: self.filter,
             exclude: items(self.exclude),
             k: self.k,
+            least: None,
             candidates: self.candidates,
             query_candidates: self.query_candidates.0.into_iter().collect(),
             recall: self.recall,

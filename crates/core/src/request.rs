@@ -179,6 +179,9 @@ pub struct Retrieve {
     pub exclude: Vec<ItemId>,
     /// Number of results, K.
     pub k: usize,
+    /// Number of results below which a search does not end while unscanned lists may hold eligible items; `k` if `None`. All
+    /// pages of a ranking state the same number, so that they search the same lists.
+    pub least: Option<usize>,
     /// Number of reranked candidates, K0; the model's default if `None`.
     pub candidates: Option<usize>,
     /// K0 per query name, for models with several queries; takes precedence over `candidates`.
@@ -284,6 +287,7 @@ impl Retrieve {
             filter: String::new(),
             exclude: Vec::new(),
             k: Retrieve::K_DEFAULT,
+            least: None,
             candidates: None,
             query_candidates: BTreeMap::new(),
             recall: None,
@@ -291,6 +295,11 @@ impl Retrieve {
             exact: false,
             reading: Reading::default(),
         }
+    }
+
+    /// Returns the number of results below which a search does not end while unscanned lists may hold eligible items.
+    pub fn least(&self) -> usize {
+        self.least.map_or(self.k, |least| least.max(self.k))
     }
 }
 

@@ -432,7 +432,7 @@ impl<'a, S: Sharded> Run<'a, S> {
             selected.retain(|shard, _| self.present.contains(shard));
             let of_shards: Vec<usize> = selected.keys().copied().collect();
             let parts: Vec<&[Selected]> = selected.values().map(Vec::as_slice).collect();
-            let next = candidates(&parts, retrieve.k)?;
+            let next = candidates(&parts, retrieve.least())?;
             self.step("merge", start, parts.iter().flat_map(|part| part.iter()).map(|s| s.ids.len()).sum());
             match next {
                 Next::Done(chosen) => return Ok(of_shards.into_iter().zip(chosen).collect()),

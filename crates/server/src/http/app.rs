@@ -90,6 +90,9 @@ pub(super) trait Host: Send + Sync + 'static {
 
     /// Returns whether a pass of this caller, with this body if it is already read, would be admitted now; takes no lock.
     fn admits(&self, flow: &dyn Fn() -> Flow, body: Option<&[u8]>) -> Result<()>;
+
+    /// Returns whether no model of this name is served here.
+    fn lacks(&self, model: &str) -> bool;
 }
 
 /// State of a server, shared by its handlers.
@@ -314,6 +317,10 @@ impl Host for App {
 
     fn admits(&self, flow: &dyn Fn() -> Flow, body: Option<&[u8]>) -> Result<()> {
         self.engine.admits_within(flow, |usual| patience(body?, usual))
+    }
+
+    fn lacks(&self, model: &str) -> bool {
+        self.registry.lacks(model)
     }
 }
 

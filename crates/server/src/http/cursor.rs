@@ -67,9 +67,13 @@ impl Cursor {
     }
 
     /// Extends a request to all results up to the end of the page. Returns the maximum number of results of the page.
+    ///
+    /// Each page searches for the results of all pages. Otherwise a later page, for which the lists probed so far hold too few
+    /// items, would probe more lists than an earlier one, and find items that rank before the end of that.
     pub(super) fn reach(&self, request: &mut Retrieve) -> usize {
         let size = request.k.min(self.depth() - self.offset);
         request.k = self.offset + size;
+        request.least = Some(self.depth());
         request.candidates = Some(self.candidates);
         size
     }

@@ -82,6 +82,12 @@ async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Ne
         Matched::Call(route, _) if route.is_of_api() => check_known(request.uri(), route.parameters),
         _ => Ok(()),
     };
+    // The error of a missing model names all models, which a key for some of them must not learn.
+    let missing = needs.model.filter(|model| !caller.may_see_all() && host.lacks(model));
+    let known = match missing {
+        Some(model) => Err(Error::not_found(format!("model `{model}` is not served here"))),
+        None => known,
+    };
     request.extensions_mut().insert(matched);
     let flow = flow(&caller, peer.map(|peer| peer.address.ip()));
     request.extensions_mut().insert(flow);

@@ -362,6 +362,12 @@ impl Fleet {
         })
     }
 
+    /// Returns whether servers have models, and none of this name.
+    pub fn lacks(&self, name: &str) -> bool {
+        let models = self.models.load();
+        !models.is_empty() && !models.contains_key(name)
+    }
+
     pub(super) fn of_model<R>(&self, name: &str, read: impl FnOnce(&Model) -> Result<R>) -> Result<R> {
         let models = self.models.load();
         let Some(model) = models.get(name) else {

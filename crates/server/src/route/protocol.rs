@@ -24,7 +24,7 @@ use sterling_core::request::{Content, Features, Priority, Reading, Request, Retr
 use sterling_core::units::ItemId;
 
 /// Media type of all bodies; it names the protocol version.
-pub const MEDIA_TYPE: &str = "application/vnd.sterling.pass-6";
+pub const MEDIA_TYPE: &str = "application/vnd.sterling.pass-7";
 /// Path of a server's report of its versions.
 pub const PARTS_PATH: &str = "/v1/parts";
 /// Header with the timeout of the answer, in microseconds.

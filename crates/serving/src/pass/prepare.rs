@@ -97,6 +97,7 @@ impl Prepared {
 
 fn check_retrieve(view: &View, request: &Retrieve) -> Result<()> {
     between("k", request.k, limits::RESULTS_MAX)?;
+    between("least", request.least(), limits::RESULTS_MAX)?;
     if let Some(candidates) = request.candidates {
         between("candidates", candidates, limits::CANDIDATES_MAX)?;
         if candidates < request.k {
@@ -160,7 +161,7 @@ fn selection(view: &View, select: &Select) -> Result<Task> {
         ahead: if ahead && !all && !further { results_ahead(view, &search, shards) } else { None },
     };
     // Too few results in the lists of one shard may be enough across all shards.
-    let k = if further { request.k } else { 0 };
+    let k = if further { request.least() } else { 0 };
     let own = |(query, &selected): (&SearchPlan, &usize)| SearchPlan {
         k: query.k.min(k),
         k0: share(query.k0),
@@ -236,7 +237,7 @@ fn search(view: &View, request: &Retrieve) -> Result<Search> {
     let (by_codes, by_int8) = if request.exact { (None, 0) } else { selected(view, request, most, pass_rate) };
     // A large page may request more results than one of several queries has candidates.
     let of_query = |k0: usize| SearchPlan {
-        k: if queries.is_empty() { request.k } else { request.k.min(k0) },
+        k: if queries.is_empty() { request.least() } else { request.least().min(k0) },
         k0,
         selected: None,
         probes: probes.probes,

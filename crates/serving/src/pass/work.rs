@@ -187,6 +187,11 @@ impl Search {
         })
     }
 
+    /// Maximum number of results below which a query does not end while unscanned lists may hold eligible items.
+    pub(super) fn least(&self) -> usize {
+        self.queries.iter().map(|query| query.k).max().unwrap_or(0)
+    }
+
     /// Returns the number of candidates of all queries.
     pub(super) fn candidates(&self) -> usize {
         self.queries.iter().map(|query| query.k0).sum()

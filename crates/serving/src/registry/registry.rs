@@ -118,6 +118,11 @@ impl<T: Send + Sync> Registry<T> {
         }
     }
 
+    /// Returns whether the store was read and has no model of this name.
+    pub fn lacks(&self, name: &str) -> bool {
+        self.is_read.load(Ordering::Acquire) && !self.entries.load().contains_key(name)
+    }
+
     /// Returns a version in memory.
     ///
     /// # Errors

@@ -65,4 +65,8 @@ impl Host for RouterApp {
     fn admits(&self, _flow: &dyn Fn() -> Flow, _body: Option<&[u8]>) -> Result<()> {
         self.fleet.admits()
     }
+
+    fn lacks(&self, model: &str) -> bool {
+        self.fleet.lacks(model)
+    }
 }

@@ -242,7 +242,7 @@ impl Group {
             (CandidateMethod::Exact, named.min(scanned(index.lists.lists())), k0)
         } else {
             let at_least = index.items_at_least(lists).saturating_sub(beside.deleted_at_most(lists));
-            let is_there = at_least >= search.k + search.excluded.len();
+            let is_there = at_least >= search.least() + search.excluded.len();
             if is_there && all_alike(|route| matches!(route, Route::All)) {
                 (CandidateMethod::Best, scanned(probed), k0)
             } else {

@@ -415,7 +415,7 @@ impl<'a> Searches<'a> {
         let is_sure = ending.is_some() && plans_of(search).iter().all(|plan| plan.is_exact());
         let enough = if is_sure { query.k0 } else { selected };
         let of = Probing::of(probes, most_lists(main, search).max(probes));
-        let probing = Probing { pass_rate: self.pass_rate(search), ending, least: search.k, ..of };
+        let probing = Probing { pass_rate: self.pass_rate(search), ending, least: query.k, ..of };
         FilteredSearch { probing, enough, suffices }
     }
 
