@@ -38,6 +38,7 @@ use std::ops::Range;
 #[cfg(feature = "cuda")]
 pub use device::{DeviceOutputs, DeviceProgram, DeviceRows};
 pub use exec::Scratch;
+pub(crate) use import::ElementTypes;
 pub use import::{DeclaredInput, DeclaredOutput, Size};
 pub use split::ItemCut;
 pub use text::Figures;

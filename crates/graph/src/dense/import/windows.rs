@@ -161,6 +161,7 @@ impl Importer {
         match operator {
             "Conv" => self.convolution(node, attributes, a),
             "GlobalMaxPool" => self.graph.fold(Fold::Max, a, &axes),
+            "GlobalAveragePool" => self.mean(a, &axes),
             _ => self.pool(operator, attributes, a),
         }
     }
