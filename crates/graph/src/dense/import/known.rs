@@ -152,6 +152,8 @@ pub(super) struct Importer {
     pub(super) whole: HashSet<Id>,
     /// Values that are another one with its axes in this order: results of convolutions, whose channels are computed last.
     pub(super) turned: HashMap<Id, (Id, Vec<usize>)>,
+    /// Values that are another one with zeros around its axes: per axis, the numbers before and after.
+    pub(super) padded: HashMap<Id, (Id, Vec<[usize; 2]>)>,
     /// Integers that may lie beyond what f32 represents: they may only select or be clipped.
     pub(super) loose: HashSet<Id>,
     /// Inputs that are masks of others, of 0 and 1.
@@ -183,6 +185,7 @@ impl Importer {
             read: HashSet::new(),
             whole: HashSet::new(),
             turned: HashMap::new(),
+            padded: HashMap::new(),
             loose: HashSet::new(),
             masks: given.iter().map(is_mask).collect(),
             ranges: Vec::new(),

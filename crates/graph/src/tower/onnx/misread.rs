@@ -110,9 +110,14 @@ impl<'a> Reader<'a> {
     fn add_node(&mut self, node: &'a NodeProto) -> Option<String> {
         self.types.add_node(node);
         let how = self.deviation(node);
-        let range = self.range(node);
-        for name in node.output.iter().filter(|name| !name.is_empty()) {
+        let first = self.range(node);
+        for (n, name) in node.output.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
             let kind = self.types.of(name);
+            let range = match kind {
+                // Indices beside values.
+                Some(DataType::INT64) if n > 0 => Range { low: 0.0, high: SUMMED_MAX, ..first },
+                _ => first,
+            };
             let range = match kind {
                 // Integers of 32 bits and less wrap as in ONNX.
                 Some(DataType::INT32) if !range.fits() => Range { low: LEAST, high: MOST, ..range },
@@ -185,7 +190,7 @@ impl<'a> Reader<'a> {
         None
     }
 
-    /// Returns the range of the first output, which all outputs share.
+    /// Returns the range of the first output.
     fn range(&self, node: &NodeProto) -> Range {
         let operator = node.op_type.as_deref().unwrap_or("");
         let input = |n: usize| self.input(node, n).unwrap_or(Range::ANY);
@@ -213,7 +218,7 @@ impl<'a> Reader<'a> {
             "Cast" | "CastLike" if node.output.first().and_then(|name| self.types.of(name)).is_some_and(is_integer) => {
                 Range { low: a.low.trunc(), high: a.high.trunc(), ..a }.whole()
             }
-            "TopK" => a.join(Range::of(0.0, SUMMED_MAX).whole()),
+            "TopK" => a,
             "Where" => input(1).join(input(2)),
             "OneHot" => input(2),
             "Add" | "Sum" => folded(|a, b| a.ends(b, |x, y| x + y)),
@@ -332,3 +337,6 @@ fn constant_range(node: &NodeProto) -> Range {
     let high = all.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     Range { is_data: false, is_whole: all.iter().all(|x| x.fract() == 0.0), ..Range::of(low, high) }
 }
+
+#[cfg(test)]
+mod tests;
