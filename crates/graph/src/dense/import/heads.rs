@@ -23,7 +23,7 @@ struct Heads {
     biases: Vec<Id>,
 }
 
-/// Operators of this module, whose results are floats whatever the type of their masks and positions.
+/// Operators of this module, whose results are floats, also if masks and positions are integers.
 pub(super) fn is_attention(operator: &str) -> bool {
     let own = operator.strip_prefix(MICROSOFT);
     matches!(operator, "Attention") || matches!(own, Some("MultiHeadAttention" | "GroupQueryAttention"))

@@ -1,7 +1,7 @@
 //! Deviations of the fallback runtime from the ONNX specification.
 //!
 //! `rten` stores 64-bit integers in 32 bits, with saturation when it converts them, and booleans as integers. It computes in f32
-//! where a file asks for half precision. Sample rows do not show this, because a deviation needs numbers that are not among
+//! instead of half precision. Sample rows do not show this, because a deviation needs numbers that are not among
 //! them. The ranges of all values are therefore derived from the file: a node whose integers may exceed 32 bits is a
 //! deviation, unless saturation does not change its result.
 
@@ -17,7 +17,7 @@ const SUMMED_MAX: f64 = (1u64 << 28) as f64;
 const LEAST: f64 = i32::MIN as f64;
 const MOST: f64 = i32::MAX as f64;
 
-/// What is known about the numbers of a value.
+/// Range of the numbers of a value.
 #[derive(Clone, Copy, Debug)]
 struct Range {
     low: f64,

@@ -76,7 +76,7 @@ impl Heads {
     }
 }
 
-/// Returns what is added to the product of query `i` and key `j` of an entry of the batch and a head.
+/// Number that is added to the product of query `i` and key `j`, by entry of the batch, head, `i` and `j`.
 type Bias<'a> = Box<dyn Fn([usize; 4]) -> f64 + 'a>;
 
 fn allowed<'a>(is_allowed: impl Fn([usize; 4]) -> bool + 'a) -> Bias<'a> {

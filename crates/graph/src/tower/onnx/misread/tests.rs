@@ -36,7 +36,7 @@ fn constant_of(name: &str, n: i64) -> TensorProto {
     }
 }
 
-/// Returns what is reported of nodes over `x` `[Q, S, D]`, its mask and constants.
+/// Returns the report of nodes over `x` `[Q, S, D]`, its mask and constants.
 fn reported(nodes: &[&str]) -> Option<String> {
     let float = |name: &str, x: f32| TensorProto {
         data_type: Some(DataType::FLOAT),
