@@ -131,7 +131,15 @@ impl Importer {
         let (left, right) = (self.without(left, &right.axes, result)?, self.without(right, &left.axes, result)?);
         // If only one operand has the rows axis, it is the left one.
         let counts = |operand: &Operand| self.rows(operand.id).is_some();
-        let (left, right) = if counts(&right) && !counts(&left) { (right, left) } else { (left, right) };
+        // Else the one whose own letter comes first in the result, so that the product needs no transposition.
+        let first = |operand: &Operand, other: &Operand| {
+            result.iter().position(|c| operand.axes.contains(c) && !other.axes.contains(c)).unwrap_or(result.len())
+        };
+        let is_turned = match (counts(&left), counts(&right)) {
+            (of_left, of_right) if of_left == of_right => first(&right, &left) < first(&left, &right),
+            (_, of_right) => of_right,
+        };
+        let (left, right) = if is_turned { (right, left) } else { (left, right) };
         self.multiplied(&left, &right, result)
     }
 

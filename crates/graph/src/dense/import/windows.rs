@@ -346,7 +346,9 @@ impl Importer {
                     parts.push(made);
                 }
             }
-            made = self.graph.concat(axis, &parts)?;
+            if parts.len() > 1 {
+                made = self.graph.concat(axis, &parts)?;
+            }
         }
         Ok(made)
     }

@@ -182,7 +182,7 @@ impl<'a> Reader<'a> {
                 return beyond(&range, &format!("`{}` has integers", node.input[n]));
             }
         }
-        let is_source = moves(operator) || ["Cast", "CastLike", "Constant", "ConstantOfShape"].contains(&operator);
+        let is_source = ["Cast", "CastLike", "Where", "OneHot"].contains(&operator);
         let range = self.range(node);
         if made == Some(DataType::INT64) && !is_source && !keeps_saturated(operator, 0) && !range.fits() {
             return beyond(&range, "it makes integers");
