@@ -324,8 +324,6 @@ def kinds(random: np.random.Generator) -> onnx.ModelProto:
     half = g("Cast", third, to=TensorProto.FLOAT16)
     g.keep(g.number(half))
     g.keep(g.number(g("Cast", g("Div", "x", f(3.0)), to=TensorProto.BFLOAT16)))
-    g.keep(g.number(g("MatMul", g("Cast", "x", to=TensorProto.FLOAT16), (w(4, 3) / 3).astype(np.float16))))
-    g.keep(g.number(g("Sigmoid", g("Cast", "x", to=TensorProto.FLOAT16))))
     g.keep(g.number(g("Transpose", g("Relu", half), perm=[0, 2, 1])))
     g.keep(g.number(g("CastLike", third, f(0.0).astype(np.float16))))
     g.keep(g("CastLike", g("CastLike", g("Mul", "x", f(7.0)), i(0)), "x"))

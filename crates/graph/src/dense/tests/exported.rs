@@ -357,6 +357,14 @@ fn casts_to_half_precision_round() {
     let want = [1.0, 1.0, 1.001_953_1, -3.201_171_9, 65_504.0, f32::INFINITY, 1.192_092_9e-7, 0.0, 0.099_975_586, -0.0];
     let want: Vec<f32> = want.into_iter().chain([f32::INFINITY, 2048.0]).collect();
     assert_eq!(run(&halved, 1, &[], &|_| [&x[..], &[0.0; 4]].concat())[0], want);
+    // Every result of a node is rounded; ONNX Runtime computes in f32 from node to node on a CPU.
+    let nodes = vec![cast("h = Cast(x)", 10), node("s = Sigmoid(h)", &[]), node("t = Mul(s, h)", &[]), cast("out = Cast(t)", 1)];
+    let chain = compiled(nodes, vec![], &[3, 4]).unwrap();
+    let made = run(&chain, 1, &[], &|_| [&x[..], &[0.0; 4]].concat()).remove(0);
+    let half = |x: f32| half::f16::from_f32(x).to_f32();
+    for (&x, got) in x.iter().zip(made).filter(|(x, _)| x.abs() < 1e5) {
+        assert_eq!(got, half(half(1.0 / (1.0 + (-half(x)).exp())) * half(x)), "{x}");
+    }
     let brain = compiled(vec![cast("h = Cast(x)", 16), cast("out = Cast(h)", 1)], vec![], &[3, 4]).unwrap();
     let made = run(&brain, 1, &[], &|_| [&x[..], &[0.0; 4]].concat()).remove(0);
     assert_eq!(made[..4], [1.0, 1.0, 1.0, -3.203_125]);
