@@ -329,7 +329,7 @@ def kinds(random: np.random.Generator) -> onnx.ModelProto:
     g.keep(g("CastLike", g("CastLike", g("Mul", "x", f(7.0)), i(0)), "x"))
     # Half precision ends at 65,504.
     g.keep(g("Clip", g.number(g("Cast", g("Mul", "x", f(1e5)), to=TensorProto.FLOAT16)), real(-1e9), real(1e9)))
-    large = g("Mul", "z", f(2.0**20 + 1, 2.0**25 + 12, 2.0**36, 2.0**57))
+    large = g("Mul", "z", f(2.0**20 + 16, 2.0**25 + 1024, 2.0**36, 2.0**57))
     for divisor in [24, 7, 1009]:
         g.keep(g.number(g("Mod", g("Cast", large, to=TensorProto.INT64), scalar(divisor))))
     g.keep(g.number(g("Mod", g("Max", g("Cast", large, to=TensorProto.INT64), scalar(0)), i(24, 60, 1000, 3))))
