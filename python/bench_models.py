@@ -146,7 +146,7 @@ class NextItNet(nn.Module):
         for n, (convolution, norm, dilation) in enumerate(zip(self.convolutions, self.norms, self.dilations, strict=True)):
             before = x if n % 2 == 0 else before
             padded = nn.functional.pad(x.transpose(1, 2).unsqueeze(2), (2 * dilation, 0, 0, 0))
-            x = norm(convolution(padded).squeeze(2).transpose(1, 2)).relu()
+            x = norm(convolution(padded)[:, :, 0].transpose(1, 2)).relu()
             x = x if n % 2 == 0 else x + before
         return x[:, -1]
 

@@ -323,7 +323,9 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
         ),
         (
             "huge ConstantOfShape",
-            foreign(&["c = ConstantOfShape(size)", "logits = ReduceSum(unit, last)"]).with(&[sized(&[1 << 40])]).bytes(),
+            foreign(&["c = ConstantOfShape(size)", "logits = ReduceSum(unit, last)"])
+                .with(&[sized(&[1 << 40])])
+                .bytes(),
             &["node `make_c` (ConstantOfShape): a size of [1099511627776]"],
         ),
         (
@@ -435,7 +437,10 @@ fn towers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
         (
             "an operator that the runtime has wrong",
             user(&["p = MatMul(x, w)", "s = LpNormalization(p)", "query = Sign(s)"]).bytes(),
-            &["user.onnx: node `make_query` (Sign): it makes 1 for 0, expected 0 in `rten`", "operator `LpNormalization`"],
+            &[
+                "user.onnx: node `make_query` (Sign): it makes 1 for 0, expected 0 in `rten`",
+                "operator `LpNormalization`",
+            ],
         ),
         (
             "integers beyond 32 bits in the runtime",

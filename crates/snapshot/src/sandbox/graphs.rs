@@ -81,8 +81,12 @@ pub(super) fn ints(mut node: NodeProto, name: &str, all: &[i64]) -> NodeProto {
 }
 
 fn float(mut node: NodeProto, name: &str, f: f32) -> NodeProto {
-    let attribute =
-        AttributeProto { name: Some(name.into()), f: Some(f), r#type: Some(AttributeType::FLOAT), ..Default::default() };
+    let attribute = AttributeProto {
+        name: Some(name.into()),
+        f: Some(f),
+        r#type: Some(AttributeType::FLOAT),
+        ..Default::default()
+    };
     node.attribute.push(attribute);
     node
 }

@@ -152,7 +152,9 @@ impl Importer {
             | "BatchNormalization"
             | "InstanceNormalization"
             | "GroupNormalization" => self.norm(operator, node, attributes, a),
-            "Conv" | "MaxPool" | "AveragePool" | "GlobalMaxPool" | "GlobalAveragePool" => self.windowed(operator, node, attributes, a),
+            "Conv" | "MaxPool" | "AveragePool" | "GlobalMaxPool" | "GlobalAveragePool" => {
+                self.windowed(operator, node, attributes, a)
+            }
             _ if operator.starts_with(MICROSOFT) => self.fused(operator, node, attributes, a),
             _ => self.view(operator, node, attributes, a),
         }

@@ -36,15 +36,18 @@ fn letters(axes: &str, rank: usize) -> Option<Vec<char>> {
 /// Returns the letters in order, each once.
 fn distinct(letters: &[char]) -> Vec<char> {
     let mut made: Vec<char> = Vec::with_capacity(letters.len());
-    letters.iter().for_each(|c| if !made.contains(c) { made.push(*c) });
+    letters.iter().for_each(|c| {
+        if !made.contains(c) {
+            made.push(*c)
+        }
+    });
     made
 }
 
 impl Importer {
     pub(super) fn einsum(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
         let equation: String = attributes.text("equation", "").split_whitespace().collect();
-        let invalid =
-            || refused(format!("equation `{equation}`, expected letters, those of the result once"));
+        let invalid = || refused(format!("equation `{equation}`, expected letters, those of the result once"));
         let (operands, result) = match equation.split_once("->") {
             Some((operands, result)) => (operands, Some(result)),
             None => (&equation[..], None),

@@ -70,7 +70,9 @@ impl Importer {
         check_absent(node, &[(4, "past_key"), (5, "past_value")])?;
         let parts = [self.value(node, 0)?, self.value(node, 1)?, self.value(node, 2)?];
         let is_flat = self.rank(parts[0]) == 3;
-        let axis = |importer: &Importer, id: Id| if is_flat { 1 } else { importer.graph.shape(id).get(1).copied().unwrap_or(1) };
+        let axis = |importer: &Importer, id: Id| {
+            if is_flat { 1 } else { importer.graph.shape(id).get(1).copied().unwrap_or(1) }
+        };
         let (of_q, of_k) = (axis(self, parts[0]), axis(self, parts[1]));
         let (of_q, of_k) = (count(attributes, "q_num_heads", of_q)?, count(attributes, "kv_num_heads", of_k)?);
         let [q, k, v] = [self.heads(parts[0], of_q)?, self.heads(parts[1], of_k)?, self.heads(parts[2], of_k)?];
@@ -231,7 +233,9 @@ impl Importer {
             return Err(refused(format!("{of_q} heads of queries over {of_k} of keys")));
         }
         let shared: Vec<usize> = (0..of_q).map(|n| n / (of_q / of_k)).collect();
-        let each = |importer: &mut Importer, id| if of_k == of_q || of_k == 1 { Ok(id) } else { importer.along(id, 1, &shared) };
+        let each = |importer: &mut Importer, id| {
+            if of_k == of_q || of_k == 1 { Ok(id) } else { importer.along(id, 1, &shared) }
+        };
         let (k, v) = (each(self, k)?, each(self, v)?);
         let width = self.graph.shape(q)[3];
         let turned = self.graph.transpose(k, &[0, 1, 3, 2])?;
@@ -309,7 +313,8 @@ impl Importer {
         if left < 0 && right < 0 {
             return Ok(None);
         }
-        let is_inside = |i: i64, j: i64| (left < 0 || j >= i.saturating_sub(left)) && (right < 0 || j <= i.saturating_add(right));
+        let is_inside =
+            |i: i64, j: i64| (left < 0 || j >= i.saturating_sub(left)) && (right < 0 || j <= i.saturating_add(right));
         let bias = |n: usize| match is_inside((n / keys) as i64, (n % keys) as i64) {
             true => 0.0,
             false => f32::NEG_INFINITY,

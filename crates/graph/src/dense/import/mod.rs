@@ -29,9 +29,9 @@ use super::ir::Id;
 use fused::MICROSOFT;
 use integers::MOVES;
 use known::{Attributes, Importer, Known, WHOLE_MAX, refused};
-pub(crate) use types::ElementTypes;
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::Unary;
+pub(crate) use types::ElementTypes;
 
 /// Operators whose results of integers may be larger than their operands. Those of the first kind keep the order of integers
 /// beyond the range of f32.

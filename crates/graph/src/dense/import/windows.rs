@@ -268,7 +268,8 @@ impl Importer {
     /// axes behind the channels.
     fn without_padding(&self, a: Id, attributes: &Attributes<'_>) -> (Id, Vec<usize>, Vec<[usize; 2]>) {
         // With another `auto_pad`, a convolution pads by the size of its input.
-        let is_explicit = attributes.all.iter().all(|a| a.name.as_deref() != Some("auto_pad") || a.s.as_deref() == Some("NOTSET"));
+        let is_explicit =
+            attributes.all.iter().all(|a| a.name.as_deref() != Some("auto_pad") || a.s.as_deref() == Some("NOTSET"));
         match self.padded.get(&a) {
             Some((of, around)) if is_explicit && around[..2] == [[0, 0]; 2] => {
                 (*of, self.graph.shape(*of).to_vec(), around[2..].to_vec())

@@ -144,11 +144,7 @@ fn graphs_that_cannot_be_compiled_are_rejected_with_the_cause() {
             vec![],
             "the diagonal `a` of shape [1, 3, 4]",
         ),
-        (
-            one("out = Attention(x, x, x, , x)", &[("q_num_heads", 2), ("kv_num_heads", 2)]),
-            vec![],
-            "input `past_key`",
-        ),
+        (one("out = Attention(x, x, x, , x)", &[("q_num_heads", 2), ("kv_num_heads", 2)]), vec![], "input `past_key`"),
         (
             one("out = Attention(x, x, x)", &[("q_num_heads", 3), ("kv_num_heads", 3)]),
             vec![],
@@ -337,8 +333,11 @@ fn rearrangements_around_a_convolution_are_one() {
         node("s = Squeeze(c, two)", &[]),
         perm("out = Transpose(s)", &[0, 2, 1]),
     ];
-    let constants =
-        vec![integers("two", &[1], &[2]), integers("pads", &[8], &[0, 0, 0, 2, 0, 0, 0, 0]), floats("w", &[4, 4, 1, 3])];
+    let constants = vec![
+        integers("two", &[1], &[2]),
+        integers("pads", &[8], &[0, 0, 0, 2, 0, 0, 0, 0]),
+        floats("w", &[4, 4, 1, 3]),
+    ];
     let program = compiled(nodes, constants, &[3, 4]).unwrap();
     // One step makes the zeros, one puts them before the steps, one gathers, one multiplies.
     assert_eq!(program.to_string().matches(" = ").count(), 4, "{program}");
@@ -358,7 +357,12 @@ fn casts_to_half_precision_round() {
     let want: Vec<f32> = want.into_iter().chain([f32::INFINITY, 2048.0]).collect();
     assert_eq!(run(&halved, 1, &[], &|_| [&x[..], &[0.0; 4]].concat())[0], want);
     // Every result of a node is rounded; ONNX Runtime computes in f32 from node to node on a CPU.
-    let nodes = vec![cast("h = Cast(x)", 10), node("s = Sigmoid(h)", &[]), node("t = Mul(s, h)", &[]), cast("out = Cast(t)", 1)];
+    let nodes = vec![
+        cast("h = Cast(x)", 10),
+        node("s = Sigmoid(h)", &[]),
+        node("t = Mul(s, h)", &[]),
+        cast("out = Cast(t)", 1),
+    ];
     let chain = compiled(nodes, vec![], &[3, 4]).unwrap();
     let made = run(&chain, 1, &[], &|_| [&x[..], &[0.0; 4]].concat()).remove(0);
     let half = |x: f32| half::f16::from_f32(x).to_f32();

@@ -207,8 +207,8 @@ impl<'a> Reader<'a> {
             "Constant" => constant_range(node),
             "ConstantOfShape" => constant(node).map_or(Range::of(0.0, 0.0).whole(), of_tensor),
             "Shape" | "Size" | "NonZero" => Range::of(0.0, SUMMED_MAX).whole(),
-            "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "And" | "Or" | "Xor" | "Not" | "IsNaN"
-            | "IsInf" => Range::of(0.0, 1.0).whole(),
+            "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "And" | "Or" | "Xor" | "Not"
+            | "IsNaN" | "IsInf" => Range::of(0.0, 1.0).whole(),
             "Sigmoid" | "Softmax" | "HardSigmoid" => Range::of(0.0, 1.0),
             "Tanh" | "Erf" | "Sin" | "Cos" => Range::of(-1.0, 1.0),
             "Relu" => Range { low: a.low.max(0.0), high: a.high.max(0.0), ..a },
@@ -231,7 +231,8 @@ impl<'a> Reader<'a> {
                     let own = node.attribute.iter().find(|a| a.name.as_deref() == Some(name));
                     own.and_then(|a| a.f).map(|x| Range::of(x.into(), x.into()))
                 };
-                let (least, most) = (self.input(node, 1).or(attribute("min")), self.input(node, 2).or(attribute("max")));
+                let (least, most) =
+                    (self.input(node, 1).or(attribute("min")), self.input(node, 2).or(attribute("max")));
                 let low = least.map_or(a, |x| Range { low: a.low.max(x.low), high: a.high.max(x.high), ..a });
                 most.map_or(low, |x| Range { low: low.low.min(x.low), high: low.high.min(x.high), ..low })
             }

@@ -252,7 +252,8 @@ impl Maker {
             }
             22 => {
                 // Remainders of integers that only 64 bits hold; f32 represents them if it represents the value.
-                let factor = self.builder.floats(&[], vec![[4096.0, 1_048_576.0, 8_589_934_592.0][self.random.below(3)]]);
+                let factor =
+                    self.builder.floats(&[], vec![[4096.0, 1_048_576.0, 8_589_934_592.0][self.random.below(3)]]);
                 let wide = self.builder.add("Mul", &[&a.name, &factor]);
                 let whole = self.cast(&wide, INT64);
                 let by = self.builder.integers(&[], vec![[41, 97, 1009][self.random.below(3)]]);
@@ -267,7 +268,8 @@ impl Maker {
                 let turned = self.transpose(&a.name, &perm);
                 let square = self.builder.add("MatMul", &[&a.name, &turned]);
                 let (equation, kept) = [("...ii->...i", 1), ("...ii->...", 2)][self.random.below(2)];
-                let made = self.builder.add_node(|output| text(node("Einsum", &[&square], output), "equation", equation));
+                let made =
+                    self.builder.add_node(|output| text(node("Einsum", &[&square], output), "equation", equation));
                 self.keep(made, a.shape[..a.shape.len() - kept].to_vec(), a.is_pair);
             }
             24 | 25 => self.attended(&a),
@@ -373,9 +375,9 @@ impl Maker {
                     int(made, "rotary_embedding_dim", 2 * half as i64)
                 };
                 match self.random.below(2) {
-                    0 => self.builder.add_node(|output| {
-                        rotated(node("RotaryEmbedding", &[&a.name, &cos, &sin, &places], output))
-                    }),
+                    0 => self
+                        .builder
+                        .add_node(|output| rotated(node("RotaryEmbedding", &[&a.name, &cos, &sin, &places], output))),
                     _ => self.builder.add_node(|output| {
                         rotated(microsoft("RotaryEmbedding", &[&a.name, &places, &cos, &sin], output))
                     }),

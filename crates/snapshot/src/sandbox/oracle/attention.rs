@@ -113,8 +113,15 @@ impl Attention<'_> {
         let [batch, heads, queries, keys] = self.sizes();
         let [_, of_k, _, width] = self.k.sizes;
         let columns = self.v.sizes[3];
-        if of_k == 0 || !heads.is_multiple_of(of_k) || self.q.sizes[3] != width || self.v.sizes[..3] != self.k.sizes[..3] {
-            return Err(invalid(format!("queries {:?}, keys {:?}, values {:?}", self.q.sizes, self.k.sizes, self.v.sizes)));
+        if of_k == 0
+            || !heads.is_multiple_of(of_k)
+            || self.q.sizes[3] != width
+            || self.v.sizes[..3] != self.k.sizes[..3]
+        {
+            return Err(invalid(format!(
+                "queries {:?}, keys {:?}, values {:?}",
+                self.q.sizes, self.k.sizes, self.v.sizes
+            )));
         }
         let products = batch.saturating_mul(heads).saturating_mul(queries).saturating_mul(keys);
         arithmetic.spend(products.saturating_mul(width + columns + FUNCTION_WORK))?;

@@ -98,10 +98,13 @@ impl Oracle {
             };
             let inputs = node.input.iter().map(read).collect::<Result<Vec<_>, Stop>>()?;
             let call = Call { node, inputs, opset: self.opset };
-            let made = evaluate(&call, arithmetic).map(|made| narrowed(&call, made, arithmetic)).map_err(|stop| match stop {
-                Stop::Invalid(what) => Stop::Invalid(format!("{}: {what}", shown(node))),
-                stop => stop,
-            })?;
+            let made =
+                evaluate(&call, arithmetic).map(|made| narrowed(&call, made, arithmetic)).map_err(
+                    |stop| match stop {
+                        Stop::Invalid(what) => Stop::Invalid(format!("{}: {what}", shown(node))),
+                        stop => stop,
+                    },
+                )?;
             for (name, array) in node.output.iter().zip(made) {
                 seen(node, name, &array);
                 values.insert(name, Rc::new(array));

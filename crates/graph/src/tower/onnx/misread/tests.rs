@@ -22,8 +22,7 @@ fn node(text: &str) -> NodeProto {
 
 fn input(name: &str, axes: usize) -> ValueInfoProto {
     let dim = (0..axes).map(|_| Dimension { dim_value: None, dim_param: None }).collect();
-    let tensor_type =
-        Some(TypeProtoTensor { elem_type: Some(DataType::FLOAT), shape: Some(TensorShapeProto { dim }) });
+    let tensor_type = Some(TypeProtoTensor { elem_type: Some(DataType::FLOAT), shape: Some(TensorShapeProto { dim }) });
     ValueInfoProto { name: Some(name.into()), r#type: Some(TypeProto { tensor_type, sequence: None }) }
 }
 
@@ -74,7 +73,10 @@ fn integers_that_may_exceed_32_bits_are_reported() {
         (&["i = Cast:7(x)", "j = Mod(i, n)"], "node 2 (Mod): `i` has integers from -inf to inf"),
         (&["i = Cast:7(x)", "j = Add(i, one)"], "node 2 (Add): `i`"),
         (&["i = Cast:7(x)", "c = Clip(i, none, n)", "j = Mul(c, big)"], "node 3 (Mul): `big` has integers"),
-        (&["c = Clip(x, low, million)", "i = Cast:7(c)", "j = Mul(i, i)"], "node 3 (Mul): it makes integers from 0e0 to 1e12"),
+        (
+            &["c = Clip(x, low, million)", "i = Cast:7(c)", "j = Mul(i, i)"],
+            "node 3 (Mul): it makes integers from 0e0 to 1e12",
+        ),
         (&["i = Cast:7(x)", "j = Cast:1(i)"], "node 2 (Cast): `i`"),
         (&["i = Cast:7(x)", "j = Cast:6(i)"], "node 2 (Cast): `i`"),
         (&["i = Cast:7(x)", "u = Unsqueeze(i, one)", "j = Mod(u, n)"], "node 3 (Mod): `u`"),
