@@ -4,7 +4,7 @@ use rten_onnx::onnx::{
     AttributeProto, AttributeType, DataType, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
 };
 
-use super::{ROWS, fixed, given, made, run};
+use super::{ROWS, fixed, given, made, near, run};
 use crate::dense::{DeclaredInput, RowProgram};
 use sterling_core::error::Result;
 
@@ -387,4 +387,39 @@ fn remainders_of_integers_beyond_24_bits_are_exact() {
     let z = [1.7e9f32, 2f32.powi(53) - 2f32.powi(29), 16_777_219.0, -5e12];
     let want: Vec<f32> = z.iter().map(|&x| ((x as i64).max(0) % 1009) as f32).collect();
     assert_eq!(run(&program, 1, &[], &|_| [&[0.0; 12][..], &z].concat())[0], want);
+}
+
+/// The last step of a layer reads the last query alone, but all keys and values.
+#[test]
+fn steps_that_nothing_reads_are_not_computed() {
+    let attention = |more: NodeProto| {
+        let mut turned = node("k = Transpose(x)", &[]);
+        turned.attribute.push(AttributeProto { name: Some("perm".into()), ints: vec![0, 2, 1], ..Default::default() });
+        vec![
+            node("q = MatMul(x, w)", &[]),
+            turned,
+            node("s = MatMul(q, k)", &[]),
+            node("p = Softmax(s)", &[]),
+            node("v = MatMul(p, x)", &[]),
+            node("y = Add(v, x)", &[]),
+            node("n = LayerNormalization(y, c)", &[]),
+            node("h = MatMul(n, w)", &[]),
+            node("r = Relu(h)", &[]),
+            more,
+        ]
+    };
+    let constants = || {
+        let spread = (0..16).map(|n| (n * 7 % 11) as f32 / 8.0 - 0.5).collect();
+        let weights = TensorProto { float_data: spread, ..floats("w", &[4, 4]) };
+        vec![weights, floats("c", &[4]), integers("last", &[], &[-1])]
+    };
+    let last = node("out = Gather(r, last)", &[("axis", 1)]);
+    let narrow = compiled(attention(last), constants(), &[4]).unwrap();
+    let whole = compiled(attention(node("out = Identity(r)", &[])), constants(), &[3, 4]).unwrap();
+    let row = |n: usize| (0..16).map(|k| ((k * 5 + n) % 7) as f32 / 4.0).collect::<Vec<_>>();
+    for n in 0..3 {
+        near(&run(&narrow, 3, &[], &row)[n], &run(&whole, 3, &[], &row)[n][8..], "the last step");
+    }
+    let flops = |program: &RowProgram| program.figures()[0].row_flops;
+    assert!(2 * flops(&narrow) < flops(&whole), "{narrow}{whole}");
 }
