@@ -251,10 +251,12 @@ impl Maker {
                 self.keep(made, a.shape, a.is_pair);
             }
             22 => {
-                // Remainders of integers that only 64 bits hold; f32 represents them if it represents the value.
-                let factor =
-                    self.builder.floats(&[], vec![[4096.0, 1_048_576.0, 8_589_934_592.0][self.random.below(3)]]);
-                let wide = self.builder.add("Mul", &[&a.name, &factor]);
+                // Remainders of integers beyond 32 bits that f32 represents.
+                let small = self.whole(&a, 9.0);
+                let small = self.cast(&small, FLOAT);
+                let factor = [4096.0, 1_048_592.0, 8_590_065_664.0, 1_125_899_906_842_624.0][self.random.below(4)];
+                let factor = self.builder.floats(&[], vec![factor]);
+                let wide = self.builder.add("Mul", &[&small, &factor]);
                 let whole = self.cast(&wide, INT64);
                 let by = self.builder.integers(&[], vec![[41, 97, 1009][self.random.below(3)]]);
                 let made = self.builder.add("Mod", &[&whole, &by]);
