@@ -730,7 +730,7 @@ fn memory_of_a_trial_does_not_grow_with_the_length_of_sequences() {
         let bounds = Bounds { memory_bytes, ..Bounds::default() };
         SandboxMode::ProcessSandbox(ProcessSandbox { program: program.clone(), bounds }).run(&package)
     };
-    // The oracle does not know `Swish`, so that the test is short; 513 rows would take 4 GiB.
+    // 513 rows would take 4 GiB.
     tried(Bounds::default().memory_bytes).unwrap();
     let error = tried(1 << 20).unwrap_err().to_string();
     assert!(!error.contains("note:"), "{error}");

@@ -151,13 +151,13 @@ impl<'a> Reader<'a> {
         let made = node.output.first().and_then(|name| self.types.of(name));
         let is_half = |kind: Option<DataType>| matches!(kind, Some(DataType::FLOAT16 | DataType::BFLOAT16));
         if is_half(made) && !(moves(operator) && (node.input.is_empty() || is_half(self.kind(node, 0)))) {
-            return Some("it computes in f32, expected results rounded to half precision: export in float32".into());
+            return Some("it computes in f32, expected results rounded to half precision".into());
         }
         if ["Cast", "CastLike"].contains(&operator)
             && made == Some(DataType::BOOL)
             && self.input(node, 0).is_none_or(|of| !of.is_whole || of.low < 0.0 || of.high > 1.0)
         {
-            return Some("it keeps numbers other than 0 and 1, expected a boolean: compare with 0 instead".into());
+            return Some("it keeps numbers other than 0 and 1, expected a boolean".into());
         }
         self.saturation(node, operator, made)
     }
@@ -165,10 +165,7 @@ impl<'a> Reader<'a> {
     /// Describes an integer beyond 32 bits that a node reads or makes, if it changes the node's result.
     fn saturation(&self, node: &NodeProto, operator: &str, made: Option<DataType>) -> Option<String> {
         let beyond = |of: &Range, what: &str| {
-            Some(format!(
-                "{what} from {:e} to {:e}, which it keeps in 32 bits: clamp integers to {LEAST} to {MOST} first",
-                of.low, of.high
-            ))
+            Some(format!("{what} from {:e} to {:e}, which it keeps in 32 bits", of.low, of.high))
         };
         let all: Vec<Range> = (0..node.input.len()).filter_map(|n| self.input(node, n)).collect();
         for n in 0..node.input.len() {
