@@ -132,6 +132,48 @@ class AutoInt(nn.Module):
         return self.logit((seen + self.parts[3](x)).relu().flatten(2))
 
 
+class NextItNet(nn.Module):
+    """NextItNet: residual blocks of two dilated causal convolutions; the last position is the query."""
+
+    def __init__(self, width: int, dilations: list[int]) -> None:
+        super().__init__()
+        self.dilations = [d for dilation in dilations for d in (dilation, 2 * dilation)]
+        self.convolutions = nn.ModuleList(nn.Conv2d(width, width, (1, 3), dilation=(1, d)) for d in self.dilations)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in self.dilations)
+
+    def forward(self, history: torch.Tensor) -> torch.Tensor:
+        x = history
+        for n, (convolution, norm, dilation) in enumerate(zip(self.convolutions, self.norms, self.dilations, strict=True)):
+            before = x if n % 2 == 0 else before
+            padded = nn.functional.pad(x.transpose(1, 2).unsqueeze(2), (2 * dilation, 0, 0, 0))
+            x = norm(convolution(padded)[:, :, 0].transpose(1, 2)).relu()
+            x = x if n % 2 == 0 else x + before
+        return x[:, -1]
+
+
+class Cin(nn.Module):
+    """The compressed interaction network of xDeepFM over 16 fields: products of all fields, mixed by a convolution."""
+
+    def __init__(self, width: int, fields: int = 8, sizes: tuple[int, ...] = (100, 100, 100)) -> None:
+        super().__init__()
+        self.width, self.fields, self.sizes = width, fields, sizes
+        heights = [2 * fields, *(size // 2 for size in sizes[:-1])]
+        self.mixes = nn.ModuleList(nn.Conv1d(2 * fields * h, size, 1) for h, size in zip(heights, sizes, strict=True))
+        self.logit = nn.Linear(sum(size // 2 for size in sizes[:-1]) + sizes[-1], 1)
+
+    def forward(self, query: torch.Tensor, item: torch.Tensor) -> torch.Tensor:
+        count = item.shape[1]
+        of_user = query.reshape(-1, 1, self.fields, self.width).expand(-1, count, -1, -1)
+        first = torch.cat([of_user, item.reshape(-1, count, self.fields, self.width)], 2).reshape(-1, 2 * self.fields, self.width)
+        last, kept = first, []
+        for n, mix in enumerate(self.mixes):
+            products = torch.einsum("bmd,bhd->bhmd", first, last).reshape(-1, mix.in_channels, self.width)
+            made = mix(products).relu()
+            last, own = made.split(self.sizes[n] // 2, 1) if n + 1 < len(self.mixes) else (made, made)
+            kept.append(own)
+        return self.logit(torch.cat(kept, 1).sum(-1)).reshape(-1, count, 1)
+
+
 def tower(steps: int, width: int, has_mask: bool) -> dict[str, str]:
     """Returns the inputs of a tower with their shapes; `R` counts rows."""
     return {"history": f"R.{steps}.{width}"} | ({"mask": f"R.{steps}"} if has_mask else {})
@@ -150,6 +192,8 @@ MODELS = {
     "BERT4Rec, 200 steps, 4 layers, 256 wide": (lambda: Encoder(200, 256, 4, 4, False), tower(200, 256, True), "R.256", [1]),
     "DCN-v2, 128 wide": (lambda: Dcn(128), reranker(64), "1.R.1", [CANDIDATES]),
     "DLRM, 16 fields of 16": (lambda: Dlrm(16), reranker(128), "1.R.1", [CANDIDATES]),
+    "NextItNet, 50 steps, 64 wide": (lambda: NextItNet(64, [1, 4] * 5), tower(50, 64, False), "R.64", [1, 32]),
+    "xDeepFM's CIN, 16 fields of 16": (lambda: Cin(16), reranker(128), "1.R.1", [CANDIDATES]),
     "AutoInt, 16 fields of 16": (lambda: AutoInt(16), reranker(128), "1.R.1", [CANDIDATES]),
 }
 

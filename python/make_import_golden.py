@@ -2,7 +2,8 @@
 
 OUT receives functions.onnx and indexing.onnx, each of whose outputs is one operator of the table in docs/guide/own-model.md;
 fused.onnx with operators of the domain com.microsoft; old.onnx of opset 9; powers.onnx with angles, powers, remainders and columns;
-windows.onnx with convolutions, pools and normalisation of channels; and patterns of PyTorch modules (last state of a
+windows.onnx with convolutions, pools and normalisation of channels; heads.onnx with attention and rotary embeddings;
+kinds.onnx with element types; and patterns of PyTorch modules (last state of a
 sequence, constant indices in any axis, masks from lengths, flips, pads) by both exporters of PyTorch. cases.json has inputs with
 the outputs of onnxruntime. The first axis of every input and output counts rows. Everything is derived from SEED.
 
@@ -263,6 +264,86 @@ def windows(random: np.random.Generator) -> onnx.ModelProto:
     return g.model("windows", 22)
 
 
+def heads(random: np.random.Generator) -> onnx.ModelProto:
+    """Attention and rotary embeddings as one operator: masks of every row, windows, groups of queries, positions of each row."""
+    g = Nodes()
+    w = lambda *shape: numbers(random, *shape)  # noqa: E731
+    own = lambda operator, *inputs, **more: g(operator, *inputs, domain="com.microsoft", **more)  # noqa: E731
+    q, k, v = (g("MatMul", "x", w(4, 32)) for _ in range(3))
+    k1, v1 = (g("MatMul", "x", w(4, 16)) for _ in range(2))
+    count = g("ReduceSum", "x_mask", i(1), keepdims=0)
+    seen = g("Expand", g("Cast", g("Unsqueeze", "x_mask", i(1, 2)), to=TensorProto.BOOL), i(1, 1, 5, 1))
+    none = g("Log", g("Expand", g("Unsqueeze", "x_mask", i(1, 2)), i(1, 1, 5, 1)))  # 0, and -inf where it is masked
+    bias = w(1, 2, 5, 5)
+    same = {"q_num_heads": 2, "kv_num_heads": 2}
+    g.keep(g("Attention", q, k, v, **same))
+    g.keep(g("Attention", q, k, v, seen, **same, is_causal=1))
+    g.keep(g("Attention", q, k, v, none, **same, scale=0.5, softcap=2.0))
+    g.keep(g("Attention", q, k, v, bias, **same, left_window_size=1, right_window_size=2))
+    g.keep(g("Attention", q, k1, v1, q_num_heads=2, kv_num_heads=1, is_causal=1))
+    g.keep(g("Attention", g("MatMul", "x", w(4, 32)), g("MatMul", "x", w(4, 16)), g("MatMul", "x", w(4, 8)), q_num_heads=4, kv_num_heads=2))
+    g.keep(g("Attention", q, k, v, "", "", "", g("Cast", count, to=TensorProto.INT64), **same))
+    g.keep(g("Attention", q, k, v, "", "", "", g("Cast", count, to=TensorProto.INT64), **same, is_causal=1))
+    split = lambda name: g("Transpose", g("Reshape", name, i(0, 0, 2, 16)), perm=[0, 2, 1, 3])  # noqa: E731
+    g.keep(g.made("Attention", split(q), split(k), split(v), results=3)[0])
+    whole = g("Cast", "x_mask", to=TensorProto.INT32)
+    square = g("Cast", g("Mul", g("Unsqueeze", "x_mask", i(1)), g("Unsqueeze", "x_mask", i(2))), to=TensorProto.INT32)
+    g.keep(own("MultiHeadAttention", q, k, v, num_heads=2))
+    g.keep(own("MultiHeadAttention", q, k, v, w(96), whole, num_heads=2, mask_filter_value=-2.0))
+    g.keep(own("MultiHeadAttention", q, k, v, "", square, bias, num_heads=2, mask_filter_value=-3.0, unidirectional=1))
+    g.keep(own("MultiHeadAttention", q, split(k), split(v), num_heads=2, scale=0.125))
+    angles = [w(8, 8), w(8, 8)]
+    valid = g("Cast", g("Sub", g("Max", count, f(1.0)), f(1.0)), to=TensorProto.INT32)
+    total = np.array(5, dtype=np.int32)
+    grouped = lambda *inputs, **more: g.keep(g.made("GroupQueryAttention", *inputs, results=3, domain="com.microsoft", num_heads=2, kv_num_heads=1, **more)[0])  # noqa: E731
+    grouped(q, k1, v1, "", "", valid, total)
+    # With `softcap`, queries behind the last valid key read undefined memory of ONNX Runtime.
+    last = g("Cast", g("Add", g("Mul", count, f(0.0)), f(4.0)), to=TensorProto.INT32)
+    grouped(q, k1, v1, "", "", valid, total, local_window_size=2, scale=0.25)
+    grouped(q, k1, v1, "", "", last, total, local_window_size=3, softcap=3.0)
+    grouped(g("Concat", q, k1, v1, axis=-1), "", "", "", "", valid, total)
+    for interleaved in [0, 1]:
+        grouped(q, k1, v1, "", "", valid, total, *angles, do_rotary=1, rotary_interleaved=interleaved)
+    position = g("Cast", g("Max", g("Sub", g("CumSum", "x_mask", scalar(1)), f(1.0)), f(0.0)), to=TensorProto.INT64)
+    for interleaved in [0, 1]:
+        more = {"interleaved": interleaved}
+        g.keep(own("RotaryEmbedding", q, position, *angles, **more))
+        g.keep(own("RotaryEmbedding", q, i(2), *angles, **more))
+        g.keep(own("RotaryEmbedding", split(q), position, w(8, 4), w(8, 4), num_heads=2, rotary_embedding_dim=8, **more))
+        g.keep(g("RotaryEmbedding", split(q), *angles, position, **more))
+        g.keep(g("RotaryEmbedding", q, g("Gather", angles[0], position), g("Gather", angles[1], position), num_heads=2, **more))
+        g.keep(g("RotaryEmbedding", q, w(8, 4), w(8, 4), position, num_heads=2, rotary_embedding_dim=8, **more))
+    return g.model("heads", 25)
+
+
+def kinds(random: np.random.Generator) -> onnx.ModelProto:
+    """Element types: half precision, the type of another value, integers beyond 24, 31 and 53 bits; and some more operators."""
+    g = Nodes()
+    w = lambda *shape: numbers(random, *shape)  # noqa: E731
+    third = g("Div", "x", f(3.0))
+    half = g("Cast", third, to=TensorProto.FLOAT16)
+    g.keep(g.number(half))
+    g.keep(g.number(g("Cast", g("Div", "x", f(3.0)), to=TensorProto.BFLOAT16)))
+    g.keep(g.number(g("Transpose", g("Relu", half), perm=[0, 2, 1])))
+    g.keep(g.number(g("CastLike", third, f(0.0).astype(np.float16))))
+    g.keep(g("CastLike", g("CastLike", g("Mul", "x", f(7.0)), i(0)), "x"))
+    # Half precision ends at 65,504.
+    g.keep(g("Clip", g.number(g("Cast", g("Mul", "x", f(1e5)), to=TensorProto.FLOAT16)), real(-1e9), real(1e9)))
+    large = g("Mul", "z", f(2.0**20 + 16, 2.0**25 + 1024, 2.0**36, 2.0**57))
+    for divisor in [24, 7, 1009]:
+        g.keep(g.number(g("Mod", g("Cast", large, to=TensorProto.INT64), scalar(divisor))))
+    g.keep(g.number(g("Mod", g("Max", g("Cast", large, to=TensorProto.INT64), scalar(0)), i(24, 60, 1000, 3))))
+    g.keep(g.number(g("Cast", large, to=TensorProto.INT64)))
+    g.keep(g("Sin", g("Mul", "x", f(50.0))))
+    g.keep(g("GlobalAveragePool", g("Transpose", "x", perm=[0, 2, 1])))
+    square = g("MatMul", "x", g("Transpose", "x", perm=[0, 2, 1]))
+    g.keep(g("Einsum", square, equation="bii->bi"))
+    g.keep(g("Einsum", square, equation="...ii->..."))
+    g.keep(g("Einsum", square, "x_mask", equation="bii,bi->bi"))
+    g.keep(g("Einsum", w(3, 3, 4), "z", equation="iij,bj->bi"))
+    return g.model("kinds", 24)
+
+
 class Patterns(nn.Module):
     """Modules for sequences: last states, constant indices, masks."""
 
@@ -345,7 +426,7 @@ def main() -> None:
     random = np.random.default_rng(SEED)
     mask = np.array([[float(s < n) for s in range(S)] for n in [3, 0, 5, 1]], dtype=np.float32)
     inputs = {"x": numbers(random, ROWS, S, D), "x_mask": mask, "z": numbers(random, ROWS, D)}
-    cases = [case(out, make.__name__, make(random), inputs) for make in [functions, indexing, fused, old, powers, windows]]
+    cases = [case(out, make.__name__, make(random), inputs) for make in [functions, indexing, fused, old, powers, windows, heads, kinds]]
     for name, is_dynamo in [("patterns_dynamo", True), ("patterns_torchscript", False)]:
         cases.append(case(out, name, exported(is_dynamo), inputs))
     (out / "cases.json").write_text(json.dumps(cases, separators=(",", ":")) + "\n")

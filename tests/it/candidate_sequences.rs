@@ -149,7 +149,7 @@ fn overarch(length: i64, is_program: bool) -> Onnx {
     let graph = match is_program {
         true => graph.node("Identity", &["both"], "logits"),
         // An operator that programs do not support.
-        false => graph.numbers("nothing", &[1, 1, 1], &[0.0]).node("Sin", &["nothing"], "zero").node(
+        false => graph.numbers("nothing", &[1, 1, 1], &[0.0]).node("LpNormalization", &["nothing"], "zero").node(
             "Add",
             &["almost", "zero"],
             "logits",

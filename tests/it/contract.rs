@@ -240,7 +240,7 @@ fn overarch(is_program: bool) -> Onnx {
         false => graph
             .node_with("Concat", &["watch", "buy"], "both", &[("axis", &[2])])
             .numbers("nothing", &[1, 1, 1], &[0.0])
-            .node("Sin", &["nothing"], "zero")
+            .node("LpNormalization", &["nothing"], "zero")
             .node("Add", &["both", "zero"], "logits"),
     };
     graph.output("logits", &[-1, -1, 2])

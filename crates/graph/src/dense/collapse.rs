@@ -55,12 +55,22 @@ pub(super) fn collapse(graph: &Graph, is_eager: bool) -> Result<Graph> {
             is_truncated[of] = true;
         }
     }
+    let mut is_centred = vec![false; count];
+    for id in 0..count {
+        if let Some(less) = centring(graph, id)
+            && centring(graph, less).is_some()
+        {
+            is_centred[id] = true;
+            is_centred[less] = true;
+        }
+    }
     let mut rewriter = Rewriter {
         from: graph,
         to: Graph::new(graph.inputs.clone()),
         made: vec![None; count],
         affine: vec![None; count],
         is_truncated,
+        is_centred,
         inputs: HashMap::new(),
         is_eager,
     };
@@ -71,6 +81,21 @@ pub(super) fn collapse(graph: &Graph, is_eager: bool) -> Result<Graph> {
     Ok(rewriter.to)
 }
 
+/// Returns the value, views resolved, from which a value subtracts its mean.
+fn centring(graph: &Graph, id: Id) -> Option<Id> {
+    let root = |mut id: Id| {
+        while let Op::Reshape(of) = graph.values[id].op {
+            id = of;
+        }
+        id
+    };
+    let Op::Binary(Binary::Sub, a, mean) = graph.values[id].op else { return None };
+    let Op::Binary(Binary::Mul, sum, share) = graph.values[root(mean)].op else { return None };
+    let Op::Fold(Fold::Sum, summed) = graph.values[root(sum)].op else { return None };
+    let is_share = graph.constant(share).is_some_and(|share| share.len() == 1);
+    (is_share && root(summed) == root(a)).then(|| root(a))
+}
+
 struct Rewriter<'a> {
     from: &'a Graph,
     to: Graph,
@@ -79,6 +104,9 @@ struct Rewriter<'a> {
     affine: Vec<Option<Affine>>,
     /// Old values that are truncated. Quotients of integers stay quotients: in f32, `41 * (1 / 41)` is below 1.
     is_truncated: Vec<bool>,
+    /// Old values whose mean was subtracted twice, for the rounding error of the first: as products, they would have that of the
+    /// numbers before.
+    is_centred: Vec<bool>,
     /// Bases that are inputs, by their number.
     inputs: HashMap<Id, usize>,
     is_eager: bool,
@@ -142,6 +170,7 @@ impl Rewriter<'_> {
                 let minus = self.to.number(vec![1], vec![-1.0])?;
                 self.scale(affine, minus, width).map(Some)
             }
+            Op::Binary(Binary::Sub, ..) if self.is_centred[id] => Ok(None),
             Op::Binary(f @ (Binary::Add | Binary::Sub), a, b) => {
                 let (Some(_), Some(mut right)) = (self.operand(a)?, self.operand(b)?) else { return Ok(None) };
                 // Creating the second operand may have created the first: `x - max(x)` reads `x` as it is.

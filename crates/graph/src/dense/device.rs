@@ -28,7 +28,10 @@ struct DevicePlan {
 fn function_of_host(work: &Work) -> Option<String> {
     let one = |f: Unary| {
         use Unary::*;
-        let is_of_host = matches!(f, Sin | Cos | Tan | Asin | Acos | Atan | Sinh | Cosh | Asinh | Acosh | Atanh);
+        let is_of_host = matches!(
+            f,
+            Sin | Cos | Tan | Asin | Acos | Atan | Sinh | Cosh | Asinh | Acosh | Atanh | RoundF16 | RoundBf16
+        );
         is_of_host.then(|| format!("{f:?}").to_lowercase())
     };
     let two = |f: Binary| matches!(f, Binary::Pow | Binary::Rem).then(|| format!("{f:?}").to_lowercase());

@@ -208,9 +208,26 @@ impl Graph {
 
     /// Rearranges numbers of `a` into another shape, with the row axis `rows`.
     pub(super) fn pick(&mut self, a: Id, index: Vec<u32>, shape: Vec<usize>, rows: Option<usize>) -> Result<Id> {
+        let (a, index) = self.picked_at_once(a, index);
         match self.runs_of_parts(a, &index) {
             Some(runs) => self.pick_from_parts(runs, shape, rows),
             None => self.pick_from(a, index, shape, rows),
+        }
+    }
+
+    /// Skips rearrangements that the indices rearrange again, such as a transposition and its reverse around a convolution, if
+    /// the numbers then lie in no more runs.
+    fn picked_at_once(&self, a: Id, index: Vec<u32>) -> (Id, Vec<u32>) {
+        let mut at = a;
+        while let Op::Reshape(of) = self.values[at].op {
+            at = of;
+        }
+        let Op::Pick(of, inner) = &self.values[at].op else { return (a, index) };
+        let composed: Vec<u32> = index.iter().map(|&n| inner[n as usize]).collect();
+        let runs = |index: &[u32]| index.windows(2).filter(|two| two[0] + 1 != two[1]).count();
+        match runs(&composed) <= runs(&index) {
+            true => self.picked_at_once(*of, composed),
+            false => (a, index),
         }
     }
 

@@ -3,6 +3,8 @@
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
+use half::{bf16, f16};
+
 use super::ir::{Id, Op, Recurrent, RecurrentSizes, Value, broadcast_strides, positions};
 use sterling_kernels::cpu::dense::{Binary, Cell, Fold, Unary};
 
@@ -265,6 +267,8 @@ fn unary<T: Real>(f: Unary, x: T) -> T {
         Unary::Asinh => T::nearest(x.into().asinh()),
         Unary::Acosh => T::nearest(x.into().acosh()),
         Unary::Atanh => T::nearest(x.into().atanh()),
+        Unary::RoundF16 => T::nearest(f16::from_f64(x.into()).to_f64()),
+        Unary::RoundBf16 => T::nearest(bf16::from_f64(x.into()).to_f64()),
     }
 }
 

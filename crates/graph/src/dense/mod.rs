@@ -4,8 +4,8 @@
 //!    or row values. An operator that is missing in the table of `docs/guide/own-model.md` is rejected by name; the caller then
 //!    runs the graph in its ONNX runtime.
 //! 2. `split` separates the part that depends on the item alone, which is computed once per item if that pays off.
-//! 3. `collapse` turns linear chains into single products, with matrices made from the user's values once per request if that
-//!    pays off.
+//! 3. `demand` drops the steps of a sequence that nothing reads. `collapse` turns linear chains into single products, with
+//!    matrices made from the user's values once per request if that pays off.
 //! 4. `plan` assigns memory to every value and makes steps (`steps`), among them one of comparisons, products and reductions
 //!    (`equal`), and one of attention (`attention`). `exec` runs them: user steps once, row steps in blocks that stay in the caches through all steps.
 //!
@@ -17,6 +17,7 @@ mod attend;
 mod attention;
 mod chains;
 mod collapse;
+mod demand;
 #[cfg(feature = "cuda")]
 mod device;
 mod equal;
@@ -38,6 +39,7 @@ use std::ops::Range;
 #[cfg(feature = "cuda")]
 pub use device::{DeviceOutputs, DeviceProgram, DeviceRows};
 pub use exec::Scratch;
+pub(crate) use import::ElementTypes;
 pub use import::{DeclaredInput, DeclaredOutput, Size};
 pub use split::ItemCut;
 pub use text::Figures;
@@ -239,6 +241,8 @@ impl RowProgram {
     }
 
     fn of(graph: &graph::Graph, precision: Precision, kernels: Kernels) -> Result<RowProgram> {
+        let narrowed = demand::narrowed(graph)?;
+        let graph = narrowed.as_ref().unwrap_or(graph);
         let graphs = [collapse::collapse(graph, false)?, collapse::collapse(graph, true)?];
         let [straight, collapsed] = &graphs;
         let (mut straight, mut collapsed) =

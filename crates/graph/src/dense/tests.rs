@@ -531,7 +531,7 @@ fn models_of_pytorch_and_every_operator_answer_as_onnxruntime_does() {
             }
         }
     }
-    assert_eq!(cases.len(), 18);
+    assert_eq!(cases.len(), 20);
 }
 
 /// A reranker without a history, as in early versions of the demo, with its inputs.

@@ -31,7 +31,7 @@ const SCALE: f64 = 1.0;
 /// -10,000.
 const ONCE_WRONG: [u64; 2] = [16_906, 19_529];
 /// Version of the operators.
-const OPSET: i64 = 24;
+const OPSET: i64 = 25;
 /// Number of rows that are compared.
 const ROWS: usize = 9;
 
@@ -74,6 +74,17 @@ pub(super) fn ints(mut node: NodeProto, name: &str, all: &[i64]) -> NodeProto {
         name: Some(name.into()),
         ints: all.to_vec(),
         r#type: Some(AttributeType::INTS),
+        ..Default::default()
+    };
+    node.attribute.push(attribute);
+    node
+}
+
+fn float(mut node: NodeProto, name: &str, f: f32) -> NodeProto {
+    let attribute = AttributeProto {
+        name: Some(name.into()),
+        f: Some(f),
+        r#type: Some(AttributeType::FLOAT),
         ..Default::default()
     };
     node.attribute.push(attribute);

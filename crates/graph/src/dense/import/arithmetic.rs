@@ -24,6 +24,7 @@ fn function(operator: &str) -> Option<Unary> {
         "Softplus" => Unary::Softplus,
         "Not" => Unary::Not,
         "IsNaN" => Unary::IsNan,
+        "Sin" => Unary::Sin,
         "Cos" => Unary::Cos,
         "Tan" => Unary::Tan,
         "Asin" => Unary::Asin,
@@ -151,7 +152,9 @@ impl Importer {
             | "BatchNormalization"
             | "InstanceNormalization"
             | "GroupNormalization" => self.norm(operator, node, attributes, a),
-            "Conv" | "MaxPool" | "AveragePool" | "GlobalMaxPool" => self.windowed(operator, node, attributes, a),
+            "Conv" | "MaxPool" | "AveragePool" | "GlobalMaxPool" | "GlobalAveragePool" => {
+                self.windowed(operator, node, attributes, a)
+            }
             _ if operator.starts_with(MICROSOFT) => self.fused(operator, node, attributes, a),
             _ => self.view(operator, node, attributes, a),
         }
@@ -266,12 +269,12 @@ impl Importer {
     pub(super) fn cast(&mut self, a: Id, attributes: &mut Attributes<'_>) -> Result<Id> {
         attributes.integer("saturate", 1);
         match DataType(i32::try_from(attributes.integer("to", 0)).unwrap_or(0)) {
-            DataType::FLOAT | DataType::DOUBLE if self.whole.contains(&a) => {
+            DataType::FLOAT | DataType::DOUBLE | DataType::FLOAT16 | DataType::BFLOAT16 if self.whole.contains(&a) => {
                 // Adding zero makes a new value with the same numbers that is not marked as integers.
                 let zero = self.scalar(0.0)?;
                 self.graph.binary(Binary::Add, a, zero)
             }
-            DataType::FLOAT | DataType::DOUBLE => Ok(a),
+            DataType::FLOAT | DataType::DOUBLE | DataType::FLOAT16 | DataType::BFLOAT16 => Ok(a),
             DataType::BOOL => {
                 let is_zero = self.graph.unary(Unary::Not, a)?;
                 self.graph.unary(Unary::Not, is_zero)

@@ -3,7 +3,7 @@
 use rten_onnx::onnx::NodeProto;
 
 use super::known::{Attributes, Importer, refused};
-use crate::dense::ir::Id;
+use crate::dense::ir::{Id, positions, strides};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::Fold;
 
@@ -20,7 +20,7 @@ fn open_letter(from_end: usize) -> char {
     char::from_u32(OPEN as u32 + from_end as u32).unwrap_or(OPEN)
 }
 
-/// Returns the letters of an operand's axes, of which it has `rank`; `None` if one is no letter or occurs twice.
+/// Returns the letters of axes, of which there are `rank`; `None` if one is no letter.
 fn letters(axes: &str, rank: usize) -> Option<Vec<char>> {
     let all: Vec<char> = match axes.split_once("...") {
         Some((ahead, behind)) => {
@@ -30,14 +30,24 @@ fn letters(axes: &str, rank: usize) -> Option<Vec<char>> {
         None => axes.chars().collect(),
     };
     let is_letter = |c: &char| c.is_ascii_alphabetic() || *c >= OPEN;
-    (0..all.len()).all(|n| is_letter(&all[n]) && !all[..n].contains(&all[n])).then_some(all)
+    all.iter().all(is_letter).then_some(all)
+}
+
+/// Returns the letters in order, each once.
+fn distinct(letters: &[char]) -> Vec<char> {
+    let mut made: Vec<char> = Vec::with_capacity(letters.len());
+    letters.iter().for_each(|c| {
+        if !made.contains(c) {
+            made.push(*c)
+        }
+    });
+    made
 }
 
 impl Importer {
     pub(super) fn einsum(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
         let equation: String = attributes.text("equation", "").split_whitespace().collect();
-        let invalid =
-            || refused(format!("equation `{equation}`, expected operands and a result of letters, each once"));
+        let invalid = || refused(format!("equation `{equation}`, expected letters, those of the result once"));
         let (operands, result) = match equation.split_once("->") {
             Some((operands, result)) => (operands, Some(result)),
             None => (&equation[..], None),
@@ -46,24 +56,25 @@ impl Importer {
         if node.input.len() != names.len() {
             return Err(invalid());
         }
-        let mut all = Vec::with_capacity(names.len());
+        let (mut all, mut named) = (Vec::with_capacity(names.len()), Vec::new());
         for (n, axes) in names.iter().enumerate() {
             let id = self.value(node, n)?;
             let axes = letters(axes, self.rank(id)).filter(|axes| axes.len() == self.rank(id)).ok_or_else(invalid)?;
-            all.push(Operand { id, axes });
+            named.extend(axes.iter().filter(|c| **c < OPEN));
+            all.push(self.diagonal(id, axes)?);
         }
         // The axes of the longest ellipsis.
         let open = all.iter().flat_map(|operand| &operand.axes).filter(|c| **c >= OPEN).copied().max();
         let rank = open.map_or(0, |last| (last as u32 - OPEN as u32) as usize + 1);
         let result: Vec<char> = match result {
             Some(result) => {
-                let named = result.replace("...", "").chars().count();
-                letters(result, named + rank).ok_or_else(invalid)?
+                let of_letters = result.replace("...", "").chars().count();
+                let all = letters(result, of_letters + rank).ok_or_else(invalid)?;
+                Some(all).filter(|all| distinct(all).len() == all.len()).ok_or_else(invalid)?
             }
             None => {
-                let named = all.iter().flat_map(|operand| &operand.axes).filter(|c| **c < OPEN);
                 let mut counts = std::collections::BTreeMap::new();
-                named.for_each(|&c| *counts.entry(c).or_insert(0) += 1);
+                named.iter().for_each(|&c| *counts.entry(c).or_insert(0) += 1);
                 let once = counts.into_iter().filter(|(_, count)| *count == 1).map(|(c, _)| c);
                 (0..rank).rev().map(open_letter).chain(once).collect()
             }
@@ -96,11 +107,42 @@ impl Importer {
         Ok(left.id)
     }
 
+    /// Returns an operand with each letter once: axes of one letter become their diagonal.
+    fn diagonal(&mut self, id: Id, axes: Vec<char>) -> Result<Operand> {
+        let own = distinct(&axes);
+        if own.len() == axes.len() {
+            return Ok(Operand { id, axes });
+        }
+        let (shape, counted) = (self.graph.shape(id).to_vec(), self.rows(id).map(|r| axes[r]));
+        let along = strides(&shape);
+        let (mut to, mut steps) = (Vec::with_capacity(own.len()), Vec::with_capacity(own.len()));
+        for letter in &own {
+            let places: Vec<usize> = (0..axes.len()).filter(|&n| axes[n] == *letter).collect();
+            let size = shape[places[0]];
+            if places.iter().any(|&n| shape[n] != size) || (places.len() > 1 && counted == Some(*letter)) {
+                return Err(refused(format!("the diagonal `{letter}` of shape {shape:?}")));
+            }
+            to.push(size);
+            steps.push(places.iter().map(|&n| along[n]).sum::<usize>());
+        }
+        let rows = counted.and_then(|c| own.iter().position(|x| *x == c));
+        let id = self.graph.pick(id, positions(&to, &steps), to, rows)?;
+        Ok(Operand { id, axes: own })
+    }
+
     fn product_of(&mut self, left: &Operand, right: &Operand, result: &[char]) -> Result<Id> {
         let (left, right) = (self.without(left, &right.axes, result)?, self.without(right, &left.axes, result)?);
         // If only one operand has the rows axis, it is the left one.
         let counts = |operand: &Operand| self.rows(operand.id).is_some();
-        let (left, right) = if counts(&right) && !counts(&left) { (right, left) } else { (left, right) };
+        // Else the one whose own letter comes first in the result, so that the product needs no transposition.
+        let first = |operand: &Operand, other: &Operand| {
+            result.iter().position(|c| operand.axes.contains(c) && !other.axes.contains(c)).unwrap_or(result.len())
+        };
+        let is_turned = match (counts(&left), counts(&right)) {
+            (of_left, of_right) if of_left == of_right => first(&right, &left) < first(&left, &right),
+            (_, of_right) => of_right,
+        };
+        let (left, right) = if is_turned { (right, left) } else { (left, right) };
         self.multiplied(&left, &right, result)
     }
 

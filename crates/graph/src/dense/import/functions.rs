@@ -3,7 +3,7 @@
 use rten_onnx::onnx::NodeProto;
 
 use super::known::{Attributes, Importer, WHOLE_MAX, refused};
-use crate::dense::ir::Id;
+use crate::dense::ir::{Id, Op};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 
@@ -248,11 +248,20 @@ impl Importer {
         if is_signed && !self.whole.contains(&a) && !self.whole.contains(&by) {
             return self.graph.binary(Binary::Rem, a, by);
         }
-        self.check_divisor(a, by, false)?;
-        let quotient = self.graph.binary(Binary::Div, a, by)?;
-        let quotient = self.graph.unary(Unary::Trunc, quotient)?;
-        let whole = self.graph.binary(Binary::Mul, quotient, by)?;
-        let rest = self.graph.binary(Binary::Sub, a, whole)?;
+        let rest = match self.bound(a) > WHOLE_MAX as f64 && self.is_exact(a) {
+            // The quotient may lie beyond what f32 represents, but a remainder of floats is exact.
+            true => {
+                self.check_constant_divisor(a, by, false)?;
+                self.graph.binary(Binary::Rem, a, by)?
+            }
+            false => {
+                self.check_divisor(a, by, false)?;
+                let quotient = self.graph.binary(Binary::Div, a, by)?;
+                let quotient = self.graph.unary(Unary::Trunc, quotient)?;
+                let whole = self.graph.binary(Binary::Mul, quotient, by)?;
+                self.graph.binary(Binary::Sub, a, whole)?
+            }
+        };
         if is_signed {
             return Ok(rest);
         }
@@ -262,13 +271,28 @@ impl Importer {
         self.graph.binary(Binary::Add, rest, more)
     }
 
-    /// Quotients of integers up to the limit are exact once truncated.
-    fn check_divisor(&mut self, a: Id, by: Id, may_be_negative: bool) -> Result<()> {
+    /// Returns whether f32 represents a value's integers exactly, also beyond [`WHOLE_MAX`]: a truncated float, if it was not
+    /// computed with.
+    fn is_exact(&mut self, a: Id) -> bool {
+        match self.graph.values[a].op {
+            Op::Unary(Unary::Trunc, _) | Op::Constant(_) => true,
+            Op::Unary(Unary::Abs | Unary::Neg, of) | Op::Reshape(of) | Op::Pick(of, _) => self.is_exact(of),
+            Op::Binary(Binary::Max | Binary::Min, x, y) => self.is_exact(x) && self.is_exact(y),
+            _ => self.bound(a) <= WHOLE_MAX as f64,
+        }
+    }
+
+    fn check_constant_divisor(&self, a: Id, by: Id, may_be_negative: bool) -> Result<()> {
         let is_known = |x: &f32| x.abs() >= 1.0 && (may_be_negative || *x > 0.0) && x.abs() <= (WHOLE_MAX / 2) as f32;
         match (self.whole.contains(&a), self.graph.constant(by)) {
-            (true, Some(by)) if by.iter().all(is_known) => {}
-            _ => return Err(refused("of integers by other than constants, or of numbers")),
+            (true, Some(by)) if by.iter().all(is_known) => Ok(()),
+            _ => Err(refused("of integers by other than constants, or of numbers")),
         }
+    }
+
+    /// Quotients of integers up to the limit are exact once truncated.
+    fn check_divisor(&mut self, a: Id, by: Id, may_be_negative: bool) -> Result<()> {
+        self.check_constant_divisor(a, by, may_be_negative)?;
         match self.bound(a) > WHOLE_MAX as f64 {
             true => Err(refused(format!("on integers that may exceed {WHOLE_MAX}"))),
             false => Ok(()),

@@ -104,7 +104,7 @@ impl Importer {
                     DataType::UINT16 => wrapped(|n| i64::from(n as u16)),
                     DataType::INT8 => wrapped(|n| i64::from(n as i8)),
                     DataType::UINT8 => wrapped(|n| i64::from(n as u8)),
-                    DataType::FLOAT | DataType::DOUBLE => {
+                    DataType::FLOAT | DataType::DOUBLE | DataType::FLOAT16 | DataType::BFLOAT16 => {
                         let id = self.number(node, 0)?;
                         self.whole.remove(&id);
                         return Ok(Some(Known::Value(id)));

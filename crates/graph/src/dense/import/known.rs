@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use half::{bf16, f16};
 use rten_onnx::onnx::{AttributeProto, DataLocation, DataType, GraphProto, NodeProto, TensorProto};
 
+use super::types::ElementTypes;
 use crate::dense::graph::Graph;
 use crate::dense::ir::{GraphInput, Id, Op, Side};
 use sterling_core::error::{Error, Result};
@@ -151,12 +152,16 @@ pub(super) struct Importer {
     pub(super) whole: HashSet<Id>,
     /// Values that are another one with its axes in this order: results of convolutions, whose channels are computed last.
     pub(super) turned: HashMap<Id, (Id, Vec<usize>)>,
+    /// Values that are another one with zeros around its axes: per axis, the numbers before and after.
+    pub(super) padded: HashMap<Id, (Id, Vec<[usize; 2]>)>,
     /// Integers that may be beyond the exact range of f32: they may only be used as indices or be clipped.
     pub(super) loose: HashSet<Id>,
     /// Inputs that are masks of others, of 0 and 1.
     masks: Vec<bool>,
     /// Ranges of values that were computed so far.
     ranges: Vec<(f64, f64)>,
+    /// Element types of the file's values.
+    pub(super) types: ElementTypes,
     pub(super) opset: i64,
 }
 
@@ -180,9 +185,11 @@ impl Importer {
             read: HashSet::new(),
             whole: HashSet::new(),
             turned: HashMap::new(),
+            padded: HashMap::new(),
             loose: HashSet::new(),
             masks: given.iter().map(is_mask).collect(),
             ranges: Vec::new(),
+            types: ElementTypes::default(),
             opset,
         }
     }
@@ -193,6 +200,9 @@ impl Importer {
         self.read = read.cloned().collect();
         for tensor in &proto.initializer {
             let name = tensor.name.clone().unwrap_or_default();
+            if let Some(kind) = tensor.data_type {
+                self.types.insert(&name, kind);
+            }
             // Tensors of other types are rejected at the node that reads them.
             if let Ok(known) = self.tensor(tensor) {
                 self.known.insert(name, known);
@@ -200,6 +210,7 @@ impl Importer {
         }
         for (n, input) in given.iter().enumerate() {
             let id = self.graph.input(n)?;
+            self.types.insert(&input.name, DataType::FLOAT);
             self.known.insert(input.name.clone(), Known::Value(id));
         }
         Ok(())
@@ -409,9 +420,10 @@ impl Importer {
             Op::Fold(Fold::Sum, a) => products((last(*a), last(*a)), of(*a)),
             Op::Fold(_, a) | Op::Pick(a, _) | Op::Reshape(a) => of(*a),
             Op::Concat(_, parts) => parts.iter().map(|&part| of(part)).reduce(joined).unwrap_or(UNKNOWN),
+            Op::Binary(Binary::Rem, _, b) => (-of(*b).1.max(-of(*b).0), of(*b).1.max(-of(*b).0)),
             Op::Inputs(_)
             | Op::Unary(..)
-            | Op::Binary(Binary::Div | Binary::Pow | Binary::Rem, ..)
+            | Op::Binary(Binary::Div | Binary::Pow, ..)
             | Op::Linear { .. }
             | Op::Spread(..)
             | Op::Recurrent(_) => UNKNOWN,

@@ -8,6 +8,7 @@ mod arithmetic;
 mod einsum;
 mod functions;
 mod fused;
+mod heads;
 mod integers;
 mod known;
 mod lookups;
@@ -15,12 +16,13 @@ mod norms;
 mod recurrent;
 mod rows;
 mod scans;
+mod types;
 mod views;
 mod windows;
 
 pub use known::{DeclaredInput, DeclaredOutput, Size};
 
-use rten_onnx::onnx::{ModelProto, NodeProto};
+use rten_onnx::onnx::{DataType, ModelProto, NodeProto};
 
 use super::graph::Graph;
 use super::ir::Id;
@@ -28,12 +30,37 @@ use fused::MICROSOFT;
 use integers::MOVES;
 use known::{Attributes, Importer, Known, WHOLE_MAX, refused};
 use sterling_core::error::Result;
+use sterling_kernels::cpu::dense::Unary;
+pub(crate) use types::ElementTypes;
 
 /// Operators whose results of integers may be larger than their operands. Those of the first kind keep the order of integers
 /// beyond the range of f32.
 const LINEAR: [&str; 4] = ["Add", "Sub", "Mul", "Sum"];
 const COUNTS: [&str; 9] =
     ["ReduceSum", "ReduceL1", "ReduceSumSquare", "ReduceProd", "MatMul", "Gemm", "Einsum", "PRelu", "CumSum"];
+/// Operators besides [`MOVES`] whose results are among the numbers of their operands, or represented by every float type.
+const EXACT: [&str; 20] = [
+    "Identity",
+    "Constant",
+    "ConstantOfShape",
+    "Split",
+    "Squeeze",
+    "Unsqueeze",
+    "Trilu",
+    "Dropout",
+    "Relu",
+    "Neg",
+    "Abs",
+    "Sign",
+    "Max",
+    "Min",
+    "Clip",
+    "Where",
+    "ReduceMax",
+    "ReduceMin",
+    "TopK",
+    "MaxPool",
+];
 /// Maximum number of nodes of a graph.
 const NODES_MAX: usize = 20_000;
 
@@ -58,7 +85,12 @@ pub(super) fn import(bytes: &[u8], given: &[DeclaredInput], outputs: &[DeclaredO
             (domain, operator) => return Err(refused(format!("operator `{operator}` of `{domain}`"))),
         };
         let operator = operator.as_str();
-        importer.node(operator, node).map_err(|e| {
+        importer.types.add_node(node);
+        let made = match operator {
+            "CastLike" => types::cast_of(node, &importer.types).and_then(|cast| importer.node("Cast", &cast)),
+            _ => importer.node(operator, node),
+        };
+        made.and_then(|()| importer.round_halves(operator, node)).map_err(|e| {
             let node = node.name.as_deref().filter(|n| !n.is_empty()).map_or(String::new(), |n| format!(" `{n}`"));
             e.within(format!("operator `{operator}`{node}"))
         })?;
@@ -116,6 +148,34 @@ impl Importer {
         Ok(())
     }
 
+    /// Rounds the results of a node in half precision as its type does. Programs compute in f32.
+    fn round_halves(&mut self, operator: &str, node: &NodeProto) -> Result<()> {
+        if EXACT.contains(&operator) || MOVES.contains(&operator) {
+            return Ok(());
+        }
+        for name in &node.output {
+            let f = match self.types.of(name) {
+                Some(DataType::FLOAT16) => Unary::RoundF16,
+                Some(DataType::BFLOAT16) => Unary::RoundBf16,
+                _ => continue,
+            };
+            let Some(Known::Value(id)) = self.known.get(name) else { continue };
+            let id = *id;
+            let made = match self.turned.get(&id).cloned() {
+                Some((of, order)) => {
+                    let made = self.graph.unary(f, of)?;
+                    self.turned_from(made, order)?
+                }
+                None => self.graph.unary(f, id)?,
+            };
+            if let Some(&outer) = self.outer.get(&id) {
+                self.outer.insert(made, outer);
+            }
+            self.known.insert(name.clone(), Known::Value(made));
+        }
+        Ok(())
+    }
+
     /// Returns the outputs of an operator that has several; `None` for other operators.
     fn several(
         &mut self,
@@ -130,6 +190,8 @@ impl Importer {
             "com.microsoft.SkipLayerNormalization" | "com.microsoft.SkipSimplifiedLayerNormalization" => {
                 Some(self.skip_norm(operator, node, attributes)?)
             }
+            "RotaryEmbedding" | "com.microsoft.RotaryEmbedding" => Some(self.rotary(operator, node, attributes)?),
+            operator if heads::is_attention(operator) => Some(self.attention(operator, node, attributes)?),
             _ => None,
         })
     }
@@ -140,6 +202,8 @@ impl Importer {
         let allowed = match operator {
             "Max" | "Min" | "Clip" | "Neg" | "Where" | "Squeeze" | "Unsqueeze" | "OneHot" => return Ok(()),
             "Gather" | "GatherND" | "GatherElements" => 1,
+            // Remainders of integers that were not computed with are exact.
+            "Mod" => 0,
             operator if LINEAR.contains(&operator) || MOVES.contains(&operator) => return Ok(()),
             _ => usize::MAX,
         };
@@ -170,6 +234,8 @@ impl Importer {
         let typed = match operator {
             "Cast" | "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "IsNaN" | "IsInf" => 0..0,
             "GRU" | "LSTM" | "RNN" => 0..0,
+            "RotaryEmbedding" | "com.microsoft.RotaryEmbedding" => 0..1,
+            operator if heads::is_attention(operator) => 0..1,
             "Where" => 1..3,
             "Gather" | "GatherND" | "GatherElements" | "ScatterND" | "ScatterElements" | "CumSum" | "Pad" | "TopK" => {
                 0..1

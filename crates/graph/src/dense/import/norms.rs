@@ -98,10 +98,14 @@ impl Importer {
         self.scaled_by_root(a, self.value(node, 1)?, attributes.float("epsilon", 1e-5), &axes)
     }
 
-    /// Subtracts the mean along axes.
+    /// Subtracts the mean along axes, and then the mean of the differences: for numbers that are large and nearly equal, the
+    /// rounding error of the first mean is as large as they differ.
     pub(super) fn centred(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
         let mean = self.mean(a, axes)?;
-        self.graph.binary(Binary::Sub, a, mean)
+        let less = self.graph.binary(Binary::Sub, a, mean)?;
+        let rest = self.mean(less, axes)?;
+        self.graph.still.push(rest);
+        self.graph.binary(Binary::Sub, less, rest)
     }
 
     /// Divides numbers by the root of the mean of their squares, and multiplies them by a scale.

@@ -86,9 +86,19 @@ impl Importer {
             let flat = self.graph.reshape(part, vec![1, count], own)?;
             self.per_row(flat, rows.map(|_| 0))
         });
-        let [a, value] = parts;
-        let both = self.graph.concat(1, &[a?, value?])?;
-        self.graph.pick(both, at, to, rows)
+        let [flat, padding] = parts;
+        let (flat, padding) = (flat?, padding?);
+        let is_zero = self.graph.constant(value) == Some(&[0.0]) && mode == "constant";
+        let both = self.graph.concat(1, &[flat, padding])?;
+        let made = self.graph.pick(both, at, to, rows)?;
+        if is_zero && pads.iter().all(|n| *n >= 0) {
+            let mut around = vec![[0, 0]; shape.len()];
+            for (n, &axis) in axes.iter().enumerate() {
+                around[axis] = [pads[n] as usize, pads[n + axes.len()] as usize];
+            }
+            self.padded.insert(made, (a, around));
+        }
+        Ok(made)
     }
 
     /// Running sums by doubling: after step `n`, each number is the sum of up to `2^n` numbers.

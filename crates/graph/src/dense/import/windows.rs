@@ -32,8 +32,14 @@ struct Windows {
 }
 
 impl Windows {
-    /// Reads the attributes of a node. `kernel` are the sizes of the weights of a convolution.
-    fn read(attributes: &mut Attributes<'_>, sizes: &[usize], kernel: Option<&[usize]>) -> Result<Windows> {
+    /// Reads the attributes of a node. `kernel` are the sizes of the weights of a convolution; `more` is padding besides that of
+    /// the node.
+    fn read(
+        attributes: &mut Attributes<'_>,
+        sizes: &[usize],
+        kernel: Option<&[usize]>,
+        more: &[[usize; 2]],
+    ) -> Result<Windows> {
         let axes = sizes.len();
         let whole = |name: &str, all: &[i64], least: i64| -> Result<Vec<usize>> {
             let fits = |n: &i64| (least..=1 << 20).contains(n);
@@ -71,6 +77,9 @@ impl Windows {
             pads: (0..axes).map(|n| [pads[n], pads[n + axes]]).collect(),
             out: Vec::with_capacity(axes),
         };
+        if !more.is_empty() {
+            windows.pads.iter_mut().zip(more).for_each(|(own, more)| *own = [own[0] + more[0], own[1] + more[1]]);
+        }
         for (n, &size) in sizes.iter().enumerate() {
             let (reach, stride) = (windows.reach(n), windows.strides[n]);
             match auto.as_str() {
@@ -161,6 +170,7 @@ impl Importer {
         match operator {
             "Conv" => self.convolution(node, attributes, a),
             "GlobalMaxPool" => self.graph.fold(Fold::Max, a, &axes),
+            "GlobalAveragePool" => self.mean(a, &axes),
             _ => self.pool(operator, attributes, a),
         }
     }
@@ -180,7 +190,8 @@ impl Importer {
         }
         let made = of_weights[0];
         let (own, each) = (of_weights[1], made / groups);
-        let windows = Windows::read(attributes, &shape[2..], Some(&of_weights[2..]))?;
+        let (a, shape, before) = self.without_padding(a, attributes);
+        let windows = Windows::read(attributes, &shape[2..], Some(&of_weights[2..]), &before)?;
         let [count, taps] = windows.counts();
         let rows = self.rows(a);
         let order: Vec<usize> = [0].into_iter().chain(2..shape.len()).chain([1]).collect();
@@ -253,6 +264,20 @@ impl Importer {
         self.turned_from(whole, back)
     }
 
+    /// Returns the value that is padded with zeros before a convolution, which pads it itself, its shape, and the padding of its
+    /// axes behind the channels.
+    fn without_padding(&self, a: Id, attributes: &Attributes<'_>) -> (Id, Vec<usize>, Vec<[usize; 2]>) {
+        // With another `auto_pad`, a convolution pads by the size of its input.
+        let is_explicit =
+            attributes.all.iter().all(|a| a.name.as_deref() != Some("auto_pad") || a.s.as_deref() == Some("NOTSET"));
+        match self.padded.get(&a) {
+            Some((of, around)) if is_explicit && around[..2] == [[0, 0]; 2] => {
+                (*of, self.graph.shape(*of).to_vec(), around[2..].to_vec())
+            }
+            _ => (a, self.graph.shape(a).to_vec(), Vec::new()),
+        }
+    }
+
     /// Reorders axes, and records it, so that the reverse order costs nothing.
     pub(super) fn turned_from(&mut self, a: Id, order: Vec<usize>) -> Result<Id> {
         let made = self.graph.transpose(a, &order)?;
@@ -273,7 +298,7 @@ impl Importer {
         let (shape, rows) = (self.graph.shape(a).to_vec(), self.rows(a));
         attributes.integer("storage_order", 0);
         let counts_padding = attributes.integer("count_include_pad", 0) != 0;
-        let windows = Windows::read(attributes, &shape[2..], None)?;
+        let windows = Windows::read(attributes, &shape[2..], None, &[])?;
         let [count, taps] = windows.counts();
         let (fold, nothing) = match operator {
             "MaxPool" => (Fold::Max, f32::NEG_INFINITY),
@@ -323,7 +348,9 @@ impl Importer {
                     parts.push(made);
                 }
             }
-            made = self.graph.concat(axis, &parts)?;
+            if parts.len() > 1 {
+                made = self.graph.concat(axis, &parts)?;
+            }
         }
         Ok(made)
     }

@@ -4,7 +4,7 @@ use rten_onnx::onnx::{
     AttributeProto, AttributeType, DataType, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
 };
 
-use super::{ROWS, fixed, given, made, run};
+use super::{ROWS, fixed, given, made, near, run};
 use crate::dense::{DeclaredInput, RowProgram};
 use sterling_core::error::Result;
 
@@ -138,7 +138,45 @@ fn graphs_that_cannot_be_compiled_are_rejected_with_the_cause() {
             vec![],
             "indices that depend on numbers",
         ),
-        (vec![text(node("out = Einsum(x, z)", &[]), "equation", "aab,ab->a")], vec![], "equation `aab,ab->a`"),
+        (vec![text(node("out = Einsum(x, z)", &[]), "equation", "abc,ab->aa")], vec![], "equation `abc,ab->aa`"),
+        (
+            vec![text(node("out = Einsum(x, z)", &[]), "equation", "aab,ab->a")],
+            vec![],
+            "the diagonal `a` of shape [1, 3, 4]",
+        ),
+        (one("out = Attention(x, x, x, , x)", &[("q_num_heads", 2), ("kv_num_heads", 2)]), vec![], "input `past_key`"),
+        (
+            one("out = Attention(x, x, x)", &[("q_num_heads", 3), ("kv_num_heads", 3)]),
+            vec![],
+            "shape [1, 3, 4] for 3 heads",
+        ),
+        (
+            one("out = Attention(x, x, x)", &[("q_num_heads", 1), ("kv_num_heads", 2)]),
+            vec![],
+            "1 heads of queries over 2 of keys",
+        ),
+        (
+            one("out = Attention(x, x, x, z)", &[("q_num_heads", 1), ("kv_num_heads", 1)]),
+            vec![],
+            "a mask of shape [1, 4] for 3 keys",
+        ),
+        (one("out = com.microsoft.MultiHeadAttention(x, x, x)", &[("num_heads", 0)]), vec![], "`num_heads` 0"),
+        (
+            one("out = com.microsoft.GroupQueryAttention(x, x, x, , , n, n)", &[("num_heads", 1), ("kv_num_heads", 1)]),
+            vec![i("n", &[7])],
+            "3 queries of 3 keys of [7] in total",
+        ),
+        (
+            one("out = RotaryEmbedding(x, w, w, p)", &[("num_heads", 2)]),
+            vec![floats("w", &[5, 3]), integers("p", &[1, 3], &[0, 1, 2])],
+            "3 angles for 2 of 2 numbers of a head",
+        ),
+        (one("out = CastLike(x, other)", &[]), vec![], "to the type of `other`, which is not known"),
+        (
+            with("i = Cast(z)", node("out = Div(i, n)", &[])),
+            vec![i("n", &[24])],
+            "over integers that may lie beyond 16777216",
+        ),
         (vec![text(node("out = Einsum(x, z)", &[]), "equation", "...b")], vec![], "equation `...b`"),
         (
             one("out = Slice(x, s, e, a, t)", &[]),
@@ -257,4 +295,131 @@ fn numbers_beside_the_selected_one_do_not_matter() {
         let want: Vec<f32> = (0..4).map(|n| (at * 4 + n) as f32).collect();
         assert_eq!(run(&program, 1, &[], &|_| row.clone())[0], want, "index {index}");
     }
+}
+
+/// Rows of equal or nearly equal large numbers, where a mean that is off by one rounding is off by more than they differ.
+#[test]
+fn layer_normalization_of_nearly_equal_numbers_is_exact_enough() {
+    let nodes = vec![node("out = LayerNormalization(x, s)", &[("axis", 1)])];
+    let scale = TensorProto { float_data: vec![1.0; 12], ..floats("s", &[3, 4]) };
+    let program = compiled(nodes, vec![scale], &[3, 4]).unwrap();
+    for (base, step) in [(1000.1f32, 0.0f32), (-7777.7, 0.0), (1000.1, 1e-3), (1e6, 1.0)] {
+        let x: Vec<f32> = (0..12).map(|n| base + step * (n * n % 7) as f32).collect();
+        let mean = x.iter().map(|x| f64::from(*x)).sum::<f64>() / 12.0;
+        let variance = x.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / 12.0;
+        let made = run(&program, 1, &[], &|_| [&x[..], &[0.0; 4]].concat()).remove(0);
+        for (x, got) in x.iter().zip(made) {
+            let want = (f64::from(*x) - mean) / (variance + 1e-5).sqrt();
+            assert!((f64::from(got) - want).abs() <= 1e-5, "{base} by {step}: {got} is not {want}");
+        }
+    }
+}
+
+/// A transposition and its reverse around a convolution, as PyTorch writes them, and zeros that are padded before it, cost
+/// nothing: one step gathers the windows.
+#[test]
+fn rearrangements_around_a_convolution_are_one() {
+    let perm = |text: &str, axes: &[i64]| {
+        let mut made = node(text, &[]);
+        let ints = axes.to_vec();
+        made.attribute.push(AttributeProto { name: Some("perm".into()), ints, ..AttributeProto::default() });
+        made
+    };
+    let nodes = vec![
+        perm("t = Transpose(x)", &[0, 2, 1]),
+        node("u = Unsqueeze(t, two)", &[]),
+        node("p = Pad(u, pads)", &[]),
+        node("c = Conv(p, w)", &[]),
+        node("s = Squeeze(c, two)", &[]),
+        perm("out = Transpose(s)", &[0, 2, 1]),
+    ];
+    let constants = vec![
+        integers("two", &[1], &[2]),
+        integers("pads", &[8], &[0, 0, 0, 2, 0, 0, 0, 0]),
+        floats("w", &[4, 4, 1, 3]),
+    ];
+    let program = compiled(nodes, constants, &[3, 4]).unwrap();
+    // One step makes the zeros, one puts them before the steps, one gathers, one multiplies.
+    assert_eq!(program.to_string().matches(" = ").count(), 4, "{program}");
+    let row: Vec<f32> = (0..16).map(|n| n as f32).collect();
+    let sums = [0, 1, 2].map(|n| (0..4 * (n + 1)).map(|n| n as f32 * 0.5).sum::<f32>());
+    let want: Vec<f32> = sums.iter().flat_map(|&sum| [sum; 4]).collect();
+    assert_eq!(run(&program, 2, &[], &|_| row.clone())[1], want);
+}
+
+/// Half precision rounds halves to even, to infinity beyond its range, and to its subnormal numbers.
+#[test]
+fn casts_to_half_precision_round() {
+    let cast = |text: &str, to: i64| node(text, &[("to", to)]);
+    let halved = compiled(vec![cast("h = Cast(x)", 10), cast("out = Cast(h)", 1)], vec![], &[3, 4]).unwrap();
+    let x = [1.0, 1.000_488_3, 1.001_464_8, -3.2012, 65_519.0, 65_520.0, 1e-7, 2.0e-8, 0.1, -0.0, 1e9, 2049.0];
+    let want = [1.0, 1.0, 1.001_953_1, -3.201_171_9, 65_504.0, f32::INFINITY, 1.192_092_9e-7, 0.0, 0.099_975_586, -0.0];
+    let want: Vec<f32> = want.into_iter().chain([f32::INFINITY, 2048.0]).collect();
+    assert_eq!(run(&halved, 1, &[], &|_| [&x[..], &[0.0; 4]].concat())[0], want);
+    // Every result of a node is rounded; ONNX Runtime computes in f32 from node to node on a CPU.
+    let nodes = vec![
+        cast("h = Cast(x)", 10),
+        node("s = Sigmoid(h)", &[]),
+        node("t = Mul(s, h)", &[]),
+        cast("out = Cast(t)", 1),
+    ];
+    let chain = compiled(nodes, vec![], &[3, 4]).unwrap();
+    let made = run(&chain, 1, &[], &|_| [&x[..], &[0.0; 4]].concat()).remove(0);
+    let half = |x: f32| half::f16::from_f32(x).to_f32();
+    for (&x, got) in x.iter().zip(made).filter(|(x, _)| x.abs() < 1e5) {
+        assert_eq!(got, half(half(1.0 / (1.0 + (-half(x)).exp())) * half(x)), "{x}");
+    }
+    let brain = compiled(vec![cast("h = Cast(x)", 16), cast("out = Cast(h)", 1)], vec![], &[3, 4]).unwrap();
+    let made = run(&brain, 1, &[], &|_| [&x[..], &[0.0; 4]].concat()).remove(0);
+    assert_eq!(made[..4], [1.0, 1.0, 1.0, -3.203_125]);
+}
+
+/// Remainders of identifiers and seconds as 64-bit integers, beyond the numbers that f32 counts in steps of one.
+#[test]
+fn remainders_of_integers_beyond_24_bits_are_exact() {
+    let nodes = vec![
+        node("i = Cast(z)", &[("to", 7)]),
+        node("m = Max(i, none)", &[]),
+        node("r = Mod(m, n)", &[]),
+        node("out = Cast(r)", &[("to", 1)]),
+    ];
+    let program = compiled(nodes, vec![integers("none", &[], &[0]), integers("n", &[], &[1009])], &[4]).unwrap();
+    let z = [1.7e9f32, 2f32.powi(53) - 2f32.powi(29), 16_777_219.0, -5e12];
+    let want: Vec<f32> = z.iter().map(|&x| ((x as i64).max(0) % 1009) as f32).collect();
+    assert_eq!(run(&program, 1, &[], &|_| [&[0.0; 12][..], &z].concat())[0], want);
+}
+
+/// The last step of a layer reads the last query alone, but all keys and values.
+#[test]
+fn steps_that_nothing_reads_are_not_computed() {
+    let attention = |more: NodeProto| {
+        let mut turned = node("k = Transpose(x)", &[]);
+        turned.attribute.push(AttributeProto { name: Some("perm".into()), ints: vec![0, 2, 1], ..Default::default() });
+        vec![
+            node("q = MatMul(x, w)", &[]),
+            turned,
+            node("s = MatMul(q, k)", &[]),
+            node("p = Softmax(s)", &[]),
+            node("v = MatMul(p, x)", &[]),
+            node("y = Add(v, x)", &[]),
+            node("n = LayerNormalization(y, c)", &[]),
+            node("h = MatMul(n, w)", &[]),
+            node("r = Relu(h)", &[]),
+            more,
+        ]
+    };
+    let constants = || {
+        let spread = (0..16).map(|n| (n * 7 % 11) as f32 / 8.0 - 0.5).collect();
+        let weights = TensorProto { float_data: spread, ..floats("w", &[4, 4]) };
+        vec![weights, floats("c", &[4]), integers("last", &[], &[-1])]
+    };
+    let last = node("out = Gather(r, last)", &[("axis", 1)]);
+    let narrow = compiled(attention(last), constants(), &[4]).unwrap();
+    let whole = compiled(attention(node("out = Identity(r)", &[])), constants(), &[3, 4]).unwrap();
+    let row = |n: usize| (0..16).map(|k| ((k * 5 + n) % 7) as f32 / 4.0).collect::<Vec<_>>();
+    for n in 0..3 {
+        near(&run(&narrow, 3, &[], &row)[n], &run(&whole, 3, &[], &row)[n][8..], "the last step");
+    }
+    let flops = |program: &RowProgram| program.figures()[0].row_flops;
+    assert!(2 * flops(&narrow) < flops(&whole), "{narrow}{whole}");
 }

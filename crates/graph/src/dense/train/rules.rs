@@ -191,6 +191,8 @@ fn unary(graph: &mut Graph, f: Unary, a: Id, made: Id, gradient: Id) -> Result<I
             let slope = graph.binary(Binary::Div, gradient, below)?;
             if f == Unary::Acos { graph.unary(Unary::Neg, slope) } else { Ok(slope) }
         }
+        // Rounding itself has no slope; that of its operand is the usual substitute.
+        Unary::RoundF16 | Unary::RoundBf16 => Ok(gradient),
         Unary::Trunc | Unary::Not | Unary::IsNan => Err(Error::internal("the gradient of an operation without one")),
     }
 }

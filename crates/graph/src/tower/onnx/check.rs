@@ -68,20 +68,8 @@ pub(super) fn graph(graph: &GraphProto) -> Result<()> {
     }
 }
 
-/// Returns the first node that the fallback runtime evaluates differently from the ONNX specification, and the difference.
-pub(super) fn misread(graph: &GraphProto) -> Option<String> {
-    let how = |operator: &str| match operator {
-        "Sign" => Some("1 for 0, expected 0"),
-        "ArgMax" | "ArgMin" => Some("the index of the last of equal values, expected that of the first"),
-        _ => None,
-    };
-    let mut all = graph.node.iter().enumerate();
-    all.find_map(|(place, node)| {
-        how(node.op_type.as_deref().unwrap_or("")).map(|how| format!("{}: it makes {how}", shown(node, place)))
-    })
-}
-
-fn shown(node: &NodeProto, place: usize) -> String {
+/// Returns the name and operator of a node for messages.
+pub(super) fn shown(node: &NodeProto, place: usize) -> String {
     let operator = node.op_type.as_deref().unwrap_or("?");
     match node.name.as_deref().filter(|name| !name.is_empty()) {
         Some(name) => format!("node `{name}` ({operator})"),
@@ -89,7 +77,8 @@ fn shown(node: &NodeProto, place: usize) -> String {
     }
 }
 
-fn constant(node: &NodeProto) -> Option<&TensorProto> {
+/// Returns the tensor of a `Constant`.
+pub(super) fn constant(node: &NodeProto) -> Option<&TensorProto> {
     node.attribute.iter().find(|a| a.name.as_deref() == Some("value"))?.t.as_ref()
 }
 
@@ -143,7 +132,7 @@ fn follows_numbers(operator: &str) -> Option<&'static str> {
 }
 
 /// Returns whether an operator takes a size, or a bound of one, from the input at this index.
-fn sets_shape(operator: &str, place: usize) -> bool {
+pub(super) fn sets_shape(operator: &str, place: usize) -> bool {
     match operator {
         "ConstantOfShape" | "Range" => true,
         "Reshape" | "Expand" | "Tile" | "TopK" | "OneHot" | "Upsample" | "Split" | "SplitToSequence" | "Squeeze"
@@ -167,7 +156,8 @@ fn check_size(operator: &str, tensor: Option<&TensorProto>) -> Result<()> {
     }
 }
 
-fn integers(tensor: &TensorProto) -> Option<Vec<i64>> {
+/// Returns the numbers of a tensor of 64-bit integers.
+pub(super) fn integers(tensor: &TensorProto) -> Option<Vec<i64>> {
     if tensor.data_type != Some(DataType::INT64) {
         return None;
     }

@@ -6,11 +6,13 @@
 //! 1. `external`: constants in other files are moved into the graph file before it is read.
 //! 2. `wire`: messages nest as deeply as ONNX needs for a graph without control flow, no deeper.
 //! 3. `check`: nodes in order, each name defined once, complete constants, shapes that follow from shapes.
+//! 4. `misread`: nodes that the fallback runtime evaluates differently from the specification, for graphs that it runs.
 //!
 //! `sterling_snapshot::sandbox` covers what only execution reveals.
 
 mod check;
 mod external;
+mod misread;
 mod wire;
 
 use std::ops::RangeInclusive;
@@ -63,7 +65,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Ports> {
         // Files of the first ONNX versions list constants among the inputs.
         inputs: graph.input.iter().filter(|v| !is_constant(v)).map(|v| port("input", v)).collect::<Result<_>>()?,
         outputs: graph.output.iter().map(|v| port("output", v)).collect::<Result<_>>()?,
-        misread: check::misread(graph),
+        misread: misread::misread(graph),
     })
 }
 

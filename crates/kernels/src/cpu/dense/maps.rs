@@ -1,5 +1,7 @@
 //! Element-wise steps in plain Rust, inlined into a function per instruction set, where the compiler vectorizes them.
 
+use half::{bf16, f16};
+
 use super::operands::{
     Binary, EqualFold, Fold, Form, Keys, LANES, MapTarget, Operand, PairRows, Product, Unary, pair, pair_rows,
 };
@@ -174,6 +176,8 @@ pub(super) fn map1<const FMA: bool>(f: Unary, input: &Operand<'_>, target: &mut 
         Unary::Asinh => each(input, target, f32::asinh),
         Unary::Acosh => each(input, target, f32::acosh),
         Unary::Atanh => each(input, target, f32::atanh),
+        Unary::RoundF16 => each(input, target, |x| f16::from_f32(x).to_f32()),
+        Unary::RoundBf16 => each(input, target, |x| bf16::from_f32(x).to_f32()),
     }
 }
 

@@ -145,6 +145,10 @@ pub enum Unary {
     Asinh,
     Acosh,
     Atanh,
+    /// To the nearest f16, halves to even.
+    RoundF16,
+    /// To the nearest bf16, halves to even.
+    RoundBf16,
 }
 
 /// Element-wise function of two numbers.

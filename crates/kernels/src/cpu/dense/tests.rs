@@ -243,7 +243,7 @@ fn vector_functions_match_the_math_library() {
     let mut inputs: Vec<f32> = (-2000..2000).map(|n| n as f32 / 20.0).collect();
     inputs.extend([f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 1e-30]);
     type Function = fn(f64) -> f64;
-    let functions: [(Unary, Function); 25] = [
+    let functions: [(Unary, Function); 27] = [
         (Unary::Relu, |x| if x < 0.0 { 0.0 } else { x }),
         (Unary::Sigmoid, |x| 1.0 / (1.0 + (-x).exp())),
         (Unary::Tanh, f64::tanh),
@@ -269,6 +269,8 @@ fn vector_functions_match_the_math_library() {
         (Unary::Asinh, f64::asinh),
         (Unary::Acosh, f64::acosh),
         (Unary::Atanh, f64::atanh),
+        (Unary::RoundF16, |x| half::f16::from_f64(x).to_f64()),
+        (Unary::RoundBf16, |x| half::bf16::from_f64(x).to_f64()),
     ];
     for kernels in Kernels::tried() {
         for (f, want) in functions {

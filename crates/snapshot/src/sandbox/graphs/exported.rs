@@ -1,10 +1,14 @@
 //! Random steps with the operators that exporters write for sequences, indices and integers.
 
-use super::{Maker, Value, int, node, text, together};
+use super::{MASK, Maker, Value, float, int, node, text, together};
 use rten_onnx::onnx::NodeProto;
 
 const FLOAT: i64 = 1;
+const INT32: i64 = 6;
 const INT64: i64 = 7;
+const BOOL: i64 = 9;
+const FLOAT16: i64 = 10;
+const BFLOAT16: i64 = 16;
 
 fn microsoft(operator: &str, inputs: &[&str], output: &str) -> NodeProto {
     NodeProto { domain: Some("com.microsoft".into()), ..node(operator, inputs, output) }
@@ -14,7 +18,7 @@ impl Maker {
     /// Adds one step; nothing if it does not fit the picked value.
     pub(super) fn exported_step(&mut self) {
         let a = self.pick();
-        let kind = self.random.below(22);
+        let kind = self.random.below(27);
         if kind > 2 && a.shape.len() <= self.axis + 1 {
             return;
         }
@@ -239,6 +243,39 @@ impl Maker {
                 let made = self.transpose(&made, &back);
                 self.keep(made, a.shape, a.is_pair);
             }
+            21 => {
+                let kind = [FLOAT16, BFLOAT16][self.random.below(2)];
+                let half = self.cast(&a.name, kind);
+                let f = ["Tanh", "Neg", "Relu", "Identity"][self.random.below(4)];
+                let made = self.builder.add(f, &[&half]);
+                let made = self.builder.add("CastLike", &[&made, &a.name]);
+                self.keep(made, a.shape, a.is_pair);
+            }
+            22 => {
+                // Remainders of integers beyond 32 bits that f32 represents.
+                let small = self.whole(&a, 9.0);
+                let small = self.cast(&small, FLOAT);
+                let factor = [4096.0, 1_048_592.0, 8_590_065_664.0, 1_125_899_906_842_624.0][self.random.below(4)];
+                let factor = self.builder.floats(&[], vec![factor]);
+                let wide = self.builder.add("Mul", &[&small, &factor]);
+                let whole = self.cast(&wide, INT64);
+                let by = self.builder.integers(&[], vec![[41, 97, 1009][self.random.below(3)]]);
+                let made = self.builder.add("Mod", &[&whole, &by]);
+                let made = self.cast(&made, FLOAT);
+                self.keep(made, a.shape, a.is_pair);
+            }
+            23 if a.shape.len() > self.axis + 2 => {
+                let mut perm: Vec<i64> = (0..a.shape.len() as i64).collect();
+                let last = perm.len() - 1;
+                perm.swap(last, last - 1);
+                let turned = self.transpose(&a.name, &perm);
+                let square = self.builder.add("MatMul", &[&a.name, &turned]);
+                let (equation, kept) = [("...ii->...i", 1), ("...ii->...", 2)][self.random.below(2)];
+                let made =
+                    self.builder.add_node(|output| text(node("Einsum", &[&square], output), "equation", equation));
+                self.keep(made, a.shape[..a.shape.len() - kept].to_vec(), a.is_pair);
+            }
+            24 | 25 => self.attended(&a),
             _ if self.axis == 0 && a.is_pair && a.shape.len() > 2 => {
                 // The state of each row at its own position, as both of PyTorch's exporters write it.
                 let all: Vec<Value> = self.values.iter().filter(|b| b.is_pair && b.shape.len() == 2).cloned().collect();
@@ -274,6 +311,85 @@ impl Maker {
         }
     }
 
+    /// Adds attention of a tower's sequence over itself, or a rotation by positions.
+    fn attended(&mut self, a: &Value) {
+        let (0, true, &[1, steps, width]) = (self.axis, a.is_pair, &a.shape[..]) else { return };
+        let heads = if width.is_multiple_of(2) { 2 } else { 1 };
+        let mask = self.values.iter().find(|value| value.name == MASK && value.shape == [1, steps]).cloned();
+        let own = width / heads;
+        let made = match self.random.below(4) {
+            0 => {
+                let mut inputs = vec![a.name.clone(); 3];
+                if let Some(mask) = &mask {
+                    let axes = self.builder.integers(&[2], vec![1, 2]);
+                    let wide = self.builder.add("Unsqueeze", &[&mask.name, &axes]);
+                    let sizes = self.builder.integers(&[4], vec![1, 1, steps as i64, 1]);
+                    let wide = self.builder.add("Expand", &[&wide, &sizes]);
+                    inputs.push(match self.random.below(2) {
+                        0 => self.cast(&wide, BOOL),
+                        _ => self.builder.add("Log", &[&wide]),
+                    });
+                }
+                let (is_causal, softcap) = (self.random.below(2) as i64, self.random.below(2) as f32 * 3.0);
+                let windows = [0, 1].map(|_| self.random.below(4) as i64 - 1);
+                self.builder.add_node(|output| {
+                    let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
+                    let made = node("Attention", &inputs, output);
+                    let made = int(int(made, "q_num_heads", heads as i64), "kv_num_heads", heads as i64);
+                    let made = float(int(made, "is_causal", is_causal), "softcap", softcap);
+                    int(int(made, "left_window_size", windows[0]), "right_window_size", windows[1])
+                })
+            }
+            1 => {
+                let mask = mask.map_or(String::new(), |mask| self.cast(&mask.name, INT32));
+                let numbers = self.random.numbers(3 * width, 1.0);
+                let bias = self.builder.floats(&[3 * width], numbers);
+                let is_causal = self.random.below(2) as i64;
+                self.builder.add_node(|output| {
+                    let inputs = [&a.name, &a.name, &a.name, &bias, &mask].map(String::as_str);
+                    let made = int(microsoft("MultiHeadAttention", &inputs, output), "num_heads", heads as i64);
+                    int(float(made, "mask_filter_value", -4.0), "unidirectional", is_causal)
+                })
+            }
+            2 => {
+                let numbers = self.random.numbers(width * own, 1.0 / (width as f32).sqrt());
+                let weights = self.builder.floats(&[width, own], numbers);
+                let shared = self.builder.add("MatMul", &[&a.name, &weights]);
+                let last = self.random.below(steps) as i64;
+                let [last, total] = [last, steps as i64].map(|n| self.builder.integers(&[1], vec![n]));
+                let window = self.random.below(4) as i64 - 1;
+                self.builder.add_node(|output| {
+                    let inputs = [&a.name, &shared, &shared, "", "", &last, &total];
+                    let made = int(microsoft("GroupQueryAttention", &inputs, output), "num_heads", heads as i64);
+                    int(int(made, "kv_num_heads", 1), "local_window_size", window)
+                })
+            }
+            _ => {
+                let (half, is_interleaved) = (own / 2, self.random.below(2) as i64);
+                if half == 0 {
+                    return;
+                }
+                let [cos, sin] = [0, 1].map(|_| self.random.numbers(8 * half, 1.0));
+                let [cos, sin] = [cos, sin].map(|numbers| self.builder.floats(&[8, half], numbers));
+                let places = (0..steps).map(|_| self.random.below(8) as i64).collect();
+                let places = self.builder.integers(&[1, steps], places);
+                let rotated = |made: NodeProto| {
+                    let made = int(int(made, "num_heads", heads as i64), "interleaved", is_interleaved);
+                    int(made, "rotary_embedding_dim", 2 * half as i64)
+                };
+                match self.random.below(2) {
+                    0 => self
+                        .builder
+                        .add_node(|output| rotated(node("RotaryEmbedding", &[&a.name, &cos, &sin, &places], output))),
+                    _ => self.builder.add_node(|output| {
+                        rotated(microsoft("RotaryEmbedding", &[&a.name, &places, &cos, &sin], output))
+                    }),
+                }
+            }
+        };
+        self.keep(made, a.shape.clone(), true);
+    }
+
     /// Adds a convolution, a pool or a normalisation of channels over a tower's value with channels and further axes.
     fn windowed(&mut self, a: &Value) {
         let (1, 3..=4, true) = (a.shape[0], a.shape.len(), self.axis == 0) else { return };
@@ -289,7 +405,7 @@ impl Maker {
             let node = super::ints(super::ints(node, "pads", &whole(&pads)), "strides", &whole(&strides));
             super::ints(node, "kernel_shape", &whole(&kernel))
         };
-        let kind = self.random.below(6);
+        let kind = self.random.below(7);
         let (made, made_channels, out) = match kind {
             0..=2 => {
                 let groups = if self.random.below(2) == 0 { 1 } else { channels };
@@ -312,6 +428,10 @@ impl Maker {
                     int(placed(node("AveragePool", &[&a.name], output)), "count_include_pad", counts)
                 });
                 (made, channels, out)
+            }
+            5 => {
+                let f = ["GlobalAveragePool", "GlobalMaxPool"][self.random.below(2)];
+                (self.builder.add(f, &[&a.name]), channels, vec![1; axes])
             }
             _ => {
                 let [scale, bias] = [self.random.numbers(channels, 1.0), self.random.numbers(channels, 1.0)];

@@ -1,5 +1,6 @@
 //! Rounding of results, and accounting of work.
 
+use super::array::Element;
 use super::stop::Stop;
 use sterling_core::random::{GAMMA, splitmix64};
 
@@ -60,6 +61,20 @@ impl Arithmetic {
     /// Rounds the result of one operation.
     pub(super) fn result(&mut self, x: f64) -> f64 {
         self.sum(x, x.abs())
+    }
+
+    /// Rounds to a float type that is narrower than f32, as every mode does.
+    pub(super) fn narrowed(&mut self, x: f64, element: Element) -> f64 {
+        let (round, unit): (fn(f64) -> f64, f64) = match element {
+            Element::Half => (|x| half::f16::from_f64(x).to_f64(), 1.0 / 2048.0),
+            Element::Brain => (|x| half::bf16::from_f64(x).to_f64(), 1.0 / 256.0),
+            _ => return x,
+        };
+        let nearest = round(x);
+        match self.mode {
+            Mode::Random(_) if nearest.is_finite() && nearest != x => round(x + self.random() * unit * x.abs()),
+            _ => nearest,
+        }
     }
 
     /// Rounds a sum; rounding errors are relative to `magnitude`, the sum of its terms' magnitudes.

@@ -7,7 +7,12 @@ use super::stop::Stop;
 /// Element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Element {
+    /// f32 or f64.
     Real,
+    /// f16.
+    Half,
+    /// bf16.
+    Brain,
     Truth,
     /// Signed integer with this number of bits.
     Signed(u32),
@@ -18,6 +23,8 @@ impl Element {
     pub(super) fn of(kind: DataType) -> Result<Element, Stop> {
         Ok(match kind {
             DataType::FLOAT | DataType::DOUBLE => Element::Real,
+            DataType::FLOAT16 => Element::Half,
+            DataType::BFLOAT16 => Element::Brain,
             DataType::BOOL => Element::Truth,
             DataType::INT64 => Element::Signed(64),
             DataType::INT32 => Element::Signed(32),
@@ -32,7 +39,7 @@ impl Element {
     /// Wraps an integer to the width of this type.
     pub(super) fn wrap(self, n: i64) -> i64 {
         match self {
-            Element::Real => n,
+            Element::Real | Element::Half | Element::Brain => n,
             Element::Truth => i64::from(n != 0),
             Element::Signed(bits) => (n << (64 - bits)) >> (64 - bits),
             Element::Unsigned(bits) => n & ((1 << bits) - 1),
@@ -78,7 +85,12 @@ impl Array {
     }
 
     pub(super) fn is_real(&self) -> bool {
-        self.element == Element::Real
+        matches!(self.element, Element::Real | Element::Half | Element::Brain)
+    }
+
+    /// Returns floats as another float type, without rounding them.
+    pub(super) fn typed(self, element: Element) -> Array {
+        Array { element, ..self }
     }
 
     pub(crate) fn reals(&self) -> Result<&[f64], Stop> {
@@ -207,7 +219,7 @@ pub(super) fn of_tensor(tensor: &TensorProto) -> Result<Array, Stop> {
         if bits.len() != shape.iter().product::<usize>() {
             return Err(Stop::Invalid(format!("a constant of shape {:?} with {} numbers", tensor.dims, bits.len())));
         }
-        return Ok(Array::real(shape, bits.iter().map(number).collect()));
+        return Ok(Array::real(shape, bits.iter().map(number).collect()).typed(Element::of(kind)?));
     }
     let element = Element::of(kind)?;
     let array = match (element, &raw) {

@@ -9,10 +9,11 @@
 //! ([`Arithmetic`]), up or down at random. The resulting change is the rounding noise of the computation.
 //!
 //! Modules: `stop`: reasons why a graph cannot be evaluated; `array`: values; `call`: access to a node; `numbers`, `products`,
-//! `reductions`, `fused`, `recurrent`, `windows`: arithmetic; `views`, `indexing`: data movement.
+//! `reductions`, `attention`, `fused`, `recurrent`, `windows`: arithmetic; `views`, `indexing`: data movement.
 
 mod arithmetic;
 mod array;
+mod attention;
 mod call;
 mod fused;
 mod indexing;
@@ -31,6 +32,7 @@ use rten_onnx::onnx::{ModelProto, NodeProto};
 
 pub(super) use arithmetic::{Arithmetic, Mode};
 pub(super) use array::Array;
+use array::Element;
 use call::Call;
 pub(super) use stop::Stop;
 
@@ -96,10 +98,13 @@ impl Oracle {
             };
             let inputs = node.input.iter().map(read).collect::<Result<Vec<_>, Stop>>()?;
             let call = Call { node, inputs, opset: self.opset };
-            let made = evaluate(&call, arithmetic).map_err(|stop| match stop {
-                Stop::Invalid(what) => Stop::Invalid(format!("{}: {what}", shown(node))),
-                stop => stop,
-            })?;
+            let made =
+                evaluate(&call, arithmetic).map(|made| narrowed(&call, made, arithmetic)).map_err(
+                    |stop| match stop {
+                        Stop::Invalid(what) => Stop::Invalid(format!("{}: {what}", shown(node))),
+                        stop => stop,
+                    },
+                )?;
             for (name, array) in node.output.iter().zip(made) {
                 seen(node, name, &array);
                 values.insert(name, Rc::new(array));
@@ -127,12 +132,34 @@ pub(super) fn shown(node: &NodeProto) -> String {
     }
 }
 
+/// Gives floats the type that the operator's result has, and rounds them to it.
+fn narrowed(call: &Call<'_>, made: Vec<Array>, arithmetic: &mut Arithmetic) -> Vec<Array> {
+    let typed = match call.operator() {
+        "Cast" | "CastLike" | "Constant" | "ConstantOfShape" => None,
+        "Where" => call.optional(1),
+        "OneHot" => call.optional(2),
+        _ => call.inputs.iter().flatten().map(|array| &**array).find(|array| array.is_real()),
+    };
+    let one = |array: Array| {
+        let element = typed.filter(|of| of.is_real()).map_or(array.element, |of| of.element);
+        match (element, array.reals()) {
+            (Element::Half | Element::Brain, Ok(numbers)) => {
+                let numbers = numbers.iter().map(|&x| arithmetic.narrowed(x, element)).collect();
+                Array::real(array.shape.clone(), numbers).typed(element)
+            }
+            _ => array,
+        }
+    };
+    made.into_iter().map(one).collect()
+}
+
 fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Vec<Array>, Stop> {
     let parts = [
         views::evaluate,
         indexing::evaluate,
         reductions::evaluate,
         products::evaluate,
+        attention::evaluate,
         fused::evaluate,
         windows::evaluate,
         recurrent::evaluate,

@@ -319,8 +319,10 @@ fn integer_of(x: f64, element: Element) -> i64 {
 fn cast(a: &Array, to: Element, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     let shape = a.shape.clone();
     Ok(match to {
-        Element::Real if a.is_real() => a.clone(),
-        Element::Real => Array::real(shape, a.as_reals().into_iter().map(|x| arithmetic.result(x)).collect()),
+        Element::Real | Element::Half | Element::Brain if a.is_real() => a.clone().typed(to),
+        Element::Real | Element::Half | Element::Brain => {
+            Array::real(shape, a.as_reals().into_iter().map(|x| arithmetic.result(x)).collect()).typed(to)
+        }
         Element::Truth => Array::truths(shape, a.as_reals().into_iter().map(|x| x != 0.0)),
         to if a.is_real() => Array::whole(to, shape, a.reals()?.iter().map(|&x| integer_of(x, to)).collect()),
         to => Array::whole(to, shape, a.wholes()?.to_vec()),

@@ -268,7 +268,12 @@ fn by_length(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop
             }
         });
     }
-    let made = a.reals()?.iter().zip(&group).map(|(x, &group)| arithmetic.result(x / lengths[group])).collect();
+    // Numbers without a length stay 0.
+    let one = |(x, &group): (&f64, &usize)| match lengths[group] {
+        0.0 => 0.0,
+        length => arithmetic.result(x / length),
+    };
+    let made = a.reals()?.iter().zip(&group).map(one).collect();
     Ok(Array::real(a.shape.clone(), made))
 }
 

@@ -12,7 +12,7 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
     let made = match call.operator() {
         "Conv" => convolution(call, arithmetic)?,
         "MaxPool" | "AveragePool" => pool(call, arithmetic)?,
-        "GlobalMaxPool" => pool_of_all(call, arithmetic)?,
+        "GlobalMaxPool" | "GlobalAveragePool" => pool_of_all(call, arithmetic)?,
         "InstanceNormalization" | "GroupNormalization" => normalised(call, arithmetic)?,
         _ => return Ok(None),
     };
@@ -168,10 +168,17 @@ fn pool_of_all(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, St
     }
     arithmetic.spend(a.count() * 4)?;
     let size = a.shape[2..].iter().product::<usize>().max(1);
-    let one =
+    let largest =
         |plane: &[f64]| plane.iter().fold(f64::NEG_INFINITY, |most, &x| if x.is_nan() || x > most { x } else { most });
+    let mut one = |plane: &[f64]| match call.operator() {
+        "GlobalMaxPool" => largest(plane),
+        _ => {
+            let sum = arithmetic.sum(plane.iter().sum(), plane.iter().map(|x| x.abs()).sum());
+            arithmetic.result(sum / size as f64)
+        }
+    };
     let shape = [&a.shape[..2], &vec![1; a.shape.len() - 2]].concat();
-    Ok(Array::real(shape, a.reals()?.chunks_exact(size).map(one).collect()))
+    Ok(Array::real(shape, a.reals()?.chunks_exact(size).map(&mut one).collect()))
 }
 
 /// Normalizes each channel of each entry of the batch, or each group of channels.
