@@ -112,6 +112,22 @@ impl Package {
         Ok(parted.part().map(decided))
     }
 
+    /// Returns the reranker without item-side precomputation, if that reads item columns; `None` if the package's own reranker
+    /// reads them all.
+    ///
+    /// # Errors
+    /// As [`Package::open`].
+    pub(crate) fn unsplit_reranker(&self) -> Result<Option<OverArch>> {
+        let reads_columns = |part: &ItemPart| part.reads().columns().next().is_some();
+        let Some(split) = self.overarch.as_ref().filter(|o| o.part().is_some_and(reads_columns)) else {
+            return Ok(None);
+        };
+        let (readable, tasks) = (readable(&self.spec, self.user.as_ref(), &self.tables)?, self.spec.tasks.len());
+        let file = split.graph().0;
+        let graph = Graph::load(file, read_graph(&self.folder, file)?)?.in_precision(split.precision());
+        OverArch::new(graph, &readable, tasks).map(Some)
+    }
+
     fn from_folder(
         folder: &Path,
         tensors: impl Fn(&Path) -> Result<Tensors>,

@@ -7,6 +7,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use super::columns::ColumnCheck;
 use super::compare::{self, Difference, Expected};
 use super::locate::Differing;
 use super::oracle::{Array, Oracle, Stop};
@@ -45,7 +46,7 @@ pub(super) enum ValidationProgress {
 pub(super) fn run(folder: &Path, reported: &dyn Fn(ValidationProgress)) -> Result<()> {
     let package =
         Package::open_with_progress(folder, &|file| reported(ValidationProgress::Next(format!("{file}: read"))))?;
-    let mut bench = Bench { package: &package, threads: Threads::new(1), scratch: tower::Scratch::default(), reported };
+    let mut bench = Bench::new(&package, reported);
     for (side, tower) in [("a user", &package.user), ("an item", &package.item)] {
         let Some(tower) = tower else { continue };
         bench.tower(side, tower).map_err(|e| invalid(e.within(tower.graph().0)))?;
@@ -79,7 +80,7 @@ pub fn score_items(
     if let Some(&slot) = slots.last() {
         index.row(slot, &mut query);
     }
-    let mut bench = Bench { package, threads: Threads::new(1), scratch: tower::Scratch::default(), reported: &|_| () };
+    let mut bench = Bench::new(package, &|_| ());
     let user = bench.user(&query.repeat(package.spec.query_count()), 0)?;
     let rows = |given: InputRows<'_>| rows(&slots[given.rows.clone()], given);
     let given = UserCandidates { overarch, user: &user, count: slots.len(), numbers: &numbers, rows: &rows };
@@ -88,10 +89,27 @@ pub fn score_items(
     match is_finite.map_err(|e| invalid(e.within(format!("{}: {} items", overarch.graph().0, slots.len()))))? {
         true => Ok(()),
         false => Err(Error::invalid(format!(
-            "{}: output `logits` holds NaN or infinity for items as they are published, expected finite numbers",
-            overarch.graph().0
+            "{}: output `logits` holds NaN or infinity for items as they are published, expected finite numbers{}",
+            overarch.graph().0,
+            cause(package, columns, &slots)
         ))),
     }
+}
+
+/// Returns the first column whose number is the cause, as the end of a message; nothing if none is alone.
+fn cause(package: &Package, columns: &Columns, slots: &[Slot]) -> String {
+    let Ok(Some(check)) = ColumnCheck::of(package) else { return String::new() };
+    let numbers = |name: &String| columns.column(name).ok()?.numbers();
+    let Some(numbers) = check.columns().iter().map(numbers).collect::<Option<Vec<Vec<f32>>>>() else {
+        return String::new();
+    };
+    let items: Vec<Vec<f32>> =
+        slots.iter().map(|slot| numbers.iter().map(|of_column| of_column[slot.index()]).collect()).collect();
+    let named = check.invalid(package, &items).into_iter().find_map(|invalid| Some((invalid.item, invalid.column?)));
+    named.map_or_else(String::new, |(item, column)| {
+        let (name, number) = (&check.columns()[column], items[item][column]);
+        format!("; column `{name}` is {number} (a missing value counts as 0) in the first such item")
+    })
 }
 
 /// Converts an internal error to `Invalid`, because a failure of a graph is a fault of the package.
@@ -102,7 +120,7 @@ fn invalid(error: Error) -> Error {
     }
 }
 
-struct Bench<'a> {
+pub(super) struct Bench<'a> {
     package: &'a Package,
     threads: Threads,
     scratch: tower::Scratch,
@@ -115,7 +133,11 @@ struct Alone {
     tolerances: Vec<Vec<f64>>,
 }
 
-impl Bench<'_> {
+impl<'a> Bench<'a> {
+    pub(super) fn new(package: &'a Package, reported: &'a dyn Fn(ValidationProgress)) -> Self {
+        Bench { package, threads: Threads::new(1), scratch: tower::Scratch::default(), reported }
+    }
+
     fn report_progress(&self, what: String) {
         (self.reported)(ValidationProgress::Next(what));
     }
@@ -241,7 +263,7 @@ impl Bench<'_> {
 
     /// Returns the user tensors of the reranker: this query, unless the tower computes one, and the outputs of the tower and of
     /// the features of a sample.
-    fn user(&mut self, query: &[f32], sample: usize) -> Result<Vec<Vec<f32>>> {
+    pub(super) fn user(&mut self, query: &[f32], sample: usize) -> Result<Vec<Vec<f32>>> {
         let inputs = &self.package.user_inputs;
         let Some(tower) = self.package.user.as_ref().filter(|_| self.package.needs_features()) else {
             return Ok(inputs.iter().map(|_| query.to_vec()).collect());
@@ -504,18 +526,18 @@ fn undefined(output: &str, who: &str, node: Option<String>) -> Error {
 }
 
 /// Candidates of one user, without their rows.
-struct UserCandidates<'a> {
-    overarch: &'a OverArch,
-    user: &'a [Vec<f32>],
-    count: usize,
-    numbers: &'a [Vec<f32>],
-    rows: &'a dyn Fn(InputRows<'_>),
+pub(super) struct UserCandidates<'a> {
+    pub(super) overarch: &'a OverArch,
+    pub(super) user: &'a [Vec<f32>],
+    pub(super) count: usize,
+    pub(super) numbers: &'a [Vec<f32>],
+    pub(super) rows: &'a dyn Fn(InputRows<'_>),
 }
 
 impl UserCandidates<'_> {
     /// Writes the scores of all tasks, and returns whether all logits are finite. `enough` is the time limit once more candidates
     /// were scored than one run takes.
-    fn score(
+    pub(super) fn score(
         &self,
         threads: &Threads,
         scratch: &mut tower::Scratch,
