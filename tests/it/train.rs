@@ -108,6 +108,21 @@ fn trained_packages_are_published_and_the_report_is_the_last_line() {
 }
 
 #[test]
+fn a_file_size_limit_is_reported() {
+    let place = TestFolder::new(100);
+    let limited = Command::new("sh")
+        .current_dir(place.folder.path())
+        .args(["-c", "ulimit -f 8; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_sterling")])
+        .args(["train", "package", "--events", "events.jsonl", "--out", "out"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&limited.stderr);
+    assert!(limited.status.code().is_some_and(|code| code > 0), "{:?}: {said}", limited.status);
+    assert!(said.contains("File too large"), "{said}");
+    assert!(!place.path("out").exists());
+}
+
+#[test]
 fn impossible_commands_are_rejected() {
     let place = TestFolder::new(10);
     assert!(place.refused(&["--out", "out", "--epochs", "0"], 2).contains("epochs: got 0"));

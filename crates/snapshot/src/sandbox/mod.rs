@@ -28,7 +28,7 @@ use std::path::Path;
 
 use sterling_core::error::Result;
 
-pub use apart::{Bounds, ProcessSandbox, answer};
+pub use apart::{Bounds, ProcessSandbox, answer, end_with_input};
 pub use columns::{ColumnCheck, InvalidNumber};
 pub use rows::score_items;
 
