@@ -263,7 +263,7 @@ impl Counter {
         best: &[Scored],
         (tallies, passing): (&mut [Tally], &Passing),
     ) {
-        let &EvaluatedQuery { query: _, excluded, made_of, .. } = requested;
+        let &EvaluatedQuery { excluded, made_of, .. } = requested;
         if excluded.is_empty() {
             return;
         }

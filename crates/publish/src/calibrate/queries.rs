@@ -332,3 +332,34 @@ fn each(vector: Vec<f32>, package: &Package) -> Result<Vec<Vec<f32>>> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use sterling_core::tensor::Matrix;
+    use sterling_index::ivf::{Options, Rescore, RowSurvey};
+    use sterling_storage::rows::RowStore;
+
+    #[test]
+    fn excluded_items_are_stored_and_resolved() {
+        let numbers: Vec<f32> = (0..64 * 4).map(|n| bell(random(3, n))).collect();
+        let store = RowStore::from(Matrix::new(&numbers, 4).unwrap());
+        let options = Options { lists: 4, iterations: 2, rescore: Rescore::F32, ..Options::default() };
+        let built = ivf::build(&store, &RowSurvey::of(&store).unwrap(), &options, &|_| ()).unwrap();
+        let index = ivf::Index::open(&built.in_memory(&store, "index").unwrap()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("queries.safetensors");
+        for exclude in [Vec::new(), vec![vec![7, 5, 7], Vec::new(), vec![9, 1000]]] {
+            let vectors = numbers.chunks_exact(4).take(3).map(<[f32]>::to_vec).collect();
+            let source = "requests.jsonl".to_owned();
+            let queries = Queries { source, vectors, made_of: vec![None; 3], exclude, ..Queries::default() };
+            queries.write(&path).unwrap().unwrap();
+            let mut read = Queries::kept(&path, &index).unwrap();
+            assert_eq!(read, queries);
+            read.resolve((0..20).map(|slot| (slot, i64::from(slot) + 5)));
+            let expected: [&[u32]; 4] = if read.exclude.is_empty() { [&[]; 4] } else { [&[0, 2], &[], &[4], &[]] };
+            assert_eq!([0, 1, 2, 3].map(|n| read.excluded(n)), expected);
+        }
+    }
+}
