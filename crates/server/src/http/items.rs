@@ -81,11 +81,11 @@ pub(super) async fn upserted_here(app: &Arc<App>, model: String, request: Reques
     let view = seen(app, &loaded, request.uri()).await?;
     let body = app.bodies.read_any(request).await?;
     let (sent, memory) = (said.sent, app.bodies.memory());
-    let has_tower = view.main().package.item.is_some();
+    let runs_graph = view.main().package.item.is_some() || view.main().column_check.is_some();
     let begun = (feed.clone(), said.key);
     let judge = move |body: &[u8]| Upsert::judged(&view, body, (sent, memory), begun);
-    let judged = match has_tower {
-        // An item tower takes time, and rows of its tables may come from other machines.
+    let judged = match runs_graph {
+        // A graph takes time, and rows of an item tower's tables may come from other machines.
         true => app.asides.run(move || judge(&body)).await?,
         false => app.asides.prepare(body, false, judge).await?,
     };
