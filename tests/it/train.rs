@@ -122,7 +122,7 @@ fn a_file_size_limit_is_reported() {
     let place = TestFolder::new(100);
     let limited = Command::new("sh")
         .current_dir(place.folder.path())
-        .args(["-c", "ulimit -f 8; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_sterling")])
+        .args(["-c", "ulimit -f 1; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_sterling")])
         .args(["train", "package", "--events", "events.jsonl", "--out", "out"])
         .output()
         .unwrap();

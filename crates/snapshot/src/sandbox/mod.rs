@@ -19,6 +19,7 @@ mod columns;
 mod compare;
 #[cfg(test)]
 mod graphs;
+mod items;
 mod locate;
 mod oracle;
 mod rows;
@@ -30,7 +31,7 @@ use sterling_core::error::Result;
 
 pub use apart::{Bounds, ProcessSandbox, answer, end_with_input};
 pub use columns::{ColumnCheck, InvalidNumber};
-pub use rows::score_items;
+pub use items::score_items;
 
 /// Process in which graphs are validated.
 #[derive(Clone, Debug, Default)]

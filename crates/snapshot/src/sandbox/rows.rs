@@ -7,30 +7,24 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::columns::ColumnCheck;
 use super::compare::{self, Difference, Expected};
 use super::locate::Differing;
 use super::oracle::{Array, Oracle, Stop};
 use super::samples::{self, BLANK, SAMPLES};
 use crate::model::{Package, UserInput};
 use sterling_core::error::{Error, Kind, Result};
-use sterling_core::limits::{CANDIDATES_MAX, COMPONENT_MAX};
+use sterling_core::limits::COMPONENT_MAX;
 use sterling_core::tensor::Tensor;
-use sterling_core::units::Slot;
 use sterling_embedding::Lookup;
 use sterling_graph::dense::{InputRows, Precision};
 use sterling_graph::tower::{
     self, Candidates, FeatureRow, OverArch, Pooled, RUN_CANDIDATES, Readable, Runs, Threads, Tower, TowerOutput,
 };
-use sterling_index::columns::Columns;
-use sterling_index::ivf;
 
 /// Batch sizes for towers, besides one more row than a run takes.
 const ROWS: [usize; 3] = [1, 2, 3];
 /// Numbers of candidates for the reranker.
 const CANDIDATES: [usize; 4] = [1, 2, 57, RUN_CANDIDATES + 1];
-/// Time for the reranker over items to be published, after it has scored more items than one run takes.
-const ITEMS_TIME: Duration = Duration::from_secs(2);
 /// Users for the reranker, by sample number: an ordinary user, one without features, one with full sequences.
 const USERS: [usize; 3] = [0, BLANK, 4];
 
@@ -54,66 +48,8 @@ pub(super) fn run(folder: &Path, reported: &dyn Fn(ValidationProgress)) -> Resul
     package.overarch.as_ref().map_or(Ok(()), |overarch| bench.overarch(overarch))
 }
 
-/// Scores the items of a version to be published: all of them, up to the maximum number of candidates. `rows` writes the
-/// reranker's input rows of the items in some slots.
-///
-/// # Errors
-/// `Invalid` if the reranker fails or a logit is not finite.
-pub fn score_items(
-    package: &Package,
-    index: &ivf::Index,
-    columns: &Columns,
-    rows: &dyn Fn(&[Slot], InputRows<'_>),
-) -> Result<()> {
-    let Some(overarch) = &package.overarch else { return Ok(()) };
-    let slots: Vec<Slot> = index.filled_slots().take(CANDIDATES_MAX).collect();
-    let numbers = overarch.numbers().map(|name| {
-        if name == OverArch::SIMILARITY {
-            return Ok(vec![0.5; slots.len()]);
-        }
-        let numbers = columns.column(name)?.numbers();
-        let numbers = numbers.ok_or_else(|| Error::invalid(format!("column `{name}` has no numbers")))?;
-        Ok(slots.iter().map(|slot| numbers[slot.index()]).collect())
-    });
-    let numbers: Vec<Vec<f32>> = numbers.collect::<Result<_>>()?;
-    let mut query = vec![0.0; index.dimension()];
-    if let Some(&slot) = slots.last() {
-        index.row(slot, &mut query);
-    }
-    let mut bench = Bench::new(package, &|_| ());
-    let user = bench.user(&query.repeat(package.spec.query_count()), 0)?;
-    let rows = |given: InputRows<'_>| rows(&slots[given.rows.clone()], given);
-    let given = UserCandidates { overarch, user: &user, count: slots.len(), numbers: &numbers, rows: &rows };
-    let mut tasks = vec![0.0; overarch.tasks() * slots.len()];
-    let is_finite = given.score(&bench.threads, &mut bench.scratch, Some(ITEMS_TIME), &mut tasks);
-    match is_finite.map_err(|e| invalid(e.within(format!("{}: {} items", overarch.graph().0, slots.len()))))? {
-        true => Ok(()),
-        false => Err(Error::invalid(format!(
-            "{}: output `logits` holds NaN or infinity for items as they are published, expected finite numbers{}",
-            overarch.graph().0,
-            cause(package, columns, &slots)
-        ))),
-    }
-}
-
-/// Returns the first column whose number is the cause, as the end of a message; nothing if none is alone.
-fn cause(package: &Package, columns: &Columns, slots: &[Slot]) -> String {
-    let Ok(Some(check)) = ColumnCheck::of(package) else { return String::new() };
-    let numbers = |name: &String| columns.column(name).ok()?.numbers();
-    let Some(numbers) = check.columns().iter().map(numbers).collect::<Option<Vec<Vec<f32>>>>() else {
-        return String::new();
-    };
-    let items: Vec<Vec<f32>> =
-        slots.iter().map(|slot| numbers.iter().map(|of_column| of_column[slot.index()]).collect()).collect();
-    let named = check.invalid(package, &items).into_iter().find_map(|invalid| Some((invalid.item, invalid.column?)));
-    named.map_or_else(String::new, |(item, column)| {
-        let (name, number) = (&check.columns()[column], items[item][column]);
-        format!("; column `{name}` is {number} (a missing value counts as 0) in the first such item")
-    })
-}
-
 /// Converts an internal error to `Invalid`, because a failure of a graph is a fault of the package.
-fn invalid(error: Error) -> Error {
+pub(super) fn invalid(error: Error) -> Error {
     match error.kind() {
         Kind::Internal => Error::invalid(error.to_string()),
         _ => error,
@@ -122,8 +58,8 @@ fn invalid(error: Error) -> Error {
 
 pub(super) struct Bench<'a> {
     package: &'a Package,
-    threads: Threads,
-    scratch: tower::Scratch,
+    pub(super) threads: Threads,
+    pub(super) scratch: tower::Scratch,
     reported: &'a dyn Fn(ValidationProgress),
 }
 
