@@ -124,6 +124,8 @@ def write_optimizer(
         dense_steps += [[name, step] for step in reached]
     about = {"table_steps": steps, "counted_events": 0, "dense_steps": dense_steps}
     tensors["about"] = np.frombuffer(json.dumps(about).encode(), "u1")
+    # The checksum of an earlier state, which `sterling train` wrote.
+    (folder / "optimizer.checksum.json").unlink(missing_ok=True)
     _write(folder / OPTIMIZER_FILE, tensors)
 
 

@@ -37,6 +37,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use sterling_core::error::Kind;
+use sterling_kernels::signals;
 
 /// Index-as-model retrieval: one snapshot, one forward pass, one answer.
 #[derive(Debug, Parser)]
@@ -98,6 +99,7 @@ enum Command {
 /// Runs the command line of this process.
 pub fn run() -> ExitCode {
     let cli = Cli::parse();
+    signals::ignore_file_size_signal();
     let done = match cli.command {
         Command::Demo(command) => command.run(),
         Command::Publish(command) => command.run(),

@@ -12,8 +12,13 @@ use super::trial::SandboxArgs;
 use sterling_batch::ProblemLimit;
 use sterling_core::error::{Error, Result};
 use sterling_publish::{Plan, Source};
+use sterling_snapshot::Store;
+use sterling_snapshot::model::Package;
+use sterling_storage::files;
 use sterling_train::{Progress, TrainOptions, Trainer, Window};
 
+/// File in the working folder with the newest version before the trained model is published.
+const PUBLISHING: &str = "publishing";
 /// Interval of progress log lines if stderr is no terminal.
 const LOGGED_EVERY: Duration = Duration::from_secs(10);
 
@@ -114,6 +119,12 @@ impl Train {
             self.publish(&trainer, &work)?;
         }
         trainer.clear()?;
+        if self.publish {
+            let mark = work.join(PUBLISHING);
+            std::fs::remove_file(&mark).map_err(|e| Error::io(mark.display(), e))?;
+            // Fails for a folder that is not empty, which then stays.
+            let _ = std::fs::remove_dir(&work);
+        }
         let text = serde_json::to_string(&report).map_err(|e| Error::internal(format!("report: {e}")))?;
         say(text)
     }
@@ -128,17 +139,46 @@ impl Train {
             trainer.write(&passing)?;
         }
         let folder = self.out.clone().unwrap_or_else(|| passing.clone());
-        let plan = Plan {
-            recipe: recipe(self.index.as_deref())?,
-            trials: self.sandbox.trials()?,
-            ..Plan::new(Source::Package { folder, items: self.items.clone(), vectors: None })
+        let store = self.store.open()?;
+        let (name, version) = match interrupted(&store, &folder, work)? {
+            Some(published) => published,
+            None => self.publish_folder(&store, &folder)?,
         };
-        let (name, version) = publish(&self.store.open()?, &plan)?;
         if self.out.is_none() {
             std::fs::remove_dir_all(&passing).map_err(|e| Error::io(passing.display(), e))?;
         }
         say(format_args!("published {name} version {version}"))
     }
+
+    fn publish_folder(&self, store: &Store, folder: &Path) -> Result<(String, u64)> {
+        let folder = folder.to_owned();
+        let plan = Plan {
+            recipe: recipe(self.index.as_deref())?,
+            trials: self.sandbox.trials()?,
+            ..Plan::new(Source::Package { folder, items: self.items.clone(), vectors: None })
+        };
+        publish(store, &plan)
+    }
+}
+
+/// Returns the version that an earlier attempt of this run published before it was interrupted: a version of the same files that
+/// is newer than those that the attempt noted in `work`. Notes the present ones if there was no such attempt.
+fn interrupted(store: &Store, folder: &Path, work: &Path) -> Result<Option<(String, u64)>> {
+    let mark = work.join(PUBLISHING);
+    let noted = files::read(&mark).ok().and_then(|text| String::from_utf8(text).ok()?.trim().parse::<u64>().ok());
+    if let Some(before) = noted {
+        let published = sterling_publish::published(store, folder)?.filter(|(_, version)| *version > before);
+        if let Some((name, version)) = &published {
+            tracing::info!("{name} version {version} was published by the interrupted run, and is not published again");
+        }
+        if published.is_some() {
+            return Ok(published);
+        }
+    }
+    let name = Package::open(folder)?.spec.name;
+    let newest = store.versions(&name)?.pop().unwrap_or(0);
+    files::write_atomic(&mark, |out| out.write_all(format!("{newest}\n").as_bytes()))?;
+    Ok(None)
 }
 
 /// A bar on a terminal, lines of the log elsewhere.

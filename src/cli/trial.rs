@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::size::size;
 use sterling_core::error::Result;
-use sterling_snapshot::sandbox::{Bounds, ProcessSandbox, SandboxMode, answer};
+use sterling_snapshot::sandbox::{Bounds, ProcessSandbox, SandboxMode, answer, end_with_input};
 
 /// Arguments of commands that validate graphs in a sandbox process.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -38,10 +38,16 @@ pub(super) struct Trial {
     /// CPU time limit
     #[arg(long)]
     cpu_seconds: u64,
+    /// End when the standard input ends, as it does with the process that started the validation
+    #[arg(long)]
+    until_input_ends: bool,
 }
 
 impl Trial {
     pub(super) fn run(self) -> Result<()> {
+        if self.until_input_ends {
+            end_with_input()?;
+        }
         let cpu = Duration::from_secs(self.cpu_seconds);
         let bounds = Bounds { memory_bytes: self.memory_bytes, cpu, ..Bounds::default() };
         answer(&self.folder, &bounds, &mut std::io::stdout().lock())

@@ -9,13 +9,15 @@ use sterling::embedding::Table;
 use sterling::graph::tower::Threads;
 use sterling::index::ivf::Rescore;
 use sterling::publish::{Plan, Source, publish, published};
-use sterling::serving::pass::{Cuda, Residents};
+use sterling::request::{Answer, Content};
+use sterling::serving::pass::{self, Cpu, Cuda, Pass, Residents};
 use sterling::serving::view::View;
 use sterling::snapshot::{PartFormat, Placement, PlacementOptions, Recipe, Snapshot, Store};
+use sterling::units::ItemId;
 
 use crate::emulation::{Random, device, emulated};
 use crate::onnx::{Onnx, floats, integers, value};
-use crate::whole_pass::{agree, both, gpu, heldout, request, root, view_of};
+use crate::whole_pass::{agree, both, gpu, heldout, prepare, request, root, view_of};
 
 /// Models that `python/make_zoo.py` writes.
 pub const ZOO: [&str; 6] = ["dcn", "deepfm", "din", "hstu", "mol", "sasrec"];
@@ -60,6 +62,52 @@ fn whole_pass_of_the_zoo_answers_as_on_the_cpu() {
         }
     }
     assert_eq!(with_sequences, 3);
+}
+
+#[test]
+fn whole_pass_omits_candidates_whose_task_scores_are_nan() {
+    let store = tempfile::tempdir().unwrap();
+    let package = root().join("models/dcn");
+    let mut recipe = Recipe::default();
+    recipe.index.rescore = Rescore::F32;
+    recipe.reranking.item_part = PartFormat::None;
+    let items = Some(package.join("items.jsonl"));
+    let what = Plan { recipe, ..Plan::new(Source::Package { folder: package, items, vectors: None }) };
+    let (name, version) = publish(&Store::new(store.path()), &what, &|_, _, _| {}).unwrap();
+    let folder = Store::new(store.path()).folder(&name, version);
+    let view_without = |spoilt: &dyn Fn(usize) -> bool| {
+        let mut snapshot = Snapshot::load(&folder, &Placement::whole()).unwrap();
+        let price = snapshot.numbers.iter_mut().find(|(name, _)| name == "price").unwrap();
+        // The model reads the logarithm.
+        price.1.iter_mut().enumerate().filter(|(slot, _)| spoilt(*slot)).for_each(|(_, price)| *price = -1.0);
+        Arc::new(View::new(Arc::new(snapshot)))
+    };
+    let user = json!({"history": [1, 2, 3], "segment": "s1"});
+    let body = |k: usize| json!({"features": user, "k": k, "candidates": 400, "exact": true});
+    let ids = |answer: &Answer| {
+        let Content::Items(ranked) = &answer.content else { panic!("{answer:?}") };
+        assert!(ranked.scores.iter().chain(&ranked.tasks).all(|score| score.is_finite()));
+        ranked.ids.clone()
+    };
+    let whole = both(&view_without(&|_| false), &mut gpu(64 << 20), &[body(400)]);
+    let all = ids(&whole[0][0]);
+    assert_eq!(all.len(), 400);
+    let is_spoilt = |slot: usize| slot.is_multiple_of(3);
+    let view = view_without(&is_spoilt);
+    let left: Vec<ItemId> = all.into_iter().filter(|id| !is_spoilt(view.slot(*id).unwrap().index())).collect();
+    for k in [400, 7] {
+        let [[cpu, gpu]] = &both(&view, &mut gpu(64 << 20), &[body(k)])[..] else { panic!("one request") };
+        agree(cpu, gpu, "a third of the items has no score");
+        assert_eq!(ids(cpu), left[..k.min(left.len())]);
+    }
+    // A request of which no candidate has a score fails, as one whose own numbers are at fault.
+    let view = view_without(&|_| true);
+    let prepared = prepare(&view, &[body(7)]);
+    let passes: [&mut dyn Pass; 2] = [&mut Cpu::new(Threads::new(1)), &mut gpu(64 << 20)];
+    for pass in passes {
+        let error = pass::run(pass, &prepared, None).remove(0).unwrap_err();
+        assert!(error.to_string().contains("`logits` holds NaN"), "{error}");
+    }
 }
 
 #[test]

@@ -167,13 +167,15 @@ fn values_are_those_of_the_cpu_and_the_best_are_returned() {
         assert_eq!(reported.similarity.to_vec().unwrap()[3], ordered(candidates.similarity[STRIDE + 1]));
         assert_eq!(reported.tasks.to_vec().unwrap()[2..4], task_scores[299 * TASKS..300 * TASKS]);
     }
-    // A task score that is not a number is reported, for its request only.
+    // A task score that is NaN is counted, for its request only, and ranks last even if the expression ignores it.
     let mut broken = candidates.logits.clone();
     broken[STRIDE * LOGITS] = f32::NAN;
     candidates.on.logits.write(&broken).unwrap();
-    let valued = candidates.evaluate(&compiled("click"));
-    assert_eq!(valued.bad.to_vec().unwrap(), [0, 1]);
-    assert_eq!(score(valued.keys.to_vec().unwrap()[STRIDE]), f32::MIN);
+    for text in ["click", "max(click, 5)"] {
+        let valued = candidates.evaluate(&compiled(text));
+        assert_eq!(valued.bad.to_vec().unwrap(), [0, 1]);
+        assert_eq!(score(valued.keys.to_vec().unwrap()[STRIDE]), f32::MIN);
+    }
 }
 
 /// More results than the threads of a grid, with few blocks and with many: each launch gets the other number.

@@ -69,6 +69,7 @@ mod tls;
 mod traffic;
 mod train;
 mod trial;
+mod unscorable;
 mod updates;
 mod warmup;
 mod wire;

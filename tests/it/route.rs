@@ -37,8 +37,13 @@ pub fn route<'a>(servers: impl IntoIterator<Item = &'a str>) -> Server {
 
 /// Starts a router that polls its servers at this interval in milliseconds.
 pub fn route_polling_every<'a>(refresh_ms: u32, servers: impl IntoIterator<Item = &'a str>) -> Server {
+    route_with(&[("STERLING_ROUTE__REFRESH_MS", &refresh_ms.to_string())], servers)
+}
+
+/// Starts a router with these variables.
+fn route_with<'a>(variables: &[(&str, &str)], servers: impl IntoIterator<Item = &'a str>) -> Server {
     let mut command = sterling();
-    command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_ROUTE__REFRESH_MS", refresh_ms.to_string());
+    command.env("STERLING_HTTP__DRAIN_MS", "0").envs(variables.iter().copied());
     command.args(["route", "--listen", "127.0.0.1:0"]).stderr(Stdio::null());
     for server in servers {
         command.args(["--server", server]);
@@ -342,6 +347,22 @@ fn unknown_shards_are_not_reported_missing() {
             assert_eq!((status, &problem["code"]), (503, &json!("not_ready")), "{call} {problem}");
         }
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn requests_lower_the_coverage_down_to_the_least_of_the_router() {
+    let (_store, servers) = serve_shards(2);
+    let variables = [("STERLING_ROUTE__REFRESH_MS", "100"), ("STERLING_ROUTE__LEAST_COVERAGE", "0.75")];
+    let router = route_with(&variables, servers.iter().map(|server| server.address.as_str()));
+    router.wait_ready();
+    let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 5, "timeout_ms": 60_000});
+    for (asked, status) in
+        [("", 200), ("?min_coverage=1", 200), ("?min_coverage=0.75", 200), ("?min_coverage=0.5", 400)]
+    {
+        let (got, said) = router.post(&format!("/v1/models/vectors:retrieve{asked}"), &body);
+        assert_eq!(got, status, "{asked}: {said}");
+        assert!(status == 200 || said["detail"].as_str().unwrap().contains("the router's `least_coverage`"), "{said}");
     }
 }
 

@@ -97,6 +97,16 @@ fn trained_packages_are_published_and_the_report_is_the_last_line() {
         assert!(version[name] == learned[name], "{name}");
         assert!(learned[name] != fs::read(place.path("package").join(name)).unwrap(), "{name} learned nothing");
     }
+    // A run that was killed after it had published finds its version; one that was killed before publishes.
+    for (newest_before, expected) in [("0", 1), ("1", 2)] {
+        fs::create_dir_all(place.path("work")).unwrap();
+        fs::write(place.path("work/publishing"), newest_before).unwrap();
+        let done = place.command(&["--publish", "--store", "store", "--work", "work"]).output().unwrap();
+        let said = String::from_utf8(done.stdout).unwrap();
+        assert!(said.starts_with(&format!("published tiny version {expected}\n")), "{said}");
+        assert!(!place.path("work").exists(), "{said}");
+        assert_eq!(place.path("store/tiny/2").exists(), expected == 2);
+    }
     // The trained package can be published without changes.
     let published = Command::new(env!("CARGO_BIN_EXE_sterling"))
         .current_dir(place.folder.path())
@@ -104,7 +114,22 @@ fn trained_packages_are_published_and_the_report_is_the_last_line() {
         .output()
         .unwrap();
     assert!(published.status.success(), "{}", String::from_utf8_lossy(&published.stderr));
-    assert!(files(&place.path("store/tiny/2"))["tables.safetensors"] == learned["tables.safetensors"]);
+    assert!(files(&place.path("store/tiny/3"))["tables.safetensors"] == learned["tables.safetensors"]);
+}
+
+#[test]
+fn a_file_size_limit_is_reported() {
+    let place = TestFolder::new(100);
+    let limited = Command::new("sh")
+        .current_dir(place.folder.path())
+        .args(["-c", "ulimit -f 1; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_sterling")])
+        .args(["train", "package", "--events", "events.jsonl", "--out", "out"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&limited.stderr);
+    assert!(limited.status.code().is_some_and(|code| code > 0), "{:?}: {said}", limited.status);
+    assert!(said.contains("File too large"), "{said}");
+    assert!(!place.path("out").exists());
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Graphs that cannot serve are rejected at publication, by name, and the active version keeps serving.
 
 use std::collections::BTreeMap;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rten_onnx::onnx::{
@@ -757,6 +759,25 @@ fn numbers_of_a_request_that_overflow_are_its_fault() {
     }
     let good = server.ask(RETRIEVE, json!({"features": {"x": [1, 0.5, 0]}, "k": 3}));
     assert_eq!(ids(&good).len(), 3);
+}
+
+#[test]
+fn a_sandbox_process_ends_with_the_process_that_started_it() {
+    let folder = tempfile::tempdir().unwrap();
+    // Reading a pipe without a writer never ends.
+    let made = Command::new("mkfifo").arg(folder.path().join("model.toml")).status().unwrap();
+    assert!(made.success());
+    let mut trial = sterling()
+        .arg("trial")
+        .arg(folder.path())
+        .args(["--memory-bytes", "1000000000", "--cpu-seconds", "5", "--until-input-ends"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    assert!(trial.try_wait().unwrap().is_none());
+    drop(trial.stdin.take());
+    assert_eq!(trial.wait().unwrap().signal(), Some(9));
 }
 
 #[test]

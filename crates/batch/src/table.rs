@@ -108,12 +108,17 @@ impl Roles {
             return Err(Error::invalid("column `id` is missing, expected 64-bit integers"));
         }
         let features = features(package, template);
-        let known =
-            || format!("id, {}", features.iter().map(String::as_str).chain([VECTOR]).collect::<Vec<_>>().join(", "));
+        let known = || {
+            let own = [VECTOR, "filter", "exclude", "k", "items"].map(str::to_owned);
+            let weights = features.iter().map(|feature| format!("{feature}{WEIGHTS}"));
+            let all = [ID.to_owned()].into_iter().chain(features.iter().cloned()).chain(weights).chain(own);
+            let all: Vec<String> = all.filter(|name| role(name, &features, template).is_some()).collect();
+            all.join(", ")
+        };
         let mut roles = Vec::with_capacity(names.len());
         for name in &names {
             let role = role(name, &features, template).ok_or_else(|| {
-                Error::invalid(format!("column `{name}`: no such field of a request; rows are {}", known()))
+                Error::invalid(format!("column `{name}`: no such field of a request, expected some of: {}", known()))
             })?;
             roles.push(((*name).to_owned(), role));
         }

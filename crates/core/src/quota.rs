@@ -108,13 +108,17 @@ impl Quota {
         Ok(memory)
     }
 
-    fn take(&self, flow: Flow, bytes: u64, most: u64) -> std::result::Result<(), Denied> {
+    /// Reserves bytes for a value that already has `own` bytes. These are not the caller's share: a single large value of a caller
+    /// without others may grow as far as there is room, just as it may be reserved at once.
+    fn take(&self, flow: Flow, own: u64, bytes: u64, most: u64) -> std::result::Result<(), Denied> {
         let of_caller = &self.of_callers[flow.entry()];
-        let mine = of_caller.load(Ordering::Relaxed);
+        let mine = of_caller.load(Ordering::Relaxed).saturating_sub(own);
         let denied = |held: u64| match most.checked_sub(held) {
-            Some(free) if bytes <= free => (mine > 0 && mine.saturating_add(bytes) > free.saturating_mul(FREE_FACTOR))
-                .then_some(Denied::Mine(mine)),
-            _ => Some(Denied::Others(held)),
+            Some(free) if bytes <= free => {
+                let grown = mine.saturating_add(own).saturating_add(bytes);
+                (mine > 0 && grown > free.saturating_mul(FREE_FACTOR)).then_some(Denied::Mine(mine))
+            }
+            _ => Some(Denied::Others(held.saturating_sub(own))),
         };
         let add = |held: u64| denied(held).is_none().then(|| held + bytes);
         match self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
@@ -122,12 +126,12 @@ impl Quota {
                 of_caller.fetch_add(bytes, Ordering::Relaxed);
                 Ok(())
             }
-            Err(held) => Err(denied(held).unwrap_or(Denied::Others(held))),
+            Err(held) => Err(denied(held).unwrap_or(Denied::Others(held.saturating_sub(own)))),
         }
     }
 }
 
-/// Reason of a rejection: who holds too many bytes, and how many.
+/// Reason of a rejection: who holds too many bytes, and how many, without those of the growing value.
 enum Denied {
     Others(u64),
     Mine(u64),
@@ -152,14 +156,15 @@ impl Memory {
 
     fn add_within(&self, bytes: u64, most: u64) -> Result<()> {
         let name = self.quota.name;
-        let all = self.bytes().saturating_add(bytes);
+        let own = self.bytes();
+        let all = own.saturating_add(bytes);
         if all > self.quota.most {
             let most = self.quota.most;
             return Err(Error::too_costly(format!(
                 "the {name} takes {all} bytes of memory or more, expected at most {most} for all requests together"
             )));
         }
-        self.quota.take(self.flow, bytes, most).map_err(|denied| {
+        self.quota.take(self.flow, own, bytes, most).map_err(|denied| {
             let who = match denied {
                 Denied::Others(held) => format!("others hold {held}"),
                 Denied::Mine(held) => format!("other requests of the same caller hold {held}"),
@@ -213,6 +218,31 @@ mod tests {
         let error = whole.add(1).unwrap_err();
         assert_eq!(error.kind(), Kind::TooCostly);
         assert!(error.to_string().contains("1701 bytes") && error.to_string().contains("at most 1700"), "{error}");
+    }
+
+    #[test]
+    fn a_lone_value_grows_as_far_as_one_reserved_at_once() {
+        let quota = Quota::new("answer", 1700);
+        let answer = quota.hold(Flow(1), 0).unwrap();
+        for bytes in 1..=170 {
+            answer.add(10).unwrap();
+            assert_eq!(answer.bytes(), 10 * bytes);
+        }
+        let error = answer.add(10).unwrap_err();
+        assert_eq!(error.kind(), Kind::TooCostly);
+        assert!(error.to_string().contains("1710 bytes") && error.to_string().contains("at most 1700"), "{error}");
+        drop(answer);
+        // Beside another value of the caller, or of another one, growth stops earlier and the message names who holds what.
+        let (answer, other) = (quota.hold(Flow(1), 1580).unwrap(), quota.hold(Flow(1), 20).unwrap());
+        let error = answer.add(30).unwrap_err().to_string();
+        assert!(error.contains("other requests of the same caller hold 20 of 1700"), "{error}");
+        drop(other);
+        let other = quota.hold(Flow(2), 20).unwrap();
+        let error = answer.add(101).unwrap_err().to_string();
+        assert!(error.contains("others hold 20 of 1700"), "{error}");
+        answer.add(100).unwrap();
+        drop((answer, other));
+        assert_eq!(quota.held_bytes(), 0);
     }
 
     #[test]

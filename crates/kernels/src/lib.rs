@@ -29,3 +29,4 @@ mod limit;
 pub mod map;
 pub mod memory;
 pub mod priority;
+pub mod signals;

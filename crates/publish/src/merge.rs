@@ -203,7 +203,9 @@ impl<'a> Merging<'a> {
             package: &main.package,
             recipe: &main.recipe,
         };
-        Ok((sum, calibrate::merged(folder, &of_main, &self.stray_slots())?))
+        let order = (0..).zip(&self.arranged.built.order);
+        let items = order.filter_map(|(slot, row)| Some((slot, *self.arranged.ids.get(*row as usize)?)));
+        Ok((sum, calibrate::merged(folder, &of_main, &self.stray_slots(), items)?))
     }
 
     /// Returns the slots of the items of a new kind.

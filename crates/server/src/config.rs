@@ -229,6 +229,7 @@ impl Config {
 /// refresh_ms = 1000                 # interval between two polls of the servers
 /// min_replicas = 1                  # servers that each shard of a version needs before the version answers
 /// min_coverage = 1.0                # default for the share of the items that an answer must cover
+/// least_coverage = 0.0              # least `min_coverage` that a request may ask for
 /// timeout_ms = 1000                 # default deadline of requests
 /// requests = 1024                   # maximum number of concurrent requests
 /// audit_share = 0.0                 # share of retrievals that run again exactly after their answers

@@ -63,10 +63,26 @@ pub struct RecallCurve {
     /// adapts to the query, and if no such queries were measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ood_probes: Vec<usize>,
+    /// Settings for requests that exclude items, measured with the items that the calibration requests exclude. `None` behind a
+    /// filter, and if too few of the requests exclude any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub excluding: Option<ExcludingCurve>,
     /// The same for first-pass codes. `None` if the index has no codes, or if they were not measured because few items pass. All
     /// other fields describe int8 rows, as for an index without codes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub codes: Option<CodedCurve>,
+}
+
+/// Settings of a search without a filter whose request excludes items, for each target of a curve.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExcludingCurve {
+    /// Largest number of items that a measured request excludes.
+    pub excluded: usize,
+    /// Smallest number of probes.
+    pub probes: Vec<usize>,
+    /// Mean recall of the best items that are not excluded.
+    pub recall: Vec<f64>,
 }
 
 /// Settings of a search by first-pass codes, for each target of a curve; zeros if int8 rows are faster.
@@ -178,6 +194,16 @@ impl Calibration {
                 let most = limits::CANDIDATES_MAX;
                 return Err(format!("{place}: selected {:?}, expected 0, or {k} to {most}", curve.selected));
             }
+            if let Some(ExcludingCurve { probes, recall, .. }) = &curve.excluding {
+                let fits =
+                    probes.is_sorted() && probes.iter().zip(&curve.probes).all(|(n, p)| (*p..=lists).contains(n));
+                if [probes.len(), recall.len()] != [points; 2] || !fits || !recall.iter().all(share) {
+                    return Err(format!(
+                        "{place}: excluding: probes {probes:?} and recall {recall:?}, expected {points} rising ones of up to \
+                         {lists}, and shares"
+                    ));
+                }
+            }
             let ood = &curve.ood_probes;
             let fits = ood.is_sorted() && ood.iter().zip(&curve.probes).all(|(ood, p)| (*p..=lists).contains(ood));
             if ![0, points].contains(&ood.len()) || !fits {
@@ -194,9 +220,43 @@ impl Calibration {
         Ok(())
     }
 
-    /// Chooses settings as [`Calibration::choose`] if `excluded` items must not be returned: the items in their place rank as
-    /// deep as all of them together. Interpolates between measured numbers of candidates on a logarithmic scale.
+    /// Chooses settings as [`Calibration::choose`] if `excluded` items must not be returned. Uses the settings that were measured
+    /// with the items that calibration requests exclude, if these are as many. Otherwise assumes that all of them rank above the
+    /// results, which is then as deep as for all of them together.
     pub fn choose_beyond(&self, excluded: usize, wanted: SearchGoal, items: usize, lists: usize) -> Chosen {
+        let deep = self.choose_deep(excluded, wanted, items, lists);
+        match self.choose_excluding(excluded, wanted, items, lists) {
+            Some(measured) if measured.probes < deep.probes => measured,
+            _ => deep,
+        }
+    }
+
+    /// Chooses settings by the measurement of requests that exclude items; `None` if it does not apply.
+    fn choose_excluding(&self, excluded: usize, wanted: SearchGoal, items: usize, lists: usize) -> Option<Chosen> {
+        if excluded == 0 || wanted.pass_rate < 1.0 || wanted.candidates >= items {
+            return None;
+        }
+        let target = self.targets.iter().position(|t| *t >= wanted.recall)?;
+        let curve = self.curves.iter().find(|curve| curve.k >= wanted.candidates && curve.pass_rate == 1.0)?;
+        let measured = curve.excluding.as_ref().filter(|measured| excluded <= measured.excluded)?;
+        let base = self.choose(wanted, items, lists);
+        // Codes lose as much of these items, and other queries need as many more lists.
+        let scaled = |probes: usize| {
+            let by_rows = curve.probes[target].max(1);
+            (probes * measured.probes[target]).div_ceil(by_rows).min(lists)
+        };
+        let lost = (curve.recall[target] - base.recall).max(0.0);
+        Some(Chosen {
+            probes: scaled(base.probes),
+            ood_probes: scaled(base.ood_probes),
+            recall: (measured.recall[target] - lost).max(0.0),
+            ..base
+        })
+    }
+
+    /// Chooses settings for results that rank below `excluded` items. Interpolates between measured numbers of candidates on a
+    /// logarithmic scale.
+    fn choose_deep(&self, excluded: usize, wanted: SearchGoal, items: usize, lists: usize) -> Chosen {
         let sought = wanted.candidates + excluded;
         let choose = |candidates| self.choose(SearchGoal { candidates, ..wanted }, items, lists);
         let measured = || self.curves.iter().map(|curve| curve.k);
@@ -433,6 +493,7 @@ mod tests {
             left: vec![0.1, 0.05, 0.01],
             selected: Vec::new(),
             ood_probes: Vec::new(),
+            excluding: None,
             codes: None,
         }
     }
@@ -554,6 +615,30 @@ mod tests {
         assert!(probes.is_sorted() && probes[1] < probes[3], "{probes:?}");
         // Exclusions never reduce the number of probes.
         assert_eq!((beyond(0, 50), beyond(20, 50)), (20, 20));
+    }
+
+    #[test]
+    fn measured_exclusions_are_used_up_to_their_number_and_without_a_filter() {
+        let mut calibration = measured();
+        let deep = calibration.clone();
+        let own = ExcludingCurve { excluded: 200, probes: vec![3, 4, 7], recall: vec![0.9, 0.95, 0.993] };
+        calibration.curves[0].excluding = Some(own);
+        assert!(calibration.check(100).is_ok());
+        let choose = |of: &Calibration, excluded, pass_rate| {
+            let wanted = SearchGoal { candidates: 10, pass_rate, recall: 0.99 };
+            of.choose_beyond(excluded, wanted, 10_000, 100)
+        };
+        let chosen = choose(&calibration, 150, 1.0);
+        assert_eq!((chosen.probes, chosen.recall), (7, 0.993));
+        // Never more than the assumption that all excluded items rank above the results.
+        assert_eq!(choose(&calibration, 1, 1.0).probes, choose(&deep, 1, 1.0).probes.min(7));
+        for (excluded, pass_rate) in [(0, 1.0), (201, 1.0), (150, 0.5)] {
+            assert_eq!(choose(&calibration, excluded, pass_rate), choose(&deep, excluded, pass_rate));
+        }
+        for probes in [vec![3, 4], vec![4, 3, 7], vec![3, 4, 101], vec![1, 4, 7]] {
+            calibration.curves[0].excluding = Some(ExcludingCurve { probes, ..ExcludingCurve::default() });
+            assert!(calibration.check(100).unwrap_err().contains("excluding"));
+        }
     }
 
     proptest! {

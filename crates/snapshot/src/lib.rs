@@ -56,7 +56,8 @@ pub mod vectors;
 mod workload;
 
 pub use calibration::{
-    Calibration, Chosen, CodedCurve, RECALIBRATION_FILE, Recalibration, RecallCurve, SearchGoal, TARGETS,
+    Calibration, Chosen, CodedCurve, ExcludingCurve, RECALIBRATION_FILE, Recalibration, RecallCurve, SearchGoal,
+    TARGETS,
 };
 pub use candidates::{CandidateRows, DeviceCandidates, RowSources};
 pub use ids::Ids;

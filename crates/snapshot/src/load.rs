@@ -13,6 +13,7 @@ use super::shards::Shards;
 use super::vectors;
 use super::{CALIBRATION_FILE, COLUMNS_FILE, FILTER_FILE, INDEX_FILE, PARTS_FILE, RECIPE_FILE, VECTORS_FILE};
 use crate::model::{MODEL_FILE, ModelSpec, Package, SIMILARITY};
+use crate::sandbox::ColumnCheck;
 use sterling_core::error::{Error, Result};
 use sterling_embedding::Table;
 use sterling_graph::tower::OverArch;
@@ -51,6 +52,8 @@ pub struct Snapshot {
     pub candidates: CandidateRows,
     /// All shards of the version, if it is partitioned.
     pub shards: Option<Shards>,
+    /// Check of the item columns that the reranker reads, for items that are added later.
+    pub column_check: Option<ColumnCheck>,
     digest: String,
 }
 
@@ -103,6 +106,7 @@ impl Snapshot {
         let candidates = CandidateRows::open(&from, part)?;
         let numbers = numbers(&package, &value, &columns);
         log_other_graphs(&manifest, &package);
+        let column_check = ColumnCheck::of(&package)?;
         let digest = manifest.published_digest();
         Ok(Snapshot {
             manifest,
@@ -118,6 +122,7 @@ impl Snapshot {
             vectors,
             candidates,
             shards: None,
+            column_check,
             digest,
         })
     }

@@ -156,6 +156,12 @@ const METRICS: &[Metric] = &[
     metric("sterling_dropped_total", Counter, Labels::None, "requests whose client disconnected before the answer"),
     metric("sterling_lost_workers_total", Counter, Labels::None, "workers that hung and were abandoned"),
     metric("sterling_step_seconds", Histogram, Open("step"), "time of each step of the pass, warm-up included"),
+    metric(
+        "sterling_undefined_candidates_total",
+        Counter,
+        Open("model"),
+        "candidates omitted because the reranker's scores are NaN",
+    ),
     metric("sterling_unseen_ids_total", Counter, Open("table"), "looked-up ids that are not in the table"),
     metric(
         "sterling_degraded_rows_total",

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::model::Model;
-use sterling_core::error::{Error, Result};
+use sterling_core::error::{Error, Kind, Result};
 use sterling_embedding::Table;
 use sterling_embedding::managed::tensor_name;
 use sterling_embedding::train::MasterTable;
@@ -17,6 +17,28 @@ use sterling_storage::files::{self, Checksum, TensorFile, write_atomic};
 
 /// File of the optimizer state, written into a trained package, so that training can continue from it.
 pub(crate) const OPTIMIZER_FILE: &str = "optimizer.safetensors";
+/// File of the checksum of [`OPTIMIZER_FILE`], as JSON. Absent if another program wrote the state.
+pub(crate) const OPTIMIZER_SUM_FILE: &str = "optimizer.checksum.json";
+
+/// Compares the optimizer state in a package with its checksum, if there is one.
+///
+/// # Errors
+/// `Corrupt` for another checksum or an invalid one; `Io` with the path.
+pub(crate) fn check_optimizer(folder: &Path) -> Result<()> {
+    let (file, of_sum) = (folder.join(OPTIMIZER_FILE), folder.join(OPTIMIZER_SUM_FILE));
+    let text = match files::read(&of_sum) {
+        Err(e) if e.kind() == Kind::NotFound => return Ok(()),
+        text => text?,
+    };
+    let expected: Checksum =
+        serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("{}: {e}", of_sum.display())))?;
+    let found = Checksum::of_file(&file)?;
+    if found == expected {
+        return Ok(());
+    }
+    let (found, expected) = (&found.xxh3, &expected.xxh3);
+    Err(Error::corrupt(format!("{}: checksum {found}, expected {expected} of {OPTIMIZER_SUM_FILE}", file.display())))
+}
 
 /// Returns a digest of the files of a package and of its items.
 ///
@@ -85,7 +107,9 @@ pub(crate) fn write(
                 write_atomic(&into.join(&name), |to| to.write_all(&bytes))?;
             }
         }
-        optimizer(&into.join(OPTIMIZER_FILE)).map(drop)
+        let sum = optimizer(&into.join(OPTIMIZER_FILE))?;
+        let text = serde_json::to_vec(&sum).map_err(|e| Error::internal(format!("{OPTIMIZER_SUM_FILE}: {e}")))?;
+        write_atomic(&into.join(OPTIMIZER_SUM_FILE), |to| to.write_all(&text)).map(drop)
     })
 }
 

@@ -208,7 +208,8 @@ impl Trainer {
         let last = checkpoints.last(&origin)?;
         // Rows that no checkpoint has are as the package left them.
         if optimizer.exists() {
-            restore(&optimizer, Take::OptimizersOnly)
+            package::check_optimizer(folder)
+                .and_then(|()| restore(&optimizer, Take::OptimizersOnly))
                 .map_err(|e| Error::new(e.kind(), format!("{e}; remove it to begin without the optimizers' state")))?;
         }
         let (position, base) = match last {

@@ -30,7 +30,7 @@ struct ValueArgs {
     const u32* counts;      // [queries]
     float* tasks;           // [queries, stride, tasks] scores
     u32* keys;              // [queries, stride] ordered keys of the values
-    u32* bad;               // [queries] set if a task score is NaN
+    u32* bad;               // [queries] number of candidates with a task score that is NaN
     u32 stride, step_count, constant_count, task_count, logit_stride, unused;
 };
 
@@ -69,12 +69,19 @@ KERNEL(128, evaluate, ValueArgs) {
     float* stack = (float*)shared_memory() + threadIdx.x; // [depth, threads]
     u32 query = blockIdx.y, count = a.counts[query];
     const float* constants = a.constants + (u64)query * a.constant_count;
+    const float largest = 3.402823466e+38f;
     for (u32 n = blockIdx.x * blockDim.x + threadIdx.x; n < count; n += gridDim.x * blockDim.x) {
         u64 place = (u64)query * a.stride + n;
         float* tasks = a.tasks + place * a.task_count;
+        bool is_defined = true;
         for (u32 t = 0; t < a.task_count; t++) {
             tasks[t] = value_unary(SIGMOID, a.logits[place * a.logit_stride + t]);
-            if (tasks[t] != tasks[t]) atomicMax(a.bad + query, 1u);
+            if (tasks[t] != tasks[t]) is_defined = false;
+        }
+        if (!is_defined) {
+            atomicAdd(a.bad + query, 1u);
+            a.keys[place] = ordered(-largest);
+            continue;
         }
         u32 height = 0;
         for (u32 s = 0; s < a.step_count; s++) {
@@ -99,7 +106,6 @@ KERNEL(128, evaluate, ValueArgs) {
             stack[height++ * blockDim.x] = pushed;
         }
         float value = stack[0];
-        const float largest = 3.402823466e+38f;
         a.keys[place] = ordered(value != value ? -largest : fminf(fmaxf(value, -largest), largest));
     }
 }

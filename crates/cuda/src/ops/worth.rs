@@ -87,7 +87,7 @@ pub struct Valued {
     pub tasks: Array<f32>,
     /// Ordered keys of the values, `[queries, stride]`.
     pub keys: Array<u32>,
-    /// Set if a task score is NaN, `[queries]`.
+    /// Number of candidates with a task score that is NaN, `[queries]`. They have the lowest value.
     pub bad: Array<u32>,
 }
 

@@ -171,10 +171,10 @@ impl OverArch {
     }
 
     /// Writes the task scores of candidates, `[T, count]`, to `tasks`. Calls `between` before every block; its error stops the
-    /// run.
+    /// run. Returns false if a score is NaN, which may be the fault of one candidate.
     ///
     /// # Errors
-    /// Errors of the graph's run and of `between`; `Internal` if a score is NaN.
+    /// Errors of the graph's run and of `between`.
     pub fn score(
         &self,
         candidates: &Candidates<'_>,
@@ -182,12 +182,9 @@ impl OverArch {
         scratch: &mut Scratch,
         between: &mut dyn FnMut() -> Result<()>,
         tasks: &mut [f32],
-    ) -> Result<()> {
+    ) -> Result<bool> {
         self.run(&mut Scoring { candidates, threads, scratch, between, tasks })?;
-        match tasks.iter().any(|score| score.is_nan()) {
-            true => Err(Error::internal(format!("{}: `{LOGITS}` holds NaN", self.graph.name()))),
-            false => Ok(()),
-        }
+        Ok(!tasks.iter().any(|score| score.is_nan()))
     }
 
     /// Runs the graph for sandbox validation: returns whether all computed logits are finite. If `between` ends the run by a

@@ -167,6 +167,7 @@ impl Findings {
             vectors: vectors.chunks_exact(shape[1].max(1)).map(<[f32]>::to_vec).collect(),
             made_of: made_of.iter().map(|&place| (place != NO_ITEM).then_some(place)).collect(),
             strata: Vec::new(),
+            ..Queries::default()
         };
         let (passing, shape) = tensors.get::<u32>("passing", 3)?;
         let lists = shape[2];

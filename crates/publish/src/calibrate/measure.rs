@@ -133,7 +133,7 @@ impl<'a> Counting<'a> {
                 find(together, &mut found);
                 for (&n, found) in together.iter().zip(&found) {
                     let (query, made_of, group) = (&queries.vectors[n], queries.made_of[n], queries.group(n));
-                    let requested = EvaluatedQuery { n, query, made_of, group };
+                    let requested = EvaluatedQuery { n, query, made_of, excluded: queries.excluded(n), group };
                     counter.add(self, &requested, found, &mut tallies, &mut depths);
                     progress(done.fetch_add(1, Ordering::Relaxed) + 1, total);
                 }
@@ -183,6 +183,8 @@ struct EvaluatedQuery<'a> {
     query: &'a [f32],
     /// Slot of the item from which it was made.
     made_of: Option<u32>,
+    /// Slots of the items that its request excludes, ascending.
+    excluded: &'a [u32],
     group: Group,
 }
 
@@ -213,7 +215,7 @@ impl Counter {
         depths: &mut AllDepths,
     ) {
         let Counting { index, layout, .. } = *counting;
-        let &EvaluatedQuery { n, query, made_of, group } = requested;
+        let &EvaluatedQuery { n, query, made_of, group, .. } = requested;
         self.order.clear();
         self.order.extend(index.probe(query, index.lists(), &mut self.scratch));
         let passing = of_query(&counting.passing, n);
@@ -246,6 +248,42 @@ impl Counter {
                     Group::Ood => tally.walk_ood(&walk, passing),
                 }
                 breathe();
+            }
+            if share == 0 && group == Group::Ordinary {
+                self.add_excluding(counting, requested, &best[..], (tallies, passing));
+            }
+        }
+    }
+
+    /// Evaluates the results of a query without those that its request excludes, among all items.
+    fn add_excluding(
+        &mut self,
+        counting: &Counting<'_>,
+        requested: &EvaluatedQuery<'_>,
+        best: &[Scored],
+        (tallies, passing): (&mut [Tally], &Passing),
+    ) {
+        let &EvaluatedQuery { excluded, made_of, .. } = requested;
+        if excluded.is_empty() {
+            return;
+        }
+        let layout = counting.layout;
+        let is_left =
+            |scored: &&Scored| Some(scored.place) != made_of && excluded.binary_search(&scored.place).is_err();
+        for tally in tallies.iter_mut().filter(|tally| tally.share == 0) {
+            let left = best.iter().filter(is_left).take(tally.k);
+            self.hits.clear();
+            self.hits.resize(layout.lists(), 0);
+            let mut count = 0;
+            for scored in left {
+                self.hits[layout.list_of(scored.place).index()] += 1;
+                count += 1;
+            }
+            // The best are measured to a certain rank, beyond which the rest of them lie.
+            if count == tally.k {
+                let (lengths, margins) = (layout.lengths, &counting.margins);
+                let walk = QueryPath { order: &self.order, lengths, hits: &self.hits, margins, threshold: f32::MIN };
+                tally.walk_excluding(&walk, passing, excluded.len());
             }
         }
     }
@@ -345,6 +383,78 @@ mod tests {
                 }
             }
             assert_eq!(calibration.short_of(0.98).is_empty(), constant < 100.0, "constant {constant}");
+        }
+    }
+
+    /// Requests exclude some of their best items and many others.
+    #[test]
+    fn requests_that_exclude_items_find_the_requested_recall_without_many_more_lists() {
+        const ITEMS: usize = 4000;
+        const EXCLUDED: usize = 120;
+        let rows = numbers(ITEMS * WIDTH, 1);
+        let store = RowStore::from(Matrix::new(&rows, WIDTH).unwrap());
+        let options = ivf::Options { lists: 100, iterations: 4, rescore: Rescore::F32, ..ivf::Options::default() };
+        let built = ivf::build(&store, &ivf::RowSurvey::of(&store).unwrap(), &options, &|_| ()).unwrap();
+        let index = ivf::Index::open(&built.in_memory(&store, "index").unwrap()).unwrap();
+        let all: Vec<u32> = index.filled_slots().map(|slot| slot.0).collect();
+        let ranked = |query: &[f32], slots: &[u32]| {
+            let mut products = vec![0.0; slots.len()];
+            index.products(query, slots, &mut products);
+            let mut scored: Vec<(f32, u32)> = products.into_iter().zip(slots.iter().copied()).collect();
+            scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+            scored.into_iter().map(|(_, slot)| slot).collect::<Vec<u32>>()
+        };
+        // Every other one of the best ten, and random ones.
+        let excluded = |n: usize, query: &[f32]| {
+            let some = (0..EXCLUDED - 5).map(|m| all[random(n as u64, m as u64) as usize % ITEMS]);
+            let mut slots: Vec<u32> = ranked(query, &all).into_iter().take(10).step_by(2).chain(some).collect();
+            slots.sort_unstable();
+            slots.dedup();
+            slots
+        };
+        let vectors: Vec<Vec<f32>> = numbers(400 * WIDTH, 2).chunks_exact(WIDTH).map(<[f32]>::to_vec).collect();
+        let (calibrating, asking) = vectors.split_at(200);
+        let queries = Queries {
+            source: "test".into(),
+            vectors: calibrating.to_vec(),
+            made_of: vec![None; 200],
+            excluded: calibrating.iter().enumerate().map(|(n, query)| excluded(n, query)).collect(),
+            ..Queries::default()
+        };
+        let calibration = measure(&index, &queries, 1, &|_, _| ());
+        let without = measure(&index, &Queries { excluded: Vec::new(), ..queries }, 1, &|_, _| ());
+        let unlike = |curve: &sterling_snapshot::RecallCurve| sterling_snapshot::RecallCurve {
+            excluding: None,
+            ..curve.clone()
+        };
+        assert_eq!(
+            calibration.curves.iter().map(unlike).collect::<Vec<_>>(),
+            without.curves,
+            "the others are the same"
+        );
+        for (k, recall) in [(10, 0.9), (10, 0.98), (100, 0.9)] {
+            let wanted = SearchGoal { candidates: k, pass_rate: 1.0, recall };
+            let chosen = calibration.choose_beyond(EXCLUDED, wanted, ITEMS, index.lists());
+            let deep = without.choose_beyond(EXCLUDED, wanted, ITEMS, index.lists());
+            let (mut selector, mut scratch, mut hits) = (Selector::new(), ivf::Scratch::default(), 0);
+            for (n, query) in asking.iter().enumerate() {
+                let excluded = excluded(1000 + n, query);
+                let left = |slots: Vec<u32>| -> Vec<u32> {
+                    slots.into_iter().filter(|slot| excluded.binary_search(slot).is_err()).take(k).collect()
+                };
+                let room = index.rows().selected(k) + EXCLUDED;
+                selector.reset(room);
+                let probing = Probing::of(chosen.probes, index.lists());
+                index.search(query, probing, None, &mut selector, room, &mut scratch);
+                let found: Vec<u32> =
+                    selector.finish().iter().map(|&key| sterling_index::topk::unkey(key).1.0).collect();
+                let (truth, found) = (left(ranked(query, &all)), left(ranked(query, &found)));
+                hits += truth.iter().filter(|slot| found.contains(slot)).count();
+            }
+            let found = hits as f64 / (asking.len() * k) as f64;
+            let what = format!("k {k}, requested {recall}, found {found}: {chosen:?}, else {deep:?}");
+            assert!(found > recall - 0.015 && (found - chosen.recall).abs() < 0.03, "{what}");
+            assert!(chosen.probes < deep.probes, "{what}");
         }
     }
 

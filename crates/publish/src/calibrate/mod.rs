@@ -28,8 +28,8 @@ use sterling_index::ivf;
 use sterling_serving::registry::Loaded;
 use sterling_snapshot::model::{Decisions, Package, WARMUP_FILE};
 use sterling_snapshot::{
-    Calibration, INDEX_FILE, Manifest, Placement, QUERIES_FILE, RECALIBRATION_FILE, RECIPE_FILE, REQUESTS_FILE,
-    Recalibration, Recipe, Snapshot, Store,
+    COLUMNS_FILE, Calibration, INDEX_FILE, Ids, Manifest, Placement, QUERIES_FILE, RECALIBRATION_FILE, RECIPE_FILE,
+    REQUESTS_FILE, Recalibration, Recipe, Snapshot, Store,
 };
 use sterling_storage::files::{self, Checksum, Tensors};
 
@@ -71,7 +71,13 @@ pub(super) fn version(
     progress: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<Option<(Calibration, Queries)>> {
     measured(folder, recipe, progress, |index| match queries {
-        Some(path) => Queries::read(path, &as_published(folder)?, (index, most(index.items()))),
+        Some(path) => {
+            let mut queries = Queries::read(path, &as_published(folder)?, (index, most(index.items())))?;
+            let tensors = Tensors::read(&folder.join(COLUMNS_FILE))?;
+            let ids = Ids::open(&tensors, index.slots(), index.items())?;
+            queries.resolve(index.filled_slots().map(|slot| (slot.0, ids.item(slot).0)));
+            Ok(queries)
+        }
         None => Ok(Strata::read(folder)?.beside(Queries::of_items(index, recipe.index.seed))),
     })
 }
@@ -265,15 +271,24 @@ pub(super) struct MainCalibration<'a> {
 
 /// Calibrates the version in `folder`, of which only the index exists so far, with stored queries, otherwise with perturbed
 /// items. Items of new kinds, which are in the `slots`, then form a stratum in addition to those of earlier merges; the file of
-/// strata is written too.
+/// strata is written too. `items` are all slots with the ids of their items.
 ///
 /// # Errors
 /// As [`kept_queries`] and [`Strata::read`]; `Io`.
-pub(super) fn merged(folder: &Path, main: &MainCalibration<'_>, slots: &[u32]) -> Result<Option<MergedCalibration>> {
+pub(super) fn merged(
+    folder: &Path,
+    main: &MainCalibration<'_>,
+    slots: &[u32],
+    items: impl Iterator<Item = (u32, i64)>,
+) -> Result<Option<MergedCalibration>> {
     let (mut strata, seed) = (None, main.recipe.index.seed);
     let kept = kept_queries(main.folder, main.manifest)?;
     let measured = measured(folder, main.recipe, &|_, _| (), |index| match &kept {
-        Some(path) => Queries::read(path, main.package, (index, most(index.items()))),
+        Some(path) => {
+            let mut queries = Queries::read(path, main.package, (index, most(index.items())))?;
+            queries.resolve(items);
+            Ok(queries)
+        }
         None => {
             let mut all = Strata::read(main.folder)?;
             all.add(index, slots, seed);

@@ -38,8 +38,7 @@ impl Queries {
         let vectors = [self.vectors.as_slice(), &ood].concat();
         let mut made_of = self.made_of.clone();
         made_of.resize(vectors.len(), None);
-        let (source, strata) = (self.source.clone(), self.strata.clone());
-        Queries { source, vectors, made_of, strata, ood: ood.len(), ood_reach }
+        Queries { vectors, made_of, ood: ood.len(), ood_reach, ..self.clone() }
     }
 
     /// Returns the queries that are in distribution.

@@ -1,5 +1,6 @@
 //! Calibration queries: vectors, requests that go through the user tower, or items with added noise.
 
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
 
@@ -7,7 +8,8 @@ use super::measured::Layout;
 use super::share::random;
 use sterling_api::{Retrievals, retrievals};
 use sterling_core::error::{Error, Result};
-use sterling_core::request::{EmbeddedUser, User};
+use sterling_core::items::ID;
+use sterling_core::request::{EmbeddedUser, Features, User, Values};
 use sterling_core::units::Slot;
 use sterling_embedding::Lookup;
 use sterling_graph::tower::{self, Pooled, Threads};
@@ -22,11 +24,15 @@ const QUERIES_MAX: usize = 256;
 /// Length of the noise that turns an item into a query, as a share of the item's length.
 const PERTURBED_BY: f32 = 0.1;
 
+/// Tensors of the ids that requests exclude: all of them, and their number per query.
+const EXCLUDED: &str = "queries_excluded";
+const EXCLUDED_COUNTS: &str = "queries_excluded_counts";
+
 /// Source of queries that are perturbed items.
 pub(super) const OF_ITEMS: &str = "perturbed items";
 
 /// Queries for a calibration.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Queries {
     /// Description of their source.
     pub source: String,
@@ -34,6 +40,10 @@ pub struct Queries {
     pub vectors: Vec<Vec<f32>>,
     /// Slot of the item that each was made from, which does not count as its result, or `None`.
     pub(super) made_of: Vec<Option<u32>>,
+    /// Ids of the items that each query's request excludes; empty if none excludes any.
+    pub(super) exclude: Vec<Vec<i64>>,
+    /// Their slots, ascending, once [`Queries::resolve`] has looked them up.
+    pub(super) excluded: Vec<Vec<u32>>,
     /// Number of queries per stratum: they follow the others, and are measured separately.
     pub(super) strata: Vec<usize>,
     /// Number of queries out of the distribution of the others; they are the last ones.
@@ -56,6 +66,25 @@ impl Queries {
     /// Returns whether the queries are perturbed items.
     pub fn are_items(&self) -> bool {
         self.made_of.iter().any(Option::is_some)
+    }
+
+    /// Looks up the excluded items among the items of an index, given as slots with their ids.
+    pub(super) fn resolve(&mut self, items: impl Iterator<Item = (u32, i64)>) {
+        let wanted: HashSet<i64> = self.exclude.iter().flatten().copied().collect();
+        let slots: HashMap<i64, u32> =
+            items.filter(|(_, id)| wanted.contains(id)).map(|(slot, id)| (id, slot)).collect();
+        let of_query = |ids: &Vec<i64>| {
+            let mut slots: Vec<u32> = ids.iter().filter_map(|id| slots.get(id).copied()).collect();
+            slots.sort_unstable();
+            slots.dedup();
+            slots
+        };
+        self.excluded = self.exclude.iter().map(of_query).collect();
+    }
+
+    /// Returns the slots of the items that the request of the `n`-th query excludes.
+    pub(super) fn excluded(&self, n: usize) -> &[u32] {
+        self.excluded.get(n).map_or(&[], Vec::as_slice)
     }
 
     /// Returns the number of queries outside of strata and in distribution.
@@ -83,7 +112,15 @@ impl Queries {
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("npy") => Queries::checked(path, matrix(path, most), index),
             Some("safetensors") => Queries::kept(path, index),
-            _ => Queries::checked(path, requests(path, package, most), index),
+            _ => {
+                let mut exclude = Vec::new();
+                let vectors = requests(path, package, most, &mut exclude);
+                let queries = Queries::checked(path, vectors, index)?;
+                if exclude.iter().all(Vec::is_empty) {
+                    exclude.clear();
+                }
+                Ok(Queries { exclude, ..queries })
+            }
         }
     }
 
@@ -99,6 +136,12 @@ impl Queries {
         let width = self.vectors.first().map_or(0, Vec::len);
         file.add_owned("queries", &[self.vectors.len(), width], self.vectors.concat())?;
         file.add_owned("queries_source", &[self.source.len()], self.source.clone().into_bytes())?;
+        if !self.exclude.is_empty() {
+            let ids = self.exclude.concat();
+            let counts: Vec<u32> = self.exclude.iter().map(|ids| ids.len() as u32).collect();
+            file.add_owned(EXCLUDED, &[ids.len()], ids)?;
+            file.add_owned(EXCLUDED_COUNTS, &[counts.len()], counts)?;
+        }
         file.write(path).map(Some)
     }
 
@@ -109,7 +152,8 @@ impl Queries {
         let (source, _) = tensors.get::<u8>("queries_source", 1)?;
         let vectors = numbers.chunks_exact(shape[1].max(1)).map(<[f32]>::to_vec).collect();
         let source = String::from_utf8_lossy(&source).into_owned();
-        Ok(Queries { source, ..Queries::checked(path, Ok(vectors), index)? })
+        let exclude = if tensors.has(EXCLUDED) { excluded(&tensors, path)? } else { Vec::new() };
+        Ok(Queries { source, exclude, ..Queries::checked(path, Ok(vectors), index)? })
     }
 
     /// Reads evenly spread queries of a `.npy` matrix, `[Q, D]`.
@@ -192,12 +236,33 @@ fn matrix(path: &Path, most: usize) -> Result<Vec<Vec<f32>>> {
     Ok(spread(rows, most).map(|row| values[row * width..(row + 1) * width].to_vec()).collect())
 }
 
-/// Reads bodies of `:retrieve`, one per line.
-fn requests(path: &Path, package: &Package, most: usize) -> Result<Vec<Vec<f32>>> {
+/// Reads the excluded ids per query of a file that [`Queries::write`] wrote.
+fn excluded(tensors: &Tensors, path: &Path) -> Result<Vec<Vec<i64>>> {
+    let (ids, _) = tensors.get::<i64>(EXCLUDED, 1)?;
+    let (counts, _) = tensors.get::<u32>(EXCLUDED_COUNTS, 1)?;
+    let mut rest = &ids[..];
+    let of_query = |count: &u32| {
+        let (own, further) = rest.split_at_checked(*count as usize)?;
+        rest = further;
+        Some(own.to_vec())
+    };
+    let exclude: Option<Vec<Vec<i64>>> = counts.iter().map(of_query).collect();
+    exclude.ok_or_else(|| {
+        let why = format!("{}: `{EXCLUDED}` has {} ids, fewer than the queries exclude", path.display(), ids.len());
+        Error::corrupt(why)
+    })
+}
+
+/// Reads bodies of `:retrieve`, one per line. Adds the ids that each query excludes to `exclude`.
+fn requests(path: &Path, package: &Package, most: usize, exclude: &mut Vec<Vec<i64>>) -> Result<Vec<Vec<f32>>> {
     let text = fs::read_to_string(path).map_err(|e| Error::io("reading", e))?;
     let lines: Vec<&str> = text.lines().collect();
     spread(lines.len(), most)
-        .map(|n| queries(lines[n], package).map_err(|e| e.within(format!("line {}", n + 1))))
+        .map(|n| {
+            let (queries, ids) = queries(lines[n], package).map_err(|e| e.within(format!("line {}", n + 1)))?;
+            exclude.extend(queries.iter().map(|_| ids.clone()));
+            Ok(queries)
+        })
         .collect::<Result<Vec<_>>>()
         .map(|queries| queries.concat())
 }
@@ -212,15 +277,22 @@ pub(super) fn sampled_lines(path: &Path) -> Result<String> {
     Ok(spread(lines.len(), QUERIES_MAX).map(|n| format!("{}\n", lines[n])).collect())
 }
 
-/// Returns the query embeddings of the body's user: one, or several.
-fn queries(line: &str, package: &Package) -> Result<Vec<Vec<f32>>> {
+/// Returns the query embeddings of the body's user, one or several, and the ids of the items that its requests exclude: those of
+/// the body, otherwise those of its features, because a user's history is what callers exclude.
+fn queries(line: &str, package: &Package) -> Result<(Vec<Vec<f32>>, Vec<i64>)> {
     let Retrievals::One(request, ..) = retrievals(line.as_bytes())? else {
         return Err(Error::invalid("got a list of requests, expected one request per line"));
     };
+    let mut exclude: Vec<i64> = request.exclude.iter().map(|id| id.0).collect();
     let features = match request.user {
-        User::Vector(vector) | User::Embedded(EmbeddedUser { query: vector, .. }) => return each(vector, package),
+        User::Vector(vector) | User::Embedded(EmbeddedUser { query: vector, .. }) => {
+            return Ok((each(vector, package)?, exclude));
+        }
         User::Features(features) => features,
     };
+    if exclude.is_empty() {
+        exclude = items_of(&features, package);
+    }
     let Some(tower) = &package.user else {
         return Err(Error::invalid("field `features`: this model has no user tower, expected `vector`"));
     };
@@ -229,7 +301,22 @@ fn queries(line: &str, package: &Package) -> Result<Vec<Vec<f32>>> {
     let rows: Vec<(_, &Pooled)> =
         vec![(&row, pooled.first().ok_or_else(|| Error::internal("a row without a lookup"))?)];
     let made = tower.run(&rows, &Threads::new(1), &mut tower::Scratch::default())?;
-    Ok(made[0].data().chunks(package.spec.dimension.max(1)).map(<[f32]>::to_vec).collect())
+    let queries = made[0].data().chunks(package.spec.dimension.max(1)).map(<[f32]>::to_vec).collect();
+    Ok((queries, exclude))
+}
+
+/// Returns the item ids in the features of a user: values that are looked up in a table in which the item tower looks up ids.
+fn items_of(features: &Features, package: &Package) -> Vec<i64> {
+    let of_item =
+        package.spec.item.features.iter().filter(|spec| spec.source() == ID).filter_map(|spec| spec.table.as_ref());
+    let tables: Vec<&String> = of_item.collect();
+    let of_user = package.spec.user.iter().flat_map(|user| &user.features);
+    let of_items = of_user.filter(|spec| spec.table.as_ref().is_some_and(|table| tables.contains(&table)));
+    let ids = of_items.filter_map(|spec| match features.get(spec.source()) {
+        Some(Values::Integers(ids)) => Some(ids.as_slice()),
+        _ => None,
+    });
+    ids.flatten().copied().collect()
 }
 
 /// Splits the concatenated queries of a user.
@@ -243,6 +330,37 @@ fn each(vector: Vec<f32>, package: &Package) -> Result<Vec<Vec<f32>>> {
             Err(Error::invalid(format!(
                 "field `vector`: got {got} numbers, expected {expected}: {queries} queries of {width}"
             )))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use sterling_core::tensor::Matrix;
+    use sterling_index::ivf::{Options, Rescore, RowSurvey};
+    use sterling_storage::rows::RowStore;
+
+    #[test]
+    fn excluded_items_are_stored_and_resolved() {
+        let numbers: Vec<f32> = (0..64 * 4).map(|n| bell(random(3, n))).collect();
+        let store = RowStore::from(Matrix::new(&numbers, 4).unwrap());
+        let options = Options { lists: 4, iterations: 2, rescore: Rescore::F32, ..Options::default() };
+        let built = ivf::build(&store, &RowSurvey::of(&store).unwrap(), &options, &|_| ()).unwrap();
+        let index = ivf::Index::open(&built.in_memory(&store, "index").unwrap()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("queries.safetensors");
+        for exclude in [Vec::new(), vec![vec![7, 5, 7], Vec::new(), vec![9, 1000]]] {
+            let vectors = numbers.chunks_exact(4).take(3).map(<[f32]>::to_vec).collect();
+            let source = "requests.jsonl".to_owned();
+            let queries = Queries { source, vectors, made_of: vec![None; 3], exclude, ..Queries::default() };
+            queries.write(&path).unwrap().unwrap();
+            let mut read = Queries::kept(&path, &index).unwrap();
+            assert_eq!(read, queries);
+            read.resolve((0..20).map(|slot| (slot, i64::from(slot) + 5)));
+            let expected: [&[u32]; 4] = if read.exclude.is_empty() { [&[]; 4] } else { [&[0, 2], &[], &[4], &[]] };
+            assert_eq!([0, 1, 2, 3].map(|n| read.excluded(n)), expected);
         }
     }
 }

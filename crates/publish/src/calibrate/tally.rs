@@ -5,7 +5,7 @@ use super::depth::{AllDepths, Depths, ScanTimes};
 use super::share::{PASS_RATES, Passing};
 use sterling_core::units::ListId;
 use sterling_index::ivf::{CheckInterval, Rates, ResidualQuantiles, Seen, UnscannedLists, WideRows, next_check};
-use sterling_snapshot::{CodedCurve, RecallCurve, TARGETS};
+use sterling_snapshot::{CodedCurve, ExcludingCurve, RecallCurve, TARGETS};
 
 /// Measured numbers of candidates.
 pub(super) const CANDIDATES: [usize; 4] = [10, 100, 1000, 10_000];
@@ -15,6 +15,8 @@ const LEFT_MIN: f64 = 1e-5;
 const LOST_MIN: f64 = 5e-4;
 /// Tolerated difference of a stratum's mean recall to the target.
 const STRATUM_BELOW: f64 = 0.01;
+/// Minimum number of queries with excluded items for a curve of their own.
+const EXCLUDING_MIN: usize = 30;
 /// Number of bisection steps for the share at which searches may end.
 const HALVINGS: usize = 24;
 
@@ -30,6 +32,10 @@ pub(super) struct Tally {
     strata: Vec<(Vec<u64>, usize)>,
     /// Hits of queries that are out of distribution, and the squares; not included above.
     ood: [Vec<u64>; 2],
+    /// Hits among the items that a request does not exclude, and the squares; not included above.
+    excluding: [Vec<u64>; 2],
+    /// Number of excluded items of each of these queries.
+    excluded: Vec<usize>,
     /// Termination checks of each query.
     looks: Vec<Vec<CheckState>>,
 }
@@ -68,6 +74,14 @@ impl QueryPath<'_> {
     }
 }
 
+/// Adds the hits of a query after each number of lists, and their squares.
+fn add_found([hits, squares]: &mut [Vec<u64>; 2], found: impl Iterator<Item = u64>) {
+    for ((hits, squares), found) in hits.iter_mut().zip(squares).zip(found) {
+        *hits += found;
+        *squares += found * found;
+    }
+}
+
 /// Creates an empty tally per curve; skips curves for which no more items pass than are wanted.
 pub(super) fn tallies(lists: usize, shares: &[Vec<Passing>], strata: &[usize]) -> Vec<Tally> {
     let empty = move || vec![0; lists];
@@ -81,6 +95,8 @@ pub(super) fn tallies(lists: usize, shares: &[Vec<Passing>], strata: &[usize]) -
             squares: empty(),
             strata: of_strata(),
             ood: [empty(), empty()],
+            excluding: [empty(), empty()],
+            excluded: Vec::new(),
             looks: Vec::new(),
         })
     };
@@ -136,11 +152,14 @@ impl Tally {
     /// Adds the results of a query that is out of distribution, list by list.
     pub(super) fn walk_ood(&mut self, walk: &QueryPath<'_>, share: &Passing) {
         let found = walk.found(share, self.share);
-        let [hits, squares] = &mut self.ood;
-        for ((hits, squares), found) in hits.iter_mut().zip(squares).zip(found) {
-            *hits += found;
-            *squares += found * found;
-        }
+        add_found(&mut self.ood, found);
+    }
+
+    /// Adds the results of a query without the items that its request excludes, list by list.
+    pub(super) fn walk_excluding(&mut self, walk: &QueryPath<'_>, share: &Passing, excluded: usize) {
+        let found = walk.found(share, self.share);
+        add_found(&mut self.excluding, found);
+        self.excluded.push(excluded);
     }
 
     pub(super) fn add(&mut self, other: Tally) {
@@ -149,6 +168,8 @@ impl Tally {
         sum(&mut self.squares, &other.squares);
         self.strata.iter_mut().zip(&other.strata).for_each(|((hits, _), (more, _))| sum(hits, more));
         self.ood.iter_mut().zip(&other.ood).for_each(|(hits, more)| sum(hits, more));
+        self.excluding.iter_mut().zip(&other.excluding).for_each(|(hits, more)| sum(hits, more));
+        self.excluded.extend(other.excluded);
         self.looks.extend(other.looks);
     }
 
@@ -173,6 +194,28 @@ impl Tally {
         let [hits, squares] = &self.ood;
         let reaches = |n: &usize| bounded(hits[n - 1], squares[n - 1], queries, self.k).1 >= target;
         (least..=hits.len()).find(reaches).unwrap_or(hits.len())
+    }
+
+    /// Returns the settings for requests that exclude items: for each target the smallest number of lists, at least that of
+    /// `points` and of `before`, the curve of fewer candidates, whose recall is above the target with 95 % confidence. `None`
+    /// unless enough queries were measured.
+    fn excluding_curve(&self, points: &[Point], before: Option<&ExcludingCurve>) -> Option<ExcludingCurve> {
+        let queries = self.excluded.len();
+        if queries < EXCLUDING_MIN {
+            return None;
+        }
+        let [hits, squares] = &self.excluding;
+        let bounded = |probes: usize| bounded(hits[probes - 1], squares[probes - 1], queries, self.k);
+        let (mut probes, mut recall) = (Vec::new(), Vec::new());
+        for (n, (target, point)) in TARGETS.iter().zip(points).enumerate() {
+            let lower = probes.last().map_or(point.probes, |last| point.probes.max(*last));
+            let least = before.map_or(lower, |curve| lower.max(curve.probes[n]));
+            let own = (least..=hits.len()).find(|&n| bounded(n).1 >= target + point.lost).unwrap_or(hits.len());
+            recall.push(((bounded(own).0 - point.lost).max(0.0) * 1e5).floor() / 1e5);
+            probes.push(own);
+        }
+        let excluded = self.excluded.iter().copied().max().unwrap_or(0);
+        Some(ExcludingCurve { excluded, probes, recall })
     }
 
     /// Returns the largest share of K in unscanned lists at which searches may end and still reach a recall with 95 % confidence.
@@ -335,7 +378,9 @@ pub(super) fn curves(tallies: &[Tally], (queries, ood): (usize, usize), choices:
         let selected = points.iter().map(|point| point.selected);
         let selected = if selected.clone().all(|n| n == 0) { Vec::new() } else { selected.collect() };
         let k = tally.k;
-        curves.push(RecallCurve { k, pass_rate, probes, recall, low, left, selected, ood_probes, codes });
+        let before = curves.iter().rev().find_map(|curve| curve.excluding.as_ref());
+        let excluding = if pass_rate == 1.0 { tally.excluding_curve(&points, before) } else { None };
+        curves.push(RecallCurve { k, pass_rate, probes, recall, low, left, selected, ood_probes, excluding, codes });
     }
     curves
 }

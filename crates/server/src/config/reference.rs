@@ -38,7 +38,7 @@ Servers behind a router. `sterling route` also reads `listen` (default `127.0.0.
 ";
 
 /// Keys of `[route]` with their meanings.
-const ROUTE: [(&str, &str); 9] = [
+const ROUTE: [(&str, &str); 10] = [
     (
         "servers",
         "Servers of all shards, each as `HOST:PORT`; a name stands for all of its addresses. Each server reports its shard.",
@@ -46,6 +46,7 @@ const ROUTE: [(&str, &str); 9] = [
     ("refresh_ms", "Interval between two polls of the servers and their names, in milliseconds."),
     ("min_replicas", "Number of servers that each shard of a version needs before the version answers."),
     ("min_coverage", "Default for the share of the items that an answer must cover."),
+    ("least_coverage", "Least `min_coverage` that a request may ask for; 1.0 forbids partial answers."),
     ("timeout_ms", "Default deadline of requests, in milliseconds."),
     ("requests", "Maximum number of concurrent requests."),
     ("audit_share", "Share of retrievals that run again exactly after their answer, to measure recall; 0: none."),

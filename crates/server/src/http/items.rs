@@ -27,7 +27,7 @@ use sterling_core::items::InvalidItem;
 use sterling_core::limits::{EXCLUDE_MAX, FRESH_BYTES, FRESH_ITEMS};
 use sterling_core::request::VersionSelector;
 use sterling_core::units::ItemId;
-use sterling_serving::fresh::{Call, CallAnswer, ModelUpdates, Update, UpdateRejection, update_of};
+use sterling_serving::fresh::{Call, CallAnswer, ModelUpdates, Update, UpdateRejection, unscorable, update_of};
 use sterling_serving::registry::Loaded;
 use sterling_serving::view::View;
 
@@ -81,11 +81,11 @@ pub(super) async fn upserted_here(app: &Arc<App>, model: String, request: Reques
     let view = seen(app, &loaded, request.uri()).await?;
     let body = app.bodies.read_any(request).await?;
     let (sent, memory) = (said.sent, app.bodies.memory());
-    let has_tower = view.main().package.item.is_some();
+    let runs_graph = view.main().package.item.is_some() || view.main().column_check.is_some();
     let begun = (feed.clone(), said.key);
     let judge = move |body: &[u8]| Upsert::judged(&view, body, (sent, memory), begun);
-    let judged = match has_tower {
-        // An item tower takes time, and rows of its tables may come from other machines.
+    let judged = match runs_graph {
+        // A graph takes time, and rows of an item tower's tables may come from other machines.
         true => app.asides.run(move || judge(&body)).await?,
         false => app.asides.prepare(body, false, judge).await?,
     };
@@ -161,6 +161,7 @@ impl Upsert {
                 Err(wrong) => upsert.refused.push(UpdateRejection { place, wrong }),
             }
         }
+        upsert.check_columns(view);
         upsert.embed(view)?;
         let absent = |(_, update): &(u32, Update)| match update {
             Update::Set { id, .. } => Some(ItemId(*id)).filter(|id| view.slot(*id).is_none()),
@@ -168,6 +169,14 @@ impl Upsert {
         };
         upsert.absent = upsert.updates.iter().filter_map(absent).collect();
         Ok(ParsedBody::New(upsert))
+    }
+
+    /// Rejects items that the reranker could not score.
+    fn check_columns(&mut self, view: &View) {
+        let wrong = unscorable(view, self.updates.iter().map(|(_, update)| update));
+        let wrong: BTreeMap<u32, InvalidItem> =
+            wrong.into_iter().map(|(n, wrong)| (self.updates[n].0, wrong)).collect();
+        self.refuse(|place, _| wrong.get(&place).cloned());
     }
 
     /// Rejects items for which the item tower returns no usable embedding.

@@ -21,6 +21,8 @@ pub struct Options {
     pub min_replicas: usize,
     /// Default for the share of the items that an answer must cover.
     pub min_coverage: f64,
+    /// Least `min_coverage` that a request may ask for: requests may raise the share, but not lower it below this.
+    pub least_coverage: f64,
     /// Default deadline of requests, in milliseconds.
     pub timeout_ms: u64,
     /// Maximum number of concurrent requests.
@@ -41,6 +43,7 @@ impl Default for Options {
             refresh_ms: 1000,
             min_replicas: 1,
             min_coverage: 1.0,
+            least_coverage: 0.0,
             timeout_ms: 1000,
             requests: 1024,
             audit_share: 0.0,
@@ -80,9 +83,14 @@ impl Options {
                 "key: expected visible characters without spaces, as `sterling key` prints them",
             ));
         }
-        for (name, value) in [("min_coverage", self.min_coverage), ("audit_share", self.audit_share)] {
-            if !(0.0..=1.0).contains(&value) {
-                return Err(Error::invalid(format!("{name}: got {value}, expected 0 to 1")));
+        for (name, value, least) in [
+            ("least_coverage", self.least_coverage, 0.0),
+            ("min_coverage", self.min_coverage, self.least_coverage),
+            ("audit_share", self.audit_share, 0.0),
+        ] {
+            if !(least..=1.0).contains(&value) {
+                let what = if least > 0.0 { " (`least_coverage`)" } else { "" };
+                return Err(Error::invalid(format!("{name}: got {value}, expected {least}{what} to 1")));
             }
         }
         Ok(())
@@ -108,6 +116,11 @@ mod tests {
             (Options { min_replicas: 0, ..good.clone() }, "min_replicas: got 0"),
             (Options { min_coverage: 1.5, ..good.clone() }, "min_coverage: got 1.5"),
             (Options { min_coverage: f64::NAN, ..good.clone() }, "min_coverage"),
+            (Options { least_coverage: 1.5, ..good.clone() }, "least_coverage: got 1.5"),
+            (
+                Options { min_coverage: 0.5, least_coverage: 0.75, ..good.clone() },
+                "min_coverage: got 0.5, expected 0.75 (`least_coverage`) to 1",
+            ),
             (Options { audit_share: -0.5, ..good.clone() }, "audit_share: got -0.5"),
             (Options { refresh_ms: 0, ..good.clone() }, "refresh_ms: got 0"),
             (Options { key: "a b".into(), ..good.clone() }, "key: expected visible characters"),

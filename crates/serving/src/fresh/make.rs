@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use super::columns::ReadColumns;
 use super::early::EarlyEmbeddings;
 use super::embed::{Embedded, Embedder};
 use super::update::{Put, Update};
@@ -56,7 +57,22 @@ impl RowEncoder {
             let vector = self.assigner.coded(&vector);
             Ok(Fitted { row: Row { id: put.id, list, is_stray, vector, kept, attributes }, misfits: changes.misfits })
         });
-        updates.iter().map(|update| if let Update::Put(_) = update { rows.next() } else { None }).collect()
+        let mut rows: Vec<Option<Result<Fitted>>> =
+            updates.iter().map(|update| if let Update::Put(_) = update { rows.next() } else { None }).collect();
+        self.drop_unscorable(&mut rows);
+        rows
+    }
+
+    /// Replaces rows that the reranker cannot score by an error: they would be omitted from every answer, and could not be
+    /// published.
+    fn drop_unscorable(&self, rows: &mut [Option<Result<Fitted>>]) {
+        let Some(columns) = ReadColumns::of(&self.main) else { return };
+        let made: Vec<usize> = (0..rows.len()).filter(|&n| matches!(rows[n], Some(Ok(_)))).collect();
+        let numbers = made.iter().filter_map(|&n| rows[n].as_ref()?.as_ref().ok());
+        let numbers = numbers.map(|fitted| columns.numbers(|column| (&fitted.row.attributes[column]).into())).collect();
+        for (place, unscorable) in columns.check(numbers) {
+            rows[made[place]] = Some(Err(unscorable.into_error()));
+        }
     }
 
     /// Converts an item's attributes, and removes those that do not fit: its embedding is computed without them too.

@@ -9,6 +9,7 @@
 
 mod backlog;
 mod calls;
+mod columns;
 mod early;
 mod embed;
 mod feed;
@@ -21,6 +22,7 @@ mod update;
 
 pub use backlog::Backlog;
 pub use calls::Call;
+pub use columns::unscorable;
 pub use feed::{ModelUpdates, UpdateFeeds, Updating};
 pub use given::update_of;
 pub use merges::{MergeCallback, MergeUnderWay, MergeWanted, Merged, Merges};

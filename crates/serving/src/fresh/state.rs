@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use rayon::ThreadPool;
 
+use super::columns::ReadColumns;
 use super::early::EarlyEmbeddings;
 use super::join::{Joining, Part, joined, joiner, live};
 use super::make::{Changes, Fitted, RowEncoder, changes};
@@ -20,7 +21,7 @@ use super::update::Update;
 use crate::view::{Attribute, Row, Segment, View};
 use sterling_core::error::{Error, Result};
 use sterling_core::units::{ItemId, Slot};
-use sterling_index::columns::{Column, Overlay, Value};
+use sterling_index::columns::{Column, Columns, Overlay, Value};
 use sterling_index::search::Tombstones;
 use sterling_snapshot::{Snapshot, VectorRows};
 
@@ -175,7 +176,13 @@ impl Fresh {
                     self.misfits.push(IncompatibleUpdate { position, error, is_whole: true });
                     Vec::new()
                 }
-                (Update::Set { id, attributes }, None) => self.set(*id, attributes)?,
+                (Update::Set { id, attributes }, None) => match self.unscorable(*id, attributes) {
+                    Some(error) => {
+                        self.misfits.push(IncompatibleUpdate { position, error, is_whole: true });
+                        Vec::new()
+                    }
+                    None => self.set(*id, attributes)?,
+                },
                 (Update::Delete { id }, None) => {
                     self.delete(*id);
                     Vec::new()
@@ -236,6 +243,46 @@ impl Fresh {
         fitting.into_iter().for_each(|(column, attribute)| row.attributes[column] = attribute);
         self.put(row);
         Ok(misfits)
+    }
+
+    /// Returns why the reranker could not score an item with changed attributes.
+    fn unscorable(&self, id: i64, given: &[(String, Attribute)]) -> Option<Error> {
+        let columns = ReadColumns::of(&self.main).filter(|columns| given.iter().any(|(name, _)| columns.has(name)))?;
+        if !self.has(id) {
+            return None;
+        }
+        let Changes { fitting, .. } = changes(&self.main.columns, given);
+        let value = |column: usize| match fitting.iter().find(|(changed, _)| *changed == column) {
+            Some((_, attribute)) => attribute.into(),
+            None => self.value(id, column),
+        };
+        let mut unscorable = columns.check(vec![columns.numbers(value)]);
+        unscorable.pop().map(|(_, why)| why.into_error())
+    }
+
+    /// Returns whether an item exists.
+    fn has(&self, id: i64) -> bool {
+        let is_live = |slot: Option<Slot>, gone: &Tombstones| slot.is_some_and(|slot| !gone.contains(slot));
+        self.table.contains_key(&id)
+            || self.segments.iter().any(|(segment, gone)| is_live(segment.ids().slot(ItemId(id)), gone))
+            || is_live(self.main.ids.slot(ItemId(id)), &self.gone)
+    }
+
+    /// Returns the present value of an item in a column.
+    fn value(&self, id: i64, column: usize) -> Value {
+        if let Some(row) = self.table.get(&id) {
+            return (&row.attributes[column]).into();
+        }
+        let of = |columns: &Columns, slot| {
+            columns.list().nth(column).map_or(Value::Missing, |column| (&Attribute::from(column.cell(slot))).into())
+        };
+        for (segment, gone) in &self.segments {
+            if let Some(slot) = segment.ids().slot(ItemId(id)).filter(|&slot| !gone.contains(slot)) {
+                return of(segment.columns(), slot);
+            }
+        }
+        let Some(slot) = self.main.ids.slot(ItemId(id)) else { return Value::Missing };
+        self.overlay.get(column, slot).cloned().unwrap_or_else(|| of(&self.main.columns, slot))
     }
 
     /// Returns whether columns of an item of the main snapshot may change in place.

@@ -163,7 +163,9 @@ impl BatchAnswers<'_> {
         candidates.truncate(k0);
         let Some(&(score, slot)) = candidates.last() else { return Ok(None) };
         let ranked = self.reranker.ranked(requested, trace, &candidates, k)?;
-        Ok(Some(RankedAhead { is_all: candidates.len() <= k, last: (self.view.id(slot), score), ranked }))
+        // Fewer results than requested are all that have scores.
+        let is_all = candidates.len() <= k || ranked.ids.len() < k;
+        Ok(Some(RankedAhead { is_all, last: (self.view.id(slot), score), ranked }))
     }
 
     /// Adds the steps of a search to the trace.

@@ -35,11 +35,27 @@ impl Reranker<'_> {
         self.read_columns(candidates);
         let read = read.elapsed();
         self.score(requested, candidates, trace)?;
+        let undefined = self.undefined(requested, candidates.len())?;
         let valued = Instant::now();
         self.value(&requested.prepared.constants, candidates);
         let items = candidates.len() as u64;
         trace.add([Step { name: "value", took: read + valued.elapsed(), items, bytes: 0 }]);
-        Ok(trace.step("top", || self.top(k, candidates), |_| (0, 0)))
+        Ok(trace.step("top", || self.top(k, candidates, undefined), |_| (0, 0)))
+    }
+
+    /// Returns the number of candidates for which a task score is NaN. They are not returned: one item that the reranker cannot
+    /// score must not take the others along.
+    ///
+    /// # Errors
+    /// If the request's own numbers, or all candidates, have no scores.
+    fn undefined(&self, requested: &EmbeddedRequest<'_>, count: usize) -> Result<usize> {
+        let tasks = &self.scratch.tasks;
+        if self.scratch.has_scores {
+            return Ok(0);
+        }
+        let undefined = (0..count).filter(|&n| is_undefined(tasks, count, n)).count();
+        requested.prepared.check_undefined(undefined, count)?;
+        Ok(undefined)
     }
 
     /// Reads the retrieval score and the snapshot's numeric columns of the candidates.
@@ -68,7 +84,7 @@ impl Reranker<'_> {
         let mut graphs = std::mem::take(&mut self.scratch.graphs);
         let mut slots = std::mem::take(&mut self.scratch.slots);
         tasks.clear();
-        let mut scored = Ok(());
+        let mut scored = Ok(true);
         if let Some(overarch) = self.view.overarch().filter(|_| !candidates.is_empty()) {
             let count = candidates.len();
             tasks.resize(overarch.tasks() * count, 0.0);
@@ -87,12 +103,10 @@ impl Reranker<'_> {
             let bytes = count as u64 * main.candidates.bytes(&main.index);
             let run = || overarch.score(&run, self.threads, &mut graphs, &mut between, &mut tasks);
             scored = trace.step("overarch", run, |_| (count as u64, bytes));
-            if scored.is_err() && tasks.iter().any(|score| score.is_nan()) {
-                scored = scored.map_err(|e| requested.prepared.query.not_finite(&e.to_string()));
-            }
         }
         (self.scratch.tasks, self.scratch.graphs, self.scratch.slots) = (tasks, graphs, slots);
-        scored
+        self.scratch.has_scores = scored?;
+        Ok(())
     }
 
     /// Step 10: computes one value per candidate, `[K0]`.
@@ -112,8 +126,9 @@ impl Reranker<'_> {
         (self.scratch.values, self.scratch.program) = (values, program);
     }
 
-    /// Step 11: selects the best K candidates by value; ties are broken by the lower item id.
-    fn top(&mut self, k: usize, candidates: &[(f32, Slot)]) -> Ranked {
+    /// Step 11: selects the best K candidates by value, without the `undefined` ones that have no score; ties are broken by the
+    /// lower item id.
+    fn top(&mut self, k: usize, candidates: &[(f32, Slot)], undefined: usize) -> Ranked {
         let Scratch { tasks, values, order, .. } = &mut *self.scratch;
         let count = candidates.len();
         let id = |n: u32| self.view.id(candidates[n as usize].1);
@@ -121,8 +136,8 @@ impl Reranker<'_> {
         let value = |n: u32| values[n as usize] + 0.0;
         let better = |a: &u32, b: &u32| by_score(value(*a), value(*b)).then_with(|| id(*a).cmp(&id(*b)));
         order.clear();
-        order.extend(0..count as u32);
-        if k < count {
+        order.extend((0..count as u32).filter(|&n| undefined == 0 || !is_undefined(tasks, count, n as usize)));
+        if k < order.len() {
             order.select_nth_unstable_by(k, better);
             order.truncate(k);
         }
@@ -137,4 +152,9 @@ impl Reranker<'_> {
             unknown: Vec::new(),
         }
     }
+}
+
+/// Returns whether a task score of candidate `n` is NaN; `tasks` are `[T, count]`.
+fn is_undefined(tasks: &[f32], count: usize, n: usize) -> bool {
+    tasks.iter().skip(n).step_by(count).any(|score| score.is_nan())
 }

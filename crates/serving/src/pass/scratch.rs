@@ -14,6 +14,8 @@ pub(super) struct Scratch {
     pub(super) columns: Vec<Vec<f32>>,
     /// `[T, K0]`
     pub(super) tasks: Vec<f32>,
+    /// False if one of them is NaN.
+    pub(super) has_scores: bool,
     /// `[K0]`
     pub(super) similarity: Vec<f32>,
     /// `[K0]`

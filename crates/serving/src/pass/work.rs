@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::trace::Trace;
 use crate::view::{Planned, View};
-use sterling_core::error::{Error, Result};
+use sterling_core::error::{Error, Kind, Result};
 use sterling_core::limits;
 use sterling_core::request::{EmbeddedUser, Origin, Probes, Reading};
 use sterling_core::units::{ItemId, Slot};
@@ -100,6 +100,29 @@ impl Query {
                 Query::Features { row, .. } => row.largest(),
             },
         )
+    }
+}
+
+impl Prepared {
+    /// Checks and counts candidates whose task scores are NaN, `undefined` of `count`: some are the fault of these items, and
+    /// are omitted from the answer.
+    ///
+    /// # Errors
+    /// `Invalid` if the request has a huge number; `Internal` if no candidate has scores.
+    pub(super) fn check_undefined(&self, undefined: usize, count: usize) -> Result<()> {
+        if undefined == 0 {
+            return Ok(());
+        }
+        let main = self.view.main();
+        let file = main.package.overarch.as_ref().map_or("overarch", |overarch| overarch.graph().0);
+        match self.query.not_finite(&format!("{file}: `logits` holds NaN")) {
+            error if undefined == count || error.kind() != Kind::Internal => Err(error),
+            _ => {
+                let model = main.manifest.name.clone();
+                metrics::counter!("sterling_undefined_candidates_total", "model" => model).increment(undefined as u64);
+                Ok(())
+            }
+        }
     }
 }
 

@@ -320,6 +320,18 @@ impl View {
         }
     }
 
+    /// Returns the present value of the item in a slot in a column, by the number of the column.
+    pub fn value_of(&self, column: usize, slot: Slot) -> Value {
+        let of = |columns: &Columns, slot| {
+            columns.list().nth(column).map_or(Value::Missing, |column| (&Attribute::from(column.cell(slot))).into())
+        };
+        match (self.piece(slot), self.overlay.get(column, slot)) {
+            (Some((piece, slot)), _) => of(piece.segment.columns(), slot),
+            (None, Some(value)) => value.clone(),
+            (None, None) => of(&self.main.columns, slot),
+        }
+    }
+
     /// Compares items by descending score, then by id.
     pub fn best_first(&self, (score, slot): &(f32, Slot), (other, other_slot): &(f32, Slot)) -> Ordering {
         by_score(*score, *other).then_with(|| self.id(*slot).cmp(&self.id(*other_slot)))

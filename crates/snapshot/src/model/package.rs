@@ -112,6 +112,22 @@ impl Package {
         Ok(parted.part().map(decided))
     }
 
+    /// Returns the reranker without item-side precomputation, if that reads item columns; `None` if the package's own reranker
+    /// reads them all.
+    ///
+    /// # Errors
+    /// As [`Package::open`].
+    pub(crate) fn unsplit_reranker(&self) -> Result<Option<OverArch>> {
+        let reads_columns = |part: &ItemPart| part.reads().columns().next().is_some();
+        let Some(split) = self.overarch.as_ref().filter(|o| o.part().is_some_and(reads_columns)) else {
+            return Ok(None);
+        };
+        let (readable, tasks) = (readable(&self.spec, self.user.as_ref(), &self.tables)?, self.spec.tasks.len());
+        let file = split.graph().0;
+        let graph = Graph::load(file, read_graph(&self.folder, file)?)?.in_precision(split.precision());
+        OverArch::new(graph, &readable, tasks).map(Some)
+    }
+
     fn from_folder(
         folder: &Path,
         tensors: impl Fn(&Path) -> Result<Tensors>,
@@ -430,6 +446,16 @@ pub(crate) fn read_graph(folder: &Path, file: &str) -> Result<Vec<u8>> {
     let mut bytes = 0u64;
     let mut beside = |name: &str| {
         let path = folder.join(name);
+        // A file that is missing is reported where it is read.
+        if let (Ok(real), Ok(within)) = (path.canonicalize(), folder.canonicalize())
+            && !real.starts_with(&within)
+        {
+            return Err(Error::invalid(format!(
+                "file `{name}` of external data is a link to {}, expected a file in {}",
+                real.display(),
+                within.display()
+            )));
+        }
         bytes = bytes.saturating_add(std::fs::metadata(&path).map_or(0, |about| about.len()));
         if bytes > BYTES_MAX as u64 {
             return Err(Error::invalid(format!(
@@ -480,5 +506,15 @@ mod tests {
         let bytes = read_graph(folder.path(), "user.onnx").unwrap();
         let read = ModelProto::parse_buf(&bytes).unwrap().graph.unwrap();
         assert_eq!(read.initializer[0].raw_data.as_ref().unwrap().borrow()[..], numbers[4..]);
+        // A link within the package is followed, one that leaves it is not.
+        let (data, other) = (folder.path().join("user.onnx.data"), tempfile::tempdir().unwrap());
+        std::fs::rename(&data, folder.path().join("weights")).unwrap();
+        std::os::unix::fs::symlink("weights", &data).unwrap();
+        assert_eq!(read_graph(folder.path(), "user.onnx").unwrap(), bytes);
+        std::fs::rename(folder.path().join("weights"), other.path().join("weights")).unwrap();
+        std::fs::remove_file(&data).unwrap();
+        std::os::unix::fs::symlink(other.path().join("weights"), &data).unwrap();
+        let error = read_graph(folder.path(), "user.onnx").unwrap_err().to_string();
+        assert!(error.contains("file `user.onnx.data` of external data is a link to"), "{error}");
     }
 }

@@ -11,7 +11,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Resource, Rlimit, Signal, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, getpid, kill_process, setrlimit};
 use serde::{Deserialize, Serialize};
 
 use super::rows;
@@ -103,7 +103,9 @@ impl ProcessSandbox {
         command.arg("trial").arg(folder);
         command.args(["--memory-bytes", &self.bounds.memory_bytes.to_string()]);
         command.args(["--cpu-seconds", &self.bounds.cpu.as_secs().max(1).to_string()]);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // The child ends when its standard input does, which is at the latest when this process ends.
+        command.arg("--until-input-ends");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|e| Error::io("the process of the sandbox validation", e))?;
         let (said, cried) = (read_keeping_start(child.stdout.take())?, read_keeping_start(child.stderr.take())?);
         let ended = self.wait(&mut child)?;
@@ -204,6 +206,19 @@ fn read_keeping_start(from: Option<impl Read + Send + 'static>) -> Result<JoinHa
 
 fn cut(text: &str) -> String {
     text.chars().take(REASON_CHARS).collect()
+}
+
+/// Kills this process, without a report, as soon as its standard input ends.
+///
+/// # Errors
+/// `Io` if a thread cannot be created.
+pub fn end_with_input() -> Result<()> {
+    let watch = || {
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        // This process has no temporary files.
+        let _ = kill_process(getpid(), Signal::KILL);
+    };
+    tasks::SANDBOX.start(watch).map(drop)
 }
 
 /// Runs in the child: limits this process, validates the graphs of `folder` and writes the report to `out`.

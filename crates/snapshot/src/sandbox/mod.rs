@@ -7,16 +7,19 @@
 //!    with its name and the batch size. Outputs are compared with an independent reference evaluation of the file (`oracle`) on
 //!    varied rows (`samples`), including edge cases and rows without features, alone and in batches. A graph with a different
 //!    result is rejected (`compare`).
-//! 2. Over the items to be published ([`score_items`]), for failures that only real numbers cause.
+//! 2. Over the items to be published ([`score_items`]), for failures that only real numbers cause. Items that are added later are
+//!    checked one by one ([`ColumnCheck`]).
 //!
 //! The validation holds for all requests because of two rules of `sterling_graph::tower`: tensor sizes depend on the number of
 //! rows alone, and the runtime never gets more rows than were validated. A version published by an older program without this
 //! validation is validated when it is loaded.
 
 mod apart;
+mod columns;
 mod compare;
 #[cfg(test)]
 mod graphs;
+mod items;
 mod locate;
 mod oracle;
 mod rows;
@@ -26,8 +29,9 @@ use std::path::Path;
 
 use sterling_core::error::Result;
 
-pub use apart::{Bounds, ProcessSandbox, answer};
-pub use rows::score_items;
+pub use apart::{Bounds, ProcessSandbox, answer, end_with_input};
+pub use columns::{ColumnCheck, InvalidNumber};
+pub use items::score_items;
 
 /// Process in which graphs are validated.
 #[derive(Clone, Debug, Default)]

@@ -13,23 +13,18 @@ use super::oracle::{Array, Oracle, Stop};
 use super::samples::{self, BLANK, SAMPLES};
 use crate::model::{Package, UserInput};
 use sterling_core::error::{Error, Kind, Result};
-use sterling_core::limits::{CANDIDATES_MAX, COMPONENT_MAX};
+use sterling_core::limits::COMPONENT_MAX;
 use sterling_core::tensor::Tensor;
-use sterling_core::units::Slot;
 use sterling_embedding::Lookup;
 use sterling_graph::dense::{InputRows, Precision};
 use sterling_graph::tower::{
     self, Candidates, FeatureRow, OverArch, Pooled, RUN_CANDIDATES, Readable, Runs, Threads, Tower, TowerOutput,
 };
-use sterling_index::columns::Columns;
-use sterling_index::ivf;
 
 /// Batch sizes for towers, besides one more row than a run takes.
 const ROWS: [usize; 3] = [1, 2, 3];
 /// Numbers of candidates for the reranker.
 const CANDIDATES: [usize; 4] = [1, 2, 57, RUN_CANDIDATES + 1];
-/// Time for the reranker over items to be published, after it has scored more items than one run takes.
-const ITEMS_TIME: Duration = Duration::from_secs(2);
 /// Users for the reranker, by sample number: an ordinary user, one without features, one with full sequences.
 const USERS: [usize; 3] = [0, BLANK, 4];
 
@@ -45,7 +40,7 @@ pub(super) enum ValidationProgress {
 pub(super) fn run(folder: &Path, reported: &dyn Fn(ValidationProgress)) -> Result<()> {
     let package =
         Package::open_with_progress(folder, &|file| reported(ValidationProgress::Next(format!("{file}: read"))))?;
-    let mut bench = Bench { package: &package, threads: Threads::new(1), scratch: tower::Scratch::default(), reported };
+    let mut bench = Bench::new(&package, reported);
     for (side, tower) in [("a user", &package.user), ("an item", &package.item)] {
         let Some(tower) = tower else { continue };
         bench.tower(side, tower).map_err(|e| invalid(e.within(tower.graph().0)))?;
@@ -53,59 +48,18 @@ pub(super) fn run(folder: &Path, reported: &dyn Fn(ValidationProgress)) -> Resul
     package.overarch.as_ref().map_or(Ok(()), |overarch| bench.overarch(overarch))
 }
 
-/// Scores the items of a version to be published: all of them, up to the maximum number of candidates. `rows` writes the
-/// reranker's input rows of the items in some slots.
-///
-/// # Errors
-/// `Invalid` if the reranker fails or a logit is not finite.
-pub fn score_items(
-    package: &Package,
-    index: &ivf::Index,
-    columns: &Columns,
-    rows: &dyn Fn(&[Slot], InputRows<'_>),
-) -> Result<()> {
-    let Some(overarch) = &package.overarch else { return Ok(()) };
-    let slots: Vec<Slot> = index.filled_slots().take(CANDIDATES_MAX).collect();
-    let numbers = overarch.numbers().map(|name| {
-        if name == OverArch::SIMILARITY {
-            return Ok(vec![0.5; slots.len()]);
-        }
-        let numbers = columns.column(name)?.numbers();
-        let numbers = numbers.ok_or_else(|| Error::invalid(format!("column `{name}` has no numbers")))?;
-        Ok(slots.iter().map(|slot| numbers[slot.index()]).collect())
-    });
-    let numbers: Vec<Vec<f32>> = numbers.collect::<Result<_>>()?;
-    let mut query = vec![0.0; index.dimension()];
-    if let Some(&slot) = slots.last() {
-        index.row(slot, &mut query);
-    }
-    let mut bench = Bench { package, threads: Threads::new(1), scratch: tower::Scratch::default(), reported: &|_| () };
-    let user = bench.user(&query.repeat(package.spec.query_count()), 0)?;
-    let rows = |given: InputRows<'_>| rows(&slots[given.rows.clone()], given);
-    let given = UserCandidates { overarch, user: &user, count: slots.len(), numbers: &numbers, rows: &rows };
-    let mut tasks = vec![0.0; overarch.tasks() * slots.len()];
-    let is_finite = given.score(&bench.threads, &mut bench.scratch, Some(ITEMS_TIME), &mut tasks);
-    match is_finite.map_err(|e| invalid(e.within(format!("{}: {} items", overarch.graph().0, slots.len()))))? {
-        true => Ok(()),
-        false => Err(Error::invalid(format!(
-            "{}: output `logits` holds NaN or infinity for items as they are published, expected finite numbers",
-            overarch.graph().0
-        ))),
-    }
-}
-
 /// Converts an internal error to `Invalid`, because a failure of a graph is a fault of the package.
-fn invalid(error: Error) -> Error {
+pub(super) fn invalid(error: Error) -> Error {
     match error.kind() {
         Kind::Internal => Error::invalid(error.to_string()),
         _ => error,
     }
 }
 
-struct Bench<'a> {
+pub(super) struct Bench<'a> {
     package: &'a Package,
-    threads: Threads,
-    scratch: tower::Scratch,
+    pub(super) threads: Threads,
+    pub(super) scratch: tower::Scratch,
     reported: &'a dyn Fn(ValidationProgress),
 }
 
@@ -115,7 +69,11 @@ struct Alone {
     tolerances: Vec<Vec<f64>>,
 }
 
-impl Bench<'_> {
+impl<'a> Bench<'a> {
+    pub(super) fn new(package: &'a Package, reported: &'a dyn Fn(ValidationProgress)) -> Self {
+        Bench { package, threads: Threads::new(1), scratch: tower::Scratch::default(), reported }
+    }
+
     fn report_progress(&self, what: String) {
         (self.reported)(ValidationProgress::Next(what));
     }
@@ -241,7 +199,7 @@ impl Bench<'_> {
 
     /// Returns the user tensors of the reranker: this query, unless the tower computes one, and the outputs of the tower and of
     /// the features of a sample.
-    fn user(&mut self, query: &[f32], sample: usize) -> Result<Vec<Vec<f32>>> {
+    pub(super) fn user(&mut self, query: &[f32], sample: usize) -> Result<Vec<Vec<f32>>> {
         let inputs = &self.package.user_inputs;
         let Some(tower) = self.package.user.as_ref().filter(|_| self.package.needs_features()) else {
             return Ok(inputs.iter().map(|_| query.to_vec()).collect());
@@ -504,18 +462,18 @@ fn undefined(output: &str, who: &str, node: Option<String>) -> Error {
 }
 
 /// Candidates of one user, without their rows.
-struct UserCandidates<'a> {
-    overarch: &'a OverArch,
-    user: &'a [Vec<f32>],
-    count: usize,
-    numbers: &'a [Vec<f32>],
-    rows: &'a dyn Fn(InputRows<'_>),
+pub(super) struct UserCandidates<'a> {
+    pub(super) overarch: &'a OverArch,
+    pub(super) user: &'a [Vec<f32>],
+    pub(super) count: usize,
+    pub(super) numbers: &'a [Vec<f32>],
+    pub(super) rows: &'a dyn Fn(InputRows<'_>),
 }
 
 impl UserCandidates<'_> {
     /// Writes the scores of all tasks, and returns whether all logits are finite. `enough` is the time limit once more candidates
     /// were scored than one run takes.
-    fn score(
+    pub(super) fn score(
         &self,
         threads: &Threads,
         scratch: &mut tower::Scratch,

@@ -21,6 +21,8 @@ fn changed_bytes_of_optimizer_state_are_state_or_refused() {
     place.run(place.options(&path, "work"), "out");
     let file = place.path("out/optimizer.safetensors");
     let bytes = fs::read(&file).unwrap();
+    let sum_file = place.path("out/optimizer.checksum.json");
+    let sum = fs::read(&sum_file).unwrap();
     let mut refused = 0;
     for n in 0..400u64 {
         let (mut changed, draws) = (bytes.clone(), StepRandom::new(9, n));
@@ -36,11 +38,19 @@ fn changed_bytes_of_optimizer_state_are_state_or_refused() {
             }
         }
         fs::write(&file, &changed).unwrap();
+        // With the checksum, and without, as another program writes the state.
+        let has_sum = n % 2 == 0;
+        match has_sum {
+            true => fs::write(&sum_file, &sum).unwrap(),
+            false => drop(fs::remove_file(&sum_file)),
+        }
         let options = TrainOptions { judge: 0, ..place.options(&path, "work2") };
         if let Err(e) = Trainer::open(&place.path("out"), options) {
             let (kind, text) = (e.kind(), e.to_string());
             assert!(kind != Kind::Internal && text.contains("optimizer.safetensors"), "{n}: {text}");
             refused += 1;
+        } else {
+            assert!(!has_sum || changed == bytes, "{n}: a changed byte was read");
         }
     }
     assert!(refused > 100, "{refused}");

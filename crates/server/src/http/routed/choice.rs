@@ -12,7 +12,7 @@ use super::super::paths::Target;
 use super::super::position::positions;
 use super::app::RouterApp;
 use crate::route::{ShardedVersion, UnpinnedShardedVersion};
-use sterling_core::error::Result;
+use sterling_core::error::{Error, Result};
 use sterling_core::request::VersionSelector;
 
 /// Versions that may answer.
@@ -44,7 +44,13 @@ impl Versions {
     pub(super) fn of(app: &RouterApp, target: &Target, head: &Parts) -> Result<Self> {
         let choice = choice(app, target, head)?;
         let seen = positions(&head.uri, "min_position", choice.version().shards())?.map(Arc::from);
-        let at_least = min_coverage(&head.uri)?.unwrap_or(app.fleet().options().min_coverage);
+        let options = app.fleet().options();
+        let at_least = min_coverage(&head.uri)?.unwrap_or(options.min_coverage);
+        if at_least < options.least_coverage {
+            let least = options.least_coverage;
+            let what = format!("min_coverage: got {at_least}, expected {least} to 1: the router's `least_coverage`");
+            return Err(Error::invalid(what));
+        }
         Ok(Versions { choice, call: RoutedCall { target: target.clone(), arrived: Instant::now(), at_least, seen } })
     }
 }

@@ -148,10 +148,9 @@ pub(super) fn read(
     let columns = columns.into_iter().map(LaterColumns::get).collect::<Result<Vec<Columns>>>()?;
     let queries = seen[0].resident.queries();
     let made = |(n, prepared): (usize, &&Prepared)| {
-        let content = match columns.iter().any(|columns| columns.bad[n] != 0) {
-            true => Err(prepared.query.not_finite("overarch.onnx: `logits` holds NaN")),
-            false => Ok(Content::Items(ranked(&columns, n, seen, &prepared.task))),
-        };
+        let of_request = |of: fn(&Columns) -> &[u32]| columns.iter().map(|columns| of(columns)[n] as usize).sum();
+        let checked = prepared.check_undefined(of_request(|c| &c.bad), of_request(|c| &c.candidates));
+        let content = checked.map(|()| Content::Items(ranked(&columns, n, seen, &prepared.task)));
         let reported = |query: usize| {
             let of_devices = columns.iter().map(|columns| &columns.looked_at[..]).chain([before]);
             QueryCounters::sum(of_devices.filter_map(|of_queries| of_queries.get(query)))
@@ -178,6 +177,12 @@ impl Columns {
     fn places(&self, n: usize) -> std::ops::Range<usize> {
         n * self.stride..n * self.stride + self.counts[n] as usize
     }
+
+    /// Returns whether result `at` of request `n` has task scores; those without rank last.
+    fn has_scores(&self, n: usize, at: usize) -> bool {
+        let place = self.places(n).start + at;
+        self.bad[n] == 0 || !self.task_scores[place * self.tasks..][..self.tasks].iter().any(|score| score.is_nan())
+    }
 }
 
 /// Returns the results of request `n`: the best of all devices' rankings, ties broken by the lower id.
@@ -191,6 +196,7 @@ fn ranked(columns: &[Columns], n: usize, seen: &[SeenView<'_>], task: &Task) -> 
         .iter()
         .enumerate()
         .flat_map(|(device, found)| (0..found.len()).map(move |at| (device, at)))
+        .filter(|&(device, at)| columns[device].has_scores(n, at))
         .collect();
     if columns.len() > 1 {
         let at = |&(device, at): &(usize, usize)| on_devices[device][at];
