@@ -16,7 +16,7 @@ macro_rules! source {
 }
 
 /// Separately compiled files.
-pub const KERNELS: [Source; 10] = [
+pub const KERNELS: [Source; 11] = [
     source!("scan.cu"),
     source!("topk.cu"),
     source!("merge.cu"),
@@ -27,6 +27,7 @@ pub const KERNELS: [Source; 10] = [
     source!("dense.cu"),
     source!("products.cu"),
     source!("value.cu"),
+    source!("learn.cu"),
 ];
 
 /// Headers of these files.

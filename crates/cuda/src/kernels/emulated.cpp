@@ -53,6 +53,9 @@ namespace products {
 namespace worth {
 #include "value.cu"
 }
+namespace learning {
+#include "learn.cu"
+}
 
 // Runs a kernel over a grid, and counts its multiply-adds by kind. Returns null, or the reason of a failure.
 extern "C" const char* emu_launch(const char* name, const unsigned* grid, unsigned threads, size_t shared_bytes,
