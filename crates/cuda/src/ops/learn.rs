@@ -355,7 +355,11 @@ impl LearningLayout {
                 let spans = |first: usize, last: usize| last - first == ids.rows.len();
                 let is_whole = ids.offsets.len() == examples + 1 && ids.offsets.is_sorted();
                 if !is_whole || !spans(ids.offsets[0], ids.offsets[examples]) {
-                    return invalid(format!("{} offsets of {} ids in {examples} bags", ids.offsets.len(), ids.rows.len()));
+                    return invalid(format!(
+                        "{} offsets of {} ids in {examples} bags",
+                        ids.offsets.len(),
+                        ids.rows.len()
+                    ));
                 }
                 continue;
             };
@@ -366,7 +370,11 @@ impl LearningLayout {
 
     fn masters(&self, device: &Device, masters: &[Master<'_>]) -> Result<Array<MasterArgs>> {
         if masters.len() != self.masters.len() {
-            return Err(Error::internal(format!("{} tables in training, expected {}", masters.len(), self.masters.len())));
+            return Err(Error::internal(format!(
+                "{} tables in training, expected {}",
+                masters.len(),
+                self.masters.len()
+            )));
         }
         let arguments = self.table_order.iter().enumerate().map(|(place, &table)| {
             let (shape, master) = (&self.masters[table], &masters[table]);
@@ -527,13 +535,8 @@ pub fn update(
     for RowLaunch { kind, first_row, end_row } in layout.launches.iter().copied().filter(|_| count > 0) {
         let rows = (end_row - first_row) as usize;
         let numbers = learning().map(|master| 2 * master.stride + master.width).max().unwrap_or(0);
-        let arguments = UpdateArgs {
-            first_row,
-            end_row,
-            lanes: kind.lanes,
-            is_whole: u32::from(kind.is_whole),
-            ..arguments
-        };
+        let arguments =
+            UpdateArgs { first_row, end_row, lanes: kind.lanes, is_whole: u32::from(kind.is_whole), ..arguments };
         let kernel = if kind.is_wide { "update_wide" } else { "update_narrow" };
         let blocks = parts(device, count.min(rows), THREADS / kind.lanes as usize, 1);
         run(kernel, blocks, Demand::of_bytes(count * (8 + 4 * numbers)), &arguments)?;
@@ -565,7 +568,12 @@ struct SortArgs {
 }
 
 impl Pairs {
-    fn new(device: &Device, layout: &LearningLayout, masters: &Array<MasterArgs>, batch: &LearningBatch) -> Result<Self> {
+    fn new(
+        device: &Device,
+        layout: &LearningLayout,
+        masters: &Array<MasterArgs>,
+        batch: &LearningBatch,
+    ) -> Result<Self> {
         #[repr(C)]
         #[derive(Clone, Copy, Pod, Zeroable)]
         struct PairArgs {

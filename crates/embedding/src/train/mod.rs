@@ -50,6 +50,8 @@
 //! ```
 
 mod batch;
+#[cfg(feature = "cuda")]
+mod device;
 mod managed;
 mod master;
 mod parts;
