@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use sterling::cuda::emulated::Emulated;
 use sterling::cuda::{Device, Driver as _};
+use sterling::embedding::managed::{FREE, ManagedSpec};
 use sterling::embedding::train::{Decay, LearningTables, MasterTable, Rule, RuleKind, Schedule, UpdateReport};
 use sterling::embedding::{BagConfig, KeyedJaggedTensor, KeyedTensor, Pooling, SequenceConfig, Unseen};
 use sterling::error::Kind;
@@ -265,26 +266,26 @@ fn sums_of_many_equal_ids_are_added_in_runs() {
     }
 }
 
-/// More tiles than a block has threads, keys of several digits, and rows without a tile of their own.
+/// Keys of one to three digits, tiles that are not full, and more tiles than the block that sums them has threads.
 #[test]
 fn pairs_are_sorted_by_several_digits() {
-    for rows in [1usize, 255, 256, 257, 70_000, 1 << 17] {
+    let tile = 2048;
+    let sizes = [(1usize, 1usize), (255, tile - 1), (256, tile), (257, tile + 1), (70_000, 3 * tile), (1 << 17, 5000)];
+    for (rows, count) in sizes.into_iter().chain([(100, 257 * tile + 5)]) {
         let mut random = Random::new(rows as u64);
         let rule = Some(Rule::new(RuleKind::RowwiseAdagrad, 0.1));
         let values = random.numbers(rows);
         let tables = vec![TablePlan { name: "t".into(), width: 1, values, unseen: Unseen::Zero, rule }];
-        let sizes = Sizes { steps: 0, examples: 1, usual: 1, long: 1, widths: &[] };
-        let mut workload = Workload::over(tables, &sizes, &mut random);
-        workload.bags = vec![BagConfig { feature: "f".into(), table: "t".into(), pooling: Pooling::Sum }];
-        workload.sequences = Vec::new();
-        let count = 2048 * 3 + 1;
-        let ids = (0..count).map(|_| random.below(rows + rows / 9) as i64).collect();
-        workload.steps = vec![Step {
-            ids: KeyedJaggedTensor::from_lengths(["f"], ids, &[count as i64], None).unwrap(),
-            pooled: vec![0.5],
+        let bags = vec![BagConfig { feature: "f".into(), table: "t".into(), pooling: Pooling::Sum }];
+        let ids = (0..count).map(|_| random.below(rows + rows / 9 + 1) as i64).collect();
+        let lengths = [count as i64 / 2, 0, count as i64 - count as i64 / 2];
+        let step = Step {
+            ids: KeyedJaggedTensor::from_lengths(["f"], ids, &lengths, None).unwrap(),
+            pooled: vec![0.5, 7.0, 0.25],
             sequences: Vec::new(),
-        }];
-        workload.is_equal_on(&device(), &format!("{rows} rows"));
+        };
+        let workload = Workload { tables, bags, sequences: Vec::new(), steps: vec![step] };
+        workload.is_equal_on(&device(), &format!("{rows} rows, {count} ids"));
     }
 }
 
@@ -326,6 +327,42 @@ fn rows_are_read_and_written_on_the_device() {
         let (served, expected) = (to.served(format).unwrap(), from.served(format).unwrap());
         assert_eq!(served.host_bytes().unwrap()[..], expected.host_bytes().unwrap()[..]);
     }
+}
+
+/// Rows of managed ids change hands on the device as on the CPU.
+#[test]
+fn managed_ids_change_hands_on_the_device() {
+    let spec = ManagedSpec { rows: Some(20), every: 3, ..ManagedSpec::default() };
+    let learner = || {
+        let table = MasterTable::zeros("t", 20, 12, Unseen::Zero, Some(Rule::new(RuleKind::Adam, 0.1))).unwrap();
+        let table = table.with_ids(Some(spec), &[FREE; 20]).unwrap();
+        let bags = [BagConfig { feature: "f".into(), table: "t".into(), pooling: Pooling::Mean }];
+        LearningTables::new(vec![table], &bags, &[], 1).unwrap()
+    };
+    let mut learners = [learner(), learner().on_device(&device()).unwrap()];
+    let mut random = Random::new(5);
+    let mut changed = 0;
+    for step in 0..12 {
+        let ids: Vec<i64> = (0..30).map(|_| 1000 + random.below(15 + 5 * step) as i64).collect();
+        let gradients = random.numbers(3 * 12);
+        let [expected, got] = learners.each_mut().map(|learner| {
+            let ids = KeyedJaggedTensor::from_lengths(["f"], ids.clone(), &[10, 10, 10], None).unwrap();
+            let batch = learner.prepare(ids).unwrap();
+            let (pooled, _) = learner.forward(&batch).unwrap();
+            let gradients = KeyedTensor::new(vec!["f".into()], &[12], gradients.clone()).unwrap();
+            let report = learner.backward(batch, &gradients, &[]).unwrap();
+            (bits(pooled.values()), report, learner.tables()[0].export(0..20).unwrap())
+        });
+        changed += expected.1.tables[0].assigned.len();
+        assert!(got == expected, "step {step}");
+    }
+    assert!(changed > 20, "{changed} rows changed hands");
+    let [on_cpu, on_gpu] = learners.each_mut().map(|learner| {
+        let held = learner.tables()[0].id_by_row().unwrap().iter().copied().find(|id| *id != FREE).unwrap();
+        let forgotten = learner.tables_mut()[0].forget(&[held]).unwrap();
+        (forgotten, learner.tables()[0].export(0..20).unwrap())
+    });
+    assert_eq!(on_gpu, on_cpu);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Embedding tables in training: pooled lookups, and the backward pass fused with the optimizer.
 //!
 //! The bits of rows and state are those of [`sterling_kernels::cpu::update`]. A step sorts the occurrences of a batch by row with
-//! a radix sort, finds the first occurrence of each distinct row by prefix sums, and updates each row by a group of lanes, which
+//! a radix sort, finds the first occurrence of each distinct row by prefix sums, and updates each row by a group of threads, which
 //! adds its gradients in the order of the batch. Rows with more than [`RUN`] occurrences add sums of runs, which other warps
 //! compute before. The number of launches does not depend on the number of tables.
 
@@ -24,7 +24,7 @@ const NO_ROW: u32 = u32::MAX;
 /// Marks the number of a row whose update was rejected.
 const REJECTED: u32 = 1 << 31;
 const THREADS: usize = 256;
-/// Columns of a lane.
+/// Columns of a thread.
 const EACH: usize = 4;
 /// Pairs that a block sorts, and its shared memory: counts per warp and digit, and a number per warp.
 const TILE: usize = 2048;

@@ -22,8 +22,8 @@
 //! - Adam corrects its bias by the row's own number of updates.
 //! - An update that would make a row or its state non-finite is not written, and reported.
 //!
-//! The order of sums is a contract (`sterling_kernels::cpu::update`): threads, kernels and partitions change no bit of rows and
-//! state ([`MasterTable::cut`]). Partitions of a table may be remote ([`MasterSource`]). Their rows are requested when a
+//! The order of sums is a contract (`sterling_kernels::cpu::update`): threads, kernels, partitions ([`MasterTable::cut`]) and, with
+//! the feature `cuda`, GPUs (`LearningTables::on_device`) change no bit of rows and state. Partitions of a table may be remote ([`MasterSource`]). Their rows are requested when a
 //! batch is prepared, and have the values that they would have if batches ran one after the other, however many are prepared
 //! ahead.
 //!
