@@ -242,8 +242,9 @@ fn sums_of_many_equal_ids_are_added_in_runs() {
         let values = random.numbers(counts.len() * width);
         let rule = Some(Rule::new(RuleKind::Adam, 0.1));
         let table = TablePlan { name: "t".into(), width, values, unseen: Unseen::Zero, rule };
-        // A narrow table beside it, with runs in the same buffer of sums.
-        let other = TablePlan { name: "u".into(), width: 3, values: random.numbers(9), ..table };
+        // A narrow table beside it, with runs in the same buffer of sums, and a rule that reads all columns.
+        let rule = Some(Rule::new(RuleKind::RowwiseAdagrad, 0.1));
+        let other = TablePlan { name: "u".into(), width: 3, values: random.numbers(9), rule, ..table };
         let mut workload = Workload::over(vec![table, other], &sizes, &mut random);
         workload.bags = ["t", "u"]
             .map(|name| BagConfig { feature: name.into(), table: name.into(), pooling: Pooling::Mean })
@@ -326,6 +327,35 @@ fn rows_are_read_and_written_on_the_device() {
         let format = sterling::embedding::RowFormat::F16;
         let (served, expected) = (to.served(format).unwrap(), from.served(format).unwrap());
         assert_eq!(served.host_bytes().unwrap()[..], expected.host_bytes().unwrap()[..]);
+    }
+}
+
+/// The number of updates, by which Adam corrects its bias, stays at the largest number.
+#[test]
+fn counts_of_updates_saturate() {
+    for kind in [RuleKind::Adam, RuleKind::RowwiseAdam] {
+        let learner = || {
+            let mut table = MasterTable::from_f32("t", 2, &[1.0; 8], Unseen::Zero, Some(Rule::new(kind, 0.1))).unwrap();
+            let mut rows = table.export(0..4).unwrap();
+            for (count, state) in
+                [0, 1, u32::MAX - 1, u32::MAX].into_iter().zip(rows.state.chunks_exact_mut(table.state_width()))
+            {
+                *state.last_mut().unwrap() = f32::from_bits(count);
+            }
+            table.import(&rows).unwrap();
+            let bags = [BagConfig { feature: "f".into(), table: "t".into(), pooling: Pooling::Sum }];
+            LearningTables::new(vec![table], &bags, &[], 1).unwrap()
+        };
+        let mut learners = [learner(), learner().on_device(&device()).unwrap()];
+        let [on_cpu, on_gpu] = learners.each_mut().map(|learner| {
+            let ids = KeyedJaggedTensor::from_lengths(["f"], vec![0, 1, 2, 3], &[4], None).unwrap();
+            let batch = learner.prepare(ids).unwrap();
+            let gradients = KeyedTensor::new(vec!["f".into()], &[2], vec![0.5, -0.25]).unwrap();
+            let report = learner.backward(batch, &gradients, &[]).unwrap();
+            let rows = learner.tables()[0].export(0..4).unwrap();
+            (report, bits(&rows.values), bits(&rows.state))
+        });
+        assert_eq!(on_gpu, on_cpu, "{kind:?}");
     }
 }
 

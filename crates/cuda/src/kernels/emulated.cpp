@@ -5,6 +5,7 @@
 #endif
 #include "dense.cuh"
 #include "digits.cuh"
+#include "learn.cuh"
 #include "scan.cuh"
 
 namespace emu {
@@ -54,6 +55,7 @@ namespace worth {
 #include "value.cu"
 }
 namespace learning {
+#include "sort.cu"
 #include "learn.cu"
 }
 

@@ -8,10 +8,10 @@ use crate::keyed::Layout;
 use crate::lookup::{BagConfig, Pooling, SequenceConfig};
 use crate::managed::SharedIds;
 use crate::spec::TableSpec;
-#[cfg(feature = "cuda")]
-use crate::train::device::DeviceBatch;
 use crate::train::master::MasterTable;
 use crate::train::parts::Remote;
+#[cfg(feature = "cuda")]
+use crate::train::resident::DeviceBatch;
 use crate::train::staged::{Recent, Travelling};
 use crate::train::threads::Threads;
 use sterling_core::error::{Error, Result};

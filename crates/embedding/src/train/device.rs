@@ -1,35 +1,18 @@
-//! Tables in training in the memory of a GPU: the bits of rows and state are those of the CPU.
+//! Steps of tables in training in the memory of a GPU: the bits of rows and state are those of the CPU.
 
 use std::borrow::Cow;
-use std::sync::OnceLock;
 
 use crate::jagged::JaggedTensor;
 use crate::keyed::KeyedTensor;
 use crate::lookup::{Pooling, Sequence};
-use crate::train::batch::{Features, PreparedBatch};
+use crate::train::batch::{Features, PreparedBatch, Use};
 use crate::train::master::MasterTable;
-use crate::train::tables::TableUpdate;
+use crate::train::report::TableUpdate;
 use sterling_core::error::{Error, Result};
-use sterling_cuda::ops::bags::scatter_rows;
+use sterling_cuda::Device;
 use sterling_cuda::ops::learn::{
     FeatureRows, FeatureShape, LearningBatch, LearningLayout, Master, MasterShape, Touched, look_up, update,
 };
-use sterling_cuda::{Array, Device};
-
-/// Rows per transfer between host and device.
-const TRANSFER_ROWS: usize = 1 << 16;
-
-/// The stretches of a table in the memory of a device.
-#[derive(Debug)]
-pub(super) struct DeviceStretches {
-    device: Device,
-    data: Array<f32>,
-    stride: usize,
-}
-
-/// A batch in the memory of a device, from its forward pass on.
-#[derive(Debug, Default)]
-pub(super) struct DeviceBatch(OnceLock<LearningBatch>);
 
 /// Computes the steps of tables on a device.
 #[derive(Debug)]
@@ -37,42 +20,6 @@ pub(super) struct DeviceSteps {
     /// Worker stream, whose work is done whenever a call returns.
     stream: Device,
     layout: LearningLayout,
-}
-
-impl DeviceStretches {
-    pub(super) fn copy(device: &Device, stretches: &[f32], stride: usize) -> Result<Self> {
-        let data = device.copy(stretches)?;
-        device.settle()?;
-        Ok(DeviceStretches { device: device.clone(), data, stride })
-    }
-
-    pub(super) fn bytes(&self) -> u64 {
-        self.data.bytes() as u64
-    }
-
-    /// Returns the stretches of some rows, `[rows, stride]`.
-    pub(super) fn read(&self, rows: &[u32]) -> Result<Vec<f32>> {
-        let mut out = Vec::with_capacity(rows.len() * self.stride);
-        for rows in rows.chunks(TRANSFER_ROWS) {
-            let numbers: Vec<u32> = (0..rows.len() as u32).collect();
-            let (rows, places) = (self.device.copy(rows)?, self.device.copy(&numbers)?);
-            let found = self.device.room(numbers.len() * self.stride)?;
-            scatter_rows(&self.device, &self.data, (&rows, &places), (&found, self.stride))?;
-            out.extend(found.to_vec()?);
-        }
-        Ok(out)
-    }
-
-    /// Writes stretches `[rows, stride]` of distinct rows.
-    pub(super) fn write(&self, rows: &[u32], from: &[f32]) -> Result<()> {
-        for (rows, from) in rows.chunks(TRANSFER_ROWS).zip(from.chunks(TRANSFER_ROWS * self.stride)) {
-            let numbers: Vec<u32> = (0..rows.len() as u32).collect();
-            let (taken, places, from) = (self.device.copy(&numbers)?, self.device.copy(rows)?, self.device.copy(from)?);
-            scatter_rows(&self.device, &from, (&taken, &places), (&self.data, self.stride))?;
-        }
-        // Steps run on another stream.
-        self.device.settle()
-    }
 }
 
 impl DeviceSteps {
@@ -90,7 +37,7 @@ impl DeviceSteps {
                 return Err(place(Error::unsupported("partitioned, expected a table in one piece for a GPU")));
             }
         }
-        let feature = |(number, used): (usize, &super::batch::Use)| FeatureShape {
+        let feature = |(number, used): (usize, &Use)| FeatureShape {
             table: used.table,
             column: (used.pooling != Pooling::None).then(|| features.layout.columns(number).start),
             is_mean: used.pooling == Pooling::Mean,

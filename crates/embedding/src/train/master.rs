@@ -8,9 +8,9 @@ use crate::place::Sharding;
 use crate::shard::Cut;
 use crate::spec::{TableSpec, Unseen};
 use crate::table::Table;
-#[cfg(feature = "cuda")]
-use crate::train::device::DeviceStretches;
 use crate::train::parts::{MasterSource, Parts, StretchLayout};
+#[cfg(feature = "cuda")]
+use crate::train::resident::DeviceStretches;
 use crate::train::rule::Rule;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::buffer::{Buffer, Owned};

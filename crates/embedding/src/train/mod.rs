@@ -55,6 +55,9 @@ mod device;
 mod managed;
 mod master;
 mod parts;
+mod report;
+#[cfg(feature = "cuda")]
+mod resident;
 mod rule;
 mod staged;
 mod tables;
@@ -65,5 +68,6 @@ mod threads;
 pub use batch::{PreparedBatch, Preparer};
 pub use master::{MasterRows, MasterTable};
 pub use parts::{MasterSource, stretch_bytes};
+pub use report::{TableUpdate, UpdateReport};
 pub use rule::{Decay, Rule, RuleKind, Schedule};
-pub use tables::{LearningTables, TableUpdate, UpdateReport};
+pub use tables::LearningTables;
