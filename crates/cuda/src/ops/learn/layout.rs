@@ -183,13 +183,16 @@ impl LearningLayout {
     /// Copies the ids of a batch of `examples` examples to the device: `ids` has those of each feature.
     ///
     /// # Errors
-    /// `Internal` for other features than those of the layout; `Unsupported` for 2^31 ids or more; `Overloaded` if the device has
+    /// `Internal` for other features than those of the layout; `Unsupported` for 2^31 ids and bags or more; `Overloaded` if the device has
     /// not enough memory.
     pub fn copy(&self, device: &Device, examples: usize, ids: &[FeatureRows<'_>]) -> Result<LearningBatch> {
         let starts = self.starts(examples, ids)?;
         let count: usize = ids.iter().map(|ids| ids.rows.len()).sum();
-        if count.max(starts.len()) >= 1 << 31 {
-            return Err(Error::unsupported(format!("{count} ids in a batch on a GPU, expected fewer than 2^31")));
+        let bags = examples.saturating_mul(self.features.iter().filter(|feature| feature.column.is_some()).count());
+        if count.saturating_add(bags) >= 1 << 31 {
+            return Err(Error::unsupported(format!(
+                "{count} ids in {bags} bags of a batch on a GPU, expected fewer than 2^31 of both"
+            )));
         }
         let has_weights = ids.iter().zip(&self.features).any(|(ids, f)| f.column.is_some() && ids.weights.is_some());
         let mut rows = Vec::with_capacity(count);
