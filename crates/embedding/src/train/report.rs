@@ -1,4 +1,4 @@
-//! What a training step changed.
+//! Changes of a training step.
 
 /// Changes of a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -13,6 +13,8 @@ pub const ROWS_MAX: u64 = (1 << 31) - 1;
 
 /// Marks an id without a row.
 const NO_ROW: u32 = u32::MAX;
+/// Threads per block.
+pub(super) const THREADS: usize = 256;
 /// Columns of a thread.
 pub(super) const EACH: usize = 4;
 

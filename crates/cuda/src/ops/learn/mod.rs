@@ -14,7 +14,7 @@ use bytemuck::{Pod, Zeroable};
 use super::{Shape, address_of, launch, need, parts};
 use crate::driver::Demand;
 use crate::memory::{Array, Device};
-use layout::{EACH, RowLaunch};
+use layout::{EACH, RowLaunch, THREADS};
 use sort::{Heads, Pairs};
 use sterling_core::error::Result;
 use sterling_core::limits::COMPONENT_MAX;
@@ -25,7 +25,6 @@ pub use masters::Master;
 
 /// Marks the number of a row whose update was rejected.
 const REJECTED: u32 = 1 << 31;
-const THREADS: usize = 256;
 /// Occurrences per place in the sums of runs: see `kernels/learn.cu`.
 const SUM_PLACE: usize = RUN / 2;
 

@@ -2,8 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::THREADS;
-use super::layout::{LearningBatch, LearningLayout};
+use super::layout::{LearningBatch, LearningLayout, THREADS};
 use super::masters::MasterArgs;
 use crate::driver::Demand;
 use crate::memory::{Array, Device};
