@@ -1,8 +1,8 @@
 //! Distance of GPU kernels from the memory bound, and the figures of `docs/benchmarks/gpu.md`. Runs on the GPU that
 //! `STERLING_TEST_DEVICE` names, by `scripts/gpu-check.sh`; or on the emulation with few items, whose times mean nothing.
 //!
-//! `cargo bench --bench gpu_floors -- floors` prints the table of kernels, and `figures` that of complete passes. `once` runs
-//! each figure a few times, for a kernel profiler, which slows everything down. `STERLING_FLOORS` sets the numbers of items,
+//! `cargo bench --bench gpu_floors -- floors` prints the table of kernels, `training` that of training steps of embedding tables,
+//! and `figures` that of complete passes. `once` runs each figure a few times, for a kernel profiler, which slows everything down. `STERLING_FLOORS` sets the numbers of items,
 //! separated by commas; the default is 600.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
@@ -27,6 +27,8 @@ mod composed;
 #[allow(dead_code)]
 #[path = "../tests/gpu/emulation.rs"]
 mod emulation;
+#[path = "gpu/training.rs"]
+mod training;
 
 use composed::{Catalogue, DIMENSION, Layers, QueryParameters, WIDTHS, filled, filter, noise, numbers};
 use emulation::{Random, device};
@@ -493,6 +495,11 @@ fn main() {
     let is_tiny = device().kind() == "emulated";
     match part.as_str() {
         "floors" => floors(),
+        "training" => {
+            let bench = Bench::new(is_tiny);
+            println!("\n| {} | MB | floor µs | µs | of the floor |\n|---|---|---|---|---|", bench.device.name());
+            training::training(&bench, is_tiny);
+        }
         "figures" => {
             let bench = Bench::new(is_tiny);
             println!("\n| figure | aim | {} |\n|---|---|---|", bench.device.name());
@@ -506,6 +513,6 @@ fn main() {
             bench.runs = 1;
             figures(&bench, is_tiny, |_| {});
         }
-        other => panic!("got the part `{other}`, expected `floors`, `figures` or `once`"),
+        other => panic!("got the part `{other}`, expected `floors`, `training`, `figures` or `once`"),
     }
 }

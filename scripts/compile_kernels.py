@@ -19,8 +19,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "crates/cuda/src/kernels"
 TABLE = ROOT / "crates/cuda/src/kernels/registers.txt"
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
-FILES = ["scan.cu", "topk.cu", "merge.cu", "ahead.cu", "pool.cu", "filter.cu", "rows.cu", "dense.cu", "products.cu", "value.cu"]
-HEADERS = ["platform.cuh", "scan.cuh", "digits.cuh", "dense.cuh"]
+FILES = ["scan.cu", "topk.cu", "merge.cu", "ahead.cu", "pool.cu", "filter.cu", "rows.cu", "dense.cu", "products.cu", "value.cu", "sort.cu", "learn.cu"]
+HEADERS = ["platform.cuh", "scan.cuh", "digits.cuh", "dense.cuh", "learn.cuh"]
 
 
 def load(folder):

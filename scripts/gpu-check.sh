@@ -7,7 +7,7 @@
 # bounds, complete passes, and PyTorch and Faiss if they are installed.
 #
 #   STERLING_FLOORS=1000000,10000000   numbers of items of the table
-#   PARTS="suite sanitizers figures floors peers"   steps to run
+#   PARTS="suite sanitizers figures floors training peers"   steps to run; "training" alone checks and times training steps
 #   JOBS=8                             concurrent tests
 #   TOOLS="memcheck racecheck synccheck"   tools of compute-sanitizer
 #   CARD=emulated                      runs everything on the emulation with few items: tests the script, its times mean nothing
@@ -17,7 +17,7 @@ tests=${1:?the test program}
 bench=${2:?the benchmark program}
 card=${3:-cuda:0}
 python=${PYTHON:-python3}
-parts=" ${PARTS:-suite sanitizers figures floors peers} "
+parts=" ${PARTS:-suite sanitizers figures floors training peers} "
 jobs=${JOBS:-8}
 
 git log -1 --format='commit %h, %cs' 2>/dev/null || true
@@ -81,6 +81,19 @@ fi
 if [[ $parts = *" floors "* ]]; then
     echo "== floors on $card, $(date -u +%F)"
     "$bench" floors | grep -v '^$'
+fi
+if [[ $parts = *" training "* ]]; then
+    if [[ $parts != *" suite "* ]]; then
+        echo "== training steps on $card: bits of the CPU"
+        timeout 600 "$tests" --include-ignored --test-threads 1 learn:: || failed=1
+    fi
+    echo "== training steps on $card, $(date -u +%F): FBGEMM's time over ours should be at least 0.8, ours at least 50 % of the floor"
+    "$bench" training | grep -v '^$'
+    if "$python" -c 'import fbgemm_gpu' 2>/dev/null; then
+        "$python" scripts/gpu_train_peers.py $([ "$card" = emulated ] && echo --tiny --device cpu)
+    else
+        echo "| FBGEMM | | | not here | |"
+    fi
 fi
 if [[ $parts = *" peers "* ]]; then
     if "$python" -c 'import torch' 2>/dev/null; then

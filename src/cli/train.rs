@@ -11,6 +11,7 @@ use super::store::{StoreArgs, local_path};
 use super::trial::SandboxArgs;
 use sterling_batch::ProblemLimit;
 use sterling_core::error::{Error, Result};
+use sterling_cuda::{Choice, Device};
 use sterling_publish::{Plan, Source};
 use sterling_snapshot::Store;
 use sterling_snapshot::model::Package;
@@ -62,6 +63,10 @@ pub(super) struct Train {
     /// Threads of lookups, graphs and updates; results do not depend on it
     #[arg(long, value_name = "N", default_value_t = 1)]
     threads: usize,
+    /// GPU that holds the tables and their optimizer state: cuda:N, auto for a GPU if one works, or cpu. Graphs run on
+    /// the CPU
+    #[arg(long, default_value = "cpu")]
+    device: Choice,
     /// Steps between two checkpoints
     #[arg(long, value_name = "N", default_value_t = 1000)]
     checkpoint_steps: u64,
@@ -95,6 +100,7 @@ impl Train {
             shuffle: self.shuffle,
             seed: self.seed,
             threads: self.threads,
+            device: self.device()?,
             checkpoint_steps: self.checkpoint_steps,
             judge: self.judge,
             max_refused: self.max_refused,
@@ -127,6 +133,19 @@ impl Train {
         }
         let text = serde_json::to_string(&report).map_err(|e| Error::internal(format!("report: {e}")))?;
         say(text)
+    }
+
+    /// Opens the GPU of the tables, if one is named or works.
+    fn device(&self) -> Result<Option<Device>> {
+        let chosen = self.device.clone().open().map_err(|e| e.within("--device"))?;
+        let Some(devices) = &chosen.device else {
+            chosen.reason.iter().for_each(|reason| tracing::info!("training on the CPU: {reason}"));
+            return Ok(None);
+        };
+        match devices.all() {
+            [device] => Ok(Some(device.clone())),
+            all => Err(Error::unsupported(format!("--device: got {} GPUs, expected one for training", all.len()))),
+        }
     }
 
     /// Publishes the trained model, from the package of `--out` or from a temporary one.

@@ -15,6 +15,7 @@ mod faults;
 mod hot;
 mod lanes;
 mod launches;
+mod learn;
 mod looks;
 mod merge;
 mod models;

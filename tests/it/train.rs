@@ -81,6 +81,12 @@ fn trained_packages_are_published_and_the_report_is_the_last_line() {
         assert!(figure("learned", what) >= figure("frozen", what), "{report}");
     }
     assert!(place.refused(&["--out", "learned"], 2).contains("--out learned: it exists"));
+    assert!(place.refused(&["--out", "o", "--device", "gpu"], 2).contains("device: got `gpu`"));
+    // Fails for lack of the feature, the driver or the GPU, before anything is written.
+    let done = place.command(&["--out", "o", "--device", "cuda:99"]).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(!done.status.success() && said.contains("--device") && said.contains("cuda"), "{said}");
+    assert!(!place.path("o.train").exists());
     // The same with --publish, and from standard input.
     let piped = Command::new(env!("CARGO_BIN_EXE_sterling"))
         .current_dir(place.folder.path())

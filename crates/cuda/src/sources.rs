@@ -16,7 +16,7 @@ macro_rules! source {
 }
 
 /// Separately compiled files.
-pub const KERNELS: [Source; 10] = [
+pub const KERNELS: [Source; 12] = [
     source!("scan.cu"),
     source!("topk.cu"),
     source!("merge.cu"),
@@ -27,11 +27,13 @@ pub const KERNELS: [Source; 10] = [
     source!("dense.cu"),
     source!("products.cu"),
     source!("value.cu"),
+    source!("sort.cu"),
+    source!("learn.cu"),
 ];
 
 /// Headers of these files.
-pub const HEADERS: [Source; 4] =
-    [source!("platform.cuh"), source!("scan.cuh"), source!("digits.cuh"), source!("dense.cuh")];
+pub const HEADERS: [Source; 5] =
+    [source!("platform.cuh"), source!("scan.cuh"), source!("digits.cuh"), source!("dense.cuh"), source!("learn.cuh")];
 
 impl Source {
     /// Names of the kernels that it defines.

@@ -13,6 +13,7 @@ use crate::side::Side;
 use crate::touched::RowSet;
 use crate::weights::Weights;
 use sterling_core::error::{Error, Result};
+use sterling_cuda::Device;
 use sterling_embedding::train::{LearningTables, MasterTable, PreparedBatch, Rule};
 use sterling_embedding::{JaggedTensor, KeyedJaggedTensor, KeyedTensor, Sequence};
 use sterling_graph::tower::FeatureRow;
@@ -66,12 +67,18 @@ pub(crate) struct Stepped {
 }
 
 impl Model {
-    /// Creates the masters of the tables that the towers read, and the trainable graphs.
+    /// Creates the masters of the tables that the towers read, on a device if there is one, and the trainable graphs.
     ///
     /// # Errors
     /// `Invalid` if the package has no `[train]` or no user tower; `Unsupported` with the operator's name if a graph cannot be
-    /// trained.
-    pub(crate) fn new(package: &Package, train: &TrainSpec, items: &Items, threads: usize) -> Result<Self> {
+    /// trained, or with the table's name if the device cannot train it; `Overloaded` if the device has not enough memory.
+    pub(crate) fn new(
+        package: &Package,
+        train: &TrainSpec,
+        items: &Items,
+        threads: usize,
+        device: Option<&Device>,
+    ) -> Result<Self> {
         let user = package.user.as_ref().ok_or_else(|| Error::invalid("model.toml: [user] is missing"))?;
         let read = |side: TowerSide| {
             let optimizer = train.learns(side).then_some(&train.dense_optimizer);
@@ -96,7 +103,10 @@ impl Model {
         let masters = masters.collect::<Result<Vec<_>>>()?;
         let bags: Vec<_> = sides().flat_map(Side::bags).collect();
         let sequences: Vec<_> = sides().flat_map(Side::sequences).collect();
-        let tables = LearningTables::new(masters, &bags, &sequences, threads)?;
+        let mut tables = LearningTables::new(masters, &bags, &sequences, threads)?;
+        if let Some(device) = device {
+            tables = tables.on_device(device)?;
+        }
         let (mut user, mut item) = (user, item);
         let names: Vec<String> = sequences.into_iter().map(|s| s.feature).collect();
         user.connect(tables.layout(), &names)?;

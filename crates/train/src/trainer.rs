@@ -28,6 +28,7 @@ use step::Frozen;
 use sterling_batch::ProblemLimit;
 use sterling_core::error::{Error, Result};
 use sterling_core::tasks;
+use sterling_cuda::Device;
 use sterling_graph::tower::Tower;
 use sterling_kernels::cpu::Kernels;
 use sterling_snapshot::items::{self, Items};
@@ -62,6 +63,8 @@ pub struct TrainOptions {
     pub seed: u64,
     /// Threads of lookups, graphs and updates.
     pub threads: usize,
+    /// GPU that holds the tables, looks them up and updates them; none means the CPU. Graphs run on the CPU.
+    pub device: Option<Device>,
     /// Steps between checkpoints.
     pub checkpoint_steps: u64,
     /// Progressive validation of every n-th batch; 0 turns it off.
@@ -101,6 +104,7 @@ impl TrainOptions {
             shuffle: 0,
             seed: 1,
             threads: 1,
+            device: None,
             checkpoint_steps: 1000,
             judge: 1,
             max_refused: ProblemLimit::Percent(10.0),
@@ -191,7 +195,7 @@ impl Trainer {
         let items = options.items.clone().map_or_else(|| items::file_of(folder), Ok)?;
         let read = Items::read(&items, None)?;
         let catalogue = Catalogue::new(&read, &package)?;
-        let mut model = Model::new(&package, &train, &read, options.threads)?;
+        let mut model = Model::new(&package, &train, &read, options.threads, options.device.as_ref())?;
         drop(read);
         let task_weights = package.spec.trained_tasks().map(|(_, weight)| weight).collect();
         let origin = Origin {

@@ -386,7 +386,13 @@ static inline unsigned __float_as_uint(float f) {
 }
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline float __fsub_rn(float a, float b) { return a - b; }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
+static inline float __fsqrt_rn(float a) { return std::sqrt(a); }
+static inline double __dmul_rn(double a, double b) { return a * b; }
+static inline double __dsub_rn(double a, double b) { return a - b; }
+static inline double __ddiv_rn(double a, double b) { return a / b; }
+static inline float __double2float_rn(double a) { return float(a); }
 static inline float __fmaf_rn(float a, float b, float c) {
     emu::machine->operations[emu::SINGLE]++;
     return std::fmaf(a, b, c);

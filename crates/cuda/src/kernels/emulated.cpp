@@ -5,6 +5,7 @@
 #endif
 #include "dense.cuh"
 #include "digits.cuh"
+#include "learn.cuh"
 #include "scan.cuh"
 
 namespace emu {
@@ -52,6 +53,10 @@ namespace products {
 }
 namespace worth {
 #include "value.cu"
+}
+namespace learning {
+#include "sort.cu"
+#include "learn.cu"
 }
 
 // Runs a kernel over a grid, and counts its multiply-adds by kind. Returns null, or the reason of a failure.

@@ -16,8 +16,10 @@
 //! | `rows` | full-width rows: products, the exact scan, reranker inputs |
 //! | `steps` | compiled dense graphs |
 //! | `worth` | the value model, and the columns of the best |
+//! | `learn` | embedding tables in training: lookups and updates |
 
 pub mod bags;
+pub mod learn;
 pub mod looks;
 pub mod merge;
 pub mod rows;

@@ -10,6 +10,8 @@ use crate::managed::SharedIds;
 use crate::spec::TableSpec;
 use crate::train::master::MasterTable;
 use crate::train::parts::Remote;
+#[cfg(feature = "cuda")]
+use crate::train::resident::DeviceBatch;
 use crate::train::staged::{Recent, Travelling};
 use crate::train::threads::Threads;
 use sterling_core::error::{Error, Result};
@@ -28,8 +30,8 @@ pub(super) struct Use {
 #[derive(Debug)]
 pub(super) struct Features {
     pub(super) tables: Vec<TableSpec>,
-    /// Per table, whether it is trained.
-    learns: Vec<bool>,
+    /// Per table, whether its occurrences are sorted for the update of its rows.
+    is_sorted: Vec<bool>,
     /// Per table, its partitions; none if it is not partitioned.
     pub(super) in_parts: Vec<Option<PartitionState>>,
     /// Per table, the map of managed ids.
@@ -62,7 +64,7 @@ pub struct PreparedBatch {
     /// Per lookup, the rows of its ids, -1 for an id without a row; none if the ids are row numbers already. For a partitioned
     /// table, indices into the distinct rows of the batch.
     resolved: Vec<Option<Vec<i64>>>,
-    /// Per table; empty for a frozen table that is not partitioned.
+    /// Per table; empty for a frozen table that is not partitioned, and for all tables on a device.
     pub(super) groups: Vec<RowGroups>,
     /// Per table, the requested rows of a partitioned one.
     pub(super) travelling: Vec<Option<Travelling>>,
@@ -70,6 +72,8 @@ pub struct PreparedBatch {
     pub(super) skipped: Vec<u64>,
     /// Per table, the edition of the managed ids that the rows are of.
     editions: Vec<u64>,
+    #[cfg(feature = "cuda")]
+    pub(super) on_device: DeviceBatch,
 }
 
 impl Features {
@@ -80,7 +84,7 @@ impl Features {
         threads: Threads,
     ) -> Result<Self> {
         let tables: Vec<TableSpec> = masters.iter().map(|table| table.spec().clone()).collect();
-        let learns = masters.iter().map(|table| table.rule().is_some()).collect();
+        let is_sorted = masters.iter().map(|table| table.rule().is_some() || table.parts().is_some()).collect();
         let in_parts = |table: &MasterTable| {
             table.parts().map(|parts| PartitionState { recent: Recent::default(), remotes: parts.sources() })
         };
@@ -110,7 +114,13 @@ impl Features {
         }
         // `Layout::new` rejects duplicate names: no two sequences may share a feature.
         Layout::new(sequences.iter().map(|s| s.feature.clone()).collect(), &vec![1; sequences.len()])?;
-        Ok(Features { tables, learns, in_parts, ids, uses, bags: bags.len(), layout, threads })
+        Ok(Features { tables, is_sorted, in_parts, ids, uses, bags: bags.len(), layout, threads })
+    }
+
+    /// Leaves the sorting to a device.
+    #[cfg(feature = "cuda")]
+    pub(super) fn sort_nothing(&mut self) {
+        self.is_sorted.fill(false);
     }
 
     /// Returns the current edition of each table's managed ids.
@@ -147,6 +157,8 @@ impl Preparer {
             skipped: Vec::new(),
             // Before the first id is resolved: rows that change hands meanwhile make the batch invalid.
             editions: features.editions().collect(),
+            #[cfg(feature = "cuda")]
+            on_device: DeviceBatch::default(),
         };
         batch.resolved = features.threads.run((0..features.uses.len()).collect(), |number| batch.resolve(number));
         let tables = (0..features.tables.len()).collect();
@@ -175,7 +187,8 @@ impl PreparedBatch {
         &self.ids
     }
 
-    /// Returns the distinct rows of table number `table` that the batch reads, ascending. They may be missing for a frozen table.
+    /// Returns the distinct rows of table number `table` that the batch reads, ascending. They may be missing for a frozen table,
+    /// and are for one on a device.
     pub fn rows(&self, table: usize) -> &[u32] {
         self.groups[table].rows()
     }
@@ -246,7 +259,7 @@ impl PreparedBatch {
             return Err(Error::unsupported(what).within(format!("table `{}`", self.features.tables[table].name)));
         }
         let mut skipped = 0;
-        let is_sorted = self.features.learns[table] || self.features.in_parts[table].is_some();
+        let is_sorted = self.features.is_sorted[table];
         let mut occurrences = Occurrences::with_capacity(if is_sorted { count } else { 0 });
         let mut first_slot = 0;
         for (number, used) in uses() {

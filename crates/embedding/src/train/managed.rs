@@ -11,7 +11,8 @@ impl MasterTable {
     ///
     /// # Errors
     /// `Invalid` for a frozen table, invalid settings, fewer rows than the table has, or ids that are no assignment
-    /// ([`crate::managed::ManagedIds::new`]); `Unsupported` for a partitioned table; `Overloaded` if memory cannot
+    /// ([`crate::managed::ManagedIds::new`]); `Unsupported` for a partitioned table or one on a
+    /// device; `Overloaded` if memory cannot
     /// be allocated.
     pub fn with_ids(self, spec: Option<ManagedSpec>, by_row: &[i64]) -> Result<Self> {
         let place = |e: Error| e.within(format!("table `{}`", self.spec().name));
@@ -20,9 +21,9 @@ impl MasterTable {
                 "got `frozen` and managed ids, expected at most one of them: managed ids change the table",
             )));
         }
-        if self.parts().is_some() {
+        if self.whole().is_none() {
             return Err(place(Error::unsupported(
-                "managed ids are set for a table that is already partitioned, expected them before partitioning",
+                "managed ids are set for a table that is already partitioned or on a device, expected them before",
             )));
         }
         let (has, rows) = (self.spec().rows, spec.and_then(|spec| spec.rows).unwrap_or(self.spec().rows));

@@ -9,6 +9,8 @@ use crate::shard::Cut;
 use crate::spec::{TableSpec, Unseen};
 use crate::table::Table;
 use crate::train::parts::{MasterSource, Parts, StretchLayout};
+#[cfg(feature = "cuda")]
+use crate::train::resident::DeviceStretches;
 use crate::train::rule::Rule;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::buffer::{Buffer, Owned};
@@ -33,6 +35,9 @@ enum Stretches {
     Whole(Owned<f32>),
     /// Partitions, whose updates give the same bits as those of a table without partitions.
     Cut(Parts),
+    /// All stretches in the memory of a device, whose updates give the same bits.
+    #[cfg(feature = "cuda")]
+    OnDevice(DeviceStretches),
 }
 
 /// Rows of a master with their state as flat arrays, the form stored in checkpoints.
@@ -122,7 +127,7 @@ impl MasterTable {
     ) -> Result<Self> {
         let place = |e: Error| e.within(format!("table `{}`, {}", self.spec.name, sharding.name()));
         let Stretches::Whole(whole) = &self.stretches else {
-            return Err(place(Error::unsupported("a table that is already partitioned")));
+            return Err(place(Error::unsupported("a table that is already partitioned, or on a device")));
         };
         let parts = Parts::new(&self.spec, self.layout, whole, cuts, elsewhere).map_err(place)?;
         Ok(MasterTable { stretches: Stretches::Cut(parts), ..self })
@@ -155,18 +160,51 @@ impl MasterTable {
         self.layout.used() - self.spec.width
     }
 
-    /// Returns the bytes of rows and state in this process's memory.
+    /// Returns the bytes of rows and state in the memory of this process and its device.
     pub fn bytes(&self) -> u64 {
         match &self.stretches {
             Stretches::Whole(stretches) => size_of_val(&**stretches) as u64,
             Stretches::Cut(parts) => parts.bytes(),
+            #[cfg(feature = "cuda")]
+            Stretches::OnDevice(stretches) => stretches.bytes(),
+        }
+    }
+
+    /// Moves the stretches of a table that is not partitioned to a device.
+    #[cfg(feature = "cuda")]
+    pub(super) fn move_to(&mut self, device: &sterling_cuda::Device) -> Result<()> {
+        if let Stretches::Whole(stretches) = &self.stretches {
+            let copied = DeviceStretches::copy(device, stretches, self.layout.stride());
+            let place = |e: Error| e.within(format!("table `{}`", self.spec.name));
+            self.stretches = Stretches::OnDevice(copied.map_err(place)?);
+        }
+        Ok(())
+    }
+
+    /// Returns the stretches of a table on a device.
+    #[cfg(feature = "cuda")]
+    pub(super) fn on_device(&self) -> Option<&DeviceStretches> {
+        match &self.stretches {
+            Stretches::OnDevice(stretches) => Some(stretches),
+            _ => None,
+        }
+    }
+
+    /// Returns the shape of the table for a device.
+    #[cfg(feature = "cuda")]
+    pub(super) fn shape(&self) -> sterling_cuda::ops::learn::MasterShape {
+        sterling_cuda::ops::learn::MasterShape {
+            rows: self.spec.rows,
+            width: self.spec.width,
+            stride: self.layout.stride(),
+            learns: self.rule.is_some(),
         }
     }
 
     /// Returns row `n`, `[D]`.
     ///
     /// # Panics
-    /// If there is no such row, or the table is partitioned ([`MasterTable::export`] reads those).
+    /// If there is no such row, or the table is partitioned or on a device ([`MasterTable::export`] reads those).
     pub fn row(&self, n: usize) -> &[f32] {
         &self.stretch(n)[..self.spec.width]
     }
@@ -189,27 +227,27 @@ impl MasterTable {
         self.layout.stride()
     }
 
-    /// Returns all stretches of a table that is not partitioned.
+    /// Returns all stretches of a table that is neither partitioned nor on a device.
     pub(super) fn whole(&self) -> Option<&[f32]> {
         match &self.stretches {
             Stretches::Whole(stretches) => Some(stretches),
-            Stretches::Cut(_) => None,
+            _ => None,
         }
     }
 
-    /// Returns all stretches of a table that is not partitioned, mutable.
+    /// Returns the same, mutable.
     pub(super) fn whole_mut(&mut self) -> Option<&mut [f32]> {
         match &mut self.stretches {
             Stretches::Whole(stretches) => Some(stretches),
-            Stretches::Cut(_) => None,
+            _ => None,
         }
     }
 
     /// Returns the partitions of a partitioned table.
     pub(super) fn parts(&self) -> Option<&Parts> {
         match &self.stretches {
-            Stretches::Whole(_) => None,
             Stretches::Cut(parts) => Some(parts),
+            _ => None,
         }
     }
 
@@ -218,6 +256,8 @@ impl MasterTable {
         match &self.stretches {
             Stretches::Whole(_) => Ok(rows.iter().flat_map(|row| self.stretch(*row as usize)).copied().collect()),
             Stretches::Cut(parts) => parts.read(rows),
+            #[cfg(feature = "cuda")]
+            Stretches::OnDevice(stretches) => stretches.read(rows),
         }
     }
 
@@ -232,6 +272,8 @@ impl MasterTable {
                 Ok(())
             }
             Stretches::Cut(parts) => parts.write(rows, from),
+            #[cfg(feature = "cuda")]
+            Stretches::OnDevice(stretches) => stretches.write(rows, from),
         }
     }
 
@@ -386,5 +428,5 @@ impl MasterTable {
     }
 }
 
-/// Rows per read when all rows of a partitioned table are visited.
+/// Rows per read when all rows of a table are visited that are not in one array.
 const EXPORT_ROWS: usize = 4096;

@@ -22,8 +22,8 @@
 //! - Adam corrects its bias by the row's own number of updates.
 //! - An update that would make a row or its state non-finite is not written, and reported.
 //!
-//! The order of sums is a contract (`sterling_kernels::cpu::update`): threads, kernels and partitions change no bit of rows and
-//! state ([`MasterTable::cut`]). Partitions of a table may be remote ([`MasterSource`]). Their rows are requested when a
+//! The order of sums is a contract (`sterling_kernels::cpu::update`): threads, kernels, partitions ([`MasterTable::cut`]) and, with
+//! the feature `cuda`, GPUs (`LearningTables::on_device`) change no bit of rows and state. Partitions of a table may be remote ([`MasterSource`]). Their rows are requested when a
 //! batch is prepared, and have the values that they would have if batches ran one after the other, however many are prepared
 //! ahead.
 //!
@@ -50,9 +50,14 @@
 //! ```
 
 mod batch;
+#[cfg(feature = "cuda")]
+mod device;
 mod managed;
 mod master;
 mod parts;
+mod report;
+#[cfg(feature = "cuda")]
+mod resident;
 mod rule;
 mod staged;
 mod tables;
@@ -63,5 +68,6 @@ mod threads;
 pub use batch::{PreparedBatch, Preparer};
 pub use master::{MasterRows, MasterTable};
 pub use parts::{MasterSource, stretch_bytes};
+pub use report::{TableUpdate, UpdateReport};
 pub use rule::{Decay, Rule, RuleKind, Schedule};
-pub use tables::{LearningTables, TableUpdate, UpdateReport};
+pub use tables::LearningTables;

@@ -7,7 +7,10 @@ use crate::jagged::{JaggedTensor, KeyedJaggedTensor};
 use crate::keyed::{KeyedTensor, Layout};
 use crate::lookup::{BagConfig, Pooling, Sequence, SequenceConfig};
 use crate::train::batch::{Features, PreparedBatch, Preparer};
+#[cfg(feature = "cuda")]
+use crate::train::device::DeviceSteps;
 use crate::train::master::MasterTable;
+use crate::train::report::{TableUpdate, UpdateReport};
 use crate::train::threads::Threads;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::Kernels;
@@ -20,47 +23,15 @@ const TASKS_PER_THREAD: usize = 4;
 /// Tables in training, looked up as an `EmbeddingBagCollection` and an `EmbeddingCollection` over the same tables.
 #[derive(Debug)]
 pub struct LearningTables {
+    /// Computes the steps if the tables are on a device.
+    #[cfg(feature = "cuda")]
+    device: Option<DeviceSteps>,
     tables: Vec<MasterTable>,
     preparer: Preparer,
     kernels: Kernels,
     steps: u64,
     /// Per table, the gradients of its bags and sequences in one buffer, reused between steps.
     gradients: Vec<Vec<[f32; BLOCK]>>,
-}
-
-/// Changes of a step.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UpdateReport {
-    /// One entry per table.
-    pub tables: Vec<TableUpdate>,
-}
-
-/// Changes of a step in one table.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TableUpdate {
-    /// The table's name.
-    pub table: String,
-    /// Changed rows, ascending.
-    pub rows: Vec<u32>,
-    /// Rows of managed ids that changed hands after the update, ascending, each with its new id or `managed::FREE`. They have the
-    /// initial values of these ids.
-    pub assigned: Vec<(u32, i64)>,
-    /// Ids without a row, which are not trained.
-    pub skipped_ids: u64,
-    /// Rows left unchanged because the update would have made row or state non-finite, or a value exceed `COMPONENT_MAX`.
-    pub rejected_rows: Vec<u32>,
-}
-
-impl UpdateReport {
-    /// Returns the number of updated rows of all tables.
-    pub fn updated_rows(&self) -> usize {
-        self.tables.iter().map(|table| table.rows.len()).sum()
-    }
-
-    /// Returns the rejected rows with their table.
-    pub fn rejected_rows(&self) -> impl Iterator<Item = (&str, u32)> {
-        self.tables.iter().flat_map(|t| t.rejected_rows.iter().map(move |row| (t.table.as_str(), *row)))
-    }
 }
 
 impl LearningTables {
@@ -79,7 +50,32 @@ impl LearningTables {
         let features = Features::new(&tables, bags, sequences, Threads::new(threads)?)?;
         let gradients = vec![Vec::new(); tables.len()];
         let preparer = Preparer { features: Arc::new(features) };
-        Ok(LearningTables { tables, preparer, kernels: Kernels::detect()?, steps: 0, gradients })
+        Ok(LearningTables {
+            #[cfg(feature = "cuda")]
+            device: None,
+            tables,
+            preparer,
+            kernels: Kernels::detect()?,
+            steps: 0,
+            gradients,
+        })
+    }
+
+    /// Moves all tables to the memory of a device, which computes the steps from now on. Rows and state get the same bits as on
+    /// the CPU.
+    ///
+    /// # Errors
+    /// `Invalid` after a preparer was handed out; `Unsupported` with the table's name if it is partitioned or wider than
+    /// `sterling_cuda::ops::learn::WIDTH_MAX`, or if the tables have 2^31 rows or more; `Overloaded` if the device has not enough
+    /// memory.
+    #[cfg(feature = "cuda")]
+    pub fn on_device(mut self, device: &sterling_cuda::Device) -> Result<Self> {
+        let features = Arc::get_mut(&mut self.preparer.features)
+            .ok_or_else(|| Error::invalid("tables with prepared batches, expected to be moved to a device before"))?;
+        let steps = DeviceSteps::new(device, &mut self.tables, features)?;
+        features.sort_nothing();
+        self.device = Some(steps);
+        Ok(self)
     }
 
     /// Sets the kernels.
@@ -138,6 +134,10 @@ impl LearningTables {
     /// `Invalid` for a batch that other tables prepared; errors of the source of remote rows.
     pub fn forward(&self, batch: &PreparedBatch) -> Result<(KeyedTensor, Vec<Sequence>)> {
         self.check_batch(batch)?;
+        #[cfg(feature = "cuda")]
+        if let Some(device) = &self.device {
+            return device.forward(&self.tables, batch);
+        }
         let features = &self.preparer.features;
         let stretches = (0..self.tables.len()).map(|table| self.stretches(batch, table)).collect::<Result<Vec<_>>>()?;
         let rows = self.tables.iter().zip(&stretches).map(|(table, stretches)| rows(table, stretches));
@@ -227,13 +227,38 @@ impl LearningTables {
     ) -> Result<UpdateReport> {
         self.check_batch(&batch)?;
         self.check_gradients(&batch, pooled, sequences)?;
+        let mut report = self.update(&mut batch, pooled, sequences)?;
+        self.steps += 1;
+        for (number, (table, update)) in self.tables.iter_mut().zip(&mut report.tables).enumerate() {
+            update.assigned = table.step_ids(number, &batch, self.steps)?;
+            if !update.assigned.is_empty() {
+                update.rows.extend(update.assigned.iter().map(|(row, _)| *row));
+                update.rows.sort_unstable();
+                update.rows.dedup();
+            }
+        }
+        Ok(report)
+    }
+
+    /// Applies the rules to the rows of a batch.
+    fn update(
+        &mut self,
+        batch: &mut PreparedBatch,
+        pooled: &KeyedTensor,
+        sequences: &[Vec<f32>],
+    ) -> Result<UpdateReport> {
+        #[cfg(feature = "cuda")]
+        if let Some(device) = &self.device {
+            let tables = device.backward(&self.tables, self.steps, batch, pooled, sequences)?;
+            return Ok(UpdateReport { tables });
+        }
         let features = batch.features.clone();
         let (threads, kernels, steps) = (&features.threads, self.kernels, self.steps);
         let learns = |number: &usize| self.tables[*number].rule().is_some();
         let in_parts = (0..self.tables.len()).filter(learns).filter(|number| self.tables[*number].parts().is_some());
         let mut staged: Vec<Staged> = in_parts
             .map(|number| {
-                let stretches = self.stretches(&batch, number)?.into_owned();
+                let stretches = self.stretches(batch, number)?.into_owned();
                 Ok(Staged { number, stretches, groups: batch.groups[number].renumbered() })
             })
             .collect::<Result<_>>()?;
@@ -251,7 +276,7 @@ impl LearningTables {
             })
             .collect();
         threads.run(learning.iter_mut().collect(), |table| {
-            lay_side_by_side(&batch, table.number, pooled, sequences, table.width, table.gradients);
+            lay_side_by_side(batch, table.number, pooled, sequences, table.width, table.gradients);
         });
         let updates: Vec<Task<'_>> = learning.iter_mut().flat_map(|table| table.tasks(threads.count())).collect();
         let mut rejected = threads.run(updates, |task| {
@@ -271,17 +296,7 @@ impl LearningTables {
                 in_parts.recent.keep(batch.groups[*number].rows(), stretches);
             }
         }
-        self.steps += 1;
-        let mut report = report(&self.tables, &batch, rejected);
-        for (number, (table, update)) in self.tables.iter_mut().zip(&mut report.tables).enumerate() {
-            update.assigned = table.step_ids(number, &batch, self.steps)?;
-            if !update.assigned.is_empty() {
-                update.rows.extend(update.assigned.iter().map(|(row, _)| *row));
-                update.rows.sort_unstable();
-                update.rows.dedup();
-            }
-        }
-        Ok(report)
+        Ok(report(&self.tables, batch, rejected))
     }
 
     fn check_batch(&self, batch: &PreparedBatch) -> Result<()> {
