@@ -25,7 +25,8 @@
 //! The order of sums is a contract (`sterling_kernels::cpu::update`): threads, kernels and partitions change no bit of rows and
 //! state ([`MasterTable::cut`]). Partitions of a table may be remote ([`MasterSource`]). Their rows are requested when a
 //! batch is prepared, and have the values that they would have if batches ran one after the other, however many are prepared
-//! ahead.
+//! ahead. Several hosts may share a step ([`HostBatch`]): each has a share of the rows of every table ([`MasterTable::on_host`])
+//! and of the examples.
 //!
 //! ```
 //! use sterling_embedding::train::{LearningTables, MasterTable, Rule, RuleKind};
@@ -50,10 +51,12 @@
 //! ```
 
 mod batch;
+mod hosts;
 mod managed;
 mod master;
 mod parts;
 mod rule;
+mod share;
 mod staged;
 mod tables;
 #[cfg(test)]
@@ -61,7 +64,9 @@ mod tests;
 mod threads;
 
 pub use batch::{PreparedBatch, Preparer};
+pub use hosts::{Examples, HostBatch};
 pub use master::{MasterRows, MasterTable};
 pub use parts::{MasterSource, stretch_bytes};
 pub use rule::{Decay, Rule, RuleKind, Schedule};
+pub use share::{HostShare, OtherHosts};
 pub use tables::{LearningTables, TableUpdate, UpdateReport};
