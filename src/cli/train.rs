@@ -16,7 +16,7 @@ use sterling_publish::{Plan, Source};
 use sterling_snapshot::Store;
 use sterling_snapshot::model::Package;
 use sterling_storage::files;
-use sterling_train::{Progress, TrainOptions, Trainer, Window};
+use sterling_train::{Hosts, Progress, TrainOptions, Trainer, Window};
 
 /// File in the working folder with the newest version before the trained model is published.
 const PUBLISHING: &str = "publishing";
@@ -79,6 +79,22 @@ pub(super) struct Train {
     /// Remove an id from a table with managed ids; give it again when the run is resumed
     #[arg(long, value_name = "TABLE=ID", value_parser = forgotten)]
     forget: Vec<(String, i64)>,
+    /// Hosts that train together, NAME:PORT each, in the same order on all of them; every host runs the same command. Results do
+    /// not depend on their number
+    #[arg(long, value_name = "HOST,...", value_delimiter = ',', env = "STERLING_TRAIN_HOSTS")]
+    hosts: Vec<String>,
+    /// Number of this host among --hosts, from 0; host 0 writes checkpoints and the package
+    #[arg(long, value_name = "N", env = "JOB_COMPLETION_INDEX")]
+    rank: Option<usize>,
+    /// File with a key that all hosts have; without it, every program that reaches the port may join
+    #[arg(long, value_name = "FILE", requires = "hosts")]
+    hosts_key: Option<PathBuf>,
+    /// Seconds of silence after which another host is lost, and the run ends
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    hosts_timeout: u64,
+    /// Seconds until all hosts have to be there
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    join_timeout: u64,
 }
 
 /// Parses `TABLE=ID`.
@@ -105,9 +121,11 @@ impl Train {
             judge: self.judge,
             max_refused: self.max_refused,
             forget: self.forget.clone(),
+            hosts: self.hosts()?,
             ..TrainOptions::new(self.events.clone(), &work)
         };
-        if let Some(out) = &self.out {
+        let is_first = self.rank.is_none_or(|rank| rank == 0) || self.hosts.is_empty();
+        if let Some(out) = self.out.as_ref().filter(|_| is_first) {
             options.check_out(out).map_err(|e| Error::conflict(format!("--out {e}")))?;
         }
         let mut trainer = Trainer::open(&self.package, options)?;
@@ -118,6 +136,12 @@ impl Train {
         let report = trainer.run(&|progress| shown.show(progress));
         shown.bar.finish_and_clear();
         let report = report?;
+        if !is_first {
+            // Host 0 writes the package, and requests the rows of this host.
+            trainer.write(&work)?;
+            trainer.clear()?;
+            return Ok(());
+        }
         if let Some(out) = &self.out {
             trainer.write(out)?;
         }
@@ -146,6 +170,25 @@ impl Train {
             [device] => Ok(Some(device.clone())),
             all => Err(Error::unsupported(format!("--device: got {} GPUs, expected one for training", all.len()))),
         }
+    }
+
+    /// Returns the hosts that train together.
+    fn hosts(&self) -> Result<Option<Hosts>> {
+        if self.hosts.is_empty() {
+            return Ok(None);
+        }
+        let rank =
+            self.rank.ok_or_else(|| Error::invalid("--hosts without --rank, the number of this host among them"))?;
+        let key = self.hosts_key.as_ref().map(|path| {
+            let text = std::fs::read_to_string(path).map_err(|e| Error::io(path.display(), e))?;
+            Ok(text.trim().to_owned())
+        });
+        Ok(Some(Hosts {
+            key: key.transpose()?,
+            timeout: Duration::from_secs(self.hosts_timeout),
+            join_timeout: Duration::from_secs(self.join_timeout),
+            ..Hosts::new(self.hosts.clone(), rank)
+        }))
     }
 
     /// Publishes the trained model, from the package of `--out` or from a temporary one.

@@ -278,6 +278,30 @@ def test_the_job_that_scores_is_what_kubernetes_takes() -> None:
     assert (refused["onExitCodes"]["containerName"], refused["onExitCodes"]["values"]) == (container["name"], [2])
 
 
+def test_the_job_that_trains_is_what_kubernetes_takes() -> None:
+    made = list(yaml.safe_load_all((DEPLOY / "train-job.yaml").read_text()))
+    for resource in made:
+        kubernetes_validate.validate(resource, KUBERNETES, strict=True)
+    service, policy, job = made
+    pod = job["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    hosts = next(argument for argument in container["args"] if argument.startswith("--hosts="))
+    port = container["ports"][0]["containerPort"]
+    # An Indexed Job names its pods NAME-INDEX, and the service gives these names their domain.
+    names = [f"{job['metadata']['name']}-{index}.{service['metadata']['name']}:{port}" for index in range(job["spec"]["completions"])]
+    assert hosts == "--hosts=" + ",".join(names) and job["spec"]["parallelism"] == job["spec"]["completions"]
+    assert pod["spec"]["subdomain"] == service["metadata"]["name"] and service["spec"]["publishNotReadyAddresses"]
+    labels = pod["metadata"]["labels"]
+    assert service["spec"]["selector"] == labels == policy["spec"]["podSelector"]["matchLabels"]
+    (rule,) = policy["spec"]["ingress"]
+    assert rule["from"][0]["podSelector"]["matchLabels"] == labels and rule["ports"][0]["port"] == port
+    (refused, *_) = job["spec"]["podFailurePolicy"]["rules"]
+    assert (refused["onExitCodes"]["containerName"], refused["onExitCodes"]["values"]) == (container["name"], [2])
+    said = subprocess.run([PROGRAM, "train", "--help"], capture_output=True, text=True, check=True).stdout
+    flags = {argument.split("=")[0] for argument in container["args"] if argument.startswith("--")}
+    assert len(flags) >= 6 and flags <= set(re.findall(r"--[a-z-]+", said))
+
+
 def test_the_deployment_is_bounded_probed_and_without_rights() -> None:
     (deployment,) = of_kind("Deployment")
     pod = deployment["spec"]["template"]["spec"]

@@ -68,6 +68,7 @@ mod text;
 mod tls;
 mod traffic;
 mod train;
+mod train_hosts;
 mod trial;
 mod unscorable;
 mod updates;

@@ -11,12 +11,17 @@ use serde_json::{Value, json};
 const TRAIN: &str = "\n[train]\nlabel = \"click\"\nbatch = 16\nuniform = 8\ntemperature = 0.2\n";
 
 /// A trainable package, and events of users who take the package after the one they have.
-struct TestFolder {
+pub(super) struct TestFolder {
     folder: tempfile::TempDir,
 }
 
 impl TestFolder {
     fn new(events: u64) -> Self {
+        TestFolder::with(TRAIN, events)
+    }
+
+    /// Creates a package whose `[train]` is `train`.
+    pub(super) fn with(train: &str, events: u64) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/tiny");
         let package = folder.path().join("package");
@@ -26,7 +31,7 @@ impl TestFolder {
             fs::copy(&path, package.join(path.file_name().unwrap())).unwrap();
         }
         let model = fs::read_to_string(package.join("model.toml")).unwrap();
-        fs::write(package.join("model.toml"), model + TRAIN).unwrap();
+        fs::write(package.join("model.toml"), model + train).unwrap();
         let event = |n: u64| {
             let has = (n * 7 + n / 11) % 11;
             let user = json!({"installed": [has], "section": "games", "size": [0.5, 0.25, 0.125]});
@@ -36,11 +41,11 @@ impl TestFolder {
         TestFolder { folder }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    fn command(&self, flags: &[&str]) -> Command {
+    pub(super) fn command(&self, flags: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sterling"));
         command.current_dir(self.folder.path()).args(["train", "package", "--events", "events.jsonl"]).args(flags);
         command
@@ -62,7 +67,7 @@ impl TestFolder {
     }
 }
 
-fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+pub(super) fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries.map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), fs::read(&path).unwrap())).collect()
 }

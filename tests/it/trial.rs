@@ -693,7 +693,8 @@ fn incomparable_graphs_are_published_and_reported() {
     let graph = foreign(&nodes).with(&[floats("scale", &[], &[0.125])]).bytes();
     let (code, said, errors) = folder.publish(MODEL, &[("overarch.onnx", graph)]);
     assert_eq!(code, 0, "{said}{errors}");
-    let reported = "overarch.onnx was not compared with an independent evaluation of the graph file: operator `QuantizeLinear`";
+    let reported =
+        "overarch.onnx was not compared with an independent evaluation of the graph file: operator `QuantizeLinear`";
     assert!(errors.contains(reported), "{errors}");
     let (code, _, errors) = folder.publish(MODEL, &[("overarch.onnx", good().bytes())]);
     assert!(code == 0 && !errors.contains("was not compared"), "{errors}");

@@ -72,6 +72,7 @@ tasks! {
     LEARN = "learn", "Embedding tables of a training step.";
     LEARN_GRAPH = "learn-graph", "Graphs of a training step.";
     LEARN_FETCH = "learn-fetch", "Remote rows of a training step.";
+    LEARN_SEND = "learn-send", "Messages to another host of a training run.";
     PLANNER = "planner", "Measured lookups of the planner.";
     PACE = "pace", "Send times of the load generator.";
     ANN_BENCH = "ann-bench", "Searches of `ann-bench`.";

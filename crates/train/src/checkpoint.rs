@@ -251,15 +251,20 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Removes all checkpoints.
+    /// Removes all checkpoints. A run that is killed meanwhile leaves none that is incomplete.
     ///
     /// # Errors
     /// `Io`.
     pub(crate) fn clear(&self) -> Result<()> {
-        match fs::remove_dir_all(&self.folder) {
+        let removed = self.folder.with_file_name(".checkpoints");
+        let missing_is_fine = |done: std::io::Result<()>| match done {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(self.folder.display(), e)),
             _ => Ok(()),
-        }
+        };
+        // Left by a run that was killed here.
+        missing_is_fine(fs::remove_dir_all(&removed))?;
+        missing_is_fine(fs::rename(&self.folder, &removed))?;
+        missing_is_fine(fs::remove_dir_all(&removed))
     }
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct Figures {
 
 impl Figures {
     /// Adds an event whose item has each of these ranks with the same probability.
-    fn add(&mut self, ranks: &RangeInclusive<usize>) {
+    pub(crate) fn add(&mut self, ranks: &RangeInclusive<usize>) {
         self.events += 1;
         let (first, end) = (*ranks.start(), K.min(ranks.end() + 1));
         if first < end {
@@ -98,28 +98,30 @@ impl RankedEvent<'_> {
     }
 }
 
-/// Adds the ranks of the events' items among `items`, by the scores of queries `[B, D]`.
+/// Returns the ranks of the events' items among `items`, by the scores of queries `[B, D]`.
 pub(crate) fn rank(
     kernels: Kernels,
     queries: &[f32],
     items: &Packed,
     wanted: &[RankedEvent<'_>],
-    figures: &mut Figures,
-) {
+) -> Vec<RangeInclusive<usize>> {
     let (count, width) = (items.columns(), queries.len() / wanted.len().max(1));
     let together = (SCORES_MAX / count.max(1)).max(1);
-    let mut scores = Vec::new();
+    let (mut scores, mut all) = (Vec::new(), Vec::with_capacity(wanted.len()));
+    if wanted.is_empty() {
+        return all;
+    }
     for (queries, wanted) in queries.chunks(together * width).zip(wanted.chunks(together)) {
         scores.resize(wanted.len() * count, 0.0f32);
         items.times(kernels, queries, &mut scores);
-        let ranks = wanted.iter().zip(scores.chunks_exact(count)).map(|(wanted, scores)| wanted.ranks(scores));
-        ranks.for_each(|ranks| figures.add(&ranks));
+        all.extend(wanted.iter().zip(scores.chunks_exact(count)).map(|(wanted, scores)| wanted.ranks(scores)));
     }
+    all
 }
 
-/// Adds the ranks of the events' items by popularity.
-pub(crate) fn rank_by_count(counts: &[u64], wanted: &[RankedEvent<'_>], figures: &mut Figures) {
-    wanted.iter().for_each(|wanted| figures.add(&wanted.ranks(counts)));
+/// Returns the ranks of the events' items by popularity.
+pub(crate) fn rank_by_count(counts: &[u64], wanted: &[RankedEvent<'_>]) -> Vec<RangeInclusive<usize>> {
+    wanted.iter().map(|wanted| wanted.ranks(counts)).collect()
 }
 
 #[cfg(test)]
@@ -133,13 +135,13 @@ mod tests {
         let wanted = [(3, &[][..]), (3, &[0, 1][..]), (0, &[][..]), (1, &[2][..])];
         let wanted = wanted.map(|(item, exclude)| RankedEvent { item, exclude });
         let mut figures = Figures::default();
-        rank(Kernels::best(), &[1.0; 4], &items, &wanted, &mut figures);
+        rank(Kernels::best(), &[1.0; 4], &items, &wanted).iter().for_each(|ranks| figures.add(ranks));
         let gains = [3.0f64, 1.0, 0.0, 1.0].map(|rank| 1.0 / (rank + 2.0).log2());
         assert_eq!((figures.events(), figures.hit_rate()), (4, 1.0));
         assert!((figures.ndcg() - gains.iter().sum::<f64>() / 4.0).abs() < 1e-12);
         assert_eq!(wanted[2].ranks(&[f32::NAN, 1.0, 2.0, 0.0]), 4..=4);
         let before = figures;
-        rank_by_count(&[5, 5, 1, 0], &wanted[..1], &mut figures);
+        rank_by_count(&[5, 5, 1, 0], &wanted[..1]).iter().for_each(|ranks| figures.add(ranks));
         assert!((figures.since(&before).ndcg() - 1.0 / 5.0f64.log2()).abs() < 1e-12);
     }
 
@@ -151,7 +153,8 @@ mod tests {
             let mut figures = Figures::default();
             let wanted: Vec<RankedEvent<'_>> =
                 (0..count as u32).map(|item| RankedEvent { item, exclude: &[] }).collect();
-            rank(Kernels::best(), &vec![1.0; count], &items, &wanted, &mut figures);
+            let ranks = rank(Kernels::best(), &vec![1.0; count], &items, &wanted);
+            ranks.iter().for_each(|ranks| figures.add(ranks));
             let chance = (0..count).map(gain).sum::<f64>() / count as f64;
             assert!((figures.ndcg() - chance).abs() < 1e-12, "{count} items");
             assert!((figures.hit_rate() - 10.0f64.min(count as f64) / count as f64).abs() < 1e-12, "{count} items");
@@ -161,7 +164,7 @@ mod tests {
         let wanted = RankedEvent { item: 5, exclude: &[0] };
         assert_eq!(wanted.ranks(&scores), 1..=3);
         let mut figures = Figures::default();
-        rank_by_count(&scores, &[wanted], &mut figures);
+        rank_by_count(&scores, &[wanted]).iter().for_each(|ranks| figures.add(ranks));
         assert!((figures.ndcg() - (gain(1) + gain(2) + gain(3)) / 3.0).abs() < 1e-12 && figures.hit_rate() == 1.0);
     }
 }

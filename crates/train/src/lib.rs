@@ -9,6 +9,8 @@
 //! 4. `model` propagates them through both towers (`side`) to the tables, which are updated in the same pass;
 //! 5. every n steps `checkpoint` writes the complete state (`state`): a killed run resumes with bit-identical results.
 //!
+//! Several `hosts` may share a run: each has a share of the rows and of every batch.
+//!
 //! `package` writes the result as a package, which `publish` accepts and which can be trained further.
 //!
 //! ```
@@ -30,6 +32,7 @@ mod checkpoint;
 mod draws;
 mod events;
 mod frequency;
+mod hosts;
 mod judge;
 mod lock;
 mod loss;
@@ -49,6 +52,7 @@ mod touched;
 mod trainer;
 mod weights;
 
+pub use hosts::Hosts;
 pub use managed::ManagedReport;
 pub use report::{Predicted, Ranked, Report, TaskReport, Window};
 pub use trainer::{Progress, TrainOptions, Trainer};

@@ -5,9 +5,13 @@
 //! Yi et al. 2019). Duplicates of an event's own item and items excluded by the request are masked. The loss is the weighted mean
 //! of the events' cross-entropies.
 
+use std::ops::Range;
+
+use sterling_core::error::Result;
 use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::dense::{Fold, MapTarget, Operand, Outer, Unary};
 
+use crate::hosts::{Kind, Mesh};
 use crate::products::Packed;
 
 /// Score of a masked candidate: its softmax probability is 0.
@@ -34,7 +38,7 @@ pub(crate) struct SampledSoftmax<'a> {
     pub(crate) temperature: f32,
 }
 
-/// Gradients of a batch, and buffers that are reused.
+/// Gradients of a batch, or of this host's share of it, and buffers that are reused.
 #[derive(Debug, Default)]
 pub(crate) struct Gradients {
     /// `[B, D]`
@@ -48,16 +52,71 @@ impl SampledSoftmax<'_> {
     /// Returns the loss and writes the gradients to `out`. `excluded(b)` returns the items, ascending, that are not negatives of
     /// event `b`.
     pub(crate) fn run<'e>(&self, kernels: Kernels, excluded: impl Fn(usize) -> &'e [u32], out: &mut Gradients) -> f64 {
-        let (events, count, width) = (self.targets.len(), self.items.len(), self.dimension);
+        let terms = self.score(kernels, 0..self.targets.len(), excluded, out);
+        let Gradients { candidates, scores, .. } = out;
+        self.of_candidates(kernels, scores, self.items.len(), candidates);
+        summed(&terms)
+    }
+
+    /// As [`SampledSoftmax::run`], for this host's share of events and candidates: gradients of scores travel.
+    ///
+    /// # Errors
+    /// If a host is lost.
+    pub(crate) fn run_on_hosts<'e>(
+        &self,
+        kernels: Kernels,
+        excluded: impl Fn(usize) -> &'e [u32],
+        mesh: &Mesh,
+        out: &mut Gradients,
+    ) -> Result<f64> {
+        let (events, count) = (self.targets.len(), self.items.len());
+        let terms = self.score(kernels, mesh.own(events), excluded, out);
+        let block = |host: usize| -> Vec<f32> {
+            let columns = mesh.share(count, host);
+            out.scores.chunks_exact(count).flat_map(|row| &row[columns.clone()]).copied().collect()
+        };
+        let bytes: Vec<u8> = terms.iter().flat_map(|term| term.to_le_bytes()).collect();
+        for host in mesh.others() {
+            mesh.send(host, Kind::Losses, bytes.clone())?;
+            mesh.send(host, Kind::Scores, block(host))?;
+        }
+        let own = mesh.own(count).len();
+        let (mut scores, mut all) = (Vec::with_capacity(events * own), Vec::with_capacity(events));
+        for host in 0..mesh.count() {
+            if host == mesh.rank() {
+                scores.extend(block(host));
+                all.extend_from_slice(&terms);
+                continue;
+            }
+            let of_host = mesh.share(events, host).len();
+            let length = of_host * size_of::<f64>();
+            let bytes = mesh.bytes(host, Kind::Losses, length, length)?;
+            all.extend(bytes.as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes)));
+            scores.extend(mesh.numbers(host, Kind::Scores, of_host * own)?);
+        }
+        self.of_candidates(kernels, &scores, own, &mut out.candidates);
+        Ok(summed(&all))
+    }
+
+    /// Writes the gradients of some events' scores and queries; returns the terms of the loss.
+    fn score<'e>(
+        &self,
+        kernels: Kernels,
+        events: Range<usize>,
+        excluded: impl Fn(usize) -> &'e [u32],
+        out: &mut Gradients,
+    ) -> Vec<f64> {
+        let (count, width) = (self.items.len(), self.dimension);
         let mut order: Vec<(u32, u32)> = self.items.iter().copied().zip(0..).collect();
         order.sort_unstable();
         let total: f64 = self.weights.iter().map(|weight| f64::from(*weight)).sum();
         let inverse = 1.0 / self.temperature;
-        let Gradients { queries, candidates, scores } = out;
-        scores.resize(events * count, 0.0);
-        Packed::transposed(self.candidates, width, count).times(kernels, self.queries, scores);
-        let mut loss = 0.0;
-        for (event, row) in scores.chunks_exact_mut(count).enumerate() {
+        let Gradients { queries, scores, .. } = out;
+        scores.resize(events.len() * count, 0.0);
+        let own = &self.queries[events.start * width..events.end * width];
+        Packed::transposed(self.candidates, width, count).times(kernels, own, scores);
+        let mut terms = Vec::with_capacity(events.len());
+        for (event, row) in events.clone().zip(scores.chunks_exact_mut(count)) {
             let target = self.targets[event] as usize;
             row.iter_mut().zip(self.log_q).for_each(|(score, log_q)| *score = *score * inverse - log_q);
             mask(&order, self.items[target], target as u32, excluded(event), row);
@@ -67,18 +126,24 @@ impl SampledSoftmax<'_> {
             exp(kernels, row);
             let sum = fold(kernels, Fold::Sum, row);
             let weight = f64::from(self.weights[event]) / total;
-            loss += weight * (f64::from(sum).ln() - f64::from(own - largest));
+            terms.push(weight * (f64::from(sum).ln() - f64::from(own - largest)));
             let scale = weight as f32 * inverse;
             let share = scale / sum;
             row.iter_mut().for_each(|score| *score *= share);
             row[target] -= scale;
         }
-        queries.resize(events * width, 0.0);
+        queries.resize(events.len() * width, 0.0);
         Packed::of(self.candidates, count, width).times(kernels, scores, queries);
-        candidates.clear();
-        candidates.resize(count * width, 0.0);
+        terms
+    }
+
+    /// Writes the gradients of `count` candidates from those of their scores for all events, `[B, count]`.
+    fn of_candidates(&self, kernels: Kernels, scores: &[f32], count: usize, out: &mut Vec<f32>) {
+        let width = self.dimension;
+        out.clear();
+        out.resize(count * width, 0.0);
         let of_candidates = Outer {
-            rows: events,
+            rows: self.targets.len(),
             left: scores,
             left_stride: count,
             depth: count,
@@ -86,9 +151,13 @@ impl SampledSoftmax<'_> {
             right_stride: width,
             columns: width,
         };
-        kernels.outer(&of_candidates, candidates);
-        loss
+        kernels.outer(&of_candidates, out);
     }
+}
+
+/// Returns the sum of the terms of a loss, in order.
+pub(crate) fn summed(terms: &[f64]) -> f64 {
+    terms.iter().fold(0.0, |sum, term| sum + term)
 }
 
 /// Masks duplicates of an event's own item other than `target`, and excluded items. `order` has (item, candidate) sorted by item.

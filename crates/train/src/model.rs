@@ -4,8 +4,10 @@
 //! one lookup of max(B, C) examples: user features have bags in the first B of them, item features in the first C.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use crate::catalogue::Catalogue;
+use crate::hosts::{Kind, Mesh, Pulled};
 use crate::managed;
 use crate::products::Packed;
 use crate::reranker::Reranker;
@@ -14,7 +16,7 @@ use crate::touched::RowSet;
 use crate::weights::Weights;
 use sterling_core::error::{Error, Result};
 use sterling_cuda::Device;
-use sterling_embedding::train::{LearningTables, MasterTable, PreparedBatch, Rule};
+use sterling_embedding::train::{HostBatch, LearningTables, MasterTable, PreparedBatch, Rule};
 use sterling_embedding::{JaggedTensor, KeyedJaggedTensor, KeyedTensor, Sequence};
 use sterling_graph::tower::FeatureRow;
 use sterling_snapshot::items::Items;
@@ -36,12 +38,23 @@ pub(crate) struct Model {
     /// The reranker; none if the loss does not train it.
     reranker: Option<Reranker>,
     dimension: usize,
+    /// The other hosts of the run; none if there are none.
+    hosts: Option<Arc<Mesh>>,
+    /// Step and hash of the events, which all hosts must agree on.
+    pub(crate) moment: [u64; 2],
 }
 
-/// Outputs of the towers for a batch.
+/// Ids of a batch, resolved to rows.
+#[derive(Debug)]
+enum Looked {
+    Alone(Box<PreparedBatch>),
+    OnHosts(Box<HostBatch>),
+}
+
+/// Outputs of the towers for a batch. With several hosts, lookups are those of this host's share.
 #[derive(Debug)]
 pub(crate) struct Forward {
-    batch: PreparedBatch,
+    batch: Looked,
     pooled: KeyedTensor,
     sequences: Vec<Sequence>,
     /// `[B, D]`
@@ -55,6 +68,14 @@ pub(crate) struct Forward {
 pub(crate) struct Rows<'a> {
     pub(crate) users: &'a [&'a FeatureRow],
     pub(crate) items: &'a [u32],
+}
+
+/// Gradients of queries and candidates, and whether they are finite.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PairGradients<'a> {
+    pub(crate) queries: &'a [f32],
+    pub(crate) candidates: &'a [f32],
+    pub(crate) is_finite: bool,
 }
 
 /// Outcome of a step.
@@ -78,6 +99,7 @@ impl Model {
         items: &Items,
         threads: usize,
         device: Option<&Device>,
+        hosts: Option<Arc<Mesh>>,
     ) -> Result<Self> {
         let user = package.user.as_ref().ok_or_else(|| Error::invalid("model.toml: [user] is missing"))?;
         let read = |side: TowerSide| {
@@ -94,11 +116,20 @@ impl Model {
         let item = read(TowerSide::Item)?;
         let sides = || std::iter::once(&user).chain(&item);
         let read: BTreeSet<&str> = sides().flat_map(Side::tables).collect();
-        let masters = package.tables.iter().filter(|table| read.contains(table.name())).map(|table| {
+        let read_tables = || package.tables.iter().filter(|table| read.contains(table.name()));
+        let learns = |name: &str| !train.table(name).is_some_and(|table| table.frozen);
+        let names = read_tables().map(|table| table.name()).filter(|name| learns(name)).map(str::to_owned).collect();
+        let others = hosts.clone().map(|mesh| (mesh.rows(), Arc::new(Pulled { mesh, tables: names })));
+        let masters = read_tables().map(|table| {
             let differs = train.table(table.name());
             let rule = Rule { rate: differs.and_then(|t| t.rate).unwrap_or(train.optimizer.rate), ..train.optimizer };
             let rule = (!differs.is_some_and(|t| t.frozen)).then_some(rule);
-            managed::with_ids(MasterTable::from_table(table, rule)?, table, differs.and_then(|t| t.managed))
+            let master = MasterTable::from_table(table, rule)?;
+            let master = managed::with_ids(master, table, differs.and_then(|t| t.managed))?;
+            match others.clone().filter(|_| rule.is_some()) {
+                Some((share, others)) => master.on_host(share, others),
+                None => Ok(master),
+            }
         });
         let masters = masters.collect::<Result<Vec<_>>>()?;
         let bags: Vec<_> = sides().flat_map(Side::bags).collect();
@@ -115,7 +146,16 @@ impl Model {
         let reranker = reranker.transpose()?;
         let sets = || tables.tables().iter().map(|table| RowSet::new(table.spec().rows)).collect::<Result<Vec<_>>>();
         let (touched, stale) = (sets()?, sets()?);
-        Ok(Model { tables, touched, stale, user, item, reranker, dimension: package.spec.dimension })
+        let dimension = package.spec.dimension;
+        let mut model = Model { tables, touched, stale, user, item, reranker, dimension, hosts, moment: [0; 2] };
+        let is_shared = model.hosts.is_some();
+        model.weights_mut().for_each(|weights| weights.is_shared = is_shared);
+        Ok(model)
+    }
+
+    /// Returns the other hosts of the run.
+    pub(crate) fn hosts(&self) -> Option<&Arc<Mesh>> {
+        self.hosts.as_ref()
     }
 
     /// Returns the tables that are not frozen, and their rows that changed since the last checkpoint with all rows.
@@ -167,22 +207,48 @@ impl Model {
         self.dimension
     }
 
-    /// Looks up the features of a batch.
-    fn lookup(
-        &self,
-        users: &[&FeatureRow],
-        items: &[&FeatureRow],
-    ) -> Result<(PreparedBatch, KeyedTensor, Vec<Sequence>)> {
-        let examples = users.len().max(items.len());
+    /// Looks up the features of a batch, or of this host's share of it.
+    fn lookup(&self, users: &[&FeatureRow], items: &[&FeatureRow]) -> Result<(Looked, KeyedTensor, Vec<Sequence>)> {
         let any_weights = users.iter().any(|row| self.user.has_weights(row))
             || self.item.iter().any(|side| items.iter().any(|row| side.has_weights(row)));
-        let mut parts: Vec<(String, JaggedTensor<i64>)> = self.user.ids(users, examples, any_weights)?;
-        if let Some(item) = &self.item {
-            parts.extend(item.ids(items, examples, any_weights)?);
+        let ids = |users: &[&FeatureRow], items: &[&FeatureRow]| {
+            let examples = users.len().max(items.len());
+            let mut parts: Vec<(String, JaggedTensor<i64>)> = self.user.ids(users, examples, any_weights)?;
+            if let Some(item) = &self.item {
+                parts.extend(item.ids(items, examples, any_weights)?);
+            }
+            KeyedJaggedTensor::from_jagged(parts)
+        };
+        let all = ids(users, items)?;
+        let Some(mesh) = &self.hosts else {
+            let batch = self.tables.prepare(all)?;
+            let (pooled, sequences) = self.tables.forward(&batch)?;
+            return Ok((Looked::Alone(Box::new(batch)), pooled, sequences));
+        };
+        let own = ids(&users[mesh.own(users.len())], &items[mesh.own(items.len())])?;
+        let examples = |feature: &str, host: usize| {
+            let count = if self.user.has_feature(feature) { users.len() } else { items.len() };
+            mesh.share(count, host)
+        };
+        let batch = self.tables.preparer().prepare_on_hosts(own, all, &examples)?;
+        let moment: Vec<u8> = self.moment.iter().flat_map(|number| number.to_le_bytes()).collect();
+        for host in mesh.others() {
+            mesh.send(host, Kind::Step, moment.clone())?;
+            mesh.send(host, Kind::Rows, self.tables.rows_for(&batch, host))?;
         }
-        let batch = self.tables.prepare(KeyedJaggedTensor::from_jagged(parts)?)?;
-        let (pooled, sequences) = self.tables.forward(&batch)?;
-        Ok((batch, pooled, sequences))
+        let mut received = vec![Vec::new(); mesh.count()];
+        for host in mesh.others() {
+            let other = mesh.bytes(host, Kind::Step, moment.len(), moment.len())?;
+            if other != moment {
+                let number = |at: usize| other[8 * at..8 * at + 8].iter().rev().fold(0, |n, b| n << 8 | u64::from(*b));
+                let (step, [own, _]) = (number(0), self.moment);
+                let what = if step == own { format!("other events at step {own}") } else { format!("step {step}") };
+                return Err(Error::conflict(format!("host {host} has {what}, expected those of step {own} here")));
+            }
+            received[host] = mesh.numbers(host, Kind::Rows, self.tables.rows_from(&batch, host))?;
+        }
+        let (pooled, sequences) = self.tables.forward_on_hosts(&batch, &received)?;
+        Ok((Looked::OnHosts(Box::new(batch)), pooled, sequences))
     }
 
     /// Returns the queries of users and the vectors of candidates.
@@ -195,18 +261,44 @@ impl Model {
             None => Vec::new(),
         };
         let (batch, pooled, sequences) = self.lookup(rows.users, &items)?;
-        let queries = self.user.forward(rows.users, (&pooled, &sequences))?;
+        let (own_users, own_items) = self.own(rows.users, &items);
+        let mut queries = self.user.forward(own_users, (&pooled, &sequences))?;
         let candidates = match &mut self.item {
-            Some(item) => item.forward(&items, (&pooled, &sequences))?,
+            Some(item) => item.forward(own_items, (&pooled, &sequences))?,
             None => {
                 let vector = |item: &u32| &catalogue.vectors()[*item as usize * self.dimension..][..self.dimension];
                 rows.items.iter().flat_map(vector).copied().collect()
             }
         };
+        let Some(mesh) = &self.hosts else { return Ok(Forward { batch, pooled, sequences, queries, candidates }) };
+        // One message with the queries and the candidates of each host.
+        let (width, users) = (self.dimension, rows.users.len());
+        let queries_of = |host: usize| mesh.share(users, host).len() * width;
+        let is_gathered = self.item.is_some();
+        let of = |host: usize| queries_of(host) + mesh.share(items.len(), host).len() * width;
+        if is_gathered {
+            queries.extend(&candidates);
+        }
+        let gathered = mesh.gather_numbers(Kind::Vectors, queries, of)?;
+        let parts = || gathered.iter().enumerate().map(|(host, of_host)| of_host.split_at(queries_of(host)));
+        let queries = parts().flat_map(|(queries, _)| queries).copied().collect();
+        let candidates = match is_gathered {
+            true => parts().flat_map(|(_, candidates)| candidates).copied().collect(),
+            false => candidates,
+        };
         Ok(Forward { batch, pooled, sequences, queries, candidates })
     }
 
-    /// Updates weights and rows by the gradients of queries `[B, D]` and candidates `[C, D]`.
+    /// Returns this host's share of users and items.
+    fn own<'u, 'i, U, I>(&self, users: &'u [U], items: &'i [I]) -> (&'u [U], &'i [I]) {
+        match &self.hosts {
+            Some(mesh) => (&users[mesh.own(users.len())], &items[mesh.own(items.len())]),
+            None => (users, items),
+        }
+    }
+
+    /// Updates weights and rows by the gradients of queries `[B, D]` and candidates `[C, D]`, or of this host's share of them. With
+    /// several hosts, `is_finite` says whether these gradients are finite here.
     ///
     /// # Errors
     /// Errors of graphs and tables.
@@ -215,25 +307,45 @@ impl Model {
         rows: &Rows<'_>,
         catalogue: &Catalogue,
         forward: Forward,
-        queries: &[f32],
-        candidates: &[f32],
+        gradients: &PairGradients<'_>,
     ) -> Result<Stepped> {
+        let PairGradients { queries, candidates, is_finite } = *gradients;
         let Forward { batch, pooled, sequences, .. } = forward;
         let mut of_bags = KeyedTensor::zeros(self.tables.layout().clone(), pooled.examples());
         let mut of_sequences: Vec<Vec<f32>> =
             sequences.iter().map(|(_, rows)| vec![0.0; rows.values().len()]).collect();
         let inputs = (&pooled, sequences.as_slice());
-        self.user.backward(rows.users, inputs, queries, &mut of_bags, &mut of_sequences)?;
+        let (own_users, own_items) = self.own(rows.users, rows.items);
+        self.user.backward(own_users, inputs, queries, &mut of_bags, &mut of_sequences)?;
         if let Some(item) = &mut self.item {
-            let items: Vec<&FeatureRow> = rows.items.iter().map(|item| &catalogue.rows()[*item as usize]).collect();
+            let items: Vec<&FeatureRow> = own_items.iter().map(|item| &catalogue.rows()[*item as usize]).collect();
             item.backward(&items, inputs, candidates, &mut of_bags, &mut of_sequences)?;
         }
+        let (batch, received) = match batch {
+            Looked::OnHosts(batch) => {
+                let (received, is_finite) = self.exchange(&batch, &of_bags, &of_sequences, is_finite)?;
+                if !is_finite {
+                    return Ok(Stepped { is_rejected: true, ..Stepped::default() });
+                }
+                (Looked::OnHosts(batch), received)
+            }
+            batch => (batch, Vec::new()),
+        };
         // Weights and rows are updated together or not at all.
         if !self.weights().all(Weights::is_finite) {
             return Ok(Stepped { is_rejected: true, ..Stepped::default() });
         }
         self.weights_mut().try_for_each(Weights::step)?;
-        let report = self.tables.backward(batch, &of_bags, &of_sequences)?;
+        let report = match batch {
+            Looked::Alone(batch) => self.tables.backward(*batch, &of_bags, &of_sequences)?,
+            Looked::OnHosts(batch) => {
+                // Rows that other hosts have changed are among those of the batch.
+                for (number, stale) in self.stale.iter_mut().enumerate() {
+                    batch.all_rows(number, |row| stale.insert(row));
+                }
+                self.tables.backward_on_hosts(&batch, &received)?
+            }
+        };
         for ((touched, stale), table) in self.touched.iter_mut().zip(&mut self.stale).zip(&report.tables) {
             for row in &table.rows {
                 touched.insert(*row);
@@ -242,6 +354,62 @@ impl Model {
         }
         let rejected_rows = report.tables.iter().map(|table| table.rejected_rows.len() as u64).sum();
         Ok(Stepped { is_rejected: false, rejected_rows })
+    }
+
+    /// Sends gradients to the owners of their rows, and adds the sums of dense gradients of all hosts. Returns the gradients of
+    /// this host's rows by the host that they come from, and whether all hosts' gradients are finite.
+    fn exchange(
+        &mut self,
+        batch: &HostBatch,
+        of_bags: &KeyedTensor,
+        of_sequences: &[Vec<f32>],
+        is_finite: bool,
+    ) -> Result<(Vec<Vec<f32>>, bool)> {
+        let mesh = self.hosts.clone().ok_or_else(|| Error::internal("gradients of no other host"))?;
+        let of = |host: usize| self.tables.gradients_for(batch, host, of_bags, of_sequences);
+        for host in mesh.others() {
+            // The last number says whether gradients are finite.
+            let mut gradients = of(host);
+            gradients.push(f32::from(u8::from(is_finite)));
+            mesh.send(host, Kind::Gradients, gradients)?;
+        }
+        let count: usize = self.weights().map(Weights::sums).sum();
+        let add = |model: &Model, total: &mut [f32]| {
+            let mut rest = total;
+            for weights in model.weights() {
+                let (own, behind) = std::mem::take(&mut rest).split_at_mut(weights.sums());
+                weights.add_sums(own);
+                rest = behind;
+            }
+        };
+        let mut total = vec![0.0; count];
+        if mesh.rank() == 0 {
+            add(self, &mut total);
+            if mesh.count() > 1 {
+                mesh.send(1, Kind::Sums, total.clone())?;
+            }
+        }
+        let (mut received, mut all_finite) = (Vec::with_capacity(mesh.count()), is_finite);
+        for host in 0..mesh.count() {
+            if host == mesh.rank() {
+                received.push(self.tables.gradients_for(batch, host, of_bags, of_sequences));
+                continue;
+            }
+            let expected = self.tables.gradients_from(batch, host) + 1;
+            let mut gradients = mesh.numbers(host, Kind::Gradients, expected)?;
+            all_finite &= gradients.pop() == Some(1.0);
+            received.push(gradients);
+        }
+        if mesh.count() > 1 {
+            total = mesh.total(count, |total| add(self, total))?;
+        }
+        let mut rest = total.as_slice();
+        for weights in self.weights_mut() {
+            let (own, behind) = rest.split_at(weights.sums());
+            weights.finish(own)?;
+            rest = behind;
+        }
+        Ok((received, all_finite))
     }
 
     /// Updates the vectors of all items, a column each. Only those are computed that differ from `before`: of items
@@ -261,7 +429,12 @@ impl Model {
             let rows: Vec<&FeatureRow> = items.iter().map(|item| &catalogue.rows()[*item as usize]).collect();
             let (_, pooled, sequences) = self.lookup(&[], &rows)?;
             if let Some(item) = &mut self.item {
-                let vectors = item.forward(&rows, (&pooled, &sequences))?;
+                let own = self.hosts.as_ref().map_or(0..rows.len(), |mesh| mesh.own(rows.len()));
+                let mut vectors = item.forward(&rows[own], (&pooled, &sequences))?;
+                if let Some(mesh) = &self.hosts {
+                    let count = |host: usize| mesh.share(rows.len(), host).len() * self.dimension;
+                    vectors = mesh.gather_numbers(Kind::Vectors, vectors, count)?.concat();
+                }
                 let vectors = vectors.chunks_exact(self.dimension);
                 items.iter().zip(vectors).for_each(|(item, vector)| packed.set_column(*item as usize, vector));
             }

@@ -108,6 +108,11 @@ impl Side {
         self.lookups().map(|(_, table)| table)
     }
 
+    /// Returns whether a feature among those of both towers is one of this tower.
+    pub(crate) fn has_feature(&self, key: &str) -> bool {
+        key.split_once('.').is_some_and(|(side, _)| side == self.name)
+    }
+
     fn key(&self, feature: &FeatureSpec) -> String {
         format!("{}.{}", self.name, feature.name)
     }

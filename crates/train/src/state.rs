@@ -225,15 +225,16 @@ fn restore_table(tensors: &Tensors, take: Take, table: &mut MasterTable, touched
     let state = numbers("state", state_width)?;
     for first in (0..count).step_by(ROWS_TOGETHER) {
         let range = first..count.min(first + ROWS_TOGETHER);
-        let of_range = match &rows {
-            Some(rows) => rows[range.clone()].to_vec(),
-            None => (range.start as u32..range.end as u32).collect(),
-        };
+        let row = |n: usize| rows.as_ref().map_or(n as u32, |rows| rows[n]);
+        // The rows of other hosts are restored there.
+        let own: Vec<usize> = range.filter(|n| table.owns(row(*n))).collect();
+        let of_range: Vec<u32> = own.iter().map(|n| row(*n)).collect();
+        let cut = |all: &[f32], width: usize| own.iter().flat_map(|n| &all[n * width..][..width]).copied().collect();
         let values = match &values {
-            Some(values) => values[range.start * width..range.end * width].to_vec(),
+            Some(values) => cut(values, width),
             None => table.export(of_range.iter().copied())?.values,
         };
-        let state = state[range.start * state_width..range.end * state_width].to_vec();
+        let state = cut(&state, state_width);
         table.import(&MasterRows { rows: of_range, values, state })?;
     }
     if let Some(rows) = &rows {

@@ -7,6 +7,8 @@
 //! entropy (the log-loss divided by that of the mean label), calibration (sum of predictions divided by sum of labels), and the
 //! area under the ROC curve.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 /// Bins of logits per unit, and the largest logit with a bin of its own.
@@ -27,20 +29,27 @@ pub(crate) struct Labels<'a> {
 
 impl Labels<'_> {
     /// Returns the loss of logits `[B, T]`, and writes its gradient to `out`.
+    #[cfg(test)]
     pub(crate) fn loss(&self, logits: &[f32], out: &mut Vec<f32>) -> f64 {
+        crate::loss::summed(&self.terms(0..self.weights.len(), logits, out))
+    }
+
+    /// Returns the terms of the loss of some events with these logits, `[events, T]`, and writes their gradient to `out`.
+    pub(crate) fn terms(&self, events: Range<usize>, logits: &[f32], out: &mut Vec<f32>) -> Vec<f64> {
         let total: f64 = self.weights.iter().map(|weight| f64::from(*weight)).sum();
         let tasks = self.tasks.len();
-        let mut loss = 0.0;
+        let mut terms = Vec::with_capacity(logits.len());
         out.clear();
-        for ((logits, labels), weight) in logits.chunks(tasks).zip(self.labels.chunks(tasks)).zip(self.weights) {
+        let labels = &self.labels[events.start * tasks..events.end * tasks];
+        for ((logits, labels), weight) in logits.chunks(tasks).zip(labels.chunks(tasks)).zip(&self.weights[events]) {
             for ((logit, label), task) in logits.iter().zip(labels).zip(self.tasks) {
                 let (logit, label) = (f64::from(*logit), f64::from(*label));
                 let weight = f64::from(*weight) / total * f64::from(*task);
-                loss += weight * cross_entropy(logit, label);
+                terms.push(weight * cross_entropy(logit, label));
                 out.push((weight * (sigmoid(logit) - label)) as f32);
             }
         }
-        loss
+        terms
     }
 }
 

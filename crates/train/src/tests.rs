@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod hosts;
 mod inputs;
 mod managed;
 mod resumed;

@@ -1,10 +1,12 @@
 //! A training run, from its events to the written package.
 
 mod failures;
+mod joined;
+mod options;
 mod step;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Instant;
@@ -15,6 +17,7 @@ use crate::catalogue::Catalogue;
 use crate::checkpoint::{Base, Checkpoints, EventCounts, Last, Origin, Position};
 use crate::draws::{StepRandom, shuffle};
 use crate::events::{self, Checker, Chunk, Event, Inputs, Outcome, RejectionReason};
+use crate::hosts::Mesh;
 use crate::lock::Lock;
 use crate::loss::Gradients;
 use crate::managed;
@@ -24,11 +27,10 @@ use crate::products::Packed;
 use crate::quarantine::Quarantine;
 use crate::report::{Report, Window};
 use crate::state::{self, Content, RunState, Take};
+pub use options::TrainOptions;
 use step::Frozen;
-use sterling_batch::ProblemLimit;
 use sterling_core::error::{Error, Result};
 use sterling_core::tasks;
-use sterling_cuda::Device;
 use sterling_graph::tower::Tower;
 use sterling_kernels::cpu::Kernels;
 use sterling_snapshot::items::{self, Items};
@@ -45,73 +47,6 @@ const SHUFFLE_MAX: usize = 100_000_000;
 const THREADS_MAX: usize = 1024;
 /// Events per window of the report.
 const WINDOW: u64 = 10_000;
-
-/// Options of a run.
-#[derive(Clone, Debug)]
-pub struct TrainOptions {
-    /// Event files, folders of such files, or `-` for standard input.
-    pub events: Vec<PathBuf>,
-    /// Items file; none means the package's own.
-    pub items: Option<PathBuf>,
-    /// Working folder for checkpoints and rejected events.
-    pub work: PathBuf,
-    /// Number of passes over the events.
-    pub epochs: u64,
-    /// Size of the shuffle buffer in events; 0 keeps the order.
-    pub shuffle: usize,
-    /// Seed of the sampled negatives and of the shuffled order.
-    pub seed: u64,
-    /// Threads of lookups, graphs and updates.
-    pub threads: usize,
-    /// GPU that holds the tables, looks them up and updates them; none means the CPU. Graphs run on the CPU.
-    pub device: Option<Device>,
-    /// Steps between checkpoints.
-    pub checkpoint_steps: u64,
-    /// Progressive validation of every n-th batch; 0 turns it off.
-    pub judge: u64,
-    /// Limit of rejected events.
-    pub max_refused: ProblemLimit,
-    /// Tables and ids that are removed from them before the run, and get no row in it. Give them again when the run is resumed.
-    pub forget: Vec<(String, i64)>,
-}
-
-impl TrainOptions {
-    /// Returns the default working folder of a run that writes or trains a package: `NAME.train` beside it.
-    pub fn work_folder_for(package: &Path) -> PathBuf {
-        let name = package.file_name().unwrap_or_default().to_string_lossy();
-        package.with_file_name(format!("{name}.train"))
-    }
-
-    /// Checks that a run with these options may write a package to `out`: it does not exist, or a run in the same working folder
-    /// was killed after it had written it.
-    ///
-    /// # Errors
-    /// `Conflict` with the path.
-    pub fn check_out(&self, out: &Path) -> Result<()> {
-        if !out.exists() || Lock::has_recorded(&self.work, out) {
-            return Ok(());
-        }
-        Err(Error::conflict(format!("{}: it exists, expected a path that does not exist", out.display())))
-    }
-
-    /// Creates options with default values.
-    pub fn new(events: Vec<PathBuf>, work: impl Into<PathBuf>) -> Self {
-        TrainOptions {
-            events,
-            items: None,
-            work: work.into(),
-            epochs: 1,
-            shuffle: 0,
-            seed: 1,
-            threads: 1,
-            device: None,
-            checkpoint_steps: 1000,
-            judge: 1,
-            max_refused: ProblemLimit::Percent(10.0),
-            forget: Vec::new(),
-        }
-    }
-}
 
 /// Progress of a run.
 #[derive(Clone, Copy, Debug)]
@@ -155,6 +90,19 @@ pub struct Trainer {
     /// Some labels that are positive in an event.
     labels: BTreeSet<String>,
     lock: Lock,
+    /// With several hosts, rows of this one whose updates were rejected since the last exchange of counts.
+    rejected_rows: u64,
+}
+
+/// Inputs of a run, before its checkpoint is read.
+struct Opened {
+    package: Package,
+    options: TrainOptions,
+    train: TrainSpec,
+    inputs: Inputs,
+    origin: Origin,
+    catalogue: Catalogue,
+    lock: Lock,
 }
 
 /// Quarantine entry of a rejected event.
@@ -167,12 +115,21 @@ struct RejectedEvent<'a> {
 }
 
 impl Trainer {
-    /// Opens a package for training, and resumes from the last checkpoint in the working folder, if there is one.
+    /// Opens a package for training, and resumes from the last checkpoint in the working folder, if there is one. With several
+    /// hosts, waits for the others; the checkpoint is that of host 0, and the working folders of the others are `host-N` in
+    /// theirs.
     ///
     /// # Errors
-    /// Errors of the package, its `[train]`, the items or the events; `Conflict` for a checkpoint of another run, and if
-    /// another run works in the folder; `Corrupt` for a damaged checkpoint.
-    pub fn open(folder: &Path, options: TrainOptions) -> Result<Self> {
+    /// Errors of the package, its `[train]`, the items or the events; `Conflict` for a checkpoint of another run, if another run
+    /// works in the folder, and if another host has another run; `Corrupt` for a damaged checkpoint; `Unavailable` if another host
+    /// does not come, or is lost.
+    pub fn open(folder: &Path, mut options: TrainOptions) -> Result<Self> {
+        if let Some(hosts) = &options.hosts {
+            hosts.check()?;
+            if hosts.rank > 0 {
+                options.work = options.work.join(format!("host-{}", hosts.rank));
+            }
+        }
         let package = Package::open_with_progress(folder, &|_| ())?;
         let train = package.spec.train.clone().ok_or_else(|| {
             Error::invalid(format!("{}: model.toml has no [train], expected `label` at least", folder.display()))
@@ -187,6 +144,9 @@ impl Trainer {
                 return Err(Error::invalid(format!("{option}: got {got}, expected at most {most}")));
             }
         }
+        if options.device.is_some() && options.hosts.is_some() {
+            return Err(Error::unsupported("device: got a GPU for one of several hosts, expected the CPU"));
+        }
         let inputs = Inputs::open(&options.events)?;
         if options.epochs > 1 && !inputs.can_be_read_again() {
             let what = format!("epochs: got {}, expected 1 of standard input, which is read once", options.epochs);
@@ -195,9 +155,6 @@ impl Trainer {
         let items = options.items.clone().map_or_else(|| items::file_of(folder), Ok)?;
         let read = Items::read(&items, None)?;
         let catalogue = Catalogue::new(&read, &package)?;
-        let mut model = Model::new(&package, &train, &read, options.threads, options.device.as_ref())?;
-        drop(read);
-        let task_weights = package.spec.trained_tasks().map(|(_, weight)| weight).collect();
         let origin = Origin {
             package: package::digest(&package, &items)?,
             train: digest(&train)?,
@@ -205,14 +162,31 @@ impl Trainer {
         };
         std::fs::create_dir_all(&options.work).map_err(|e| Error::io(options.work.display(), e))?;
         let lock = Lock::take(&options.work)?;
+        let hosts = options.hosts.as_ref().map(|hosts| Mesh::join(hosts, joined::identity(&options, hosts, &origin)));
+        let hosts = hosts.transpose()?.map(Arc::new);
+        let opened = Opened { package, options, train, inputs, origin, catalogue, lock };
+        joined::told(hosts.as_deref(), opened.restore(read, hosts.clone()))
+    }
+}
+
+impl Opened {
+    /// Restores the last checkpoint, if there is one.
+    fn restore(self, items: Items, hosts: Option<Arc<Mesh>>) -> Result<Trainer> {
+        let Opened { package, options, train, inputs, origin, catalogue, lock } = self;
+        let task_weights = package.spec.trained_tasks().map(|(_, weight)| weight).collect();
+        let mut model = Model::new(&package, &train, &items, options.threads, options.device.as_ref(), hosts.clone())?;
+        drop(items);
         let checkpoints = Checkpoints::new(&options.work);
-        let optimizer = folder.join(OPTIMIZER_FILE);
+        let optimizer = package.folder().join(OPTIMIZER_FILE);
         let mut carried = RunState::new(catalogue.len(), train.batch);
         let mut restore = |path: &Path, take| state::read(path, take, &mut model, &mut carried, &catalogue);
-        let last = checkpoints.last(&origin)?;
+        let last = match hosts.as_deref() {
+            None => checkpoints.last(&origin)?,
+            Some(mesh) => joined::last(mesh, &checkpoints, &origin, &options.work)?,
+        };
         // Rows that no checkpoint has are as the package left them.
         if optimizer.exists() {
-            package::check_optimizer(folder)
+            package::check_optimizer(package.folder())
                 .and_then(|()| restore(&optimizer, Take::OptimizersOnly))
                 .map_err(|e| Error::new(e.kind(), format!("{e}; remove it to begin without the optimizers' state")))?;
         }
@@ -224,9 +198,12 @@ impl Trainer {
             None => (Position::default(), None),
         };
         managed::forget(model.learning_tables_mut(), &options.forget)?;
+        // Host 0 has the file that the checkpoint names.
+        let is_first = hosts.as_ref().is_none_or(|mesh| mesh.rank() == 0);
+        let quarantined = if is_first { position.quarantined.1 } else { 0 };
         let frozen = (options.judge > 0).then(|| Frozen::of(&package, &catalogue, options.threads)).transpose()?;
         let mut trainer = Trainer {
-            quarantine: Quarantine::open(&options.work, position.quarantined.1)?,
+            quarantine: Quarantine::open(&options.work, quarantined)?,
             options,
             package: Arc::new(package),
             train,
@@ -247,6 +224,7 @@ impl Trainer {
             position,
             labels: BTreeSet::new(),
             lock,
+            rejected_rows: 0,
         };
         if trainer.resumed_from > 0 && !trainer.options.forget.is_empty() {
             // Earlier checkpoints have the removed ids and their rows.
@@ -255,7 +233,9 @@ impl Trainer {
         }
         Ok(trainer)
     }
+}
 
+impl Trainer {
     /// Returns the step that the run resumes from; 0 for a new run.
     pub fn resumed_from(&self) -> u64 {
         self.resumed_from
@@ -269,6 +249,11 @@ impl Trainer {
     /// checkpoints stay. The end of the run is not a checkpoint: if the package cannot be written, the run resumes from the last
     /// one.
     pub fn run(&mut self, reported: &dyn Fn(&Progress<'_>)) -> Result<Report> {
+        let ran = self.run_all(reported);
+        joined::told(self.model.hosts().map(Arc::as_ref), ran)
+    }
+
+    fn run_all(&mut self, reported: &dyn Fn(&Progress<'_>)) -> Result<Report> {
         let (start, trained_before) = (Instant::now(), self.position.trained);
         while self.position.epoch < self.options.epochs {
             self.epoch(reported)?;
@@ -277,6 +262,7 @@ impl Trainer {
             self.position.hash = 0;
         }
         self.quarantine.sync()?;
+        self.add_rejected_rows()?;
         if self.position.trained == 0 {
             return Err(self.nothing_trained());
         }
@@ -291,18 +277,39 @@ impl Trainer {
     /// because the run was killed after it was written, it stays.
     ///
     /// # Errors
-    /// `Conflict` if `out` is anything else; `NoSpace` or `Io` with the path.
+    /// `Conflict` if `out` is anything else; `NoSpace` or `Io` with the path; `Unavailable` if another host is lost.
     pub fn write(&self, out: &Path) -> Result<()> {
+        let hosts = self.model.hosts().map(Arc::as_ref);
+        let written = match hosts {
+            Some(mesh) if mesh.rank() > 0 => joined::serve(mesh, &self.model).map(drop),
+            _ => self.write_package(out),
+        };
+        let written = written.and_then(|()| self.others().map_or(Ok(()), |others| others.end(false)));
+        joined::told(hosts, written)
+    }
+
+    fn write_package(&self, out: &Path) -> Result<()> {
         self.lock.record(out)?;
         let write = |path: &Path| state::write(path, Content::Optimizers, &self.model, &self.carried, &self.catalogue);
         package::write(out, &self.package, &self.model, write)
     }
 
-    /// Removes the checkpoints of a finished run, and the working folder if no event was rejected.
+    /// Removes the checkpoints of a finished run, and the working folder if no event was rejected. With several hosts, the others
+    /// wait until host 0 has done so.
     ///
     /// # Errors
-    /// `Io` with the path.
+    /// `Io` with the path; `Unavailable` if another host is lost.
     pub fn clear(&self) -> Result<()> {
+        let hosts = self.model.hosts().map(Arc::as_ref);
+        let cleared = match hosts {
+            Some(mesh) if mesh.rank() > 0 => joined::serve(mesh, &self.model).and_then(|_| self.remove_own()),
+            _ => self.remove(),
+        };
+        let cleared = cleared.and_then(|()| self.others().map_or(Ok(()), |others| others.end(false)));
+        joined::told(hosts, cleared)
+    }
+
+    fn remove(&self) -> Result<()> {
         self.checkpoints.clear()?;
         self.lock.remove()?;
         // `remove_dir` fails for a folder that is not empty, which then stays.
@@ -310,11 +317,19 @@ impl Trainer {
         Ok(())
     }
 
-    fn checkpoint(&mut self) -> Result<()> {
-        self.write_checkpoint(self.model.is_mostly_touched())
-    }
-
+    /// Writes a checkpoint, with all rows if `is_full` or if most of them changed.
     fn write_checkpoint(&mut self, is_full: bool) -> Result<()> {
+        self.add_rejected_rows()?;
+        if let Some(mesh) = self.model.hosts().filter(|mesh| mesh.rank() > 0) {
+            if joined::serve(mesh, &self.model)? {
+                self.model.forget_touched();
+            }
+            return Ok(());
+        }
+        if let Some(others) = self.others() {
+            joined::add_touched(&others, &mut self.model)?;
+        }
+        let is_full = is_full || self.model.is_mostly_touched();
         let synced = self.quarantine.sync().map_err(|e| e.within(format!("checkpoint at step {}", self.position.step)));
         self.position.quarantined = (self.position.met.refused, synced?);
         let content = if is_full { Content::All } else { Content::Touched };
@@ -323,7 +338,7 @@ impl Trainer {
         if is_full {
             self.model.forget_touched();
         }
-        Ok(())
+        self.others().map_or(Ok(()), |others| others.end(is_full))
     }
 
     /// Reads all events once, and trains on those that it has not trained on yet.
@@ -387,7 +402,7 @@ impl Trainer {
                         window: ended.as_ref(),
                     });
                     if trainer.position.step.is_multiple_of(trainer.options.checkpoint_steps.max(1)) {
-                        trainer.checkpoint()?;
+                        trainer.write_checkpoint(false)?;
                     }
                 }
                 let is_before = first < trained;

@@ -21,6 +21,8 @@ pub(crate) struct Weights {
     workspace: Workspace,
     outputs: Vec<Vec<f32>>,
     gradients: Gradients,
+    /// True if several hosts share a batch: [`Weights::backward`] leaves the sums of micro-batches to [`Weights::finish`].
+    pub(crate) is_shared: bool,
 }
 
 /// Inputs and output of a graph.
@@ -68,6 +70,7 @@ impl Weights {
             workspace: Workspace::new(threads),
             outputs: Vec::new(),
             gradients: Gradients::default(),
+            is_shared: false,
         })
     }
 
@@ -108,8 +111,33 @@ impl Weights {
     /// # Errors
     /// Errors of the graph.
     pub(crate) fn backward(&mut self, batch: &Batch<'_>, output: &[f32]) -> Result<&[Vec<f32>]> {
-        self.graph.backward(&self.numbers, batch, &[output], &mut self.workspace, &mut self.gradients)?;
+        let Weights { graph, numbers, workspace, gradients, .. } = self;
+        match self.is_shared {
+            false => graph.backward(numbers, batch, &[output], workspace, gradients)?,
+            true => graph.backward_by_micro_batch(numbers, batch, &[output], workspace, gradients)?,
+        }
         Ok(&self.gradients.inputs)
+    }
+
+    /// Returns the number of sums from which weight gradients are computed.
+    pub(crate) fn sums(&self) -> usize {
+        self.graph.sums()
+    }
+
+    /// Adds the sums of the micro-batches of the last [`Weights::backward`], in their order.
+    pub(crate) fn add_sums(&self, total: &mut [f32]) {
+        for sums in self.gradients.micro_batches.chunks_exact(total.len().max(1)) {
+            total.iter_mut().zip(sums).for_each(|(total, x)| *total += x);
+        }
+    }
+
+    /// Computes the weight gradients from the sums of all micro-batches.
+    ///
+    /// # Errors
+    /// `Invalid` if the number of sums differs.
+    pub(crate) fn finish(&mut self, total: &[f32]) -> Result<()> {
+        let batch = Batch { rows: 0, shared: &[], fill: &|_| () };
+        self.graph.finish(&self.numbers, &batch, total, &mut self.workspace, &mut self.gradients)
     }
 
     /// Returns the parameters of the graph: their names, shapes and places among the numbers.

@@ -12,6 +12,7 @@ use crate::train::master::MasterTable;
 use crate::train::parts::Remote;
 #[cfg(feature = "cuda")]
 use crate::train::resident::DeviceBatch;
+use crate::train::share::HostShare;
 use crate::train::staged::{Recent, Travelling};
 use crate::train::threads::Threads;
 use sterling_core::error::{Error, Result};
@@ -32,6 +33,8 @@ pub(super) struct Features {
     pub(super) tables: Vec<TableSpec>,
     /// Per table, whether its occurrences are sorted for the update of its rows.
     is_sorted: Vec<bool>,
+    /// Per table, the rows that this process has; none if it is not one of several hosts.
+    pub(super) shares: Vec<Option<HostShare>>,
     /// Per table, its partitions; none if it is not partitioned.
     pub(super) in_parts: Vec<Option<PartitionState>>,
     /// Per table, the map of managed ids.
@@ -61,9 +64,10 @@ pub struct Preparer {
 pub struct PreparedBatch {
     pub(super) features: Arc<Features>,
     pub(super) ids: KeyedJaggedTensor,
-    /// Per lookup, the rows of its ids, -1 for an id without a row; none if the ids are row numbers already. For a partitioned
-    /// table, indices into the distinct rows of the batch.
+    /// Per lookup, the rows of its ids, -1 for an id without a row; none if the ids are row numbers already. For a table that is
+    /// read row by row ([`Features::is_staged`]), indices into the distinct rows of the batch, if `is_placed`.
     resolved: Vec<Option<Vec<i64>>>,
+    is_placed: bool,
     /// Per table; empty for a frozen table that is not partitioned, and for all tables on a device.
     pub(super) groups: Vec<RowGroups>,
     /// Per table, the requested rows of a partitioned one.
@@ -84,12 +88,16 @@ impl Features {
         threads: Threads,
     ) -> Result<Self> {
         let tables: Vec<TableSpec> = masters.iter().map(|table| table.spec().clone()).collect();
-        let is_sorted = masters.iter().map(|table| table.rule().is_some() || table.parts().is_some()).collect();
+        let is_sorted = masters
+            .iter()
+            .map(|table| table.rule().is_some() || table.parts().is_some() || table.share().is_some())
+            .collect();
         let in_parts = |table: &MasterTable| {
             table.parts().map(|parts| PartitionState { recent: Recent::default(), remotes: parts.sources() })
         };
         let in_parts = masters.iter().map(in_parts).collect();
         let ids = masters.iter().map(|table| table.ids().map(|ids| ids.shared().clone())).collect();
+        let shares = masters.iter().map(MasterTable::share).collect();
         let used = |feature: &str, table: &str, pooling| {
             let mut found = tables.iter().enumerate().filter(|(_, t)| t.name == table).map(|(at, _)| at);
             match (found.next(), found.next()) {
@@ -114,7 +122,7 @@ impl Features {
         }
         // `Layout::new` rejects duplicate names: no two sequences may share a feature.
         Layout::new(sequences.iter().map(|s| s.feature.clone()).collect(), &vec![1; sequences.len()])?;
-        Ok(Features { tables, is_sorted, in_parts, ids, uses, bags: bags.len(), layout, threads })
+        Ok(Features { tables, is_sorted, shares, in_parts, ids, uses, bags: bags.len(), layout, threads })
     }
 
     /// Leaves the sorting to a device.
@@ -126,6 +134,11 @@ impl Features {
     /// Returns the current edition of each table's managed ids.
     fn editions(&self) -> impl Iterator<Item = u64> {
         self.ids.iter().map(|ids| ids.as_ref().map_or(0, |ids| ids.edition()))
+    }
+
+    /// Returns whether a step copies the rows that a batch reads, because not all rows of the table are in one array.
+    pub(super) fn is_staged(&self, table: usize) -> bool {
+        self.in_parts[table].is_some() || self.shares[table].is_some()
     }
 
     /// Returns the lookups of a table with their numbers, in the order in which their occurrences are added.
@@ -141,6 +154,30 @@ impl Preparer {
     /// `Invalid` if a feature is missing in `ids`; `Unsupported` if a table has 2^32 ids or gradients or more; `Overloaded` if
     /// threads for fetching rows cannot be started.
     pub fn prepare(&self, ids: KeyedJaggedTensor) -> Result<PreparedBatch> {
+        let mut batch = self.resolve(ids)?;
+        let features = self.features.clone();
+        let tables = (0..features.tables.len()).collect();
+        for grouped in features.threads.run(tables, |table| batch.group(table)) {
+            let (groups, skipped) = grouped?;
+            batch.groups.push(groups);
+            batch.skipped.push(skipped);
+        }
+        for (number, used) in features.uses.iter().enumerate() {
+            if features.is_staged(used.table) {
+                batch.resolved[number] = Some(batch.places(number, used.table));
+            }
+        }
+        batch.is_placed = true;
+        for (groups, in_parts) in batch.groups.iter().zip(&features.in_parts) {
+            let begin =
+                |parts: &PartitionState| Travelling::begin(&parts.recent, &parts.remotes, &groups.rows().into());
+            batch.travelling.push(in_parts.as_ref().map(begin).transpose()?);
+        }
+        Ok(batch)
+    }
+
+    /// Resolves the ids of a batch to rows.
+    pub(super) fn resolve(&self, ids: KeyedJaggedTensor) -> Result<PreparedBatch> {
         let features = self.features.clone();
         for used in &features.uses {
             if ids.get(&used.feature).is_none() {
@@ -152,6 +189,7 @@ impl Preparer {
             features: features.clone(),
             ids,
             resolved: Vec::new(),
+            is_placed: false,
             groups: Vec::new(),
             travelling: Vec::new(),
             skipped: Vec::new(),
@@ -161,22 +199,6 @@ impl Preparer {
             on_device: DeviceBatch::default(),
         };
         batch.resolved = features.threads.run((0..features.uses.len()).collect(), |number| batch.resolve(number));
-        let tables = (0..features.tables.len()).collect();
-        for grouped in features.threads.run(tables, |table| batch.group(table)) {
-            let (groups, skipped) = grouped?;
-            batch.groups.push(groups);
-            batch.skipped.push(skipped);
-        }
-        for (number, used) in features.uses.iter().enumerate() {
-            if features.in_parts[used.table].is_some() {
-                batch.resolved[number] = Some(batch.places(number, used.table));
-            }
-        }
-        for (groups, in_parts) in batch.groups.iter().zip(&features.in_parts) {
-            let begin =
-                |parts: &PartitionState| Travelling::begin(&parts.recent, &parts.remotes, &groups.rows().into());
-            batch.travelling.push(in_parts.as_ref().map(begin).transpose()?);
-        }
         Ok(batch)
     }
 }
@@ -221,7 +243,8 @@ impl PreparedBatch {
 
     /// Calls `each` with the ids of a table and their rows, none for an id without a row, in the order of their lookups.
     pub(super) fn occurrences(&self, table: usize, mut each: impl FnMut(i64, Option<usize>)) {
-        let distinct = self.features.in_parts[table].is_some().then(|| self.groups[table].rows());
+        let is_placed = self.is_placed && self.features.is_staged(table);
+        let distinct = is_placed.then(|| self.groups[table].rows());
         for (number, _) in self.features.of_table(table) {
             for (&id, &row) in self.feature(number).values().iter().zip(&*self.rows_of(number)) {
                 let row = usize::try_from(row).ok();

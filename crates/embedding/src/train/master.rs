@@ -12,6 +12,7 @@ use crate::train::parts::{MasterSource, Parts, StretchLayout};
 #[cfg(feature = "cuda")]
 use crate::train::resident::DeviceStretches;
 use crate::train::rule::Rule;
+use crate::train::share::{HostShare, OtherHosts};
 use sterling_core::error::{Error, Result};
 use sterling_kernels::buffer::{Buffer, Owned};
 use sterling_kernels::cpu::pool::RowFormat;
@@ -38,6 +39,17 @@ enum Stretches {
     /// All stretches in the memory of a device, whose updates give the same bits.
     #[cfg(feature = "cuda")]
     OnDevice(DeviceStretches),
+    /// The rows of one of several hosts that train together.
+    Shard(Shard),
+}
+
+/// Rows of one of several hosts.
+#[derive(Debug)]
+struct Shard {
+    share: HostShare,
+    /// `[own rows, stride]`.
+    stretches: Owned<f32>,
+    others: Arc<dyn OtherHosts>,
 }
 
 /// Rows of a master with their state as flat arrays, the form stored in checkpoints.
@@ -133,6 +145,71 @@ impl MasterTable {
         Ok(MasterTable { stretches: Stretches::Cut(parts), ..self })
     }
 
+    /// Keeps the rows that one of several hosts owns, and frees the others, which `others` reads. Writes of rows of other hosts
+    /// are ignored: each host writes its own.
+    ///
+    /// # Errors
+    /// `Unsupported` for a partitioned or frozen table; `Overloaded` if memory cannot be allocated.
+    pub fn on_host(self, share: HostShare, others: Arc<dyn OtherHosts>) -> Result<Self> {
+        let place = |e: Error| e.within(format!("table `{}`", self.spec.name));
+        let Stretches::Whole(whole) = &self.stretches else {
+            return Err(place(Error::unsupported("a partitioned table, expected one in one piece")));
+        };
+        if self.rule.is_none() {
+            return Err(place(Error::unsupported("a frozen table, expected one that learns")));
+        }
+        let stride = self.layout.stride();
+        let mut stretches = Owned::zeros(share.count(self.spec.rows) * stride).map_err(place)?;
+        for (local, to) in (0..).zip(stretches.chunks_exact_mut(stride)) {
+            to.copy_from_slice(&whole[share.global(local) as usize * stride..][..stride]);
+        }
+        Ok(MasterTable { stretches: Stretches::Shard(Shard { share, stretches, others }), ..self })
+    }
+
+    /// Returns rows that this host has, with their state, `[rows, numbers]`, for another host ([`OtherHosts`]).
+    ///
+    /// # Errors
+    /// `Invalid` for a row that does not exist, is out of order, or is of another host.
+    pub fn own_rows(&self, rows: &[u32]) -> Result<Vec<f32>> {
+        self.check_rows(rows)?;
+        let foreign = self.share().and_then(|share| rows.iter().find(|row| !share.owns(**row)));
+        if let Some(row) = foreign {
+            return Err(Error::invalid(format!("table `{}`: row {row} is of another host", self.spec.name)));
+        }
+        let stretches = self.read(rows)?;
+        let stretches = stretches.chunks_exact(self.layout.stride());
+        Ok(stretches.flat_map(|stretch| &stretch[..self.layout.used()]).copied().collect())
+    }
+
+    /// Returns whether this host has a row.
+    pub fn owns(&self, row: u32) -> bool {
+        self.share().is_none_or(|share| share.owns(row))
+    }
+
+    /// Returns which rows this process has; none if it is not one of several hosts.
+    pub(super) fn share(&self) -> Option<HostShare> {
+        match &self.stretches {
+            Stretches::Shard(shard) => Some(shard.share),
+            _ => None,
+        }
+    }
+
+    /// Returns the stretches of this host's rows.
+    pub(super) fn own(&self) -> Option<&[f32]> {
+        match &self.stretches {
+            Stretches::Shard(shard) => Some(&shard.stretches),
+            _ => None,
+        }
+    }
+
+    /// Returns the same, mutable.
+    pub(super) fn own_mut(&mut self) -> Option<&mut [f32]> {
+        match &mut self.stretches {
+            Stretches::Shard(shard) => Some(&mut shard.stretches),
+            _ => None,
+        }
+    }
+
     pub(super) fn ids(&self) -> Option<&IdLearner> {
         self.ids.as_ref()
     }
@@ -167,6 +244,7 @@ impl MasterTable {
             Stretches::Cut(parts) => parts.bytes(),
             #[cfg(feature = "cuda")]
             Stretches::OnDevice(stretches) => stretches.bytes(),
+            Stretches::Shard(shard) => size_of_val(&*shard.stretches) as u64,
         }
     }
 
@@ -258,6 +336,7 @@ impl MasterTable {
             Stretches::Cut(parts) => parts.read(rows),
             #[cfg(feature = "cuda")]
             Stretches::OnDevice(stretches) => stretches.read(rows),
+            Stretches::Shard(shard) => shard.read(&self.spec.name, rows, self.layout),
         }
     }
 
@@ -274,6 +353,13 @@ impl MasterTable {
             Stretches::Cut(parts) => parts.write(rows, from),
             #[cfg(feature = "cuda")]
             Stretches::OnDevice(stretches) => stretches.write(rows, from),
+            Stretches::Shard(Shard { share, stretches, .. }) => {
+                let own = rows.iter().zip(from.chunks_exact(stride)).filter(|(row, _)| share.owns(**row));
+                for (row, from) in own {
+                    stretches[share.local(*row) as usize * stride..][..stride].copy_from_slice(from);
+                }
+                Ok(())
+            }
         }
     }
 
@@ -284,6 +370,9 @@ impl MasterTable {
     /// another host.
     pub fn set_row(&mut self, n: usize, values: &[f32]) -> Result<()> {
         self.check_row(n, values)?;
+        if !self.owns(n as u32) {
+            return Ok(());
+        }
         let mut stretch = self.read(&[n as u32])?;
         stretch[..self.spec.width].copy_from_slice(values);
         self.write(&[n as u32], &stretch)
@@ -425,6 +514,32 @@ impl MasterTable {
                 visit_all(&self.read(&rows)?)
             }),
         }
+    }
+}
+
+impl Shard {
+    /// Returns the stretches `[rows, stride]` of ascending rows, with those of other hosts by request.
+    fn read(&self, table: &str, rows: &[u32], layout: StretchLayout) -> Result<Vec<f32>> {
+        let (stride, used) = (layout.stride(), layout.used());
+        let mut out = vec![0f32; rows.len() * stride];
+        let foreign: Vec<u32> = rows.iter().copied().filter(|row| !self.share.owns(*row)).collect();
+        let received = if foreign.is_empty() { Vec::new() } else { self.others.read(table, &foreign, used)? };
+        if received.len() != foreign.len() * used {
+            return Err(Error::internal(format!(
+                "{} numbers for {} rows of other hosts",
+                received.len(),
+                foreign.len()
+            )));
+        }
+        let mut received = received.chunks_exact(used);
+        for (row, to) in rows.iter().zip(out.chunks_exact_mut(stride)) {
+            if self.share.owns(*row) {
+                to.copy_from_slice(&self.stretches[self.share.local(*row) as usize * stride..][..stride]);
+            } else if let Some(from) = received.next() {
+                to[..used].copy_from_slice(from);
+            }
+        }
+        Ok(out)
     }
 }
 

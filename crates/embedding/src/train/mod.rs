@@ -23,9 +23,10 @@
 //! - An update that would make a row or its state non-finite is not written, and reported.
 //!
 //! The order of sums is a contract (`sterling_kernels::cpu::update`): threads, kernels, partitions ([`MasterTable::cut`]) and, with
-//! the feature `cuda`, GPUs (`LearningTables::on_device`) change no bit of rows and state. Partitions of a table may be remote ([`MasterSource`]). Their rows are requested when a
-//! batch is prepared, and have the values that they would have if batches ran one after the other, however many are prepared
-//! ahead.
+//! the feature `cuda`, GPUs (`LearningTables::on_device`) change no bit of rows and state. Partitions of a table may be remote
+//! ([`MasterSource`]). Their rows are requested when a batch is prepared, and have the values that they would have if batches ran
+//! one after the other, however many are prepared ahead. Several hosts may share a step ([`HostBatch`]): each has a share of the rows of every table ([`MasterTable::on_host`])
+//! and of the examples.
 //!
 //! ```
 //! use sterling_embedding::train::{LearningTables, MasterTable, Rule, RuleKind};
@@ -52,6 +53,7 @@
 mod batch;
 #[cfg(feature = "cuda")]
 mod device;
+mod hosts;
 mod managed;
 mod master;
 mod parts;
@@ -59,6 +61,7 @@ mod report;
 #[cfg(feature = "cuda")]
 mod resident;
 mod rule;
+mod share;
 mod staged;
 mod tables;
 #[cfg(test)]
@@ -66,8 +69,10 @@ mod tests;
 mod threads;
 
 pub use batch::{PreparedBatch, Preparer};
+pub use hosts::{Examples, HostBatch};
 pub use master::{MasterRows, MasterTable};
 pub use parts::{MasterSource, stretch_bytes};
 pub use report::{TableUpdate, UpdateReport};
 pub use rule::{Decay, Rule, RuleKind, Schedule};
+pub use share::{HostShare, OtherHosts};
 pub use tables::LearningTables;

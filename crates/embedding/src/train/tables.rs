@@ -138,13 +138,31 @@ impl LearningTables {
         if let Some(device) = &self.device {
             return device.forward(&self.tables, batch);
         }
-        let features = &self.preparer.features;
         let stretches = (0..self.tables.len()).map(|table| self.stretches(batch, table)).collect::<Result<Vec<_>>>()?;
         let rows = self.tables.iter().zip(&stretches).map(|(table, stretches)| rows(table, stretches));
-        let rows: Vec<Rows<'_>> = rows.collect::<Result<_>>()?;
+        self.lookups(batch, &rows.collect::<Result<Vec<_>>>()?)
+    }
+
+    /// As [`LearningTables::forward`]; `staged` has the distinct rows of the batch, `[rows, D]`, of tables spread over hosts.
+    pub(super) fn forward_staged(
+        &self,
+        batch: &PreparedBatch,
+        staged: &[Option<Vec<f32>>],
+    ) -> Result<(KeyedTensor, Vec<Sequence>)> {
+        self.check_batch(batch)?;
+        let rows = self.tables.iter().zip(staged).map(|(table, staged)| match (staged, table.whole()) {
+            (Some(staged), _) => Rows::strided(table.spec().width, table.spec().width, staged),
+            (None, Some(whole)) => rows(table, whole),
+            (None, None) => Err(Error::internal("a table on several hosts without its rows")),
+        });
+        self.lookups(batch, &rows.collect::<Result<Vec<_>>>()?)
+    }
+
+    fn lookups(&self, batch: &PreparedBatch, rows: &[Rows<'_>]) -> Result<(KeyedTensor, Vec<Sequence>)> {
+        let features = &self.preparer.features;
         let mut pooled = KeyedTensor::zeros(features.layout.clone(), batch.ids.stride());
-        self.pool_bags(batch, &rows, &mut pooled);
-        let sequence = |number| self.sequence(batch, &rows, number);
+        self.pool_bags(batch, rows, &mut pooled);
+        let sequence = |number| self.sequence(batch, rows, number);
         Ok((pooled, (features.bags..features.uses.len()).map(sequence).collect()))
     }
 
@@ -228,15 +246,7 @@ impl LearningTables {
         self.check_batch(&batch)?;
         self.check_gradients(&batch, pooled, sequences)?;
         let mut report = self.update(&mut batch, pooled, sequences)?;
-        self.steps += 1;
-        for (number, (table, update)) in self.tables.iter_mut().zip(&mut report.tables).enumerate() {
-            update.assigned = table.step_ids(number, &batch, self.steps)?;
-            if !update.assigned.is_empty() {
-                update.rows.extend(update.assigned.iter().map(|(row, _)| *row));
-                update.rows.sort_unstable();
-                update.rows.dedup();
-            }
-        }
+        self.step_ids(&batch, &mut report)?;
         Ok(report)
     }
 
@@ -278,12 +288,7 @@ impl LearningTables {
         threads.run(learning.iter_mut().collect(), |table| {
             lay_side_by_side(batch, table.number, pooled, sequences, table.width, table.gradients);
         });
-        let updates: Vec<Task<'_>> = learning.iter_mut().flat_map(|table| table.tasks(threads.count())).collect();
-        let mut rejected = threads.run(updates, |task| {
-            let gradients = GradientRows::new(task.masters.width, task.gradients);
-            let Task { number, step, part, mut masters, .. } = task;
-            (number, update(kernels, &step, &part, &gradients, &mut masters))
-        });
+        let mut rejected = update_all(threads, kernels, &mut learning);
         for Staged { number, stretches, .. } in &staged {
             let of_table = rejected.iter_mut().filter(|(table, _)| table == number);
             of_table
@@ -297,6 +302,41 @@ impl LearningTables {
             }
         }
         Ok(report(&self.tables, batch, rejected))
+    }
+
+    /// Updates the rows that this host has, by the gradients of each table as the slots of the batch's groups name them. Rows of
+    /// the report are numbered among those of this host.
+    pub(super) fn update_own(
+        &mut self,
+        batch: &PreparedBatch,
+        mut gradients: Vec<Vec<[f32; BLOCK]>>,
+    ) -> Result<UpdateReport> {
+        self.check_batch(batch)?;
+        let (kernels, steps) = (self.kernels, self.steps);
+        let tables = self.tables.iter_mut().zip(&mut gradients).enumerate();
+        let mut learning: Vec<Learning<'_>> = tables
+            .filter_map(|(number, (table, gradients))| {
+                let (step, width, stride) = (table.rule()?.at(steps), table.spec().width, table.stride());
+                let data = table.own_mut()?;
+                Some(Learning { number, step, width, data, stride, groups: &batch.groups[number], gradients })
+            })
+            .collect();
+        let rejected = update_all(&batch.features.threads, kernels, &mut learning);
+        Ok(report(&self.tables, batch, rejected))
+    }
+
+    /// Ends a step: managed ids change, if they are due.
+    pub(super) fn step_ids(&mut self, batch: &PreparedBatch, report: &mut UpdateReport) -> Result<()> {
+        self.steps += 1;
+        for (number, (table, update)) in self.tables.iter_mut().zip(&mut report.tables).enumerate() {
+            update.assigned = table.step_ids(number, batch, self.steps)?;
+            if !update.assigned.is_empty() {
+                update.rows.extend(update.assigned.iter().map(|(row, _)| *row));
+                update.rows.sort_unstable();
+                update.rows.dedup();
+            }
+        }
+        Ok(())
     }
 
     fn check_batch(&self, batch: &PreparedBatch) -> Result<()> {
@@ -381,6 +421,16 @@ impl Learning<'_> {
         }
         tasks
     }
+}
+
+/// Updates the rows of tables; returns the rejected ones by the number of their table.
+fn update_all(threads: &Threads, kernels: Kernels, learning: &mut [Learning<'_>]) -> Vec<(usize, Vec<u32>)> {
+    let updates: Vec<Task<'_>> = learning.iter_mut().flat_map(|table| table.tasks(threads.count())).collect();
+    threads.run(updates, |task| {
+        let gradients = GradientRows::new(task.masters.width, task.gradients);
+        let Task { number, step, part, mut masters, .. } = task;
+        (number, update(kernels, &step, &part, &gradients, &mut masters))
+    })
 }
 
 /// Returns a view of the rows within the stretches of a table.

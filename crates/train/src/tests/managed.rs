@@ -5,7 +5,7 @@ use sterling_embedding::managed::FREE;
 use sterling_snapshot::model::Package;
 use sterling_storage::files::TensorFile;
 
-const MANAGED: &str =
+pub(super) const MANAGED: &str =
     "[[train.tables]]\nname = \"packages\"\nmanaged = { rows = 20, every = 3, admit = 2, ttl_hours = 0.02 }\n";
 
 /// Returns the model file of a package with the ids of its table `packages` managed, and writes that no row has one.
@@ -23,7 +23,7 @@ fn installed(n: u64) -> i64 {
     sterling_core::random::splitmix64(n % 31) as i64
 }
 
-fn with_ids(count: u64) -> Vec<Value> {
+pub(super) fn with_ids(count: u64) -> Vec<Value> {
     let with_ids = |n| {
         let mut event = event(n);
         event["user"]["installed"] = json!([installed(n * n), installed(n / 40)]);

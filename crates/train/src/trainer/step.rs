@@ -1,14 +1,17 @@
 //! One step: the events of a batch are ranked, then trained on.
 
+use std::ops::{Range, RangeInclusive};
+
 use serde::Serialize;
 
 use super::{Trainer, WINDOW};
 use crate::catalogue::Catalogue;
 use crate::draws::StepRandom;
 use crate::events::Event;
+use crate::hosts::Kind;
 use crate::judge::{RankedEvent, rank, rank_by_count};
-use crate::loss::{Gradients, SampledSoftmax};
-use crate::model::{Forward, Rows};
+use crate::loss::{Gradients, SampledSoftmax, summed};
+use crate::model::{Forward, PairGradients, Rows};
 use crate::products::Packed;
 use crate::report::Window;
 use crate::reranker::Pairs;
@@ -24,6 +27,8 @@ pub(super) struct Frozen {
     items: Packed,
     /// Queries of the batch that is ranked, `[B, D]`.
     queries: Vec<f32>,
+    /// Whether the batch is ranked.
+    is_judged: bool,
     threads: Threads,
     scratch: Scratch,
 }
@@ -40,6 +45,7 @@ impl Trainer {
     /// Ranks the events of a batch, then trains on them. Returns the window that ended with this batch, if any.
     pub(super) fn step(&mut self, events: &[Event], tower: &Tower) -> Result<Option<Window>> {
         self.position.step += 1;
+        self.model.moment = [self.position.step, self.position.hash];
         self.model.tables.set_clock(events.iter().map(|event| event.time).max().unwrap_or(0));
         let window = match self.train.loss {
             LossKind::Softmax => self.softmax_step(events, tower)?,
@@ -86,7 +92,11 @@ impl Trainer {
             weights: &weights,
             temperature: self.train.temperature,
         };
-        let loss = softmax.run(self.kernels, |event| &events[event].exclude, &mut self.gradients);
+        let excluded = |event: usize| events[event].exclude.as_slice();
+        let loss = match self.model.hosts() {
+            None => softmax.run(self.kernels, excluded, &mut self.gradients),
+            Some(mesh) => softmax.run_on_hosts(self.kernels, excluded, mesh, &mut self.gradients)?,
+        };
         self.update(&rows, events.len(), forward, loss)?;
         Ok(window)
     }
@@ -97,7 +107,13 @@ impl Trainer {
         let items: Vec<u32> = events.iter().map(|event| event.item).collect();
         let rows = Rows { users: &users, items: &items };
         let forward = self.model.forward(&rows, &self.catalogue)?;
-        let pairs = Pairs { queries: &forward.queries, vectors: &forward.candidates, items: &items };
+        let (own, width) = (self.own(events.len()), self.model.dimension());
+        let numbers = own.start * width..own.end * width;
+        let pairs = Pairs {
+            queries: &forward.queries[numbers.clone()],
+            vectors: &forward.candidates[numbers],
+            items: &items[own.clone()],
+        };
         let labels: Vec<f32> = events.iter().flat_map(|event| &event.labels).copied().collect();
         let weights: Vec<f32> = events.iter().map(|event| self.weight(event)).collect();
         let logits = self.model.reranker()?.logits(&pairs)?;
@@ -106,12 +122,23 @@ impl Trainer {
         let window = self.judge(events, &users, &forward.queries, tower)?;
         self.judge_tasks(&logits, &labels, &items)?;
         let mut of_logits = std::mem::take(&mut self.of_logits);
-        let loss = labels.loss(&logits, &mut of_logits);
+        let mut terms = labels.terms(own, &logits, &mut of_logits);
+        if let Some(mesh) = self.model.hosts() {
+            let own = terms.iter().map(|term| term.to_bits()).collect();
+            let count = |host: usize| mesh.share(events.len(), host).len() * tasks.len();
+            terms = mesh.gather(Kind::Losses, own, count)?.concat().into_iter().map(f64::from_bits).collect();
+        }
+        let loss = summed(&terms);
         let Gradients { queries, candidates, .. } = &mut self.gradients;
         self.model.reranker()?.backward(&pairs, &of_logits, queries, candidates)?;
         self.of_logits = of_logits;
         self.update(&rows, events.len(), forward, loss)?;
         Ok(window)
+    }
+
+    /// Returns this host's share of the events of a batch.
+    fn own(&self, events: usize) -> Range<usize> {
+        self.model.hosts().map_or(0..events, |mesh| mesh.own(events))
     }
 
     /// Returns the weight of an event's loss: a sampled negative stands for those that were not.
@@ -123,15 +150,20 @@ impl Trainer {
     fn update(&mut self, rows: &Rows<'_>, events: usize, forward: Forward, loss: f64) -> Result<()> {
         let Gradients { queries, candidates, .. } = &self.gradients;
         let is_finite = loss.is_finite() && queries.iter().chain(candidates).all(|x| x.is_finite());
-        let stepped = match is_finite {
-            true => Some(self.model.backward(rows, &self.catalogue, forward, queries, candidates)?),
+        let gradients = PairGradients { queries, candidates, is_finite };
+        // Another host may have gradients that are not finite: all of them exchange theirs.
+        let stepped = match is_finite || (loss.is_finite() && self.model.hosts().is_some()) {
+            true => Some(self.model.backward(rows, &self.catalogue, forward, &gradients)?),
             false => None,
         };
         match stepped.filter(|stepped| !stepped.is_rejected) {
             Some(stepped) => {
                 self.position.loss += loss;
                 self.position.trained += events as u64;
-                self.position.rejected_rows += stepped.rejected_rows;
+                match self.model.hosts() {
+                    None => self.position.rejected_rows += stepped.rejected_rows,
+                    Some(_) => self.rejected_rows += stepped.rejected_rows,
+                }
             }
             None => {
                 self.position.rejected_batches += 1;
@@ -151,21 +183,48 @@ impl Trainer {
         tower: &Tower,
     ) -> Result<Option<Window>> {
         let is_judged = self.position.epoch == 0 && (self.position.step - 1).is_multiple_of(self.options.judge.max(1));
-        let Some(frozen) = self.frozen.as_mut().filter(|_| is_judged) else { return Ok(None) };
-        frozen.queries = run(tower, users, &frozen.threads, &mut frozen.scratch)?;
+        let Some(frozen) = &mut self.frozen else { return Ok(None) };
+        frozen.is_judged = is_judged;
+        if !is_judged {
+            return Ok(None);
+        }
+        let own = self.model.hosts().map_or(0..events.len(), |mesh| mesh.own(events.len()));
+        frozen.queries = run(tower, &users[own.clone()], &frozen.threads, &mut frozen.scratch)?;
         let dimension = self.model.dimension();
         let positives = |queries: &[f32]| -> Vec<f32> {
-            let rows = queries.chunks_exact(dimension).zip(events).filter(|(_, event)| event.is_positive);
-            rows.flat_map(|(query, _)| query).copied().collect()
+            let rows = queries.chunks_exact(dimension).zip(&events[own.clone()]);
+            rows.filter(|(_, event)| event.is_positive).flat_map(|(query, _)| query).copied().collect()
         };
-        let ranked = events.iter().filter(|event| event.is_positive);
+        let ranked = events[own.clone()].iter().filter(|event| event.is_positive);
         let wanted: Vec<RankedEvent<'_>> =
             ranked.map(|event| RankedEvent { item: event.item, exclude: &event.exclude }).collect();
         let items = self.model.vectors(&self.catalogue, self.vectors.take())?;
+        let mut rankings = [
+            rank(self.kernels, &positives(&queries[own.start * dimension..own.end * dimension]), &items, &wanted),
+            rank(self.kernels, &positives(&frozen.queries), &frozen.items, &wanted),
+            rank_by_count(&self.carried.counts, &wanted),
+        ];
+        if let Some(mesh) = self.model.hosts() {
+            let ends = |ranks: &RangeInclusive<usize>| [*ranks.start() as u64, *ranks.end() as u64];
+            let own = rankings.iter().flatten().flat_map(ends).collect();
+            let ranked =
+                |host: usize| events[mesh.share(events.len(), host)].iter().filter(|event| event.is_positive).count();
+            let gathered = mesh.gather(Kind::Ranks, own, |host| 2 * rankings.len() * ranked(host))?;
+            let of = |number: usize| {
+                let of_host = |(host, all): (usize, &Vec<u64>)| {
+                    all.as_chunks::<2>().0.iter().skip(number * ranked(host)).take(ranked(host)).copied().collect()
+                };
+                let all: Vec<Vec<[u64; 2]>> = gathered.iter().enumerate().map(of_host).collect();
+                all.into_iter().flatten().map(|[first, last]| first as usize..=last as usize).collect()
+            };
+            rankings = [of(0), of(1), of(2)];
+        }
         let judged = &mut self.position.judged;
-        rank(self.kernels, &positives(queries), &items, &wanted, &mut judged.learned);
-        rank(self.kernels, &positives(&frozen.queries), &frozen.items, &wanted, &mut judged.frozen);
-        rank_by_count(&self.carried.counts, &wanted, &mut judged.popularity);
+        let figures = [&mut judged.learned, &mut judged.frozen, &mut judged.popularity];
+        figures
+            .into_iter()
+            .zip(&rankings)
+            .for_each(|(figures, ranks)| ranks.iter().for_each(|ranks| figures.add(ranks)));
         self.vectors = Some(items);
         let ended = self.position.windows.last().copied().unwrap_or_default();
         if judged.learned.events() - ended.learned.events() < WINDOW {
@@ -177,11 +236,21 @@ impl Trainer {
 
     /// Adds the predictions of a batch by the learning model and the frozen twin, if [`Trainer::judge`] ranked it.
     fn judge_tasks(&mut self, logits: &[f32], labels: &Labels<'_>, items: &[u32]) -> Result<()> {
-        let Some(frozen) = self.frozen.as_mut().filter(|frozen| !frozen.queries.is_empty()) else { return Ok(()) };
+        let Some(frozen) = self.frozen.as_mut().filter(|frozen| frozen.is_judged) else { return Ok(()) };
         let queries = std::mem::take(&mut frozen.queries);
-        let vectors: Vec<f32> = items.iter().flat_map(|item| frozen.items.column(*item as usize)).collect();
-        let pairs = Pairs { queries: &queries, vectors: &vectors, items };
-        let as_it_was = self.model.reranker()?.logits_as_it_was(&pairs)?;
+        let own = self.model.hosts().map_or(0..items.len(), |mesh| mesh.own(items.len()));
+        let vectors: Vec<f32> =
+            items[own.clone()].iter().flat_map(|item| frozen.items.column(*item as usize)).collect();
+        let pairs = Pairs { queries: &queries, vectors: &vectors, items: &items[own] };
+        let mut as_it_was = self.model.reranker()?.logits_as_it_was(&pairs)?;
+        let mut logits = logits.to_vec();
+        if let Some(mesh) = self.model.hosts() {
+            let count = |host: usize| 2 * mesh.share(items.len(), host).len() * labels.tasks.len();
+            let gathered = mesh.gather_numbers(Kind::Ranks, [logits, as_it_was].concat(), count)?;
+            let halves = || gathered.iter().map(|all| all.split_at(all.len() / 2));
+            logits = halves().flat_map(|(learned, _)| learned).copied().collect();
+            as_it_was = halves().flat_map(|(_, frozen)| frozen).copied().collect();
+        }
         let tasks = labels.tasks.len();
         self.position.tasks.resize_with(tasks, Default::default);
         for (n, (label, (learned, frozen))) in labels.labels.iter().zip(logits.iter().zip(&as_it_was)).enumerate() {
@@ -211,12 +280,15 @@ impl Frozen {
             }
         };
         let items = Packed::transposed(&vectors, package.spec.dimension, catalogue.len());
-        Ok(Frozen { items, queries: Vec::new(), threads, scratch })
+        Ok(Frozen { items, queries: Vec::new(), is_judged: false, threads, scratch })
     }
 }
 
 /// Runs a tower on rows; returns its first output, which is the query or the item vector.
 fn run(tower: &Tower, rows: &[&FeatureRow], threads: &Threads, scratch: &mut Scratch) -> Result<Vec<f32>> {
+    if rows.is_empty() {
+        return Ok(Vec::new());
+    }
     let (pooled, _) = tower.lookup(rows, &Lookup::default())?;
     let pairs: Vec<(&FeatureRow, &Pooled)> = rows.iter().copied().zip(&pooled).collect();
     let made = tower.run(&pairs, threads, scratch)?;

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod golden;
+mod hosts;
 mod managed;
 mod workload;
 

@@ -129,7 +129,7 @@ impl Workload {
         LearningTables::new(masters, &self.bags, &self.sequences, threads).unwrap()
     }
 
-    fn gradients(&self, step: &Step) -> KeyedTensor {
+    pub(super) fn gradients(&self, step: &Step) -> KeyedTensor {
         let keys = self.bags.iter().map(|bag| bag.feature.clone()).collect();
         let widths: Vec<usize> = self.bags.iter().map(|bag| self.table(&bag.table).width).collect();
         KeyedTensor::new(keys, &widths, step.pooled.clone()).unwrap()
@@ -200,7 +200,7 @@ pub(super) struct Outcome {
     pub(super) rows: Vec<(Vec<u32>, Vec<u32>)>,
 }
 
-fn bits(numbers: &[f32]) -> Vec<u32> {
+pub(super) fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|x| x.to_bits()).collect()
 }
 

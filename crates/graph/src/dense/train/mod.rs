@@ -55,7 +55,6 @@ mod sums;
 
 use std::sync::PoisonError;
 
-use super::exec::Scratch;
 use super::graph::Graph;
 use super::ir::{GraphInput, Side};
 use super::{DeclaredInput, DeclaredOutput, InputRows, ReadGraph, Size};
@@ -91,6 +90,14 @@ pub struct Batch<'a> {
     pub fill: &'a (dyn Fn(InputRows<'_>) + Sync),
 }
 
+/// Inputs of a backward pass.
+#[derive(Clone, Copy)]
+struct Upstream<'a> {
+    parameters: &'a [f32],
+    batch: &'a Batch<'a>,
+    output_gradients: &'a [&'a [f32]],
+}
+
 impl std::fmt::Debug for Batch<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Batch").field("rows", &self.rows).field("shared", &self.shared.len()).finish_non_exhaustive()
@@ -106,6 +113,9 @@ pub struct Gradients {
     pub shared: Vec<Vec<f32>>,
     /// Of all parameters, summed over rows.
     pub parameters: Vec<f32>,
+    /// Sums over the rows of each micro-batch, `[micro-batches, TrainableGraph::sums]`, of
+    /// [`TrainableGraph::backward_by_micro_batch`].
+    pub micro_batches: Vec<f32>,
 }
 
 /// A graph with parameters, and its gradients.
@@ -268,6 +278,52 @@ impl TrainableGraph {
         workspace: &mut Workspace,
         gradients: &mut Gradients,
     ) -> Result<()> {
+        let mut total = std::mem::take(&mut workspace.sums);
+        refill(&mut total, self.sums());
+        let mut add = |sums: &[f32]| total.iter_mut().zip(sums).for_each(|(total, x)| *total += x);
+        let upstream = Upstream { parameters, batch, output_gradients };
+        let passed = self.backward_rows(&upstream, workspace, gradients, &mut add);
+        let finished = passed.and_then(|()| self.finish(parameters, batch, &total, workspace, gradients));
+        workspace.sums = total;
+        finished
+    }
+
+    /// Computes the gradients of row inputs, and the sums of each micro-batch, from which [`TrainableGraph::finish`] computes
+    /// those of parameters: for a batch that several hosts share, each with complete micro-batches.
+    ///
+    /// # Errors
+    /// As [`TrainableGraph::backward`].
+    pub fn backward_by_micro_batch(
+        &self,
+        parameters: &[f32],
+        batch: &Batch<'_>,
+        output_gradients: &[&[f32]],
+        workspace: &mut Workspace,
+        gradients: &mut Gradients,
+    ) -> Result<()> {
+        let mut all = std::mem::take(&mut gradients.micro_batches);
+        all.clear();
+        let mut keep = |sums: &[f32]| all.extend_from_slice(sums);
+        let upstream = Upstream { parameters, batch, output_gradients };
+        let passed = self.backward_rows(&upstream, workspace, gradients, &mut keep);
+        gradients.micro_batches = all;
+        passed
+    }
+
+    /// Returns the number of sums of a micro-batch.
+    pub fn sums(&self) -> usize {
+        self.adjoint.sums.iter().map(Sum::count).sum()
+    }
+
+    /// Computes the gradients of row inputs; `each` gets the sums of each micro-batch, in order.
+    fn backward_rows(
+        &self,
+        upstream: &Upstream<'_>,
+        workspace: &mut Workspace,
+        gradients: &mut Gradients,
+        each: &mut (dyn FnMut(&[f32]) + Send),
+    ) -> Result<()> {
+        let Upstream { parameters, batch, output_gradients } = *upstream;
         let shared = self.shared_inputs(parameters, batch)?;
         let expected: Vec<usize> = self.widths.iter().map(|width| width * batch.rows).collect();
         let lengths: Vec<usize> = output_gradients.iter().map(|numbers| numbers.len()).collect();
@@ -278,9 +334,8 @@ impl TrainableGraph {
         fit(&mut gradients.inputs, widths.iter().map(|width| width * batch.rows));
         let width: usize = widths.iter().sum();
         let fill = |rows: InputRows<'_>| self.fill(rows, width, batch, output_gradients);
-        let count: usize = self.adjoint.sums.iter().map(Sum::count).sum();
-        let Workspace { workers, last, sums } = workspace;
-        refill(sums, count);
+        let count = self.sums();
+        let workers = &mut workspace.workers;
         for worker in workers.iter_mut() {
             worker.is_started = false;
             refill(&mut worker.sums, count);
@@ -312,14 +367,26 @@ impl TrainableGraph {
                 }
             });
         };
-        let mut then = |worker: &mut Worker| sums.iter_mut().zip(&worker.sums).for_each(|(total, x)| *total += x);
-        run::in_order(workers, batch.rows.div_ceil(MICRO_BATCH), &work, &mut then)?;
-        self.finish(&shared, sums, last, gradients);
-        Ok(())
+        run::in_order(workers, batch.rows.div_ceil(MICRO_BATCH), &work, &mut |worker: &mut Worker| each(&worker.sums))
     }
 
-    /// Computes the gradients of shared inputs and parameters from the sums over rows.
-    fn finish(&self, shared: &[&[f32]], sums: &[f32], scratch: &mut Scratch, gradients: &mut Gradients) {
+    /// Computes the gradients of shared inputs and parameters from the sums over all rows: those of micro-batches, added in order
+    /// to zeros.
+    ///
+    /// # Errors
+    /// `Invalid` if the length of parameters, shared inputs or sums differs.
+    pub fn finish(
+        &self,
+        parameters: &[f32],
+        batch: &Batch<'_>,
+        sums: &[f32],
+        workspace: &mut Workspace,
+        gradients: &mut Gradients,
+    ) -> Result<()> {
+        let (shared, scratch) = (self.shared_inputs(parameters, batch)?, &mut workspace.last);
+        if sums.len() != self.sums() {
+            return Err(Error::invalid(format!("{} sums, expected {}", sums.len(), self.sums())));
+        }
         let Gradients { shared: of_shared, parameters, .. } = gradients;
         fit(of_shared, self.shared.iter().copied());
         refill(parameters, self.initial.len());
@@ -349,6 +416,7 @@ impl TrainableGraph {
                 }
             }
         });
+        Ok(())
     }
 
     /// Returns the ONNX file with new values of its parameters.
