@@ -370,7 +370,7 @@ fn invalid_traffic_is_rejected_and_changes_nothing() {
         (&["canary", "vectors", "2", "--share", "0.1", "--sticky", "x"], 2, "sticky: got `x`"),
         (&["canary", "vectors", "2", "--share", "0.1", "--latency", "0"], 2, "canary.margins.latency"),
         (&["canary", "vectors", "2", "--remove"], 2, "--remove"),
-        (&["shadow", "vectors", "2", "--share", "0.1", "--per-second", "3"], 0, "at most 3 a second"),
+        (&["shadow", "vectors", "2", "--share", "0.1", "--per-second", "3"], 0, "at most 3 per second"),
         (&["canary", "vectors"], 0, "canary version 2 with 10 % by feature:user, shadow version 2"),
         (&["canary", "vectors", "--remove"], 0, "vectors: version 1, shadow version 2"),
         (&["shadow", "vectors", "--remove"], 0, "vectors: version 1, revision"),

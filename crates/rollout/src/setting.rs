@@ -341,7 +341,7 @@ mod tests {
         assert_eq!(read(&serde_json::to_string(&traffic).unwrap()).unwrap(), traffic);
         assert_eq!(
             traffic.reported(),
-            ["canary version 8 with 5 % by user", "shadow label `next` with 100 %, at most 10 a second"]
+            ["canary version 8 with 5 % by user", "shadow label `next` with 100 %, at most 10 per second"]
         );
         assert!(read("{}").unwrap().is_empty());
         for (text, expected) in [

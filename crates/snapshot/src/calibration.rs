@@ -677,7 +677,7 @@ mod tests {
             ("[1,2,4]", "[0,2,4]", "expected rising ones of 1 to 100"),
             ("[1,2,4]", "[1,2,101]", "expected rising ones of 1 to 100"),
             ("0.91", "1.91", "expected 0 to 1"),
-            ("\"k\":10,\"pass_rate\":0.1", "\"k\":10,\"pass_rate\":1.0", "by rising k"),
+            ("\"k\":10,\"pass_rate\":0.1", "\"k\":10,\"pass_rate\":1.0", "by ascending k"),
             ("\"k\":100,\"pass_rate\":1.0", "\"k\":100,\"pass_rate\":0.7", "by rising k"),
             ("\"pass_rate\":0.01", "\"pass_rate\":-0.01", "by rising k"),
             ("[0.9,0.95,0.99],\"margins\"", "[0.9,0.9,0.99],\"margins\"", "expected ascending shares"),

@@ -214,7 +214,7 @@ fn invalid_bodies_are_rejected_with_the_message_or_column() {
         (b"{\"vector\": [1]}".to_vec(), "body: message 1: not a stream of Arrow's IPC format"),
         (vec![0xff; 4], "body: message 1: cut off: 4 bytes are left"),
         (vec![0xff; 400], "body: message 1: a message header of 4294967295 bytes"),
-        ([&[0xff; 4][..], &[0; 4]].concat(), "body: message 1: nothing came"),
+        ([&[0xff; 4][..], &[0; 4]].concat(), "body: message 1: the stream is empty"),
         ([&[0xff; 4][..], &[8, 0, 0, 0], &[0; 8]].concat(), "body: message 1: got NONE, expected a schema"),
         ([&[0xff; 4][..], &[8, 0, 0, 0], &[0xff; 8]].concat(), "body: message 1: not an Arrow message"),
         (file.into_inner().unwrap(), "a file of Arrow's IPC format, expected a stream of it"),
@@ -298,7 +298,7 @@ fn a_schema_whose_fields_are_one_costs_what_its_bytes_do() {
     let used = allocation_counter::measure(|| assert!(read(&body).is_err()));
     assert!(used.bytes_max < 8 * body.len() as u64, "{} bytes for {}", used.bytes_max, body.len());
     let error = read(&repeated(3, 5)).unwrap_err().to_string();
-    assert!(error.contains("column `xxxxx`: there are two"), "{error}");
+    assert!(error.contains("column `xxxxx`: it occurs twice"), "{error}");
 }
 
 #[test]

@@ -342,7 +342,7 @@ mod tests {
             (vec![("id", text())], "column `id`: got Utf8"),
             (vec![ids(vec![5, 5])], "id 5 occurs at items 1 and 2"),
             (vec![("id", Arc::new(Int64Array::from(vec![Some(1), None])) as ArrayRef)], "row 2: column `id`: got null"),
-            (vec![ids(vec![1, 2]), ids(vec![3, 4])], "column `id`: there are 2, expected one"),
+            (vec![ids(vec![1, 2]), ids(vec![3, 4])], "column `id`: it occurs 2 times, expected once"),
             (vec![ids(vec![1, 2]), ("a", text()), ("a", text())], "row 1: column `a`: given twice"),
             (
                 vec![("id", Arc::new(UInt64Array::from(vec![1, 1 << 63])) as ArrayRef)],

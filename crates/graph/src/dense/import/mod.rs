@@ -87,7 +87,10 @@ pub(super) fn import(bytes: &[u8], given: &[DeclaredInput], outputs: &[DeclaredO
         let operator = operator.as_str();
         importer.types.add_node(node);
         let made = match operator {
-            "CastLike" => types::cast_of(node, &importer.types).and_then(|cast| importer.node("Cast", &cast)),
+            "CastLike" => match types::cast_of(node, &importer.types) {
+                Some(cast) => importer.node("Cast", &cast),
+                None => Err(refused("the type of its second input is not known")),
+            },
             _ => importer.node(operator, node),
         };
         made.and_then(|()| importer.round_halves(operator, node)).map_err(|e| {

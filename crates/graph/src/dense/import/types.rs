@@ -4,9 +4,6 @@ use std::collections::HashMap;
 
 use rten_onnx::onnx::{DataType, NodeProto};
 
-use super::known::refused;
-use sterling_core::error::Result;
-
 /// Element types by name. A value of an operator that is not listed has the type of its first input with a known type.
 #[derive(Debug, Default)]
 pub(crate) struct ElementTypes(HashMap<String, DataType>);
@@ -60,16 +57,12 @@ impl ElementTypes {
     }
 }
 
-/// Returns a `CastLike` as the `Cast` that it is.
-///
-/// # Errors
-/// `Unsupported` if the type is not known.
-pub(super) fn cast_of(node: &NodeProto, types: &ElementTypes) -> Result<NodeProto> {
-    let like = node.input.get(1).map_or("", String::as_str);
-    let to = types.of(like).ok_or_else(|| refused(format!("to the type of `{like}`, which is not known")))?;
+/// Returns a `CastLike` as a `Cast`; none if the type of its second input is not known.
+pub(super) fn cast_of(node: &NodeProto, types: &ElementTypes) -> Option<NodeProto> {
+    let to = types.of(node.input.get(1)?)?;
     let mut cast = NodeProto { op_type: Some("Cast".into()), input: node.input[..1].to_vec(), ..node.clone() };
     let mut attribute = rten_onnx::onnx::AttributeProto { name: Some("to".into()), ..Default::default() };
     attribute.i = Some(to.0.into());
     cast.attribute.push(attribute);
-    Ok(cast)
+    Some(cast)
 }

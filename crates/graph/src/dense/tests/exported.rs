@@ -92,7 +92,7 @@ fn graphs_that_cannot_be_compiled_are_rejected_with_the_cause() {
                 int64_data: vec![],
                 ..i("s", &[0; 4])
             }],
-            "output `mean`, which is read",
+            "output `mean` is used",
         ),
         (one("out = CumSum(x, axis)", &[]), vec![i("axis", &[0])], "over candidates"),
         (one("out = CumSum(x, axis)", &[]), vec![i("axis", &[5])], "axis or index 5 of 3"),
@@ -171,7 +171,7 @@ fn graphs_that_cannot_be_compiled_are_rejected_with_the_cause() {
             vec![floats("w", &[5, 3]), integers("p", &[1, 3], &[0, 1, 2])],
             "3 angles for 2 of 2 numbers of a head",
         ),
-        (one("out = CastLike(x, other)", &[]), vec![], "to the type of `other`, which is not known"),
+        (one("out = CastLike(x, other)", &[]), vec![], "the type of its second input is not known"),
         (
             with("i = Cast(z)", node("out = Div(i, n)", &[])),
             vec![i("n", &[24])],

@@ -89,7 +89,8 @@ impl Meter {
             if begins - now > slack {
                 return Err(Duration::from_nanos(begins - now - slack));
             }
-            match self.due.compare_exchange_weak(due, begins + step, Ordering::Relaxed, Ordering::Relaxed) {
+            match self.due.compare_exchange_weak(due, begins.saturating_add(step), Ordering::Relaxed, Ordering::Relaxed)
+            {
                 Ok(_) => return Ok(()),
                 Err(other) => due = other,
             }
