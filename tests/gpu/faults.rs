@@ -137,7 +137,7 @@ fn freed_memory_is_not_used() {
         misuse!(of.card.free(of.memory));
         assert!(used(&of), "{what}");
         let faults = of.card.faults();
-        assert!(faults.len() == 1 && faults[0].contains(what) && faults[0].contains("was freed"), "{what}: {faults:?}");
+        assert!(faults.len() == 1 && faults[0].contains(what) && faults[0].contains("freed"), "{what}: {faults:?}");
     }
     let of = Misused::new();
     of.submit(of.upload());

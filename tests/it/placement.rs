@@ -310,7 +310,7 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
     // A failed publication has used its number, here one of another store.
     let nowhere = format!("{at}/nowhere");
     let (code, _, said) = run(&[&publish[..7], &[&nowhere, "--remote-table", "packs"]].concat());
-    assert!(code == 2 && said.contains("remote table `packs`: the model has none"), "{code}: {said}");
+    assert!(code == 2 && said.contains("remote table `packs`: the model has no such table"), "{code}: {said}");
     let (code, out, said) = run(&publish);
     assert!(code == 0 && out.contains("published tiny version 1"), "{out}{said}");
     let (_, listed, _) = run(&["remote", &seed]);

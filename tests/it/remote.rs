@@ -142,7 +142,7 @@ fn interrupted_loads_resume(cluster: &Arc<Cluster>) {
         Kind::Unavailable,
         &["tests/items rows 0000000000000001", "broke off"],
     );
-    refused(RemoteTable::open(cluster, &named(1), &shape(ROWS), &uncached(500)), Kind::NotReady, &["not ended"]);
+    refused(RemoteTable::open(cluster, &named(1), &shape(ROWS), &uncached(500)), Kind::NotReady, &["not finished"]);
 
     let mut seen: Vec<LoadProgress> = Vec::new();
     let report = load(cluster, &named(1), &shape(ROWS), rows_of(1), |p| seen.push(p)).unwrap();
@@ -412,7 +412,7 @@ fn full_and_evicting_nodes_are_named() {
     let address = format!("127.0.0.1:{}", redis.port(full));
     let outcome = load(&cluster, &named(1), &shape(ROWS), rows_of(1), |_| {});
     refused(outcome, Kind::Overloaded, &["tests/items rows 0000000000000001", "full", &address, "maxmemory"]);
-    refused(RemoteTable::open(&cluster, &named(1), &shape(ROWS), &uncached(500)), Kind::NotReady, &["not ended"]);
+    refused(RemoteTable::open(&cluster, &named(1), &shape(ROWS), &uncached(500)), Kind::NotReady, &["not finished"]);
     config(full, "noeviction", 0);
     assert!(fill(&cluster, 1, ROWS).progress.chunks_kept > 0, "stored chunks are not written again");
     assert!(all_hit(&open(&cluster, 1, ROWS, &uncached(5000)), &sample(ROWS, 500, 1), 1));
@@ -421,7 +421,7 @@ fn full_and_evicting_nodes_are_named() {
     config(full, "allkeys-lru", redis.used_memory(full) + (1 << 20));
     let outcome = load(&cluster, &named(2), &shape(ROWS), rows_of(2), |_| {});
     refused(outcome, Kind::Unavailable, &["written and is missing now", "noeviction"]);
-    refused(RemoteTable::open(&cluster, &named(2), &shape(ROWS), &uncached(500)), Kind::NotReady, &["not ended"]);
+    refused(RemoteTable::open(&cluster, &named(2), &shape(ROWS), &uncached(500)), Kind::NotReady, &["not finished"]);
 }
 
 /// Calls in a loop until stopped: the number of calls and of degraded rows.

@@ -254,7 +254,10 @@ fn another_job_in_the_same_folder_is_rejected() {
     let job = Job::new(2, 5);
     assert_eq!(job.score("out", REQUEST).0, 0);
     let refused = |said: (i32, String, String), what: &str| {
-        assert!(said.0 == 2 && said.2.contains("another job was started here") && said.2.contains(what), "{said:?}");
+        assert!(
+            said.0 == 2 && said.2.contains("another job was started in this folder") && said.2.contains(what),
+            "{said:?}"
+        );
     };
     refused(job.score("out", "{\"k\": 8}"), "its request is");
     job.publish();

@@ -318,7 +318,7 @@ fn files_with_other_columns_are_rejected() {
             vec![id(), ("size", numbers()), ("sektion", texts())],
             "column `sektion`: no such field of a request",
         ),
-        (Task::Retrieve, vec![id(), ("size", numbers()), ("size", numbers())], "column `size`: there are two"),
+        (Task::Retrieve, vec![id(), ("size", numbers()), ("size", numbers())], "column `size`: it occurs twice"),
         (Task::Retrieve, vec![id(), ("size", numbers()), ("vector", numbers())], "beside `vector`"),
         (Task::Retrieve, vec![id(), ("filter", texts())], "no column of a feature (installed, section, size)"),
         (Task::Retrieve, vec![id(), ("size", numbers()), ("items", numbers())], "column `items`: no such field"),

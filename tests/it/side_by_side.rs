@@ -337,9 +337,9 @@ fn refused(said: (i32, String, String), what: &str) {
 #[test]
 fn steps_out_of_order_and_missing_parts_are_rejected() {
     let catalogue = Catalogue::lines(&[40, 40, 40]);
-    refused(catalogue.step("train", &[]), "no job was started here");
-    refused(catalogue.step("assign", &[]), "no job was started here");
-    refused(catalogue.assemble("store", &[]), "no job was started here");
+    refused(catalogue.step("train", &[]), "no job was started in this folder");
+    refused(catalogue.step("assign", &[]), "no job was started in this folder");
+    refused(catalogue.assemble("store", &[]), "no job was started in this folder");
     assert_eq!(catalogue.embed(&["--unit", "1"]).1.trim(), "1 files embedded, 40 items; 0 were done before");
     refused(catalogue.embed(&["--unit", "3"]), "unit 3: expected the number of a file, 0 to 2");
     for said in [catalogue.step("train", &[]), catalogue.step("assign", &[]), catalogue.assemble("store", &[])] {
@@ -806,7 +806,7 @@ fn missing_damaged_and_foreign_shards_are_rejected() {
     let expected = catalogue.published("3", &[]);
     let cut = |more: &[&str]| catalogue.step("cut", &[&["--shards", "3"], more].concat());
     let assemble = || catalogue.assemble("refused", &["--shards", "3"]);
-    refused(cut(&[]), "no job was started here");
+    refused(cut(&[]), "no job was started in this folder");
     assert_eq!((catalogue.embed(&[]).0, catalogue.step("train", &[]).0), (0, 0));
     assert_eq!(catalogue.step("assign", &["--unit", "1"]).0, 0);
     refused(cut(&[]), "1 of 2 units are not assigned: 0 (");

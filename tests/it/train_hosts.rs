@@ -48,7 +48,7 @@ fn killed(kills: u64) {
         let (out, hosts) = (format!("out{run}"), addresses(2 + run % 2));
         let mut all = started(&place, &out, &hosts);
         let mut last = Instant::now();
-        while !all[0].try_wait().unwrap().is_some_and(|ended| ended.success()) {
+        'run: while !all[0].try_wait().unwrap().is_some_and(|ended| ended.success()) {
             // Pseudo-random moments and hosts: 61 is coprime to the 100 parts of a run.
             let draw = (done * 61 + 13) % 100;
             let victim = draw as usize % all.len();
@@ -63,7 +63,11 @@ fn killed(kills: u64) {
                 let Some(status) = child.try_wait().unwrap().filter(|status| !status.success()) else { continue };
                 let mut said = String::new();
                 child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-                resumed += u64::from(said.contains("resuming from step"));
+                resumed += u64::from(said.contains("resuming at step"));
+                if rank == 0 && said.contains("it exists, expected a path that does not exist") {
+                    // Host 0 was killed after the end of the run, whose package is complete.
+                    break 'run;
+                }
                 // A host is killed, or it names the other one that it lost.
                 assert!(status.code().is_none() || (status.code() == Some(1) && said.contains("host ")), "{said}");
                 *child = host(&place, &out, &hosts, rank).spawn().unwrap();

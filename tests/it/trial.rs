@@ -186,7 +186,7 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
         ("opset 99", good().bytes_of_opset(Some(99)), &["overarch.onnx: operators of opset 99", "opset_version=25"]),
         ("no opset", good().bytes_of_opset(None), &["overarch.onnx: no version of the operators"]),
         ("text", b"no graph at all".to_vec(), &["overarch.onnx: not a usable ONNX graph"]),
-        ("cut off", whole[..whole.len() - 9].to_vec(), &["overarch.onnx", "cut off"]),
+        ("cut off", whole[..whole.len() - 9].to_vec(), &["overarch.onnx", "truncated"]),
         ("nested", nested(3000), &["overarch.onnx", "a graph within a node"]),
         ("branches", branching.bytes(), &["a graph within a node (If, Loop, Scan)"]),
         ("functions", [&whole[..], &[0xca, 1, 0]].concat(), &["functions of its own"]),
@@ -689,8 +689,13 @@ fn programs_are_printed_and_recorded() {
 #[test]
 fn incomparable_graphs_are_published_and_reported() {
     let folder = Folder::new();
-    let nodes = ["q = QuantizeLinear(unit, scale)", "w = DequantizeLinear(q, scale)", "logits = ReduceSum(w, last)"];
-    let graph = foreign(&nodes).with(&[floats("scale", &[], &[0.125])]).bytes();
+    let nodes = [
+        "q = QuantizeLinear(unit, scale, zero)",
+        "w = DequantizeLinear(q, scale, zero)",
+        "logits = ReduceSum(w, last)",
+    ];
+    let zero = TensorProto { data_type: Some(DataType::UINT8), int32_data: vec![128], ..floats("zero", &[], &[]) };
+    let graph = foreign(&nodes).with(&[floats("scale", &[], &[0.125]), zero]).bytes();
     let (code, said, errors) = folder.publish(MODEL, &[("overarch.onnx", graph)]);
     assert_eq!(code, 0, "{said}{errors}");
     let reported =

@@ -298,14 +298,17 @@ impl Trainer {
     /// wait until host 0 has done so.
     ///
     /// # Errors
-    /// `Io` with the path; `Unavailable` if another host is lost.
+    /// `Io` with the path; `Unavailable` on other hosts if host 0 is lost.
     pub fn clear(&self) -> Result<()> {
         let hosts = self.model.hosts().map(Arc::as_ref);
         let cleared = match hosts {
             Some(mesh) if mesh.rank() > 0 => joined::serve(mesh, &self.model).and_then(|_| self.remove_own()),
             _ => self.remove(),
         };
-        let cleared = cleared.and_then(|()| self.others().map_or(Ok(()), |others| others.end(false)));
+        if let Some(others) = self.others().filter(|_| cleared.is_ok()) {
+            // The package is complete: if another host is lost now, this one has not failed.
+            let _ = others.end(false);
+        }
         joined::told(hosts, cleared)
     }
 

@@ -226,7 +226,7 @@ fn invalid_bodies_are_rejected_with_the_message_or_column() {
         (shared("{\"vector\": [1]}"), "expected them as columns"),
         (stream(&[("query", fixed(&[None]))], 1, None), "column `query`: no such field of a request"),
         (stream(&[("features.", fixed(&[None]))], 1, None), "column `features.`: no such field of a request"),
-        (stream(&[one(), one()], 1, None), "column `vector`: there are two"),
+        (stream(&[one(), one()], 1, None), "column `vector`: it occurs twice"),
         (stream(&[("filter", dictionary)], 2, None), "column `filter`: got Dictionary(Int32, Utf8), expected integers"),
         (stream(&[("vector", nothing)], 1, None), "column `vector`: got FixedSizeList"),
         (stream(&[("vector", many)], 4096, None), "body: message 2: expected 0 to 1024 rows in all"),

@@ -41,6 +41,10 @@ const HOSTS_MAX: usize = 64;
 const HEARTBEATS: u32 = 5;
 /// Interval between two attempts to reach a host that does not run yet.
 const RETRY: Duration = Duration::from_millis(50);
+/// Time to look whether a connection has ended.
+const PEEK: Duration = Duration::from_millis(1);
+/// Interval between two looks at the connections to other hosts while a message of one is awaited.
+const LOOK: Duration = Duration::from_secs(1);
 /// Time for the last messages at the end of a run.
 const LAST_MESSAGES: Duration = Duration::from_secs(5);
 
@@ -155,6 +159,10 @@ impl Mesh {
         }
         if let Some(listener) = listener {
             accept(&listener, hosts, &own, &mut streams, end)?;
+        }
+        let lost = streams.iter().take(hosts.rank).position(|stream| stream.as_ref().is_some_and(has_ended));
+        if let Some(rank) = lost {
+            return Err(Error::unavailable(format!("host {rank} ({}) ended meanwhile", hosts.addresses[rank])));
         }
         let peer = |(rank, stream): (usize, Option<TcpStream>)| {
             stream.map(|stream| Peer::new(stream, rank, hosts)).transpose()
@@ -339,21 +347,38 @@ impl Mesh {
         read.and_then(|()| header.check(to)).map_err(|e| e.within(&peer.name))
     }
 
-    /// Fills a buffer; a host is lost if nothing at all comes for the timeout.
+    /// Fills a buffer; a host is lost if nothing at all comes for the timeout. Ends if another host has ended, for which this one
+    /// may wait.
     fn read(&self, stream: &mut TcpStream, mut to: &mut [u8]) -> Result<()> {
         use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
+        let mut heard = Instant::now();
         while !to.is_empty() {
             match stream.read(to) {
                 Ok(0) => return Err(Error::unavailable("lost: the connection has ended")),
-                Ok(count) => to = &mut std::mem::take(&mut to)[count..],
+                Ok(count) => {
+                    to = &mut std::mem::take(&mut to)[count..];
+                    heard = Instant::now();
+                }
                 Err(e) if e.kind() == Interrupted => {}
                 Err(e) if matches!(e.kind(), TimedOut | WouldBlock) => {
-                    return Err(Error::unavailable(format!("lost: silent for {} s", self.timeout.as_secs_f32())));
+                    if heard.elapsed() >= self.timeout {
+                        return Err(Error::unavailable(format!("lost: silent for {} s", self.timeout.as_secs_f32())));
+                    }
+                    if let Some(other) = self.lost() {
+                        return Err(Error::unavailable(format!("no message, and {other} has ended")));
+                    }
                 }
                 Err(e) => return Err(Error::unavailable(format!("lost: {e}"))),
             }
         }
         Ok(())
+    }
+
+    /// Returns the name of a host that has ended, among those that no thread reads from.
+    fn lost(&self) -> Option<&str> {
+        let mut peers = self.peers.iter().flatten();
+        let ended = |peer: &&Peer| peer.receiving.try_lock().is_ok_and(|receiving| has_ended(&receiving.stream));
+        peers.find(ended).map(|peer| peer.name.as_str())
     }
 
     /// Reports to the other hosts that this one ends with an error.
@@ -387,7 +412,7 @@ impl Peer {
         let name = format!("host {rank} ({})", hosts.addresses[rank]);
         let place = |e| Error::io(&name, e);
         stream.set_nodelay(true).map_err(place)?;
-        stream.set_read_timeout(Some(hosts.timeout)).map_err(place)?;
+        stream.set_read_timeout(Some(hosts.timeout.min(LOOK))).map_err(place)?;
         let to = stream.try_clone().map_err(place)?;
         let (sender, queue) = channel();
         let (done, written) = channel();
@@ -452,8 +477,17 @@ fn accept(
 ) -> Result<()> {
     let place = |e| Error::io(format!("listening on {}", hosts.addresses[hosts.rank]), e);
     listener.set_nonblocking(true).map_err(place)?;
-    let mut rejected = String::new();
-    while streams.iter().skip(hosts.rank + 1).any(Option::is_none) {
+    let (mut rejected, mut newest) = (String::new(), None);
+    loop {
+        if streams.iter().skip(hosts.rank + 1).all(Option::is_some) {
+            // A host that ended while this one waited for others is started again, and calls again.
+            let before = (hosts.rank + 1..streams.len()).filter(|rank| Some(*rank) != newest);
+            let ended: Vec<usize> = before.filter(|rank| streams[*rank].as_ref().is_some_and(has_ended)).collect();
+            if ended.is_empty() {
+                return Ok(());
+            }
+            ended.into_iter().for_each(|rank| streams[rank] = None);
+        }
         let mut stream = match listener.accept() {
             Ok((stream, _)) => stream,
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
@@ -473,9 +507,23 @@ fn accept(
         let expected = |rank: usize| (hosts.rank + 1..hosts.addresses.len()).contains(&rank);
         match handshake::receive(&mut stream, hosts.key.as_deref(), own, expected) {
             // A host that comes again was restarted.
-            Ok(Description { rank, .. }) => streams[rank] = Some(stream),
+            Ok(Description { rank, .. }) => (streams[rank], newest) = (Some(stream), Some(rank)),
             Err(e) => rejected = format!("; the last rejected connection: {e}"),
         }
     }
-    Ok(())
+}
+
+/// Returns whether the host at the other end has ended, or has failed as its next message says.
+fn has_ended(stream: &TcpStream) -> bool {
+    use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
+    let timeout = stream.read_timeout();
+    let mut bytes = [0; HEADER_BYTES];
+    let peeked = stream.set_read_timeout(Some(PEEK)).and_then(|()| stream.peek(&mut bytes));
+    let restored = timeout.and_then(|timeout| stream.set_read_timeout(timeout));
+    restored.is_err()
+        || match peeked {
+            Ok(HEADER_BYTES) => Header::decode(&bytes).is_ok_and(|header| header.kind == Kind::Failure),
+            Ok(count) => count == 0,
+            Err(e) => !matches!(e.kind(), Interrupted | TimedOut | WouldBlock),
+        }
 }

@@ -175,7 +175,7 @@ fn graphs_that_cannot_be_compiled_are_rejected_with_the_cause() {
         (
             with("i = Cast(z)", node("out = Div(i, n)", &[])),
             vec![i("n", &[24])],
-            "over integers that may lie beyond 16777216",
+            "on integers that may exceed 16777216",
         ),
         (vec![text(node("out = Einsum(x, z)", &[]), "equation", "...b")], vec![], "equation `...b`"),
         (
