@@ -66,12 +66,14 @@ fn percentiles(times: &mut [f64]) -> (f64, f64) {
 /// rerank; in retrievals, whose other steps change the caches; and in retrievals after a pause in which other memory was read.
 fn reranker_alone(view: &Arc<View>, cpu: &mut Cpu, user: &Value) -> [u64; 3] {
     let retrieve = |case: &Value| request(case, user);
-    let requested = retrieve(&json!({}));
-    let of_defaults = answer(view, cpu, std::slice::from_ref(&requested)).remove(0).explain.candidates;
+    let mut requested = retrieve(&json!({}));
+    requested.reading.explain = true;
+    let of_defaults = answer(view, cpu, &[requested.clone()]).remove(0).explain.unwrap().candidates;
     let all = answer(view, cpu, &[retrieve(&json!({"k": of_defaults, "candidates": of_defaults}))]).remove(0);
     let Content::Items(ranked) = all.content else { unreachable!("a retrieval ranks") };
     let candidates = vec![ranked.ids.iter().copied().zip(ranked.similarities.iter().copied()).collect()];
-    let Retrieve { user, k, reading, .. } = retrieve(&json!({}));
+    let Retrieve { user, k, mut reading, .. } = retrieve(&json!({}));
+    reading.explain = true;
     let rerank = Request::Rerank(Rerank { user, candidates, k, reading });
     let others = vec![1u64; OTHER_BYTES / 8];
     let whole = Request::Retrieve(requested);
@@ -82,7 +84,7 @@ fn reranker_alone(view: &Arc<View>, cpu: &mut Cpu, user: &Value) -> [u64; 3] {
                 assert_eq!(black_box(&others).iter().sum::<u64>(), others.len() as u64);
             }
             let prepared = [pass::prepare(view, request.clone()).unwrap()];
-            let explain = pass::run(cpu, &prepared, None).remove(0).unwrap().explain;
+            let explain = pass::run(cpu, &prepared, None).remove(0).unwrap().explain.unwrap();
             let step = explain.steps.iter().find(|step| step.name == "overarch").unwrap();
             assert_eq!(step.items, of_defaults);
             step.micros
@@ -145,13 +147,15 @@ fn main() {
         let mut times = Vec::new();
         for round in 0..=ROUNDS {
             for request in &requests {
+                let mut requested = request.clone();
+                requested.reading.explain = round == ROUNDS;
                 let start = Instant::now();
-                let answer = answer(&view, &mut cpu, std::slice::from_ref(request)).remove(0);
+                let answer = answer(&view, &mut cpu, &[requested]).remove(0);
                 if round > 0 {
                     times.push(start.elapsed().as_secs_f64() * 1e3);
                 }
-                if round == ROUNDS && of_defaults.len() < requests.len() {
-                    of_defaults.push(answer.explain);
+                if of_defaults.len() < requests.len() {
+                    of_defaults.extend(answer.explain);
                 }
             }
         }

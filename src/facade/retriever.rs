@@ -54,7 +54,6 @@ impl Retriever {
     fn run(&self, request: Request, columns: &[String]) -> Result<Retrieved> {
         let view = self.snapshot.view();
         let prepared = pass::prepare(view, request)?;
-        let is_explained = prepared.is_explained();
         let mut answers = pass::run(&mut *self.cpu(), &[prepared], None);
         let answer = answers.pop().unwrap_or_else(|| Err(Error::internal("the pass returned no answer")))?;
         let Content::Items(ranked) = answer.content else {
@@ -79,7 +78,7 @@ impl Retriever {
         };
         Ok(Retrieved {
             items: (0..count).map(item).collect(),
-            explain: is_explained.then(|| Explain::from(&answer.explain)),
+            explain: answer.explain.as_ref().map(Explain::from),
             degraded_rows: answer.degraded_rows,
             unknown: ranked.unknown.iter().map(|id| id.0).collect(),
             ..Retrieved::default()

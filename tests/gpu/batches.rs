@@ -41,7 +41,7 @@ struct Requests {
 }
 
 fn is_of_cpu(answer: &Answer) -> bool {
-    !["emulated", "cuda"].contains(&answer.explain.kernel)
+    !["emulated", "cuda"].contains(&answer.explain.as_ref().unwrap().kernel)
 }
 
 impl Requests {
@@ -298,7 +298,7 @@ fn whole_pass_leaves_a_request_to_the_cpu_and_not_its_batch() {
     let mut bodies: Vec<Value> = (0..4).map(|_| plain(&mut random)).collect();
     let kernels = |gpu: &mut Cuda, bodies: &[Value]| -> Vec<(bool, Option<String>)> {
         let answers = pass::run(gpu, &prepare(&view, bodies), None).into_iter().map(|answer| answer.unwrap());
-        answers.map(|answer| (is_of_cpu(&answer), answer.explain.note)).collect()
+        answers.map(|answer| (is_of_cpu(&answer), answer.explain.unwrap().note)).collect()
     };
     // Deeper than a block of 256 threads has memory for on the narrowest device.
     bodies[2]["filter"] = nested("price > 1", 60).into();

@@ -57,7 +57,7 @@ fn user(answer: &Answer) -> &EmbeddedUser {
 /// candidates.
 pub fn select_alike(cpu: &Answer, gpu: &Answer, what: &str) {
     // With a filter, the CPU selects some survivors directly by their rows; the GPU selects by their codes.
-    let is_filtered = cpu.explain.route == "words";
+    let is_filtered = cpu.explain.as_ref().is_some_and(|explain| explain.route == "words");
     let (Content::Selected(cpu), Content::Selected(gpu)) = (&cpu.content, &gpu.content) else { panic!("{what}") };
     assert_eq!(cpu.queries.len(), gpu.queries.len(), "{what}");
     let alike = |a: f32, b: f32| (a - b).abs() <= if is_filtered { 0.1 } else { 2e-4 * a.abs().max(1.0) };
@@ -99,12 +99,16 @@ pub fn selections(view: &Arc<View>, requests: &[Retrieve]) -> Vec<Prepared> {
     requests.iter().flat_map(of_request).map(|request| pass::prepare(view, request).unwrap()).collect()
 }
 
-/// Decodes retrievals from their bodies.
+/// Decodes retrievals from their bodies, with `explain`.
 pub fn read(bodies: &[Value]) -> Vec<Retrieve> {
     let Retrievals::Many(requests) = retrievals(json!({"requests": bodies}).to_string().as_bytes()).unwrap() else {
         panic!("one request")
     };
-    requests.into_iter().map(|request| request.unwrap().0).collect()
+    let explained = |mut request: Retrieve| {
+        request.reading.explain = true;
+        request
+    };
+    requests.into_iter().map(|request| explained(request.unwrap().0)).collect()
 }
 
 /// Returns the requests of a router for each user: embed, select candidates, rerank the results.
@@ -146,9 +150,9 @@ fn whole_pass_of_parts_answers_as_on_the_cpu() {
         for (cards, mut pass) in [("one GPU", on(device())), ("two GPUs", on(shared))] {
             for (n, (cpu, gpu)) in of_cpu.iter().zip(answers(&mut pass, &prepared)).enumerate() {
                 let what = format!("{name} on {cards}, {n}");
-                let (kernel, note) = (gpu.explain.kernel, &gpu.explain.note);
-                match n % 3 {
-                    0 => {
+                let explained = gpu.explain.as_ref().map(|explain| (explain.kernel, explain.note.clone()));
+                match (n % 3, explained) {
+                    (0, _) => {
                         let near = |a: &[f32], b: &[f32]| {
                             a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-5 * a.abs().max(1.0))
                         };
@@ -158,15 +162,16 @@ fn whole_pass_of_parts_answers_as_on_the_cpu() {
                         assert!(cpu.tensors.iter().zip(&gpu.tensors).all(|(a, b)| near(a, b)), "{what}");
                         with_tensors += usize::from(gpu.tensors.iter().any(|tensor| !tensor.is_empty()));
                     }
-                    1 => {
+                    (1, Some((kernel, note))) => {
                         assert!(["emulated", "cuda"].contains(&kernel), "{what}: {note:?}");
                         select_alike(cpu, &gpu, &what);
                     }
-                    _ => {
+                    (_, Some((kernel, note))) => {
                         assert!(["emulated", "cuda"].contains(&kernel), "{what}: {note:?}");
                         assert_eq!(items(&gpu).ids.len(), 20, "{what}");
                         agree(cpu, &gpu, &what);
                     }
+                    (_, None) => panic!("{what}: nothing was explained"),
                 }
             }
         }
@@ -213,7 +218,7 @@ fn whole_pass_of_selections_answers_as_on_the_cpu() {
         for (cards, mut pass) in [("one GPU", on(device())), ("two GPUs", on(shared))] {
             for (n, (cpu, gpu)) in of_cpu.iter().zip(answers(&mut pass, &prepared)).enumerate() {
                 let what = format!("{rescore:?} on {cards}, {n}");
-                let [cpu_told, reported] = [cpu, &gpu].map(|answer| &answer.explain);
+                let [cpu_told, reported] = [cpu, &gpu].map(|answer| answer.explain.as_ref().unwrap());
                 assert!(["emulated", "cuda"].contains(&reported.kernel), "{what}: {:?}", reported.note);
                 let request = &requests[n / 3];
                 // These continue until they have enough results. A GPU checks less often, so it scans more lists.
@@ -261,8 +266,8 @@ impl Sharded for OnCards {
         let prepared = pass::prepare(&self.views[shard], request)?;
         let mut pass = self.passes[shard].lock().unwrap();
         let answer = answers(&mut *pass, &[prepared]).remove(0);
-        if !matches!(answer.content, Content::Embedding(_)) {
-            assert!(["emulated", "cuda"].contains(&answer.explain.kernel), "{:?}", answer.explain.note);
+        if let Some(explain) = &answer.explain {
+            assert!(["emulated", "cuda"].contains(&explain.kernel), "{:?}", explain.note);
         }
         Ok(ShardAnswer { content: answer.content, degraded_rows: answer.degraded_rows, beside: () })
     }

@@ -110,7 +110,7 @@ fn asked(random: &mut Random) -> Vec<Value> {
 }
 
 fn reports(answer: &Answer) -> &[QueryReport] {
-    &answer.explain.queries
+    &answer.explain.as_ref().unwrap().queries
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn whole_pass_of_several_queries_answers_as_on_the_cpu() {
                 assert_eq!(names, ["click", "like", "buy"], "{what}");
                 let found = |answer: &Answer| -> Vec<u64> { reports(answer).iter().map(|q| q.candidates).collect() };
                 assert_eq!(found(cpu), found(gpu), "{what}");
-                let [all, of_gpu] = [cpu, gpu].map(|answer| &answer.explain);
+                let [all, of_gpu] = [cpu, gpu].map(|answer| answer.explain.as_ref().unwrap());
                 assert_eq!(all.probes, of_gpu.probes, "{what}");
                 let is_alike = body.get("filter").is_none() || body["probes"] == 20 || body.get("exact").is_some();
                 if is_alike {
@@ -179,7 +179,7 @@ fn whole_pass_of_several_queries_over_given_items_answers_as_on_the_cpu() {
         };
         let (of_cpu, of_gpu) = (answers(&mut Cpu::new(Threads::new(1))), answers(&mut gpu(64 << 20)));
         for (n, (cpu, gpu)) in of_cpu.iter().zip(&of_gpu).enumerate() {
-            let kernel = gpu.explain.kernel;
+            let kernel = gpu.explain.as_ref().unwrap().kernel;
             assert!(["emulated", "cuda"].contains(&kernel), "{merge}, {n}: {kernel}");
             agree(cpu, gpu, &format!("{merge}, {n}"));
             assert_eq!(reports(cpu), reports(gpu), "{merge}, {n}");
@@ -216,7 +216,7 @@ fn whole_pass_of_several_queries_of_a_shard_selects_as_on_the_cpu() {
     };
     let (of_cpu, of_gpu) = (answers(&mut Cpu::new(Threads::new(1))), answers(&mut gpu(64 << 20)));
     for (n, (cpu, gpu)) in of_cpu.iter().zip(&of_gpu).enumerate() {
-        let kernel = gpu.explain.kernel;
+        let kernel = gpu.explain.as_ref().unwrap().kernel;
         assert!(["emulated", "cuda"].contains(&kernel), "{n}: {kernel}");
         select_alike(cpu, gpu, &n.to_string());
     }

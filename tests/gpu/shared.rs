@@ -39,7 +39,7 @@ fn answers(view: &Arc<View>, passes: &mut [Cuda; 2], bodies: &[Value]) -> Vec<[A
     let both = one.into_iter().zip(several).map(|(one, several)| [one.unwrap(), several.unwrap()]);
     let both: Vec<[Answer; 2]> = both.collect();
     for [one, several] in &both {
-        let [one, several] = [one, several].map(|answer| &answer.explain);
+        let [one, several] = [one, several].map(|answer| answer.explain.as_ref().unwrap());
         assert!(["emulated", "cuda"].contains(&one.kernel), "{:?}", one.note);
         assert_eq!(several.kernel, one.kernel, "{:?}", several.note);
         let shared = ["shared by emulated:0, emulated:1", "shared by cuda:"];
@@ -55,7 +55,7 @@ fn equal(one: &Answer, several: &Answer, what: &str) {
     assert_eq!((&a.ids, &a.slots), (&b.ids, &b.slots), "{what}");
     assert_eq!(bits(&a.similarities), bits(&b.similarities), "{what}");
     assert_eq!((bits(&a.scores), bits(&a.tasks)), (bits(&b.scores), bits(&b.tasks)), "{what}");
-    let (a, b) = (&one.explain, &several.explain);
+    let (a, b) = (one.explain.as_ref().unwrap(), several.explain.as_ref().unwrap());
     let looked_at = |e: &sterling::request::Explain| (e.route, e.probed, e.scanned, e.survivors, e.candidates);
     assert_eq!(looked_at(a), looked_at(b), "{what}");
 }
@@ -150,8 +150,10 @@ fn whole_pass_of_debian_on_several_gpus_answers_as_on_one() {
     let bodies: Vec<Value> = asked.iter().zip(users.iter().cycle()).map(|(more, user)| request(user, more)).collect();
     let mut passes = one_and_several(&[4 * GIB, 4 * GIB], 256 << 20);
     all_equal(&view, &mut passes, &bodies, "debian");
-    let probed: Vec<u64> =
-        answers(&view, &mut passes, &bodies[3..5]).iter().map(|[_, several]| several.explain.probed).collect();
+    let probed: Vec<u64> = answers(&view, &mut passes, &bodies[3..5])
+        .iter()
+        .map(|[_, several]| several.explain.as_ref().unwrap().probed)
+        .collect();
     assert!(probed.iter().any(|&probed| probed < lists as u64), "no search ended before its last list: {probed:?}");
 }
 
@@ -197,7 +199,7 @@ fn whole_pass_is_shared_by_memory() {
     let mut uneven = Cuda::new(Arc::new(residents), Threads::new(1));
     let bodies = [json!({"vector": Random::new(5).numbers(32), "k": 9, "candidates": 60, "explain": true})];
     let answered = pass::run(&mut uneven, &prepare(&view, &bodies), None).remove(0).unwrap();
-    assert_eq!(answered.explain.kernel, "emulated");
+    assert_eq!(answered.explain.unwrap().kernel, "emulated");
     // Both are too small: the error names each with its size.
     let error = Residents::new(devices(&cards(&[small, small]))).with_budget(1 << 20).bytes_of(view.main());
     let error = error.unwrap_err().to_string();
@@ -229,7 +231,7 @@ fn whole_pass_continues_without_gpus_when_one_is_lost() {
             let prepared = prepare(&view, &bodies);
             let kernels = |gpu: &mut Cuda| -> Vec<(&'static str, Option<String>)> {
                 let answers = pass::run(gpu, &prepared, None).into_iter();
-                answers.map(|answer| answer.unwrap().explain).map(|e| (e.kernel, e.note)).collect()
+                answers.map(|answer| answer.unwrap().explain.unwrap()).map(|e| (e.kernel, e.note)).collect()
             };
             assert!(kernels(&mut gpu).iter().all(|(kernel, _)| *kernel == "emulated"));
             cards[lost].lose_after(launches);

@@ -90,7 +90,7 @@ impl Served {
         let Content::Items(items) = &answer.content else { panic!() };
         let version = view.main().manifest.version as i64 - 1;
         assert!(items.ids.len() == 9 && items.ids.iter().all(|id| id.0 / IDS == version), "{:?}", items.ids);
-        let explain = answer.explain;
+        let explain = answer.explain.unwrap();
         let reported = explain.note.as_ref().is_some_and(|note| note.contains("the CPU answered"));
         assert_eq!(reported, explain.kernel != "emulated", "{explain:?}");
         explain.kernel

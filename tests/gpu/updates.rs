@@ -253,7 +253,7 @@ fn is_no_worse(answer: &Answer, other: &Answer, what: &str) {
 fn agree_all(view: &Arc<View>, gpu: &mut Cuda, bodies: &[Value], what: &str) -> BTreeSet<&'static str> {
     let mut routes = BTreeSet::new();
     for ([cpu, gpu], body) in both(view, gpu, bodies).iter().zip(bodies) {
-        let (of_cpu, of_gpu) = (&cpu.explain, &gpu.explain);
+        let (of_cpu, of_gpu) = (cpu.explain.as_ref().unwrap(), gpu.explain.as_ref().unwrap());
         // If too few results were found, a GPU scans more lists before it checks for enough results.
         let goes_on = of_gpu.probed > of_cpu.probed;
         match goes_on {
@@ -505,7 +505,7 @@ fn whole_pass_without_room_for_updates_is_answered_by_the_cpu() {
         let (cpu, gpu) =
             (answers(&mut Cpu::new(Threads::new(1))), answers(&mut Cuda::new(residents.clone(), Threads::new(1))));
         agree(&cpu, &gpu, "either device");
-        let explain = gpu.explain;
+        let explain = gpu.explain.unwrap();
         let reported = explain.note.is_some_and(|note| note.contains("the CPU answered: no room on the device"));
         assert!(reported != ["emulated", "cuda"].contains(&explain.kernel), "{}", explain.kernel);
         explain.kernel

@@ -93,7 +93,7 @@ pub fn both(view: &Arc<View>, gpu: &mut Cuda, bodies: &[Value]) -> Vec<[Answer; 
     let pairs = answers(&mut Cpu::new(Threads::new(1))).zip(answers(gpu)).map(|(cpu, gpu)| [cpu, gpu]);
     let pairs: Vec<[Answer; 2]> = pairs.collect();
     for [_, gpu] in &pairs {
-        let kernel = gpu.explain.kernel;
+        let kernel = gpu.explain.as_ref().unwrap().kernel;
         assert!(["emulated", "cuda"].contains(&kernel), "the CPU answered: {kernel}");
     }
     pairs
@@ -163,7 +163,7 @@ fn whole_pass_of_debian_answers_as_on_the_cpu() {
     let bodies: Vec<Value> = alike.iter().zip(users.iter().cycle()).map(|(more, user)| request(user, more)).collect();
     for ([cpu, gpu], body) in both(&view, &mut gpu, &bodies).iter().zip(&bodies) {
         agree(cpu, gpu, &body.to_string());
-        let (of_cpu, of_gpu) = (&cpu.explain, &gpu.explain);
+        let (of_cpu, of_gpu) = (cpu.explain.as_ref().unwrap(), gpu.explain.as_ref().unwrap());
         assert_eq!(
             (of_cpu.route, &of_cpu.filter, of_cpu.probed),
             (of_gpu.route, &of_gpu.filter, of_gpu.probed),
@@ -320,7 +320,7 @@ fn whole_pass_of_queries_out_of_distribution_probes_as_many_lists_as_the_cpu() {
     let mut further = 0;
     for (n, [cpu, gpu]) in both(&view, &mut gpu(64 << 20), &bodies).iter().enumerate() {
         agree(cpu, gpu, &bodies[n].to_string());
-        let [cpu, gpu] = [cpu, gpu].map(|answer| &answer.explain);
+        let [cpu, gpu] = [cpu, gpu].map(|answer| answer.explain.as_ref().unwrap());
         assert_eq!((cpu.probes, cpu.probed, cpu.scanned), (gpu.probes, gpu.probed, gpu.scanned), "{}", bodies[n]);
         let probes = cpu.probes.unwrap();
         assert!([Some(probes.probes), probes.ood_probes].contains(&Some(cpu.probed as usize)), "{probes:?}");
@@ -414,7 +414,7 @@ fn whole_pass_that_does_not_fit_is_answered_by_the_cpu() {
     let prepared = prepare(&view, &[request(&heldout(500)[0], &json!({"k": 5, "explain": true}))]);
     for _ in 0..2 {
         let answers = pass::run(&mut Cuda::new(residents.clone(), Threads::new(1)), &prepared, None);
-        let kernel = answers[0].as_ref().unwrap().explain.kernel;
+        let kernel = answers[0].as_ref().unwrap().explain.as_ref().unwrap().kernel;
         assert!(!["emulated", "cuda"].contains(&kernel), "{kernel}");
     }
     let past = Some(std::time::Instant::now());

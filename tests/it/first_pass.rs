@@ -55,7 +55,7 @@ fn meaning(folder: &Path) -> Vec<u8> {
 fn asked(view: &Arc<View>, mut body: Value) -> (Vec<i64>, u64) {
     body["explain"] = json!(true);
     let (found, explain) = retrieve(view, &[body]).remove(0).unwrap();
-    let scan = explain.steps.into_iter().find(|step| step.name == "scan").unwrap();
+    let scan = explain.unwrap().steps.into_iter().find(|step| step.name == "scan").unwrap();
     (found.ids.iter().map(|id| id.0).collect(), scan.bytes)
 }
 
@@ -148,6 +148,7 @@ fn indexes_without_codes_are_searched_as_before() {
         // Nothing else of such a request differs: its lists, their items, the bytes read and the results.
         let of = |view: &Arc<View>, body: &Value| {
             let (found, explain) = retrieve(view, std::slice::from_ref(body)).remove(0).unwrap();
+            let explain = explain.unwrap();
             let read: Vec<u64> = explain.steps.iter().map(|step| step.bytes).collect();
             (found.ids, (explain.probed, explain.scanned, explain.survivors, explain.candidates, read))
         };
@@ -160,7 +161,7 @@ fn indexes_without_codes_are_searched_as_before() {
                     let (coded, plain) = (of(&of_codes, &body), of(&of_rows, &body));
                     let pass_rate = match filter {
                         "" => 1.0,
-                        _ => retrieve(&of_rows, std::slice::from_ref(&body)).remove(0).unwrap().1.pass_rate,
+                        _ => retrieve(&of_rows, std::slice::from_ref(&body)).remove(0).unwrap().1.unwrap().pass_rate,
                     };
                     let wanted = sterling::snapshot::SearchGoal { candidates: k, pass_rate, recall: target };
                     let index = &of_codes.main().index;

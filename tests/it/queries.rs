@@ -163,6 +163,7 @@ fn several_queries_are_searched_each_and_merged() {
                         assert!((ranked.tasks[task * got_len(&ranked) + n] - want).abs() <= 1e-5);
                     }
                 }
+                let explain = explain.unwrap();
                 let names: Vec<&str> = explain.queries.iter().map(|q| q.name.as_str()).collect();
                 assert_eq!(names, ["click", "like"]);
                 let eligible = (0..ITEMS).filter(|&id| passes(id)).count();
@@ -189,7 +190,7 @@ fn requests_set_candidates_per_query_by_name() {
     };
     let found = |named: Value| -> Vec<u64> {
         let (_, explain) = ask(named).unwrap();
-        explain.queries.iter().map(|query| query.candidates).collect()
+        explain.unwrap().queries.iter().map(|query| query.candidates).collect()
     };
     assert_eq!(found(json!({})), [12, 12]);
     assert_eq!(found(json!({"like": 40})), [12, 40]);

@@ -120,7 +120,7 @@ pub fn recall(view: &Arc<View>, queries: &[Vec<f32>], k: usize, filters: &[&str]
         let exact: HashSet<ItemId> = exact.unwrap().0.ids.into_iter().collect();
         hits += found.ids.iter().filter(|id| exact.contains(id)).count();
         wanted += exact.len();
-        probes = explain.probes.map_or(0, |p| p.probes);
+        probes = explain.unwrap().probes.map_or(0, |p| p.probes);
     }
     (hits as f64 / wanted as f64, probes)
 }
@@ -233,7 +233,7 @@ fn a_version_without_a_calibration_serves_as_before() {
     ] {
         let mut body = json!({"vector": drawn.vector(1 << 40), "explain": true});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let reported = retrieve(&view, &[body]).remove(0).unwrap().1.probes.unwrap();
+        let reported = retrieve(&view, &[body]).remove(0).unwrap().1.unwrap().probes.unwrap();
         assert_eq!((reported.probes, reported.target, reported.estimate), (probes, target, None), "{more}");
     }
 }
@@ -246,7 +246,7 @@ fn explain_names_the_target_and_probes_given_come_first() {
     let reported = |more: Value| {
         let mut body = json!({"vector": drawn.vector(1 << 40), "explain": true});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        retrieve(&view, &[body]).remove(0).map(|found| found.1.probes)
+        retrieve(&view, &[body]).remove(0).map(|found| found.1.unwrap().probes)
     };
     let default = reported(json!({})).unwrap().unwrap();
     assert_eq!(default.target, Some(0.98));

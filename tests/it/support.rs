@@ -343,7 +343,7 @@ pub fn agent() -> ureq::Agent {
 }
 
 /// Retrievals as their JSON bodies, run together in this process: the items and how they came about.
-pub fn retrieve(view: &Arc<View>, bodies: &[Value]) -> Vec<sterling::error::Result<(Ranked, Explain)>> {
+pub fn retrieve(view: &Arc<View>, bodies: &[Value]) -> Vec<sterling::error::Result<(Ranked, Option<Explain>)>> {
     let body = serde_json::json!({"requests": bodies}).to_string();
     let Retrievals::Many(requests) = retrievals(body.as_bytes()).unwrap() else { panic!("{body}") };
     let prepare = |request: sterling::error::Result<(Retrieve, CallOptions, Shape)>| {

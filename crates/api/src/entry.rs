@@ -354,7 +354,7 @@ impl Entry {
         let named = NamedColumns { tasks: tasks.into_iter().map(Key::new).collect(), requested, columns, picked };
         Ok(Entry(Ok(Box::new(Items {
             ranked,
-            explain: None,
+            explain: answer.explain.as_ref().map(Explain::from),
             degraded_rows: answer.degraded_rows,
             rest: OtherFields::NamedColumns(Box::new(named)),
             cursor: None,
@@ -376,14 +376,6 @@ impl Entry {
     /// Returns the number of items; 0 for a problem.
     pub(super) fn len(&self) -> usize {
         self.0.as_ref().map_or(0, |items| items.len())
-    }
-
-    /// Adds the report of the steps.
-    pub fn with_explain(mut self, explain: Explain) -> Self {
-        if let Ok(items) = &mut self.0 {
-            items.explain = Some(explain);
-        }
-        self
     }
 
     /// Adds the cursor of the next page.

@@ -349,7 +349,7 @@ mod tests {
             tasks: [of(0.7), of(1e20)].concat(),
             unknown: Vec::new(),
         };
-        Answer { content: Content::Items(ranked), degraded_rows: 0, explain: Default::default() }
+        Answer { content: Content::Items(ranked), degraded_rows: 0, explain: None }
     }
 
     fn tasks() -> [&'static str; 2] {
@@ -394,15 +394,15 @@ mod tests {
         let columns = columns(2);
         let mut explained = answer(2);
         let step = StepReport { name: "scan", micros: 3, bytes: 4, items: 5 };
-        explained.explain = sterling_core::request::Explain { steps: vec![step], route: "words", ..Default::default() };
-        let report = crate::Explain::from(&explained.explain);
+        explained.explain =
+            Some(sterling_core::request::Explain { steps: vec![step], route: "words", ..Default::default() });
         explained.degraded_rows = 2;
         let Content::Items(ranked) = &mut explained.content else { panic!() };
         ranked.unknown = vec![ItemId(-5)];
         let problem = Problem::from(&Error::invalid("field `k`: got 0"));
         let entries = vec![
             Entry::from(problem.clone()),
-            Entry::items(explained, tasks(), &columns, &[]).unwrap().with_explain(report),
+            Entry::items(explained, tasks(), &columns, &[]).unwrap(),
             Entry::items(answer(0), tasks(), &columns, &["price".into()]).unwrap(),
         ];
         assert_eq!(entries[1].steps()[0].micros, 3);
@@ -474,7 +474,7 @@ mod tests {
             let made = Answer {
                 content: Content::Embedding(EmbeddedUser { query: vec![0.0, invalid], tensors: Vec::new() }),
                 degraded_rows: 0,
-                explain: Default::default(),
+                explain: None,
             };
             assert!(embedding(served(), made).is_err());
         }

@@ -148,7 +148,7 @@ mod tests {
             tasks: numbers(0.125),
             unknown: Vec::new(),
         };
-        Answer { content: Content::Items(ranked), degraded_rows: 0, explain: Default::default() }
+        Answer { content: Content::Items(ranked), degraded_rows: 0, explain: None }
     }
 
     fn served() -> Served {

@@ -255,7 +255,7 @@ pub struct Reading {
     pub columns: Vec<String>,
     /// Value-model constants to override.
     pub constants: BTreeMap<String, f32>,
-    /// Returns the report of the steps, which is collected in any case.
+    /// Returns a report of each step.
     pub explain: bool,
     /// Behaviour if rows of a remote table cannot be read in time.
     pub on_degraded: OnDegraded,
@@ -405,8 +405,8 @@ pub struct Answer {
     pub content: Content,
     /// Number of ids of remote tables that were replaced by default rows.
     pub degraded_rows: u64,
-    /// Report of the steps; empty for embeddings.
-    pub explain: Explain,
+    /// Report, if the request sets `explain`.
+    pub explain: Option<Explain>,
 }
 
 /// Result of a request.

@@ -31,9 +31,8 @@ use super::verb::Verb;
 use super::watched::{self, Watched};
 use super::worst::Worst;
 use sterling_api::{
-    DesiredState, Entry, Explain, HeldShard, ItemResponse, LabelList, ModelInfo, ModelList, PositionResponse, Reply,
-    Retrievals, Served, ShadowDiff, Shape, ShardsResponse, TrafficResponse, VersionInfo, VersionList, Widths,
-    traffic_info,
+    DesiredState, Entry, HeldShard, ItemResponse, LabelList, ModelInfo, ModelList, PositionResponse, Reply, Retrievals,
+    Served, ShadowDiff, Shape, ShardsResponse, TrafficResponse, VersionInfo, VersionList, Widths, traffic_info,
 };
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::request::{Answer, CallOptions, Request as Ask, Retrieve, VersionSelector};
@@ -346,9 +345,9 @@ pub(super) async fn side_by_side(
 /// Answers one of a list of retrievals.
 async fn entry(app: &App, prepared: Ready, call: &Call, share: &Share) -> Result<Entry> {
     let (prepared, terms, shape) = prepared?;
-    let output = Output::of(&prepared, shape);
+    let (columns, view) = (prepared.columns().to_vec(), prepared.view().clone());
     let prepared = prepared.asked_for(call.origin.clone());
-    output.entry(app.engine.submit(prepared, call.terms(terms)).await?, share)
+    items(app.engine.submit(prepared, call.terms(terms)).await?, (&view, &columns), &shape, share)
 }
 
 /// Starts the audit and the shadow comparison of an answer, in the background.
@@ -371,50 +370,33 @@ fn compare(
     }
 }
 
-/// Requested output of a retrieval or ranking.
-struct Output {
-    view: Arc<View>,
-    columns: Vec<String>,
-    is_explained: bool,
-    shape: Shape,
-}
-
-impl Output {
-    fn of(prepared: &Prepared, shape: Shape) -> Self {
-        let (view, columns) = (prepared.view().clone(), prepared.columns().to_vec());
-        Output { view, columns, is_explained: prepared.is_explained(), shape }
-    }
-
-    /// Prepares the items of an answer for serialization.
-    fn entry(&self, answer: Answer, share: &Share) -> Result<Entry> {
-        let tasks = self.view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
-        let explain = self.is_explained.then(|| Explain::from(&answer.explain));
-        let mut entry = Entry::items(answer, tasks, self.view.columns(), &self.columns)?;
-        if let Some(explain) = explain {
-            entry = entry.with_explain(explain);
-        }
-        if self.shape.is_table { entry.as_table(share) } else { Ok(entry) }
-    }
+/// Prepares the items of an answer for serialization.
+fn items(answer: Answer, (view, columns): (&View, &[String]), shape: &Shape, share: &Share) -> Result<Entry> {
+    let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
+    let entry = Entry::items(answer, tasks, view.columns(), columns)?;
+    if shape.is_table { entry.as_table(share) } else { Ok(entry) }
 }
 
 async fn one(app: &Arc<App>, single: Single, call: Call) -> Outcome {
     let Single { prepared, terms, shape, model, again, page, watched, mirrored } = single;
     let share = call.hold_answer(app, prepared.cost(), widths(&prepared)?)?;
     let reported = app.served(&model, prepared.view());
-    let (output, begun) = (Output::of(&prepared, shape), Instant::now());
-    let answer = app.engine.answer(prepared.asked_for(call.origin.clone()), call.terms(terms)).await;
+    let (columns, view) = (prepared.columns().to_vec(), prepared.view().clone());
+    let begun = Instant::now();
+    let (prepared, is_asked) = prepared.asked_for(call.origin.clone()).explained();
+    let answer = app.engine.answer(prepared, call.terms(terms)).await;
     if let Some(watched) = &watched {
         watched.ended(answer.as_ref().err());
     }
     let mut answer = answer?;
     compare(app, model.version(), &answer, (again, mirrored));
-    let explain = Some(Box::new(answer.explain.clone()));
-    let passed = PassWork { engine: begun.elapsed(), explain, ..PassWork::of(&reported) };
+    let explain = if is_asked { answer.explain.clone() } else { answer.explain.take() };
+    let passed = PassWork { engine: begun.elapsed(), explain: explain.map(Box::new), ..PassWork::of(&reported) };
     let cursor = page.as_ref().map(|page| page.cut(&mut answer)).transpose()?.flatten();
     if let Some(page) = page.filter(|_| cursor.is_some()) {
         app.pages.keep(&app.registry, &page);
     }
-    let entry = output.entry(answer, &share)?.with_cursor(cursor);
+    let entry = items(answer, (&view, &columns), &shape, &share)?.with_cursor(cursor);
     let timing = Timing::of(entry.steps());
     let mut response =
         (Extension(passed), reply(Reply::one(reported, entry), timing, share, call.form)?).into_response();

@@ -196,10 +196,10 @@ fn text(said: &impl Serialize) -> Result<String> {
 
 /// Runs a pass, and encodes the columns of its answer, which only this server has.
 async fn passed(app: &App, view: &View, (prepared, terms): (Prepared, CallOptions), share: &Share) -> Result<Replied> {
-    let (columns, is_explained, flow) = (prepared.columns().to_vec(), prepared.is_explained(), terms.flow);
+    let (columns, flow) = (prepared.columns().to_vec(), terms.flow);
     let answer = app.engine.answer(prepared, terms).await?;
     let degraded_rows = answer.degraded_rows;
-    let explain = is_explained.then(|| text(&Explain::from(&answer.explain))).transpose()?;
+    let explain = answer.explain.as_ref().map(|explain| text(&Explain::from(explain))).transpose()?;
     let mut content = answer.content;
     let ranked = match &mut content {
         Content::Items(ranked) => Some(ranked),
@@ -209,7 +209,7 @@ async fn passed(app: &App, view: &View, (prepared, terms): (Prepared, CallOption
     let mut rest = ItemJson::default();
     if let Some(ranked) = ranked {
         let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
-        let answer = Answer { content: Content::Items(take(ranked)), degraded_rows, explain: Default::default() };
+        let answer = Answer { content: Content::Items(take(ranked)), degraded_rows, explain: None };
         let mut writer = RowWriter::new(Entry::items(answer, tasks, view.columns(), &columns)?);
         let share = share.clone();
         (*ranked, rest) = app.writers.work(flow, move || writer.step(&share)).await?;

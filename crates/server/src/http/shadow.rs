@@ -70,7 +70,7 @@ impl ServedParts {
     /// Returns those of an answer with items.
     pub(super) fn of(version: u64, answer: &Answer) -> Option<Self> {
         let Content::Items(ranked) = &answer.content else { return None };
-        Some(ServedParts::items(version, ranked, steps(&answer.explain)))
+        Some(ServedParts::items(version, ranked, answer.explain.as_ref().map_or(Duration::ZERO, steps)))
     }
 
     /// Creates them from items and the time they took.
@@ -154,13 +154,16 @@ fn reading_of(request: &mut Request) -> Option<&mut Reading> {
     }
 }
 
-/// Answers a background request at a version of this server.
+/// Answers a background request at a version of this server, with an explanation.
 pub(super) async fn query_in_background(
     engine: &Engine<Passes>,
     loaded: Arc<Loaded>,
-    request: Request,
+    mut request: Request,
 ) -> Result<Answer> {
     engine.admits(Flow::default, None)?;
+    if let Some(reading) = reading_of(&mut request) {
+        reading.explain = true;
+    }
     let view = loaded.view();
     let prepared = tasks::blocking(move || pass::prepare(&view, request)).await?;
     engine.submit(prepared, CallOptions::background(TIMEOUT)).await
@@ -226,7 +229,7 @@ fn compare(given: &ServedParts, answer: &Answer) -> Compared {
     let gained = theirs.ids.iter().filter(|id| !ours.contains(id)).take(REPORTED_ITEMS_MAX).map(|id| id.0).collect();
     let wanted = given.ids.len().max(theirs.ids.len());
     let ratio = |part: usize, all: usize, of_none: f64| if all == 0 { of_none } else { part as f64 / all as f64 };
-    let took = steps(&answer.explain);
+    let took = answer.explain.as_ref().map_or(Duration::ZERO, steps);
     let diff = ShadowDiff {
         version: given.version,
         k: wanted,
@@ -253,7 +256,7 @@ mod tests {
     fn answer(items: &[(i64, f32)]) -> Answer {
         let ids = items.iter().map(|(id, _)| ItemId(*id)).collect();
         let ranked = Ranked { ids, scores: items.iter().map(|(_, score)| *score).collect(), ..Ranked::default() };
-        Answer { content: Content::Items(ranked), degraded_rows: 0, explain: Explain::default() }
+        Answer { content: Content::Items(ranked), degraded_rows: 0, explain: None }
     }
 
     fn compared(ours: &[(i64, f32)], theirs: &[(i64, f32)]) -> ShadowDiff {

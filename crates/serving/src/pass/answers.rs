@@ -100,7 +100,8 @@ impl BatchAnswers<'_> {
             Task::Embed { .. } | Task::Select { .. } => (0, Vec::new()),
         };
         let ranked = Ranked { unknown, ..self.reranker.ranked(requested, &mut trace, found.candidates, k)? };
-        let explain = self.explain(requested, &trace, found, parts, &ranked);
+        let explain =
+            requested.prepared.reading.explain.then(|| self.explain(requested, &trace, found, parts, &ranked));
         Ok(Answer { content: Content::Items(ranked), degraded_rows: requested.degraded_rows, explain })
     }
 
@@ -121,7 +122,8 @@ impl BatchAnswers<'_> {
             Some(k) => self.ahead(requested, &mut trace, found.candidates, (search.queries[n].k0, k))?,
             None => None,
         };
-        let explain = self.explain(requested, &trace, found, &[], &Ranked::default());
+        let explain = requested.prepared.reading.explain;
+        let explain = explain.then(|| self.explain(requested, &trace, found, &[], &Ranked::default()));
         let content = Content::Selected(Box::new(ShardSelected { queries, ahead }));
         Ok(Some(Answer { content, degraded_rows: requested.degraded_rows, explain }))
     }

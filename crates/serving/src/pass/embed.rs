@@ -7,7 +7,7 @@ use super::work::{Prepared, Query, Task, not_finite};
 use crate::view::View;
 use sterling_core::error::{Error, Result};
 use sterling_core::limits::COMPONENT_MAX;
-use sterling_core::request::{Answer, Content, EmbeddedUser, Explain, OnDegraded};
+use sterling_core::request::{Answer, Content, EmbeddedUser, OnDegraded};
 use sterling_core::tensor::Tensor;
 use sterling_embedding::Lookup;
 use sterling_graph::tower::{self, FeatureRow, Pooled, Threads, Tower};
@@ -36,7 +36,7 @@ impl EmbeddedRequest<'_> {
             _ => Vec::new(),
         };
         let content = Content::Embedding(EmbeddedUser { query: self.vector.clone(), tensors });
-        Answer { content, degraded_rows: self.degraded_rows, explain: Explain::default() }
+        Answer { content, degraded_rows: self.degraded_rows, explain: None }
     }
 
     /// Returns the user tensors that the reranker reads, in its order.

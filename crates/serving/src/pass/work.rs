@@ -272,9 +272,10 @@ impl Prepared {
         Prepared { origin, ..self }
     }
 
-    /// Returns whether the answer includes the report of the steps.
-    pub fn is_explained(&self) -> bool {
-        self.reading.explain
+    /// Enables the explanation, and returns whether it was already requested.
+    pub fn explained(mut self) -> (Self, bool) {
+        let requested = std::mem::replace(&mut self.reading.explain, true);
+        (self, requested)
     }
 
     /// Returns the cost estimate of the request.

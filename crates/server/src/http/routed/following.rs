@@ -90,7 +90,7 @@ async fn mirror(app: &RouterApp, model: &str, served: Arc<ShardedVersion>, reque
     let ranked = query_in_background(app, model, served, work).await?;
     let rounds = StepReport { name: "rounds", micros: begun.elapsed().as_micros() as u64, ..StepReport::default() };
     let explain = Explain { steps: vec![rounds], ..Explain::default() };
-    Ok(Answer { content: Content::Items(ranked), degraded_rows: 0, explain })
+    Ok(Answer { content: Content::Items(ranked), degraded_rows: 0, explain: Some(explain) })
 }
 
 /// Queries the shards of one version at the priority of batches.

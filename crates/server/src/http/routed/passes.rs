@@ -133,7 +133,7 @@ impl CallInProgress<'_> {
         let watched = ended(watched, said.as_ref().map(|(served, _)| served.is_same(&version)));
         let (served, said) = said?;
         let reported = Served { position: said.beside.view.position, ..reported(self.model, &served) };
-        let answer = Answer { content: said.content, degraded_rows: said.degraded_rows, explain: Default::default() };
+        let answer = Answer { content: said.content, degraded_rows: said.degraded_rows, explain: None };
         let mut response = json(&sterling_api::embedding(reported, answer)?);
         watched::set_role_header(watched.as_ref(), &mut response);
         Ok(response)

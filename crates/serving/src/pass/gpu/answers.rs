@@ -64,13 +64,15 @@ impl SubmittedGroup {
             };
             let mut trace = prepared.trace.clone();
             trace.add([Step { name: "device", took, items: all.items, bytes: 0 }]);
-            let explain = explain((&all, &made.of_queries), prepared, &content);
-            let shared = self.shared_by.as_ref().map(|names| format!("the items are shared by {names}"));
-            let note = match (explain.note, shared) {
-                (Some(note), Some(shared)) => Some(format!("{note}; {shared}")),
-                (note, shared) => note.or(shared),
-            };
-            let explain = Explain { steps: trace.reports(), kernel: self.kind, note, ..explain };
+            let explain = prepared.reading.explain.then(|| {
+                let mut explain = explain((&all, &made.of_queries), prepared, &content);
+                let shared = self.shared_by.as_ref().map(|names| format!("the items are shared by {names}"));
+                explain.note = match (explain.note, shared) {
+                    (Some(note), Some(shared)) => Some(format!("{note}; {shared}")),
+                    (note, shared) => note.or(shared),
+                };
+                Explain { steps: trace.reports(), kernel: self.kind, ..explain }
+            });
             let degraded_rows = embedded.degraded_rows[request];
             batch.answer(place, Ok(Answer { content, degraded_rows, explain }));
         }

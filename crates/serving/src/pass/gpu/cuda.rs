@@ -18,7 +18,7 @@ use crate::pass::scratch::Scratch;
 use crate::pass::work::{Prepared, Query, Task};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::limits::COMPONENT_MAX;
-use sterling_core::request::{Answer, Content, Explain};
+use sterling_core::request::{Answer, Content};
 use sterling_cuda::{Device, Devices};
 use sterling_embedding::{HotCounters, HotTurn};
 use sterling_graph::tower::{DeviceTower, Threads};
@@ -243,7 +243,7 @@ fn answer_embeddings(batch: &dyn Batch, embedded: &Embedded<'_>, users: &HostUse
             _ if is_wrong => batch.answer(place, Err(prepared.query.not_finite(embed::NOT_FINITE))),
             Task::Embed { .. } => {
                 let (content, degraded_rows) = (Content::Embedding(user), embedded.degraded_rows[n]);
-                batch.answer(place, Ok(Answer { content, degraded_rows, explain: Explain::default() }));
+                batch.answer(place, Ok(Answer { content, degraded_rows, explain: None }));
             }
             Task::Retrieve(_) | Task::Select { .. } => prepared.view().record(&user.query),
             Task::Rank { .. } | Task::Rerank { .. } => {}
@@ -320,8 +320,8 @@ impl Batch for UnansweredRequests<'_> {
         self.answered[n].store(true, Ordering::Relaxed);
         let answer = answer.map(|mut answer| {
             let reason = self.failed.clone().or_else(|| Some(self.reasons[n].get()?.to_string()));
-            if let Some(reason) = reason {
-                answer.explain.note = Some(format!("the CPU answered: {reason}"));
+            if let (Some(explain), Some(reason)) = (&mut answer.explain, reason) {
+                explain.note = Some(format!("the CPU answered: {reason}"));
             }
             answer
         });
