@@ -11,6 +11,10 @@ use crate::train::{TestFolder, files};
 
 /// Batches of three micro-batches.
 const TRAIN: &str = "\n[train]\nlabel = \"click\"\nbatch = 192\nuniform = 100\ntemperature = 0.2\n";
+/// Part of the log line of a host that resumes from a checkpoint.
+const RESUMED: &str = "resuming at step";
+/// Maximum number of runs until one is killed after a checkpoint.
+const RUNS_MAX: usize = 200;
 const FLAGS: [&str; 6] = ["--checkpoint-steps", "3", "--epochs", "2", "--shuffle", "500"];
 
 fn addresses(count: usize) -> String {
@@ -44,7 +48,8 @@ fn killed(kills: u64) {
     assert!(files(&place.path("first")) == expected, "two hosts: other bits");
     let whole = start.elapsed();
     let (mut done, mut run, mut resumed) = (0, 0, 0);
-    while done < kills {
+    // Kills may all come before the first checkpoint: then more runs are killed, once each.
+    while done < kills || (resumed == 0 && run < RUNS_MAX) {
         let (out, hosts) = (format!("out{run}"), addresses(2 + run % 2));
         let mut all = started(&place, &out, &hosts);
         let mut last = Instant::now();
@@ -52,7 +57,7 @@ fn killed(kills: u64) {
             // Pseudo-random moments and hosts: 61 is coprime to the 100 parts of a run.
             let draw = (done * 61 + 13) % 100;
             let victim = draw as usize % all.len();
-            if done < kills && last.elapsed() >= whole.mul_f64(draw as f64 / 100.0) {
+            if done < kills.max(run as u64 + 1) && last.elapsed() >= whole.mul_f64(draw as f64 / 100.0) {
                 if all[victim].try_wait().unwrap().is_none() {
                     all[victim].kill().unwrap();
                     done += 1;
@@ -63,7 +68,7 @@ fn killed(kills: u64) {
                 let Some(status) = child.try_wait().unwrap().filter(|status| !status.success()) else { continue };
                 let mut said = String::new();
                 child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-                resumed += u64::from(said.contains("resuming at step"));
+                resumed += u64::from(said.contains(RESUMED));
                 if rank == 0 && said.contains("it exists, expected a path that does not exist") {
                     // Host 0 was killed after the end of the run, whose package is complete.
                     break 'run;
@@ -77,7 +82,8 @@ fn killed(kills: u64) {
         for mut child in all {
             // One that was killed at the end of the run waits for the others, which have ended.
             let _ = child.kill();
-            child.wait().unwrap();
+            let said = child.wait_with_output().unwrap().stderr;
+            resumed += u64::from(String::from_utf8_lossy(&said).contains(RESUMED));
         }
         assert!(files(&place.path(&out)) == expected, "{done} kills: other bits");
         run += 1;
