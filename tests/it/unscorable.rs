@@ -146,8 +146,8 @@ fn acknowledged_updates_without_finite_scores_are_dropped_and_reported() {
         put(9001, Some(-1.0)),
     ]);
     let misfits = misfits.unwrap();
-    let told: Vec<(u64, bool)> = misfits.iter().map(|misfit| (misfit.position, misfit.is_whole)).collect();
-    assert_eq!(told, [(1, true), (3, true), (4, true), (7, true)]);
+    let reported: Vec<(u64, bool)> = misfits.iter().map(|misfit| (misfit.position, misfit.is_whole)).collect();
+    assert_eq!(reported, [(1, true), (3, true), (4, true), (7, true)]);
     assert!(misfits.iter().all(|misfit| misfit.error.to_string().contains("attribute `price`")), "{misfits:?}");
     let view = fresh.view().unwrap();
     assert!(view.slot(ItemId(9000)).is_none());

@@ -4,6 +4,7 @@
 //! one lookup of max(B, C) examples: user features have bags in the first B of them, item features in the first C.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::catalogue::Catalogue;
@@ -123,7 +124,7 @@ impl Model {
         let masters = read_tables().map(|table| {
             let differs = train.table(table.name());
             let rule = Rule { rate: differs.and_then(|t| t.rate).unwrap_or(train.optimizer.rate), ..train.optimizer };
-            let rule = (!differs.is_some_and(|t| t.frozen)).then_some(rule);
+            let rule = learns(table.name()).then_some(rule);
             let master = MasterTable::from_table(table, rule)?;
             let master = managed::with_ids(master, table, differs.and_then(|t| t.managed))?;
             match others.clone().filter(|_| rule.is_some()) {
@@ -261,7 +262,7 @@ impl Model {
             None => Vec::new(),
         };
         let (batch, pooled, sequences) = self.lookup(rows.users, &items)?;
-        let (own_users, own_items) = self.own(rows.users, &items);
+        let (own_users, own_items) = (&rows.users[self.own(rows.users.len())], &items[self.own(items.len())]);
         let mut queries = self.user.forward(own_users, (&pooled, &sequences))?;
         let candidates = match &mut self.item {
             Some(item) => item.forward(own_items, (&pooled, &sequences))?,
@@ -289,12 +290,9 @@ impl Model {
         Ok(Forward { batch, pooled, sequences, queries, candidates })
     }
 
-    /// Returns this host's share of users and items.
-    fn own<'u, 'i, U, I>(&self, users: &'u [U], items: &'i [I]) -> (&'u [U], &'i [I]) {
-        match &self.hosts {
-            Some(mesh) => (&users[mesh.own(users.len())], &items[mesh.own(items.len())]),
-            None => (users, items),
-        }
+    /// Returns this host's share of `count` events or items: all of them if there are no other hosts.
+    pub(crate) fn own(&self, count: usize) -> Range<usize> {
+        self.hosts.as_ref().map_or(0..count, |mesh| mesh.own(count))
     }
 
     /// Updates weights and rows by the gradients of queries `[B, D]` and candidates `[C, D]`, or of this host's share of them. With
@@ -315,7 +313,7 @@ impl Model {
         let mut of_sequences: Vec<Vec<f32>> =
             sequences.iter().map(|(_, rows)| vec![0.0; rows.values().len()]).collect();
         let inputs = (&pooled, sequences.as_slice());
-        let (own_users, own_items) = self.own(rows.users, rows.items);
+        let (own_users, own_items) = (&rows.users[self.own(rows.users.len())], &rows.items[self.own(rows.items.len())]);
         self.user.backward(own_users, inputs, queries, &mut of_bags, &mut of_sequences)?;
         if let Some(item) = &mut self.item {
             let items: Vec<&FeatureRow> = own_items.iter().map(|item| &catalogue.rows()[*item as usize]).collect();
@@ -392,7 +390,7 @@ impl Model {
         let (mut received, mut all_finite) = (Vec::with_capacity(mesh.count()), is_finite);
         for host in 0..mesh.count() {
             if host == mesh.rank() {
-                received.push(self.tables.gradients_for(batch, host, of_bags, of_sequences));
+                received.push(of(host));
                 continue;
             }
             let expected = self.tables.gradients_from(batch, host) + 1;
@@ -428,8 +426,8 @@ impl Model {
         for items in stale.chunks(ITEMS_TOGETHER) {
             let rows: Vec<&FeatureRow> = items.iter().map(|item| &catalogue.rows()[*item as usize]).collect();
             let (_, pooled, sequences) = self.lookup(&[], &rows)?;
+            let own = self.own(rows.len());
             if let Some(item) = &mut self.item {
-                let own = self.hosts.as_ref().map_or(0..rows.len(), |mesh| mesh.own(rows.len()));
                 let mut vectors = item.forward(&rows[own], (&pooled, &sequences))?;
                 if let Some(mesh) = &self.hosts {
                     let count = |host: usize| mesh.share(rows.len(), host).len() * self.dimension;

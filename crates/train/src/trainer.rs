@@ -165,7 +165,7 @@ impl Trainer {
         let hosts = options.hosts.as_ref().map(|hosts| Mesh::join(hosts, joined::identity(&options, hosts, &origin)));
         let hosts = hosts.transpose()?.map(Arc::new);
         let opened = Opened { package, options, train, inputs, origin, catalogue, lock };
-        joined::told(hosts.as_deref(), opened.restore(read, hosts.clone()))
+        joined::report_failure(hosts.as_deref(), opened.restore(read, hosts.clone()))
     }
 }
 
@@ -250,7 +250,7 @@ impl Trainer {
     /// one.
     pub fn run(&mut self, reported: &dyn Fn(&Progress<'_>)) -> Result<Report> {
         let ran = self.run_all(reported);
-        joined::told(self.model.hosts().map(Arc::as_ref), ran)
+        joined::report_failure(self.model.hosts().map(Arc::as_ref), ran)
     }
 
     fn run_all(&mut self, reported: &dyn Fn(&Progress<'_>)) -> Result<Report> {
@@ -285,7 +285,7 @@ impl Trainer {
             _ => self.write_package(out),
         };
         let written = written.and_then(|()| self.others().map_or(Ok(()), |others| others.end(false)));
-        joined::told(hosts, written)
+        joined::report_failure(hosts, written)
     }
 
     fn write_package(&self, out: &Path) -> Result<()> {
@@ -309,7 +309,7 @@ impl Trainer {
             // The package is complete: if another host is lost now, this one has not failed.
             let _ = others.end(false);
         }
-        joined::told(hosts, cleared)
+        joined::report_failure(hosts, cleared)
     }
 
     fn remove(&self) -> Result<()> {

@@ -233,10 +233,7 @@ impl Counter {
                 }
             }
             for tally in tallies.iter_mut().filter(|tally| tally.share == share) {
-                self.hits.clear();
-                self.hits.resize(layout.lists(), 0);
-                let lists = self.best.iter().take(tally.k).map(|scored| layout.list_of(scored.place));
-                lists.for_each(|list| self.hits[list.index()] += 1);
+                count_by_list(layout, self.best.iter().take(tally.k), &mut self.hits);
                 let lengths = layout.lengths;
                 self.ahead.begin(query, self.order.iter().map(|(list, score)| (*score, lengths[list.index()])));
                 let threshold = self.best.get(tally.k - 1).map_or(f32::MIN, |scored| scored.score);
@@ -272,13 +269,7 @@ impl Counter {
             |scored: &&Scored| Some(scored.place) != made_of && excluded.binary_search(&scored.place).is_err();
         for tally in tallies.iter_mut().filter(|tally| tally.share == 0) {
             let left = best.iter().filter(is_left).take(tally.k);
-            self.hits.clear();
-            self.hits.resize(layout.lists(), 0);
-            let mut count = 0;
-            for scored in left {
-                self.hits[layout.list_of(scored.place).index()] += 1;
-                count += 1;
-            }
+            let count = count_by_list(layout, left, &mut self.hits);
             // The best are measured to a certain rank, beyond which the rest of them lie.
             if count == tally.k {
                 let (lengths, margins) = (layout.lengths, &counting.margins);
@@ -301,6 +292,18 @@ impl Counter {
         self.places.clear();
         self.places.extend(self.best.iter().map(|scored| rank(scored.place)));
     }
+}
+
+/// Counts scored items by their list in `hits`; returns how many there are.
+fn count_by_list<'s>(layout: Layout<'_>, scored: impl Iterator<Item = &'s Scored>, hits: &mut Vec<u32>) -> usize {
+    hits.clear();
+    hits.resize(layout.lists(), 0);
+    let mut count = 0;
+    for scored in scored {
+        hits[layout.list_of(scored.place).index()] += 1;
+        count += 1;
+    }
+    count
 }
 
 #[cfg(test)]

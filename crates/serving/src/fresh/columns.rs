@@ -87,8 +87,8 @@ pub fn unscorable<'u>(view: &View, updates: impl Iterator<Item = &'u Update>) ->
             Update::Set { .. } | Update::Delete { .. } | Update::Call { .. } | Update::AnsweredCall { .. } => continue,
         };
         let value = |column: usize| {
-            let name = view.main().columns.list().nth(column).map(|column| column.name());
-            let changed = attributes.iter().find(|(given, _)| Some(given.as_str()) == name);
+            let name = view.main().columns.at(column).name();
+            let changed = attributes.iter().find(|(given, _)| given == name);
             match (changed, slot) {
                 (Some((_, attribute)), _) => attribute.into(),
                 (None, Some(slot)) => view.value_of(column, slot),

@@ -18,10 +18,10 @@ use super::early::EarlyEmbeddings;
 use super::join::{Joining, Part, joined, joiner, live};
 use super::make::{Changes, Fitted, RowEncoder, changes};
 use super::update::Update;
-use crate::view::{Attribute, Row, Segment, View};
+use crate::view::{Attribute, Row, Segment, View, stored_value};
 use sterling_core::error::{Error, Result};
 use sterling_core::units::{ItemId, Slot};
-use sterling_index::columns::{Column, Columns, Overlay, Value};
+use sterling_index::columns::{Column, Overlay, Value};
 use sterling_index::search::Tombstones;
 use sterling_snapshot::{Snapshot, VectorRows};
 
@@ -248,41 +248,30 @@ impl Fresh {
     /// Returns why the reranker could not score an item with changed attributes.
     fn unscorable(&self, id: i64, given: &[(String, Attribute)]) -> Option<Error> {
         let columns = ReadColumns::of(&self.main).filter(|columns| given.iter().any(|(name, _)| columns.has(name)))?;
-        if !self.has(id) {
-            return None;
-        }
+        let present = self.values_of(id)?;
         let Changes { fitting, .. } = changes(&self.main.columns, given);
         let value = |column: usize| match fitting.iter().find(|(changed, _)| *changed == column) {
             Some((_, attribute)) => attribute.into(),
-            None => self.value(id, column),
+            None => present(column),
         };
         let mut unscorable = columns.check(vec![columns.numbers(value)]);
         unscorable.pop().map(|(_, why)| why.into_error())
     }
 
-    /// Returns whether an item exists.
-    fn has(&self, id: i64) -> bool {
-        let is_live = |slot: Option<Slot>, gone: &Tombstones| slot.is_some_and(|slot| !gone.contains(slot));
-        self.table.contains_key(&id)
-            || self.segments.iter().any(|(segment, gone)| is_live(segment.ids().slot(ItemId(id)), gone))
-            || is_live(self.main.ids.slot(ItemId(id)), &self.gone)
-    }
-
-    /// Returns the present value of an item in a column.
-    fn value(&self, id: i64, column: usize) -> Value {
+    /// Returns the present values of an item, by the number of the column; none if there is no such item.
+    fn values_of(&self, id: i64) -> Option<Box<dyn Fn(usize) -> Value + '_>> {
         if let Some(row) = self.table.get(&id) {
-            return (&row.attributes[column]).into();
+            return Some(Box::new(|column| (&row.attributes[column]).into()));
         }
-        let of = |columns: &Columns, slot| {
-            columns.list().nth(column).map_or(Value::Missing, |column| (&Attribute::from(column.cell(slot))).into())
-        };
         for (segment, gone) in &self.segments {
             if let Some(slot) = segment.ids().slot(ItemId(id)).filter(|&slot| !gone.contains(slot)) {
-                return of(segment.columns(), slot);
+                return Some(Box::new(move |column| stored_value(segment.columns(), column, slot)));
             }
         }
-        let Some(slot) = self.main.ids.slot(ItemId(id)) else { return Value::Missing };
-        self.overlay.get(column, slot).cloned().unwrap_or_else(|| of(&self.main.columns, slot))
+        let main = &self.main;
+        let slot = main.ids.slot(ItemId(id)).filter(|&slot| !self.gone.contains(slot))?;
+        let changed = move |column| self.overlay.get(column, slot).cloned();
+        Some(Box::new(move |column| changed(column).unwrap_or_else(|| stored_value(&main.columns, column, slot))))
     }
 
     /// Returns whether columns of an item of the main snapshot may change in place.

@@ -34,6 +34,7 @@ use sterling_snapshot::{Ids, Snapshot, VectorRows};
 
 pub use browse::{COUNTED_VALUES_MAX, Category, ColumnValues};
 pub use live::{BeforeShown, CurrentView, Live};
+pub(crate) use segment::stored_value;
 pub use segment::{Attribute, Row, Segment, item_columns};
 
 /// Number of remembered plans before unused ones are removed.
@@ -322,13 +323,10 @@ impl View {
 
     /// Returns the present value of the item in a slot in a column, by the number of the column.
     pub fn value_of(&self, column: usize, slot: Slot) -> Value {
-        let of = |columns: &Columns, slot| {
-            columns.list().nth(column).map_or(Value::Missing, |column| (&Attribute::from(column.cell(slot))).into())
-        };
         match (self.piece(slot), self.overlay.get(column, slot)) {
-            (Some((piece, slot)), _) => of(piece.segment.columns(), slot),
+            (Some((piece, slot)), _) => stored_value(piece.segment.columns(), column, slot),
             (None, Some(value)) => value.clone(),
-            (None, None) => of(&self.main.columns, slot),
+            (None, None) => stored_value(&self.main.columns, column, slot),
         }
     }
 

@@ -67,6 +67,11 @@ impl From<&Attribute> for Value {
     }
 }
 
+/// Returns the value of a slot in a column, by the number of the column.
+pub(crate) fn stored_value(columns: &Columns, number: usize, slot: Slot) -> Value {
+    (&Attribute::from(columns.at(number).cell(slot))).into()
+}
+
 /// Item to be added to a segment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {

@@ -48,7 +48,7 @@ pub(super) fn identity(options: &TrainOptions, hosts: &Hosts, origin: &Origin) -
 }
 
 /// Reports an error to the other hosts.
-pub(super) fn told<T>(hosts: Option<&Mesh>, result: Result<T>) -> Result<T> {
+pub(super) fn report_failure<T>(hosts: Option<&Mesh>, result: Result<T>) -> Result<T> {
     if let (Some(mesh), Err(e)) = (hosts, &result) {
         mesh.fail(e);
     }

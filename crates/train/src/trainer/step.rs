@@ -1,6 +1,6 @@
 //! One step: the events of a batch are ranked, then trained on.
 
-use std::ops::{Range, RangeInclusive};
+use std::ops::RangeInclusive;
 
 use serde::Serialize;
 
@@ -27,7 +27,7 @@ pub(super) struct Frozen {
     items: Packed,
     /// Queries of the batch that is ranked, `[B, D]`.
     queries: Vec<f32>,
-    /// Whether the batch is ranked.
+    /// True if the batch is ranked.
     is_judged: bool,
     threads: Threads,
     scratch: Scratch,
@@ -107,7 +107,7 @@ impl Trainer {
         let items: Vec<u32> = events.iter().map(|event| event.item).collect();
         let rows = Rows { users: &users, items: &items };
         let forward = self.model.forward(&rows, &self.catalogue)?;
-        let (own, width) = (self.own(events.len()), self.model.dimension());
+        let (own, width) = (self.model.own(events.len()), self.model.dimension());
         let numbers = own.start * width..own.end * width;
         let pairs = Pairs {
             queries: &forward.queries[numbers.clone()],
@@ -134,11 +134,6 @@ impl Trainer {
         self.of_logits = of_logits;
         self.update(&rows, events.len(), forward, loss)?;
         Ok(window)
-    }
-
-    /// Returns this host's share of the events of a batch.
-    fn own(&self, events: usize) -> Range<usize> {
-        self.model.hosts().map_or(0..events, |mesh| mesh.own(events))
     }
 
     /// Returns the weight of an event's loss: a sampled negative stands for those that were not.
@@ -188,7 +183,7 @@ impl Trainer {
         if !is_judged {
             return Ok(None);
         }
-        let own = self.model.hosts().map_or(0..events.len(), |mesh| mesh.own(events.len()));
+        let own = self.model.own(events.len());
         frozen.queries = run(tower, &users[own.clone()], &frozen.threads, &mut frozen.scratch)?;
         let dimension = self.model.dimension();
         let positives = |queries: &[f32]| -> Vec<f32> {
@@ -238,7 +233,7 @@ impl Trainer {
     fn judge_tasks(&mut self, logits: &[f32], labels: &Labels<'_>, items: &[u32]) -> Result<()> {
         let Some(frozen) = self.frozen.as_mut().filter(|frozen| frozen.is_judged) else { return Ok(()) };
         let queries = std::mem::take(&mut frozen.queries);
-        let own = self.model.hosts().map_or(0..items.len(), |mesh| mesh.own(items.len()));
+        let own = self.model.own(items.len());
         let vectors: Vec<f32> =
             items[own.clone()].iter().flat_map(|item| frozen.items.column(*item as usize)).collect();
         let pairs = Pairs { queries: &queries, vectors: &vectors, items: &items[own] };
