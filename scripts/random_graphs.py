@@ -1,7 +1,7 @@
 """Compares the evaluation of random graphs with ONNX Runtime: random_graphs.py FOLDER
 
 The folder is written by `STERLING_GRAPHS_FOLDER=FOLDER STERLING_RANDOM_GRAPHS=0:2000 cargo test -p sterling-snapshot --lib --
-sandbox::graphs`. Needs numpy, onnx and onnxruntime. Exits with 1 if a number of a row differs.
+sandbox::graphs`. Needs numpy, onnx and onnxruntime. Exits with 1 if any result differs.
 """
 
 import json
@@ -14,7 +14,7 @@ import onnxruntime
 
 
 def model(path, inputs):
-    """Returns the model with declared inputs: Sterling takes them from the package, so the graph in the file has none."""
+    """Returns the model with declared inputs: Sterling reads input shapes from the package, so that the graph in the file declares no inputs."""
     model = onnx.load(path)
     declared = {port.name for port in model.graph.input}
     read = {name for node in model.graph.node for name in node.input}
@@ -52,7 +52,7 @@ def main():
         if not near.all():
             wrong += 1
             row, place = np.argwhere(~near)[0]
-            print(f"{path.stem}: row {row}, place {place}: {got[row, place]} in ONNX Runtime, {expected[row, place]} here")
+            print(f"{path.stem}: row {row}, index {place}: got {got[row, place]} from ONNX Runtime, expected {expected[row, place]} as in the reference")
     print(f"{compared} graphs compared, {wrong} differ, {refused} not run")
     return 1 if wrong or not compared else 0
 

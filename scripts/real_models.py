@@ -2,12 +2,17 @@
 """Measures models of common libraries: RecBole, TorchRec, transformers, and papers, exported by both of PyTorch's exporters.
 
     python -m venv target/real && . target/real/bin/activate
-    pip install './python[export]' torchrec transformers && pip install --no-deps recbole==1.2.1 colorlog
+    pip install './python[export]' torch==2.14.1 transformers==5.24.0 fbgemm-gpu-cpu==1.9.0 tensordict torchmetrics pyre-extensions
+    pip install pandas colorama texttable tqdm && pip install --no-deps torchrec==1.9.2 recbole==1.2.1 colorlog
     STERLING=target/release/sterling scripts/real_models.py [SASRec DLRM ...] [--exporters dynamo,torchscript] [--requests 200]
+    scripts/real_models.py --towers target/release/deps/towers-0123456789abcdef
 
-Each model is exported, published and served. The table says for each graph whether it is compiled, or the operator that is not, the
+TorchRec 1.9 needs PyTorch 2.14, and its dependency `fbgemm-gpu` would overwrite the build for the CPU.
+
+Each model is exported, published and served. The table shows for each graph whether it is compiled, or else the operator that is not supported, the
 largest difference of queries and scores from the original module, and the time of one request on one thread against ONNX Runtime:
-the user tower for one user, the reranker for one user and 1,000 candidates. The two are measured alternately. `--cases` exports
+the user tower for one user, the reranker for one user and 1,000 candidates. Sterling and ONNX Runtime are measured alternately.
+`--towers` times the graphs in the bench `towers` instead, without reading candidates, and compares the least times of both. `--cases` exports
 the small modules of `python/real/cases.py` instead, and shows the difference between exported graph and module. Not part of any
 test suite.
 """
@@ -50,7 +55,7 @@ def forms(program, package):
 
 
 def samples_of(exported):
-    """Returns features of users: nothing, and histories of 1, 3 and 50 values."""
+    """Returns features of users: none, and histories of 1, 3 and 50 values."""
     features = exported.reference.features["user"]
     made = [{}]
     for count in (1, 3, 50):
@@ -81,7 +86,7 @@ def onnx_times(graph, count):
 
 
 def measured(exported, program, requests):
-    """Publishes and serves a package; returns the largest difference, and per graph the time of Sterling and of ONNX Runtime."""
+    """Publishes and serves a package; returns the largest difference from PyTorch, and per graph the times of Sterling and ONNX Runtime."""
     reference, samples = exported.reference, samples_of(exported)
     name = exported.path.name
     items = [json.loads(line) for line in (exported.path / "items.jsonl").read_text().splitlines()]
@@ -109,18 +114,46 @@ def measured(exported, program, requests):
             return worst, {file: (statistics.median(ours[file]), statistics.median(theirs[file])) for file in ours}
 
 
-def row(name, source, exporter, build, folder, program, requests):
+def in_bench(exported, bench, requests):
+    """Runs the graphs of a package in the bench `towers`; returns per graph the least time of Sterling and of ONNX Runtime."""
+    dimension = re.search(r"^dimension = (\d+)", (exported.path / "model.toml").read_text(), re.M)[1]
+    process = subprocess.Popen([bench], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    times = {}
+    for graph in (graph for graph in (exported.reference.user, exported.reference.overarch) if graph):
+        is_reranker = graph.file == "overarch.onnx"
+
+        def size(axis, is_reranker=is_reranker):
+            return str(axis) if isinstance(axis, int) else "1" if is_reranker and axis == "Q" else "R"
+
+        shapes = [f"{port.name}={'.'.join(map(size, port.shape))}" for port in graph.inputs]
+        shapes.append("logits=1.R.1" if is_reranker else f"query=R.{dimension}")
+        run, ours, theirs = onnx_times(graph, requests // ROUNDS), [], []
+        for _ in range(ROUNDS):
+            process.stdin.write(" ".join([str(exported.path / graph.file), str(K0 if is_reranker else 1), *shapes]) + "\n")
+            process.stdin.flush()
+            ours.append(float(process.stdout.readline().split()[1]))
+            theirs += run()
+        times[graph.file] = (min(ours), min(theirs))
+    process.stdin.close()
+    process.wait()
+    return times
+
+
+def row(name, source, exporter, build, folder, program, requests, bench):
     torch.manual_seed(7)
     try:
         exported = sterling.export(folder / re.sub(r"\W", "-", name).lower(), program=False, exporter=exporter, **build())
     except sterling.ExportError as e:
         return [name, source, exporter, "export rejected", " ".join(str(e).split())[:200], "", ""]
-    found = forms(program, exported.path)
+    found = {} if bench else forms(program, exported.path)
     if "package" in found:
         return [name, source, exporter, "refused", found["package"], "", ""]
     stopped = [f"{file}: {why}" for file, why in found.items() if why != "compiled"]
     try:
-        worst, times = measured(exported, program, requests) if requests else (exported.largest, {})
+        if bench:
+            worst, times = exported.largest, in_bench(exported, bench, requests)
+        else:
+            worst, times = measured(exported, program, requests) if requests else (exported.largest, {})
     except (sterling.ProgramError, sterling.ExportError, sterling.RequestError) as e:
         return [name, source, exporter, "refused", " ".join(str(e).split())[-200:], "", ""]
     ratio = ", ".join(f"{file.removesuffix('.onnx')} {ours:.0f} / {theirs:.0f} µs = {theirs / ours:.2f} x" for file, (ours, theirs) in times.items() if theirs > 5)
@@ -133,8 +166,9 @@ def main():
     parser.add_argument("--exporters", default="dynamo,torchscript")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--cases", action="store_true")
+    parser.add_argument("--towers", metavar="BENCH")
     options = parser.parse_args()
-    program = sterling.find_program(os.environ.get("STERLING"))
+    program = None if options.towers else sterling.find_program(os.environ.get("STERLING"))
     torch.set_num_threads(1)
     given = [(case.name, "case", case.build) for case in cases.CASES] if options.cases else [(m.name, m.source, m.build) for m in table.MODELS]
     print("| model | source | exporter | runs | operator | largest difference | Sterling / ONNX Runtime |\n|---|---|---|---|---|---|---|", flush=True)
@@ -145,7 +179,7 @@ def main():
                 continue
             for exporter in options.exporters.split(","):
                 try:
-                    made = row(name, source, exporter, build, pathlib.Path(folder), program, 0 if options.cases else options.requests)
+                    made = row(name, source, exporter, build, pathlib.Path(folder), program, 0 if options.cases else options.requests, options.towers)
                 except ImportError as e:
                     made = [name, source, exporter, "not installed", str(e), "", ""]
                 counts[made[3]] = counts.get(made[3], 0) + 1

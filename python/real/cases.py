@@ -27,7 +27,7 @@ class Tower(nn.Module):
             setattr(self, name, nn.Parameter(part) if isinstance(part, torch.Tensor) else part)
 
     def forward(self, history: torch.Tensor, history_mask: torch.Tensor) -> torch.Tensor:
-        # The second term makes every case read the mask.
+        # The second term reads the mask, so that it is an input of every exported graph.
         return self.compute(self, history, history_mask) + 0.125 * history_mask.sum(1, keepdim=True)
 
 

@@ -12,7 +12,7 @@ from .shop import D, SAMPLES, MeanUser, PlainItem, Shop, every_item, figures, ml
 
 
 class Cross(nn.Module):
-    """Two cross layers, ``x0 * (W x + b) + x``, then a network on top (the stacked form), beside the similarity of retrieval."""
+    """Two cross layers, ``x0 * (W x + b) + x``, then a network on top (the stacked form), plus the similarity of retrieval."""
 
     def __init__(self) -> None:
         super().__init__()

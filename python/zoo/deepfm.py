@@ -13,7 +13,7 @@ from .shop import D, mlp
 
 class DeepFm(nn.Module):
     """Fields ``[Q, K0, 4, D]`` (user, item, price, popularity): first order, all products of two fields, and a network;
-    beside them the similarity of retrieval."""
+    in addition the similarity of retrieval."""
 
     def __init__(self) -> None:
         super().__init__()

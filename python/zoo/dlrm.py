@@ -49,7 +49,7 @@ except ImportError:
 
 class Dlrm(nn.Module):
     """Numbers (price, popularity) through the dense arch, and the interactions of its row, the user and the item through the over
-    arch; beside them the similarity of retrieval."""
+    arch; in addition the similarity of retrieval."""
 
     def __init__(self) -> None:
         super().__init__()

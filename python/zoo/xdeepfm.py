@@ -15,7 +15,7 @@ FIELDS = 4
 
 class XDeepFm(nn.Module):
     """Fields ``[Q, K0, 4, D]`` (user, item, price, popularity): first order, a compressed interaction network of two layers, and a
-    network; beside them the similarity of retrieval.
+    network; in addition the similarity of retrieval.
 
     A layer of the interaction network multiplies each of its rows with each field, number by number, and a convolution of width 1
     compresses the products to rows; sums of the rows are the features.

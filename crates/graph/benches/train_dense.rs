@@ -1,12 +1,14 @@
-//! Times the dense part of a training step of a two-tower model on one thread: both towers forward, in-batch softmax, both
-//! backward, Adam. Also times its parts, and outer products compared with the products of the forward pass.
+//! Times the dense part of a training step of a two-tower model on one thread: forward pass of both towers, in-batch
+//! softmax, backward pass of both towers, Adam. Also times each of these alone, and outer products compared with the
+//! products of the forward pass.
 //!
-//! `cargo bench -p sterling-graph --bench train_dense` prints a table. `python python/bench_train_dense.py` alternates it with
-//! PyTorch and prints the table of docs/internals/learning.md. With `--turns`, each input line names a case, and the output is
-//! the microseconds of a round of it. `STERLING_KERNEL` selects the instruction set.
+//! `cargo bench -p sterling-graph --bench train_dense` prints a table. `python python/bench_train_dense.py` alternates
+//! this benchmark with PyTorch and prints the table of docs/internals/learning.md. With `--turns`, each input line
+//! names a case, and the output is the mean microseconds of the case in one round. `STERLING_KERNEL` selects the
+//! instruction set.
 //!
-//! The bound is multiply-adds. A step of 512 rows is 4 passes of 33.6 million (the backward pass recomputes the forward pass) and
-//! 50.3 million of the softmax; a Zen 4 core does 16 per cycle.
+//! Multiply-adds bound the speed. A step of 512 rows needs 4 times 33.6 million (the backward pass recomputes the
+//! forward pass) and 50.3 million for the softmax; a Zen 4 core does 16 per cycle.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 
@@ -62,7 +64,7 @@ struct Tower {
     workspace: Workspace,
     outputs: Vec<Vec<f32>>,
     gradients: Gradients,
-    /// Gradients of the outputs.
+    /// Gradients of the loss by the outputs.
     slopes: Vec<f32>,
 }
 
@@ -109,16 +111,17 @@ fn rows_of(features: &[f32]) -> impl Fn(InputRows<'_>) + Sync {
     |given: InputRows<'_>| given.each(|n, row| row.copy_from_slice(&features[n * WIDTH..(n + 1) * WIDTH]))
 }
 
-/// Computes the mean cross-entropy of each query with its own item among all (in-batch softmax), and the gradients of both sides.
+/// Computes the mean cross-entropy of each query's own item among all items (in-batch softmax), and the gradients of
+/// queries and items.
 fn softmax(queries: &[f32], items: &[f32], of_queries: &mut [f32], of_items: &mut [f32]) -> f64 {
     let kernels = Kernels::best();
     let mut turned = vec![0.0; WIDTH * ROWS];
     for (n, item) in items.chunks_exact(WIDTH).enumerate() {
         item.iter().enumerate().for_each(|(d, x)| turned[d * ROWS + n] = x / TEMPERATURE);
     }
-    let (turned, whole) = (pack(&turned, WIDTH, ROWS), Lines::of(items));
+    let (turned, complete) = (pack(&turned, WIDTH, ROWS), Lines::of(items));
     let of_items_first = Weights { numbers: turned.numbers(), row_stride: PANEL, panel_stride: WIDTH * PANEL };
-    let of_rows = Weights { numbers: whole.numbers(), row_stride: WIDTH, panel_stride: PANEL };
+    let of_rows = Weights { numbers: complete.numbers(), row_stride: WIDTH, panel_stride: PANEL };
     let (mut logits, mut shares) = (vec![0.0; BLOCK * ROWS], vec![0.0; BLOCK * ROWS]);
     let mut folded = vec![0.0; BLOCK];
     let mut loss = 0.0;
@@ -170,7 +173,7 @@ fn fold(kernels: Kernels, f: Fold, rows: &[f32], out: &mut [f32]) {
     kernels.fold(f, &input, ROWS, &mut target);
 }
 
-/// Runs a step of both towers; returns its loss.
+/// Runs a training step of both towers; returns the loss.
 fn step(user: &mut Tower, item: &mut Tower) -> f64 {
     user.forward();
     item.forward();
@@ -182,7 +185,8 @@ fn step(user: &mut Tower, item: &mut Tower) -> f64 {
     loss
 }
 
-/// Multiply-adds of a layer over a micro-batch: row products of the forward pass, or outer products of the backward pass.
+/// Returns the floating-point operations of a layer over a micro-batch, and a call that computes either the outer
+/// products of the backward pass (`is_outer`) or the row products of the forward pass.
 fn layer(is_outer: bool) -> (f64, Box<dyn FnMut()>) {
     let (left, right, matrix) =
         (numbers(BLOCK * HIDDEN, 1), numbers(BLOCK * WIDTH, 2), pack(&numbers(HIDDEN * WIDTH, 3), HIDDEN, WIDTH));

@@ -1,9 +1,9 @@
-//! ONNX graphs as compiled programs ([`dense`]), and the user tower and reranker that run on them ([`tower`]).
+//! ONNX graphs as compiled programs ([`dense`]), and the user tower and reranker that run these programs ([`tower`]).
 //!
 //! ```
 //! use sterling_graph::dense::{DeclaredInput, DeclaredOutput, InputRows, RowProgram, Scratch, Size};
 //!
-//! // A cross network over a query and many items: the part that depends on the query alone runs once.
+//! // A cross network over a query and many items: the computations on the query alone run once.
 //! let onnx = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/dense/dcn.onnx"))?;
 //! let vector = [Size::Fixed(1), Size::Fixed(8)];
 //! let per_item = |width| vec![Size::Fixed(1), Size::Rows, Size::Fixed(width)];

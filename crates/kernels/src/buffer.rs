@@ -69,7 +69,7 @@ impl<T: Pod> Buffer<T> {
         let bytes = len.checked_mul(size_of::<T>()).and_then(|b| b.checked_add(offset_bytes));
         let range = bytes.and_then(|end| map.get(offset_bytes..end)).ok_or_else(|| {
             Error::corrupt(format!(
-                "{len} items of {} bytes at {offset_bytes} leave a file of {} bytes",
+                "{len} items of {} bytes at offset {offset_bytes} exceed the file of {} bytes",
                 size_of::<T>(),
                 map.len()
             ))
@@ -91,7 +91,7 @@ impl<T: Pod> Buffer<T> {
     /// `Invalid` if the range exceeds the buffer.
     pub fn slice(&self, range: Range<usize>) -> Result<Self> {
         if range.start > range.end || range.end > self.len {
-            return Err(Error::invalid(format!("buffer: {range:?} leaves {} items", self.len)));
+            return Err(Error::invalid(format!("buffer: range {range:?} exceeds the buffer of {} items", self.len)));
         }
         let offset = self.offset + range.start * size_of::<T>();
         Ok(Buffer { backing: self.backing.clone(), offset, len: range.len(), kind: PhantomData })
@@ -183,7 +183,7 @@ fn anonymous(len: usize, size: usize) -> Result<Option<memmap2::MmapMut>> {
     let map = memmap2::MmapMut::map_anon(bytes)
         .map_err(|e| Error::overloaded(format!("buffer: cannot allocate {bytes} bytes: {e}")).caused_by(e))?;
     if bytes >= HUGE_PAGE_BYTES {
-        // Fails if the kernel has no huge pages; small pages are slower but work as well.
+        // The call fails if the system has no huge pages; small pages are slower but work as well.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
     }

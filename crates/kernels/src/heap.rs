@@ -1,8 +1,8 @@
-//! Returns heap memory that a few expensive requests needed to the system.
+//! Returns to the system the heap memory that a few expensive requests needed.
 //!
-//! Each thread has its own heap, which retains freed memory until the thread frees or allocates again. A thread that becomes idle
-//! after a burst would retain it forever. So the end of an expensive request is announced, and each idle thread checks for an
-//! announcement.
+//! Each thread has its own heap, which retains freed memory until the thread frees or allocates again. A thread that
+//! becomes idle after a burst would retain freed memory forever. So the end of an expensive request is announced, and
+//! each idle thread checks for an announcement.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,8 +18,8 @@ pub fn announce() {
     ANNOUNCED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Returns the calling thread's free memory to the system if there was an announcement since its last call. Otherwise it costs
-/// one load.
+/// Returns the calling thread's free memory to the system if there was an announcement after the thread's last call.
+/// Without an announcement the call costs one load.
 pub fn give_back() {
     let announced = ANNOUNCED.load(Ordering::Relaxed);
     if SEEN.replace(announced) != announced {

@@ -1,18 +1,18 @@
-//! Memory limit of this process's control groups: the limits of its own group and of all groups above it, in cgroup v1 and v2.
+//! Memory limit of this process's cgroups: the limits of its own cgroup and of all cgroups above it, in cgroup v1 and v2.
 
 use std::path::{Path, PathBuf};
 
-/// File of a group that holds its limit, by cgroup version.
+/// File that holds the memory limit of a cgroup, by cgroup version.
 const LIMIT_V1: &str = "memory.limit_in_bytes";
 const LIMIT_V2: &str = "memory.max";
 
-/// Returns the limit in bytes, if any group has one.
-pub(super) fn of_this_process() -> Option<u64> {
-    of_groups(Path::new("/"))
+/// Returns the limit in bytes, if any cgroup has one.
+pub(super) fn process_limit() -> Option<u64> {
+    cgroup_limit(Path::new("/"))
 }
 
 /// Computes the limit from the files under `root`.
-fn of_groups(root: &Path) -> Option<u64> {
+fn cgroup_limit(root: &Path) -> Option<u64> {
     let read = |name: &str| std::fs::read_to_string(root.join(name)).unwrap_or_default();
     let (groups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
     let limits = groups.lines().filter_map(Group::parse).filter_map(|group| group.limit(root, &mounts));
@@ -34,11 +34,11 @@ impl<'a> Group<'a> {
         (is_v2 || is_of_memory).then_some(Group { path, is_v2 })
     }
 
-    /// Returns the lowest limit of the group and its mounted ancestors.
+    /// Returns the lowest limit of the cgroup and its mounted ancestors.
     fn limit(&self, root: &Path, mounts: &str) -> Option<u64> {
         let (mounted, at) = mounts.lines().find_map(|line| self.mount(line))?;
         let top = root.join(at.trim_start_matches('/'));
-        // A container may see its group as the root, or by a path that is not mounted there.
+        // A container may see its cgroup as the root, or by a path that is not mounted in the container.
         let below = Path::new(self.path).strip_prefix(mounted).unwrap_or(Path::new(""));
         let is_inside = below.components().all(|part| matches!(part, std::path::Component::Normal(_)));
         let own: PathBuf = if is_inside { top.join(below) } else { top.clone() };
@@ -82,7 +82,7 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         }
-        of_groups(root.path())
+        cgroup_limit(root.path())
     }
 
     #[test]

@@ -27,7 +27,7 @@ const HEAP_BYTES: usize = 1 << 20;
 /// have no end.
 ///
 /// # Errors
-/// `NotFound` or `Io` with the path, also if it is not a regular file.
+/// `NotFound` or `Io` with the path; `Io` also for a file that is not regular.
 pub fn open(path: &Path) -> Result<File> {
     may_block();
     let io = |e| Error::io(path.display(), e);
@@ -78,7 +78,7 @@ impl Map {
         Ok(Map { held: MapStorage::File(map, file) })
     }
 
-    /// Reads any other file into memory.
+    /// Reads a file into memory; other processes may modify the file.
     ///
     /// # Errors
     /// As [`ForeignFile`].
@@ -109,7 +109,7 @@ impl Map {
         }
         let mut map = memmap2::MmapMut::map_anon(bytes).map_err(|e| lacking(&e))?;
         if bytes >= HUGE_PAGE_BYTES {
-            // Fails if the kernel has no huge pages; small pages are slower but correct.
+            // The call fails if the system has no huge pages; small pages are slower but correct.
             #[cfg(target_os = "linux")]
             let _ = map.advise(memmap2::Advice::HugePage);
         }
@@ -117,8 +117,8 @@ impl Map {
         Ok(Map { held: MapStorage::Pages(map.make_read_only().map_err(|e| lacking(&e))?) })
     }
 
-    /// Copies the bytes from `start` on. Bytes of a mapped file are read from the file instead of the map, so that a file that
-    /// was truncated or modified since gives an error instead of ending the process.
+    /// Copies the bytes from `start` on. Bytes of a mapped file are read from the file instead of the map, so that a
+    /// file that was truncated or modified after it was mapped gives an error instead of ending the process.
     ///
     /// # Errors
     /// As [`ForeignFile::read_at`].

@@ -2,7 +2,7 @@
 
 use super::limit;
 
-/// Returns the memory of this machine in bytes, or the limit of this process's control groups if it is lower. `None` if unknown.
+/// Returns the memory of this machine in bytes, or the limit of this process's cgroups if that is lower. `None` if unknown.
 pub fn installed_bytes() -> Option<u64> {
     within_container(meminfo("MemTotal:")?)
 }
@@ -19,10 +19,10 @@ fn meminfo(name: &str) -> Option<u64> {
 }
 
 fn within_container(bytes: u64) -> Option<u64> {
-    Some(limit::of_this_process().map_or(bytes, |limit| limit.min(bytes)))
+    Some(limit::process_limit().map_or(bytes, |limit| limit.min(bytes)))
 }
 
-/// Prefetches the cache lines of `run`, like [`prefetch_range`].
+/// Prefetches the cache lines of the slice `run`, like [`prefetch_range`].
 #[inline]
 pub fn prefetch<T>(run: &[T]) {
     prefetch_range(run.as_ptr().cast(), size_of_val(run));
@@ -48,7 +48,7 @@ fn prefetch_line(address: *const u8) {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T1>(address.cast());
     }
-    // SAFETY: as above; the intrinsic of this instruction is not stable yet.
+    // SAFETY: a prefetch changes nothing and faults on no address; the intrinsic of this instruction is not stable yet.
     #[cfg(target_arch = "aarch64")]
     unsafe {
         std::arch::asm!("prfm pldl2keep, [{0}]", in(reg) address, options(readonly, nostack, preserves_flags));

@@ -26,7 +26,7 @@ const STARVED: (f64, Duration) = (0.05, Duration::from_secs(3));
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 thread_local! {
-    /// Start of the current run of this thread, if it is of [`Background::Last`] or [`Background::Raised`].
+    /// Time of this thread's last pause, if its priority is [`Background::Last`] or [`Background::Raised`].
     static SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
     /// CPU time at the last share computation, and time of the last check, if starvation ends this thread's work.
     static BEFORE: Cell<Option<(ThreadTimes, Instant)>> = const { Cell::new(None) };
@@ -40,7 +40,7 @@ pub struct Starved;
 #[derive(Clone, Copy, Debug)]
 struct ThreadTimes {
     ran: Duration,
-    /// Time runnable but not running.
+    /// Time in which the thread was runnable but not running.
     waited: Duration,
 }
 
@@ -68,7 +68,7 @@ pub enum Background {
     Steady,
     /// Runs only on idle cores, and pauses briefly in [`breathe`]. Linux's scheduler treats a core that runs only such a thread
     /// as idle, and wakes other threads on it; a thread that is merely nice would make them wait for a core. If threads that
-    /// never sleep occupy all cores, this one waits for them.
+    /// never sleep occupy all cores, a thread of this priority waits for them.
     Last,
     /// Progresses under any load with a larger share of a core than [`Background::Steady`], and an even larger one if
     /// `much`. This level pauses briefly, like [`Background::Last`].
@@ -80,7 +80,7 @@ pub enum Background {
 
 impl Background {
     /// Applies this priority to the calling thread and to threads that it starts later. This cannot be undone. If the
-    /// system denies it, nothing changes.
+    /// system denies the priority, nothing changes.
     pub fn take(self) {
         match self {
             Background::Steady => lower(LOW),
@@ -95,8 +95,8 @@ impl Background {
         }
     }
 
-    /// Returns a pool of [`Background::Last`] threads whose work ends with a panic of [`Starved`], in [`breathe`], if it is
-    /// starved of CPU time: a thread without privileges cannot raise its own priority again.
+    /// Returns a pool of [`Background::Last`] threads whose work ends with a panic of [`Starved`], in [`breathe`], if the
+    /// work is starved of CPU time: a thread without privileges cannot raise its own priority again.
     ///
     /// # Errors
     /// `Io` if threads cannot be started.
@@ -160,7 +160,7 @@ pub fn breathe() {
 }
 
 /// Lowers the priority of the calling thread, and of threads that it starts later, to a niceness of up to 19. If the system
-/// denies it, nothing changes.
+/// denies the niceness, nothing changes.
 pub fn lower(niceness: i32) {
     // Linux has per-thread priorities; elsewhere this would change the complete process.
     #[cfg(target_os = "linux")]

@@ -1,4 +1,4 @@
-//! Compiles and runs fused attention: a head's logits and weights, of [`TILE_ROWS`] queries at a time, lie in tiles that stay in
+//! Compiles and runs fused attention: logits and weights of [`TILE_ROWS`] queries at a time lie in tiles that stay in
 //! the caches from the first product to the last.
 
 use std::sync::Arc;
@@ -10,18 +10,20 @@ use super::plan::Planner;
 use super::steps::{AttentionSizes, AttentionWork, Function, Link, Source, Work};
 use super::text::lower;
 use sterling_core::error::{Error, Result};
-use sterling_kernels::cpu::dense::{LANES, Lines, MapTarget, Operand, PANEL, Part, Product, Weights};
+use sterling_kernels::cpu::dense::{
+    Binary, Fold, LANES, Lines, MapTarget, Operand, PANEL, Part, Product, Unary, Weights,
+};
 
-/// Queries per block: the rows of the widest tile of a product.
+/// Queries per block: the number of rows of the widest tile of a matrix product.
 const TILE_ROWS: usize = 14;
 
 impl Planner<'_> {
-    /// Compiles a value that is attention.
+    /// Compiles a value that is the result of attention; `None` for other values.
     pub(super) fn attend(&mut self, id: Id) -> Result<Option<Work>> {
         let Some((group, Tiles { sizes, links, last, count })) = self.attention.group(id).cloned() else {
             return Ok(None);
         };
-        let missing = || Error::internal("attention that has no tiles");
+        let missing = || Error::internal("a step of fused attention has no tiles");
         let mut made = Vec::new();
         for (&of, (tile, width, layouts)) in group.chain[1..].iter().zip(links) {
             let mut sources = Vec::new();
@@ -41,6 +43,7 @@ impl Planner<'_> {
             };
             made.push(Link { tile, width, function });
         }
+        fuse_softmax(&mut made);
         let offsets = |product: Id, is_left: bool| -> Result<Arc<[u32]>> {
             let Op::MatMul(a, b) = self.graph.values[product].op else { return Err(missing()) };
             let (shape, of) = (self.graph.shape(product), self.graph.shape(if is_left { a } else { b }));
@@ -56,9 +59,52 @@ impl Planner<'_> {
     }
 }
 
-/// Returns the keys from the first to the last one that has weight for any query of a block.
+/// Replaces the five separate operations of each softmax by one.
+fn fuse_softmax(links: &mut Vec<Link>) {
+    let is_softmax = |five: &[Link]| {
+        let [most, less, each, sum, shares] = five else { return false };
+        let (Function::Fold(Fold::Max, x), Function::One(Unary::Exp, exponent)) = (&most.function, &each.function)
+        else {
+            return false;
+        };
+        let reads = |link: &Link, f: Binary, tile: usize, by: usize| match &link.function {
+            Function::Two(g, [Source::Tile { tile: a, inner: 1 }, Source::Tile { tile: b, inner: 0 }]) => {
+                *g == f && (*a, *b) == (tile, by)
+            }
+            _ => false,
+        };
+        reads(less, Binary::Sub, *x, most.tile)
+            && *exponent == less.tile
+            && matches!(sum.function, Function::Fold(Fold::Sum, a) if a == each.tile)
+            && reads(shares, Binary::Div, each.tile, sum.tile)
+    };
+    let reads = |link: &Link, tile: usize| match &link.function {
+        Function::One(_, a) | Function::Fold(_, a) | Function::Softmax(a) => *a == tile,
+        Function::Two(_, operands) => {
+            operands.iter().any(|source| matches!(source, Source::Tile { tile: a, .. } if *a == tile))
+        }
+    };
+    let mut n = 0;
+    while n + 5 <= links.len() {
+        let x = if let Function::Fold(_, x) = links[n].function { x } else { usize::MAX };
+        let Link { tile, width, .. } = links[n + 4];
+        // The fused softmax overwrites its input and writes no intermediate value: no later operation may read these.
+        let later = &links[n + 5..];
+        let is_read_later = |lost: usize| {
+            let end = later.iter().position(|link| link.tile == lost).map_or(later.len(), |written| written + 1);
+            later[..end].iter().any(|link| reads(link, lost))
+        };
+        let mut lost = links[n..n + 4].iter().map(|link| link.tile).chain([x]).filter(|&lost| lost != tile);
+        if is_softmax(&links[n..n + 5]) && !lost.any(is_read_later) {
+            links.splice(n..n + 5, [Link { tile, width, function: Function::Softmax(x) }]);
+        }
+        n += 1;
+    }
+}
+
+/// Returns the range of keys outside of which all weights of a block's queries are zero.
 fn weighted(weights: &[f32], queries: usize, keys: usize, columns: usize) -> (usize, usize) {
-    // Few columns are summed along the keys, several keys at once, if there are many.
+    // With few columns, the product sums along the keys, several keys at once; an unpadded range would disable that.
     if columns < LANES {
         return (0, keys);
     }
@@ -109,8 +155,20 @@ impl Run<'_> {
         let product = Product { rows: count, columns: keys, parts: &[part], ..Product::default() };
         self.kernels.product(&product, tiles[0], keys);
         for link in &of.links {
+            if let Function::Softmax(a) = link.function {
+                self.kernels.softmax(&mut tiles[a][..count * keys], keys);
+                tiles.swap(a, link.tile);
+                continue;
+            }
             let made = std::mem::take(&mut tiles[link.tile]);
             let mut target = MapTarget { numbers: made, stride: link.width, rows: count, outer: 1, inner: link.width };
+            // If all operands have the layout of the tile, its rows are processed as one contiguous array.
+            let mut flatten = |operands: &[&Operand<'_>]| {
+                let lies_flat = |o: &&Operand<'_>| if o.inner == 0 { o.row == 0 } else { o.row == link.width };
+                if operands.iter().all(lies_flat) {
+                    (target.rows, target.inner) = (1, count * link.width);
+                }
+            };
             let tile = |n: usize, width: usize| Operand { numbers: &*tiles[n], row: width, outer: 0, inner: 1 };
             let operand = |source: &'_ Source| match source {
                 Source::Tile { tile, inner } => {
@@ -124,9 +182,18 @@ impl Run<'_> {
                 }
             };
             match &link.function {
-                Function::One(f, a) => self.kernels.map1(*f, &tile(*a, link.width), &mut target),
-                Function::Two(f, [a, b]) => self.kernels.map2(*f, &operand(a), &operand(b), &mut target),
+                Function::One(f, a) => {
+                    let a = tile(*a, link.width);
+                    flatten(&[&a]);
+                    self.kernels.map1(*f, &a, &mut target);
+                }
+                Function::Two(f, [a, b]) => {
+                    let (a, b) = (operand(a), operand(b));
+                    flatten(&[&a, &b]);
+                    self.kernels.map2(*f, &a, &b, &mut target);
+                }
                 Function::Fold(f, a) => self.kernels.fold(*f, &tile(*a, keys), keys, &mut target),
+                Function::Softmax(_) => {}
             }
             tiles[link.tile] = target.numbers;
         }
@@ -139,7 +206,7 @@ impl Run<'_> {
     }
 }
 
-/// Queries of a batch entry of a row.
+/// Consecutive queries of one batch entry of a row.
 #[derive(Clone, Copy)]
 struct Block {
     row: usize,
@@ -158,6 +225,7 @@ impl std::fmt::Display for AttentionWork {
             match function {
                 Function::One(g, a) => write!(f, "{} t{a}", lower(g))?,
                 Function::Fold(g, a) => write!(f, "fold by {} t{a}", lower(g))?,
+                Function::Softmax(a) => write!(f, "softmax t{a}")?,
                 Function::Two(g, [a, b]) => write!(f, "{} {a} {b}", lower(g))?,
             }
         }
@@ -171,5 +239,45 @@ impl std::fmt::Display for Source {
             Source::Tile { tile, inner } => write!(f, "t{tile}({inner})"),
             Source::Memory { place, row, inner, .. } => write!(f, "{place}({row},{inner})"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the links of a softmax of tile 0 to tile 0, over tiles 1 and 2, and the number of them after the fusion with `later`.
+    fn fused(later: Vec<Link>) -> usize {
+        let link = |tile, width, function| Link { tile, width, function };
+        let two = |f, a, b| Function::Two(f, [Source::Tile { tile: a, inner: 1 }, Source::Tile { tile: b, inner: 0 }]);
+        let mut links = vec![
+            link(1, 1, Function::Fold(Fold::Max, 0)),
+            link(0, 64, two(Binary::Sub, 0, 1)),
+            link(0, 64, Function::One(Unary::Exp, 0)),
+            link(2, 1, Function::Fold(Fold::Sum, 0)),
+            link(0, 64, two(Binary::Div, 0, 2)),
+        ];
+        links.extend(later);
+        fuse_softmax(&mut links);
+        links.len()
+    }
+
+    #[test]
+    fn a_softmax_is_fused_only_if_nothing_later_reads_its_maxima_or_sums() {
+        let scaled = |by: usize| {
+            let operands = [Source::Tile { tile: 0, inner: 1 }, Source::Tile { tile: by, inner: 0 }];
+            Link { tile: 0, width: 64, function: Function::Two(Binary::Mul, operands) }
+        };
+        let written = |tile| Link { tile, width: 1, function: Function::Fold(Fold::Max, 0) };
+        assert_eq!(fused(Vec::new()), 1);
+        assert_eq!(fused(vec![scaled(3)]), 2);
+        // The maxima or the sums are read, as by `p * (m > -1e9)` or `p * sum`.
+        assert_eq!(fused(vec![scaled(1)]), 6);
+        assert_eq!(fused(vec![scaled(2)]), 6);
+        let negated = Link { tile: 1, width: 1, function: Function::One(Unary::Neg, 1) };
+        assert_eq!(fused(vec![negated]), 6);
+        // Others are written to the same tile first.
+        assert_eq!(fused(vec![written(1), scaled(1)]), 3);
+        assert_eq!(fused(vec![written(2), scaled(1)]), 7);
     }
 }

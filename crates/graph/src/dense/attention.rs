@@ -2,11 +2,11 @@
 //! and softmax, or HSTU's gate.
 //!
 //! The chain becomes one step over blocks of queries (`attend`), as in FlashAttention
-//! ([2205.14135](https://arxiv.org/abs/2205.14135)) but with complete rows of keys: a block's logits stay in the L1 or L2 cache
-//! through all operations, and no `[queries, keys]` matrix is in memory. Each number is computed by the same kernels in the same
-//! order as without fusion, so results are equal bit for bit, except that keys at both ends that have no weight for all queries of
-//! a block, such as padding and the future, are left out of the last product: zeros may have another sign, and NaN or infinities
-//! of such keys do not reach the result.
+//! ([2205.14135](https://arxiv.org/abs/2205.14135)) but with complete rows of keys: a block's logits stay in the L1 or
+//! L2 cache through all operations, and no `[queries, keys]` matrix is in memory. The same kernels compute each number
+//! in the same order as without fusion, so results are equal bit for bit, with one exception: the last product leaves
+//! out keys at both ends that have no weight for any query of a block, such as padding and the future. Zeros may
+//! therefore have another sign, and NaN or infinities of the omitted keys do not reach the result.
 
 use std::sync::Arc;
 
@@ -14,34 +14,34 @@ use super::graph::Graph;
 use super::ir::{Id, Op, broadcast_strides, positions};
 use super::steps::AttentionSizes;
 
-/// Minimum numbers of a matrix of queries and keys: smaller ones of all rows stay in the caches, and one operation over all of
-/// them costs less than one per block of queries.
+/// Minimum count of numbers in a matrix of queries and keys. Smaller matrices of all rows stay in the caches, and one
+/// operation over all rows costs less than one per block of queries.
 const MATRIX_MIN: usize = 1024;
-/// Maximum values before the last product that are examined.
+/// Maximum number of values before the last product that are examined.
 const CHAIN_MAX: usize = 48;
-/// Maximum tiles that are live at once.
+/// Maximum number of tiles that are live at once.
 pub(super) const TILES_MAX: usize = 6;
 
-/// Values that one step computes.
+/// Values that one fused step computes.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
-    /// Last product, whose result is the group's.
+    /// Last product: the result of the fused step.
     pub(super) made: Id,
-    /// Factors of the first product, and the right factor of the last one.
+    /// Factors of the first product, and the right factor of the last product.
     pub(super) factors: [Id; 3],
-    /// First product and the chain, each value after its operands.
+    /// Product of queries and keys, and the operations from this product to the weights, in topological order.
     pub(super) chain: Vec<Id>,
-    /// Other values that the chain reads.
+    /// Values that the chain reads but does not compute.
     outside: Vec<Id>,
 }
 
-/// Attention of a graph.
+/// All groups of values of a graph that are computed as attention.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AttentionGroups(Vec<(Group, Tiles)>);
 
 impl AttentionGroups {
-    /// Finds attention whose intermediate values nothing else reads. `readers` counts the readers of each value; `root` returns
-    /// the value that a view shows.
+    /// Finds attention whose intermediate values are read by nothing else. `readers` counts the readers of each value;
+    /// `root` returns the value of which a value is a view.
     pub(super) fn of(graph: &Graph, needed: &[bool], readers: &[usize], root: impl Fn(Id) -> Id) -> AttentionGroups {
         let made = (0..graph.values.len()).filter(|&id| needed[id] && root(id) == id);
         let groups = made.filter_map(|id| {
@@ -52,12 +52,12 @@ impl AttentionGroups {
         AttentionGroups(groups.collect())
     }
 
-    /// Returns the group that computes a value, and its layout.
+    /// Returns the group that computes a value, and the layout of the group's tiles.
     pub(super) fn group(&self, id: Id) -> Option<&(Group, Tiles)> {
         self.0.iter().find(|(group, _)| group.made == id)
     }
 
-    /// Returns the values that computing a value reads, if it is attention.
+    /// Returns the values that are read to compute a value; `None` if the value is not the result of attention.
     pub(super) fn reads(&self, id: Id) -> Option<Vec<Id>> {
         self.group(id).map(|(group, _)| [&group.factors[..], &group.outside].concat())
     }
@@ -66,7 +66,7 @@ impl AttentionGroups {
 impl Group {
     fn of(graph: &Graph, made: Id, readers: &[usize], root: &impl Fn(Id) -> Id) -> Option<Group> {
         let Op::MatMul(weights, values) = graph.values[made].op else { return None };
-        // Ancestors of the weights, down to a product.
+        // Ancestors of the weights, back to a matrix product.
         let (mut ahead, mut all, mut scores) = (vec![root(weights)], Vec::new(), None);
         while let Some(id) = ahead.pop() {
             if all.contains(&id) {
@@ -87,7 +87,7 @@ impl Group {
         }
         let scores = scores?;
         let Op::MatMul(left, right) = graph.values[scores].op else { return None };
-        // Values on a path from the first product to the last one.
+        // Values on a path from the first product to the last product.
         all.sort_unstable();
         let (mut chain, mut outside) = (vec![scores], Vec::new());
         for &id in all.iter().filter(|&&id| id > scores) {
@@ -104,7 +104,8 @@ impl Group {
         }
         let is_apart = |id: &Id| reads.iter().filter(|read| *read == id).count() == readers[*id];
         let group = Group { made, factors: [root(left), root(right), root(values)], chain, outside };
-        // Weights that all rows share are better multiplied with all rows at once, and constants are packed.
+        // If all rows share a factor, one product over all rows at once is faster; constant factors are packed for
+        // that.
         let is_own = |product: Id, right: Id| {
             graph.constant(right).is_none() && graph.values[right].side == graph.values[product].side
         };
@@ -117,18 +118,18 @@ impl Group {
     }
 }
 
-/// A group whose operands lie as blocks of queries need them; places of operands are those of values.
+/// Layout of a group whose operands can be read per block of queries; operands are indexed like values.
 #[derive(Clone, Debug)]
 pub(super) struct Tiles {
     pub(super) sizes: AttentionSizes,
-    /// Per link: tile, width, and operands: a chain's value, or another one with its layout.
+    /// Per operation of the chain: result tile, width, and operands (a tile of the chain, or another value in memory).
     pub(super) links: Vec<(usize, usize, Vec<Layout>)>,
-    /// Tile of the weights.
+    /// Tile that holds the weights, the left factor of the last product.
     pub(super) last: usize,
     pub(super) count: usize,
 }
 
-/// Layout of an operand.
+/// Layout of an operand that a block of queries reads.
 #[derive(Clone, Debug)]
 pub(super) enum Layout {
     Tile { tile: usize, inner: usize },
@@ -158,7 +159,7 @@ impl Tiles {
             return None;
         }
         let sizes = AttentionSizes { batch, queries, depth, keys, columns };
-        // Position in the chain of the last reader of each value.
+        // Index in the chain of the last reader of each value.
         let last_read = |id: Id| {
             let reads = |&other: &Id| graph.values[other].op.reads().into_iter().any(|read| root(read) == id);
             group.chain.iter().rposition(|other| *other > id && reads(other)).unwrap_or(group.chain.len())
@@ -198,8 +199,8 @@ impl Tiles {
     }
 }
 
-/// Returns the layout of an operand of a value of `shape` for blocks of queries; `tile` is its tile if the chain
-/// computes it.
+/// Returns how a block of queries reads an operand of a value of `shape`; `tile` is the tile of the operand if the
+/// chain computes that operand.
 fn layout(
     graph: &Graph,
     id: Id,
@@ -217,7 +218,7 @@ fn layout(
         return None;
     }
     if let Some(tile) = tile {
-        // All its numbers, in order: a row of keys, or one number, per query.
+        // The operand's numbers are in the order of the queries: a row of keys per query, or one number per query.
         let each = graph.values[id].count() / starts.len();
         let is_in_order = starts.iter().enumerate().all(|(n, &start)| start as usize == n * each);
         let is_own = (each == width && (width == 1 || last == 1)) || (each == 1 && last == 0);

@@ -1,9 +1,9 @@
-//! Fuses element-wise steps on single numbers of a row into chains: one step for all of them between two wider steps, because
-//! each alone would take longer to start than to compute.
+//! Fuses element-wise steps on single numbers of a row into chains. A chain is one step, because such a step alone
+//! would take longer to start than to compute.
 //!
-//! Row values are reordered so that such steps are adjacent. A value's *wave* counts the alternations of single numbers and wider
-//! values on the way to it: wider values of a wave read single numbers of earlier waves, and single numbers read wider values of
-//! their own wave.
+//! Row values are reordered so that fusable steps are adjacent. A value's *wave* counts the alternations of single
+//! numbers and wider values among the value's ancestors: wider values of a wave read single numbers of earlier waves,
+//! and single numbers read wider values of their own wave.
 
 use super::graph::Graph;
 use super::ir::{Id, Op, Side};
@@ -14,15 +14,15 @@ use sterling_kernels::cpu::dense::CHAIN_MAX;
 pub(super) struct ChainOf {
     /// Inputs of the chain.
     pub(super) reads: Vec<Id>,
-    /// Values that it computes, in this order.
+    /// Values that the chain computes, in the order of computation.
     pub(super) links: Vec<Id>,
-    /// Values of the chain that other steps read, in the order of these reads.
+    /// Values of the chain that other steps read, in the order in which other steps first read them.
     pub(super) kept: Vec<Id>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Chains {
-    /// Row values, each after its inputs.
+    /// Row values, each one after its inputs.
     pub(super) order: Vec<Id>,
     chains: Vec<ChainOf>,
     /// Index of the chain that computes each value.

@@ -1,15 +1,16 @@
 //! Fuses linear chains into single products.
 //!
-//! A row value is tracked as `Σ x M + c` over *bases* `x` (inputs of the row, results of nonlinear operations) as
-//! long as it is linear: a product with a user's vector scales columns of `M`, a product with a matrix multiplies `M`, sums
-//! and concatenations combine matrices. A nonlinear reader materializes it, as one product.
+//! A row value is represented as `Σ x M + c` over *bases* `x` (inputs of the row, results of nonlinear operations) as
+//! long as it is linear: a product with a user's vector scales columns of `M`, a product with a matrix multiplies `M`,
+//! sums and concatenations combine matrices. If a nonlinear operation reads the value, one product computes it.
 //!
 //! 1. *Eagerly*, `M` may depend on the user: `(item·A ⊙ q)·B` becomes `item·(A diag(q) B)`, whose matrix is computed once per
-//!    request. It pays off from some tens of rows on.
-//! 2. Otherwise only matrices that cost nothing to compute are tracked: constants, and vectors of the user as they are.
+//!    request. Eager collapsing pays off from some tens of rows on.
+//! 2. Otherwise only matrices without a computation per request are used: constants, and unchanged vectors of the user.
 //!
-//! This changes the order of sums, which costs a rounding or two. A sum whose terms may be large and cancel is computed before it
-//! is multiplied ([`Rewriter::is_summed_first`]): a difference of times or of flags must not become a difference of products.
+//! Collapsing changes the order of sums, which costs one or two roundings. A sum whose terms may be large and cancel is
+//! computed before a multiplication ([`Rewriter::is_summed_first`]): a difference of times or of flags must not become
+//! a difference of products.
 
 use std::collections::HashMap;
 
@@ -18,13 +19,15 @@ use super::ir::{Id, Op, Side, Value};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::{Binary, Fold, PARTS_MAX, Unary};
 
-/// Constants of at least this size are added where the graph adds them, and sums are computed before a multiplication with them.
+/// Constants of at least this magnitude are added in the order of the graph, and sums are computed before a product
+/// with them.
 const FAR: f32 = 1024.0;
 
-/// Minimum columns of a matrix from which adding the summands of its left factor is cheaper than multiplying each.
+/// Minimum number of columns of a matrix from which adding the summands of the left factor is cheaper than multiplying
+/// each summand.
 const RESIDUAL_MIN: usize = 16;
 
-/// Factor of a basis.
+/// Factor by which a basis is multiplied.
 #[derive(Clone, Copy, Debug)]
 enum Matrix {
     Identity,
@@ -43,7 +46,7 @@ struct Affine {
     bias: Option<Id>,
 }
 
-/// Returns the same graph with linear chains as products.
+/// Returns the same graph with each linear chain replaced by a product.
 pub(super) fn collapse(graph: &Graph, is_eager: bool) -> Result<Graph> {
     let count = graph.values.len();
     let mut is_truncated = vec![false; count];
@@ -81,7 +84,7 @@ pub(super) fn collapse(graph: &Graph, is_eager: bool) -> Result<Graph> {
     Ok(rewriter.to)
 }
 
-/// Returns the value, views resolved, from which a value subtracts its mean.
+/// If `id` subtracts the mean of a value from that value, returns the value, with views resolved.
 fn centring(graph: &Graph, id: Id) -> Option<Id> {
     let root = |mut id: Id| {
         while let Op::Reshape(of) = graph.values[id].op {
@@ -99,15 +102,16 @@ fn centring(graph: &Graph, id: Id) -> Option<Id> {
 struct Rewriter<'a> {
     from: &'a Graph,
     to: Graph,
-    /// For each old value, its value in the new graph, if it exists.
+    /// Per old value, the equal value in the new graph, if it was created.
     made: Vec<Option<Id>>,
     affine: Vec<Option<Affine>>,
-    /// Old values that are truncated. Quotients of integers stay quotients: in f32, `41 * (1 / 41)` is below 1.
+    /// Old values that are truncated to integers. Quotients of integers are not rewritten: in f32, `41 * (1 / 41)` is
+    /// below 1.
     is_truncated: Vec<bool>,
-    /// Old values whose mean was subtracted twice, for the rounding error of the first: as products, they would have that of the
-    /// numbers before.
+    /// Old values whose mean is subtracted twice, to correct the rounding error of the first subtraction. Rewritten as
+    /// products, they would have the rounding error of the larger numbers before the subtraction.
     is_centred: Vec<bool>,
-    /// Bases that are inputs, by their number.
+    /// Number of the row input, for each basis that is an input.
     inputs: HashMap<Id, usize>,
     is_eager: bool,
 }
@@ -126,14 +130,15 @@ impl Rewriter<'_> {
         Ok(())
     }
 
-    /// Returns whether a constant is so large that adding it early would round away the terms that it cancels with. For example,
-    /// a mask subtracted from 1 and multiplied by -10,000 is exactly 0 for set entries only if that part is summed first.
+    /// Returns whether a constant is so large that adding it early would round away the terms that it cancels with. For
+    /// example, a mask subtracted from 1 and multiplied by -10,000 is exactly 0 for set entries only if the subtraction
+    /// is computed first.
     fn is_far(&self, affine: &Affine) -> bool {
         let numbers = affine.bias.filter(|_| !affine.parts.is_empty()).and_then(|bias| self.to.constant(bias));
-        numbers.is_some_and(has_far)
+        numbers.is_some_and(has_large_magnitude)
     }
 
-    /// Returns an old value in the new graph, in its old shape.
+    /// Returns the equal of an old value in the new graph, in the old shape.
     fn make(&mut self, id: Id) -> Result<Id> {
         if let Some(made) = self.made[id] {
             return Ok(made);
@@ -142,7 +147,10 @@ impl Rewriter<'_> {
         let made = match self.affine[id].clone() {
             Some(affine) => {
                 let flat = self.materialise(&affine)?;
-                self.affine[id] = Some(identity(flat, affine.width));
+                // A vector that all rows share does not become a basis, which would be multiplied per row.
+                if !affine.parts.is_empty() {
+                    self.affine[id] = Some(identity(flat, affine.width));
+                }
                 self.to.reshape(flat, shape, rows)?
             }
             None => {
@@ -154,7 +162,7 @@ impl Rewriter<'_> {
         Ok(made)
     }
 
-    /// Returns a candidate value in affine form; `None` if it is not linear.
+    /// Returns a row value in affine form; `None` if the value is not linear.
     fn follow(&mut self, id: Id) -> Result<Option<Affine>> {
         let value = self.from.values[id].clone();
         let width = value.count();
@@ -173,7 +181,7 @@ impl Rewriter<'_> {
             Op::Binary(Binary::Sub, ..) if self.is_centred[id] => Ok(None),
             Op::Binary(f @ (Binary::Add | Binary::Sub), a, b) => {
                 let (Some(_), Some(mut right)) = (self.operand(a)?, self.operand(b)?) else { return Ok(None) };
-                // Creating the second operand may have created the first: `x - max(x)` reads `x` as it is.
+                // Creating the second operand may have created the first operand too: `x - max(x)` computes `x` first.
                 let Some(mut left) = self.operand(a)? else { return Ok(None) };
                 if left.width != width {
                     left = self.summed_first(a, left, false)?;
@@ -212,7 +220,7 @@ impl Rewriter<'_> {
         }
     }
 
-    /// Returns an operand of a sum: affine, or a vector that all rows share.
+    /// Returns an operand of a sum in affine form: a linear value, or a vector that all rows share.
     fn operand(&mut self, id: Id) -> Result<Option<Affine>> {
         let value = &self.from.values[id];
         if value.side == Side::Pair {
@@ -231,7 +239,7 @@ impl Rewriter<'_> {
         Ok(Some(Affine { width, parts: Vec::new(), bias: Some(bias) }))
     }
 
-    /// Returns a vector that is not linear in anything, as a basis.
+    /// Returns the result of a nonlinear operation as a basis.
     fn basis(&mut self, id: Id) -> Result<Affine> {
         let width = self.from.values[id].count();
         let made = self.make(id)?;
@@ -252,7 +260,7 @@ impl Rewriter<'_> {
             return Ok(None);
         }
         let Some(affine) = self.operand(a)? else { return Ok(None) };
-        let is_large = !inverse && self.from.constant(shared).is_some_and(has_far);
+        let is_large = !inverse && self.from.constant(shared).is_some_and(has_large_magnitude);
         let mut affine = self.summed_first(a, affine, is_large)?;
         let has_full = affine.parts.iter().any(|(_, m)| matches!(m, Matrix::Full(_)));
         if !self.is_eager && has_full && other.side != Side::Constant {
@@ -267,9 +275,10 @@ impl Rewriter<'_> {
         self.scale(affine, factor, width).map(Some)
     }
 
-    /// Returns whether a sum must be computed before it is multiplied or summed further, because its terms may be so large that
-    /// their difference would be rounded away. This holds if the factor `is_large` (from [`FAR`] on), for several values that are
-    /// added element-wise, and for a number of the row (a column, not an embedding) together with one of the user.
+    /// Returns whether a sum must be computed before it is multiplied or summed further, because its terms may be so
+    /// large that their difference would be rounded away. This is the case if the factor is large (`is_large`, from
+    /// [`FAR`] on), if several values are added element-wise, or if a single number of the row (a column, not an
+    /// embedding) is added to a number of the user.
     fn is_summed_first(&self, affine: &Affine, is_large: bool) -> bool {
         if affine.parts.len() + usize::from(affine.bias.is_some()) < 2 {
             return false;
@@ -301,17 +310,17 @@ impl Rewriter<'_> {
         self.to.values[id].side == Side::Constant
     }
 
-    /// Materializes a candidate value as a basis.
+    /// Computes a row value and uses the result as a basis.
     fn settled(&mut self, id: Id, affine: &Affine) -> Result<Affine> {
         let settled = identity(self.materialise(affine)?, affine.width);
         self.affine[id] = Some(settled.clone());
         Ok(settled)
     }
 
-    /// Multiplies by a vector `[width]` or `[1]`.
+    /// Multiplies an affine value by a vector `[width]` or `[1]`.
     fn scale(&mut self, affine: Affine, factor: Id, width: usize) -> Result<Affine> {
         let affine = self.widen(affine, width)?;
-        let factor = self.ones_times(factor, width)?;
+        let factor = self.broadcast_vector(factor, width)?;
         let mut parts = Vec::new();
         for (x, matrix) in affine.parts {
             parts.push((
@@ -328,14 +337,14 @@ impl Rewriter<'_> {
     }
 
     /// Broadcasts a vector of `width` numbers or one number to `[width]`.
-    fn ones_times(&mut self, vector: Id, width: usize) -> Result<Id> {
+    fn broadcast_vector(&mut self, vector: Id, width: usize) -> Result<Id> {
         match self.to.values[vector].count() == width {
             true => Ok(vector),
             false => self.to.pick(vector, vec![0; width], vec![width], None),
         }
     }
 
-    /// Broadcasts one number to `width` numbers.
+    /// Broadcasts an affine value of one number to `width` numbers.
     fn widen(&mut self, affine: Affine, width: usize) -> Result<Affine> {
         if affine.width == width {
             return Ok(affine);
@@ -349,7 +358,7 @@ impl Rewriter<'_> {
             };
             parts.push((x, Matrix::Full(full)));
         }
-        let bias = affine.bias.map(|bias| self.ones_times(bias, width)).transpose()?;
+        let bias = affine.bias.map(|bias| self.broadcast_vector(bias, width)).transpose()?;
         Ok(Affine { width, parts, bias })
     }
 
@@ -392,7 +401,7 @@ impl Rewriter<'_> {
     }
 
     fn times(&mut self, a: Id, matrix: Id, width: usize) -> Result<Affine> {
-        // A concatenation is multiplied part by part.
+        // The parts of a concatenation are multiplied separately.
         let mut at = a;
         while let Op::Reshape(of) = self.from.values[at].op
             && self.from.values[of].is_vector()
@@ -423,14 +432,15 @@ impl Rewriter<'_> {
             Some(affine) => affine,
             None => self.basis(a)?,
         };
-        let is_large = self.to.constant(matrix).is_some_and(has_far);
-        let is_worth = self.is_worth(&affine, matrix, width) && !self.is_summed_first(&affine, is_large);
+        let is_large = self.to.constant(matrix).is_some_and(has_large_magnitude);
+        let is_worth = self.is_cheaper_on_matrices(&affine, matrix, width) && !self.is_summed_first(&affine, is_large);
         let affine = if is_worth { affine } else { self.settled(a, &affine)? };
         self.multiplied(affine, matrix, width)
     }
 
-    /// Returns whether multiplying the matrices of a value is cheaper than multiplying the value.
-    fn is_worth(&self, affine: &Affine, matrix: Id, width: usize) -> bool {
+    /// Returns whether multiplying the matrices of an affine value is cheaper than computing the value and multiplying
+    /// it.
+    fn is_cheaper_on_matrices(&self, affine: &Affine, matrix: Id, width: usize) -> bool {
         // A residual sum `x + y`, as between cross layers, is added before one product instead of multiplied twice.
         let summands = affine.parts.iter().filter(|(_, m)| !matches!(m, Matrix::Full(_))).count();
         if summands > 1 && width >= RESIDUAL_MIN {
@@ -442,7 +452,11 @@ impl Rewriter<'_> {
             Matrix::Full(m) => {
                 let depth = self.to.values[*x].count();
                 let is_less = depth * width <= (depth + width) * affine.width;
-                self.is_eager || (is_less && self.is_constant(m) && self.is_constant(matrix))
+                // A narrow value between wide ones, as of low-rank layers, is computed. A few numbers, such as dot products,
+                // are not: what they depend on is usually multiplied anyway.
+                let is_low_rank = affine.width >= RESIDUAL_MIN && depth * width > 2 * (depth + width) * affine.width;
+                let are_constant = self.is_constant(m) && self.is_constant(matrix);
+                if self.is_eager { !is_low_rank } else { is_less && are_constant }
             }
         })
     }
@@ -469,7 +483,7 @@ impl Rewriter<'_> {
         Ok(Affine { width, parts, bias })
     }
 
-    /// Sums all numbers.
+    /// Sums all numbers of an affine value.
     fn fold(&mut self, affine: &Affine) -> Result<Affine> {
         let mut parts = Vec::new();
         for &(x, matrix) in &affine.parts {
@@ -484,7 +498,7 @@ impl Rewriter<'_> {
         Ok(Affine { width: 1, parts, bias })
     }
 
-    /// Computes the value as a row `[1, width]`.
+    /// Computes an affine value as a row `[1, width]`.
     fn materialise(&mut self, affine: &Affine) -> Result<Id> {
         let mut full = Vec::new();
         let mut other = Vec::new();
@@ -553,7 +567,7 @@ impl Rewriter<'_> {
     }
 }
 
-fn has_far(numbers: &[f32]) -> bool {
+fn has_large_magnitude(numbers: &[f32]) -> bool {
     numbers.iter().any(|x| x.abs() >= FAR)
 }
 

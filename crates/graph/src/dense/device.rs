@@ -1,4 +1,4 @@
-//! Compiled graphs on a GPU: the same steps over all rows of several requests at once.
+//! Compiled graphs on a GPU: runs the steps of the CPU plan over all rows of several requests at once.
 
 use super::RowProgram;
 use super::steps::{BufferRange, KeyedFold, Memory, Operand, Plan, Step, Work};
@@ -17,14 +17,15 @@ pub struct DeviceProgram {
     collapsed: DevicePlan,
 }
 
-/// A plan's constants, and the indices of its steps in their order: user steps, then row steps.
+/// Constants of a plan, and the indices that steps read, in the order of the steps: user steps, then row steps.
 #[derive(Debug)]
 struct DevicePlan {
     constants: Vec<Array<f32>>,
     indices: Vec<Vec<Array<u32>>>,
 }
 
-/// Returns the name of a function that has no kernel: angles, whose exact reduction takes a stack frame, and powers.
+/// Returns the name of a function without a GPU kernel: trigonometric functions, whose exact range reduction needs a
+/// stack frame, powers, and rounding to 16 bits.
 fn function_of_host(work: &Work) -> Option<String> {
     let one = |f: Unary| {
         use Unary::*;
@@ -49,12 +50,12 @@ fn function_of_host(work: &Work) -> Option<String> {
 /// Buffer for row inputs: `[requests, most, stride]`.
 #[derive(Debug)]
 pub struct DeviceRows {
-    /// Numbers of the buffer.
+    /// Elements of the buffer.
     pub numbers: Array<f32>,
-    /// Distance between rows.
+    /// Distance between rows in elements.
     pub stride: usize,
-    /// Rows per request on all GPUs that share them. It selects the plan, so that all GPUs use the same one and a row's result
-    /// does not depend on its GPU.
+    /// Number of rows per request on all GPUs together. It selects the plan, so that all GPUs use the same plan and a
+    /// row's result does not depend on the GPU.
     pub of_all: usize,
 }
 
@@ -62,12 +63,13 @@ pub struct DeviceRows {
 #[derive(Debug)]
 pub struct DeviceOutputs {
     buffers: Vec<Array<f32>>,
-    /// Per output, its buffer and its row stride.
+    /// Per output: index of its buffer, and row stride.
     places: Vec<(usize, usize)>,
 }
 
 impl DeviceOutputs {
-    /// Returns output number `n` in the order requested at compilation, `[requests, most, stride]`, and its stride.
+    /// Returns output number `n`, `[requests, most, stride]`, and the stride; outputs have the order requested at
+    /// compilation.
     pub fn output(&self, n: usize) -> (&Array<f32>, usize) {
         let (buffer, stride) = self.places[n];
         (&self.buffers[buffer], stride)
@@ -98,7 +100,8 @@ impl DevicePlan {
 }
 
 impl RowProgram {
-    /// Returns the plans that a GPU runs: those with the least work per request and per row, without fused attention.
+    /// Returns the two plans for GPUs, without fused attention and normalization: one with the least work per request,
+    /// one with the least work per row.
     fn device_plans(&self) -> [&Plan; 2] {
         match &self.unfused {
             Some(plans) => [&plans[0], &plans[1]],
@@ -111,7 +114,7 @@ impl DeviceProgram {
     /// Copies the constants of a compiled graph to a device.
     ///
     /// # Errors
-    /// `Unsupported` if an output is not made by a step; `Overloaded` if GPU memory is exhausted.
+    /// `Unsupported` if an output is not computed by a step; `Overloaded` if GPU memory is exhausted.
     pub fn copy(device: &Device, program: &RowProgram) -> Result<Self> {
         DeviceProgram::check(program)?;
         let [straight, collapsed] = program.device_plans();
@@ -125,25 +128,27 @@ impl DeviceProgram {
     /// Rejects a compiled graph that cannot run on a GPU.
     ///
     /// # Errors
-    /// `Unsupported` for a recurrent layer or a function without a kernel, or if an output is not made by a step.
+    /// `Unsupported` for a recurrent layer or a function without a kernel, or if an output is not computed by a step.
     pub fn check(program: &RowProgram) -> Result<()> {
         let is_made = |place: &BufferRange| matches!(place, BufferRange { memory: Memory::Rows(_), offset: 0 });
         let plans = program.device_plans();
         for step in plans.iter().flat_map(|plan| plan.user.iter().chain(&plan.rows)) {
             if matches!(step.work, Work::Recurrent(_)) {
-                return Err(Error::unsupported("a graph with a recurrent layer"));
+                return Err(Error::unsupported("the graph has a recurrent layer, which GPUs do not run"));
             }
             if let Some(function) = function_of_host(&step.work) {
-                return Err(Error::unsupported(format!("a graph with the function {function}")));
+                return Err(Error::unsupported(format!(
+                    "the graph has the function {function}, which GPUs do not run"
+                )));
             }
         }
         match plans.iter().all(|plan| plan.outputs.iter().all(is_made)) {
             true => Ok(()),
-            false => Err(Error::unsupported("a graph whose output is one of its inputs")),
+            false => Err(Error::unsupported("an output of the graph is one of its inputs, which GPUs do not run")),
         }
     }
 
-    /// Returns its bytes on the device.
+    /// Returns the device memory of the program, in bytes.
     pub fn bytes(&self) -> usize {
         self.straight.bytes() + self.collapsed.bytes()
     }
@@ -158,7 +163,7 @@ impl DeviceProgram {
         4usize.saturating_mul(numbers(straight).max(numbers(collapsed)))
     }
 
-    /// Allocates the inputs of `most` rows per request.
+    /// Allocates the buffer for inputs of `most` rows per request.
     ///
     /// # Errors
     /// `Overloaded` if GPU memory is exhausted.
@@ -168,7 +173,8 @@ impl DeviceProgram {
         Ok(DeviceRows { numbers: device.room(requests * most * stride)?, stride, of_all: most })
     }
 
-    /// Runs over the rows of several requests; `user` has the user inputs in their order, each `[requests, n]`.
+    /// Runs the program over the rows of several requests; `user` has the user inputs in their order, each `[requests,
+    /// n]`.
     ///
     /// # Errors
     /// `Internal` if a launch fails; `Overloaded` if GPU memory is exhausted.
@@ -245,7 +251,7 @@ impl Run<'_> {
     }
 
     fn step(&self, step: &Step, rows: RowsOf<'_>, out: NumbersAt, indices: &[Array<u32>]) -> Result<()> {
-        let (device, missing) = (self.device, || Error::internal("a step without its indices"));
+        let (device, missing) = (self.device, || Error::internal("the indices of a step are not on the device"));
         match &step.work {
             Work::Product { parts, bias, runs, columns, relu, factors, result } => {
                 let factor = |f: &super::steps::Factor| {
@@ -293,14 +299,16 @@ impl Run<'_> {
                 }
                 Ok(())
             }
-            Work::Pick { a, index, run } => {
+            Work::Pick { a, index, run, .. } => {
                 let [copied] = indices else { return Err(missing()) };
                 let placing = PickDestination { runs: 1, count: index.len() * run, stride: 0, first: 0 };
                 steps::pick(device, rows, self.at(*a), Some(copied), placing, out)
             }
-            Work::Spread { .. } => Err(Error::unsupported("gradients on a device")),
-            Work::Attention(_) => Err(Error::unsupported("fused attention on a device")),
-            Work::Recurrent(_) => Err(Error::unsupported("a recurrent layer on a device")),
+            Work::Spread { .. } => Err(Error::unsupported("gradients are computed on the CPU only")),
+            Work::Attention(_) | Work::Softmax { .. } | Work::Normalize(_) => {
+                Err(Error::unsupported("fused attention and normalization run on the CPU only"))
+            }
+            Work::Recurrent(_) => Err(Error::unsupported("recurrent layers run on the CPU only")),
             Work::Narrow { a, count, first } => steps::narrow(device, rows, self.at(*a), *count, out.behind(*first)),
             Work::PackNarrow { a, depth, columns, rows: at } => {
                 steps::pack_narrow(device, rows, self.at(*a), (*depth, *columns, *at), out)
@@ -308,11 +316,11 @@ impl Run<'_> {
         }
     }
 
-    /// Returns the outputs.
+    /// Returns the outputs of the run.
     fn outputs(self) -> Result<DeviceOutputs> {
         let place = |place: &BufferRange| match *place {
             BufferRange { memory: Memory::Rows(n), offset: 0 } => Ok((n, self.plan.strides[n])),
-            _ => Err(Error::internal("an output that no step makes")),
+            _ => Err(Error::internal("no step computes an output of the graph")),
         };
         let places = self.plan.outputs.iter().map(place).collect::<Result<_>>()?;
         Ok(DeviceOutputs { buffers: self.buffers, places })

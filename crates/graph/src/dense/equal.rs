@@ -10,7 +10,7 @@ use sterling_kernels::cpu::dense::{Binary, EQUAL_FOLDS_MAX, Fold};
 pub(super) struct EqualGroup {
     pub(super) key: Id,
     pub(super) keys: Id,
-    /// Per reduction: its function, its values and the graph value that it computes.
+    /// Per reduction: the function, the reduced values and the graph value of the result.
     pub(super) folds: Vec<(Fold, Id, Id)>,
 }
 
@@ -18,7 +18,7 @@ pub(super) struct EqualGroup {
 pub(super) struct EqualGroups(Vec<EqualGroup>);
 
 impl EqualGroups {
-    /// Finds the groups among values that are `is_foldable`, if nothing else reads their products.
+    /// Groups the reductions that satisfy `is_foldable` by comparison, if only these reductions read the reduced products.
     pub(super) fn of(
         graph: &Graph,
         is_foldable: impl Fn(Id) -> bool,
@@ -55,7 +55,7 @@ impl EqualGroups {
         self.0.iter().find(|group| group.folds.iter().any(|(.., made)| *made == id))
     }
 
-    /// Returns the values that computing a value reads.
+    /// Returns the values that are read to compute a value.
     pub(super) fn reads(&self, graph: &Graph, id: Id) -> Vec<Id> {
         match self.group(id) {
             Some(EqualGroup { key, keys, folds }) => {
@@ -66,7 +66,7 @@ impl EqualGroups {
     }
 }
 
-/// Returns the key, the keys and the values of such a product.
+/// Returns the key, the keys and the values of a product `Mul(Equal(key, keys), values)`; `None` for another product.
 fn parts(graph: &Graph, product: Id, root: &impl Fn(Id) -> Id) -> Option<(Id, Id, Id)> {
     let count = graph.values[product].count();
     let is_shared = |id: Id| graph.values[id].side != Side::Pair && graph.values[id].count() == count;

@@ -4,8 +4,8 @@
 use super::steps::{BufferRange, Factor, Memory, Operand, Plan, Step, Work};
 use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::dense::{
-    self as loops, CHAIN_MAX, Chain, EQUAL_FOLDS_MAX, EqualFold, Fold, Form, Keys, LANES, Lines, MapTarget, PANEL,
-    PARTS_MAX, Part, Product, STEP, Weights,
+    self as loops, CHAIN_MAX, Chain, EQUAL_FOLDS_MAX, EqualFold, Fold, Form, Keys, LANES, Lines, MapTarget, Norm,
+    PANEL, PARTS_MAX, Part, Product, STEP, Weights,
 };
 
 /// Scratch memory of compiled graphs, which the caller keeps between runs, so that only the first runs allocate.
@@ -14,7 +14,7 @@ pub struct Scratch {
     user: Vec<Lines>,
     rows: Vec<Lines>,
     given: Lines,
-    /// Registers of chains, tiles of attention, states of recurrent layers.
+    /// Scratch numbers of a step: registers of chains, tiles of attention, states of recurrent layers.
     registers: Lines,
 }
 
@@ -51,7 +51,7 @@ pub(super) fn start(plan: &Plan, kernels: Kernels, inputs: &[&[f32]], scratch: &
     scratch.registers = registers;
 }
 
-/// The inputs of a block of rows, to be filled, and from a row to the next.
+/// Returns the buffer for the inputs of a block of rows, which the caller fills, and the row stride.
 pub(super) fn given<'a>(plan: &Plan, scratch: &'a mut Scratch) -> (&'a mut [f32], usize) {
     (scratch.given.numbers_mut(), plan.given_stride)
 }
@@ -77,9 +77,9 @@ pub(super) fn output<'a>(plan: &Plan, n: usize, scratch: &'a Scratch) -> (&'a [f
     }
 }
 
-/// Returns the distance between the numbers of an operand if all rows of a block can be processed as one run: 1 if its
-/// rows have the layout of the result, including the padding between rows; 0 if all rows share one number and the
-/// result has one number per row.
+/// Returns the distance between the numbers of an operand if all rows of a block can be processed as one contiguous
+/// array: 1 if the rows have the layout of the result, including the padding between rows; 0 if all rows share one
+/// number and the result has one number per row.
 fn in_one_run(operand: &loops::Operand<'_>, count: usize, stride: usize) -> Option<usize> {
     match operand.row {
         0 if count == 1 && stride == 1 => Some(0),
@@ -88,7 +88,7 @@ fn in_one_run(operand: &loops::Operand<'_>, count: usize, stride: usize) -> Opti
     }
 }
 
-/// Returns all rows of a result as one row.
+/// Returns all rows of a result as one long row.
 fn whole_block(target: MapTarget<'_>) -> MapTarget<'_> {
     MapTarget { inner: (target.rows - 1) * target.stride + target.inner, rows: 1, ..target }
 }
@@ -101,7 +101,7 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Returns the numbers from an offset on, and the distance between rows.
+    /// Returns the numbers of a buffer from the offset of `place` on, and the row stride.
     pub(super) fn at(&self, place: BufferRange) -> (&'a [f32], usize) {
         let (lines, stride) = match place.memory {
             Memory::Constant(n) => (&self.plan.constants[n], 0),
@@ -123,7 +123,7 @@ impl<'a> Run<'a> {
             Work::Product { parts, bias, runs, columns, relu, factors, result } => {
                 let bias = bias.map_or(&[][..], |bias| self.at(bias).0);
                 let (columns, relu, factors, result) = (*columns, *relu, *factors, *result);
-                let shape = Product { rows, columns, parts: &[], bias, relu, factors, result };
+                let shape = Product { rows, columns, parts: &[], bias, relu, factors, result, ..Product::default() };
                 self.product(parts, &shape, *runs, out, stride);
             }
             Work::Narrow { a, count, first } => {
@@ -198,11 +198,48 @@ impl<'a> Run<'a> {
                     first += count;
                 }
             }
+            Work::Softmax { a, runs, width } => {
+                let (numbers, row_stride) = self.at(*a);
+                let count = runs * width;
+                // Processes all rows at once if there is no padding between rows.
+                if row_stride == count && stride == count {
+                    let to = &mut out[..rows * count];
+                    to.copy_from_slice(&numbers[..rows * count]);
+                    return self.kernels.softmax(to, *width);
+                }
+                for row in 0..rows {
+                    let to = &mut out[row * stride..][..count];
+                    to.copy_from_slice(&numbers[row * row_stride..][..count]);
+                    self.kernels.softmax(to, *width);
+                }
+            }
+            Work::Normalize(work) => {
+                let (numbers, row) = self.at(work.a);
+                let input = loops::Operand { numbers, row, outer: work.width, inner: 1 };
+                let mut target = MapTarget { numbers: out, stride, rows, outer: work.runs, inner: work.width };
+                let constant = |place: Option<BufferRange>| place.map_or(&[][..], |place| self.at(place).0);
+                let norm = Norm {
+                    width: work.width,
+                    centre: &work.centre,
+                    share: work.share,
+                    epsilon: work.epsilon,
+                    scale: constant(work.scale),
+                    bias: constant(work.bias),
+                    relu: work.relu,
+                };
+                self.kernels.norm(&norm, &input, &mut target);
+            }
             Work::Attention(work) => self.attention(work, registers, out, stride),
             Work::Recurrent(work) => self.recurrent(work, registers, out, stride),
             Work::Spread { a, index, run, count } => self.spread(*a, (index, *run), *count, out, stride),
-            Work::Pick { a, index, run } => {
+            Work::Pick { a, index, run, order } => {
                 let (numbers, row_stride) = self.at(*a);
+                if let Some(order) = order {
+                    for row in 0..rows {
+                        self.kernels.rearrange(order, &numbers[row * row_stride..], &mut out[row * stride..]);
+                    }
+                    return;
+                }
                 for row in 0..rows {
                     let (from, to) = (&numbers[row * row_stride..], &mut out[row * stride..][..index.len() * run]);
                     match *run {
@@ -228,8 +265,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Computes `runs` products of each row: all at once if they are contiguous, otherwise those of a row or those of a
-    /// run together, whichever are more.
+    /// Computes `runs` products for each row. All are one product if they are contiguous; otherwise either the products
+    /// of a row or the rows of a product are computed together, whichever are more.
     fn product(&self, factors: &[Factor], shape: &Product<'_>, runs: usize, out: &mut [f32], stride: usize) {
         let rows = shape.rows;
         let lies_flat = |factor: &Factor| self.at(factor.rows).1 == runs * factor.depth;
@@ -250,7 +287,7 @@ impl<'a> Run<'a> {
                 *part = Part { rows: &numbers[first..], stride: step, depth, weights };
             }
             let (first, step) = if by_row { (n * stride, shape.columns) } else { (n * shape.columns, stride) };
-            // A single row may be written in complete panels.
+            // The output of a single row may be written in complete panels.
             let step = if together == 1 { stride } else { step };
             let product = Product { rows: together, parts: &parts[..factors.len()], ..*shape };
             self.kernels.product(&product, &mut out[first..], step);
@@ -275,7 +312,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Same, if `[1, k]` of each row is multiplied by matrices that all rows share.
+    /// Multiplies a `[1, k]` matrix of each row by matrices that all rows share.
     fn rows_by_matrices(
         &self,
         a: BufferRange,

@@ -5,9 +5,9 @@ use super::ir::{GraphInput, Id, Op, Side, Value, broadcast, positions, strides};
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 
-/// Maximum count of numbers of all values of a graph, at one row.
+/// Maximum count of numbers in all values of a graph, for one row.
 pub(super) const NUMBERS_MAX: usize = 1 << 26;
-/// Maximum multiply-adds of a product of constants.
+/// Maximum multiply-adds of one matrix product of a graph.
 const FOLDED_MAX: usize = 1 << 30;
 
 /// Values in topological order.
@@ -16,7 +16,7 @@ pub(super) struct Graph {
     pub(super) inputs: Vec<GraphInput>,
     pub(super) values: Vec<Value>,
     pub(super) outputs: Vec<Id>,
-    /// Values that cancel out, so that no gradient flows through them: the maximum that a softmax subtracts.
+    /// Values that cancel out, so that they need no gradient: the maximum that a softmax subtracts.
     pub(super) still: Vec<Id>,
     numbers: usize,
 }
@@ -31,13 +31,17 @@ impl Graph {
         Graph { inputs, ..Graph::default() }
     }
 
-    /// Adds a value of an operation whose shapes are known to fit.
+    /// Adds a value; the caller guarantees that the shapes of the operation fit.
     pub(super) fn add(&mut self, op: Op, shape: Vec<usize>, rows: Option<usize>) -> Result<Id> {
         let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n > 0);
         let numbers = count.and_then(|n| n.checked_add(self.numbers)).filter(|&n| n <= NUMBERS_MAX);
         self.numbers = numbers.ok_or_else(|| {
             refused(format!("a value of shape {shape:?}, expected 1 to {NUMBERS_MAX} numbers in all values of a graph"))
         })?;
+        if !self.fits(&op, &shape) {
+            let of: Vec<&[usize]> = op.reads().into_iter().map(|read| self.shape(read)).collect();
+            return Err(Error::internal(format!("operands of shapes {of:?} do not fit a result of shape {shape:?}")));
+        }
         let side = match &op {
             Op::Inputs(first) => self.inputs[*first].side,
             op => op.reads().iter().map(|&id| self.values[id].side).max().unwrap_or(Side::Constant),
@@ -53,12 +57,38 @@ impl Graph {
         Ok(self.values.len() - 1)
     }
 
-    /// Returns per value whether the values `of` depend on it, except through values of `stops`.
+    /// Returns whether the shapes of the operands are those that a result of this shape needs.
+    fn fits(&self, op: &Op, shape: &[usize]) -> bool {
+        let spreads = |of: &[usize], shape: &[usize]| {
+            of.len() <= shape.len()
+                && of.iter().rev().zip(shape.iter().rev()).all(|(&own, &all)| own == all || own == 1)
+        };
+        let count = |shape: &[usize]| shape.iter().product::<usize>();
+        match op {
+            Op::Unary(_, a) => self.shape(*a) == shape,
+            Op::Binary(_, a, b) => spreads(self.shape(*a), shape) && spreads(self.shape(*b), shape),
+            Op::MatMul(a, b) => match (self.shape(*a), self.shape(*b), shape) {
+                ([of_a @ .., m, k], [of_b @ .., depth, n], [outer @ .., rows, columns]) => {
+                    k == depth && m == rows && n == columns && spreads(of_a, outer) && spreads(of_b, outer)
+                }
+                _ => false,
+            },
+            Op::Fold(_, a) => match (self.shape(*a), shape) {
+                ([outer @ .., _], [own @ .., 1]) => outer == own,
+                _ => false,
+            },
+            Op::Pick(_, index) => index.len() == count(shape),
+            Op::Reshape(a) => count(self.shape(*a)) == count(shape),
+            _ => true,
+        }
+    }
+
+    /// Returns for each value whether the values `of` depend on it, except through values of `stops`.
     pub(super) fn needed(&self, of: &[Id], stops: &[Id]) -> Vec<bool> {
         self.needed_by(of, |id| if stops.contains(&id) { Vec::new() } else { self.values[id].op.reads() })
     }
 
-    /// Returns the same if a value's operands are those that `reads` returns.
+    /// Returns for each value whether the values `of` depend on it; `reads` returns the operands of a value.
     pub(super) fn needed_by(&self, of: &[Id], reads: impl Fn(Id) -> Vec<Id>) -> Vec<bool> {
         let mut needed = vec![false; self.values.len()];
         of.iter().for_each(|&id| needed[id] = true);
@@ -70,7 +100,7 @@ impl Graph {
         needed
     }
 
-    /// Returns the numbers of a constant.
+    /// Returns the elements of a value if it is a constant.
     pub(super) fn constant(&self, id: Id) -> Option<&[f32]> {
         if let Op::Constant(numbers) = &self.values[id].op { Some(numbers) } else { None }
     }
@@ -85,7 +115,7 @@ impl Graph {
         self.add(Op::Inputs(n), shape, rows)
     }
 
-    /// Adds consecutive row inputs as one row.
+    /// Adds consecutive row inputs, concatenated to one row.
     pub(super) fn inputs(&mut self, first: usize, count: usize) -> Result<Id> {
         let width = self.inputs[first..first + count].iter().map(|i| i.shape.iter().product::<usize>()).sum();
         self.add(Op::Inputs(first), vec![1, width], Some(0))
@@ -94,7 +124,7 @@ impl Graph {
     /// Adds a constant.
     pub(super) fn number(&mut self, shape: Vec<usize>, numbers: Vec<f32>) -> Result<Id> {
         if shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)) != Some(numbers.len()) {
-            return Err(refused(format!("a constant of shape {shape:?} with {} numbers", numbers.len())));
+            return Err(refused(format!("got {} elements for a constant of shape {shape:?}", numbers.len())));
         }
         self.add(Op::Constant(numbers.into()), shape, None)
     }
@@ -110,19 +140,20 @@ impl Graph {
         self.add(Op::Binary(f, a, b), shape, rows)
     }
 
-    /// Returns the row axis of a result with `axes` axes, whose two operands are aligned at the last axis.
+    /// Returns the row axis of a result with `axes` axes, whose two operands are aligned at their last axis. The last
+    /// `last` axes cannot be the row axis of both.
     fn common_rows(&self, a: Id, b: Id, axes: usize, last: usize) -> Result<Option<usize>> {
         let from_end = |id: Id| self.values[id].rows.map(|axis| self.shape(id).len() - axis);
         let size = |id: Id| self.values[id].rows.map(|axis| self.shape(id)[axis]);
         let (of_a, of_b) = (from_end(a), from_end(b));
         if of_a.is_some() && of_b.is_some() && (of_a != of_b || size(a) != size(b)) {
-            return Err(refused("two values of candidates that do not line up"));
+            return Err(refused("two inputs have their candidates on different axes or in different numbers"));
         }
         let Some(end) = of_a.or(of_b) else { return Ok(None) };
         for id in [a, b] {
             let shape = self.shape(id);
             if end > last && self.values[id].rows.is_none() && shape.len() >= end && shape[shape.len() - end] != 1 {
-                return Err(refused(format!("shape {shape:?} fixes the number of candidates")));
+                return Err(refused(format!("shape {shape:?} fixes the number of candidates, expected any number")));
             }
         }
         Ok(Some(axes - end))
@@ -131,51 +162,55 @@ impl Graph {
     pub(super) fn matmul(&mut self, a: Id, b: Id) -> Result<Id> {
         let (left, right) = (self.shape(a).to_vec(), self.shape(b).to_vec());
         let (Some((&k, _)), true, true) = (left.split_last(), left.len() >= 2, right.len() >= 2) else {
-            return Err(refused(format!("a product of shapes {left:?} and {right:?}")));
+            return Err(refused(format!("shapes {left:?} and {right:?} do not fit a matrix product")));
         };
         let (m, n) = (left[left.len() - 2], right[right.len() - 1]);
         if right[right.len() - 2] != k {
-            return Err(refused(format!("a product of shapes {left:?} and {right:?}")));
+            return Err(refused(format!("shapes {left:?} and {right:?} do not fit a matrix product")));
         }
         let mut shape = broadcast(&left[..left.len() - 2], &right[..right.len() - 2])?;
         shape.extend([m, n]);
         let from_end = |id: Id| self.values[id].rows.map(|axis| self.shape(id).len() - axis);
         let rows = match (from_end(a), from_end(b)) {
             (None, None) => None,
-            (Some(1), _) | (_, Some(1 | 2)) => return Err(refused("a product that sums over candidates")),
-            // The rows of the product are the candidates: the other side is the same for all of them.
+            (Some(1), _) | (_, Some(1 | 2)) => {
+                return Err(refused("the matrix product sums over candidates, which is not supported"));
+            }
+            // The rows of the product are the candidates: all candidates share the right operand.
             (Some(2), None) => Some(shape.len() - 2),
-            (Some(2), Some(_)) => return Err(refused("a product of candidates with candidates")),
+            (Some(2), Some(_)) => {
+                return Err(refused("both operands of the matrix product have candidates, which is not supported"));
+            }
             _ => self.common_rows(a, b, shape.len(), 2)?,
         };
         let work = shape.iter().try_fold(k, |n, &d| n.checked_mul(d));
         if work.is_none_or(|n| n > FOLDED_MAX) {
-            return Err(refused(format!("a product of shapes {left:?} and {right:?} is too large")));
+            return Err(refused(format!("the matrix product of shapes {left:?} and {right:?} is too large")));
         }
         self.add(Op::MatMul(a, b), shape, rows)
     }
 
-    /// Rows times matrices, summed, plus a bias.
+    /// Adds the sum of products of rows with matrices, plus a bias.
     pub(super) fn linear(&mut self, parts: Vec<(Id, Id)>, bias: Option<Id>) -> Result<Id> {
         let columns = parts.first().map_or(0, |(_, matrix)| self.shape(*matrix)[1]);
         self.add(Op::Linear { parts, bias }, vec![1, columns], Some(0))
     }
 
-    /// Reduces along axes, which stay with size 1.
+    /// Reduces a value along axes, which get size 1.
     pub(super) fn fold(&mut self, f: Fold, a: Id, axes: &[usize]) -> Result<Id> {
         let Value { shape, rows, .. } = self.values[a].clone();
         if rows.is_some_and(|r| axes.contains(&r)) {
-            return Err(refused("a sum over candidates"));
+            return Err(refused("the reduction sums over candidates, which is not supported"));
         }
         if (1..axes.len()).any(|n| axes[..n].contains(&axes[n])) {
-            return Err(refused(format!("axes {axes:?}, expected each once")));
+            return Err(refused(format!("got axes {axes:?}, expected each axis once")));
         }
-        let kept: Vec<usize> = (0..shape.len()).filter(|axis| !axes.contains(axis)).collect();
-        let order: Vec<usize> = kept.iter().chain(axes).copied().collect();
+        let retained: Vec<usize> = (0..shape.len()).filter(|axis| !axes.contains(axis)).collect();
+        let order: Vec<usize> = retained.iter().chain(axes).copied().collect();
         let last = self.transpose(a, &order)?;
         let count = axes.iter().map(|&axis| shape[axis]).product();
-        let mut flat: Vec<usize> = kept.iter().map(|&axis| shape[axis]).collect();
-        let flat_rows = rows.and_then(|r| kept.iter().position(|&axis| axis == r));
+        let mut flat: Vec<usize> = retained.iter().map(|&axis| shape[axis]).collect();
+        let flat_rows = rows.and_then(|r| retained.iter().position(|&axis| axis == r));
         flat.push(count);
         let flat_value = self.reshape(last, flat.clone(), flat_rows)?;
         *flat.last_mut().unwrap_or(&mut 1) = 1;
@@ -185,7 +220,7 @@ impl Graph {
     }
 
     pub(super) fn concat(&mut self, axis: usize, parts: &[Id]) -> Result<Id> {
-        let first = self.values[*parts.first().ok_or_else(|| refused("Concat of nothing"))?].clone();
+        let first = self.values[*parts.first().ok_or_else(|| refused("Concat has no inputs"))?].clone();
         let mut shape = first.shape.clone();
         shape[axis] = 0;
         for &part in parts {
@@ -199,14 +234,14 @@ impl Graph {
                 )));
             }
             if value.rows != first.rows || value.rows == Some(axis) {
-                return Err(refused("Concat of candidates with a tensor without candidates"));
+                return Err(refused("Concat joins per-candidate values with shared ones"));
             }
             shape[axis] += value.shape[axis];
         }
         self.add(Op::Concat(axis, parts.to_vec()), shape, first.rows)
     }
 
-    /// Rearranges numbers of `a` into another shape, with the row axis `rows`.
+    /// Selects numbers of `a` by index and gives them another shape, with the row axis `rows`.
     pub(super) fn pick(&mut self, a: Id, index: Vec<u32>, shape: Vec<usize>, rows: Option<usize>) -> Result<Id> {
         let (a, index) = self.picked_at_once(a, index);
         match self.runs_of_parts(a, &index) {
@@ -215,8 +250,8 @@ impl Graph {
         }
     }
 
-    /// Skips rearrangements that the indices rearrange again, such as a transposition and its reverse around a convolution, if
-    /// the numbers then lie in no more runs.
+    /// Composes a selection with earlier selections that it reads, such as a transposition and its inverse around a
+    /// convolution, if the composed indices have no more contiguous groups.
     fn picked_at_once(&self, a: Id, index: Vec<u32>) -> (Id, Vec<u32>) {
         let mut at = a;
         while let Op::Reshape(of) = self.values[at].op {
@@ -238,8 +273,9 @@ impl Graph {
         self.add(Op::Pick(a, index.into()), shape, rows)
     }
 
-    /// Returns the numbers picked from each part of a concatenation, if they are fewer than all and in at most as many runs as
-    /// parts: parts that are not picked need not be computed.
+    /// Splits the indices selected from a concatenation into groups per part; parts that are not selected need not be
+    /// computed. `None` if parts are not contiguous, the selection is as long as the concatenation, or groups outnumber
+    /// parts.
     fn runs_of_parts(&self, a: Id, index: &[u32]) -> Option<Vec<(Id, Vec<u32>)>> {
         let mut at = a;
         while let Op::Reshape(of) = self.values[at].op {
@@ -288,10 +324,10 @@ impl Graph {
         self.pick(a, positions(&to, &moved), to, rows)
     }
 
-    /// Reshapes a value.
+    /// Gives a value another shape with the same count of numbers.
     pub(super) fn reshape(&mut self, a: Id, shape: Vec<usize>, rows: Option<usize>) -> Result<Id> {
         if shape.iter().product::<usize>() != self.values[a].count() {
-            return Err(refused(format!("Reshape of {:?} to {shape:?}", self.shape(a))));
+            return Err(refused(format!("cannot reshape {:?} to {shape:?}: different sizes", self.shape(a))));
         }
         if shape == self.shape(a) && rows == self.values[a].rows {
             return Ok(a);

@@ -1,4 +1,5 @@
-//! Reference evaluation of a graph, not optimized for speed: it folds constants, and the tests compare compiled graphs with it.
+//! Reference evaluation of a graph, not optimized for speed: the compiler folds constants with it, and tests compare
+//! compiled graphs with it.
 
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
@@ -22,7 +23,7 @@ pub(super) trait Real:
     + AddAssign
     + Sum
 {
-    /// Rounds to the nearest number.
+    /// Rounds to the nearest number of this type.
     fn nearest(x: f64) -> Self;
     fn exp(self) -> Self;
     fn ln(self) -> Self;
@@ -68,7 +69,7 @@ real!(f32);
 #[cfg(test)]
 real!(f64);
 
-/// Returns the numbers of a value whose operands are constant.
+/// Evaluates a value whose operands are all constants.
 pub(super) fn value(values: &[Value], value: &Value) -> Vec<f32> {
     evaluate(value, values, &|id| match &values[id].op {
         Op::Constant(numbers) => numbers,
@@ -76,7 +77,7 @@ pub(super) fn value(values: &[Value], value: &Value) -> Vec<f32> {
     })
 }
 
-/// Returns the output of one row for the given inputs.
+/// Returns output number `output` of one row for the given inputs.
 #[cfg(test)]
 pub(super) fn row<T: Real>(values: &[Value], output: usize, inputs: &[&[T]]) -> Vec<T> {
     all(values, inputs).swap_remove(output)
@@ -155,7 +156,7 @@ fn products<T: Real>(value: &Value, (left, a): (&[usize], &[T]), (right, b): (&[
     out
 }
 
-/// Evaluates a layer as its equations say.
+/// Evaluates a recurrent layer by its equations, step by step.
 fn recurrent<'a, T: Real + 'a>(layer: &Recurrent, values: &[Value], of: &dyn Fn(Id) -> &'a [T]) -> Vec<T> {
     let Ok(RecurrentSizes { runs, steps, depth, hidden }) = layer.sizes(values) else { return Vec::new() };
     let (zero, one) = (T::from(0.0), T::from(1.0));
@@ -304,7 +305,7 @@ fn binary<T: Real>(f: Binary, x: T, y: T) -> T {
     }
 }
 
-/// The error function, by its series: all terms are positive.
+/// Computes the error function by a series whose terms are all positive.
 fn erf(x: f64) -> f64 {
     if x.is_nan() || x.abs() > 6.0 {
         return if x.is_nan() { x } else { x.signum() };
@@ -320,7 +321,7 @@ fn erf(x: f64) -> f64 {
 fn fold<T: Real>(f: Fold, numbers: &[T]) -> T {
     match f {
         Fold::Sum => numbers.iter().copied().sum(),
-        Fold::Max => numbers.iter().fold(T::from(f32::NEG_INFINITY), |kept, &x| binary(Binary::Max, kept, x)),
-        Fold::Min => numbers.iter().fold(T::from(f32::INFINITY), |kept, &x| binary(Binary::Min, kept, x)),
+        Fold::Max => numbers.iter().fold(T::from(f32::NEG_INFINITY), |retained, &x| binary(Binary::Max, retained, x)),
+        Fold::Min => numbers.iter().fold(T::from(f32::INFINITY), |retained, &x| binary(Binary::Min, retained, x)),
     }
 }

@@ -1,8 +1,9 @@
-//! A checked graph of a dozen operations, each value with its shape and the inputs it depends on.
+//! A checked graph of a dozen operations; each value has a shape and the kind of inputs that it depends on.
 //!
-//! A graph is written for **one row**: a candidate of a reranker, a request of a tower. A value that depends on rows
-//! ([`Side::Pair`]) stores which of its axes counts them; that axis has size 1 here, and no operation may mix numbers along it.
-//! Other values are constant (and folded on creation) or the user's: computed once for all rows.
+//! A graph is written for **one row**: a candidate of a reranker, or a request of a tower. A value that depends on rows
+//! ([`Side::Pair`]) stores which of its axes counts rows; that axis has size 1 in the graph, and no operation may mix
+//! numbers along it. Other values are constant (and folded on creation) or belong to the user: they are computed once
+//! for all rows.
 
 use std::sync::Arc;
 
@@ -12,25 +13,25 @@ use sterling_kernels::cpu::dense::{Binary, Cell, Fold, Unary};
 /// Inputs that a value depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Side {
-    /// None.
+    /// No inputs.
     Constant,
     /// User inputs only.
     User,
-    /// Row inputs, possibly also user inputs.
+    /// Row inputs, and possibly user inputs.
     Pair,
 }
 
-/// Number of a value.
+/// Index of a value in the graph.
 pub(super) type Id = usize;
 
-/// Operation that makes a value.
+/// Operation that computes a value.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
-    /// Consecutive inputs from this one on, as many as the shape has room for.
+    /// Consecutive inputs from this index on, as many as fill the shape.
     Inputs(usize),
     Constant(Arc<[f32]>),
     Unary(Unary, Id),
-    /// Element-wise, with broadcasting.
+    /// Element-wise operation with broadcasting.
     Binary(Binary, Id, Id),
     /// Matrix product over the last two axes, with broadcasting of the axes before.
     MatMul(Id, Id),
@@ -39,13 +40,14 @@ pub(super) enum Op {
         parts: Vec<(Id, Id)>,
         bias: Option<Id>,
     },
-    /// Reduction along the last axis, which stays with size 1.
+    /// Reduction along the last axis, which then has size 1.
     Fold(Fold, Id),
     /// Concatenation along an axis.
     Concat(usize, Vec<Id>),
-    /// Number `n` is number `index[n]` of the value: transposed, sliced, expanded or gathered.
+    /// Number `n` of the result is number `index[n]` of the operand: a transposition, slice, expansion or gather.
     Pick(Id, Arc<[u32]>),
-    /// Adjoint of [`Op::Pick`]: number `index[n]` is the sum of all numbers `n` of the value; 0 if there are none.
+    /// Adjoint of [`Op::Pick`]: number `k` of the result is the sum of all numbers `n` of the operand with `index[n] ==
+    /// k`.
     Spread(Id, Arc<[u32]>),
     Reshape(Id),
     /// GRU, LSTM or RNN.
@@ -56,7 +58,7 @@ pub(super) enum Op {
 #[derive(Clone, Debug)]
 pub(super) struct Recurrent {
     pub(super) cell: Cell,
-    /// True if the last step comes first.
+    /// True if the steps are processed from the last to the first.
     pub(super) is_reverse: bool,
     /// `[runs, steps, depth]`
     pub(super) x: Id,
@@ -66,11 +68,11 @@ pub(super) struct Recurrent {
     pub(super) recurrence: Id,
     /// `[hidden, hidden]` of gate `n` for [`Cell::GruResetFirst`], constant.
     pub(super) candidate: Option<Id>,
-    /// `[gates * hidden]`, added to products of the input, and to those of the state; constant.
+    /// `[gates * hidden]`: biases of the products with the input, and of the products with the state; constant.
     pub(super) biases: [Id; 2],
-    /// State and cell state before the first step, `[runs, hidden]`; zeros if there is none.
+    /// State and cell state before the first step, `[runs, hidden]`; `None` for zeros.
     pub(super) initial: [Option<Id>; 2],
-    /// Number of valid steps per run, `[runs]`.
+    /// Number of valid steps per sequence, `[runs]`.
     pub(super) lengths: Option<Id>,
 }
 
@@ -81,34 +83,34 @@ impl Recurrent {
         [*x, *weights, *recurrence, biases[0], biases[1]].into_iter().chain(optional).collect()
     }
 
-    /// Returns the layer with other operands.
+    /// Returns the layer with each operand replaced by the result of `of`, called in the order of [`Recurrent::reads`].
     pub(super) fn over(&self, of: &mut dyn FnMut(Id) -> Result<Id>) -> Result<Recurrent> {
         Ok(Recurrent {
             x: of(self.x)?,
             weights: of(self.weights)?,
             recurrence: of(self.recurrence)?,
-            candidate: self.candidate.map(&mut *of).transpose()?,
             biases: [of(self.biases[0])?, of(self.biases[1])?],
+            candidate: self.candidate.map(&mut *of).transpose()?,
             initial: [self.initial[0].map(&mut *of).transpose()?, self.initial[1].map(&mut *of).transpose()?],
             lengths: self.lengths.map(of).transpose()?,
             ..*self
         })
     }
 
-    /// Returns the number of states behind the steps of a run.
+    /// Returns the number of final states that follow the steps of a sequence in the result.
     pub(super) fn kept(&self) -> usize {
         if self.cell == Cell::Lstm { 2 } else { 1 }
     }
 
-    /// Returns its sizes.
+    /// Returns the sizes of the layer.
     ///
     /// # Errors
-    /// `Unsupported` if the input has not three axes.
+    /// `Unsupported` if the input does not have three axes.
     pub(super) fn sizes(&self, values: &[Value]) -> Result<RecurrentSizes> {
         let hidden = values[self.recurrence].shape.first().copied().unwrap_or(0);
         match values[self.x].shape[..] {
             [runs, steps, depth] => Ok(RecurrentSizes { runs, steps, depth, hidden }),
-            ref shape => Err(refused(format!("a sequence of shape {shape:?}, expected 3 axes"))),
+            ref shape => Err(refused(format!("the sequence has shape {shape:?}, expected 3 axes"))),
         }
     }
 }
@@ -123,7 +125,7 @@ pub(super) struct RecurrentSizes {
 }
 
 impl Op {
-    /// Returns the operation with other operands.
+    /// Returns the operation with each operand replaced by the result of `of`, called in the order of [`Op::reads`].
     pub(super) fn over(&self, of: &mut dyn FnMut(Id) -> Result<Id>) -> Result<Op> {
         Ok(match self {
             Op::Inputs(_) | Op::Constant(_) => self.clone(),
@@ -143,7 +145,7 @@ impl Op {
         })
     }
 
-    /// Returns the values that it reads.
+    /// Returns the operands of the operation.
     pub(super) fn reads(&self) -> Vec<Id> {
         match self {
             Op::Inputs(_) | Op::Constant(_) => Vec::new(),
@@ -167,7 +169,7 @@ pub(super) struct Value {
 }
 
 impl Value {
-    /// Returns the numbers per row.
+    /// Returns the count of numbers, per row if the value depends on rows.
     pub(super) fn count(&self) -> usize {
         self.shape.iter().product()
     }
@@ -178,7 +180,7 @@ impl Value {
     }
 }
 
-/// An input: its side and the shape of one row.
+/// An input: its kind, and its shape for one row.
 #[derive(Clone, Debug)]
 pub(super) struct GraphInput {
     pub(super) side: Side,
@@ -203,7 +205,7 @@ pub(super) fn broadcast(a: &[usize], b: &[usize]) -> Result<Vec<usize>> {
     (0..axes).map(both).collect()
 }
 
-/// Returns the distance between numbers along each axis.
+/// Returns the distance between neighbouring numbers along each axis of a contiguous value.
 pub(super) fn strides(shape: &[usize]) -> Vec<usize> {
     (0..shape.len()).map(|axis| shape[axis + 1..].iter().product()).collect()
 }
@@ -215,7 +217,8 @@ pub(super) fn broadcast_strides(of: &[usize], shape: &[usize]) -> Vec<usize> {
     (0..shape.len()).map(|axis| if axis < ahead || of[axis - ahead] == 1 { 0 } else { own[axis - ahead] }).collect()
 }
 
-/// Returns the index in a value of these strides of each number of a result of `shape`.
+/// Returns, for each number of a result of `shape`, the index of the operand's number, for an operand with these
+/// strides.
 pub(super) fn positions(shape: &[usize], strides: &[usize]) -> Vec<u32> {
     let mut all = vec![0u32];
     for (&size, &stride) in shape.iter().zip(strides) {

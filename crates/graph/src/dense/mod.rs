@@ -1,17 +1,21 @@
 //! Compiled dense graphs: ONNX files lowered to a few kinds of steps that run over blocks of rows.
 //!
-//! 1. `import` reads an ONNX graph into the checked graph of `graph` and `ir`. Its values are constant (and folded), user values,
-//!    or row values. An operator that is missing in the table of `docs/guide/own-model.md` is rejected by name; the caller then
-//!    runs the graph in its ONNX runtime.
-//! 2. `split` separates the part that depends on the item alone, which is computed once per item if that pays off.
-//! 3. `demand` drops the steps of a sequence that nothing reads. `collapse` turns linear chains into single products, with
-//!    matrices made from the user's values once per request if that pays off.
-//! 4. `plan` assigns memory to every value and makes steps (`steps`), among them one of comparisons, products and reductions
-//!    (`equal`), and one of attention (`attention`). `exec` runs them: user steps once, row steps in blocks that stay in the caches through all steps.
+//! 1. `import` reads an ONNX graph into the checked graph of `graph` and `ir`. Values of the graph are constant (and folded),
+//!    user values, or row values. An operator that is missing in the table of `docs/guide/own-model.md` is rejected by name; the
+//!    caller then runs the graph in its ONNX runtime.
+//! 2. `separate` separates the user's numbers of concatenated values from those of rows. `split` separates the part that
+//!    depends on the item alone, which is computed once per item if that pays off.
+//! 3. `demand` drops the steps of a sequence that are not read. `collapse` turns linear chains into single products,
+//!    with matrices computed from the user's values once per request if that pays off.
+//! 4. `plan` assigns memory to every value and generates steps (`steps`), among them fused steps for comparisons,
+//!    products and reductions (`equal`), for attention (`attention`), and for softmax or layer normalization
+//!    (`normalize`). `exec` runs the steps: user steps once, row steps in blocks that stay in the caches through all
+//!    steps.
 //!
-//! `text` prints a compiled graph: the output of `sterling inspect`, and the input of its digest.
+//! `text` prints a compiled graph, for `sterling inspect` and for the digest of the graph.
 //!
-//! `interpret` is the reference evaluation of a graph: it folds constants, and the tests compare compiled graphs with it.
+//! `interpret` is the reference evaluation of a graph: the compiler folds constants with it, and tests compare compiled
+//! graphs with it.
 
 mod attend;
 mod attention;
@@ -20,15 +24,18 @@ mod collapse;
 mod demand;
 #[cfg(feature = "cuda")]
 mod device;
+mod epilogue;
 mod equal;
 mod exec;
 mod graph;
 mod import;
 mod interpret;
 mod ir;
+mod normalize;
 mod pairs;
 mod plan;
 mod recurrent;
+mod separate;
 mod split;
 mod steps;
 mod text;
@@ -57,14 +64,14 @@ pub struct RowProgram {
     straight: Plan,
     /// Plan with the least work per row.
     collapsed: Plan,
-    /// The same plans without fused attention, which a GPU does not run; `None` if they have none.
+    /// The same plans without fused attention and normalization, which GPUs do not run; `None` if no step is fused.
     #[cfg(feature = "cuda")]
     unfused: Option<Box<[Plan; 2]>>,
     given: usize,
     /// Numbers per row of each output.
     widths: Vec<usize>,
     figures: [Figures; 2],
-    /// Text of its plans in f32, which is the same on every machine.
+    /// Text of both plans in f32, which is the same on every machine.
     text: String,
 }
 
@@ -74,16 +81,16 @@ pub struct ReadGraph {
     graph: graph::Graph,
 }
 
-/// The two graphs of a network that was split.
+/// The two compiled halves of a split network.
 #[derive(Clone, Debug)]
 pub struct Halves {
-    /// Computes the item side, output after output; reads no user input.
+    /// Computes the stored numbers of an item, output after output; reads no user input.
     pub item: RowProgram,
-    /// Network inputs that it reads.
+    /// Indices of the network inputs that `item` reads.
     pub item_inputs: Vec<usize>,
-    /// Computes the network's outputs. Its rows are the stored numbers of the item, then the remaining inputs.
+    /// Computes the network's outputs. Input rows are the stored numbers of the item, then the remaining inputs.
     pub candidates: RowProgram,
-    /// Network inputs that it reads, among them all user inputs.
+    /// Indices of the network inputs that `candidates` reads, among them all user inputs.
     pub candidate_inputs: Vec<usize>,
     /// Numbers stored per item.
     pub width: usize,
@@ -91,12 +98,12 @@ pub struct Halves {
     pub digest: String,
 }
 
-/// Buffer for the inputs of some rows; the inputs of a row are contiguous, in their order.
+/// Buffer for the inputs of some rows; the inputs of a row are contiguous, in the order of the inputs.
 #[derive(Debug)]
 pub struct InputRows<'a> {
     /// Row numbers.
     pub rows: Range<usize>,
-    /// Numbers, from the first row on.
+    /// Numbers of the buffer, from the first row on.
     pub numbers: &'a mut [f32],
     /// Distance between rows in numbers.
     pub stride: usize,
@@ -112,7 +119,7 @@ impl InputRows<'_> {
         }
     }
 
-    /// Returns some of these rows, by their index among them.
+    /// Returns a range of these rows; `places` are indices into `rows`.
     pub fn some(&mut self, places: Range<usize>) -> InputRows<'_> {
         let InputRows { rows, numbers, stride, width } = self;
         let numbers = &mut numbers[places.start * *stride..];
@@ -120,7 +127,7 @@ impl InputRows<'_> {
     }
 }
 
-/// A block of rows after a run.
+/// Results for a block of rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Block<'a> {
     program: &'a RowProgram,
@@ -157,11 +164,19 @@ impl<'a> Output<'a> {
 }
 
 impl ReadGraph {
-    /// Reads an ONNX graph with the inputs `given` and these outputs.
+    /// Reads an ONNX graph whose inputs are `given` and whose outputs are `outputs`.
     ///
     /// # Errors
     /// As [`RowProgram::lower`].
     pub fn read(bytes: &[u8], given: &[DeclaredInput], outputs: &[DeclaredOutput]) -> Result<ReadGraph> {
+        let ReadGraph { graph } = ReadGraph::imported(bytes, given, outputs)?;
+        // A graph that would exceed the limits stays as it is.
+        let separated = separate::separated(&graph).ok().flatten();
+        Ok(ReadGraph { graph: separated.unwrap_or(graph) })
+    }
+
+    /// Reads a graph as its file defines it, value by value: training knows which of them cancel out.
+    fn imported(bytes: &[u8], given: &[DeclaredInput], outputs: &[DeclaredOutput]) -> Result<ReadGraph> {
         let graph = import::import(bytes, given, outputs)?;
         for (&id, output) in graph.outputs.iter().zip(outputs) {
             let value = &graph.values[id];
@@ -170,7 +185,7 @@ impl ReadGraph {
                 axes.map(|(n, &d)| if value.rows == Some(n) { Size::Rows } else { Size::Fixed(d as i64) }).collect();
             if made != output.shape {
                 return Err(Error::unsupported(format!(
-                    "output `{}` of shape {made:?}, expected {:?}",
+                    "output `{}` has shape {made:?}, expected {:?}",
                     output.name, output.shape
                 )));
             }
@@ -178,7 +193,7 @@ impl ReadGraph {
         Ok(ReadGraph { graph })
     }
 
-    /// Compiles the complete graph; in f32 if the CPU has no bf16 products.
+    /// Compiles the complete graph; in f32 if the CPU has no bf16 dot products.
     ///
     /// # Errors
     /// As [`RowProgram::lower`].
@@ -186,9 +201,9 @@ impl ReadGraph {
         RowProgram::of(&self.graph, precision, Kernels::best())
     }
 
-    /// Returns the best split into an item side, computed once per item, and a candidate side; none if no split makes a candidate
-    /// much cheaper. `is_item` says per input whether it is the item's; `work` is the cost of reading it for a candidate, in
-    /// multiply-adds.
+    /// Returns the best split into an item side, computed once per item, and a candidate side; `None` if no split makes
+    /// candidates much cheaper. `is_item` is true for each input that belongs to the item; `work` is the cost per
+    /// candidate of reading each input, in multiply-adds.
     ///
     /// # Errors
     /// As [`RowProgram::lower`].
@@ -196,7 +211,8 @@ impl ReadGraph {
         split::best_cut(&self.graph, is_item, work)
     }
 
-    /// Returns the cost of reading a candidate's row of `numbers` numbers from a random place in memory.
+    /// Returns the cost of reading a candidate's row of `numbers` numbers from a random location in memory, in
+    /// multiply-adds.
     pub fn work_of_row(numbers: usize) -> usize {
         split::ROW_WORK + split::NUMBER_WORK * numbers
     }
@@ -204,7 +220,7 @@ impl ReadGraph {
     /// Compiles the two halves of a split, the item side in f32.
     ///
     /// # Errors
-    /// `Invalid` for a split of another network; as [`RowProgram::lower`].
+    /// `Invalid` if `cut` is a split of another network; as [`RowProgram::lower`].
     pub fn halves(&self, is_item: &[bool], cut: &ItemCut, precision: Precision) -> Result<Halves> {
         let split::Split { item, candidates, width } = split::split(&self.graph, is_item, cut)?;
         Ok(Halves {
@@ -219,7 +235,7 @@ impl ReadGraph {
 }
 
 impl RowProgram {
-    /// Compiles an ONNX graph with the inputs `given` and these outputs.
+    /// Compiles an ONNX graph whose inputs are `given` and whose outputs are `outputs`.
     ///
     /// # Errors
     /// `Unsupported` with an operator, attribute or shape that compiled graphs do not have.
@@ -227,7 +243,7 @@ impl RowProgram {
         RowProgram::lower_in(Precision::F32, bytes, given, outputs)
     }
 
-    /// [`RowProgram::lower`] in a precision; in f32 if the CPU has no bf16 products.
+    /// As [`RowProgram::lower`], in the given precision; in f32 if the CPU has no bf16 dot products.
     ///
     /// # Errors
     /// As [`RowProgram::lower`].
@@ -254,7 +270,7 @@ impl RowProgram {
                 (plan::plan(&graphs[0], precision, true)?, plan::plan(&graphs[1], precision, true)?);
         }
         #[cfg(feature = "cuda")]
-        let unfused = match straight.has_attention() || collapsed.has_attention() {
+        let unfused = match straight.is_fused() || collapsed.is_fused() {
             true => {
                 let precision = if kernels.has_bf16() { precision } else { Precision::F32 };
                 let [straight, collapsed] = &graphs;
@@ -286,8 +302,9 @@ impl RowProgram {
         work(self.plan(rows), rows)
     }
 
-    /// Runs over `rows` rows, block after block. `user` has the user inputs in their order; `fill` writes the inputs of some
-    /// rows; `done` gets the first row of each block, the number of rows, and their outputs. An error of `done` ends the run.
+    /// Runs over `rows` rows, block after block. `user` has the user inputs in their order; `fill` writes the inputs of
+    /// some rows; `done` receives the first row of each block, the number of rows, and their outputs. An error of
+    /// `done` ends the run.
     ///
     /// # Errors
     /// Errors of `done`.
@@ -322,14 +339,14 @@ impl RowProgram {
         self.figures
     }
 
-    /// Returns the digest of its text, 16 hexadecimal digits.
+    /// Returns the digest of the text of the plans, 16 hexadecimal digits.
     pub fn digest(&self) -> String {
         format!("{:016x}", xxhash_rust::xxh3::xxh3_64(self.to_string().as_bytes()))
     }
 }
 
 impl std::fmt::Display for RowProgram {
-    /// Prints the plans one after the other; a single one if both are the same.
+    /// Prints the plans for few and for many rows; one plan if they are equal.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.text)
     }

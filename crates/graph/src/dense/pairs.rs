@@ -1,5 +1,5 @@
-//! bf16 products: selects them, and converts their factors to pairs, which are computed once and shared by products with the same
-//! factor.
+//! bf16 products: selects the products, and converts their factors to bf16 pairs. Products with the same factor share
+//! the pairs.
 
 use super::ir::{Id, Op, Side};
 use super::plan::Planner;
@@ -7,11 +7,11 @@ use super::steps::{BufferRange, Factor, Memory, Work};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::{Form, Lines, PANEL, PairRows, STEP, pair_rows};
 
-/// Minimum columns and depth of a bf16 product: below, rounding the factors costs more than it saves.
+/// Minimum columns and depth of a bf16 product; for smaller products, rounding the factors costs more than it saves.
 const NARROW_MIN: usize = 32;
 
 impl Planner<'_> {
-    /// Finds bf16 products, and those of them that only such products read.
+    /// Finds the products to compute in bf16, and among them those whose results are only read by such products.
     pub(super) fn narrow(&mut self, needed: &[bool]) {
         let outputs = self.outputs();
         let live = || (0..needed.len()).filter(|&id| needed[id] && self.alias[id].is_none());
@@ -33,7 +33,7 @@ impl Planner<'_> {
                 Op::Linear { parts, bias } => {
                     (parts.iter().map(|(x, _)| *x).collect(), parts.iter().map(|(_, m)| *m).chain(*bias).collect())
                 }
-                op => (Vec::new(), op.reads()),
+                _ => (Vec::new(), self.operands(reader)),
             };
             let rows = rows.into_iter().filter(|_| !self.is_narrow[reader]);
             rows.chain(others).for_each(|id| is_read_alone[self.root(id)] = false);
@@ -41,8 +41,8 @@ impl Planner<'_> {
         self.is_paired = is_read_alone;
     }
 
-    /// Returns true for a product of many user rows with a constant matrix whose depth is a multiple of a step. Its result
-    /// becomes a matrix of row products, which is rounded anyway.
+    /// Returns true for a product of many user rows with a constant matrix whose depth is a multiple of `STEP`. The
+    /// result of such a product becomes a matrix of row products, whose factors are rounded anyway.
     fn is_wide_for_user(&self, id: Id, a: Id, b: Id) -> bool {
         let (left, right) = (self.graph.shape(a), self.graph.shape(b));
         let [.., k, n] = right else { return false };
@@ -54,8 +54,8 @@ impl Planner<'_> {
             && runs.min(*n) >= NARROW_MIN
     }
 
-    /// Returns factors in pairs. Rows that are not pairs yet are concatenated, those of constant matrices and those of the user's
-    /// separately, to reduce zero padding.
+    /// Returns the factors of a product as pairs. Rows that are not pairs yet are concatenated to reduce zero padding,
+    /// separately for constant matrices and for matrices of the user.
     pub(super) fn narrow_factors(&mut self, parts: &[(Id, Id)]) -> Result<Vec<Factor>> {
         let (paired, single): (Vec<_>, Vec<_>) = parts.iter().partition(|(x, _)| self.is_paired[self.root(*x)]);
         let (constant, of_user): (Vec<_>, Vec<_>) =
@@ -65,7 +65,7 @@ impl Planner<'_> {
         groups.iter().map(|parts| self.narrow_factor(parts)).collect()
     }
 
-    /// Concatenates rows and stacks their matrices, in pairs, converting them if needed.
+    /// Concatenates the factors' rows and stacks their matrices in the format of pairs, converting rows if needed.
     fn narrow_factor(&mut self, parts: &[(Id, Id)]) -> Result<Factor> {
         let room = |planner: &Self, matrix: Id| Form::Pairs.room(planner.graph.shape(matrix)[0]);
         let depth: usize = parts.iter().map(|(_, matrix)| room(self, *matrix)).sum();
@@ -98,7 +98,7 @@ impl Planner<'_> {
         Ok(Factor { rows, depth, matrix, row_stride: PANEL, panel_stride: all * PANEL })
     }
 
-    /// Returns the rows `[runs, k]` of a value of the user and a constant matrix `[k, n]` in pairs.
+    /// Returns the factor with the rows `[runs, k]` of a user value and a constant matrix `[k, n]`, both as pairs.
     pub(super) fn narrow_rows(&mut self, a: Id, matrix: Id, [runs, k, n]: [usize; 3]) -> Result<Factor> {
         let (depth, from) = (Form::Pairs.room(k), self.place(a)?);
         let rows = self.buffer(Side::User, runs * depth);
@@ -111,7 +111,7 @@ impl Planner<'_> {
         Ok(Factor { rows, depth, matrix, row_stride: PANEL, panel_stride: depth * PANEL })
     }
 
-    /// Stacks matrices in panels of `all` pairs: either all of them constants, or all of them computed once per request.
+    /// Stacks matrices in panels of `all` pairs. The matrices are all constant, or all computed once per request.
     fn pack_pairs(&mut self, matrices: &[Id], all: usize) -> Result<BufferRange> {
         let columns = self.graph.shape(matrices[0])[1];
         let count = all * columns.next_multiple_of(PANEL);

@@ -1,13 +1,15 @@
 //! Compilation of a graph to steps over buffers.
 //!
 //! 1. Values that no output needs are dropped.
-//! 2. Each value gets a place: constants in the constant memory, matrices of products packed; each user value has a buffer of its
-//!    own; row values have a buffer of a block, which is reused once nothing reads it any more.
-//! 3. A `Relu` that alone reads a product is fused into it. Slices of a value are read in place. Reductions over equal keys
-//!    (`equal.rs`), attention (`attention.rs`) and chains on single numbers (`chains.rs`) become one step each.
-//! 4. In [`Precision::Bf16`], wide row products take their factors as bf16 pairs (`pairs.rs`), and results stay pairs if only
-//!    such products read them. A product that is an output stays in f32: it is small, and its rounding error would be that of the
-//!    answer.
+//! 2. Each value gets a buffer range: constants in the constant memory, where matrices of products are packed; each
+//!    user value has its own buffer; a row value has a buffer for a block of rows, which is reused after its last reader.
+//! 3. A constant vector that is added to a product with a constant matrix becomes the bias of the product; a `Relu`
+//!    that is the only reader of a product is fused into it. Slices of a value are read in place. Reductions over equal
+//!    keys (`equal.rs`), attention (`attention.rs`), softmax and layer normalization (`normalize.rs`) and chains on single
+//!    numbers (`chains.rs`) become one step each.
+//! 4. In [`Precision::Bf16`], wide row products take their factors as bf16 pairs (`pairs.rs`), and results stay pairs
+//!    if only such products read them. A product that is an output of the graph stays in f32: it is small, and its
+//!    rounding error would be the error of the answer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,30 +19,32 @@ use super::chains::{ChainOf, Chains};
 use super::equal::{EqualGroup, EqualGroups};
 use super::graph::Graph;
 use super::ir::{Id, Op, Side, broadcast_strides, positions};
+use super::normalize::NormalGroups;
 use super::steps::{BufferRange, Factor, KeyedFold, Memory, Operand, Plan, Precision, Step, Work};
 use sterling_core::error::{Error, Result};
-use sterling_kernels::cpu::dense::{Binary, ChainLink, Form, LANES, Lines, PANEL, Unary, pack};
+use sterling_kernels::cpu::dense::{Binary, ChainLink, Form, LANES, Lines, Order, PANEL, pack, packed_stride};
 
-/// Budget for the row buffers of a block: 192 KiB of numbers, which stay in the L2 cache together with the weights.
+/// Maximum count of numbers in the row buffers of a block: 192 KiB, which stay in the L2 cache together with the
+/// weights.
 const BLOCK_NUMBERS: usize = 48 << 10;
 /// Maximum rows per block: four tiles of 14 in f32; eight tiles of 16 in bf16, whose products are so fast that the overhead per
 /// block matters.
 const BLOCK_ROWS_MAX: [usize; 2] = [56, 128];
-/// Rows per tile of the widest products.
+/// Number of rows per tile of the widest products, in f32 and in bf16.
 const TILE_ROWS: [usize; 2] = [14, 16];
 
-/// Maximum numbers of the row buffers of a block, and maximum rows, of a plan with a recurrent layer: each step reads all weights,
-/// so that a block should have many rows.
+/// Maximum count of numbers in the row buffers of a block, and maximum rows per block, of a plan with a recurrent
+/// layer: each step reads all weights, so that a block should have many rows.
 const RECURRENT_NUMBERS: usize = 2 << 20;
 const RECURRENT_ROWS_MAX: usize = 56;
 
-/// Returns the row stride of a buffer of `count` numbers per row: a multiple of the cache line. Single numbers are contiguous, so
-/// that a step processes those of a block in full registers.
+/// Returns the row stride of a buffer of `count` numbers per row: a multiple of the cache line. Single numbers are
+/// contiguous, so that a step processes the numbers of several rows in full registers.
 fn room_of_row(count: usize) -> usize {
     if count == 1 { 1 } else { count.next_multiple_of(LANES) }
 }
 
-/// Returns the rows per block if its buffers take `numbers` numbers per row.
+/// Returns the number of rows per block if the row buffers take `numbers` numbers per row.
 fn block_rows(numbers: usize, precision: Precision) -> usize {
     let of = |rows: [usize; 2]| if precision == Precision::F32 { rows[0] } else { rows[1] };
     let (most, tile) = (of(BLOCK_ROWS_MAX), of(TILE_ROWS));
@@ -48,18 +52,19 @@ fn block_rows(numbers: usize, precision: Precision) -> usize {
     if rows > tile { rows / tile * tile } else { rows }
 }
 
-/// Returns the rows per block of a plan with a recurrent layer, if its buffers take `numbers` numbers per row.
+/// Returns the number of rows per block of a plan with a recurrent layer, if the row buffers take `numbers` numbers per
+/// row.
 fn recurrent_rows(numbers: usize) -> usize {
     (RECURRENT_NUMBERS / numbers.max(1)).clamp(1, RECURRENT_ROWS_MAX)
 }
 
-/// Compiles a graph to steps; `fuses` attention.
+/// Compiles a graph to steps; if `fuses` is set, attention, softmax and layer normalization become single steps.
 ///
 /// # Errors
-/// `Unsupported` if the output is the same for all rows.
+/// `Unsupported` if an output is the same for all rows.
 pub(super) fn plan(graph: &Graph, precision: Precision, fuses: bool) -> Result<Plan> {
     if graph.outputs.iter().any(|&output| graph.values[output].side != Side::Pair) {
-        return Err(Error::unsupported("an output that is the same for all rows"));
+        return Err(Error::unsupported("an output is the same for all rows, expected one value per row"));
     }
     let needed = graph.needed(&graph.outputs, &[]);
     let mut planner = Planner {
@@ -79,17 +84,21 @@ pub(super) fn plan(graph: &Graph, precision: Precision, fuses: bool) -> Result<P
         pairs: HashMap::new(),
         equal: EqualGroups::default(),
         attention: AttentionGroups::default(),
+        normal: NormalGroups::default(),
+        bias: HashMap::new(),
         chains: Chains::default(),
     };
-    let readers = planner.readers(&needed);
+    let mut readers = planner.readers(&needed);
+    planner.add_biases(&needed, &mut readers);
     planner.rectify(&needed, &readers);
     planner.find_homes();
     let outputs = planner.outputs();
-    // An output needs its own buffer.
+    // An output needs a separate buffer.
     let is_foldable = |id: Id| needed[id] && planner.alias[id].is_none() && !outputs.contains(&id);
     planner.equal = EqualGroups::of(graph, is_foldable, &readers, |id| planner.root(id));
     if fuses {
         planner.attention = AttentionGroups::of(graph, &needed, &readers, |id| planner.root(id));
+        planner.normal = NormalGroups::of(graph, &needed, &readers, |id| planner.root(id));
     }
     let needed = graph.needed_by(&graph.outputs, |id| planner.operands(id));
     if precision == Precision::Bf16 {
@@ -114,12 +123,13 @@ pub(super) fn plan(graph: &Graph, precision: Precision, fuses: bool) -> Result<P
     Ok(planner.plan)
 }
 
-/// Returns true if the indices are consecutive.
+/// Returns true if the indices are consecutive integers.
 fn follows(index: &[u32]) -> bool {
     !index.is_empty() && index.windows(2).all(|two| two[0] + 1 == two[1])
 }
 
-/// Returns the first indices of runs and their length, if the indices consist of consecutive runs of equal length.
+/// Returns the first index of each group and the group length, if the indices consist of groups of equal length with
+/// consecutive indices.
 fn runs(index: &Arc<[u32]>) -> (Arc<[u32]>, usize) {
     let ends = index.windows(2).position(|two| two[0] + 1 != two[1]).map_or(index.len(), |n| n + 1);
     match ends > 1 && index.len().is_multiple_of(ends) && index.chunks(ends).all(follows) {
@@ -128,40 +138,59 @@ fn runs(index: &Arc<[u32]>) -> (Arc<[u32]>, usize) {
     }
 }
 
+/// Maximum length of groups of numbers that are copied in registers rather than by `memcpy`.
+const RUN_MAX: usize = 32;
+
+/// Returns an order in which single numbers, or short groups that start at these indices, are copied faster; `None` if
+/// there is none.
+fn order(index: &[u32], run: usize) -> Option<Order> {
+    match run {
+        1 => Order::of(index),
+        2..=RUN_MAX => Some(Order::Runs(index.iter().map(|&first| (first, run as u32)).collect())),
+        _ => None,
+    }
+}
+
 pub(super) struct Planner<'a> {
     pub(super) graph: &'a Graph,
     pub(super) plan: Plan,
     pub(super) places: Vec<Option<BufferRange>>,
-    /// The value whose place this one shares: the operand of a reshape, or the product that computes this `Relu`.
+    /// Per value, the value whose buffer range it shares: the operand of a reshape, or the product that computes a
+    /// `Relu`.
     pub(super) alias: Vec<Option<Id>>,
     pub(super) is_rectified: Vec<bool>,
-    /// The value whose numbers contain this one's: itself, the value that it aliases, or one that it is a slice of.
+    /// Per value, the value that contains its elements: the value itself, the value that it aliases, or the value of
+    /// which it is a slice.
     pub(super) home: Vec<Id>,
-    /// Position in the order of values of the last reader of each home.
+    /// Per home, the position of its last reader in the order of values.
     pub(super) last: Vec<usize>,
     pub(super) packed: HashMap<Vec<Id>, usize>,
-    /// Number of values per row buffer that are still to be read.
+    /// Number of values in each row buffer that are still to be read.
     pub(super) tenants: Vec<usize>,
-    /// Row buffers that can be reused, by their stride.
+    /// Row buffers that can be reused, by row stride.
     pub(super) free: HashMap<usize, Vec<usize>>,
-    /// Offset of each input within its row's inputs.
+    /// Offset of each row input within the inputs of a row.
     pub(super) given: Vec<usize>,
     /// Products whose factors are bf16 pairs.
     pub(super) is_narrow: Vec<bool>,
     /// Products whose results are bf16 pairs.
     pub(super) is_paired: Vec<bool>,
-    /// Factors that were converted to pairs, by the values that they consist of: concatenated rows and stacked matrices.
+    /// Factors that were converted to pairs, by the values that were concatenated (rows) or stacked (matrices).
     pub(super) pairs: HashMap<Vec<Id>, BufferRange>,
     /// Reductions over equal keys.
     pub(super) equal: EqualGroups,
     /// Fused attention.
     pub(super) attention: AttentionGroups,
+    /// Fused softmax and layer normalization.
+    pub(super) normal: NormalGroups,
+    /// Vectors added to products of many rows with a matrix, by the product.
+    pub(super) bias: HashMap<Id, Id>,
     /// Chains of operations on single numbers.
     pub(super) chains: Chains,
 }
 
 impl Planner<'_> {
-    /// Returns the value whose place this one finally shares.
+    /// Returns the value whose buffer range a value shares, after following all aliases.
     pub(super) fn root(&self, mut id: Id) -> Id {
         while let Some(of) = self.alias[id] {
             id = of;
@@ -169,7 +198,7 @@ impl Planner<'_> {
         id
     }
 
-    /// Returns the number of readers of each value, outputs included.
+    /// Returns the number of readers of each value; the caller of the graph reads the outputs.
     fn readers(&self, needed: &[bool]) -> Vec<usize> {
         let mut readers = vec![0; needed.len()];
         let live = (0..needed.len()).filter(|&id| needed[id] && self.alias[id].is_none());
@@ -177,26 +206,15 @@ impl Planner<'_> {
         readers
     }
 
-    /// Fuses a `Relu` into its product if nothing else reads the product.
-    fn rectify(&mut self, needed: &[bool], readers: &[usize]) {
-        for id in (0..needed.len()).filter(|&id| needed[id]) {
-            let Op::Unary(Unary::Relu, a) = self.graph.values[id].op else { continue };
-            let root = self.root(a);
-            if matches!(self.graph.values[root].op, Op::Linear { .. }) && readers[root] == 1 {
-                self.is_rectified[root] = true;
-                self.alias[id] = Some(a);
-            }
-        }
-    }
-
     /// Returns the values that are outputs.
     pub(super) fn outputs(&self) -> Vec<Id> {
         self.graph.outputs.iter().map(|&output| self.root(output)).collect()
     }
 
-    /// Returns the values that are read to compute a value, fused or not.
-    fn operands(&self, id: Id) -> Vec<Id> {
-        self.attention.reads(id).unwrap_or_else(|| self.equal.reads(self.graph, id))
+    /// Returns the values that are read to compute a value, whether it is fused or not.
+    pub(super) fn operands(&self, id: Id) -> Vec<Id> {
+        let fused = self.attention.reads(id).or_else(|| self.normal.reads(id));
+        fused.unwrap_or_else(|| self.equal.reads(self.graph, id))
     }
 
     /// Returns the values that are read to compute a value, views resolved.
@@ -204,7 +222,8 @@ impl Planner<'_> {
         self.operands(id).into_iter().map(|read| self.root(read)).collect()
     }
 
-    /// Finds values that are slices of others. Outputs are computed, because devices need each in its own buffer.
+    /// Finds values that are slices of other values. Outputs are copied, because GPUs need each output in its own
+    /// buffer.
     fn find_homes(&mut self) {
         let outputs = self.outputs();
         for (id, value) in self.graph.values.iter().enumerate() {
@@ -239,13 +258,13 @@ impl Planner<'_> {
         self.plan.given_stride = offset.next_multiple_of(LANES);
     }
 
-    /// Frees the buffers whose last reader is the value at this position of the order.
+    /// Frees the buffers whose last reader is value `id`, at position `at` of the order.
     fn give_back(&mut self, at: usize, id: Id) {
         for home in self.reads(id).into_iter().map(|read| self.home[read]) {
             if self.last[home] != at {
                 continue;
             }
-            // A buffer of several values is free once all of them have been read.
+            // A buffer of several values is freed after the last of them was read.
             self.last[home] = usize::MAX;
             let Some(BufferRange { memory: Memory::Rows(buffer), .. }) = self.places[home] else { continue };
             self.tenants[buffer] -= 1;
@@ -255,15 +274,15 @@ impl Planner<'_> {
         }
     }
 
-    /// Returns the place of a value. Constants get a place when a step first reads them unpacked; matrices are packed
-    /// instead.
+    /// Returns the buffer range of a value. A constant gets a range when a step first reads it; constant matrices of
+    /// products are packed instead and have no range.
     pub(super) fn place(&mut self, id: Id) -> Result<BufferRange> {
         let id = self.root(id);
         if let (None, Some(numbers)) = (self.places[id], self.graph.constant(id)) {
             let memory = Memory::Constant(self.constant(Lines::of(numbers)));
             self.places[id] = Some(BufferRange { memory, offset: 0 });
         }
-        self.places[id].ok_or_else(|| Error::internal("a value that is read before it is computed"))
+        self.places[id].ok_or_else(|| Error::internal("a value is read before it is computed"))
     }
 
     pub(super) fn constant(&mut self, lines: Lines) -> usize {
@@ -276,7 +295,7 @@ impl Planner<'_> {
         self.shared_buffer(side, count, 1)
     }
 
-    /// Allocates a buffer for `count` numbers of several values.
+    /// Allocates a buffer of `count` numbers that `tenants` values share.
     fn shared_buffer(&mut self, side: Side, count: usize, tenants: usize) -> BufferRange {
         let memory = match side {
             Side::Pair => {
@@ -312,6 +331,8 @@ impl Planner<'_> {
             Work::Concat { runs, parts } => 4 * runs * parts.iter().map(|(_, n)| n).sum::<usize>(),
             Work::Pick { index, run, .. } => 16 * index.len() + run,
             Work::Spread { index, run, count, .. } => 16 * index.len() * run + count,
+            Work::Softmax { runs, width, .. } => 8 * runs * width,
+            Work::Normalize(work) => 8 * work.runs * work.width,
             Work::Attention(work) => work.work()[0] + 4 * work.work()[1],
             Work::Recurrent(work) => work.cost(),
         };
@@ -338,7 +359,7 @@ impl Planner<'_> {
             return self.fold_equal(&group);
         }
         if let Some(chain) = self.chains.chain(id).cloned() {
-            // The other links were compiled with the first one, and not all of them have a place.
+            // The first operator of a chain compiles the whole chain; values inside the chain may have no buffer range.
             return if chain.links[0] == id { self.chain(&chain) } else { Ok(()) };
         }
         let place = match &value.op {
@@ -360,7 +381,7 @@ impl Planner<'_> {
             }
             _ => {
                 let work = self.work(id)?;
-                // Pairs are stored in complete panels.
+                // The result as pairs is stored in complete panels.
                 let room = if self.is_paired[id] { count.next_multiple_of(PANEL) / 2 } else { count };
                 let place = self.buffer(side, room);
                 self.step(place, work);
@@ -374,6 +395,9 @@ impl Planner<'_> {
     fn work(&mut self, id: Id) -> Result<Work> {
         if let Some(attention) = self.attend(id)? {
             return Ok(attention);
+        }
+        if let Some(group) = self.normal.group(id).cloned() {
+            return group.compile(self.graph, |id| self.place(id));
         }
         let value = &self.graph.values[id];
         Ok(match &value.op {
@@ -390,7 +414,7 @@ impl Planner<'_> {
             }
             Op::Pick(a, index) => {
                 let (index, run) = runs(index);
-                Work::Pick { a: self.place(*a)?, index, run }
+                Work::Pick { a: self.place(*a)?, order: order(&index, run), index, run }
             }
             Op::Spread(a, index) => {
                 let (index, run) = runs(index);
@@ -410,12 +434,12 @@ impl Planner<'_> {
             Op::MatMul(a, b) => self.matmul(id, *a, *b)?,
             Op::Recurrent(layer) => self.recurrent(layer)?,
             Op::Inputs(_) | Op::Constant(_) | Op::Reshape(_) => {
-                return Err(Error::internal("a value without an operation"));
+                return Err(Error::internal("an input, a constant or a reshape is planned as a step"));
             }
         })
     }
 
-    /// Allocates one buffer for the results of one step.
+    /// Allocates one buffer for the results of one step, a number per value.
     fn side_by_side(&mut self, made: &[Id]) -> BufferRange {
         let place = self.shared_buffer(Side::Pair, made.len(), made.len());
         for (n, &id) in made.iter().enumerate() {
@@ -424,7 +448,7 @@ impl Planner<'_> {
         place
     }
 
-    /// Compiles a group of reductions to one step.
+    /// Compiles reductions with the same keys to one step.
     fn fold_equal(&mut self, group: &EqualGroup) -> Result<()> {
         let out = self.side_by_side(&group.folds.iter().map(|(.., id)| *id).collect::<Vec<_>>());
         let beside = |&(f, values, _): &(_, Id, Id)| Ok(KeyedFold { f, values: self.place(values)? });
@@ -436,13 +460,13 @@ impl Planner<'_> {
     }
 
     fn chain(&mut self, chain: &ChainOf) -> Result<()> {
-        let missing = || Error::internal("a single number that is read before it is computed");
+        let missing = || Error::internal("a single element is read before it is computed");
         let registers = [&chain.reads[..], &chain.links].concat();
         let register = |id: Id| registers.iter().position(|&other| other == self.root(id)).ok_or_else(missing);
         let link = |&id: &Id| match self.graph.values[id].op {
             Op::Unary(f, a) => Ok(ChainLink::One(f, register(a)?)),
             Op::Binary(f, a, b) => Ok(ChainLink::Two(f, [register(a)?, register(b)?])),
-            _ => Err(Error::internal("a wide value in a chain of single numbers")),
+            _ => Err(Error::internal("a chain of single elements reads a wider value")),
         };
         let links = chain.links.iter().map(link).collect::<Result<_>>()?;
         let kept = chain.kept.iter().map(|&id| register(id)).collect::<Result<_>>()?;
@@ -452,7 +476,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Returns the factors of a product's parts. Contiguous rows with constant matrices are merged into one factor.
+    /// Returns the factors of a product. Parts with contiguous rows and constant matrices are merged into one factor.
     fn factors(&mut self, parts: &[(Id, Id)]) -> Result<Vec<Factor>> {
         let mut joined: Vec<(BufferRange, usize, Vec<Id>)> = Vec::new();
         for &(x, matrix) in parts {
@@ -472,7 +496,8 @@ impl Planner<'_> {
         joined.into_iter().map(|(rows, depth, matrices)| self.factor(rows, depth, matrices)).collect()
     }
 
-    /// Returns the factor of rows of `depth` numbers and of stacked matrices; a matrix that is not constant stays alone.
+    /// Returns the factor of rows of `depth` numbers and stacked matrices; a matrix that is not constant must be the
+    /// only one.
     pub(super) fn factor(&mut self, rows: BufferRange, depth: usize, matrices: Vec<Id>) -> Result<Factor> {
         let columns = self.graph.shape(matrices[0]).last().copied().unwrap_or(1);
         let constants: Option<Vec<&[f32]>> = matrices.iter().map(|&matrix| self.graph.constant(matrix)).collect();
@@ -489,7 +514,8 @@ impl Planner<'_> {
             }
         };
         let matrix = BufferRange { memory: Memory::Constant(packed), offset: 0 };
-        Ok(Factor { rows, depth, matrix, row_stride: PANEL, panel_stride: depth * PANEL })
+        let row_stride = packed_stride(columns);
+        Ok(Factor { rows, depth, matrix, row_stride, panel_stride: depth * row_stride })
     }
 
     fn matmul(&mut self, id: Id, a: Id, b: Id) -> Result<Work> {
@@ -507,7 +533,9 @@ impl Planner<'_> {
                 }
                 Form::Pairs => self.narrow_rows(a, b, [runs, k, n])?,
             };
-            return Ok(Work::Product { parts: vec![part], bias: None, runs, columns: n, relu: false, factors, result });
+            let bias = self.bias.get(&id).copied().map(|bias| self.place(bias)).transpose()?;
+            let relu = self.is_rectified[id];
+            return Ok(Work::Product { parts: vec![part], bias, runs, columns: n, relu, factors, result });
         }
         let places = |shape: &[usize], size: usize| -> Arc<[u32]> {
             let strides = broadcast_strides(&shape[..shape.len() - 2], &value.shape[..axes]);
@@ -517,7 +545,7 @@ impl Planner<'_> {
         Ok(Work::Matrices { a: self.place(a)?, b: self.place(b)?, left, right, shape: [m, k, n] })
     }
 
-    /// Compiles an element-wise step over runs; an operand with another broadcast pattern is expanded first.
+    /// Compiles an element-wise step with two loops; an operand with another broadcast pattern is expanded first.
     fn binary(&mut self, id: Id, f: Binary, a: Id, b: Id) -> Result<Work> {
         let shape = &self.graph.values[id].shape;
         let strides = [a, b].map(|operand| broadcast_strides(self.graph.shape(operand), shape));
@@ -553,7 +581,7 @@ impl Planner<'_> {
         let a = self.place(id)?;
         let index: Arc<[u32]> = positions(shape, strides).into();
         let place = self.buffer(self.graph.values[id].side.max(Side::User), index.len());
-        self.step(place, Work::Pick { a, index, run: 1 });
+        self.step(place, Work::Pick { a, order: order(&index, 1), index, run: 1 });
         Ok(Operand { place, outer: 0, inner: 1 })
     }
 }

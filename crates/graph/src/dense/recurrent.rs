@@ -1,10 +1,11 @@
 //! Recurrent layers: GRU, LSTM and RNN over the steps of a sequence, one direction per operation.
 //!
-//! The input of some steps is multiplied at once, `x W`; then each step multiplies the state of all rows of a block, `h R`, and
-//! fuses the gates (`Cell`). The result of a row is `[runs, steps, hidden]`, then per run the last state and, of an LSTM, the
-//! last cell state. Steps from a row's length on leave its state as it is, and their results are zeros.
+//! The inputs of several steps are multiplied at once, `x W`; then each step multiplies the state of all rows of a
+//! block, `h R`, and applies the gates (`Cell`) in one kernel. The result of a row is `[runs, steps, hidden]`, where
+//! each sequence is followed by the last state and, for an LSTM, the last cell state. Steps behind the valid length do
+//! not change the state, and their results are zeros.
 //!
-//! Memory per block of `n` rows: products of at most [`CHUNK_NUMBERS`] numbers (or one step), and `n` states.
+//! Memory per block of `n` rows: input products of at most [`CHUNK_NUMBERS`] numbers (or one step), and `n` states.
 
 use super::exec::Run;
 use super::graph::Graph;
@@ -12,11 +13,11 @@ use super::ir::{Id, Op, Recurrent, RecurrentSizes, Side};
 use super::plan::Planner;
 use super::steps::{BufferRange, RecurrentWork, Work};
 use sterling_core::error::{Error, Result};
-use sterling_kernels::cpu::dense::{CellStep, Lines, PANEL, Part, Product, Weights};
+use sterling_kernels::cpu::dense::{CellStep, Lines, PANEL, Part, Product, Weights, packed_stride};
 
-/// Maximum numbers of input products that are computed ahead.
+/// Maximum count of numbers of input products that are computed ahead of the steps.
 const CHUNK_NUMBERS: usize = 64 << 10;
-/// Maximum multiply-adds per row.
+/// Maximum multiply-adds of a layer per row.
 const WORK_MAX: usize = 1 << 30;
 
 impl Graph {
@@ -36,13 +37,16 @@ impl Graph {
         for (id, shape) in constants.into_iter().chain(candidate).chain(biases) {
             if self.constant(id).is_none() || self.shape(id) != shape {
                 let got = self.shape(id);
-                return Err(Error::unsupported(format!("weights of shape {got:?}, expected a constant of {shape:?}")));
+                return Err(Error::unsupported(format!("weights have shape {got:?}, expected constants {shape:?}")));
             }
         }
         let states = layer.initial.iter().flatten().map(|&id| (id, vec![runs, hidden]));
         for (id, shape) in states.chain(layer.lengths.map(|id| (id, vec![runs]))) {
             if self.shape(id) != shape {
-                return Err(Error::unsupported(format!("shape {:?}, expected {shape:?}", self.shape(id))));
+                return Err(Error::unsupported(format!(
+                    "a state or lengths have shape {:?}, expected {shape:?}",
+                    self.shape(id)
+                )));
             }
         }
         let is_pair = |id: &Id| self.values[*id].side == Side::Pair;
@@ -55,7 +59,9 @@ impl Graph {
         let all =
             steps.checked_mul(depth + hidden).and_then(|n| n.checked_mul(width)).and_then(|n| n.checked_mul(runs));
         if all.is_none_or(|work| work > WORK_MAX) {
-            return Err(Error::unsupported(format!("{steps} steps of {depth} to {hidden} numbers are too many")));
+            return Err(Error::unsupported(format!(
+                "a recurrent layer of {steps} steps from {depth} to {hidden} elements is too large"
+            )));
         }
         let shape = vec![runs, steps + layer.kept(), hidden];
         let rows = (!of_rows.is_empty()).then_some(0);
@@ -87,8 +93,8 @@ impl Planner<'_> {
     }
 }
 
-/// Memory of a layer's run: input products of some steps `[rows, steps, width]`, products of the state `[rows, width]`, the
-/// state, the cell state or the scaled state.
+/// Memory of a layer's run: input products of some steps `[rows, steps, width]`, products of the state `[rows, width]`,
+/// the state, and the cell state or scaled state.
 struct Buffers<'a> {
     ahead: &'a mut [f32],
     products: &'a mut [f32],
@@ -141,7 +147,8 @@ impl Run<'_> {
         }
     }
 
-    /// Multiplies the inputs of `count` steps from `first` on: those of a row or of a step at once, whichever are more.
+    /// Multiplies the inputs of `count` steps from `first` on; one product covers the steps of a row or the rows of a
+    /// step, whichever are more.
     fn multiply_ahead(&self, of: &RecurrentWork, run: usize, [first, count]: [usize; 2], buffers: &mut Buffers<'_>) {
         let [_, steps, depth, hidden] = of.shape;
         let (rows, width) = (self.rows, of.cell.gates() * hidden);
@@ -155,7 +162,7 @@ impl Run<'_> {
                 rows: &numbers[at(row, k)..],
                 stride: from_stride,
                 depth,
-                weights: self.packed(of.weights, depth),
+                weights: self.packed(of.weights, depth, width),
             };
             let bias = self.at(of.biases[0]).0;
             let product = Product { rows: together, columns: width, parts: &[part], bias, ..Product::default() };
@@ -163,11 +170,12 @@ impl Run<'_> {
         }
     }
 
-    fn packed(&self, matrix: BufferRange, depth: usize) -> Weights<'_> {
-        Weights { numbers: self.at(matrix).0, row_stride: PANEL, panel_stride: depth * PANEL }
+    fn packed(&self, matrix: BufferRange, depth: usize, columns: usize) -> Weights<'_> {
+        let row_stride = packed_stride(columns);
+        Weights { numbers: self.at(matrix).0, row_stride, panel_stride: depth * row_stride }
     }
 
-    /// Computes step `first + k`, whose input products are number `k` of `count`.
+    /// Computes step `first + k`, whose input products are at index `k` of the `count` products computed ahead.
     fn advance(
         &self,
         of: &RecurrentWork,
@@ -182,14 +190,16 @@ impl Run<'_> {
         let Buffers { ahead, products, h, c } = buffers;
         let bias = self.at(of.biases[1]).0;
         let columns = if of.candidate.is_some() { 2 * hidden } else { width };
-        let part = Part { rows: h, stride: hidden, depth: hidden, weights: self.packed(of.recurrence, hidden) };
-        let product = Product { rows, columns, parts: &[part], bias, ..Product::default() };
+        let part =
+            Part { rows: h, stride: hidden, depth: hidden, weights: self.packed(of.recurrence, hidden, columns) };
+        let backwards = t % 2 == 1;
+        let product = Product { rows, columns, parts: &[part], bias, backwards, ..Product::default() };
         self.kernels.product(&product, products, width);
         let input = &ahead[k * width..];
         let step = CellStep { cell: of.cell, rows, hidden, input, stride: count * width, state: &[] };
         if let Some(candidate) = of.candidate {
             self.kernels.reset(&CellStep { state: products, ..step }, h, c);
-            let part = Part { rows: c, stride: hidden, depth: hidden, weights: self.packed(candidate, hidden) };
+            let part = Part { rows: c, stride: hidden, depth: hidden, weights: self.packed(candidate, hidden, hidden) };
             let bias = &self.at(BufferRange { offset: of.biases[1].offset + columns, ..of.biases[1] }).0;
             let product = Product { rows, columns: hidden, parts: &[part], bias, ..Product::default() };
             self.kernels.product(&product, &mut products[columns..], width);

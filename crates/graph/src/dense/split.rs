@@ -1,12 +1,14 @@
 //! Item-side precomputation: computes the part of a graph that depends on the item alone once per item instead of once per
 //! candidate.
 //!
-//! A value is *the item's* if it depends on inputs of the item and constants alone. An [`ItemCut`] names some of these values:
-//! one half of the graph computes them from items, the other half reads them as inputs, besides other inputs of a candidate.
+//! A value is *the item's* if it depends only on inputs of the item and on constants. An [`ItemCut`] names some of
+//! these values: one half of the graph computes them from items, and the other half reads them as inputs, besides other
+//! inputs of a candidate.
 //!
-//! Not every cut pays off. Stored values must be read from memory per candidate; and a product that would be fused with the next
-//! one (`collapse`) is free. So [`best_cut`] compiles a few cuts and compares their costs: at the values that the other half
-//! reads, further back where a linear chain is narrowest, and at the start of the chain, after the last nonlinear operation.
+//! Not every cut pays off. Stored values must be read from memory per candidate, and a product that would be fused with
+//! the next product (`collapse`) is free. So [`best_cut`] compiles a few cuts and compares their costs: at the values
+//! that the other half reads, further back at the narrowest value of a linear chain, and at the start of the chain,
+//! after the last nonlinear operation.
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
@@ -27,16 +29,16 @@ pub struct ItemCut(Vec<Id>);
 /// Cost of one random access to the stored values of an item, and cost per stored number, in multiply-adds.
 pub(super) const ROW_WORK: usize = 1000;
 pub(super) const NUMBER_WORK: usize = 10;
-/// Number of candidates that share the user's part of a program.
+/// Number of candidates over which the cost per request is divided.
 const CANDIDATES: usize = 1000;
-/// A cut must reduce the cost of a candidate by at least 1 / this, because it takes memory.
+/// A cut must reduce the cost of a candidate by at least 1 / `GAIN`, because the stored values take memory.
 const GAIN: usize = 10;
-/// Maximum numbers stored per item, because layers over each of many rows would take many times the item's memory.
+/// Maximum count of numbers stored per item; layers over a sequence of rows would store many times the item's memory.
 const WIDTH_MAX: usize = 1024;
-/// Maximum number of item values read by the other half up to which cuts are searched individually.
+/// Maximum number of item values read by the other half for which the options are tried one value at a time.
 const EDGES_MAX: usize = 12;
 
-/// An independent part of a graph, and which inputs of the complete graph it has.
+/// An independent part of a graph, with the indices of its inputs among the inputs of the complete graph.
 #[derive(Debug)]
 pub(super) struct Half {
     pub(super) graph: Graph,
@@ -44,8 +46,8 @@ pub(super) struct Half {
 }
 
 impl Half {
-    /// Returns a digest of its computation, 32 hexadecimal digits: its operations and constants, and which values of the complete
-    /// graph it computes from which inputs.
+    /// Returns a digest of the half's computation, 32 hexadecimal digits: operations, constants, and which values of the complete
+    /// graph are computed from which inputs.
     pub(super) fn digest(&self, cut: &ItemCut) -> String {
         let mut hash = Xxh3::new();
         hash.update(format!("{:?} {:?} {:?} ", cut.0, self.inputs, self.graph.outputs).as_bytes());
@@ -71,7 +73,7 @@ pub(super) struct Split {
     pub(super) width: usize,
 }
 
-/// Dependencies of a value.
+/// Kind of inputs that a value depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Dependency {
     Nobodys,
@@ -95,13 +97,13 @@ fn dependencies(graph: &Graph, is_item: &[bool]) -> Vec<Dependency> {
 /// Splits a graph into its halves.
 ///
 /// # Errors
-/// `Invalid` for a cut of another graph.
+/// `Invalid` if `cut` belongs to another graph.
 pub(super) fn split(graph: &Graph, is_item: &[bool], cut: &ItemCut) -> Result<Split> {
     let dependencies = dependencies(graph, is_item);
     let is_input = |id: Id| matches!(graph.values[id].op, Op::Inputs(_));
     let fits = |&id: &Id| dependencies.get(id) == Some(&Dependency::Items) && !is_input(id);
     if cut.0.is_empty() || !cut.0.is_sorted_by(|a, b| a < b) || !cut.0.iter().all(fits) {
-        return Err(Error::invalid(format!("values {:?}: no cut of this graph", cut.0)));
+        return Err(Error::invalid(format!("the values {:?} are not a cut of this graph", cut.0)));
     }
     let of_user = |n: usize| graph.inputs[n].side == Side::User;
     Ok(Split {
@@ -111,17 +113,17 @@ pub(super) fn split(graph: &Graph, is_item: &[bool], cut: &ItemCut) -> Result<Sp
     })
 }
 
-/// Extracts the subgraph that computes `outputs`. The values `given` become inputs, after those of the user and before the
-/// others. Inputs without readers remain if `keeps` says so.
+/// Extracts the subgraph that computes `outputs`. The values `given` become inputs, after the user inputs and before
+/// the other inputs. Inputs without readers remain if `keeps` returns true.
 fn half(graph: &Graph, outputs: &[Id], given: &[Id], keeps: &dyn Fn(usize) -> bool) -> Result<Half> {
     let needed = graph.needed(outputs, given);
     let is_read = |n: usize| {
         let mut values = graph.values.iter().zip(&needed);
         values.any(|(value, needed)| *needed && matches!(value.op, Op::Inputs(input) if input == n))
     };
-    let kept = |n: &usize| keeps(*n) || is_read(*n);
+    let retained = |n: &usize| keeps(*n) || is_read(*n);
     let (of_user, of_rows): (Vec<usize>, Vec<usize>) =
-        (0..graph.inputs.len()).filter(kept).partition(|&n| graph.inputs[n].side == Side::User);
+        (0..graph.inputs.len()).filter(retained).partition(|&n| graph.inputs[n].side == Side::User);
     let as_input = |&id: &Id| {
         let value = &graph.values[id];
         GraphInput { side: Side::Pair, shape: value.shape.clone(), rows: value.rows }
@@ -132,7 +134,7 @@ fn half(graph: &Graph, outputs: &[Id], given: &[Id], keeps: &dyn Fn(usize) -> bo
         let user = of_user.iter().position(|&other| other == n);
         user.or_else(|| Some(of_user.len() + given.len() + of_rows.iter().position(|&other| other == n)?))
     };
-    let missing = || Error::internal("a half that reads what it lacks");
+    let missing = || Error::internal("a half of a split graph reads a value of the other half");
     let mut to = Graph::new(inputs);
     let mut made: Vec<Option<Id>> = vec![None; graph.values.len()];
     for id in (0..graph.values.len()).filter(|&id| needed[id]) {
@@ -150,16 +152,16 @@ fn half(graph: &Graph, outputs: &[Id], given: &[Id], keeps: &dyn Fn(usize) -> bo
     Ok(Half { graph: to, inputs: [of_user, of_rows].concat() })
 }
 
-/// Returns the cut with the lowest cost per candidate; `None` if no cut gains enough. `work` is the cost of reading each input of
-/// a candidate.
+/// Returns the cut with the lowest cost per candidate; `None` if no cut reduces the cost enough. `work` is the cost per
+/// candidate of reading each input.
 pub(super) fn best_cut(graph: &Graph, is_item: &[bool], work: &[usize]) -> Result<Option<ItemCut>> {
     let seeker = Seeker { graph, dependencies: dependencies(graph, is_item), is_item, work };
     let edges: Vec<Vec<Vec<Id>>> = seeker.edges().into_iter().map(|edge| seeker.options(edge)).collect();
     if edges.iter().all(Vec::is_empty) {
         return Ok(None);
     }
-    let whole = seeker.cost(&[])?;
-    let mut best = (whole, vec![None; edges.len()]);
+    let complete = seeker.cost(&[])?;
+    let mut best = (complete, vec![None; edges.len()]);
     let weigh = |choice: Vec<Option<usize>>, best: &mut (usize, Vec<Option<usize>>)| -> Result<()> {
         let cost = seeker.cost(&taken(&edges, &choice))?;
         if cost < best.0 {
@@ -167,7 +169,7 @@ pub(super) fn best_cut(graph: &Graph, is_item: &[bool], work: &[usize]) -> Resul
         }
         Ok(())
     };
-    // Weighs all edges at their first option, and at their last one.
+    // Tries all edges with their first option, and with their last option.
     weigh(edges.iter().map(|options| (!options.is_empty()).then_some(0)).collect(), &mut best)?;
     weigh(edges.iter().map(|options| options.len().checked_sub(1)).collect(), &mut best)?;
     for edge in (0..edges.len()).filter(|_| edges.len() <= EDGES_MAX) {
@@ -181,7 +183,7 @@ pub(super) fn best_cut(graph: &Graph, is_item: &[bool], work: &[usize]) -> Resul
     }
     let (cost, choice) = best;
     let cut = seeker.read(&taken(&edges, &choice));
-    Ok((!cut.is_empty() && cost + whole / GAIN <= whole).then_some(ItemCut(cut)))
+    Ok((!cut.is_empty() && cost + complete / GAIN <= complete).then_some(ItemCut(cut)))
 }
 
 /// Returns the values of the chosen options.
@@ -201,7 +203,7 @@ struct Seeker<'a> {
 }
 
 impl Seeker<'_> {
-    /// Returns the item's values that other values read, or that are outputs.
+    /// Returns the item's values that values of the other half read, or that are outputs.
     fn edges(&self) -> Vec<Id> {
         let needed = self.graph.needed(&self.graph.outputs, &[]);
         let mut is_edge = vec![false; self.dependencies.len()];
@@ -215,8 +217,9 @@ impl Seeker<'_> {
             .collect()
     }
 
-    /// Returns the values where an edge may be cut: itself, the narrowest value of the linear chain that ends in it, and the
-    /// bases of that chain. Empty if it is linear in the inputs and no narrower than they are.
+    /// Returns the options for cutting at a value: the value itself, the narrowest value of the linear chain that ends
+    /// in it, and the bases of that chain. Returns no options if the value is linear in the inputs and wider than
+    /// the inputs.
     fn options(&self, edge: Id) -> Vec<Vec<Id>> {
         let count = |id: Id| self.graph.values[id].count();
         let mut narrowest = edge;
@@ -229,7 +232,7 @@ impl Seeker<'_> {
         }
         let (bases, inputs) = self.bases(edge);
         let read: usize = inputs.iter().map(|&id| count(id)).sum();
-        if bases.is_empty() && count(narrowest) >= read {
+        if bases.is_empty() && count(narrowest) > read {
             return Vec::new();
         }
         let mut options = vec![vec![edge], vec![narrowest], bases];
@@ -238,7 +241,7 @@ impl Seeker<'_> {
         options
     }
 
-    /// Returns the start of a chain of linear values that ends at `edge`: nonlinear values, and inputs.
+    /// Returns where the chain of linear values that ends at `edge` starts: nonlinear values, and inputs.
     fn bases(&self, edge: Id) -> (Vec<Id>, Vec<Id>) {
         let (mut bases, mut inputs, mut seen, mut ahead) = (Vec::new(), Vec::new(), vec![false; edge + 1], vec![edge]);
         while let Some(id) = ahead.pop() {
@@ -255,7 +258,7 @@ impl Seeker<'_> {
         (bases, inputs)
     }
 
-    /// Returns the item's values that `id` is linear in; `None` if it is nonlinear or an input.
+    /// Returns the item's values in which `id` is linear; `None` if `id` is nonlinear or an input.
     fn linear_in(&self, id: Id) -> Option<Vec<Id>> {
         let is_items = |id: &Id| self.dependencies[*id] == Dependency::Items;
         let op = &self.graph.values[id].op;
@@ -270,13 +273,13 @@ impl Seeker<'_> {
         (is_linear && !reads.is_empty()).then_some(reads)
     }
 
-    /// Returns those of `cut` that the other half reads.
+    /// Returns the values of `cut` that the other half reads.
     fn read(&self, cut: &[Id]) -> Vec<Id> {
         let needed = self.graph.needed(&self.graph.outputs, cut);
         cut.iter().copied().filter(|&id| needed[id]).collect()
     }
 
-    /// Returns the cost per candidate with a cut, in multiply-adds; the maximum if too much would be stored.
+    /// Returns the cost per candidate with a cut, in multiply-adds; `usize::MAX` if too many numbers would be stored.
     fn cost(&self, cut: &[Id]) -> Result<usize> {
         let cut = ItemCut(self.read(cut));
         let halves = match cut.0.is_empty() {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use sterling_kernels::cpu::dense::{Binary, Cell, ChainLink, Fold, Form, Lines, PairRows, Unary};
+use sterling_kernels::cpu::dense::{Binary, Cell, ChainLink, Fold, Form, Lines, Order, PairRows, Unary};
 
-/// Precision of the factors of row products. Sums, and all other values, are in f32.
+/// Precision of the factors of row products. Sums and all other values are in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -36,14 +36,14 @@ pub(super) enum Memory {
     Given,
 }
 
-/// Numbers of a buffer from an offset on.
+/// Elements of a buffer from an offset on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BufferRange {
     pub(super) memory: Memory,
     pub(super) offset: usize,
 }
 
-/// A matrix that rows are multiplied by.
+/// Rows and the matrix by which they are multiplied.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Factor {
     pub(super) rows: BufferRange,
@@ -61,14 +61,14 @@ pub(super) struct Operand {
     pub(super) inner: usize,
 }
 
-/// A reduction of numbers whose keys are equal to a row's key.
+/// A reduction of the numbers whose keys equal a row's key.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KeyedFold {
     pub(super) f: Fold,
     pub(super) values: BufferRange,
 }
 
-/// A step; its result fills buffer `out`.
+/// A step; its result is written to buffer `out`.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) out: usize,
@@ -78,7 +78,7 @@ pub(super) struct Step {
 /// Operation of a step on each row.
 #[derive(Clone, Debug)]
 pub(super) enum Work {
-    /// Product: `runs` matrix rows per part, `columns` of each result.
+    /// Sum of products: `runs` rows per part times a matrix of `columns` columns.
     Product {
         parts: Vec<Factor>,
         bias: Option<BufferRange>,
@@ -101,7 +101,7 @@ pub(super) enum Work {
         columns: usize,
         rows: PairRows,
     },
-    /// Products of matrices that differ per row: `[m, k]` at each of `left`, `[k, n]` at each of `right`.
+    /// Products of matrices that differ per row: `[m, k]` at each offset of `left`, `[k, n]` at each offset of `right`.
     Matrices {
         a: BufferRange,
         b: BufferRange,
@@ -127,62 +127,96 @@ pub(super) enum Work {
         runs: usize,
         count: usize,
     },
-    /// Reduces the numbers whose key in `keys` equals a row's `key`: reduction `n` makes number `n` of a row.
+    /// Reduces the numbers whose key in `keys` equals a row's `key`; reduction `n` computes number `n` of the result
+    /// row.
     FoldEqual {
         key: BufferRange,
         keys: BufferRange,
         count: usize,
         folds: Vec<KeyedFold>,
     },
-    /// Works on single numbers: operands fill the first registers of a row, each link computes the next one, and number `n` of a
-    /// row is register `kept[n]`.
+    /// Operates on single numbers: operands fill the first registers of a row, each link computes the next register,
+    /// and number `n` of the result row is register `kept[n]`.
     Chain {
         reads: Vec<BufferRange>,
         links: Vec<ChainLink>,
         kept: Vec<usize>,
     },
-    /// Concatenates parts, in runs of the given counts of numbers.
+    /// Concatenates parts `runs` times; each part contributes its count of numbers.
     Concat {
         runs: usize,
         parts: Vec<(BufferRange, usize)>,
     },
-    /// Copies runs of numbers, each from its own index.
+    /// Copies groups of `run` contiguous numbers, each from an index of `index`.
     Pick {
         a: BufferRange,
         index: Arc<[u32]>,
         run: usize,
+        /// An equivalent order of copies that is faster, if there is one.
+        order: Option<Order>,
     },
-    /// Adds runs of numbers to a row of `count` numbers, each at its own index.
+    /// Adds groups of `run` contiguous numbers to a row of `count` numbers, each at an index of `index`.
     Spread {
         a: BufferRange,
         index: Arc<[u32]>,
         run: usize,
         count: usize,
     },
+    /// Softmax of each group of `width` contiguous numbers.
+    Softmax {
+        a: BufferRange,
+        runs: usize,
+        width: usize,
+    },
+    /// Layer normalization of each group of contiguous numbers.
+    Normalize(Box<NormalizeWork>),
     /// Attention over blocks of queries.
     Attention(Box<AttentionWork>),
     /// Steps of a recurrent layer.
     Recurrent(Box<RecurrentWork>),
 }
 
-/// An operand of a link.
+/// Compiled layer normalization.
+#[derive(Clone, Debug)]
+pub(super) struct NormalizeWork {
+    pub(super) a: BufferRange,
+    pub(super) runs: usize,
+    pub(super) width: usize,
+    pub(super) centre: Vec<f32>,
+    pub(super) share: f32,
+    pub(super) epsilon: f32,
+    pub(super) scale: Option<BufferRange>,
+    pub(super) bias: Option<BufferRange>,
+    pub(super) relu: bool,
+}
+
+impl NormalizeWork {
+    /// Returns the number of operations per number.
+    pub(super) fn passes(&self) -> usize {
+        2 * self.centre.len() + 3 + usize::from(self.scale.is_some()) + usize::from(self.bias.is_some())
+    }
+}
+
+/// An operand of an operator in fused attention.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
-    /// Tile of the block, or one number per query.
+    /// A tile of the block, or one number per query (`inner` is 0).
     Tile { tile: usize, inner: usize },
-    /// Numbers in memory: those of a batch entry start at `offsets`, those of a query `row` after the last one's.
+    /// Numbers in memory: a batch entry starts at its offset, and consecutive queries are `row` apart.
     Memory { place: BufferRange, offsets: Arc<[u32]>, row: usize, inner: usize },
 }
 
-/// Function of a link over tiles.
+/// Operator of fused attention, over tiles.
 #[derive(Clone, Debug)]
 pub(super) enum Function {
     One(Unary, usize),
     Two(Binary, [Source; 2]),
     Fold(Fold, usize),
+    /// Softmax of a tile, which becomes the result tile.
+    Softmax(usize),
 }
 
-/// An operation of a chain, whose results fill `tile` with `width` numbers per query.
+/// An operator of fused attention, whose results fill `tile` with `width` numbers per query.
 #[derive(Clone, Debug)]
 pub(super) struct Link {
     pub(super) tile: usize,
@@ -203,24 +237,24 @@ pub(super) struct AttentionSizes {
 /// Compiled attention.
 #[derive(Clone, Debug)]
 pub(super) struct AttentionWork {
-    /// Places of the queries, the keys in columns, and the values.
+    /// Buffer ranges of the queries, the keys (stored in columns) and the values.
     pub(super) factors: [BufferRange; 3],
-    /// Offsets of the factors of each batch entry.
+    /// Offsets of the three factors per batch entry.
     pub(super) offsets: [Arc<[u32]>; 3],
     pub(super) sizes: AttentionSizes,
     pub(super) links: Vec<Link>,
-    /// Tile of the weights, and number of tiles.
+    /// Tile that holds the weights, and the number of tiles.
     pub(super) last: usize,
     pub(super) tiles: usize,
 }
 
 impl AttentionWork {
-    /// Returns the numbers of a result.
+    /// Returns the number of elements of the result.
     pub(super) fn numbers(&self) -> usize {
         self.sizes.batch * self.sizes.queries * self.sizes.columns
     }
 
-    /// Returns the multiply-adds of the products, and the operations of the chain.
+    /// Returns the multiply-adds of both products, and the operations between them.
     pub(super) fn work(&self) -> [usize; 2] {
         let AttentionSizes { batch, queries, depth, keys, columns } = self.sizes;
         [
@@ -240,12 +274,12 @@ impl AttentionWork {
     }
 }
 
-/// A compiled layer; matrices are packed constants.
+/// A compiled recurrent layer; matrices are packed constants.
 #[derive(Clone, Debug)]
 pub(super) struct RecurrentWork {
     pub(super) cell: Cell,
     pub(super) is_reverse: bool,
-    /// Runs, steps, numbers of an input, numbers of the state.
+    /// Sequences, steps, numbers of an input, numbers of the state.
     pub(super) shape: [usize; 4],
     pub(super) x: BufferRange,
     pub(super) weights: BufferRange,
@@ -262,13 +296,13 @@ impl RecurrentWork {
         runs * steps * self.cell.gates() * hidden * (depth + hidden)
     }
 
-    /// Returns the numbers of a result.
+    /// Returns the number of elements of the result.
     pub(super) fn numbers(&self) -> usize {
         let [runs, steps, _, hidden] = self.shape;
         runs * (steps + self.kept()) * hidden
     }
 
-    /// Returns the number of states behind the steps of a run.
+    /// Returns the number of final states that follow the steps of a sequence in the result.
     pub(super) fn kept(&self) -> usize {
         if self.cell == Cell::Lstm { 2 } else { 1 }
     }
@@ -282,7 +316,7 @@ impl RecurrentWork {
 
 #[cfg(test)]
 impl Work {
-    /// Returns the places of its operands.
+    /// Returns the buffer ranges of the step's operands.
     pub(super) fn places(&self) -> Vec<BufferRange> {
         match self {
             Work::Product { parts, bias, .. } => {
@@ -297,7 +331,9 @@ impl Work {
             Work::FoldEqual { key, keys, folds, .. } => {
                 folds.iter().map(|fold| fold.values).chain([*key, *keys]).collect()
             }
+            Work::Normalize(work) => [work.a].into_iter().chain(work.scale).chain(work.bias).collect(),
             Work::Narrow { a, .. }
+            | Work::Softmax { a, .. }
             | Work::PackNarrow { a, .. }
             | Work::Map1 { a, .. }
             | Work::Fold { a, .. }
@@ -307,23 +343,23 @@ impl Work {
     }
 }
 
-/// A graph as steps.
+/// A graph compiled to steps.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Plan {
     pub(super) constants: Vec<Lines>,
     pub(super) user: Vec<Step>,
     pub(super) rows: Vec<Step>,
-    /// Numbers of each user buffer.
+    /// Count of numbers of each user buffer.
     pub(super) user_counts: Vec<usize>,
     /// Row stride of each row buffer.
     pub(super) strides: Vec<usize>,
     /// Row stride of the row inputs.
     pub(super) given_stride: usize,
-    /// Buffers of the user inputs that are read, with the number of the user input.
+    /// User inputs that are read: index of the input, and the user buffer that it is copied to.
     pub(super) user_inputs: Vec<(usize, usize)>,
-    /// Place of each output.
+    /// Buffer range of each output.
     pub(super) outputs: Vec<BufferRange>,
-    /// Multiply-adds per request; `row_work` is per row.
+    /// Multiply-adds per request (`user_work`) and per row (`row_work`).
     pub(super) user_work: usize,
     pub(super) row_work: usize,
     /// Rows per block.
@@ -331,8 +367,16 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Returns whether a step is fused attention.
-    #[cfg(any(test, feature = "cuda"))]
+    /// Returns whether the plan has a fused step, which a GPU runs as several steps.
+    #[cfg(feature = "cuda")]
+    pub(super) fn is_fused(&self) -> bool {
+        let is_fused =
+            |step: &Step| matches!(step.work, Work::Attention(_) | Work::Softmax { .. } | Work::Normalize(_));
+        self.user.iter().chain(&self.rows).any(is_fused)
+    }
+
+    /// Returns whether the plan has a step of fused attention.
+    #[cfg(test)]
     pub(super) fn has_attention(&self) -> bool {
         self.user.iter().chain(&self.rows).any(|step| matches!(step.work, Work::Attention(_)))
     }

@@ -1,13 +1,13 @@
 //! Text form of a compiled graph, the same on every machine: printed for readers, and hashed for digests.
 //!
-//! It contains steps, shapes and sizes, never weights: the checksum of the file identifies those.
+//! The text contains steps, shapes and sizes, but no weights: the checksum of the ONNX file identifies these.
 
 use std::fmt::{self, Display, Formatter};
 
-use super::steps::{BufferRange, Factor, KeyedFold, Memory, Operand, Plan, Precision, Step, Work};
+use super::steps::{BufferRange, Factor, KeyedFold, Memory, NormalizeWork, Operand, Plan, Precision, Step, Work};
 use sterling_kernels::cpu::dense::{ChainLink, Form};
 
-/// Cost of a run.
+/// Cost of running a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Figures {
     /// Floating-point operations per request.
@@ -33,7 +33,7 @@ impl Figures {
     }
 }
 
-/// Returns the numbers that a step makes per row.
+/// Returns the count of numbers that a step computes per row.
 fn numbers(work: &Work) -> usize {
     match work {
         Work::Product { runs, columns, .. } => runs * columns,
@@ -46,6 +46,8 @@ fn numbers(work: &Work) -> usize {
         Work::Concat { runs, parts } => runs * parts.iter().map(|(_, count)| count).sum::<usize>(),
         Work::Pick { index, run, .. } => index.len() * run,
         Work::Spread { count, .. } => *count,
+        Work::Softmax { runs, width, .. } => runs * width,
+        Work::Normalize(work) => work.runs * work.width,
         Work::Attention(work) => work.numbers(),
         Work::Recurrent(work) => work.numbers(),
         Work::Narrow { count, .. } => Form::Pairs.room(*count),
@@ -62,6 +64,8 @@ fn flops(work: &Work) -> u64 {
         Work::FoldEqual { count, folds, .. } => count * (1 + 2 * folds.len()),
         Work::Chain { links, .. } => links.len(),
         Work::Spread { index, run, .. } => index.len() * run,
+        Work::Softmax { runs, width, .. } => 5 * runs * width,
+        Work::Normalize(work) => work.passes() * work.runs * work.width,
         Work::Attention(work) => 2 * work.work()[0] + work.work()[1],
         Work::Recurrent(work) => 2 * work.cost(),
         Work::Concat { .. } | Work::Pick { .. } | Work::Narrow { .. } | Work::PackNarrow { .. } => 0,
@@ -69,7 +73,7 @@ fn flops(work: &Work) -> u64 {
     flops as u64
 }
 
-/// Describes two plans as they are in f32.
+/// Describes two plans as compiled in f32.
 pub(super) fn describe(straight: &Plan, collapsed: &Plan, precision: Precision) -> String {
     let [straight, collapsed] = [straight, collapsed].map(|plan| Text(plan).to_string());
     let precision = match precision {
@@ -178,6 +182,8 @@ impl Display for Work {
                 }
                 write!(f, " keep {}", kept.iter().map(register).collect::<Vec<_>>().join(" "))
             }
+            Work::Softmax { a, runs, width } => write!(f, "softmax {a}[{runs}, {width}]"),
+            Work::Normalize(work) => write!(f, "{work}"),
             Work::Attention(work) => write!(f, "{work}"),
             Work::Recurrent(work) => write!(f, "{work}"),
             Work::Concat { runs, parts } => {
@@ -188,13 +194,23 @@ impl Display for Work {
             Work::PackNarrow { a, depth, columns, rows } => {
                 write!(f, "pairs from {} of {} on of {a}[{depth}, {columns}]", rows.first, rows.all)
             }
-            Work::Pick { a, index, run } => {
+            Work::Pick { a, index, run, .. } => {
                 write!(f, "pick {a}[{}, {run}] in the order {:016x}", index.len(), order(index))
             }
             Work::Spread { a, index, run, .. } => {
                 write!(f, "spread {a}[{}, {run}] in the order {:016x}", index.len(), order(index))
             }
         }
+    }
+}
+
+impl Display for NormalizeWork {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let NormalizeWork { a, runs, width, centre, scale, bias, relu, .. } = self;
+        write!(f, "normalize {a}[{runs}, {width}] by {} means", centre.len())?;
+        scale.map_or(Ok(()), |scale| write!(f, ", x {scale}"))?;
+        bias.map_or(Ok(()), |bias| write!(f, ", + {bias}"))?;
+        if *relu { write!(f, ", relu") } else { Ok(()) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! A tower on a device: looks ids up in tables in device memory, pooled or as sequences, and runs the graph as a program.
+//! A tower on a device: looks up ids in tables in device memory, pooled or as sequences, and runs the compiled graph.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use sterling_cuda::{Array, Device};
 use sterling_embedding::device::whole;
 use sterling_embedding::{DeviceTables, HostBags, HotCounters, HotTables, HotTurn, Pooling, Table};
 
-/// Tables and program of a tower in device memory.
+/// Tables and compiled graph of a tower in device memory.
 #[derive(Debug)]
 pub struct DeviceTower {
     program: DeviceProgram,
@@ -25,9 +25,9 @@ pub struct DeviceTower {
 /// Location of a table's rows.
 #[derive(Debug)]
 enum TableLocation {
-    /// All of them on the device.
+    /// All rows are on the device.
     Whole(Arc<TableRows>),
-    /// Partly cached on the device, by the table's number among those.
+    /// The device caches some rows; the value is the index among partly cached tables.
     Hot(usize),
 }
 
@@ -37,9 +37,9 @@ struct Source {
     /// Index among the tensors of the tower.
     tensor: usize,
     feature: usize,
-    /// Table of its ids, if any.
+    /// Table in which the feature's ids are looked up, if any.
     table: Option<TableLocation>,
-    /// First column of its numbers in the inputs of the graph, if the graph reads it.
+    /// First column of the tensor in the graph's inputs, if the graph reads the tensor.
     column: Option<usize>,
     is_kept: bool,
 }
@@ -47,32 +47,33 @@ struct Source {
 /// Results of a tower on a device for rows of features.
 #[derive(Debug)]
 pub struct DeviceMade {
-    /// Outputs of its graph, `[1, rows, stride]` each.
+    /// Outputs of the graph, `[1, rows, stride]` each.
     pub outputs: DeviceOutputs,
     /// Retained tensors, `[rows, count]` each, by their index in the tower.
     pub tensors: Vec<(usize, Array<f32>)>,
 }
 
 impl DeviceTower {
-    /// Copies a tower to a device. Its tensors at `kept` are computed besides those that the graph reads.
+    /// Copies a tower to a device. The tensors at `retained` are computed in addition to the tensors that the graph
+    /// reads.
     ///
     /// # Errors
-    /// `Unsupported` if its graph is not a compiled program, or this host's memory does not hold a complete table; `Overloaded`
-    /// if the device has not enough memory.
-    pub fn copy(device: &Device, tower: &Tower, kept: &[usize], tables: &mut DeviceTables) -> Result<Self> {
+    /// `Unsupported` if the tower's graph is not a compiled program, or this host's memory does not hold a complete
+    /// table; `Overloaded` if the device does not have enough memory.
+    pub fn copy(device: &Device, tower: &Tower, retained: &[usize], tables: &mut DeviceTables) -> Result<Self> {
         let program =
             tower.program().ok_or_else(|| Error::unsupported("the tower's graph is not a compiled program"))?;
         DeviceProgram::check(program)?;
         let mut sources = Vec::new();
         let mut column = 0;
         for &tensor in tower.inputs() {
-            sources.push(Source::new(tower, tensor, Some(column), kept.contains(&tensor))?);
+            sources.push(Source::new(tower, tensor, Some(column), retained.contains(&tensor))?);
             column += tower.tensors()[tensor].count();
         }
-        for &tensor in kept.iter().filter(|tensor| !tower.inputs().contains(tensor)) {
+        for &tensor in retained.iter().filter(|tensor| !tower.inputs().contains(tensor)) {
             sources.push(Source::new(tower, tensor, None, true)?);
         }
-        // Checked first, so that nothing is copied for a tower that stays on the host.
+        // Checked first, so that nothing is copied if the tower must stay on the host.
         let table_of = |source: &Source| tower.table(&tower.features()[source.feature]);
         for table in sources.iter().filter_map(table_of) {
             whole(table)?;
@@ -90,20 +91,21 @@ impl DeviceTower {
         Ok(DeviceTower { program: DeviceProgram::copy(device, program)?, sources, hot })
     }
 
-    /// Starts a batch's turn at the partly cached tables; `None` if there are no such tables.
+    /// Locks the partly cached tables for a batch; `None` if there are no such tables.
     pub fn turn(&self) -> Option<HotTurn<'_>> {
         (!self.hot.is_empty()).then(|| self.hot.turn())
     }
 
-    /// Returns the hit-rate statistics of each such table.
+    /// Returns the hit-rate statistics of each partly cached table.
     pub fn counters(&self) -> Vec<HotCounters> {
         self.hot.counters()
     }
 
-    /// Runs the tower over rows of features that `tower`, the original of this copy, has read, in the turn of their batch.
+    /// Runs the tower over rows of features. `tower`, the original of this copy, has read the rows, and `turn` holds
+    /// the lock of the partly cached tables for their batch.
     ///
     /// # Errors
-    /// `Internal` if a launch fails; `Overloaded` if the device has not enough memory.
+    /// `Internal` if a launch fails; `Overloaded` if the device does not have enough memory.
     pub fn run(
         &self,
         device: &Device,
@@ -144,7 +146,7 @@ struct PendingFeatures<'a> {
     rows: &'a [&'a FeatureRow],
 }
 
-/// Returns the row of an id, -1 for none: no uploaded index exceeds the table.
+/// Returns the row of an id; -1 if the id has no row, so that no uploaded index exceeds the table.
 fn row_of(table: &Table, id: i64) -> i64 {
     table.resolve(id).0.map_or(-1, |row| row as i64)
 }
@@ -200,7 +202,7 @@ impl Source {
         )
     }
 
-    /// Looks up the rows of sequences, one per id and zeros after the last: bags of one id.
+    /// Looks up the rows of sequences as bags of one id: one row per id, and zeros after the last id.
     fn in_turn(
         &self,
         looking: &PendingFeatures<'_>,
@@ -224,7 +226,7 @@ impl Source {
 
     fn table<'a>(&self, tower: &'a Tower) -> Result<(&'a FeatureSpec, &'a Table)> {
         let spec = &tower.features()[self.feature];
-        let missing = || Error::internal(format!("feature `{}` without its table", spec.name));
+        let missing = || Error::internal(format!("feature `{}` has no table", spec.name));
         Ok((spec, tower.table(spec).ok_or_else(missing)?))
     }
 
@@ -239,7 +241,7 @@ impl Source {
         match (&self.table, turn) {
             (Some(TableLocation::Whole(copied)), _) => bags.on(device, |bags| pool(device, copied, bags, to)),
             (Some(TableLocation::Hot(number)), Some(turn)) => turn.pool(device, *number, bags, to),
-            _ => Err(Error::internal(format!("table `{}` without its rows on the device", table.name()))),
+            _ => Err(Error::internal(format!("rows of table `{}` are not on the device", table.name()))),
         }
     }
 }

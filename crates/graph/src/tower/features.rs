@@ -1,4 +1,4 @@
-//! Towers: look features up in their tables and run them through a graph.
+//! Towers: look up features in their tables and run the results through a graph.
 
 use std::sync::{Arc, OnceLock};
 
@@ -20,7 +20,8 @@ use sterling_embedding::{
 
 /// Maximum number of rows per run of `rten`.
 const RUN_ROWS: usize = 512;
-/// Maximum number of sequence positions per run: attention over rows of S positions takes S times as much memory per head.
+/// Maximum number of sequence positions per run: attention over sequences of S positions takes S times as much memory
+/// per head.
 const RUN_POSITIONS: usize = 4096;
 
 /// A graph with its input features and their tables.
@@ -36,11 +37,11 @@ pub struct Tower {
     graph: Graph,
     runs: Runs,
     outputs: Vec<TowerOutput>,
-    /// Per table of a report, created on first use.
+    /// Metrics per table of a lookup report, created on first use.
     meters: OnceLock<Vec<TableMeters>>,
 }
 
-/// Metric handles of a table: looking one up by its labels takes longer than looking up some rows.
+/// Metric handles of a table, kept because finding a handle by its labels takes longer than looking up some rows.
 #[derive(Debug)]
 struct TableMeters {
     unseen: Counter,
@@ -83,11 +84,11 @@ impl TowerOutput {
 }
 
 impl Tower {
-    /// Joins a graph with its features. `tables` serve the features of kind `ids` and `category`; each run computes `outputs`,
-    /// in their order.
+    /// Joins a graph with its features. `tables` serve the features of kind `ids` and `category`; each run returns
+    /// `outputs` in this order.
     ///
     /// # Errors
-    /// `Invalid` if an input of the graph has no feature, or shapes of inputs or outputs differ.
+    /// `Invalid` if an input of the graph has no feature, or an input or output has the wrong shape.
     pub fn new(
         side: &'static str,
         features: &[FeatureSpec],
@@ -110,7 +111,7 @@ impl Tower {
             };
             if let Some(shape) = port.shape.as_ref().filter(|s| !is_of(s, &tensor.shape)) {
                 return Err(Error::invalid(format!(
-                    "{}: input `{}` has shape {}, and the feature is {}",
+                    "{}: input `{}` has shape {}, but the feature has shape {}",
                     graph.name(),
                     port.name,
                     shown(shape),
@@ -153,7 +154,7 @@ impl Tower {
         &self.features
     }
 
-    /// Returns all tensors of the features.
+    /// Returns all tensors computed from the features.
     pub fn tensors(&self) -> &[FeatureTensor] {
         &self.tensors
     }
@@ -163,7 +164,7 @@ impl Tower {
         &self.outputs
     }
 
-    /// Returns the graph's input of that name.
+    /// Returns the graph's input named `name`.
     ///
     /// # Errors
     /// As [`Graph::input`].
@@ -171,13 +172,13 @@ impl Tower {
         self.graph.input(name)
     }
 
-    /// Returns whether the graph reads anything of a feature.
+    /// Returns whether the graph reads a tensor of a feature.
     pub fn reads(&self, feature: &str) -> bool {
         self.inputs.iter().any(|&n| self.tensors[n].feature == feature)
     }
 
-    /// Returns the cost of `rows` rows in multiply-adds or equivalents: those of the program, or one per weight of the graph,
-    /// for each position of its sequences.
+    /// Returns the cost of `rows` rows in multiply-adds or equivalents: the cost of the compiled program, or one
+    /// multiply-add per weight of the graph and position of its sequences.
     pub fn work(&self, rows: usize) -> usize {
         match &self.runs {
             Runs::Program(program) => program.work(rows),
@@ -185,13 +186,13 @@ impl Tower {
         }
     }
 
-    /// Returns the maximum number of rows per run of `rten`, and of rows that callers should hold at a time: 512 rows, or 4,096
-    /// positions of the longest sequence.
+    /// Returns the maximum number of rows per run of `rten`, and of rows that callers should collect at a time: 512
+    /// rows, or fewer if the longest sequence would have more than 4,096 positions in total.
     pub fn run_rows(&self) -> usize {
         (RUN_POSITIONS / self.positions()).clamp(1, RUN_ROWS)
     }
 
-    /// Returns the length of its longest sequence, at least 1.
+    /// Returns the length of the tower's longest sequence, at least 1.
     fn positions(&self) -> usize {
         self.features.iter().filter(|f| f.is_sequence()).filter_map(|f| f.length).max().unwrap_or(1).max(1)
     }
@@ -220,13 +221,13 @@ impl Tower {
         Ok(FeatureRow { values: self.features.iter().enumerate().map(read).collect::<Result<_>>()? })
     }
 
-    /// Returns the compiled program, if there is one.
+    /// Returns the compiled program; `None` if `rten` runs the graph.
     #[cfg(feature = "cuda")]
     pub(super) fn program(&self) -> Option<&RowProgram> {
         self.runs.program()
     }
 
-    /// Returns the indexes of the tensors that the graph reads, in the order of its inputs.
+    /// Returns the indexes of the tensors that the graph reads, in the order of the graph's inputs.
     #[cfg(feature = "cuda")]
     pub(super) fn inputs(&self) -> &[usize] {
         &self.inputs
@@ -236,7 +237,7 @@ impl Tower {
         self.bags.tables().iter().find(|t| Some(t.name()) == spec.table.as_deref()).map(|t| &**t)
     }
 
-    /// Returns true if some rows must be fetched from another machine.
+    /// Returns true if some rows of a table must be fetched from another machine.
     pub fn needs_fetch(&self, row: &FeatureRow) -> bool {
         let fetches = |(spec, values): (&FeatureSpec, &FeatureValues)| match (self.table(spec), values) {
             (Some(table), FeatureValues::Ids { ids, .. }) => {
@@ -247,7 +248,7 @@ impl Tower {
         self.features.iter().zip(&row.values).any(fetches)
     }
 
-    /// Returns the bytes of the table rows that a row of features reads.
+    /// Returns the bytes of the table rows that are looked up for a row of features.
     pub fn row_bytes(&self, row: &FeatureRow) -> u64 {
         let of_feature = |(spec, values): (&FeatureSpec, &FeatureValues)| {
             let table = self.table(spec).map_or(0, |t| t.spec().row_bytes().unwrap_or(0));
@@ -256,7 +257,7 @@ impl Tower {
         self.features.iter().zip(&row.values).map(of_feature).sum()
     }
 
-    /// Returns the inputs of the graph for one row: each with its dimensions after the rows dimension, and its numbers.
+    /// Returns the inputs of the graph for one row, each as its tensor and the tensor's numbers.
     pub fn input_numbers(&self, row: &FeatureRow, pooled: &Pooled) -> Vec<(&FeatureTensor, Vec<f32>)> {
         let numbers = |tensor: &FeatureTensor| {
             let mut numbers = vec![0.0; tensor.count()];
@@ -266,13 +267,13 @@ impl Tower {
         self.inputs.iter().map(|&n| &self.tensors[n]).map(|tensor| (tensor, numbers(tensor))).collect()
     }
 
-    /// Returns the precision of its program's products.
+    /// Returns the precision of the compiled graph's products.
     pub fn precision(&self) -> Precision {
         self.graph.precision()
     }
 
-    /// Looks up the ids of all rows in their tables: one call for all pooled features, and one for all sequences. Both calls'
-    /// remote requests are in flight together. A feature that is missing in a row is an empty bag or sequence.
+    /// Looks up the ids of all rows in their tables: one call for all pooled features, and one for all sequences.
+    /// Remote requests of both calls run concurrently. A feature that is missing in a row is an empty bag or sequence.
     ///
     /// # Errors
     /// Errors of the lookup.
@@ -282,7 +283,7 @@ impl Tower {
         let sequence_ids = self.keyed(rows, true, false)?;
         let mut all: Vec<Pooled> = rows.iter().map(|_| Pooled::default()).collect();
         let mut report = LookupReport::new();
-        let begun = bag_ids.as_ref().map(|ids| self.bags.begin(ids, terms)).transpose()?;
+        let started = bag_ids.as_ref().map(|ids| self.bags.begin(ids, terms)).transpose()?;
         if let Some(ids) = &sequence_ids {
             let (sequences, counts) = self.sequences.lookup(ids, terms)?;
             for (n, pooled) in all.iter_mut().enumerate() {
@@ -290,8 +291,8 @@ impl Tower {
             }
             report.extend(counts);
         }
-        if let Some(begun) = begun {
-            let (pooled, counts) = begun.finish()?;
+        if let Some(started) = started {
+            let (pooled, counts) = started.finish()?;
             let values = pooled.values().chunks_exact(pooled.width());
             all.iter_mut().zip(values).for_each(|(pooled, values)| pooled.values = values.to_vec());
             report.extend(counts);
@@ -302,9 +303,9 @@ impl Tower {
         Ok((all, report))
     }
 
-    /// Adds the counts of a [`Tower::lookup`] to the metrics.
+    /// Adds the counts in the report of a [`Tower::lookup`] to the metrics.
     pub fn count(&self, report: &LookupReport) {
-        // All reports of a tower have the same tables.
+        // All reports of a tower list the same tables, in the same order.
         let meters = self.meters.get_or_init(|| report.iter().map(|counts| TableMeters::of(&counts.table)).collect());
         for (meters, counts) in meters.iter().zip(report) {
             meters.unseen.increment(counts.unseen);
@@ -312,7 +313,8 @@ impl Tower {
         }
     }
 
-    /// Returns the ids of all rows: those of sequences, or of pooled features. `None` if there is no such feature.
+    /// Returns the ids of all rows: of the sequence features if `are_sequences`, else of the pooled features. `None` if
+    /// there is no such feature.
     fn keyed(&self, rows: &[&FeatureRow], are_sequences: bool, any_weights: bool) -> Result<Option<KeyedJaggedTensor>> {
         let wanted = |spec: &FeatureSpec| spec.kind != FeatureKind::Dense && spec.is_sequence() == are_sequences;
         let features = self.features.iter().enumerate().filter(|(_, spec)| wanted(spec));
@@ -322,15 +324,15 @@ impl Tower {
         if jagged.is_empty() { Ok(None) } else { KeyedJaggedTensor::from_jagged(jagged).map(Some) }
     }
 
-    /// Returns the name of the graph's file, and its runtime.
+    /// Returns the name of the graph's file, and how the graph runs.
     pub fn graph(&self) -> (&str, &Runs) {
         (self.graph.name(), &self.runs)
     }
 
-    /// Runs the graph over rows and their looked-up embeddings: returns `[rows, ...]` per output.
+    /// Runs the graph over rows and their looked-up embeddings; returns `[rows, ...]` per output.
     ///
     /// # Errors
-    /// `Internal` if the graph fails or its outputs have other shapes.
+    /// `Internal` if the graph fails or an output has the wrong shape.
     pub fn run(
         &self,
         rows: &[(&FeatureRow, &Pooled)],
@@ -410,7 +412,7 @@ impl Tower {
     }
 }
 
-/// Creates the lookups of features: of pooled ones, and of sequences.
+/// Creates the two lookups of features: pooled features, and sequences.
 fn collections(
     features: &[FeatureSpec],
     tables: &[Arc<Table>],
@@ -431,7 +433,7 @@ fn of_rows(shape: &[usize]) -> Vec<Option<usize>> {
     std::iter::once(None).chain(shape.iter().map(|&n| Some(n))).collect()
 }
 
-/// Returns whether a declared shape is one of rows of this shape.
+/// Returns whether a declared shape is that of rows with this `shape`.
 fn is_of(declared: &[Option<usize>], shape: &[usize]) -> bool {
     declared.len() == shape.len() + 1 && declared[1..].iter().zip(shape).all(|(own, n)| own.is_none_or(|own| own == *n))
 }
@@ -443,7 +445,7 @@ pub(super) fn gather_ids(n: usize, rows: &[&FeatureRow], any_weights: bool) -> R
     let mut lengths = Vec::with_capacity(rows.len());
     for row in rows {
         let FeatureValues::Ids { ids, weights } = &row.values[n] else {
-            return Err(Error::internal("got numbers for a feature of ids"));
+            return Err(Error::internal("a feature of ids has numbers as its value"));
         };
         all.extend_from_slice(ids);
         lengths.push(ids.len() as i64);

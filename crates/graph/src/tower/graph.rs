@@ -1,8 +1,8 @@
-//! Dense graphs: ONNX files, run by `rten` on the CPU if they cannot be compiled to a program ([`crate::dense`]).
+//! Dense graphs: ONNX files, compiled to a program ([`crate::dense`]) or, if that fails, run by `rten` on the CPU.
 //!
 //! A [`Graph`] knows its inputs and outputs by name and checks every shape before it runs. User and item towers take the pooled
 //! embedding of each feature, `[Q, width]`, under the feature's name; [`super::OverArch`] describes the inputs of a reranker.
-//! `rten` reads a file only after the checks of `onnx`, and never reads one that was compiled.
+//! `rten` only reads files that passed the checks of `onnx` and were not compiled.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -33,7 +33,7 @@ pub struct Graph {
     precision: Precision,
 }
 
-/// Runtime of a graph.
+/// How a graph runs.
 #[derive(Clone, Debug)]
 pub enum Runs {
     /// A compiled program.
@@ -67,17 +67,17 @@ impl std::fmt::Debug for Graph {
 pub struct Input<'a> {
     /// Name of the input.
     pub name: &'a str,
-    /// Its shape.
+    /// Shape of the value.
     pub shape: &'a [usize],
     /// Numbers, row-major.
     pub values: &'a [f32],
 }
 
 impl Graph {
-    /// Reads a graph. `name` is for errors.
+    /// Reads a graph. `name` identifies the graph in errors.
     ///
     /// # Errors
-    /// `Invalid` if the bytes are not an ONNX graph, or one that fails the checks.
+    /// `Invalid` if the bytes are not an ONNX graph, or the graph fails a check.
     pub fn load(name: &str, bytes: Vec<u8>) -> Result<Self> {
         let onnx::Ports { inputs, outputs, misread } = onnx::read(&bytes).map_err(|e| e.within(name))?;
         let weights = bytes.len() / std::mem::size_of::<f32>();
@@ -93,15 +93,15 @@ impl Graph {
         })
     }
 
-    /// Sets the precision of the products of its program. The fallback runtime only supports f32.
+    /// Sets the precision of the products in the compiled program. The fallback runtime only supports f32.
     pub fn in_precision(self, precision: Precision) -> Self {
         Graph { precision, ..self }
     }
 
-    /// Compiles the graph with its inputs as `given`; falls back to the runtime if it has unsupported parts.
+    /// Compiles the graph for the inputs `given`; falls back to the runtime if the graph has unsupported parts.
     ///
     /// # Errors
-    /// `Invalid` if it uses an operator that the runtime lacks too, or evaluates differently from the ONNX specification.
+    /// `Invalid` if the runtime lacks an operator too, or evaluates one differently from the ONNX specification.
     pub(super) fn lower(&mut self, given: &[DeclaredInput], outputs: &[DeclaredOutput]) -> Result<Runs> {
         let runs = match self.network(given, outputs, |network| network.program(self.precision)) {
             Ok(program) => Runs::Program(Box::new(program)),
@@ -121,10 +121,10 @@ impl Graph {
         Ok(runs)
     }
 
-    /// Calls `f` with the graph as a network that takes its inputs as `given`; not after [`Graph::lower`].
+    /// Calls `f` with the graph, read for the inputs `given`. Must not be called after [`Graph::lower`].
     ///
     /// # Errors
-    /// `Unsupported` if it has parts that programs do not support; errors of `f`.
+    /// `Unsupported` if the graph has parts that compiled programs do not support; errors of `f`.
     pub(super) fn network<T: Send>(
         &self,
         given: &[DeclaredInput],
@@ -140,23 +140,23 @@ impl Graph {
         };
         if let Some(port) = self.inputs().find(|p| !given.iter().any(|g| g.name == p.name && fits(p, &g.shape))) {
             let shape = port.shape.as_deref().map_or("?".into(), shown);
-            return Err(Error::unsupported(format!("input `{}` of shape {shape}", port.name)));
+            return Err(Error::unsupported(format!("input `{}` has the unsupported shape {shape}", port.name)));
         }
         let made = guarded(|| deep(|| ReadGraph::read(&self.source, given, outputs).and_then(f))?);
         made.unwrap_or_else(|panic| Err(Error::unsupported(panic)))
     }
 
-    /// Drops the file after compilation to programs.
+    /// Frees the contents of the file after compilation.
     pub(super) fn read(self) -> Self {
         Graph { source: Vec::new(), ..self }
     }
 
-    /// Returns the requested precision of the products of its program.
+    /// Returns the requested precision of the products in the compiled program.
     pub(super) fn precision(&self) -> Precision {
         self.precision
     }
 
-    /// Returns the graph in the fallback runtime, which loads it on first use.
+    /// Returns the graph as loaded by the fallback runtime; the first call loads it.
     fn runtime(&self) -> Result<&Model> {
         if self.runtime.get().is_none() {
             let unusable = |e: &dyn Display| Error::invalid(format!("{}: not a usable ONNX graph: {e}", self.name));
@@ -165,15 +165,15 @@ impl Graph {
             let model = loaded.map_err(|e| unusable(&e).caused_by(e))?;
             let _ = self.runtime.set(model);
         }
-        self.runtime.get().ok_or_else(|| Error::internal("a graph without its runtime"))
+        self.runtime.get().ok_or_else(|| Error::internal("the runtime of the graph is not loaded"))
     }
 
-    /// Returns the name for errors.
+    /// Returns the name of the graph in errors.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns approximately how many numbers the graph holds: their bytes are nearly all of its file.
+    /// Returns the approximate count of numbers in the graph, estimated from the size of the file.
     pub fn weights(&self) -> usize {
         self.weights
     }
@@ -206,7 +206,7 @@ impl Graph {
 
     fn unknown(&self, what: &str, name: &str, of: &[Port]) -> Error {
         let known: Vec<&str> = of.iter().map(|port| port.name.as_str()).collect();
-        Error::invalid(format!("{}: no {what} `{name}`; it has: {}", self.name, known.join(", ")))
+        Error::invalid(format!("{}: no {what} `{name}`, expected one of: {}", self.name, known.join(", ")))
     }
 
     /// Runs [`Graph::run_all`] for one output.
@@ -218,10 +218,10 @@ impl Graph {
         made.pop().ok_or_else(|| Error::internal(format!("{}: the graph returned no `{output}`", self.name)))
     }
 
-    /// Runs the graph on `threads` and returns the named outputs, whose shapes are checked against the declared ones.
+    /// Runs the graph on `threads` and returns the named outputs, whose shapes are checked against the file.
     ///
     /// # Errors
-    /// `Invalid` for a missing or unknown input or one of another shape; `Internal` if the runtime fails.
+    /// `Invalid` for a missing or unknown input, or an input of another shape; `Internal` if the runtime fails.
     pub fn run_all(&self, inputs: &[Input<'_>], outputs: &[&str], threads: &Threads) -> Result<Vec<Tensor>> {
         let model = self.runtime()?;
         let given = inputs.iter().map(|input| self.given(model, input)).collect::<Result<Vec<_>>>()?;
@@ -252,7 +252,7 @@ impl Graph {
         made.into_iter().zip(&ports).map(tensor).collect()
     }
 
-    /// Returns the runtime's id of an input or output: the runtime preserves the file's order.
+    /// Returns the runtime's id of an input or output; the runtime has the same order as the file.
     fn node(&self, ids: &[NodeId], ports: &[Port], name: &str) -> Result<NodeId> {
         let place = ports.iter().position(|port| port.name == name);
         let id = place.and_then(|place| ids.get(place)).copied();
@@ -274,12 +274,12 @@ impl Graph {
     }
 }
 
-/// Calls the runtime, which panics on some malformed graphs, and catches panics.
+/// Calls the runtime and converts panics to errors, since the runtime panics on some malformed graphs.
 fn guarded<T>(call: impl FnOnce() -> T) -> std::result::Result<T, String> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|panic| format!("the runtime panicked: {}", panic_message(&*panic)))
 }
 
-/// Runs a call in a thread with a stack for deep graphs.
+/// Runs a call in a thread whose stack suffices for deep graphs.
 fn deep<T: Send>(call: impl FnOnce() -> T + Send) -> Result<T> {
     std::thread::scope(|scope| {
         Ok(tasks::GRAPH.start_in(scope, call)?.join().unwrap_or_else(|panic| resume_unwind(panic)))

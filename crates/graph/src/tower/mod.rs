@@ -1,9 +1,9 @@
-//! Towers: from the values of a request, an item or a candidate to the outputs of an ONNX graph.
+//! Towers: compute the outputs of an ONNX graph from the values of a request, an item or a candidate.
 //!
-//! `onnx` checks files before they run, and `graph` runs them. `spec` declares the inputs of a tower in `model.toml`; `row` reads
-//! values as these inputs, `tensors` defines the tensors made of them, and `features` looks them up and runs the graph
-//! ([`Tower`]). `overarch` runs the reranker over candidates ([`OverArch`]); `reads` defines what it reads of them; `part` is its
-//! item-side precomputation ([`ItemPart`]).
+//! `onnx` checks files before they run, and `graph` runs them. `spec` declares the inputs of a tower in `model.toml`;
+//! `row` reads values as these inputs, `tensors` defines the tensors that are computed from the inputs, and `features`
+//! looks up ids and runs the graph ([`Tower`]). `overarch` runs the reranker over candidates ([`OverArch`]); `reads`
+//! defines the reranker's inputs; `part` is the item-side precomputation ([`ItemPart`]).
 
 #[cfg(feature = "cuda")]
 mod device;

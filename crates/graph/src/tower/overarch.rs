@@ -1,13 +1,13 @@
-//! The reranker: an ONNX graph that sees the user and every candidate.
+//! The reranker: an ONNX graph with inputs of the user and of every candidate.
 //!
 //! The reranker finds its inputs by name. Some names are tensors of the user, `[Q, ...]`, or rows of candidates, `[Q,
-//! K0, ...]`, as listed by the caller ([`Readable`]). All others are numbers of candidates, `[Q, K0]`: the retrieval
-//! score ([`OverArch::SIMILARITY`]) and numeric item columns.
+//! K0, ...]`; the caller lists both kinds ([`Readable`]). All other names are numbers of candidates, `[Q, K0]`: the
+//! retrieval score ([`OverArch::SIMILARITY`]) and numeric item columns.
 //!
-//! Its output `logits` `[Q, K0, T]` becomes task scores through a sigmoid. A compiled graph ([`crate::dense`])
-//! runs over blocks of candidates, whose rows it reads in place; any other graph runs in `rten` over copies of at
-//! most [`RUN_CANDIDATES`] rows, fewer if they are wide. Either way the memory of a request does not grow with K0 times
-//! the width of a row; the width of a sequence is `S` times its table's.
+//! The output `logits` `[Q, K0, T]` becomes task scores through a sigmoid. A compiled graph ([`crate::dense`]) runs
+//! over blocks of candidates, whose rows are read in place; any other graph runs in `rten` over copies of at most
+//! [`RUN_CANDIDATES`] rows, or fewer wide rows. In both cases the memory of a request does not grow with K0 times the
+//! width of a row; a sequence of `S` positions is `S` times as wide as its table.
 
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ use sterling_kernels::cpu::dense::{MapTarget, Operand, Unary};
 /// Maximum number of candidates of one query per run of `rten`.
 pub const RUN_CANDIDATES: usize = 2048;
 
-/// Maximum number of f32 values copied per run, 64 MiB; a single candidate may exceed it.
+/// Maximum count of f32 values copied per run, 64 MiB; a single candidate may have more.
 const RUN_NUMBERS: usize = 1 << 24;
 
 const LOGITS: &str = "logits";
@@ -34,15 +34,15 @@ const LOGITS: &str = "logits";
 pub struct OverArch {
     graph: Graph,
     runs: Runs,
-    /// Inputs of the graph.
+    /// All inputs of the graph.
     declared: Reads,
-    /// Inputs read per user and candidate: the same, or, with an item-side part, the remaining ones.
+    /// Inputs read per user and candidate: all inputs or, with an item-side part, those of the candidate side.
     reads: Reads,
     part: Option<ItemPart>,
     tasks: usize,
 }
 
-/// A call of [`OverArch::score`].
+/// Arguments of a call of [`OverArch::score`].
 struct Scoring<'a> {
     candidates: &'a Candidates<'a>,
     threads: &'a Threads,
@@ -55,37 +55,38 @@ impl OverArch {
     /// Name of the retrieval score among the numbers of candidates.
     pub const SIMILARITY: &'static str = Reads::SIMILARITY;
 
-    /// Creates a reranker from a graph with the given number of tasks. Its inputs are some of `readable`, or numbers of
-    /// candidates.
+    /// Creates a reranker from a graph with `tasks` tasks. An input of the graph is one of `readable`, or one number
+    /// per candidate.
     ///
     /// # Errors
-    /// `Invalid` if an input or the output has another shape, or no input belongs to a candidate.
+    /// `Invalid` if an input or the output has the wrong shape, or no input belongs to a candidate.
     pub fn new(mut graph: Graph, readable: &[Readable], tasks: usize) -> Result<Self> {
         let reads = self::reads(&graph, readable, tasks)?;
         let runs = graph.lower(&reads.given(), &[logits(tasks)])?;
         Ok(OverArch { graph, runs, declared: reads.clone(), reads, part: None, tasks })
     }
 
-    /// Creates a reranker with item-side precomputation of the values of `cut`.
+    /// Creates a reranker whose values in `cut` are precomputed per item.
     ///
     /// # Errors
-    /// As [`OverArch::new`]; `Unsupported` if the graph cannot be compiled, `Invalid` for a cut of another graph.
+    /// As [`OverArch::new`]; `Unsupported` if the graph cannot be compiled, `Invalid` if `cut` belongs to another
+    /// graph.
     pub fn with_part(graph: Graph, readable: &[Readable], tasks: usize, cut: &ItemCut) -> Result<Self> {
         let declared = reads(&graph, readable, tasks)?;
         let (is_item, precision) = (declared.are_of_item(), graph.precision());
         let halves =
             graph.network(&declared.given(), &[logits(tasks)], |network| network.halves(&is_item, cut, precision))?;
-        let kept = Readable { name: String::new(), whose: TensorOwner::Candidate, shape: vec![halves.width] };
+        let retained = Readable { name: String::new(), whose: TensorOwner::Candidate, shape: vec![halves.width] };
         let mut reads = declared.some(&halves.candidate_inputs);
-        reads.rows.insert(0, kept);
+        reads.rows.insert(0, retained);
         let item_reads = declared.some(&halves.item_inputs);
         let part = ItemPart::new(cut.clone(), halves.item, item_reads, halves.width, halves.digest);
         let runs = Runs::Program(Box::new(halves.candidates));
         Ok(OverArch { graph: graph.read(), runs, declared, reads, part: Some(part), tasks })
     }
 
-    /// Returns the best cut for item-side precomputation; `None` if the graph cannot be compiled, or the cut
-    /// would hardly make candidates cheaper.
+    /// Returns the best cut for item-side precomputation; `None` if the graph cannot be compiled, or no cut makes
+    /// candidates much cheaper.
     ///
     /// # Errors
     /// As [`OverArch::new`].
@@ -98,12 +99,13 @@ impl OverArch {
         }
     }
 
-    /// Returns the item-side part, if there is one. Its results come first in the rows that [`OverArch::rows`] lists.
+    /// Returns the item-side part, if there is one. The results of the part come first in the rows that
+    /// [`OverArch::rows`] lists.
     pub fn part(&self) -> Option<&ItemPart> {
         self.part.as_ref()
     }
 
-    /// Returns all inputs of the graph, including those of the item-side part.
+    /// Returns all inputs of the graph, including inputs that only the item-side part reads.
     pub fn declared(&self) -> &Reads {
         &self.declared
     }
@@ -113,22 +115,22 @@ impl OverArch {
         &self.reads.user
     }
 
-    /// Returns the rows of candidates that it reads.
+    /// Returns the rows of candidates that the graph reads.
     pub fn rows(&self) -> &[Readable] {
         &self.reads.rows
     }
 
-    /// Returns the numbers of candidates that it reads: item columns, and [`OverArch::SIMILARITY`].
+    /// Returns the scalars of candidates that the graph reads: item columns, and [`OverArch::SIMILARITY`].
     pub fn numbers(&self) -> impl ExactSizeIterator<Item = &str> {
         self.reads.number_names()
     }
 
-    /// Returns the numbers in the rows of a candidate.
+    /// Returns the number of elements in a candidate's rows.
     pub fn row_width(&self) -> usize {
         self.reads.row_width()
     }
 
-    /// Returns the precision of its program's products.
+    /// Returns the precision of the products in the compiled graph.
     pub fn precision(&self) -> Precision {
         self.graph.precision()
     }
@@ -138,9 +140,9 @@ impl OverArch {
         self.tasks
     }
 
-    /// Returns the cost of scoring candidates, in multiply-adds or equivalents: those of the program, or one for each of
-    /// the graph's weights and each number of the user's tensors, which may meet every candidate; plus the lookups of sequence
-    /// rows.
+    /// Returns the cost of scoring candidates, in multiply-adds or equivalents: the cost of the compiled program, or
+    /// per candidate one multiply-add for each weight of the graph and each number of the user's tensors; plus the
+    /// lookups of sequence rows.
     pub fn work(&self, candidates: usize) -> usize {
         let places: usize = self.reads.rows.iter().map(Readable::places).filter(|places| *places > 1).sum();
         let looking_up = (places * ReadGraph::work_of_row(0)).saturating_mul(candidates);
@@ -155,23 +157,24 @@ impl OverArch {
         }
     }
 
-    /// Returns the name of the graph's file, and its runtime.
+    /// Returns the name of the graph's file, and how the graph runs.
     pub fn graph(&self) -> (&str, &Runs) {
         (self.graph.name(), &self.runs)
     }
 
-    /// Returns the compiled program, if there is one. Its rows are an item's row followed by its columns.
+    /// Returns the compiled program, if there is one. The program's input rows are the rows of a candidate, followed by
+    /// the candidate's numbers.
     pub fn program(&self) -> Option<&RowProgram> {
         self.runs.program()
     }
 
-    /// Returns whether a compiled program scores, rather than `rten`.
+    /// Returns whether a compiled program computes the scores, rather than `rten`.
     pub fn is_program(&self) -> bool {
         self.program().is_some()
     }
 
-    /// Writes the task scores of candidates, `[T, count]`, to `tasks`. Calls `between` before every block; its error stops the
-    /// run. Returns false if a score is NaN, which may be the fault of one candidate.
+    /// Writes the task scores of candidates, `[T, count]`, to `tasks`. Calls `between` before every block; an error of
+    /// `between` stops the run. Returns false if a score is NaN, which may be the fault of one candidate.
     ///
     /// # Errors
     /// Errors of the graph's run and of `between`.
@@ -187,8 +190,8 @@ impl OverArch {
         Ok(!tasks.iter().any(|score| score.is_nan()))
     }
 
-    /// Runs the graph for sandbox validation: returns whether all computed logits are finite. If `between` ends the run by a
-    /// deadline, that covers the candidates until then.
+    /// Runs the graph for sandbox validation: returns whether all computed logits are finite. If `between` ends the run
+    /// because of a deadline, the result covers the candidates computed until then.
     ///
     /// # Errors
     /// Other errors of the graph's run and of `between`.
@@ -200,15 +203,15 @@ impl OverArch {
         between: &mut dyn FnMut() -> Result<()>,
         tasks: &mut [f32],
     ) -> Result<bool> {
-        scratch.has_finite_logits = true;
         match self.run(&mut Scoring { candidates, threads, scratch, between, tasks }) {
             Err(e) if e.kind() != Kind::DeadlineExceeded => Err(e),
-            _ => Ok(scratch.has_finite_logits),
+            _ => Ok(scratch.not_finite.is_empty()),
         }
     }
 
     fn run(&self, scoring: &mut Scoring<'_>) -> Result<()> {
         let candidates = scoring.candidates;
+        scoring.scratch.not_finite.clear();
         let missing = |inputs: &[Readable], given: usize| inputs.get(given).map(|input| input.name.clone());
         let missing =
             missing(&self.reads.user, candidates.user.len()).or(missing(&self.reads.numbers, candidates.numbers.len()));
@@ -227,7 +230,7 @@ impl OverArch {
     fn run_program(&self, program: &RowProgram, scoring: &mut Scoring<'_>) -> Result<()> {
         let Scoring { candidates, scratch, between, tasks, .. } = scoring;
         let (kernels, width) = (Kernels::best(), self.row_width());
-        let (logits, has_finite) = (&mut scratch.logits, &mut scratch.has_finite_logits);
+        let (logits, not_finite) = (&mut scratch.logits, &mut scratch.not_finite);
         let mut fill = |given: InputRows<'_>| candidates.write(width, given);
         let count = candidates.count;
         between()?;
@@ -236,7 +239,7 @@ impl OverArch {
             for task in 0..self.tasks {
                 logits.clear();
                 logits.extend((0..rows).map(|n| made.row(n)[task]));
-                *has_finite &= logits.iter().all(|logit| logit.is_finite());
+                not_finite.extend((0..rows).filter(|&n| !logits[n].is_finite()).map(|n| first + n));
                 let logits = Operand { numbers: logits, row: 0, outer: 0, inner: 1 };
                 let scores = &mut tasks[task * count + first..][..rows];
                 let mut scores = MapTarget { numbers: scores, stride: rows, rows: 1, outer: 1, inner: rows };
@@ -255,8 +258,10 @@ impl OverArch {
             let range = first..(first + run).min(count);
             self.gather(candidates, range.clone(), scratch);
             let logits = self.run_some(candidates, range.clone(), &scratch.rows, threads)?;
-            scratch.has_finite_logits &= logits.data().iter().all(|logit| logit.is_finite());
             for (n, of_item) in range.zip(logits.data().chunks_exact(self.tasks)) {
+                if of_item.iter().any(|logit| !logit.is_finite()) {
+                    scratch.not_finite.push(n);
+                }
                 let scores = of_item.iter().map(|logit| 1.0 / (1.0 + (-logit).exp()));
                 scores.enumerate().for_each(|(task, score)| tasks[task * count + n] = score);
             }
@@ -264,7 +269,7 @@ impl OverArch {
         Ok(())
     }
 
-    /// Copies the rows of some candidates, input after input.
+    /// Copies the rows of the candidates in `range`, input after input.
     fn gather(&self, candidates: &Candidates<'_>, range: Range<usize>, scratch: &mut Scratch) {
         let Scratch { rows, row, .. } = scratch;
         let width = self.row_width();
@@ -313,7 +318,7 @@ impl OverArch {
     }
 }
 
-/// Returns the number of candidates per run of `rten`, for rows of this width.
+/// Returns the number of candidates per run of `rten`, for rows of `row_width` numbers.
 fn run_of(row_width: usize) -> usize {
     (RUN_NUMBERS / row_width.max(1)).clamp(1, RUN_CANDIDATES)
 }
@@ -322,7 +327,7 @@ fn logits(tasks: usize) -> DeclaredOutput {
     DeclaredOutput { name: LOGITS.into(), shape: vec![Size::Fixed(1), Size::Rows, Size::Fixed(tasks as i64)] }
 }
 
-/// Returns the inputs of a graph as reranker of `tasks` tasks.
+/// Returns the inputs of a graph that is a reranker with `tasks` tasks.
 fn reads(graph: &Graph, readable: &[Readable], tasks: usize) -> Result<Reads> {
     let reads = Reads::of(graph, readable)?;
     check(graph, graph.output(LOGITS)?, &logits(tasks).shape)?;

@@ -21,12 +21,13 @@ impl ItemPart {
         ItemPart { cut, program, reads, width, digest }
     }
 
-    /// Returns a digest of its program, including weights.
+    /// Returns a digest of the part's compiled graph, including weights.
     pub fn digest(&self) -> &str {
         &self.digest
     }
 
-    /// Returns whether a publication's digest is of this part. Digests of 16 digits, of older releases, hash the program's text.
+    /// Returns whether `digest`, recorded by a publication, belongs to this part. Digests of 16 digits, of older
+    /// releases, hash the text of the compiled graph.
     pub fn is(&self, digest: &str) -> bool {
         digest == self.digest || digest == self.program.digest()
     }
@@ -36,28 +37,29 @@ impl ItemPart {
         &self.cut
     }
 
-    /// Returns the program that computes it.
+    /// Returns the program that computes the part.
     pub fn program(&self) -> &RowProgram {
         &self.program
     }
 
-    /// Returns its inputs: rows and numbers of the item.
+    /// Returns the inputs of the part: rows and numbers of the item.
     pub fn reads(&self) -> &Reads {
         &self.reads
     }
 
-    /// Returns the numbers stored per item.
+    /// Returns the count of numbers stored per item.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Writes the part of items, `[count, width]`, to `out`. `items` provide the inputs [`ItemPart::reads`].
+    /// Writes the results of the part for items, `[count, width]`, to `out`. `items` provide the inputs of
+    /// [`ItemPart::reads`].
     ///
     /// # Errors
-    /// `Internal` if they do not.
+    /// `Internal` if `items` lack inputs.
     pub fn run(&self, items: &Candidates<'_>, scratch: &mut Scratch, out: &mut [f32]) -> Result<()> {
         if items.numbers.len() != self.reads.numbers.len() || out.len() != items.count * self.width {
-            return Err(Error::internal("items without the inputs of their item-side part"));
+            return Err(Error::internal("items lack inputs of the reranker's item-side part"));
         }
         let row_width = self.reads.row_width();
         let mut fill = |given: InputRows<'_>| items.write(row_width, given);

@@ -1,25 +1,26 @@
-//! Inputs of the reranker, found by their names, and candidates that provide them.
+//! Inputs of the reranker, identified by their names, and candidates that provide these inputs.
 
 use super::graph::{Graph, shown};
 use super::onnx::Port;
 use crate::dense::{DeclaredInput, InputRows, ReadGraph, Size};
 use sterling_core::error::{Error, Result};
 
-/// Scoring input: one user and the candidates.
+/// Inputs of scoring: one user and the candidates.
 #[derive(Clone, Copy)]
 pub struct Candidates<'a> {
-    /// Tensors of [`Reads::user`], each flat.
+    /// Tensors listed in [`Reads::user`], each flattened.
     pub user: &'a [&'a [f32]],
     /// Number of candidates.
     pub count: usize,
-    /// Writes the rows of some candidates, those of [`Reads::rows`] concatenated.
+    /// Writes the rows of some candidates: the rows of [`Reads::rows`], concatenated per candidate.
     pub rows: &'a dyn Fn(InputRows<'_>),
-    /// Numbers of [`Reads::numbers`], each `[count]`.
+    /// Numbers listed in [`Reads::numbers`], each `[count]`.
     pub numbers: &'a [&'a [f32]],
 }
 
 impl Candidates<'_> {
-    /// Writes the inputs of some candidates: per candidate its rows, `width` numbers together, followed by its numbers.
+    /// Writes the inputs of some candidates: per candidate its concatenated rows, `width` numbers, followed by its
+    /// single numbers.
     pub(super) fn write(&self, width: usize, given: InputRows<'_>) {
         let InputRows { rows, numbers, stride, .. } = given;
         for (column, of_candidates) in self.numbers.iter().enumerate() {
@@ -30,7 +31,7 @@ impl Candidates<'_> {
     }
 }
 
-/// Cost of reading a cached number of a candidate, and one of a column, in multiply-adds.
+/// Cost of reading a candidate's number that is in the cache, and of reading a number of a column, in multiply-adds.
 const NEAR_NUMBER_WORK: usize = 4;
 const COLUMN_WORK: usize = 400;
 
@@ -50,17 +51,17 @@ pub struct Readable {
     pub name: String,
     /// Owner of the tensor.
     pub whose: TensorOwner,
-    /// Dimensions after those of users and candidates.
+    /// Dimensions after the dimensions of users and candidates.
     pub shape: Vec<usize>,
 }
 
 impl Readable {
-    /// Returns the numbers per user or candidate.
+    /// Returns the count of numbers per user or candidate.
     pub fn count(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Returns the number of scattered rows: those of a sequence, or one.
+    /// Returns the number of rows in separate memory locations: the rows of a sequence, or one.
     pub(super) fn places(&self) -> usize {
         self.shape.split_last().map_or(1, |(_, places)| places.iter().product())
     }
@@ -99,7 +100,7 @@ impl Reads {
     /// Name of the retrieval score among the numbers of candidates.
     pub const SIMILARITY: &'static str = "similarity";
 
-    /// Returns the inputs of a graph, which are some of `readable`, or numbers of candidates.
+    /// Returns the inputs of a graph; each is one of `readable`, or one number per candidate.
     pub(super) fn of(graph: &Graph, readable: &[Readable]) -> Result<Self> {
         let mut reads = Reads::default();
         for port in graph.inputs() {
@@ -123,22 +124,22 @@ impl Reads {
         Ok(reads)
     }
 
-    /// Returns all inputs: the user's, rows, numbers.
+    /// Returns all inputs: tensors of the user, then rows, then numbers.
     pub fn all(&self) -> impl Iterator<Item = &Readable> {
         self.user.iter().chain(&self.rows).chain(&self.numbers)
     }
 
-    /// Returns the names of the numbers.
+    /// Returns the names of [`Reads::numbers`].
     pub fn number_names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.numbers.iter().map(|number| number.name.as_str())
     }
 
-    /// Returns the numeric item columns.
+    /// Returns the names of the numeric item columns.
     pub fn columns(&self) -> impl Iterator<Item = &str> {
         self.number_names().filter(|name| *name != Reads::SIMILARITY)
     }
 
-    /// Returns the numbers in the rows of a candidate.
+    /// Returns the count of numbers in the rows of a candidate.
     pub fn row_width(&self) -> usize {
         self.rows.iter().map(Readable::count).sum()
     }
@@ -152,8 +153,8 @@ impl Reads {
         self.all().map(|input| input.whose == TensorOwner::Candidate && input.name != Reads::SIMILARITY).collect()
     }
 
-    /// Returns the cost of reading each input of a candidate, in multiply-adds. The index row is cached, because retrieval has
-    /// just read it, and columns are read sequentially.
+    /// Returns the cost of reading each input of a candidate, in multiply-adds. The index row is cached, because
+    /// retrieval has just read the row, and columns are read sequentially.
     pub(super) fn work(&self) -> Vec<usize> {
         let work = |input: &Readable| match input.whose {
             TensorOwner::User => 0,
@@ -169,14 +170,14 @@ impl Reads {
     pub(super) fn some(&self, places: &[usize]) -> Reads {
         let (users, rows) = (self.user.len(), self.user.len() + self.rows.len());
         let among = |first: usize, inputs: &[Readable]| -> Vec<Readable> {
-            let kept = |(n, _): &(usize, &Readable)| places.contains(&(first + n));
-            inputs.iter().enumerate().filter(kept).map(|(_, input)| input.clone()).collect()
+            let retained = |(n, _): &(usize, &Readable)| places.contains(&(first + n));
+            inputs.iter().enumerate().filter(retained).map(|(_, input)| input.clone()).collect()
         };
         Reads { user: among(0, &self.user), rows: among(users, &self.rows), numbers: among(rows, &self.numbers) }
     }
 }
 
-/// Rejects an unknown input that is not one number per candidate.
+/// Rejects an input that is not in `readable` and not one number per candidate.
 fn check_number(graph: &Graph, port: &Port, readable: &[Readable]) -> Result<()> {
     let Some(shape) = port.shape.as_ref().filter(|shape| shape.len() != 2) else { return Ok(()) };
     let known: Vec<&str> = readable.iter().map(|r| r.name.as_str()).collect();
@@ -189,7 +190,7 @@ fn check_number(graph: &Graph, port: &Port, readable: &[Readable]) -> Result<()>
     )))
 }
 
-/// Rejects an input or output with other sizes, except for the number of users and candidates.
+/// Rejects an input or output whose sizes differ from `sizes`, except for the numbers of users and candidates.
 pub(super) fn check(graph: &Graph, port: &Port, sizes: &[Size]) -> Result<()> {
     let Some(declared) = &port.shape else { return Ok(()) };
     let ahead = if sizes.get(1) == Some(&Size::Rows) { 2 } else { 1 };

@@ -5,7 +5,7 @@ use sterling_core::error::{Error, Result};
 use sterling_core::request::Values;
 use sterling_embedding::{Retained, Table};
 
-/// One row of features, validated against a tower: one entry per feature.
+/// One row of features, validated against a tower: one element per feature.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FeatureRow {
     pub(super) values: Vec<FeatureValues>,
@@ -14,19 +14,19 @@ pub struct FeatureRow {
 /// Values of one feature in one row.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum FeatureValues {
-    /// Ids of a table, with one weight per id if there are weights; empty if the row has no values.
+    /// Ids of a table, with one weight per id if the feature is weighted; empty if the row has no values.
     Ids { ids: Vec<i64>, weights: Option<Vec<f32>> },
-    /// Numbers, as many as the feature is wide.
+    /// Numbers of a dense feature.
     Dense(Vec<f32>),
 }
 
 impl FeatureRow {
-    /// Returns the number of ids.
+    /// Returns the number of ids of all features.
     pub fn ids(&self) -> usize {
         self.values.iter().map(FeatureValues::ids).sum()
     }
 
-    /// Returns the ids of feature `n` and their weights; none for a numeric feature.
+    /// Returns the ids of feature `n` and their weights; `None` for a numeric feature.
     pub fn ids_of(&self, n: usize) -> Option<(&[i64], Option<&[f32]>)> {
         match self.values.get(n)? {
             FeatureValues::Ids { ids, weights } => Some((ids, weights.as_deref())),
@@ -34,7 +34,7 @@ impl FeatureRow {
         }
     }
 
-    /// Returns the numbers of feature `n`; none for a feature of ids.
+    /// Returns the numbers of feature `n`; `None` for a feature of ids.
     pub fn numbers_of(&self, n: usize) -> Option<&[f32]> {
         match self.values.get(n)? {
             FeatureValues::Ids { .. } => None,
@@ -42,7 +42,7 @@ impl FeatureRow {
         }
     }
 
-    /// Returns the largest magnitude of its numbers and weights.
+    /// Returns the largest magnitude among the row's numbers and weights.
     pub fn largest(&self) -> f32 {
         let numbers = |values: &FeatureValues| -> f32 {
             let numbers = match values {
@@ -54,7 +54,7 @@ impl FeatureRow {
         self.values.iter().map(numbers).fold(0.0, f32::max)
     }
 
-    /// Passes the bytes of all values and of their counts to a hash function, in order.
+    /// Passes the bytes of all values, and the counts of ids, to a hash function, in order.
     pub fn hash_into(&self, update: &mut dyn FnMut(&[u8])) {
         for values in &self.values {
             match values {
@@ -69,7 +69,7 @@ impl FeatureRow {
         }
     }
 
-    /// Returns the bytes of its values.
+    /// Returns the bytes of the row's values.
     pub fn bytes(&self) -> usize {
         let bytes = |values: &FeatureValues| match values {
             FeatureValues::Ids { ids, weights } => ids.len() * 8 + weights.as_ref().map_or(0, |w| w.len() * 4),
@@ -91,7 +91,7 @@ impl FeatureValues {
         matches!(self, FeatureValues::Ids { weights: Some(_), .. })
     }
 
-    /// Returns the value of a feature that a row leaves out: an empty bag, or zeros.
+    /// Returns the value of a feature that is missing in a row: an empty bag, or zeros.
     pub(super) fn missing(spec: &FeatureSpec) -> Self {
         match spec.kind {
             FeatureKind::Dense => FeatureValues::Dense(vec![0.0; spec.width.unwrap_or(0)]),
@@ -99,7 +99,7 @@ impl FeatureValues {
         }
     }
 
-    /// Converts values to the form of `spec`.
+    /// Converts received values to the kind of values that `spec` declares.
     ///
     /// # Errors
     /// `Invalid` with the received and the expected value.
@@ -128,12 +128,12 @@ impl FeatureValues {
                     Values::Texts(texts) => texts.iter().map(|text| id(text)).collect(),
                     _ => Some(Vec::new()),
                 };
-                let ids = ids.ok_or_else(|| Error::internal("a category without a vocabulary"))?;
+                let ids = ids.ok_or_else(|| Error::internal("a category feature has no vocabulary"))?;
                 FeatureValues::Ids { ids, weights: None }
             }
             (FeatureKind::Text, Values::Texts(texts)) if texts.len() <= 1 => {
                 let tokenizer = table.and_then(Table::tokenizer);
-                let tokenizer = tokenizer.ok_or_else(|| Error::internal("a text without a tokenizer"))?;
+                let tokenizer = tokenizer.ok_or_else(|| Error::internal("a text feature has no tokenizer"))?;
                 let retained = match spec.kept() {
                     Keep::First => Retained::First,
                     Keep::Last => Retained::Last,
@@ -157,7 +157,7 @@ impl FeatureValues {
         Ok(values)
     }
 
-    /// Truncates to at most `length` ids.
+    /// Truncates a sequence to at most `length` ids.
     fn cut(&mut self, length: usize, keep: Keep) {
         if let FeatureValues::Ids { ids, .. } = self {
             let kept = keep.of(ids.len(), length);
@@ -197,7 +197,7 @@ fn expected(kind: FeatureKind) -> &'static str {
     }
 }
 
-/// Returns received values in short, with the first one, for errors.
+/// Returns a short description of received values, with the first value, for errors.
 fn shown(values: &Values) -> String {
     const CHARS_MAX: usize = 60;
     match values {
@@ -206,7 +206,7 @@ fn shown(values: &Values) -> String {
             if let Some(fraction) = numbers.iter().find(|x| x.fract() != 0.0) {
                 return format!("numbers such as {fraction}");
             }
-            // A whole number beyond 64 bits has been rounded.
+            // An integer beyond 64 bits was rounded when it was parsed.
             let beyond = numbers.iter().find(|x| x.abs() >= i64::MAX as f32);
             let beyond = beyond.map(|x| format!("about {x:e}, and integers end at {}", i64::MAX));
             beyond

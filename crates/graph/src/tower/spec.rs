@@ -32,7 +32,7 @@ pub enum Keep {
 }
 
 impl Keep {
-    /// Returns the range of `values` values that a sequence of this length keeps.
+    /// Returns the range of the `values` values that are kept in a sequence of `length` values.
     pub fn of(self, values: usize, length: usize) -> Range<usize> {
         let left_out = values.saturating_sub(length);
         match self {
@@ -87,7 +87,7 @@ fn takes_weights() -> bool {
 }
 
 impl FeatureSpec {
-    /// Returns the request field or item column of the values.
+    /// Returns the request field or item column that has the values.
     pub fn source(&self) -> &str {
         self.column.as_deref().unwrap_or(&self.name)
     }
@@ -97,7 +97,7 @@ impl FeatureSpec {
         self.kind != FeatureKind::Dense && self.pooling == Pooling::None
     }
 
-    /// Returns the truncation of values that are too many.
+    /// Returns which values are kept if there are too many.
     pub fn kept(&self) -> Keep {
         self.keep.unwrap_or(if self.kind == FeatureKind::Text { Keep::First } else { Keep::Last })
     }

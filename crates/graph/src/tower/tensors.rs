@@ -1,4 +1,4 @@
-//! Tensors of the features of a row: the inputs that graphs read under the features' names.
+//! Tensors of the features of a row: the inputs that graphs read under the names of the features.
 
 use std::ops::Range;
 
@@ -13,12 +13,12 @@ pub struct Pooled {
     pub values: Vec<f32>,
     /// Rows of each sequence, `[ids, width]`.
     pub sequences: Vec<Vec<f32>>,
-    /// Number of ids with default rows.
+    /// Number of ids that got a default row.
     pub degraded_rows: u64,
 }
 
 impl Pooled {
-    /// Returns the bytes of its numbers.
+    /// Returns the bytes of the embeddings.
     pub fn bytes(&self) -> usize {
         4 * (self.values.len() + self.sequences.iter().map(Vec::len).sum::<usize>())
     }
@@ -31,27 +31,27 @@ pub struct FeatureTensor {
     pub name: String,
     /// Name of the feature.
     pub feature: String,
-    /// Dimensions after the rows dimension.
+    /// Dimensions after the row dimension.
     pub shape: Vec<usize>,
     holds: Holds,
 }
 
-/// Source of the numbers.
+/// Source of a tensor's numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Holds {
-    /// These columns of the pooled embeddings.
+    /// Columns of the pooled embeddings.
     Bag(Range<usize>),
-    /// Numbers of a feature, by its index.
+    /// Values of a dense feature, by the feature's index.
     Dense(usize),
-    /// Rows of a sequence, by its index among the sequences.
+    /// Rows of a sequence, by index among the sequence features.
     Sequence(usize),
-    /// 1 for each value of a feature.
+    /// 1 for each value of a feature, by the feature's index, and 0 for padding.
     Mask(usize),
 }
 
 impl FeatureTensor {
-    /// Returns the tensors of features: first the pooled ones, whose columns `bags` defines, then numbers, then sequences of
-    /// these widths, each with its mask.
+    /// Returns the tensors of features: first pooled embeddings, whose columns `bags` defines, then dense features,
+    /// then sequences of rows of `widths` numbers, each followed by its mask.
     pub(super) fn of(features: &[FeatureSpec], bags: &Layout, widths: &[usize]) -> Vec<FeatureTensor> {
         let tensor = |name: &str, feature: &str, shape: Vec<usize>, holds| FeatureTensor {
             name: name.into(),
@@ -76,12 +76,12 @@ impl FeatureTensor {
         all
     }
 
-    /// Returns the numbers per row.
+    /// Returns the count of numbers per row.
     pub fn count(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Returns the source of the numbers.
+    /// Returns the source of the tensor's numbers.
     #[cfg(feature = "cuda")]
     pub(super) fn holds(&self) -> &Holds {
         &self.holds

@@ -1,4 +1,4 @@
-//! Thread pool of graphs.
+//! Thread pool that runs graphs.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ impl Threads {
         Threads { pool: Arc::new(ThreadPool::with_num_threads(count)) }
     }
 
-    /// Runs `f` on one of the threads, so that graphs that it runs start without a thread switch.
+    /// Runs `f` on one of the threads, so that the graphs that `f` runs start without a thread switch.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         self.pool.run(f)
     }

@@ -40,8 +40,8 @@ impl Kernels {
         }
     }
 
-    /// Returns true if bf16 products are available. On Intel processors those of `avx512bf16` are slower than f32 products, so it
-    /// must be requested by name there.
+    /// Returns true if bf16 products are available. On Intel processors the products of `avx512bf16` are slower than
+    /// f32 products, so this instruction set must be requested by name there.
     #[inline]
     pub fn has_bf16(self) -> bool {
         self.has_bf16

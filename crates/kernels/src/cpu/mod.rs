@@ -10,7 +10,7 @@
 //! | `neon` | aarch64 |
 //! | `portable` | nothing |
 //!
-//! `STERLING_KERNEL` forces one by name. [`Kernels`] is the token of that choice: [`kernels`] and [`dense`] are its
+//! `STERLING_KERNEL` forces one of these by name. [`Kernels`] is the token of that choice: [`kernels`] and [`dense`] are its
 //! methods, [`pool`] takes it. Before AMX tiles are used, their results are compared with those of the portable loops,
 //! once per process.
 

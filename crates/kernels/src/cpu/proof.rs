@@ -51,7 +51,7 @@ fn product(kernels: Kernels) -> Vec<f32> {
         Part { rows: &rows[n], stride, depth, weights }
     });
     let (bias, relu, factors) = (bias.numbers(), true, Form::Pairs);
-    let product = Product { rows: ROWS, columns: COLUMNS, parts: &parts, bias, relu, factors, result: Form::Single };
+    let product = Product { rows: ROWS, columns: COLUMNS, parts: &parts, bias, relu, factors, ..Product::default() };
     let mut out = vec![0.0; ROWS * COLUMNS];
     kernels.product(&product, &mut out, COLUMNS);
     out
@@ -61,7 +61,7 @@ fn product(kernels: Kernels) -> Vec<f32> {
 fn scans(kernels: Kernels) -> Vec<(Vec<f32>, Vec<u32>)> {
     const QUERIES: usize = 9;
     const ITEMS: usize = 40;
-    let mut kept = Vec::new();
+    let mut retained = Vec::new();
     for groups in [7, 30, 64, 75] {
         let count = ITEMS.div_ceil(BLOCK);
         let codes: Vec<u8> = numbers(count * groups * 64).map(|x| x.wrapping_mul(18) as u8 ^ 0x80).collect();
@@ -80,11 +80,11 @@ fn scans(kernels: Kernels) -> Vec<(Vec<f32>, Vec<u32>)> {
             .collect();
         let blocks = Blocks { codes: &codes, scales: &scales, groups, items: ITEMS, first_slot: 3, next: &[] };
         kernels.scan_many(&blocks, &mut lanes);
-        kept.extend(lanes.iter().map(|Lane { staging, .. }| {
+        retained.extend(lanes.iter().map(|Lane { staging, .. }| {
             (staging.scores[..staging.len].to_vec(), staging.slots[..staging.len].to_vec())
         }));
     }
-    kept
+    retained
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Operators that compute numbers from numbers.
+//! Operators that compute numbers element by element or by matrix products.
 
 use rten_onnx::onnx::{DataType, NodeProto};
 
@@ -8,7 +8,7 @@ use crate::dense::ir::{Id, Op, broadcast};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 
-/// Returns the function of operators that are one unary function.
+/// Returns the unary function that an operator stands for; `None` if the operator is not one unary function.
 fn function(operator: &str) -> Option<Unary> {
     Some(match operator {
         "Relu" => Unary::Relu,
@@ -39,7 +39,7 @@ fn function(operator: &str) -> Option<Unary> {
     })
 }
 
-/// Returns the function of operators that apply one binary function, from left to right if there are more operands.
+/// Returns the binary function of an operator, which is applied from left to right to more than two operands.
 fn function_of_two(operator: &str) -> Option<Binary> {
     Some(match operator {
         "Add" | "Sum" => Binary::Add,
@@ -60,7 +60,7 @@ impl Importer {
         let a = self.number(node, 0)?;
         if let Some(f) = function(operator) {
             if self.whole.contains(&a) && !matches!(f, Unary::Abs | Unary::Neg | Unary::Relu) {
-                return Err(refused("over integers"));
+                return Err(refused("the operator does not support integers computed from shapes"));
             }
             return match self.turned.get(&a).cloned() {
                 Some((of, order)) => {
@@ -96,8 +96,8 @@ impl Importer {
             }
             "Where" => {
                 let (x, y) = (self.number(node, 1)?, self.number(node, 2)?);
-                let (kept, dropped) = (self.binary(Binary::Keep, a, x)?, self.binary(Binary::Drop, a, y)?);
-                self.graph.binary(Binary::Add, kept, dropped)
+                let (retained, dropped) = (self.binary(Binary::Keep, a, x)?, self.binary(Binary::Drop, a, y)?);
+                self.graph.binary(Binary::Add, retained, dropped)
             }
             "Cast" => self.cast(a, attributes),
             "Dropout" => {
@@ -105,7 +105,7 @@ impl Importer {
                 attributes.integer("seed", 0);
                 let is_training = if Importer::has(node, 2) { Some(self.number(node, 2)?) } else { None };
                 match is_training.is_some_and(|id| self.graph.constant(id) != Some(&[0.0])) {
-                    true => Err(refused("while training")),
+                    true => Err(refused("training mode is not supported")),
                     false => Ok(a),
                 }
             }
@@ -123,7 +123,7 @@ impl Importer {
             "Elu" | "HardSigmoid" | "HardSwish" | "Mish" | "Gelu" | "Selu" | "Celu" | "ThresholdedRelu" | "Shrink"
             | "Softsign" | "Swish" => {
                 if self.whole.contains(&a) {
-                    return Err(refused("over integers"));
+                    return Err(refused("the operator does not support integers computed from shapes"));
                 }
                 self.activation(operator, attributes, a)
             }
@@ -160,7 +160,8 @@ impl Importer {
         }
     }
 
-    /// Multiplies matrices. A constant one times columns becomes rows times its transpose, which all rows of a block share.
+    /// Multiplies matrices. A constant matrix times columns becomes rows times the transposed matrix, which all rows of
+    /// a block share.
     fn product(&mut self, a: Id, b: Id) -> Result<Id> {
         let (left, right, rows) = (self.graph.shape(a).to_vec(), self.graph.shape(b).to_vec(), self.rows(b));
         let (&[m, k], Some((ahead, &[depth, 1]))) = (&left[..], right.split_last_chunk::<2>()) else {
@@ -175,7 +176,8 @@ impl Importer {
         self.graph.reshape(made, [ahead, &[m, 1]].concat(), rows)
     }
 
-    /// Applies a function to two values. Expanded values are replaced by their originals if the shapes then agree.
+    /// Applies a function to two values. An expanded value is replaced by the value before the expansion if the result
+    /// keeps its shape.
     pub(super) fn binary(&mut self, f: Binary, mut a: Id, mut b: Id) -> Result<Id> {
         let shape = broadcast(self.graph.shape(a), self.graph.shape(b))?;
         let rows = |importer: &Importer, a: Id, b: Id| {
@@ -199,7 +201,8 @@ impl Importer {
         self.graph.binary(f, a, b)
     }
 
-    /// Gives a result all axes of its operands: constants of one number may have more axes than the others.
+    /// Gives a result as many axes as the operand with most axes: a constant of one number may have more axes than the
+    /// other operand.
     fn with_axes_of(&mut self, made: Id, others: &[Id]) -> Result<Id> {
         let axes = others.iter().map(|&id| self.rank(id)).max().unwrap_or(0);
         let more = axes.saturating_sub(self.rank(made));
@@ -210,12 +213,13 @@ impl Importer {
 
     pub(super) fn without_axes(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
         let shape = self.graph.shape(a).to_vec();
-        let kept: Vec<usize> = (0..shape.len()).filter(|axis| !axes.contains(axis)).collect();
-        let rows = self.rows(a).and_then(|r| kept.iter().position(|&axis| axis == r));
-        self.graph.reshape(a, kept.iter().map(|&axis| shape[axis]).collect(), rows)
+        let retained: Vec<usize> = (0..shape.len()).filter(|axis| !axes.contains(axis)).collect();
+        let rows = self.rows(a).and_then(|r| retained.iter().position(|&axis| axis == r));
+        self.graph.reshape(a, retained.iter().map(|&axis| shape[axis]).collect(), rows)
     }
 
-    /// Recognizes `x sigmoid(x)`, and `x (1 + erf(x / √2)) / 2` as exporters write it, as one function.
+    /// Recognizes `x sigmoid(x)`, and `x (1 + erf(x / √2)) / 2` as exporters write them; returns the equivalent single
+    /// function.
     fn gated(&mut self, a: Id, b: Id) -> Result<Option<Id>> {
         for (x, gate) in [(a, b), (b, a)] {
             if matches!(self.graph.values[gate].op, Op::Unary(Unary::Sigmoid, of) if of == x) {
@@ -226,7 +230,7 @@ impl Importer {
             {
                 return self.graph.unary(Unary::Gelu, x).map(Some);
             }
-            // (x (1 + erf)) / 2, and (x / 2) (1 + erf)
+            // Exporters write `(x (1 + erf)) / 2` or `(x / 2) (1 + erf)`.
             let halves = |n: f32| (n - 0.5).abs() < 1e-7;
             if self.graph.constant(gate).is_some_and(|c| matches!(c, [n] if halves(*n)))
                 && let Op::Binary(Binary::Mul, u, v) = self.graph.values[x].op
@@ -246,7 +250,7 @@ impl Importer {
         Ok(None)
     }
 
-    /// Returns the value that `id` is a constant multiple of, by this factor.
+    /// Returns the value whose product with `factor` is `id`.
     fn scaled_by(&self, id: Id, factor: f32) -> Option<Id> {
         let is_factor = |id: Id, factor: f32| matches!(self.graph.constant(id), Some([n]) if (n - factor).abs() <= 1e-6 * factor.abs());
         let whole = |of: Id| Some(of).filter(|&of| self.graph.shape(of) == self.graph.shape(id));
@@ -284,13 +288,13 @@ impl Importer {
                 self.whole.insert(whole);
                 Ok(whole)
             }
-            other => Err(refused(format!("to {other:?}"))),
+            other => Err(refused(format!("Cast to {other:?}, expected a float type, BOOL, INT32 or INT64"))),
         }
     }
 
     fn power(&mut self, a: Id, of: Id) -> Result<Id> {
         if self.whole.contains(&a) {
-            return Err(refused("over integers"));
+            return Err(refused("the operator does not support integers computed from shapes"));
         }
         let Some(&[exponent]) = self.graph.constant(of) else {
             return self.graph.binary(Binary::Pow, a, of);
@@ -301,7 +305,7 @@ impl Importer {
             n if n.fract() == 0.0 && (1.0..=8.0).contains(&n) => {
                 (1..whole).try_fold(a, |power, _| self.graph.binary(Binary::Mul, power, a))?
             }
-            // `exp(exponent log(a))`: 0 for 0, and NaN below 0, where a root is undefined.
+            // `exp(exponent log(a))` is 0 for `a` = 0, and NaN for `a` below 0, where a root is undefined.
             n if n.fract() != 0.0 && n < 8.0 => {
                 let log = self.graph.unary(Unary::Log, a)?;
                 let power = self.scalar(n)?;
@@ -317,7 +321,7 @@ impl Importer {
         let (mut a, mut b) = (self.value(node, 0)?, self.value(node, 1)?);
         let (alpha, beta) = (attributes.float("alpha", 1.0), attributes.float("beta", 1.0));
         if self.rank(a) != 2 || self.rank(b) != 2 {
-            return Err(refused("inputs that are no matrices"));
+            return Err(refused("got inputs that are no matrices, expected two axes each"));
         }
         if attributes.integer("transA", 0) != 0 {
             a = self.graph.transpose(a, &[1, 0])?;
@@ -347,11 +351,11 @@ impl Importer {
         let is_no_op = attributes.integer("noop_with_empty_axes", 0) != 0;
         let axes = self.axes(node, attributes, 1)?.filter(|axes| !axes.is_empty());
         if axes.is_none() && is_no_op {
-            return Err(refused("`noop_with_empty_axes` without axes"));
+            return Err(refused("`noop_with_empty_axes` without `axes` is not supported"));
         }
         if self.whole.contains(&a) && matches!(operator, "ReduceMean" | "ReduceL2" | "ReduceLogSumExp" | "ReduceLogSum")
         {
-            return Err(refused("over integers"));
+            return Err(refused("the operator does not support integers computed from shapes"));
         }
         let axes = match axes {
             Some(axes) => axes.iter().map(|&axis| self.axis(a, axis)).collect::<Result<Vec<_>>>()?,

@@ -1,4 +1,4 @@
-//! `Einsum`, as one matrix product per two operands, from left to right.
+//! `Einsum`, computed as one matrix product per two operands, from left to right.
 
 use rten_onnx::onnx::NodeProto;
 
@@ -13,14 +13,14 @@ struct Operand {
     axes: Vec<char>,
 }
 
-/// Letters from this one on are the axes of an ellipsis, counted from its last axis.
+/// Letters from `OPEN` on stand for the axes of an ellipsis, counted from the ellipsis's last axis.
 const OPEN: char = '\u{e000}';
 
 fn open_letter(from_end: usize) -> char {
     char::from_u32(OPEN as u32 + from_end as u32).unwrap_or(OPEN)
 }
 
-/// Returns the letters of axes, of which there are `rank`; `None` if one is no letter.
+/// Returns one letter per axis of an operand of `rank` axes; `None` if `axes` contains something other than letters.
 fn letters(axes: &str, rank: usize) -> Option<Vec<char>> {
     let all: Vec<char> = match axes.split_once("...") {
         Some((ahead, behind)) => {
@@ -33,7 +33,7 @@ fn letters(axes: &str, rank: usize) -> Option<Vec<char>> {
     all.iter().all(is_letter).then_some(all)
 }
 
-/// Returns the letters in order, each once.
+/// Returns the distinct letters in their order.
 fn distinct(letters: &[char]) -> Vec<char> {
     let mut made: Vec<char> = Vec::with_capacity(letters.len());
     letters.iter().for_each(|c| {
@@ -47,7 +47,7 @@ fn distinct(letters: &[char]) -> Vec<char> {
 impl Importer {
     pub(super) fn einsum(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
         let equation: String = attributes.text("equation", "").split_whitespace().collect();
-        let invalid = || refused(format!("equation `{equation}`, expected letters, those of the result once"));
+        let invalid = || refused(format!("equation `{equation}`, expected letters, each at most once in the result"));
         let (operands, result) = match equation.split_once("->") {
             Some((operands, result)) => (operands, Some(result)),
             None => (&equation[..], None),
@@ -63,7 +63,7 @@ impl Importer {
             named.extend(axes.iter().filter(|c| **c < OPEN));
             all.push(self.diagonal(id, axes)?);
         }
-        // The axes of the longest ellipsis.
+        // Number of axes of the longest ellipsis.
         let open = all.iter().flat_map(|operand| &operand.axes).filter(|c| **c >= OPEN).copied().max();
         let rank = open.map_or(0, |last| (last as u32 - OPEN as u32) as usize + 1);
         let result: Vec<char> = match result {
@@ -90,7 +90,7 @@ impl Importer {
             let order: Vec<usize> = result.iter().filter_map(|c| axes.iter().position(|x| x == c)).collect();
             return self.graph.transpose(id, &order);
         }
-        // From left to right; an intermediate result keeps the letters of the operands behind it.
+        // An intermediate result keeps the letters that the result or later operands have.
         for (n, right) in rest.iter().enumerate() {
             let is_last = n + 1 == rest.len();
             let is_needed = |c: &char| result.contains(c) || rest[n + 1..].iter().any(|later| later.axes.contains(c));
@@ -107,7 +107,7 @@ impl Importer {
         Ok(left.id)
     }
 
-    /// Returns an operand with each letter once: axes of one letter become their diagonal.
+    /// Returns an operand in which each letter occurs once: the axes of a repeated letter become their diagonal.
     fn diagonal(&mut self, id: Id, axes: Vec<char>) -> Result<Operand> {
         let own = distinct(&axes);
         if own.len() == axes.len() {
@@ -120,7 +120,7 @@ impl Importer {
             let places: Vec<usize> = (0..axes.len()).filter(|&n| axes[n] == *letter).collect();
             let size = shape[places[0]];
             if places.iter().any(|&n| shape[n] != size) || (places.len() > 1 && counted == Some(*letter)) {
-                return Err(refused(format!("the diagonal `{letter}` of shape {shape:?}")));
+                return Err(refused(format!("cannot take the diagonal `{letter}` of shape {shape:?}")));
             }
             to.push(size);
             steps.push(places.iter().map(|&n| along[n]).sum::<usize>());
@@ -132,9 +132,10 @@ impl Importer {
 
     fn product_of(&mut self, left: &Operand, right: &Operand, result: &[char]) -> Result<Id> {
         let (left, right) = (self.without(left, &right.axes, result)?, self.without(right, &left.axes, result)?);
-        // If only one operand has the rows axis, it is the left one.
+        // If only one operand has the row axis, that operand becomes the left one.
         let counts = |operand: &Operand| self.rows(operand.id).is_some();
-        // Else the one whose own letter comes first in the result, so that the product needs no transposition.
+        // Otherwise the operand whose own letter comes first in the result becomes the left one, so that no
+        // transposition is needed.
         let first = |operand: &Operand, other: &Operand| {
             result.iter().position(|c| operand.axes.contains(c) && !other.axes.contains(c)).unwrap_or(result.len())
         };
@@ -150,16 +151,16 @@ impl Importer {
     fn without(&mut self, operand: &Operand, other: &[char], result: &[char]) -> Result<Operand> {
         let (id, axes) = (operand.id, operand.axes.clone());
         let is_kept = |c: &char| other.contains(c) || result.contains(c);
-        let gone: Vec<usize> = (0..axes.len()).filter(|&n| !is_kept(&axes[n])).collect();
-        if gone.is_empty() {
+        let removed: Vec<usize> = (0..axes.len()).filter(|&n| !is_kept(&axes[n])).collect();
+        if removed.is_empty() {
             return Ok(Operand { id, axes });
         }
-        let folded = self.graph.fold(Fold::Sum, id, &gone)?;
-        let kept: Vec<usize> = (0..axes.len()).filter(|n| !gone.contains(n)).collect();
-        let shape = kept.iter().map(|&n| self.graph.shape(id)[n]).collect();
-        let rows = self.rows(folded).and_then(|r| kept.iter().position(|&n| n == r));
+        let folded = self.graph.fold(Fold::Sum, id, &removed)?;
+        let retained: Vec<usize> = (0..axes.len()).filter(|n| !removed.contains(n)).collect();
+        let shape = retained.iter().map(|&n| self.graph.shape(id)[n]).collect();
+        let rows = self.rows(folded).and_then(|r| retained.iter().position(|&n| n == r));
         let id = self.graph.reshape(folded, shape, rows)?;
-        Ok(Operand { id, axes: kept.iter().map(|&n| axes[n]).collect() })
+        Ok(Operand { id, axes: retained.iter().map(|&n| axes[n]).collect() })
     }
 
     fn multiplied(&mut self, left: &Operand, right: &Operand, result: &[char]) -> Result<Id> {
@@ -173,7 +174,7 @@ impl Importer {
         let a = self.arranged(left, [&batch[..], &ahead, &summed])?;
         let b = self.arranged(right, [&batch[..], &summed, &behind])?;
         let product = self.graph.matmul(a, b)?;
-        // Restores one axis per letter.
+        // Restores one axis per letter of the product.
         let letters = [&batch[..], &ahead, &behind].concat();
         let size = |c: &char| match left.axes.iter().position(|x| x == c) {
             Some(n) => self.graph.shape(left.id)[n].max(self.size(right, *c)),
@@ -182,16 +183,17 @@ impl Importer {
         let shape: Vec<usize> = letters.iter().map(size).collect();
         let of = |operand: &Operand| self.rows(operand.id).map(|r| operand.axes[r]);
         let rows = of(left).or(of(right)).and_then(|c| letters.iter().position(|x| *x == c));
-        let whole = self.graph.reshape(product, shape, rows)?;
+        let complete = self.graph.reshape(product, shape, rows)?;
         let order: Vec<usize> = result.iter().filter_map(|c| letters.iter().position(|x| x == c)).collect();
-        self.graph.transpose(whole, &order)
+        self.graph.transpose(complete, &order)
     }
 
     fn size(&self, operand: &Operand, letter: char) -> usize {
         operand.axes.iter().position(|x| *x == letter).map_or(1, |n| self.graph.shape(operand.id)[n])
     }
 
-    /// Reorders the axes of an operand: the first letters remain separate axes, each of the other groups becomes one axis.
+    /// Reorders the axes of an operand: letters of the first group remain separate axes, each other group becomes one
+    /// axis.
     fn arranged(&mut self, operand: &Operand, groups: [&[char]; 3]) -> Result<Id> {
         let at = |c: &char| operand.axes.iter().position(|x| x == c);
         let order: Vec<usize> = groups.iter().flat_map(|group| group.iter()).filter_map(at).collect();

@@ -1,4 +1,4 @@
-//! Activations, rounding, and functions that are made of several operations.
+//! Activations, rounding, and functions that consist of several operations.
 
 use rten_onnx::onnx::NodeProto;
 
@@ -7,18 +7,19 @@ use crate::dense::ir::{Id, Op};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 
-/// Maximum count of numbers that are multiplied along an axis.
+/// Maximum count of numbers that are multiplied along axes.
 const PRODUCT_MAX: usize = 256;
 
 impl Importer {
-    /// Returns 1, 0 or -1.
+    /// Returns the sign of each number: 1, 0 or -1.
     pub(super) fn sign(&mut self, a: Id) -> Result<Id> {
         let zero = self.scalar(0.0)?;
         let (above, below) = (self.graph.binary(Binary::Less, zero, a)?, self.graph.binary(Binary::Less, a, zero)?);
         self.graph.binary(Binary::Sub, above, below)
     }
 
-    /// Returns the index of the largest or smallest number along an axis; ties go to the first, or to the last if requested.
+    /// Returns the index of the largest or smallest number along an axis; of equal numbers the first, or the last if
+    /// requested.
     pub(super) fn index_of_extreme(&mut self, operator: &str, attributes: &mut Attributes<'_>, a: Id) -> Result<Id> {
         let axis = self.axis(a, attributes.integer("axis", 0))?;
         let keep = attributes.integer("keepdims", 1) != 0;
@@ -36,18 +37,18 @@ impl Importer {
         let is_extreme = self.graph.binary(Binary::Equal, a, extreme)?;
         let mut along = vec![1; shape.len()];
         along[axis] = size;
-        // Other positions get an index beyond the axis. No sum follows, because one could be merged with later
-        // products, and an index must stay exact.
+        // Other positions get an index beyond the axis. A final sum is avoided, because later products could be merged
+        // with a sum, and an index must stay exact.
         let (fold, beyond) = if is_last { (Fold::Max, -1.0) } else { (Fold::Min, size as f32) };
         let indices = self.graph.number(along, (0..size).map(|n| n as f32).collect())?;
         let beyond = self.scalar(beyond)?;
-        let kept = self.graph.binary(Binary::Keep, is_extreme, indices)?;
+        let retained = self.graph.binary(Binary::Keep, is_extreme, indices)?;
         let others = self.graph.binary(Binary::Drop, is_extreme, beyond)?;
-        let ranked = self.graph.binary(Binary::Add, kept, others)?;
+        let ranked = self.graph.binary(Binary::Add, retained, others)?;
         self.graph.fold(fold, ranked, &[axis])
     }
 
-    /// `max(a, 0) + slope * min(a, 0)`
+    /// Returns `max(a, 0) + slope * min(a, 0)`.
     pub(super) fn leaky(&mut self, a: Id, slope: Id) -> Result<Id> {
         let zero = self.scalar(0.0)?;
         let (above, below) = (self.graph.unary(Unary::Relu, a)?, self.graph.binary(Binary::Min, a, zero)?);
@@ -75,7 +76,7 @@ impl Importer {
             "Gelu" => match attributes.text("approximate", "none").as_str() {
                 "none" => self.graph.unary(Unary::Gelu, a),
                 "tanh" => self.gelu_by_tanh(a),
-                other => Err(refused(format!("`approximate` {other}"))),
+                other => Err(refused(format!("`approximate` {other} is not supported"))),
             },
             "Selu" => {
                 let alpha = self.scalar(attributes.float("alpha", 1.673_263_2))?;
@@ -126,7 +127,7 @@ impl Importer {
         }
     }
 
-    /// `alpha (exp(min(a, 0) / divisor) - 1)`
+    /// Returns `alpha (exp(min(a, 0) / divisor) - 1)`.
     fn exponential_below(&mut self, a: Id, alpha: Id, divisor: Option<Id>) -> Result<Id> {
         let (zero, one) = (self.scalar(0.0)?, self.scalar(1.0)?);
         let mut below = self.graph.binary(Binary::Min, a, zero)?;
@@ -138,7 +139,7 @@ impl Importer {
         self.graph.binary(Binary::Mul, below, alpha)
     }
 
-    /// `x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2`
+    /// Returns `x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2`.
     pub(super) fn gelu_by_tanh(&mut self, a: Id) -> Result<Id> {
         let [root, cubic, one, half] =
             [(2.0 / std::f32::consts::PI).sqrt(), 0.044_715, 1.0, 0.5].map(|x| self.scalar(x));
@@ -153,7 +154,7 @@ impl Importer {
         self.graph.binary(Binary::Mul, share, gate)
     }
 
-    /// `x sigmoid(alpha x)`
+    /// Returns `x sigmoid(alpha x)`.
     pub(super) fn swish(&mut self, a: Id, alpha: f32) -> Result<Id> {
         if alpha == 1.0 {
             return self.graph.unary(Unary::Silu, a);
@@ -164,7 +165,7 @@ impl Importer {
         self.graph.binary(Binary::Mul, a, gate)
     }
 
-    /// Rounds down, up, or to the nearest integer and halves to the even one.
+    /// Rounds down (`Floor`), up (`Ceil`), or to the nearest integer, with halves to the even integer (`Round`).
     pub(super) fn rounded(&mut self, operator: &str, a: Id) -> Result<Id> {
         let whole = self.graph.unary(Unary::Trunc, a)?;
         if operator == "Ceil" {
@@ -199,7 +200,7 @@ impl Importer {
             }
             (true, false) => self.graph.binary(Binary::Equal, a, most),
             (false, true) => self.graph.binary(Binary::Equal, a, least),
-            (false, false) => Err(refused("without a sign to detect")),
+            (false, false) => Err(refused("IsInf detects neither infinity, expected at least one")),
         }
     }
 
@@ -207,7 +208,7 @@ impl Importer {
     pub(super) fn hard_max(&mut self, attributes: &mut Attributes<'_>, a: Id) -> Result<Id> {
         let axis = self.axis(a, attributes.integer("axis", if self.opset < 13 { 1 } else { -1 }))?;
         if self.opset < 13 && axis + 1 != self.rank(a) {
-            return Err(refused("axis other than the last one before opset 13"));
+            return Err(refused("`axis` is not the last one, as it must be before opset 13"));
         }
         let place = self.extreme_along("ArgMax", a, axis, false)?;
         let mut along = vec![1; self.rank(a)];
@@ -216,23 +217,24 @@ impl Importer {
         self.graph.binary(Binary::Equal, place, all)
     }
 
-    /// Multiplies numbers along axes, one after the other.
+    /// Multiplies the numbers along axes, one axis after the other.
     pub(super) fn product_along(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
         let count: usize = axes.iter().map(|&axis| self.graph.shape(a)[axis]).product();
         if count > PRODUCT_MAX || self.rows(a).is_some_and(|r| axes.contains(&r)) {
-            return Err(refused(format!("of {count} numbers, expected at most {PRODUCT_MAX}")));
+            return Err(refused(format!("product of {count} elements, expected at most {PRODUCT_MAX}")));
         }
         let mut made = a;
         for &axis in axes {
             let parts = (0..self.graph.shape(made)[axis]).map(|n| self.along(made, axis, &[n]));
             let parts = parts.collect::<Result<Vec<_>>>()?;
-            let (first, others) = parts.split_first().ok_or_else(|| refused("of no numbers"))?;
+            let (first, others) =
+                parts.split_first().ok_or_else(|| refused("got no elements, expected at least one"))?;
             made = others.iter().try_fold(*first, |product, &part| self.graph.binary(Binary::Mul, product, part))?;
         }
         Ok(made)
     }
 
-    /// Divides integers by constant ones, towards 0.
+    /// Divides integers by constant integers, rounding towards 0.
     pub(super) fn divided(&mut self, a: Id, by: &[Id]) -> Result<Id> {
         by.iter().try_fold(a, |a, &by| {
             self.check_divisor(a, by, true)?;
@@ -241,7 +243,7 @@ impl Importer {
         })
     }
 
-    /// Returns the remainder of numbers, or of integers by constant positive ones.
+    /// Returns the remainder of a division: of floats, or of integers by constant positive integers.
     pub(super) fn remainder(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>, a: Id) -> Result<Id> {
         let by = self.number(node, 1)?;
         let is_signed = attributes.integer("fmod", 0) != 0;
@@ -249,7 +251,7 @@ impl Importer {
             return self.graph.binary(Binary::Rem, a, by);
         }
         let rest = match self.bound(a) > WHOLE_MAX as f64 && self.is_exact(a) {
-            // The quotient may lie beyond what f32 represents, but a remainder of floats is exact.
+            // The quotient may exceed what f32 represents exactly, but the remainder of floats is exact.
             true => {
                 self.check_constant_divisor(a, by, false)?;
                 self.graph.binary(Binary::Rem, a, by)?
@@ -271,8 +273,8 @@ impl Importer {
         self.graph.binary(Binary::Add, rest, more)
     }
 
-    /// Returns whether f32 represents a value's integers exactly, also beyond [`WHOLE_MAX`]: a truncated float, if it was not
-    /// computed with.
+    /// Returns whether f32 represents the integers of a value exactly, even beyond [`WHOLE_MAX`], for example if a
+    /// float was truncated without further arithmetic.
     fn is_exact(&mut self, a: Id) -> bool {
         match self.graph.values[a].op {
             Op::Unary(Unary::Trunc, _) | Op::Constant(_) => true,
@@ -286,15 +288,15 @@ impl Importer {
         let is_known = |x: &f32| x.abs() >= 1.0 && (may_be_negative || *x > 0.0) && x.abs() <= (WHOLE_MAX / 2) as f32;
         match (self.whole.contains(&a), self.graph.constant(by)) {
             (true, Some(by)) if by.iter().all(is_known) => Ok(()),
-            _ => Err(refused("of integers by other than constants, or of numbers")),
+            _ => Err(refused("expected integers divided by constants")),
         }
     }
 
-    /// Quotients of integers up to the limit are exact once truncated.
+    /// Checks a division of integers. A quotient of integers up to [`WHOLE_MAX`] is exact after truncation.
     fn check_divisor(&mut self, a: Id, by: Id, may_be_negative: bool) -> Result<()> {
         self.check_constant_divisor(a, by, may_be_negative)?;
         match self.bound(a) > WHOLE_MAX as f64 {
-            true => Err(refused(format!("on integers that may exceed {WHOLE_MAX}"))),
+            true => Err(refused(format!("its integers may exceed {WHOLE_MAX}, beyond which f32 is not exact"))),
             false => Ok(()),
         }
     }

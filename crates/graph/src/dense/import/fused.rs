@@ -1,4 +1,4 @@
-//! Operators of the domain `com.microsoft`, which ONNX Runtime's optimizer writes in place of several nodes.
+//! Operators of the domain `com.microsoft`, which ONNX Runtime's optimizer writes in place of several standard nodes.
 
 use rten_onnx::onnx::NodeProto;
 
@@ -7,7 +7,7 @@ use crate::dense::ir::Id;
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::{Binary, Unary};
 
-/// Prefix of the operators' names here.
+/// Prefix of the names of these operators in the importer.
 pub(super) const MICROSOFT: &str = "com.microsoft.";
 
 impl Importer {
@@ -33,16 +33,16 @@ impl Importer {
             }
             "QuickGelu" => self.swish(a, attributes.float("alpha", 1.702)),
             "FusedMatMul" => self.fused_product(node, attributes),
-            _ => Err(refused("is not in the table")),
+            _ => Err(refused("the operator is not supported")),
         }
     }
 
-    /// `alpha a b`, with either matrix transposed.
+    /// Returns `alpha a b`, with either matrix transposed.
     fn fused_product(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
         let mut factors = [self.value(node, 0)?, self.value(node, 1)?];
         for (factor, (turn, batch)) in factors.iter_mut().zip([("transA", "transBatchA"), ("transB", "transBatchB")]) {
             if attributes.integer(batch, 0) != 0 {
-                return Err(refused(format!("attribute `{batch}`")));
+                return Err(refused(format!("attribute `{batch}` is set, expected 0")));
             }
             let rank = self.rank(*factor);
             if attributes.integer(turn, 0) != 0 && rank > 1 {
@@ -60,7 +60,7 @@ impl Importer {
         self.graph.binary(Binary::Mul, product, alpha)
     }
 
-    /// Normalizes the sum of two values, and returns it by the outputs of the node, the last of which is the sum.
+    /// Normalizes the sum of two values. Returns the outputs of the node by position; the last output is the sum.
     pub(super) fn skip_norm(
         &mut self,
         operator: &str,

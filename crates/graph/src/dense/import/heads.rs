@@ -1,6 +1,6 @@
-//! Attention of several heads as one operator, of ONNX and of ONNX Runtime: two products, with a softmax between them.
+//! Attention of several heads as one operator of ONNX or of ONNX Runtime: two products, with a softmax between them.
 //!
-//! A query without any key that it may attend has the result 0, as the operators define it.
+//! A query that may attend no key has the result 0, as the operators define.
 
 use rten_onnx::onnx::{DataType, NodeProto};
 
@@ -10,44 +10,48 @@ use crate::dense::ir::Id;
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 
-/// Queries, keys and values `[batch, heads, steps, width]`, and how they are compared.
+/// Queries, keys and values `[batch, heads, steps, width]`, and parameters of the attention.
 struct Heads {
     q: Id,
     k: Id,
     v: Id,
-    /// Factor of the products; the root of the width divides them without it.
+    /// Factor of the products `q kᵀ`; `None` for 1 / √width.
     scale: Option<f32>,
-    /// Bound of the products; 0 for none.
+    /// Bound of the magnitude of the products; 0 for no bound.
     softcap: f32,
-    /// Added to the products: 0 or -inf for keys that are masked.
+    /// Values that are added to the products, for example -inf for masked keys.
     biases: Vec<Id>,
 }
 
-/// Operators of this module, whose results are floats, also if masks and positions are integers.
+/// Returns whether an operator is imported by this module. Its result is a float even if masks and positions are
+/// integers.
 pub(super) fn is_attention(operator: &str) -> bool {
     let own = operator.strip_prefix(MICROSOFT);
     matches!(operator, "Attention") || matches!(own, Some("MultiHeadAttention" | "GroupQueryAttention"))
 }
 
-/// Rejects a node with an input that programs do not support.
+/// Rejects a node with an input that compiled graphs do not support.
 fn check_absent(node: &NodeProto, inputs: &[(usize, &str)]) -> Result<()> {
     match inputs.iter().find(|(n, _)| Importer::has(node, *n)) {
-        Some((_, name)) => Err(refused(format!("input `{name}`"))),
+        Some((_, name)) => Err(refused(format!("input `{name}` is not supported"))),
         None => Ok(()),
     }
 }
 
-/// Takes an attribute whose only supported value is `only`.
+/// Reads an attribute whose only supported value is `only`.
 fn check_attribute(attributes: &mut Attributes<'_>, name: &str, only: i64) -> Result<()> {
     match attributes.integer(name, only) {
         got if got == only => Ok(()),
-        got => Err(refused(format!("`{name}` {got}, expected {only}"))),
+        got => Err(refused(format!("`{name}` is {got}, expected {only}"))),
     }
 }
 
 fn count(attributes: &mut Attributes<'_>, name: &str, default: usize) -> Result<usize> {
     let got = attributes.integer(name, default as i64);
-    usize::try_from(got).ok().filter(|n| *n > 0).ok_or_else(|| refused(format!("`{name}` {got}, expected 1 or more")))
+    usize::try_from(got)
+        .ok()
+        .filter(|n| *n > 0)
+        .ok_or_else(|| refused(format!("`{name}` is {got}, expected 1 or more")))
 }
 
 impl Importer {
@@ -77,11 +81,11 @@ impl Importer {
         let (of_q, of_k) = (count(attributes, "q_num_heads", of_q)?, count(attributes, "kv_num_heads", of_k)?);
         let [q, k, v] = [self.heads(parts[0], of_q)?, self.heads(parts[1], of_k)?, self.heads(parts[2], of_k)?];
         let (steps, keys) = (self.graph.shape(q)[2], self.graph.shape(k)[2]);
-        // Of the output that nothing reads.
+        // The attribute concerns an output that compiled graphs do not compute.
         attributes.integer("qk_matmul_output_mode", 0);
         let precision = DataType(i32::try_from(attributes.integer("softmax_precision", 1)).unwrap_or(0));
         if precision != DataType::FLOAT && precision != DataType::DOUBLE {
-            return Err(refused(format!("`softmax_precision` {precision}")));
+            return Err(refused(format!("`softmax_precision` {precision} is not supported")));
         }
         let is_causal = attributes.integer("is_causal", 0) != 0;
         let windows = ["left_window_size", "right_window_size"].map(|name| attributes.integer(name, -1));
@@ -89,7 +93,7 @@ impl Importer {
         let mut biases = Vec::new();
         if let Some(lengths) = lengths {
             if windows != [-1, -1] {
-                return Err(refused("a window of keys with `nonpad_kv_seqlen`"));
+                return Err(refused("a key window and `nonpad_kv_seqlen` are not supported together"));
             }
             let lengths = self.column(lengths)?;
             let places: Vec<f32> = (0..keys).map(|j| j as f32).collect();
@@ -97,7 +101,7 @@ impl Importer {
             let allowed = self.graph.binary(Binary::Less, places, lengths)?;
             biases.push(self.masked(allowed)?);
             if is_causal {
-                // j <= i + length - steps
+                // A query `i` may attend key `j` if `j <= i + length - steps`.
                 let distance = |n: usize| ((n % keys) + steps) as f32 - (n / keys) as f32;
                 let distances = self.graph.number(vec![steps, keys], (0..steps * keys).map(distance).collect())?;
                 let allowed = self.graph.binary(Binary::LessOrEqual, distances, lengths)?;
@@ -111,7 +115,10 @@ impl Importer {
         if Importer::has(node, 3) {
             let mask = self.number(node, 3)?;
             if self.graph.shape(mask).last() != Some(&keys) {
-                return Err(refused(format!("a mask of shape {:?} for {keys} keys", self.graph.shape(mask))));
+                return Err(refused(format!(
+                    "the mask has shape {:?}, expected {keys} keys on the last axis",
+                    self.graph.shape(mask)
+                )));
             }
             let is_truth = node.input.get(3).and_then(|name| self.types.of(name)) == Some(DataType::BOOL);
             biases.push(if is_truth { self.masked(mask)? } else { mask });
@@ -134,10 +141,16 @@ impl Importer {
             let mut first = 0;
             for part in &mut parts {
                 let [_, _, width] = self.graph.shape(*part)[..] else {
-                    return Err(refused(format!("a bias for shape {:?}", self.graph.shape(*part))));
+                    return Err(refused(format!(
+                        "queries, keys or values have shape {:?}, expected 3 axes if there is a bias",
+                        self.graph.shape(*part)
+                    )));
                 };
                 if first + width > self.graph.values[bias].count() {
-                    return Err(refused(format!("a bias of shape {:?}", self.graph.shape(bias))));
+                    return Err(refused(format!(
+                        "the bias has shape {:?}, expected an element per column",
+                        self.graph.shape(bias)
+                    )));
                 }
                 let own = self.along(bias, 0, &(first..first + width).collect::<Vec<_>>())?;
                 *part = self.graph.binary(Binary::Add, *part, own)?;
@@ -157,7 +170,11 @@ impl Importer {
                 [batch, of_steps, of_keys] if [of_steps, of_keys] == [steps, keys] && rows.is_none_or(|r| r == 0) => {
                     vec![batch, 1, steps, keys]
                 }
-                _ => return Err(refused(format!("a mask of shape {shape:?} for {steps} queries and {keys} keys"))),
+                _ => {
+                    return Err(refused(format!(
+                        "the mask has shape {shape:?}, which does not fit {steps} queries and {keys} keys"
+                    )));
+                }
             };
             let mask = self.graph.reshape(mask, to, rows)?;
             let zero = self.scalar(0.0)?;
@@ -172,7 +189,7 @@ impl Importer {
         self.joined_heads(made)
     }
 
-    /// Returns causal attention of queries in groups, each of which shares keys and values.
+    /// Returns causal attention in which each group of query heads shares one head of keys and values.
     fn grouped_attention(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
         check_absent(node, &[(3, "past_key"), (4, "past_value"), (11, "head_sink"), (12, "k_scale"), (13, "v_scale")])?;
         let (of_q, of_k) = (count(attributes, "num_heads", 0)?, count(attributes, "kv_num_heads", 0)?);
@@ -185,7 +202,10 @@ impl Importer {
             false => {
                 let all = self.graph.shape(a).last().copied().unwrap_or(0);
                 if self.rank(a) != 3 || !all.is_multiple_of(of_q + 2 * of_k) {
-                    return Err(refused(format!("packed values of shape {:?}", self.graph.shape(a))));
+                    return Err(refused(format!(
+                        "packed queries, keys and values have shape {:?}, expected [batch, steps, heads * width]",
+                        self.graph.shape(a)
+                    )));
                 }
                 let width = all / (of_q + 2 * of_k);
                 let ends = [0, of_q * width, (of_q + of_k) * width, all];
@@ -197,7 +217,9 @@ impl Importer {
         let (steps, keys) = (self.graph.shape(q)[2], self.graph.shape(k)[2]);
         let total = self.fixed(node, 6)?;
         if total != [keys as i64] || steps != keys {
-            return Err(refused(format!("{steps} queries of {keys} keys of {total:?} in total")));
+            return Err(refused(format!(
+                "got {steps} queries, {keys} keys and a total length of {total:?}, expected equal numbers"
+            )));
         }
         let is_interleaved = attributes.integer("rotary_interleaved", 0) != 0;
         if attributes.integer("do_rotary", 0) != 0 {
@@ -207,7 +229,7 @@ impl Importer {
             };
             (q, k) = (self.rotated(q, angles, is_interleaved)?, self.rotated(k, angles, is_interleaved)?);
         }
-        // Keys up to the last valid one, `seqlens_k`.
+        // A query may attend the keys up to the last valid one, `seqlens_k`.
         let last = self.number(node, 5)?;
         let last = self.column(last)?;
         let places = self.graph.number(vec![1, keys], (0..keys).map(|j| j as f32).collect())?;
@@ -225,12 +247,12 @@ impl Importer {
         self.joined_heads(made)
     }
 
-    /// `softmax(f(q kᵀ scale) + biases) v`
+    /// Returns `softmax(f(q kᵀ scale) + biases) v`.
     fn attended(&mut self, heads: Heads) -> Result<Id> {
         let Heads { q, k, v, scale, softcap, biases } = heads;
         let [of_q, of_k] = [q, k].map(|id| self.graph.shape(id)[1]);
         if of_k == 0 || !of_q.is_multiple_of(of_k) || self.graph.shape(v)[1] != of_k {
-            return Err(refused(format!("{of_q} heads of queries over {of_k} of keys")));
+            return Err(refused(format!("{of_q} heads of queries do not fit {of_k} heads of keys")));
         }
         let shared: Vec<usize> = (0..of_q).map(|n| n / (of_q / of_k)).collect();
         let each = |importer: &mut Importer, id| {
@@ -262,7 +284,7 @@ impl Importer {
         let each = self.graph.unary(Unary::Exp, less)?;
         let mut sum = self.graph.fold(Fold::Sum, each, &[3])?;
         if is_masked {
-            // Without any key, all exponentials are 0; so is their share then.
+            // If all keys are masked, all exponentials are 0, and so are the attention weights.
             let is_zero = self.graph.unary(Unary::Not, sum)?;
             sum = self.graph.binary(Binary::Add, sum, is_zero)?;
         }
@@ -270,7 +292,8 @@ impl Importer {
         self.graph.matmul(weights, v)
     }
 
-    /// Splits `[batch, steps, heads * width]` into `[batch, heads, steps, width]`; returns four axes as they are.
+    /// Splits `[batch, steps, heads * width]` into `[batch, heads, steps, width]`; returns a value of four axes
+    /// unchanged.
     pub(super) fn heads(&mut self, a: Id, heads: usize) -> Result<Id> {
         let (shape, rows) = (self.graph.shape(a).to_vec(), self.rows(a));
         let is_batch_first = rows.is_none_or(|r| r == 0);
@@ -280,25 +303,27 @@ impl Importer {
                 let split = self.graph.reshape(a, vec![batch, steps, heads, width / heads], rows)?;
                 self.graph.transpose(split, &[0, 2, 1, 3])
             }
-            _ => Err(refused(format!("shape {shape:?} for {heads} heads, expected a batch, steps and their values"))),
+            _ => Err(refused(format!(
+                "shape {shape:?} does not split into {heads} heads, expected a batch, steps and their values"
+            ))),
         }
     }
 
-    /// Joins the heads of each step.
+    /// Joins the heads of each step to one axis.
     pub(super) fn joined_heads(&mut self, a: Id) -> Result<Id> {
         let [batch, heads, steps, width] = self.graph.shape(a)[..] else {
-            return Err(refused(format!("heads of shape {:?}", self.graph.shape(a))));
+            return Err(refused(format!("attention heads have shape {:?}, expected 4 axes", self.graph.shape(a))));
         };
         let turned = self.graph.transpose(a, &[0, 2, 1, 3])?;
         self.graph.reshape(turned, vec![batch, steps, heads * width], self.rows(turned))
     }
 
-    /// Returns one number per entry of the batch, `[batch]` or `[batch, 1]`, beside scores.
+    /// Reshapes one number per entry of the batch, `[batch]` or `[batch, 1]`, so that it broadcasts over attention scores.
     fn column(&mut self, a: Id) -> Result<Id> {
         let (shape, rows) = (self.graph.shape(a).to_vec(), self.rows(a));
         match (shape[..].iter().product::<usize>(), rows) {
             (1, None | Some(0)) => self.graph.reshape(a, vec![1; 4], rows),
-            _ => Err(refused(format!("lengths of shape {shape:?}, expected one per row"))),
+            _ => Err(refused(format!("lengths have shape {shape:?}, expected one per row"))),
         }
     }
 
@@ -308,7 +333,8 @@ impl Importer {
         self.graph.binary(Binary::Drop, allowed, never)
     }
 
-    /// Returns the bias of keys that lie at most `left` before a query, and at most `right` after it; -1 for any.
+    /// Returns a bias that masks all keys except those at most `left` before a query and at most `right` after it; -1
+    /// is no limit.
     fn window(&mut self, steps: usize, keys: usize, left: i64, right: i64) -> Result<Option<Id>> {
         if left < 0 && right < 0 {
             return Ok(None);
@@ -323,7 +349,7 @@ impl Importer {
     }
 }
 
-/// Cosines and sines of each step, `[batch, 1, steps, angles]`.
+/// Cosines and sines of the rotation angles of each step, `[batch, 1, steps, angles]`.
 #[derive(Clone, Copy)]
 pub(super) struct Angles {
     cos: Id,
@@ -331,7 +357,7 @@ pub(super) struct Angles {
 }
 
 impl Importer {
-    /// Returns the result of a rotary position embedding, of ONNX or of ONNX Runtime.
+    /// Returns the result of a rotary position embedding, an operator of ONNX or of ONNX Runtime.
     pub(super) fn rotary(
         &mut self,
         operator: &str,
@@ -343,7 +369,7 @@ impl Importer {
         let is_interleaved = attributes.integer("interleaved", 0) != 0;
         if is_own {
             check_attribute(attributes, "is_packed_batching", 0)?;
-            // Without effect in ONNX Runtime.
+            // ONNX Runtime ignores this attribute.
             attributes.float("scale", 1.0);
         }
         let a = self.value(node, 0)?;
@@ -357,13 +383,13 @@ impl Importer {
         };
         let heads = match attributes.integer("num_heads", 0) {
             0 => default,
-            n => usize::try_from(n).map_err(|_| refused(format!("`num_heads` {n}")))?,
+            n => usize::try_from(n).map_err(|_| refused(format!("`num_heads` is {n}, expected 0 or more")))?,
         };
         let of_heads = self.heads(a, heads)?;
         let (steps, width) = (self.graph.shape(of_heads)[2], self.graph.shape(of_heads)[3]);
         let expected = if partial == 0 { width as i64 } else { partial };
         if expected != 2 * angles as i64 || 2 * angles > width {
-            return Err(refused(format!("{angles} angles for {expected} of {width} numbers of a head")));
+            return Err(refused(format!("{angles} angles do not rotate {expected} of {width} elements of a head")));
         }
         let first = match self.known(node, positions) {
             Ok(Known::Integers(integers)) if is_own && integers.extents.len() == 1 => Some(fixed(integers)?[0]),
@@ -371,61 +397,66 @@ impl Importer {
         };
         let angles = match (first, Importer::has(node, positions)) {
             (Some(first), _) => {
-                let first = usize::try_from(first).map_err(|_| refused(format!("position {first}")))?;
+                let first = usize::try_from(first)
+                    .map_err(|_| refused(format!("position {first} is negative, expected 0 or more")))?;
                 self.angles(node, caches, first, steps)?
             }
             (None, true) => self.angles_at(node, caches, positions)?,
-            // Caches with the angles of each step.
+            // Without positions, the caches have the angles of each step.
             (None, false) => {
                 let [cos, sin] = [self.value(node, caches[0])?, self.value(node, caches[1])?];
-                Angles { cos: self.beside_heads(cos)?, sin: self.beside_heads(sin)? }
+                Angles { cos: self.add_head_axis(cos)?, sin: self.add_head_axis(sin)? }
             }
         };
         let made = self.rotated(of_heads, angles, is_interleaved)?;
         Ok(vec![Some(if shape.len() == 3 { self.joined_heads(made)? } else { made })])
     }
 
-    /// Returns the angles of consecutive positions.
+    /// Returns the angles of the consecutive positions from `first` on.
     fn angles(&mut self, node: &NodeProto, caches: [usize; 2], first: usize, steps: usize) -> Result<Angles> {
         let at: Vec<usize> = (first..first + steps).collect();
         let [cos, sin] = caches.map(|n| {
             let cache = self.value(node, n)?;
             match self.graph.shape(cache) {
                 [positions, _] if *positions >= first + steps => self.along(cache, 0, &at),
-                other => Err(refused(format!("angles of shape {other:?} for positions up to {}", first + steps))),
+                other => Err(refused(format!(
+                    "the cache of angles has shape {other:?}, expected a row for each of {} positions",
+                    first + steps
+                ))),
             }
         });
         Ok(Angles { cos: cos?, sin: sin? })
     }
 
-    /// Returns the angles of positions, which are an input.
+    /// Returns the angles of positions that are an input of the node.
     fn angles_at(&mut self, node: &NodeProto, caches: [usize; 2], positions: usize) -> Result<Angles> {
         let [cos, sin] = caches.map(|n| {
             let of = |n: usize| node.input.get(n).cloned().unwrap_or_default();
             let looked_up = NodeProto { input: vec![of(n), of(positions)], ..NodeProto::default() };
             let cache = self.value(node, n)?;
             let rows = self.gather(&looked_up, &mut Attributes { all: Vec::new() }, cache)?;
-            self.beside_heads(rows)
+            self.add_head_axis(rows)
         });
         Ok(Angles { cos: cos?, sin: sin? })
     }
 
     /// Adds an axis for heads to angles `[batch, steps, angles]`.
-    fn beside_heads(&mut self, a: Id) -> Result<Id> {
+    fn add_head_axis(&mut self, a: Id) -> Result<Id> {
         let (shape, rows) = (self.graph.shape(a).to_vec(), self.rows(a));
         match (&shape[..], rows) {
             (&[batch, steps, angles], None | Some(0)) => self.graph.reshape(a, vec![batch, 1, steps, angles], rows),
-            _ => Err(refused(format!("angles of shape {shape:?}, expected a batch, steps and angles"))),
+            _ => Err(refused(format!("angles have shape {shape:?}, expected a batch, steps and angles"))),
         }
     }
 
-    /// Rotates pairs of numbers of each head by angles: the halves of the first numbers, or neighbours.
+    /// Rotates pairs of numbers of each head by angles; a pair consists of neighbours (`is_interleaved`) or of numbers
+    /// half a rotation width apart.
     fn rotated(&mut self, a: Id, angles: Angles, is_interleaved: bool) -> Result<Id> {
         let Angles { cos, sin } = angles;
         let half = self.graph.shape(cos).last().copied().unwrap_or(0);
         let width = self.graph.shape(a)[3];
         if self.graph.shape(sin).last() != Some(&half) || 2 * half > width {
-            return Err(refused(format!("{half} angles for heads of {width} numbers")));
+            return Err(refused(format!("{half} angles do not fit heads of {width} elements")));
         }
         let place = |part: usize, n: usize| if is_interleaved { 2 * n + part } else { part * half + n };
         let [x, y] = [0, 1].map(|part| self.along(a, 3, &(0..half).map(|n| place(part, n)).collect::<Vec<_>>()));

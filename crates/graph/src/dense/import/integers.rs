@@ -8,7 +8,7 @@ use crate::dense::ir::{broadcast, broadcast_strides, positions, strides};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::Unary;
 
-/// Maximum number of integers that a node computes.
+/// Maximum count of integers in the result of a node.
 const INTEGERS_MAX: usize = 1 << 16;
 /// Operators that rearrange values without computing with them.
 pub(super) const MOVES: [&str; 13] = [
@@ -28,7 +28,7 @@ pub(super) const MOVES: [&str; 13] = [
 ];
 
 impl Importer {
-    /// Returns the result of a node on integers or constants; `None` if it works on numbers.
+    /// Returns the result of a node on integers or constants; `None` if the node computes floats.
     pub(super) fn integers(
         &mut self,
         operator: &str,
@@ -53,7 +53,7 @@ impl Importer {
             "Add" | "Sub" | "Mul" | "Div" | "Mod" | "Max" | "Min" | "Sum" | "Equal" | "Less" | "LessOrEqual"
             | "Greater" | "GreaterOrEqual" | "And" | "Or" | "Xor" => {
                 if attributes.integer("fmod", 0) != 0 {
-                    return Err(refused("`fmod` of integers"));
+                    return Err(refused("`fmod` is not supported for integers"));
                 }
                 (1..node.input.len()).try_fold(first, |a, n| pairs(operator, &a, self.extents(node, n)?))?
             }
@@ -114,16 +114,16 @@ impl Importer {
                         let is_zero = self.graph.unary(Unary::Not, id)?;
                         return self.graph.unary(Unary::Not, is_zero).map(|id| Some(Known::Value(id)));
                     }
-                    _ => return Err(refused(format!("of integers to {to:?}"))),
+                    _ => return Err(refused(format!("cannot cast integers computed from shapes to {to:?}"))),
                 }
             }
-            // Handles a node that needs no move of integers: a vector as a scalar, or unchanged.
+            // A vector as a scalar, or unchanged, needs no move of integers.
             "Reshape" if are_vectors && matches!(self.fixed(node, 1)?[..], [-1]) => {
                 attributes.integer("allowzero", 0);
                 IntegerTensor { shape: vec![first.extents.len()], ..first }
             }
             operator if MOVES.contains(&operator) => self.moved(operator, node, attributes)?,
-            _ => return Err(refused("over integers")),
+            _ => return Err(refused("the operator does not support integers computed from shapes")),
         };
         match made.extents.len() {
             0..=INTEGERS_MAX => Ok(Some(Known::Integers(made))),
@@ -131,8 +131,8 @@ impl Importer {
         }
     }
 
-    /// Moves integers: the numbers of their positions are moved as numbers are, and each place of the result has the integer at
-    /// the position that came there.
+    /// Moves integers with an operator for floats: the operator moves the integers' positions, and each element of the
+    /// result is the integer at the position that was moved there.
     fn moved(&mut self, operator: &str, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<IntegerTensor> {
         let data: Vec<usize> = match operator {
             "Concat" => (0..node.input.len()).collect(),
@@ -147,7 +147,7 @@ impl Importer {
                 return Err(refused(format!("{count} integers, expected at most {INTEGERS_MAX}")));
             }
             let id = self.graph.number(shape, (all.len()..count).map(|n| n as f32).collect())?;
-            // No file has a name with this character.
+            // No name in a file starts with a NUL character.
             of_positions.input[n] = format!("\0{n}");
             self.known.insert(of_positions.input[n].clone(), Known::Value(id));
             all.extend(extents);
@@ -157,7 +157,10 @@ impl Importer {
         let made = self.view(operator, &of_positions, attributes, first);
         data.iter().for_each(|&n| drop(self.known.remove(&of_positions.input[n])));
         let made = made?;
-        let from = self.graph.constant(made).ok_or_else(|| refused("of integers with the number of candidates"))?;
+        let from = self
+            .graph
+            .constant(made)
+            .ok_or_else(|| refused("integers that depend on the number of candidates are not supported"))?;
         let extents = from.iter().map(|&n| all[n as usize]).collect();
         Ok(IntegerTensor { extents, shape: self.graph.shape(made).to_vec(), are_truths })
     }
@@ -191,7 +194,8 @@ impl Importer {
                 None => extent,
             });
         }
-        let extents = made.into_iter().collect::<Option<_>>().ok_or_else(|| refused("of no integers"))?;
+        let extents =
+            made.into_iter().collect::<Option<_>>().ok_or_else(|| refused("got no integers, expected at least one"))?;
         let shape = match attributes.integer("keepdims", 1) {
             0 => (0..rank).filter(|n| !axes.contains(n)).map(|n| of.shape[n]).collect(),
             _ => kept,
@@ -217,13 +221,13 @@ impl Importer {
             return self.graph.number(vec![all.floats.len()], all.floats.clone()).map(Known::Value);
         }
         let tensor = attributes.take("value").and_then(|a| a.t.as_ref());
-        self.tensor(tensor.ok_or_else(|| refused("without a `value`"))?)
+        self.tensor(tensor.ok_or_else(|| refused("attribute `value` is missing or not supported"))?)
     }
 
     fn shape_of(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Known> {
         let all: Vec<Extent> = match self.known(node, 0)? {
             Known::Integers(integers) => integers.shape.iter().map(|&d| Extent::Fixed(d as i64)).collect(),
-            Known::Columns(_) => return Err(refused("of row numbers")),
+            Known::Columns(_) => return Err(refused("row numbers are not supported as the input")),
             Known::RowNumbers(numbers) => {
                 let extent = |(axis, &d): (usize, &usize)| match axis == numbers.rows {
                     true => Extent::Rows(d as i64),
@@ -246,7 +250,7 @@ impl Importer {
         Ok(Known::Integers(IntegerTensor::vector(all.get(start..end).unwrap_or(&[]).to_vec())))
     }
 
-    /// Returns the count of numbers of a value.
+    /// Returns the count of elements of a value.
     fn size_of(&self, node: &NodeProto) -> Result<Known> {
         let made = match self.known(node, 0)? {
             Known::Integers(integers) => Extent::Fixed(integers.extents.len() as i64),
@@ -254,7 +258,9 @@ impl Importer {
                 (count, Some(_)) => Extent::Rows(count),
                 (count, None) => Extent::Fixed(count),
             },
-            Known::RowNumbers(_) | Known::Columns(_) => return Err(refused("of row numbers")),
+            Known::RowNumbers(_) | Known::Columns(_) => {
+                return Err(refused("row numbers are not supported as the input"));
+            }
         };
         Ok(Known::Integers(IntegerTensor::new(Vec::new(), vec![made])))
     }
@@ -271,7 +277,8 @@ impl Importer {
                 self.expand(scalar, &extents).map(Known::Value)
             }
             Known::Integers(value) => {
-                let one = *value.extents.first().ok_or_else(|| refused("without a `value`"))?;
+                let one =
+                    *value.extents.first().ok_or_else(|| refused("attribute `value` is missing or not supported"))?;
                 if extents.iter().any(|size| matches!(size, Extent::Rows(_))) {
                     let scalar = IntegerTensor { extents: vec![one], shape: Vec::new(), ..value };
                     let scalar = self.number_of(&Known::Integers(scalar))?;
@@ -280,13 +287,13 @@ impl Importer {
                     return Ok(Known::Value(made));
                 }
                 let sizes = fixed(&IntegerTensor::vector(extents))?;
-                let invalid = || refused(format!("of {sizes:?} integers, expected at most {INTEGERS_MAX}"));
+                let invalid = || refused(format!("got integers of shape {sizes:?}, expected at most {INTEGERS_MAX}"));
                 let shape = sizes.iter().map(|&n| usize::try_from(n)).collect::<Result<Vec<_>, _>>();
                 let shape = shape.map_err(|_| invalid())?;
                 let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= INTEGERS_MAX);
                 Ok(Known::Integers(IntegerTensor::new(shape, vec![one; count.ok_or_else(invalid)?])))
             }
-            Known::RowNumbers(_) | Known::Columns(_) => Err(refused("without a `value`")),
+            Known::RowNumbers(_) | Known::Columns(_) => Err(refused("attribute `value` is missing or not supported")),
         }
     }
 
@@ -295,7 +302,10 @@ impl Importer {
         let integers = self.extents(node, n)?;
         match integers.shape.len() {
             0 | 1 => Ok(integers.extents.clone()),
-            _ => Err(refused(format!("integers of shape {:?} as input {n}", integers.shape))),
+            _ => Err(refused(format!(
+                "input {n}: got integers of shape {:?}, expected at most one axis",
+                integers.shape
+            ))),
         }
     }
 
@@ -309,7 +319,7 @@ impl Importer {
         let index = self.extents(node, 1)?;
         let at = |n: i64| place(n, from.extents.len()).map(|n| from.extents[n]);
         if from.shape.len() != 1 {
-            return Err(refused(format!("from integers of shape {:?}", from.shape)));
+            return Err(refused(format!("got integers of shape {:?}, expected one axis", from.shape)));
         }
         let extents = fixed(index)?.into_iter().map(at).collect::<Result<_>>()?;
         Ok(IntegerTensor { extents, shape: index.shape.clone(), are_truths: from.are_truths })
@@ -319,7 +329,7 @@ impl Importer {
         let steps = if Importer::has(node, 4) { self.fixed(node, 4)? } else { vec![1] };
         let (starts, ends) = (self.fixed(node, 1)?, self.fixed(node, 2)?);
         let ([start], [end], [step], [size]) = (&starts[..], &ends[..], &steps[..], &from.shape[..]) else {
-            return Err(refused("of integers along several axes"));
+            return Err(refused("got several axes to slice integers along, expected one"));
         };
         let extents = slice_indices(*start, *end, *step, *size)?.into_iter().map(|n| from.extents[n]).collect();
         Ok(IntegerTensor { are_truths: from.are_truths, ..IntegerTensor::vector(extents) })
@@ -328,14 +338,16 @@ impl Importer {
     fn range(&self, node: &NodeProto) -> Result<IntegerTensor> {
         let ends = (0..3).map(|n| self.fixed(node, n)).collect::<Result<Vec<_>>>()?;
         let ([start], [end], [step]) = (&ends[0][..], &ends[1][..], &ends[2][..]) else {
-            return Err(refused("without a start, an end and a step"));
+            return Err(refused("start, end or step has several integers, expected one each"));
         };
         let way = end.checked_sub(*start).filter(|_| *step != 0);
         let way = way.and_then(|way| way.checked_mul(step.signum()));
         let count = way.map(|way| (way.max(0) as u64).div_ceil(step.unsigned_abs()) as i64);
         match count.filter(|&n| n <= INTEGERS_MAX as i64) {
             Some(count) => Ok(IntegerTensor::vector((0..count).map(|n| Extent::Fixed(start + n * step)).collect())),
-            None => Err(refused(format!("from {start} to {end} by {step}, expected at most {INTEGERS_MAX} integers"))),
+            None => Err(refused(format!(
+                "the range from {start} to {end} by {step} is too long, expected at most {INTEGERS_MAX} integers"
+            ))),
         }
     }
 }
@@ -357,16 +369,19 @@ fn mapped(operator: &str, of: IntegerTensor) -> Result<IntegerTensor> {
         ("Sign", Extent::Rows(_)) => Some(Extent::Fixed(1)),
         _ => None,
     };
-    let extents = of.extents.iter().map(|n| one(n).ok_or_else(|| refused(format!("over the integer {n:?}"))));
+    let extents = of
+        .extents
+        .iter()
+        .map(|n| one(n).ok_or_else(|| refused(format!("the operator does not support the integer {n:?}"))));
     let are_truths = operator == "Not";
     Ok(IntegerTensor { extents: extents.collect::<Result<_>>()?, shape: of.shape, are_truths })
 }
 
-/// Returns the indices of integers that are not 0, axis after axis.
+/// Returns the indices of the integers that are not 0, one row of the result per axis.
 fn nonzero(of: &IntegerTensor) -> Result<IntegerTensor> {
     let at: Vec<usize> = (0..of.extents.len()).filter(|&n| of.extents[n] != Extent::Fixed(0)).collect();
     if at.len() * of.shape.len() > INTEGERS_MAX {
-        return Err(refused(format!("of {} integers", of.extents.len())));
+        return Err(refused(format!("the indices of {} integers exceed {INTEGERS_MAX}", of.extents.len())));
     }
     let along = |(&stride, &size): (&usize, &usize)| {
         at.iter().map(move |n| Extent::Fixed((n / stride % size) as i64)).collect::<Vec<_>>()
@@ -375,12 +390,13 @@ fn nonzero(of: &IntegerTensor) -> Result<IntegerTensor> {
     Ok(IntegerTensor::new(vec![of.shape.len(), at.len()], extents))
 }
 
-/// Combines two integers; the number of rows may be multiplied and divided.
+/// Combines two integers; multiples of the number of rows can be combined if the result is an integer or such a
+/// multiple.
 fn combined(operator: &str, a: Extent, b: Extent) -> Result<Extent> {
     use Extent::{Fixed, Rows};
     let made = match (operator, a, b) {
         ("Equal", Fixed(a), Fixed(b)) | ("Equal", Rows(a), Rows(b)) => Some(Fixed(i64::from(a == b))),
-        // The number of rows is at least 1. Whether there are exactly `n` is unknown.
+        // The number of rows is at least 1. Whether it equals a given positive integer is unknown.
         ("Equal", Rows(_), Fixed(n)) | ("Equal", Fixed(n), Rows(_)) if n <= 0 => Some(Fixed(0)),
         ("Less", Fixed(a), Fixed(b)) => Some(Fixed(i64::from(a < b))),
         ("LessOrEqual", Fixed(a), Fixed(b)) => Some(Fixed(i64::from(a <= b))),
@@ -405,7 +421,7 @@ fn combined(operator: &str, a: Extent, b: Extent) -> Result<Extent> {
         ("Mul", Rows(_), Fixed(0)) | ("Mul", Fixed(0), Rows(_)) => Some(Fixed(0)),
         ("Div", Rows(a), Rows(b)) if a % b == 0 => Some(Fixed(a / b)),
         ("Mod", Rows(a), Fixed(b)) if b > 0 && a % b == 0 => Some(Fixed(0)),
-        // The result has the sign of the divisor.
+        // The remainder has the sign of the divisor.
         ("Mod", Fixed(a), Fixed(b)) if b < 0 || a < 0 => {
             a.checked_rem(b).map(|rest| Fixed(if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest }))
         }
@@ -420,7 +436,7 @@ fn combined(operator: &str, a: Extent, b: Extent) -> Result<Extent> {
         ("Div", Rows(a), Fixed(b)) if b > 0 && a % b == 0 => Some(Rows(a / b)),
         _ => None,
     };
-    made.ok_or_else(|| refused(format!("over the integers {a:?} and {b:?}")))
+    made.ok_or_else(|| refused(format!("the operator does not support the integers {a:?} and {b:?}")))
 }
 
 /// Broadcasts the integers of a tensor to a shape.
@@ -429,7 +445,7 @@ fn spread(of: &IntegerTensor, shape: &[usize]) -> Vec<Extent> {
     at.into_iter().map(|n| of.extents[n as usize]).collect()
 }
 
-/// Returns the broadcast shape of tensors that are combined element-wise.
+/// Returns the broadcast shape of tensors for an element-wise operation.
 fn shape_of_all(all: &[&IntegerTensor]) -> Result<Vec<usize>> {
     let shape = all.iter().try_fold(Vec::new(), |shape, of| broadcast(&shape, &of.shape))?;
     match shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= INTEGERS_MAX) {
@@ -460,23 +476,23 @@ fn chosen(condition: &IntegerTensor, a: &IntegerTensor, b: &IntegerTensor) -> Re
 fn reshaped(operator: &str, axes: Option<&[i64]>, of: IntegerTensor) -> Result<IntegerTensor> {
     let IntegerTensor { extents, mut shape, are_truths } = of;
     if operator == "Squeeze" {
-        let gone = match axes {
+        let removed = match axes {
             Some(axes) => axes.iter().map(|&axis| place(axis, shape.len())).collect::<Result<Vec<_>>>()?,
             None => (0..shape.len()).filter(|&axis| shape[axis] == 1).collect(),
         };
-        if let Some(axis) = gone.iter().find(|&&axis| shape[axis] != 1) {
-            return Err(refused(format!("axis {axis} of integers of shape {shape:?}")));
+        if let Some(axis) = removed.iter().find(|&&axis| shape[axis] != 1) {
+            return Err(refused(format!("cannot remove axis {axis} of integers of shape {shape:?}, expected size 1")));
         }
-        let kept = (0..shape.len()).filter(|axis| !gone.contains(axis)).map(|axis| shape[axis]).collect();
+        let kept = (0..shape.len()).filter(|axis| !removed.contains(axis)).map(|axis| shape[axis]).collect();
         return Ok(IntegerTensor { extents, shape: kept, are_truths });
     }
-    let axes = axes.ok_or_else(|| refused("without axes"))?;
+    let axes = axes.ok_or_else(|| refused("attribute or input `axes` is missing"))?;
     let rank = shape.len() + axes.len();
     let mut new: Vec<usize> = axes.iter().map(|&axis| place(axis, rank)).collect::<Result<_>>()?;
     new.sort_unstable();
     for axis in new {
         if axis > shape.len() {
-            return Err(refused(format!("axes {axes:?}")));
+            return Err(refused(format!("axes {axes:?} are out of range, expected axes below {rank}")));
         }
         shape.insert(axis, 1);
     }

@@ -11,7 +11,7 @@ use crate::dense::ir::{GraphInput, Id, Op, Side};
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 
-/// A dimension of an input or an output.
+/// Size of a dimension of an input or an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
     /// Constant size.
@@ -25,7 +25,7 @@ pub enum Size {
 pub struct DeclaredInput {
     /// Name in the file.
     pub name: String,
-    /// True if it has values per row.
+    /// True if the input has values per row.
     pub is_pair: bool,
     /// Dimensions.
     pub shape: Vec<Size>,
@@ -40,7 +40,7 @@ pub struct DeclaredOutput {
     pub shape: Vec<Size>,
 }
 
-/// An integer of a graph: a dimension, an axis, an index.
+/// An integer that the importer evaluates: a dimension, an axis, an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
     Fixed(i64),
@@ -48,12 +48,12 @@ pub(super) enum Extent {
     Rows(i64),
 }
 
-/// Integers with their shape.
+/// Integers and the shape of their tensor.
 #[derive(Clone, Debug)]
 pub(super) struct IntegerTensor {
     pub(super) extents: Vec<Extent>,
     pub(super) shape: Vec<usize>,
-    /// True if they are booleans.
+    /// True if the integers are booleans.
     pub(super) are_truths: bool,
 }
 
@@ -62,30 +62,31 @@ impl IntegerTensor {
         IntegerTensor { extents, shape, are_truths: false }
     }
 
-    /// Returns the index along one axis.
+    /// Returns integers along one axis.
     pub(super) fn vector(extents: Vec<Extent>) -> Self {
         IntegerTensor::new(vec![extents.len()], extents)
     }
 }
 
-/// Meaning of a name. Booleans are the numbers 1 and 0.
+/// Knowledge of the importer about a named value. Booleans are the numbers 1 and 0.
 #[derive(Clone, Debug)]
 pub(super) enum Known {
     Value(Id),
     Integers(IntegerTensor),
     RowNumbers(RowNumbers),
-    /// Columns of the last axis, the first of which has row numbers.
+    /// Columns along the last axis; the first column has row numbers.
     Columns(Vec<Known>),
 }
 
-/// The number of a row times a factor, plus an index. With a factor of 0, only its shape is known, and it selects nothing.
+/// Index of a row times `times`, plus `plus`. With `times` = 0 only the shape is known, and the value cannot select
+/// anything.
 #[derive(Clone, Debug)]
 pub(super) struct RowNumbers {
     pub(super) times: i64,
-    /// Index of the same shape; 0 without one.
+    /// Added value of the same shape; `None` adds 0.
     pub(super) plus: Option<Id>,
     pub(super) shape: Vec<usize>,
-    /// Rows axis.
+    /// Axis of the rows.
     pub(super) rows: usize,
 }
 
@@ -96,13 +97,16 @@ pub(super) fn refused(what: impl Into<String>) -> Error {
     Error::unsupported(what)
 }
 
-/// Resolves an axis or index that may count from the end.
+/// Resolves an axis or index; a negative one counts from the end.
 pub(super) fn place(n: i64, of: usize) -> Result<usize> {
     let place = if n < 0 { n.saturating_add(of as i64) } else { n };
-    usize::try_from(place).ok().filter(|&n| n < of).ok_or_else(|| refused(format!("axis or index {n} of {of}")))
+    usize::try_from(place)
+        .ok()
+        .filter(|&n| n < of)
+        .ok_or_else(|| refused(format!("axis or index {n} is out of range, expected one below {of}")))
 }
 
-/// Attributes of a node; attributes that were not read are rejected at the end.
+/// Attributes of a node; `finish` rejects attributes that were not read.
 pub(super) struct Attributes<'a> {
     pub(super) all: Vec<&'a AttributeProto>,
 }
@@ -131,7 +135,7 @@ impl<'a> Attributes<'a> {
 
     pub(super) fn finish(&self) -> Result<()> {
         match self.all.first() {
-            Some(left) => Err(refused(format!("attribute `{}`", left.name.as_deref().unwrap_or("")))),
+            Some(left) => Err(refused(format!("attribute `{}` is not supported", left.name.as_deref().unwrap_or("")))),
             None => Ok(()),
         }
     }
@@ -144,21 +148,23 @@ pub(super) struct Importer {
     /// For values whose row axis is merged with other axes (`rows x heads`): product of the merged sizes that come before the
     /// rows.
     pub(super) outer: HashMap<Id, usize>,
-    /// Original value per expanded value: operations that broadcast use the original.
+    /// Per expanded value, the value before the expansion, which operations that broadcast use instead.
     pub(super) expanded: HashMap<Id, Id>,
     /// Names that a node reads or the graph returns.
     pub(super) read: HashSet<String>,
-    /// Values that were cast to integers.
+    /// Values that hold integers.
     pub(super) whole: HashSet<Id>,
-    /// Values that are another one with its axes in this order: results of convolutions, whose channels are computed last.
+    /// Values that are a transposed copy of another value: that value and the order of its axes. Convolutions compute
+    /// channels last.
     pub(super) turned: HashMap<Id, (Id, Vec<usize>)>,
-    /// Values that are another one with zeros around its axes: per axis, the numbers before and after.
+    /// Values that are a zero-padded copy of another value: that value and, per axis, how many zeros come before and
+    /// after.
     pub(super) padded: HashMap<Id, (Id, Vec<[usize; 2]>)>,
-    /// Integers that may be beyond the exact range of f32: they may only be used as indices or be clipped.
+    /// Integers that may exceed the exact range of f32: they may only be used as indices or be clipped.
     pub(super) loose: HashSet<Id>,
-    /// Inputs that are masks of others, of 0 and 1.
+    /// Per input, true if the input is a mask of another input, of 0 and 1.
     masks: Vec<bool>,
-    /// Ranges of values that were computed so far.
+    /// Least and largest number of each value whose range was computed.
     ranges: Vec<(f64, f64)>,
     /// Element types of the file's values.
     pub(super) types: ElementTypes,
@@ -203,7 +209,7 @@ impl Importer {
             if let Some(kind) = tensor.data_type {
                 self.types.insert(&name, kind);
             }
-            // Tensors of other types are rejected at the node that reads them.
+            // A tensor of an unsupported type is rejected at the node that reads the tensor.
             if let Ok(known) = self.tensor(tensor) {
                 self.known.insert(name, known);
             }
@@ -218,10 +224,11 @@ impl Importer {
 
     pub(super) fn tensor(&mut self, tensor: &TensorProto) -> Result<Known> {
         if tensor.data_location == Some(DataLocation::EXTERNAL) {
-            return Err(refused("a tensor in another file"));
+            return Err(refused("a tensor is in another file, expected it in the graph's file"));
         }
         let shape: Option<Vec<usize>> = tensor.dims.iter().map(|&d| usize::try_from(d).ok()).collect();
-        let shape = shape.ok_or_else(|| refused(format!("a tensor of shape {:?}", tensor.dims)))?;
+        let shape = shape
+            .ok_or_else(|| refused(format!("a tensor has shape {:?}, expected no negative sizes", tensor.dims)))?;
         let raw = tensor.raw_data.as_ref().map(|raw| raw.borrow());
         let small = || tensor.int32_data.iter().map(|&n| (n as u16).to_le_bytes()).collect::<Vec<_>>();
         match tensor.data_type {
@@ -238,7 +245,7 @@ impl Importer {
                     None => tensor.double_data.clone(),
                 };
                 if let Some(large) = numbers.iter().find(|x| x.is_finite() && !(**x as f32).is_finite()) {
-                    return Err(refused(format!("the number {large:e}, expected the range of f32")));
+                    return Err(refused(format!("got the number {large:e}, expected numbers in the range of f32")));
                 }
                 Ok(Known::Value(self.graph.number(shape, numbers.iter().map(|&x| x as f32).collect())?))
             }
@@ -285,48 +292,54 @@ impl Importer {
                     (None, _) => tensor.int32_data.iter().map(|&n| i64::from(n)).collect(),
                 };
                 if shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)) != Some(integers.len()) {
-                    return Err(refused(format!("{} integers of shape {shape:?}", integers.len())));
+                    return Err(refused(format!("a tensor of shape {shape:?} has {} integers", integers.len())));
                 }
                 let extents = integers.into_iter().map(Extent::Fixed).collect();
                 Ok(Known::Integers(IntegerTensor::new(shape, extents)))
             }
-            other => Err(refused(format!("a tensor of type {other:?}"))),
+            other => Err(refused(format!("tensors of type {other:?} are not supported"))),
         }
     }
 
     pub(super) fn known(&self, node: &NodeProto, n: usize) -> Result<&Known> {
         let name = node.input.get(n).filter(|name| !name.is_empty());
-        let name = name.ok_or_else(|| refused(format!("without input {n}")))?;
+        let name = name.ok_or_else(|| refused(format!("input {n} is missing")))?;
         self.known
             .get(name)
-            .ok_or_else(|| refused(format!("input `{name}`, which has no known type or is computed later")))
+            .ok_or_else(|| refused(format!("input `{name}` is computed by no earlier node, or has no known type")))
     }
 
-    /// Returns an input that is a value.
+    /// Returns an input of a node as a float tensor of the graph.
     pub(super) fn value(&self, node: &NodeProto, n: usize) -> Result<Id> {
         match self.known(node, n)? {
             Known::Value(id) => Ok(*id),
-            Known::Integers(_) => Err(refused(format!("integers as input {n}"))),
-            Known::RowNumbers(_) | Known::Columns(_) => Err(refused(format!("row numbers as input {n}"))),
+            Known::Integers(_) => {
+                Err(refused(format!("input {n} has integers computed from shapes, expected a tensor of floats")))
+            }
+            Known::RowNumbers(_) | Known::Columns(_) => {
+                Err(refused(format!("input {n} has row numbers, expected a tensor of floats")))
+            }
         }
     }
 
-    /// Returns an input that is a value, or converts integers to one.
+    /// Returns an input of a node as a float tensor, converting integers computed from shapes.
     pub(super) fn number(&mut self, node: &NodeProto, n: usize) -> Result<Id> {
         let known = self.known(node, n)?.clone();
         self.number_of(&known)
     }
 
-    /// Returns the same for the value of a name.
+    /// Returns a float tensor; integers are converted.
     pub(super) fn number_of(&mut self, known: &Known) -> Result<Id> {
         let integers = match known {
             Known::Value(id) => return Ok(*id),
             Known::Integers(integers) => integers,
-            Known::RowNumbers(_) | Known::Columns(_) => return Err(refused("row numbers among numbers")),
+            Known::RowNumbers(_) | Known::Columns(_) => {
+                return Err(refused("row numbers are not supported as operands"));
+            }
         };
         let numbers = fixed(integers)?;
         if let Some(large) = numbers.iter().find(|n| n.unsigned_abs() > WHOLE_MAX) {
-            return Err(refused(format!("the integer {large} among numbers")));
+            return Err(refused(format!("got the integer {large}, expected a magnitude up to {WHOLE_MAX} for f32")));
         }
         let id = self.graph.number(integers.shape.clone(), numbers.iter().map(|&n| n as f32).collect())?;
         if !integers.are_truths {
@@ -338,7 +351,7 @@ impl Importer {
     pub(super) fn extents(&self, node: &NodeProto, n: usize) -> Result<&IntegerTensor> {
         match self.known(node, n)? {
             Known::Integers(integers) => Ok(integers),
-            _ => Err(refused(format!("numbers as input {n}, expected integers"))),
+            _ => Err(refused(format!("input {n}: got floats, expected integers computed from shapes"))),
         }
     }
 
@@ -350,7 +363,7 @@ impl Importer {
         node.input.get(n).is_some_and(|name| !name.is_empty())
     }
 
-    /// Returns axes from an attribute, or from input `n`.
+    /// Returns axes from the attribute `axes`, or from input `n`.
     pub(super) fn axes(&self, node: &NodeProto, attributes: &mut Attributes<'_>, n: usize) -> Result<Option<Vec<i64>>> {
         match attributes.integers("axes") {
             Some(axes) => Ok(Some(axes)),
@@ -371,7 +384,7 @@ impl Importer {
         self.graph.values[id].rows
     }
 
-    /// Returns a bound of the magnitude of a value's numbers, for all possible inputs.
+    /// Returns an upper bound of the magnitude of a value's numbers, for all possible inputs of the graph.
     pub(super) fn bound(&mut self, id: Id) -> f64 {
         let (least, most) = self.span(id);
         most.max(-least)
@@ -386,7 +399,7 @@ impl Importer {
         self.ranges[id]
     }
 
-    /// Returns the range of a value whose operands all have one.
+    /// Computes the range of a value from the ranges of the value's operands.
     fn range_of(&self, id: Id) -> (f64, f64) {
         let of = |id: Id| self.ranges[id];
         let product = |a: f64, b: f64| if a == 0.0 || b == 0.0 { 0.0 } else { a * b };
@@ -435,11 +448,11 @@ impl Importer {
     }
 }
 
-/// Returns integers that do not depend on the number of rows.
+/// Returns integers as numbers; rejects multiples of the number of rows.
 pub(super) fn fixed(integers: &IntegerTensor) -> Result<Vec<i64>> {
     let fixed = |extent: &Extent| match extent {
         Extent::Fixed(n) => Ok(*n),
-        Extent::Rows(_) => Err(refused("the number of candidates as an index")),
+        Extent::Rows(_) => Err(refused("the number of candidates is not supported as an index")),
     };
     integers.extents.iter().map(fixed).collect()
 }

@@ -1,5 +1,5 @@
-//! Indexing: constant indices pick numbers. Indices that differ between rows are compared with all positions, and the number at
-//! the equal position is kept: exact, also beside NaN and infinities.
+//! Indexing: constant indices select numbers directly. Indices that differ between rows are compared with all
+//! positions, and the number at the equal position is selected exactly, even next to NaN and infinities.
 //!
 //! An index outside its axis, which ONNX does not define, yields 0.
 
@@ -11,19 +11,19 @@ use crate::dense::ir::{Id, broadcast, broadcast_strides, positions, strides};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::{Binary, Fold};
 
-/// Maximum numbers that are compared, or kept and summed, by one node with indices that differ between rows.
+/// Maximum count of numbers that one node with indices that differ between rows compares, or selects and sums.
 const COMPARED_MAX: usize = 1 << 22;
 
-/// Constant indices, in the shape of one row.
+/// Constant indices, with the shape of one row's indices.
 pub(super) struct Indices {
     pub(super) numbers: Vec<i64>,
     pub(super) shape: Vec<usize>,
-    /// Rows axis, if the same indices are repeated for every row.
+    /// Axis of the rows, if the same indices are repeated for every row.
     rows: Option<usize>,
 }
 
 impl Indices {
-    /// Returns the position in a value of `shape` of each number that the indices select along `axis`.
+    /// Returns, for each index along `axis`, the position of the selected number in a value of `shape`.
     fn elements(&self, shape: &[usize], axis: usize) -> Result<Vec<u32>> {
         let mut others = strides(shape);
         let own = std::mem::replace(&mut others[axis], 0);
@@ -31,7 +31,8 @@ impl Indices {
         ahead.map(|(at, &n)| Ok(at + (place(n, shape[axis])? * own) as u32)).collect()
     }
 
-    /// Returns the positions in a value of `shape` that tuples of `columns` indices into its first axes select.
+    /// Returns the positions of the numbers that tuples of `columns` indices, into the first axes of a value of
+    /// `shape`, select.
     fn tuples(&self, shape: &[usize], columns: usize) -> Result<Vec<u32>> {
         let own = strides(shape);
         let inner: usize = shape[columns..].iter().product();
@@ -46,7 +47,7 @@ impl Indices {
 }
 
 impl Importer {
-    /// Returns the indices of an input; `None` if they depend on numbers of inputs.
+    /// Returns the indices of an input if they are constant; `None` if they depend on inputs of the graph.
     pub(super) fn indices(&self, node: &NodeProto, n: usize) -> Result<Option<Indices>> {
         let id = match self.known(node, n)? {
             Known::Integers(of) => {
@@ -55,13 +56,13 @@ impl Importer {
             Known::Value(id) => *id,
             Known::RowNumbers(_) | Known::Columns(_) => return Ok(None),
         };
-        let whole = |numbers: &[f32]| numbers.iter().map(|&x| x as i64).collect::<Vec<_>>();
+        let complete = |numbers: &[f32]| numbers.iter().map(|&x| x as i64).collect::<Vec<_>>();
         let shape = self.graph.shape(id).to_vec();
         if self.graph.values[id].count() > COMPARED_MAX {
-            return Err(refused(format!("indices of shape {shape:?}, expected at most {COMPARED_MAX}")));
+            return Err(refused(format!("got indices of shape {shape:?}, expected at most {COMPARED_MAX}")));
         }
         if let Some(numbers) = self.graph.constant(id) {
-            return Ok(Some(Indices { numbers: whole(numbers), shape, rows: None }));
+            return Ok(Some(Indices { numbers: complete(numbers), shape, rows: None }));
         }
         let Some(&of) = self.expanded.get(&id) else { return Ok(None) };
         let Some(numbers) = self.graph.constant(of) else { return Ok(None) };
@@ -70,11 +71,11 @@ impl Importer {
         Ok(Some(Indices { numbers, shape, rows: self.rows(id) }))
     }
 
-    /// Gives a value that all rows share a rows axis; other values keep theirs, which must be the same.
+    /// Gives a value that all rows share a row axis; another value must already have this row axis.
     pub(super) fn per_row(&mut self, a: Id, rows: Option<usize>) -> Result<Id> {
         let Some(axis) = rows.filter(|_| self.rows(a) != rows) else { return Ok(a) };
         if self.rows(a).is_some() {
-            return Err(refused("two values of candidates that do not line up"));
+            return Err(refused("two inputs have their candidates on different axes or in different numbers"));
         }
         let size = |(n, &d): (usize, &usize)| if n == axis { Extent::Rows(1) } else { Extent::Fixed(d as i64) };
         let sizes: Vec<Extent> = self.graph.shape(a).iter().enumerate().map(size).collect();
@@ -85,7 +86,7 @@ impl Importer {
         let axis = self.axis(a, attributes.integer("axis", 0))?;
         if let Known::RowNumbers(numbers) = self.known(node, 1)? {
             let numbers = numbers.clone();
-            return self.of_own_row(a, axis, &numbers);
+            return self.gather_own_row(a, axis, &numbers);
         }
         match self.indices(node, 1)? {
             Some(index) => self.picked(a, axis, &index),
@@ -109,7 +110,7 @@ impl Importer {
         let (shape, of_index) = (self.graph.shape(a).to_vec(), self.graph.shape(index).to_vec());
         let (rows, own) = (self.rows(a), self.rows(index));
         if rows == Some(axis) || (rows.is_some() && own.is_some()) {
-            return Err(refused("an index of candidates into candidates"));
+            return Err(refused("per-candidate indices into per-candidate values are not supported"));
         }
         let others: Vec<usize> = (0..shape.len()).filter(|&n| n != axis).collect();
         let flat = self.axis_first(a, axis)?;
@@ -124,7 +125,7 @@ impl Importer {
         self.graph.transpose(made, &order)
     }
 
-    /// Returns a value as `[1, size, others]`, with an axis before all others.
+    /// Returns a value as `[1, size, others]`, in which `axis` comes before all other axes.
     fn axis_first(&mut self, a: Id, axis: usize) -> Result<Id> {
         let shape = self.graph.shape(a).to_vec();
         let order: Vec<usize> = std::iter::once(axis).chain((0..shape.len()).filter(|&n| n != axis)).collect();
@@ -133,19 +134,19 @@ impl Importer {
         self.flat(turned, vec![1, shape[axis], others])
     }
 
-    /// Reshapes one row, with the rows axis first.
+    /// Reshapes the values of one row, with the row axis first.
     fn flat(&mut self, a: Id, shape: Vec<usize>) -> Result<Id> {
         if self.rows(a).is_some_and(|r| self.graph.shape(a)[r] != 1) {
-            return Err(refused("an index into candidates that are merged with another axis"));
+            return Err(refused("cannot index values whose candidate axis is merged with another one"));
         }
         let rows = self.rows(a).map(|_| 0);
         self.graph.reshape(a, shape, rows)
     }
 
-    /// Returns `[1, indices, numbers]` of values `[1, size, numbers]` and indices `[1, indices]`.
+    /// Selects from values `[1, size, numbers]` by indices `[1, indices]`; returns `[1, indices, numbers]`.
     fn looked_up(&mut self, values: Id, index: Id) -> Result<Id> {
         let (&[_, size, numbers], &[_, count]) = (self.graph.shape(values), self.graph.shape(index)) else {
-            return Err(refused(format!("values of shape {:?}", self.graph.shape(values))));
+            return Err(refused(format!("lookups need values with 3 axes, got shape {:?}", self.graph.shape(values))));
         };
         let hot = self.one_hot(index, size)?;
         // Products may round to bf16, which represents integers up to 256 exactly.
@@ -157,13 +158,13 @@ impl Importer {
         limit(&[count, size, numbers])?;
         let hot = self.flat(hot, vec![1, count, size, 1])?;
         let values = self.flat(values, vec![1, 1, size, numbers])?;
-        let kept = self.graph.binary(Binary::Keep, hot, values)?;
+        let retained = self.graph.binary(Binary::Keep, hot, values)?;
         let ones = self.graph.number(vec![1, size], vec![1.0; size])?;
-        let made = self.graph.matmul(ones, kept)?;
+        let made = self.graph.matmul(ones, retained)?;
         self.flat(made, vec![1, count, numbers])
     }
 
-    /// Returns for each index a new last axis that is 1 at its position and 0 elsewhere.
+    /// Returns one-hot vectors: for each index a new last axis that is 1 at the index and 0 elsewhere.
     pub(super) fn one_hot(&mut self, index: Id, size: usize) -> Result<Id> {
         let mut shape = self.graph.shape(index).to_vec();
         limit(&[&shape[..], &[size]].concat())?;
@@ -175,7 +176,7 @@ impl Importer {
         self.graph.binary(Binary::Equal, index, all)
     }
 
-    /// Resolves indices that may count from the end.
+    /// Adds `size` to negative indices, which count from the end.
     fn resolved(&mut self, index: Id, size: usize) -> Result<Id> {
         if self.span(index).0 >= 0.0 {
             return Ok(index);
@@ -206,13 +207,13 @@ impl Importer {
         let back: Vec<usize> = (0..shape.len()).map(|n| order.iter().position(|&x| x == n).unwrap_or(n)).collect();
         let turned: Vec<usize> = order.iter().map(|&n| wanted[n]).collect();
         let rows = rows.or(of_index).and_then(|r| order.iter().position(|&n| n == r));
-        // Indices that are the same for all other axes.
+        // The same indices may apply to all positions of the other axes.
         let few = self.expanded.get(&index).copied().filter(|&of| self.graph.values[of].count() == count);
         let made = match few {
             Some(few) if self.graph.shape(few).get(axis) == Some(&count) && self.rank(few) == shape.len() => {
                 let (values, few) = (self.axis_first(a, axis)?, self.flat(few, vec![1, count])?);
                 let made = self.looked_up(values, few)?;
-                // `[1, indices, others]`, and the axis comes last below.
+                // The result is `[1, indices, others]`; the index axis moves to the end, as in the other branch.
                 let made = self.graph.transpose(made, &[0, 2, 1])?;
                 self.graph.reshape(made, turned, rows)?
             }
@@ -222,15 +223,15 @@ impl Importer {
                 let (values, index) =
                     (self.flat(values, vec![1, others, 1, shape[axis]])?, self.flat(index, vec![1, others, count])?);
                 let hot = self.one_hot(index, shape[axis])?;
-                let kept = self.graph.binary(Binary::Keep, hot, values)?;
-                let made = self.graph.fold(Fold::Sum, kept, &[3])?;
+                let retained = self.graph.binary(Binary::Keep, hot, values)?;
+                let made = self.graph.fold(Fold::Sum, retained, &[3])?;
                 self.graph.reshape(made, turned, rows)?
             }
         };
         self.graph.transpose(made, &back)
     }
 
-    /// Checks that indices fit into a value along all axes but one.
+    /// Checks that indices fit into a value along all axes but `axis`.
     fn check_aligned(
         &self,
         shape: &[usize],
@@ -241,12 +242,14 @@ impl Importer {
     ) -> Result<()> {
         let fits = |(n, (&d, &i)): (usize, (&usize, &usize))| n == axis || i <= d;
         if of_index.len() != shape.len() || !shape.iter().zip(of_index).enumerate().all(fits) {
-            return Err(refused(format!("indices of shape {of_index:?} into shape {shape:?}")));
+            return Err(refused(format!("indices of shape {of_index:?} do not fit values of shape {shape:?}")));
         }
         match (rows, own) {
-            (Some(r), _) if r == axis => Err(refused("picks candidates")),
-            (Some(r), Some(own)) if r != own => Err(refused("two values of candidates that do not line up")),
-            (Some(_), None) | (None, Some(_)) => Err(refused("fixes the number of candidates")),
+            (Some(r), _) if r == axis => Err(refused("selecting along the candidate axis is not supported")),
+            (Some(r), Some(own)) if r != own => {
+                Err(refused("two inputs have their candidates on different axes or in different numbers"))
+            }
+            (Some(_), None) | (None, Some(_)) => Err(refused("fixed number of candidates, expected any number")),
             _ => Ok(()),
         }
     }
@@ -256,17 +259,17 @@ impl Importer {
         let (shape, rows) = (self.graph.shape(a).to_vec(), self.rows(a));
         if let Known::Columns(columns) = self.known(node, 1)? {
             let columns = columns.clone();
-            return self.of_own_rows(a, batch, &columns);
+            return self.gather_nd_own_row(a, batch, &columns);
         }
         let index = match self.indices(node, 1)? {
             Some(index) if batch == 0 => return self.picked_nd(a, &index),
             _ => self.number(node, 1)?,
         };
         let mut of_index = self.graph.shape(index).to_vec();
-        let columns = of_index.pop().ok_or_else(|| refused("indices without axes"))?;
+        let columns = of_index.pop().ok_or_else(|| refused("indices are a scalar, expected at least one axis"))?;
         let own = self.rows(index);
         if own == Some(of_index.len()) {
-            return Err(refused("candidates along the axis of indices"));
+            return Err(refused("the last axis of the indices is the candidate axis, which is not supported"));
         }
         match (batch, columns) {
             (0, 1) => {
@@ -278,28 +281,33 @@ impl Importer {
                     (0..columns).map(|n| self.along(index, of_index.len(), &[n])).collect::<Result<Vec<_>>>()?;
                 self.within_rows(a, &parts, of_index)
             }
-            _ => Err(refused(format!("`batch_dims` {batch} with {columns} indices into shape {shape:?}"))),
+            _ => Err(refused(format!(
+                "`batch_dims` {batch} with {columns} indices does not fit values of shape {shape:?}"
+            ))),
         }
     }
 
     fn picked_nd(&mut self, a: Id, index: &Indices) -> Result<Id> {
         let (shape, rows) = (self.graph.shape(a).to_vec(), self.rows(a));
-        let Some((&columns, ahead)) = index.shape.split_last() else { return Err(refused("indices without axes")) };
+        let Some((&columns, ahead)) = index.shape.split_last() else {
+            return Err(refused("indices are a scalar, expected at least one axis"));
+        };
         if columns == 0 || columns > shape.len() || rows.is_some_and(|r| r < columns) || index.rows == Some(ahead.len())
         {
-            return Err(refused(format!("{columns} indices into shape {shape:?}")));
+            return Err(refused(format!("tuples of {columns} indices do not fit values of shape {shape:?}")));
         }
         let inner: usize = shape[columns..].iter().product();
         let to: Vec<usize> = ahead.iter().chain(&shape[columns..]).copied().collect();
         if index.numbers.len().saturating_mul(inner) > NUMBERS_MAX {
-            return Err(refused(format!("to shape {to:?}")));
+            return Err(refused(format!("the result of shape {to:?} is too large")));
         }
         let at = index.tuples(&shape, columns)?;
         let made = self.graph.pick(a, at, to, rows.map(|r| r - columns + ahead.len()))?;
         self.per_row(made, index.rows)
     }
 
-    /// Selects within each row, the first axis: `columns` are the indices along the axes behind it, of shape `of_index`.
+    /// Selects within each row, where rows are the first axis of `a`: `columns` are the indices, of shape `of_index`,
+    /// along the axes behind the row axis.
     fn within_rows(&mut self, a: Id, columns: &[Id], of_index: Vec<usize>) -> Result<Id> {
         let shape = self.graph.shape(a).to_vec();
         let sizes = &shape[1..=columns.len()];
@@ -315,7 +323,7 @@ impl Importer {
                 }
             });
         }
-        let index = index.ok_or_else(|| refused("no indices"))?;
+        let index = index.ok_or_else(|| refused("got no indices, expected at least one"))?;
         let index = self.flat(index, vec![1, of_index.iter().product()])?;
         let inner = &shape[columns.len() + 1..];
         let values = self.flat(a, vec![1, sizes.iter().product(), inner.iter().product()])?;
@@ -324,17 +332,18 @@ impl Importer {
         self.graph.reshape(made, to, Some(0))
     }
 
-    /// Gathers along an axis that starts with the rows, by the row's own number times the numbers of a row, plus an index.
-    fn of_own_row(&mut self, a: Id, axis: usize, index: &RowNumbers) -> Result<Id> {
+    /// Gathers along an axis into which the row axis was flattened: at the row's index times the row length, plus an
+    /// index.
+    fn gather_own_row(&mut self, a: Id, axis: usize, index: &RowNumbers) -> Result<Id> {
         let shape = self.graph.shape(a).to_vec();
         let outer = self.outer.get(&a).copied().unwrap_or(1);
         if axis != 0 || self.rows(a) != Some(0) || outer != 1 || index.times != shape[0] as i64 || index.rows != 0 {
-            return Err(refused(format!("row numbers times {} as an index into shape {shape:?}", index.times)));
+            return Err(refused(format!("row numbers times {} do not index values of shape {shape:?}", index.times)));
         }
         let to = [&index.shape[..], &shape[1..]].concat();
         let Some(plus) = index.plus else {
             if index.shape.iter().product::<usize>() != 1 || shape[0] != 1 {
-                return Err(refused(format!("row numbers of shape {:?}", index.shape)));
+                return Err(refused(format!("row numbers of shape {:?} are not supported as indices", index.shape)));
             }
             return self.graph.reshape(a, to, Some(0));
         };
@@ -342,16 +351,16 @@ impl Importer {
         self.within_rows(split, &[plus], index.shape.clone())
     }
 
-    /// Gathers by the row's own number and further indices, columns of the last axis of `GatherND`.
-    fn of_own_rows(&mut self, a: Id, batch: i64, columns: &[Known]) -> Result<Id> {
+    /// Gathers by the row's own index and further indices, which are columns of the index tensor of `GatherND`.
+    fn gather_nd_own_row(&mut self, a: Id, batch: i64, columns: &[Known]) -> Result<Id> {
         let (shape, rows) = (self.graph.shape(a).to_vec(), self.rows(a));
         let own =
             |known: &Known| matches!(known, Known::RowNumbers(n) if n.times == 1 && n.plus.is_none() && n.rows == 0);
         let Some((first, others)) = columns.split_first().filter(|(first, _)| own(first)) else {
-            return Err(refused("indices that do not start with the row's own number"));
+            return Err(refused("got indices without the number of their row in the first column"));
         };
         if batch != 0 || rows != Some(0) || shape[0] != 1 || others.len() >= shape.len() || others.is_empty() {
-            return Err(refused(format!("row numbers as an index into shape {shape:?}")));
+            return Err(refused(format!("row numbers do not index values of shape {shape:?}")));
         }
         let mut of_index = match first {
             Known::RowNumbers(numbers) => numbers.shape.clone(),
@@ -373,7 +382,7 @@ impl Importer {
         self.within_rows(a, &parts, of_index)
     }
 
-    /// Replaces numbers at constant indices: each number of the result is one of the value or one of the updates.
+    /// Replaces numbers at constant indices: each number of the result comes from `a` or from the updates.
     pub(super) fn scatter(
         &mut self,
         operator: &str,
@@ -383,10 +392,10 @@ impl Importer {
     ) -> Result<Id> {
         let reduction = attributes.text("reduction", "none");
         if reduction != "none" {
-            return Err(refused(format!("`reduction` {reduction}")));
+            return Err(refused(format!("`reduction` {reduction} is not supported")));
         }
         let axis = self.axis(a, attributes.integer("axis", 0))?;
-        let index = self.indices(node, 1)?.ok_or_else(|| refused("indices that depend on numbers"))?;
+        let index = self.indices(node, 1)?.ok_or_else(|| refused("got computed indices, expected constant ones"))?;
         let updates = self.number(node, 2)?;
         let (shape, of_updates) = (self.graph.shape(a).to_vec(), self.graph.shape(updates).to_vec());
         let rows = self.rows(a);
@@ -395,27 +404,35 @@ impl Importer {
                 || shape.len() != of_updates.len()
                 || (0..shape.len()).any(|n| n != axis && of_updates[n] > shape[n])
             {
-                return Err(refused(format!("indices of shape {:?} into shape {shape:?}", index.shape)));
+                return Err(refused(format!(
+                    "indices of shape {:?} do not fit values of shape {shape:?}",
+                    index.shape
+                )));
             }
             let of_updates = self.rows(updates);
             let all = [rows, index.rows, of_updates];
             let lines_up =
                 rows.or(of_updates).is_none_or(|r| r != axis && all.iter().all(|x| x.is_none_or(|x| x == r)));
             if !lines_up || index.rows != rows.or(of_updates) {
-                return Err(refused("fixes the number of candidates"));
+                return Err(refused("the node fixes the number of candidates, expected any number"));
             }
             index.elements(&shape, axis)?
         } else {
-            let Some((&columns, ahead)) = index.shape.split_last() else { return Err(refused("indices without axes")) };
+            let Some((&columns, ahead)) = index.shape.split_last() else {
+                return Err(refused("indices are a scalar, expected at least one axis"));
+            };
             let inner = shape.get(columns..).filter(|_| columns > 0).unwrap_or(&[]);
             let is_inner =
                 columns > 0 && columns <= shape.len() && index.rows.is_none() && rows.is_none_or(|r| r >= columns);
             if !is_inner || [ahead, inner].concat() != of_updates {
-                return Err(refused(format!("indices of shape {:?} into shape {shape:?}", index.shape)));
+                return Err(refused(format!(
+                    "indices of shape {:?} do not fit values of shape {shape:?}",
+                    index.shape
+                )));
             }
             let of_update = self.rows(updates).map(|r| r.checked_sub(ahead.len()).map(|n| n + columns));
             if of_update.is_some_and(|r| r.is_none() || (rows.is_some() && r != rows)) {
-                return Err(refused("two values of candidates that do not line up"));
+                return Err(refused("two inputs have their candidates on different axes or in different numbers"));
             }
             index.tuples(&shape, columns)?
         };
@@ -433,7 +450,7 @@ impl Importer {
     }
 }
 
-/// Rejects comparisons of too many numbers.
+/// Rejects a node that would compare too many numbers.
 fn limit(shape: &[usize]) -> Result<()> {
     match shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= COMPARED_MAX) {
         Some(_) => Ok(()),

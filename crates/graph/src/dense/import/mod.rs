@@ -33,12 +33,13 @@ use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::Unary;
 pub(crate) use types::ElementTypes;
 
-/// Operators whose results of integers may be larger than their operands. Those of the first kind keep the order of integers
-/// beyond the range of f32.
+/// Operators that may compute integers larger than their operands. Those in `LINEAR` keep the order of integers beyond
+/// the exact range of f32.
 const LINEAR: [&str; 4] = ["Add", "Sub", "Mul", "Sum"];
 const COUNTS: [&str; 9] =
     ["ReduceSum", "ReduceL1", "ReduceSumSquare", "ReduceProd", "MatMul", "Gemm", "Einsum", "PRelu", "CumSum"];
-/// Operators besides [`MOVES`] whose results are among the numbers of their operands, or represented by every float type.
+/// Operators besides [`MOVES`] whose results are numbers of their operands, or numbers that every float type
+/// represents.
 const EXACT: [&str; 20] = [
     "Identity",
     "Constant",
@@ -64,15 +65,15 @@ const EXACT: [&str; 20] = [
 /// Maximum number of nodes of a graph.
 const NODES_MAX: usize = 20_000;
 
-/// Imports a graph with the inputs `given`.
+/// Imports a graph whose inputs are `given`.
 ///
 /// # Errors
-/// `Unsupported` with the operator, the attribute or the shape that is not in the table.
+/// `Unsupported` with the operator, the attribute or the shape that the table of operators does not list.
 pub(super) fn import(bytes: &[u8], given: &[DeclaredInput], outputs: &[DeclaredOutput]) -> Result<Graph> {
-    let model = ModelProto::parse_buf(bytes).map_err(|e| refused(format!("no ONNX: {e}")))?;
+    let model = ModelProto::parse_buf(bytes).map_err(|e| refused(format!("the file is not a valid ONNX file: {e}")))?;
     let standard = |domain: &Option<String>| domain.as_deref().is_none_or(|d| d.is_empty() || d == "ai.onnx");
     let opset = model.opset_import.iter().find(|o| standard(&o.domain)).and_then(|o| o.version).unwrap_or(1);
-    let proto = model.graph.ok_or_else(|| refused("a file without a graph"))?;
+    let proto = model.graph.ok_or_else(|| refused("the ONNX file has no graph"))?;
     if proto.node.len() > NODES_MAX {
         return Err(refused(format!("{} nodes, expected at most {NODES_MAX}", proto.node.len())));
     }
@@ -82,14 +83,16 @@ pub(super) fn import(bytes: &[u8], given: &[DeclaredInput], outputs: &[DeclaredO
         let operator = match (node.domain.as_deref().unwrap_or(""), node.op_type.as_deref().unwrap_or("")) {
             ("" | "ai.onnx", operator) => operator.to_owned(),
             ("com.microsoft", operator) => format!("{MICROSOFT}{operator}"),
-            (domain, operator) => return Err(refused(format!("operator `{operator}` of `{domain}`"))),
+            (domain, operator) => {
+                return Err(refused(format!("operator `{operator}` of domain `{domain}` is not supported")));
+            }
         };
         let operator = operator.as_str();
         importer.types.add_node(node);
         let made = match operator {
             "CastLike" => match types::cast_of(node, &importer.types) {
                 Some(cast) => importer.node("Cast", &cast),
-                None => Err(refused("the type of its second input is not known")),
+                None => Err(refused("the type of the second input is not known")),
             },
             _ => importer.node(operator, node),
         };
@@ -100,10 +103,10 @@ pub(super) fn import(bytes: &[u8], given: &[DeclaredInput], outputs: &[DeclaredO
     }
     let id = |output: &DeclaredOutput| match importer.known.get(&output.name) {
         Some(Known::Value(id)) if importer.whole.contains(id) => {
-            Err(refused(format!("output `{}` of integers", output.name)))
+            Err(refused(format!("output `{}` has integers, expected floats", output.name)))
         }
         Some(Known::Value(id)) => Ok(*id),
-        _ => Err(refused(format!("no output `{}` with numeric values", output.name))),
+        _ => Err(refused(format!("output `{}` is missing or not numeric", output.name))),
     };
     importer.graph.outputs = outputs.iter().map(id).collect::<Result<_>>()?;
     Ok(importer.graph)
@@ -129,7 +132,7 @@ impl Importer {
             self.check_loose(operator, node)?;
             return self.recurrent(operator, node, attributes);
         }
-        let (first, others) = node.output.split_first().ok_or_else(|| refused("no outputs"))?;
+        let (first, others) = node.output.split_first().ok_or_else(|| refused("the node has no outputs"))?;
         others.iter().try_for_each(|name| self.check_unread(name))?;
         let known = match self.row_numbers(operator, node, attributes)? {
             None => self.integers(operator, node, attributes)?,
@@ -151,7 +154,7 @@ impl Importer {
         Ok(())
     }
 
-    /// Rounds the results of a node in half precision as its type does. Programs compute in f32.
+    /// Rounds half-precision results of a node to their type, since compiled graphs compute in f32.
     fn round_halves(&mut self, operator: &str, node: &NodeProto) -> Result<()> {
         if EXACT.contains(&operator) || MOVES.contains(&operator) {
             return Ok(());
@@ -179,7 +182,7 @@ impl Importer {
         Ok(())
     }
 
-    /// Returns the outputs of an operator that has several; `None` for other operators.
+    /// Returns the outputs of an operator with several outputs; `None` for other operators.
     fn several(
         &mut self,
         operator: &str,
@@ -199,24 +202,25 @@ impl Importer {
         })
     }
 
-    /// Rejects integers beyond the range of f32, except to clip them, to move them, and as indices: outside every axis.
+    /// Rejects integers beyond the exact range of f32, unless they are clipped, moved, or used as indices, which select
+    /// nothing.
     fn check_loose(&self, operator: &str, node: &NodeProto) -> Result<()> {
         let is_loose = |n: usize| matches!(self.known(node, n), Ok(Known::Value(id)) if self.loose.contains(id));
         let allowed = match operator {
             "Max" | "Min" | "Clip" | "Neg" | "Where" | "Squeeze" | "Unsqueeze" | "OneHot" => return Ok(()),
             "Gather" | "GatherND" | "GatherElements" => 1,
-            // Remainders of integers that were not computed with are exact.
+            // Remainders are exact for integers that no arithmetic has rounded.
             "Mod" => 0,
             operator if LINEAR.contains(&operator) || MOVES.contains(&operator) => return Ok(()),
             _ => usize::MAX,
         };
         match (0..node.input.len()).any(|n| n != allowed && is_loose(n)) {
-            true => Err(refused(format!("on integers that may exceed {WHOLE_MAX}"))),
+            true => Err(refused(format!("its integers may exceed {WHOLE_MAX}, beyond which f32 is not exact"))),
             false => Ok(()),
         }
     }
 
-    /// Rejects an output that programs do not compute if anything reads it.
+    /// Rejects an output that compiled graphs do not compute, if a node or the caller reads the output.
     fn check_unread(&self, name: &str) -> Result<()> {
         match self.read.contains(name) && !name.is_empty() {
             true => Err(refused(format!("output `{name}` is used, expected that only the first output is used"))),
@@ -224,8 +228,8 @@ impl Importer {
         }
     }
 
-    /// Records properties of a node's result that follow from its inputs: the composition of its rows axis, and whether it holds
-    /// integers.
+    /// Records properties of a node's result that follow from the node's inputs: how the row axis is composed, and
+    /// whether the result holds integers.
     fn note(&mut self, operator: &str, node: &NodeProto, made: Id) -> Result<()> {
         let inputs: Vec<Id> = (0..node.input.len()).filter_map(|n| self.value(node, n).ok()).collect();
         let is_whole = |n: usize| match self.known(node, n) {
@@ -233,7 +237,7 @@ impl Importer {
             Ok(Known::Integers(of)) => operator == "Where" || (n == 0 && !of.are_truths),
             Ok(Known::RowNumbers(_) | Known::Columns(_)) | Err(_) => false,
         };
-        // Inputs of the type of the result.
+        // Inputs that have the element type of the result.
         let typed = match operator {
             "Cast" | "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "IsNaN" | "IsInf" => 0..0,
             "GRU" | "LSTM" | "RNN" => 0..0,
@@ -248,12 +252,12 @@ impl Importer {
         };
         if typed.into_iter().any(is_whole) {
             self.whole.insert(made);
-            // f32 represents all integers up to 2^24. ONNX integers go beyond, and wrap.
+            // f32 represents all integers up to 2^24 exactly. ONNX integers may be larger, and wrap around on overflow.
             let is_beyond = self.bound(made) > WHOLE_MAX as f64;
             if is_beyond && (LINEAR.contains(&operator) || inputs.iter().any(|id| self.loose.contains(id))) {
                 self.loose.insert(made);
             } else if is_beyond && COUNTS.contains(&operator) {
-                return Err(refused(format!("on integers that may exceed {WHOLE_MAX}")));
+                return Err(refused(format!("its integers may exceed {WHOLE_MAX}, beyond which f32 is not exact")));
             }
         }
         let size = |id: Id| self.rows(id).map_or(1, |axis| self.graph.shape(id)[axis]);
@@ -261,9 +265,11 @@ impl Importer {
             return Ok(());
         }
         let mut outer = inputs.iter().filter(|&&id| size(id) > 1).map(|id| self.outer.get(id).copied().unwrap_or(1));
-        let Some(first) = outer.next() else { return Err(refused("fixes the number of candidates")) };
+        let Some(first) = outer.next() else {
+            return Err(refused("the node fixes the number of candidates, expected any number"));
+        };
         if outer.any(|other| other != first) {
-            return Err(refused("two values of candidates that do not line up"));
+            return Err(refused("two inputs have their candidates on different axes or in different numbers"));
         }
         self.outer.insert(made, first);
         Ok(())

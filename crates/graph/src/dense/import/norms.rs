@@ -7,7 +7,7 @@ use crate::dense::ir::Id;
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 
-/// Numbers minus their maximum along axes, so that a large common offset costs no precision.
+/// Numbers minus their maximum along axes, so that a large common offset does not cost precision.
 struct Shifted {
     most: Id,
     less: Id,
@@ -31,7 +31,7 @@ impl Importer {
             _ => {
                 let axis = attributes.integer("axis", if self.opset < 13 { 1 } else { -1 });
                 let axis = self.axis(a, axis)?;
-                // Before opset 13, all axes from this one on are reduced together.
+                // Before opset 13, all axes from `axis` on are reduced together.
                 let axes: Vec<usize> = if self.opset < 13 { (axis..self.rank(a)).collect() } else { vec![axis] };
                 if operator == "LogSoftmax" {
                     let Shifted { less, log, .. } = self.shifted(a, &axes)?;
@@ -52,7 +52,7 @@ impl Importer {
         self.graph.unary(Unary::Exp, less)
     }
 
-    /// If all numbers are -inf, the result is -inf, the logarithm of an empty sum.
+    /// Returns the logarithm of the sum of exponentials along axes. If all numbers are -inf, the result is -inf.
     pub(super) fn log_sum_exp(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
         let Shifted { most, log, .. } = self.shifted(a, axes)?;
         self.graph.binary(Binary::Add, log, most)
@@ -98,8 +98,8 @@ impl Importer {
         self.scaled_by_root(a, self.value(node, 1)?, attributes.float("epsilon", 1e-5), &axes)
     }
 
-    /// Subtracts the mean along axes, and then the mean of the differences: for numbers that are large and nearly equal, the
-    /// rounding error of the first mean is as large as they differ.
+    /// Subtracts the mean along axes, and then the mean of the differences: for numbers that are large and nearly
+    /// equal, the rounding error of the first mean may be as large as their differences.
     pub(super) fn centred(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
         let mean = self.mean(a, axes)?;
         let less = self.graph.binary(Binary::Sub, a, mean)?;
@@ -119,7 +119,7 @@ impl Importer {
         self.graph.binary(Binary::Mul, normal, scale)
     }
 
-    /// Normalizes each group of channels, of one channel for `InstanceNormalization`, and scales each channel.
+    /// Normalizes each group of channels and scales each channel; for `InstanceNormalization` a group is one channel.
     fn norm_of_groups(&mut self, operator: &str, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
         let (a, scale, bias) = (self.value(node, 0)?, self.value(node, 1)?, self.value(node, 2)?);
         let (shape, rows) = (self.graph.shape(a).to_vec(), self.rows(a));
@@ -134,7 +134,7 @@ impl Importer {
             _ => usize::try_from(attributes.integer("num_groups", 0)).unwrap_or(0),
         };
         if groups == 0 || !channels.is_multiple_of(groups) {
-            return Err(refused(format!("`num_groups` {groups}, expected a divisor of {channels} channels")));
+            return Err(refused(format!("`num_groups` is {groups}, expected a divisor of {channels} channels")));
         }
         let inner = shape[2..].iter().product::<usize>();
         let of_groups = self.graph.reshape(a, vec![shape[0], groups, channels / groups * inner], rows)?;
@@ -151,7 +151,9 @@ impl Importer {
                     let index: Vec<usize> = (0..channels).map(|c| c / (channels / groups)).collect();
                     self.along(factor, 0, &index)?
                 }
-                other => return Err(refused(format!("a scale or bias of shape {other:?}, expected [{channels}]"))),
+                other => {
+                    return Err(refused(format!("the scale or the bias has shape {other:?}, expected [{channels}]")));
+                }
             };
             let column = self.graph.reshape(of_channels, vec![channels, 1], None)?;
             made = self.graph.binary(f, made, column)?;
@@ -159,18 +161,20 @@ impl Importer {
         self.graph.reshape(made, shape, rows)
     }
 
-    /// `a scale / √(variance + epsilon)`, shifted: with running statistics, as they are once trained.
+    /// Returns `a scale / √(variance + epsilon)` plus an offset, with the running statistics of training.
     fn batch_norm(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
         attributes.float("momentum", 0.9);
         if attributes.integer("training_mode", 0) != 0 {
-            return Err(refused("while training"));
+            return Err(refused("training mode is not supported"));
         }
         let all = (0..5).map(|n| self.value(node, n)).collect::<Result<Vec<_>>>()?;
-        let &[a, scale, bias, mean, variance] = &all[..] else { return Err(refused("without its statistics")) };
+        let &[a, scale, bias, mean, variance] = &all[..] else {
+            return Err(refused("inputs for mean and variance are missing"));
+        };
         let epsilon = self.scalar(attributes.float("epsilon", 1e-5))?;
         let shape = self.graph.shape(a);
         if shape.len() < 2 || self.rows(a) == Some(1) {
-            return Err(refused(format!("over shape {shape:?}")));
+            return Err(refused(format!("the input has shape {shape:?}, expected a batch and channels")));
         }
         let mut channels = vec![1; shape.len() - 1];
         channels[0] = shape[1];

@@ -1,7 +1,8 @@
 //! GRU, LSTM and RNN: one operation per direction, with constant weights and default activation functions.
 //!
-//! Inside, a layer is `[batch, steps, numbers]`, and the outputs of ONNX are views of it: `Y` `[steps, directions, batch, hidden]`,
-//! `Y_h` and `Y_c` `[directions, batch, hidden]`; with `layout` 1 the batch comes first.
+//! A recurrent operation computes `[batch, steps, numbers]`, and the outputs of ONNX are views of this value: `Y`
+//! `[steps, directions, batch, hidden]`, `Y_h` and `Y_c` `[directions, batch, hidden]`; with `layout` 1 the batch comes
+//! first.
 
 use rten_onnx::onnx::NodeProto;
 
@@ -10,7 +11,7 @@ use crate::dense::ir::{Id, Recurrent};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::Cell;
 
-/// Inputs of a node by their position.
+/// Positions of a node's inputs.
 const X: usize = 0;
 const W: usize = 1;
 const R: usize = 2;
@@ -19,11 +20,11 @@ const LENGTHS: usize = 4;
 const INITIAL: [usize; 2] = [5, 6];
 const PEEPHOLES: usize = 7;
 
-/// Layer of all directions.
+/// Properties that all directions of a layer share.
 struct Layer {
     cell: Cell,
     hidden: usize,
-    /// Batch axis of `x`, and of the states.
+    /// Batch axis of `x`, and batch axis of the initial states.
     batch: [usize; 2],
 }
 
@@ -44,15 +45,20 @@ impl Importer {
         };
         default_activations(cell, directions.len(), attributes)?;
         if attributes.integer("input_forget", 0) != 0 || Importer::has(node, PEEPHOLES) {
-            return Err(refused("coupled gates or peepholes"));
+            return Err(refused("coupled gates (`input_forget`) and peepholes are not supported"));
         }
         let recurrence = self.value(node, R)?;
         let [of_directions, _, hidden] = self.graph.shape(recurrence)[..] else {
-            return Err(refused(format!("recurrence weights of shape {:?}", self.graph.shape(recurrence))));
+            return Err(refused(format!(
+                "recurrence weights have shape {:?}, expected 3 axes",
+                self.graph.shape(recurrence)
+            )));
         };
         let wanted = attributes.integer("hidden_size", hidden as i64);
         if of_directions != directions.len() || wanted != hidden as i64 || hidden == 0 {
-            return Err(refused(format!("{of_directions} directions of {hidden} states, `hidden_size` {wanted}")));
+            return Err(refused(format!(
+                "recurrence weights have {of_directions} directions and {hidden} states, unlike `direction` or `hidden_size` {wanted}"
+            )));
         }
         let layer = Layer { cell, hidden, batch: if is_batch_first { [0, 0] } else { [1, 1] } };
         let x = self.value(node, X)?;
@@ -78,17 +84,17 @@ impl Importer {
         }
         attributes.finish()?;
         let steps = self.graph.shape(x)[1];
-        // Sequence and states, in the order of the node's outputs.
+        // Steps of the sequence and of both states, in the order of the node's outputs.
         let parts = [(0, steps), (steps, 1), (steps + 1, 1)];
         for (n, (name, (first, count))) in node.output.iter().zip(parts).enumerate() {
             if name.is_empty() {
                 continue;
             }
             if n == 2 && cell != Cell::Lstm {
-                return Err(refused("3 outputs, expected at most 2"));
+                return Err(refused("the node has 3 outputs, expected at most 2"));
             }
             let each = made.iter().map(|&id| self.steps(id, first, count)).collect::<Result<Vec<_>>>()?;
-            // [batch, steps, directions, hidden]
+            // `[batch, steps, directions, hidden]`
             let all = self.graph.concat(2, &each)?;
             let output = match (n, is_batch_first) {
                 (0, true) => all,
@@ -105,12 +111,12 @@ impl Importer {
     /// Moves the batch axis of `x` to the front.
     fn batch_first(&mut self, x: Id, batch: usize) -> Result<Id> {
         if self.rank(x) != 3 {
-            return Err(refused(format!("a sequence of shape {:?}, expected 3 axes", self.graph.shape(x))));
+            return Err(refused(format!("the sequence has shape {:?}, expected 3 axes", self.graph.shape(x))));
         }
         if batch == 0 { Ok(x) } else { self.graph.transpose(x, &[1, 0, 2]) }
     }
 
-    /// Returns the initial state of a direction, `[batch, hidden]`; `None` if it is zeros.
+    /// Returns the initial state of a direction, `[batch, hidden]`; `None` if the state is all zeros.
     fn initial_state(&mut self, node: &NodeProto, n: usize, direction: usize, layer: &Layer) -> Result<Option<Id>> {
         if !Importer::has(node, n) {
             return Ok(None);
@@ -123,19 +129,19 @@ impl Importer {
         let shape = self.graph.shape(state).to_vec();
         let axis = 1 - layer.batch[1];
         if shape.len() != 3 || shape[2] != layer.hidden || direction >= shape[axis] {
-            return Err(refused(format!("an initial state of shape {shape:?}")));
+            return Err(refused(format!("the initial state has shape {shape:?}, which does not fit the layer")));
         }
         let own = self.along(state, axis, &[direction])?;
         let rows = self.rows(own).map(|_| 0);
         self.graph.reshape(own, vec![shape[layer.batch[1]], layer.hidden], rows).map(Some)
     }
 
-    /// Returns the weights of a direction, input `n`, transposed.
+    /// Returns the transposed weights of a direction, from input `n`.
     fn turned(&mut self, node: &NodeProto, n: usize, direction: usize) -> Result<Id> {
         let weights = self.value(node, n)?;
         let shape = self.graph.shape(weights).to_vec();
         if shape.len() != 3 || direction >= shape[0] {
-            return Err(refused(format!("weights of shape {shape:?}, expected 3 axes and a direction {direction}")));
+            return Err(refused(format!("weights have shape {shape:?}, expected 3 axes and a direction {direction}")));
         }
         let own = self.along(weights, 0, &[direction])?;
         let own = self.graph.reshape(own, shape[1..].to_vec(), self.rows(own))?;
@@ -146,13 +152,13 @@ impl Importer {
     fn columns(&mut self, matrix: Id, first: usize, count: usize) -> Result<Id> {
         let size = self.graph.shape(matrix)[1];
         if first + count > size {
-            return Err(refused(format!("weights of {size} columns")));
+            return Err(refused(format!("weights have {size} columns, too few for the hidden size")));
         }
         self.along(matrix, 1, &(first..first + count).collect::<Vec<_>>())
     }
 
-    /// Returns the biases of products of the input and of the state. They are one bias of the former, except for a gate that
-    /// scales the latter.
+    /// Returns the biases of the products with the input and with the state. Both biases are summed into the first one,
+    /// except for a gate that scales the products with the state.
     fn biases(&mut self, node: &NodeProto, direction: usize, layer: &Layer) -> Result<[Id; 2]> {
         let width = layer.cell.gates() * layer.hidden;
         let mut both = [vec![0.0; width], vec![0.0; width]];
@@ -161,7 +167,8 @@ impl Importer {
             let shape = self.graph.shape(bias).to_vec();
             let numbers = self.graph.constant(bias).filter(|_| shape.len() == 2 && shape[1] == 2 * width);
             let own = numbers.and_then(|numbers| numbers.chunks_exact(2 * width).nth(direction));
-            let own = own.ok_or_else(|| refused(format!("a bias of shape {shape:?} that is not a constant")))?;
+            let own = own
+                .ok_or_else(|| refused(format!("the bias of shape {shape:?} is not a constant that fits the layer")))?;
             let (of_input, of_state) = own.split_at(width);
             for n in 0..width {
                 let is_scaled = layer.cell == Cell::Gru && n >= 2 * layer.hidden;
@@ -173,14 +180,16 @@ impl Importer {
         Ok([self.graph.number(vec![width], of_input)?, self.graph.number(vec![width], of_state)?])
     }
 
-    /// Returns some steps of a layer, `[batch, count, 1, hidden]`.
+    /// Returns `count` steps of a layer from `first` on, `[batch, count, 1, hidden]`.
     fn steps(&mut self, made: Id, first: usize, count: usize) -> Result<Id> {
         let steps = self.along(made, 1, &(first..first + count).collect::<Vec<_>>())?;
-        let [batch, _, hidden] = self.graph.shape(steps)[..] else { return Err(refused("a layer without steps")) };
+        let [batch, _, hidden] = self.graph.shape(steps)[..] else {
+            return Err(refused("expected layer results with 3 axes"));
+        };
         self.graph.reshape(steps, vec![batch, count, 1, hidden], self.rows(steps))
     }
 
-    /// Drops the axis of the only step, which `order` puts at the front, or second with the batch first.
+    /// Removes the axis of steps, which has size 1, after reordering the axes of a state by `order`.
     fn without_steps(&mut self, state: Id, order: &[usize; 4]) -> Result<Id> {
         let moved = self.graph.transpose(state, order)?;
         let axis = order.iter().position(|&axis| axis == 1).unwrap_or(0);
@@ -188,17 +197,17 @@ impl Importer {
     }
 }
 
-/// Returns per direction whether it is reverse.
+/// Returns per direction whether the sequence is read in reverse.
 fn directions(attributes: &mut Attributes<'_>) -> Result<Vec<bool>> {
     match attributes.text("direction", "forward").as_str() {
         "forward" => Ok(vec![false]),
         "reverse" => Ok(vec![true]),
         "bidirectional" => Ok(vec![false, true]),
-        other => Err(refused(format!("direction `{other}`"))),
+        other => Err(refused(format!("direction `{other}`, expected forward, reverse or bidirectional"))),
     }
 }
 
-/// Rejects activation functions other than the defaults, and clipping.
+/// Rejects activation functions other than the default ones, and clipping.
 fn default_activations(cell: Cell, directions: usize, attributes: &mut Attributes<'_>) -> Result<()> {
     let expected: &[&str] = match cell {
         Cell::Rnn => &["tanh"],
@@ -215,7 +224,7 @@ fn default_activations(cell: Cell, directions: usize, attributes: &mut Attribute
         if let Some(attribute) = attributes.take(name)
             && (attribute.f.is_some() || !attribute.floats.is_empty())
         {
-            return Err(refused(format!("attribute `{name}`")));
+            return Err(refused(format!("attribute `{name}` is not supported")));
         }
     }
     Ok(())

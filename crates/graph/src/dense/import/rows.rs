@@ -1,7 +1,7 @@
-//! The number of a row (`torch.arange(batch)`), which only serves to select the row's own numbers.
+//! Row numbers (`torch.arange(batch)`), which may only select the row's own numbers.
 //!
-//! A graph is compiled for one row, so `x[arange(batch), index]` selects by `index` within the row. Exporters write it as
-//! `GatherND`, or as `Gather` from rows that are merged with the next axis.
+//! A graph is compiled for one row, so `x[arange(batch), index]` selects by `index` within the row. Exporters write
+//! this as `GatherND`, or as `Gather` from an axis into which rows and the next axis are merged.
 
 use rten_onnx::onnx::{DataType, NodeProto};
 
@@ -10,7 +10,8 @@ use crate::dense::ir::broadcast;
 use sterling_core::error::Result;
 
 impl Importer {
-    /// Returns the result of a node on row numbers; `None` if it has none.
+    /// Returns the result of a node on row numbers; `None` if the node has no row numbers, or does not compute with
+    /// them.
     pub(super) fn row_numbers(
         &mut self,
         operator: &str,
@@ -31,9 +32,9 @@ impl Importer {
             _ => None,
         };
         let Some((at, mut numbers)) = (0..node.input.len()).find_map(|n| place_of(&n)) else { return Ok(None) };
-        let no = || refused("over row numbers, which only select the row's own numbers");
+        let no = || refused("row numbers are only supported as indices of the same row");
         match operator {
-            // These read numbers by their row, or their shape.
+            // These operators select numbers by the row number, or read a shape.
             "Gather" | "GatherND" | "Shape" => return Ok(None),
             "Identity" => {}
             "Cast" => {
@@ -43,7 +44,8 @@ impl Importer {
                 }
             }
             "Unsqueeze" => {
-                let axes = self.axes(node, attributes, 1)?.ok_or_else(|| refused("without axes"))?;
+                let axes =
+                    self.axes(node, attributes, 1)?.ok_or_else(|| refused("attribute or input `axes` is missing"))?;
                 let rank = numbers.shape.len() + axes.len();
                 let mut new = axes.iter().map(|&axis| place(axis, rank)).collect::<Result<Vec<_>>>()?;
                 new.sort_unstable();
@@ -71,7 +73,7 @@ impl Importer {
                 let sizes = extents.iter().map(size).collect::<Result<Vec<_>>>()?;
                 let shape = broadcast(&numbers.shape, &sizes)?;
                 numbers.rows += shape.len() - numbers.shape.len();
-                // Rows along another axis would pair each row number with all rows.
+                // Rows along another axis would combine each row number with all rows.
                 let ahead = shape.len() - sizes.len();
                 let is_other =
                     |(n, size): (usize, &Extent)| matches!(size, Extent::Rows(_)) && n + ahead != numbers.rows;
@@ -96,7 +98,7 @@ impl Importer {
                 }
                 (numbers.plus, numbers.shape) = (Some(plus), shape);
             }
-            // Exporters broadcast two indices this way, and read the shape alone.
+            // Exporters broadcast two indices with these operators, and only read the shape of the result.
             "Max" | "Min" if node.input.len() == 2 => {
                 let other = self.shape_of_known(self.known(node, 1 - at)?);
                 let shape = broadcast(&numbers.shape, &other)?;

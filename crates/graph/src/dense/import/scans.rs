@@ -10,7 +10,7 @@ use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 
 /// Maximum size of an axis that TopK ranks: ranking compares all pairs of numbers.
 const RANKED_MAX: usize = 512;
-/// Maximum count of numbers of a padded value.
+/// Maximum count of elements of a padded value.
 const PADDED_MAX: usize = 1 << 22;
 
 impl Importer {
@@ -26,24 +26,24 @@ impl Importer {
             false => (0..shape.len()).collect(),
         };
         if pads.len() != 2 * axes.len() {
-            return Err(refused(format!("pads {pads:?} of {} axes", axes.len())));
+            return Err(refused(format!("`pads` {pads:?} do not fit {} axes", axes.len())));
         }
         let value = match attributes.take("value") {
             Some(value) => self.scalar(value.f.unwrap_or(0.0))?,
             None if Importer::has(node, 2) => self.number(node, 2)?,
             None => self.scalar(0.0)?,
         };
-        // Index of each number along each axis; none for the padding value.
+        // For each position of the result along an axis, the index in the input; `None` for the padding value.
         let mut sources: Vec<Vec<Option<usize>>> = shape.iter().map(|&d| (0..d).map(Some).collect()).collect();
         for (n, &axis) in axes.iter().enumerate() {
             let size = shape[axis] as i64;
             let (before, after) = (pads[n], pads[n + axes.len()]);
             if rows == Some(axis) && (before, after) != (0, 0) {
-                return Err(refused("of candidates"));
+                return Err(refused("the operator does not support the candidate axis"));
             }
             let count = before.checked_add(after).and_then(|more| more.checked_add(size));
             let count = count.filter(|n| (1..=PADDED_MAX as i64).contains(n) && before.abs() <= PADDED_MAX as i64);
-            let count = count.ok_or_else(|| refused(format!("pads {pads:?} of shape {shape:?}")))?;
+            let count = count.ok_or_else(|| refused(format!("`pads` {pads:?} do not fit shape {shape:?}")))?;
             let source = |n: i64| {
                 let n = n - before;
                 Ok(match mode.as_str() {
@@ -55,14 +55,14 @@ impl Importer {
                         let n = n.rem_euclid((2 * size - 2).max(1));
                         Some(n.min(2 * size - 2 - n).max(0) as usize)
                     }
-                    other => return Err(refused(format!("`mode` {other}"))),
+                    other => return Err(refused(format!("`mode` {other}, expected constant, edge, reflect or wrap"))),
                 })
             };
             sources[axis] = (0..count).map(source).collect::<Result<_>>()?;
         }
         let to: Vec<usize> = sources.iter().map(Vec::len).collect();
         if to.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).is_none_or(|n| n > PADDED_MAX) {
-            return Err(refused(format!("to shape {to:?}")));
+            return Err(refused(format!("the result of shape {to:?} is too large")));
         }
         let count = shape.iter().product::<usize>();
         let mut at = vec![Some(0usize)];
@@ -79,7 +79,7 @@ impl Importer {
             return self.graph.pick(a, at, to, rows);
         }
         if self.graph.values[value].count() != 1 {
-            return Err(refused("a padding value of several numbers"));
+            return Err(refused("the padding value has several elements, expected one"));
         }
         let parts = [(a, count), (value, 1)].map(|(part, count)| {
             let own = self.rows(part).map(|_| 0);
@@ -101,24 +101,24 @@ impl Importer {
         Ok(made)
     }
 
-    /// Running sums by doubling: after step `n`, each number is the sum of up to `2^n` numbers.
+    /// Computes running sums by doubling: after step `n`, each number is the sum of up to `2^n` numbers.
     pub(super) fn running_sum(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>, a: Id) -> Result<Id> {
         let axis = match self.fixed(node, 1)?[..] {
             [axis] => self.axis(a, axis)?,
-            _ => return Err(refused("along several axes")),
+            _ => return Err(refused("got several axes, expected one")),
         };
         let is_exclusive = attributes.integer("exclusive", 0) != 0;
         let is_reverse = attributes.integer("reverse", 0) != 0;
         let size = self.graph.shape(a)[axis];
         if self.rows(a) == Some(axis) {
-            return Err(refused("over candidates"));
+            return Err(refused("the operator does not support the candidate axis"));
         }
         let backwards: Vec<usize> = (0..size).rev().collect();
         let mut made = if is_reverse { self.along(a, axis, &backwards)? } else { a };
         if is_exclusive {
             let zero = self.scalar(0.0)?;
             let first = self.along(made, axis, &[0])?;
-            // NaN and infinities of the first number do not reach the sum of nothing.
+            // `Keep` with 0 ignores the first number, so NaN and infinities of it do not reach the result.
             let nothing = self.graph.binary(Binary::Keep, zero, first)?;
             made = match size {
                 1 => nothing,
@@ -149,7 +149,7 @@ impl Importer {
             [depth] => usize::try_from(depth).ok().filter(|&n| n > 0 && n <= NUMBERS_MAX),
             _ => None,
         };
-        let depth = depth.ok_or_else(|| refused("`depth` that is not one constant from 1"))?;
+        let depth = depth.ok_or_else(|| refused("`depth` is not a constant of at least 1"))?;
         let values = self.number(node, 2)?;
         if self.graph.shape(values)[..] != [2] {
             return Err(refused(format!("values of shape {:?}, expected [2]", self.graph.shape(values))));
@@ -169,8 +169,8 @@ impl Importer {
         self.graph.transpose(made, &order)
     }
 
-    /// Returns the largest or smallest numbers along an axis, in order, and their indices. The rank of a number is the count of
-    /// numbers before it: the better ones, and equal ones with a smaller index.
+    /// Returns the `k` largest or smallest numbers along an axis, in order, and their indices. A number's rank is the
+    /// count of better numbers plus the count of equal numbers with a smaller index.
     pub(super) fn top(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Vec<Id>> {
         let a = self.number(node, 0)?;
         let (shape, rows) = (self.graph.shape(a).to_vec(), self.rows(a));
@@ -183,9 +183,9 @@ impl Importer {
             [k] => usize::try_from(k).ok().filter(|&k| (1..=size).contains(&k)),
             _ => None,
         };
-        let count = count.ok_or_else(|| refused(format!("`k` that is not one constant from 1 to {size}")))?;
+        let count = count.ok_or_else(|| refused(format!("`k` is not a constant from 1 to {size}")))?;
         if rows == Some(axis) || size > RANKED_MAX {
-            return Err(refused(format!("along an axis of {size} numbers, expected at most {RANKED_MAX}")));
+            return Err(refused(format!("TopK of an axis of {size} elements, expected at most {RANKED_MAX}")));
         }
         let order: Vec<usize> = (0..shape.len()).filter(|&n| n != axis).chain([axis]).collect();
         let back: Vec<usize> = (0..shape.len()).map(|n| order.iter().position(|&x| x == n).unwrap_or(n)).collect();
@@ -203,15 +203,15 @@ impl Importer {
         let is_equal_before = self.graph.binary(Binary::Keep, earlier, is_equal)?;
         let is_before = self.graph.binary(Binary::Max, is_before, is_equal_before)?;
         let rank = self.graph.fold(Fold::Sum, is_before, &[others.len() + 1])?;
-        // `[.., size, 1]` to `[.., 1, size]`, compared with the ranks that are returned.
+        // Ranks move from `[.., size, 1]` to `[.., 1, size]`, to be compared with the wanted ranks.
         let rank = self.graph.reshape(rank, with(&[1, size]), rows)?;
         let wanted = self.graph.number(vec![count, 1], (0..count).map(|n| n as f32).collect())?;
         let is_it = self.graph.binary(Binary::Equal, rank, wanted)?;
         let places = self.graph.number(vec![1, size], (0..size).map(|n| n as f32).collect())?;
         let mut made = Vec::with_capacity(2);
         for numbers in [row, places] {
-            let kept = self.graph.binary(Binary::Keep, is_it, numbers)?;
-            let sum = self.graph.fold(Fold::Sum, kept, &[others.len() + 1])?;
+            let retained = self.graph.binary(Binary::Keep, is_it, numbers)?;
+            let sum = self.graph.fold(Fold::Sum, retained, &[others.len() + 1])?;
             let sum = self.graph.reshape(sum, with(&[count]), rows)?;
             made.push(self.graph.transpose(sum, &back)?);
         }

@@ -1,10 +1,10 @@
-//! Element types of the values of a file, which follow from its constants and inputs.
+//! Element types of the values of a file, inferred from the types of constants and inputs.
 
 use std::collections::HashMap;
 
 use rten_onnx::onnx::{DataType, NodeProto};
 
-/// Element types by name. A value of an operator that is not listed has the type of its first input with a known type.
+/// Element types by name. The result of an unlisted operator has the type of the first input with a known type.
 #[derive(Debug, Default)]
 pub(crate) struct ElementTypes(HashMap<String, DataType>);
 
@@ -57,7 +57,7 @@ impl ElementTypes {
     }
 }
 
-/// Returns a `CastLike` as a `Cast`; none if the type of its second input is not known.
+/// Returns a `CastLike` node as a `Cast` node; `None` if the type of the second input is unknown.
 pub(super) fn cast_of(node: &NodeProto, types: &ElementTypes) -> Option<NodeProto> {
     let to = types.of(node.input.get(1)?)?;
     let mut cast = NodeProto { op_type: Some("Cast".into()), input: node.input[..1].to_vec(), ..node.clone() };

@@ -1,4 +1,4 @@
-//! Operators that change order or shape of numbers.
+//! Operators that change the order or the shape of a value without computing numbers.
 
 use rten_onnx::onnx::NodeProto;
 
@@ -7,13 +7,13 @@ use crate::dense::ir::{Id, broadcast, broadcast_strides, positions, strides};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::Binary;
 
-/// Returns the indices of a slice.
+/// Returns the indices that a slice selects from an axis of `size`.
 pub(super) fn slice_indices(start: i64, end: i64, step: i64, size: usize) -> Result<Vec<usize>> {
     let length = size as i64;
     let from_end = |n: i64| if n < 0 { n.saturating_add(length) } else { n };
     let by = usize::try_from(step.unsigned_abs()).unwrap_or(usize::MAX);
     match step {
-        0 => Err(refused("step 0")),
+        0 => Err(refused("a slice has step 0, expected another step")),
         _ if size == 0 => Ok(Vec::new()),
         1.. => {
             let (start, end) = (from_end(start).clamp(0, length), from_end(end).clamp(0, length));
@@ -48,12 +48,13 @@ impl Importer {
                 let order = axes.clone();
                 axes.sort_unstable();
                 if !axes.iter().copied().eq(0..shape.len()) {
-                    return Err(refused(format!("perm {order:?} of {} axes", shape.len())));
+                    return Err(refused(format!("`perm` {order:?} is not a permutation of {} axes", shape.len())));
                 }
                 self.turn(a, &order)
             }
             "Unsqueeze" => {
-                let axes = self.axes(node, attributes, 1)?.ok_or_else(|| refused("without axes"))?;
+                let axes =
+                    self.axes(node, attributes, 1)?.ok_or_else(|| refused("attribute or input `axes` is missing"))?;
                 let rank = shape.len() + axes.len();
                 let new: Vec<usize> = axes.iter().map(|&axis| place(axis, rank)).collect::<Result<_>>()?;
                 let mut old = (0..shape.len()).collect::<Vec<_>>().into_iter();
@@ -64,19 +65,20 @@ impl Importer {
                 self.graph.reshape(a, to, rows)
             }
             "Squeeze" => {
-                let gone: Vec<usize> = match self.axes(node, attributes, 1)? {
+                let removed: Vec<usize> = match self.axes(node, attributes, 1)? {
                     Some(axes) => axes.iter().map(|&axis| place(axis, shape.len())).collect::<Result<_>>()?,
                     None => (0..shape.len()).filter(|&axis| Some(axis) != rows && shape[axis] == 1).collect(),
                 };
-                if gone.iter().any(|&axis| Some(axis) == rows || shape[axis] != 1) {
-                    return Err(refused(format!("axes {gone:?} of shape {shape:?}")));
+                if removed.iter().any(|&axis| Some(axis) == rows || shape[axis] != 1) {
+                    return Err(refused(format!("cannot remove axes {removed:?} of shape {shape:?}")));
                 }
-                let kept: Vec<usize> = (0..shape.len()).filter(|axis| !gone.contains(axis)).collect();
-                let rows = rows.and_then(|r| kept.iter().position(|&axis| axis == r));
-                self.graph.reshape(a, kept.iter().map(|&axis| shape[axis]).collect(), rows)
+                let retained: Vec<usize> = (0..shape.len()).filter(|axis| !removed.contains(axis)).collect();
+                let rows = rows.and_then(|r| retained.iter().position(|&axis| axis == r));
+                self.graph.reshape(a, retained.iter().map(|&axis| shape[axis]).collect(), rows)
             }
             "Flatten" => {
-                // From the end, -1 is the last axis; the position after it, `rank`, has no negative form.
+                // A negative axis counts from the end: -1 is the last axis, and `rank`, the position after it, has no
+                // negative form.
                 let axis = match attributes.integer("axis", 1) {
                     axis if axis < 0 => place(axis, shape.len())?,
                     axis => place(axis, shape.len() + 1)?,
@@ -93,7 +95,7 @@ impl Importer {
                 let sizes = self.vector(node, 1)?;
                 let allows_zero = attributes.integer("allowzero", 0) != 0;
                 if allows_zero && sizes.contains(&Extent::Fixed(0)) {
-                    return Err(refused("to no numbers"));
+                    return Err(refused("the new shape has a size 0, expected at least 1"));
                 }
                 self.reshape(a, &sizes)
             }
@@ -111,7 +113,7 @@ impl Importer {
             "CumSum" => self.running_sum(node, attributes, a),
             "OneHot" => self.one_hot_of(node, attributes, a),
             "Trilu" => self.triangle(node, attributes, a),
-            _ => Err(refused("is not in the table")),
+            _ => Err(refused("the operator is not supported")),
         }
     }
 
@@ -121,9 +123,17 @@ impl Importer {
         let mut to: Vec<usize> = Vec::with_capacity(sizes.len());
         let (mut open, mut counted) = (None, None);
         for (axis, size) in sizes.iter().enumerate() {
-            let of_shape = || shape.get(axis).copied().ok_or_else(|| refused(format!("0 at axis {axis} of {shape:?}")));
+            let of_shape = || {
+                shape.get(axis).copied().ok_or_else(|| {
+                    refused(format!(
+                        "size 0 at axis {axis} copies a size, but the input of shape {shape:?} has no such axis"
+                    ))
+                })
+            };
             to.push(match size {
-                Extent::Fixed(-1) if open.is_some() => return Err(refused("two sizes of -1")),
+                Extent::Fixed(-1) if open.is_some() => {
+                    return Err(refused("the new shape has two sizes of -1, expected at most one"));
+                }
                 Extent::Fixed(-1) => {
                     open = Some(axis);
                     1
@@ -132,10 +142,12 @@ impl Importer {
                     counted = counted.or(rows.filter(|&r| r == axis));
                     of_shape()?
                 }
-                Extent::Fixed(n) => usize::try_from(*n).map_err(|_| refused(format!("size {n}")))?,
+                Extent::Fixed(n) => {
+                    usize::try_from(*n).map_err(|_| refused(format!("size {n} is negative, expected 0 or more")))?
+                }
                 Extent::Rows(n) => {
                     counted = Some(axis);
-                    usize::try_from(*n).map_err(|_| refused(format!("size {n}")))?
+                    usize::try_from(*n).map_err(|_| refused(format!("size {n} is negative, expected 0 or more")))?
                 }
             });
         }
@@ -143,9 +155,13 @@ impl Importer {
         let axis = match (rows, counted, open) {
             (None, None, _) => None,
             (Some(_), Some(axis), _) => Some(axis),
-            // All other sizes are fixed, so the remaining one is the number of rows.
+            // All other sizes are fixed, so the open size is the number of rows.
             (Some(_), None, Some(axis)) => Some(axis),
-            _ => return Err(refused(format!("of {shape:?} fixes the number of candidates"))),
+            _ => {
+                return Err(refused(format!(
+                    "the new shape fixes the number of candidates of an input of shape {shape:?}, expected any number"
+                )));
+            }
         };
         if let Some(open) = open {
             to[open] = count.checked_div(known).unwrap_or(0);
@@ -155,12 +171,14 @@ impl Importer {
             self.keep_integers(a, made);
             return Ok(made);
         };
-        // The count of numbers before a row is unchanged; some of them may belong to the rows axis itself.
+        // The count of numbers before the row axis is unchanged; some of these may now be merged into the row axis.
         let ahead = shape[..r].iter().product::<usize>() * self.outer.get(&a).copied().unwrap_or(1);
         let before: usize = to[..axis].iter().product();
         let outer = ahead.checked_div(before).filter(|outer| outer * before == ahead);
         let outer = outer.filter(|&outer| outer > 0 && to[axis].is_multiple_of(outer));
-        let outer = outer.ok_or_else(|| refused(format!("of {shape:?} moves the axis of the candidates")))?;
+        let outer = outer.ok_or_else(|| {
+            refused(format!("the new shape merges the candidate axis of an input of shape {shape:?} with other axes"))
+        })?;
         let made = self.graph.reshape(a, to, Some(axis))?;
         if self.graph.shape(made)[axis] > 1 {
             self.outer.insert(made, outer);
@@ -169,7 +187,7 @@ impl Importer {
         Ok(made)
     }
 
-    /// Records that the numbers of a reshaped value are the same integers.
+    /// Records that a reshaped value holds integers if the value before did.
     fn keep_integers(&mut self, a: Id, made: Id) {
         if self.whole.contains(&a) {
             self.whole.insert(made);
@@ -182,23 +200,25 @@ impl Importer {
     pub(super) fn expand(&mut self, a: Id, sizes: &[Extent]) -> Result<Id> {
         let (shape, rows) = (self.graph.shape(a).to_vec(), self.rows(a));
         let one = |size: &Extent| match size {
-            Extent::Rows(n) | Extent::Fixed(n) => usize::try_from(*n).map_err(|_| refused(format!("size {n}"))),
+            Extent::Rows(n) | Extent::Fixed(n) => {
+                usize::try_from(*n).map_err(|_| refused(format!("size {n} is negative, expected 0 or more")))
+            }
         };
         let wanted: Vec<usize> = sizes.iter().map(one).collect::<Result<_>>()?;
         let to = broadcast(&shape, &wanted)?;
         let own = rows.map(|r| r + to.len() - shape.len());
         let counted = sizes.iter().position(|s| matches!(s, Extent::Rows(_))).map(|axis| axis + to.len() - sizes.len());
         let axis = match (own, counted) {
-            (Some(x), Some(y)) if x != y => return Err(refused("candidates along two axes")),
+            (Some(x), Some(y)) if x != y => return Err(refused("the candidates are on two axes, expected one")),
             (x, y) => x.or(y),
         };
         let size = own.map_or(1, |axis| shape[axis + shape.len() - to.len()]);
         if axis.is_some_and(|axis| to[axis] != size) {
-            return Err(refused("fixes the number of candidates"));
+            return Err(refused("the new shape fixes the number of candidates, expected any number"));
         }
         let count = to.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).unwrap_or(0);
         if u32::try_from(count).is_err() || count > crate::dense::graph::NUMBERS_MAX {
-            return Err(refused(format!("to shape {to:?}")));
+            return Err(refused(format!("the result of shape {to:?} is too large")));
         }
         let index = positions(&to, &broadcast_strides(&shape, &to));
         let made = self.graph.pick(a, index, to, axis)?;
@@ -213,7 +233,11 @@ impl Importer {
         let times: Vec<Extent> = self.vector(node, 1)?;
         let (shape, rows) = (self.graph.shape(a).to_vec(), self.rows(a));
         if times.len() != shape.len() {
-            return Err(refused(format!("{} repeats of {} axes", times.len(), shape.len())));
+            return Err(refused(format!(
+                "`repeats` has {} numbers, expected one for each of {} axes",
+                times.len(),
+                shape.len()
+            )));
         }
         let is_expansion =
             |(axis, n): (usize, &Extent)| shape[axis] == 1 && Some(axis) != rows || *n == Extent::Fixed(1);
@@ -225,24 +249,24 @@ impl Importer {
         for (axis, &n) in times.iter().enumerate().filter(|(_, n)| **n != 1) {
             let size = self.graph.shape(made)[axis];
             let n = usize::try_from(n).ok().filter(|n| n.saturating_mul(size) <= crate::dense::graph::NUMBERS_MAX);
-            let n = n.ok_or_else(|| refused(format!("{times:?} times")))?;
+            let n = n.ok_or_else(|| refused(format!("`repeats` {times:?} gives too many elements")))?;
             let index: Vec<usize> = (0..n).flat_map(|_| 0..size).collect();
             made = self.along(made, axis, &index)?;
         }
         Ok(made)
     }
 
-    /// Selects some indexes along an axis.
+    /// Selects indices along an axis.
     pub(super) fn along(&mut self, a: Id, axis: usize, index: &[usize]) -> Result<Id> {
         let (mut shape, rows) = (self.graph.shape(a).to_vec(), self.rows(a));
         if rows == Some(axis) {
-            return Err(refused("picks candidates"));
+            return Err(refused("selecting along the candidate axis is not supported"));
         }
         let strides = strides(&shape);
         shape[axis] = index.len();
         let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
         if count.is_none_or(|n| n > crate::dense::graph::NUMBERS_MAX) {
-            return Err(refused(format!("to shape {shape:?}")));
+            return Err(refused(format!("the result of shape {shape:?} is too large")));
         }
         let mut at = vec![0u32];
         for (n, &size) in shape.iter().enumerate() {
@@ -255,7 +279,7 @@ impl Importer {
 
     fn slice(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>, a: Id) -> Result<Id> {
         let (starts, ends, axes, steps) = if self.opset < 10 {
-            let missing = |name: &str| refused(format!("without `{name}`"));
+            let missing = |name: &str| refused(format!("`{name}` is missing"));
             let starts = attributes.integers("starts").ok_or_else(|| missing("starts"))?;
             let ends = attributes.integers("ends").ok_or_else(|| missing("ends"))?;
             let all = (0..starts.len() as i64).collect();
@@ -280,7 +304,7 @@ impl Importer {
             let axis = self.axis(made, axis)?;
             let size = self.graph.shape(made)[axis] as i64;
             let is_counted = self.rows(made) == Some(axis);
-            // The complete axis, including the rows axis.
+            // A slice of the complete axis, which may be the row axis, changes nothing.
             let is_whole = match end {
                 Extent::Rows(n) => is_counted && n == size,
                 Extent::Fixed(n) => n == i64::MAX || n == i64::from(i32::MAX),
@@ -288,20 +312,22 @@ impl Importer {
             if start == 0 && step == 1 && is_whole {
                 continue;
             }
-            let Extent::Fixed(end) = end else { return Err(refused("to as many as there are candidates")) };
+            let Extent::Fixed(end) = end else {
+                return Err(refused("the end of the slice is the number of candidates, expected a constant"));
+            };
             let index = slice_indices(start, end, step, size as usize)?;
             made = self.along(made, axis, &index)?;
         }
         Ok(made)
     }
 
-    /// Returns the outputs of a `Split` along its axis.
+    /// Returns the outputs of a `Split` node.
     pub(super) fn split(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Vec<Id>> {
         let a = self.value(node, 0)?;
         let axis = self.axis(a, attributes.integer("axis", 0))?;
         let (size, parts) = (self.graph.shape(a)[axis], node.output.len());
         if attributes.integer("num_outputs", parts as i64) != parts as i64 || parts == 0 {
-            return Err(refused(format!("`num_outputs` other than the {parts} outputs")));
+            return Err(refused(format!("`num_outputs` differs from the {parts} outputs of the node")));
         }
         let sizes = match attributes.integers("split") {
             Some(sizes) => sizes,
@@ -315,7 +341,9 @@ impl Importer {
         let fits = |sizes: &Vec<usize>| {
             sizes.len() == parts && sizes.iter().try_fold(0usize, |sum, &n| sum.checked_add(n)) == Some(size)
         };
-        let sizes = sizes.filter(fits).ok_or_else(|| refused(format!("of {size} in {parts} parts of other sizes")))?;
+        let sizes = sizes
+            .filter(fits)
+            .ok_or_else(|| refused(format!("the sizes of the {parts} outputs do not sum to {size}")))?;
         let mut first = 0;
         let mut made = Vec::with_capacity(parts);
         for size in sizes {
@@ -326,16 +354,18 @@ impl Importer {
         Ok(made)
     }
 
-    /// Keeps one side of a diagonal of the last two axes; the rest becomes 0.
+    /// Keeps the numbers on one side of a diagonal of the last two axes; the others become 0.
     fn triangle(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>, a: Id) -> Result<Id> {
         let is_upper = attributes.integer("upper", 1) != 0;
         let diagonal = if Importer::has(node, 1) { self.fixed(node, 1)? } else { vec![0] };
         let (shape, [diagonal]) = (self.graph.shape(a).to_vec(), &diagonal[..]) else {
-            return Err(refused("of several diagonals"));
+            return Err(refused("`k` has no or several numbers, expected one"));
         };
-        let [.., m, n] = shape[..] else { return Err(refused(format!("over shape {shape:?}"))) };
+        let [.., m, n] = shape[..] else {
+            return Err(refused(format!("the input has shape {shape:?}, expected at least 2 axes")));
+        };
         if self.rows(a).is_some_and(|r| r + 2 >= shape.len()) {
-            return Err(refused("over candidates"));
+            return Err(refused("the operator does not support the candidate axis"));
         }
         let is_in = |i: usize, j: usize| {
             let way = (j as i64 - i as i64).saturating_sub(*diagonal);

@@ -1,7 +1,8 @@
 //! Convolutions and pools over windows of an input `[batch, channels, axes..]`.
 //!
-//! The input is padded once. A convolution then gathers one row per window, the taps of the kernel with their channels, and
-//! multiplies it by the constant weights; a depthwise one adds the shifted input per tap. A pool reduces the gathered windows.
+//! The input is padded once. A convolution then gathers one row per window, with all channels of each kernel position,
+//! and multiplies the row by the constant weights; a depthwise convolution sums the shifted and scaled input over
+//! kernel positions. A pool reduces the gathered windows.
 
 use rten_onnx::onnx::NodeProto;
 
@@ -13,27 +14,27 @@ use sterling_kernels::cpu::dense::{Binary, Fold};
 /// Maximum count of gathered numbers.
 const GATHERED_MAX: usize = 1 << 22;
 
-/// Returns whether a value of this shape has more numbers than may be gathered.
+/// Returns whether a value of this shape has more than [`GATHERED_MAX`] numbers.
 fn exceeds_gathered(shape: impl IntoIterator<Item = usize>) -> bool {
     shape.into_iter().try_fold(1usize, usize::checked_mul).is_none_or(|numbers| numbers > GATHERED_MAX)
 }
 
-/// Positions of a kernel over the axes behind the channels.
+/// Windows of a kernel over the axes behind the channels.
 struct Windows {
-    /// Sizes of the input.
+    /// Sizes of the input along these axes.
     sizes: Vec<usize>,
     kernel: Vec<usize>,
     strides: Vec<usize>,
     dilations: Vec<usize>,
-    /// Padding before and after each axis, as the node has it.
+    /// Padding before and after each axis.
     pads: Vec<[usize; 2]>,
     /// Number of windows along each axis.
     out: Vec<usize>,
 }
 
 impl Windows {
-    /// Reads the attributes of a node. `kernel` are the sizes of the weights of a convolution; `more` is padding besides that of
-    /// the node.
+    /// Reads the attributes of a node. `kernel` is the shape of the kernel if the weights of a convolution determine
+    /// it; `more` is padding in addition to the node's.
     fn read(
         attributes: &mut Attributes<'_>,
         sizes: &[usize],
@@ -41,28 +42,30 @@ impl Windows {
         more: &[[usize; 2]],
     ) -> Result<Windows> {
         let axes = sizes.len();
-        let whole = |name: &str, all: &[i64], least: i64| -> Result<Vec<usize>> {
+        let complete = |name: &str, all: &[i64], least: i64| -> Result<Vec<usize>> {
             let fits = |n: &i64| (least..=1 << 20).contains(n);
             match all.iter().all(fits) {
                 true => Ok(all.iter().map(|&n| n as usize).collect()),
-                false => Err(refused(format!("`{name}` {all:?}, expected {least} to {}", 1 << 20))),
+                false => Err(refused(format!("`{name}` is {all:?}, expected {least} to {}", 1 << 20))),
             }
         };
         let mut list = |name: &str, count: usize, least: i64| -> Result<Option<Vec<usize>>> {
             let Some(all) = attributes.integers(name) else { return Ok(None) };
             match all.len() == count {
-                true => whole(name, &all, least).map(Some),
-                false => Err(refused(format!("`{name}` {all:?}, expected {count} numbers"))),
+                true => complete(name, &all, least).map(Some),
+                false => Err(refused(format!("`{name}` is {all:?}, expected {count} numbers"))),
             }
         };
         let written = list("kernel_shape", axes, 1)?;
         let kernel = match (kernel, written) {
             (Some(kernel), Some(written)) if kernel != written => {
-                return Err(refused(format!("`kernel_shape` {written:?} with weights of {kernel:?}")));
+                return Err(refused(format!(
+                    "`kernel_shape` {written:?} differs from {kernel:?}, the shape of the weights"
+                )));
             }
             (Some(kernel), _) => kernel.to_vec(),
             (None, Some(written)) => written,
-            (None, None) => return Err(refused("without `kernel_shape`")),
+            (None, None) => return Err(refused("`kernel_shape` is missing")),
         };
         let strides = list("strides", axes, 1)?.unwrap_or_else(|| vec![1; axes]);
         let dilations = list("dilations", axes, 1)?.unwrap_or_else(|| vec![1; axes]);
@@ -90,14 +93,16 @@ impl Windows {
                     let (less, more) = (all / 2, all - all / 2);
                     windows.pads[n] = if auto == "SAME_UPPER" { [less, more] } else { [more, less] };
                 }
-                other => return Err(refused(format!("`auto_pad` {other}"))),
+                other => return Err(refused(format!("`auto_pad` {other} is not supported"))),
             }
             let [before, after] = windows.pads[n];
             let Some(room) = (size + before + after).checked_sub(reach) else {
-                return Err(refused(format!("a window of {reach} over {size} numbers with pads {before} and {after}")));
+                return Err(refused(format!(
+                    "a window of {reach} exceeds {size} elements with pads {before} and {after}"
+                )));
             };
             let mut out = if is_ceil { room.div_ceil(stride) } else { room / stride } + 1;
-            // A window that starts in the padding after the input is dropped.
+            // A window that starts in the padding behind the input is dropped.
             if is_ceil && (out - 1) * stride >= size + before {
                 out -= 1;
             }
@@ -106,12 +111,12 @@ impl Windows {
         Ok(windows)
     }
 
-    /// Returns the numbers that a kernel reaches over along an axis.
+    /// Returns how many numbers a kernel spans along an axis.
     fn reach(&self, axis: usize) -> usize {
         (self.kernel[axis] - 1) * self.dilations[axis] + 1
     }
 
-    /// Returns the padding before and after an axis with which every window lies inside.
+    /// Returns the padding before and after an axis such that every window lies inside the padded axis.
     fn padding(&self, axis: usize) -> [usize; 2] {
         let before = self.pads[axis][0];
         let end = (self.out[axis] - 1) * self.strides[axis] + self.reach(axis);
@@ -123,19 +128,20 @@ impl Windows {
         (0..self.sizes.len()).map(size).collect()
     }
 
-    /// Returns the numbers of windows, and of a kernel's taps.
+    /// Returns the number of windows, and the number of kernel positions.
     fn counts(&self) -> [usize; 2] {
         [self.out.iter().product(), self.kernel.iter().product()]
     }
 
-    /// Returns for positions and taps their index into the padded input, whose neighbours along the last axis are `inner` apart.
+    /// Returns the offsets of windows and of kernel positions in the padded input; neighbours along the last axis are
+    /// `inner` apart.
     fn places(&self, inner: usize) -> [Vec<u32>; 2] {
         let own = strides(&self.padded_sizes());
         let along = |by: &[usize]| own.iter().zip(by).map(|(own, by)| own * by * inner).collect::<Vec<_>>();
         [positions(&self.out, &along(&self.strides)), positions(&self.kernel, &along(&self.dilations))]
     }
 
-    /// Returns the number of taps of each window that count in a mean.
+    /// Returns for each window the number of kernel positions that count in a mean.
     fn taps_inside(&self, counts_padding: bool) -> Vec<f32> {
         let mut counts = vec![1usize];
         for axis in 0..self.sizes.len() {
@@ -163,7 +169,11 @@ impl Importer {
     ) -> Result<Id> {
         let shape = self.graph.shape(a).to_vec();
         if shape.len() < 3 || self.rows(a).is_some_and(|r| r != 0) {
-            let what = if shape.len() < 3 { "expected a batch, channels and further axes" } else { "over candidates" };
+            let what = if shape.len() < 3 {
+                "expected a batch, channels and further axes"
+            } else {
+                "the operator does not support the candidate axis"
+            };
             return Err(refused(format!("shape {shape:?}, {what}")));
         }
         let axes: Vec<usize> = (2..shape.len()).collect();
@@ -180,13 +190,15 @@ impl Importer {
         let weights = self.value(node, 1)?;
         let of_weights = self.graph.shape(weights).to_vec();
         let Some(numbers) = self.graph.constant(weights).map(<[f32]>::to_vec) else {
-            return Err(refused("weights that are not constant"));
+            return Err(refused("weights are not constant"));
         };
         let (batch, channels) = (shape[0], shape[1]);
         let groups = usize::try_from(attributes.integer("group", 1)).ok().filter(|n| *n > 0).unwrap_or(0);
         let fits = of_weights.len() == shape.len() && groups > 0;
         if !fits || of_weights[1] * groups != channels || !of_weights[0].is_multiple_of(groups) {
-            return Err(refused(format!("weights of shape {of_weights:?} in {groups} groups over shape {shape:?}")));
+            return Err(refused(format!(
+                "weights of shape {of_weights:?} in {groups} groups do not fit an input of shape {shape:?}"
+            )));
         }
         let made = of_weights[0];
         let (own, each) = (of_weights[1], made / groups);
@@ -215,11 +227,11 @@ impl Importer {
                     None => product,
                 });
             }
-            sum.ok_or_else(|| refused("a kernel without taps"))?
+            sum.ok_or_else(|| refused("the kernel has no weights"))?
         } else {
             let gathered = [batch, groups, count, taps, own];
             if exceeds_gathered(gathered) {
-                return Err(refused(format!("windows of {gathered:?}, expected at most {GATHERED_MAX} numbers")));
+                return Err(refused(format!("windows gather {gathered:?} elements, expected at most {GATHERED_MAX}")));
             }
             let mut index = Vec::with_capacity(gathered.iter().product());
             for first in (0..batch).flat_map(|n| (0..groups).map(move |g| n * room + g * own)) {
@@ -252,22 +264,22 @@ impl Importer {
             true => {
                 let bias = self.value(node, 2)?;
                 if self.graph.shape(bias)[..] != [made] {
-                    return Err(refused(format!("a bias of shape {:?}, expected [{made}]", self.graph.shape(bias))));
+                    return Err(refused(format!("the bias has shape {:?}, expected [{made}]", self.graph.shape(bias))));
                 }
                 self.graph.binary(Binary::Add, sums, bias)?
             }
             false => sums,
         };
         let split = [&[batch], &windows.out[..], &[made]].concat();
-        let whole = self.graph.reshape(sums, split, rows)?;
+        let complete = self.graph.reshape(sums, split, rows)?;
         let back = [0, shape.len() - 1].into_iter().chain(1..shape.len() - 1).collect();
-        self.turned_from(whole, back)
+        self.turned_from(complete, back)
     }
 
-    /// Returns the value that is padded with zeros before a convolution, which pads it itself, its shape, and the padding of its
-    /// axes behind the channels.
+    /// If a zero-padded value is the input of a convolution, which can pad the input itself, returns the value before
+    /// padding, its shape, and the padding of the axes behind the channels.
     fn without_padding(&self, a: Id, attributes: &Attributes<'_>) -> (Id, Vec<usize>, Vec<[usize; 2]>) {
-        // With another `auto_pad`, a convolution pads by the size of its input.
+        // With another `auto_pad`, the padding of a convolution depends on the input's size.
         let is_explicit =
             attributes.all.iter().all(|a| a.name.as_deref() != Some("auto_pad") || a.s.as_deref() == Some("NOTSET"));
         match self.padded.get(&a) {
@@ -278,15 +290,14 @@ impl Importer {
         }
     }
 
-    /// Reorders axes, and records it, so that the reverse order costs nothing.
+    /// Transposes axes and records the transposition, so that the inverse transposition can be skipped.
     pub(super) fn turned_from(&mut self, a: Id, order: Vec<usize>) -> Result<Id> {
         let made = self.graph.transpose(a, &order)?;
         self.turned.insert(made, (a, order));
         Ok(made)
     }
 
-    /// Reorders axes; if the value is itself a reordering of another value and this call reverses it, returns that
-    /// other value.
+    /// Transposes axes; if this undoes an earlier transposition, returns the value before both.
     pub(super) fn turn(&mut self, a: Id, order: &[usize]) -> Result<Id> {
         match self.turned.get(&a) {
             Some((of, own)) if order.iter().enumerate().all(|(n, &axis)| own[axis] == n) => Ok(*of),
@@ -308,7 +319,7 @@ impl Importer {
         let outer = shape[0] * shape[1];
         let gathered = [shape[0], shape[1], count, taps];
         if exceeds_gathered(gathered) {
-            return Err(refused(format!("windows of {gathered:?}, expected at most {GATHERED_MAX} numbers")));
+            return Err(refused(format!("windows gather {gathered:?} elements, expected at most {GATHERED_MAX}")));
         }
         let room = self.graph.values[padded].count() / outer;
         let [places, steps] = windows.places(1);
@@ -325,13 +336,13 @@ impl Importer {
         self.graph.reshape(made, [&shape[..2], &windows.out[..]].concat(), rows)
     }
 
-    /// Pads the axes of a value from `first` on with a number, so that every window lies inside.
+    /// Pads the axes from `first` on with the number `with`, so that every window lies inside.
     fn padded(&mut self, a: Id, first: usize, windows: &Windows, with: f32) -> Result<Id> {
         let outer: usize =
             self.graph.shape(a).iter().product::<usize>() / windows.sizes.iter().product::<usize>().max(1);
         let sizes = windows.padded_sizes();
         if exceeds_gathered(sizes.iter().copied().chain([outer])) {
-            return Err(refused(format!("padded sizes {sizes:?}, expected at most {GATHERED_MAX} numbers")));
+            return Err(refused(format!("padded sizes are {sizes:?}, expected at most {GATHERED_MAX} elements")));
         }
         let number = self.scalar(with)?;
         let mut made = a;

@@ -61,8 +61,9 @@ fn attention(sizes: Sizes, chain: Chain, side: Side) -> Result<Graph> {
         }
         Chain::Replaced => {
             let far = graph.number(vec![], vec![FAR])?;
-            let (kept, dropped) = (graph.binary(Binary::Keep, mask, scores)?, graph.binary(Binary::Drop, mask, far)?);
-            graph.binary(Binary::Add, kept, dropped)?
+            let (retained, dropped) =
+                (graph.binary(Binary::Keep, mask, scores)?, graph.binary(Binary::Drop, mask, far)?);
+            graph.binary(Binary::Add, retained, dropped)?
         }
         Chain::Gated => {
             let bias = graph.number(vec![heads, 1, steps], numbers(heads * steps, 4))?;

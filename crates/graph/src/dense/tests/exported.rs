@@ -80,8 +80,12 @@ fn graphs_that_cannot_be_compiled_are_rejected_with_the_cause() {
     let with = |before: &str, last: NodeProto| vec![node(before, &[("to", 7)]), last];
     let i = |name: &str, all: &[i64]| integers(name, &[all.len()], all);
     let cases: Vec<(Vec<NodeProto>, Vec<TensorProto>, &str)> = vec![
-        (one("out = com.microsoft.Frobnicate(x)", &[]), vec![], "`com.microsoft.Frobnicate`: is not in the table"),
-        (one("out = com.example.Relu(x)", &[]), vec![], "operator `Relu` of `com.example`"),
+        (
+            one("out = com.microsoft.Frobnicate(x)", &[]),
+            vec![],
+            "`com.microsoft.Frobnicate`: the operator is not supported",
+        ),
+        (one("out = com.example.Relu(x)", &[]), vec![], "operator `Relu` of domain `com.example` is not supported"),
         (one("out = com.microsoft.FusedMatMul(x, x)", &[("transBatchA", 1)]), vec![], "attribute `transBatchA`"),
         (one("out, mask = Dropout(x)", &[("seed", 3), ("rate", 1)]), vec![], "attribute `rate`"),
         (
@@ -94,22 +98,18 @@ fn graphs_that_cannot_be_compiled_are_rejected_with_the_cause() {
             }],
             "output `mean` is used",
         ),
-        (one("out = CumSum(x, axis)", &[]), vec![i("axis", &[0])], "over candidates"),
-        (one("out = CumSum(x, axis)", &[]), vec![i("axis", &[5])], "axis or index 5 of 3"),
+        (one("out = CumSum(x, axis)", &[]), vec![i("axis", &[0])], "does not support the candidate axis"),
+        (one("out = CumSum(x, axis)", &[]), vec![i("axis", &[5])], "axis or index 5 is out of range"),
         (
             vec![text(node("out = Pad(x, pads)", &[]), "mode", "spiral")],
             vec![i("pads", &[0, 0, 1, 0, 0, 0])],
             "`mode` spiral",
         ),
-        (one("out = Pad(x, pads)", &[]), vec![i("pads", &[1, 0, 0, 0, 0, 0])], "of candidates"),
+        (one("out = Pad(x, pads)", &[]), vec![i("pads", &[1, 0, 0, 0, 0, 0])], "does not support the candidate axis"),
         (one("out = Pad(x, pads)", &[]), vec![i("pads", &[0, 0, 0, 0, 0, 1 << 40])], "pads"),
-        (one("out = Pad(x, pads)", &[]), vec![i("pads", &[0, 0, 0, 0, 40_000, 40_000])], "to shape"),
-        (
-            one("out, places = TopK(x, k)", &[("axis", 1)]),
-            vec![i("k", &[4])],
-            "`k` that is not one constant from 1 to 3",
-        ),
-        (with("k = Cast(z)", node("out, places = TopK(x, k)", &[])), vec![], "numbers as input 1, expected integers"),
+        (one("out = Pad(x, pads)", &[]), vec![i("pads", &[0, 0, 0, 0, 40_000, 40_000])], "the result of shape"),
+        (one("out, places = TopK(x, k)", &[("axis", 1)]), vec![i("k", &[4])], "`k` is not a constant from 1 to 3"),
+        (with("k = Cast(z)", node("out, places = TopK(x, k)", &[])), vec![], "input 1: got floats, expected integers"),
         (
             with("i = Cast(z)", node("out = OneHot(i, depth, v)", &[])),
             vec![i("depth", &[1 << 30]), i("v", &[0, 1])],
@@ -120,23 +120,23 @@ fn graphs_that_cannot_be_compiled_are_rejected_with_the_cause() {
             vec![i("depth", &[1 << 21]), i("v", &[0, 1])],
             "at most 4194304 numbers",
         ),
-        (with("i = Cast(z)", node("out = Mod(i, i)", &[])), vec![], "by other than constants"),
-        (one("out = Mod(x, z)", &[]), vec![], "of numbers"),
+        (with("i = Cast(z)", node("out = Mod(i, i)", &[])), vec![], "expected integers divided by constants"),
+        (one("out = Mod(x, z)", &[]), vec![], "expected integers divided by constants"),
         (
             with("i = Cast(z)", node("out = Gather(x, i)", &[("axis", 1)])),
             vec![],
-            "an index of candidates into candidates",
+            "per-candidate indices into per-candidate values",
         ),
         (with("i = Cast(x)", node("out = GatherND(x, i)", &[("batch_dims", 2)])), vec![], "`batch_dims` 2"),
         (
             with("i = Cast(x)", text(node("out = ScatterElements(x, i, x)", &[]), "reduction", "add")),
             vec![],
-            "`reduction` add",
+            "`reduction` add is not supported",
         ),
         (
             with("i = Cast(x)", node("out = ScatterElements(x, i, x)", &[("axis", 1)])),
             vec![],
-            "indices that depend on numbers",
+            "got computed indices, expected constant ones",
         ),
         (vec![text(node("out = Einsum(x, z)", &[]), "equation", "abc,ab->aa")], vec![], "equation `abc,ab->aa`"),
         (
@@ -148,35 +148,31 @@ fn graphs_that_cannot_be_compiled_are_rejected_with_the_cause() {
         (
             one("out = Attention(x, x, x)", &[("q_num_heads", 3), ("kv_num_heads", 3)]),
             vec![],
-            "shape [1, 3, 4] for 3 heads",
+            "shape [1, 3, 4] does not split into 3 heads",
         ),
         (
             one("out = Attention(x, x, x)", &[("q_num_heads", 1), ("kv_num_heads", 2)]),
             vec![],
-            "1 heads of queries over 2 of keys",
+            "1 heads of queries do not fit 2 heads of keys",
         ),
         (
             one("out = Attention(x, x, x, z)", &[("q_num_heads", 1), ("kv_num_heads", 1)]),
             vec![],
-            "a mask of shape [1, 4] for 3 keys",
+            "the mask has shape [1, 4], expected 3 keys",
         ),
-        (one("out = com.microsoft.MultiHeadAttention(x, x, x)", &[("num_heads", 0)]), vec![], "`num_heads` 0"),
+        (one("out = com.microsoft.MultiHeadAttention(x, x, x)", &[("num_heads", 0)]), vec![], "`num_heads` is 0"),
         (
             one("out = com.microsoft.GroupQueryAttention(x, x, x, , , n, n)", &[("num_heads", 1), ("kv_num_heads", 1)]),
             vec![i("n", &[7])],
-            "3 queries of 3 keys of [7] in total",
+            "3 queries, 3 keys and a total length of [7]",
         ),
         (
             one("out = RotaryEmbedding(x, w, w, p)", &[("num_heads", 2)]),
             vec![floats("w", &[5, 3]), integers("p", &[1, 3], &[0, 1, 2])],
-            "3 angles for 2 of 2 numbers of a head",
+            "3 angles do not rotate 2 of 2 elements of a head",
         ),
-        (one("out = CastLike(x, other)", &[]), vec![], "the type of its second input is not known"),
-        (
-            with("i = Cast(z)", node("out = Div(i, n)", &[])),
-            vec![i("n", &[24])],
-            "on integers that may exceed 16777216",
-        ),
+        (one("out = CastLike(x, other)", &[]), vec![], "the type of the second input is not known"),
+        (with("i = Cast(z)", node("out = Div(i, n)", &[])), vec![i("n", &[24])], "its integers may exceed 16777216"),
         (vec![text(node("out = Einsum(x, z)", &[]), "equation", "...b")], vec![], "equation `...b`"),
         (
             one("out = Slice(x, s, e, a, t)", &[]),
@@ -192,9 +188,13 @@ fn graphs_that_cannot_be_compiled_are_rejected_with_the_cause() {
                 node("f = Cast(out)", &[("to", 1)]),
             ],
             vec![integers("o", &[], &[0]), integers("e", &[], &[1])],
-            "over row numbers",
+            "row numbers are only supported",
         ),
-        (vec![node("out = Expand(big, size)", &[])], vec![i("big", &[1]), i("size", &[1 << 20, 1 << 20])], "to shape"),
+        (
+            vec![node("out = Expand(big, size)", &[])],
+            vec![i("big", &[1]), i("size", &[1 << 20, 1 << 20])],
+            "the result of shape",
+        ),
         (
             vec![node("big = Expand(one, size)", &[]), node("out = Add(big, big)", &[])],
             vec![i("one", &[1]), i("size", &[1 << 17])],
@@ -213,24 +213,32 @@ fn windows_that_cannot_be_compiled_are_rejected_with_their_cause() {
     let one = |text: &str, attributes: &[(&str, i64)]| vec![node(text, attributes)];
     let w = |shape: &[usize]| vec![floats("w", shape)];
     let cases: Vec<(Vec<NodeProto>, Vec<TensorProto>, &str)> = vec![
-        (one("out = Conv(x, x)", &[]), vec![], "weights that are not constant"),
-        (one("out = Conv(x, w)", &[]), w(&[2, 4, 1]), "weights of shape [2, 4, 1] in 1 groups over shape [1, 3, 4]"),
+        (one("out = Conv(x, x)", &[]), vec![], "weights are not constant"),
+        (one("out = Conv(x, w)", &[]), w(&[2, 4, 1]), "weights of shape [2, 4, 1] in 1 groups do not fit"),
         (one("out = Conv(x, w)", &[("group", 0)]), w(&[2, 3, 1]), "in 0 groups"),
-        (one("out = Conv(x, w)", &[("group", 3)]), w(&[4, 1, 1]), "in 3 groups over shape [1, 3, 4]"),
-        (one("out = Conv(x, w)", &[]), w(&[2, 3, 6]), "a window of 6 over 4 numbers with pads 0 and 0"),
-        (one("out = Conv(x, w, w)", &[]), w(&[2, 3, 1]), "a bias of shape [2, 3, 1], expected [2]"),
+        (one("out = Conv(x, w)", &[("group", 3)]), w(&[4, 1, 1]), "in 3 groups do not fit an input of shape [1, 3, 4]"),
+        (one("out = Conv(x, w)", &[]), w(&[2, 3, 6]), "a window of 6 exceeds 4 elements with pads 0 and 0"),
+        (one("out = Conv(x, w, w)", &[]), w(&[2, 3, 1]), "the bias has shape [2, 3, 1], expected [2]"),
         (one("out = Conv(z, w)", &[]), w(&[2, 4, 1]), "expected a batch, channels and further axes"),
         (one("out = Conv(x, w)", &[("rounds", 1)]), w(&[2, 3, 1]), "attribute `rounds`"),
-        (vec![text(node("out = Conv(x, w)", &[]), "auto_pad", "FULL")], w(&[2, 3, 1]), "`auto_pad` FULL"),
-        (one("out = MaxPool(x)", &[]), vec![], "without `kernel_shape`"),
-        (one("out = AveragePool(x)", &[("kernel_shape", 2)]), vec![], "`kernel_shape` [], expected 1 numbers"),
+        (
+            vec![text(node("out = Conv(x, w)", &[]), "auto_pad", "FULL")],
+            w(&[2, 3, 1]),
+            "`auto_pad` FULL is not supported",
+        ),
+        (one("out = MaxPool(x)", &[]), vec![], "`kernel_shape` is missing"),
+        (one("out = AveragePool(x)", &[("kernel_shape", 2)]), vec![], "`kernel_shape` is [], expected 1 numbers"),
         (
             vec![node("y = Transpose(x)", &[]), node("out = GlobalMaxPool(y)", &[])],
             vec![],
-            "shape [4, 3, 1], over candidates",
+            "shape [4, 3, 1], the operator does not support the candidate axis",
         ),
-        (one("out = GroupNormalization(x, w, w)", &[("num_groups", 2)]), w(&[3]), "`num_groups` 2"),
-        (one("out = InstanceNormalization(x, w, w)", &[]), w(&[2]), "a scale or bias of shape [2], expected [3]"),
+        (one("out = GroupNormalization(x, w, w)", &[("num_groups", 2)]), w(&[3]), "`num_groups` is 2"),
+        (
+            one("out = InstanceNormalization(x, w, w)", &[]),
+            w(&[2]),
+            "the scale or the bias has shape [2], expected [3]",
+        ),
     ];
     for (nodes, constants, expected) in cases {
         let shown = format!("{:?} of {:?}", nodes.last().unwrap().op_type, nodes.last().unwrap().input);
@@ -274,12 +282,12 @@ fn positions_within_a_row_are_broadcast_by_the_shape_of_a_maximum() {
     let want = [&row[8..12], &row[..8]].concat();
     assert_eq!(run(&program, 2, &[], &|_| row.clone())[1], want);
     let error = compiled(all("out = GatherND(x, bad)"), constants(), &[3, 4]).unwrap_err().to_string();
-    assert!(error.contains("row's own number"), "{error}");
+    assert!(error.contains("the number of their row"), "{error}");
 }
 
 /// A masked state is NaN beside the one that is selected, which must not change.
 #[test]
-fn numbers_beside_the_selected_one_do_not_matter() {
+fn unselected_numbers_have_no_effect() {
     let nodes = vec![
         node("i = Cast(z)", &[("to", 7)]),
         node("first = Gather(i, zero)", &[("axis", 1)]),
@@ -415,11 +423,75 @@ fn steps_that_nothing_reads_are_not_computed() {
     };
     let last = node("out = Gather(r, last)", &[("axis", 1)]);
     let narrow = compiled(attention(last), constants(), &[4]).unwrap();
-    let whole = compiled(attention(node("out = Identity(r)", &[])), constants(), &[3, 4]).unwrap();
+    let complete = compiled(attention(node("out = Identity(r)", &[])), constants(), &[3, 4]).unwrap();
     let row = |n: usize| (0..16).map(|k| ((k * 5 + n) % 7) as f32 / 4.0).collect::<Vec<_>>();
     for n in 0..3 {
-        near(&run(&narrow, 3, &[], &row)[n], &run(&whole, 3, &[], &row)[n][8..], "the last step");
+        near(&run(&narrow, 3, &[], &row)[n], &run(&complete, 3, &[], &row)[n][8..], "the last step");
     }
     let flops = |program: &RowProgram| program.figures()[0].row_flops;
-    assert!(2 * flops(&narrow) < flops(&whole), "{narrow}{whole}");
+    assert!(2 * flops(&narrow) < flops(&complete), "{narrow}{complete}");
+}
+
+/// The step at an index of the row is selected before the layers of single steps.
+#[test]
+fn steps_that_no_index_names_are_not_computed() {
+    let graph = |last: bool| {
+        let mut turned = node("k = Transpose(x)", &[]);
+        turned.attribute.push(AttributeProto { name: Some("perm".into()), ints: vec![0, 2, 1], ..Default::default() });
+        let mut nodes = vec![
+            node("q = MatMul(x, w)", &[]),
+            turned,
+            node("s = MatMul(q, k)", &[]),
+            node("b = Add(s, m)", &[]),
+            node("p = Softmax(b)", &[]),
+            node("v = MatMul(p, x)", &[]),
+            node("y = Add(v, x)", &[]),
+            node("n = LayerNormalization(y, c)", &[]),
+            node("h = MatMul(n, w)", &[]),
+            node("r = Relu(h)", &[]),
+        ];
+        let mut constants = vec![
+            TensorProto {
+                float_data: (0..16).map(|n| (n * 7 % 11) as f32 / 8.0 - 0.5).collect(),
+                ..floats("w", &[4, 4])
+            },
+            TensorProto { float_data: (0..9).map(|n| -((n * 5 % 7) as f32)).collect(), ..floats("m", &[3, 3]) },
+            floats("c", &[4]),
+        ];
+        if last {
+            // The index is the first element of the first step, and the same for all of the row's columns.
+            constants.extend([
+                integers("zero", &[1], &[0]),
+                integers("two", &[2], &[1, 2]),
+                integers("shape", &[3], &[1, 1, 4]),
+            ]);
+            nodes.extend([
+                node("first = Gather(x, zero)", &[("axis", 1)]),
+                node("one = Gather(first, zero)", &[("axis", 2)]),
+                node("whole = Cast(one)", &[("to", 7)]),
+                node("index = Expand(whole, shape)", &[]),
+                node("step = GatherElements(r, index)", &[("axis", 1)]),
+                node("out = Squeeze(step, axes)", &[]),
+            ]);
+            constants.push(integers("axes", &[1], &[1]));
+            return compiled(nodes, constants, &[4]).unwrap();
+        }
+        nodes.push(node("out = Identity(r)", &[]));
+        compiled(nodes, constants, &[3, 4]).unwrap()
+    };
+    let (narrow, complete) = (graph(true), graph(false));
+    let row = |n: usize| {
+        let mut row: Vec<f32> = (0..16).map(|k| ((k * 5 + n) % 7) as f32 / 4.0).collect();
+        row[0] = (n % 3) as f32;
+        row
+    };
+    let (some, all) = (run(&narrow, 6, &[], &row), run(&complete, 6, &[], &row));
+    for n in 0..6 {
+        near(&some[n], &all[n][n % 3 * 4..][..4], "the step of the index");
+    }
+    // All products but that of the keys are of a single step.
+    assert!(
+        complete.to_string().contains("product in[3, 4]") && !narrow.to_string().contains("product in[3, 4]"),
+        "{narrow}"
+    );
 }

@@ -132,3 +132,26 @@ fn recurrent_layers_of_other_shapes_are_rejected() {
         assert!(graph.clone().recurrent(invalid).is_err());
     }
 }
+
+/// Operands are replaced in the order in which they are listed.
+#[test]
+fn operands_of_a_layer_have_one_order() {
+    let layer = Recurrent {
+        cell: Cell::GruResetFirst,
+        is_reverse: false,
+        x: 0,
+        weights: 1,
+        recurrence: 2,
+        candidate: Some(3),
+        biases: [4, 5],
+        initial: [Some(6), Some(7)],
+        lengths: Some(8),
+    };
+    let mut seen = Vec::new();
+    let over = layer.over(&mut |id| {
+        seen.push(id);
+        Ok(id)
+    });
+    assert_eq!(over.unwrap().reads(), layer.reads());
+    assert_eq!(seen, layer.reads());
+}

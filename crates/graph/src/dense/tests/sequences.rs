@@ -14,9 +14,9 @@ fn attention(length: usize, width: usize, hidden: usize, far: f32) -> Result<Gra
     let weights = numbers(width * hidden, 3).iter().map(|x| x * scale).collect();
     let weights = graph.number(vec![width, hidden], weights)?;
     let keys = graph.matmul(rows, weights)?;
-    let asked = graph.matmul(query, weights)?;
-    let asked = graph.reshape(asked, vec![1, 1, 1, hidden], None)?;
-    let products = graph.binary(Binary::Mul, keys, asked)?;
+    let requested = graph.matmul(query, weights)?;
+    let requested = graph.reshape(requested, vec![1, 1, 1, hidden], None)?;
+    let products = graph.binary(Binary::Mul, keys, requested)?;
     let scores = graph.fold(Fold::Sum, products, &[3])?;
     let scores = graph.reshape(scores, vec![1, 1, length], Some(1))?;
     let (one, far) = (graph.number(vec![], vec![1.0])?, graph.number(vec![], vec![far])?);
@@ -85,8 +85,8 @@ proptest! {
             let (rows, mask) = of_row(n, length, width);
             inputs.iter().filter(|n| **n > 0).flat_map(|&n| if n == 1 { rows.clone() } else { mask.clone() }).collect()
         };
-        let kept = run(&item, rows, &[], &|n| some(n, &parts.item.inputs));
-        let left = |n: usize| [kept[n].clone(), some(n, &parts.candidates.inputs)].concat();
+        let retained = run(&item, rows, &[], &|n| some(n, &parts.item.inputs));
+        let left = |n: usize| [retained[n].clone(), some(n, &parts.candidates.inputs)].concat();
         for (n, (got, want)) in run(&candidates, rows, &[&query], &left).iter().zip(&want).enumerate() {
             near(got, want, &format!("halves, row {n}"));
         }
@@ -97,12 +97,45 @@ proptest! {
 fn item_side_values_are_not_stored_if_too_wide() {
     let is_item = [false, true, true];
     let work = |length: usize| [0, length * 1000, 0];
-    let kept = |length: usize, hidden: usize| {
+    let retained = |length: usize, hidden: usize| {
         let graph = attention(length, 8, hidden, -1e4).unwrap();
         let cut = best_cut(&graph, &is_item, &work(length)).unwrap();
         cut.map(|cut| split(&graph, &is_item, &cut).unwrap().width)
     };
     for (length, hidden) in [(4, 16), (64, 16), (200, 64), (512, 8)] {
-        assert!(kept(length, hidden).is_none_or(|width| width <= 1024), "{length} rows");
+        assert!(retained(length, hidden).is_none_or(|width| width <= 1024), "{length} rows");
     }
+}
+
+/// Two causal convolutions with padding: the last step needs three steps of the first one.
+#[test]
+fn steps_that_no_window_covers_are_not_computed() {
+    let (steps, width) = (32, 8);
+    let inputs = vec![GraphInput { side: Side::Pair, shape: vec![1, steps, width], rows: Some(0) }];
+    let mut graph = Graph::new(inputs);
+    let zero = graph.number(vec![1], vec![0.0]).unwrap();
+    let first = graph.input(0).unwrap();
+    let mut x = first;
+    for dilation in [1, 4] {
+        let before = 2 * dilation;
+        let nothing = graph.pick(zero, vec![0; before * width], vec![1, before, width], Some(0)).unwrap();
+        let padded = graph.concat(1, &[nothing, x]).unwrap();
+        let taps = |step: usize| (0..3).map(move |tap| step + tap * dilation);
+        let index = (0..steps).flat_map(taps).flat_map(|at| (at * width..(at + 1) * width).map(|n| n as u32)).collect();
+        let windows = graph.pick(padded, index, vec![1, steps, 3 * width], Some(0)).unwrap();
+        let weights = numbers(3 * width * width, dilation).iter().map(|x| x / 24.0).collect();
+        let weights = graph.number(vec![3 * width, width], weights).unwrap();
+        let made = graph.matmul(windows, weights).unwrap();
+        x = graph.unary(Unary::Relu, made).unwrap();
+    }
+    let both = graph.binary(Binary::Add, x, first).unwrap();
+    let index = ((steps - 1) * width..steps * width).map(|n| n as u32).collect();
+    graph.outputs = vec![graph.pick(both, index, vec![1, width], Some(0)).unwrap()];
+    let program = RowProgram::of(&graph, Precision::F32, Kernels::best()).unwrap();
+    let row = |n: usize| numbers(steps * width, n);
+    for (n, got) in run(&program, 5, &[], &row).iter().enumerate() {
+        near(got, &interpret::row(&graph.values, graph.outputs[0], &[&row(n)]), &format!("row {n}"));
+    }
+    let flops = program.figures()[0].row_flops;
+    assert!(flops < (5 * 2 * 3 * width * width) as u64, "{flops}: {program}");
 }

@@ -76,11 +76,11 @@ proptest! {
         let outputs = all(&graph.outputs);
         prop_assume!(outputs.iter().flatten().all(|x| x.is_finite()));
         for cut in &cuts {
-            let kept = all(&serde_json::from_value::<Vec<Id>>(serde_json::to_value(cut).unwrap()).unwrap());
+            let retained = all(&serde_json::from_value::<Vec<Id>>(serde_json::to_value(cut).unwrap()).unwrap());
             for kernels in Kernels::all() {
                 let halves = halves(&graph, &is_item, cut, kernels);
                 let of_item = run(&halves.item, rows, &[], &|n| some(&row(n), &halves.item_inputs));
-                for (n, (got, want)) in of_item.iter().zip(&kept).enumerate() {
+                for (n, (got, want)) in of_item.iter().zip(&retained).enumerate() {
                     prop_assert_eq!(want.len(), halves.width);
                     near(got, want, &format!("{} item of row {n}", kernels.name()));
                 }
@@ -168,7 +168,7 @@ fn splits_of_another_graph_are_rejected() {
     let is_item = [false, true, true];
     for ids in [&[][..], &[9999], &[usize::MAX], &[0], &[graph.outputs[0]], &[3, 3], &[5, 3]] {
         let error = split(&graph, &is_item, &cut_at(ids)).unwrap_err().to_string();
-        assert!(error.contains("no cut of this graph"), "{ids:?}: {error}");
+        assert!(error.contains("not a cut of this graph"), "{ids:?}: {error}");
     }
 }
 

@@ -1,12 +1,12 @@
 //! Reverse-mode differentiation from graph to graph: the gradients of a graph as graphs of the same operations.
 //!
-//! 1. [`Adjoint::rows`] computes per row, from its inputs and the gradients of its outputs, the gradients of its inputs. It
-//!    begins with the forward graph: values that the gradients need are recomputed in the same block of rows, and nothing is
-//!    stored between the forward and the backward pass.
-//! 2. The gradient of a shared value is a sum over rows ([`Sum`]): of outer products if a matrix was multiplied, of numbers
-//!    otherwise.
-//! 3. [`Adjoint::totals`] continues from these sums, once per batch, to the gradients of the shared inputs, parameters among
-//!    them.
+//! 1. [`Adjoint::rows`] computes per row, from the inputs and the gradients of the outputs, the gradients of the
+//!    inputs. The graph begins with the forward graph: values that the gradients need are recomputed in the same block of
+//!    rows, so that nothing is stored between the forward and the backward pass.
+//! 2. The gradient of a shared value is a sum over rows ([`Sum`]): of outer products for the matrix of a product, of
+//!    numbers otherwise.
+//! 3. [`Adjoint::totals`] computes from these sums, once per batch, the gradients of the shared inputs, including
+//!    parameters.
 //!
 //! The rules are those of reverse accumulation (Griewank and Walther, *Evaluating Derivatives*, chapter 3), with PyTorch's
 //! choices at points without a derivative (`rules`).
@@ -21,24 +21,25 @@ use sterling_core::error::{Error, Result};
 /// The gradients of a graph.
 #[derive(Debug)]
 pub(super) struct Adjoint {
-    /// Graph per row. Its inputs are those of the forward graph, then the gradients of the forward graph's outputs.
+    /// Graph per row. Its inputs are the inputs of the forward graph, then the gradients of the forward graph's
+    /// outputs.
     pub(super) rows: Graph,
-    /// Per row input, the output of `rows` that is its gradient; none if the gradient is 0.
+    /// Per row input, the output of `rows` that is its gradient; `None` if the gradient is 0.
     pub(super) inputs: Vec<Option<usize>>,
     pub(super) sums: Vec<Sum>,
-    /// Graph per batch. Its inputs are the shared inputs listed in `shared`, then the sums, all of a single row; its outputs are
-    /// gradients of the shared inputs.
+    /// Graph per batch, for a single row. The inputs are the shared inputs listed in `shared`, then the sums; the
+    /// outputs are the gradients of the shared inputs.
     pub(super) totals: Graph,
-    /// Shared inputs that `totals` reads, by their number among the shared ones.
+    /// Shared inputs that `totals` reads, by their index among the shared inputs.
     pub(super) shared: Vec<usize>,
-    /// Per shared input, the output of `totals` that is its gradient; none if the gradient is 0.
+    /// Per shared input, the output of `totals` that is its gradient; `None` if the gradient is 0.
     pub(super) gradients: Vec<Option<usize>>,
 }
 
-/// Returns the gradients of `graph` with respect to its inputs that are `wanted`.
+/// Returns the gradients of `graph` with respect to those of its inputs that are `wanted`.
 ///
 /// # Errors
-/// `Unsupported` if they are too large.
+/// `Unsupported` if the gradients are too large.
 pub(super) fn adjoint(graph: &Graph, wanted: &[bool]) -> Result<Adjoint> {
     let (active, count) = (active(graph, wanted), graph.values.len());
     let mut rows = Reverse::new(graph.clone(), active.clone());
@@ -75,7 +76,7 @@ pub(super) fn adjoint(graph: &Graph, wanted: &[bool]) -> Result<Adjoint> {
     let gradients: Vec<Id> = (0..sums.len()).map(|n| totals.input(first + n)).collect::<Result<_>>()?;
     let mut reverse = Reverse::new(totals, active_there);
     for (&value, gradient) in of_values.iter().zip(gradients) {
-        let to = of[value].ok_or_else(|| Error::internal("a sum of a value that is not shared"))?;
+        let to = of[value].ok_or_else(|| Error::internal("the summed value is not shared by all rows"))?;
         reverse.give(to, gradient)?;
     }
     rules::follow_all(&mut reverse, count)?;
@@ -89,7 +90,8 @@ pub(super) fn adjoint(graph: &Graph, wanted: &[bool]) -> Result<Adjoint> {
     Ok(Adjoint { rows: rows.graph, inputs, sums, totals, shared, gradients })
 }
 
-/// Returns per value whether its gradient is needed: whether it depends on a wanted input through differentiable operations.
+/// Returns per value whether its gradient is needed: whether the value depends on a wanted input through differentiable
+/// operations.
 fn active(graph: &Graph, wanted: &[bool]) -> Vec<bool> {
     let mut active = vec![false; graph.values.len()];
     for (id, value) in graph.values.iter().enumerate() {
@@ -102,8 +104,8 @@ fn active(graph: &Graph, wanted: &[bool]) -> Vec<bool> {
     active
 }
 
-/// Returns the shared part of a graph as a graph of a single row, with the sums as further inputs, and the map from old to new
-/// values.
+/// Returns the shared part of a graph as a graph of a single row, with the sums as further inputs, and the new value of
+/// each old value.
 fn of_one_row(graph: &Graph, shared: &[usize], sums: &[Sum], of: &[Id]) -> Result<(Graph, Vec<Option<Id>>)> {
     let alone = |shape: Vec<usize>| GraphInput { side: Side::Pair, shape, rows: None };
     let own = shared.iter().map(|&n| alone(graph.inputs[n].shape.clone()));
@@ -115,10 +117,12 @@ fn of_one_row(graph: &Graph, shared: &[usize], sums: &[Sum], of: &[Id]) -> Resul
         made[id] = Some(match &value.op {
             Op::Inputs(first) => {
                 let n = shared.iter().position(|n| n == first);
-                to.input(n.ok_or_else(|| Error::internal("an input that is not shared"))?)?
+                to.input(n.ok_or_else(|| Error::internal("a shared value reads an input that is not shared"))?)?
             }
             op => {
-                let op = op.over(&mut |read| made[read].ok_or_else(|| Error::internal("a value made of rows")))?;
+                let op = op.over(&mut |read| {
+                    made[read].ok_or_else(|| Error::internal("a shared value depends on row inputs"))
+                })?;
                 to.add(op, value.shape.clone(), None)?
             }
         });
@@ -126,20 +130,21 @@ fn of_one_row(graph: &Graph, shared: &[usize], sums: &[Sum], of: &[Id]) -> Resul
     Ok((to, made))
 }
 
-/// Returns the graph without those of its first `own` inputs that are never read, and the numbers of the remaining ones.
+/// Returns the graph without unread inputs among the first `own`, and the indices of the remaining ones of these
+/// inputs.
 fn without_unread(graph: Graph, own: usize) -> Result<(Graph, Vec<usize>)> {
     let needed = graph.needed(&graph.outputs, &[]);
     let is_read = |n: usize| {
         let mut values = graph.values.iter().zip(&needed);
         values.any(|(value, &needed)| needed && matches!(value.op, Op::Inputs(first) if first == n))
     };
-    let kept: Vec<usize> = (0..graph.inputs.len()).filter(|&n| n >= own || is_read(n)).collect();
-    let mut to = Graph::new(kept.iter().map(|&n| graph.inputs[n].clone()).collect());
+    let retained: Vec<usize> = (0..graph.inputs.len()).filter(|&n| n >= own || is_read(n)).collect();
+    let mut to = Graph::new(retained.iter().map(|&n| graph.inputs[n].clone()).collect());
     let mut made = vec![None; graph.values.len()];
-    let missing = || Error::internal("a value that is read before it is computed");
+    let missing = || Error::internal("a value is read before it is computed");
     for (id, value) in graph.values.iter().enumerate().filter(|(id, _)| needed[*id]) {
         made[id] = Some(match &value.op {
-            Op::Inputs(first) => to.input(kept.iter().position(|n| n == first).ok_or_else(missing)?)?,
+            Op::Inputs(first) => to.input(retained.iter().position(|n| n == first).ok_or_else(missing)?)?,
             op => {
                 let op = op.over(&mut |read| made[read].ok_or_else(missing))?;
                 to.add(op, value.shape.clone(), value.rows)?
@@ -147,5 +152,5 @@ fn without_unread(graph: Graph, own: usize) -> Result<(Graph, Vec<usize>)> {
         });
     }
     to.outputs = graph.outputs.iter().map(|&id| made[id].ok_or_else(missing)).collect::<Result<_>>()?;
-    Ok((to, kept.into_iter().filter(|&n| n < own).collect()))
+    Ok((to, retained.into_iter().filter(|&n| n < own).collect()))
 }

@@ -1,4 +1,4 @@
-//! The parameters of an ONNX file: selects them among its constants, and writes the file with new values.
+//! The parameters of an ONNX file: finds them among the file's constants, and writes the file with new values.
 
 use std::ops::Range;
 
@@ -13,11 +13,11 @@ pub struct Parameter {
     pub name: String,
     /// Dimensions.
     pub shape: Vec<usize>,
-    /// Range of its numbers in the array of all parameters, row-major.
+    /// Range of the parameter's elements in the array of all parameters, row-major.
     pub range: Range<usize>,
 }
 
-/// Numbers from this size on are attention masks and not parameters.
+/// Constants with numbers of at least this magnitude are attention masks, not parameters.
 const MASK: f32 = 1e4;
 
 /// Field numbers of ONNX messages.
@@ -30,10 +30,10 @@ const TENSOR_RAW: u64 = 9;
 /// Returns the constants of a file that may be parameters, in the file's order, and their numbers concatenated.
 ///
 /// # Errors
-/// `Unsupported` if it is no ONNX file; `Invalid` if the count of numbers does not match a shape.
+/// `Unsupported` if `bytes` is no ONNX file; `Invalid` if the count of numbers does not match a shape.
 pub(super) fn parameters(bytes: &[u8], frozen: &[&str]) -> Result<(Vec<Parameter>, Vec<f32>)> {
-    let model = ModelProto::parse_buf(bytes).map_err(|e| Error::unsupported(format!("no ONNX: {e}")))?;
-    let graph = model.graph.ok_or_else(|| Error::unsupported("a file without a graph"))?;
+    let model = ModelProto::parse_buf(bytes).map_err(|e| Error::unsupported(format!("not an ONNX file: {e}")))?;
+    let graph = model.graph.ok_or_else(|| Error::unsupported("the ONNX file has no graph"))?;
     if let Some(name) = frozen.iter().find(|name| !is_known(&graph, name)) {
         return Err(Error::invalid(format!("frozen `{name}`: the graph has no input or constant of this name")));
     }
@@ -49,7 +49,7 @@ pub(super) fn parameters(bytes: &[u8], frozen: &[&str]) -> Result<(Vec<Parameter
         let count = shape.iter().try_fold(1usize, |count, &size| count.checked_mul(size));
         if count != Some(numbers.len()) {
             let (got, expected) = (numbers.len(), &tensor.dims);
-            return Err(Error::invalid(format!("constant `{name}`: {got} numbers, expected shape {expected:?}")));
+            return Err(Error::invalid(format!("constant `{name}`: got {got} numbers, expected shape {expected:?}")));
         }
         if is_parameter(name, &shape, &numbers) {
             let range = initial.len()..initial.len() + numbers.len();
@@ -83,7 +83,7 @@ fn is_parameter(name: &str, shape: &[usize], numbers: &[f32]) -> bool {
 
 fn numbers(tensor: &TensorProto) -> Result<Vec<f32>> {
     if tensor.data_location == Some(DataLocation::EXTERNAL) {
-        return Err(Error::unsupported("its numbers are in another file, expected all data in one file"));
+        return Err(Error::unsupported("the numbers are in another file, expected all data in one file"));
     }
     Ok(match &tensor.raw_data {
         Some(raw) => raw.borrow().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
@@ -91,7 +91,7 @@ fn numbers(tensor: &TensorProto) -> Result<Vec<f32>> {
     })
 }
 
-/// Returns a copy of a file with new values of its parameters. Shapes stay, so no other byte changes.
+/// Returns a copy of a file with new parameter values. Shapes do not change, so no other byte changes.
 ///
 /// # Errors
 /// `Corrupt` if the file is truncated; `Unsupported` if a parameter is not stored as f32.
@@ -126,7 +126,7 @@ pub(super) fn with_parameters(bytes: &[u8], parameters: &[Parameter], numbers: &
     }
 }
 
-/// A field of a message: its number and the range of its bytes, empty for numbers of variable length.
+/// A field of a message: its number and the range of its content; the range is empty for numbers of variable length.
 struct Field {
     number: u64,
     range: Range<usize>,
@@ -134,7 +134,7 @@ struct Field {
 
 /// Returns the fields of the message at `range`.
 fn fields(bytes: &[u8], range: Range<usize>) -> Result<Vec<Field>> {
-    let cut = || Error::corrupt("a truncated ONNX file");
+    let cut = || Error::corrupt("the ONNX file is truncated");
     let (bytes, mut at) = (bytes.get(..range.end).ok_or_else(cut)?, range.start);
     let mut all = Vec::new();
     while at < bytes.len() {
@@ -144,7 +144,11 @@ fn fields(bytes: &[u8], range: Range<usize>) -> Result<Vec<Field>> {
             1 => Some(8),
             2 => varint(bytes, &mut at),
             5 => Some(4),
-            wire => return Err(Error::corrupt(format!("an ONNX file with a field of wire type {wire}"))),
+            wire => {
+                return Err(Error::corrupt(format!(
+                    "the ONNX file has a field of wire type {wire}, which is not supported"
+                )));
+            }
         };
         let end = length.and_then(|length| at.checked_add(usize::try_from(length).ok()?));
         let end = end.filter(|&end| end <= bytes.len()).ok_or_else(cut)?;

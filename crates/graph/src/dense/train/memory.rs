@@ -1,4 +1,4 @@
-//! Buffers of passes, and the layout of a micro-batch in them.
+//! Buffers of forward and backward passes, and the layout of a micro-batch in these buffers.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -6,20 +6,19 @@ use std::sync::Mutex;
 use super::run::{MICRO_BATCH, Pass, Rows};
 use crate::dense::exec::Scratch;
 
-/// Buffers of passes, one set per thread; after the first passes little is allocated.
+/// Buffers of forward and backward passes, one set per thread; after the first passes little is allocated.
 #[derive(Debug)]
 pub struct Workspace {
     pub(super) workers: Vec<Worker>,
-    /// Buffers of the step after the sums over rows.
+    /// Buffers of the computation that follows the sums over rows.
     pub(super) last: Scratch,
-    pub(super) sums: Vec<f32>,
 }
 
 /// Buffers of one thread.
 #[derive(Debug, Default)]
 pub(super) struct Worker {
     pub(super) scratch: Scratch,
-    /// Sums of a micro-batch.
+    /// Gradient sums over a micro-batch.
     pub(super) sums: Vec<f32>,
     pub(super) is_started: bool,
 }
@@ -28,7 +27,7 @@ impl Workspace {
     /// Creates buffers for passes on `threads` threads, at least 1.
     pub fn new(threads: usize) -> Self {
         let workers = (0..threads.max(1)).map(|_| Worker::default()).collect();
-        Workspace { workers, last: Scratch::default(), sums: Vec::new() }
+        Workspace { workers, last: Scratch::default() }
     }
 }
 
@@ -58,7 +57,7 @@ pub(super) fn refill(buffer: &mut Vec<f32>, count: usize) {
     buffer.resize(count, 0.0);
 }
 
-/// Splits buffers `[rows, width]` into those of each micro-batch.
+/// Splits buffers `[rows, width]` into the parts of each micro-batch.
 pub(super) fn by_micro_batch<'a>(
     buffers: &'a mut [Vec<f32>],
     widths: &[usize],
@@ -72,13 +71,13 @@ pub(super) fn by_micro_batch<'a>(
     all.into_iter().map(Mutex::new).collect()
 }
 
-/// Returns the range of rows within their micro-batch's buffer.
+/// Returns the range of numbers that `rows` occupy in the buffer of their micro-batch.
 pub(super) fn at(rows: &Range<usize>, width: usize) -> Range<usize> {
     let first = rows.start % MICRO_BATCH;
     first * width..(first + rows.len()) * width
 }
 
-/// Copies an output of a block to its rows of a micro-batch.
+/// Copies an output of a block to the corresponding rows of a micro-batch's buffer.
 pub(super) fn copy((numbers, stride): Rows<'_>, rows: Range<usize>, width: usize, room: &mut [f32]) {
     let to = room[at(&rows, width)].chunks_exact_mut(width);
     to.enumerate().for_each(|(n, to)| to.copy_from_slice(&numbers[n * stride..][..width]));

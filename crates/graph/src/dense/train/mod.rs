@@ -1,19 +1,20 @@
-//! Training of graphs: gradients of an ONNX graph with respect to its inputs and its parameters, and optimizers of the latter.
+//! Training of graphs: gradients of an ONNX graph with respect to inputs and parameters, and optimizers of the
+//! parameters.
 //!
-//! A [`TrainableGraph`] is read like a [`RowProgram`](super::RowProgram), except for its parameters: floating-point initializers
-//! become inputs that all rows share, so that they are not folded as constants. [`TrainableGraph::forward`] computes the outputs
-//! of a batch of rows. [`TrainableGraph::backward`] computes, from the gradients of the outputs, those of each row's inputs and
-//! those of the parameters, summed over rows. `adjoint` derives the backward pass as a graph, `rules` has the derivative of each
-//! operation, `run` executes both with the kernels and the planner of compiled graphs, `file` finds parameters and writes them
-//! back. [`DenseOptimizer`] updates them.
+//! A [`TrainableGraph`] is read like a [`RowProgram`](super::RowProgram), except that parameters are not folded as
+//! constants: floating-point initializers become inputs that all rows share. [`TrainableGraph::forward`] computes the
+//! outputs of a batch of rows. [`TrainableGraph::backward`] computes, from the gradients of the outputs, the gradients
+//! of each row's inputs and the gradients of the parameters, summed over rows. `adjoint` derives the backward pass as a
+//! graph, `rules` has the derivative of each operation, `run` executes both graphs with the kernels and the planner of
+//! compiled graphs, `file` finds the parameters and writes new values. [`DenseOptimizer`] updates the parameters.
 //!
 //! **Order of sums.** The gradient of a parameter is summed in row order within each micro-batch of 64 rows (`MICRO_BATCH`), and
-//! these sums are added in the order of micro-batches. The bits are the same for any number of threads and any block size.
-//! Another instruction set may round differently.
+//! these sums are added in pairs, in the order of a binary tree ([`TreeSum`]). The bits are the same for any number of threads
+//! and any block size. Another instruction set may round differently.
 //!
-//! **Rows.** Inputs whose [`DeclaredInput`] has `is_pair` have values per row. A row is a request of a tower; for a reranker, it
-//! is a user with one candidate if its user inputs are given per row too. Inputs that all rows share ([`Batch::shared`]) have
-//! gradients like parameters.
+//! **Rows.** Inputs whose [`DeclaredInput`] has `is_pair` have values per row. A row is a request of a tower; for a
+//! reranker, a row is a user with one candidate if the user inputs are given per row too. Inputs that all rows share
+//! ([`Batch::shared`]) have gradients like parameters.
 //!
 //! ```
 //! use sterling_graph::dense::train::{Batch, DenseOptimizer, Gradients, OptimizerKind, OptimizerSpec, TrainableGraph, Workspace};
@@ -52,6 +53,7 @@ mod reverse;
 mod rules;
 mod run;
 mod sums;
+mod tree;
 
 use std::sync::PoisonError;
 
@@ -68,6 +70,7 @@ use run::Pass;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::Kernels;
 use sums::Sum;
+pub use tree::TreeSum;
 
 /// An input with values per row.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,10 +86,10 @@ pub struct RowInput {
 pub struct Batch<'a> {
     /// Number of rows.
     pub rows: usize,
-    /// Values of the shared inputs, in their order.
+    /// Values of the shared inputs, in the order of the inputs.
     pub shared: &'a [&'a [f32]],
-    /// Writes the inputs of some rows; the inputs of a row are contiguous, in their order. Called once per block of rows, by any
-    /// thread, in the forward and in the backward pass.
+    /// Writes the inputs of some rows; the inputs of a row are contiguous, in the order of the inputs. Called once per
+    /// block of rows, by any thread, in the forward and in the backward pass.
     pub fill: &'a (dyn Fn(InputRows<'_>) + Sync),
 }
 
@@ -109,13 +112,12 @@ impl std::fmt::Debug for Batch<'_> {
 pub struct Gradients {
     /// Per row input, `[rows, width]`, in the order of [`TrainableGraph::inputs`].
     pub inputs: Vec<Vec<f32>>,
-    /// Per shared input, in their order, summed over rows.
+    /// Per shared input, in the order of the inputs, summed over rows.
     pub shared: Vec<Vec<f32>>,
-    /// Of all parameters, summed over rows.
+    /// Gradients of all parameters, summed over rows.
     pub parameters: Vec<f32>,
-    /// Sums over the rows of each micro-batch, `[micro-batches, TrainableGraph::sums]`, of
-    /// [`TrainableGraph::backward_by_micro_batch`].
-    pub micro_batches: Vec<f32>,
+    /// Gradient sums per micro-batch, added in pairs; filled by [`TrainableGraph::backward_by_micro_batch`].
+    pub micro_batches: TreeSum,
 }
 
 /// A graph with parameters, and its gradients.
@@ -137,12 +139,12 @@ pub struct TrainableGraph {
 }
 
 impl TrainableGraph {
-    /// Reads an ONNX graph with the inputs `given` and these outputs.
+    /// Reads an ONNX graph whose inputs are `given` and whose outputs are `outputs`.
     ///
-    /// Parameters are the f32 initializers that outputs depend on through differentiable operations. Constants that an exporter
-    /// wrote are excluded: single numbers, of any shape, whose name is not that of a module's parameter (`a.b`), masks (numbers from 10,000 on, or
-    /// matrices of zeros and ones), and running statistics of a batch norm. `frozen` names initializers that are not trained, and
-    /// inputs whose gradients are not needed, which saves their computation.
+    /// Parameters are the f32 initializers that outputs depend on through differentiable operations. Constants that an
+    /// exporter wrote are excluded: single numbers of any shape without a name like a module's parameter (`a.b`), masks
+    /// (numbers from 10,000 on, or matrices of zeros and ones), and running statistics of a batch norm. `frozen` names
+    /// initializers that are not trained, and inputs whose gradients are not needed, which saves their computation.
     ///
     /// # Errors
     /// `Unsupported` with the operator, attribute or shape that compiled graphs do not have; `Invalid` if `frozen` has an unknown
@@ -173,10 +175,10 @@ impl TrainableGraph {
         let shared_inputs = given.iter().filter(|input| !input.is_pair).count();
         let has_gradient = adjoint.gradients[shared_inputs..].to_vec();
         if has_gradient.contains(&None) {
-            // Initializers that are not trained stay constants, and are folded.
+            // Initializers without a gradient become constants again, and are folded.
             let all = std::mem::take(&mut initial);
-            let kept = parameters.into_iter().zip(&has_gradient).filter(|(_, gradient)| gradient.is_some());
-            parameters = kept.map(|(parameter, _)| parameter).collect();
+            let retained = parameters.into_iter().zip(&has_gradient).filter(|(_, gradient)| gradient.is_some());
+            parameters = retained.map(|(parameter, _)| parameter).collect();
             for parameter in &mut parameters {
                 let first = initial.len();
                 initial.extend_from_slice(&all[parameter.range.clone()]);
@@ -190,7 +192,8 @@ impl TrainableGraph {
         Ok(TrainableGraph { file: onnx.to_vec(), parameters, initial, ..graph })
     }
 
-    /// Compiles a graph and its gradients. Its last inputs are `parameters`; `names` are those of the others.
+    /// Compiles a graph and its gradients. The last `parameters` inputs of the graph are parameters; `names` are the
+    /// names of the other inputs.
     fn compile(
         graph: &Graph,
         adjoint: Adjoint,
@@ -221,7 +224,7 @@ impl TrainableGraph {
         &self.parameters
     }
 
-    /// Returns the values of all parameters in the file.
+    /// Returns the values of all parameters in the ONNX file.
     pub fn initial(&self) -> &[f32] {
         &self.initial
     }
@@ -239,7 +242,7 @@ impl TrainableGraph {
     /// Computes the outputs of a batch, each `[rows, width]`.
     ///
     /// # Errors
-    /// `Invalid` if the length of parameters or shared inputs differs.
+    /// `Invalid` if the number of parameters or of values of shared inputs is wrong.
     pub fn forward(
         &self,
         parameters: &[f32],
@@ -265,11 +268,12 @@ impl TrainableGraph {
         run::in_order(&mut workspace.workers, batch.rows.div_ceil(MICRO_BATCH), &work, &mut |_| ())
     }
 
-    /// Computes the gradients of a batch from those of its outputs, each `[rows, width]`. Gradients of row inputs are per row;
-    /// those of parameters and shared inputs are summed over rows in micro-batches ([`MICRO_BATCH`]).
+    /// Computes the gradients of a batch from the gradients of its outputs, each `[rows, width]`. Gradients of row
+    /// inputs are per row; gradients of parameters and shared inputs are summed over rows in micro-batches
+    /// ([`MICRO_BATCH`]).
     ///
     /// # Errors
-    /// `Invalid` if the length of parameters, shared inputs or gradients differs.
+    /// `Invalid` if the number of parameters, values of shared inputs or gradients is wrong.
     pub fn backward(
         &self,
         parameters: &[f32],
@@ -278,18 +282,21 @@ impl TrainableGraph {
         workspace: &mut Workspace,
         gradients: &mut Gradients,
     ) -> Result<()> {
-        let mut total = std::mem::take(&mut workspace.sums);
-        refill(&mut total, self.sums());
-        let mut add = |sums: &[f32]| total.iter_mut().zip(sums).for_each(|(total, x)| *total += x);
         let upstream = Upstream { parameters, batch, output_gradients };
-        let passed = self.backward_rows(&upstream, workspace, gradients, &mut add);
-        let finished = passed.and_then(|()| self.finish(parameters, batch, &total, workspace, gradients));
-        workspace.sums = total;
+        let mut sums = std::mem::take(&mut gradients.micro_batches);
+        let passed = self.backward_rows(&upstream, 0, workspace, gradients, &mut sums);
+        let finished = passed.and_then(|()| match sums.total() {
+            // A batch without rows has no sums: its gradients are 0.
+            [] => self.finish(parameters, batch, &vec![0.0; self.sums()], workspace, gradients),
+            total => self.finish(parameters, batch, total, workspace, gradients),
+        });
+        gradients.micro_batches = sums;
         finished
     }
 
-    /// Computes the gradients of row inputs, and the sums of each micro-batch, from which [`TrainableGraph::finish`] computes
-    /// those of parameters: for a batch that several hosts share, each with complete micro-batches.
+    /// Computes the gradients of row inputs, and the sums of micro-batches, from which [`TrainableGraph::finish`]
+    /// computes the gradients of parameters. Used if several hosts share a batch: each host has complete micro-batches,
+    /// from number `first` of the batch on.
     ///
     /// # Errors
     /// As [`TrainableGraph::backward`].
@@ -297,44 +304,46 @@ impl TrainableGraph {
         &self,
         parameters: &[f32],
         batch: &Batch<'_>,
+        first: usize,
         output_gradients: &[&[f32]],
         workspace: &mut Workspace,
         gradients: &mut Gradients,
     ) -> Result<()> {
-        let mut all = std::mem::take(&mut gradients.micro_batches);
-        all.clear();
-        let mut keep = |sums: &[f32]| all.extend_from_slice(sums);
+        let mut sums = std::mem::take(&mut gradients.micro_batches);
         let upstream = Upstream { parameters, batch, output_gradients };
-        let passed = self.backward_rows(&upstream, workspace, gradients, &mut keep);
-        gradients.micro_batches = all;
+        let passed = self.backward_rows(&upstream, first, workspace, gradients, &mut sums);
+        gradients.micro_batches = sums;
         passed
     }
 
-    /// Returns the number of sums of a micro-batch.
+    /// Returns the count of numbers in the sums of a micro-batch.
     pub fn sums(&self) -> usize {
         self.adjoint.sums.iter().map(Sum::count).sum()
     }
 
-    /// Computes the gradients of row inputs; `each` gets the sums of each micro-batch, in order.
+    /// Computes the gradients of row inputs, and adds the sums of each micro-batch to `total`; micro-batches are
+    /// numbered from `first` on.
     fn backward_rows(
         &self,
         upstream: &Upstream<'_>,
+        first: usize,
         workspace: &mut Workspace,
         gradients: &mut Gradients,
-        each: &mut (dyn FnMut(&[f32]) + Send),
+        total: &mut TreeSum,
     ) -> Result<()> {
         let Upstream { parameters, batch, output_gradients } = *upstream;
         let shared = self.shared_inputs(parameters, batch)?;
         let expected: Vec<usize> = self.widths.iter().map(|width| width * batch.rows).collect();
         let lengths: Vec<usize> = output_gradients.iter().map(|numbers| numbers.len()).collect();
         if lengths != expected {
-            return Err(Error::invalid(format!("gradients of {lengths:?} numbers of outputs, expected {expected:?}")));
+            return Err(Error::invalid(format!("got {lengths:?} numbers of output gradients, expected {expected:?}")));
         }
         let widths: Vec<usize> = self.inputs.iter().map(|input| input.width).collect();
         fit(&mut gradients.inputs, widths.iter().map(|width| width * batch.rows));
         let width: usize = widths.iter().sum();
         let fill = |rows: InputRows<'_>| self.fill(rows, width, batch, output_gradients);
         let count = self.sums();
+        total.reset(count);
         let workers = &mut workspace.workers;
         for worker in workers.iter_mut() {
             worker.is_started = false;
@@ -367,14 +376,20 @@ impl TrainableGraph {
                 }
             });
         };
-        run::in_order(workers, batch.rows.div_ceil(MICRO_BATCH), &work, &mut |worker: &mut Worker| each(&worker.sums))
+        let mut number = first..;
+        let mut add = |worker: &mut Worker| {
+            if let Some(n) = number.next() {
+                total.push(n..n + 1, |to| to.copy_from_slice(&worker.sums));
+            }
+        };
+        run::in_order(workers, batch.rows.div_ceil(MICRO_BATCH), &work, &mut add)
     }
 
-    /// Computes the gradients of shared inputs and parameters from the sums over all rows: those of micro-batches, added in order
-    /// to zeros.
+    /// Computes the gradients of shared inputs and parameters from `sums`: the sums of all micro-batches, added as
+    /// [`TreeSum`] does.
     ///
     /// # Errors
-    /// `Invalid` if the length of parameters, shared inputs or sums differs.
+    /// `Invalid` if the number of parameters, values of shared inputs or sums is wrong.
     pub fn finish(
         &self,
         parameters: &[f32],
@@ -385,7 +400,7 @@ impl TrainableGraph {
     ) -> Result<()> {
         let (shared, scratch) = (self.shared_inputs(parameters, batch)?, &mut workspace.last);
         if sums.len() != self.sums() {
-            return Err(Error::invalid(format!("{} sums, expected {}", sums.len(), self.sums())));
+            return Err(Error::invalid(format!("got {} sums of gradients, expected {}", sums.len(), self.sums())));
         }
         let Gradients { shared: of_shared, parameters, .. } = gradients;
         fit(of_shared, self.shared.iter().copied());
@@ -419,10 +434,10 @@ impl TrainableGraph {
         Ok(())
     }
 
-    /// Returns the ONNX file with new values of its parameters.
+    /// Returns the ONNX file with new values of the parameters.
     ///
     /// # Errors
-    /// `Invalid` if the number of values differs; `Unsupported` if a parameter is not stored in the file as f32.
+    /// `Invalid` if the number of values is wrong; `Unsupported` if a parameter is not stored in the file as f32.
     pub fn write(&self, parameters: &[f32]) -> Result<Vec<u8>> {
         self.check(parameters)?;
         file::with_parameters(&self.file, &self.parameters, parameters)
@@ -433,7 +448,7 @@ impl TrainableGraph {
         if got == expected {
             return Ok(());
         }
-        Err(Error::invalid(format!("{got} numbers of parameters, expected {expected}")))
+        Err(Error::invalid(format!("got {got} numbers of parameters, expected {expected}")))
     }
 
     /// Returns the shared values: the shared inputs, then the parameters.
@@ -441,13 +456,13 @@ impl TrainableGraph {
         self.check(parameters)?;
         let lengths: Vec<usize> = batch.shared.iter().map(|numbers| numbers.len()).collect();
         if lengths != self.shared {
-            return Err(Error::invalid(format!("shared inputs of {lengths:?} numbers, expected {:?}", self.shared)));
+            return Err(Error::invalid(format!("shared inputs have {lengths:?} numbers, expected {:?}", self.shared)));
         }
         let own = self.parameters.iter().map(|parameter| &parameters[parameter.range.clone()]);
         Ok(batch.shared.iter().copied().chain(own).collect())
     }
 
-    /// Writes the inputs of rows and the gradients of their outputs.
+    /// Writes the inputs of rows, followed by the gradients of the rows' outputs.
     fn fill(&self, rows: InputRows<'_>, width: usize, batch: &Batch<'_>, output_gradients: &[&[f32]]) {
         let InputRows { rows, numbers, stride, .. } = rows;
         (batch.fill)(InputRows { rows: rows.clone(), numbers, stride, width });
@@ -462,7 +477,7 @@ impl TrainableGraph {
     }
 }
 
-/// Reads the graph of a file whose parameters become shared inputs after the `given` ones.
+/// Reads the graph of a file in which parameters become shared inputs, after the inputs `given`.
 fn with_parameters(
     onnx: &[u8],
     given: &[DeclaredInput],
@@ -472,7 +487,7 @@ fn with_parameters(
     let shape = |shape: &[usize]| shape.iter().map(|&size| Size::Fixed(size as i64)).collect();
     let own = parameters.iter().map(|p| DeclaredInput { name: p.name.clone(), is_pair: false, shape: shape(&p.shape) });
     let all: Vec<DeclaredInput> = given.iter().cloned().chain(own).collect();
-    Ok(ReadGraph::read(onnx, &all, outputs)?.graph)
+    Ok(ReadGraph::imported(onnx, &all, outputs)?.graph)
 }
 
 #[cfg(test)]

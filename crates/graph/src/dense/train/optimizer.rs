@@ -94,7 +94,7 @@ impl OptimizerSpec {
 pub struct DenseOptimizer {
     spec: OptimizerSpec,
     steps: u64,
-    /// Adagrad: the sum of squares. Adam and AdamW: the first and the second moment. Each `[parameters]`.
+    /// Adagrad: the sums of squared gradients. Adam and AdamW: the first and the second moments. Each `[parameters]`.
     moments: Vec<Vec<f32>>,
 }
 
@@ -111,14 +111,14 @@ impl DenseOptimizer {
     /// Restores an optimizer from [`DenseOptimizer::steps`] and [`DenseOptimizer::moments`].
     ///
     /// # Errors
-    /// `Invalid` if the state is that of another rule or of another number of parameters.
+    /// `Invalid` if the state belongs to another rule or has another number of parameters.
     pub fn restore(spec: OptimizerSpec, count: usize, steps: u64, moments: Vec<Vec<f32>>) -> Result<Self> {
         spec.check()?;
         let lengths: Vec<usize> = moments.iter().map(Vec::len).collect();
         if lengths != vec![count; spec.moments()] {
             let (kind, expected) = (spec.kind, vec![count; spec.moments()]);
             return Err(Error::invalid(format!(
-                "optimizer state of {lengths:?} numbers, expected {expected:?} of {kind:?}"
+                "optimizer state has {lengths:?} numbers, expected {expected:?} for {kind:?}"
             )));
         }
         Ok(DenseOptimizer { spec, steps, moments })
@@ -129,7 +129,7 @@ impl DenseOptimizer {
         &self.spec
     }
 
-    /// Sets the learning rate of the following steps.
+    /// Sets the learning rate of later steps.
     pub fn set_rate(&mut self, rate: f32) {
         self.spec.rate = rate;
     }
@@ -139,8 +139,8 @@ impl DenseOptimizer {
         self.steps
     }
 
-    /// Returns the state: empty for SGD, the sums of squares of Adagrad, the first and the second moment of Adam and AdamW; each
-    /// `[parameters]`.
+    /// Returns the state, each array `[parameters]`: no array for SGD, the sums of squares for Adagrad, the first and
+    /// the second moments for Adam and AdamW.
     pub fn moments(&self) -> &[Vec<f32>] {
         &self.moments
     }
@@ -148,17 +148,17 @@ impl DenseOptimizer {
     /// Updates the parameters by their gradients; returns the norm of the gradients before clipping.
     ///
     /// # Errors
-    /// `Invalid` if lengths differ or a gradient is not finite; nothing has changed then.
+    /// `Invalid` if lengths differ or a gradient is not finite; parameters and state are then unchanged.
     pub fn step(&mut self, parameters: &mut [f32], gradients: &[f32]) -> Result<f64> {
         let (count, got) = (parameters.len(), gradients.len());
         if got != count || self.moments.iter().any(|moment| moment.len() != count) {
             return Err(Error::invalid(format!(
-                "{got} gradients of {count} parameters, expected as many as the optimizer has"
+                "got {got} gradients and {count} parameters, expected as many as the optimizer has"
             )));
         }
         let norm = norm(gradients);
         if !norm.is_finite() {
-            return Err(Error::invalid(format!("a gradient of norm {norm}, expected a finite one")));
+            return Err(Error::invalid(format!("the gradients have norm {norm}, expected a finite number")));
         }
         // Same formula as `torch.nn.utils.clip_grad_norm_`.
         let scale = self.spec.clip.map_or(1.0, |clip| (f64::from(clip) / (norm + 1e-6)).min(1.0)) as f32;
@@ -179,9 +179,9 @@ impl DenseOptimizer {
                 let step = (f64::from(rate) / corrected(first)) as f32;
                 let root = corrected(second).sqrt() as f32;
                 let is_decoupled = kind == OptimizerKind::AdamW;
-                let (kept, added) = if is_decoupled { (1.0 - rate * decay, 0.0) } else { (1.0, decay) };
+                let (retained, added) = if is_decoupled { (1.0 - rate * decay, 0.0) } else { (1.0, decay) };
                 for (((w, g), mean), square) in all.zip(means).zip(squares) {
-                    let before = *w * kept;
+                    let before = *w * retained;
                     let g = g * scale + added * *w;
                     *mean += (1.0 - first) * (g - *mean);
                     *square = second * *square + (1.0 - second) * g * g;
@@ -194,12 +194,13 @@ impl DenseOptimizer {
     }
 }
 
-/// Euclidean norm, summed in f64 in a fixed number of partial sums, so that it is the same on every machine.
+/// Returns the Euclidean norm, summed in f64 in a fixed number of partial sums, so that the result is the same on every
+/// machine.
 fn norm(numbers: &[f32]) -> f64 {
     const LANES: usize = 8;
     let mut sums = [0f64; LANES];
-    let (whole, rest) = numbers.as_chunks::<LANES>();
-    for chunk in whole {
+    let (complete, rest) = numbers.as_chunks::<LANES>();
+    for chunk in complete {
         sums.iter_mut().zip(chunk).for_each(|(sum, &x)| *sum += f64::from(x) * f64::from(x));
     }
     sums.iter_mut().zip(rest).for_each(|(sum, &x)| *sum += f64::from(x) * f64::from(x));

@@ -1,11 +1,11 @@
-//! A graph under construction in reverse: accumulates the gradient of each value.
+//! A graph that is extended by the gradients of its values, from the last value to the first.
 
 use crate::dense::graph::Graph;
 use crate::dense::ir::{Id, Side, Value};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::{Binary, Fold};
 
-/// A sum over rows (`adjoint::Sum`), and the shared value whose gradient it contributes to.
+/// A sum over rows (`adjoint::Sum`), and the shared value to whose gradient it contributes.
 pub(super) struct SumOf {
     pub(super) value: Id,
     pub(super) left: Option<Id>,
@@ -15,11 +15,11 @@ pub(super) struct SumOf {
     pub(super) columns: usize,
 }
 
-/// A graph extended by the gradients of its values, from the last value to the first.
+/// A graph with the gradients that were added so far.
 pub(super) struct Reverse {
     pub(super) graph: Graph,
     active: Vec<bool>,
-    /// Gradients of row values, in their shapes.
+    /// Gradient of each row value, in the shape of the value.
     pub(super) gradients: Vec<Option<Id>>,
     /// Contributions to the gradients of shared values.
     pub(super) sums: Vec<SumOf>,
@@ -39,7 +39,8 @@ impl Reverse {
         self.active[id]
     }
 
-    /// Adds to the gradient of a value. If the value was broadcast to the shape of `gradient`, sums over the broadcast axes.
+    /// Adds `gradient` to the gradient of a value. If the value was broadcast to the shape of `gradient`, sums over the
+    /// broadcast axes.
     pub(super) fn give(&mut self, to: Id, gradient: Id) -> Result<()> {
         if !self.active[to] {
             return Ok(());
@@ -52,7 +53,7 @@ impl Reverse {
         let repeated: Vec<usize> = (0..from.len()).filter(|&axis| is_repeated(axis) && from[axis] != 1).collect();
         let mut given = gradient;
         if is_shared {
-            // All rows are summed next, so it no longer matters which axis counts them.
+            // The sum is over all rows, so the row axis need not be tracked any more.
             given = self.graph.reshape(given, from.clone(), None)?;
             let leading = repeated.last().map_or(0, |&axis| axis + 1);
             let runs: usize = from[..leading].iter().product();

@@ -1,9 +1,10 @@
-//! Derivative rules: the gradients of an operation's inputs from that of its output.
+//! Derivative rules: compute the gradients of an operation's inputs from the gradient of the result.
 //!
-//! At points without a derivative, PyTorch's choice applies. `relu` and `abs` have 0 at 0. Equal numbers share the gradient of
-//! their maximum or minimum (`amax`, `maximum`), but a number that equals a bound without gradient gets all of it (`clamp`). The
-//! root of 0 has gradient 0, so that a vector of zeros has a length of 0 and gradients of 0 (`norm`), not NaN. Comparisons,
-//! truncations and logical operations have no gradient.
+//! At points without a derivative, PyTorch's choice applies. `relu` and `abs` have gradient 0 at 0. Equal numbers share
+//! the gradient of their maximum or minimum (`amax`, `maximum`), but if the other operand is a bound without a
+//! gradient, a number equal to the bound gets the full gradient (`clamp`). The root of 0 has gradient 0, so that a
+//! vector of zeros has a length of 0 and gradients of 0 (`norm`), not NaN. Comparisons, truncations and logical
+//! operations have no gradient.
 
 use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
@@ -13,7 +14,7 @@ use crate::dense::ir::{Id, Op, Side, Value};
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 
-/// Returns the inputs that an operation has a derivative with respect to.
+/// Returns the inputs with respect to which an operation has a derivative.
 pub(super) fn differentiable(op: &Op) -> Vec<Id> {
     match op {
         Op::Unary(Unary::Trunc | Unary::Not | Unary::IsNan, _) => Vec::new(),
@@ -89,19 +90,22 @@ fn follow(reverse: &mut Reverse, id: Id, gradient: Id) -> Result<()> {
         }
         Op::Reshape(a) => {
             let Value { shape, rows, .. } = reverse.graph.values[a].clone();
-            let whole = reverse.graph.reshape(gradient, shape, rows)?;
-            reverse.give(a, whole)
+            let complete = reverse.graph.reshape(gradient, shape, rows)?;
+            reverse.give(a, complete)
         }
-        Op::Recurrent(layer) => Err(Error::unsupported(format!("training through a layer of kind `{:?}`", layer.cell))),
-        Op::Linear { .. } => Err(Error::internal("the gradient of a graph whose products were merged")),
+        Op::Recurrent(layer) => Err(Error::unsupported(format!(
+            "training through recurrent layers of kind `{:?}` is not supported",
+            layer.cell
+        ))),
+        Op::Linear { .. } => Err(Error::internal("gradients need a graph without merged products")),
     }
 }
 
-/// Returns the gradient of `a`, where `made = f(a)`.
+/// Returns the gradient of `a`, where `made = f(a)` and `gradient` is the gradient of `made`.
 fn unary(graph: &mut Graph, f: Unary, a: Id, made: Id, gradient: Id) -> Result<Id> {
     let number = |graph: &mut Graph, x: f32| graph.number(Vec::new(), vec![x]);
     match f {
-        // The output is nonzero exactly where the input is positive.
+        // The output is nonzero exactly if the input is positive.
         Unary::Relu => graph.binary(Binary::Keep, made, gradient),
         Unary::Sigmoid => {
             let one = number(graph, 1.0)?;
@@ -141,7 +145,7 @@ fn unary(graph: &mut Graph, f: Unary, a: Id, made: Id, gradient: Id) -> Result<I
             let slope = graph.binary(Binary::Mul, bell, factor)?;
             graph.binary(Binary::Mul, gradient, slope)
         }
-        // Φ(x) + x φ(x)
+        // The derivative is Φ(x) + x φ(x).
         Unary::Gelu => {
             let (root, half, one) = (number(graph, FRAC_1_SQRT_2)?, number(graph, 0.5)?, number(graph, 1.0)?);
             let density = number(graph, 0.5 * FRAC_1_SQRT_2 * FRAC_2_SQRT_PI)?;
@@ -155,7 +159,7 @@ fn unary(graph: &mut Graph, f: Unary, a: Id, made: Id, gradient: Id) -> Result<I
             let slope = graph.binary(Binary::Add, share, rise)?;
             graph.binary(Binary::Mul, gradient, slope)
         }
-        // s + y (1 - s)
+        // The derivative is s + y (1 - s), where s is the sigmoid and y the output.
         Unary::Silu => {
             let one = number(graph, 1.0)?;
             let gate = graph.unary(Unary::Sigmoid, a)?;
@@ -191,13 +195,14 @@ fn unary(graph: &mut Graph, f: Unary, a: Id, made: Id, gradient: Id) -> Result<I
             let slope = graph.binary(Binary::Div, gradient, below)?;
             if f == Unary::Acos { graph.unary(Unary::Neg, slope) } else { Ok(slope) }
         }
-        // Rounding itself has no slope; that of its operand is the usual substitute.
+        // Rounding is a step function; its gradient is replaced by that of the unrounded number (straight-through
+        // estimator).
         Unary::RoundF16 | Unary::RoundBf16 => Ok(gradient),
-        Unary::Trunc | Unary::Not | Unary::IsNan => Err(Error::internal("the gradient of an operation without one")),
+        Unary::Trunc | Unary::Not | Unary::IsNan => Err(Error::internal("an operation has no gradient")),
     }
 }
 
-/// Multiplies a gradient by `factor f(a)`.
+/// Multiplies a gradient by `factor f(a)`, the derivative of an operation.
 fn scaled(graph: &mut Graph, f: Unary, a: Id, factor: f32, gradient: Id) -> Result<Id> {
     let slope = graph.unary(f, a)?;
     let factor = graph.number(Vec::new(), vec![factor])?;
@@ -205,7 +210,7 @@ fn scaled(graph: &mut Graph, f: Unary, a: Id, factor: f32, gradient: Id) -> Resu
     graph.binary(Binary::Mul, gradient, slope)
 }
 
-/// `factor x² + plus`
+/// Returns `factor x² + plus`.
 fn square_plus(graph: &mut Graph, x: Id, factor: f32, plus: f32) -> Result<Id> {
     let [factor, plus] = [factor, plus].map(|x| graph.number(Vec::new(), vec![x]));
     let square = graph.binary(Binary::Mul, x, x)?;
@@ -213,7 +218,7 @@ fn square_plus(graph: &mut Graph, x: Id, factor: f32, plus: f32) -> Result<Id> {
     graph.binary(Binary::Add, scaled, plus?)
 }
 
-/// `exp(factor x²)`
+/// Returns `exp(factor x²)`.
 fn bell(graph: &mut Graph, x: Id, factor: f32) -> Result<Id> {
     let factor = graph.number(Vec::new(), vec![factor])?;
     let square = graph.binary(Binary::Mul, x, x)?;
@@ -281,8 +286,8 @@ fn binary(reverse: &mut Reverse, f: Binary, [a, b]: [Id; 2], made: Id, gradient:
             reverse.give(a, gradient)?;
             if by_b {
                 let quotient = reverse.graph.binary(Binary::Div, a, b)?;
-                let whole = reverse.graph.unary(Unary::Trunc, quotient)?;
-                let slope = reverse.graph.binary(Binary::Mul, gradient, whole)?;
+                let complete = reverse.graph.unary(Unary::Trunc, quotient)?;
+                let slope = reverse.graph.binary(Binary::Mul, gradient, complete)?;
                 let minus = reverse.graph.unary(Unary::Neg, slope)?;
                 reverse.give(b, minus)?;
             }
@@ -314,11 +319,11 @@ fn binary(reverse: &mut Reverse, f: Binary, [a, b]: [Id; 2], made: Id, gradient:
             let slope = reverse.graph.binary(f, a, gradient)?;
             reverse.give(b, slope)
         }
-        Binary::Equal | Binary::Less | Binary::LessOrEqual => Err(Error::internal("the gradient of a comparison")),
+        Binary::Equal | Binary::Less | Binary::LessOrEqual => Err(Error::internal("a comparison has no gradient")),
     }
 }
 
-/// `dA = dC Bᵀ`, `dB = Aᵀ dC`
+/// Propagates the gradient of `C = A B`: `dA = dC Bᵀ`, `dB = Aᵀ dC`.
 fn product(reverse: &mut Reverse, a: Id, b: Id, gradient: Id) -> Result<()> {
     if reverse.is_active(a) {
         let turned = turned(&mut reverse.graph, b)?;
@@ -329,7 +334,7 @@ fn product(reverse: &mut Reverse, a: Id, b: Id, gradient: Id) -> Result<()> {
         return Ok(());
     }
     let Value { shape, .. } = &reverse.graph.values[b];
-    let [.., k, n] = shape[..] else { return Err(Error::internal("a product with no matrix")) };
+    let [.., k, n] = shape[..] else { return Err(Error::internal("the second operand of a product is not a matrix")) };
     if reverse.is_shared(b) && shape.iter().product::<usize>() == k * n && !reverse.is_shared(a) {
         reverse.give_outer(b, a, gradient);
         return Ok(());
@@ -338,7 +343,7 @@ fn product(reverse: &mut Reverse, a: Id, b: Id, gradient: Id) -> Result<()> {
     let graph = &mut reverse.graph;
     let (mut left, mut right) = (a, gradient);
     if !is_of_rows {
-        // The sum may run over the axis that counts rows; drops that axis.
+        // The product may sum over the row axis, so this axis loses its role.
         (left, right) = (of_one_row(graph, left)?, of_one_row(graph, right)?);
     }
     let turned = turned(graph, left)?;
@@ -346,13 +351,13 @@ fn product(reverse: &mut Reverse, a: Id, b: Id, gradient: Id) -> Result<()> {
     reverse.give(b, slope)
 }
 
-/// Returns the same value without an axis that counts rows.
+/// Returns the same value in which no axis counts rows.
 fn of_one_row(graph: &mut Graph, id: Id) -> Result<Id> {
     let shape = graph.shape(id).to_vec();
     graph.reshape(id, shape, None)
 }
 
-/// Returns the value with its last two axes swapped; a value that was made by such a swap returns its original.
+/// Returns the value with its last two axes swapped; if the value is itself such a swap, returns the value before it.
 fn turned(graph: &mut Graph, id: Id) -> Result<Id> {
     let axes = graph.shape(id).len();
     let mut order: Vec<usize> = (0..axes).collect();
@@ -367,7 +372,7 @@ fn turned(graph: &mut Graph, id: Id) -> Result<Id> {
     graph.pick(first_of, index, shape, rows)
 }
 
-/// Returns the gradient of a value from which some numbers were picked.
+/// Returns the gradient of a value from which `index` selects numbers.
 fn spread(graph: &mut Graph, gradient: Id, index: &[u32], of: Id) -> Result<Id> {
     let Value { shape, rows, side, .. } = graph.values[of].clone();
     let count = shape.iter().product();

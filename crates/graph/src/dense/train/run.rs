@@ -1,4 +1,4 @@
-//! Runs plans over the rows of a batch, one micro-batch after the other, on one or several threads.
+//! Runs plans over the rows of a batch, one micro-batch after another, on one or several threads.
 
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use sterling_core::error::Result;
 use sterling_core::tasks;
 use sterling_kernels::cpu::Kernels;
 
-/// Rows whose gradients are summed before the sum is added to those of other micro-batches.
+/// Number of rows whose gradients are summed before the sum is added to the sums of other micro-batches.
 pub const MICRO_BATCH: usize = 64;
 
 /// A graph compiled to run over complete micro-batches.
@@ -22,7 +22,7 @@ pub(super) struct Pass {
     kernels: Kernels,
 }
 
-/// Numbers of an output for a block of rows, and the stride between rows.
+/// Elements of an output for a block of rows, and the stride between rows.
 pub(super) type Rows<'a> = (&'a [f32], usize);
 
 /// Outputs of a pass for a block of rows.
@@ -40,7 +40,7 @@ impl<'a> Outputs<'a> {
 }
 
 impl Pass {
-    /// Compiles a graph of rows.
+    /// Compiles a graph that runs once per row.
     ///
     /// # Errors
     /// `Unsupported` if an output is the same for all rows.
@@ -51,7 +51,7 @@ impl Pass {
         Ok(Pass { plan, kernels })
     }
 
-    /// Compiles a graph of a single row.
+    /// Compiles a graph that runs once per batch.
     ///
     /// # Errors
     /// As [`Pass::of_rows`].
@@ -65,12 +65,12 @@ impl Pass {
         self.plan.block_rows = rows;
     }
 
-    /// Computes the shared values; call it before [`Pass::run`].
+    /// Computes the values that all rows share; must be called before [`Pass::run`].
     pub(super) fn start(&self, shared: &[&[f32]], scratch: &mut Scratch) {
         exec::start(&self.plan, self.kernels, shared, scratch);
     }
 
-    /// Runs over rows in blocks, each filled by `fill`; calls `done` with the rows of a block and their outputs.
+    /// Runs over rows in blocks; `fill` writes the inputs of a block, and `done` receives the block's rows and outputs.
     pub(super) fn run(
         &self,
         rows: Range<usize>,
@@ -88,13 +88,13 @@ impl Pass {
     }
 }
 
-/// Number of the task whose turn it is; none once a worker has panicked.
+/// Turn-taking of workers: `next` is the index of the task whose `then` may run; `None` after a worker panicked.
 struct Turn<'a, T> {
     next: Option<usize>,
     then: &'a mut (dyn FnMut(&mut T) + Send),
 }
 
-/// Wakes all waiting workers if this one panics.
+/// Wakes all waiting workers if this worker panics.
 struct EndsOnPanic<'a, 'b, T> {
     turn: &'a Mutex<Turn<'b, T>>,
     changed: &'a Condvar,

@@ -4,10 +4,11 @@ use super::run::Rows;
 use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::dense::Outer;
 
-/// A sum over rows: of `leftᵀ right`, with `runs` matrix rows of each per row, or of the matrix rows of `right` alone.
+/// A sum over rows: of `leftᵀ right`, to which each row contributes `runs` matrix rows, or of the matrix rows of
+/// `right` alone.
 #[derive(Clone, Debug)]
 pub(super) struct Sum {
-    /// Output of the row graph that is the left factor; none for a plain sum.
+    /// Output of the row graph that is the left factor; `None` for a plain sum.
     pub(super) left: Option<usize>,
     pub(super) right: usize,
     pub(super) runs: usize,

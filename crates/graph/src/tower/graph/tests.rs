@@ -44,8 +44,8 @@ fn a_graph_reports_its_inputs_and_outputs() {
     assert_eq!(names, ["installed", "section"]);
     assert_eq!(shown(users.input("installed").unwrap().shape.as_ref().unwrap()), "[?, 4]");
     assert_eq!(users.output("query").unwrap().shape, Some(vec![None, Some(2), Some(4)]));
-    refused(users.input("query"), "users: no input `query`; it has: installed, section");
-    refused(users.output("item"), "users: no output `item`; it has: query");
+    refused(users.input("query"), "users: no input `query`, expected one of: installed, section");
+    refused(users.output("item"), "users: no output `item`, expected one of: query");
 }
 
 #[test]

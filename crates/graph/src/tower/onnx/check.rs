@@ -1,7 +1,9 @@
-//! Static checks of a graph: limited size, topological order, complete constants, and shapes that depend on shapes only.
+//! Static checks of a graph: limited size, topological order, complete constants, and shapes that only depend on
+//! shapes.
 //!
-//! The last rule makes a sandbox validation representative of all requests: if the size of every value follows from the number of
-//! rows alone, no request needs more memory or time than the validation with as many rows did, for any input numbers.
+//! Because of the last rule, sandbox validation represents all requests: if the size of every value follows from the
+//! number of rows alone, no request needs more memory or time than the validation with as many rows did, for any
+//! inputs.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,23 +14,23 @@ use sterling_core::error::{Error, Result};
 
 /// Maximum number of nodes of a graph.
 const NODES_MAX: usize = 16_384;
-/// Maximum depth in nodes: runtimes traverse a graph recursively.
+/// Maximum length of a chain of nodes, since runtimes traverse a graph recursively.
 const DEPTH_MAX: usize = 2_048;
-/// Maximum number of elements of a constant, or of a shape that a graph spells out.
+/// Maximum number of elements of a constant, or of a shape that is given as a constant.
 const NUMBERS_MAX: u64 = 1 << 28;
 
 /// Static knowledge about a value.
 #[derive(Clone, Copy)]
 struct Known {
     depth: usize,
-    /// True if it depends on the numbers of an input, not on its shape alone.
+    /// True if the value depends on the elements of an input, not only on the input's shape.
     is_data: bool,
 }
 
 /// Rejects a graph that no runtime should load.
 ///
 /// # Errors
-/// `Invalid` with the node, the constant or the name.
+/// `Invalid` with the invalid node, constant or name.
 pub(super) fn graph(graph: &GraphProto) -> Result<()> {
     if graph.node.len() > NODES_MAX {
         return Err(Error::invalid(format!("{} nodes, expected at most {NODES_MAX}", graph.node.len())));
@@ -68,7 +70,7 @@ pub(super) fn graph(graph: &GraphProto) -> Result<()> {
     }
 }
 
-/// Returns the name and operator of a node for messages.
+/// Returns the name and operator of a node, for messages.
 pub(super) fn shown(node: &NodeProto, place: usize) -> String {
     let operator = node.op_type.as_deref().unwrap_or("?");
     match node.name.as_deref().filter(|name| !name.is_empty()) {
@@ -77,7 +79,7 @@ pub(super) fn shown(node: &NodeProto, place: usize) -> String {
     }
 }
 
-/// Returns the tensor of a `Constant`.
+/// Returns the tensor of a `Constant` node.
 pub(super) fn constant(node: &NodeProto) -> Option<&TensorProto> {
     node.attribute.iter().find(|a| a.name.as_deref() == Some("value"))?.t.as_ref()
 }
@@ -99,7 +101,7 @@ fn check_node(
     for (place, name) in node.input.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
         let Some(read) = known.get(name.as_str()) else {
             return Err(Error::invalid(format!(
-                "it reads `{name}`, which no earlier node computes; nodes must be in topological order, without cycles"
+                "reads `{name}`, which no earlier node computes; nodes must be in topological order, without cycles"
             )));
         };
         made.depth = made.depth.max(read.depth + 1);
@@ -107,31 +109,31 @@ fn check_node(
         if sets_shape(operator, place) {
             if read.is_data {
                 return Err(Error::invalid(format!(
-                    "`{name}` sets a size and comes from the numbers of an input, expected one that follows from shapes"
+                    "`{name}` sets a size that depends on input values, expected one that depends on shapes only"
                 )));
             }
             check_size(operator, constants.get(name.as_str()).copied())?;
         }
     }
     if made.depth > DEPTH_MAX {
-        return Err(Error::invalid(format!("it follows {DEPTH_MAX} others, expected a chain of at most that length")));
+        return Err(Error::invalid(format!("ends a chain of more than {DEPTH_MAX} nodes, expected a shorter chain")));
     }
     made.is_data &= !["Shape", "Size"].contains(&operator);
     Ok(made)
 }
 
-/// Returns how an operator's result size depends on numbers, if it does.
+/// Returns how the size of an operator's results depends on input values; `None` if it does not.
 fn follows_numbers(operator: &str) -> Option<&'static str> {
     match operator {
         "NonZero" | "Compress" | "Unique" | "NonMaxSuppression" | "StringSplit" => {
-            Some("its results follow the numbers")
+            Some("the size of the results depends on input values")
         }
-        "If" | "Loop" | "Scan" | "SequenceMap" => Some("it decides what runs"),
+        "If" | "Loop" | "Scan" | "SequenceMap" => Some("the node decides which nodes run"),
         _ => None,
     }
 }
 
-/// Returns whether an operator takes a size, or a bound of one, from the input at this index.
+/// Returns whether the input at this index is a size, or a bound of a size, of the operator's result.
 pub(super) fn sets_shape(operator: &str, place: usize) -> bool {
     match operator {
         "ConstantOfShape" | "Range" => true,
@@ -143,7 +145,7 @@ pub(super) fn sets_shape(operator: &str, place: usize) -> bool {
     }
 }
 
-/// Rejects a spelled-out size that is implausibly large.
+/// Rejects a constant size that is implausibly large.
 fn check_size(operator: &str, tensor: Option<&TensorProto>) -> Result<()> {
     let Some(sizes) = tensor.filter(|_| ["ConstantOfShape", "Expand", "Reshape", "Tile"].contains(&operator)) else {
         return Ok(());
@@ -152,11 +154,11 @@ fn check_size(operator: &str, tensor: Option<&TensorProto>) -> Result<()> {
     let numbers = sizes.iter().filter(|n| **n > 0).try_fold(1u64, |all, &n| all.checked_mul(n as u64));
     match numbers.filter(|&n| n <= NUMBERS_MAX) {
         Some(_) => Ok(()),
-        None => Err(Error::invalid(format!("a size of {sizes:?}, expected at most {NUMBERS_MAX} numbers"))),
+        None => Err(Error::invalid(format!("got a size of {sizes:?}, expected at most {NUMBERS_MAX} numbers"))),
     }
 }
 
-/// Returns the numbers of a tensor of 64-bit integers.
+/// Returns the elements of a tensor of 64-bit integers; `None` for other types.
 pub(super) fn integers(tensor: &TensorProto) -> Option<Vec<i64>> {
     if tensor.data_type != Some(DataType::INT64) {
         return None;
@@ -171,16 +173,16 @@ pub(super) fn integers(tensor: &TensorProto) -> Option<Vec<i64>> {
 fn check_tensor(tensor: &TensorProto) -> Result<()> {
     if tensor.data_location == Some(DataLocation::EXTERNAL) || !tensor.external_data.is_empty() {
         return Err(Error::invalid(
-            "external data in a file outside of the model package, expected a file next to the graph",
+            "the data is in a file outside of the model package, expected a file next to the graph",
         ));
     }
     let numbers = tensor.dims.iter().try_fold(1u64, |all, &n| all.checked_mul(u64::try_from(n).ok()?));
     let Some(numbers) = numbers.filter(|&n| n <= NUMBERS_MAX) else {
-        return Err(Error::invalid(format!("shape {:?}, expected at most {NUMBERS_MAX} numbers", tensor.dims)));
+        return Err(Error::invalid(format!("got shape {:?}, expected at most {NUMBERS_MAX} numbers", tensor.dims)));
     };
     let kind = tensor.data_type.unwrap_or(DataType(0));
     let Some((bits, listed)) = stored(tensor, kind) else {
-        return Err(Error::invalid(format!("numbers of type {kind}, expected floats, integers or booleans")));
+        return Err(Error::invalid(format!("got numbers of type {kind}, expected floats, integers or booleans")));
     };
     let (got, expected, what) = match &tensor.raw_data {
         Some(raw) => (raw.borrow().len() as u64, (numbers * bits).div_ceil(8), "bytes"),
@@ -190,12 +192,13 @@ fn check_tensor(tensor: &TensorProto) -> Result<()> {
         return Err(Error::invalid(format!("{got} {what} for shape {:?}, expected {expected}", tensor.dims)));
     }
     match has_nan(tensor, kind) {
-        true => Err(Error::invalid("it holds NaN, expected numbers")),
+        true => Err(Error::invalid("got NaN, expected numbers")),
         false => Ok(()),
     }
 }
 
-/// Returns the bits per number of a type, and the length of the list for that type.
+/// Returns the bits per number of a type, and the number of elements in the field for this type; `None` for other
+/// types.
 fn stored(tensor: &TensorProto, kind: DataType) -> Option<(u64, usize)> {
     let small = tensor.int32_data.len();
     Some(match kind {

@@ -1,4 +1,5 @@
-//! External data: constants whose numbers are in another file beside the graph, as PyTorch's exporter writes them by default.
+//! External data: constants whose numbers are in another file in the folder of the graph, which is the default of
+//! PyTorch's exporter.
 //!
 //! [`inlined`] rewrites the protobuf messages that lead to such constants and copies every other field unchanged.
 
@@ -8,7 +9,7 @@ use super::BYTES_MAX;
 use super::wire::{self, BYTES, Field, next_field};
 use sterling_core::error::{Error, Result};
 
-/// A message type on the way from a file to its constants.
+/// A message type on the path from the file to the constants.
 #[derive(Clone, Copy, PartialEq)]
 enum Message {
     Model,
@@ -19,7 +20,7 @@ enum Message {
 }
 
 impl Message {
-    /// Returns the message type of a field that may lead to a constant.
+    /// Returns the message type of a field that may lead to a constant; `None` for other fields.
     fn field(self, number: u64) -> Option<Message> {
         match (self, number) {
             (Message::Model, 7) => Some(Message::Graph),
@@ -41,18 +42,19 @@ fn field<'a>(bytes: &mut &'a [u8]) -> Result<Option<Field<'a>>> {
     next_field(bytes).map_err(|malformed| malformed.of("message"))
 }
 
-/// Files with external data, and the ranges that constants took from them.
+/// Files with external data, and the ranges of these files that constants refer to.
 struct Files<'a> {
     read: &'a mut dyn FnMut(&str) -> Result<Vec<u8>>,
     files: BTreeMap<String, Vec<u8>>,
-    /// Range of each constant by file, with its name.
+    /// Name of the constant, per file and byte range.
     ranges: BTreeMap<(String, u64, u64), String>,
     bytes: usize,
-    /// Maximum bytes of the result.
+    /// Maximum bytes of the rewritten graph file.
     most: usize,
 }
 
-/// Returns a graph file with all external data inside. `read` returns the contents of a file beside it; names are plain.
+/// Returns a graph file that contains all external data. `read` returns the contents of another file in the folder;
+/// file names have no path.
 ///
 /// # Errors
 /// `Invalid` with the constant and its file if the file is missing, too short or outside the folder, if ranges of two constants
@@ -62,7 +64,7 @@ pub fn inlined(bytes: Vec<u8>, read: &mut dyn FnMut(&str) -> Result<Vec<u8>>) ->
 }
 
 fn inlined_within(most: usize, bytes: Vec<u8>, read: &mut dyn FnMut(&str) -> Result<Vec<u8>>) -> Result<Vec<u8>> {
-    // Other malformed files are rejected where they are loaded.
+    // Other malformed files are rejected when they are loaded.
     if bytes.len() > most || wire::check(&bytes).is_err() || !has_external(Message::Model, &bytes)? {
         return Ok(bytes);
     }
@@ -132,7 +134,7 @@ impl Files<'_> {
         Ok(out)
     }
 
-    /// Returns the bytes of a constant.
+    /// Returns the bytes of a constant in a file.
     fn range(&mut self, name: &str, entries: &BTreeMap<String, String>) -> Result<&[u8]> {
         let file = entries.get("location").map_or("", String::as_str);
         if file.is_empty() || file.contains(['/', '\\', '\0']) || file.starts_with('.') {
@@ -141,9 +143,10 @@ impl Files<'_> {
             )));
         }
         let number = |key: &str| match entries.get(key) {
-            Some(text) => {
-                text.parse::<u64>().map(Some).map_err(|_| Error::invalid(format!("{key} `{text}` in `{file}`")))
-            }
+            Some(text) => text
+                .parse::<u64>()
+                .map(Some)
+                .map_err(|_| Error::invalid(format!("external data in `{file}`: {key} `{text}`, expected an integer"))),
             None => Ok(None),
         };
         let (offset, length) = (number("offset")?.unwrap_or(0), number("length")?);
@@ -155,7 +158,9 @@ impl Files<'_> {
         let size = contents.len() as u64;
         let length = length.unwrap_or_else(|| size.saturating_sub(offset));
         let end = offset.checked_add(length).filter(|&end| end <= size).ok_or_else(|| {
-            Error::invalid(format!("{length} bytes from byte {offset} of `{file}`, which has {size} bytes"))
+            Error::invalid(format!(
+                "external data of {length} bytes from byte {offset} exceeds `{file}`, which has {size} bytes"
+            ))
         })?;
         self.bytes = self.bytes.saturating_add(length as usize);
         if self.bytes > self.most {
@@ -167,7 +172,7 @@ impl Files<'_> {
         Ok(&contents[offset as usize..end as usize])
     }
 
-    /// Rejects ranges that overlap in part. Constants may share a range.
+    /// Rejects ranges of constants that partly overlap. Several constants may refer to the same range.
     fn check_overlaps(&self) -> Result<()> {
         let mut last: Option<(&(String, u64, u64), &String)> = None;
         for (range, name) in &self.ranges {
@@ -184,7 +189,7 @@ impl Files<'_> {
     }
 }
 
-/// Reads a key with its value.
+/// Reads an entry as a key and a value.
 fn pair(mut entry: &[u8]) -> Result<(String, String)> {
     let (mut key, mut value) = (String::new(), String::new());
     while let Some(field) = field(&mut entry)? {
@@ -285,7 +290,7 @@ mod tests {
             (&[("location", FILE), ("length", "x")], "length `x`"),
             (
                 &[("location", FILE), ("offset", "20"), ("length", "8")],
-                "8 bytes from byte 20 of `user.onnx.data`, which has 24",
+                "8 bytes from byte 20 exceeds `user.onnx.data`, which has 24",
             ),
             (&[("location", FILE), ("offset", "18446744073709551615"), ("length", "2")], "which has 24 bytes"),
         ] {

@@ -1,9 +1,9 @@
-//! Deviations of the fallback runtime from the ONNX specification.
+//! Deviations of the fallback runtime (`rten`) from the ONNX specification.
 //!
-//! `rten` stores 64-bit integers in 32 bits, with saturation when it converts them, and booleans as integers. It computes in f32
-//! instead of half precision. Sample rows do not show this, because a deviation needs numbers that are not among
-//! them. The ranges of all values are therefore derived from the file: a node whose integers may exceed 32 bits is a
-//! deviation, unless saturation does not change its result.
+//! `rten` stores 64-bit integers in 32 bits, with saturation, stores booleans as integers, and computes in f32 instead
+//! of half precision. Sample rows may not show a deviation, because it needs particular numbers. The ranges of all
+//! values are therefore derived from the file: a node whose integers may exceed 32 bits is a deviation, unless
+//! saturation does not change the node's result.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use rten_onnx::onnx::{DataType, GraphProto, NodeProto, TensorProto, ValueInfoPro
 use super::check::{constant, integers, sets_shape, shown};
 use crate::dense::ElementTypes;
 
-/// Maximum count of numbers that one operation sums: more than a value may have.
+/// Maximum count of numbers that one operation sums; no value may have more numbers.
 const SUMMED_MAX: f64 = (1u64 << 28) as f64;
 const LEAST: f64 = i32::MIN as f64;
 const MOST: f64 = i32::MAX as f64;
@@ -24,7 +24,8 @@ struct Range {
     high: f64,
     /// True if all numbers are integers.
     is_whole: bool,
-    /// True if the numbers depend on those of an input, not on its shape alone. Sample rows compare all others.
+    /// True if the numbers depend on the numbers of an input, not only on its shape. Validation with sample rows covers
+    /// all other values.
     is_data: bool,
 }
 
@@ -43,7 +44,7 @@ impl Range {
         self.low >= LEAST && self.high <= MOST
     }
 
-    /// Returns whether no number of the range is one that saturation makes.
+    /// Returns whether the range excludes the two numbers that result from saturation.
     fn is_inside(&self) -> bool {
         self.low > LEAST && self.high < MOST
     }
@@ -67,7 +68,7 @@ impl Range {
     }
 }
 
-/// Returns the first node that the runtime evaluates differently, and the difference.
+/// Returns the first node that the runtime evaluates differently, and a description of the difference.
 pub(super) fn misread(graph: &GraphProto) -> Option<String> {
     let mut reader = Reader::default();
     for tensor in &graph.initializer {
@@ -106,20 +107,21 @@ impl<'a> Reader<'a> {
         self.ranges.insert(name, if is_mask { Range::of(0.0, 1.0).whole() } else { Range::ANY });
     }
 
-    /// Records the outputs of a node; returns how the runtime evaluates it differently, if it does.
+    /// Records the outputs of a node; returns a description if the runtime evaluates the node differently.
     fn add_node(&mut self, node: &'a NodeProto) -> Option<String> {
         self.types.add_node(node);
         let how = self.deviation(node);
         let first = self.range(node);
+        let has_indices = matches!(node.op_type.as_deref(), Some("TopK" | "MaxPool"));
         for (n, name) in node.output.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
             let kind = self.types.of(name);
             let range = match kind {
-                // Indices beside values.
-                Some(DataType::INT64) if n > 0 => Range { low: 0.0, high: SUMMED_MAX, ..first },
+                // The second output of these operators holds indices.
+                Some(DataType::INT64) if n > 0 && has_indices => Range { low: 0.0, high: SUMMED_MAX, ..first },
                 _ => first,
             };
             let range = match kind {
-                // Integers of 32 bits and less wrap as in ONNX.
+                // Integers of 32 bits and less wrap around as in ONNX.
                 Some(DataType::INT32) if !range.fits() => Range { low: LEAST, high: MOST, ..range },
                 Some(DataType::BOOL) => Range { low: 0.0, high: 1.0, ..range },
                 _ => range,
@@ -142,30 +144,30 @@ impl<'a> Reader<'a> {
     fn deviation(&self, node: &NodeProto) -> Option<String> {
         let operator = node.op_type.as_deref().unwrap_or("");
         match operator {
-            "Sign" => return Some("it makes 1 for 0, expected 0".into()),
+            "Sign" => return Some("Sign returns 1 for 0, expected 0".into()),
             "ArgMax" | "ArgMin" => {
-                return Some("it makes the place of the last of equal values, expected the first".into());
+                return Some("the runtime returns the index of the last of equal values, expected the first".into());
             }
             _ => {}
         }
         let made = node.output.first().and_then(|name| self.types.of(name));
         let is_half = |kind: Option<DataType>| matches!(kind, Some(DataType::FLOAT16 | DataType::BFLOAT16));
         if is_half(made) && !(moves(operator) && (node.input.is_empty() || is_half(self.kind(node, 0)))) {
-            return Some("it computes in f32, expected results rounded to half precision".into());
+            return Some("the runtime computes in f32, expected results rounded to half precision".into());
         }
         if ["Cast", "CastLike"].contains(&operator)
             && made == Some(DataType::BOOL)
             && self.input(node, 0).is_none_or(|of| !of.is_whole || of.low < 0.0 || of.high > 1.0)
         {
-            return Some("it keeps numbers other than 0 and 1, expected a boolean".into());
+            return Some("the runtime keeps numbers other than 0 and 1, expected a boolean".into());
         }
         self.saturation(node, operator, made)
     }
 
-    /// Describes an integer beyond 32 bits that a node reads or makes, if it changes the node's result.
+    /// Describes a node's input or result with integers beyond 32 bits, if saturation changes the node's result.
     fn saturation(&self, node: &NodeProto, operator: &str, made: Option<DataType>) -> Option<String> {
         let beyond = |of: &Range, what: &str| {
-            Some(format!("{what} from {:e} to {:e}, which it keeps in 32 bits", of.low, of.high))
+            Some(format!("{what} from {:e} to {:e}, which the runtime stores in 32 bits", of.low, of.high))
         };
         let all: Vec<Range> = (0..node.input.len()).filter_map(|n| self.input(node, n)).collect();
         for n in 0..node.input.len() {
@@ -176,18 +178,18 @@ impl<'a> Reader<'a> {
             let is_compared =
                 ["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"].contains(&operator) && all.len() == 2;
             if !(is_compared && all.iter().any(Range::is_inside)) {
-                return beyond(&range, &format!("`{}` has integers", node.input[n]));
+                return beyond(&range, &format!("`{}` is an int64 tensor with integers", node.input[n]));
             }
         }
         let is_source = ["Cast", "CastLike", "Where", "OneHot"].contains(&operator);
         let range = self.range(node);
         if made == Some(DataType::INT64) && !is_source && !keeps_saturated(operator, 0) && !range.fits() {
-            return beyond(&range, "it makes integers");
+            return beyond(&range, "the result is an int64 tensor with integers");
         }
         None
     }
 
-    /// Returns the range of the first output.
+    /// Returns the range of the node's first output.
     fn range(&self, node: &NodeProto) -> Range {
         let operator = node.op_type.as_deref().unwrap_or("");
         let input = |n: usize| self.input(node, n).unwrap_or(Range::ANY);
@@ -216,6 +218,8 @@ impl<'a> Reader<'a> {
                 Range { low: a.low.trunc(), high: a.high.trunc(), ..a }.whole()
             }
             "TopK" => a,
+            // The results go from the first input to the second input, in steps of the third one.
+            "Range" => Range { is_whole: a.is_whole && input(2).is_whole, ..a.join(input(1)) },
             "Where" => input(1).join(input(2)),
             "OneHot" => input(2),
             "Add" | "Sum" => folded(|a, b| a.ends(b, |x, y| x + y)),
@@ -226,16 +230,20 @@ impl<'a> Reader<'a> {
             "Clip" => {
                 let attribute = |name: &str| {
                     let own = node.attribute.iter().find(|a| a.name.as_deref() == Some(name));
-                    own.and_then(|a| a.f).map(|x| Range::of(x.into(), x.into()))
+                    own.and_then(|a| a.f).map(|x| Range { is_whole: x.fract() == 0.0, ..Range::of(x.into(), x.into()) })
                 };
                 let (least, most) =
                     (self.input(node, 1).or(attribute("min")), self.input(node, 2).or(attribute("max")));
+                let is_whole = [Some(a), least, most].into_iter().flatten().all(|range| range.is_whole);
+                let a = Range { is_whole, ..a };
                 let low = least.map_or(a, |x| Range { low: a.low.max(x.low), high: a.high.max(x.high), ..a });
                 most.map_or(low, |x| Range { low: low.low.min(x.low), high: low.high.min(x.high), ..low })
             }
             "Div" if a.is_whole && (input(1).low >= 1.0 || input(1).high <= -1.0) => {
                 let most = a.high.max(-a.low);
-                Range { low: if a.low >= 0.0 && input(1).low > 0.0 { 0.0 } else { -most }, high: most, ..a }
+                let low = if a.low >= 0.0 && input(1).low > 0.0 { 0.0 } else { -most };
+                // Only a division of integers has integer results.
+                Range { low, high: most, is_whole: false, ..a }
             }
             "Mod" => {
                 let by = input(1);
@@ -246,8 +254,12 @@ impl<'a> Reader<'a> {
             "ReduceL1" | "ReduceSumSquare" if a.low >= 0.0 && a.high <= 1.0 => counted(a),
             "ReduceMax" | "ReduceMin" => a,
             "ReduceMean" => Range { is_whole: false, ..a },
-            "MatMul" | "Gemm" | "Einsum" => Range { is_whole: a.is_whole && input(1).is_whole, ..Range::ANY },
-            // The first input, padded with zeros or with numbers of another one.
+            "MatMul" | "Gemm" | "Einsum" => {
+                let mut factors = node.attribute.iter().filter_map(|attribute| attribute.f);
+                let is_whole = all().all(|range| range.is_whole) && factors.all(|x| x.fract() == 0.0);
+                Range { is_whole, ..Range::ANY }
+            }
+            // The results are numbers of the first input, of the updates, or padding.
             "Pad" | "ScatterElements" | "ScatterND" | "Scatter" | "GatherElements" | "Gather" | "GatherND" => {
                 let others = if operator == "Pad" { Some(input(2)).filter(|_| node.input.len() > 2) } else { None };
                 let updates = operator.starts_with("Scatter").then(|| input(2));
@@ -259,7 +271,8 @@ impl<'a> Reader<'a> {
             _ if moves(operator) => a,
             _ => Range::ANY,
         };
-        // Sizes and what follows from them and constants is the same for all rows, which sample rows compare.
+        // Sizes, and values computed from sizes and constants, are the same for all rows, so sample rows reveal
+        // deviations.
         let is_of_shapes = !is_data && !matches!(operator, "Constant" | "ConstantOfShape");
         let constants = all().all(|range| range.fits());
         match is_of_shapes && constants && !made.fits() {
@@ -273,7 +286,7 @@ fn is_integer(kind: DataType) -> bool {
     !matches!(kind, DataType::FLOAT | DataType::DOUBLE | DataType::FLOAT16 | DataType::BFLOAT16)
 }
 
-/// Returns whether an operator's results are among the numbers of its first input.
+/// Returns whether an operator's results are among the numbers of the first input.
 fn moves(operator: &str) -> bool {
     matches!(
         operator,
@@ -282,8 +295,8 @@ fn moves(operator: &str) -> bool {
         || matches!(operator, "Pad" | "ScatterElements" | "ScatterND" | "Trilu" | "ReverseSequence" | "Dropout")
 }
 
-/// Returns whether an operator's result for a saturated integer as input `n` is the saturated result, or the same one: moves,
-/// extremes, and indices, which lie outside every axis.
+/// Returns whether an operator with a saturated integer as input `n` returns that integer, or the correct result:
+/// operators that move numbers, extremes, and indices, which select nothing either way.
 fn keeps_saturated(operator: &str, n: usize) -> bool {
     match operator {
         "Max" | "Min" | "Clip" | "ReduceMax" | "ReduceMin" | "Shape" | "Size" => true,

@@ -1,14 +1,14 @@
-//! ONNX files: inputs, outputs and safety checks before a runtime loads them.
+//! ONNX files: reads inputs and outputs, and checks that a runtime can safely load the file.
 //!
-//! A file may be malformed in ways that end the process: unbounded nesting, thousands of nodes deep, or
-//! shapes that grow with the numbers of a request. [`read`] rejects what the file alone reveals:
+//! A malformed file may end the process: by unbounded nesting, by chains of thousands of nodes, or by shapes that grow
+//! with the numbers of a request. [`read`] rejects what the file alone reveals:
 //!
 //! 1. `external`: constants in other files are moved into the graph file before it is read.
-//! 2. `wire`: messages nest as deeply as ONNX needs for a graph without control flow, no deeper.
-//! 3. `check`: nodes in order, each name defined once, complete constants, shapes that follow from shapes.
-//! 4. `misread`: nodes that the fallback runtime evaluates differently from the specification, for graphs that it runs.
+//! 2. `wire`: messages nest no deeper than ONNX needs for a graph without control flow.
+//! 3. `check`: topological order, each name defined once, complete constants, shapes that follow from shapes.
+//! 4. `misread`: nodes that the fallback runtime evaluates differently from the specification, if it runs the graph.
 //!
-//! `sterling_snapshot::sandbox` covers what only execution reveals.
+//! `sterling_snapshot::sandbox` detects what only execution reveals.
 
 mod check;
 mod external;
@@ -23,12 +23,12 @@ use rten_onnx::onnx::{DataType, ModelProto, ValueInfoProto};
 
 use sterling_core::error::{Error, Result};
 
-/// Maximum file size in bytes, with external data: half of ONNX's own limit.
+/// Maximum file size in bytes, including external data: half of ONNX's own limit.
 pub const BYTES_MAX: usize = 1 << 30;
-/// Supported opsets: from the first with broadcasting operands to the last that models were tested with.
+/// Supported opsets: from the first opset with broadcasting to the last opset that models were tested with.
 const OPSETS: RangeInclusive<i64> = 7..=25;
 
-/// An input or output of a graph. `None` stands for a size that differs between runs.
+/// An input or output of a graph. In the shape, `None` is a size that differs between runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
     /// Name in the file.
@@ -45,7 +45,7 @@ pub(super) struct Ports {
     pub(super) misread: Option<String>,
 }
 
-/// Checks a file without running it.
+/// Checks a file without running the graph.
 ///
 /// # Errors
 /// `Invalid` with the invalid node, constant, input or output.
@@ -56,7 +56,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Ports> {
     }
     wire::check(bytes).map_err(|e| unusable(&e))?;
     let model = ModelProto::parse_buf(bytes).map_err(|e| unusable(&e))?;
-    let graph = model.graph.as_ref().ok_or_else(|| unusable(&"a file without a graph"))?;
+    let graph = model.graph.as_ref().ok_or_else(|| unusable(&"the file has no graph"))?;
     check_opset(&model)?;
     check::graph(graph)?;
     let is_constant = |value: &&ValueInfoProto| graph.initializer.iter().any(|tensor| tensor.name == value.name);
@@ -93,7 +93,9 @@ fn port(value: &ValueInfoProto) -> Result<Port> {
     let Some(shape) = &tensor.shape else { return Ok(Port { name, shape: None }) };
     let size = |dim: &rten_onnx::onnx::Dimension| match dim.dim_value {
         None => Ok(None),
-        Some(n) => usize::try_from(n).map(Some).map_err(|_| Error::invalid(format!("`{name}` has a dimension of {n}"))),
+        Some(n) => usize::try_from(n)
+            .map(Some)
+            .map_err(|_| Error::invalid(format!("`{name}` has a dimension of {n}, expected 0 or more"))),
     };
     Ok(Port { shape: Some(shape.dim.iter().map(size).collect::<Result<_>>()?), name })
 }

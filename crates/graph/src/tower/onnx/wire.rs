@@ -1,8 +1,9 @@
-//! Protobuf messages of a file: the fields of one, and a check of their nesting before a parser that recurses without limit.
+//! Protobuf messages of a file: reads the fields of a message, and checks nesting before a parser that recurses without
+//! limit.
 
 use sterling_core::error::{Error, Result};
 
-/// An ONNX message type: its fields with messages that may lead back to it, and their types.
+/// An ONNX message type, with its fields that may contain the type itself or that are forbidden.
 struct Message {
     name: &'static str,
     parts: &'static [(u64, Part)],
@@ -10,7 +11,7 @@ struct Message {
 
 enum Part {
     Within(&'static Message),
-    /// Not allowed in any file; the text describes it.
+    /// A field that no file may have; the text describes the field in the error.
     Never(&'static str),
 }
 
@@ -52,7 +53,7 @@ static TYPE: Message = Message {
     ],
 };
 
-/// Rejects truncated files and unbounded nesting.
+/// Rejects truncated files and files with unbounded nesting.
 pub(super) fn check(bytes: &[u8]) -> Result<()> {
     walk(&MODEL, bytes)
 }
@@ -61,7 +62,9 @@ fn walk(message: &Message, mut bytes: &[u8]) -> Result<()> {
     while let Some(field) = next_field(&mut bytes).map_err(|malformed| malformed.of(message.name))? {
         match message.parts.iter().find(|(number, _)| *number == field.number) {
             Some((_, Part::Within(inner))) => walk(inner, field.payload)?,
-            Some((_, Part::Never(what))) => return Err(Error::invalid(format!("it holds {what}"))),
+            Some((_, Part::Never(what))) => {
+                return Err(Error::invalid(format!("the file holds {what}, which is not supported")));
+            }
             None => {}
         }
     }
@@ -75,38 +78,40 @@ pub(super) const BYTES: u64 = 2;
 pub(super) struct Field<'a> {
     pub(super) number: u64,
     wire_type: u64,
-    /// Its bytes, including the key.
+    /// Bytes of the field, including its key.
     pub(super) all: &'a [u8],
-    /// Its bytes after the key and a length; empty for a varint.
+    /// Bytes of the field after its key and length; empty for a varint.
     payload: &'a [u8],
-    /// Value of a varint, else 0.
+    /// Value of a varint field; 0 for other fields.
     pub(super) value: u64,
 }
 
 impl<'a> Field<'a> {
-    /// Returns the contents of a field with a length.
+    /// Returns the contents of a field with a length; `None` for other fields.
     pub(super) fn contents(&self) -> Option<&'a [u8]> {
         (self.wire_type == BYTES).then_some(self.payload)
     }
 }
 
-/// Reason why a message has no next field.
+/// Reason why the next field of a message cannot be read.
 pub(super) enum Malformed {
     CutOff,
     WireType(u64),
 }
 
 impl Malformed {
-    /// Returns the error of a message with this name.
+    /// Returns the error for a message type with this name.
     pub(super) fn of(self, message: &str) -> Error {
         Error::invalid(match self {
-            Malformed::CutOff => format!("a truncated {message}"),
-            Malformed::WireType(wire_type) => format!("a {message} with a field of wire type {wire_type}"),
+            Malformed::CutOff => format!("the {message} is truncated"),
+            Malformed::WireType(wire_type) => {
+                format!("the {message} has a field of wire type {wire_type}, expected 0, 1, 2 or 5")
+            }
         })
     }
 }
 
-/// Returns the next field of a message, and moves `bytes` behind it; `None` at the end.
+/// Returns the next field of a message, and moves `bytes` behind that field; `None` at the end.
 pub(super) fn next_field<'a>(bytes: &mut &'a [u8]) -> Result<Option<Field<'a>>, Malformed> {
     if bytes.is_empty() {
         return Ok(None);

@@ -22,7 +22,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T>, expected: &str) {
 }
 
 #[test]
-fn scores_are_the_sigmoids_of_the_graph_whatever_the_number_of_candidates() {
+fn scores_are_sigmoids_of_the_logits_for_any_number_of_candidates() {
     let (d, tasks) = (4, 2);
     let overarch = OverArch::new(graph("overarch"), &readable(d), tasks).unwrap();
     assert_eq!((overarch.declared().columns().collect::<Vec<_>>(), overarch.tasks()), (vec!["popularity"], 2));
@@ -71,7 +71,7 @@ fn blocks_of_wide_rows_have_few_rows() {
 
 #[test]
 fn a_graph_of_another_shape_is_rejected() {
-    refused(OverArch::new(graph("user"), &readable(4), 2), "user: no output `logits`; it has: query");
+    refused(OverArch::new(graph("user"), &readable(4), 2), "user: no output `logits`, expected one of: query");
     refused(OverArch::new(graph("overarch"), &readable(8), 2), "overarch: `query` has shape [?, 4], expected [?, 8]");
     refused(
         OverArch::new(graph("overarch"), &readable(4), 3),

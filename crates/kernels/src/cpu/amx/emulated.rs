@@ -2,7 +2,7 @@
 
 use super::{ROW_BYTES, ROWS, Shape, TILES, Tiles};
 
-/// Emulated tiles. They panic on operations that would be invalid instructions on a processor with AMX.
+/// Emulated tiles, which panic on operations that would be invalid instructions on a processor with AMX.
 pub(crate) struct Emulated {
     shapes: Option<[Shape; TILES]>,
     tiles: [[[u8; ROW_BYTES]; ROWS]; TILES],
@@ -25,8 +25,8 @@ impl Emulated {
     fn multiply(&mut self, c: usize, a: usize, b: usize, sum: impl Fn(u32, &[(u32, u32)]) -> u32) {
         assert!(c != a && a != b && b != c, "tiles {c}, {a} and {b} are not distinct");
         let [shape, left, right] = [c, a, b].map(|tile| self.shape(tile));
-        assert_eq!(left.row_bytes / 4, right.rows, "depths of tiles {a} and {b}");
-        assert_eq!((shape.rows, shape.row_bytes), (left.rows, right.row_bytes), "tile {c}");
+        assert_eq!(left.row_bytes / 4, right.rows, "depths of tiles {a} and {b} differ");
+        assert_eq!((shape.rows, shape.row_bytes), (left.rows, right.row_bytes), "shape of tile {c}");
         let word = |row: &[u8; ROW_BYTES], n: usize| {
             u32::from_le_bytes([row[4 * n], row[4 * n + 1], row[4 * n + 2], row[4 * n + 3]])
         };
@@ -51,7 +51,7 @@ impl Tiles for Emulated {
     fn configure(&mut self, shapes: &[Shape; TILES]) {
         for shape in shapes {
             assert!(shape.rows <= ROWS && shape.row_bytes <= ROW_BYTES, "a shape larger than a tile");
-            assert_eq!(shape.rows == 0, shape.row_bytes == 0, "half a shape");
+            assert_eq!(shape.rows == 0, shape.row_bytes == 0, "rows without bytes, or bytes without rows");
         }
         self.shapes = Some(*shapes);
         self.tiles = [[[0; ROW_BYTES]; ROWS]; TILES];

@@ -24,8 +24,8 @@ pub(crate) fn are_there() -> bool {
         && (palette.ecx & 0xffff) as usize == ROWS
 }
 
-/// Requests permission for the threads of this process to use tiles, whose state is 8 KiB per thread. Returns false if it is
-/// denied.
+/// Requests permission for the threads of this process to use tiles, whose state is 8 KiB per thread. Returns false if
+/// the system denies the permission.
 #[cfg(target_os = "linux")]
 pub(crate) fn permit() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
@@ -34,7 +34,7 @@ pub(crate) fn permit() -> bool {
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 }
 }
 
-/// Only Linux is supported.
+/// Denies the permission: AMX is supported on Linux only.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn permit() -> bool {
     false
@@ -50,10 +50,10 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-/// Tiles of the thread that created it; released on drop.
+/// Tiles of the thread that created this value; released on drop.
 ///
-/// The numbers stay in tile registers between two instructions; the compiler does not know about these registers. It
-/// never uses these registers itself, because no code of this program is compiled for AMX.
+/// The numbers stay in tile registers between two instructions; the compiler does not know about these registers. Compiled code
+/// never uses these registers otherwise, because no code of this program is compiled for AMX.
 pub(crate) struct Instructions {
     shapes: [Shape; TILES],
     of_thread: PhantomData<*const ()>,
@@ -81,7 +81,7 @@ impl Drop for Instructions {
 /// Tiles exist and are configured, and the rows are readable.
 #[inline(always)]
 unsafe fn load_from<const T: usize>(from: *const u8, stride: usize) {
-    // SAFETY: this function's conditions.
+    // SAFETY: this function's `# Safety` conditions hold.
     unsafe {
         asm!(
             "tileloadd tmm{t}, [{from} + {stride}*1]",

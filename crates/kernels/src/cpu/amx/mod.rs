@@ -29,12 +29,12 @@ pub(super) enum Source {
     Emulated { wrong: bool },
 }
 
-/// Part of a tile that is in use.
+/// Rows and bytes of a tile that are in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// At most [`ROWS`].
+    /// Number of rows, at most [`ROWS`].
     pub(super) rows: usize,
-    /// At most [`ROW_BYTES`].
+    /// Number of bytes per row, at most [`ROW_BYTES`].
     pub(super) row_bytes: usize,
 }
 
@@ -56,9 +56,9 @@ pub(super) struct Rows<'a> {
     pub(super) stride: usize,
 }
 
-/// Tiles of a thread, each named by an index below [`TILES`]. They are unusable until [`Tiles::configure`].
+/// Tiles of a thread, each named by an index below [`TILES`]. Tiles are unusable until [`Tiles::configure`].
 pub(super) trait Tiles {
-    /// Sets the shapes of all tiles and fills them with zeros.
+    /// Sets the shapes of all tiles and fills the tiles with zeros.
     ///
     /// # Panics
     /// If a shape is larger than a tile.
@@ -70,13 +70,13 @@ pub(super) trait Tiles {
     /// Fills a tile with rows that start `stride` bytes apart; a stride of 0 repeats one row.
     ///
     /// # Panics
-    /// If `from` is shorter.
+    /// If `from` is shorter than the rows of the tile.
     fn load<const T: usize>(&mut self, from: &[u8], stride: usize);
 
     /// Writes the rows of a tile `stride` bytes apart.
     ///
     /// # Panics
-    /// If `to` is shorter.
+    /// If `to` is shorter than the rows of the tile.
     fn store<const T: usize>(&self, to: &mut [u8], stride: usize);
 
     /// Adds to `C` `[M, N]` in f32 the product of `A` `[M, K]` and `B` `[K, N]` in pairs of bf16 (`tdpbf16ps`). Each number of
@@ -89,7 +89,7 @@ pub(super) trait Tiles {
     /// 16 more of tile 7. Tiles 0 and 1 are the upper rows, 2 and 3 the lower ones.
     ///
     /// # Panics
-    /// If a factor is shorter.
+    /// If a factor is shorter than its rows of all steps.
     #[inline(always)]
     fn add_steps<const TALL: bool, const WIDE: bool>(&mut self, left: Rows<'_>, right: Rows<'_>, count: usize) {
         for step in 0..count {

@@ -22,7 +22,7 @@ use crate::cpu::amx::{Instructions, ROW_BYTES, ROWS, Rows, Shape, TILES, Tiles};
 const SUMS_STRIDE: usize = PANEL * 4;
 
 thread_local! {
-    /// Sums of two places, `[2, 2 * ROWS, PANEL]`, per thread.
+    /// Sums of two tile blocks, `[2, 2 * ROWS, PANEL]`, per thread.
     static SUMS: std::cell::RefCell<Lines> = std::cell::RefCell::default();
 }
 
@@ -45,7 +45,7 @@ impl Place {
 /// AMX is present and permitted, the thread uses no tiles, and the CPU has AVX-512 F, BW, VL and BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn product(product: &Product<'_>, out: &mut [f32], stride: usize) {
-    // SAFETY: this function's conditions.
+    // SAFETY: this function's `# Safety` conditions hold.
     let mut tiles = unsafe { Instructions::new() };
     product_by(&mut tiles, product, out, stride, |sums, width, out, stride| {
         match (product.result, product.relu, width == PANEL) {
@@ -83,7 +83,7 @@ fn finish<const PAIRS: bool, const RELU: bool, const WHOLE: bool>(
             let mut first = _mm512_maskz_loadu_ps(low, sums.as_ptr());
             let mut second = _mm512_maskz_loadu_ps(high, sums.as_ptr().add(LANES));
             if RELU {
-                // With the number as second operand, NaN stays NaN.
+                // `max` returns its second operand if one is NaN, so NaN sums stay NaN.
                 first = _mm512_max_ps(_mm512_setzero_ps(), first);
                 second = _mm512_max_ps(_mm512_setzero_ps(), second);
             }
@@ -125,7 +125,7 @@ fn product_by<T: Tiles>(
     stride: usize,
     finish: impl Fn(&[[f32; PANEL]], usize, &mut [f32], usize),
 ) {
-    // Taken rather than borrowed in a closure, which would be compiled without the target features of its caller.
+    // The buffer is taken, not borrowed in a closure: a closure would be compiled without the target features of its caller.
     let mut lines = SUMS.take();
     if lines.numbers().is_empty() {
         lines = Lines::new(2 * 2 * ROWS * PANEL);
@@ -161,7 +161,7 @@ fn product_by<T: Tiles>(
     SUMS.set(lines);
 }
 
-/// Computes the sums of a place.
+/// Computes the sums of a tile block.
 #[inline(always)]
 fn sum<T: Tiles>(tiles: &mut T, product: &Product<'_>, place: Place, to: &mut [f32]) {
     let Place { height, is_tall, column, .. } = place;
@@ -213,7 +213,7 @@ fn steps<T: Tiles>(tiles: &mut T, part: &Part<'_>, place: Place, is_wide: bool) 
     }
 }
 
-/// Writes the sums of a place to the result.
+/// Writes the sums of a tile block to the result.
 #[inline(always)]
 fn finish_place(
     product: &Product<'_>,

@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::maps;
+use super::normalize::{self, Norm};
 use super::operands::{Binary, EqualFold, Fold, Keys, LANES, MapTarget, Operand, PANEL, PairRows, Product, Unary};
 use super::recurrent::{self, CellStep};
 
@@ -22,7 +23,7 @@ pub(super) unsafe fn product(product: &Product<'_>, out: &mut [f32], stride: usi
     for number in 0..tiles {
         let rows = (product.rows - row).div_ceil(tiles - number);
         for column in (0..product.columns).step_by(LANES) {
-            // SAFETY: this function's conditions; the tile lies inside the result.
+            // SAFETY: this function's `# Safety` conditions hold; the tile lies inside the result.
             unsafe {
                 match rows {
                     1 => tile::<1>(product, out, stride, row, column),
@@ -74,17 +75,17 @@ unsafe fn tile<const M: usize>(product: &Product<'_>, out: &mut [f32], stride: u
     }
     let width = LANES.min(product.columns - column);
     for (m, sum) in sums.iter().enumerate() {
-        let mut whole = [0f32; LANES];
+        let mut complete = [0f32; LANES];
         for (v, &sum) in sum.iter().enumerate() {
-            // With the number as second operand, NaN stays NaN.
+            // `max` returns its second operand if one is NaN, so NaN sums stay NaN.
             let sum = if product.relu { _mm256_max_ps(_mm256_setzero_ps(), sum) } else { sum };
             // SAFETY: two registers fill the 16 numbers.
-            unsafe { _mm256_storeu_ps(whole.as_mut_ptr().add(v * WIDTH), sum) };
+            unsafe { _mm256_storeu_ps(complete.as_mut_ptr().add(v * WIDTH), sum) };
         }
         let first = (row + m) * stride + column;
         match width {
-            LANES => out[first..first + LANES].copy_from_slice(&whole),
-            _ => out[first..first + width].copy_from_slice(&whole[..width]),
+            LANES => out[first..first + LANES].copy_from_slice(&complete),
+            _ => out[first..first + width].copy_from_slice(&complete[..width]),
         }
     }
 }
@@ -115,6 +116,20 @@ pub(super) unsafe fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
     maps::fold(f, input, count, target);
+}
+
+/// # Safety
+/// As [`map1`].
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn softmax(numbers: &mut [f32], width: usize) {
+    normalize::softmax::<true>(numbers, width, normalize::max, normalize::sum);
+}
+
+/// # Safety
+/// As [`map1`].
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn norm(norm: &Norm<'_>, input: &Operand<'_>, target: &mut MapTarget<'_>) {
+    normalize::norm(norm, input, target, normalize::sum, normalize::sum_of_squares);
 }
 
 /// # Safety

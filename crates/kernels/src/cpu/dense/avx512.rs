@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::maps;
+use super::normalize::{self, Norm};
 use super::operands::{
     Binary, EQUAL_FOLDS_MAX, EqualFold, Fold, Form, Keys, LANES, Lines, MapTarget, Operand, PANEL, PairRows, Product,
     Unary, Weights,
@@ -16,7 +17,7 @@ fn multiply_add(sum: __m512, x: __m512, weights: __m512) -> __m512 {
     _mm512_fmadd_ps(x, weights, sum)
 }
 
-/// Placeholder that is never called: f32 factors have no results in pairs (`Kernels::product` checks it).
+/// Placeholder that is never called: f32 factors have no results in pairs (`Kernels::product` rejects them).
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn no_pairs(first: __m512, _: __m512) -> __m512 {
@@ -24,6 +25,76 @@ fn no_pairs(first: __m512, _: __m512) -> __m512 {
 }
 
 tiles!("avx512f,avx512bw,avx512vl", multiply_add, no_pairs);
+
+/// Maximum number of columns that half a register holds.
+pub(super) const HALF: usize = LANES / 2;
+
+/// Product with at most [`HALF`] columns, in half registers: a core adds the products of two of them in the time of a complete
+/// one.
+///
+/// # Safety
+/// The CPU has AVX-512 F and VL, and FMA; the slices are as long as `Kernels::product` checks.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+pub(super) unsafe fn half(product: &Product<'_>, out: &mut [f32], stride: usize) {
+    let tiles = product.rows.div_ceil(ROWS_MAX);
+    let mut row = 0;
+    for tile in 0..tiles {
+        let rows = (product.rows - row).div_ceil(tiles - tile);
+        // SAFETY: this function's conditions; the tile lies inside the result.
+        unsafe {
+            match rows {
+                1 => half_tile::<1>(product, out.as_mut_ptr(), row, stride),
+                2 => half_tile::<2>(product, out.as_mut_ptr(), row, stride),
+                3 => half_tile::<3>(product, out.as_mut_ptr(), row, stride),
+                4 => half_tile::<4>(product, out.as_mut_ptr(), row, stride),
+                5 => half_tile::<5>(product, out.as_mut_ptr(), row, stride),
+                6 => half_tile::<6>(product, out.as_mut_ptr(), row, stride),
+                7 => half_tile::<7>(product, out.as_mut_ptr(), row, stride),
+                8 => half_tile::<8>(product, out.as_mut_ptr(), row, stride),
+                9 => half_tile::<9>(product, out.as_mut_ptr(), row, stride),
+                10 => half_tile::<10>(product, out.as_mut_ptr(), row, stride),
+                11 => half_tile::<11>(product, out.as_mut_ptr(), row, stride),
+                12 => half_tile::<12>(product, out.as_mut_ptr(), row, stride),
+                13 => half_tile::<13>(product, out.as_mut_ptr(), row, stride),
+                _ => half_tile::<ROWS_MAX>(product, out.as_mut_ptr(), row, stride),
+            }
+        }
+        row += rows;
+    }
+}
+
+/// Computes the sums of `M` rows.
+///
+/// # Safety
+/// As [`half`]; the rows lie inside the result.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+#[inline]
+unsafe fn half_tile<const M: usize>(product: &Product<'_>, out: *mut f32, row: usize, stride: usize) {
+    let mut sums = [_mm256_setzero_ps(); M];
+    if !product.bias.is_empty() {
+        // SAFETY: a bias holds a complete register.
+        sums = [unsafe { _mm256_loadu_ps(product.bias.as_ptr()) }; M];
+    }
+    for part in product.parts {
+        let rows = part.rows.as_ptr().wrapping_add(row * part.stride);
+        for k in 0..part.depth {
+            // SAFETY: weights reach to the last register of the last row (`super::operands::reach`).
+            let weights = unsafe { _mm256_loadu_ps(part.weights.numbers.as_ptr().add(k * part.weights.row_stride)) };
+            for (m, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: all rows of a part hold `depth` numbers.
+                let x = _mm256_set1_ps(unsafe { *rows.add(m * part.stride + k) });
+                *sum = _mm256_fmadd_ps(x, weights, *sum);
+            }
+        }
+    }
+    let mask = lanes(product.columns) as __mmask8;
+    for (m, sum) in sums.into_iter().enumerate() {
+        // With the number as second operand, NaN stays NaN.
+        let sum = if product.relu { _mm256_max_ps(_mm256_setzero_ps(), sum) } else { sum };
+        // SAFETY: the masked numbers lie inside the result.
+        unsafe { _mm256_mask_storeu_ps(out.add((row + m) * stride), mask, sum) };
+    }
+}
 
 /// # Safety
 /// The CPU has AVX-512 F, BW and VL, and FMA.
@@ -40,23 +111,24 @@ pub(super) unsafe fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &
 }
 
 /// Returns the larger numbers; NaN if either is NaN.
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 #[inline]
 fn larger(x: __m512, y: __m512) -> __m512 {
-    let takes_x = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(x, y) | _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
-    _mm512_mask_blend_ps(takes_x, y, x)
+    // The instruction returns `y` unless `x` is larger.
+    _mm512_mask_mov_ps(_mm512_max_ps(x, y), _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x), x)
 }
 
 /// Returns the smaller numbers; NaN if either is NaN.
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 #[inline]
 fn smaller(x: __m512, y: __m512) -> __m512 {
     let takes_x = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, y) | _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
     _mm512_mask_blend_ps(takes_x, y, x)
 }
 
-/// Reduces the lanes of a register by halving.
-#[target_feature(enable = "avx512f")]
+/// Reduces the lanes of a register by halving. Closures are passed by value, to functions
+/// with all features of those that make them: the compiler would not inline them otherwise.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 #[inline]
 fn joined(lanes: __m512, f: impl Fn(__m512, __m512) -> __m512) -> f32 {
     let eight = f(lanes, _mm512_shuffle_f32x4::<0b01_00_11_10>(lanes, lanes));
@@ -68,8 +140,8 @@ fn joined(lanes: __m512, f: impl Fn(__m512, __m512) -> __m512) -> f32 {
 /// Loads the first numbers of a register and pads them with zeros.
 ///
 /// # Panics
-/// If there are more than 16.
-#[target_feature(enable = "avx512f")]
+/// If there are more than 16 numbers.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 #[inline]
 fn first(numbers: &[f32]) -> (__mmask16, __m512) {
     assert!(numbers.len() <= LANES);
@@ -78,28 +150,35 @@ fn first(numbers: &[f32]) -> (__mmask16, __m512) {
     (mask, unsafe { _mm512_maskz_loadu_ps(mask, numbers.as_ptr()) })
 }
 
-#[target_feature(enable = "avx512f")]
+/// Reduces contiguous numbers in the lanes of a register, and then the lanes.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+#[inline]
+fn reduced(run: &[f32], none: f32, f: impl Fn(__m512, __m512) -> __m512 + Copy) -> f32 {
+    let (mut retained, (complete, rest)) = (_mm512_set1_ps(none), run.as_chunks::<LANES>());
+    for chunk in complete {
+        // SAFETY: a chunk fills a register.
+        retained = f(retained, unsafe { _mm512_loadu_ps(chunk.as_ptr()) });
+    }
+    if !rest.is_empty() {
+        let (mask, rest) = first(rest);
+        retained = _mm512_mask_mov_ps(retained, mask, f(retained, rest));
+    }
+    joined(retained, f)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 #[inline]
 fn folded(
     input: &Operand<'_>,
     count: usize,
     target: &mut MapTarget<'_>,
     none: f32,
-    f: impl Fn(__m512, __m512) -> __m512,
+    f: impl Fn(__m512, __m512) -> __m512 + Copy,
 ) {
     for r in 0..target.rows {
         for o in 0..target.outer {
             let run = &input.numbers[r * input.row + o * input.outer..][..count];
-            let (mut kept, (whole, rest)) = (_mm512_set1_ps(none), run.as_chunks::<LANES>());
-            for chunk in whole {
-                // SAFETY: a chunk fills a register.
-                kept = f(kept, unsafe { _mm512_loadu_ps(chunk.as_ptr()) });
-            }
-            if !rest.is_empty() {
-                let (mask, rest) = first(rest);
-                kept = _mm512_mask_mov_ps(kept, mask, f(kept, rest));
-            }
-            target.numbers[r * target.stride + o] = joined(kept, &f);
+            target.numbers[r * target.stride + o] = reduced(run, none, f);
         }
     }
 }
@@ -111,23 +190,56 @@ fn folded(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 pub(super) unsafe fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
     match f {
-        Fold::Sum => folded(input, count, target, f.of_nothing(), |x, y| _mm512_add_ps(x, y)),
-        Fold::Max => folded(input, count, target, f.of_nothing(), |x, y| larger(x, y)),
-        Fold::Min => folded(input, count, target, f.of_nothing(), |x, y| smaller(x, y)),
+        Fold::Sum => folded(input, count, target, f.identity_element(), |x, y| _mm512_add_ps(x, y)),
+        Fold::Max => folded(input, count, target, f.identity_element(), |x, y| larger(x, y)),
+        Fold::Min => folded(input, count, target, f.identity_element(), |x, y| smaller(x, y)),
     }
+}
+
+/// Computes `normalize::softmax`, bit for bit.
+///
+/// # Safety
+/// As [`map1`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+pub(super) unsafe fn softmax(numbers: &mut [f32], width: usize) {
+    let max = |run: &[f32]| reduced(run, Fold::Max.identity_element(), |x, y| larger(x, y));
+    normalize::softmax::<true>(numbers, width, max, |run| reduced(run, 0.0, |x, y| _mm512_add_ps(x, y)));
+}
+
+/// Computes `normalize::norm`, bit for bit.
+///
+/// # Safety
+/// As [`map1`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+pub(super) unsafe fn norm(norm: &Norm<'_>, input: &Operand<'_>, target: &mut MapTarget<'_>) {
+    let sum = |run: &[f32]| reduced(run, 0.0, |x, y| _mm512_add_ps(x, y));
+    normalize::norm(norm, input, target, sum, |run| sum_of_squares(run));
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+#[inline]
+fn sum_of_squares(run: &[f32]) -> f32 {
+    let (mut sums, (complete, rest)) = (_mm512_setzero_ps(), run.as_chunks::<LANES>());
+    let add = |sums: __m512, x: __m512| _mm512_add_ps(sums, _mm512_mul_ps(x, x));
+    for chunk in complete {
+        // SAFETY: a chunk fills a register.
+        sums = add(sums, unsafe { _mm512_loadu_ps(chunk.as_ptr()) });
+    }
+    // Lanes beyond the last number are zeros.
+    joined(add(sums, first(rest).1), |x, y| _mm512_add_ps(x, y))
 }
 
 /// Computes `maps::beside_equal` for all reductions in registers, with shared key comparisons.
 ///
 /// # Safety
 /// Each reduction has as many values as there are keys.
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 #[inline]
 unsafe fn beside_equal(key: __m512, keys: &[f32], folds: &[EqualFold<'_>], may_skip: bool) -> [f32; EQUAL_FOLDS_MAX] {
     let (none, one) = (_mm512_setzero_ps(), _mm512_set1_ps(1.0));
-    let mut kept = [none; EQUAL_FOLDS_MAX];
-    for (kept, fold) in kept.iter_mut().zip(folds) {
-        *kept = _mm512_set1_ps(fold.f.of_nothing());
+    let mut retained = [none; EQUAL_FOLDS_MAX];
+    for (retained, fold) in retained.iter_mut().zip(folds) {
+        *retained = _mm512_set1_ps(fold.f.identity_element());
     }
     let mut has_skipped = false;
     for at in (0..keys.len()).step_by(LANES) {
@@ -140,42 +252,43 @@ unsafe fn beside_equal(key: __m512, keys: &[f32], folds: &[EqualFold<'_>], may_s
             continue;
         }
         let truth = _mm512_maskz_mov_ps(equal, one);
-        for (kept, fold) in kept.iter_mut().zip(folds) {
+        for (retained, fold) in retained.iter_mut().zip(folds) {
             // SAFETY: there are as many values as keys.
             let values = unsafe { _mm512_maskz_loadu_ps(mask, fold.values.as_ptr().add(at)) };
-            *kept = _mm512_mask_mov_ps(*kept, mask, folded_with(fold.f, *kept, _mm512_mul_ps(truth, values)));
+            *retained =
+                _mm512_mask_mov_ps(*retained, mask, folded_with(fold.f, *retained, _mm512_mul_ps(truth, values)));
         }
     }
     let mut made = [0.0; EQUAL_FOLDS_MAX];
-    for ((made, &kept), fold) in made.iter_mut().zip(&kept).zip(folds) {
-        let kept = if has_skipped { folded_with(fold.f, kept, none) } else { kept };
+    for ((made, &retained), fold) in made.iter_mut().zip(&retained).zip(folds) {
+        let retained = if has_skipped { folded_with(fold.f, retained, none) } else { retained };
         *made = match fold.f {
-            Fold::Sum => joined(kept, |x, y| _mm512_add_ps(x, y)),
-            Fold::Max => joined(kept, |x, y| larger(x, y)),
-            Fold::Min => joined(kept, |x, y| smaller(x, y)),
+            Fold::Sum => joined(retained, |x, y| _mm512_add_ps(x, y)),
+            Fold::Max => joined(retained, |x, y| larger(x, y)),
+            Fold::Min => joined(retained, |x, y| smaller(x, y)),
         };
     }
     made
 }
 
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 #[inline]
-fn folded_with(f: Fold, kept: __m512, x: __m512) -> __m512 {
+fn folded_with(f: Fold, retained: __m512, x: __m512) -> __m512 {
     match f {
-        Fold::Sum => _mm512_add_ps(kept, x),
-        Fold::Max => larger(kept, x),
-        Fold::Min => smaller(kept, x),
+        Fold::Sum => _mm512_add_ps(retained, x),
+        Fold::Max => larger(retained, x),
+        Fold::Min => smaller(retained, x),
     }
 }
 
 /// Computes `maps::is_among` in registers.
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 #[inline]
 fn is_among(key: __m512, keys: &[f32]) -> bool {
-    let (whole, rest) = keys.as_chunks::<LANES>();
+    let (complete, rest) = keys.as_chunks::<LANES>();
     let (mask, rest) = first(rest);
     let mut found = _mm512_mask_cmp_ps_mask::<_CMP_EQ_OQ>(mask, rest, key);
-    for chunk in whole {
+    for chunk in complete {
         // SAFETY: a chunk fills a register.
         found |= _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(unsafe { _mm512_loadu_ps(chunk.as_ptr()) }, key);
     }
@@ -197,7 +310,7 @@ pub(super) unsafe fn fold_equal(keys: &Keys<'_>, folds: &[EqualFold<'_>], out: &
             out.fill(0.0);
             continue;
         }
-        // SAFETY: this function's conditions.
+        // SAFETY: this function's `# Safety` conditions hold.
         let made = unsafe { beside_equal(key, keys.shared, folds, are_finite) };
         out.copy_from_slice(&made[..out.len()]);
     }
@@ -245,7 +358,7 @@ const FEW_ROWS: usize = 4;
 /// As [`map1`]; there are at most [`FEW_COLUMNS`] columns.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 pub(super) unsafe fn few(product: &Product<'_>, out: &mut [f32], stride: usize) {
-    // Taken rather than borrowed in a closure, which would be compiled without the target features of its caller.
+    // The buffer is taken, not borrowed in a closure: a closure would be compiled without the target features of its caller.
     let mut lines = COLUMNS.take();
     let depth: usize = product.parts.iter().map(|part| part.depth.next_multiple_of(LANES)).sum();
     if lines.numbers().len() < depth * product.columns {
@@ -300,14 +413,14 @@ fn columns_of(product: &Product<'_>, depth: usize, to: &mut [f32]) {
     }
 }
 
-/// The numbers from 0 to 15.
+/// Returns the numbers from 0 to 15, one per lane.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn counted() -> __m512i {
     _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
 }
 
-/// Returns the mask of the first `count` lanes, or of all.
+/// Returns the mask of the first `count` lanes, or of all lanes if there are fewer.
 #[inline(always)]
 pub(super) fn lanes(count: usize) -> __mmask16 {
     ((1u32 << count.min(LANES)) - 1) as u16

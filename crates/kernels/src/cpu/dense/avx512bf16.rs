@@ -30,7 +30,7 @@ pub(super) fn pairs(first: __m512, second: __m512) -> __m512 {
 
 tiles!("avx512f,avx512bw,avx512vl,avx512bf16", multiply_add, pairs);
 
-/// Computes `maps::narrow`, except that subnormal numbers become 0, which is how products of pairs read them.
+/// Computes `maps::narrow`, but flushes subnormal numbers to 0, as products of bf16 pairs do.
 ///
 /// # Safety
 /// The CPU has AVX-512 F and BF16.
@@ -61,7 +61,7 @@ pub(super) unsafe fn narrow(input: &Operand<'_>, count: usize, target: &mut MapT
     }
 }
 
-/// Computes `maps::pack_narrow`, except that subnormal numbers become 0.
+/// Computes `maps::pack_narrow`, but flushes subnormal numbers to 0, as products of bf16 pairs do.
 ///
 /// # Safety
 /// The CPU has AVX-512 F, BW and BF16.

@@ -7,7 +7,7 @@ impl Kernels {
     /// Runs a chain over rows. `registers` is scratch memory that grows as needed.
     ///
     /// # Panics
-    /// If a slice is shorter than the rows, or a link reads a register that is not filled yet.
+    /// If a slice is shorter than the rows, or a step reads a register that is not filled yet.
     pub fn chain(self, chain: &Chain<'_>, rows: usize, registers: &mut Lines, out: &mut [f32], stride: usize) {
         let room = rows.next_multiple_of(LANES);
         let (read, all) = (chain.reads.len(), chain.reads.len() + chain.links.len());

@@ -1,19 +1,23 @@
 //! Kernels of compiled dense graphs: matrix products, and element-wise work on blocks of rows.
 //!
 //! **Products.** `out = parts + bias`, where a part is rows of numbers times a matrix, whose columns lie in panels of
-//! [`PANEL`] (packed once, [`pack`]) or row after row. A tile of up to 14 rows and 32 columns stays in registers through all
-//! parts. Every number is one chain of multiply-adds in the order of the parts and their depth, in every tile:
-//! a row's result does not depend on the rows beside it. If the matrix is a single column with contiguous weights, such as a
-//! user's vector, a number is the sum of 16 such chains along the depth: a single chain would use one lane of 16.
+//! [`PANEL`] (packed once, [`pack`]; a single panel is only as wide as needed) or row after row. A tile of up to 14 rows and
+//! 32 columns stays in registers through all parts. Every number is one chain of multiply-adds in the order of the parts and
+//! their depth, in every tile: a row's result does not depend on the other rows. If the matrix is a single column with
+//! contiguous weights, such as a user's vector, a number is the sum of 16 such chains along the depth: a single chain would use
+//! one lane of 16.
 //!
 //! **Pairs.** Factors may come in bf16 ([`Form::Pairs`]): a register then holds two rows of 16 columns, and a step of
 //! `vdpbf16ps` does two multiply-adds per lane, with the sums in f32; a step of AMX's `tdpbf16ps`, over panels in the
-//! same layout, does 8,192 of them (`amx.rs`). The result may be written as pairs too, the input form of the next
+//! same layout, does 8,192 multiply-adds (`amx.rs`). The result may be written as pairs too, the input form of the next
 //! product. Beyond the depth of a part, both factors are padded with zeros to a multiple of [`STEP`].
 //!
 //! **Outer products** ([`Outer`]) are summed over rows: the gradient of a matrix.
 //!
 //! **Recurrent layers** ([`CellStep`]) fuse the gates of a time step.
+//!
+//! **Softmax and layer normalization** ([`Norm`]) are fused, but computed as their separate steps would be. **Rearrangements**
+//! ([`Order`]) transpose matrices and copy ranges of numbers.
 //!
 //! **Element-wise work** is plain Rust, compiled once for each instruction set.
 
@@ -27,19 +31,24 @@ mod avx512;
 mod avx512bf16;
 mod chain;
 mod maps;
+mod normalize;
 mod operands;
 mod outer;
 mod portable;
+mod rearrange;
 mod recurrent;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
 pub use operands::{
     Binary, CHAIN_MAX, Chain, ChainLink, EQUAL_FOLDS_MAX, EqualFold, Fold, Form, Keys, LANES, Lines, MapTarget,
-    Operand, PANEL, PARTS_MAX, PairRows, Part, Product, STEP, Unary, Weights, pack, pack_pairs, pair_rows,
+    Operand, PANEL, PARTS_MAX, PairRows, Part, Product, STEP, Unary, Weights, pack, pack_pairs, packed_stride,
+    pair_rows,
 };
 
+pub use normalize::Norm;
 pub use outer::Outer;
+pub use rearrange::Order;
 pub use recurrent::{Cell, CellStep};
 
 #[cfg(all(any(test, feature = "testing"), target_arch = "x86_64"))]
@@ -51,13 +60,29 @@ use super::isa::{Isa, Kernels};
 use operands::FEW_COLUMNS;
 use operands::reach;
 
+/// Rows that are a multiple of this distance apart share sets of an L1 cache of 8 ways, and displace each other in a tile.
+#[cfg(target_arch = "x86_64")]
+const APART: usize = 512;
+/// Minimum number of rows of a product for copying them to another distance.
+#[cfg(target_arch = "x86_64")]
+const APART_ROWS_MIN: usize = 8;
+/// Rows of the widest tile.
+#[cfg(target_arch = "x86_64")]
+const TILE_ROWS: usize = 14;
+
+#[cfg(target_arch = "x86_64")]
+thread_local! {
+    /// Rows of a tile, copied to a distance at which they share no cache sets, per thread.
+    static APART_ROWS: std::cell::RefCell<Lines> = std::cell::RefCell::default();
+}
+
 macro_rules! dispatch {
     ($self:ident, $function:ident ( $($argument:expr),* )) => {
         match $self.isa {
-            // SAFETY: `Kernels` is made only after the features that these functions need were found; the wrapper checked the slices.
+            // SAFETY: `Kernels` exists only if its features were detected; the wrapper checked the slices.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { avx512::$function($($argument),*) },
-            // SAFETY: as above.
+            // SAFETY: `Kernels` exists only if its features were detected; the wrapper checked the slices.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => unsafe { avx2::$function($($argument),*) },
             _ => portable::$function($($argument),*),
@@ -66,7 +91,7 @@ macro_rules! dispatch {
 }
 
 impl Kernels {
-    /// Writes a sum of products to `out`, whose rows are `stride` apart; numbers between the columns and the stride stay.
+    /// Writes a sum of products to `out`, whose rows are `stride` apart; numbers between the columns and the stride are unchanged.
     ///
     /// # Panics
     /// If a slice is shorter than the shapes say.
@@ -80,18 +105,18 @@ impl Kernels {
             Form::Single => (columns, columns),
             Form::Pairs => (columns.next_multiple_of(PANEL) / 2, columns.next_multiple_of(PANEL)),
         };
-        assert!(stride >= room && out.len() >= (rows - 1) * stride + room, "a product longer than its target");
+        assert!(stride >= room && out.len() >= (rows - 1) * stride + room, "an output shorter than the product");
         assert!(
             product.factors == Form::Pairs || product.result == Form::Single,
-            "pairs of a product of single numbers"
+            "results in pairs need factors in pairs"
         );
-        assert!(bias.is_empty() || bias.len() >= columns.next_multiple_of(LANES), "a bias shorter than its product");
+        assert!(bias.is_empty() || bias.len() >= columns.next_multiple_of(LANES), "a bias shorter than the columns");
         for part in parts.iter().filter(|part| part.depth > 0) {
             let depth = match product.factors {
                 Form::Single => part.depth,
                 Form::Pairs => part.depth.next_multiple_of(STEP),
             };
-            assert!(part.rows.len() >= (rows - 1) * part.stride + depth, "rows shorter than their product");
+            assert!(part.rows.len() >= (rows - 1) * part.stride + depth, "rows of a part too short");
             assert!(part.weights.numbers.len() >= reach(&part.weights, depth, read), "weights too short");
         }
         #[cfg(target_arch = "x86_64")]
@@ -99,13 +124,23 @@ impl Kernels {
             && let Some(source) = self.tiles
         {
             return match source {
-                // SAFETY: the features were found; tiles are given back before a product ends.
+                // SAFETY: the CPU features were detected; tiles are released before a product ends.
                 Source::Instructions => unsafe { amx::product(product, out, stride) },
                 #[cfg(any(test, feature = "testing"))]
                 Source::Emulated { wrong } => amx::product_emulated(&mut Emulated::new(wrong), product, out, stride),
             };
         }
-        // For a few columns of a shallow product, transposing them costs more than it saves.
+        #[cfg(target_arch = "x86_64")]
+        if let &[part] = parts
+            && product.factors == Form::Single
+            && self.isa == Isa::Avx512
+            && rows >= APART_ROWS_MIN
+            && columns > PANEL
+            && part.stride.is_multiple_of(APART)
+        {
+            return self.product_apart(product, &part, out, stride);
+        }
+        // For a few columns of a shallow product, transposing the columns costs more than it saves.
         #[cfg(target_arch = "x86_64")]
         let is_few = columns <= FEW_COLUMNS && parts.iter().map(|part| part.depth).sum::<usize>() >= 2 * LANES;
         let is_column = columns == 1 && parts.iter().all(|part| part.weights.row_stride == 1);
@@ -116,12 +151,43 @@ impl Kernels {
             Form::Single if self.isa == Isa::Avx512 && is_few => unsafe {
                 avx512::few(product, out, stride);
             },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Form::Single if self.isa == Isa::Avx512 && columns <= avx512::HALF => unsafe {
+                avx512::half(product, out, stride);
+            },
             Form::Single => dispatch!(self, product(product, out, stride)),
             // SAFETY: the feature was found; the slices are checked above.
             #[cfg(target_arch = "x86_64")]
             Form::Pairs if self.has_bf16 => unsafe { avx512bf16::product(product, out, stride) },
             Form::Pairs => portable::product_of_pairs(product, out, stride),
         }
+    }
+
+    /// Computes a product whose rows share sets of the L1 cache, from copies of the rows that do not share sets.
+    #[cfg(target_arch = "x86_64")]
+    fn product_apart(self, product: &Product<'_>, part: &Part<'_>, out: &mut [f32], stride: usize) {
+        let apart = part.depth + LANES;
+        APART_ROWS.with_borrow_mut(|lines| {
+            if lines.numbers().len() < TILE_ROWS * apart {
+                *lines = Lines::new(TILE_ROWS * apart);
+            }
+            let tiles = product.rows.div_ceil(TILE_ROWS);
+            let mut row = 0;
+            for tile in 0..tiles {
+                // Tiles of nearly equal height, as in `tiles.rs`.
+                let rows = (product.rows - row).div_ceil(tiles - tile);
+                for (n, to) in lines.numbers_mut().chunks_exact_mut(apart).enumerate().take(rows) {
+                    to[..part.depth].copy_from_slice(&part.rows[(row + n) * part.stride..][..part.depth]);
+                }
+                let part = Part { rows: lines.numbers(), stride: apart, ..*part };
+                // SAFETY: the features were found; the caller checked the slices.
+                unsafe {
+                    avx512::product(&Product { rows, parts: &[part], ..*product }, &mut out[row * stride..], stride)
+                };
+                row += rows;
+            }
+        });
     }
 
     /// Converts the first `count` numbers of each row of `input` to bf16 pairs, and fills the rest of the output row with zeros.
@@ -150,7 +216,7 @@ impl Kernels {
         dispatch!(self, pack_narrow(matrix, depth, columns, rows, out))
     }
 
-    /// Turns every number of `input` into `f` of it.
+    /// Applies `f` to every number of `input`.
     ///
     /// # Panics
     /// If a slice is shorter than the shapes say.
@@ -158,7 +224,7 @@ impl Kernels {
         dispatch!(self, map1(f, input, target))
     }
 
-    /// Turns the numbers of `a` and `b` into `f` of them.
+    /// Applies `f` to each pair of numbers of `a` and `b`.
     ///
     /// # Panics
     /// If a slice is shorter than the shapes say.
@@ -166,12 +232,29 @@ impl Kernels {
         dispatch!(self, map2(f, a, b, target))
     }
 
-    /// Reduces each run of `count` numbers of `input` to one; the target's runs are one number long.
+    /// Reduces each contiguous group of `count` numbers of `input` to one number; a group of the target has one number.
     ///
     /// # Panics
     /// If a slice is shorter than the shapes say.
     pub fn fold(self, f: Fold, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
         dispatch!(self, fold(f, input, count, target))
+    }
+
+    /// Replaces each contiguous group of `width` numbers by its softmax.
+    ///
+    /// # Panics
+    /// If the numbers are not complete groups.
+    pub fn softmax(self, numbers: &mut [f32], width: usize) {
+        assert!(numbers.len().is_multiple_of(width.max(1)), "a softmax of an incomplete group");
+        dispatch!(self, softmax(numbers, width))
+    }
+
+    /// Normalizes each contiguous group of `norm.width` numbers of `input`.
+    ///
+    /// # Panics
+    /// If a slice is shorter than the shapes say.
+    pub fn norm(self, norm: &Norm<'_>, input: &Operand<'_>, target: &mut MapTarget<'_>) {
+        dispatch!(self, norm(norm, input, target))
     }
 
     /// Reduces the values whose shared key equals a row's key: reduction `n` makes number `n` of a row of `out`. The results
@@ -181,7 +264,7 @@ impl Kernels {
     /// If a slice is shorter than the rows, or the count of numbers differs from that of the shared keys.
     pub fn fold_equal(self, keys: &Keys<'_>, folds: &[EqualFold<'_>], out: &mut [f32], stride: usize) {
         for fold in folds {
-            assert_eq!(fold.values.len(), keys.shared.len(), "numbers beside keys");
+            assert_eq!(fold.values.len(), keys.shared.len(), "one value per shared key");
         }
         dispatch!(self, fold_equal(keys, folds, out, stride))
     }

@@ -75,7 +75,7 @@ pub struct Product<'a> {
     pub columns: usize,
     /// Products to sum.
     pub parts: &'a [Part<'a>],
-    /// `[columns]` and a register's width of padding, or empty.
+    /// Bias, `[columns]` and a register's width of padding, or empty.
     pub bias: &'a [f32],
     /// True if negative results become 0.
     pub relu: bool,
@@ -83,6 +83,9 @@ pub struct Product<'a> {
     pub factors: Form,
     /// Form of the result; pairs only if the factors are pairs.
     pub result: Form,
+    /// True if the last columns are computed first: of a matrix that is read again and again, the part that was read last is
+    /// still in the L1 cache.
+    pub backwards: bool,
 }
 
 /// Storage form of numbers. A pair takes the space of one f32: depths, strides and rows of weights then count pairs.
@@ -105,7 +108,7 @@ impl Form {
     }
 }
 
-/// Number of pairs of depth per tile step. Rows and matrices of pairs are padded with zeros to a multiple of it.
+/// Number of pairs of depth per tile step. Rows and matrices of pairs are padded with zeros to a multiple of this number.
 pub const STEP: usize = LANES;
 
 /// Element-wise function of one number.
@@ -122,13 +125,13 @@ pub enum Unary {
     Neg,
     Reciprocal,
     Erf,
-    /// `x (1 + erf(x / √2)) / 2`
+    /// GELU: `x (1 + erf(x / √2)) / 2`.
     Gelu,
-    /// `x sigmoid(x)`
+    /// SiLU: `x sigmoid(x)`.
     Silu,
-    /// `log(1 + exp(x))`
+    /// Softplus: `log(1 + exp(x))`.
     Softplus,
-    /// Towards 0.
+    /// Rounds towards 0.
     Trunc,
     /// 1 if the number is 0, else 0.
     Not,
@@ -145,9 +148,9 @@ pub enum Unary {
     Asinh,
     Acosh,
     Atanh,
-    /// To the nearest f16, halves to even.
+    /// Rounds to the nearest f16, ties to even.
     RoundF16,
-    /// To the nearest bf16, halves to even.
+    /// Rounds to the nearest bf16, ties to even.
     RoundBf16,
 }
 
@@ -161,11 +164,11 @@ pub enum Binary {
     Div,
     Max,
     Min,
-    /// 1 or 0.
+    /// 1 if both numbers are equal, else 0.
     Equal,
-    /// 1 or 0.
+    /// 1 if the first number is less than the second, else 0.
     Less,
-    /// 1 or 0.
+    /// 1 if the first number is at most the second, else 0.
     LessOrEqual,
     /// The second number if the first is not 0, else 0.
     Keep,
@@ -189,7 +192,7 @@ pub enum Fold {
 impl Fold {
     /// Returns the initial value, which is the result for no numbers.
     #[inline(always)]
-    pub(super) fn of_nothing(self) -> f32 {
+    pub(super) fn identity_element(self) -> f32 {
         match self {
             Fold::Sum => 0.0,
             Fold::Max => f32::NEG_INFINITY,
@@ -201,28 +204,28 @@ impl Fold {
 /// Operand of an element-wise step: number `[r, o, i]` is at `r * row + o * outer + i * inner`.
 #[derive(Clone, Copy, Debug)]
 pub struct Operand<'a> {
-    /// The numbers.
+    /// Numbers of the operand.
     pub numbers: &'a [f32],
-    /// Distance between rows; 0 if all rows share one.
+    /// Distance between rows; 0 if all rows read the same numbers.
     pub row: usize,
-    /// Distance between runs; 0 if all runs share one.
+    /// Distance between contiguous groups of numbers; 0 if all groups read the same numbers.
     pub outer: usize,
-    /// 1, or 0 if a run repeats one number.
+    /// Distance between the numbers of a group: 1, or 0 if the group repeats one number.
     pub inner: usize,
 }
 
-/// Result of an element-wise step, `[rows, outer, inner]`: a row's runs are contiguous.
+/// Result of an element-wise step, `[rows, outer, inner]`: the groups of a row are contiguous.
 #[derive(Debug)]
 pub struct MapTarget<'a> {
-    /// The numbers.
+    /// Numbers of the result.
     pub numbers: &'a mut [f32],
     /// Distance between rows.
     pub stride: usize,
     /// Number of rows.
     pub rows: usize,
-    /// Number of runs per row.
+    /// Number of groups per row.
     pub outer: usize,
-    /// Numbers per run.
+    /// Numbers per group.
     pub inner: usize,
 }
 
@@ -238,7 +241,7 @@ pub struct Keys<'a> {
     pub stride: usize,
     /// Number of rows.
     pub rows: usize,
-    /// Shared keys that a row's key is compared with.
+    /// Keys to compare for equality with the key of each row; the same for all rows.
     pub shared: &'a [f32],
 }
 
@@ -251,7 +254,7 @@ pub struct EqualFold<'a> {
     pub values: &'a [f32],
 }
 
-/// Maximum number of inputs, and of links, of a [`Chain`].
+/// Maximum number of inputs, and of steps, of a [`Chain`].
 pub const CHAIN_MAX: usize = 24;
 
 /// A step of a chain: reads filled registers of a row.
@@ -263,23 +266,30 @@ pub enum ChainLink {
     Two(Binary, [usize; 2]),
 }
 
-/// Element-wise steps in sequence. The inputs fill the first registers of a row; each link fills the next one.
+/// Element-wise steps in sequence. The inputs fill the first registers of a row; each step fills the next register.
 #[derive(Clone, Copy, Debug)]
 pub struct Chain<'a> {
-    /// Input numbers and the distance between rows; 0 if all rows share one.
+    /// Input numbers and the distance between rows; 0 if all rows read the same number.
     pub reads: &'a [(&'a [f32], usize)],
-    /// The links.
+    /// Steps of the chain.
     pub links: &'a [ChainLink],
     /// Output registers: number `n` of a row's result is register `kept[n]`.
     pub kept: &'a [usize],
 }
 
-/// Packs a row-major matrix `[depth, columns]` into panels.
+/// Returns the distance between the rows of a matrix of `columns` columns that [`pack`] has packed: few columns take narrow
+/// rows, whose memory is read completely.
+pub fn packed_stride(columns: usize) -> usize {
+    if columns <= LANES { columns.max(1).next_multiple_of(LANES / 2) } else { PANEL }
+}
+
+/// Packs a row-major matrix `[depth, columns]` into panels, whose rows are [`packed_stride`] apart.
 pub fn pack(matrix: &[f32], depth: usize, columns: usize) -> Lines {
-    let mut packed = Lines::new(depth * columns.next_multiple_of(PANEL));
+    let stride = packed_stride(columns);
+    let mut packed = Lines::new(depth * columns.next_multiple_of(stride));
     for (k, row) in matrix.chunks_exact(columns.max(1)).enumerate().take(depth) {
         for (p, run) in row.chunks(PANEL).enumerate() {
-            packed.numbers_mut()[(p * depth + k) * PANEL..][..run.len()].copy_from_slice(run);
+            packed.numbers_mut()[(p * depth + k) * stride..][..run.len()].copy_from_slice(run);
         }
     }
     packed
@@ -299,12 +309,12 @@ pub(super) fn pair(first: f32, second: f32) -> f32 {
     f32::from_bits(narrowed(first) | (narrowed(second) << 16))
 }
 
-/// Rows of a matrix within panels of pairs that it shares with other matrices.
+/// Location of a matrix's rows within panels of pairs that hold several matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PairRows {
     /// Rows of pairs per panel, a multiple of a step.
     pub all: usize,
-    /// First row.
+    /// First row of pairs of this matrix.
     pub first: usize,
 }
 

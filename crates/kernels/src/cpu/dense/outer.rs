@@ -13,7 +13,7 @@ pub struct Outer<'a> {
     pub rows: usize,
     /// Rows of `depth` numbers.
     pub left: &'a [f32],
-    /// Distance between rows of `left`; 0 if all rows share one.
+    /// Distance between rows of `left`; 0 if all rows read the same numbers.
     pub left_stride: usize,
     /// Rows of the result.
     pub depth: usize,
@@ -35,9 +35,9 @@ impl Kernels {
         if rows == 0 || depth == 0 || columns == 0 {
             return;
         }
-        assert!(out.len() >= depth * columns, "a sum longer than its target");
-        assert!(left.len() >= (rows - 1) * left_stride + depth, "left rows shorter than their sum");
-        assert!(right.len() >= (rows - 1) * right_stride + columns, "right rows shorter than their sum");
+        assert!(out.len() >= depth * columns, "an output shorter than the sum");
+        assert!(left.len() >= (rows - 1) * left_stride + depth, "left rows too short");
+        assert!(right.len() >= (rows - 1) * right_stride + columns, "right rows too short");
         // A result of one column is computed as one row, whose numbers are contiguous.
         let turned = Outer {
             left: right,
@@ -53,7 +53,7 @@ impl Kernels {
             // SAFETY: `Kernels` is made only after the features were found; the slices are checked above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { avx512::outer(outer, out) },
-            // SAFETY: as above.
+            // SAFETY: `Kernels` is made only after the features were found; the slices are checked above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => unsafe { avx2::outer(outer, out) },
             _ => plain(outer, out, 0),
@@ -98,7 +98,7 @@ mod avx512 {
             let rows = (outer.depth - first).div_ceil(tiles - tile);
             let mut register = 0;
             while register < registers {
-                // SAFETY: this function's conditions; the tile begins inside the result.
+                // SAFETY: this function's `# Safety` conditions hold; the tile begins inside the result.
                 register += unsafe {
                     match registers - register {
                         WIDE.. if rows <= ROWS_FEW => wide(outer, out.as_mut_ptr(), first, register, rows),
@@ -115,7 +115,7 @@ mod avx512 {
     /// As [`tile`], for a tile of `rows` rows.
     #[target_feature(enable = "avx512f")]
     unsafe fn wide(outer: &Outer<'_>, out: *mut f32, first: usize, register: usize, rows: usize) -> usize {
-        // SAFETY: this function's conditions.
+        // SAFETY: this function's `# Safety` conditions hold.
         unsafe {
             match rows {
                 1 => tile::<1, WIDE>(outer, out, first, register),
@@ -136,7 +136,7 @@ mod avx512 {
         register: usize,
         rows: usize,
     ) -> usize {
-        // SAFETY: this function's conditions.
+        // SAFETY: this function's `# Safety` conditions hold.
         unsafe {
             match rows {
                 1 => tile::<1, V>(outer, out, first, register),
@@ -212,7 +212,7 @@ mod avx2 {
 
     /// Rows of a tile: 12 of 16 registers hold sums.
     const ROWS_MAX: usize = 6;
-    /// Numbers of a register.
+    /// Number of elements of a register.
     const WIDTH: usize = 8;
     /// Registers of a tile's columns.
     const WIDE: usize = 2;
@@ -227,7 +227,7 @@ mod avx2 {
         for number in 0..tiles {
             let rows = (outer.depth - first).div_ceil(tiles - number);
             for column in (0..whole).step_by(WIDTH * WIDE) {
-                // SAFETY: this function's conditions; the tile lies inside the result.
+                // SAFETY: this function's `# Safety` conditions hold; the tile lies inside the result.
                 unsafe {
                     match rows {
                         1 => tile::<1>(outer, out.as_mut_ptr(), first, column),

@@ -1,6 +1,7 @@
 //! Dense loops for any instruction set.
 
 use super::maps;
+use super::normalize::{self, Norm};
 use super::operands::{
     Binary, EqualFold, Fold, Form, Keys, LANES, MapTarget, Operand, PANEL, PairRows, Product, Unary, pair,
 };
@@ -60,6 +61,14 @@ pub(super) fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut Map
 
 pub(super) fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
     maps::fold(f, input, count, target);
+}
+
+pub(super) fn softmax(numbers: &mut [f32], width: usize) {
+    normalize::softmax::<false>(numbers, width, normalize::max, normalize::sum);
+}
+
+pub(super) fn norm(norm: &Norm<'_>, input: &Operand<'_>, target: &mut MapTarget<'_>) {
+    normalize::norm(norm, input, target, normalize::sum, normalize::sum_of_squares);
 }
 
 pub(super) fn fold_equal(keys: &Keys<'_>, folds: &[EqualFold<'_>], out: &mut [f32], stride: usize) {

@@ -8,18 +8,19 @@ use super::maps::{sigmoid, tanh};
 /// Kind of a recurrent layer, with its default activation functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cell {
-    /// `h = tanh(x + s)`
+    /// Simple recurrent layer: `h = tanh(x + s)`.
     Rnn,
-    /// Gates `i`, `o`, `f`, `c`.
+    /// LSTM with gates `i`, `o`, `f`, `c`.
     Lstm,
-    /// Gates `z`, `r`, `n`; the reset gate scales the state after its product (`linear_before_reset`, as PyTorch does).
+    /// GRU with gates `z`, `r`, `n`; the reset gate scales the state after its product (`linear_before_reset`, as PyTorch
+    /// does).
     Gru,
-    /// Gates `z`, `r`, `n`; the reset gate scales the state before its product.
+    /// GRU with gates `z`, `r`, `n`; the reset gate scales the state before its product.
     GruResetFirst,
 }
 
 impl Cell {
-    /// Returns its number of gates.
+    /// Returns the number of gates of the cell.
     pub fn gates(self) -> usize {
         match self {
             Cell::Rnn => 1,

@@ -1,7 +1,7 @@
 //! Products in tiles of AVX-512 registers: up to 14 rows and 32 columns, or up to 3 rows and 128 columns.
 //!
-//! The same loops serve both forms of factors. They differ in the multiply-add of 16 lanes, and in how two registers become one
-//! of pairs.
+//! The same loops serve both forms of factors. The forms differ in the multiply-add of 16 lanes, and in how two registers become
+//! one of pairs.
 
 /// Defines the function `product` for the instruction set of `$features`. `$multiply_add` adds the products of 16 lanes to their
 /// sums; `$pairs` converts the sums of two registers to pairs, in order.
@@ -36,17 +36,20 @@ macro_rules! tiles {
             for tile in 0..tiles {
                 // Tiles of nearly equal height, so that none has only a row or two.
                 let rows = (product.rows - row).div_ceil(tiles - tile);
-                let mut register = 0;
-                while register < registers {
+                let wides = if rows <= ROWS_FEW { registers / WIDE } else { 0 };
+                let columns = wides + (registers - wides * WIDE).div_ceil(2);
+                for n in 0..columns {
+                    let n = if product.backwards { columns - 1 - n } else { n };
+                    let register = WIDE * n.min(wides) + 2 * n.saturating_sub(wides);
                     let place = Place { row, register, stride };
-                    // SAFETY: this function's conditions; the tile lies inside the result.
-                    register += unsafe {
+                    // SAFETY: this function's `# Safety` conditions hold; the tile lies inside the result.
+                    unsafe {
                         match registers - register {
-                            WIDE.. if rows <= ROWS_FEW => wide(product, out.as_mut_ptr(), place, rows),
+                            _ if n < wides => wide(product, out.as_mut_ptr(), place, rows),
                             2.. => panel::<2>(product, out.as_mut_ptr(), place, rows),
                             _ => panel::<1>(product, out.as_mut_ptr(), place, rows),
                         }
-                    };
+                    }
                 }
                 row += rows;
             }
@@ -55,8 +58,8 @@ macro_rules! tiles {
         /// # Safety
         /// As [`tile`], for a tile of `rows` rows.
         #[target_feature(enable = $features)]
-        unsafe fn wide(product: &Product<'_>, out: *mut f32, place: Place, rows: usize) -> usize {
-            // SAFETY: this function's conditions.
+        unsafe fn wide(product: &Product<'_>, out: *mut f32, place: Place, rows: usize) {
+            // SAFETY: this function's `# Safety` conditions hold.
             unsafe {
                 match rows {
                     1 => tile::<1, WIDE>(product, out, place),
@@ -64,14 +67,13 @@ macro_rules! tiles {
                     _ => tile::<3, WIDE>(product, out, place),
                 }
             }
-            WIDE
         }
 
         /// # Safety
         /// As [`tile`], for a tile of `rows` rows.
         #[target_feature(enable = $features)]
-        unsafe fn panel<const V: usize>(product: &Product<'_>, out: *mut f32, place: Place, rows: usize) -> usize {
-            // SAFETY: this function's conditions.
+        unsafe fn panel<const V: usize>(product: &Product<'_>, out: *mut f32, place: Place, rows: usize) {
+            // SAFETY: this function's `# Safety` conditions hold.
             unsafe {
                 match rows {
                     1 => tile::<1, V>(product, out, place),
@@ -90,7 +92,6 @@ macro_rules! tiles {
                     _ => tile::<14, V>(product, out, place),
                 }
             }
-            V
         }
 
         /// Computes the sums of `M` rows and `V` registers of columns.
@@ -137,7 +138,7 @@ macro_rules! tiles {
             }
             for (m, sum) in sums.iter_mut().enumerate() {
                 if product.relu {
-                    // With the number as second operand, NaN stays NaN.
+                    // `max` returns its second operand if one is NaN, so NaN sums stay NaN.
                     sum.iter_mut().for_each(|sum| *sum = _mm512_max_ps(_mm512_setzero_ps(), *sum));
                 }
                 let first = register * LANES;

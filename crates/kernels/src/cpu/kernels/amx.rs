@@ -29,7 +29,7 @@ const NEAR_BYTES: usize = 1 << 20;
 /// Sums of a block, one row for each row of the queries.
 type Sums = [[i32; BLOCK]; ROWS];
 
-/// Sums of up to two blocks in progress, and the number of blocks.
+/// Sums of up to two blocks in progress.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 struct Pair([Sums; 2]);
@@ -45,14 +45,15 @@ thread_local! {
 pub(super) unsafe fn scan_many(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>]) {
     let far = if blocks.codes.len() <= NEAR_BYTES { QUERIES.min(lanes.len()) } else { lanes.len() };
     let (first, lanes) = lanes.split_at_mut(far);
-    // SAFETY: this function's conditions.
+    // SAFETY: this function's `# Safety` conditions hold.
     unsafe { avx512::scan_many(blocks, first) };
     let (fours, rest) = lanes.as_chunks_mut::<QUERIES>();
     if !fours.is_empty() {
-        // SAFETY: this function's conditions.
+        // SAFETY: this function's `# Safety` conditions hold.
         let mut tiles = unsafe { Instructions::new() };
         scan_fours(&mut tiles, blocks, fours, |block, sums, lanes| {
-            // SAFETY: as above; scales cover complete blocks, and each staging has room for all blocks.
+            // SAFETY: this function's `# Safety` conditions hold; scales cover complete blocks, and each staging has room for
+            // all blocks.
             unsafe {
                 let scales = _mm512_loadu_ps(blocks.scales.as_ptr().add(block * BLOCK));
                 let (mask, first) = (items_of(blocks, block), blocks.first_slot + (block * BLOCK) as u32);
@@ -64,7 +65,7 @@ pub(super) unsafe fn scan_many(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>]) {
             }
         });
     }
-    // SAFETY: this function's conditions.
+    // SAFETY: this function's `# Safety` conditions hold.
     unsafe { avx512::scan_many(blocks, rest) };
 }
 
@@ -95,7 +96,7 @@ fn scan_fours<'a, T: Tiles>(
     let queries = Shape { rows: ROWS, row_bytes: depth * 4 };
     let shapes: [Shape; TILES] = [sums, sums, items, items, queries, queries, queries, queries];
     tiles.configure(&shapes);
-    // Taken rather than borrowed in a closure, which would be compiled without the target features of its caller.
+    // The buffer is taken, not borrowed in a closure: a closure would be compiled without the target features of its caller.
     let mut rows = QUERY_ROWS.take();
     for four in fours {
         copy_queries(four, blocks.groups, &mut rows);
@@ -142,7 +143,7 @@ fn scan_four<T: Tiles>(tiles: &mut T, blocks: &Blocks<'_>, queries: &[u8], mut d
         if is_pair {
             tiles.store::<1>(bytemuck::cast_slice_mut(&mut sums.0[1]), ROW_BYTES);
         }
-        // The sums of earlier blocks arrive while those of these blocks are computed.
+        // The sums of the two earlier blocks arrive while the sums of these two blocks are computed.
         if block > 0 {
             done(block - 2, &before.0[0]);
             done(block - 1, &before.0[1]);

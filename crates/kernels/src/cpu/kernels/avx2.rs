@@ -191,7 +191,7 @@ macro_rules! dot {
                 if let Some(&next) = slots.get(n + ahead) {
                     prefetch(row(next));
                 }
-                // SAFETY: `row` is as long as `a`, and the features are those of this function.
+                // SAFETY: `row` is as long as `a`, and the CPU has the features that this function enables.
                 *out = unsafe { $name(a, row(slot)) };
             }
         }

@@ -3,7 +3,8 @@
 use std::arch::x86_64::*;
 
 use super::operands::{
-    BLOCK, Blocks, HIGH, Int8Query, Lane, Pick, Staging, blocks_ahead, first_best, items_of, rows_ahead, to_come,
+    BLOCK, Blocks, HIGH, Int8Query, Lane, Pick, Staging, blocks_ahead, first_best, items_of, prefetch_address,
+    rows_ahead,
 };
 use crate::memory::prefetch;
 
@@ -21,7 +22,7 @@ pub(super) fn scaled(high: __m512i, low: __m512i, query: &Int8Query<'_>, scales:
 }
 
 /// Returns the sums of one block for `R` rows of queries. Two accumulator chains per row hide the latency of the multiply-add.
-/// Each cache line in use prefetches one line of a later block, which spreads the prefetches at memory speed.
+/// For each cache line that is read, one line of a later block is prefetched, which spreads the prefetches evenly over the scan.
 ///
 /// # Safety
 /// Needs AVX-512 F, BW and VNNI, and POPCNT; `codes` must point to `groups * 64` bytes, each row to `groups * 4`.
@@ -63,31 +64,31 @@ unsafe fn block_sums<const R: usize>(
 /// Needs AVX-512 F and POPCNT; the staging must have room for 16 entries.
 #[target_feature(enable = "avx512f,popcnt")]
 pub(super) unsafe fn stage(scores: __m512, mask: u16, first_slot: u32, threshold: __m512, staging: &mut Staging<'_>) {
-    let kept = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(mask, scores, threshold);
-    if kept != 0 {
+    let retained = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(mask, scores, threshold);
+    if retained != 0 {
         // SAFETY: the caller's guarantees.
-        unsafe { put(scores, kept, first_slot, staging) };
+        unsafe { put(scores, retained, first_slot, staging) };
     }
 }
 
-/// Writes the lanes of `kept`.
+/// Writes only the lanes whose bit in `retained` is set.
 ///
 /// # Safety
 /// As [`stage`].
 #[inline]
 #[target_feature(enable = "avx512f,popcnt")]
-pub(super) unsafe fn put(scores: __m512, kept: u16, first_slot: u32, staging: &mut Staging<'_>) {
+pub(super) unsafe fn put(scores: __m512, retained: u16, first_slot: u32, staging: &mut Staging<'_>) {
     let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     let slots = _mm512_add_epi32(_mm512_set1_epi32(first_slot as i32), lanes);
     // SAFETY: the caller left room for 16 entries behind `len`.
     unsafe {
-        _mm512_storeu_ps(staging.scores.as_mut_ptr().add(staging.len), _mm512_maskz_compress_ps(kept, scores));
+        _mm512_storeu_ps(staging.scores.as_mut_ptr().add(staging.len), _mm512_maskz_compress_ps(retained, scores));
         _mm512_storeu_si512(
             staging.slots.as_mut_ptr().add(staging.len).cast(),
-            _mm512_maskz_compress_epi32(kept, slots),
+            _mm512_maskz_compress_epi32(retained, slots),
         );
     }
-    staging.len += kept.count_ones() as usize;
+    staging.len += retained.count_ones() as usize;
 }
 
 /// # Safety
@@ -113,7 +114,7 @@ pub(super) unsafe fn scan(
         unsafe {
             let codes = blocks.codes.as_ptr().add(block * bytes);
             let scales = blocks.scales.as_ptr().add(block * BLOCK);
-            let to_come = to_come(blocks, block + distance);
+            let to_come = prefetch_address(blocks, block + distance);
             let [high, low] = block_sums(codes, to_come, rows, blocks.groups);
             let scores = scaled(high, low, query, _mm512_loadu_ps(scales));
             stage(scores, items_of(blocks, block), blocks.first_slot + (block * BLOCK) as u32, bound, staging);
@@ -123,7 +124,7 @@ pub(super) unsafe fn scan(
 }
 
 /// # Safety
-/// Needs AVX-512 F, BW and VNNI, and POPCNT. Lengths and picks are checked by the caller.
+/// Needs AVX-512 F, BW and VNNI, and POPCNT. The caller checks the lengths and the block numbers of the picks.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,popcnt")]
 pub(super) unsafe fn scan_picks(
     blocks: &Blocks<'_>,
@@ -177,7 +178,7 @@ unsafe fn scan_lanes<const N: usize, const R: usize>(blocks: &Blocks<'_>, lanes:
         // for all blocks: the caller checked all of them.
         unsafe {
             let codes = blocks.codes.as_ptr().add(block * bytes);
-            let to_come = to_come(blocks, block + distance);
+            let to_come = prefetch_address(blocks, block + distance);
             let sums = block_sums(codes, to_come, rows, blocks.groups);
             let scales = _mm512_loadu_ps(blocks.scales.as_ptr().add(block * BLOCK));
             let (mask, first) = (items_of(blocks, block), blocks.first_slot + (block * BLOCK) as u32);
@@ -276,13 +277,17 @@ pub(super) unsafe fn kth(values: &mut [f32], mut k: usize) -> f32 {
             for n in (0..len).step_by(16) {
                 let lanes = tail(len - n);
                 let x = _mm512_maskz_loadu_ps(lanes, values.as_ptr().add(n));
-                let kept = if keep_larger {
+                let retained = if keep_larger {
                     _mm512_mask_cmp_ps_mask::<_CMP_GT_OQ>(lanes, x, bound)
                 } else {
                     _mm512_mask_cmp_ps_mask::<_CMP_LT_OQ>(lanes, x, bound)
                 };
-                let count = kept.count_ones() as usize;
-                _mm512_mask_storeu_ps(values.as_mut_ptr().add(packed), tail(count), _mm512_maskz_compress_ps(kept, x));
+                let count = retained.count_ones() as usize;
+                _mm512_mask_storeu_ps(
+                    values.as_mut_ptr().add(packed),
+                    tail(count),
+                    _mm512_maskz_compress_ps(retained, x),
+                );
                 packed += count;
             }
             if !keep_larger {
@@ -294,7 +299,7 @@ pub(super) unsafe fn kth(values: &mut [f32], mut k: usize) -> f32 {
     kth_compared(&values[..len], k)
 }
 
-/// Returns the k-th of at most [`COMPARED`] values: fewer than `k` are above it, and at most the others are below it.
+/// Returns the k-th largest of at most [`COMPARED`] values: fewer than `k` values are larger, at most `len - k` are smaller.
 #[target_feature(enable = "avx512f,popcnt")]
 fn kth_compared(values: &[f32], k: usize) -> f32 {
     let mut registers = [(0u16, _mm512_setzero_ps()); COMPARED / 16];
@@ -314,7 +319,7 @@ fn kth_compared(values: &[f32], k: usize) -> f32 {
             return value;
         }
     }
-    // Reached only with NaN; NaN scores are never kept.
+    // This line is reached only if a value is NaN; NaN scores are never retained.
     f32::NEG_INFINITY
 }
 
@@ -335,13 +340,13 @@ pub(super) unsafe fn retain(scores: &mut [f32], slots: &mut [u32], threshold: f3
         unsafe {
             let x = _mm512_maskz_loadu_ps(lanes, scores.as_ptr().add(n));
             let s = _mm512_maskz_loadu_epi32(lanes, slots.as_ptr().add(n).cast());
-            let kept = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(lanes, x, bound);
-            let count = kept.count_ones() as usize;
-            _mm512_mask_storeu_ps(scores.as_mut_ptr().add(packed), tail(count), _mm512_maskz_compress_ps(kept, x));
+            let retained = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(lanes, x, bound);
+            let count = retained.count_ones() as usize;
+            _mm512_mask_storeu_ps(scores.as_mut_ptr().add(packed), tail(count), _mm512_maskz_compress_ps(retained, x));
             _mm512_mask_storeu_epi32(
                 slots.as_mut_ptr().add(packed).cast(),
                 tail(count),
-                _mm512_maskz_compress_epi32(kept, s),
+                _mm512_maskz_compress_epi32(retained, s),
             );
             packed += count;
         }
@@ -376,7 +381,7 @@ pub(super) unsafe fn keep(
 
 /// Converts bfloat16 to f32.
 #[target_feature(enable = "avx512f")]
-fn of_bf16(numbers: __m256i) -> __m512 {
+fn bf16_to_f32(numbers: __m256i) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(numbers)))
 }
 
@@ -403,8 +408,8 @@ macro_rules! dot {
                     i += 16;
                 }
                 if i < len && len >= 16 {
-                    // Loads the last 16 again and masks those already summed: a masked load past the row would wait for the next
-                    // cache line.
+                    // Loads the last 16 numbers again and masks the numbers that are already summed: a masked load past
+                    // the row would wait for the next cache line.
                     let (at, mask) = (len - 16, u16::MAX << (16 - (len - i)));
                     let last = _mm512_loadu_ps(a.as_ptr().add(at));
                     sums[1] = _mm512_mask3_fmadd_ps(last, $load(b.as_ptr().add(at)), sums[1], mask);
@@ -428,7 +433,7 @@ macro_rules! dot {
                 if let Some(&next) = slots.get(n + ahead) {
                     prefetch(row(next));
                 }
-                // SAFETY: `row` is as long as `a`, and the features are those of this function.
+                // SAFETY: `row` is as long as `a`, and the CPU has the features that this function enables.
                 *out = unsafe { $name(a, row(slot)) };
             }
         }
@@ -442,8 +447,8 @@ dot!(
     dot_bf16,
     dots_bf16,
     half::bf16,
-    |p: *const half::bf16| of_bf16(_mm256_loadu_si256(p.cast())),
-    |mask: u16, p: *const half::bf16| of_bf16(_mm256_maskz_loadu_epi16(mask, p.cast()))
+    |p: *const half::bf16| bf16_to_f32(_mm256_loadu_si256(p.cast())),
+    |mask: u16, p: *const half::bf16| bf16_to_f32(_mm256_maskz_loadu_epi16(mask, p.cast()))
 );
 dot!(
     dot_f16,

@@ -20,13 +20,13 @@ macro_rules! dispatch {
             // SAFETY: `Kernels` exists only if the features of its instruction set were detected.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => unsafe { avx2::$function($($argument),*) },
-            // SAFETY: as above.
+            // SAFETY: `Kernels` exists only if the features of its instruction set were detected.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => unsafe { avx512::$function($($argument),*) },
-            // SAFETY: as above.
+            // SAFETY: `Kernels` exists only if the features of its instruction set were detected.
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => unsafe { neon::$function($($argument),*) },
-            // SAFETY: as above.
+            // SAFETY: `Kernels` exists only if the features of its instruction set were detected.
             #[cfg(target_arch = "aarch64")]
             Isa::Dotprod => unsafe { dotprod::$function($($argument),*) },
         }
@@ -55,7 +55,7 @@ impl Kernels {
         dispatch!(self, scan(blocks, query, threshold, from, staging))
     }
 
-    /// Scans like [`Kernels::scan`], but only the blocks of `picks`, from pick `from` on, in any order; later ones are
+    /// Scans like [`Kernels::scan`], but only the blocks of `picks`, from pick `from` on, in any order; later blocks are
     /// prefetched. Returns the next pick to scan.
     ///
     /// # Panics
@@ -97,9 +97,9 @@ impl Kernels {
                 ..*blocks
             };
             let (mut scores, mut items) = ([0f32; BLOCK], [0u32; BLOCK]);
-            let mut whole = Staging { scores: &mut scores, slots: &mut items, len: 0 };
-            dispatch!(self, scan(&one, query, threshold, 0, &mut whole));
-            let len = whole.len;
+            let mut complete = Staging { scores: &mut scores, slots: &mut items, len: 0 };
+            dispatch!(self, scan(&one, query, threshold, 0, &mut complete));
+            let len = complete.len;
             for (&score, &of_block) in scores[..len].iter().zip(&items).filter(|(_, i)| pick.mask >> **i & 1 == 1) {
                 staging.scores[staging.len] = score;
                 staging.slots[staging.len] = blocks.first_slot + item as u32 + of_block;
@@ -109,7 +109,7 @@ impl Kernels {
         picks.len()
     }
 
-    /// Runs [`Kernels::scan`] for several queries at once, so that each loaded cache line serves up to four of them.
+    /// Runs [`Kernels::scan`] for several queries at once, so that each loaded cache line serves up to four queries.
     ///
     /// # Panics
     /// As [`Kernels::scan`], and if a staging has no room for all blocks.

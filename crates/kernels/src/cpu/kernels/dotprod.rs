@@ -54,7 +54,7 @@ pub(super) unsafe fn scan(
     from: usize,
     staging: &mut Staging<'_>,
 ) -> usize {
-    // SAFETY: the caller's conditions.
+    // SAFETY: this function's `# Safety` conditions hold.
     unsafe { scan_by(block_sums, blocks, query, threshold, from, staging) }
 }
 
@@ -97,6 +97,6 @@ pub(super) unsafe fn scan_many(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>]) {
 /// Needs NEON and the dot product instructions. Lengths are checked by the caller.
 #[target_feature(enable = "neon,dotprod")]
 pub(super) unsafe fn nearest4(blocks: &Blocks<'_>, penalties: &[f32], queries: &[Int8Query<'_>; 4]) -> [u32; 4] {
-    // SAFETY: the caller's conditions.
+    // SAFETY: this function's `# Safety` conditions hold.
     unsafe { nearest4_by(block_sums, blocks, penalties, queries) }
 }

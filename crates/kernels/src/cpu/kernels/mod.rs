@@ -1,12 +1,13 @@
 //! Loops over codes, rows and scores, one file per instruction set. All of them return equal integers, and floats that differ by
 //! rounding only.
 //!
-//! **Blocked int8 rows.** A block holds 16 items; 64 bytes of it hold 4 dimensions of each, item after item, so that one
-//! load feeds 16 accumulators and no horizontal sums are needed. `G = ceil(D / 4)` such groups make a block. Items are
-//! stored with 128 added (unsigned), queries are signed: `Σ (x + 128) q = Σ x q + 128 Σ q`, one constant per query.
+//! **Blocked int8 rows.** A block holds 16 items; a group of 64 bytes in it holds 4 dimensions of each item, item after
+//! item, so that one load feeds 16 accumulators and no horizontal sums are needed. `G = ceil(D / 4)` groups make a
+//! block. Items are stored with 128 added (unsigned), queries are signed: `Σ (x + 128) q = Σ x q + 128 Σ q`, one
+//! constant per query.
 //!
 //! **15-bit queries.** A query is two int8 rows, `q = 128 high + low`, so that scores lose only the precision of the items'
-//! codes. A scan is bound by memory, so the second multiply-add per cache line is free there. `Kernels::nearest4`, which runs
+//! codes. A scan is bound by memory, so the second multiply-add per cache line is free. `Kernels::nearest4`, which runs
 //! from the cache, uses the high row alone.
 
 #[cfg(target_arch = "x86_64")]

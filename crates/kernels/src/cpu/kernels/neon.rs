@@ -64,7 +64,7 @@ unsafe fn block_sums<const R: usize>(codes: &[u8], rows: [&[i8]; R]) -> [Sums; R
 /// As [`block_sums`].
 #[target_feature(enable = "neon")]
 unsafe fn block_sums4(codes: &[u8], [a, b, c, d]: [&[i8]; 4]) -> [Sums; 4] {
-    // SAFETY: the caller's conditions are those of both calls.
+    // SAFETY: the caller upholds the safety contracts of both calls.
     let ([a, b], [c, d]) = unsafe { (block_sums(codes, [a, b]), block_sums(codes, [c, d])) };
     [a, b, c, d]
 }
@@ -97,15 +97,15 @@ const TO_FRONT: [[u8; 16]; 16] = {
     let mut table = [[0; 16]; 16];
     let mut set = 0;
     while set < 16 {
-        let (mut lane, mut kept) = (0, 0);
+        let (mut lane, mut retained) = (0, 0);
         while lane < 4 {
             if set >> lane & 1 == 1 {
                 let mut byte = 0;
                 while byte < 4 {
-                    table[set][kept * 4 + byte] = (lane * 4 + byte) as u8;
+                    table[set][retained * 4 + byte] = (lane * 4 + byte) as u8;
                     byte += 1;
                 }
-                kept += 1;
+                retained += 1;
             }
             lane += 1;
         }
@@ -123,7 +123,7 @@ fn set_of(lanes: uint32x4_t) -> usize {
     vaddvq_u32(vandq_u32(lanes, bits)) as usize
 }
 
-/// Writes the lanes of `set`; the rest of the registers follows as filler.
+/// Writes the lanes whose bit in `set` is 1 to the front of both outputs; undefined filler follows, up to four numbers.
 ///
 /// # Safety
 /// Needs NEON; both outputs must have room for four numbers.
@@ -254,7 +254,7 @@ pub(super) unsafe fn scan(
     from: usize,
     staging: &mut Staging<'_>,
 ) -> usize {
-    // SAFETY: the caller's conditions.
+    // SAFETY: this function's `# Safety` conditions hold.
     unsafe { scan_by(block_sums, blocks, query, threshold, from, staging) }
 }
 
@@ -272,7 +272,7 @@ pub(super) unsafe fn scan_many(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>]) {
 /// Needs NEON. Lengths are checked by the caller.
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn nearest4(blocks: &Blocks<'_>, penalties: &[f32], queries: &[Int8Query<'_>; 4]) -> [u32; 4] {
-    // SAFETY: the caller's conditions.
+    // SAFETY: this function's `# Safety` conditions hold.
     unsafe { nearest4_by(block_sums4, blocks, penalties, queries) }
 }
 
@@ -367,7 +367,7 @@ macro_rules! dot {
                 if let Some(&next) = slots.get(n + ahead) {
                     prefetch(row(next));
                 }
-                // SAFETY: `row` is as long as `a`, and the features are those of this function.
+                // SAFETY: `row` is as long as `a`, and the CPU has the features that this function enables.
                 *out = unsafe { $name(a, row(slot)) };
             }
         }

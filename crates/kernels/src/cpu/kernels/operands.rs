@@ -6,7 +6,7 @@ pub const BLOCK: usize = 16;
 /// Blocked int8 rows of one list, and their scales.
 #[derive(Clone, Copy, Debug)]
 pub struct Blocks<'a> {
-    /// `[blocks, G, 16, 4]` bytes.
+    /// Codes, `[blocks, G, 16, 4]` bytes.
     pub codes: &'a [u8],
     /// One scale per slot, `[blocks * 16]`.
     pub scales: &'a [f32],
@@ -16,12 +16,12 @@ pub struct Blocks<'a> {
     pub items: usize,
     /// Slot of item 0.
     pub first_slot: u32,
-    /// Codes that are read after these and are prefetched; may be empty.
+    /// Codes to prefetch, which are read after `codes`; may be empty.
     pub next: &'a [u8],
 }
 
 impl<'a> Blocks<'a> {
-    /// Splits the blocks into runs of at most `blocks`.
+    /// Splits the blocks into ranges of at most `blocks` blocks.
     pub fn parts(self, blocks: usize) -> impl Iterator<Item = Blocks<'a>> {
         let bytes = self.groups * 64;
         (0..self.items).step_by(blocks * BLOCK).map(move |first| Blocks {
@@ -35,7 +35,7 @@ impl<'a> Blocks<'a> {
     }
 }
 
-/// A block and the items of it that are to be scored.
+/// A block, and which of its items are to be scored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pick {
     /// Index of the block.
@@ -49,7 +49,7 @@ pub struct Pick {
 pub struct Int8Query<'a> {
     /// The high and the low row, each `[4 G]`, zeros beyond D.
     pub rows: [&'a [i8]; 2],
-    /// 128 times the sum of each row.
+    /// 128 times the sum of each row, to subtract because item codes are stored with 128 added.
     pub corrections: [i32; 2],
     /// Value of 1 in the low row.
     pub scale: f32,
@@ -128,7 +128,7 @@ pub(super) fn rows_ahead(bytes: usize) -> usize {
 /// any address is valid for a prefetch.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-pub(super) fn to_come(blocks: &Blocks<'_>, block: usize) -> *const u8 {
+pub(super) fn prefetch_address(blocks: &Blocks<'_>, block: usize) -> *const u8 {
     let (bytes, count) = (blocks.groups * 64, blocks.items.div_ceil(BLOCK));
     let (codes, block) = match block.checked_sub(count) {
         Some(past) if !blocks.next.is_empty() => (blocks.next, past),
@@ -144,5 +144,5 @@ pub(super) fn to_come(blocks: &Blocks<'_>, block: usize) -> *const u8 {
 pub(super) fn first_best(scores: &[f32; BLOCK], blocks: &[u32; BLOCK]) -> u32 {
     let item = |lane: usize| blocks[lane] * BLOCK as u32 + lane as u32;
     let better = |a: usize, b: usize| scores[a] > scores[b] || (scores[a] == scores[b] && item(a) < item(b));
-    item((1..BLOCK).fold(0, |kept, lane| if better(lane, kept) { lane } else { kept }))
+    item((1..BLOCK).fold(0, |retained, lane| if better(lane, retained) { lane } else { retained }))
 }

@@ -94,12 +94,12 @@ pub(super) fn kth(values: &mut [f32], k: usize) -> f32 {
 }
 
 pub(super) fn retain(scores: &mut [f32], slots: &mut [u32], threshold: f32) -> usize {
-    let mut kept = 0;
+    let mut retained = 0;
     for n in 0..scores.len() {
-        (scores[kept], slots[kept]) = (scores[n], slots[n]);
-        kept += usize::from(scores[n] >= threshold);
+        (scores[retained], slots[retained]) = (scores[n], slots[n]);
+        retained += usize::from(scores[n] >= threshold);
     }
-    kept
+    retained
 }
 
 pub(super) fn keep(scores: &[f32], first_slot: u32, threshold: f32, from: usize, staging: &mut Staging<'_>) -> usize {

@@ -19,7 +19,7 @@ pub(super) unsafe fn pool<const F: usize>(rows: &Rows<'_>, bags: &Bags<'_>, out:
     while first < rows.width {
         let left = rows.width - first;
         let mut part = ColumnRun { first, columns: left };
-        // SAFETY: this function's conditions, and `part` lies inside the row.
+        // SAFETY: this function's `# Safety` conditions hold, and `part` lies inside the row.
         unsafe {
             match left.div_ceil(LANES) {
                 1 => group::<F, 1>(rows, bags, out, part),
@@ -85,10 +85,10 @@ unsafe fn group<const F: usize, const V: usize>(
         let factor = _mm256_set1_ps(bag_factor(bags, bag));
         let to = &mut out.data[bag * out.stride + out.column + part.first..][..part.columns];
         for (sum, to) in sum.iter().zip(to.chunks_mut(LANES)) {
-            let mut whole = [0f32; LANES];
-            // SAFETY: `whole` holds a register.
-            unsafe { _mm256_storeu_ps(whole.as_mut_ptr(), _mm256_mul_ps(_mm256_add_ps(*sum, shift), factor)) };
-            to.copy_from_slice(&whole[..to.len()]);
+            let mut complete = [0f32; LANES];
+            // SAFETY: `complete` holds a register.
+            unsafe { _mm256_storeu_ps(complete.as_mut_ptr(), _mm256_mul_ps(_mm256_add_ps(*sum, shift), factor)) };
+            to.copy_from_slice(&complete[..to.len()]);
         }
     }
 }
@@ -120,11 +120,11 @@ unsafe fn load<const F: usize>(row: *const u8, column: usize, lanes: usize) -> _
         // SAFETY: eight columns can be read.
         return unsafe { load_whole::<F>(from) };
     }
-    let mut whole = [0u8; 32];
+    let mut complete = [0u8; 32];
     // SAFETY: `lanes` columns can be read, and they take at most 32 bytes.
     unsafe {
-        std::ptr::copy_nonoverlapping(from, whole.as_mut_ptr(), lanes * bits / 8);
-        load_whole::<F>(whole.as_ptr())
+        std::ptr::copy_nonoverlapping(from, complete.as_mut_ptr(), lanes * bits / 8);
+        load_whole::<F>(complete.as_ptr())
     }
 }
 

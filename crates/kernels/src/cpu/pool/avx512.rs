@@ -20,7 +20,7 @@ pub(super) unsafe fn pool<const F: usize>(rows: &Rows<'_>, bags: &Bags<'_>, out:
         // A last partial register starts earlier and overlaps columns that are already summed.
         first = first.min(rows.width.saturating_sub(LANES));
         let part = ColumnRun { first, columns: (rows.width - first).min(16 * LANES) };
-        // SAFETY: this function's conditions, and `part` lies inside the row.
+        // SAFETY: this function's `# Safety` conditions hold, and `part` lies inside the row.
         unsafe {
             match part.columns.div_ceil(LANES) {
                 1 => group::<F, 1>(rows, bags, out, part),
@@ -143,11 +143,11 @@ unsafe fn load<const F: usize>(row: *const u8, column: usize, lanes: usize) -> _
 /// Loads `count` numbers of 16 bits, at most 16.
 ///
 /// # Safety
-/// As [`pool`]; they can be read at `from`.
+/// As [`pool`]; `count` numbers can be read at `from`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 unsafe fn halves(from: *const u8, count: usize) -> __m256i {
-    // SAFETY: only these numbers are read.
+    // SAFETY: only `count` numbers are read, which the caller guarantees to be readable.
     unsafe {
         match count {
             LANES => _mm256_loadu_si256(from.cast()),
@@ -159,11 +159,11 @@ unsafe fn halves(from: *const u8, count: usize) -> __m256i {
 /// Loads `count` bytes, at most 16.
 ///
 /// # Safety
-/// As [`pool`]; they can be read at `from`.
+/// As [`pool`]; `count` bytes can be read at `from`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 unsafe fn bytes(from: *const u8, count: usize) -> __m128i {
-    // SAFETY: only these bytes are read.
+    // SAFETY: only `count` bytes are read, which the caller guarantees to be readable.
     unsafe {
         match count {
             16 => _mm_loadu_si128(from.cast()),

@@ -14,7 +14,7 @@ pub const PREFETCH_ROWS: usize = 32;
 pub struct Bags<'a> {
     /// Row indices of all bags.
     pub ids: &'a [i64],
-    /// `[bags + 1]`, nondecreasing; the first one is the offset of the start of `ids`.
+    /// `[bags + 1]`, nondecreasing; the first offset is that of the start of `ids`.
     pub offsets: &'a [usize],
     /// One weight per id; `None` means 1.
     pub weights: Option<&'a [f32]>,
@@ -33,7 +33,7 @@ pub struct BagSums<'a> {
     pub column: usize,
 }
 
-/// Columns that one pass over the ids sums.
+/// Columns that one iteration over the ids sums.
 #[derive(Clone, Copy)]
 pub(super) struct ColumnRun {
     pub(super) first: usize,
@@ -41,7 +41,7 @@ pub(super) struct ColumnRun {
 }
 
 impl ColumnRun {
-    /// Returns the byte range of these columns in a row.
+    /// Returns the byte range of the columns in a row.
     pub(super) fn span(self, format: RowFormat) -> Range<usize> {
         let at = |column: usize| format.head_bytes() + column * format.bits() / 8;
         let start = if self.first == 0 { 0 } else { at(self.first) };
@@ -63,7 +63,7 @@ impl Bags<'_> {
     #[inline]
     pub(super) unsafe fn weight_unchecked(&self, at: usize) -> f32 {
         match self.weights {
-            // SAFETY: the caller's condition.
+            // SAFETY: this function's `# Safety` conditions hold.
             Some(weights) => unsafe { *weights.get_unchecked(at) },
             None => 1.0,
         }

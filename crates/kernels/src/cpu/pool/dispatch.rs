@@ -1,4 +1,4 @@
-//! The lookup itself: checks its operands and selects format and instruction set.
+//! Pooled lookup: checks its operands and selects format and instruction set.
 
 use super::bags::{BagSums, Bags};
 #[cfg(target_arch = "aarch64")]
@@ -36,10 +36,10 @@ fn pool_as<const F: usize>(isa: Isa, rows: &Rows<'_>, bags: &Bags<'_>, out: &mut
         // SAFETY: `Kernels` exists only if its features were detected; `pool` checked ids, offsets, weights and output.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { avx2::pool::<F>(rows, bags, out) },
-        // SAFETY: as above.
+        // SAFETY: `Kernels` exists only if its features were detected; `pool` checked ids, offsets, weights and output.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { avx512::pool::<F>(rows, bags, out) },
-        // SAFETY: as above.
+        // SAFETY: `Kernels` exists only if its features were detected; `pool` checked ids, offsets, weights and output.
         #[cfg(target_arch = "aarch64")]
         Isa::Neon | Isa::Dotprod => unsafe { neon::pool::<F>(rows, bags, out) },
     }

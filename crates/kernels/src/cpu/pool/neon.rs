@@ -19,7 +19,7 @@ pub(super) unsafe fn pool<const F: usize>(rows: &Rows<'_>, bags: &Bags<'_>, out:
     while first < rows.width {
         let left = rows.width - first;
         let mut part = ColumnRun { first, columns: left };
-        // SAFETY: this function's conditions, and `part` lies inside the row.
+        // SAFETY: this function's `# Safety` conditions hold, and `part` lies inside the row.
         unsafe {
             match left.div_ceil(LANES) {
                 1 => group::<F, 1>(rows, bags, out, part),
@@ -85,13 +85,13 @@ unsafe fn group<const F: usize, const V: usize>(
         let factor = vdupq_n_f32(bag_factor(bags, bag));
         let to = &mut out.data[bag * out.stride + out.column + part.first..][..part.columns];
         for (sum, to) in sum.iter().zip(to.chunks_mut(LANES)) {
-            let mut whole = [0f32; LANES];
-            // SAFETY: `whole` holds a pair of registers.
+            let mut complete = [0f32; LANES];
+            // SAFETY: `complete` holds a pair of registers.
             unsafe {
-                vst1q_f32(whole.as_mut_ptr(), vmulq_f32(vaddq_f32(sum[0], shift), factor));
-                vst1q_f32(whole.as_mut_ptr().add(4), vmulq_f32(vaddq_f32(sum[1], shift), factor));
+                vst1q_f32(complete.as_mut_ptr(), vmulq_f32(vaddq_f32(sum[0], shift), factor));
+                vst1q_f32(complete.as_mut_ptr().add(4), vmulq_f32(vaddq_f32(sum[1], shift), factor));
             }
-            to.copy_from_slice(&whole[..to.len()]);
+            to.copy_from_slice(&complete[..to.len()]);
         }
     }
 }
@@ -124,11 +124,11 @@ unsafe fn load<const F: usize>(row: *const u8, column: usize, lanes: usize) -> [
         // SAFETY: eight columns can be read.
         return unsafe { load_whole::<F>(from) };
     }
-    let mut whole = [0u8; 32];
+    let mut complete = [0u8; 32];
     // SAFETY: `lanes` columns can be read, and they take at most 32 bytes.
     unsafe {
-        std::ptr::copy_nonoverlapping(from, whole.as_mut_ptr(), lanes * bits / 8);
-        load_whole::<F>(whole.as_ptr())
+        std::ptr::copy_nonoverlapping(from, complete.as_mut_ptr(), lanes * bits / 8);
+        load_whole::<F>(complete.as_ptr())
     }
 }
 

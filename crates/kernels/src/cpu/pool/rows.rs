@@ -45,7 +45,7 @@ impl RowFormat {
     /// Returns the format with the given name.
     ///
     /// # Errors
-    /// `Invalid` for another name.
+    /// `Invalid` for an unknown format name.
     pub fn named(name: &str) -> Result<Self> {
         RowFormat::ALL.into_iter().find(|f| f.name() == name).ok_or_else(|| {
             Error::invalid(format!("row format `{name}`, expected one of: f32, f16, bf16, int8, int4, int2"))

@@ -15,7 +15,7 @@ use crate::cpu::isa::{Isa, Kernels};
 /// not written, because row or state would not be finite or a number would exceed `COMPONENT_MAX`.
 ///
 /// # Panics
-/// If a row is outside the stretches, a slot has no gradient, the widths differ, or a stretch has no room for the state.
+/// If a row is outside of `masters`, a slot has no gradient, the widths differ, or a row has no room for its state.
 pub fn update(
     kernels: Kernels,
     step: &Step,
@@ -26,21 +26,21 @@ pub fn update(
     let mut rejected = Vec::new();
     let (Some(first), Some(last)) = (groups.rows().first(), groups.rows().last()) else { return rejected };
     let end = (u64::from(*last) + 1).saturating_sub(u64::from(masters.first_row)) as usize;
-    assert!(*first >= masters.first_row && end <= masters.data.len() / masters.stride, "a row outside the stretches");
+    assert!(*first >= masters.first_row && end <= masters.data.len() / masters.stride, "a row outside of `masters`");
     assert!(groups.slots_end() <= gradients.len(), "a slot beyond the gradients");
-    assert!(masters.width.div_ceil(BLOCK) == gradients.blocks(), "gradients of another width");
+    assert!(masters.width.div_ceil(BLOCK) == gradients.blocks(), "gradients of another width than the rows");
     assert!(masters.width + step.kind.state_width(masters.width) <= masters.stride, "no room for the state");
     match kernels.isa {
-        Isa::Portable => of_width::<Portable>(step, groups, gradients, masters, &mut rejected),
+        Isa::Portable => update_by_width::<Portable>(step, groups, gradients, masters, &mut rejected),
         // SAFETY: `Kernels` is made only after the features were found.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { avx2(step, groups, gradients, masters, &mut rejected) },
-        // SAFETY: as above.
+        // SAFETY: `Kernels` is made only after the features were found.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { avx512(step, groups, gradients, masters, &mut rejected) },
         // All code of this target is compiled for NEON.
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon | Isa::Dotprod => of_width::<Neon>(step, groups, gradients, masters, &mut rejected),
+        Isa::Neon | Isa::Dotprod => update_by_width::<Neon>(step, groups, gradients, masters, &mut rejected),
     }
     rejected
 }
@@ -56,7 +56,7 @@ unsafe fn avx2(
     masters: &mut Stretches<'_>,
     rejected: &mut Vec<u32>,
 ) {
-    of_width::<Avx2>(step, groups, gradients, masters, rejected);
+    update_by_width::<Avx2>(step, groups, gradients, masters, rejected);
 }
 
 /// # Safety
@@ -70,12 +70,12 @@ unsafe fn avx512(
     masters: &mut Stretches<'_>,
     rejected: &mut Vec<u32>,
 ) {
-    of_width::<Avx512>(step, groups, gradients, masters, rejected);
+    update_by_width::<Avx512>(step, groups, gradients, masters, rejected);
 }
 
-/// Rows of common widths stay in registers, others in memory.
+/// Rows of common widths stay in registers, other rows in memory.
 #[inline(always)]
-fn of_width<L: Lanes>(
+fn update_by_width<L: Lanes>(
     step: &Step,
     groups: &GroupsPart<'_>,
     gradients: &GradientRows<'_>,
@@ -83,10 +83,10 @@ fn of_width<L: Lanes>(
     rejected: &mut Vec<u32>,
 ) {
     match gradients.blocks() {
-        1 => of_blocks::<L, 1>(step, groups, gradients, masters, rejected),
-        2 => of_blocks::<L, 2>(step, groups, gradients, masters, rejected),
-        4 => of_blocks::<L, 4>(step, groups, gradients, masters, rejected),
-        8 => of_blocks::<L, 8>(step, groups, gradients, masters, rejected),
+        1 => update_by_blocks::<L, 1>(step, groups, gradients, masters, rejected),
+        2 => update_by_blocks::<L, 2>(step, groups, gradients, masters, rejected),
+        4 => update_by_blocks::<L, 4>(step, groups, gradients, masters, rejected),
+        8 => update_by_blocks::<L, 8>(step, groups, gradients, masters, rejected),
         blocks => {
             let mut rows = vec![L::splat(0.0); 4 * blocks];
             let (moving, states) = rows.split_at_mut(2 * blocks);
@@ -98,7 +98,7 @@ fn of_width<L: Lanes>(
 }
 
 #[inline(always)]
-fn of_blocks<L: Lanes, const BLOCKS: usize>(
+fn update_by_blocks<L: Lanes, const BLOCKS: usize>(
     step: &Step,
     groups: &GroupsPart<'_>,
     gradients: &GradientRows<'_>,

@@ -12,7 +12,7 @@ const SHORT: usize = 256;
 pub struct Occurrences {
     /// Keys: the row in the high half; in the low half the slot, or the number of the occurrence if there are weights.
     keys: Vec<u64>,
-    /// Slot and weight per occurrence, as soon as one has a weight other than 1.
+    /// Slot and weight per occurrence, as soon as one occurrence has a weight other than 1.
     weighted: Option<Vec<(u32, f32)>>,
 }
 
@@ -60,7 +60,7 @@ impl Occurrences {
         self.keys.push(u64::from(row) << 32 | u64::from(number));
     }
 
-    /// Sorts the occurrences by row; those of a row keep their order.
+    /// Sorts the occurrences by row; the occurrences of a row keep their order.
     pub fn sort(mut self) -> RowGroups {
         sort_by_row(&mut self.keys);
         let mut groups = group(&self.keys);
@@ -130,7 +130,7 @@ pub struct RowGroups {
     starts: Vec<u32>,
     /// Gradient slot per occurrence.
     slots: Vec<u32>,
-    /// Weight per occurrence; none means 1.
+    /// Weight per occurrence; `None` means 1 for all.
     weights: Option<Vec<f32>>,
     /// Largest slot plus 1.
     slots_end: u32,
@@ -157,7 +157,7 @@ impl RowGroups {
         RowGroups { rows: (0..self.rows.len() as u32).collect(), ..self.clone() }
     }
 
-    /// Returns all rows.
+    /// Returns all rows of the batch.
     pub fn whole(&self) -> GroupsPart<'_> {
         GroupsPart { groups: self, range: 0..self.rows.len() }
     }

@@ -3,7 +3,7 @@
 /// Columns of a block.
 pub const BLOCK: usize = 16;
 
-/// Numbers of a block.
+/// Elements of a block.
 pub(super) type Block = [f32; BLOCK];
 
 /// A block in registers. A type is used only in code that is compiled for its instruction set.
@@ -110,49 +110,49 @@ pub(super) mod x86 {
 
         #[inline(always)]
         fn store(self, to: &mut Block) {
-            // SAFETY: as above.
+            // SAFETY: AVX-512 F is available wherever this type is used; a block has 16 numbers.
             unsafe { _mm512_storeu_ps(to.as_mut_ptr(), self.0) }
         }
 
         #[inline(always)]
         fn splat(x: f32) -> Self {
-            // SAFETY: as above.
+            // SAFETY: AVX-512 F is available wherever this type is used.
             Avx512(unsafe { _mm512_set1_ps(x) })
         }
 
         #[inline(always)]
         fn add(self, other: Self) -> Self {
-            // SAFETY: as above.
+            // SAFETY: AVX-512 F is available wherever this type is used.
             Avx512(unsafe { _mm512_add_ps(self.0, other.0) })
         }
 
         #[inline(always)]
         fn sub(self, other: Self) -> Self {
-            // SAFETY: as above.
+            // SAFETY: AVX-512 F is available wherever this type is used.
             Avx512(unsafe { _mm512_sub_ps(self.0, other.0) })
         }
 
         #[inline(always)]
         fn mul(self, other: Self) -> Self {
-            // SAFETY: as above.
+            // SAFETY: AVX-512 F is available wherever this type is used.
             Avx512(unsafe { _mm512_mul_ps(self.0, other.0) })
         }
 
         #[inline(always)]
         fn div(self, other: Self) -> Self {
-            // SAFETY: as above.
+            // SAFETY: AVX-512 F is available wherever this type is used.
             Avx512(unsafe { _mm512_div_ps(self.0, other.0) })
         }
 
         #[inline(always)]
         fn sqrt(self) -> Self {
-            // SAFETY: as above.
+            // SAFETY: AVX-512 F is available wherever this type is used.
             Avx512(unsafe { _mm512_sqrt_ps(self.0) })
         }
 
         #[inline(always)]
         fn sum(self) -> f32 {
-            // SAFETY: as above; AVX-512 F includes AVX.
+            // SAFETY: AVX-512 F is available wherever this type is used; AVX-512 F includes AVX.
             unsafe {
                 let low = _mm512_castps512_ps256(self.0);
                 let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self.0)));
@@ -162,7 +162,7 @@ pub(super) mod x86 {
 
         #[inline(always)]
         fn is_within(self, limit: f32) -> bool {
-            // SAFETY: as above.
+            // SAFETY: AVX-512 F is available wherever this type is used.
             unsafe { _mm512_cmp_ps_mask::<_CMP_NLE_UQ>(_mm512_abs_ps(self.0), _mm512_set1_ps(limit)) == 0 }
         }
     }
@@ -183,7 +183,7 @@ pub(super) mod x86 {
 
         #[inline(always)]
         fn store(self, to: &mut Block) {
-            // SAFETY: as above.
+            // SAFETY: AVX2 is available wherever this type is used; a block has 16 numbers.
             unsafe {
                 _mm256_storeu_ps(to.as_mut_ptr(), self.0[0]);
                 _mm256_storeu_ps(to.as_mut_ptr().add(BLOCK / 2), self.0[1]);
@@ -192,49 +192,49 @@ pub(super) mod x86 {
 
         #[inline(always)]
         fn splat(x: f32) -> Self {
-            // SAFETY: as above.
+            // SAFETY: AVX2 is available wherever this type is used.
             Avx2([unsafe { _mm256_set1_ps(x) }; 2])
         }
 
         #[inline(always)]
         fn add(self, other: Self) -> Self {
-            // SAFETY: as above.
+            // SAFETY: AVX2 is available wherever this type is used.
             self.with(other, |a, b| unsafe { _mm256_add_ps(a, b) })
         }
 
         #[inline(always)]
         fn sub(self, other: Self) -> Self {
-            // SAFETY: as above.
+            // SAFETY: AVX2 is available wherever this type is used.
             self.with(other, |a, b| unsafe { _mm256_sub_ps(a, b) })
         }
 
         #[inline(always)]
         fn mul(self, other: Self) -> Self {
-            // SAFETY: as above.
+            // SAFETY: AVX2 is available wherever this type is used.
             self.with(other, |a, b| unsafe { _mm256_mul_ps(a, b) })
         }
 
         #[inline(always)]
         fn div(self, other: Self) -> Self {
-            // SAFETY: as above.
+            // SAFETY: AVX2 is available wherever this type is used.
             self.with(other, |a, b| unsafe { _mm256_div_ps(a, b) })
         }
 
         #[inline(always)]
         fn sqrt(self) -> Self {
-            // SAFETY: as above.
+            // SAFETY: AVX2 is available wherever this type is used.
             self.with(self, |a, _| unsafe { _mm256_sqrt_ps(a) })
         }
 
         #[inline(always)]
         fn sum(self) -> f32 {
-            // SAFETY: as above.
+            // SAFETY: AVX2 is available wherever this type is used.
             unsafe { sum_of_eight(_mm256_add_ps(self.0[0], self.0[1])) }
         }
 
         #[inline(always)]
         fn is_within(self, limit: f32) -> bool {
-            // SAFETY: as above.
+            // SAFETY: AVX2 is available wherever this type is used.
             unsafe {
                 let (sign, limit) = (_mm256_set1_ps(-0.0), _mm256_set1_ps(limit));
                 let beyond = |x| _mm256_cmp_ps::<_CMP_NLE_UQ>(_mm256_andnot_ps(sign, x), limit);
@@ -247,7 +247,7 @@ pub(super) mod x86 {
     /// The CPU has AVX.
     #[inline(always)]
     unsafe fn sum_of_eight(eight: __m256) -> f32 {
-        // SAFETY: the caller's condition.
+        // SAFETY: this function's `# Safety` conditions hold.
         unsafe {
             let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
             let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
@@ -283,51 +283,51 @@ pub(super) mod aarch64 {
         #[inline(always)]
         fn store(self, to: &mut Block) {
             for four in 0..BLOCK / 4 {
-                // SAFETY: as above.
+                // SAFETY: NEON is available wherever this type is used; a block has four times four numbers.
                 unsafe { vst1q_f32(to.as_mut_ptr().add(4 * four), self.0[four]) };
             }
         }
 
         #[inline(always)]
         fn splat(x: f32) -> Self {
-            // SAFETY: as above.
+            // SAFETY: NEON is available wherever this type is used.
             Neon([unsafe { vdupq_n_f32(x) }; 4])
         }
 
         #[inline(always)]
         fn add(self, other: Self) -> Self {
-            // SAFETY: as above.
+            // SAFETY: NEON is available wherever this type is used.
             self.with(other, |a, b| unsafe { vaddq_f32(a, b) })
         }
 
         #[inline(always)]
         fn sub(self, other: Self) -> Self {
-            // SAFETY: as above.
+            // SAFETY: NEON is available wherever this type is used.
             self.with(other, |a, b| unsafe { vsubq_f32(a, b) })
         }
 
         #[inline(always)]
         fn mul(self, other: Self) -> Self {
-            // SAFETY: as above.
+            // SAFETY: NEON is available wherever this type is used.
             self.with(other, |a, b| unsafe { vmulq_f32(a, b) })
         }
 
         #[inline(always)]
         fn div(self, other: Self) -> Self {
-            // SAFETY: as above.
+            // SAFETY: NEON is available wherever this type is used.
             self.with(other, |a, b| unsafe { vdivq_f32(a, b) })
         }
 
         #[inline(always)]
         fn sqrt(self) -> Self {
-            // SAFETY: as above.
+            // SAFETY: NEON is available wherever this type is used.
             self.with(self, |a, _| unsafe { vsqrtq_f32(a) })
         }
 
         #[inline(always)]
         fn sum(self) -> f32 {
             let [a, b, c, d] = self.0;
-            // SAFETY: as above.
+            // SAFETY: NEON is available wherever this type is used.
             unsafe {
                 let four = vaddq_f32(vaddq_f32(a, c), vaddq_f32(b, d));
                 let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
@@ -338,7 +338,7 @@ pub(super) mod aarch64 {
         #[inline(always)]
         fn is_within(self, limit: f32) -> bool {
             // A comparison with NaN is false, so that its lane is not all ones.
-            // SAFETY: as above.
+            // SAFETY: NEON is available wherever this type is used.
             let least = |x| unsafe { vminvq_u32(vcaleq_f32(x, vdupq_n_f32(limit))) };
             self.0.into_iter().all(|four| least(four) != 0)
         }

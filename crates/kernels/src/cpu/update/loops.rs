@@ -7,7 +7,7 @@ use super::rules::{Decay, RuleKind, Step};
 use crate::memory::prefetch_range;
 use sterling_core::limits::COMPONENT_MAX;
 
-/// Number of a row's occurrences that are added one by one; longer sums add such runs.
+/// Maximum number of a row's occurrences that are added one by one; longer sums add the sums of such groups.
 pub const RUN: usize = 256;
 /// Prefetch distance in distinct rows.
 const PREFETCH_ROWS: usize = 24;
@@ -52,7 +52,7 @@ pub(super) fn update_rows<L: Lanes>(
     }
 }
 
-/// Adds the sums of further runs, each computed in `run`.
+/// Adds the sums of further groups of [`RUN`] occurrences, each computed in the buffer `run`.
 #[inline(always)]
 fn add_runs<L: Lanes>(
     groups: &GroupsPart<'_>,
@@ -95,8 +95,8 @@ fn sum_run<L: Lanes>(
     }
 }
 
-/// Applies the rule to row and state of one stretch. Returns false and leaves the stretch unchanged if the result would not be
-/// finite or would exceed the limits.
+/// Applies the rule to a row and its state, which are contiguous in `stretch`. Returns false and leaves both unchanged
+/// if the result would not be finite or would exceed the limits.
 #[inline(always)]
 fn update_row<L: Lanes>(
     step: &Step,
@@ -201,7 +201,7 @@ fn update_row<L: Lanes>(
     true
 }
 
-/// `w -= factor g`.
+/// Subtracts `factor` times the gradient from a row.
 #[inline(always)]
 fn descend<L: Lanes>(row: &mut [L], factor: f32, gradient: &[L]) {
     let factor = L::splat(factor);

@@ -2,12 +2,12 @@
 //!
 //! The gradient of the table is never materialized. The occurrences of a batch are sorted by row once ([`RowGroups`]). Then
 //! [`update`] visits the distinct rows in ascending order, sums the gradients of a row's occurrences, applies the rule of
-//! [`Step`] and writes row and state, which are contiguous (a *stretch*). FBGEMM calls this a table-batched embedding with a
+//! [`Step`] and writes row and state, which are contiguous ([`Stretches`]). FBGEMM calls this a table-batched embedding with a
 //! fused optimizer (<https://github.com/pytorch/FBGEMM>, `split_table_batched_embeddings_ops_training`).
 //!
 //! The order of all sums is a contract, so that every instruction set, thread count and sharding gives the same bits:
 //!
-//! - Occurrences are added in the order of the batch, in runs of [`RUN`]; the sums of runs are added in order.
+//! - Occurrences are added in the order of the batch, in groups of [`RUN`]; the sums of groups are added in order.
 //! - A gradient is multiplied by its weight before it is added, without a fused multiply-add, whose rounding differs.
 //! - The sum of squares of a row is the sum, in order, of blocks of [`BLOCK`] columns; a block is added as a tree of fixed shape.
 //!

@@ -17,7 +17,7 @@ impl<'a> GradientRows<'a> {
     /// If `values` is not a multiple of the blocks per row.
     pub fn new(width: usize, values: &'a [[f32; BLOCK]]) -> Self {
         let blocks = width.div_ceil(BLOCK);
-        assert!(blocks > 0 && values.len().is_multiple_of(blocks), "no whole gradient rows");
+        assert!(blocks > 0 && values.len().is_multiple_of(blocks), "incomplete gradient rows");
         GradientRows { values, blocks }
     }
 
@@ -36,15 +36,15 @@ impl<'a> GradientRows<'a> {
     }
 }
 
-/// Consecutive stretches of a table in training: each a row followed by its optimizer state.
+/// Consecutive rows of a table in training, each followed by its optimizer state.
 #[derive(Debug)]
 pub struct Stretches<'a> {
-    /// `[rows, stride]`.
+    /// Rows with their state, `[rows, stride]`.
     pub data: &'a mut [f32],
-    /// Row number of the first stretch.
+    /// Number of the first row.
     pub first_row: u32,
     /// Numbers per row, D.
     pub width: usize,
-    /// Distance between stretches in numbers.
+    /// Distance between rows in numbers, optimizer state included.
     pub stride: usize,
 }

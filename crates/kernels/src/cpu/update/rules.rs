@@ -71,14 +71,14 @@ pub enum Decay {
     Decoupled(f32),
 }
 
-/// One optimizer step. Its settings are finite, and `epsilon` is above 0.
+/// One optimizer step; all settings are finite, and `epsilon` is above 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
     /// The optimizer.
     pub kind: RuleKind,
     /// Learning rate of this step.
     pub rate: f32,
-    /// Added to the root of the second moment.
+    /// Number added to the root of the second moment, ε.
     pub epsilon: f32,
     /// Decay of the first moment, β₁.
     pub beta1: f32,

@@ -290,7 +290,7 @@ fn updates_that_are_not_finite_are_not_written() {
 }
 
 #[test]
-#[should_panic(expected = "a row outside the stretches")]
+#[should_panic(expected = "a row outside of `masters`")]
 fn a_row_outside_the_stretches_panics() {
     let mut occurrences = Occurrences::default();
     occurrences.push(2, 0);

@@ -1,6 +1,6 @@
 //! Selection of parameters among constants, and files with new values of them.
 
-use rten_onnx::onnx::{DataType, ModelProto};
+use rten_onnx::onnx::{DataType, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto};
 
 use super::golden::file;
 use super::*;
@@ -135,4 +135,42 @@ fn flipped_bytes_never_panic() {
         }
         let _ = super::super::file::with_parameters(&onnx[..at], &[], &[]);
     }
+}
+
+/// Training keeps the graph of the file: values that cancel out have no gradient.
+#[test]
+fn graphs_with_parameters_are_those_of_their_files() {
+    let node = |operator: &str, inputs: &[&str], output: &str| NodeProto {
+        op_type: Some(operator.into()),
+        input: inputs.iter().map(|name| (*name).to_owned()).collect(),
+        output: vec![output.into()],
+        ..NodeProto::default()
+    };
+    let weights = TensorProto {
+        name: Some("w".into()),
+        dims: vec![4, 3],
+        data_type: Some(DataType::FLOAT),
+        float_data: (0..12).map(|n| n as f32 / 8.0).collect(),
+        ..TensorProto::default()
+    };
+    let nodes = vec![
+        node("MatMul", &["x", "w"], "h"),
+        node("Transpose", &["w"], "turned"),
+        node("Softmax", &["h"], "p"),
+        node("MatMul", &["p", "turned"], "out"),
+    ];
+    let graph = GraphProto { node: nodes, initializer: vec![weights], ..GraphProto::default() };
+    let opset = OperatorSetIdProto { domain: None, version: Some(20) };
+    let model = ModelProto { graph: Some(graph), opset_import: vec![opset], ..ModelProto::default() };
+    let onnx = model.write_buf().unwrap();
+    let shape = vec![Size::Rows, Size::Fixed(4)];
+    let given = [DeclaredInput { name: "x".into(), is_pair: true, shape: shape.clone() }];
+    let made = [DeclaredOutput { name: "out".into(), shape }];
+    let trainable = TrainableGraph::read(&onnx, &given, &made, &[]).unwrap();
+    assert_eq!(names(&trainable), ["w"]);
+    let read = with_parameters(&onnx, &given, &made, trainable.parameters()).unwrap();
+    assert!(!read.still.is_empty());
+    let own = DeclaredInput { name: "w".into(), is_pair: false, shape: vec![Size::Fixed(4), Size::Fixed(3)] };
+    let of_file = crate::dense::import::import(&onnx, &[given[0].clone(), own], &made).unwrap();
+    assert_eq!(format!("{read:?}"), format!("{of_file:?}"));
 }

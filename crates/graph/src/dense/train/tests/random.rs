@@ -138,8 +138,9 @@ fn random(graph: &mut Graph, (kind, a, b, size): Random) -> Result<Id> {
         }
         20 => {
             let is_less = graph.binary([Binary::Less, Binary::LessOrEqual, Binary::Equal][size % 3], a, b)?;
-            let (kept, dropped) = (graph.binary(Binary::Keep, is_less, a)?, graph.binary(Binary::Drop, is_less, b)?);
-            graph.binary(Binary::Add, kept, dropped)
+            let (retained, dropped) =
+                (graph.binary(Binary::Keep, is_less, a)?, graph.binary(Binary::Drop, is_less, b)?);
+            graph.binary(Binary::Add, retained, dropped)
         }
         21 => {
             let shape = vec![1, 1, last + 3];
@@ -167,9 +168,9 @@ pub(super) fn graph(width: usize, steps: &[Random]) -> Graph {
         values.extend(made.ok().filter(|&id| graph.values[id].count() <= 200));
     }
     let pairs: Vec<Id> = values.iter().copied().filter(|&id| graph.values[id].side == Side::Pair).collect();
-    let kept: Vec<Id> = pairs.iter().rev().take(3).copied().collect();
-    let all = graph.concat(2, &kept).unwrap();
+    let retained: Vec<Id> = pairs.iter().rev().take(3).copied().collect();
+    let all = graph.concat(2, &retained).unwrap();
     graph.outputs = vec![graph.unary(Unary::Sigmoid, all).unwrap()];
-    graph.outputs.extend(kept);
+    graph.outputs.extend(retained);
     graph
 }

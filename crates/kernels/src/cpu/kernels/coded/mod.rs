@@ -1,7 +1,7 @@
 //! Scans of 4-bit product quantization codes, which the first pass reads in place of int8 rows.
 //!
 //! A vector is split into M subspaces with 16 codewords each; an item's code names one codeword per subspace. A query is a
-//! lookup table of bytes, the value of each codeword for it. An item's score is the sum of M bytes of the table, times the
+//! lookup table of bytes: the product with each codeword. An item's score is the sum of M bytes of the table, times the
 //! quantization step, plus a bias of the list; optionally the sum is first multiplied by a factor per item. The sums are exact
 //! integers, followed by separate f32 products and sums, so all kernels return the same scores to the last bit.
 //!

@@ -11,7 +11,7 @@ pub const TABLE: usize = 128;
 /// Product quantization codes of one list.
 #[derive(Clone, Copy, Debug)]
 pub struct CodeBlocks<'a> {
-    /// `[blocks, G, 16, 4]` bytes, two codes each.
+    /// Codes, `[blocks, G, 16, 4]` bytes of two codes each.
     pub codes: &'a [u8],
     /// Factors of the items' sums, one per slot, `[blocks * 16]`; empty for none.
     pub factors: &'a [f32],
@@ -21,9 +21,9 @@ pub struct CodeBlocks<'a> {
     pub items: usize,
     /// Slot of item 0.
     pub first_slot: u32,
-    /// One bit per item, set if it is to be scored; empty for all items.
+    /// One bit per item, set if the item is to be scored; empty if all items are.
     pub words: &'a [u64],
-    /// Codes that are read after these and are prefetched; may be empty.
+    /// Codes to prefetch, which are read after `codes`; may be empty.
     pub next: &'a [u8],
 }
 

@@ -63,7 +63,7 @@ impl Kernels {
             // SAFETY: `Kernels` exists only if the features of its instruction set were detected; the lengths were checked.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::Avx512 => unsafe { avx2::block_sums(codes, tables) },
-            // SAFETY: as above.
+            // SAFETY: `Kernels` exists only if the features of its instruction set were detected; the lengths were checked.
             #[cfg(target_arch = "aarch64")]
             Isa::Neon | Isa::Dotprod => unsafe { neon::block_sums(codes, tables) },
         }

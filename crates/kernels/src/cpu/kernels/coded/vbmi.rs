@@ -6,7 +6,7 @@ use super::operands::{CodeBlocks, CodeQuery, LINE, TABLE};
 use crate::cpu::kernels::avx512::put;
 use crate::cpu::kernels::operands::{BLOCK, Staging, blocks_ahead};
 
-/// Returns the sums of `N` blocks. Lines of later blocks are prefetched while lines of these are used.
+/// Returns the sums of `N` blocks. Lines of later blocks are prefetched while lines of these blocks are used.
 ///
 /// # Safety
 /// Needs AVX-512 F, BW, VBMI and VNNI; each of `codes` must point to `lines * 64` bytes, `tables` to `lines * 128`.
@@ -93,7 +93,7 @@ pub(super) unsafe fn scan(
 }
 
 /// Stages the items of several blocks that reach the threshold. The blocks share the loads of the tables and the branch on
-/// whether any item reaches it, which is unpredictable for a single block. Prefetches the blocks `distance` ahead.
+/// whether any item reaches the threshold, which is unpredictable for a single block. Prefetches the blocks `distance` ahead.
 ///
 /// # Safety
 /// Needs AVX-512 F, BW, VBMI and VNNI, and POPCNT. Lengths are checked by the caller; `some` are blocks with room in the staging
@@ -121,13 +121,13 @@ unsafe fn scan_some<const N: usize>(
     let sums = unsafe { block_sums(some.map(codes), some.map(to_come), query.tables.as_ptr(), blocks.lines) };
     let scored: [__m512; N] = std::array::from_fn(|n| scores(sums[n], query, blocks.factors_of(some[n])));
     let bound = _mm512_set1_ps(threshold);
-    let kept: [u16; N] =
+    let retained: [u16; N] =
         std::array::from_fn(|n| _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(blocks.requested(some[n]), scored[n], bound));
-    if kept.iter().all(|kept| *kept == 0) {
+    if retained.iter().all(|retained| *retained == 0) {
         return;
     }
     for n in 0..N {
         // SAFETY: the caller left room for each block.
-        unsafe { put(scored[n], kept[n], blocks.first_slot + (some[n] * BLOCK) as u32, staging) };
+        unsafe { put(scored[n], retained[n], blocks.first_slot + (some[n] * BLOCK) as u32, staging) };
     }
 }

@@ -1,0 +1,568 @@
+//! Separates the user's numbers of row values from those of candidates.
+//!
+//! Rerankers expand the user's fields to all candidates, concatenate them with those of the item, and multiply the result. A
+//! row value is tracked here as *segments*: numbers of the user, of the row alone, and of both. Rearrangements and element-wise
+//! operations keep the segments. A product or a sum along segments becomes the sum of one per segment, and rows that belong to
+//! one segment are multiplied alone. The user's segments are then computed once for all candidates, and those of the row alone
+//! may be computed once per item (`split`). Other operations read the concatenated value.
+//!
+//! This changes the order of sums, which costs a rounding or two.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::graph::Graph;
+use super::ir::{Id, Op, Side, Value, broadcast_strides, positions};
+use sterling_core::error::{Error, Result};
+use sterling_kernels::cpu::dense::{Binary, Fold};
+
+/// Inputs that a segment depends on. Segments of the same origin are joined when values are concatenated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Origin {
+    User,
+    Row,
+    Both,
+}
+
+/// Some numbers of a value.
+#[derive(Clone, Debug)]
+struct Segment {
+    /// Flat value of the new graph: `[count]` of the user, else `[1, count]`.
+    value: Id,
+    /// Position of each number in the complete value.
+    at: Arc<[u32]>,
+}
+
+/// Operations through which the numbers of a segment are looked for.
+const TAKEN_MAX: usize = 32;
+
+/// Returns the graph with separated values; `None` if no numbers of the user are multiplied or summed apart, so that a graph
+/// keeps the ids of its values.
+///
+/// # Errors
+/// As the operations of a graph.
+pub(super) fn separated(graph: &Graph) -> Result<Option<Graph>> {
+    let has = |side: Side| graph.inputs.iter().any(|input| input.side == side);
+    if !has(Side::User) || !has(Side::Pair) {
+        return Ok(None);
+    }
+    let mut readers = vec![0; graph.values.len()];
+    let needed = graph.needed(&graph.outputs, &[]);
+    let live = (0..needed.len()).filter(|&id| needed[id]);
+    live.flat_map(|id| graph.values[id].op.reads())
+        .chain(graph.outputs.iter().copied())
+        .for_each(|id| readers[id] += 1);
+    let mut separator = Separator {
+        from: graph,
+        to: Graph::new(graph.inputs.clone()),
+        made: vec![None; graph.values.len()],
+        segments: vec![None; graph.values.len()],
+        is_apart: vec![false; graph.values.len()],
+        readers,
+        origins: Vec::new(),
+        is_any_apart: false,
+    };
+    for id in (0..needed.len()).filter(|&id| needed[id]) {
+        separator.visit(id)?;
+    }
+    if !separator.is_any_apart {
+        return Ok(None);
+    }
+    separator.to.outputs = graph.outputs.iter().map(|&output| separator.make(output)).collect::<Result<_>>()?;
+    Ok(Some(separator.to))
+}
+
+struct Separator<'a> {
+    from: &'a Graph,
+    to: Graph,
+    /// Complete values of the new graph, in their old shape.
+    made: Vec<Option<Id>>,
+    segments: Vec<Option<Vec<Segment>>>,
+    /// Old values that are only computed as segments, because they are products of segments.
+    is_apart: Vec<bool>,
+    readers: Vec<usize>,
+    /// Origins of the first values of the new graph.
+    origins: Vec<Origin>,
+    /// True if a product or a sum of the user's numbers is computed apart.
+    is_any_apart: bool,
+}
+
+/// Numbers of a segment in the runs of a value.
+enum Runs {
+    /// All numbers of these runs.
+    Complete(Vec<usize>),
+    /// The numbers at the same positions of every run.
+    Across(Vec<usize>),
+}
+
+fn missing() -> Error {
+    Error::internal("a segment has another number than its value")
+}
+
+impl Separator<'_> {
+    fn visit(&mut self, id: Id) -> Result<()> {
+        let value = &self.from.values[id];
+        if value.side == Side::Pair {
+            self.segments[id] = match &value.op {
+                Op::Pick(a, index) if self.from.values[*a].side != Side::Pair => {
+                    Some(self.expanded(*a, index.to_vec())?)
+                }
+                Op::Pick(a, index) => self.picked(*a, index)?,
+                Op::Reshape(a) => self.segments[*a].clone(),
+                Op::Concat(axis, parts) => self.concatenated(id, *axis, parts)?,
+                Op::Unary(f, a) => self.mapped(*a, |graph, x| graph.unary(*f, x))?,
+                Op::Binary(f, a, b) => self.binary(id, *f, *a, *b)?,
+                Op::Fold(f, a) => self.folded(id, *f, *a)?,
+                Op::MatMul(a, b) => self.product(id, *a, *b)?,
+                _ => None,
+            };
+            let is_made_apart = |read: &Id| self.is_apart[*read] && self.made[*read].is_none();
+            self.is_apart[id] = self.segments[id].is_some()
+                && match &value.op {
+                    Op::MatMul(_, b) => self.from.values[*b].side != Side::Pair,
+                    Op::Fold(..) => true,
+                    op @ (Op::Unary(..) | Op::Binary(..) | Op::Reshape(_)) => op.reads().iter().any(is_made_apart),
+                    _ => false,
+                };
+        }
+        Ok(())
+    }
+
+    /// Returns an old value in the new graph, complete. Its operands are made first, without recursion: graphs may be deep.
+    fn make(&mut self, id: Id) -> Result<Id> {
+        let mut stack = vec![id];
+        while let Some(&next) = stack.last() {
+            let missing: Vec<Id> = match self.made[next].is_some() || self.is_joined(next) {
+                true => Vec::new(),
+                false => {
+                    self.from.values[next].op.reads().into_iter().filter(|&read| self.made[read].is_none()).collect()
+                }
+            };
+            if !missing.is_empty() {
+                stack.extend(missing.into_iter().rev());
+                continue;
+            }
+            if self.made[next].is_none() {
+                self.made[next] = Some(self.made_of_operands(next)?);
+            }
+            stack.pop();
+        }
+        self.made[id].ok_or_else(missing)
+    }
+
+    fn is_joined(&self, id: Id) -> bool {
+        self.is_apart[id] && self.segments[id].is_some()
+    }
+
+    fn made_of_operands(&mut self, id: Id) -> Result<Id> {
+        let Value { op, shape, rows, .. } = self.from.values[id].clone();
+        match self.segments[id].clone() {
+            Some(segments) if self.is_apart[id] => {
+                let joined = self.joined(&segments)?;
+                self.to.reshape(joined, shape, rows)
+            }
+            _ => {
+                let op = op.over(&mut |read| self.made[read].ok_or_else(missing))?;
+                self.add(op, shape, rows)
+            }
+        }
+    }
+
+    /// Adds an operation; selections are composed.
+    fn add(&mut self, op: Op, shape: Vec<usize>, rows: Option<usize>) -> Result<Id> {
+        match op {
+            Op::Pick(a, index) => self.to.pick(a, index.to_vec(), shape, rows),
+            Op::Reshape(a) => self.to.reshape(a, shape, rows),
+            op => self.to.add(op, shape, rows),
+        }
+    }
+
+    fn origin(&mut self, id: Id) -> Origin {
+        while self.origins.len() <= id {
+            let value = &self.to.values[self.origins.len()];
+            let of_reads: Vec<Origin> = value
+                .op
+                .reads()
+                .iter()
+                .filter(|&&read| self.to.values[read].side != Side::Constant)
+                .map(|&read| self.origins[read])
+                .collect();
+            let own = match value.side {
+                Side::Pair if of_reads.iter().all(|origin| *origin == Origin::Row) => Origin::Row,
+                Side::Pair => Origin::Both,
+                _ => Origin::User,
+            };
+            self.origins.push(own);
+        }
+        self.origins[id]
+    }
+
+    /// Returns numbers of a flat value.
+    fn pick(&mut self, value: Id, index: Vec<u32>) -> Result<Id> {
+        match self.to.values[value].side {
+            Side::Pair => {
+                let shape = vec![1, index.len()];
+                self.to.pick(value, index, shape, Some(0))
+            }
+            _ => {
+                let shape = vec![index.len()];
+                self.to.pick(value, index, shape, None)
+            }
+        }
+    }
+
+    fn flat(&mut self, value: Id) -> Result<Id> {
+        let count = self.to.values[value].count();
+        match self.to.values[value].side {
+            Side::Pair => self.to.reshape(value, vec![1, count], Some(0)),
+            _ => self.to.reshape(value, vec![count], None),
+        }
+    }
+
+    /// Returns a flat value as `[runs, width]`.
+    fn table(&mut self, value: Id, runs: usize) -> Result<Id> {
+        let width = self.to.values[value].count() / runs.max(1);
+        match self.to.values[value].side {
+            Side::Pair => self.to.reshape(value, vec![1, runs, width], Some(0)),
+            _ => self.to.reshape(value, vec![runs, width], None),
+        }
+    }
+
+    fn expanded(&mut self, a: Id, index: Vec<u32>) -> Result<Vec<Segment>> {
+        let (made, count) = (self.make(a)?, index.len());
+        let value = self.to.pick(made, index, vec![count], None)?;
+        Ok(vec![Segment { value, at: (0..count as u32).collect() }])
+    }
+
+    /// Joins segments to a complete flat value.
+    fn joined(&mut self, segments: &[Segment]) -> Result<Id> {
+        let mut parts = Vec::new();
+        for segment in segments {
+            parts.push(match self.to.values[segment.value].side {
+                Side::Pair => segment.value,
+                _ => {
+                    let count = segment.at.len();
+                    self.to.pick(segment.value, (0..count as u32).collect(), vec![1, count], Some(0))?
+                }
+            });
+        }
+        let all = if let [one] = parts[..] { one } else { self.to.concat(1, &parts)? };
+        let mut index = vec![0; segments.iter().map(|segment| segment.at.len()).sum()];
+        for (n, &at) in segments.iter().flat_map(|segment| segment.at.iter()).enumerate() {
+            *index.get_mut(at as usize).ok_or_else(missing)? = n as u32;
+        }
+        self.pick(all, index)
+    }
+
+    /// Returns some numbers of the segments of a value.
+    fn picked(&mut self, a: Id, index: &[u32]) -> Result<Option<Vec<Segment>>> {
+        let Some(segments) = self.segments[a].clone() else { return Ok(None) };
+        // The readers of number `n` are those from `ends[n - 1]` to `ends[n]`.
+        let mut ends = vec![0; self.from.values[a].count()];
+        index.iter().for_each(|&at| ends[at as usize] += 1);
+        let mut all = 0;
+        for end in &mut ends {
+            (*end, all) = (all, all + *end);
+        }
+        let mut readers = vec![0; index.len()];
+        for (n, &at) in index.iter().enumerate() {
+            readers[ends[at as usize]] = n as u32;
+            ends[at as usize] += 1;
+        }
+        let readers_of = |place: usize| &readers[place.checked_sub(1).map_or(0, |before| ends[before])..ends[place]];
+        let mut made = Vec::new();
+        for segment in segments {
+            // In the order of the segment, so that a permutation costs nothing.
+            let (mut own, mut at) = (Vec::new(), Vec::new());
+            for (n, place) in segment.at.iter().enumerate() {
+                for &reader in readers_of(*place as usize) {
+                    own.push(n as u32);
+                    at.push(reader);
+                }
+            }
+            if !own.is_empty() {
+                made.push(Segment { value: self.pick(segment.value, own)?, at: at.into() });
+            }
+        }
+        Ok(Some(made))
+    }
+
+    fn concatenated(&mut self, id: Id, axis: usize, parts: &[Id]) -> Result<Option<Vec<Segment>>> {
+        if parts.iter().all(|&part| self.segments[part].is_none()) {
+            return Ok(None);
+        }
+        let inner = |id: Id| self.from.shape(id)[axis..].iter().product::<usize>();
+        let (width, mut first) = (inner(id), 0);
+        let mut of_origins: BTreeMap<Origin, Vec<Segment>> = BTreeMap::new();
+        for &part in parts {
+            let own = self.from.shape(part)[axis..].iter().product::<usize>();
+            let segments = match self.segments[part].clone() {
+                Some(segments) => segments,
+                None => {
+                    let made = self.make(part)?;
+                    let (value, count) = (self.flat(made)?, self.from.values[part].count() as u32);
+                    vec![Segment { value, at: (0..count).collect() }]
+                }
+            };
+            for Segment { value, at } in segments {
+                let place = |&n: &u32| ((n as usize / own) * width + first + n as usize % own) as u32;
+                let at = at.iter().map(place).collect();
+                of_origins.entry(self.origin(value)).or_default().push(Segment { value, at });
+            }
+            first += own;
+        }
+        let mut joined = Vec::new();
+        for segments in of_origins.into_values() {
+            let values: Vec<Id> = segments.iter().map(|segment| segment.value).collect();
+            let value = match (&values[..], self.to.values[values[0]].side) {
+                ([one], _) => *one,
+                (all, Side::Pair) => self.to.concat(1, all)?,
+                (all, _) => self.to.concat(0, all)?,
+            };
+            joined
+                .push(Segment { value, at: segments.iter().flat_map(|segment| segment.at.iter().copied()).collect() });
+        }
+        Ok(Some(joined))
+    }
+
+    fn mapped(&mut self, a: Id, f: impl Fn(&mut Graph, Id) -> Result<Id>) -> Result<Option<Vec<Segment>>> {
+        let Some(segments) = self.segments[a].clone() else { return Ok(None) };
+        if segments.iter().all(|segment| self.origin(segment.value) == Origin::Both) {
+            return Ok(None);
+        }
+        let map = |Segment { value, at }| Ok(Segment { value: f(&mut self.to, value)?, at });
+        segments.into_iter().map(map).collect::<Result<_>>().map(Some)
+    }
+
+    fn binary(&mut self, id: Id, f: Binary, a: Id, b: Id) -> Result<Option<Vec<Segment>>> {
+        let count = self.from.values[id].count();
+        let leads = |id: Id| self.segments[id].is_some() && self.from.values[id].count() == count;
+        let Some(lead) = [a, b].into_iter().find(|&id| leads(id)) else { return Ok(None) };
+        let segments = self.segments[lead].clone().unwrap_or_default();
+        let mut made = Vec::new();
+        for Segment { at, .. } in segments {
+            let (x, y) = (self.taken(a, id, &at, TAKEN_MAX)?, self.taken(b, id, &at, TAKEN_MAX)?);
+            let (Some(x), Some(y)) = (x, y) else { return Ok(None) };
+            made.push(Segment { value: self.to.binary(f, x, y)?, at });
+        }
+        Ok(Some(made))
+    }
+
+    /// Returns numbers of an operand of `of` as a flat value; `None` if they are not a segment and would have to be copied, or
+    /// are not found within `most` operations.
+    fn taken(&mut self, id: Id, of: Id, at: &Arc<[u32]>, most: usize) -> Result<Option<Id>> {
+        let (value, shape) = (&self.from.values[id], &self.from.values[of].shape);
+        if value.side != Side::Pair {
+            let places = positions(shape, &broadcast_strides(&value.shape, shape));
+            let index: Vec<u32> = at.iter().map(|&n| places[n as usize]).collect();
+            let made = self.make(id)?;
+            return self.to.pick(made, index, vec![at.len()], None).map(Some);
+        }
+        if value.count() != shape.iter().product::<usize>() {
+            return Ok(None);
+        }
+        if let Some(segments) = &self.segments[id] {
+            return Ok(segments.iter().find(|segment| segment.at == *at).map(|segment| segment.value));
+        }
+        if self.readers[id] != 1 || self.made[id].is_some() || most == 0 {
+            return Ok(None);
+        }
+        match value.op {
+            Op::Reshape(a) if self.from.values[a].side != Side::Pair => {
+                let made = self.make(a)?;
+                self.to.pick(made, at.to_vec(), vec![at.len()], None).map(Some)
+            }
+            Op::Reshape(a) => self.taken(a, of, at, most - 1),
+            Op::Binary(f, a, b) => {
+                let (x, y) = (self.taken(a, id, at, most - 1)?, self.taken(b, id, at, most - 1)?);
+                let (Some(x), Some(y)) = (x, y) else { return Ok(None) };
+                self.to.binary(f, x, y).map(Some)
+            }
+            // The columns of a product are computed apart.
+            Op::MatMul(a, b) if value.is_vector() && self.segments[a].is_none() => {
+                let (columns, depth) = (value.count(), self.from.values[a].count());
+                let is_matrix = self.from.constant(b).is_some_and(|numbers| numbers.len() == depth * columns);
+                if !is_matrix || !self.from.values[a].is_vector() {
+                    return Ok(None);
+                }
+                let index = (0..depth).flat_map(|k| at.iter().map(move |n| (k * columns) as u32 + n)).collect();
+                let (left, right) = (self.make(a)?, self.make(b)?);
+                let left = self.flat(left)?;
+                let matrix = self.to.pick(right, index, vec![depth, at.len()], None)?;
+                self.to.matmul(left, matrix).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Returns where the numbers of a segment lie in runs of `width` numbers, and the segment in the order of the runs.
+    fn runs_of(&mut self, segment: &Segment, runs: usize, width: usize) -> Result<Option<(Id, Runs)>> {
+        let mut order: Vec<u32> = (0..segment.at.len() as u32).collect();
+        order.sort_by_key(|&n| segment.at[n as usize]);
+        let mut of_runs: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for &n in &order {
+            let at = segment.at[n as usize] as usize;
+            of_runs.entry(at / width).or_default().push(at % width);
+        }
+        let Some(across) = of_runs.values().next().cloned() else { return Ok(None) };
+        let found = match (of_runs.len() == runs, of_runs.values().all(|own| *own == across)) {
+            (true, true) => Runs::Across(across),
+            (_, true) if across.iter().copied().eq(0..width) => Runs::Complete(of_runs.into_keys().collect()),
+            _ => return Ok(None),
+        };
+        // The order within a single run is that of the matrix.
+        if let (Runs::Across(_), 1) = (&found, runs) {
+            return Ok(Some((segment.value, Runs::Across(segment.at.iter().map(|&at| at as usize).collect()))));
+        }
+        Ok(Some((self.pick(segment.value, order)?, found)))
+    }
+
+    fn all_runs(&mut self, segments: &[Segment], runs: usize, width: usize) -> Result<Option<Vec<(Id, Runs)>>> {
+        segments.iter().map(|segment| self.runs_of(segment, runs, width)).collect()
+    }
+
+    /// Reduces the runs of each segment by `f`, which returns `each` numbers per run, and adds those of the same run.
+    fn reduced(
+        &mut self,
+        id: Id,
+        found: Vec<(Id, Runs)>,
+        each: usize,
+        mut f: impl FnMut(&mut Self, Id, usize, Option<&[usize]>) -> Result<Id>,
+    ) -> Result<Option<Vec<Segment>>> {
+        let (mut apart, mut sums): (Vec<Segment>, BTreeMap<Origin, Id>) = (Vec::new(), BTreeMap::new());
+        let all = self.from.values[id].count() / each;
+        self.is_any_apart |= found.iter().any(|(value, _)| self.origin(*value) == Origin::User);
+        for (value, runs) in found {
+            match runs {
+                Runs::Complete(runs) => {
+                    let made = f(self, value, runs.len(), None)?;
+                    let at = runs.iter().flat_map(|run| (run * each..(run + 1) * each).map(|n| n as u32)).collect();
+                    apart.push(Segment { value: self.flat(made)?, at });
+                }
+                Runs::Across(across) => {
+                    let made = f(self, value, all, Some(&across))?;
+                    let (made, origin) = (self.flat(made)?, self.origin(value));
+                    let sum = match sums.remove(&origin) {
+                        Some(before) => self.to.binary(Binary::Add, before, made)?,
+                        None => made,
+                    };
+                    sums.insert(origin, sum);
+                }
+            }
+        }
+        let of_user = sums.remove(&Origin::User);
+        let mut total: Option<Id> = None;
+        for sum in sums.into_values().chain(of_user) {
+            total = Some(match total {
+                Some(total) => self.to.binary(Binary::Add, total, sum)?,
+                None => sum,
+            });
+        }
+        let count = self.from.values[id].count();
+        let Some(total) = total else { return Ok(Some(apart)) };
+        if self.to.values[total].side != Side::Pair {
+            return Ok(Some(vec![Segment { value: total, at: (0..count as u32).collect() }]));
+        }
+        let (shape, rows) = (self.from.values[id].shape.clone(), self.from.values[id].rows);
+        self.made[id] = Some(self.to.reshape(total, shape, rows)?);
+        Ok(None)
+    }
+
+    fn folded(&mut self, id: Id, f: Fold, a: Id) -> Result<Option<Vec<Segment>>> {
+        let Some(segments) = self.segments[a].clone() else { return Ok(None) };
+        let (runs, count) = (self.from.values[id].count(), self.from.values[a].count());
+        let Some(found) = self.all_runs(&segments, runs, count / runs)? else { return Ok(None) };
+        let is_across = found.iter().any(|(_, runs)| matches!(runs, Runs::Across(_)));
+        let is_one = found.len() == 1;
+        if is_across && !is_one && (f != Fold::Sum || found.iter().any(|(_, runs)| matches!(runs, Runs::Complete(_)))) {
+            return Ok(None);
+        }
+        self.reduced(id, found, 1, |this, value, runs, _| {
+            let table = this.table(value, runs)?;
+            let axis = this.to.shape(table).len() - 1;
+            this.to.fold(f, table, &[axis])
+        })
+    }
+
+    fn product(&mut self, id: Id, a: Id, b: Id) -> Result<Option<Vec<Segment>>> {
+        let (left, right) = (self.from.shape(a).to_vec(), self.from.shape(b).to_vec());
+        let [.., depth, columns] = right[..] else { return Ok(None) };
+        if self.from.values[b].side == Side::Pair {
+            return self.blocks(a, b);
+        }
+        let Some(segments) = self.segments[a].clone() else { return Ok(None) };
+        let runs = left.iter().product::<usize>() / depth.max(1);
+        if right.iter().product::<usize>() != depth * columns {
+            return Ok(None);
+        }
+        let Some(found) = self.all_runs(&segments, runs, depth)? else { return Ok(None) };
+        let across = found.iter().filter(|(_, runs)| matches!(runs, Runs::Across(_))).count();
+        if across > 0 && across < found.len() {
+            return Ok(None);
+        }
+        let made = self.make(b)?;
+        let matrix = self.to.reshape(made, vec![depth, columns], None)?;
+        self.reduced(id, found, columns, |this, value, runs, across| {
+            let rows = match across {
+                None => matrix,
+                Some(across) => {
+                    let row = |&k: &usize| (k * columns..(k + 1) * columns).map(|n| n as u32);
+                    let index = across.iter().flat_map(row).collect();
+                    this.to.pick(matrix, index, vec![across.len(), columns], None)?
+                }
+            };
+            // A vector of the row stays one, so that chains of products are collapsed.
+            match (this.to.values[value].side, runs) {
+                (Side::Pair, 1) => this.to.matmul(value, rows),
+                _ => {
+                    let table = this.table(value, runs)?;
+                    this.to.matmul(table, rows)
+                }
+            }
+        })
+    }
+
+    /// Returns the products of each segment of the rows of `a` and each of the columns of `b`, of a single pair of matrices.
+    fn blocks(&mut self, a: Id, b: Id) -> Result<Option<Vec<Segment>>> {
+        let (left, right) = (self.from.shape(a).to_vec(), self.from.shape(b).to_vec());
+        let ([.., m, k], [.., _, n]) = (&left[..], &right[..]) else { return Ok(None) };
+        let (m, k, n) = (*m, *k, *n);
+        let is_single = left.iter().product::<usize>() == m * k && right.iter().product::<usize>() == k * n;
+        let (Some(of_a), Some(of_b)) = (self.segments[a].clone(), self.segments[b].clone()) else { return Ok(None) };
+        if !is_single || m < 2 || n < 2 {
+            return Ok(None);
+        }
+        let (Some(rows), Some(columns)) = (self.all_runs(&of_a, m, k)?, self.all_runs(&of_b, k, n)?) else {
+            return Ok(None);
+        };
+        let mut made = Vec::new();
+        for (x, of_rows) in &rows {
+            for (y, of_columns) in &columns {
+                let (of_rows, of_columns) = match (of_rows, of_columns) {
+                    (Runs::Complete(rows), Runs::Across(columns)) => (rows, columns),
+                    _ => return Ok(None),
+                };
+                let turned = |rows: usize, columns: usize| -> Vec<u32> {
+                    (0..columns).flat_map(|c| (0..rows).map(move |r| (r * columns + c) as u32)).collect()
+                };
+                let (rows, columns) = (of_rows.len(), of_columns.len());
+                let place = |row: usize, column: usize| (row * n + column) as u32;
+                // The user's matrix is the right one, which all rows share.
+                let is_turned = self.to.values[*x].side != Side::Pair && self.to.values[*y].side == Side::Pair;
+                let (product, at) = if is_turned {
+                    let (x, y) = (self.pick(*x, turned(rows, k))?, self.pick(*y, turned(k, columns))?);
+                    let (x, y) = (self.table(x, k)?, self.table(y, columns)?);
+                    let at = of_columns.iter().flat_map(|&column| of_rows.iter().map(move |&row| place(row, column)));
+                    (self.to.matmul(y, x)?, at.collect())
+                } else {
+                    let (x, y) = (self.table(*x, rows)?, self.table(*y, k)?);
+                    let at = of_rows.iter().flat_map(|&row| of_columns.iter().map(move |&column| place(row, column)));
+                    (self.to.matmul(x, y)?, at.collect::<Arc<[u32]>>())
+                };
+                made.push(Segment { value: self.flat(product)?, at });
+            }
+        }
+        self.is_any_apart |= rows.iter().chain(&columns).any(|(value, _)| self.origin(*value) == Origin::User);
+        Ok(Some(made))
+    }
+}
