@@ -3,8 +3,8 @@
 
     STERLING=... [SECONDS=30] [CONNECTIONS=1400] scripts/bench_fair.py
 
-CONNECTIONS of one caller send requests in a loop, each as soon as the last one is answered or rejected: the most expensive
-request that counts as short, one just below `engine.expensive_request_ms`, and the most expensive list that is allowed at all.
+CONNECTIONS of one caller send requests in a loop, each as soon as the previous request is answered or rejected: the most expensive
+request that counts as short, a request just below `engine.expensive_request_ms`, and the most expensive list that is allowed at all.
 Another caller sends its usual load. Callers are identified by their keys, then, at a server without keys, by their addresses
 (127.0.0.2 and 127.0.0.1).
 """
@@ -22,7 +22,7 @@ from served import STERLING, Server, bench, beside, finish, header, keys, median
 
 CONNECTIONS = int(os.environ.get("CONNECTIONS", 1400))
 RATE = 20
-# Requests of this many milliseconds; the second is just below `engine.expensive_request_ms`, which is 20 by default.
+# Cost of the requests in milliseconds; the second cost is just below `engine.expensive_request_ms`, which is 20 by default.
 COSTS = {"short": 4, "below the limit": 18}
 LIST_MAX = 1024
 PATH = "/v1/models/debian:retrieve"
@@ -53,7 +53,7 @@ class Attacker(asyncio.Protocol):
 
 
 async def keep(request, address, source, counts):
-    """Keeps one connection, and opens it again whenever it ends."""
+    """Keeps one connection open, and reopens it whenever it ends."""
     host, port = address.split(":")
     loop = asyncio.get_running_loop()
     while True:
@@ -81,16 +81,16 @@ def attack(request, address, source, stop, found):
 
 
 def costly(candidates, count=1):
-    """Returns a request, or a list of them, that takes long and has a small answer."""
+    """Returns a request, or a list of requests, that takes long and has a small answer."""
     one = users()[0] | {"k": 1, "candidates": candidates, "timeout_ms": 600_000}
     return one if count == 1 else {"requests": [one] * count}
 
 
 def most_costly(server, headers):
-    """Returns the bodies of the most expensive requests by limit, with their times alone in milliseconds."""
+    """Returns the most expensive request body under each limit, with its time without other load in milliseconds."""
 
     def took(body):
-        """Returns the milliseconds of a complete answer, or infinity without one."""
+        """Returns the milliseconds until the answer is complete, or infinity without an answer."""
         connection, times = server.connect(timeout=900), []
         for _ in range(3):
             start = time.perf_counter()
@@ -115,7 +115,7 @@ def most_costly(server, headers):
 
 
 def other(server, flags, requests):
-    """Runs the load of the other caller."""
+    """Runs the usual load of the other caller."""
     line = bench(server.url, *flags, "--requests", requests, "--rate", RATE, "--seconds", seconds(30))[0]
     counts = line["classes"][0]
     times = counts["answered_ms"] or {"p50": math.inf, "p99": math.inf}
@@ -123,7 +123,7 @@ def other(server, flags, requests):
 
 
 def measure(how, environment, key, source):
-    """Measures one way to identify callers."""
+    """Measures the effect of the attacker with one way to identify callers."""
     headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key['attacker']}"} if key else {})
     flags = ["--key", key["other"]] if key else []
     requests = requests_file("users", users())
@@ -133,7 +133,7 @@ def measure(how, environment, key, source):
         text = json.dumps(body)
         lines = [f"POST {PATH} HTTP/1.1", "host: sterling", *(f"{name}: {value}" for name, value in headers.items()), f"content-length: {len(text)}"]
         request = ("\r\n".join(lines) + "\r\n\r\n" + text).encode()
-        # State of the previous server does not carry over.
+        # A new server for each measurement, so that no state carries over.
         with Server(STERLING, store(), environment=environment) as server:
             bench(server.url, *flags, "--requests", requests, "--rate", RATE, "--seconds", 2)
             _, _, alone = other(server, flags, requests)
@@ -142,9 +142,9 @@ def measure(how, environment, key, source):
                 success, p50, p99 = other(server, flags, requests)
         statuses = ", ".join(f"{count} of {status}" for status, count in sorted(counts.items(), key=str))
         row(how, kind, ms, statuses, 100 * success, p50, p99, alone)
-        verdict(counts.keys() & {200, 503} != set(), f"{how}, {kind}: the attacker was heard")
+        verdict(counts.keys() & {200, 503} != set(), f"{how}, {kind}: the attacker got answers, 200 or 503")
         verdict(success >= 0.99, f"{how}, {kind}: {success:.1%} of the other caller's requests were answered in time, expected 99 %")
-        verdict(p99 <= 3 * alone, f"{how}, {kind}: its p99 {p99:.1f} ms, {p99 / alone:.1f} x of alone, expected at most 3 x")
+        verdict(p99 <= 3 * alone, f"{how}, {kind}: the other caller's p99 {p99:.1f} ms, {p99 / alone:.1f} x of alone, expected at most 3 x")
 
 
 def main():

@@ -181,7 +181,7 @@ impl TableFlags {
 }
 
 impl Config {
-    /// Combines the sources.
+    /// Combines defaults, file, environment variables and flags.
     ///
     /// # Errors
     /// `Invalid` with the key, the received and the expected value and the source; `NotFound` for a missing file.
@@ -220,7 +220,7 @@ impl Config {
     }
 }
 
-/// Configuration of `sterling route`, from the same sources.
+/// Configuration of `sterling route`, from the same sources as [`Config`].
 ///
 /// ```toml
 /// listen = "127.0.0.1:8090"
@@ -293,7 +293,7 @@ impl ServerFlags {
 }
 
 impl RouterConfig {
-    /// Combines the sources.
+    /// Combines defaults, file, environment variables and flags.
     ///
     /// # Errors
     /// As [`Config::read`].
@@ -313,14 +313,14 @@ impl RouterConfig {
 
 /// Merges defaults, a file, environment variables and flags; later sources override earlier ones.
 fn combined<T: Serialize + DeserializeOwned>(defaults: T, file: Option<&Path>, flags: &impl Serialize) -> Result<T> {
-    let said = Value::serialize(&defaults).map_err(|e| Error::internal(format!("configuration: {e}")))?;
+    let reported = Value::serialize(&defaults).map_err(|e| Error::internal(format!("configuration: {e}")))?;
     let mut sources = Figment::from(Serialized::defaults(defaults));
     if let Some(path) = file {
         std::fs::metadata(path).map_err(|e| Error::io(path.display(), e))?;
         sources = sources.merge(Renamed(Toml::file_exact(path)));
     }
     let variables = std::env::vars_os().map(|(name, text)| (name.to_string_lossy().into_owned(), text));
-    let sources = sources.merge(of_variables(&said, variables)?).merge(Serialized::defaults(flags));
+    let sources = sources.merge(parse_variables(&reported, variables)?).merge(Serialized::defaults(flags));
     sources.extract().map_err(|e| Error::invalid(format!("configuration: {}", shown(e))))
 }
 
@@ -356,7 +356,7 @@ fn warn_renamed(old: &str, new: &str) {
 }
 
 const PREFIX: &str = "STERLING_";
-/// Variables that other code reads, before the configuration exists.
+/// Environment variables that other code reads, before the configuration exists.
 const OTHERS: [&str; 4] = ["STERLING_LOG", "STERLING_KERNEL", "STERLING_KEY", "STERLING_BLESS"];
 
 /// Environment variables as a source of the configuration.
@@ -374,8 +374,8 @@ impl Provider for Variables {
 
 /// Reads the configuration keys that environment variables set. A variable that nearly names a key is an error: with a misspelt
 /// variable for access keys, a server would start unprotected.
-fn of_variables(defaults: &Value, variables: impl Iterator<Item = (String, OsString)>) -> Result<Variables> {
-    let mut said = Dict::new();
+fn parse_variables(defaults: &Value, variables: impl Iterator<Item = (String, OsString)>) -> Result<Variables> {
+    let mut reported = Dict::new();
     let mut unknown = Vec::new();
     let known = keys(defaults);
     for (name, text) in variables {
@@ -387,26 +387,26 @@ fn of_variables(defaults: &Value, variables: impl Iterator<Item = (String, OsStr
         }
         let found = defaults.find_ref(&path).filter(|found| !matches!(found, Value::Dict(..)));
         let Some(found) = found else {
-            misspelt(&name, &path, &known)?;
+            check_misspelled(&name, &path, &known)?;
             unknown.push(name);
             continue;
         };
         let text = text.into_string().map_err(|text| {
             let text = text.to_string_lossy().into_owned();
-            Error::invalid(format!("configuration: {name}: got `{text}`, which is not UTF-8"))
+            Error::invalid(format!("configuration: {name}: got `{text}`, expected UTF-8"))
         })?;
         match found {
             Value::Empty(..) if path == "shard" => {
                 let shard: u32 = text.parse().map_err(|_| {
                     Error::invalid(format!("configuration: {name}: got `{text}`, expected the number of a shard"))
                 })?;
-                insert(&mut said, &path, shard.into());
+                insert(&mut reported, &path, shard.into());
             }
             // A text key stays text even if its value looks like a number; a key without a default is text.
-            Value::String(..) | Value::Empty(..) => insert(&mut said, &path, text.into()),
+            Value::String(..) | Value::Empty(..) => insert(&mut reported, &path, text.into()),
             _ => {
                 let value = text.parse().map_err(|e| Error::invalid(format!("configuration: {name}: {e}")))?;
-                insert(&mut said, &path, value);
+                insert(&mut reported, &path, value);
             }
         }
     }
@@ -414,7 +414,7 @@ fn of_variables(defaults: &Value, variables: impl Iterator<Item = (String, OsStr
         unknown.sort_unstable();
         tracing::warn!("ignored environment variables that are not configuration keys: {}", unknown.join(", "));
     }
-    Ok(Variables(said))
+    Ok(Variables(reported))
 }
 
 /// Lists the keys of the configuration as dotted paths.
@@ -431,7 +431,7 @@ fn keys(defaults: &Value) -> Vec<String> {
 }
 
 /// Rejects a variable that names an unknown key of a known section, or a key whose underscores differ.
-fn misspelt(name: &str, path: &str, known: &[String]) -> Result<()> {
+fn check_misspelled(name: &str, path: &str, known: &[String]) -> Result<()> {
     let variable = |key: &str| format!("{PREFIX}{}", key.replace('.', "__").to_uppercase());
     let plain = |key: &str| key.replace(['.', '_'], "");
     if let Some(key) = known.iter().find(|key| plain(key) == plain(path)) {
@@ -535,7 +535,7 @@ mod tests {
     fn with_variables(variables: &[(&str, &str)]) -> Result<Config> {
         let pairs = variables.iter().map(|(name, text)| (name.to_string(), text.into()));
         let sources = Figment::from(Serialized::defaults(Config::default()));
-        let config = sources.merge(of_variables(&Value::serialize(Config::default()).unwrap(), pairs)?).extract();
+        let config = sources.merge(parse_variables(&Value::serialize(Config::default()).unwrap(), pairs)?).extract();
         config.map_err(|e| Error::invalid(shown(e)))
     }
 
@@ -598,8 +598,8 @@ mod tests {
         use std::os::unix::ffi::OsStringExt as _;
         let variables = [("STERLING_ACCESS__KEYS".to_owned(), OsString::from_vec(b"/keys-\xff".to_vec()))];
         let defaults = Value::serialize(Config::default()).unwrap();
-        let error = of_variables(&defaults, variables.into_iter()).map(drop).unwrap_err().to_string();
-        assert!(error.contains("STERLING_ACCESS__KEYS: got `/keys-\u{fffd}`, which is not UTF-8"), "{error}");
+        let error = parse_variables(&defaults, variables.into_iter()).map(drop).unwrap_err().to_string();
+        assert!(error.contains("STERLING_ACCESS__KEYS: got `/keys-\u{fffd}`, expected UTF-8"), "{error}");
     }
 
     #[test]

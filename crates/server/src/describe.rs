@@ -55,7 +55,7 @@ pub fn model_info(snapshot: &Snapshot) -> ModelInfo {
             None => serving.probes_of(lists),
         },
         missing: Vec::new(),
-        // Numbers can always be serialized.
+        // Cannot fail: a calibration consists of numbers.
         calibration: calibration.and_then(|c| calibration_info(c).ok()),
         bytes: snapshot.manifest.bytes(),
         memory_bytes: 0,
@@ -137,7 +137,7 @@ pub fn column_info(column: &Column) -> ColumnInfo {
         name: column.name().into(),
         kind: kind.into(),
         filter: column.is_filterable(),
-        distinct: column.dictionary_len(),
+        distinct: (column.kind() != ColumnKind::Floats).then(|| column.dictionary_len()),
     }
 }
 

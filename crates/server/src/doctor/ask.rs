@@ -16,7 +16,7 @@ use sterling_core::error::{Error, Result};
 use sterling_core::tasks;
 use sterling_snapshot::Store;
 
-/// Timeout per answer.
+/// Longest wait for one answer of a server or router.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Number of servers that are requested concurrently.
 const TOGETHER: usize = 32;
@@ -29,7 +29,7 @@ pub struct Targets {
     /// Servers, each as `HOST:PORT`; a name stands for all of its addresses. `https://` or `http://` before it selects the
     /// protocol.
     pub servers: Vec<String>,
-    /// Routers, in the same form.
+    /// Routers, in the same form as `servers`.
     pub routers: Vec<String>,
     /// Stores.
     pub stores: Vec<Store>,
@@ -39,7 +39,7 @@ pub struct Targets {
     pub tls: ServersTls,
 }
 
-/// Requests the state of all servers, routers and stores. A process that does not answer is reported as such.
+/// Requests the state of all servers, routers and stores. A process that does not answer is included with the reason.
 ///
 /// # Errors
 /// Fails if certificates are invalid, or if a name begins with `https://` and no authority is configured.
@@ -197,7 +197,7 @@ impl Client {
         let models: ModelList = ask.json("/v1/models").await?;
         let absent = models.unavailable.into_iter().map(|model| (format!("model `{}`: ", model.name), model.reason));
         // For callers that may see all models, `/readyz` has already reported models that lack servers.
-        let fails = |model: &str| format!("{model}requests of it fail: ");
+        let fails = |model: &str| format!("{model}requests fail: ");
         let is_told = |model: &str| !is_ready || warnings.iter().any(|warning| warning.starts_with(&fails(model)));
         let untold: Vec<String> =
             absent.filter(|(model, _)| !is_told(model)).map(|(model, why)| model + &why).collect();
@@ -207,7 +207,7 @@ impl Client {
     }
 }
 
-/// Server that can be requested.
+/// Server or router to query, with the client and the key for the queries.
 struct Questions<'a> {
     probe: &'a Probe,
     server: (SocketAddr, &'a str),
@@ -215,12 +215,12 @@ struct Questions<'a> {
 }
 
 impl Questions<'_> {
-    /// Returns status and body of a path.
+    /// Requests a path, and returns status and body of the answer.
     async fn get(&self, path: &str) -> Result<(u16, Bytes)> {
         self.probe.get(self.server, self.key, path, ANSWER_TIMEOUT).await
     }
 
-    /// Returns the body of a path.
+    /// Requests a path, and returns the body if the status is 200.
     async fn reported(&self, path: &str) -> Result<Bytes> {
         match self.get(path).await? {
             (200, body) => Ok(body),
@@ -249,7 +249,7 @@ impl Questions<'_> {
 fn refusal(status: u16, body: &[u8]) -> String {
     match serde_json::from_slice::<Problem>(body) {
         Ok(problem) => format!("{status}: {}", problem.detail),
-        Err(_) => format!("it answers {status}"),
+        Err(_) => format!("the process answers with status {status}"),
     }
 }
 
@@ -263,9 +263,9 @@ fn stored(store: &Store) -> StoreSeen {
 fn models(store: &Store) -> Result<BTreeMap<String, ModelSeen>> {
     let names: BTreeSet<String> = store.models()?.into_iter().chain(store.sharded_models()?).collect();
     let seen = |name: String| {
-        let (whole, cut, desired_state) =
+        let (complete, cut, desired_state) =
             (store.versions(&name)?, store.sharded_versions(&name)?, store.desired_state(&name)?);
-        let mut all: Vec<u64> = whole.iter().chain(&cut).copied().collect();
+        let mut all: Vec<u64> = complete.iter().chain(&cut).copied().collect();
         all.sort_unstable();
         let mut reported: Vec<u64> = all.iter().rev().take(NEWEST).copied().collect();
         let wished =
@@ -275,9 +275,9 @@ fn models(store: &Store) -> Result<BTreeMap<String, ModelSeen>> {
             true => store.shards(&name, version).map(|(shards, _)| (version, shards.digest())),
             false => store.manifest(&name, version).map(|manifest| (version, manifest.digest())),
         };
-        // Servers reject and report an unreadable version themselves.
+        // Unreadable versions are skipped: servers reject and report them.
         let versions = reported.into_iter().filter_map(|version| digest(version).ok()).collect();
-        let stands = desired_state.version.map(|version| store.successor(&name, version, &whole));
+        let stands = desired_state.version.map(|version| store.successor(&name, version, &complete));
         let traffic = desired_state.traffic.reported();
         Ok((name, ModelSeen { versions, wished: desired_state.version, stands, labels: desired_state.labels, traffic }))
     };

@@ -83,7 +83,7 @@ impl<'a> Model<'a> {
         }
         for store in &self.observed.stores {
             for (version, digest) in store.models.get(self.name).iter().flat_map(|model| &model.versions) {
-                // A version that no server has loaded cannot differ.
+                // Versions that no server has loaded are skipped: there is no digest to compare with.
                 if let Some(digests) = servers.get_mut(version) {
                     digests.entry(digest).or_default().push(&store.name);
                 }
@@ -93,7 +93,7 @@ impl<'a> Model<'a> {
             let reported: Vec<String> =
                 digests.iter().map(|(digest, names)| format!("{digest} at {}", names.join(", "))).collect();
             let reported = reported.join("; ");
-            findings.push(format!("{} version {version}: one number has several digests: {reported}", self.name));
+            findings.push(format!("{} version {version}: expected one digest, got several: {reported}", self.name));
         }
     }
 
@@ -102,7 +102,7 @@ impl<'a> Model<'a> {
             if self.observed.servers.is_empty() {
                 return;
             }
-            return findings.push(format!("{}: no server answers with any version of it", self.name));
+            return findings.push(format!("{}: no server answers with any version of this model", self.name));
         };
         let of_version = || self.parts().filter(|(_, part)| (part.version, &*part.digest) == (version, digest));
         let shards = of_version().map(|(_, part)| part.shards).max().unwrap_or(1);
@@ -136,7 +136,7 @@ impl<'a> Model<'a> {
             if behind > lag_max {
                 let shard = if part.shards > 1 { format!(" shard {}", part.shard) } else { String::new() };
                 findings.push(format!(
-                    "{}{shard}: server {name} is {behind} updates behind another one, at position {position}",
+                    "{}{shard}: server {name} is {behind} updates behind another server, at position {position}",
                     self.name
                 ));
             }
@@ -154,7 +154,7 @@ impl<'a> Model<'a> {
                     self.name, router.name, most.0, most.1
                 )),
                 (None, Some((version, _))) => findings.push(format!(
-                    "{}: router {} answers with no version of it, most servers with version {version}",
+                    "{}: router {} answers with no version of this model, most servers with version {version}",
                     self.name, router.name
                 )),
                 _ => {}
@@ -166,7 +166,7 @@ impl<'a> Model<'a> {
         for store in &self.observed.stores {
             let Some(model) = store.models.get(self.name) else {
                 if self.active_parts().next().is_some() && store.why.is_none() {
-                    findings.push(format!("{}: store {} has no version of it", self.name, store.name));
+                    findings.push(format!("{}: store {} has no version of this model", self.name, store.name));
                 }
                 continue;
             };
@@ -304,17 +304,17 @@ mod tests {
             (
                 |o| o.servers[0].parts[0].digest = "other".into(),
                 &[
-                    "m version 3: one number has several digests: d3 at s1, s2, s3, st; other at s0",
+                    "m version 3: expected one digest, got several: d3 at s1, s2, s3, st; other at s0",
                     "m version 3: shard 0 of 2 has 1 replicas, others have 2",
                 ],
             ),
             (
                 |o| *model(o).versions.entry(3).or_default() = "other".into(),
-                &["m version 3: one number has several digests: d3 at s0, s1, s2, s3; other at st"],
+                &["m version 3: expected one digest, got several: d3 at s0, s1, s2, s3; other at st"],
             ),
             (
                 |o| o.servers[1].parts[0].position = Some(80),
-                &["m shard 0: server s1 is 20 updates behind another one, at position 80"],
+                &["m shard 0: server s1 is 20 updates behind another server, at position 80"],
             ),
             (|o| o.servers[2].parts[0].lag = Some(11), &["m: server s2 does not show its last 11 updates yet"]),
             (
@@ -323,7 +323,7 @@ mod tests {
             ),
             (
                 |o| o.routers[0].active.clear(),
-                &["m: router r answers with no version of it, most servers with version 3"],
+                &["m: router r answers with no version of this model, most servers with version 3"],
             ),
             (
                 |o| {

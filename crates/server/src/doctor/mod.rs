@@ -26,13 +26,13 @@ pub struct Observed {
 /// Observed state of a server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ServerSeen {
-    /// Its address, with the name that resolved to it if the name differs.
+    /// Address, with the name that resolved to it if the name differs.
     pub name: String,
     /// True if the server is ready for requests.
     pub is_ready: bool,
-    /// Reason why it is not ready.
+    /// Reason why the server is not ready.
     pub why: Option<String>,
-    /// Warnings that it reports although it is ready.
+    /// Warnings that the server reports although it is ready.
     pub warnings: Vec<String>,
     /// Loaded versions.
     pub parts: Vec<PartSeen>,
@@ -55,24 +55,24 @@ pub struct PartSeen {
     pub shards: u32,
     /// True if the version answers unpinned requests.
     pub is_active: bool,
-    /// Labels that point to it.
+    /// Labels that point to the version.
     pub labels: Vec<String>,
-    /// Position of the visible updates, if the version is active and accepts updates.
+    /// Position up to which updates are visible, if the version is active and accepts updates.
     pub position: Option<u64>,
-    /// Number of durable updates of its server that are not yet visible.
+    /// Number of durable updates of the server that are not yet visible.
     pub lag: Option<u64>,
 }
 
 /// Observed state of a router.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct RouterSeen {
-    /// Its address, with the name that resolved to it if the name differs.
+    /// Address, with the name that resolved to it if the name differs.
     pub name: String,
     /// True if the router is ready for requests.
     pub is_ready: bool,
-    /// Reason why it is not ready.
+    /// Reason why the router is not ready.
     pub why: Option<String>,
-    /// Warnings that it reports although it is ready.
+    /// Warnings that the router reports although it is ready.
     pub warnings: Vec<String>,
     /// Active version per model with its digest.
     pub active: BTreeMap<String, (u64, String)>,
@@ -83,7 +83,7 @@ pub struct RouterSeen {
 pub struct StoreSeen {
     /// Folder or URL of the store.
     pub name: String,
-    /// Reason why it cannot be read.
+    /// Reason why the store cannot be read.
     pub why: Option<String>,
     /// Models of the store by name.
     pub models: BTreeMap<String, ModelSeen>,

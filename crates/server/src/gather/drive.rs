@@ -1,7 +1,7 @@
 //! Drives a request over shards in rounds: queries shards, merges their answers, and queries some again.
 //!
-//! Shards that fail on the way are left out from there on, as long as the remaining ones cover enough of the items. The answer is
-//! then that of the remaining shards, as if the lost ones did not exist.
+//! A shard that fails is left out of all later rounds, as long as the remaining shards cover enough of the items. The answer is
+//! then the same as if the failed shards did not exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -20,8 +20,8 @@ use sterling_core::units::ItemId;
 use sterling_index::search::likely;
 
 /// Maximum number of merges per round; more would be a defect. Shards send all candidates at most once, probe more lists at most
-/// once, and then send all candidates again at most once. Early reranked results prove completeness, or shards are queried for
-/// their expected number of results, or for all.
+/// once, and then send all candidates again at most once. If early reranked results do not prove completeness, shards are queried
+/// for their expected number of results, and then for all.
 const MERGES_MAX: usize = 6;
 
 /// Interface to the shards of one version.
@@ -52,11 +52,11 @@ pub trait Sharded: Sync {
 /// Answer of a shard.
 #[derive(Clone, Debug)]
 pub struct ShardAnswer<B> {
-    /// Requested content.
+    /// Requested items, candidates or embedding.
     pub content: Content,
     /// Number of ids of remote tables that were answered with default rows.
     pub degraded_rows: u64,
-    /// Accompanying data.
+    /// Data that accompanies the answer and is not merged.
     pub beside: B,
 }
 
@@ -65,13 +65,13 @@ pub struct ShardAnswer<B> {
 pub struct Results<B> {
     /// Index of the shard.
     pub shard: usize,
-    /// Round that returned them: `select`, `rerank`, `rank`, or `all`.
+    /// Round that returned the results: `select`, `rerank`, `rank`, or `all`.
     pub round: &'static str,
-    /// Number of its items among the candidates of a [`Retrieve`] over several shards, over all queries of the user.
+    /// Number of the shard's items among the candidates of a [`Retrieve`] over several shards, over all queries of the user.
     pub candidates: usize,
     /// Best items of the shard, best first.
     pub ranked: Ranked,
-    /// Accompanying data; `None` for a shard without candidates, which was not queried.
+    /// Data that accompanies the results; `None` for a shard without candidates, which was not queried.
     pub beside: Option<B>,
 }
 
@@ -82,7 +82,7 @@ pub struct RoundData<B> {
     pub shard: usize,
     /// Round of the answer: `embed`, `select` or `rerank`.
     pub round: &'static str,
-    /// Accompanying data.
+    /// Data that accompanies the answer and is not merged.
     pub beside: B,
 }
 
@@ -101,11 +101,11 @@ pub struct Gathered<B> {
     pub missing: Vec<(usize, Error)>,
     /// Share of the published items in shards that did not fail.
     pub coverage: f64,
-    /// Number of repeated queries because an answer did not prove completeness.
+    /// Number of queries that were repeated because an answer did not prove that no better item was withheld.
     pub again: usize,
     /// Number of ids of remote tables that were answered with default rows.
     pub degraded_rows: u64,
-    /// Rounds, and the merges between them.
+    /// Steps for an explanation: the rounds, and the merges between them.
     pub steps: Vec<StepReport>,
 }
 
@@ -116,7 +116,7 @@ impl<B> Gathered<B> {
         reported.chain(self.parts.iter().filter_map(|part| Some((part.shard, part.beside.as_ref()?))))
     }
 
-    /// Returns the results as one list, without slots: they belong to no single view.
+    /// Returns the results as one list, without slots: a slot has a meaning only in the view of its shard.
     pub fn ranked(&self) -> Ranked {
         let part = |n: usize| &self.parts[n].ranked;
         let of = |read: fn(&Ranked) -> &[f32], row: usize| -> Vec<f32> {
@@ -132,6 +132,7 @@ impl<B> Gathered<B> {
             similarities: of(|ranked| &ranked.similarities, 0),
             tasks: (0..tasks).flat_map(|task| of(|ranked| &ranked.tasks, task)).collect(),
             unknown: self.unknown.clone(),
+            undefined: self.parts.iter().map(|part| part.ranked.undefined).sum(),
         }
     }
 }
@@ -187,7 +188,10 @@ pub async fn rank<S: Sharded>(shards: &S, rank: Rank, min_coverage: f64) -> Resu
     let unknown = items.into_iter().filter(|item| unknown.contains(item)).collect();
     let of_parts: Vec<ShardResults<'_>> = parts.iter().map(|part| of_shard(&part.ranked, None, true)).collect();
     match best(&of_parts, usize::MAX) {
-        Next::Done(order) => Ok(run.end(order, parts, unknown)),
+        Next::Done(order) => {
+            check_undefined(&order, &parts)?;
+            Ok(run.end(order, parts, unknown))
+        }
         Next::Again(_) | Next::Further => {
             Err(Error::internal("shards sent all requested candidates, but some are still missing"))
         }
@@ -199,7 +203,16 @@ pub async fn rank<S: Sharded>(shards: &S, rank: Rank, min_coverage: f64) -> Resu
 /// # Errors
 /// Errors of the request; the last shard's error if none could answer.
 pub async fn embed<S: Sharded>(shards: &S, embed: Embed) -> Result<ShardAnswer<S::Extra>> {
-    Run::new(shards, 0.0).anyone(embed).await.map(|(_, said)| said)
+    Run::new(shards, 0.0).embed_at_any_shard(embed).await.map(|(_, said)| said)
+}
+
+/// Rejects an answer without results if shards omitted candidates whose scores are NaN, as an unsharded server does.
+fn check_undefined<B>(order: &[(usize, usize)], parts: &[Results<B>]) -> Result<()> {
+    let undefined: usize = parts.iter().map(|part| part.ranked.undefined).sum();
+    if !order.is_empty() || undefined == 0 {
+        return Ok(());
+    }
+    Err(Error::internal(format!("overarch: `logits` holds NaN for all candidates ({undefined}), expected numbers")))
 }
 
 fn ranked(content: Content) -> Result<Ranked> {
@@ -219,7 +232,7 @@ fn whole(ranked: Ranked) -> Result<Ranked> {
     let tasks = if count == 0 { ranked.tasks.len() } else { ranked.tasks.len() % count };
     match ranked.scores.len() == count && ranked.similarities.len() == count && tasks == 0 {
         true => Ok(ranked),
-        false => Err(Error::internal("a shard sent columns of different lengths")),
+        false => Err(Error::internal("a shard sent columns of different lengths, expected equal lengths")),
     }
 }
 
@@ -230,9 +243,9 @@ struct Run<'a, S: Sharded> {
     /// Shards that have not failed.
     present: Vec<usize>,
     missing: Vec<(usize, Error)>,
-    /// True if all shards probe more lists.
+    /// True if a merge found too few items, so that all shards must probe more lists.
     further: bool,
-    /// Early reranked results of shards from their selection, with accompanying data.
+    /// Results that shards reranked early, in the selection round, with the data that accompanies them.
     ahead: BTreeMap<usize, (RankedAhead, S::Extra)>,
     reported: Vec<RoundData<S::Extra>>,
     again: usize,
@@ -243,11 +256,11 @@ struct Run<'a, S: Sharded> {
 /// Results of a shard while they are merged.
 struct Part<B> {
     results: Results<B>,
-    /// Marks results that are candidates; `None`: all are.
+    /// For each result, whether it is a merged candidate; `None` if all results are.
     counts: Option<Vec<bool>>,
     /// True if the shard has no further results.
     is_all: bool,
-    /// Number of results requested besides the early ones; 0 before the first request.
+    /// Number of results requested in the reranking round; 0 before the first request of that round.
     asked: usize,
 }
 
@@ -268,7 +281,8 @@ impl<B> Part<B> {
         (self.counts, self.is_all) = (Some(counts), ahead.is_all);
     }
 
-    /// Takes the best candidates, as many as were requested. Several queries may share items, and some may have been deleted.
+    /// Replaces the results by a shard's answer. Fewer items than requested mean that the shard has no more: queries of a user
+    /// may share candidates, and candidates may have been deleted.
     fn took(&mut self, ranked: Ranked, beside: B) {
         self.is_all = self.results.candidates <= self.asked || ranked.ids.len() < self.asked;
         self.results = Results { round: "rerank", ranked, beside: Some(beside), ..self.results };
@@ -359,8 +373,8 @@ impl<'a, S: Sharded> Run<'a, S> {
         Ok(self.end(order, vec![results], unknown))
     }
 
-    /// Runs the user tower at any shard that can.
-    async fn anyone(&mut self, embed: Embed) -> Result<(usize, ShardAnswer<S::Extra>)> {
+    /// Runs the user tower at the first shard that answers.
+    async fn embed_at_any_shard(&mut self, embed: Embed) -> Result<(usize, ShardAnswer<S::Extra>)> {
         let (start, count, first) = (Instant::now(), self.shards.items().len(), self.shards.turn());
         let call = self.shards.call(Request::Embed(embed));
         let mut last = Error::unavailable("there are no shards");
@@ -380,7 +394,7 @@ impl<'a, S: Sharded> Run<'a, S> {
     /// Embeds the user, so that all shards receive the same embedding.
     async fn user(&mut self, user: User, on_degraded: OnDegraded) -> Result<User> {
         let User::Features(features) = user else { return Ok(user) };
-        let (shard, said) = self.anyone(Embed { features, on_degraded, whole: true }).await?;
+        let (shard, said) = self.embed_at_any_shard(Embed { features, on_degraded, whole: true }).await?;
         let Content::Embedding(embedded) = said.content else {
             return Err(Error::internal("a shard sent no embedding, expected one"));
         };
@@ -389,14 +403,15 @@ impl<'a, S: Sharded> Run<'a, S> {
         Ok(User::Embedded(embedded))
     }
 
-    /// Selects candidates at these shards: all that they may have, or as many as they are expected to have among the best.
+    /// Selects candidates at the shards `which`: with `all` every possible candidate of a shard, otherwise as many as a shard is
+    /// expected to have among the best.
     async fn select(
         &mut self,
         retrieve: &Retrieve,
         which: Vec<usize>,
         all: bool,
     ) -> Result<BTreeMap<usize, Vec<Selected>>> {
-        // If shards may be missing, they have less time to select, and early reranking must not use it.
+        // If the answer may omit shards, selection has only part of the time, which early reranking must not use.
         let ahead = !all && !self.further && self.min_coverage >= 1.0;
         let select = Select { retrieve: retrieve.clone(), all, further: self.further, ahead };
         let call = self.shards.call(Request::Select(Box::new(select)));
@@ -407,7 +422,7 @@ impl<'a, S: Sharded> Run<'a, S> {
                 return Err(Error::internal("a shard sent no candidates, expected some"));
             };
             let mut reported = |beside| self.reported.push(RoundData { shard, round: "select", beside });
-            // Earlier results cover fewer candidates than the shard has sent by now.
+            // Drops the shard's earlier reranked results: they cover fewer candidates than the shard has sent by now.
             self.ahead.remove(&shard).into_iter().for_each(|(_, beside)| reported(beside));
             match of_shard.ahead {
                 None => reported(said.beside),
@@ -504,7 +519,11 @@ impl<'a, S: Sharded> Run<'a, S> {
             let next = best(&of_parts, *k);
             self.step("top", start, of_parts.iter().map(|part| part.ids.len()).sum());
             match next {
-                Next::Done(order) => return Ok(Some((order, parts.into_iter().map(|part| part.results).collect()))),
+                Next::Done(order) => {
+                    let parts: Vec<_> = parts.into_iter().map(|part| part.results).collect();
+                    check_undefined(&order, &parts)?;
+                    return Ok(Some((order, parts)));
+                }
                 Next::Again(again) => {
                     self.again += again.len();
                     wanting = again;

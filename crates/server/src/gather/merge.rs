@@ -27,7 +27,7 @@ pub struct ShardResults<'a> {
     pub ids: &'a [ItemId],
     /// Scores that order the items.
     pub scores: &'a [f32],
-    /// Marks the items that may be among the best; `None`: all may. The others only bound the remaining items of the shard.
+    /// Marks the items that may be among the best; `None`: all may. The other items only bound the remaining items of the shard.
     pub counts: Option<&'a [bool]>,
     /// True if the shard has no further results.
     pub is_all: bool,
@@ -74,13 +74,15 @@ pub fn best(parts: &[ShardResults<'_>], k: usize) -> Next<Vec<(usize, usize)>> {
 /// the number of requested results.
 ///
 /// # Errors
-/// `Internal` if the shards answered different queries.
+/// `Internal` if the shards answered different numbers of queries, or if scores are missing.
 pub fn candidates(of_shards: &[&[Selected]], k: usize) -> Result<Next<Vec<Chosen>>> {
     let queries = of_shards.first().map_or(0, |first| first.len());
     let is_whole =
         |selected: &Selected| selected.ids.len() == selected.codes.len() && selected.ids.len() == selected.scores.len();
     if of_shards.iter().any(|shard| shard.len() != queries || !shard.iter().all(is_whole)) {
-        return Err(Error::internal("shards answered different queries"));
+        return Err(Error::internal(
+            "shards sent incomplete candidates, expected the same number of queries and one score per id",
+        ));
     }
     let mut chosen = vec![vec![Vec::new(); queries]; of_shards.len()];
     let mut again: Vec<usize> = Vec::new();

@@ -77,7 +77,7 @@ pub struct Rejection {
 
 impl From<Error> for Rejection {
     fn from(error: Error) -> Self {
-        // A queue of bounded length drains well within a second.
+        // One second by default: a full queue drains well within that.
         let seconds = || error.retry_wait().map_or(1, whole_seconds);
         let problem = Box::new(problem(&error));
         Rejection {
@@ -95,11 +95,13 @@ fn whole_seconds(wait: Duration) -> u64 {
 }
 
 /// Converts an error to a problem for the client; errors that the server's operator must examine are logged in full. While a
-/// dependency is unavailable, all requests fail alike: per kind, one line per second is logged, which counts the others.
+/// dependency is unavailable, all requests fail alike: per kind, one line per second is logged, with the number of the others.
 pub fn problem(error: &Error) -> Problem {
     static AWAY: [RateLimitedLog; 4] = [const { RateLimitedLog::new() }; 4];
     match error.kind() {
-        Kind::Internal | Kind::Io | Kind::Corrupt => tracing::error!(%error, kind = error.kind().name(), "failed"),
+        Kind::Internal | Kind::Io | Kind::Corrupt => {
+            tracing::error!(%error, kind = error.kind().name(), "request failed")
+        }
         kind @ (Kind::NotReady | Kind::Unavailable | Kind::NoSpace | Kind::Partial) => {
             let line = match kind {
                 Kind::NotReady => &AWAY[0],
@@ -108,11 +110,11 @@ pub fn problem(error: &Error) -> Problem {
                 _ => &AWAY[3],
             };
             match line.pass(UNAVAILABLE_LOG_INTERVAL) {
-                Some(more) => tracing::warn!(%error, kind = kind.name(), more, "failed"),
-                None => tracing::debug!(%error, kind = kind.name(), "failed"),
+                Some(more) => tracing::warn!(%error, kind = kind.name(), more, "request failed"),
+                None => tracing::debug!(%error, kind = kind.name(), "request failed"),
             }
         }
-        _ => tracing::debug!(%error, kind = error.kind().name(), "refused"),
+        _ => tracing::debug!(%error, kind = error.kind().name(), "request rejected"),
     }
     Problem::from(error)
 }
@@ -132,7 +134,7 @@ impl Rejection {
         Rejection { problem: Box::new(problem), allow: None, retry_after: None, is_unapplied: false }
     }
 
-    /// Renders the answer. It passes the layers of the handlers, or is sent without them as the bytes of [`http1`].
+    /// Renders the answer. The response passes the layers of the handlers, or is sent without them as the bytes of [`http1`].
     pub(super) fn render(&self) -> axum::http::Response<String> {
         // Cannot fail: the value consists of strings and numbers.
         let mut response = axum::http::Response::new(serde_json::to_string(&*self.problem).unwrap_or_default());
@@ -148,7 +150,7 @@ impl Rejection {
         if self.is_unapplied {
             headers.insert(UNAPPLIED_HEADER, HeaderValue::from_static("1"));
         }
-        // RFC 9110 requires this header with 401.
+        // RFC 9110 requires `WWW-Authenticate` with status 401.
         if self.problem.status == 401 {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"sterling\""));
         }
@@ -257,7 +259,7 @@ pub fn json(body: &impl Serialize) -> Response {
 /// # Errors
 /// As [`Memory::add`].
 pub(super) fn held_json(body: &impl Serialize, share: Share) -> Outcome {
-    let text = serde_json::to_vec(body).map_err(|e| Error::internal(format!("an answer: {e}")))?;
+    let text = serde_json::to_vec(body).map_err(|e| Error::internal(format!("cannot encode an answer: {e}")))?;
     share.add(text.len() as u64)?;
     Ok(([(CONTENT_TYPE, JSON)], whole(text, share)).into_response())
 }
@@ -266,7 +268,7 @@ pub(super) fn held_json(body: &impl Serialize, share: Share) -> Outcome {
 pub(super) const LARGE_REPLY_ITEMS: usize = 20_000;
 
 /// 200 with a reply of items, in the requested format. Small replies are written at once, others in chunks as the client reads.
-/// `share` is released when all of it is written.
+/// `share` is released when the complete reply is written.
 ///
 /// # Errors
 /// Fails if the reply cannot be written in that format.
@@ -294,7 +296,7 @@ pub(super) fn whole(lines: Vec<u8>, share: Share) -> Body {
 }
 
 /// Returns a body of several complete chunks, which share the memory reservation until the last one is sent.
-pub(super) fn whole_of(pieces: impl IntoIterator<Item = Vec<u8>>, share: &Share) -> Body {
+pub(super) fn body_of_chunks(pieces: impl IntoIterator<Item = Vec<u8>>, share: &Share) -> Body {
     let held = |lines| Bytes::from_owner(ReservedBytes { lines, _share: share.clone() });
     Body::new(CompleteChunks(pieces.into_iter().filter(|piece| !piece.is_empty()).map(held).collect()))
 }
@@ -331,7 +333,7 @@ pub(super) fn pieces(
 ) -> Body {
     let pieces = std::iter::once(Ok(first)).chain(rest).map(move |piece| {
         let held = |lines| Bytes::from_owner(ReservedBytes { lines, _share: share.clone() });
-        piece.map(held).inspect_err(|error| tracing::error!(%error, "an answer ended early"))
+        piece.map(held).inspect_err(|error| tracing::error!(%error, "an answer was cut off before its end"))
     });
     let end = std::iter::from_fn(move || {
         is_large.then(heap::announce);

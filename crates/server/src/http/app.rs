@@ -5,16 +5,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::access::AccessControl;
-use super::asides::Asides;
 use super::audit::Audit;
 use super::bodies::Bodies;
 use super::clock::WallClock;
 use super::failures::Failures;
 use super::meters::AnswerMeters;
+use super::offload::Asides;
 use super::options::Options;
 use super::pages::Pages;
-use super::patience::patience;
 use super::shadow::Shadows;
+use super::timeout_bound::patience;
 use super::tls::Validity;
 use super::traces::Traces;
 use super::worst::Worst;
@@ -33,7 +33,7 @@ use sterling_serving::view::View;
 
 /// Share of a snapshot that may be changed or in its delta before `/readyz` warns.
 const FRESH_SHARE_MAX: f64 = 0.3;
-/// Minimum number of such items for this warning.
+/// Minimum number of changed or delta items for the warning of [`FRESH_SHARE_MAX`].
 const FRESH_MIN: usize = 1024;
 /// Share of a snapshot's items that may be strays, which the lists were not trained for: similar searches scan all of them.
 const STRAY_SHARE_MAX: f64 = 0.05;
@@ -76,7 +76,7 @@ impl CallState {
     /// Warnings for operators, common to servers and routers, one line each.
     pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
         let certificate = locked(&self.certificate).and_then(|validity| validity.warning(unix_time().as_secs()));
-        certificate.into_iter().chain(self.clock.warning()).chain(self.failures.warning())
+        certificate.into_iter().chain(self.access.warning()).chain(self.clock.warning()).chain(self.failures.warning())
     }
 }
 
@@ -88,7 +88,7 @@ pub(super) trait Host: Send + Sync + 'static {
     /// Threads that compute long answers.
     fn writers(&self) -> &Arc<ChunkThreads>;
 
-    /// Returns whether a pass of this caller, with this body if it is already read, would be admitted now; takes no lock.
+    /// Checks whether a call of this caller, with this body if it is already read, would be admitted now; takes no lock.
     fn admits(&self, flow: &dyn Fn() -> Flow, body: Option<&[u8]>) -> Result<()>;
 
     /// Returns whether no model of this name is served here.
@@ -105,7 +105,7 @@ pub struct App {
     pub(super) asides: Asides,
     /// Threads that read the store.
     pub(super) store_reads: Asides,
-    /// Views kept for later pages.
+    /// Views retained for later pages.
     pub(super) pages: Pages,
     pub(super) entrance: CallState,
     pub(super) writers: Arc<ChunkThreads>,
@@ -126,7 +126,7 @@ pub struct App {
 }
 
 impl App {
-    /// Models and workers behind one edge.
+    /// Creates the state of a server from its models and workers.
     ///
     /// # Errors
     /// `Io` if the system gives no threads for long answers.
@@ -182,7 +182,7 @@ impl App {
         App { cluster, ..self }
     }
 
-    /// Adds the recall audit of this share of the retrievals.
+    /// Adds the recall audit, for a share of the retrievals.
     pub fn with_audit(self, share: f64) -> Self {
         App { audit: Audit::new(share), ..self }
     }
@@ -286,13 +286,10 @@ fn journal_warnings(feed: &ModelUpdates, view: &View) -> Vec<String> {
     let is_long = (share >= BACKLOG_MAX)
         .then(|| format!("a start applies {updates} updates ({} MB) to its snapshot: merge them", bytes >> 20));
     let lacks = feed.lacks(view).map(|next| {
-        format!("position {next} was released, which its version needs at a restart: merge its updates before, and keep more of the stream (`max_age`, `max_msgs`, `max_bytes`)")
+        format!("the update stream no longer has position {next}, which the active version needs at a restart: merge its updates before, and keep more of the stream (`max_age`, `max_msgs`, `max_bytes`)")
     });
     let unmerged = feed.unmerged().map(|kind| {
-        format!(
-            "its updates are served from the delta, because the last merge failed ({}): the log has the reason",
-            kind.name()
-        )
+        format!("updates stay in the delta, because the last merge failed ({}): the log has the reason", kind.name())
     });
     [unmerged, feed.trouble(), feed.warning(), lacks, is_long].into_iter().flatten().collect()
 }

@@ -1,9 +1,9 @@
 //! Online recall audit: runs a sample of retrievals again exactly after their answers were sent.
 //!
-//! One audit runs at a time, with the priority of batches. It is skipped if its cost estimate is too high or the engine is full,
-//! so audits only use spare capacity. The audit feeds two counters, whose quotient is the recall@K of served answers. While a
-//! canary is active, both versions are audited equally often regardless of their traffic shares, and results of the canary count
-//! for the canary only.
+//! One audit runs at a time, with the priority of batches. An audit is skipped if its cost estimate is too high or the engine is
+//! full, so audits only use spare capacity. The audit feeds two counters, whose quotient is the recall@K of served answers. While
+//! a canary is active, both versions are audited equally often regardless of their traffic shares, and results of the canary
+//! count for the canary only.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::watched::Watched;
-use sterling_core::draws::Sampler;
 use sterling_core::error::{Error, Kind};
 use sterling_core::request::{Answer, CallOptions, Content, Reading, Request, Retrieve};
+use sterling_core::sampler::Sampler;
 use sterling_core::units::ItemId;
 use sterling_rollout::Side;
 use sterling_serving::engine::{Engine, Passes};
@@ -46,12 +46,12 @@ pub(super) struct ExactRetrieval {
 }
 
 impl Audit {
-    /// Creates an audit of this share of the retrievals.
+    /// Creates an audit of a share of the retrievals.
     pub(super) fn new(share: f64) -> Self {
         Audit { share, draws: Sampler::default(), turn: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Samples a retrieval, and returns a permit if it is drawn and no audit is running. `times` multiplies the share.
+    /// Returns a permit if the retrieval is sampled and no audit is running. `times` multiplies the share of sampled retrievals.
     pub(super) fn turn(&self, times: f64) -> Option<AuditPermit> {
         let is_drawn = self.draws.draw(self.share * times);
         let permit = || self.turn.clone().try_acquire_owned().ok();
@@ -86,8 +86,8 @@ impl ExactRetrieval {
         match engine.submit(prepared, CallOptions::background(TIMEOUT)).await {
             Ok(exact) => {
                 compare_with_exact(&model, watched.as_ref(), served, &ids(&exact));
-                if is_of_active(watched.as_ref()) {
-                    tell_index(&model, &view);
+                if is_answer_of_active(watched.as_ref()) {
+                    set_index_gauges(&model, &view);
                 }
             }
             Err(error) => failed(&model, &error),
@@ -102,7 +102,7 @@ pub(super) fn exactly(request: &Retrieve) -> Retrieve {
 }
 
 /// Returns whether the active version, not a canary, gave the answer.
-fn is_of_active(watched: Option<&Watched>) -> bool {
+fn is_answer_of_active(watched: Option<&Watched>) -> bool {
     watched.is_none_or(|watched| watched.side() == Side::Active)
 }
 
@@ -112,7 +112,7 @@ pub(super) fn compare_with_exact(model: &str, watched: Option<&Watched>, served:
     if let Some(watched) = watched {
         watched.audited(wanted, found);
     }
-    if is_of_active(watched) {
+    if is_answer_of_active(watched) {
         metrics::counter!("sterling_audit_wanted_total", "model" => model.to_owned()).increment(wanted as u64);
         metrics::counter!("sterling_audit_found_total", "model" => model.to_owned()).increment(found as u64);
         count(model, "audited");
@@ -143,7 +143,7 @@ fn found(served: &[ItemId], exact: &[ItemId]) -> (usize, usize) {
     (exact.len(), exact.iter().filter(|id| served.contains(id)).count())
 }
 
-fn tell_index(model: &str, view: &View) {
+fn set_index_gauges(model: &str, view: &View) {
     let index = &view.main().index;
     let mean = index.items() as f64 / index.lists() as f64;
     let longest = index.list_lengths().iter().max().map_or(0.0, |&longest| f64::from(longest) / mean);

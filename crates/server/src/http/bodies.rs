@@ -15,11 +15,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::answer::{Rejection, Share};
-use super::asides::Asides;
 use super::coding::Coding;
 use super::connections::Connection;
+use super::content_type::BodyType;
+use super::offload::Asides;
 use super::options::Options;
-use super::sent::BodyType;
 use sterling_core::error::{Error, Result};
 use sterling_core::limits::BODY_BYTES_MAX;
 use sterling_core::quota::{Flow, Quota};
@@ -35,14 +35,14 @@ const UNIT_BYTES: usize = 1024;
 const UNWANTED_BYTES_MAX: usize = 1 << 20;
 const UNWANTED_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// Drains the rest of a body whose request was answered without it. A client that sends everything before it reads would
-/// otherwise see a connection reset and lose the answer. If draining takes too long, the connection closes after the answer.
+/// Drains the rest of a body whose request was answered without it. Without draining, a client that sends everything before it
+/// reads would see a connection reset and lose the answer. If draining takes too long, the connection closes after the answer.
 #[derive(Debug)]
 pub(super) struct Inbound {
     body: Option<Incoming>,
     /// True if the client sent `Expect: 100-continue`: it waits before sending the body, and sends none after an answer.
     waits: bool,
-    /// Connection, for HTTP/1.1; HTTP/2 ends a stream without affecting others.
+    /// HTTP/1.1 connection to close if the body stays unread; `None` for HTTP/2, where only the stream ends.
     connection: Option<Arc<Connection>>,
 }
 
@@ -119,12 +119,12 @@ pub(super) struct Bodies {
     budget: Arc<Semaphore>,
     /// Threads that decompress bodies.
     asides: Asides,
-    /// Budget of the same size for answers, from before they are computed until clients have read them.
+    /// Budget for answers, as large as that for bodies. An answer counts from before it is computed until the client has read it.
     answers: Arc<Quota>,
     options: Options,
 }
 
-/// Complete body; dropping it releases its share of the budget.
+/// Complete body; dropping it releases its memory reservation.
 #[derive(Debug)]
 pub(super) struct CompleteBody {
     bytes: Bytes,
@@ -246,7 +246,7 @@ impl BodyMemory {
     /// Reserves more memory, in total at most that of the largest allowed body.
     ///
     /// # Errors
-    /// `TooCostly` above that; `Overloaded` if other bodies leave too little.
+    /// `TooCostly` above that maximum; `Overloaded` if other bodies leave too little.
     pub(super) fn hold(&mut self, bytes: usize) -> Result<()> {
         let missing = bytes.div_ceil(UNIT_BYTES);
         if missing.saturating_add(self.held()) > units(BODY_BYTES_MAX) {
@@ -280,9 +280,12 @@ fn decoded(body: &[u8], coding: Coding, mut memory: BodyMemory) -> Result<Comple
     let mut reader = coding.reader(body)?;
     let (mut bytes, mut piece) = (Vec::new(), vec![0; PIECE_BYTES]);
     loop {
-        let count = reader
-            .read(&mut piece)
-            .map_err(|e| Error::invalid(format!("body: not what `content-encoding: {}` says: {e}", coding.name())))?;
+        let count = reader.read(&mut piece).map_err(|e| {
+            Error::invalid(format!(
+                "body: not valid {}, expected the coding of the header `content-encoding`: {e}",
+                coding.name()
+            ))
+        })?;
         if count == 0 {
             return Ok(CompleteBody { bytes: bytes.into(), _share: memory.share });
         }

@@ -30,7 +30,7 @@ const VALUES_MAX: usize = 1000;
 /// Longest search text, in bytes.
 const CONTAINS_BYTES_MAX: usize = 256;
 
-/// Copies of a value while it becomes an answer: as a JSON value, and in the text buffer. The budget counts both in full.
+/// Copies of a value while it becomes an answer: as a JSON value, and in the text buffer. The budget counts both copies in full.
 const COPIES: usize = 2;
 
 /// Text search in a column: view, text and limit of results.
@@ -73,15 +73,15 @@ impl TextSearch {
 pub async fn find(
     State(app): State<Arc<App>>,
     Names(model): Names<String>,
-    Parameters(asked): Parameters<FindRequest>,
+    Parameters(requested): Parameters<FindRequest>,
     Extension(flow): Extension<Flow>,
     uri: Uri,
 ) -> Outcome {
     let TextSearch { served, view, contains, limit, share } =
-        TextSearch::of(&app, &model, (&uri, flow), asked.contains, (asked.limit, ITEMS_MAX)).await?;
+        TextSearch::of(&app, &model, (&uri, flow), requested.contains, (requested.limit, ITEMS_MAX)).await?;
     let memory = share.clone();
     let items = app.asides.run(move || {
-        let column = match asked.column {
+        let column = match requested.column {
             Some(column) => column,
             None => first_texts(&view)?,
         };
@@ -115,12 +115,12 @@ fn first_texts(view: &View) -> Result<String> {
 pub async fn column(
     State(app): State<Arc<App>>,
     Names((model, column)): Names<(String, String)>,
-    Parameters(asked): Parameters<ValuesRequest>,
+    Parameters(requested): Parameters<ValuesRequest>,
     Extension(flow): Extension<Flow>,
     uri: Uri,
 ) -> Outcome {
     let TextSearch { served, view, contains, limit, share } =
-        TextSearch::of(&app, &model, (&uri, flow), asked.contains, (asked.limit, VALUES_MAX)).await?;
+        TextSearch::of(&app, &model, (&uri, flow), requested.contains, (requested.limit, VALUES_MAX)).await?;
     let number = view.main().columns.number(&column)?;
     let counting = app.bodies.hold_answer(flow, view.counting_bytes(number))?;
     let memory = share.clone();

@@ -5,9 +5,9 @@ use axum::http::request::Parts;
 use super::access::Caller;
 use super::bodies::BodyMemory;
 use super::call_id::CallId;
+use super::content_type::BodyType;
 use super::flow::flow_of;
 use super::form::Form;
-use super::sent::BodyType;
 use sterling_api::{Retrievals, Shape};
 use sterling_core::error::Result;
 use sterling_core::quota::Flow;
@@ -29,7 +29,7 @@ impl Call {
     }
 
     /// Switches the answer to JSON.
-    pub(super) fn in_text(self) -> Self {
+    pub(super) fn answered_in_json(self) -> Self {
         Call { form: Form::Json, ..self }
     }
 }
@@ -63,7 +63,7 @@ impl Parsed {
     }
 }
 
-/// Charges a list of requests to the rate of its caller's key, regardless of the outcome. Admission already charged one of them.
+/// Charges a list of requests to the rate of its caller's key, regardless of the outcome. Admission already charged one request.
 pub(super) fn charge(caller: Option<&Caller>, requests: usize) {
     if let Some(caller) = caller {
         caller.charge(requests.saturating_sub(1));

@@ -1,4 +1,4 @@
-//! Identity of a call in logs: its id, which the answer also carries, and its trace. Calls to other processes carry both.
+//! Identity of a call in logs: its id, which the answer also carries, and its trace. Calls to other processes carry id and trace.
 
 use axum::http::Extensions;
 

@@ -183,7 +183,7 @@ pub async fn queries(State(app): State<Arc<App>>, Names(model): Names<String>, r
     let mut lines = Vec::new();
     for vector in &queries {
         serde_json::to_writer(&mut lines, &sterling_api::QueryLine { vector })
-            .map_err(|e| Error::internal(format!("queries: {e}")))?;
+            .map_err(|e| Error::internal(format!("cannot encode the recorded queries: {e}")))?;
         lines.push(b'\n');
     }
     Ok(([(CONTENT_TYPE, "application/x-ndjson")], whole(lines, share)).into_response())
@@ -212,7 +212,7 @@ pub async fn ready<R: Retriever>(
     if !caller.may_see_all() {
         return ready
             .map(|()| "ok\n".to_owned())
-            .map_err(|_| Error::not_ready(format!("the {} is not ready", R::NAME)).into());
+            .map_err(|_| Error::not_ready(format!("the {} is not ready yet", R::NAME)).into());
     }
     ready?;
     Ok(app.report().iter().fold("ok\n".to_owned(), |text, line| text + &printable(line) + "\n"))

@@ -1,8 +1,8 @@
 //! Chooses the version that answers an unpinned call: the active one or, for a share of keys, the canary.
 //!
 //! Calls that pin a version or a label, and pages that a cursor pins, are never divided. One version answers a whole list of
-//! requests: the one that the key in its header, or its call id, selects. If the key would be part of the requests themselves,
-//! the active version answers.
+//! requests, selected by the key in the call's header or by the call id. If the key would be part of the requests themselves, the
+//! active version answers.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use sterling_rollout::{CanaryRun, ShadowRun, Side, Sticky};
 use sterling_serving::registry::{Loaded, Unpinned};
 use sterling_serving::view::View;
 
-/// Version with a read view of it.
+/// Version of a model, with the read view that answers.
 #[derive(Clone)]
 pub(super) struct Version {
     pub(super) model: Arc<Loaded>,
@@ -121,8 +121,8 @@ impl Choice {
             return Ok(choice.beside(None, shadow, id));
         };
         let key = key_in_header(canary.run.sticky(), head);
-        // A canary may lag in its updates. Calls that require a position it lacks go to the active version, and wait for that
-        // version only.
+        // A canary may lag in its updates. Calls that require a position that the canary lacks go to the active version, and
+        // wait for the active version only.
         let version = Version::shown(canary.loaded.clone(), &head.uri)?;
         let version = version.filter(|version| version.check_coverage(app).is_ok());
         let canary = version.map(|version| CanaryChoice { run: canary.run.clone(), version, key });

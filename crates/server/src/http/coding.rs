@@ -58,7 +58,7 @@ impl Coding {
         match self {
             Coding::Gzip => Ok(Box::new(MultiGzDecoder::new(bytes))),
             Coding::Zstd => {
-                let internal = |e| Error::internal(format!("a reader of zstd: {e}"));
+                let internal = |e| Error::internal(format!("cannot create a zstd decoder: {e}"));
                 let mut reader = zstd::stream::read::Decoder::with_buffer(bytes).map_err(internal)?;
                 reader.window_log_max(WINDOW_LOG_MAX).map_err(internal)?;
                 Ok(Box::new(reader))

@@ -1,5 +1,5 @@
-//! Tracks open connections and their state, and closes those that must end. One task checks all of them a few times per second,
-//! so that connections need no timers of their own.
+//! Tracks open connections and their state, and closes those that must end. One task checks all connections a few times per
+//! second, so that connections need no timers of their own.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ const LINGER: u8 = 3;
 /// Longest time for which a client may keep sending after the last answer, in milliseconds.
 const LINGER_MS: u64 = 5000;
 
-/// Origin of a request.
+/// Client address and listening socket of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer {
     pub(super) address: SocketAddr,
@@ -62,7 +62,7 @@ pub(super) struct Connection {
     is_unread: AtomicBool,
     /// Requests of an HTTP/2 connection, which may have several.
     streams: OnceLock<Arc<Streams>>,
-    /// Caller of its last request.
+    /// Caller of the connection's last request.
     pub(super) caller: Arc<LastCaller>,
     cut: Notify,
 }
@@ -86,7 +86,7 @@ impl Connection {
         }
     }
 
-    /// Marks the connection as HTTP/2. Returns the table of its streams.
+    /// Marks the connection as HTTP/2. Returns the table of the connection's streams.
     pub(super) fn multiplex(&self) -> Arc<Streams> {
         self.streams.get_or_init(|| Arc::new(Streams::new(self.opened))).clone()
     }
@@ -158,7 +158,7 @@ impl Connection {
 
     /// Records that everything is answered. Returns whether the client may still be sending; closing at once would then reset the
     /// connection and discard the answer.
-    pub(super) fn lingers(&self) -> bool {
+    pub(super) fn must_linger(&self) -> bool {
         let lingers = self.is_unread() || self.stage.load(Ordering::Relaxed) == HEADER;
         if lingers {
             self.enter(LINGER);
@@ -188,7 +188,7 @@ impl Connection {
         self.marked(request)
     }
 
-    /// Adds its origin to a request.
+    /// Adds the connection's client address and socket to a request.
     pub(super) fn marked<B>(&self, mut request: Request<B>) -> Request<B> {
         request.extensions_mut().insert(self.peer);
         request
@@ -217,12 +217,12 @@ impl Connection {
         }
     }
 
-    /// Returns the stage and the start of the wait for the client's next request; `None` while the connection works.
+    /// Returns the stage and the start of the wait for the client's next request; `None` while a request is in progress.
     fn waits(&self) -> Option<(u8, Instant)> {
         let stage = self.stage.load(Ordering::Relaxed);
         let flows = self.blocked.load(Ordering::Relaxed) == 0;
         if let Some(streams) = self.streams.get() {
-            let rested = streams.rested().filter(|_| flows);
+            let rested = streams.idle_since().filter(|_| flows);
             return rested.map(|age| (IDLE, self.opened + std::time::Duration::from_millis(age)));
         }
         let since = std::time::Duration::from_millis(self.since.load(Ordering::Relaxed));
@@ -242,7 +242,7 @@ const ADMIN_CONNECTIONS: usize = 16;
 /// Connections by number.
 type ByNumber = BTreeMap<u64, Arc<Connection>>;
 
-/// All open connections. Each socket has its own limit, so that load on one does not lock out clients of the other.
+/// All open connections. Each socket has its own limit, so that load on one socket does not lock out clients of the other.
 #[derive(Debug)]
 pub(super) struct Connections {
     /// Open connections per socket.
@@ -294,8 +294,8 @@ impl Connections {
     }
 
     /// Frees capacity at a socket: closes the connections that have waited longest for their client, idle ones before those with
-    /// a partial header. With many connections it closes several at once, because the search visits all of them. Returns false if
-    /// none waits.
+    /// a partial header. If many connections are open, several are closed at once, because the search visits all of them.
+    /// Returns false if no connection waits for its client.
     pub(super) fn make_room(&self, door: EntryPoint) -> bool {
         let open = self.open();
         let mut waiting: Vec<_> = open[door as usize].values().filter_map(|c| Some((c.waits()?, c))).collect();
@@ -323,7 +323,7 @@ impl Connections {
     }
 
     /// Waits until fewer than `count` connections are open at a socket.
-    pub(super) async fn fewer_than(&self, count: usize, door: EntryPoint) {
+    pub(super) async fn wait_for_fewer_than(&self, count: usize, door: EntryPoint) {
         loop {
             // Subscribe before checking, so that a close in between is not missed.
             let closed = self.closed.notified();
@@ -336,8 +336,8 @@ impl Connections {
 
     /// Waits until all connections have ended, after the sockets have stopped accepting.
     pub(super) async fn ended(&self) {
-        self.fewer_than(1, EntryPoint::Main).await;
-        self.fewer_than(1, EntryPoint::Admin).await;
+        self.wait_for_fewer_than(1, EntryPoint::Main).await;
+        self.wait_for_fewer_than(1, EntryPoint::Admin).await;
     }
 }
 

@@ -1,8 +1,8 @@
 //! Cursor: start of a page, as an opaque text for clients.
 //!
 //! A cursor holds the version, the update position of each shard's view, and the number of earlier results. A forged
-//! cursor grants nothing that a request could not ask for. So it is not signed, but its checksum is verified and the
-//! request must be unchanged.
+//! cursor grants nothing that a request could not ask for. So cursors are not signed, but their checksum is verified
+//! and the request must be unchanged.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -24,7 +24,7 @@ const SEED: u64 = 0x7061_6765_7322;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Cursor {
     pub(super) version: u64,
-    /// View position of each shard, in their order; one entry for an unsharded version.
+    /// View position of each shard, in the order of the shards; one entry for an unsharded version.
     pub(super) views: Vec<ViewPosition>,
     /// Number of earlier results.
     pub(super) offset: usize,
@@ -37,7 +37,7 @@ pub(super) struct Cursor {
 impl Cursor {
     /// Encodes the cursor.
     pub(super) fn text(&self) -> Result<String> {
-        let invalid = |e| Error::internal(format!("encoding a cursor: {e}"));
+        let invalid = |e| Error::internal(format!("cannot encode a cursor: {e}"));
         let mut bytes = postcard::to_allocvec(self).map_err(invalid)?;
         bytes.extend_from_slice(&xxh3_64_with_seed(&bytes, SEED).to_le_bytes());
         Ok(URL_SAFE_NO_PAD.encode(bytes))
@@ -68,8 +68,8 @@ impl Cursor {
 
     /// Extends a request to all results up to the end of the page. Returns the maximum number of results of the page.
     ///
-    /// Each page searches for the results of all pages. Otherwise a later page, for which the lists probed so far hold too few
-    /// items, would probe more lists than an earlier one, and find items that rank before the end of that.
+    /// Each page probes enough lists for the results of all pages. A later page that probed more lists than an earlier page would
+    /// find items that rank before the end of the earlier page.
     pub(super) fn reach(&self, request: &mut Retrieve) -> usize {
         let size = request.k.min(self.depth() - self.offset);
         request.k = self.offset + size;
@@ -78,8 +78,8 @@ impl Cursor {
         size
     }
 
-    /// Returns the cursor behind a page of `size` results, given the number of results up to its end. `None` if there were fewer
-    /// results than requested, or if all candidates were returned.
+    /// Returns the cursor of the page after one of `size` results; `found` is the number of results up to the end of that page.
+    /// `None` if there were fewer results than requested, or if all candidates were returned.
     pub(super) fn next(&self, size: usize, found: usize) -> Option<Cursor> {
         let offset = self.offset + size;
         (found >= offset && offset < self.depth()).then(|| Cursor { offset, ..self.clone() })
@@ -100,7 +100,7 @@ pub(super) fn asked(model: &str, digest: &str, request: &Retrieve) -> Result<u64
     let reading = Reading { explain: false, ..request.reading.clone() };
     let asked = Retrieve { k: 0, reading, ..request.clone() };
     let bytes = postcard::to_allocvec(&(model, digest, &asked));
-    Ok(xxh3_64(&bytes.map_err(|e| Error::internal(format!("encoding a request: {e}")))?))
+    Ok(xxh3_64(&bytes.map_err(|e| Error::internal(format!("cannot encode a request: {e}")))?))
 }
 
 /// Rejects cursors in lists of requests.
@@ -115,9 +115,9 @@ pub(super) fn alone(cursor: Option<&String>) -> Result<()> {
 }
 
 /// Returns an error for pages of a model with several queries, if the request does not set `candidates`.
-pub(super) fn of_several_queries() -> Error {
+pub(super) fn error_without_candidates() -> Error {
     Error::unsupported(
-        "field `cursor`: pages of a model of several queries need `candidates`, of which they are slices",
+        "field `cursor`: pages of a model of several queries are slices of the candidates, expected `candidates`",
     )
 }
 

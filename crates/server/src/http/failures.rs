@@ -170,10 +170,10 @@ mod tests {
         recent.ended_at(at(10), Some(0));
         assert_eq!(recent.warning_at(at(10)), None, "fewer than one in a hundred");
         recent.ended_at(at(70), Some(3));
-        let said = "2 of the 200 requests of the last two minutes failed: overloaded 1, partial 1";
-        assert_eq!(recent.warning_at(at(80)).as_deref(), Some(said));
-        let said = "1 of the 1 requests of the last two minutes failed: partial 1";
-        assert_eq!(recent.warning_at(at(130)).as_deref(), Some(said), "the first minute is over");
+        let reported = "2 of the 200 requests of the last two minutes failed: overloaded 1, partial 1";
+        assert_eq!(recent.warning_at(at(80)).as_deref(), Some(reported));
+        let reported = "1 of the 1 requests of the last two minutes failed: partial 1";
+        assert_eq!(recent.warning_at(at(130)).as_deref(), Some(reported), "the first minute is over");
         assert_eq!(recent.warning_at(at(180)), None, "no request came since");
         recent.ended_at(at(190), None);
         assert_eq!(recent.warning_at(at(190)), None, "its counts are of this minute alone");

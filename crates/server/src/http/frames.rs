@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn frames_that_ask_for_nothing_are_bounded_and_those_of_clients_are_not() {
         let (start, ping) = (Instant::now(), frame(6, 0, 8));
-        let begun = || {
+        let started = || {
             let mut frames = Frames::new(start);
             assert!(frames.came(&[b'P'; PREFACE_BYTES], start));
             frames
@@ -162,7 +162,7 @@ mod tests {
         let count = |frames: &mut Frames, some: &[u8], most: usize, now: Instant| {
             (0..most).take_while(|_| frames.came(some, now)).count()
         };
-        let mut frames = begun();
+        let mut frames = started();
         assert_eq!(count(&mut frames, &ping, 5000, start), 1000);
         assert!(!frames.came(&ping, start));
         let later = start + Duration::from_secs(60);
@@ -175,10 +175,10 @@ mod tests {
             // A request whose client updates both windows a few times.
             ([frame(HEADERS, 5, 30), frame(8, 0, 4).repeat(6)].concat(), false),
         ] {
-            assert_eq!(count(&mut begun(), &some, 5000, start) < 5000, is_bounded, "{some:?}");
+            assert_eq!(count(&mut started(), &some, 5000, start) < 5000, is_bounded, "{some:?}");
         }
         // Two window updates per 16 KiB of an answer.
-        let mut frames = begun();
+        let mut frames = started();
         for _ in 0..5000 {
             frames.sent(16 << 10);
             assert!(frames.came(&frame(8, 0, 4).repeat(2), start));

@@ -2,11 +2,11 @@
 //!
 //! hyper reads ahead: half a header that arrives with the previous request would stay in hyper's buffer, and the time limit of
 //! headers (`header_ms`) would not start. So hyper receives the bytes of one request at a time. This parser only tracks
-//! boundaries; hyper interprets the bytes. If both disagree, bytes are merely passed on in different chunks.
+//! boundaries; hyper interprets the bytes. If parser and hyper disagree, bytes are merely passed on in different chunks.
 
-/// The service has not received the header yet.
+/// Body length of a request whose header the service has not received yet.
 pub(super) const NOT_BEGUN: u64 = u64::MAX;
-/// The body ends as its transfer coding defines, such as a chunked one.
+/// Body length that is not known in advance, as for a chunked body.
 pub(super) const UNKNOWN: u64 = u64::MAX - 1;
 
 /// Parser state of a connection's bytes.
@@ -40,13 +40,13 @@ pub(super) struct Progress {
 /// Prefix of received bytes that may be passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AcceptedPrefix {
-    /// Number of bytes, at least 1.
+    /// Length of the prefix in bytes, at least 1.
     pub(super) count: usize,
-    /// True if they belong to a header or precede one.
+    /// True if the bytes belong to a header or precede one.
     pub(super) is_header: bool,
-    /// True if they end a header, so that its request starts.
+    /// True if the bytes end a header, so that its request starts.
     pub(super) ends_header: bool,
-    /// True if they belong to the next request while one is in progress.
+    /// True if the bytes belong to the next request while a request is in progress.
     pub(super) is_early: bool,
 }
 
@@ -71,8 +71,8 @@ impl Framing {
                 AcceptedPrefix { count, is_header: false, ends_header: false, is_early: false }
             }
             Part::Coded => {
-                // A chunked body ends with an empty line. The service may already have seen the end of the body and of later
-                // bytes.
+                // A chunked body ends with an empty line. `bytes` may contain the end of the body and the start of the next
+                // request.
                 let mut rest = bytes;
                 while let Some(end) = self.lines.end(rest) {
                     rest = rest.get(end..).unwrap_or_default();
@@ -132,7 +132,7 @@ mod tests {
     const PART: Progress = Progress { body: NOT_BEGUN, is_busy: false };
 
     #[test]
-    fn no_piece_crosses_the_end_of_a_request_however_it_comes() {
+    fn no_read_crosses_the_end_of_a_request() {
         let requests: [(&str, &[u8]); 5] = [
             ("GET /livez HTTP/1.1\r\nhost: x\r\n\r\n", b""),
             ("POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 7\r\n\r\n", b"{\r\n\r\n}\n"),

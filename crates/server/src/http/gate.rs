@@ -1,10 +1,10 @@
 //! Load shedding: admission control in front of HTTP. Under overload most requests are rejected, and rejections cost
 //! time that accepted requests need. So a call that could not be in time, regardless of its body, is rejected at the
 //! socket as soon as its bytes arrive, before routes, layers and spans. The answer and metrics are the same as those of
-//! a rejection behind these layers.
+//! a rejection behind the layers.
 //!
 //! Only requests with unambiguous boundaries are examined: one complete request and nothing else in one read
-//! ([`PlainRequest::of`]). Otherwise bytes of a body could be mistaken for a request.
+//! ([`PlainRequest::of`]). In other reads, bytes of a body could be mistaken for a request.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -83,10 +83,10 @@ impl<'a> PlainRequest<'a> {
 /// Returns the verb at the end of a path, if workers answer it.
 fn verb_of(path: &str) -> Option<Verb> {
     let (_, last) = path.rsplit_once(':')?;
-    Verb::of_workers(last)
+    Verb::parse_worker_verb(last)
 }
 
-/// Returns the model in the path of such a call.
+/// Returns the model in the path of a call that workers answer.
 fn model_in(path: &str) -> Option<&str> {
     let rest = path.strip_prefix("/v1/models/")?;
     match rest.split_once('/') {
@@ -121,7 +121,7 @@ pub(super) fn refusal(host: &dyn Host, connection: &Connection, request: &PlainR
         call = verb.name(),
         status = status.as_u16(),
         trace,
-        "rejected unread"
+        "call rejected before HTTP handling, because it could not be in time"
     );
     host.entrance().meters.answered(verb, model_in(path), status, took);
     host.entrance().failures.answered(verb, status, Some(refusal.code()));
@@ -139,7 +139,8 @@ mod tests {
 
     #[test]
     fn whole_plain_requests_are_seen_and_nothing_else() {
-        let call = |text: &str| PlainRequest::of(text.as_bytes()).map(|whole| whole.call.map(|(verb, _)| verb.name()));
+        let call =
+            |text: &str| PlainRequest::of(text.as_bytes()).map(|complete| complete.call.map(|(verb, _)| verb.name()));
         for (rest, expected) in [
             ("\r\n", Some(Some("retrieve"))),
             ("content-length: 2\r\n\r\n{}", Some(Some("retrieve"))),
@@ -192,6 +193,6 @@ mod tests {
         let many = "a: b\r\n".repeat(HEADERS_MAX);
         assert_eq!(call(&format!("{HEAD}{many}\r\n")), None);
         let named = format!("{HEAD}X-Request-Id: 7\r\nx-request-id: 8\r\n\r\n");
-        assert_eq!(PlainRequest::of(named.as_bytes()).and_then(|whole| whole.id), Some(&b"7"[..]));
+        assert_eq!(PlainRequest::of(named.as_bytes()).and_then(|complete| complete.id), Some(&b"7"[..]));
     }
 }

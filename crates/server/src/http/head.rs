@@ -8,8 +8,8 @@ use axum::http::{HeaderMap, StatusCode, Version};
 use super::answer::Rejection;
 use sterling_core::error::Error;
 
-/// Rejects an HTTP/1.1 header that a proxy and this server might interpret differently. It must name exactly one host (RFC 9112,
-/// 3.2), and may use no transfer coding but `chunked` (6.1), since no other is decoded here.
+/// Rejects an HTTP/1.1 header that a proxy and this server might interpret differently. The header must name exactly one host
+/// (RFC 9112, 3.2), and may use no transfer coding but `chunked` (6.1), since no other is decoded here.
 ///
 /// # Errors
 /// 400 or 501 with the received and the expected value.
@@ -25,7 +25,7 @@ fn check_host(headers: &HeaderMap) -> Result<(), Rejection> {
     let mut hosts = headers.get_all(HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else {
         let count = headers.get_all(HOST).iter().count();
-        return Err(Error::invalid(format!("header `host`: got {count} of them, expected one")).into());
+        return Err(Error::invalid(format!("header `host`: got {count} headers, expected one")).into());
     };
     // A target without an authority has an empty host.
     let is_place = |authority: Authority| !authority.as_str().contains('@');

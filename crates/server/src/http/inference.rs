@@ -1,7 +1,7 @@
 //! KServe's Open Inference Protocol, version 2, which existing platforms probe and call. An inference is a list of retrievals at
 //! one version.
 //!
-//! Its errors are `{"error": ".."}`, with the status that the same problem has in other calls.
+//! Errors of the call are `{"error": ".."}`, with the status that the same problem has in other calls.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use super::answer::{LARGE_REPLY_ITEMS, Outcome, ProblemText, json, pieces, whole
 use super::app::{App, Host as _};
 use super::call::{Call, charge};
 use super::choice::{CallUser, Choice, Chosen, Version, has_texts};
+use super::content_type::BodyType;
 use super::local::{Ready, prepared_each, side_by_side};
 use super::paths::Names;
 use super::retriever::Retriever;
-use super::sent::BodyType;
 use super::watched;
 use sterling_api::{
     InferenceError, InferenceModel, InferenceReady, InferenceReply, InferenceRequest, InferenceResponse,
@@ -74,7 +74,7 @@ pub async fn live() -> Response {
 #[utoipa::path(get, path = "/v2/health/ready", operation_id = "inference_ready", tag = "inference",
     responses((status = 200, body = InferenceReady), (status = "default", body = InferenceError)))]
 pub async fn ready<R: Retriever>(State(app): State<Arc<R>>) -> Outcome {
-    app.ready().map_err(|_| Error::not_ready(format!("the {} is not ready", R::NAME)))?;
+    app.ready().map_err(|_| Error::not_ready(format!("the {} is not ready yet", R::NAME)))?;
     Ok(json(&InferenceReady::server()))
 }
 
@@ -157,7 +157,7 @@ pub async fn infer_version(
 }
 
 async fn inferred(app: &Arc<App>, choice: Choice, head: Parts, body: Body) -> Outcome {
-    let by = Call::of(&head).in_text();
+    let by = Call::of(&head).answered_in_json();
     app.admits(&|| by.flow, None)?;
     let header = header_length(&head.headers)?;
     if header.is_none() {

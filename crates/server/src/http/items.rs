@@ -13,11 +13,11 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::answer::{Outcome, Rejection, json};
 use super::app::App;
 use super::bodies::BodyMemory;
+use super::content_type::BodyType;
 use super::parameters::number;
 use super::paths::Names;
 use super::position::{reached, seen};
 use super::retriever::Retriever;
-use super::sent::BodyType;
 use sterling_api::{
     DeleteRequest, DeleteResponse, ItemResponse, MergeResponse, PositionResponse, Problem, RefusedItem, UpdateResponse,
     UpsertRequest,
@@ -36,7 +36,7 @@ const KEY_BYTES_MAX: usize = 128;
 /// Longest wait until the updates to be merged are visible; a merge itself takes long.
 const MERGE_WAIT: Duration = Duration::from_secs(60);
 const KEY: &str = "idempotency-key";
-/// Replaces a reason that was not stored.
+/// Reason for a rejected item whose own reason was not stored.
 const REASON_NOT_KEPT: &str = "rejected by the first call with this key, whose reason is not stored";
 /// Content types of items besides JSON.
 pub(super) const ITEMS_SENT: [BodyType; 2] = [BodyType::Lines, BodyType::Arrow];
@@ -74,7 +74,7 @@ pub async fn upsert<R: Retriever>(State(app): State<Arc<R>>, Names(model): Names
 }
 
 /// Upserts items of a model in this process.
-pub(super) async fn upserted_here(app: &Arc<App>, model: String, request: Request) -> Outcome {
+pub(super) async fn upsert_locally(app: &Arc<App>, model: String, request: Request) -> Outcome {
     let loaded = app.registry.get(&model, VersionSelector::Active)?;
     let (feed, said) = (app.feed(&loaded)?, CallHeaders::of(&request, &ITEMS_SENT)?);
     let expected = number(request.uri(), "if_position")?;
@@ -82,8 +82,8 @@ pub(super) async fn upserted_here(app: &Arc<App>, model: String, request: Reques
     let body = app.bodies.read_any(request).await?;
     let (sent, memory) = (said.sent, app.bodies.memory());
     let runs_graph = view.main().package.item.is_some() || view.main().column_check.is_some();
-    let begun = (feed.clone(), said.key);
-    let judge = move |body: &[u8]| Upsert::judged(&view, body, (sent, memory), begun);
+    let started = (feed.clone(), said.key);
+    let judge = move |body: &[u8]| Upsert::judged(&view, body, (sent, memory), started);
     let judged = match runs_graph {
         // A graph takes time, and rows of an item tower's tables may come from other machines.
         true => app.asides.run(move || judge(&body)).await?,
@@ -100,7 +100,7 @@ pub(super) async fn upserted_here(app: &Arc<App>, model: String, request: Reques
     Ok(json(&upserted(model, made, false)))
 }
 
-/// Answer to an upsert, from its current or its first execution.
+/// Returns the answer to an upsert that was executed now or, if `repeated`, by an earlier call with the same key.
 fn upserted(model: String, Call { count, position, answer, .. }: Call, repeated: bool) -> UpdateResponse {
     let refused =
         answer.refused.into_iter().map(|UpdateRejection { place, wrong: InvalidItem { id, field, reason } }| {
@@ -194,9 +194,9 @@ impl Upsert {
         Ok(())
     }
 
-    /// Rejects changes of missing items. Earlier acknowledged updates may have added them without being visible yet, so this
-    /// waits for these. If that takes too long, or if other servers may have written the items, the change is accepted; without
-    /// its item it has no effect.
+    /// Rejects changes of items that do not exist. Acknowledged updates that are not visible yet may have added the items, so
+    /// the call waits for those updates. If the wait takes too long, or if other servers may have written the items, the
+    /// changes are accepted; a change without its item has no effect.
     async fn find_absent(&mut self, app: &App, loaded: &Loaded, feed: &ModelUpdates) {
         if self.absent.is_empty() || feed.has_others() {
             return;
@@ -207,13 +207,13 @@ impl Upsert {
             Update::Set { id, .. } if absent.contains(&ItemId(*id)) => Some(InvalidItem {
                 id: Some(*id),
                 field: "id".into(),
-                reason: "no such item, expected one whose attributes change".into(),
+                reason: "no such item, expected an existing one".into(),
             }),
             _ => None,
         });
     }
 
-    /// Moves updates for which `wrong` returns an error to the rejected ones.
+    /// Moves updates for which `wrong` returns an error to the rejected items.
     fn refuse(&mut self, wrong: impl Fn(u32, &Update) -> Option<InvalidItem>) {
         let refused = &mut self.refused;
         self.updates.retain(|&(place, ref update)| {
@@ -240,7 +240,7 @@ pub async fn delete<R: Retriever>(State(app): State<Arc<R>>, Names(model): Names
 }
 
 /// Deletes items of a model in this process.
-pub(super) async fn deleted_here(app: &Arc<App>, model: String, request: Request) -> Outcome {
+pub(super) async fn delete_locally(app: &Arc<App>, model: String, request: Request) -> Outcome {
     let loaded = app.registry.get(&model, VersionSelector::Active)?;
     let (feed, said) = (app.feed(&loaded)?, CallHeaders::of(&request, &[])?);
     let expected = number(request.uri(), "if_position")?;
@@ -296,7 +296,9 @@ fn named(view: &View, request: DeleteRequest) -> Result<Named> {
             let ids = view.matching(&filter.unwrap_or_default())?;
             match ids.len() {
                 matched @ 0..=EXCLUDE_MAX => Ok(Named { ids, matched }),
-                many => Err(Error::too_costly(format!("filter: {many} items, expected at most {EXCLUDE_MAX} a call"))),
+                many => {
+                    Err(Error::too_costly(format!("filter: got {many} items, expected at most {EXCLUDE_MAX} per call")))
+                }
             }
         }
     }

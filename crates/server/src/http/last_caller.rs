@@ -21,7 +21,7 @@ pub(super) struct LastCaller {
 }
 
 impl LastCaller {
-    /// Creates it for a new connection, whose caller is only known by its address.
+    /// Creates the state of a new connection, whose caller is only known by its address.
     pub(super) fn at(address: IpAddr) -> Self {
         LastCaller { flow: AtomicU64::new(Flow::of_address(address).0), is_rejected: AtomicBool::new(false) }
     }

@@ -64,7 +64,7 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
         response = inference::with_error(response);
     }
     let took = start.elapsed();
-    span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ms = millis(took), "answered"));
+    span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ms = millis(took), "request answered"));
     host.entrance().meters.answered(verb, model.as_deref(), response.status(), took);
     let code = response.extensions().get::<ProblemText>().map(|reported| reported.code.as_str());
     host.entrance().failures.answered(verb, response.status(), code);
@@ -134,12 +134,12 @@ impl Signature {
 
 /// Returns the client's request id if it is valid, or a new one.
 pub(super) fn id_of(own: Option<&[u8]>) -> HeaderValue {
-    let own = own.filter(|id| is_sane(id)).and_then(|id| HeaderValue::from_bytes(id).ok());
+    let own = own.filter(|id| is_loggable(id)).and_then(|id| HeaderValue::from_bytes(id).ok());
     own.unwrap_or_else(|| HeaderValue::from_str(&new_id()).unwrap_or(HeaderValue::from_static("0")))
 }
 
 /// Returns whether an id is safe to log: ASCII letters, digits and some punctuation, without quotes.
-fn is_sane(id: &[u8]) -> bool {
+fn is_loggable(id: &[u8]) -> bool {
     let is_plain = |c: &u8| c.is_ascii_alphanumeric() || b"-_.:/+=@".contains(c);
     !id.is_empty() && id.len() <= REQUEST_ID_BYTES_MAX && id.iter().all(is_plain)
 }
@@ -167,9 +167,9 @@ mod tests {
             (&long[..128], true),
             (&long[..], false),
         ] {
-            assert_eq!(is_sane(id.as_bytes()), sane, "{id}");
+            assert_eq!(is_loggable(id.as_bytes()), sane, "{id}");
         }
-        assert!(!is_sane(b"\xff"));
+        assert!(!is_loggable(b"\xff"));
         assert_ne!(new_id(), new_id());
         assert_eq!(new_id().len(), 16);
     }

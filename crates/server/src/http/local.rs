@@ -13,7 +13,6 @@ use futures_util::future::join_all;
 use super::access::Caller;
 use super::answer::{Outcome, Share, Timing, json, problem, reply};
 use super::app::App;
-use super::asides::Asides;
 use super::audit::{self, ExactRetrieval};
 use super::bodies::Bodies;
 use super::call::{Call, Parsed};
@@ -21,6 +20,7 @@ use super::choice::{CallUser, Choice, Chosen, Version};
 use super::cursor;
 use super::form::Form;
 use super::items;
+use super::offload::Asides;
 use super::pages::Page;
 use super::paths::Target;
 use super::position::seen;
@@ -165,11 +165,11 @@ impl Retriever for App {
     }
 
     async fn upsert(self: &Arc<Self>, model: String, request: Request) -> Outcome {
-        items::upserted_here(self, model, request).await
+        items::upsert_locally(self, model, request).await
     }
 
     async fn delete(self: &Arc<Self>, model: String, request: Request) -> Outcome {
-        items::deleted_here(self, model, request).await
+        items::delete_locally(self, model, request).await
     }
 
     fn ready(&self) -> Result<()> {
@@ -226,7 +226,7 @@ pub(super) struct Single {
     shape: Shape,
     /// Version that answers.
     model: Arc<Loaded>,
-    /// Audit of its answer.
+    /// Audit of the request's answer.
     again: Option<Box<ExactRetrieval>>,
     /// Page to answer with.
     page: Option<Page>,
@@ -244,7 +244,7 @@ pub(super) type Ready = Result<(Prepared, CallOptions, Shape)>;
 /// Requests whose timeout, `timeout` if they name none, passes before they are prepared fail with `DeadlineExceeded`.
 ///
 /// # Errors
-/// `TooCostly` if their total cost is too high.
+/// `TooCostly` if the total cost of the requests is too high.
 pub(super) fn prepared_each(
     view: &Arc<View>,
     requests: impl IntoIterator<Item = Result<(Retrieve, CallOptions, Shape)>>,
@@ -310,7 +310,7 @@ fn asked(
 /// Answers a list of retrievals, and returns the memory reservation of the answers.
 ///
 /// # Errors
-/// `Overloaded` if none of them was admitted.
+/// `Overloaded` if none of the requests was admitted.
 pub(super) async fn side_by_side(
     app: &Arc<App>,
     reported: &Served,
@@ -329,7 +329,7 @@ pub(super) async fn side_by_side(
         }
         entry
     });
-    let (count, begun) = (calls.len(), Instant::now());
+    let (count, started) = (calls.len(), Instant::now());
     let mut results = join_all(calls).await;
     // If no request was admitted, the whole call is rejected, so that load balancers see the status.
     let is_refused = |r: &Result<Entry>| r.as_ref().is_err_and(|e| e.kind() == Kind::Overloaded);
@@ -338,7 +338,7 @@ pub(super) async fn side_by_side(
     {
         return Err(error);
     }
-    let passed = PassWork { requests: count, engine: begun.elapsed(), ..PassWork::of(reported) };
+    let passed = PassWork { requests: count, engine: started.elapsed(), ..PassWork::of(reported) };
     Ok((results, share, passed))
 }
 
@@ -382,7 +382,7 @@ async fn one(app: &Arc<App>, single: Single, call: Call) -> Outcome {
     let share = call.hold_answer(app, prepared.cost(), widths(&prepared)?)?;
     let reported = app.served(&model, prepared.view());
     let (columns, view) = (prepared.columns().to_vec(), prepared.view().clone());
-    let begun = Instant::now();
+    let started = Instant::now();
     let (prepared, is_asked) = prepared.asked_for(call.origin.clone()).explained();
     let answer = app.engine.answer(prepared, call.terms(terms)).await;
     if let Some(watched) = &watched {
@@ -391,7 +391,7 @@ async fn one(app: &Arc<App>, single: Single, call: Call) -> Outcome {
     let mut answer = answer?;
     compare(app, model.version(), &answer, (again, mirrored));
     let explain = if is_asked { answer.explain.clone() } else { answer.explain.take() };
-    let passed = PassWork { engine: begun.elapsed(), explain: explain.map(Box::new), ..PassWork::of(&reported) };
+    let passed = PassWork { engine: started.elapsed(), explain: explain.map(Box::new), ..PassWork::of(&reported) };
     let cursor = page.as_ref().map(|page| page.cut(&mut answer)).transpose()?.flatten();
     if let Some(page) = page.filter(|_| cursor.is_some()) {
         app.pages.keep(&app.registry, &page);
@@ -418,12 +418,12 @@ async fn many(app: &Arc<App>, Chosen { version, watched, .. }: Chosen, prepared:
 async fn embed(app: &Arc<App>, single: Single, call: Call) -> Outcome {
     let Single { prepared, terms, model, watched, .. } = single;
     let reported = app.served(&model, prepared.view());
-    let begun = Instant::now();
+    let started = Instant::now();
     let answer = app.engine.answer(prepared.asked_for(call.origin.clone()), call.terms(terms)).await;
     if let Some(watched) = &watched {
         watched.ended(answer.as_ref().err());
     }
-    let passed = PassWork { engine: begun.elapsed(), ..PassWork::of(&reported) };
+    let passed = PassWork { engine: started.elapsed(), ..PassWork::of(&reported) };
     let mut response = (Extension(passed), json(&sterling_api::embedding(reported, answer?)?)).into_response();
     watched::set_role_header(watched.as_ref(), &mut response);
     Ok(response)

@@ -40,7 +40,7 @@ struct CallMeters {
     answers: [OnceLock<Counter>; STATUSES.len()],
 }
 
-/// Metrics of all calls about one model, or about none.
+/// Metrics of all calls about one model, or of all calls that concern no model.
 struct CallsMeters {
     model: Option<String>,
     calls: [CallMeters; Verb::NAMES.len()],
@@ -82,7 +82,7 @@ impl Default for AnswerMeters {
 }
 
 impl AnswerMeters {
-    /// Counts an answer to a call about a model. Models that this process never had count as none, because clients may name any
+    /// Counts an answer to a call about a model. Models that this process never had get no label, because clients may name any
     /// model.
     pub(super) fn answered(&self, verb: Verb, model: Option<&str>, status: StatusCode, took: Duration) {
         let known = model.and_then(|model| {
@@ -99,7 +99,7 @@ impl AnswerMeters {
             models.entry(model.to_owned()).or_insert_with(|| made.clone());
             models
         });
-        // Another thread may have inserted it first.
+        // Another thread may have inserted the model's metrics first.
         self.of_models.load().get(model).cloned().unwrap_or(made)
     }
 }

@@ -100,14 +100,14 @@ fn complete(call: &mut Value, name: &str) {
     }
     call.get_mut("requestBody").into_iter().for_each(binary);
     for (status, answer) in call.get_mut("responses").and_then(Value::as_object_mut).into_iter().flatten() {
-        let said = match status.as_str() {
+        let reported = match status.as_str() {
             "200" => format!("The answer of {name}."),
             _ => "The problem, and whether the same request may succeed later.".to_owned(),
         };
         binary(answer);
         let description = &mut answer["description"];
         if description.as_str().is_none_or(str::is_empty) {
-            *description = said.into();
+            *description = reported.into();
         }
     }
 }
@@ -150,12 +150,12 @@ fn derived() -> utoipa::openapi::OpenApi {
             .format(Some(SchemaFormat::KnownFormat(KnownFormat::Int64)))
             .minimum(Some(0));
         let text = ObjectBuilder::new().schema_type(Type::String);
-        for (folder, pin, schema, said) in [
+        for (folder, pin, schema, reported) in [
             ("versions", "version", number, "This version of the model answers."),
             ("labels", "label", text, "The version that the label points to answers."),
         ] {
             let mut item = item.clone();
-            item.post = item.post.map(|call| pinned(call, verb, pin, schema, said));
+            item.post = item.post.map(|call| pinned(call, verb, pin, schema, reported));
             document.paths.paths.insert(format!("/v1/models/{{model}}/{folder}/{{{pin}}}:{verb}"), item);
         }
     }
@@ -163,12 +163,12 @@ fn derived() -> utoipa::openapi::OpenApi {
 }
 
 /// Derives the call that pins a loaded version from the unpinned call.
-fn pinned(mut call: Operation, verb: &str, pin: &str, schema: ObjectBuilder, said: &str) -> Operation {
+fn pinned(mut call: Operation, verb: &str, pin: &str, schema: ObjectBuilder, reported: &str) -> Operation {
     let pin_in_path =
         ParameterBuilder::new().name(pin).parameter_in(ParameterIn::Path).required(Required::True).schema(Some(schema));
     call.parameters.get_or_insert_default().push(pin_in_path.build().into());
     call.operation_id = Some(format!("{verb}_{pin}"));
-    call.summary = call.summary.map(|summary| format!("{summary} {said}"));
+    call.summary = call.summary.map(|summary| format!("{summary} {reported}"));
     call
 }
 

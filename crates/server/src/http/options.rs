@@ -74,11 +74,11 @@ impl Options {
     /// Returns the maximum number of connections for a process with `descriptors` file descriptors: some are reserved for files,
     /// the cluster, and the connection that is being rejected.
     pub(super) fn connections_of(&self, descriptors: u64) -> usize {
-        let kept = (descriptors / 16).clamp(32, 256).min(descriptors / 2);
-        let possible = usize::try_from(descriptors - kept).unwrap_or(usize::MAX).max(1);
+        let retained = (descriptors / 16).clamp(32, 256).min(descriptors / 2);
+        let possible = usize::try_from(descriptors - retained).unwrap_or(usize::MAX).max(1);
         match self.connections {
             0 => possible.min(CONNECTIONS_DEFAULT_MAX),
-            asked => asked.min(possible),
+            requested => requested.min(possible),
         }
     }
 

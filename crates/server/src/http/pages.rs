@@ -1,26 +1,27 @@
-//! Pages of a retrieval. A [`Cursor`] names the version, the position and the index at which the next page starts. So all pages
-//! are slices of one ranking, regardless of later publications and updates.
+//! Pages of a retrieval. A [`Cursor`] names the version, the position and the index at which the next page starts. All pages are
+//! therefore slices of one ranking, regardless of later publications and updates.
 //!
-//! The ranking itself is not stored: a page runs the pass again, for more results, over the view of the first page. If updates
-//! have moved on, that view is kept for a while, also for the pages of routers (`parts`).
+//! The ranking itself is not stored: a page runs the pass again, for more results, over the view of the first page. The view of a
+//! first page is retained for a while after newer updates are visible, also for the pages of routers (`parts`).
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::cursor::{Cursor, asked, gone, of_several_queries};
+use super::cursor::{Cursor, asked, error_without_candidates, gone};
 use crate::route::protocol::ViewPosition;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 use sterling_core::request::{Answer, Content, Ranked, Retrieve, VersionSelector};
+use sterling_serving::pass::check_counts;
 use sterling_serving::registry::{Loaded, Registry};
 use sterling_serving::view::View;
 
-/// Time for which the view of a page is kept for the next one.
+/// Time for which the view of a page is retained for the next page.
 const VIEW_LIFETIME: Duration = Duration::from_secs(60);
-/// Maximum number of kept views; the oldest is dropped first.
+/// Maximum number of retained views; the oldest is dropped first.
 const VIEWS_MAX: usize = 64;
-/// Maximum size of the deltas of all kept views, in bytes; the oldest view is dropped first.
+/// Maximum size of the deltas of all retained views, in bytes; the oldest view is dropped first.
 const BYTES_MAX: u64 = 1 << 30;
 /// Interval between checks for expired views.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -55,6 +56,7 @@ impl Page {
         request: &mut Retrieve,
         cursor: &str,
     ) -> Result<Self> {
+        check_counts(request)?;
         let page = if cursor.is_empty() {
             Page::first(seen, request)?
         } else {
@@ -77,7 +79,7 @@ impl Page {
     fn first((model, view): (&Arc<Loaded>, &Arc<View>), request: &Retrieve) -> Result<Self> {
         let main = view.main();
         if request.candidates.is_none() && !main.package.spec.queries().is_empty() {
-            return Err(of_several_queries());
+            return Err(error_without_candidates());
         }
         let candidates = request.candidates.unwrap_or_else(|| main.recipe.serving.candidates.max(request.k));
         let asked = asked(model.name(), model.digest(), request)?;
@@ -88,7 +90,7 @@ impl Page {
     /// Removes the results before this page from an answer. Returns the cursor of the next page, if there is one.
     pub(super) fn cut(&self, answer: &mut Answer) -> Result<Option<String>> {
         let Content::Items(ranked) = &mut answer.content else {
-            return Err(Error::internal("a page without items"));
+            return Err(Error::internal("the answer to a request with a cursor has no items, expected some"));
         };
         let next = self.cursor.next(self.size, ranked.ids.len());
         skip(ranked, self.cursor.offset);
@@ -109,7 +111,7 @@ fn skip(ranked: &mut Ranked, count: usize) {
     ranked.similarities.drain(..count);
 }
 
-/// View that is kept for the next page.
+/// View that is retained for the next page.
 struct RetainedView {
     model: Arc<Loaded>,
     view: Arc<View>,
@@ -117,14 +119,14 @@ struct RetainedView {
 }
 
 impl RetainedView {
-    /// Returns whether this is a view of the same loaded version, even if that was reloaded.
+    /// Returns whether this is a view of the same version as `loaded`, even if the version was reloaded.
     fn is_of(&self, loaded: &Loaded) -> bool {
         let of = |loaded: &Loaded| (loaded.name().to_owned(), loaded.version(), loaded.digest().to_owned());
         of(&self.model) == of(loaded)
     }
 }
 
-/// Returns the delta bytes of the kept views: shared segments count once, in-place changes count per view.
+/// Returns the delta bytes of the retained views: shared segments count once, in-place changes count per view.
 fn extra_bytes(kept: &VecDeque<RetainedView>) -> u64 {
     let mut known = HashSet::new();
     kept.iter().map(|kept| kept.view.extra_bytes(|segment| !known.insert(Arc::as_ptr(segment)))).sum()
@@ -139,7 +141,7 @@ impl Pages {
         locked(&self.0)
     }
 
-    /// Keeps the view of a page for the next one. Requires a runtime.
+    /// Keeps the view of a page for the next page. Requires a runtime.
     pub(super) fn keep(&self, registry: &Arc<Registry>, page: &Page) {
         self.keep_view(registry, (page.model.clone(), page.view.clone()));
     }
@@ -162,10 +164,10 @@ impl Pages {
         }
     }
 
-    /// Returns a current or kept view of a loaded version.
+    /// Returns a current or retained view of a loaded version.
     ///
     /// # Errors
-    /// `Gone` if it is neither the current view nor kept.
+    /// `Gone` if the view at this position is neither the current view nor retained.
     pub(super) fn view(&self, loaded: &Arc<Loaded>, at: ViewPosition) -> Result<(Arc<Loaded>, Arc<View>)> {
         let now = loaded.view();
         if position_of(&now) == at {
@@ -182,7 +184,7 @@ impl Pages {
         })
     }
 
-    /// Drops views that expired or whose version was unloaded, until none is kept.
+    /// Drops views that expired or whose version was unloaded, until none is retained.
     async fn sweep(self, registry: Arc<Registry>) {
         loop {
             tokio::time::sleep(SWEEP).await;
@@ -217,6 +219,7 @@ mod tests {
                 similarities: column(1),
                 tasks: [column(2), column(3)].concat(),
                 unknown: Vec::new(),
+                undefined: 0,
             };
             skip(&mut ranked, count);
             let left = |column: Vec<f32>| column.into_iter().skip(count).collect::<Vec<_>>();

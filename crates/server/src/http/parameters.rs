@@ -28,13 +28,13 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Paramet
 }
 
 /// Turns the library's message about a parameter into an error with the received value.
-fn unread(uri: &Uri, said: &str) -> Error {
-    let said = said.rsplit_once("query string: ").map_or(said, |(_, said)| said);
-    let found = said.split_once(": ").and_then(|(name, why)| {
+fn unread(uri: &Uri, reported: &str) -> Error {
+    let reported = reported.rsplit_once("query string: ").map_or(reported, |(_, reported)| reported);
+    let found = reported.split_once(": ").and_then(|(name, why)| {
         let (name, text) = pairs(uri).find(|(of, _)| of == name)?;
         Some(format!("{name}: got `{text}`: {why}"))
     });
-    Error::invalid(found.unwrap_or_else(|| format!("parameters: {said}")))
+    Error::invalid(found.unwrap_or_else(|| format!("parameters: {reported}")))
 }
 
 /// Parses an integer query parameter.

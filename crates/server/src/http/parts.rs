@@ -1,4 +1,4 @@
-//! Calls of routers: list the loaded versions or shards, and run passes over one of them.
+//! Calls made by routers: list the loaded versions or shards, and search or rerank in one of them.
 
 use std::mem::take;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ use axum::response::IntoResponse;
 use serde::Serialize;
 
 use super::access::Caller;
-use super::answer::{Outcome, Rejection, Share, whole, whole_of};
+use super::answer::{Outcome, Rejection, Share, body_of_chunks, whole};
 use super::app::App;
 use super::call_id::CallId;
 use super::choice::has_texts;
@@ -37,7 +37,7 @@ use sterling_serving::view::View;
 
 /// Versions in memory, for routers of this release.
 #[utoipa::path(get, path = "/v1/parts", tag = "routers",
-    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-7")))]
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-8")))]
 pub async fn parts(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Outcome {
     let (mut parts, mut wished) = (Vec::new(), Vec::new());
     for model in app.registry.list().iter().filter(|model| caller.may_see(model.name())) {
@@ -94,8 +94,8 @@ pub(super) fn packed(body: &impl Serialize, share: Share) -> Outcome {
 /// A pass over a version, or over the shard of it that this server has, for routers of this release.
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:pass", tag = "routers",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
-    request_body(content = Vec<u8>, content_type = "application/vnd.sterling.pass-7"),
-    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-7"), (status = "default", body = Problem, content_type = "application/problem+json")))]
+    request_body(content = Vec<u8>, content_type = "application/vnd.sterling.pass-8"),
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-8"), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn pass(
     State(app): State<Arc<App>>,
     Names((model, version)): Names<(String, u64)>,
@@ -122,7 +122,7 @@ pub async fn pass(
     if of_page.is_some() {
         app.pages.keep_view(&app.registry, (model.clone(), view.clone()));
     }
-    // A GPU reranks its selection when it is requested.
+    // Versions on a GPU do not rerank early: they rerank in the separate call.
     let is_on_card = app.engine.backend().residents().is_some();
     let seen = view.clone();
     let call = app.asides.prepare(body, has_texts(&seen), move |body| {
@@ -150,7 +150,7 @@ pub async fn pass(
     };
     let (digest, shard) = identity(&model);
     let reply = PassReply { version: model.version(), digest, shard, view: position_of(&view), given };
-    Ok(([(CONTENT_TYPE, MEDIA_TYPE)], whole_of(write_reply(reply)?, &share)).into_response())
+    Ok(([(CONTENT_TYPE, MEDIA_TYPE)], body_of_chunks(write_reply(reply)?, &share)).into_response())
 }
 
 /// Decoded and validated call.
@@ -190,8 +190,8 @@ fn parsed<T: FromStr>(value: &HeaderValue, (name, expected): (&str, &str)) -> Re
     found.ok_or_else(|| Error::invalid(format!("{name}: got {value:?}, expected {expected}")))
 }
 
-fn text(said: &impl Serialize) -> Result<String> {
-    serde_json::to_string(said).map_err(|e| Error::internal(format!("encoding an answer: {e}")))
+fn text(reported: &impl Serialize) -> Result<String> {
+    serde_json::to_string(reported).map_err(|e| Error::internal(format!("cannot encode an answer: {e}")))
 }
 
 /// Runs a pass, and encodes the columns of its answer, which only this server has.

@@ -7,9 +7,9 @@ use axum::extract::{Request, State};
 use super::answer::Outcome;
 use super::bodies::BodyMemory;
 use super::call::{Call, Parsed, charge};
+use super::content_type::BodyType;
 use super::paths::Target;
 use super::retriever::Retriever;
-use super::sent::BodyType;
 use sterling_api::{
     EmbedRequest, EmbedResponse, Problem, RankRequest, Retrievals, RetrieveOneOrMany, RetrieveResponse,
     RetrievedOneOrMany,
@@ -65,11 +65,11 @@ async fn answer<R: Retriever>(
 ) -> Outcome {
     let (head, body) = request.into_parts();
     let call = Call::of(&head);
-    // First check under overload, before the body is read; calls that the gate did not reject end here.
+    // First admission check, before the body is read: under overload it rejects calls that passed the gate.
     app.admits(&|| call.flow, None)?;
     let choice = app.choose(&target, &head).await?;
     let (sent, body) = app.bodies().read_sent(Request::from_parts(head, body), others).await?;
-    // Second check: parsing costs far more than this, and most bodies that are read under overload are rejected.
+    // Second check: parsing costs far more than the check, and most bodies that are read under overload are rejected.
     app.admits(&|| call.flow, Some(&body))?;
     let (shared, memory) = (app.clone(), app.bodies().memory());
     let has_texts = R::has_texts(&choice);

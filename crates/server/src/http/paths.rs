@@ -92,7 +92,10 @@ pub trait OfNames: Sized {
 }
 
 fn at(names: &[String], place: usize) -> Result<&str> {
-    names.get(place).map(String::as_str).ok_or_else(|| Error::internal(format!("the path has no name {place}")))
+    names
+        .get(place)
+        .map(String::as_str)
+        .ok_or_else(|| Error::internal(format!("the path of a call has no name {place}")))
 }
 
 impl OfNames for String {

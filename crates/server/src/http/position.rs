@@ -25,13 +25,15 @@ pub(super) async fn seen(app: &App, model: &Loaded, uri: &Uri) -> Result<Arc<Vie
 pub(super) async fn reached(app: &App, model: &Loaded, position: u64, wait: Duration) -> Result<Arc<View>> {
     let feed = app.feed(model).ok();
     let durable = feed.as_ref().map_or(0, |feed| feed.last()).max(model.view().position());
-    // With several writers, updates of others may not have arrived yet.
+    // With several writers, updates of other servers may not have arrived yet.
     if position > durable && !feed.is_some_and(|feed| feed.has_others()) {
-        return Err(Error::invalid(format!("min_position: got {position}, the last update has {durable}")));
+        return Err(Error::invalid(format!("min_position: got {position}, the last update has position {durable}")));
     }
     timeout(wait, model.content().reached(position)).await.unwrap_or_else(|_| {
         let shown = model.view().position();
-        Err(Error::deadline(format!("min_position: {position} is not visible yet, the last visible one is {shown}")))
+        Err(Error::deadline(format!(
+            "min_position: {position} is not visible yet, the last visible position is {shown}"
+        )))
     })
 }
 
@@ -40,7 +42,7 @@ pub(super) fn positions(uri: &Uri, name: &str, shards: usize) -> Result<Option<V
     let expected = if shards == 1 {
         "one whole number".to_owned()
     } else {
-        format!("{shards} whole numbers with commas, one a shard, as `positions` of an answer has them")
+        format!("{shards} whole numbers with commas, one per shard, as `positions` of an answer has them")
     };
     let Some(List(positions)) = parameter::<List>(uri, name, &expected)? else { return Ok(None) };
     match positions.len() == shards {

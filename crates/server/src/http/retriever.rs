@@ -8,9 +8,9 @@ use axum::http::request::Parts;
 use super::access::Caller;
 use super::answer::Outcome;
 use super::app::Host;
-use super::asides::Asides;
 use super::bodies::Bodies;
 use super::call::{Call, Parsed};
+use super::offload::Asides;
 use super::paths::Target;
 use super::worst::Worst;
 use sterling_api::{

@@ -21,12 +21,12 @@ use super::routed::RouterApp;
 use super::table::{AnswerFuture, Matched, Route};
 use sterling_core::error::Error;
 
-/// Calls of a server, behind the layers.
+/// Calls of a server, behind the layers common to all calls.
 pub fn router(app: Arc<App>) -> Router {
     guarded(Router::new().fallback(at_server).with_state(app.clone()), app)
 }
 
-/// Calls of a router, behind the same layers.
+/// Calls of a router, behind the same layers as those of a server.
 pub(super) fn of_router(app: Arc<RouterApp>) -> Router {
     guarded(Router::new().fallback(at_router).with_state(app.clone()), app)
 }
@@ -45,7 +45,7 @@ fn guarded(answers: Router, host: Arc<dyn Host>) -> Router {
 async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Next) -> Response {
     let matched = request.extensions_mut().remove::<Matched>().unwrap_or(Matched::Nowhere);
     let peer = request.extensions().get::<Peer>().copied();
-    // Requests that did not arrive by a socket were checked before.
+    // Only requests that arrived by a socket need this check.
     if peer.is_some()
         && let Err(refusal) = check_head(&request)
     {
@@ -61,7 +61,7 @@ async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Ne
         Ok(caller) => caller,
         Err(refusal) => return refusal.into_response(),
     };
-    // The socket may not offer this call.
+    // Administrators' calls may be answered on a separate socket only.
     if !host.entrance().access.answers(needs.role, peer.map_or(EntryPoint::Main, |peer| peer.door)) {
         return nowhere(request.uri().path()).into_response();
     }
@@ -130,7 +130,7 @@ fn missing(matched: Matched, request: &Request) -> Rejection {
             let known = known.iter().map(|verb| format!("`:{verb}`")).collect::<Vec<_>>().join(", ");
             Error::not_found(format!("call `:{verb}`: expected one of {known}")).into()
         }
-        Matched::NoText => Error::invalid(format!("path: {} is not UTF-8", request.uri().path())).into(),
+        Matched::NoText => Error::invalid(format!("path: got {}, expected UTF-8", request.uri().path())).into(),
         Matched::Nowhere | Matched::Call(..) => nowhere(request.uri().path()),
     }
 }

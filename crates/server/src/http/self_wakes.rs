@@ -1,8 +1,8 @@
 //! Polls a connection again in place when it wakes itself during its own poll.
 //!
-//! hyper wakes a connection for each body that is read on it, and so does a task that requests several servers concurrently. For
-//! tokio, such a wake is work for another thread: it queues the task behind all others and wakes a worker, which takes longer
-//! than a short answer. Here the task is polled again at once.
+//! hyper wakes a connection's task for each body read on it; a task that queries several servers at once also wakes itself. tokio
+//! treats a wake during a poll as work for another thread: it queues the task behind all others and wakes a worker, which takes
+//! longer than a short answer. [`SelfWaking`] polls the task again at once.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -155,9 +155,9 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn no_wake_is_lost_between_threads() {
         const ROUNDS: usize = 20_000;
-        let (ask, asked) = std::sync::mpsc::channel::<tokio::sync::oneshot::Sender<usize>>();
+        let (ask, requested) = std::sync::mpsc::channel::<tokio::sync::oneshot::Sender<usize>>();
         let answers = std::thread::spawn(move || {
-            for (n, answer) in asked.into_iter().enumerate() {
+            for (n, answer) in requested.into_iter().enumerate() {
                 answer.send(n).unwrap();
             }
         });

@@ -32,7 +32,7 @@ use super::answer::{Rejection, http1};
 use super::app::{App, Host};
 use super::bodies::Inbound;
 use super::connections::{Connections, Open, Peer, TrackedBody};
-use super::in_turn::{ScheduledFuture, Threads};
+use super::fair_scheduling::{ScheduledFuture, Threads};
 use super::options::Options;
 use super::routed::RouterApp;
 use super::routes;
@@ -75,9 +75,9 @@ const RESETS_MAX: usize = 20;
 /// Kind of shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// By an orchestrator: clients get time to go elsewhere.
+    /// Stopped by an orchestrator: clients get time to move to other servers.
     Drain,
-    /// By a person at the terminal: no new requests are accepted.
+    /// Stopped by a person at the terminal: no new requests are accepted.
     Now,
 }
 
@@ -104,7 +104,7 @@ pub struct Sockets {
     pub main: TcpListener,
     /// Socket for all calls, if administrators' calls are not answered on the main one.
     pub admin: Option<TcpListener>,
-    /// TLS in front of both.
+    /// TLS in front of both sockets.
     pub tls: Option<Arc<Tls>>,
 }
 
@@ -114,11 +114,11 @@ impl From<TcpListener> for Sockets {
     }
 }
 
-/// Serves until `stops` reports a signal, then finishes running requests within the limits of `options`. Returns whether all were
-/// answered.
+/// Serves until `stops` reports a signal, then finishes running requests within the limits of `options`. Returns whether all
+/// requests were answered.
 ///
 /// # Errors
-/// `Unavailable` if a second signal arrived before all were answered; `Io` if a thread cannot be created.
+/// `Unavailable` if a second signal arrived before all requests were answered; `Io` if a thread cannot be created.
 pub async fn serve(
     sockets: Sockets,
     app: Arc<App>,
@@ -129,8 +129,8 @@ pub async fn serve(
     answer_all(sockets, (app, router), options, stops).await
 }
 
-/// Binds the socket of a router, polls its servers, and then listens. Until then connections fail and clients go to another
-/// router; an early listener would answer 503. If the servers do not answer in time, it listens anyway.
+/// Binds the socket of a router, polls its servers, and then listens. Before the first poll connections fail and clients go to
+/// another router; an early listener would answer 503. If the servers do not answer in time, the router listens anyway.
 ///
 /// # Errors
 /// `Io` with the system's error about the address, which is bound before the poll.
@@ -187,7 +187,7 @@ async fn answer_all(
         host.entrance().draining.store(true, Ordering::Relaxed);
         let delay = if stop == Some(Stop::Drain) { options.drain_ms } else { 0 };
         match tokio::time::timeout(Duration::from_millis(delay), stops.recv()).await {
-            Ok(Some(_)) => Err(at_once()),
+            Ok(Some(_)) => Err(second_signal_error()),
             _ => Ok(()),
         }
     };
@@ -214,11 +214,11 @@ async fn answer_all(
     tokio::select! {
         never = keep(&edge, options) => match never {},
         all = rest => Ok(all),
-        Some(_) = stops.recv() => Err(at_once()),
+        Some(_) = stops.recv() => Err(second_signal_error()),
     }
 }
 
-fn at_once() -> Error {
+fn second_signal_error() -> Error {
     Error::unavailable("ended by a second signal before all requests were answered")
 }
 
@@ -259,7 +259,7 @@ async fn accept(listener: &TcpListener, door: EntryPoint, edge: &ConnectionState
     let connections = &edge.connections;
     loop {
         // At most one connection above the limit is held, until the evicted connection has closed.
-        connections.fewer_than(connections.most(door) + 1, door).await;
+        connections.wait_for_fewer_than(connections.most(door) + 1, door).await;
         match listener.accept().await {
             Ok((stream, _)) if connections.is_full(door) && !connections.make_room(door) => {
                 refuse(&stream, edge.tls.is_some());
@@ -322,7 +322,7 @@ fn refuse(stream: &TcpStream, is_secured: bool) {
     if is_secured {
         return;
     }
-    let mut answer = crowded("connections are open").render();
+    let mut answer = crowded("open connections").render();
     answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     let _ = stream.try_write(&http1(&answer));
 }
@@ -340,7 +340,7 @@ async fn detect_protocol(stream: TcpStream, edge: ConnectionState, open: Open, m
     tokio::select! {
         shaken = tls.accept(stream) => match shaken {
             Ok((stream, is_http2)) => answer(stream, is_http2, edge, open, closing).await,
-            Err(error) => tracing::debug!(%error, "no handshake"),
+            Err(error) => tracing::debug!(%error, "TLS handshake failed"),
         },
         () = open.connection.cut() => {}
         () = tokio::time::sleep(edge.handshake) => {}
@@ -405,7 +405,7 @@ async fn answer(
         let connection = all.connection.clone();
         async move {
             let Some(stream) = stream else {
-                return Ok(crowded("requests are under way").into_response().map(Streamed::refused));
+                return Ok(crowded("concurrent requests").into_response().map(Streamed::refused));
             };
             let response = router.oneshot(Inbound::of(request, None)).await.unwrap_or_else(|never| match never {});
             connection.caller.answers(&response);

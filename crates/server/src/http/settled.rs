@@ -20,7 +20,7 @@ impl<T: Clone + PartialEq> Settled<T> {
     /// Takes the result of a read. Returns newly accepted content, once per change.
     ///
     /// # Errors
-    /// Errors of the read, likewise once.
+    /// The error of the read, once per change of the error.
     pub(super) fn look(&mut self, found: Result<T>) -> Result<Option<&T>> {
         let (found, error) = match found {
             Ok(found) => (Some(found), None),

@@ -1,7 +1,7 @@
 //! Shadow traffic: repeats some requests at another version after they were answered, and compares both answers.
 //!
-//! No client waits for it: a shadow request is prepared and run after the answer, with the priority of batches, a few at a time.
-//! It is skipped and counted if no slot is free, its rate is exceeded or the engine is full.
+//! No client waits for a shadow request: it is prepared and run after the answer, with the priority of batches. A few run at a
+//! time. A shadow request is skipped and counted if no slot is free, its rate is exceeded or the engine is full.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 /// Number of reported items that only one of both answers has.
 const REPORTED_ITEMS_MAX: usize = 10;
 
-/// Slots and findings of all shadows.
+/// Slots for shadow requests, and the shadow answers that differed most.
 pub(super) struct Shadows {
     turns: Arc<Semaphore>,
     /// Answers that differ most.
@@ -67,13 +67,13 @@ pub(super) struct ServedParts {
 }
 
 impl ServedParts {
-    /// Returns those of an answer with items.
+    /// Returns the compared parts of an answer with items.
     pub(super) fn of(version: u64, answer: &Answer) -> Option<Self> {
         let Content::Items(ranked) = &answer.content else { return None };
         Some(ServedParts::items(version, ranked, answer.explain.as_ref().map_or(Duration::ZERO, steps)))
     }
 
-    /// Creates them from items and the time they took.
+    /// Creates the compared parts from items and the time that they took.
     pub(super) fn items(version: u64, Ranked { ids, scores, .. }: &Ranked, took: Duration) -> Self {
         ServedParts { version, ids: ids.clone(), scores: scores.clone(), took }
     }
@@ -205,10 +205,10 @@ impl Compared {
     }
 }
 
-/// Compares an answer with the served one.
+/// Compares a shadow's answer with the served answer.
 fn compare(given: &ServedParts, answer: &Answer) -> Compared {
     let Content::Items(theirs) = &answer.content else {
-        return Compared::failed(given, &Error::internal("an answer without items"));
+        return Compared::failed(given, &Error::internal("the shadow's answer has no items, expected some"));
     };
     let places: HashMap<ItemId, usize> = theirs.ids.iter().enumerate().map(|(place, id)| (*id, place)).collect();
     let (mut found, mut moved, mut apart) = (0, 0, None::<f32>);

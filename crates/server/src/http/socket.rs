@@ -27,7 +27,7 @@ pub(super) struct Socket<S> {
     stream: S,
     connection: Arc<Connection>,
     host: Arc<dyn Host>,
-    /// True if each request so far arrived complete and alone, so that the next byte on an idle connection starts another.
+    /// True if each request so far arrived complete and alone, so that the next byte on an idle connection starts a request.
     is_framed: bool,
     spoken: ProtocolState,
     /// Remaining bytes to drain after the write direction was shut down.
@@ -94,14 +94,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
                 return polled;
             }
             let begins = self.is_framed && self.connection.is_idle_connection();
-            let Some(whole) = begins.then(|| PlainRequest::of(came)).flatten() else {
+            let Some(complete) = begins.then(|| PlainRequest::of(came)).flatten() else {
                 self.is_framed = false;
                 let count = self.split(before, buffer);
                 buffer.set_filled(before + count);
                 return polled;
             };
             self.connection.received();
-            let Some(refusal) = gate::refusal(&*self.host, &self.connection, &whole) else {
+            let Some(refusal) = gate::refusal(&*self.host, &self.connection, &complete) else {
                 return polled;
             };
             match Pin::new(&mut self.stream).poll_write(cx, &refusal) {
@@ -116,7 +116,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
         }
     }
 
-    /// Buffers bytes behind the current request. Returns the number of bytes that belong to it.
+    /// Buffers bytes behind the current request. Returns the number of bytes that belong to the current request.
     fn split(&mut self, before: usize, buffer: &ReadBuf<'_>) -> usize {
         let came = &buffer.filled()[before..];
         let ProtocolState::Http1 { framing, ahead } = &mut self.spoken else { return came.len() };
@@ -126,7 +126,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
     }
 }
 
-/// Passes bytes on, out of `all` available ones, and updates the connection. Returns their number.
+/// Returns the number of `bytes` that the HTTP parser may read now, and updates the connection; `all` bytes are available.
 fn pass(framing: &mut Framing, connection: &Connection, bytes: &[u8], all: usize) -> usize {
     let passed = framing.pass(bytes, connection.progress());
     if passed.is_header {
@@ -185,7 +185,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Socket<S> {
             Some(left) => left,
             None => {
                 ready!(Pin::new(&mut this.stream).poll_shutdown(cx))?;
-                let bytes = if this.connection.lingers() { LINGER_BYTES_MAX } else { 0 };
+                let bytes = if this.connection.must_linger() { LINGER_BYTES_MAX } else { 0 };
                 this.linger.insert(bytes)
             }
         };

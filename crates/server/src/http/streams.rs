@@ -1,7 +1,7 @@
 //! Concurrent requests on one HTTP/2 connection, with the same limits as HTTP/1.1 requests.
 //!
-//! An HTTP/1.1 connection has one request, whose state follows from the socket. Here each request has a [`Stream`], from its
-//! header until the last byte of its answer is written. The number of streams over all connections is limited like that of
+//! An HTTP/1.1 connection has one request, whose state follows from the socket. In HTTP/2 each request has a [`Stream`], from its
+//! header until the last byte of its answer is written. The number of streams over all connections is limited like the number of
 //! connections. An answer that its client does not read is detected even if the connection works, and only its stream ends:
 //! behind a proxy, the other streams may belong to other clients.
 
@@ -20,7 +20,7 @@ use hyper::rt::Executor;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
-use super::in_turn::{ScheduledFuture, Threads};
+use super::fair_scheduling::{ScheduledFuture, Threads};
 use super::last_caller::LastCaller;
 use super::options::Options;
 
@@ -45,7 +45,7 @@ pub(super) struct Streams {
 struct Under {
     count: u64,
     open: BTreeMap<u64, Open>,
-    /// The latest request, until its task is known.
+    /// Number of the latest request, until the task that answers the request is known.
     begun: Option<u64>,
     /// Age of the connection at the end of the last request.
     rested: u64,
@@ -56,15 +56,15 @@ struct Under {
 /// Request in progress.
 #[derive(Debug, Default)]
 struct Open {
-    /// Age of the connection, in milliseconds, when its answer last progressed; `None` before the answer and while a chunk is
+    /// Age of the connection, in milliseconds, when the answer last progressed; `None` before the answer and while a chunk is
     /// computed.
     moved: Option<u64>,
-    /// Task that answers it, until it is aborted.
+    /// Task that answers the request, until the task is aborted.
     task: Option<AbortHandle>,
 }
 
 impl Streams {
-    /// Creates the state of a connection opened at that time.
+    /// Creates the state of a connection that was opened at `opened`.
     pub(super) fn new(opened: Instant) -> Self {
         Streams { opened, under: Mutex::default() }
     }
@@ -78,7 +78,7 @@ impl Streams {
     }
 
     /// Returns the age of the connection at the end of the last request; `None` while one is in progress.
-    pub(super) fn rested(&self) -> Option<u64> {
+    pub(super) fn idle_since(&self) -> Option<u64> {
         let under = self.under();
         under.open.is_empty().then_some(under.rested)
     }
@@ -93,7 +93,7 @@ impl Streams {
         (under.open.is_empty() && age.saturating_sub(under.rested) > options.idle_ms).then_some("idle")
     }
 
-    /// Aborts each request whose answer is not read. Returns `false` if one cannot be aborted alone.
+    /// Aborts each request whose answer is not read. Returns `false` if a request cannot be aborted without its connection.
     pub(super) fn end_stalled(&self, options: &Options) -> bool {
         let (age, mut under) = (self.age(), self.under());
         let count = under.open.values().filter(|open| open.moved.is_some()).count() as u64;
@@ -101,7 +101,7 @@ impl Streams {
         let bound = options.stall_ms * (1 + count / CONCURRENT_ANSWERS);
         let is_stalled = |open: &&mut Open| open.moved.is_some_and(|moved| age.saturating_sub(moved) > bound);
         under.open.values_mut().filter(is_stalled).all(|open| {
-            // A request that survives its abort has no task the next time.
+            // A request that is still open after its abort has no task at the next check.
             let Some(task) = open.task.take().filter(|task| !task.is_finished()) else { return false };
             open.moved = Some(age);
             metrics::counter!("sterling_streams_cut_total").increment(1);
@@ -214,10 +214,10 @@ impl UnwrittenChunks {
 #[derive(Debug)]
 pub(super) struct Streamed {
     body: Body,
-    /// `None` for a request without a slot.
+    /// Stream of the request; `None` if the request got no slot.
     stream: Option<Arc<Stream>>,
-    /// True if the end waits for all chunks: otherwise h2 would hold chunks that exceed the client's window, and they could not
-    /// be aborted alone.
+    /// True if the end waits for all chunks: otherwise h2 would hold chunks that exceed the client's window, and the request
+    /// could not be aborted without its connection.
     is_large: bool,
 }
 
@@ -321,13 +321,13 @@ mod tests {
     #[test]
     fn a_connection_is_idle_between_requests() {
         let all = aged(5000);
-        assert_eq!((all.rested(), all.overdue(&options())), (Some(0), Some("idle")));
+        assert_eq!((all.idle_since(), all.overdue(&options())), (Some(0), Some("idle")));
         let (first, second) = (begin(&all), begin(&all));
-        assert_eq!((all.rested(), all.overdue(&options())), (None, None), "work may take its time");
+        assert_eq!((all.idle_since(), all.overdue(&options())), (None, None), "work may take its time");
         drop(first);
-        assert!(all.rested().is_none());
+        assert!(all.idle_since().is_none());
         drop(second);
-        assert!(all.rested().unwrap() >= 5000 && all.overdue(&options()).is_none());
+        assert!(all.idle_since().unwrap() >= 5000 && all.overdue(&options()).is_none());
     }
 
     #[tokio::test]
@@ -337,9 +337,9 @@ mod tests {
         let tasks = StreamTasks { streams: all.clone(), caller, threads: Threads::new(1) };
         let run = |_| {
             let stream = begin(&all);
-            let kept = stream.clone();
+            let retained = stream.clone();
             tasks.execute(async move {
-                let _stream = kept;
+                let _stream = retained;
                 std::future::pending::<()>().await;
             });
             stream

@@ -1,7 +1,7 @@
 //! Table of all calls: method, path, required role, verb, implementer (server, router or both) and query parameters.
 //!
-//! The router is built from it (`routes`), admission and access control use it, and tests iterate over it. A call that is missing
-//! here cannot be made.
+//! The HTTP routes are built from the table (`routes`), admission and access control use it, and tests iterate over it. A call
+//! that is missing here cannot be made.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub(super) struct Route {
     /// Allowed query parameters.
     pub(super) parameters: &'static [&'static str],
     server: fn(Arc<App>, Request) -> AnswerFuture,
-    /// `None` if only servers answer the call.
+    /// Handler at a router; `None` if only servers answer the call.
     router: Option<fn(Arc<RouterApp>, Request) -> AnswerFuture>,
 }
 
@@ -69,8 +69,8 @@ impl Route {
     }
 }
 
-/// Implementer of a call: `both` uses a handler that is generic over [`Retriever`](super::retriever::Retriever), `alike` one that
-/// needs none, and `server` supports servers only.
+/// Implementer of a call: `both` uses a handler that is generic over [`Retriever`](super::retriever::Retriever), `alike` a
+/// handler without that parameter, and `server` supports servers only.
 macro_rules! answers {
     (both $($answer:ident)::+) => {
         (|app, request| run($($answer)::+::<App>, app, request), Some(|app, request| run($($answer)::+::<RouterApp>, app, request)))
@@ -172,7 +172,7 @@ pub(super) enum Matched {
     Call(&'static Route, PathNames),
     /// The path exists with other methods, listed for `Allow`.
     Method(String),
-    /// The path has no such verb, but the listed ones.
+    /// Unknown verb, with the verbs that the path has.
     Verb(String, Vec<&'static str>),
     Nowhere,
     /// The path is not UTF-8.

@@ -66,7 +66,7 @@ impl TlsOptions {
     /// Returns certificate and key, if TLS is configured.
     ///
     /// # Errors
-    /// `Invalid` if one of them is missing.
+    /// `Invalid` if only some of the options are set.
     fn pair(&self) -> Result<Option<(&PathBuf, &PathBuf)>> {
         match (&self.certificate, &self.key) {
             (Some(certificate), Some(key)) => Ok(Some((certificate, key))),

@@ -1,11 +1,11 @@
 //! Exports traces to an OpenTelemetry collector: one span per recorded call, and one per step of its pass.
 //!
-//! A background thread sends them in batches as OTLP over HTTP in its JSON form (opentelemetry-proto 1.x,
+//! A background thread sends spans in batches as OTLP over HTTP in its JSON form (opentelemetry-proto 1.x,
 //! `ExportTraceServiceRequest`). Spans that a slow or absent collector does not accept are dropped and counted; no request waits.
 //!
 //! A call is recorded if its caller records the trace (flag of `traceparent`). Calls without a trace are sampled. Only durations
 //! of steps are known, not their start times. So the spans of steps are laid end to end before the answer, and the remaining time
-//! before them is queueing.
+//! before the first step is queueing.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -17,13 +17,13 @@ use utoipa::ToSchema;
 
 use super::slow::PassWork;
 use super::trace_context::{TraceContext, new_id};
-use sterling_core::draws::Sampler;
 use sterling_core::error::{Error, Result};
+use sterling_core::sampler::Sampler;
 use sterling_core::tasks;
 
 /// Maximum number of calls that wait to be sent.
 const WAITING_MAX: usize = 4096;
-/// Maximum number of calls per export, and the longest wait of the first of them.
+/// Maximum number of calls per export, and the longest wait of the first call.
 const TOGETHER: usize = 256;
 const LINGER: Duration = Duration::from_secs(1);
 /// Timeout of the collector.
@@ -81,7 +81,7 @@ pub(super) struct Traced {
 }
 
 impl Traced {
-    /// Returns the header of the answer.
+    /// Returns the header `traceparent` of the answer.
     pub(super) fn header(&self) -> Option<HeaderValue> {
         HeaderValue::from_str(&format!("00-{}-{}-01", self.trace, self.span)).ok()
     }

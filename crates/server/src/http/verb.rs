@@ -60,13 +60,13 @@ impl Verb {
     }
 
     /// Returns the verb of a call that workers answer, by its name in a path.
-    pub(super) fn of_workers(name: &str) -> Option<Self> {
+    pub(super) fn parse_worker_verb(name: &str) -> Option<Self> {
         [Verb::Retrieve, Verb::Rank, Verb::Embed, Verb::Pass].into_iter().find(|verb| verb.name() == name)
     }
 
     /// Returns whether workers answer the call, in any protocol.
     pub(super) fn is_pass(self) -> bool {
-        self == Verb::Infer || Verb::of_workers(self.name()).is_some()
+        self == Verb::Infer || Verb::parse_worker_verb(self.name()).is_some()
     }
 }
 
@@ -77,8 +77,8 @@ mod tests {
     #[test]
     fn verbs_have_their_names() {
         assert_eq!([Verb::Retrieve, Verb::Infer, Verb::Other].map(Verb::name), ["retrieve", "infer", "other"]);
-        assert_eq!(Verb::of_workers("rank"), Some(Verb::Rank));
-        assert_eq!(Verb::of_workers("load"), None);
+        assert_eq!(Verb::parse_worker_verb("rank"), Some(Verb::Rank));
+        assert_eq!(Verb::parse_worker_verb("load"), None);
         assert!(Verb::Infer.is_pass() && !Verb::Upsert.is_pass());
     }
 }

@@ -27,7 +27,7 @@ pub(super) struct Worst<T> {
 
 #[derive(Debug)]
 struct Windows<T> {
-    /// Events with their badness, worst first.
+    /// Events with their severity, worst first.
     now: Vec<(u64, T)>,
     before: Vec<(u64, T)>,
 }
@@ -43,10 +43,10 @@ impl<T> Default for Worst<T> {
 impl<T: Clone> Worst<T> {
     /// Records an event if it is among the worst; only then `tell` builds it.
     pub(super) fn note(&self, badness: u64, tell: impl FnOnce() -> T) {
-        self.note_at(self.start.elapsed().as_micros() as u64, badness, tell);
+        self.record_at(self.start.elapsed().as_micros() as u64, badness, tell);
     }
 
-    fn note_at(&self, now: u64, badness: u64, tell: impl FnOnce() -> T) {
+    fn record_at(&self, now: u64, badness: u64, tell: impl FnOnce() -> T) {
         // Read the end first: the end of a new window is published after its floor.
         if now < self.end.load(Ordering::Acquire) && badness <= self.floor.load(Ordering::Relaxed) {
             return;
@@ -54,7 +54,7 @@ impl<T: Clone> Worst<T> {
         let reported = tell();
         let mut windows = locked(&self.windows);
         self.turn(&mut windows, now);
-        let place = windows.now.partition_point(|(kept, _)| *kept >= badness);
+        let place = windows.now.partition_point(|(retained, _)| *retained >= badness);
         windows.now.insert(place, (badness, reported));
         windows.now.truncate(EVENTS_MAX);
         if let Some((last, _)) = windows.now.get(EVENTS_MAX - 1) {
@@ -91,23 +91,23 @@ mod tests {
     #[test]
     fn the_worst_are_retained_in_any_order() {
         let worst = Worst::default();
-        let mut asked = 0;
+        let mut requested = 0;
         for n in 0..1000_u64 {
             let badness = n * 7919 % 1000;
-            worst.note_at(n, badness, || {
-                asked += 1;
+            worst.record_at(n, badness, || {
+                requested += 1;
                 badness
             });
         }
         let expected: Vec<u64> = (0..EVENTS_MAX as u64).map(|n| 999 - n).collect();
         assert_eq!(worst.list(), expected);
-        assert!(asked < 500, "{asked} were reported, though few are retained");
+        assert!(requested < 500, "{requested} were reported, though few are retained");
     }
 
     #[test]
     fn windows_end() {
         let (worst, window) = (Worst::default(), WINDOW.as_micros() as u64);
-        let note = |at, badness| worst.note_at(at, badness, || badness);
+        let note = |at, badness| worst.record_at(at, badness, || badness);
         (0..100).for_each(|n| note(0, 9000 + n));
         note(1, 10);
         assert_eq!(worst.list().len(), EVENTS_MAX);

@@ -1,10 +1,10 @@
 //! Threads that compute, write and compress long answers, apart from the threads that drive connections.
 //!
 //! A chunk of a long answer takes a hundred microseconds to several milliseconds. On the threads that poll connections, the
-//! chunks of a few callers would delay the small requests of all others. So a few threads of lower priority compute them, one
-//! chunk of each caller in turn. An answer has at most one chunk in progress, computed when its connection polls for it: these
-//! threads add no buffering. The first chunks are computed in place, because handing a chunk over and back takes as long as
-//! computing it: answers of some hundred kilobytes would take 1.6 times as long.
+//! chunks of a few callers would delay the small requests of all others. So a few threads of lower priority compute long
+//! answers, one chunk of each caller in turn. An answer has at most one chunk in progress, computed when its connection polls
+//! for it, so that answers are not buffered. The first chunks are computed in place, because handing a chunk over and back
+//! takes as long as computing it: answers of some hundred kilobytes would take 1.6 times as long.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -17,7 +17,7 @@ use axum::http::Response;
 use hyper::body::{Frame, SizeHint};
 use tokio::sync::oneshot;
 
-use super::turns::WaitingJobs;
+use super::caller_rotation::WaitingJobs;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 use sterling_core::quota::Flow;
@@ -61,10 +61,11 @@ impl ChunkThreads {
     }
 
     /// Runs `step` until it returns an outcome; each step must take far less than a millisecond. The first millisecond runs in
-    /// place, the rest on these threads, a chunk of steps at a time. If the caller drops the future, the rest is skipped.
+    /// place, later steps on the threads for long answers, a chunk of steps at a time. If the caller drops the future, later
+    /// steps are skipped.
     ///
     /// # Errors
-    /// The error of a step; `Internal` if one panics.
+    /// The error of a step; `Internal` if a step panics.
     pub(super) async fn work<T: Send + 'static>(
         &self,
         flow: Flow,
@@ -76,11 +77,11 @@ impl ChunkThreads {
                 return done;
             }
             let next = self.make(flow, async move { (steps(&mut step, PIECE_TIME), step) });
-            (done, step) = next.await.map_err(|_| Error::internal("the thread that makes an answer ended early"))?;
+            (done, step) = next.await.map_err(|_| Error::internal("the thread that computes an answer ended early"))?;
         }
     }
 
-    /// Queues a chunk for its caller's turn. It is skipped if the receiver was dropped meanwhile.
+    /// Queues a chunk behind earlier chunks of its caller. The chunk is skipped if the receiver was dropped meanwhile.
     fn make<T: Send + 'static>(
         &self,
         flow: Flow,
@@ -108,16 +109,16 @@ impl ChunkThreads {
 
 /// Runs steps until one returns an outcome, or until the time `most` has passed.
 fn steps<T>(step: &mut impl FnMut() -> Result<Option<T>>, most: Duration) -> Result<Option<T>> {
-    let begun = Instant::now();
+    let started = Instant::now();
     loop {
         let done = step()?;
-        if done.is_some() || begun.elapsed() >= most {
+        if done.is_some() || started.elapsed() >= most {
             return Ok(done);
         }
     }
 }
 
-/// Chunk that waits for its turn.
+/// Queued chunk.
 type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Computed frames of a body, and the remaining body unless these were the last ones.
@@ -129,9 +130,9 @@ struct ComputedFrames {
 
 /// Computes the next frames of a body.
 async fn next_frames(mut body: Body) -> ComputedFrames {
-    let (mut frames, mut bytes, begun) = (VecDeque::new(), 0, Instant::now());
+    let (mut frames, mut bytes, started) = (VecDeque::new(), 0, Instant::now());
     let is_done = std::future::poll_fn(|cx| {
-        while bytes < PIECE_BYTES && begun.elapsed() < PIECE_TIME {
+        while bytes < PIECE_BYTES && started.elapsed() < PIECE_TIME {
             match Pin::new(&mut body).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
                     bytes += frame.data_ref().map_or(0, Bytes::len);
@@ -198,9 +199,9 @@ impl HttpBody for Long {
             }
             let Some(mut body) = self.rest.take() else { return Poll::Ready(None) };
             if self.in_place < IN_PLACE {
-                let begun = Instant::now();
+                let started = Instant::now();
                 let polled = Pin::new(&mut body).poll_frame(cx);
-                self.in_place += begun.elapsed();
+                self.in_place += started.elapsed();
                 if !matches!(polled, Poll::Ready(None | Some(Err(_)))) {
                     self.rest = Some(body);
                 }
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pieces_of_long_answers_are_made_in_order_and_all_but_the_first_elsewhere() {
+    async fn chunks_of_long_answers_are_computed_in_order_on_other_threads() {
         let writers = ChunkThreads::start().unwrap();
         let lengths = &[1, PIECE_BYTES, 10, 3 * PIECE_BYTES, 0, 5];
         let (body, threads) = pieces(lengths);
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_piece_is_made_at_a_time_and_none_for_a_reader_that_left() {
+    async fn chunks_are_computed_one_at_a_time_and_only_for_a_reader() {
         let writers = ChunkThreads::start().unwrap();
         let (body, threads) = pieces(&[PIECE_BYTES; 8]);
         let mut body = writers.long(Response::new(body)).into_body();

@@ -1,7 +1,7 @@
 //! Canaries and shadows of a router: routes unpinned requests, and rolls back a canary that is worse.
 //!
-//! Such a canary stops answering at this router at once. The router then has one of its servers set its share to zero in the
-//! store, so that all servers and routers follow.
+//! A canary that is worse stops answering at this router at once. The router then has one of its servers set the canary's share
+//! to zero in the store, so that all servers and routers follow.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -76,10 +76,10 @@ impl Fleet {
     }
 }
 
-/// Calls servers of a canary, one after the other, until one has set its share to zero in the store.
+/// Calls servers of a canary, one after the other, until one server has set the canary's share to zero in the store.
 async fn stop(model: &str, served: &ShardedVersion, canary: &Canary, reason: &str) -> Result<()> {
     let body = serde_json::to_vec(&StopRequest { canary: canary.clone(), reason: reason.into() });
-    let body = body.map_err(|e| Error::internal(format!("encoding a canary: {e}")))?;
+    let body = body.map_err(|e| Error::internal(format!("cannot encode a canary: {e}")))?;
     let path = format!("/v1/models/{model}/traffic:stop");
     let call = Outgoing::plain(path, (Some(Bytes::from(body)), "application/json"), None);
     let mut last = Error::unavailable("no server has the canary's version any more");

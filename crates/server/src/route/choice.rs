@@ -1,9 +1,9 @@
 //! Selection, hedging and ejection of a shard's replicas: a state machine without its own clock or network.
 //!
-//! *Selection.* Of two random replicas, the one with the lower load gets the call. The load is the number of its calls in flight
-//! plus one, times its recent latency relative to the group's usual latency for this kind of call (Mitzenmacher's power of two
-//! choices, Finagle's peak EWMA). A new or returning replica gets few concurrent calls until it has answered some, so that
-//! unknown replicas do not attract all calls.
+//! *Selection.* Of two random replicas, the one with the lower load gets the call. The load is the number of its calls in
+//! progress plus one, times its recent latency relative to the group's usual latency for this kind of call (Mitzenmacher's
+//! power of two choices, Finagle's peak EWMA). A new or returning replica gets few concurrent calls until it has answered some,
+//! so that unknown replicas do not attract all calls.
 //!
 //! *Hedged requests.* A call that takes longer than the 95th percentile of its kind in this shard is also sent to another
 //! replica, and the first answer counts (Dean and Barroso, The Tail at Scale). At most 5 % of calls are hedged, and none while a
@@ -23,16 +23,16 @@ pub const KINDS: usize = 4;
 /// Maximum share of hedged calls, and the maximum number of hedges at once.
 const HEDGE_SHARE: f64 = 0.05;
 const HEDGE_BURST: f64 = 10.0;
-/// Answers of a kind before its latency distribution is used.
+/// Number of answers to a kind of calls before the latency distribution of that kind is used.
 const SAMPLES_MIN: f64 = 50.0;
-/// Answers of a replica before it counts as known, and its maximum number of concurrent calls until then.
+/// Number of answers after which a replica's latency counts as known, and its maximum number of concurrent calls until then.
 const KNOWN_AFTER: u32 = 20;
 const UNKNOWN_CALLS: u32 = 2;
 /// Failures in a row before a replica is ejected; duration of the first and of the longest ejection, in microseconds.
 const FAILURES_MAX: u32 = 3;
 const EJECTED: Micros = 500_000;
 const EJECTED_MAX: Micros = 30_000_000;
-/// After a rejection, no call is hedged for this time, and the rejecting replica is avoided for the second time, in microseconds.
+/// Time without hedges after a rejection, and time for which the rejecting replica is avoided, in microseconds.
 const OVERLOADED: Micros = 1_000_000;
 const REFUSED: Micros = 100_000;
 /// A call that takes this many times the 95th percentile of its kind counts as failed; without known latencies, one that takes
@@ -57,8 +57,8 @@ pub enum Outcome {
     Refused,
     /// No answer: the connection failed or broke.
     Failed,
-    /// No answer before the deadline, which the caller chose. This counts as a failure only if other replicas would have answered
-    /// long before.
+    /// No answer before the deadline, which the caller chose. A late call counts as a failure only if other replicas would have
+    /// answered long before.
     Late,
     /// The caller cancelled the call.
     Left,
@@ -112,13 +112,13 @@ impl Times {
 
 #[derive(Clone, Debug)]
 struct Member {
-    /// Calls in flight.
+    /// Number of calls in progress.
     calls: u32,
     /// Recent latency relative to the usual latency; 1 is usual.
     slowness: f64,
-    /// Time of its last update.
+    /// Time of the last change of `slowness`.
     at: Micros,
-    /// Number of much slower answers in a row, time of the last one, and its relative latency.
+    /// Number of much slower answers in a row, and the time and relative latency of the last answer.
     slow: (u32, Micros, f64),
     /// Answers since the replica appeared or returned.
     answers: u32,
@@ -148,8 +148,8 @@ impl Member {
 
     /// Returns the relative latency now: old observations decay towards 1.
     fn slowness(&self, now: Micros) -> f64 {
-        let kept = (-(now.saturating_sub(self.at) as f64) / HALF_LIFE).exp2();
-        1.0 + (self.slowness - 1.0) * kept
+        let retained = (-(now.saturating_sub(self.at) as f64) / HALF_LIFE).exp2();
+        1.0 + (self.slowness - 1.0) * retained
     }
 
     fn load(&self, now: Micros) -> f64 {
@@ -161,7 +161,7 @@ impl Member {
         self.at = now;
     }
 
-    /// Records the relative latency of an answer, or a lower bound of it.
+    /// Records the relative latency of an answer, or a lower bound of that latency.
     fn took(&mut self, times: f64, now: Micros) {
         let answers = if times >= SLOW { self.slow.0.saturating_add(1) } else { 0 };
         self.slow = (answers, now, times);
@@ -216,7 +216,7 @@ impl<I: Ord + Copy> Group<I> {
         Group { members: BTreeMap::new(), times, budget: 1.0, refused_at: None, random: seed | 1 }
     }
 
-    /// Removes replicas that are no longer there, except those with calls in flight.
+    /// Removes replicas that the last poll did not find, except those with calls in progress.
     pub fn keep(&mut self, is_there: impl Fn(&I) -> bool) {
         self.members.retain(|id, member| member.calls > 0 || is_there(id));
     }
@@ -256,7 +256,7 @@ impl<I: Ord + Copy> Group<I> {
             }
             Outcome::Failed => member.failed(now),
             Outcome::Late if is_long => member.failed(now),
-            // The call would have taken longer still.
+            // A late or cancelled call would have taken longer than `took`.
             Outcome::Late | Outcome::Left => {
                 if slowness > member.slowness(now) {
                     member.saw(slowness, now);

@@ -54,7 +54,8 @@ trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// Protocol driver of a connection; `None` once it is closed. Dropping it fails the calls that wait for it.
+/// Protocol driver of a connection; `None` once the connection is closed. Dropping the driver fails the calls that wait for an
+/// answer.
 struct Wire(Option<Pin<Box<Connection>>>);
 
 impl Wire {
@@ -62,7 +63,7 @@ impl Wire {
     async fn with<T>(&mut self, what: impl Future<Output = T>) -> T {
         let mut what = pin!(what);
         poll_fn(|cx| {
-            // Requests written above are sent here, and answers read here complete the call below.
+            // Polling the connection sends what `what` has written, and reads what the second poll of `what` returns.
             if let Poll::Ready(done) = what.as_mut().poll(cx) {
                 return Poll::Ready(done);
             }
@@ -149,12 +150,12 @@ pub(super) struct Failed {
 pub(super) struct Client {
     address: SocketAddr,
     host: HeaderValue,
-    /// Host name that its certificate must be valid for, and the TLS connector that verifies it.
+    /// Host name that the server's certificate must be valid for, and the TLS connector that verifies the certificate.
     name: String,
     connector: Option<Arc<Connector>>,
     /// `Authorization`, if the server requires a key.
     authorization: Option<HeaderValue>,
-    /// Most recently used first, so that no more connections stay open than needed.
+    /// Idle connections, most recently used first, so that no more stay open than needed.
     idle: Mutex<VecDeque<PersistentConnection>>,
 }
 
@@ -213,17 +214,17 @@ impl Client {
 
     async fn send(&self, call: &Outgoing, deadline: Instant, is_sent: &AtomicBool) -> Result<(Parts, Bytes)> {
         loop {
-            let kept = self.idle().pop_back();
-            let is_new = kept.is_none();
-            let mut kept = match kept {
-                Some(kept) => kept,
+            let retained = self.idle().pop_back();
+            let is_new = retained.is_none();
+            let mut retained = match retained {
+                Some(retained) => retained,
                 None => self.connect().await?,
             };
             // The server may have closed the connection while it was idle.
-            if !is_new && call.form != Form::Pass && !kept.wire.is_open().await {
+            if !is_new && call.form != Form::Pass && !retained.wire.is_open().await {
                 continue;
             }
-            let PersistentConnection { sender, wire } = &mut kept;
+            let PersistentConnection { sender, wire } = &mut retained;
             let number = CALLS.fetch_add(1, Ordering::Relaxed);
             let request = self.request(call, number, deadline)?;
             let sent = async {
@@ -237,7 +238,7 @@ impl Client {
                 })
             };
             match wire.with(sent).await {
-                Ok(response) => return self.receive(kept, response, call, number).await,
+                Ok(response) => return self.receive(retained, response, call, number).await,
                 // The server had closed the idle connection. A call without changes may be sent again.
                 Err((_, went)) if !is_new && (call.form == Form::Pass || !went) => {
                     is_sent.store(false, Ordering::Relaxed)
@@ -287,13 +288,13 @@ impl Client {
             request = request.header(AUTHORIZATION, authorization);
         }
         let body = call.body.clone().map_or_else(Body::empty, Body::from);
-        request.body(body).map_err(|e| Error::internal(format!("a call to `{}`: {e}", call.path)))
+        request.body(body).map_err(|e| Error::internal(format!("cannot encode a call to `{}`: {e}", call.path)))
     }
 
-    /// Reads the answer to the call of this number, and keeps the connection for the next call.
+    /// Reads the answer to the call with this number, and keeps the connection for the next call.
     async fn receive(
         &self,
-        mut kept: PersistentConnection,
+        mut retained: PersistentConnection,
         response: Response<Incoming>,
         call: &Outgoing,
         number: u64,
@@ -305,20 +306,20 @@ impl Client {
         if echoed.map_or(head.status.is_success(), |echoed| echoed != Some(number)) {
             return Err(Error::unavailable(format!(
                 "server {}: got the answer to another call: `{CALL_HEADER}` is {echoed:?}, expected {number}; does a \
-                 proxy mix them up, or is the server of another release?",
+                 proxy mix up answers, or is the server of another release?",
                 self.address
             )));
         }
         let body = match &call.memory {
-            Some(memory) => kept.wire.with(self.collect(body, memory)).await?,
+            Some(memory) => retained.wire.with(self.collect(body, memory)).await?,
             None => {
-                let read = kept.wire.with(to_bytes(Body::new(body), ANSWER_BYTES_MAX)).await;
+                let read = retained.wire.with(to_bytes(Body::new(body), ANSWER_BYTES_MAX)).await;
                 read.map_err(|e| self.broken(e))?
             }
         };
         let mut idle = self.idle();
-        if kept.wire.0.is_some() && idle.len() < IDLE_MAX {
-            idle.push_back(kept);
+        if retained.wire.0.is_some() && idle.len() < IDLE_MAX {
+            idle.push_back(retained);
         }
         drop(idle);
         Ok((head, body))
@@ -334,8 +335,8 @@ impl Client {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 let reported = problem(head.status.as_u16(), None, &body);
                 Error::unsupported(format!(
-                    "the key of this router (`route.key`; of a server that queries others, `peers.key`) is not enough \
-                     for it: {reported}"
+                    "the key of this router (`route.key`; of a server that queries others, `peers.key`) does not permit \
+                     the call: {reported}"
                 ))
             }
             status => problem(status.as_u16(), seconds.map(Duration::from_secs), &body),
@@ -414,8 +415,8 @@ mod tests {
     }
 
     /// Returns the number of a call, which the server returns.
-    fn number(asked: &str) -> u64 {
-        let value = asked.lines().find_map(|line| line.strip_prefix("sterling-call: ")).unwrap();
+    fn number(requested: &str) -> u64 {
+        let value = requested.lines().find_map(|line| line.strip_prefix("sterling-call: ")).unwrap();
         value.trim().parse().unwrap()
     }
 
@@ -434,23 +435,23 @@ mod tests {
         let served = spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             for _ in 0..3 {
-                let asked = request(&mut stream);
-                assert!(asked.starts_with("post /v1/models/m/versions/1:pass http/1.1\r\n"), "{asked}");
+                let requested = request(&mut stream);
+                assert!(requested.starts_with("post /v1/models/m/versions/1:pass http/1.1\r\n"), "{requested}");
                 assert!(
-                    asked.contains("\r\nauthorization: bearer stk_1\r\n")
-                        && asked.contains("sterling-timeout-us: ")
-                        && asked.contains(MEDIA_TYPE),
-                    "{asked}"
+                    requested.contains("\r\nauthorization: bearer stk_1\r\n")
+                        && requested.contains("sterling-timeout-us: ")
+                        && requested.contains(MEDIA_TYPE),
+                    "{requested}"
                 );
-                answer(&mut stream, number(&asked), ("200 OK", MEDIA_TYPE, "yes"));
+                answer(&mut stream, number(&requested), ("200 OK", MEDIA_TYPE, "yes"));
             }
             // The connection closes only after it became idle.
             reported.recv().unwrap();
             drop(stream);
             closed.send(()).unwrap();
             let (mut stream, _) = listener.accept().unwrap();
-            let asked = request(&mut stream);
-            answer(&mut stream, number(&asked), ("200 OK", MEDIA_TYPE, "again"));
+            let requested = request(&mut stream);
+            answer(&mut stream, number(&requested), ("200 OK", MEDIA_TYPE, "again"));
         });
         let call = Outgoing::pass(CALL.into(), Some(Bytes::from_static(b"question")));
         let deadline = Instant::now() + Duration::from_secs(20);
@@ -598,8 +599,8 @@ mod tests {
             let (listener, client) = listener();
             let served = spawn(move || {
                 let (mut stream, _) = listener.accept().unwrap();
-                let asked = request(&mut stream);
-                answer(&mut stream, number(&asked), (status, media, body));
+                let requested = request(&mut stream);
+                answer(&mut stream, number(&requested), (status, media, body));
             });
             let error = call(&client, 20_000).unwrap_err();
             served.join().unwrap();

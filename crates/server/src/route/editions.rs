@@ -18,14 +18,14 @@ pub struct Edition<S> {
     pub items: Vec<usize>,
     /// Servers of each shard.
     pub replicas: Vec<Vec<S>>,
-    /// Number of servers that answer unpinned requests with it.
+    /// Number of servers that answer unpinned requests with this version.
     pub votes: usize,
-    /// Number of servers per label that points to it.
+    /// Number of servers per label that points to the version.
     pub labels: BTreeMap<String, usize>,
 }
 
 impl<S> Edition<S> {
-    /// Returns whether both have the same bytes.
+    /// Returns whether this is the version `other`, given by its number and digest.
     pub fn is(&self, other: &(u64, String)) -> bool {
         (self.version, &self.digest) == (other.0, &other.1)
     }
@@ -48,23 +48,23 @@ impl<S> Edition<S> {
 /// State of a server: it accepts new requests, or has announced its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// It accepts requests.
+    /// The server accepts requests.
     Ready,
-    /// It announced that it accepts no requests but still has its versions: it drains, or no longer follows its updates.
+    /// The server announced that it accepts no requests but still has its versions: it drains, or no longer follows its updates.
     Ending,
 }
 
 impl<S> Edition<(S, Readiness)> {
-    /// Selects the servers to query: ready ones and, for shards without these, ending ones. Returns whether there is such a
-    /// shard.
+    /// Selects the servers to query: ready ones and, for shards without ready servers, ending ones. The flag is true if some
+    /// shard has servers, but no ready one.
     pub fn chosen(self) -> (Edition<S>, bool) {
         let Edition { model, version, digest, items, replicas, votes, labels } = self;
         let is_ready = |replica: &(S, Readiness)| replica.1 == Readiness::Ready;
         let is_last_resort = replicas.iter().any(|servers| !servers.is_empty() && !servers.iter().any(is_ready));
         let chosen = replicas.into_iter().map(|servers| {
             let has_ready = servers.iter().any(is_ready);
-            let asked = servers.into_iter().filter(|replica| !has_ready || is_ready(replica));
-            asked.map(|(server, _)| server).collect()
+            let requested = servers.into_iter().filter(|replica| !has_ready || is_ready(replica));
+            requested.map(|(server, _)| server).collect()
         });
         let replicas = chosen.collect();
         (Edition { model, version, digest, items, replicas, votes, labels }, is_last_resort)
@@ -80,8 +80,8 @@ struct Found<S> {
     labels: BTreeMap<String, usize>,
 }
 
-/// Collects all versions of all models that servers report, ascending by version. The item count of all
-/// shards without a server is assigned to the first of them.
+/// Collects all versions of all models that servers report, ascending by version. The items of all shards
+/// without a server are counted as items of the first such shard.
 pub fn editions<'a, S: Clone>(
     reported: impl IntoIterator<Item = (S, &'a [Holding])>,
 ) -> BTreeMap<String, Vec<Edition<S>>> {
@@ -121,8 +121,8 @@ pub fn editions<'a, S: Clone>(
     models
 }
 
-/// Returns the number of items per shard. All items of shards without servers are assigned to the first of them. `None`
-/// if the sum contradicts the total.
+/// Returns the number of items per shard. The items of all shards without servers are counted as items of the first such
+/// shard. `None` if the sum contradicts the total.
 fn items<S>(found: &Found<S>) -> Option<Vec<usize>> {
     let known = found.items.iter().flatten().fold(0u64, |sum, items| sum.saturating_add(*items));
     let mut rest = found.items_of_all.checked_sub(known)?;
@@ -134,16 +134,16 @@ fn items<S>(found: &Found<S>) -> Option<Vec<usize>> {
     Some(items.collect())
 }
 
-/// Selects the version that answers unpinned requests. Among versions with enough servers per shard, it is the one that is active
-/// at most servers; ties go to the one that answered `before`, then to the highest. If no version has enough servers, the
-/// previous one stays.
+/// Selects the version that answers unpinned requests. Among versions with enough servers per shard, the version that is active
+/// at most servers answers; ties go to the version that answered `before`, then to the highest. If no version has enough
+/// servers, the previous version stays.
 pub fn active<S>(editions: &[Edition<S>], min_replicas: usize, before: Option<&(u64, String)>) -> Option<usize> {
     let is_before = |edition: &Edition<S>| before.is_some_and(|before| edition.is(before));
-    let whole = (0..editions.len()).filter(|&n| editions[n].fewest() >= min_replicas);
+    let complete = (0..editions.len()).filter(|&n| editions[n].fewest() >= min_replicas);
     let rank = |&n: &usize| (editions[n].votes, is_before(&editions[n]), editions[n].version);
     // A version that is active nowhere was only loaded for requests that pin it.
-    let wished = whole.filter(|&n| editions[n].votes > 0 || is_before(&editions[n]));
-    wished.max_by_key(rank).or_else(|| editions.iter().position(is_before))
+    let desired = complete.filter(|&n| editions[n].votes > 0 || is_before(&editions[n]));
+    desired.max_by_key(rank).or_else(|| editions.iter().position(is_before))
 }
 
 /// Selects the version that a label points to, among those with enough servers: the index of the one that most servers report.
@@ -153,8 +153,8 @@ pub fn labelled<'a, S: 'a>(
     label: &str,
 ) -> Option<usize> {
     let says = |edition: &Edition<S>| edition.labels.get(label).copied().unwrap_or(0);
-    let whole = editions.enumerate().filter(|(_, edition)| edition.fewest() >= min_replicas && says(edition) > 0);
-    whole.max_by_key(|(_, edition)| (says(edition), edition.version)).map(|(n, _)| n)
+    let complete = editions.enumerate().filter(|(_, edition)| edition.fewest() >= min_replicas && says(edition) > 0);
+    complete.max_by_key(|(_, edition)| (says(edition), edition.version)).map(|(n, _)| n)
 }
 
 #[cfg(test)]
@@ -230,8 +230,8 @@ mod tests {
         let models = editions(reported.iter().map(|(server, parts)| (*server, parts.as_slice())));
         let of_model = &models["m"];
         assert_eq!(of_model.len(), 2);
-        let whole = of_model.iter().find(|edition| edition.digest == "d1").unwrap();
-        assert_eq!((&whole.items, &whole.replicas), (&vec![30, 50, 20], &vec![vec!['a'], vec!['b'], vec!['c']]));
+        let complete = of_model.iter().find(|edition| edition.digest == "d1").unwrap();
+        assert_eq!((&complete.items, &complete.replicas), (&vec![30, 50, 20], &vec![vec!['a'], vec!['b'], vec!['c']]));
         assert_eq!(of_model.iter().find(|edition| edition.digest == "other").unwrap().fewest(), 0);
         for invalid in [
             |part: &mut Holding| part.shards = 4,

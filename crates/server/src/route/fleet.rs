@@ -13,7 +13,6 @@ use futures_util::stream::{self, StreamExt as _};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, timeout};
 
-use super::asking::{Conditions, Extra, ShardedRequest};
 use super::choice::Group;
 use super::client::{Client, Outgoing};
 use super::editions::{Edition, Readiness, active, editions, labelled};
@@ -22,6 +21,7 @@ use super::names::Names;
 use super::offering::ShardedVersion;
 use super::options::Options;
 use super::protocol::{Holdings, Operation, PARTS_PATH, PassReply, Replied, read};
+use super::shard_query::{Conditions, Extra, ShardedRequest};
 use super::split::{Split, received};
 use super::tls::Connector;
 use crate::gather::{self, Gathered, ShardAnswer, Sharded as _};
@@ -40,7 +40,7 @@ const POLL_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) struct Known {
     client: Arc<Client>,
     pub(super) holdings: Holdings,
-    /// True if it has ever answered a poll.
+    /// True if the server has ever answered a poll.
     pub(super) has_answered: bool,
     /// Number of polls in a row without an answer.
     pub(super) in_vain: u32,
@@ -49,18 +49,18 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// Returns whether its last report is valid and it is ready.
+    /// Returns whether the server's last report is valid and the server is ready.
     fn is_answering(&self) -> bool {
         self.readiness() == Some(Readiness::Ready)
     }
 
-    /// Returns whether and how its reported versions can be queried.
+    /// Returns how the versions that the server reported can be queried; `None` if they cannot.
     pub(super) fn readiness(&self) -> Option<Readiness> {
         let readiness = if self.holdings.is_ready { Readiness::Ready } else { Readiness::Ending };
         (self.has_answered && self.in_vain < FAILED_POLLS_MAX).then_some(readiness)
     }
 
-    /// Returns whether it answers polls and is ready, so that missing versions are truly absent.
+    /// Returns whether the server answers polls and is ready, so that missing versions are truly absent.
     fn is_healthy(&self) -> bool {
         self.in_vain == 0 && self.holdings.is_ready
     }
@@ -93,7 +93,7 @@ pub struct Listed {
     pub is_active: bool,
     /// True if every shard has enough servers.
     pub is_whole: bool,
-    /// Labels that point to it.
+    /// Labels that point to the version.
     pub labels: Vec<String>,
 }
 
@@ -211,7 +211,7 @@ impl Fleet {
         match reported {
             Ok(holdings) => {
                 if server.in_vain >= FAILED_POLLS_MAX {
-                    tracing::info!(server = %address, "answers again");
+                    tracing::info!(server = %address, "server answers again");
                 }
                 (server.holdings, server.has_answered, server.in_vain) = (holdings, true, 0);
                 server.trouble = None;
@@ -298,7 +298,7 @@ impl Fleet {
         let answering = known.values().filter(|server| server.is_answering());
         let wished = answering.flat_map(|server| &server.holdings.wished).filter(|wished| wished.model == name);
         let least = self.options.min_replicas;
-        let whole = |target: TrafficTarget<'_>| {
+        let complete = |target: TrafficTarget<'_>| {
             let versions = || model.versions.iter();
             match target {
                 TrafficTarget::Version(version) => {
@@ -310,11 +310,11 @@ impl Fleet {
                 }
             }
         };
-        Split::of(name, received(wished), before, (model.active(), whole))
+        Split::of(name, received(wished), before, (model.active(), complete))
     }
 
-    /// Creates the servable form of a version. Requests in progress on the same version of `before` learn its new servers too,
-    /// and whether the last poll `received` of them.
+    /// Creates the servable form of a version. Requests in progress on the same version of `before` also see its new servers,
+    /// and whether one of these is in `received`, the servers that answered the last poll.
     fn served(
         &self,
         edition: Edition<Arc<Client>>,
@@ -362,7 +362,7 @@ impl Fleet {
         })
     }
 
-    /// Returns whether servers have models, and none of this name.
+    /// Returns whether models are known, but none has this name.
     pub fn lacks(&self, name: &str) -> bool {
         let models = self.models.load();
         !models.is_empty() && !models.contains_key(name)
@@ -371,7 +371,7 @@ impl Fleet {
     pub(super) fn of_model<R>(&self, name: &str, read: impl FnOnce(&Model) -> Result<R>) -> Result<R> {
         let models = self.models.load();
         let Some(model) = models.get(name) else {
-            // If no model is known, servers may have this one without having reported it.
+            // If no model is known, servers may have the requested model without having reported it.
             if models.is_empty() {
                 self.ready()?;
             }
@@ -385,7 +385,7 @@ impl Fleet {
     /// Returns the version that a request selects.
     ///
     /// # Errors
-    /// `NotFound` if there is none of that name, `NotReady` if not every shard has it.
+    /// `NotFound` if there is no such model, version or label; `NotReady` if not every shard has the version.
     pub fn get(&self, name: &str, pin: VersionSelector<'_>) -> Result<Arc<ShardedVersion>> {
         let least = self.options.min_replicas;
         self.of_model(name, |model| match pin {
@@ -429,8 +429,8 @@ impl Fleet {
         }
     }
 
-    /// Queries all shards of a version. If one no longer has it, the whole request is repeated once at the version that `pin`
-    /// selects then.
+    /// Queries all shards of a version. If a shard no longer has the version, the whole request is repeated once at the version
+    /// that `pin` selects by then.
     ///
     /// # Errors
     /// Those of [`gather::retrieve`]; `Overloaded` if too many requests are in progress; `Gone` for a page whose view no longer
@@ -443,7 +443,7 @@ impl Fleet {
         terms: Conditions,
     ) -> Result<(Arc<ShardedVersion>, Gathered<Extra>)> {
         let _place = self.place()?;
-        let mut served = self.by_now(name, chosen);
+        let mut served = self.with_current_servers(name, chosen);
         for is_again in [false, true] {
             let asking = self.asking(&served, terms.clone());
             let done = match work.clone() {
@@ -459,17 +459,17 @@ impl Fleet {
                 Ok(gathered) => return Ok((served, gathered)),
             }
         }
-        Err(Error::internal("a request is repeated at most once"))
+        Err(Error::internal("a request was repeated more than once"))
     }
 
     /// Returns a version with its current servers, if they are known.
-    fn by_now(&self, name: &str, served: Arc<ShardedVersion>) -> Arc<ShardedVersion> {
+    fn with_current_servers(&self, name: &str, served: Arc<ShardedVersion>) -> Arc<ShardedVersion> {
         let models = self.models.load();
         let same = models.get(name).and_then(|model| model.versions.iter().find(|other| other.is_same(&served)));
         same.cloned().unwrap_or(served)
     }
 
-    /// Returns the version to use after one was missing: another one, or the same at other servers.
+    /// Returns the version to use after a shard lacked the chosen one: another version, or the same at other servers.
     async fn other(
         &self,
         name: &str,
@@ -484,7 +484,7 @@ impl Fleet {
         self.get(name, pin).ok().filter(|served| !Arc::ptr_eq(served, gone))
     }
 
-    /// Runs the user tower of a version; if no shard has it any more, that of the version that `pin` selects then.
+    /// Runs the user tower of a version; if no shard has the version any more, of the version that `pin` selects by then.
     ///
     /// # Errors
     /// Those of [`gather::embed`].
@@ -496,7 +496,7 @@ impl Fleet {
         terms: Conditions,
     ) -> Result<(Arc<ShardedVersion>, ShardAnswer<Extra>)> {
         let _place = self.place()?;
-        let served = self.by_now(name, chosen);
+        let served = self.with_current_servers(name, chosen);
         let asking = self.asking(&served, terms.clone());
         match gather::embed(&asking, embed.clone()).await {
             Err(error) if asking.is_gone.load(Ordering::Relaxed) => {
@@ -511,7 +511,7 @@ impl Fleet {
     /// Returns the attributes of an item in JSON, and the update position of the view.
     ///
     /// # Errors
-    /// `NotFound` if its shard does not hold it.
+    /// `NotFound` if the item's shard does not hold the item.
     pub async fn item(
         &self,
         name: &str,
@@ -528,7 +528,7 @@ impl Fleet {
             Replied::Text(None) => {
                 Err(Error::not_found(format!("model `{name}` holds no item {item} at position {position}")))
             }
-            Replied::Pass { .. } => Err(Error::internal("got an answer in place of an item")),
+            Replied::Pass { .. } => Err(Error::internal("a shard sent search results, expected an item")),
         }
     }
 
@@ -548,7 +548,9 @@ impl Fleet {
         let reported = join_all((0..served.homes.len()).map(|shard| asking.reply(shard, &call))).await;
         let text = |said: Result<(PassReply, Arc<Client>, Duration)>| match said?.0.given {
             Replied::Text(Some(text)) => Ok(text),
-            Replied::Text(None) | Replied::Pass { .. } => Err(Error::internal("a shard does not describe its version")),
+            Replied::Text(None) | Replied::Pass { .. } => {
+                Err(Error::internal("a shard sent no description of its version, expected one"))
+            }
         };
         Ok((served, reported.into_iter().map(text).collect()))
     }

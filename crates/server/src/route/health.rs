@@ -25,7 +25,7 @@ impl State {
 }
 
 impl Fleet {
-    /// Checks that some model answers requests without their own coverage bound.
+    /// Checks that some model answers requests that set no coverage bound.
     ///
     /// # Errors
     /// `NotReady` with the reason of each model.
@@ -33,7 +33,7 @@ impl Fleet {
         let models = self.models.load();
         let reasons: Vec<String> = models
             .iter()
-            .filter_map(|(name, model)| Some(format!("model `{name}`: {}", self.absence(model)?)))
+            .filter_map(|(name, model)| Some(format!("model `{name}`: {}", self.unavailability(model)?)))
             .collect();
         if reasons.len() < models.len() {
             return Ok(());
@@ -53,12 +53,12 @@ impl Fleet {
         }))
     }
 
-    /// Checks that a model answers such requests.
+    /// Checks that a model answers requests that set no coverage bound.
     ///
     /// # Errors
     /// `NotFound` for an unknown model; `Unavailable` with the reason.
     pub fn answers(&self, name: &str) -> Result<()> {
-        self.of_model(name, |model| match self.absence(model) {
+        self.of_model(name, |model| match self.unavailability(model) {
             Some(reason) => Err(Error::unavailable(reason)),
             None => Ok(()),
         })
@@ -79,7 +79,7 @@ impl Fleet {
         format!("no version has {servers} of every shard: {}", lacking.join("; "))
     }
 
-    fn absence(&self, model: &Model) -> Option<String> {
+    fn unavailability(&self, model: &Model) -> Option<String> {
         let Some(active) = model.active() else { return Some(self.without_active(model)) };
         let is_lost = active.lost().count() == active.shards();
         (is_lost || active.coverage() < self.options.min_coverage).then(|| {
@@ -94,8 +94,8 @@ impl Fleet {
         let mut troubles = Vec::new();
         for (name, model) in models.iter() {
             let mut tell = |what: String| troubles.push(format!("model `{name}`: {what}"));
-            if let Some(why) = self.absence(model) {
-                tell(format!("requests of it fail: {why}"));
+            if let Some(why) = self.unavailability(model) {
+                tell(format!("requests fail: {why}"));
             } else if let Some(active) = model.active() {
                 if active.coverage() < 1.0 {
                     tell(format!("answers lack {}, which has no server that is ready", shards(active.lost())));
@@ -194,7 +194,7 @@ mod tests {
     use crate::route::Options;
 
     #[tokio::test]
-    async fn servers_that_were_looked_at_are_not_looked_at_again_at_once() {
+    async fn polled_servers_are_not_polled_again_immediately() {
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let servers = vec![server.local_addr().unwrap().to_string()];
         // Each look is a connection, which is closed without an answer.

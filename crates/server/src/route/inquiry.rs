@@ -33,7 +33,7 @@ pub(super) const FAILED_POLLS_MAX: u32 = 3;
 #[derive(Clone)]
 pub(super) struct ReplicaGroup {
     servers: Arc<ArcSwap<Vec<Arc<Client>>>>,
-    /// Polls in a row that none of them answered.
+    /// Number of polls in a row that none of the servers answered.
     vacant: Arc<AtomicU32>,
     pub(super) group: Arc<Replicas>,
 }
@@ -70,7 +70,7 @@ pub(super) struct Inquiry<'a> {
     pub(super) origin: Instant,
     /// Timeout of the query.
     pub(super) wait: Duration,
-    /// Notification of finished polls, if waiting for a returning server is worthwhile; `None` if others can answer instead.
+    /// Notification of finished polls, to wait for a returning server; `None` if the answer needs no server of this group.
     pub(super) looked: Option<&'a Notify>,
 }
 
@@ -120,23 +120,23 @@ impl Inquiry<'_> {
         let patience = start + left.mul_f64(SECOND_CALL_SHARE).min(SECOND_CALL_AFTER_MAX);
         let home = self.home;
         let mut attempts = FuturesUnordered::new();
-        let mut asked: Vec<SocketAddr> = Vec::new();
+        let mut requested: Vec<SocketAddr> = Vec::new();
         let mut failed: Vec<String> = Vec::new();
         let mut next = |is_first: bool| {
             let servers = home.servers();
             let addresses = servers.iter().map(|server| server.address());
-            let among: Vec<SocketAddr> = addresses.filter(|address| !asked.contains(address)).collect();
+            let among: Vec<SocketAddr> = addresses.filter(|address| !requested.contains(address)).collect();
             let mut group = locked(&home.group);
             let chosen = group.choose(&among, self.now())?;
             group.begin(chosen, is_first, self.now());
             drop(group);
-            asked.push(chosen);
+            requested.push(chosen);
             let server = servers.iter().find(|server| server.address() == chosen)?.clone();
             let under_way = CallInFlight { inquiry: self, server, kind: self.kind, start: Instant::now(), patience };
             Some(self.attempt(under_way, receive, deadline))
         };
         attempts.push(next(true).ok_or_else(|| Failure {
-            error: Error::unavailable("no server is known to have it"),
+            error: Error::unavailable("no known server has the version"),
             outcome: Outcome::Failed,
         })?);
         let has_others = home.servers().len() > 1;
@@ -234,7 +234,7 @@ impl Inquiry<'_> {
     }
 }
 
-/// Call in flight; its outcome is always reported to the group, also on drop.
+/// Call in progress; its outcome is always reported to the group, also on drop.
 struct CallInFlight<'a> {
     inquiry: &'a Inquiry<'a>,
     server: Arc<Client>,
@@ -256,7 +256,7 @@ impl CallInFlight<'_> {
 impl Drop for CallInFlight<'_> {
     fn drop(&mut self) {
         if self.kind != usize::MAX {
-            // Another replica had to be queried because this one did not answer.
+            // A call that lasts longer than `patience` is late: another replica had to be queried.
             let is_late = Instant::now() >= self.patience;
             self.end(if is_late { Outcome::Late } else { Outcome::Left });
         }

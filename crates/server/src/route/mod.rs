@@ -1,7 +1,7 @@
 //! Tracks which servers have which shards of which versions, and sends requests to them.
 //!
-//! A router's only state is what servers report. [`Fleet`] polls them (`GET /v1/parts`): a version answers once every shard of it
-//! has enough servers with exactly its bytes (`editions`). Each request is sent to one version, which
+//! A router's only state is what servers report. [`Fleet`] polls servers (`GET /v1/parts`): a version answers once every shard of
+//! it has enough servers with exactly its bytes (`editions`). Each request is sent to one version, which
 //! [`PassCall`](protocol::PassCall) names. A [`PassReply`](protocol::PassReply) of another version is discarded, so an answer
 //! never mixes versions.
 //!
@@ -11,7 +11,6 @@
 //! shadow, and `canaries` rolls back a canary that is worse. `health` reports which models answer, and problems of servers.
 //! Servers whose tables are spread over several hosts request rows from each other in the same way ([`Peers`], `rows`).
 
-mod asking;
 mod canaries;
 pub mod choice;
 mod client;
@@ -27,16 +26,17 @@ mod peers;
 mod probe;
 pub mod protocol;
 pub(crate) mod rows;
+mod shard_query;
 mod split;
 mod tls;
 mod updates;
 
-pub use asking::{Conditions, Extra};
 pub use canaries::UnpinnedShardedVersion;
 pub use fleet::{Fleet, FleetRequest, Listed};
 pub use offering::ShardedVersion;
 pub use options::Options;
 pub use peers::{PeerOptions, Peers};
 pub use probe::Probe;
+pub use shard_query::{Conditions, Extra};
 pub use tls::ServersTls;
 pub use updates::{ShardCall, ShardFailure, ShardServers};

@@ -23,7 +23,7 @@ impl ShardedVersion {
         &self.edition.digest
     }
 
-    /// Returns whether both have the same bytes, regardless of their servers.
+    /// Returns whether `other` is the same version with the same bytes, regardless of its servers.
     pub fn is_same(&self, other: &ShardedVersion) -> bool {
         (self.version(), self.digest()) == (other.version(), other.digest())
     }

@@ -69,15 +69,15 @@ struct Seen {
 #[derive(Default)]
 struct RequestedSlices {
     slices: Vec<Weak<PeerSlice>>,
-    /// True if the host held all of them when the version was opened; the version waits until then.
+    /// True once the host held all slices of the version; opening the version waits for that.
     was_held: bool,
 }
 
-/// Query that is sent together with others.
+/// Query for rows of a slice; queries of one version share a call.
 pub(super) struct Question {
     pub(super) slice: Arc<PeerSlice>,
     pub(super) rows: Vec<u64>,
-    /// Index of its first row in the answer of the lookup.
+    /// Index of the slice's first row in the answer of the lookup.
     pub(super) first: usize,
     pub(super) deadline: Instant,
     pub(super) origin: Origin,
@@ -126,7 +126,7 @@ impl Peer {
         let lacking = self.lacking().await;
         let mut before = locked(&self.lacking);
         if let Some(what) = lacking.first().filter(|_| before.is_empty()) {
-            tracing::warn!(host = self.host.name, what, "it answers, but returns no rows");
+            tracing::warn!(host = self.host.name, what, "a host answers, but returns no rows of embedding tables");
         }
         *before = lacking;
     }
@@ -150,7 +150,7 @@ impl Peer {
         });
         for (version, slices) in by_version {
             let trouble = self.first_missing(&slices).await;
-            let trouble = trouble.map(|(name, error)| format!("none of its servers returns {name}: {error}"));
+            let trouble = trouble.map(|(name, error)| format!("no server of the host returns {name}: {error}"));
             let wanted = locked(&self.wanted);
             let known = wanted.get(&version).filter(|known| known.was_held && known.slices.len() == slices.len());
             lacking.extend(trouble.filter(|_| known.is_some()));
@@ -162,8 +162,8 @@ impl Peer {
     async fn first_missing<'a>(&self, slices: &'a [Arc<PeerSlice>]) -> Option<(&'a SliceName, Error)> {
         let mut lacking = None;
         for slices in slices.chunks(QUESTIONS_MAX) {
-            let asked = self.query_holdings(slices).await;
-            lacking = lacking.or(asked.err().map(|error| (&slices[0].name, error)));
+            let requested = self.query_holdings(slices).await;
+            lacking = lacking.or(requested.err().map(|error| (&slices[0].name, error)));
         }
         lacking
     }
@@ -193,12 +193,12 @@ impl Peer {
         locked(&self.group).keep(|address| there.contains_key(address));
         let parts = Outgoing::pass(PARTS_PATH.into(), None);
         let looks = clients.iter().map(|client| async {
-            let said = client.call(&parts, Instant::now() + POLL_INTERVAL).await;
-            said.and_then(|body| read::<Holdings>(&body)).err().map(|e| e.to_string())
+            let reported = client.call(&parts, Instant::now() + POLL_INTERVAL).await;
+            reported.and_then(|body| read::<Holdings>(&body)).err().map(|e| e.to_string())
         });
         let troubles = join_all(looks).await;
         if troubles.iter().any(Option::is_none) && self.breaker.is_open() {
-            tracing::info!(host = self.host.name, "answers again");
+            tracing::info!(host = self.host.name, "host answers again");
             self.breaker.close();
         }
         let mut known = locked(&self.known);
@@ -248,16 +248,16 @@ impl Peer {
         let (home, is_missing) = (self.home(), AtomicBool::new(false));
         let missing = || {
             is_missing.store(true, Ordering::Relaxed);
-            Error::unavailable("a server lacks rows that it should hold")
+            Error::unavailable("a server lacks rows that the plan assigns to it")
         };
-        let receive = |said: Result<Bytes>| {
-            let body = said.map_err(|e| if e.kind() == Kind::NotFound { missing() } else { e })?;
+        let receive = |reported: Result<Bytes>| {
+            let body = reported.map_err(|e| if e.kind() == Kind::NotFound { missing() } else { e })?;
             let reply: RowsReply = read(&body).map_err(|e| Error::corrupt(e.to_string()))?;
             is_whole(&reply, call, row_bytes)?.then_some(reply).ok_or_else(missing)
         };
         let inquiry = Inquiry { home: &home, out: &out, kind: ROWS, origin: self.shared.origin, wait, looked: None };
-        let said = inquiry.ask(receive).await.map(|(reply, ..)| reply);
-        match &said {
+        let reported = inquiry.ask(receive).await.map(|(reply, ..)| reply);
+        match &reported {
             Ok(_) if self.breaker.is_open() => self.breaker.close(),
             Ok(_) => self.breaker.success(),
             // A server that answers without holding the rows is alive.
@@ -267,12 +267,12 @@ impl Peer {
                     || e.kind() == Kind::DeadlineExceeded && wait >= COUNTED_TIMEOUT_MIN =>
             {
                 if self.breaker.failure(FAILURES_MAX) {
-                    tracing::warn!(host = self.host.name, error = %e, "returns no rows; it gets no calls until it answers");
+                    tracing::warn!(host = self.host.name, error = %e, "host returns no rows; it gets no calls until it answers a poll");
                 }
             }
             Err(_) => {}
         }
-        said
+        reported
     }
 
     /// Waits until the host's servers hold these slices.
@@ -292,7 +292,7 @@ impl Peer {
             if Instant::now() + WAIT_STEP > until {
                 let host = &self.host.name;
                 return Err(Error::not_ready(format!(
-                    "host `{host}` does not hold {name}, or others with it: {error}"
+                    "host `{host}` does not have the rows {name}, or further ones: {error}"
                 )));
             }
             sleep(WAIT_STEP).await;
@@ -301,9 +301,9 @@ impl Peer {
 
     /// Sends queued queries: one call per version, of limited size.
     pub(super) fn send(self: &Arc<Self>, runtime: &Handle) {
-        let kept = std::mem::take(&mut *locked(&self.outbox));
+        let retained = std::mem::take(&mut *locked(&self.outbox));
         let mut calls: HashMap<(String, Arc<str>), Vec<Vec<Question>>> = HashMap::new();
-        for question in kept {
+        for question in retained {
             let of_version =
                 calls.entry((question.slice.name.model.clone(), question.slice.edition.clone())).or_default();
             let bytes = |question: &Question| question.rows.len() * question.slice.row_bytes;
@@ -323,31 +323,31 @@ impl Peer {
         }
     }
 
-    /// Sends one call. If it fails, its senders are dropped, which ends the wait of the receivers.
+    /// Sends one call. If the call fails, the senders of its queries are dropped, which ends the wait of the receivers.
     async fn call(&self, model: &str, mut questions: Vec<Question>) {
         if self.breaker.is_open() {
             return;
         }
         let deadline = questions.iter().map(|question| question.deadline).max().unwrap_or_else(Instant::now);
         let row_bytes: Vec<usize> = questions.iter().map(|question| question.slice.row_bytes).collect();
-        let asked =
+        let requested =
             |question: &mut Question| RowsQuestion::of(&question.slice.name, std::mem::take(&mut question.rows));
-        let call = RowsCall { questions: questions.iter_mut().map(asked).collect() };
+        let call = RowsCall { questions: questions.iter_mut().map(requested).collect() };
         let start = Instant::now();
         let origin = Origin::of_several(questions.iter().map(|question| &question.origin));
-        let said = self.ask(model, &call, &row_bytes, deadline, origin).await;
-        let outcome = if said.is_ok() { "answered" } else { "failed" };
+        let reported = self.ask(model, &call, &row_bytes, deadline, origin).await;
+        let outcome = if reported.is_ok() { "answered" } else { "failed" };
         let labels = [("host", self.host.name.clone()), ("outcome", outcome.to_owned())];
         metrics::counter!("sterling_peer_calls_total", &labels).increment(1);
         metrics::histogram!("sterling_peer_call_seconds", &labels[..1]).record(start.elapsed().as_secs_f64());
-        match said {
+        match reported {
             Ok(reply) => {
                 for (question, given) in questions.into_iter().zip(reply.given.into_iter().flatten()) {
                     // The receiver may have stopped waiting.
                     let _ = question.tell.send((question.first, given.bytes));
                 }
             }
-            Err(error) => tracing::debug!(host = self.host.name, %error, "returns no rows"),
+            Err(error) => tracing::debug!(host = self.host.name, %error, "host returns no rows"),
         }
     }
 }
@@ -355,14 +355,14 @@ impl Peer {
 /// Returns whether a reply answers all queries of a call; `Corrupt` if it answers something else.
 fn is_whole(reply: &RowsReply, call: &RowsCall, row_bytes: &[usize]) -> Result<bool> {
     if reply.given.len() != call.questions.len() {
-        let (came, asked) = (reply.given.len(), call.questions.len());
-        return Err(Error::corrupt(format!("got {came} answers to {asked} requests")));
+        let (came, requested) = (reply.given.len(), call.questions.len());
+        return Err(Error::corrupt(format!("got answers to {came} queries of a call, expected {requested}")));
     }
     for ((given, question), row_bytes) in reply.given.iter().zip(&call.questions).zip(row_bytes) {
         let Some(given) = given else { return Ok(false) };
         if given.content != question.content || given.bytes.len() != question.rows.len() * row_bytes {
             return Err(Error::corrupt(format!(
-                "table `{}`: {} bytes of {} came for {} rows of {row_bytes} bytes of {}",
+                "table `{}`: got {} bytes of file {}, expected {} rows of {row_bytes} bytes of file {}",
                 question.table,
                 given.bytes.len(),
                 given.content,

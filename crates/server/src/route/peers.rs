@@ -119,9 +119,9 @@ impl Neighbours for Peers {
     }
 
     fn wait_for(&self, slices: &[PeerSlice]) -> Result<()> {
-        let asked = slices.iter().map(|slice| (self.of(&slice.host), slice.clone()));
+        let requested = slices.iter().map(|slice| (self.of(&slice.host), slice.clone()));
         let mut by_host: Vec<(Arc<Peer>, Vec<Arc<PeerSlice>>)> = Vec::new();
-        for (peer, slice) in asked {
+        for (peer, slice) in requested {
             let slice = Arc::new(slice);
             match by_host.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &peer)) {
                 Some((_, slices)) => slices.push(slice),

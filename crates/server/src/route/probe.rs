@@ -23,7 +23,7 @@ impl Probe {
         Ok(Probe(Connector::open(options)?.map(Arc::new)))
     }
 
-    /// Returns whether it uses TLS.
+    /// Returns whether the client uses TLS.
     pub fn is_secure(&self) -> bool {
         self.0.is_some()
     }

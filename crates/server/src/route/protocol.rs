@@ -24,7 +24,7 @@ use sterling_core::request::{Content, Features, Priority, Reading, Request, Retr
 use sterling_core::units::ItemId;
 
 /// Media type of all bodies; it names the protocol version.
-pub const MEDIA_TYPE: &str = "application/vnd.sterling.pass-7";
+pub const MEDIA_TYPE: &str = "application/vnd.sterling.pass-8";
 /// Path of a server's report of its versions.
 pub const PARTS_PATH: &str = "/v1/parts";
 /// Header with the timeout of the answer, in microseconds.
@@ -46,7 +46,7 @@ pub const TRACEPARENT: &str = "traceparent";
 /// Header with the view that must answer, as a formatted [`ViewPosition`] or [`ANY_VIEW`]; the server keeps that view for later
 /// pages.
 pub const VIEW_HEADER: &str = "sterling-view";
-/// Any available view.
+/// Value of [`VIEW_HEADER`] that accepts any available view.
 pub const ANY_VIEW: &str = "any";
 
 /// Header of a background call, for which no caller waits: the server drops it if a caller's request would have to wait
@@ -56,9 +56,9 @@ pub const BACKGROUND_HEADER: &str = "sterling-background";
 /// Identity of a version's view at its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ViewPosition {
-    /// Position of its updates.
+    /// Position of the view's updates.
     pub position: u64,
-    /// Position of its base snapshot, which moves when a shard's updates are checkpointed.
+    /// Position of the view's base snapshot, which moves when a shard's updates are checkpointed.
     pub base: u64,
 }
 
@@ -89,7 +89,7 @@ pub struct PassCall {
 /// Operation at a version.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Operation {
-    /// Pass.
+    /// Retrieval, ranking or embedding, or one round of these over several shards.
     Pass(Box<Request>),
     /// Attributes of an item.
     Item(ItemId),
@@ -97,12 +97,12 @@ pub enum Operation {
     Model,
 }
 
-/// Answer of a server, with its origin.
+/// Answer of a server, with the version, shard and view that it comes from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PassReply {
     /// Version that answered.
     pub version: u64,
-    /// Digest of that version, over all of its shards.
+    /// Digest of the version that answered, over all of its shards.
     pub digest: String,
     /// Index of the shard that answered.
     pub shard: u32,
@@ -112,12 +112,13 @@ pub struct PassReply {
     pub given: Replied,
 }
 
-/// Answer to an operation.
+/// Answer to an operation. A call has only one answer, so that the size of this enum does not matter.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Replied {
-    /// Answer to a pass.
+    /// Answer to [`Operation::Pass`].
     Pass {
-        /// Requested content, without slots.
+        /// Requested items, candidates or embedding; slots are not sent.
         content: Content,
         /// Number of ids of remote tables that were answered with default rows.
         degraded_rows: u64,
@@ -133,11 +134,11 @@ pub enum Replied {
 /// Report of a server's loaded versions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Holdings {
-    /// True if it accepts requests, and will for a while.
+    /// True if the server accepts requests, and is not about to shut down.
     pub is_ready: bool,
-    /// Location of its updates of items.
+    /// Storage of the server's item updates.
     pub updates: UpdateStorage,
-    /// Loaded versions, or shards of them.
+    /// Loaded versions, or loaded shards of versions.
     pub parts: Vec<Holding>,
     /// Desired traffic of each model.
     pub wished: Vec<DesiredTraffic>,
@@ -157,12 +158,12 @@ pub struct DesiredTraffic {
 /// Location of a server's updates of items.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum UpdateStorage {
-    /// Nowhere: it accepts none.
+    /// No storage: the server accepts no updates.
     #[default]
     Nowhere,
-    /// In its own journals, which no other server reads.
+    /// Updates in the server's own journals, which no other server reads.
     Alone,
-    /// In streams that other servers follow too.
+    /// Updates in streams that other servers follow too.
     Shared,
 }
 
@@ -183,9 +184,9 @@ pub struct Holding {
     pub items: u64,
     /// Number of items of all shards.
     pub items_of_all: u64,
-    /// True if the server answers unpinned requests with it.
+    /// True if the server answers unpinned requests with this version.
     pub is_active: bool,
-    /// Labels that point to it.
+    /// Labels that point to the version.
     pub labels: Vec<String>,
 }
 
@@ -197,7 +198,7 @@ pub fn write(body: &impl Serialize) -> Result<Vec<u8>> {
     // Reserve the exact size: a growing buffer would take twice the memory.
     let bytes = postcard::experimental::serialized_size(body);
     let written = bytes.and_then(|bytes| postcard::to_extend(body, Vec::with_capacity(bytes)));
-    written.map_err(|e| Error::internal(format!("encoding a body: {e}")))
+    written.map_err(|e| Error::internal(format!("cannot encode a body: {e}")))
 }
 
 /// Decodes a body.
@@ -207,13 +208,13 @@ pub fn write(body: &impl Serialize) -> Result<Vec<u8>> {
 pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
     match postcard::take_from_bytes(body) {
         Ok((value, [])) => Ok(value),
-        Ok((_, rest)) => Err(Error::invalid(format!("body: {} bytes after its end", rest.len()))),
+        Ok((_, rest)) => Err(Error::invalid(format!("body: {} bytes after its end, expected none", rest.len()))),
         Err(e) => Err(Error::invalid(format!("body: {e}"))),
     }
 }
 
-/// Writes an answer to a pass in two pieces: the text of the items, unchanged, and the encoded rest, which ends with
-/// the length of the text.
+/// Writes a reply in two pieces: the text of the items, unchanged, and the encoded rest, which ends with the length of
+/// the text.
 ///
 /// # Errors
 /// As [`write()`].
@@ -227,7 +228,7 @@ pub fn write_reply(mut reply: PassReply) -> Result<[Vec<u8>; 2]> {
     Ok([text, rest])
 }
 
-/// Reads an answer to a pass. The text of the items is not copied if `body` is not shared.
+/// Reads a reply. The text of the items is not copied if `body` is not shared.
 ///
 /// # Errors
 /// As [`read`].
@@ -236,14 +237,17 @@ pub fn read_reply(body: Bytes) -> Result<PassReply> {
         let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
         Some((length, pieces.get(length..)?))
     });
-    let (length, rest) = apart.ok_or_else(|| Error::invalid(format!("body: {} bytes that do not fit", body.len())))?;
+    let (length, rest) =
+        apart.ok_or_else(|| Error::invalid(format!("body: {} bytes are not a valid reply", body.len())))?;
     let mut reply: PassReply = read(rest)?;
     match &mut reply.given {
         Replied::Pass { rest, .. } => {
             rest.text = body.into();
             rest.text.truncate(length);
         }
-        Replied::Text(_) if length > 0 => return Err(Error::invalid(format!("body: {length} bytes before its start"))),
+        Replied::Text(_) if length > 0 => {
+            return Err(Error::invalid(format!("body: {length} bytes before its start, expected none")));
+        }
         Replied::Text(_) => {}
     }
     Ok(reply)
@@ -282,7 +286,7 @@ fn check_retrieve(retrieve: &Retrieve) -> Result<()> {
 fn check_user(user: &User) -> Result<()> {
     match user {
         User::Features(features) => check_features(features),
-        // Checked against the model's dimensions before they are used.
+        // Vectors are checked against the model's dimensions before they are used.
         User::Vector(_) | User::Embedded(_) => Ok(()),
     }
 }
@@ -391,6 +395,7 @@ mod tests {
             similarities: vec![f32::MAX, f32::MIN_POSITIVE, 1e-45],
             tasks: vec![0.5; 6],
             unknown: vec![ItemId(-1)],
+            undefined: 2,
         };
         let selected = Selected { ids: vec![ItemId(5)], codes: vec![1.5], scores: vec![1.25], ..Selected::default() };
         let ahead = RankedAhead {

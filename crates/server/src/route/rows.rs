@@ -17,7 +17,7 @@ pub const QUESTIONS_MAX: usize = 1024;
 /// Maximum size of the rows that a call requests, in bytes; a single row may be larger.
 pub const ROWS_BYTES_MAX: usize = 4 << 20;
 
-/// Request of a server to another host.
+/// Request of a server for table rows of another host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RowsCall {
     /// One query per slice.
@@ -40,7 +40,7 @@ pub struct RowsQuestion {
     pub rows: Vec<u64>,
 }
 
-/// Answer of the other host.
+/// Answer to a [`RowsCall`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RowsReply {
     /// One answer per query; `None` if the slice is not held.
@@ -132,17 +132,17 @@ mod tests {
     fn rows_are_returned_for_their_exact_name_only() {
         let slices = Slices::default();
         let held = slices.hold(name(), Buffer::copied(&[0u8, 0, 1, 1, 2, 2, 3, 3]).unwrap()).unwrap();
-        let asked = read_rows_call(&write(&call(vec![3, 0, 3])).unwrap()).unwrap();
-        assert_eq!(rows_bytes("m", &asked, &slices), 6);
-        let reply: RowsReply = read(&write(&answer_rows("m", &asked, &slices).unwrap()).unwrap()).unwrap();
+        let requested = read_rows_call(&write(&call(vec![3, 0, 3])).unwrap()).unwrap();
+        assert_eq!(rows_bytes("m", &requested, &slices), 6);
+        let reply: RowsReply = read(&write(&answer_rows("m", &requested, &slices).unwrap()).unwrap()).unwrap();
         let given = SliceRows { content: "c0".into(), bytes: vec![3, 3, 0, 0, 3, 3] };
         assert_eq!(reply.given, [Some(given), None]);
-        assert_eq!(answer_rows("n", &asked, &slices).unwrap().given, [None, None], "of another model");
+        assert_eq!(answer_rows("n", &requested, &slices).unwrap().given, [None, None], "of another model");
         let error = answer_rows("m", &call(vec![4]), &slices).unwrap_err();
         assert!(error.kind() == Kind::Invalid && error.to_string().contains("m/t-c0"), "{error}");
         assert!(answer_rows("m", &call(vec![u64::MAX]), &slices).is_err());
         drop(held);
-        assert_eq!(answer_rows("m", &asked, &slices).unwrap().given, [None, None], "released");
+        assert_eq!(answer_rows("m", &requested, &slices).unwrap().given, [None, None], "released");
         let many = RowsCall { questions: vec![RowsQuestion::of(&name(), vec![]); QUESTIONS_MAX + 1] };
         assert!(read_rows_call(&write(&many).unwrap()).unwrap_err().to_string().contains("`questions`: got 1025"));
     }

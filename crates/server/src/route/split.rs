@@ -23,7 +23,7 @@ pub(super) fn received<'a>(reported: impl IntoIterator<Item = &'a DesiredTraffic
             Some(other) if other.revision > wished.revision => {}
             Some(other) if other.revision == wished.revision && other.setting != wished.setting => {
                 return Err(Error::unsupported(format!(
-                    "its servers report different desired states at revision {}: they have different stores",
+                    "the servers report different desired states at revision {}, expected servers of one store",
                     wished.revision
                 )));
             }
@@ -32,7 +32,7 @@ pub(super) fn received<'a>(reported: impl IntoIterator<Item = &'a DesiredTraffic
     }
     let Some(DesiredTraffic { revision, setting, .. }) = last else { return Ok((0, Traffic::default())) };
     let strange = |why: &dyn std::fmt::Display| {
-        Error::unavailable(format!("the desired state of its servers cannot be applied: {why}"))
+        Error::unavailable(format!("the desired state that the servers report cannot be applied: {why}"))
     };
     let setting: Traffic = serde_json::from_str(setting).map_err(|e| strange(&e))?;
     setting.check().map_err(|e| strange(&e))?;
@@ -57,14 +57,17 @@ impl Split {
         model: &str,
         received: Result<(u64, Traffic)>,
         before: Option<&Split>,
-        (active, whole): (Option<&Arc<ShardedVersion>>, impl Fn(TrafficTarget<'_>) -> Option<&'a Arc<ShardedVersion>>),
+        (active, complete): (
+            Option<&Arc<ShardedVersion>>,
+            impl Fn(TrafficTarget<'_>) -> Option<&'a Arc<ShardedVersion>>,
+        ),
     ) -> Self {
         let (revision, setting, undivided) = match received {
             Ok((revision, setting)) => (revision, setting, None),
             Err(error) => (0, Traffic::default(), Some(error.to_string())),
         };
         let beside = |target: Result<TrafficTarget<'_>>| {
-            let (served, active) = (whole(target.ok()?)?, active?);
+            let (served, active) = (complete(target.ok()?)?, active?);
             (served.version() != active.version()).then_some((served, active))
         };
         let canary = setting.canary.as_ref().and_then(|setting| {
@@ -110,7 +113,7 @@ impl Split {
         for (part, target) in self.setting.targets() {
             let is_there = if part == "canary" { self.canary.is_some() } else { self.shadow.is_some() };
             if !is_there {
-                troubles.push(format!("its {part}, {target}, is not at every shard that has the active version"));
+                troubles.push(format!("the {part}, {target}, is not at every shard that has the active version"));
             }
         }
         troubles.extend(rolled_back(&self.setting, self.canary.as_ref().map(|(run, _)| &**run)));
@@ -149,7 +152,7 @@ mod tests {
     #[test]
     fn inconsistent_traffic_is_not_divided() {
         let apart = received(&[wished(4, Some(0.5)), wished(4, Some(0.6))]).unwrap_err();
-        assert!(apart.kind() == Kind::Unsupported && apart.to_string().contains("different stores"), "{apart}");
+        assert!(apart.kind() == Kind::Unsupported && apart.to_string().contains("different desired states"), "{apart}");
         // Earlier revisions are ignored.
         assert!(received(&[wished(4, Some(0.5)), wished(5, None), wished(4, Some(0.6))]).is_ok());
         for setting in ["", "[7]", "{\"mirror\": {}}", "{\"canary\": {\"version\": 2, \"share\": 7}}"] {

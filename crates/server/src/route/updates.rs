@@ -1,8 +1,8 @@
 //! Forwards updates to the shards of their items.
 //!
-//! The updates of a shard have one order. Its servers agree on it only if the updates are in a stream that all of them follow; a
-//! shard whose servers keep their own journals may have one server only. A call goes to one server, and to another one only if
-//! the first cannot have executed it.
+//! The updates of a shard have one order. The servers of a shard agree on this order only if the updates are in a stream that all
+//! of them follow; a shard whose servers keep their own journals may have one server only. A call goes to one server, and to
+//! another one only if the first cannot have executed it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ pub struct ShardCall {
     pub media_type: &'static str,
     /// Idempotency key.
     pub key: Option<HeaderValue>,
-    /// Id and trace of the call that caused it.
+    /// Id and trace of the call that caused this call.
     pub origin: Origin,
 }
 
@@ -72,7 +72,7 @@ impl Fleet {
     ///
     /// # Errors
     /// As [`Fleet::shards`]; `Unsupported` if a server accepts no updates, or keeps its own journal while its shard has other
-    /// servers; `NotReady` if this is not known yet.
+    /// servers; `NotReady` if a server has not reported its journal yet.
     pub fn writable(&self, model: &str) -> Result<ShardServers<'_>> {
         let shards = ShardServers { writes: true, ..self.shards(model)? };
         (0..shards.count()).try_for_each(|shard| shards.check(shard))?;
@@ -80,8 +80,8 @@ impl Fleet {
     }
 }
 
-/// Checks that the servers of a shard agree on one order of its updates. If its server keeps its own journal, a configured server
-/// that has never answered makes the result unknown.
+/// Checks that the servers of a shard agree on one order of its updates. If the shard's server keeps its own journal, a
+/// configured server that has never answered makes the result unknown.
 fn check(model: &str, (shard, shards): (usize, usize), servers: &[(SocketAddr, Option<&Holdings>)]) -> Result<()> {
     let has_it = |holdings: &Holdings| {
         let mut parts = holdings.parts.iter();
@@ -103,14 +103,15 @@ fn check(model: &str, (shard, shards): (usize, usize), servers: &[(SocketAddr, O
     }
     if of_shard.len() > 1 {
         return Err(Error::unsupported(format!(
-            "it has {} servers with journals of their own, so that the others would miss updates of one of them: \
+            "the shard has {} servers with journals of their own, so that they would miss each other's updates: \
              expected one server, or updates in a stream (`--updates nats://...`)",
             of_shard.len()
         )));
     }
     match servers.iter().find(|(_, holdings)| holdings.is_none()) {
         Some((address, _)) => Err(Error::not_ready(format!(
-            "its updates are in a journal of its server's own, and server {address}, which has not answered yet, may be another one of it"
+            "each server of the shard has its own journal, and server {address}, which has not answered yet, may be \
+             another server of the shard"
         ))),
         None => Ok(()),
     }
@@ -182,7 +183,7 @@ impl ShardServers<'_> {
             };
             let is_absent = is_absence(error.kind());
             last = ShardFailure { error, may_be_applied };
-            // A server that has tried for long: the others have the same broker.
+            // A server that certainly wrote nothing has tried for long, and the other servers use the same broker.
             if may_be_applied || !is_absent || last.error.is_unapplied() {
                 break;
             }
@@ -222,7 +223,7 @@ mod tests {
         };
         assert!(of(&[Some((Alone, 0)), Some((Alone, 1))]).is_ok());
         assert!(of(&[Some((Shared, 0)), Some((Shared, 0)), Some((Nowhere, 1)), None]).is_ok());
-        for (servers, kind, said) in [
+        for (servers, kind, reported) in [
             (&[Some((Nowhere, 0)), Some((Alone, 1))][..], Kind::Unsupported, "accepts no updates"),
             (&[Some((Shared, 0)), Some((Nowhere, 0))], Kind::Unsupported, "server 127.0.0.1:2 accepts no updates"),
             (&[Some((Alone, 0)), Some((Alone, 0))], Kind::Unsupported, "2 servers with journals of their own"),
@@ -230,7 +231,7 @@ mod tests {
             (&[Some((Alone, 0)), None], Kind::NotReady, "server 127.0.0.1:2, which has not answered yet"),
         ] {
             let (found, why) = of(servers).unwrap_err();
-            assert!(found == kind && why.contains(said), "{why}");
+            assert!(found == kind && why.contains(reported), "{why}");
         }
     }
 }

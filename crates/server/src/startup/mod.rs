@@ -29,7 +29,7 @@ pub use signals::stop_signals;
 pub use store::{check_folder, prove, store};
 pub use updates::{are_streams, open_updates, with_checkpoints};
 
-/// Creates the threads of the sockets. Each returns memory before it sleeps, and delays reads under overload.
+/// Creates the threads of the sockets. Each thread returns memory before it sleeps, and delays reads under overload.
 fn edge_threads(app: Arc<App>) -> Result<Runtime> {
     let park = move || {
         heap::give_back();
@@ -79,7 +79,7 @@ impl Server {
         let feeds = config.updates.as_ref().map(|updates| open_updates(updates, &config.streams, &store));
         let feeds = feeds.transpose()?.map(Arc::new);
         let chosen = config.device.parse::<Choice>()?.open()?;
-        tracing::info!(device = %chosen, "device of the pass");
+        tracing::info!(device = %chosen, "device of the forward pass");
         let passes = Passes::on(&chosen, feeds.is_some());
         let residents = passes.residents();
         let loader = Updating { snapshots: loader, feeds: feeds.clone(), in_place: residents.is_none() };
@@ -122,7 +122,7 @@ impl Server {
     /// Returns the listening address.
     ///
     /// # Errors
-    /// `Io` if the system does not report it.
+    /// `Io` if the system does not report the address.
     pub fn address(&self) -> Result<SocketAddr> {
         self.sockets.main.local_addr().map_err(|e| Error::io("listening socket", e))
     }

@@ -64,7 +64,7 @@ fn asked(config: &Config) -> Result<Store> {
     Ok(store)
 }
 
-/// Rejects a store whose conditional writes do not keep publishers apart. A store that does not answer passes.
+/// Rejects a store whose conditional writes do not exclude concurrent publishers. A store that does not answer is accepted.
 ///
 /// # Errors
 /// As [`Store::prove`].

@@ -47,8 +47,8 @@ pub fn open_updates(updates: &Path, options: &StreamOptions, store: &Store) -> R
 }
 
 /// Returns the store with the checkpoint folder of a shard. Checkpoints replace truncated journal entries, so they are stored in
-/// the journals' folder. For streams they are stored in the store's folder, because all servers that share it follow the same
-/// streams.
+/// the journals' folder. Checkpoints of streams are stored in the store's folder, because all servers that share the store follow
+/// the same streams.
 pub fn with_checkpoints(updates: &Path, store: Store) -> Store {
     let folder = if are_streams(updates) { store.root().to_owned() } else { updates.to_owned() };
     store.with_checkpoints(folder.join(FOLDS))

@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::backend::{Backend, Job};
+use super::caller_runs::InlineRequest;
 use super::lane::QueuedRequest;
 use super::options::Options;
-use super::own::InlineRequest;
-use super::place::PendingAnswer;
+use super::request_future::PendingAnswer;
 use super::shared::{Hand, Shared, WorkerEpoch};
 use super::ticket::Ticket;
 use super::worker;
@@ -38,7 +38,6 @@ const TIMEOUT_MAX: Duration = Duration::from_millis(TIMEOUT_MS_MAX);
 /// Queue with its worker threads. Dropping it answers the queued requests and ends the threads.
 pub struct Engine<B: Backend> {
     pub(super) shared: Arc<Shared<B>>,
-    workers: usize,
     timeout: Duration,
 }
 
@@ -49,10 +48,9 @@ impl<B: Backend> Engine<B> {
     /// `Invalid` for unusable options, `Io` if a thread cannot be started.
     pub fn start(backend: B, options: &Options) -> Result<Self> {
         options.check()?;
-        let workers = options.worker_count();
-        let shared = Arc::new(Shared::new(backend, options, workers));
-        let engine = Engine { shared, workers, timeout: options.timeout() };
-        for number in 0..workers {
+        let shared = Arc::new(Shared::new(backend, options));
+        let engine = Engine { shared, timeout: options.timeout() };
+        for number in 0..engine.shared.slots() {
             start_worker(&engine.shared, WorkerEpoch { number, lost_before: 0 })?;
         }
         for number in 0..FETCHERS {
@@ -73,12 +71,13 @@ impl<B: Backend> Engine<B> {
         &self.shared.backend
     }
 
-    /// Returns the number of workers, which is the maximum number of cores that passes use at once.
+    /// Returns the number of workers, which is the number of cores that passes use. One more is reserved for short requests.
     pub fn workers(&self) -> usize {
-        self.workers
+        self.shared.slots() - 1
     }
 
-    /// Returns the number of workers that can answer: their threads are alive and do not hang in abandoned requests.
+    /// Returns the number of workers that can answer, one of them reserved: their threads are alive and do not hang in abandoned
+    /// requests.
     pub fn available_workers(&self) -> usize {
         let since = Instant::now().checked_sub(LOST_AFTER);
         let threads = self.shared.threads();
@@ -87,10 +86,11 @@ impl<B: Backend> Engine<B> {
                 |hand: &&Hand| hand.life.is_some_and(|life| life.number == number && self.shared.is_current(life));
             threads.iter().find(of_worker).is_some_and(|hand| !hand.thread.is_finished())
         };
-        let alive: Vec<usize> = (0..self.workers).filter(|&number| is_alive(number)).collect();
+        let alive: Vec<usize> = (0..self.shared.slots()).filter(|&number| is_alive(number)).collect();
         drop(threads);
         let queue = self.shared.lock();
-        alive.into_iter().filter(|&worker| since.is_none_or(|since| !queue.hangs(worker, since))).count()
+        let able = alive.into_iter().filter(|&worker| since.is_none_or(|since| !queue.hangs(worker, since))).count();
+        able.saturating_sub(1)
     }
 
     /// Returns the timeout of requests that name none.
@@ -109,7 +109,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Same as [`Engine::admits`], for a request that may name its own timeout: `longest` bounds that timeout, from the default,
-    /// and returns `None` if it finds no bound. It is called only under overload.
+    /// and returns `None` if it finds no bound. The function is called only under overload.
     ///
     /// # Errors
     /// As [`Engine::submit`].
@@ -175,6 +175,7 @@ impl<B: Backend> Engine<B> {
         let mut queue = shared.lock();
         if queue.must_preempt_background(&ask, arrived) {
             shared.overtaken.fetch_add(1, Ordering::Relaxed);
+            shared.call(&mut queue, 1);
         }
         let latest_start = match queue.admit(&ask, arrived) {
             Ok(latest_start) => latest_start,
@@ -280,7 +281,7 @@ pub(super) fn replace_lost<B: Backend>(shared: &Arc<Shared<B>>, since: Instant) 
         shared.meters.lost();
         tracing::error!(worker = life.number, "worker hangs in an abandoned request; a new worker replaces it");
         if let Err(error) = start_worker(shared, life) {
-            tracing::error!(worker = life.number, %error, "no thread for a replacement worker");
+            tracing::error!(worker = life.number, %error, "cannot start a thread for a replacement worker");
         }
     }
 }

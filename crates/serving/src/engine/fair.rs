@@ -15,6 +15,10 @@ use sterling_core::quota::Flow;
 
 /// Maximum number of idle callers whose recent usage is remembered; further ones are forgotten.
 pub(super) const CALLERS_MAX: usize = 4096;
+/// Maximum virtual time by which a waiting caller is behind others: more than any but an expensive request takes. Without a bound,
+/// a caller with more requests than workers would precede another's second request by all the time that the reserved worker gave
+/// to its first ones.
+const CREDIT_MAX: Duration = Duration::from_millis(40);
 /// Factor on the predicted work of a caller whose queue is behind. Without this factor, the queue would not recover
 /// while the load exceeds the capacity: the newest requests would run, as many new ones would follow, and the ones in
 /// between would grow old.
@@ -26,7 +30,7 @@ struct Caller<J> {
     /// Virtual time at which its next request is due.
     due: Duration,
     /// Queues by kind.
-    lanes: [Lane<J>; 3],
+    lanes: [Lane<J>; 4],
 }
 
 impl<J> Caller<J> {
@@ -61,12 +65,12 @@ pub(super) struct Fair<J> {
     /// Callers with queued requests, by service order.
     order: BTreeSet<(Duration, u64, Flow)>,
     /// Number of requests by kind.
-    counts: [usize; 3],
+    counts: [usize; 4],
 }
 
 impl<J> Default for Fair<J> {
     fn default() -> Self {
-        Fair { clock: Duration::ZERO, callers: BTreeMap::new(), order: BTreeSet::new(), counts: [0; 3] }
+        Fair { clock: Duration::ZERO, callers: BTreeMap::new(), order: BTreeSet::new(), counts: [0; 4] }
     }
 }
 
@@ -81,14 +85,8 @@ impl<J> Fair<J> {
         self.counts[kind as usize]
     }
 
-    /// Returns the sum of the cost estimates that a caller has queued.
-    pub(super) fn queued_cost(&self, flow: Flow) -> Duration {
-        let lanes = self.callers.get(&flow).into_iter().flat_map(|caller| &caller.lanes);
-        lanes.map(|lane| lane.cost_estimate).sum()
-    }
-
     /// Returns the number of queued requests of one caller.
-    pub(super) fn len_for(&self, flow: Flow) -> usize {
+    pub(super) fn len_of_caller(&self, flow: Flow) -> usize {
         let lanes = self.callers.get(&flow).into_iter().flat_map(|caller| &caller.lanes);
         lanes.map(|lane| lane.entries.len()).sum()
     }
@@ -124,7 +122,7 @@ impl<J> Fair<J> {
     }
 
     /// Returns a request to the queue that was taken but not charged.
-    pub(super) fn put_back(&mut self, kind: Kind, entry: Entry<J>) {
+    pub(super) fn requeue(&mut self, kind: Kind, entry: Entry<J>) {
         self.counts[kind as usize] += 1;
         self.change(entry.ask.flow, |caller| caller.lanes[kind as usize].insert(entry));
     }
@@ -153,19 +151,22 @@ impl<J> Fair<J> {
 
     /// Returns the next request of the given kinds that `may` allows.
     pub(super) fn next(&self, kinds: &[Kind], may: impl Fn(&QueuedRequest) -> bool) -> Option<(Kind, &Entry<J>)> {
+        if kinds.iter().all(|&kind| self.len_of(kind) == 0) {
+            return None;
+        }
         let firsts = self.order.iter().filter_map(|(_, _, flow)| self.callers[flow].first(kinds));
         firsts.into_iter().find(|(_, entry)| may(&entry.ask))
     }
 
-    /// Removes the next request of a kind that `may` allows. If the caller is behind, that is its newest.
+    /// Removes the next request of a kind that `may` allows. If the caller is behind, that is its newest if that one is allowed too.
     pub(super) fn take(&mut self, kind: Kind, may: impl Fn(&QueuedRequest) -> bool, now: Instant) -> Option<Entry<J>> {
-        let may = |flow: &Flow| self.callers[flow].lanes[kind as usize].oldest().is_some_and(|entry| may(&entry.ask));
-        let flow = self.order.iter().map(|(_, _, flow)| *flow).find(may)?;
+        let is_next =
+            |flow: &Flow| self.callers[flow].lanes[kind as usize].oldest().is_some_and(|entry| may(&entry.ask));
+        let flow = self.order.iter().map(|(_, _, flow)| *flow).find(is_next)?;
         let entry = self.change(flow, |caller| {
             let lane = &mut caller.lanes[kind as usize];
-            let entries = &lane.entries;
-            let first = if lane.is_behind(now) { entries.last_key_value() } else { entries.first_key_value() };
-            let id = first.map(|(id, _)| *id)?;
+            let newest = lane.entries.last_key_value().filter(|(_, entry)| may(&entry.ask) && lane.is_behind(now));
+            let id = newest.or(lane.entries.first_key_value()).map(|(id, _)| *id)?;
             lane.remove(id)
         })?;
         self.counts[kind as usize] -= 1;
@@ -174,13 +175,19 @@ impl<J> Fair<J> {
 
     /// Charges a caller for a request that was taken.
     pub(super) fn charge(&mut self, flow: Flow, cost_estimate: Duration) {
-        let waiting = self.order.len().max(1) as u32;
+        let (waiting, least) = (self.order.len().max(1) as u32, self.least_due());
         let start = self.change(flow, |caller| {
-            let start = caller.due;
-            caller.due += cost_estimate;
+            let start = caller.due.max(least);
+            caller.due = start + cost_estimate;
             start
         });
         self.clock = start.max(self.clock + cost_estimate / waiting);
+    }
+
+    /// Returns the least virtual time at which a request counts as due: a caller whose requests had to leave a worker to those of
+    /// others accumulates no more credit than this.
+    fn least_due(&self) -> Duration {
+        self.clock.saturating_sub(CREDIT_MAX)
     }
 
     /// Returns the work before the next request of a caller; without a caller, before a request of one that has none queued and
@@ -194,7 +201,8 @@ impl<J> Fair<J> {
         before.fold(QueuedWork::default(), |ahead, &(of, _, flow)| {
             let caller = &self.callers[&flow];
             let is_own = own.is_some_and(|(own, _)| own == flow);
-            // Counts the requests of a caller that are due by a time; the last one may end later.
+            // Counts the caller's requests that start by virtual time `due`; the last of these requests may end later.
+            let of = of.max(self.least_due()).min(due);
             let room = if is_own { Duration::MAX } else { (due - of).saturating_add(caller.longest()) };
             ahead.plus(caller, room, now)
         })
@@ -229,7 +237,7 @@ impl QueuedWork {
             if lane.is_behind(now) { cost_estimate.mul_f64(BACKLOG_FACTOR) } else { cost_estimate }
         };
         QueuedWork {
-            cheap: self.cheap + cost_estimate(Kind::Direct) + cost_estimate(Kind::Fetched),
+            cheap: self.cheap + [Kind::Direct, Kind::Fetched, Kind::Long].map(cost_estimate).iter().sum::<Duration>(),
             expensive: self.expensive + cost_estimate(Kind::Dear),
         }
     }

@@ -10,6 +10,8 @@ use sterling_core::request::Priority;
 /// served first: the oldest would each take a worker and be late. The share is far enough above the admitted waiting time that a
 /// sudden doubling of run times is still absorbed in order.
 const BACKLOG_SHARE: f64 = 0.75;
+/// Longest request that runs on its caller's thread, which cannot cancel it meanwhile, and for which a worker is reserved.
+pub(super) const INLINE_TIME_MAX: Duration = Duration::from_millis(5);
 
 /// Properties of a request that the queue needs.
 #[derive(Clone, Copy, Debug)]
@@ -80,11 +82,13 @@ pub(super) enum Kind {
     /// Ready after rows were fetched. Requests whose rows were fetched arrive in bursts, which must not be served
     /// before requests that arrived meanwhile.
     Fetched,
-    /// Expensive.
+    /// Longer than [`INLINE_TIME_MAX`]: together they leave a worker to the kinds above.
+    Long,
+    /// Expensive: together they leave two.
     Dear,
 }
 
-pub(super) const KINDS: [Kind; 3] = [Kind::Direct, Kind::Fetched, Kind::Dear];
+pub(super) const KINDS: [Kind; 4] = [Kind::Direct, Kind::Fetched, Kind::Long, Kind::Dear];
 
 /// One queue, in order of arrival.
 #[derive(Debug)]

@@ -16,12 +16,13 @@ pub struct Options {
     pub queue: usize,
     /// Maximum number of requests per batch of a worker.
     pub batch: usize,
-    /// Number of worker threads, which is the CPU that passes use; 0: one per core.
+    /// Number of workers, which is the number of cores that passes use; 0: one per core. One more is reserved for short
+    /// requests.
     pub workers: usize,
     /// Default deadline of requests, in milliseconds.
     pub timeout_ms: u64,
-    /// Cost estimate above which a request is expensive, in milliseconds. Expensive requests never occupy all
-    /// workers, unless there is only one.
+    /// Cost estimate above which a request is expensive, in milliseconds. Expensive requests occupy at most
+    /// `workers` - 1 workers, at least one.
     pub expensive_request_ms: u64,
     /// Memory of all requests from acceptance to answer, in MiB.
     pub memory_mb: u64,

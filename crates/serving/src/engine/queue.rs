@@ -4,9 +4,12 @@
 //! 2. [`Queue::push`] enqueues it, or first puts it among those whose rows must be fetched ([`Queue::take_fetch`],
 //!    [`Queue::fetched`]).
 //! 3. [`Queue::take`] returns a batch of one kind and group for an idle worker: at most its share of the queue, and at most
-//!    [`BATCH_TIME`] long. Requests that can no longer meet their deadline are returned separately, to be rejected. If the queue
-//!    is empty, [`Queue::assign_idle_worker`] lets a caller use an idle worker's slot.
+//!    [`BATCH_TIME`] long. Requests that can no longer meet their deadline are returned separately, to be rejected. If no queued
+//!    request may take it, [`Queue::assign_idle_worker`] lets a caller use an idle worker's slot.
 //! 4. [`Queue::finish`] frees the worker and updates the service rate ([`ServiceRate`]). [`Queue::call`] selects the worker to wake.
+//!
+//! There is one worker more than cores to use. Long requests together and each caller leave one worker idle
+//! ([`Queue::may_occupy_worker`]), so a short request of another caller never waits for them: the system shares the cores.
 //!
 //! The *order* of service (kinds, batches, shares) depends on cost estimates alone; deadlines are compared with the estimate
 //! times the service rate. A slow minute therefore causes more rejections, but does not amplify itself.
@@ -14,18 +17,18 @@
 use std::time::{Duration, Instant};
 
 use super::fair::{Fair, QueuedWork};
-use super::lane::{Entry, KINDS, Kind, Lane, QueuedRequest};
-use super::pace::ServiceRate;
+use super::lane::{Entry, INLINE_TIME_MAX, KINDS, Kind, Lane, QueuedRequest};
+use super::service_rate::ServiceRate;
 use sterling_core::quota::{FREE_FACTOR, Flow};
 use sterling_core::request::Priority;
 
 /// Longest batch of several requests, by cost estimate. A request that arrives while all workers run waits at least that long.
 pub(super) const BATCH_TIME: Duration = Duration::from_millis(10);
-/// Longest request that runs on its caller's thread: the caller cannot cancel it meanwhile.
-pub(super) const INLINE_TIME_MAX: Duration = Duration::from_millis(5);
 /// Longest request for which no other thread takes over the connections of its caller's thread: waking one takes a good part
 /// of this time.
 pub(super) const BRIEF_TIME: Duration = Duration::from_micros(100);
+/// Longest request that runs on its caller's thread although all cores are busy: it takes the core from a worker.
+const BESIDE_TIME: Duration = Duration::from_millis(1);
 /// Maximum predicted wait of an accepted request, as a share of its spare time. The rest absorbs prediction errors, since
 /// accepted requests should be answered.
 pub(super) const WAIT_SHARE: f64 = 0.4;
@@ -53,8 +56,8 @@ pub(super) enum RejectionReason {
     Late { wait: Duration, allowed: Duration, own: Duration },
 }
 
-/// Window in which another caller counts as active. If one is, no caller occupies the last worker with requests longer than
-/// [`INLINE_TIME_MAX`], nor any worker with several of them.
+/// Window in which another caller counts as active. If one is, no batch of several requests is longer than [`INLINE_TIME_MAX`],
+/// and no caller occupies threads of connections with several requests at a time.
 const ACTIVE_WINDOW: Duration = Duration::from_millis(250);
 
 /// Batch for a worker, and requests to reject.
@@ -71,8 +74,16 @@ pub(super) struct NextWork<J> {
 pub(super) struct Bounds {
     pub(super) waiting: usize,
     pub(super) batch: usize,
-    pub(super) workers: usize,
+    /// Number of cores to use; there is one worker more ([`Bounds::slots`]).
+    pub(super) cores: usize,
     pub(super) expensive: Duration,
+}
+
+impl Bounds {
+    /// Returns the number of workers.
+    pub(super) fn slots(&self) -> usize {
+        self.cores + 1
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -84,9 +95,9 @@ struct Running {
     is_expensive: bool,
     /// Caller, if the batch belongs to a single one.
     flow: Option<Flow>,
-    /// True if no caller waits for it.
+    /// True if no caller waits for the batch.
     is_background: bool,
-    /// True if it must end, because a caller's request preempts it.
+    /// True if the background batch must end, because a caller's request preempts it.
     is_preempted: bool,
 }
 
@@ -123,8 +134,8 @@ impl<J> Queue<J> {
             waiting: Default::default(),
             to_fetch: Lane::default(),
             in_fetch: 0,
-            running: vec![None; bounds.workers],
-            asleep: vec![false; bounds.workers],
+            running: vec![None; bounds.slots()],
+            asleep: vec![false; bounds.slots()],
             callers: [None; 2],
             owed: Duration::ZERO,
             usual: None,
@@ -164,11 +175,11 @@ impl<J> Queue<J> {
 
     /// Returns the maximum number of workers for expensive requests.
     fn expensive_slots(&self) -> usize {
-        self.bounds.workers.saturating_sub(1).max(1)
+        self.bounds.cores.saturating_sub(1).max(1)
     }
 
     fn expensive_running(&self) -> usize {
-        self.running.iter().flatten().filter(|running| running.is_expensive && !running.is_preempted).count()
+        self.running().filter(|running| running.is_expensive).count()
     }
 
     fn is_expensive(&self, cost_estimate: Duration) -> bool {
@@ -193,27 +204,29 @@ impl<J> Queue<J> {
         self.callers.iter().flatten().copied().any(is_other)
     }
 
-    /// Returns whether a request is long while other callers are active, so that its caller may not occupy the last worker with
-    /// it.
-    fn leaves_one(&self, ask: &QueuedRequest, now: Instant) -> bool {
-        self.running.len() > 1 && ask.cost_estimate > INLINE_TIME_MAX && self.is_shared(ask.flow, now)
+    fn running_of(&self, flow: Flow) -> impl Iterator<Item = &Running> {
+        self.running.iter().flatten().filter(move |running| running.flow == Some(flow) && !running.is_background)
     }
 
-    fn held_by(&self, flow: Flow) -> impl Iterator<Item = &Running> {
-        self.running.iter().flatten().filter(move |running| running.flow == Some(flow) && !running.is_preempted)
+    /// Returns whether a request may occupy one of the idle workers. One is left idle by long requests together, for short ones,
+    /// by the requests of each caller, for those of others, and by background work, for those of callers.
+    fn may_occupy_worker(&self, ask: &QueuedRequest) -> bool {
+        let running = if ask.is_background { self.running().count() } else { self.running_of(ask.flow).count() };
+        running < self.bounds.cores && (ask.cost_estimate <= INLINE_TIME_MAX || self.may_run_long())
     }
 
-    /// Returns whether a request may occupy one of the workers that are left to its caller.
-    fn may_take(&self, ask: &QueuedRequest, now: Instant) -> bool {
-        !self.leaves_one(ask, now) || self.leaves_a_worker(ask)
+    /// Returns the batches that run, without background work that must end.
+    fn running(&self) -> impl Iterator<Item = &Running> {
+        self.running.iter().flatten().filter(|running| !running.is_preempted)
     }
 
-    fn leaves_a_worker(&self, ask: &QueuedRequest) -> bool {
-        self.held_by(ask.flow).count() + 1 < self.running.len()
+    /// Returns whether fewer workers than cores run longer than [`INLINE_TIME_MAX`].
+    fn may_run_long(&self) -> bool {
+        self.running().filter(|running| running.cost_estimate > INLINE_TIME_MAX).count() < self.bounds.cores
     }
 
     /// Returns the predicted remaining run time of a worker in seconds; 0 if it is idle.
-    fn left_s(&self, running: Option<Running>, now: Instant) -> f64 {
+    fn remaining_seconds(&self, running: Option<Running>, now: Instant) -> f64 {
         running.filter(|running| !running.is_preempted).map_or(0.0, |running| {
             let ran_s = now.saturating_duration_since(running.began).as_secs_f64();
             let left_s = self.pace.predict(running.cost_estimate).as_secs_f64() - ran_s;
@@ -221,9 +234,12 @@ impl<J> Queue<J> {
         })
     }
 
-    /// Predicts the wait for a worker of a request that a caller sends now; without a caller, for one that was not served lately.
-    /// Assumes that preempted background work ends (see [`Queue::must_preempt_background`]).
+    /// Predicts the wait for a worker of a request that a caller sends now; without a caller, for a short one of a caller that was
+    /// not served lately. Assumes that preempted background work ends (see [`Queue::must_preempt_background`]).
     pub(super) fn wait(&self, priority: Priority, is_expensive: bool, flow: Option<Flow>, now: Instant) -> Duration {
+        if flow.is_none() && self.has_spare_worker() {
+            return Duration::ZERO;
+        }
         let ahead = match priority {
             Priority::Interactive => self.waiting[0].ahead(flow, now),
             Priority::Batch => {
@@ -237,8 +253,13 @@ impl<J> Queue<J> {
         let cheap_s = self.pace.predict(ahead.cheap).as_secs_f64();
         let expensive_s = self.pace.predict(ahead.expensive).as_secs_f64();
         let counts = |running: &Running| flow.is_some() || !running.is_background;
-        let mut free_s: Vec<f64> = self.running.iter().map(|run| self.left_s(run.filter(counts), now)).collect();
+        let mut free_s: Vec<f64> =
+            self.running.iter().map(|run| self.remaining_seconds(run.filter(counts), now)).collect();
         free_s.sort_unstable_by(f64::total_cmp);
+        // The additional worker has no core of its own; while all run, the service rate reflects how slow each is.
+        if free_s[0] == 0.0 {
+            free_s.remove(0);
+        }
         // Expensive requests follow expensive requests, on the workers that become free last.
         let slots = self.expensive_slots();
         let expensive_each_s = expensive_s / slots as f64;
@@ -250,8 +271,12 @@ impl<J> Queue<J> {
         let mut wait_s = level(&free_s, cheap_s);
         let expensive_running = self.expensive_running();
         if is_expensive && (expensive_s > 0.0 || expensive_running >= slots) {
-            let expensive_left_s: f64 =
-                self.running.iter().filter(|r| r.is_some_and(|r| r.is_expensive)).map(|r| self.left_s(*r, now)).sum();
+            let expensive_left_s: f64 = self
+                .running
+                .iter()
+                .filter(|r| r.is_some_and(|r| r.is_expensive))
+                .map(|r| self.remaining_seconds(*r, now))
+                .sum();
             wait_s = wait_s.max((expensive_left_s + expensive_s) / slots as f64);
         }
         Duration::try_from_secs_f64(wait_s).unwrap_or(Duration::MAX)
@@ -259,17 +284,35 @@ impl<J> Queue<J> {
 
     /// Predicts the wait of this request for a worker.
     fn wait_estimate(&self, ask: &QueuedRequest, now: Instant) -> Duration {
-        let wait = self.wait(ask.priority, self.is_expensive(ask.cost_estimate), Some(ask.flow), now);
-        if !self.leaves_one(ask, now) {
-            return wait;
+        let is_expensive = self.is_expensive(ask.cost_estimate);
+        if !is_expensive && self.has_worker_for(ask) {
+            return Duration::ZERO;
         }
-        let own = self.waiting[..=ask.priority as usize].iter().map(|fair| fair.queued_cost(ask.flow)).sum();
-        if own == Duration::ZERO && self.leaves_a_worker(ask) {
-            return wait;
+        self.wait(ask.priority, is_expensive, Some(ask.flow), now)
+    }
+
+    /// Returns whether a caller must leave the last worker to others.
+    pub(super) fn is_caller_limited(&self) -> bool {
+        let of_callers = || self.running.iter().flatten().filter_map(|running| running.flow);
+        of_callers().any(|flow| self.running_of(flow).count() >= self.bounds.cores)
+    }
+
+    /// Predicts the wait for a worker of the next short interactive request of a caller that just sent one.
+    pub(super) fn wait_of(&self, flow: Flow, now: Instant) -> Duration {
+        if self.has_spare_worker() && self.running_of(flow).count() < self.bounds.cores {
+            return Duration::ZERO;
         }
-        let left_s: f64 = self.held_by(ask.flow).map(|running| self.left_s(Some(*running), now)).sum();
-        let all_s = left_s + self.pace.predict(own).as_secs_f64();
-        wait.max(Duration::try_from_secs_f64(all_s / (self.running.len() - 1) as f64).unwrap_or(Duration::MAX))
+        self.wait(Priority::Interactive, false, Some(flow), now)
+    }
+
+    /// Returns whether a worker is idle that no queued request may occupy.
+    fn has_spare_worker(&self) -> bool {
+        self.running.iter().any(Option::is_none) && self.choose().is_none()
+    }
+
+    /// Returns whether a worker is idle that this request may occupy, and no queued one.
+    fn has_worker_for(&self, ask: &QueuedRequest) -> bool {
+        self.has_spare_worker() && self.may_occupy_worker(ask)
     }
 
     /// Decides whether a request would meet its deadline; returns the latest start of a worker.
@@ -283,7 +326,7 @@ impl<J> Queue<J> {
         // A hanging node fills only the room of requests that need it; batch requests fill only their own.
         let before = if ask.needs_fetch { self.fetching() } else { self.waiting_before(ask.priority) };
         let free = self.bounds.waiting.saturating_sub(before);
-        // As for memory, one caller leaves room to others.
+        // One caller may not fill the queue alone; the memory budget has the same rule.
         let most = free.saturating_mul(FREE_FACTOR as usize);
         if free == 0 || before >= most && self.waiting_for(ask) >= most {
             return Err(RejectionReason::Full(before));
@@ -339,7 +382,7 @@ impl<J> Queue<J> {
         if ask.needs_fetch {
             return self.to_fetch.entries.values().filter(|entry| entry.ask.flow == ask.flow).count();
         }
-        self.waiting[..=ask.priority as usize].iter().map(|fair| fair.len_for(ask.flow)).sum()
+        self.waiting[..=ask.priority as usize].iter().map(|fair| fair.len_of_caller(ask.flow)).sum()
     }
 
     /// Enqueues a request that [`Queue::admit`] accepted; returns its number.
@@ -361,7 +404,11 @@ impl<J> Queue<J> {
     }
 
     fn insert(&mut self, kind: Kind, entry: Entry<J>) {
-        let kind = if self.is_expensive(entry.ask.cost_estimate) { Kind::Dear } else { kind };
+        let kind = match entry.ask.cost_estimate {
+            cost_estimate if self.is_expensive(cost_estimate) => Kind::Dear,
+            cost_estimate if cost_estimate > INLINE_TIME_MAX => Kind::Long,
+            _ => kind,
+        };
         self.waiting[entry.ask.priority as usize].insert(kind, entry);
     }
 
@@ -376,15 +423,15 @@ impl<J> Queue<J> {
     }
 
     /// Completes [`Queue::take_fetch`]: enqueues the requests that are ready for a worker and subtracts the number of others.
-    pub(super) fn fetched(&mut self, ready: Vec<Entry<J>>, gone: usize, now: Instant) {
-        self.in_fetch -= ready.len() + gone;
+    pub(super) fn fetched(&mut self, ready: Vec<Entry<J>>, removed: usize, now: Instant) {
+        self.in_fetch -= ready.len() + removed;
         for entry in ready {
             self.insert(Kind::Fetched, Entry { ready: now, ..entry });
         }
     }
 
-    /// Assigns the slot of an idle worker among the `ready` ones to a request that its caller runs; `None` if requests are queued
-    /// or it would take too long.
+    /// Assigns the slot of an idle worker among the `ready` ones to a request that its caller runs; `None` if it would take too
+    /// long, or if the slot is for a queued request or another caller's.
     pub(super) fn assign_idle_worker(
         &mut self,
         ask: &QueuedRequest,
@@ -394,10 +441,18 @@ impl<J> Queue<J> {
         let is_short = !ask.needs_fetch
             && self.pace.predict(ask.cost_estimate) <= INLINE_TIME_MAX
             && !self.is_expensive(ask.cost_estimate);
-        if !is_short || self.waiting() > 0 {
+        // The threads of connections have a higher priority than workers. If that delays others, a caller runs one request at a
+        // time there, and only a brief one if no core is idle.
+        let delays_others = || self.is_shared(ask.flow, now) && self.running_of(ask.flow).next().is_some();
+        let has_core =
+            || self.running().count() < self.bounds.cores || self.pace.predict(ask.cost_estimate) <= BESIDE_TIME;
+        if !is_short || !self.has_worker_for(ask) || delays_others() || !has_core() {
             return None;
         }
         self.received(ask, now);
+        if self.waiting() > 0 {
+            self.waiting[ask.priority as usize].charge(ask.flow, ask.cost_estimate);
+        }
         let worker = (0..self.running.len()).find(|&worker| self.running[worker].is_none() && ready(worker))?;
         self.running[worker] = Some(Running {
             began: now,
@@ -417,10 +472,18 @@ impl<J> Queue<J> {
         self.own_pace.predict(ask.cost_estimate) <= BRIEF_TIME
     }
 
-    /// Selects an idle worker to wake, each once until it sleeps again.
+    /// Selects an idle worker to wake for a queued request that may occupy it, each once until it sleeps again. `None` if as many
+    /// workers as cores run or are awake, which then take the next request themselves, unless all of these run.
     pub(super) fn call(&mut self) -> Option<usize> {
+        let running = self.running().count();
+        let awake =
+            (0..self.running.len()).filter(|&worker| self.running[worker].is_none() && !self.asleep[worker]).count();
+        if running + awake >= self.bounds.cores && (running < self.bounds.cores || awake > 0) {
+            return None;
+        }
         let is_called = |worker: &usize| self.asleep[*worker] && self.running[*worker].is_none();
         let worker = (0..self.running.len()).find(is_called)?;
+        self.choose()?;
         self.asleep[worker] = false;
         Some(worker)
     }
@@ -436,7 +499,7 @@ impl<J> Queue<J> {
         if self.running[worker].is_some() {
             return NextWork { batch: Vec::new(), expired };
         }
-        while let Some((priority, kind)) = self.choose(now) {
+        while let Some((priority, kind)) = self.choose() {
             let batch = self.gather(priority, kind, now, &mut expired);
             if batch.is_empty() {
                 continue;
@@ -456,10 +519,13 @@ impl<J> Queue<J> {
     }
 
     /// Selects the queue that is served next.
-    fn choose(&self, now: Instant) -> Option<(Priority, Kind)> {
-        let may_be_expensive = self.expensive_running() < self.expensive_slots();
-        let kinds = if may_be_expensive { &KINDS[..] } else { &KINDS[..Kind::Dear as usize] };
-        let may = |ask: &QueuedRequest| self.may_take(ask, now);
+    fn choose(&self) -> Option<(Priority, Kind)> {
+        let kinds = match self.may_run_long() {
+            false => &KINDS[..Kind::Long as usize],
+            true if self.expensive_running() == self.expensive_slots() => &KINDS[..Kind::Dear as usize],
+            true => &KINDS[..],
+        };
+        let may = |ask: &QueuedRequest| self.may_occupy_worker(ask);
         match (self.waiting[0].next(kinds, may), self.waiting[1].next(kinds, may)) {
             (Some(_), Some((kind, next))) if self.owed >= next.ask.cost_estimate => Some((Priority::Batch, kind)),
             (Some((kind, _)), _) => Some((Priority::Interactive, kind)),
@@ -480,12 +546,12 @@ impl<J> Queue<J> {
 
     fn gather(&mut self, priority: Priority, kind: Kind, now: Instant, expired: &mut Vec<Entry<J>>) -> Vec<Entry<J>> {
         let mut fair = std::mem::take(&mut self.waiting[priority as usize]);
-        let share = fair.len_of(kind).div_ceil(self.bounds.workers).min(self.bounds.batch);
+        let share = fair.len_of(kind).div_ceil(self.bounds.cores).min(self.bounds.batch);
         let (mut batch, mut others): (Vec<Entry<J>>, Vec<Entry<J>>) = (Vec::new(), Vec::new());
         let mut cost_estimate = Duration::ZERO;
         let mut tightest: Option<Instant> = None;
         for _ in 0..BATCH_SCAN_MAX {
-            let Some(entry) = fair.take(kind, |ask| self.may_take(ask, now), now) else { break };
+            let Some(entry) = fair.take(kind, |ask| self.may_occupy_worker(ask), now) else { break };
             if now > entry.latest_start {
                 expired.push(entry);
                 continue;
@@ -500,9 +566,7 @@ impl<J> Queue<J> {
             let together = cost_estimate + entry.ask.cost_estimate;
             let deadline = tightest.map_or(entry.ask.deadline, |tightest| tightest.min(entry.ask.deadline));
             let is_late = now + self.pace.predict(together).mul_f64(BATCH_MARGIN) > deadline;
-            // Several requests of one caller hold a worker no longer than a long one of it may, while others ask.
-            let is_of_one = batch.iter().all(|other| other.ask.flow == entry.ask.flow);
-            let most = if is_of_one && self.is_shared(entry.ask.flow, now) { INLINE_TIME_MAX } else { BATCH_TIME };
+            let most = if self.is_shared(entry.ask.flow, now) { INLINE_TIME_MAX } else { BATCH_TIME };
             if !batch.is_empty() && (together > most || is_late) {
                 others.push(entry);
                 break;
@@ -514,7 +578,7 @@ impl<J> Queue<J> {
                 break;
             }
         }
-        others.into_iter().for_each(|entry| fair.put_back(kind, entry));
+        others.into_iter().for_each(|entry| fair.requeue(kind, entry));
         self.waiting[priority as usize] = fair;
         batch
     }
@@ -538,7 +602,10 @@ impl<J> Queue<J> {
     /// Frees the workers whose batches were abandoned before `since`, and returns their numbers.
     pub(super) fn lose(&mut self, since: Instant) -> Vec<usize> {
         let is_lost = |running: &mut Option<Running>| running.take_if(|running| running.deadline < since).is_some();
-        self.running.iter_mut().enumerate().filter_map(|(worker, running)| is_lost(running).then_some(worker)).collect()
+        let workers = self.running.iter_mut().enumerate();
+        let lost: Vec<usize> = workers.filter_map(|(worker, running)| is_lost(running).then_some(worker)).collect();
+        lost.iter().for_each(|&worker| self.asleep[worker] = false);
+        lost
     }
 
     /// Removes a request that has not begun; `None` if it is no longer queued.

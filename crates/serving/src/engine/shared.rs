@@ -22,14 +22,14 @@ const RELEASE_AFTER: Duration = Duration::from_secs(1);
 const READ_DELAY: Duration = Duration::from_millis(1);
 const READ_DELAY_SHARE: f64 = 0.01;
 
-/// Maximum share of a request's timeout that is reserved for requests that are read from the sockets with it.
+/// Maximum share of a request's timeout that is reserved for other requests that the sockets deliver at the same time.
 const ROOM_SHARE: f64 = 0.02;
 
 /// Number of entries in [`Shared::free_for`], and the bits of an entry that hold the time.
 const PUBLISHED_FLOWS: usize = 1024;
 const FREE_AT_US: u64 = (1 << 48) - 1;
 
-/// Maximum age of a published wait of a caller behind its own requests.
+/// Maximum time for which earlier predictions of callers' waits stay in use after a new prediction is published.
 const CROWDED_MAX: Duration = Duration::from_secs(1);
 
 /// Returns the index of a flow in [`Shared::free_for`], and the tag bits that distinguish it there.
@@ -41,7 +41,7 @@ fn published(flow: Flow) -> (usize, u64) {
 pub(super) struct Shared<B: Backend> {
     pub(super) backend: B,
     queue: Mutex<Queue<JobOf<B>>>,
-    /// State of each worker while nothing runs with it.
+    /// State of each worker while the worker is idle.
     kept: Vec<Mutex<Option<B::Worker>>>,
     /// Condition variable on which each worker sleeps.
     work: Vec<Condvar>,
@@ -93,15 +93,16 @@ pub(super) struct Hand {
 }
 
 impl<B: Backend> Shared<B> {
-    pub(super) fn new(backend: B, options: &Options, workers: usize) -> Self {
+    pub(super) fn new(backend: B, options: &Options) -> Self {
         let started = Instant::now();
         let expensive = Duration::from_millis(options.expensive_request_ms);
-        let bounds = Bounds { waiting: options.queue, batch: options.batch, workers, expensive };
+        let bounds = Bounds { waiting: options.queue, batch: options.batch, cores: options.worker_count(), expensive };
+        let slots = bounds.slots();
         Shared {
             backend,
             queue: Mutex::new(Queue::new(bounds, started)),
-            kept: (0..workers).map(|_| Mutex::default()).collect(),
-            work: (0..workers).map(|_| Condvar::new()).collect(),
+            kept: (0..slots).map(|_| Mutex::default()).collect(),
+            work: (0..slots).map(|_| Condvar::new()).collect(),
             fetch: Condvar::new(),
             idle: Condvar::new(),
             ledger: Ledger::new(options.memory_mb << 20),
@@ -117,9 +118,14 @@ impl<B: Backend> Shared<B> {
             is_closed: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
             ended: Condvar::new(),
-            lives: (0..workers).map(|_| AtomicU64::new(0)).collect(),
+            lives: (0..slots).map(|_| AtomicU64::new(0)).collect(),
             threads: Mutex::new(Vec::new()),
         }
+    }
+
+    /// Returns the number of workers, the one that is reserved for short requests included.
+    pub(super) fn slots(&self) -> usize {
+        self.work.len()
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Queue<JobOf<B>>> {
@@ -182,7 +188,7 @@ impl<B: Backend> Shared<B> {
         self.free_at_ns.store(nanos(free_at), Ordering::Relaxed);
         self.usual_ns.store(nanos(queue.usual()), Ordering::Relaxed);
         self.waiting.store(queue.waiting_before(Priority::Interactive), Ordering::Relaxed);
-        if queue.waiting() <= 1 {
+        if queue.waiting() <= 1 && !queue.is_caller_limited() {
             // Predictions for callers concerned requests that have left since.
             self.crowded_until_us.store(0, Ordering::Relaxed);
         }
@@ -195,10 +201,10 @@ impl<B: Backend> Shared<B> {
 
     /// Publishes the predicted wait of a caller that just sent a request.
     pub(super) fn publish_for(&self, queue: &Queue<JobOf<B>>, ask: &QueuedRequest, now: Instant) {
-        if ask.priority != Priority::Interactive || queue.waiting() <= 1 {
+        if ask.priority != Priority::Interactive || queue.waiting() <= 1 && !queue.is_caller_limited() {
             return;
         }
-        let free_at = now.duration_since(self.started) + queue.wait(Priority::Interactive, false, Some(ask.flow), now);
+        let free_at = now.duration_since(self.started) + queue.wait_of(ask.flow, now);
         let free_at_us = (free_at.as_micros() as u64).min(FREE_AT_US);
         let (entry, tag) = published(ask.flow);
         self.free_for[entry].store(tag | free_at_us, Ordering::Relaxed);
@@ -278,6 +284,8 @@ impl<B: Backend> Shared<B> {
         self.publish(&queue);
         // If a caller hangs in the slot, the worker's own thread must give it up too.
         next.iter().for_each(|life| self.work[life.number].notify_all());
+        // Requests that had to leave an idle worker may take it now.
+        self.call(&mut queue, next.len());
         next
     }
 
@@ -295,16 +303,16 @@ impl<B: Backend> Shared<B> {
         *self.kept(life.number) = kept;
         queue.finish(life.number, done, ran, Instant::now());
         self.publish(&queue);
-        if queue.waiting() > 0 {
-            // An expensive request may start now that an idle worker had to leave, and this worker may take another.
+        // A worker takes the next batch itself.
+        if ran.is_some() {
             self.call(&mut queue, 1);
         }
     }
 
-    pub(super) fn fetched(&self, ready: Vec<Entry<JobOf<B>>>, gone: usize) {
+    pub(super) fn fetched(&self, ready: Vec<Entry<JobOf<B>>>, removed: usize) {
         let mut queue = self.lock();
         let count = ready.len();
-        queue.fetched(ready, gone, Instant::now());
+        queue.fetched(ready, removed, Instant::now());
         self.publish(&queue);
         self.call(&mut queue, count);
     }
@@ -315,6 +323,8 @@ impl<B: Backend> Shared<B> {
         if entry.is_some() {
             self.publish(&queue);
             self.publish_for(&queue, ask, Instant::now());
+            // The next request of its caller may be allowed to start.
+            self.call(&mut queue, 1);
         }
         entry
     }

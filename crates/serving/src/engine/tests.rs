@@ -180,8 +180,18 @@ fn wait<F: Future>(future: F) -> F::Output {
 
 /// Submits a request that occupies a worker until its gate opens.
 fn blocker(engine: &Engine<Fake>, cost_estimate: Duration) -> (Arc<Gate>, impl Future<Output = Result<u32>> + use<>) {
+    blocker_of(Flow::default(), engine, cost_estimate)
+}
+
+/// Occupies a worker by a request of a caller.
+fn blocker_of(
+    flow: Flow,
+    engine: &Engine<Fake>,
+    cost_estimate: Duration,
+) -> (Arc<Gate>, impl Future<Output = Result<u32>> + use<>) {
     let gate = Gate::new();
-    let held = engine.submit(Work { gate: Some(gate.clone()), cost_estimate, ..work(1000) }, CallOptions::default());
+    let work = Work { gate: Some(gate.clone()), cost_estimate, ..work(1000) };
+    let held = engine.submit(work, CallOptions { flow, ..CallOptions::default() });
     gate.wait_for(1);
     (gate, held)
 }
@@ -243,7 +253,7 @@ fn a_panic_fails_its_request_and_no_other() {
     is_clean(&engine);
     let ran = engine.backend().ran.lock().unwrap().clone();
     assert_eq!(ran, [1000, 0, 1, 2, 3, 4, 4, 5, 6, 7], "an answered request is not run again");
-    assert_eq!(engine.backend().workers_made.load(Ordering::SeqCst), 3, "made again after each panic");
+    until(|| engine.backend().workers_made.load(Ordering::SeqCst) == 4);
     assert_eq!(wait(engine.submit(work(9), CallOptions::default())).unwrap(), 9);
 }
 
@@ -288,7 +298,7 @@ fn ended_and_hung_workers_are_reported() {
     let requested = Work { gate: Some(gate.clone()), ..work(1) };
     assert_eq!(kind(wait(engine.submit(requested, terms(ms(50))))), Kind::DeadlineExceeded);
     assert_eq!(engine.available_workers(), 2, "it may yet end");
-    assert!(engine.shared.lock().hangs(0, Instant::now()) || engine.shared.lock().hangs(1, Instant::now()));
+    assert!((0..3).any(|worker| engine.shared.lock().hangs(worker, Instant::now())));
     gate.open();
     is_clean(&engine);
     let options = Options { workers: 3, ..Options::default() };
@@ -304,7 +314,7 @@ fn callers_preempt_background_work() {
     let (priority, timeout) = (Priority::Batch, Some(ms(30_000)));
     let audit = engine.submit(audit, CallOptions { priority, timeout, is_background: true, ..CallOptions::default() });
     gate.wait_for(1);
-    let own = engine.submit(work(2), terms(ms(1000)));
+    let own = engine.submit(Work { cost_estimate: ms(10), ..work(2) }, terms(ms(1000)));
     // The work checks whether it is wanted when it resumes, and ends.
     gate.open();
     let (audit, own) = wait(async { (audit.await, own.await) });
@@ -322,6 +332,7 @@ fn many_requests_of_one_caller_are_rejected_and_others_are_not() {
     let engine = engine(1);
     let flow = |n: u64| Flow(n << 48 | n);
     let (gate, held) = blocker(&engine, ms(1));
+    let (second_gate, second_held) = blocker_of(Flow(9), &engine, ms(1));
     let ask = |n: u32| {
         engine.submit(Work { cost_estimate: ms(10), ..work(n) }, CallOptions { flow: flow(1), ..terms(ms(1000)) })
     };
@@ -332,18 +343,53 @@ fn many_requests_of_one_caller_are_rejected_and_others_are_not() {
     let other = engine.submit(work(500), CallOptions { flow: flow(2), ..terms(ms(60_000)) });
     gate.open();
     let (answers, other) = wait(async { (held.await, (join_all(waiting).await, other.await)) }).1;
+    second_gate.open();
+    wait(second_held).unwrap();
     assert_eq!(other.unwrap(), 500);
     assert!(answers.iter().filter(|answer| answer.is_ok()).count() > 10);
     is_clean(&engine);
     let ran = engine.backend().ran.lock().unwrap().clone();
     let at = ran.iter().position(|name| *name == 500).unwrap();
-    assert!(at <= 2, "the request of the other caller was the {at}th, of {}", ran.len());
+    assert!(at <= 3, "the request of the other caller was the {at}th, of {ran:?}");
+}
+
+#[test]
+fn a_short_request_starts_at_once_beside_those_of_other_callers() {
+    for cores in [1, 2] {
+        let engine = engine(cores);
+        // Long requests of two callers, and queued ones of both.
+        let long = |flow: u64| blocker_of(Flow(flow), &engine, ms(6));
+        let held: Vec<_> = (0..cores as u64).map(long).collect();
+        let queued =
+            |flow: u64| engine.submit(work(flow as u32), CallOptions { flow: Flow(flow), ..terms(ms(60_000)) });
+        let mut waiting = Vec::new();
+        if cores == 1 {
+            waiting.extend([queued(0), queued(0)]);
+        }
+        for n in 10..20 {
+            let other = CallOptions { flow: Flow(7), ..terms(ms(60_000)) };
+            assert_eq!(wait(engine.submit(work(n), other)).unwrap(), n);
+            let other = CallOptions { flow: Flow(8), ..terms(ms(60_000)) };
+            let long = Work { cost_estimate: ms(6), ..work(n) };
+            waiting.push(engine.submit(long, other));
+        }
+        let ran: Vec<u32> = (10..20).collect();
+        assert_eq!(
+            engine.backend().ran.lock().unwrap().split_off(cores),
+            ran,
+            "no long one, and none of the first caller"
+        );
+        held.iter().for_each(|(gate, _)| gate.open());
+        wait(async { (join_all(held.into_iter().map(|(_, held)| held)).await, join_all(waiting).await) });
+        is_clean(&engine);
+    }
 }
 
 #[test]
 fn abandoned_requests_do_not_delay_their_caller() {
     let engine = engine(1);
     let (gate, held) = blocker(&engine, ms(1));
+    let (second_gate, second_held) = blocker_of(Flow(9), &engine, ms(1));
     let ask = |n: u32| {
         engine.submit(Work { cost_estimate: ms(200), ..work(n) }, CallOptions { flow: Flow(7), ..terms(ms(60_000)) })
     };
@@ -354,7 +400,8 @@ fn abandoned_requests_do_not_delay_their_caller() {
     assert!(admits().is_ok());
     assert_eq!(engine.read_delay(), Duration::ZERO);
     gate.open();
-    assert_eq!(wait(held).unwrap(), 1000);
+    second_gate.open();
+    assert_eq!(wait(async { (held.await.unwrap(), second_held.await.unwrap()) }), (1000, 1000));
     is_clean(&engine);
 }
 
@@ -379,7 +426,7 @@ fn callers_run_short_requests_if_a_worker_is_idle() {
     assert_eq!(wait(engine.submit(work(6), CallOptions::default())).unwrap(), 6);
     assert_ne!(engine.backend().ran_on.lock().unwrap().pop(), Some(here), "a caller of `submit` may leave");
     is_clean(&engine);
-    assert_eq!(engine.backend().workers_made.load(Ordering::SeqCst), 1, "callers and worker keep the same");
+    assert!(engine.backend().workers_made.load(Ordering::SeqCst) <= 2, "callers and workers keep the same");
 }
 
 #[test]
@@ -507,8 +554,8 @@ fn abandoned_waiting_requests_use_no_worker() {
     let engine = engine(1);
     let (gate, held) = blocker(&engine, ms(1));
     let mut waiting: Vec<_> = (0..6).map(|n| Box::pin(engine.submit(work(n), CallOptions::default()))).collect();
-    for gone in [4, 2, 1] {
-        drop(waiting.remove(gone));
+    for removed in [4, 2, 1] {
+        drop(waiting.remove(removed));
     }
     assert_eq!(engine.shared.lock().waiting(), 3);
     gate.open();
@@ -573,13 +620,17 @@ fn unachievable_deadlines_are_rejected_at_once() {
     assert!(engine.admits(Flow::default, Some(ms(50))).is_ok());
     let (gate, held) = blocker(&engine, ms(30_000));
     check(wait(engine.submit(work(2), terms(ms(50)))));
+    assert!(engine.admits(|| Flow(1), Some(ms(50))).is_ok(), "a worker is left for other callers");
+    // A request that came as a short one holds that worker too.
+    let (second_gate, second_held) = blocker_of(Flow(1), &engine, ms(1));
     check(engine.admits(Flow::default, Some(ms(50))).map(|()| 0));
     assert!(engine.admits(Flow::default, Some(ms(600_000))).is_ok());
     gate.open();
-    wait(held).unwrap();
+    second_gate.open();
+    wait(async { (held.await.unwrap(), second_held.await.unwrap()) });
     is_clean(&engine);
     assert!(engine.admits(Flow::default, Some(ms(50))).is_ok());
-    assert_eq!(*engine.backend().ran.lock().unwrap(), [1000]);
+    assert_eq!(*engine.backend().ran.lock().unwrap(), [1000, 1000]);
 }
 
 #[test]

@@ -51,10 +51,10 @@ pub(super) fn fetch<B: Backend>(shared: &Shared<B>) {
         let (frames, mut jobs): (Vec<_>, Vec<_>) = wanted.map(Entry::split).unzip();
         isolate_failing_jobs(&mut jobs, |jobs| guarded(|| shared.backend.fetch(jobs)).is_some());
         let fetched = frames.into_iter().zip(jobs).map(|(frame, job)| frame.join(job));
-        let (ready, gone): (Vec<_>, Vec<_>) = fetched.partition(|entry| entry.job.ticket.is_wanted());
-        drop(gone);
-        let gone = taken - ready.len();
-        shared.fetched(ready, gone);
+        let (ready, removed): (Vec<_>, Vec<_>) = fetched.partition(|entry| entry.job.ticket.is_wanted());
+        drop(removed);
+        let removed = taken - ready.len();
+        shared.fetched(ready, removed);
     }
 }
 
@@ -101,6 +101,8 @@ fn next_batch<B: Backend>(shared: &Shared<B>, life: WorkerEpoch) -> Option<Vec<E
             }
         };
         shared.publish(&queue);
+        // Another request may start now that an idle worker had to leave.
+        shared.call(&mut queue, 1);
         drop(queue);
         for entry in expired {
             entry.job.ticket.answer(Err(shared.meters.expired(&entry.ask)));

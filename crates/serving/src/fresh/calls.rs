@@ -11,7 +11,7 @@ use sterling_storage::files;
 
 /// Maximum number of remembered calls.
 const CALLS_MAX: usize = 10_000;
-/// Maximum bytes of their rejections; beyond it the oldest calls are forgotten.
+/// Maximum bytes of the recorded rejections of calls; beyond it the oldest calls are forgotten.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// File of the calls whose records the journal has truncated.
 const CALLS: &str = "calls.json";
@@ -21,9 +21,9 @@ const CALLS: &str = "calls.json";
 pub struct Call {
     /// Hash of the request.
     pub digest: u64,
-    /// Number of its updates.
+    /// Number of updates of the call.
     pub count: u32,
-    /// Position after its last update.
+    /// Position after the last update of the call.
     pub position: u64,
     /// Fields of the answer apart from position and count.
     #[serde(default)]
@@ -32,15 +32,15 @@ pub struct Call {
 
 /// Completed calls with the highest positions, by idempotency key.
 ///
-/// Versions read the journal from different positions, so a call may be reported several times and at any time. The set of
-/// remembered calls must not depend on that; it is defined by their positions.
+/// Versions read the journal from different positions, so a call may be recorded several times and in any order. Which calls are
+/// remembered must not depend on that order; only their positions decide.
 #[derive(Default)]
 pub(super) struct Calls {
     made: BTreeMap<String, Call>,
     /// Keys of completed calls, by position.
     keys: BTreeMap<u64, String>,
     under_way: BTreeSet<String>,
-    /// Bytes of their answers.
+    /// Bytes of the recorded answers.
     bytes: usize,
 }
 
@@ -82,14 +82,14 @@ impl Calls {
     /// `Corrupt` or `Io` with the file.
     pub(super) fn read(folder: &Path) -> Result<Self> {
         let (path, mut calls) = (folder.join(CALLS), Calls::default());
-        let kept: Vec<(String, Call)> = match std::fs::read(&path) {
+        let retained: Vec<(String, Call)> = match std::fs::read(&path) {
             Ok(text) => {
                 serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("{}: {e}", path.display())))?
             }
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
             Err(e) => return Err(Error::io(path.display(), e)),
         };
-        kept.into_iter().for_each(|(key, made)| calls.remember(&key, made));
+        retained.into_iter().for_each(|(key, made)| calls.remember(&key, made));
         Ok(calls)
     }
 
@@ -98,7 +98,8 @@ impl Calls {
     /// # Errors
     /// `Internal` if serialization fails.
     pub(super) fn text(&self) -> Result<Vec<u8>> {
-        serde_json::to_vec(&self.made()).map_err(|e| Error::internal(format!("calls: {e}")))
+        serde_json::to_vec(&self.made())
+            .map_err(|e| Error::internal(format!("cannot encode the calls with idempotency keys: {e}")))
     }
 
     /// Writes serialized calls to a folder.
@@ -113,7 +114,9 @@ impl Calls {
     pub(super) fn begin(&mut self, key: &str, digest: u64) -> Result<Option<Call>> {
         match self.made.get(key) {
             Some(made) if made.digest == digest => Ok(Some(made.clone())),
-            Some(_) => Err(Error::conflict(format!("idempotency key `{key}`: it was used for another call"))),
+            Some(_) => Err(Error::conflict(format!(
+                "idempotency key `{key}`: used for another call before, expected a new key"
+            ))),
             None if self.under_way.insert(key.into()) => Ok(None),
             None => Err(Error::conflict(format!("idempotency key `{key}`: a call with this key is in progress"))),
         }

@@ -1,5 +1,5 @@
-//! Checks updates against the item columns that the reranker reads: an item for which its scores are not finite would be omitted
-//! from every answer, and its model could not be published any more.
+//! Checks updates against the item columns that the reranker reads: an item whose task scores are not finite would be omitted
+//! from every answer, and the model could not be published any more.
 
 use super::update::{Put, Update};
 use crate::view::View;
@@ -35,7 +35,7 @@ impl Unscorable {
 }
 
 impl<'a> ReadColumns<'a> {
-    /// Returns the columns of a snapshot; `None` if its reranker reads none.
+    /// Returns the columns that the reranker of a snapshot reads; `None` if it reads none.
     pub(super) fn of(main: &'a Snapshot) -> Option<Self> {
         let check = main.column_check.as_ref()?;
         let columns = check.columns().iter().map(|name| main.columns.number(name).ok()).collect::<Option<_>>()?;
@@ -47,7 +47,8 @@ impl<'a> ReadColumns<'a> {
         self.check.columns().iter().any(|column| column == name)
     }
 
-    /// Returns the numbers of an item as the reranker reads them; `value` returns the item's value in a column of the snapshot.
+    /// Returns the numeric columns of an item as the reranker reads them; `value` returns the item's value in a column of the
+    /// snapshot.
     pub(super) fn numbers(&self, value: impl Fn(usize) -> Value) -> Vec<f32> {
         self.columns.iter().map(|&column| value(column).number()).collect()
     }
@@ -66,14 +67,14 @@ impl<'a> ReadColumns<'a> {
                 }
                 None => (None, format!("the numbers of columns `{}` make `logits` of {file} NaN or infinite", all())),
             };
-            (item, Unscorable { column, reason: format!("{reason}, expected a number for which it is finite") })
+            (item, Unscorable { column, reason: format!("{reason}, expected a number for which `logits` is finite") })
         };
         self.check.invalid(&self.main.package, &items).into_iter().map(unscorable).collect()
     }
 }
 
 /// Returns the updates, by their index, after which the reranker of a view's model could not score the item. Changes of items
-/// that the view does not show are not checked; they have no effect if they fail when they are applied.
+/// that the view does not show are not checked; such changes have no effect if they fail when they are applied.
 pub fn unscorable<'u>(view: &View, updates: impl Iterator<Item = &'u Update>) -> Vec<(usize, InvalidItem)> {
     let Some(columns) = ReadColumns::of(view.main()) else { return Vec::new() };
     let (mut places, mut numbers) = (Vec::new(), Vec::new());

@@ -1,7 +1,7 @@
 //! Embeddings of items whose updates are not applied yet.
 //!
 //! The item tower runs before an update is acknowledged, because its result decides whether the item can be accepted. The version
-//! that it ran for applies the update a moment later and takes the embedding from here, so that its tower runs once per item.
+//! whose tower ran applies the update a moment later with the embedding stored here, so that the tower runs once per item.
 //! Other versions, and servers that only read the journal, run their towers when they apply the update.
 
 use std::collections::{HashMap, VecDeque};
@@ -15,7 +15,7 @@ use super::update::Put;
 use sterling_core::locks::locked;
 use sterling_snapshot::Snapshot;
 
-/// Maximum bytes of all embeddings; further items are embedded again when they are applied.
+/// Maximum bytes of all embeddings; further items are embedded again when their updates are applied.
 const BYTES_MAX: usize = 64 << 20;
 /// Time for which an embedding waits for its update, which may never come if the call failed.
 const EMBEDDING_LIFETIME: Duration = Duration::from_secs(60);
@@ -90,7 +90,7 @@ impl<T> EarlyEmbeddings<T> {
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting<T>> {
-        // A panic leaves at most one embedding undone.
+        // A panic can at most lose one embedding.
         locked(&self.0)
     }
 }
@@ -116,7 +116,7 @@ impl<T> Waiting<T> {
         }
     }
 
-    /// Removes obsolete order entries behind one that still waits, once they are the majority.
+    /// Removes entries of `order` whose embeddings were taken, once most entries are of this kind.
     fn compact(&mut self) {
         if self.order.len() > 2 * self.by_put.len() + COMPACTED_MIN {
             let Waiting { by_put, order, .. } = self;

@@ -40,7 +40,7 @@ impl Embedder {
         Embedder { main, threads: Threads::new(1), graphs: tower::Scratch::default() }
     }
 
-    /// Embeds items. Each may fail separately, because it is invalid or because embedding tables do not respond.
+    /// Embeds items. Each item may fail separately, because the item is invalid or because embedding tables do not respond.
     pub(super) fn embed(&mut self, puts: &[&Put]) -> Vec<Result<Embedded>> {
         let vectors = self.vectors(puts);
         puts.iter().zip(vectors).map(|(put, vectors)| self.embedded(put, vectors?)).collect()
@@ -50,7 +50,7 @@ impl Embedder {
     fn embedded(&self, put: &Put, Vectors { vector, more }: Vectors) -> Result<Embedded> {
         let dimension = self.main.index.dimension();
         if vector.len() != dimension {
-            return Err(Error::invalid(format!("a vector of {} numbers, expected {dimension}", vector.len())));
+            return Err(Error::invalid(format!("got a vector of {} numbers, expected {dimension}", vector.len())));
         }
         if let Some(at) = vector.iter().position(|x| x.is_nan() || x.abs() > COMPONENT_MAX) {
             let made = if put.vector.is_some() { "" } else { " that the item tower makes" };
@@ -63,11 +63,11 @@ impl Embedder {
         Ok(Embedded { vector, kept })
     }
 
-    /// Returns the embedding of each item: its own, or the output of the item tower.
+    /// Returns the embedding of each item: the one in its update, or the output of the item tower.
     fn vectors(&mut self, puts: &[&Put]) -> Vec<Result<Vectors>> {
         let main = self.main.clone();
         let Some(tower) = &main.package.item else {
-            let missing = || Error::invalid("no vector, and the model has no item tower");
+            let missing = || Error::invalid("got no vector, expected one: the model has no item tower");
             let own = |put: &&Put| put.vector.clone().ok_or_else(missing);
             return puts.iter().map(|put| own(put).map(|vector| Vectors { vector, more: Vec::new() })).collect();
         };
@@ -75,9 +75,9 @@ impl Embedder {
         for puts in puts.chunks(TOWER_BATCH) {
             let rows: Vec<Result<FeatureRow>> =
                 puts.iter().map(|put| tower.read(put.features(tower.features()))).collect();
-            let whole: Vec<&FeatureRow> = rows.iter().flatten().collect();
-            let mut made = self.run(tower, &whole).into_iter();
-            let missing = || Err(Error::internal("an item without a vector"));
+            let complete: Vec<&FeatureRow> = rows.iter().flatten().collect();
+            let mut made = self.run(tower, &complete).into_iter();
+            let missing = || Err(Error::internal("the item tower returned too few vectors, expected one per item"));
             vectors.extend(rows.into_iter().map(|row| row.and_then(|_| made.next().unwrap_or_else(missing))));
         }
         vectors
@@ -94,7 +94,9 @@ impl Embedder {
             let pairs: Vec<(&FeatureRow, &Pooled)> = rows.iter().copied().zip(&pooled).collect();
             let made = tower.run(&pairs, threads, graphs)?;
             // The first output is the embedding.
-            let (first, more) = made.split_first().ok_or_else(|| Error::internal("the item tower has no output"))?;
+            let (first, more) = made
+                .split_first()
+                .ok_or_else(|| Error::internal("the item tower has no output, expected an embedding"))?;
             let row = |tensor: &Tensor, n: usize| {
                 let width = tensor.data().len() / rows.len();
                 tensor.data()[n * width..(n + 1) * width].to_vec()
@@ -111,7 +113,7 @@ impl Embedder {
     }
 }
 
-/// Rows of `[[item.vectors]]`: from columns of the item, or from further outputs of its tower.
+/// Returns the rows of `[[item.vectors]]`: from columns of the item, or from further outputs of the item tower.
 fn kept(main: &Snapshot, put: &Put, made: &[Vec<f32>]) -> Result<Vec<u8>> {
     let (specs, mut made) = (&main.package.spec.item.vectors, made.iter());
     let mut values: Vec<&[f32]> = Vec::with_capacity(specs.len());
@@ -120,9 +122,9 @@ fn kept(main: &Snapshot, put: &Put, made: &[Vec<f32>]) -> Result<Vec<u8>> {
             Some(column) => put.dense.iter().find(|(name, _)| name == column).map(|(_, row)| row),
             None => made.next(),
         };
-        values.push(
-            row.ok_or_else(|| Error::invalid(format!("item.vectors `{}`: the item has no such row", spec.name)))?,
-        );
+        values.push(row.ok_or_else(|| {
+            Error::invalid(format!("item.vectors `{}`: the item has no row, expected one", spec.name))
+        })?);
     }
     let rows = VectorRows::of(specs)?;
     let mut kept = Vec::with_capacity(rows.bytes());

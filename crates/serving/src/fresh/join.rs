@@ -1,8 +1,8 @@
 //! Compaction of delta segments while updates continue.
 //!
-//! The time of a join grows with its rows, and a caller that waits for an update would wait for it. It therefore runs on its own
-//! thread, at lower priority than requests. Updates and deletions that arrive meanwhile set tombstones in the source segments,
-//! which the result inherits when it is ready.
+//! The time of a join grows with its rows, and a caller that waits for an update would wait for the join. A join therefore runs on
+//! its own thread, at lower priority than requests. Updates and deletions that arrive meanwhile set tombstones in the source
+//! segments, which the result inherits when it is ready.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,18 +26,18 @@ const BROKE: &str = "the task that joins segments panicked; this is a defect";
 pub(super) type Part = (Arc<Segment>, Tombstones);
 
 /// Returns the number of items of a segment that are not deleted.
-pub(super) fn live((segment, gone): &Part) -> usize {
-    segment.index().items() - gone.len()
+pub(super) fn live((segment, removed): &Part) -> usize {
+    segment.index().items() - removed.len()
 }
 
-/// Returns a thread that runs joins one after the other. It is retained, because it keeps the memory of the last join
-/// for the next.
+/// Returns a pool of one thread that joins segments, one join after the other. The thread is retained, because it keeps the
+/// memory of the last join for the next.
 ///
 /// # Errors
 /// `Overloaded` if the thread cannot be started.
 pub(super) fn joiner() -> Result<ThreadPool> {
-    // Requests have priority: a slow join leaves more segments to search, which costs them less. A pool of one thread runs the
-    // join without splitting it.
+    // Requests have priority: more segments to search until a slow join ends cost them less than a fast join. A pool of one
+    // thread runs the join without splitting it.
     Background::Steady.pool(&tasks::JOIN, 1).map_err(|e| Error::overloaded(e.to_string()).caused_by(e))
 }
 
@@ -83,10 +83,10 @@ impl Joining {
     /// in the result.
     ///
     /// # Errors
-    /// As [`Segment::build`]; the sources are unchanged then.
+    /// As [`Segment::build`]; after an error the source segments are unchanged.
     pub(super) fn end(self, now: &[Part]) -> Result<Part> {
         let segment = self.made.recv().map_err(|_| Error::internal(BROKE))??;
-        let mut gone = Tombstones::default();
+        let mut removed = Tombstones::default();
         for ((source, gone_now), (_, gone_before)) in now.iter().zip(&self.parts) {
             if gone_now.len() == gone_before.len() {
                 continue;
@@ -94,10 +94,10 @@ impl Joining {
             let lately = |slot: &Slot| gone_now.contains(*slot) && !gone_before.contains(*slot);
             for slot in source.index().filled_slots().filter(lately) {
                 let slot = segment.ids().slot(source.ids().item(slot));
-                gone.insert(slot.ok_or_else(|| Error::internal("an item was lost in a join"))?);
+                removed.insert(slot.ok_or_else(|| Error::internal("a joined segment lacks an item of its sources"))?);
             }
         }
-        Ok((Arc::new(segment), gone))
+        Ok((Arc::new(segment), removed))
     }
 }
 
@@ -107,8 +107,8 @@ impl Joining {
 /// As [`Segment::build`].
 pub(super) fn joined(main: &Snapshot, assigner: &Assigner, parts: &[Part]) -> Result<Segment> {
     let (mut rows, of_vectors) = (Vec::new(), VectorRows::of(&main.package.spec.item.vectors)?);
-    for (segment, gone) in parts {
-        let live = segment.index().filled_slots().filter(|slot: &Slot| !gone.contains(*slot));
+    for (segment, removed) in parts {
+        let live = segment.index().filled_slots().filter(|slot: &Slot| !removed.contains(*slot));
         rows.extend(live.map(|slot| segment.item(assigner, &of_vectors, slot)));
     }
     rows.sort_unstable_by_key(|row: &Row| row.id);

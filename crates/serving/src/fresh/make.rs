@@ -63,7 +63,7 @@ impl RowEncoder {
         rows
     }
 
-    /// Replaces rows that the reranker cannot score by an error: they would be omitted from every answer, and could not be
+    /// Replaces rows that the reranker cannot score by an error: such items would be omitted from every answer, and could not be
     /// published.
     fn drop_unscorable(&self, rows: &mut [Option<Result<Fitted>>]) {
         let Some(columns) = ReadColumns::of(&self.main) else { return };
@@ -75,7 +75,7 @@ impl RowEncoder {
         }
     }
 
-    /// Converts an item's attributes, and removes those that do not fit: its embedding is computed without them too.
+    /// Converts an item's attributes; removes those that do not fit their columns, also from the input of the item tower.
     fn fitting<'p>(&self, put: &'p Put) -> (Changes, Cow<'p, Put>) {
         let changes = changes(&self.main.columns, &put.attributes);
         if changes.misfits.is_empty() {
@@ -91,7 +91,7 @@ impl RowEncoder {
         (changes, Cow::Owned(fitting))
     }
 
-    /// Returns the embeddings of items, computed earlier or now.
+    /// Returns the embeddings of items, computed before the update was acknowledged or now.
     fn embedded(&mut self, puts: &[&Put]) -> Vec<Result<Embedded>> {
         let mut before: Vec<Option<Embedded>> = match &self.early {
             Some(early) if self.main.package.item.is_some() => early.take(&self.main, puts),
@@ -101,7 +101,7 @@ impl RowEncoder {
         let rest: Vec<&Put> =
             puts.iter().zip(&before).filter(|(_, made)| made.is_none()).map(|(put, _)| *put).collect();
         let mut made = self.embedder.embed(&rest).into_iter();
-        let missing = || Err(Error::internal("an item without a vector"));
+        let missing = || Err(Error::internal("got too few embeddings, expected one per upserted item"));
         before.into_iter().map(|before| before.map_or_else(|| made.next().unwrap_or_else(missing), Ok)).collect()
     }
 

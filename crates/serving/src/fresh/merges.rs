@@ -25,7 +25,7 @@ pub struct Merged {
 pub struct MergeUnderWay {
     /// Start time.
     pub since: Instant,
-    /// Share of its steps that are done.
+    /// Share of the merge's steps that are done.
     pub done: f64,
 }
 

@@ -5,26 +5,27 @@
 //! only on the snapshot and the updates up to a position, so a restart, another version or another machine gives the same
 //! answers.
 //!
-//! Updates hold inputs: attributes, features and vectors as they were sent. Each version runs them through its own item tower.
+//! Updates hold inputs: attributes, features and vectors as they were sent. Each version runs the inputs through its own item
+//! tower.
 
 mod backlog;
 mod calls;
 mod columns;
 mod early;
 mod embed;
-mod feed;
-mod given;
 mod join;
 mod make;
 mod merges;
 mod state;
 mod update;
+mod update_log;
+mod validate;
 
 pub use backlog::Backlog;
 pub use calls::Call;
 pub use columns::unscorable;
-pub use feed::{ModelUpdates, UpdateFeeds, Updating};
-pub use given::update_of;
 pub use merges::{MergeCallback, MergeUnderWay, MergeWanted, Merged, Merges};
 pub use state::{Fresh, IncompatibleUpdate};
 pub use update::{CallAnswer, Put, Update, UpdateRejection};
+pub use update_log::{ModelUpdates, UpdateFeeds, Updating};
+pub use validate::update_of;

@@ -5,8 +5,8 @@
 //! each at least twice as large as all later ones together, and a row is rebuilt a few times at most (O'Neil et al., "The
 //! Log-Structured Merge-Tree", 1996).
 //!
-//! An item of the main snapshot with changed attributes need not become such a row: with [`Fresh::in_place`] it stays in its
-//! slot, and an overlay holds the changes.
+//! An item of the main snapshot with changed attributes need not become a row of the table: with [`Fresh::in_place`] it stays in
+//! its slot, and an overlay holds the changes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,11 +30,11 @@ const TABLE_ROWS: usize = 1024;
 /// Number of rows at which the table of a view becomes a permanent segment, if no join is running: rebuilding it for the next
 /// view would cost more than joining it once more.
 const SHOWN_ROWS: usize = 192;
-/// The same limit before the first view: fewer intermediate segments make the start faster.
+/// Number of rows at which the table becomes a segment before the first view: few large segments make the start faster.
 const TABLE_ROWS_UNSEEN: usize = 65_536;
-/// Minimum ratio of a segment's size to that of the next one.
+/// Minimum ratio of a segment's size to the size of the next segment.
 const RATIO: usize = 2;
-/// Maximum number of items changed in place: a filter that only rare values answer checks all of them.
+/// Maximum number of items changed in place: filters that are answered from posting lists check all changed items.
 const CHANGED_MAX: usize = 1 << 17;
 /// Maximum number of segments added during a running join before the next update waits for it.
 const BEHIND_MAX: usize = 8;
@@ -55,7 +55,7 @@ pub struct Fresh {
     main: Arc<Snapshot>,
     maker: RowEncoder,
     /// Deleted slots of the main snapshot.
-    gone: Tombstones,
+    tombstones: Tombstones,
     /// Changed column values of live items in the main snapshot.
     overlay: Overlay,
     /// True if the values of each column may change in place.
@@ -64,14 +64,14 @@ pub struct Fresh {
     segments: Vec<Part>,
     /// Running join of some segments.
     joining: Option<Joining>,
-    /// Thread for joins, once there has been one.
+    /// Thread for joins, started with the first join.
     joiner: Option<ThreadPool>,
     /// Rows added after the last segment; older copies have tombstones.
     table: BTreeMap<i64, Row>,
     /// The table as a segment, until it changes.
     built: Option<Arc<Segment>>,
     position: u64,
-    /// Misfits that were not returned yet.
+    /// Incompatible updates that were not returned yet.
     misfits: Vec<IncompatibleUpdate>,
 }
 
@@ -81,7 +81,7 @@ impl Fresh {
         Fresh {
             maker: RowEncoder::new(main.clone()),
             in_place: vec![false; main.columns.list().len()],
-            gone: View::tombstones_of(&main),
+            tombstones: View::tombstones_of(&main),
             main,
             overlay: Overlay::default(),
             segments: Vec::new(),
@@ -94,8 +94,8 @@ impl Fresh {
         }
     }
 
-    /// Lets attributes of the main snapshot's items change in place. Views are then answered by the CPU alone, because a GPU has
-    /// its own copies of Bloom planes and columns.
+    /// Lets attributes of the main snapshot's items change in place. Only the CPU answers requests for changed views, because a GPU
+    /// has its own copies of Bloom planes and columns.
     #[must_use]
     pub fn in_place(self) -> Self {
         let Snapshot { columns, package, .. } = &*self.main;
@@ -115,7 +115,7 @@ impl Fresh {
         Fresh { maker: self.maker.taking(early), ..self }
     }
 
-    /// Returns the position of the last update.
+    /// Returns the position of the last applied update.
     pub fn position(&self) -> u64 {
         self.position
     }
@@ -140,22 +140,22 @@ impl Fresh {
         self.join()
     }
 
-    /// Applies the next updates; the first has the position after the last one. Returns the updates that do not fit this
-    /// snapshot's model. An item without a valid embedding has no effect; an attribute of another type than its column is
-    /// missing, and the rest of the item is applied.
+    /// Applies the next updates, which follow [`Fresh::position`]. Returns the updates that do not fit this snapshot's model.
+    /// An item without a valid embedding has no effect; an attribute of another type than its column is missing, and the rest
+    /// of the item is applied.
     ///
     /// # Errors
-    /// If memory is exhausted or the item tower's tables do not respond. The updates up to [`Fresh::position`] are applied then,
-    /// and later ones may be retried.
+    /// If memory is exhausted or the item tower's tables do not respond. After an error the updates up to [`Fresh::position`] are
+    /// applied, and later updates may be retried.
     pub fn apply(&mut self, updates: &[Update]) -> Result<Vec<IncompatibleUpdate>> {
         self.apply_up_to(TABLE_ROWS, updates, |fresh| {
             fresh.seal()?;
-            fresh.join_aside()
+            fresh.start_background_join()
         })
     }
 
-    /// Applies updates; `full` makes room in a table of `rows` rows. Misfits are returned once, by a later call if this one
-    /// fails.
+    /// Applies updates; `full` makes room in a table of `rows` rows. Incompatible updates are returned once, by a later call if
+    /// this call fails.
     fn apply_up_to(
         &mut self,
         rows: usize,
@@ -202,18 +202,18 @@ impl Fresh {
         Ok(std::mem::take(&mut self.misfits))
     }
 
-    /// Returns a view at this position.
+    /// Returns a view at [`Fresh::position`].
     ///
     /// # Errors
     /// `Overloaded` if memory is exhausted.
     pub fn view(&mut self) -> Result<View> {
         if self.table.len() >= SHOWN_ROWS && self.joining.is_none() {
             self.seal()?;
-            self.join_aside()?;
+            self.start_background_join()?;
         }
         let mut segments = self.segments.clone();
         segments.extend(self.table_segment()?.map(|segment| (segment, Tombstones::default())));
-        let view = View::at(self.position, self.main.clone(), self.gone.clone(), segments);
+        let view = View::at(self.position, self.main.clone(), self.tombstones.clone(), segments);
         Ok(view.with_changes(self.overlay.clone()))
     }
 
@@ -233,7 +233,7 @@ impl Fresh {
             self.built = None;
             return Ok(misfits);
         }
-        if let Some(slot) = self.main.ids.slot(ItemId(id)).filter(|&slot| !self.gone.contains(slot))
+        if let Some(slot) = self.main.ids.slot(ItemId(id)).filter(|&slot| !self.tombstones.contains(slot))
             && self.may_change(slot, fitting.iter().map(|(column, _)| *column))
         {
             fitting.iter().for_each(|(column, to)| self.overlay.set(*column, slot, Value::from(to)));
@@ -258,18 +258,18 @@ impl Fresh {
         unscorable.pop().map(|(_, why)| why.into_error())
     }
 
-    /// Returns the present values of an item, by the number of the column; none if there is no such item.
+    /// Returns a function from column number to the item's present value; `None` if the item does not exist.
     fn values_of(&self, id: i64) -> Option<Box<dyn Fn(usize) -> Value + '_>> {
         if let Some(row) = self.table.get(&id) {
             return Some(Box::new(|column| (&row.attributes[column]).into()));
         }
-        for (segment, gone) in &self.segments {
-            if let Some(slot) = segment.ids().slot(ItemId(id)).filter(|&slot| !gone.contains(slot)) {
+        for (segment, tombstones) in &self.segments {
+            if let Some(slot) = segment.ids().slot(ItemId(id)).filter(|&slot| !tombstones.contains(slot)) {
                 return Some(Box::new(move |column| stored_value(segment.columns(), column, slot)));
             }
         }
         let main = &self.main;
-        let slot = main.ids.slot(ItemId(id)).filter(|&slot| !self.gone.contains(slot))?;
+        let slot = main.ids.slot(ItemId(id)).filter(|&slot| !self.tombstones.contains(slot))?;
         let changed = move |column| self.overlay.get(column, slot).cloned();
         Some(Box::new(move |column| changed(column).unwrap_or_else(|| stored_value(&main.columns, column, slot))))
     }
@@ -282,13 +282,15 @@ impl Fresh {
     /// Returns the current state of an item that is not in the table of recent updates.
     fn row(&self, id: i64) -> Result<Option<Row>> {
         let rows = VectorRows::of(&self.main.package.spec.item.vectors)?;
-        for (segment, gone) in &self.segments {
-            if let Some(slot) = segment.ids().slot(ItemId(id)).filter(|&slot| !gone.contains(slot)) {
+        for (segment, tombstones) in &self.segments {
+            if let Some(slot) = segment.ids().slot(ItemId(id)).filter(|&slot| !tombstones.contains(slot)) {
                 return Ok(Some(segment.item(&self.maker.assigner, &rows, slot)));
             }
         }
         let main = &self.main;
-        let Some(slot) = main.ids.slot(ItemId(id)).filter(|&slot| !self.gone.contains(slot)) else { return Ok(None) };
+        let Some(slot) = main.ids.slot(ItemId(id)).filter(|&slot| !self.tombstones.contains(slot)) else {
+            return Ok(None);
+        };
         let vector = self.maker.assigner.taken(&main.index, slot);
         let mut kept = Vec::with_capacity(rows.bytes());
         rows.read(&main.vectors, slot, &mut kept);
@@ -314,13 +316,13 @@ impl Fresh {
             self.built = None;
             return;
         }
-        for (segment, gone) in &mut self.segments {
-            if segment.ids().slot(ItemId(id)).is_some_and(|slot| gone.insert(slot)) {
+        for (segment, tombstones) in &mut self.segments {
+            if segment.ids().slot(ItemId(id)).is_some_and(|slot| tombstones.insert(slot)) {
                 return;
             }
         }
         if let Some(slot) = self.main.ids.slot(ItemId(id)) {
-            self.gone.insert(slot);
+            self.tombstones.insert(slot);
             self.overlay.remove(slot);
         }
     }
@@ -343,7 +345,7 @@ impl Fresh {
         Ok(())
     }
 
-    /// Joins all segments that are not much larger than those after them.
+    /// Joins all segments that are not much larger than all later segments together.
     fn join(&mut self) -> Result<()> {
         if let Some(first) = self.first_to_join() {
             let one = joined(&self.main, &self.maker.assigner, &self.segments[first..])?;
@@ -353,8 +355,8 @@ impl Fresh {
         Ok(())
     }
 
-    /// Starts the same join in the background; one runs at a time.
-    fn join_aside(&mut self) -> Result<()> {
+    /// Starts the join of [`Fresh::join`] in the background; one join runs at a time.
+    fn start_background_join(&mut self) -> Result<()> {
         let behind = self.joining.as_ref().map_or(0, |joining| self.segments.len() - joining.places().end);
         self.take_joined(behind > BEHIND_MAX)?;
         if self.joining.is_none()
@@ -370,7 +372,7 @@ impl Fresh {
         Ok(())
     }
 
-    /// Installs the result of a join if it is finished, or waits for it if `awaited`; returns whether there was one.
+    /// Installs the result of the running join if it is finished, or waits for it if `awaited`; returns whether it was installed.
     fn take_joined(&mut self, awaited: bool) -> Result<bool> {
         let Some(joining) = self.joining.take_if(|joining| awaited || joining.is_done()) else { return Ok(false) };
         let places = joining.places();
@@ -385,7 +387,7 @@ impl Fresh {
         let mut first = self.segments.len();
         let mut rows = 0;
         while let Some(next) = first.checked_sub(1).map(|n| &self.segments[n]) {
-            // Always includes the newest; includes a larger one if it is at most `RATIO` times the size of the later ones.
+            // Always joins the newest segment; joins an older one if it is sparse, or smaller than `RATIO` times all later ones.
             let is_sparse = next.1.len() > live(next);
             if rows > 0 && live(next) >= RATIO * rows && !is_sparse {
                 break;

@@ -14,7 +14,7 @@ const REASON_BYTES_MAX: usize = 64 << 10;
 /// Complete item.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Put {
-    /// Item id of the user.
+    /// Id of the item, as callers name it.
     pub id: i64,
     /// Embedding, for a model without item tower.
     pub vector: Option<Vec<f32>>,
@@ -27,18 +27,18 @@ pub struct Put {
 /// Change of one item. The order of the variants is part of the journal format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Update {
-    /// Inserts an item or replaces the one with the same id.
+    /// Inserts an item, or replaces the item with the same id.
     Put(Put),
     /// Changes some attributes; has no effect if the item does not exist.
     Set {
-        /// Item id of the user.
+        /// Id of the item, as callers name it.
         id: i64,
         /// Changed attributes with their new values.
         attributes: Vec<(String, Attribute)>,
     },
     /// Deletes an item.
     Delete {
-        /// Item id of the user.
+        /// Id of the item, as callers name it.
         id: i64,
     },
     /// Marks the preceding `count` updates as one call; changes no items.
@@ -50,7 +50,7 @@ pub enum Update {
         /// Number of updates.
         count: u32,
     },
-    /// Same as `Call`, with the other fields of its answer.
+    /// Marks the preceding `count` updates as one call, like `Call`, and stores the other fields of its answer.
     AnsweredCall {
         /// Idempotency key.
         key: String,
@@ -66,7 +66,7 @@ pub enum Update {
 /// Answer of a call with a key, apart from the position and the number of updates.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallAnswer {
-    /// Number of items matched by a deletion, as the call saw them.
+    /// Number of items that a deletion matched when the call ran.
     pub matched: u64,
     /// Rejected items of an upsert.
     pub refused: Vec<UpdateRejection>,
@@ -120,7 +120,7 @@ impl Update {
     /// # Errors
     /// `Internal` if memory is exhausted.
     pub fn encode(&self) -> Result<Vec<u8>> {
-        postcard::to_allocvec(self).map_err(|e| Error::internal(format!("encoding an update: {e}")))
+        postcard::to_allocvec(self).map_err(|e| Error::internal(format!("cannot encode an update: {e}")))
     }
 
     /// Decodes the output of [`Update::encode`].
@@ -130,8 +130,10 @@ impl Update {
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         match postcard::take_from_bytes(bytes) {
             Ok((update, [])) => Ok(update),
-            Ok((_, rest)) => Err(Error::corrupt(format!("an update has {} bytes too many", rest.len()))),
-            Err(e) => Err(Error::corrupt(format!("decoding an update: {e}"))),
+            Ok((_, rest)) => {
+                Err(Error::corrupt(format!("an update has {} bytes after its end, expected none", rest.len())))
+            }
+            Err(e) => Err(Error::corrupt(format!("cannot decode an update: {e}"))),
         }
     }
 }
@@ -172,9 +174,9 @@ mod tests {
         let known = bounded.refused.iter().take_while(|refused| !refused.wrong.reason.is_empty()).count();
         assert_eq!(known, REASON_BYTES_MAX / 115);
         assert_eq!(bounded.refused[..known], refused[..known]);
-        for (kept, refused) in bounded.refused.iter().zip(&refused).skip(known) {
-            assert_eq!((kept.place, kept.wrong.id), (refused.place, refused.wrong.id));
-            assert!(kept.wrong.field.is_empty() && kept.wrong.reason.is_empty());
+        for (retained, refused) in bounded.refused.iter().zip(&refused).skip(known) {
+            assert_eq!((retained.place, retained.wrong.id), (refused.place, refused.wrong.id));
+            assert!(retained.wrong.field.is_empty() && retained.wrong.reason.is_empty());
         }
         let record = Update::AnsweredCall { key: "k".repeat(128), digest: 1, count: 0, answer: bounded };
         assert!(record.encode().unwrap().len() < 256 << 10);

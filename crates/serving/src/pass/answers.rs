@@ -17,7 +17,7 @@ use sterling_snapshot::model::QuerySpec;
 /// Progress of a request of which some queries have returned candidates.
 pub(super) struct InProgress {
     trace: Trace,
-    /// Results of the queries, if there are several.
+    /// Results of the queries, if the user has several.
     parts: Option<Parts>,
     /// For a shard: candidates that the queries have selected so far.
     selected: Vec<Option<Selected>>,
@@ -84,7 +84,7 @@ impl BatchAnswers<'_> {
         self.rerank(requested, trace, &found, &parts).map(Some)
     }
 
-    /// Reranks candidates; `parts` holds the results per query, if there are several.
+    /// Reranks candidates; `parts` holds the results per query, if the user has several.
     fn rerank(
         &mut self,
         requested: &EmbeddedRequest<'_>,
@@ -92,7 +92,7 @@ impl BatchAnswers<'_> {
         found: &Found<'_>,
         parts: &[Part],
     ) -> Result<Answer> {
-        self.note_search(&mut trace, found);
+        self.trace_search(&mut trace, found);
         let (k, unknown) = match &requested.prepared.task {
             Task::Retrieve(search) => (search.k, Vec::new()),
             Task::Rank { slots, unknown } => (slots.len(), unknown.clone()),
@@ -113,7 +113,7 @@ impl BatchAnswers<'_> {
         (n, search, selection): (usize, &Search, &Selection),
         found: &Found<'_>,
     ) -> Result<Option<Answer>> {
-        self.note_search(&mut progress.trace, found);
+        self.trace_search(&mut progress.trace, found);
         progress.selected[n] = Some(self.selected((n, search, selection), found));
         let queries = progress.selected.iter().cloned().collect::<Option<Vec<Selected>>>();
         let Some(queries) = queries else { return Ok(None) };
@@ -135,7 +135,7 @@ impl BatchAnswers<'_> {
         let score = |slot: Slot| by_slot.binary_search_by_key(&slot, |(slot, _)| *slot).ok().map(|at| by_slot[at].1);
         let own = search.queries[n].selected.unwrap_or_default();
         let mut selected = Selected {
-            // Fewer results than requested means that these are all.
+            // If fewer results than requested were found, there are no more.
             is_all: found.selected.len() < own || found.counters.survivors <= own as u64,
             may_go_further: search.may_go_further(self.view, selection, found.counters.lists),
             selected: selection.selected[n],
@@ -165,13 +165,13 @@ impl BatchAnswers<'_> {
         candidates.truncate(k0);
         let Some(&(score, slot)) = candidates.last() else { return Ok(None) };
         let ranked = self.reranker.ranked(requested, trace, &candidates, k)?;
-        // Fewer results than requested are all that have scores.
+        // If fewer results than requested were ranked, no other candidate has scores.
         let is_all = candidates.len() <= k || ranked.ids.len() < k;
         Ok(Some(RankedAhead { is_all, last: (self.view.id(slot), score), ranked }))
     }
 
     /// Adds the steps of a search to the trace.
-    fn note_search(&self, trace: &mut Trace, found: &Found<'_>) {
+    fn trace_search(&self, trace: &mut Trace, found: &Found<'_>) {
         let index = &self.view.main().index;
         let (lists, counters) = (index.lists() as u64, &found.counters);
         let steps = [

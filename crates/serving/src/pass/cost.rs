@@ -25,7 +25,7 @@ const REQUEST_NS: f64 = 100_000.0;
 
 /// Bytes per candidate in a worker's buffers: selectors, slots, scores, values.
 const CANDIDATE_BYTES: usize = 96;
-/// Bytes per returned item, without its tasks.
+/// Bytes per returned item, without its task scores.
 const RESULT_BYTES: usize = 24;
 
 /// Estimates the cost of a prepared request.
@@ -47,7 +47,7 @@ pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
         Task::Rank { .. } | Task::Embed { .. } => candidates,
     };
     let tasks = view.overarch().map_or(0, |o| o.tasks());
-    // The row that retrieval scores, and those that the reranker reads as well.
+    // Numbers per candidate that the reranker reads, at least those of the row that retrieval scores.
     let rows = view.overarch().map_or(0, |o| o.row_width()).max(view.dimension());
     let row = rows as f64 * ROW_NS_PER_NUMBER;
     work_ns += candidates as f64 * (CANDIDATE_NS + row);
@@ -63,8 +63,8 @@ pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
 }
 
 fn search_ns(view: &View, search: &Search) -> f64 {
-    let parts = view.parts();
-    let catalogue = view.catalogue(&parts);
+    let segments = view.searched();
+    let catalogue = view.catalogue(&segments);
     let dimension = view.dimension() as f64;
     let of_query = |query| {
         let expected = catalogue.expected(&query);

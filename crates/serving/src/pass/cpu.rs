@@ -1,5 +1,5 @@
-//! The pass on a CPU. `embed` does steps 1 and 2, `prepare` has done step 3, and a search does steps 4 to 8. Its results arrive
-//! query by query: `answers` takes each through steps 9 to 11 (`rerank`) and answers.
+//! The pass on a CPU. `embed` does steps 1 and 2, `prepare` has done step 3, and a search does steps 4 to 8. Search results
+//! arrive query by query: `answers` runs steps 9 to 11 (`rerank`) once a request's queries are complete, and answers the request.
 
 use std::time::Instant;
 
@@ -58,8 +58,8 @@ impl Cpu {
         let Some(&first) = wanted.first() else { return };
         let view = batch.prepared(first).view().clone();
         let Cpu { threads, searches, scratch } = self;
-        let parts = view.parts();
-        let catalogue = view.catalogue(&parts);
+        let segments = view.searched();
+        let catalogue = view.catalogue(&segments);
         let (mut searched, mut named, mut chosen) = (Vec::new(), Vec::new(), Vec::new());
         for requested in embed(batch, &view, &wanted, threads, &mut scratch.graphs) {
             match &requested.prepared.task {

@@ -55,7 +55,7 @@ impl EmbeddedRequest<'_> {
 /// Outputs of the user tower for one row.
 type TowerOutputs = Vec<Vec<f32>>;
 
-/// Computes the query embeddings of requests; requests without a valid one are answered with the error.
+/// Computes the query embeddings of requests; requests without a valid embedding are answered with the error.
 pub(super) fn embed<'a>(
     batch: &'a dyn Batch,
     view: &View,
@@ -110,7 +110,7 @@ pub(super) fn embed<'a>(
     embedded
 }
 
-/// Returns the pooled embeddings of all rows; those that were not fetched before are looked up now, in one call.
+/// Returns the pooled embeddings of all rows; embeddings that were not fetched before are looked up now, in one call.
 fn lookup(batch: &dyn Batch, tower: &Tower, towered: &[(usize, &FeatureRow)]) -> Vec<Result<Pooled>> {
     let fetched = |&(place, _): &(usize, &FeatureRow)| match &batch.prepared(place).query {
         Query::Features { fetched: Some(Ok(pooled)), .. } => Some(Ok(pooled.clone())),
@@ -126,7 +126,7 @@ fn lookup(batch: &dyn Batch, tower: &Tower, towered: &[(usize, &FeatureRow)]) ->
     for (n, found) in missing.into_iter().zip(lookup_each(tower, &rows, terms)) {
         pooled[n] = Some(found);
     }
-    let missing = || Err(Error::internal("a row without a lookup"));
+    let missing = || Err(Error::internal("the embedding lookup returned too few rows, expected one per request"));
     pooled.into_iter().map(|pooled| pooled.unwrap_or_else(missing)).collect()
 }
 

@@ -10,8 +10,8 @@ use sterling_embedding::Lookup;
 use sterling_graph::tower::{FeatureRow, Pooled, Tower};
 
 /// Looks up the features of waiting requests of one view, including rows of a cluster, and stores the pooled embeddings in each
-/// request. Blocks until they are complete or `deadline` has passed. A failure is stored in the request and becomes its answer
-/// when it runs.
+/// request. Blocks until the embeddings are complete or `deadline` has passed. A failed lookup is stored in the request and
+/// becomes the request's answer.
 pub fn fetch(waiting: &mut [&mut Prepared], deadline: Option<Instant>) {
     let Some(view) = waiting.first().map(|prepared| prepared.view.clone()) else { return };
     let Some(tower) = &view.main().package.user else { return };
@@ -27,7 +27,7 @@ pub fn fetch(waiting: &mut [&mut Prepared], deadline: Option<Instant>) {
 }
 
 /// Returns the pooled embeddings of each row of features, from one lookup. Unavailable rows are always replaced by default rows
-/// in the lookup; afterwards only those requests fail whose terms treat that as a failure.
+/// in the lookup; afterwards only requests whose [`OnDegraded`] forbids default rows fail.
 pub(super) fn lookup_each(tower: &Tower, rows: &[(&FeatureRow, OnDegraded)], terms: Lookup) -> Vec<Result<Pooled>> {
     if rows.is_empty() {
         return Vec::new();

@@ -8,7 +8,7 @@ use sterling_snapshot::model::{Merge, QuerySpec};
 /// Results of the queries of one user.
 #[derive(Debug)]
 pub(super) struct Parts {
-    /// In the order of the queries.
+    /// Results in the order of the queries.
     found: Vec<Option<Part>>,
 }
 
@@ -22,12 +22,12 @@ pub(super) struct Part {
 }
 
 impl Parts {
-    /// Creates the results of `queries` queries, all of them open.
+    /// Creates the results of `queries` queries, none of which is complete.
     pub(super) fn new(queries: usize) -> Self {
         Parts { found: (0..queries).map(|_| None).collect() }
     }
 
-    /// Accepts the result of query `n`; returns all of them after the last one.
+    /// Accepts the result of query `n`; returns all results after the last query.
     pub(super) fn take(&mut self, n: usize, found: &Found<'_>) -> Option<Vec<Part>> {
         let Found { candidates, counters, rescored, times, .. } = found;
         let candidates = candidates.to_vec();

@@ -49,5 +49,5 @@ pub use batch::{Batch, Pass, run};
 pub use cpu::Cpu;
 pub use fetch::fetch;
 pub use gpu::{Cuda, Residents};
-pub use prepare::prepare;
+pub use prepare::{check_counts, prepare};
 pub use work::{Cost, Prepared};

@@ -1,7 +1,8 @@
 //! Prepares requests: performs all validation on the host, before the request is queued.
 //!
-//! Invalid requests are rejected here, against the view that would answer them, and cost no worker time. The filter is planned
-//! and excluded items are resolved to slots too (step 3 of the pass), since both depend only on the request and the view.
+//! Invalid requests are rejected here, against the view that would answer them, and cost no worker time. Preparation also plans
+//! the filter and resolves excluded items to slots (step 3 of the pass), since plan and slots depend only on the request and
+//! the view.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,7 +18,6 @@ use sterling_core::request::{
 };
 use sterling_core::units::{ItemId, Slot};
 use sterling_graph::tower::Readable;
-use sterling_index::filter::Route;
 use sterling_index::ivf::OodProbing;
 use sterling_index::search::SearchPlan;
 use sterling_index::search::likely;
@@ -46,7 +46,7 @@ pub fn prepare(view: &Arc<View>, request: Request) -> Result<Prepared> {
             (query(view, user)?, Task::Rank { slots, unknown }, reading)
         }
         Request::Embed(Embed { features, on_degraded, whole }) => {
-            // A router embeds the users of other requests this way, with all tensors that these need.
+            // A router sends `whole` to embed the users of retrievals and rankings, with all tensors that the reranker needs.
             if view.main().package.user.is_none() && !whole {
                 let model = &view.main().manifest.name;
                 return Err(Error::unsupported(format!(
@@ -76,7 +76,7 @@ pub fn prepare(view: &Arc<View>, request: Request) -> Result<Prepared> {
     let mut prepared = Prepared { view, query, task, reading, constants, trace, cost, origin };
     prepared.cost = cost::of(&prepared.view, &prepared);
     if prepared.cost.check("the request").is_err() {
-        // Two calls may exceed the cost of one.
+        // Selection and early reranking together may exceed the limit of one call: rerank in a separate call.
         prepared = prepared.ranked_apart();
     }
     prepared.cost.check("the request")?;
@@ -95,9 +95,12 @@ impl Prepared {
     }
 }
 
-fn check_retrieve(view: &View, request: &Retrieve) -> Result<()> {
+/// Rejects numbers of results and candidates out of bounds, which do not depend on a view.
+///
+/// # Errors
+/// `Invalid` with the field, the received and the expected value.
+pub fn check_counts(request: &Retrieve) -> Result<()> {
     between("k", request.k, limits::RESULTS_MAX)?;
-    between("least", request.least(), limits::RESULTS_MAX)?;
     if let Some(candidates) = request.candidates {
         between("candidates", candidates, limits::CANDIDATES_MAX)?;
         if candidates < request.k {
@@ -107,6 +110,12 @@ fn check_retrieve(view: &View, request: &Retrieve) -> Result<()> {
             )));
         }
     }
+    Ok(())
+}
+
+fn check_retrieve(view: &View, request: &Retrieve) -> Result<()> {
+    check_counts(request)?;
+    between("least", request.least(), limits::RESULTS_MAX)?;
     let queries = view.main().package.spec.queries();
     for (name, &candidates) in &request.query_candidates {
         let place = |e: Error| e.within(format!("field `query_candidates.{name}`"));
@@ -142,7 +151,7 @@ fn between(field: &str, value: usize, most: usize) -> Result<()> {
     }
 }
 
-/// Prepares a shard's share of a search, from the totals of all shards.
+/// Prepares one shard's part of a search, from the totals of all shards.
 fn selection(view: &View, select: &Select) -> Result<Task> {
     let &Select { retrieve: ref request, all, further, ahead } = select;
     let search = search(view, request)?;
@@ -197,7 +206,7 @@ fn chosen(view: &View, candidates: &[Vec<(ItemId, f32)>]) -> Result<Vec<Vec<(f32
         return Err(Error::invalid(format!("field `candidates`: got {count}, expected at most {most}")));
     }
     if candidates.iter().flatten().any(|(_, score)| !score.is_finite()) {
-        return Err(Error::invalid("field `candidates`: got a score that is not finite"));
+        return Err(Error::invalid("field `candidates`: got a score that is not finite, expected finite scores"));
     }
     let of_query = |items: &Vec<(ItemId, f32)>| {
         let mut slots: Vec<(f32, Slot)> =
@@ -227,12 +236,10 @@ fn search(view: &View, request: &Retrieve) -> Result<Search> {
     };
     let k0: Vec<usize> = if queries.is_empty() { vec![k0(None)] } else { queries.iter().map(k0_of).collect() };
     let planned = view.plan(&request.filter)?;
-    // The setting for the query with most candidates suffices for the others.
+    // The setting for the query with most candidates suffices for the other queries.
     let most = k0.iter().copied().max().unwrap_or(0);
     let pass_rate = planned.plan.pass_rate();
     let (probes, left, ood) = probes(view, request, most, pass_rate);
-    // A filtered search adapts to its query.
-    let ood = ood.filter(|_| matches!(planned.plan.route(), Route::All));
     let probes = Probes { ood_probes: ood.map(|ood| ood.probes), ..probes };
     let (by_codes, by_int8) = if request.exact { (None, 0) } else { selected(view, request, most, pass_rate) };
     // A large page may request more results than one of several queries has candidates.
@@ -251,8 +258,8 @@ fn search(view: &View, request: &Retrieve) -> Result<Search> {
 }
 
 /// Returns the number of probed lists: that of the request, else the calibrated number for the recall of the request or the
-/// recipe, else the recipe's. If calibrated, also returns the share of K0 that a filtered search may leave unscanned, and the
-/// setting for queries that are out of distribution.
+/// recipe, else the recipe's. With a calibration, also returns the share of K0 that a filtered search may leave unscanned, and
+/// the setting for queries that are out of distribution.
 fn probes(
     view: &View,
     request: &Retrieve,
@@ -270,7 +277,10 @@ fn probes(
         (Some(recall), Some(calibration)) => {
             let chosen = choose(view, calibration, request, SearchGoal { candidates, pass_rate, recall });
             let probes = Probes { probes: chosen.probes, target, estimate: Some(chosen.recall), ood_probes: None };
-            (probes, Some(chosen.left), calibration.ood(chosen))
+            // Calibrated without a filter; a filtered search does not end before this number of lists.
+            let unfiltered = || choose(view, calibration, request, SearchGoal { candidates, pass_rate: 1.0, recall });
+            let of_ood = if pass_rate < 1.0 { unfiltered() } else { chosen };
+            (probes, Some(chosen.left), calibration.ood(of_ood))
         }
         _ => {
             let probes = request.probes.unwrap_or_else(|| serving.probes_of(lists));

@@ -43,11 +43,11 @@ impl Reranker<'_> {
         Ok(trace.step("top", || self.top(k, candidates, undefined), |_| (0, 0)))
     }
 
-    /// Returns the number of candidates for which a task score is NaN. They are not returned: one item that the reranker cannot
-    /// score must not take the others along.
+    /// Returns the number of candidates for which a task score is NaN. Such candidates are not returned: one item that the
+    /// reranker cannot score must not fail the answer.
     ///
     /// # Errors
-    /// If the request's own numbers, or all candidates, have no scores.
+    /// As [`Prepared::check_undefined`](super::work::Prepared::check_undefined).
     fn undefined(&self, requested: &EmbeddedRequest<'_>, count: usize) -> Result<usize> {
         let tasks = &self.scratch.tasks;
         if self.scratch.has_scores {
@@ -150,6 +150,7 @@ impl Reranker<'_> {
             similarities: order.iter().map(|&n| candidates[n as usize].0).collect(),
             tasks: (0..tasks.len() / count.max(1)).flat_map(of_task).map(|at| tasks[at]).collect(),
             unknown: Vec::new(),
+            undefined,
         }
     }
 }

@@ -12,13 +12,13 @@ pub(super) struct Scratch {
     pub(super) slots: Vec<Slot>,
     /// Numeric columns at the candidates, each `[K0]`.
     pub(super) columns: Vec<Vec<f32>>,
-    /// `[T, K0]`
+    /// Task scores, `[T, K0]`.
     pub(super) tasks: Vec<f32>,
-    /// False if one of them is NaN.
+    /// False if a task score is NaN.
     pub(super) has_scores: bool,
-    /// `[K0]`
+    /// Retrieval scores, `[K0]`.
     pub(super) similarity: Vec<f32>,
-    /// `[K0]`
+    /// Results of the value model, `[K0]`.
     pub(super) values: Vec<f32>,
     pub(super) order: Vec<u32>,
     pub(super) program: value::Scratch,

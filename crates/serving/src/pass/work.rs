@@ -70,7 +70,7 @@ pub struct Prepared {
     pub(super) constants: Vec<f32>,
     pub(super) trace: Trace,
     pub(super) cost: Cost,
-    /// Request names that are sent along when rows are fetched from other hosts.
+    /// Id and trace of the call, sent along when rows are fetched from other hosts.
     pub(super) origin: Origin,
 }
 
@@ -104,11 +104,12 @@ impl Query {
 }
 
 impl Prepared {
-    /// Checks and counts candidates whose task scores are NaN, `undefined` of `count`: some are the fault of these items, and
-    /// are omitted from the answer.
+    /// Checks and counts candidates whose task scores are NaN, `undefined` of `count`. If only some candidates are undefined,
+    /// they are omitted from the answer.
     ///
     /// # Errors
-    /// `Invalid` if the request has a huge number; `Internal` if no candidate has scores.
+    /// `Invalid` if the request has a huge number; `Internal` if no candidate has scores, unless another shard may have
+    /// candidates with scores: then the router returns this error.
     pub(super) fn check_undefined(&self, undefined: usize, count: usize) -> Result<()> {
         if undefined == 0 {
             return Ok(());
@@ -116,7 +117,7 @@ impl Prepared {
         let main = self.view.main();
         let file = main.package.overarch.as_ref().map_or("overarch", |overarch| overarch.graph().0);
         match self.query.not_finite(&format!("{file}: `logits` holds NaN")) {
-            error if undefined == count || error.kind() != Kind::Internal => Err(error),
+            error if error.kind() != Kind::Internal || (undefined == count && !self.is_share()) => Err(error),
             _ => {
                 let model = main.manifest.name.clone();
                 metrics::counter!("sterling_undefined_candidates_total", "model" => model).increment(undefined as u64);
@@ -124,9 +125,18 @@ impl Prepared {
             }
         }
     }
+
+    /// Returns whether other shards may have further candidates of the request.
+    fn is_share(&self) -> bool {
+        match self.task {
+            Task::Select { .. } | Task::Rerank { .. } => true,
+            Task::Rank { .. } => self.view.main().manifest.shard.is_some_and(|part| part.shards > 1),
+            Task::Retrieve(_) | Task::Embed { .. } => false,
+        }
+    }
 }
 
-/// Same for a known largest input: blames the request if that is huge, otherwise the model.
+/// Returns the error of a result that is not finite: blames the request if its largest input is huge, otherwise the model.
 pub(super) fn not_finite(what: &str, largest: f32) -> Error {
     match largest > NUMBER_MAX {
         true => Error::invalid(format!("{what}: got the number {largest:e}, expected at most {NUMBER_MAX:e}")),
@@ -138,16 +148,16 @@ pub(super) fn not_finite(what: &str, largest: f32) -> Error {
 #[derive(Debug)]
 pub(super) enum Task {
     Retrieve(Search),
-    /// `slots` are ascending and distinct.
+    /// Scores named items; `slots` are ascending and distinct.
     Rank {
         slots: Vec<Slot>,
         unknown: Vec<ItemId>,
     },
-    /// `whole`: returns the user tensors along with the query embedding.
+    /// Computes the query embedding; with `whole`, also the user tensors that later steps read.
     Embed {
         whole: bool,
     },
-    /// Candidates of one shard, whose `k0` is its share of the total.
+    /// Selects the candidates of one shard; `k0` of the search is this shard's part of the total.
     Select {
         search: Search,
         selection: Selection,
@@ -159,7 +169,7 @@ pub(super) enum Task {
     },
 }
 
-/// Number of candidates that all shards search for, and this shard's share, per query of the user.
+/// Numbers of candidates per query of the user, for a search over several shards.
 #[derive(Debug)]
 pub(super) struct Selection {
     /// Number of candidates across all shards, K0.
@@ -267,7 +277,7 @@ impl Prepared {
         &self.view
     }
 
-    /// Sets the request names that are sent along to other hosts.
+    /// Sets the id and trace that are sent along to other hosts.
     pub fn asked_for(self, origin: Origin) -> Self {
         Prepared { origin, ..self }
     }
@@ -283,7 +293,7 @@ impl Prepared {
         self.cost
     }
 
-    /// Returns whether rows of a cluster must be fetched before it can run without waiting.
+    /// Returns whether rows of a cluster must be fetched before the request can run without waiting.
     pub fn needs_fetch(&self) -> bool {
         match (&self.query, &self.view.main().package.user) {
             (Query::Features { row, fetched: None }, Some(tower)) => tower.needs_fetch(row),
@@ -314,12 +324,12 @@ impl Prepared {
         }
     }
 
-    /// Returns the number of ids in its features.
+    /// Returns the number of ids in the request's features.
     pub(super) fn ids(&self) -> usize {
         self.features().map_or(0, FeatureRow::ids)
     }
 
-    /// Returns the bytes that it occupies while queued.
+    /// Returns the bytes that the request occupies while queued.
     pub(super) fn bytes(&self) -> usize {
         let query = match &self.query {
             Query::Vector(vector) => vector.len() * 4,

@@ -15,7 +15,7 @@ use sterling_snapshot::{Desired, Stamp};
 #[derive(Clone, Debug)]
 pub(super) struct Rejection {
     pub(super) what: VersionRejection,
-    /// Stamp of its folder at that time.
+    /// Stamp of the version's folder when the version was rejected.
     pub(super) stamp: Stamp,
     /// Time of the next attempt if nothing changes.
     pub(super) again: Option<Instant>,
@@ -43,9 +43,9 @@ pub(super) struct Entry<T> {
     pub(super) labels: BTreeMap<String, u64>,
     /// Desired state of the model in its store, as last read by this server.
     pub(super) desired_state: Desired,
-    /// Error if the desired state cannot be read now; the last one read stays in effect.
+    /// Error if the desired state cannot be read now; the last state read stays in effect.
     pub(super) wish_unread: Option<String>,
-    /// True if the desired version has been activated, or none is desired.
+    /// True if the desired version has been activated, or if no version is desired.
     pub(super) is_desired_active: bool,
     /// True if the active version is no longer in the store.
     pub(super) is_missing: bool,
@@ -57,8 +57,8 @@ pub(super) struct Entry<T> {
     pub(super) shadow: Option<Arc<ShadowVersion<T>>>,
     /// Versions that were loaded manually and not active since.
     held: BTreeSet<u64>,
-    /// Published versions that were decided on, with the digest if it is known. They are no longer activated automatically: a
-    /// rollback stays until something else is published.
+    /// Published versions that were loaded, rejected or skipped, with the digest if it is known. Versions in this map are no
+    /// longer activated automatically: a rollback stays until another version is published.
     settled: BTreeMap<u64, (Stamp, Option<String>)>,
     pub(super) refused: BTreeMap<u64, Rejection>,
     /// Version that is being loaded.
@@ -138,13 +138,13 @@ impl<T> Entry<T> {
         settled.is_none_or(|(at, digest)| Some(*at) != loaded.stamp && digest.as_deref() != Some(&loaded.digest))
     }
 
-    /// Adds a version to memory; replaces one of the same number.
+    /// Adds a version to memory; replaces a version of the same number.
     pub(super) fn insert(&mut self, loaded: Arc<Loaded<T>>) {
         self.refused.remove(&loaded.version);
         self.loaded.insert(loaded.version, loaded);
     }
 
-    /// Keeps a version in memory until it is unloaded, or succeeded as the active one.
+    /// Keeps a version in memory until it is unloaded, or has been active and was replaced.
     pub(super) fn hold(&mut self, version: u64) {
         if self.active != Some(version) {
             self.held.insert(version);
@@ -209,7 +209,7 @@ impl<T> Entry<T> {
     }
 
     pub(super) fn label(&mut self, label: &str, version: u64) -> Result<()> {
-        self.find(version).map_err(|e| e.within("a label points to a version in memory"))?;
+        self.find(version).map_err(|e| e.within("label: expected a version in memory"))?;
         self.labels.insert(label.to_owned(), version);
         self.drop_idle();
         Ok(())
@@ -237,7 +237,7 @@ impl<T> Entry<T> {
         if before.version != self.desired_state.version {
             self.is_desired_active = self.desired_state.version.is_none();
             if self.is_desired_active {
-                // The newest version counts as new again, although it existed while another one was desired.
+                // The newest version counts as new again, although it existed while another version was desired.
                 self.settled.clear();
             }
         }
@@ -255,14 +255,16 @@ impl<T> Entry<T> {
     pub(super) fn unload(&mut self, version: u64) -> Result<()> {
         self.find(version)?;
         if self.active == Some(version) {
-            return Err(Error::conflict(format!("version {version} is the active one, activate another first")));
+            return Err(Error::conflict(format!("version {version} is active, activate another version first")));
         }
         if let Some((label, _)) = self.labels.iter().find(|(_, of)| **of == version) {
             return Err(Error::conflict(format!("version {version} has the label `{label}`, move the label first")));
         }
         let part = self.desired_state.traffic.targets().find(|(_, target)| *target == TrafficTarget::Version(version));
         if let Some((part, _)) = part {
-            return Err(Error::conflict(format!("version {version} is the {part}, change the traffic first")));
+            return Err(Error::conflict(format!(
+                "version {version} is the {part}, remove it from the desired traffic first"
+            )));
         }
         self.held.remove(&version);
         self.previous = self.previous.filter(|v| *v != version);

@@ -35,15 +35,15 @@ struct PendingVersion {
 /// Reason to load a version.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum LoadReason {
-    /// The version is the newest one and will be activated.
+    /// The version is the newest and will be activated.
     Newest,
-    /// The version is the desired one, since this revision of the desired state.
+    /// The version is desired, since this revision of the desired state.
     Wished(u64),
     /// The desired state has this label for the version.
     Labelled(String),
     /// The version is the desired canary or shadow.
     Traffic,
-    /// The bytes in memory are no longer the published ones.
+    /// The bytes in memory differ from the published bytes.
     Replaced,
 }
 
@@ -57,13 +57,13 @@ impl<T: Send + Sync> Registry<T> {
         std::thread::scope(|scope| {
             for name in &names {
                 if let Err(e) = tasks::LOAD.start_in(scope, move || self.update(name)) {
-                    tracing::warn!(error = %e, "no thread for a load; retrying later");
+                    tracing::warn!(error = %e, "cannot start a thread that loads versions; retrying later");
                 }
             }
         });
     }
 
-    /// Polls the store on its own thread, as long as the registry lives. Loads run concurrently, so a slow one delays no other
+    /// Polls the store on its own thread, as long as the registry lives. Loads run concurrently, so a slow load delays no other
     /// model. The first poll uses the known state of the store, so that an unreachable store does not delay startup if there is
     /// something to serve.
     ///
@@ -77,7 +77,7 @@ impl<T: Send + Sync> Registry<T> {
         let mut is_first = true;
         let look = move || {
             while let Some(registry) = registry.upgrade() {
-                // A panic costs one poll.
+                // If a poll panics, only that poll is lost; the next one runs as usual.
                 let look = || {
                     if !std::mem::take(&mut is_first) {
                         let _ = registry.store.renew();
@@ -89,7 +89,7 @@ impl<T: Send + Sync> Registry<T> {
                     let registry = registry.clone();
                     let update = move || registry.update(&name);
                     if let Err(e) = tasks::LOAD.start(update) {
-                        tracing::warn!(error = %e, "no thread for a load; retrying later");
+                        tracing::warn!(error = %e, "cannot start a thread that loads versions; retrying later");
                     }
                 }
                 metrics::counter!("sterling_polls_total", "source" => "store").increment(1);
@@ -113,12 +113,12 @@ impl<T: Send + Sync> Registry<T> {
         };
         self.forget(&names);
         for name in self.entries.load().keys().filter(|name| !names.contains(name)) {
-            self.note_store(name, &[]);
+            self.record_published(name, &[]);
         }
         names.iter().for_each(|name| self.receive(name));
         names.retain(|name| {
             let Some(published) = self.in_store(name) else { return false };
-            self.note_store(name, &published);
+            self.record_published(name, &published);
             let gate = self.entries.load().get(name).map(|entry| entry.gate.clone());
             let is_free = gate.is_none_or(|gate| !matches!(gate.try_lock(), Err(std::sync::TryLockError::WouldBlock)));
             is_free && !self.due(name, &published).is_empty()
@@ -148,7 +148,7 @@ impl<T: Send + Sync> Registry<T> {
                     tracing::info!(
                         model = name,
                         revision = desired_state.revision,
-                        wished = desired_state.reported(),
+                        desired = desired_state.reported(),
                         "desired state changed"
                     );
                     self.change(name, |entry| entry.receive(desired_state));
@@ -182,8 +182,8 @@ impl<T: Send + Sync> Registry<T> {
     }
 
     /// Records whether the active version is still in the store. Forgets rejections of versions that are no longer published, or
-    /// that are again the same as in memory. Decisions are retained, since the same bytes may return.
-    fn note_store(&self, name: &str, published: &[u64]) {
+    /// that are again the same as in memory. Records of handled versions are retained, since the same bytes may return.
+    fn record_published(&self, name: &str, published: &[u64]) {
         let entries = self.entries.load_full();
         let Some(entry) = entries.get(name) else { return };
         let is_mended = |version: &u64| {
@@ -221,8 +221,8 @@ impl<T: Send + Sync> Registry<T> {
         self.change(name, |entry| entry.gate.clone())
     }
 
-    /// Returns the versions to load now: the desired one or, if there is none, the newest down to the first that was decided on;
-    /// then the targets of desired labels, the canary and shadow, and versions in memory whose bytes were replaced.
+    /// Returns the versions to load now: the desired one or, if there is none, the newest down to the first that was handled
+    /// before; then the targets of desired labels, the canary and shadow, and versions in memory whose bytes were replaced.
     fn due(&self, name: &str, published: &[u64]) -> Vec<PendingVersion> {
         let now = Instant::now();
         let entries = self.entries.load();
@@ -231,9 +231,9 @@ impl<T: Send + Sync> Registry<T> {
         let seen = |version: &u64| Some((*version, self.store.stamp(name, *version)?));
         let mut due = Vec::new();
         match entry.desired_state.version {
-            Some(wished) if !entry.is_desired_active => {
+            Some(desired) if !entry.is_desired_active => {
                 let why = LoadReason::Wished(entry.desired_state.revision);
-                let stands = self.store.successor(name, wished, published);
+                let stands = self.store.successor(name, desired, published);
                 due.extend(seen(&stands).map(|(version, stamp)| PendingVersion { version, stamp, why }));
             }
             None if self.options.follow || entry.active.is_none() => {
@@ -299,7 +299,7 @@ impl<T: Send + Sync> Registry<T> {
             .map_or_else(|| self.ensure_local(name, due.version, due.stamp, Background::Steady), Ok);
         let Ok(loaded) = result else { return false };
         let settled = match due.why {
-            // The desired version decides against all other published ones; a label, a canary or a shadow decides nothing.
+            // A desired version marks all published versions as handled; a label, a canary or a shadow marks none.
             LoadReason::Wished(_) => self.published(name, u64::MAX),
             LoadReason::Labelled(_) | LoadReason::Traffic => Vec::new(),
             LoadReason::Newest | LoadReason::Replaced => self.published(name, due.version),
@@ -314,17 +314,17 @@ impl<T: Send + Sync> Registry<T> {
             if is_to_answer {
                 entry.activate(due.version);
                 entry.is_desired_active = true;
-                // The active version represents the desired one (it may be a later merge). An earlier poll that could not read it
-                // tried the desired one itself, whose updates may have been truncated.
-                if let Some(wished) = entry.desired_state.version {
-                    entry.refused.remove(&wished);
+                // The active version represents the desired one (it may be a later merge). An earlier poll that could not read
+                // the active version may have rejected the desired one, because the updates after it are truncated.
+                if let Some(desired) = entry.desired_state.version {
+                    entry.refused.remove(&desired);
                 }
             }
             if let LoadReason::Labelled(label) = &due.why
                 && entry.desired_state.labels.get(label) == Some(&due.version)
                 && entry.labels_left.remove(label)
             {
-                // The version is in memory.
+                // Cannot fail: the version is in memory.
                 let _ = entry.label(label, due.version);
             }
             entry.settle(settled);
@@ -336,7 +336,7 @@ impl<T: Send + Sync> Registry<T> {
         true
     }
 
-    /// Returns whether a decided version that is not in memory has other files with the same bytes.
+    /// Returns whether a version that is not in memory was handled before with the same bytes in other files.
     fn is_back(&self, name: &str, due: &PendingVersion) -> bool {
         let entries = self.entries.load();
         let Some(entry) = entries.get(name).filter(|e| !e.loaded.contains_key(&due.version)) else { return false };
@@ -423,7 +423,7 @@ impl<T: Send + Sync> Registry<T> {
         let (content, held) = self.read(name, version, background)?;
         let Declared { name, version, digest, .. } = declared;
         if self.store.stamp(&name, version) != Some(stamp) {
-            return Err(Error::not_ready(format!("{}: it changed while it was loaded", folder.display())));
+            return Err(Error::not_ready(format!("{}: the folder changed while it was loaded", folder.display())));
         }
         let (stamp, fold) = (Some(stamp), held.fold());
         let loaded = Loaded { content, name, version, digest, stamp, fold, room: Some(room), _held: Some(held) };
@@ -437,7 +437,7 @@ impl<T: Send + Sync> Registry<T> {
     /// its original.
     fn read(&self, name: &str, version: u64, background: Background) -> Result<(Arc<T>, PinnedVersion)> {
         let mut held = match self.store.ensure_local(name, version) {
-            // As for memory, the previously active version makes room on the disk.
+            // If the disk is full, the previously active version is dropped, as for memory.
             Err(e) if e.kind() == Kind::NoSpace => {
                 self.change(name, Entry::drop_previous);
                 self.store.ensure_local(name, version)?
@@ -467,10 +467,10 @@ impl<T: Send + Sync> Registry<T> {
         let declared = Declared { name, version: like.version, digest, memory_bytes: like.memory_bytes() };
         self.room(&like.name, &declared)
             .map(drop)
-            .map_err(|e| e.within("reserving memory for another version of this size"))
+            .map_err(|e| e.within("cannot reserve memory for another version of this size"))
     }
 
-    /// Reserves memory for a version; drops the previously active one if necessary.
+    /// Reserves memory for a version; drops the previously active version if necessary.
     fn room(&self, name: &str, declared: &Declared) -> Result<Room> {
         let need = declared.memory_bytes;
         if let Some(room) = self.memory.take(need) {

@@ -15,12 +15,12 @@ pub struct Loaded<T = Live> {
     pub(super) name: String,
     pub(super) version: u64,
     pub(super) digest: String,
-    /// Stamp of its folder when it was loaded.
+    /// Stamp of the version's folder when it was loaded.
     pub(super) stamp: Option<Stamp>,
-    /// Position of the checkpoint that it was loaded from, if any.
+    /// Position of the checkpoint that the version was loaded from, if any.
     pub(super) fold: Option<u64>,
     pub(super) room: Option<Room>,
-    /// Keeps its files from being deleted.
+    /// Keeps the version's files from being deleted.
     pub(super) _held: Option<PinnedVersion>,
 }
 
@@ -75,7 +75,7 @@ pub struct VersionRejection {
     pub reason: String,
     /// Number of failed loads since the last change of the folder.
     pub attempts: u32,
-    /// Time until the next attempt if the folder does not change; `None` if there is none.
+    /// Time until the next attempt if the folder does not change; `None` if the version is not tried again.
     pub retry_in: Option<Duration>,
 }
 
@@ -84,13 +84,13 @@ pub struct VersionRejection {
 pub struct VersionState {
     /// Version number.
     pub version: u64,
-    /// True if the store has it.
+    /// True if the store has the version.
     pub published: bool,
     /// True if the version is in memory.
     pub loaded: bool,
-    /// True if it answers unpinned requests.
+    /// True if the version answers unpinned requests.
     pub active: bool,
-    /// Labels that point to it.
+    /// Labels that point to the version.
     pub labels: Vec<String>,
     /// Digest of the bytes in memory.
     pub digest: Option<String>,

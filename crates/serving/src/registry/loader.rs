@@ -19,7 +19,7 @@ pub struct Declared {
     pub version: u64,
     /// Digest of the published bytes.
     pub digest: String,
-    /// Bytes of memory when it is loaded.
+    /// Memory of the version once it is loaded, in bytes.
     pub memory_bytes: u64,
 }
 

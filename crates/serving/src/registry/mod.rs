@@ -14,8 +14,8 @@
 //!    retried.
 //!
 //! A share of the unpinned requests may go to another version (canary), and some may be repeated at another version (shadow): see
-//! `split`. Their settings are part of the desired state. A canary that is worse is stopped immediately on this server, and then
-//! in the store (`traffic`).
+//! `split`. Canary and shadow are part of the desired state. A canary that is worse is stopped immediately on this server, and
+//! then in the store (`traffic`).
 //!
 //! The active version, the previous one, labelled ones and manually loaded ones stay in memory. All others are dropped when their
 //! last request ends.

@@ -22,7 +22,7 @@ impl Permits {
     /// Waits for a permit.
     pub(super) fn take(&self) -> Permit<'_> {
         may_block();
-        // Both ends live as long as `self`, so neither can be closed.
+        // Cannot fail: both ends of the channel live as long as `self`.
         let _ = self.take.recv();
         Permit(&self.give)
     }

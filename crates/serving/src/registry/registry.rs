@@ -105,7 +105,7 @@ impl<T: Send + Sync> Registry<T> {
     /// # Errors
     /// `NotFound` naming the existing models; `NotReady` while the store has not been read.
     pub(super) fn entry<R>(&self, name: &str, read: impl FnOnce(&Entry<T>) -> Result<R>) -> Result<R> {
-        // Read before the entries, so that these are at least as recent.
+        // `is_read` is loaded before the entries, so that the entries are at least as recent.
         let is_read = self.is_read.load(Ordering::Acquire);
         let entries = self.entries.load();
         match entries.get(name) {
@@ -126,7 +126,7 @@ impl<T: Send + Sync> Registry<T> {
     /// Returns a version in memory.
     ///
     /// # Errors
-    /// `NotFound` naming the existing ones; `NotReady` if no version of the model could be loaded.
+    /// `NotFound` naming the existing models, versions or labels; `NotReady` if no version of the model could be loaded.
     pub fn get(&self, name: &str, which: VersionSelector<'_>) -> Result<Arc<Loaded<T>>> {
         self.entry(name, |entry| entry.get(which))
     }
@@ -145,7 +145,7 @@ impl<T: Send + Sync> Registry<T> {
     }
 
     /// Activates a version for unpinned requests, immediately if it is in memory. The activated version stays active
-    /// until another one is published.
+    /// until another version is published.
     ///
     /// # Errors
     /// As [`Registry::load`].
@@ -163,8 +163,8 @@ impl<T: Send + Sync> Registry<T> {
         Ok(loaded)
     }
 
-    /// Activates a version as the successor of `before`, if that one is still active. No caller waits: it is loaded in the
-    /// background.
+    /// Activates a version as the successor of `before`, if `before` is still active. No caller waits: the version is loaded in
+    /// the background.
     ///
     /// # Errors
     /// `Conflict` if another version is active by now; as [`Registry::load`].
@@ -191,7 +191,7 @@ impl<T: Send + Sync> Registry<T> {
         Ok(loaded)
     }
 
-    /// Reloads a version that is in memory from the files that now represent it. No caller waits: it is loaded in the background.
+    /// Reloads a version that is in memory from its present files. No caller waits: the version is loaded in the background.
     ///
     /// # Errors
     /// As [`Registry::load`].
@@ -214,7 +214,7 @@ impl<T: Send + Sync> Registry<T> {
     /// Removes a version from memory.
     ///
     /// # Errors
-    /// `NotFound` if it is not in memory, `Conflict` if it is active or has a label.
+    /// `NotFound` if the version is not in memory, `Conflict` if it is active or has a label.
     pub fn unload(&self, name: &str, version: u64) -> Result<()> {
         self.edit(name, |entry| entry.unload(version))
     }
@@ -288,8 +288,8 @@ impl<T: Send + Sync> Registry<T> {
     pub fn troubles(&self) -> Vec<String> {
         let mut troubles: Vec<String> = self.store.trouble().into_iter().collect();
         for (name, entry) in self.entries.load().iter() {
-            let wished = entry.desired_state.version.filter(|_| !entry.is_desired_active);
-            if let Some(version) = wished {
+            let desired = entry.desired_state.version.filter(|_| !entry.is_desired_active);
+            if let Some(version) = desired {
                 let now = entry.active.map_or("none".into(), |active| format!("version {active}"));
                 troubles.push(format!("model `{name}`: version {version} is desired in the store, {now} answers"));
             }
@@ -306,7 +306,7 @@ impl<T: Send + Sync> Registry<T> {
                     let silent = entry
                         .get(VersionSelector::Active)
                         .err()
-                        .filter(|_| entry.refused.is_empty() && wished.is_none());
+                        .filter(|_| entry.refused.is_empty() && desired.is_none());
                     troubles.extend(silent.map(|why| format!("model `{name}` does not answer: {why}")));
                 }
             }

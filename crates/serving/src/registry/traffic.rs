@@ -52,7 +52,7 @@ impl<T: Send + Sync> Registry<T> {
     }
 
     /// Changes the desired traffic of a model for all servers of the store, either at the given revision or unconditionally. This
-    /// server applies it immediately, as far as the versions are in memory.
+    /// server applies the change immediately, as far as the versions are in memory.
     ///
     /// # Errors
     /// `NotFound` for an unknown model; `Unsupported` if this server does not follow the store; `Conflict` if the revision
@@ -87,7 +87,7 @@ impl<T: Send + Sync> Registry<T> {
     }
 
     fn change_desired(&self, name: &str, before: &Desired, change: impl FnOnce(&mut Desired)) -> Result<()> {
-        // If the file was removed meanwhile, a new one must not look like an earlier revision.
+        // If the file of the desired state was removed meanwhile, a new file must not have an earlier revision.
         let known = self.entry(name, |entry| Ok(entry.desired_state.revision))?;
         let change = |desired_state: &mut Desired| {
             desired_state.revision = desired_state.revision.max(known);
@@ -136,7 +136,7 @@ impl<T: Send + Sync> Registry<T> {
         {
             tracing::warn!(model = name, version = before, %error, "activation in the store failed, and the previous version could not be reactivated");
         }
-        // A plain activation decides for this server alone. Here the store decides, if its desired state is new or already met.
+        // `activate` lets this server's operator decide. Here the store decides, if its desired state is new or already met.
         self.change(name, |entry| {
             let is_met = entry.desired_state.version.is_none_or(|version| entry.active == Some(version));
             entry.is_desired_active = is_met || was_done && entry.desired_state.revision == revision;
@@ -157,7 +157,7 @@ impl<T: Send + Sync> Registry<T> {
         }
     }
 
-    /// Sets a canary's share to zero in the store, with a reason for operators, if the desired canary still has this setting.
+    /// Sets a canary's share to zero in the store, with a reason for operators, if the desired canary still equals `canary`.
     ///
     /// # Errors
     /// `NotFound` for an unknown model; `Unsupported` if this server does not follow the store; as
@@ -171,7 +171,7 @@ impl<T: Send + Sync> Registry<T> {
     fn roll_back(&self, name: &str, canary: &Canary, reason: &str) -> Result<()> {
         let before = self.store.desired_state(name)?;
         if before.traffic.canary.as_ref() != Some(canary) {
-            // Another writer has decided; the next poll reads it.
+            // Another writer has changed the desired state; the next poll reads it.
             return Ok(());
         }
         let mut traffic = before.traffic.clone();

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use super::{Part, View};
+use super::{SegmentItems, View};
 use sterling_core::error::{Error, Result};
 use sterling_core::units::Slot;
 use sterling_index::columns::{Cell, Column, Contains, Value};
@@ -18,9 +18,9 @@ const COUNTED_BYTES: usize = 128;
 pub struct ColumnValues<'a> {
     /// Values, each with its number of items if they were counted ([`COUNTED_VALUES_MAX`]).
     pub values: Vec<(Category<'a>, Option<usize>)>,
-    /// Number of distinct matching values; more than `values` holds if these were limited.
+    /// Number of distinct matching values; larger than the length of `values` if the values were limited.
     pub found: usize,
-    /// Minimum and maximum of a numeric column; `None` if it is empty.
+    /// Minimum and maximum of a numeric column; `None` if the column has no numbers.
     pub range: Option<(f64, f64)>,
 }
 
@@ -41,11 +41,11 @@ impl View {
     pub fn find(&self, column: &str, text: &str, most: usize) -> Result<Vec<Slot>> {
         let number = self.category(column)?;
         let mut found = Vec::new();
-        for part in self.all_parts() {
-            let column = part.columns.at(number);
+        for segment in self.all_segments() {
+            let column = segment.columns.at(number);
             let holds = column.containing(text);
             let mut best = BinaryHeap::new();
-            for slot in part.unchanged(number) {
+            for slot in segment.unchanged(number) {
                 let codes = column.codes(slot).iter().map(|&code| (holds[code as usize], code));
                 let Some((held, code)) = codes.min().filter(|(held, _)| *held != Contains::Not) else { continue };
                 best.push((held, code, slot));
@@ -53,12 +53,14 @@ impl View {
                     best.pop();
                 }
             }
-            found.extend(part.changed(number).filter_map(|(slot, value)| {
+            found.extend(segment.changed(number).filter_map(|(slot, value)| {
                 let values = categories(value).into_iter().map(|value| (value.contains(text), value));
                 let (held, value) = values.min().filter(|(held, _)| *held != Contains::Not)?;
-                Some((held, value, part.in_view(slot)))
+                Some((held, value, segment.to_view_slot(slot)))
             }));
-            found.extend(best.into_iter().map(|(held, code, slot)| (held, category(column, code), part.in_view(slot))));
+            found.extend(
+                best.into_iter().map(|(held, code, slot)| (held, category(column, code), segment.to_view_slot(slot))),
+            );
         }
         found.sort();
         Ok(found.into_iter().take(most).map(|(_, _, slot)| slot).collect())
@@ -89,17 +91,17 @@ impl View {
             return Ok(ColumnValues { values, found, range });
         }
         let mut counts: BTreeMap<Category<'_>, (Contains, usize)> = BTreeMap::new();
-        for part in self.all_parts() {
-            let column = part.columns.at(number);
+        for segment in self.all_segments() {
+            let column = segment.columns.at(number);
             let holds = column.containing(text);
             let mut items = vec![0; holds.len()];
-            part.unchanged(number).flat_map(|slot| column.codes(slot)).for_each(|&code| items[code as usize] += 1);
+            segment.unchanged(number).flat_map(|slot| column.codes(slot)).for_each(|&code| items[code as usize] += 1);
             let held =
                 holds.into_iter().zip(items).zip(0..).filter(|((held, items), _)| *held != Contains::Not && *items > 0);
             for ((held, items), code) in held {
                 counts.entry(category(column, code)).or_insert((held, 0)).1 += items;
             }
-            for value in part.changed(number).flat_map(|(_, value)| categories(value)) {
+            for value in segment.changed(number).flat_map(|(_, value)| categories(value)) {
                 let held = value.contains(text);
                 if held != Contains::Not {
                     counts.entry(value).or_insert((held, 0)).1 += 1;
@@ -116,14 +118,15 @@ impl View {
 
     /// Returns the bytes of memory that [`View::values`] takes while it counts a column.
     pub fn counting_bytes(&self, number: usize) -> usize {
-        let values = |part: Part<'_>| part.columns.at(number).dictionary_len() + part.changed(number).count();
+        let values =
+            |segment: SegmentItems<'_>| segment.columns.at(number).dictionary_len() + segment.changed(number).count();
         match self.main.columns.at(number).dictionary_len() {
             many if many > COUNTED_VALUES_MAX => many * size_of::<Contains>(),
-            _ => COUNTED_BYTES * self.all_parts().map(values).sum::<usize>(),
+            _ => COUNTED_BYTES * self.all_segments().map(values).sum::<usize>(),
         }
     }
 
-    /// Returns the number of a category column.
+    /// Returns the index of a category column.
     fn category(&self, column: &str) -> Result<usize> {
         let number = self.main.columns.number(column)?;
         match self.main.columns.at(number).floats() {
@@ -137,15 +140,19 @@ impl View {
     fn range(&self, number: usize) -> Option<(f64, f64)> {
         let mut range: Option<(f64, f64)> = None;
         let mut see = |n: f64| range = Some(range.map_or((n, n), |(least, greatest)| (least.min(n), greatest.max(n))));
-        for part in self.all_parts() {
-            let column = part.columns.at(number);
+        for segment in self.all_segments() {
+            let column = segment.columns.at(number);
             match column.floats() {
                 Some(floats) => {
-                    part.unchanged(number).map(|slot| floats[slot.index()]).filter(|n| !n.is_nan()).for_each(&mut see);
+                    segment
+                        .unchanged(number)
+                        .map(|slot| floats[slot.index()])
+                        .filter(|n| !n.is_nan())
+                        .for_each(&mut see);
                 }
                 None => column.extremes().into_iter().flatten().for_each(|n| see(n as f64)),
             }
-            part.changed(number).for_each(|(_, value)| match value {
+            segment.changed(number).for_each(|(_, value)| match value {
                 Value::Float(number) => see(*number),
                 _ => categories(value).iter().filter_map(Category::integer).for_each(|n| see(n as f64)),
             });
@@ -155,7 +162,7 @@ impl View {
 }
 
 impl Category<'_> {
-    /// Returns the maximum bytes in an answer, as [`Cell::bytes`] counts them.
+    /// Returns the maximum bytes of the value in an answer, as [`Cell::bytes`] counts them.
     pub fn bytes(&self) -> usize {
         match *self {
             Category::Integer(value) => Cell::Integer(value).bytes(),

@@ -18,7 +18,7 @@ pub struct Live {
 
 /// Hook that prepares views before they become visible.
 pub trait BeforeShown: Debug + Send + Sync {
-    /// Called with every later view. The hook may be slow: only the update thread waits for it, no request.
+    /// Prepares every view after the first one, before requests see the view. May be slow: only the update thread waits.
     fn before_shown(&self, view: &Arc<View>);
 }
 
@@ -59,11 +59,11 @@ impl Live {
     /// Waits for a view that contains the updates up to a position.
     ///
     /// # Errors
-    /// `Unavailable` if that position will never be visible.
+    /// `Unavailable` if the position will never be visible.
     pub async fn reached(&self, position: u64) -> Result<Arc<View>> {
         let mut shown = self.shown.position.subscribe();
         let stalled = || self.shown.stalled.load_full();
-        // The sender lives as long as `self`.
+        // Cannot fail: the sender lives as long as `self`.
         let _ = shown.wait_for(|now| *now >= position || stalled().is_some()).await;
         match stalled() {
             Some(why) if self.view().position() < position => {
@@ -75,7 +75,7 @@ impl Live {
 
     /// Sets the hook that prepares later views; only the first call has an effect.
     pub fn set_prepare_hook(&self, by: Arc<dyn BeforeShown>) {
-        // Earlier hooks stay registered.
+        // If a hook was already set, that hook stays.
         let _ = self.shown.ready.set(by);
     }
 

@@ -1,12 +1,12 @@
 //! Read view of one request: a snapshot at one position of its updates.
 //!
 //! A pass reads all item data through a view, so it does not know whether an item is in the main snapshot or in one of the
-//! segments ([`Segment`]) that hold later items. Slots are numbered across all of them: first the main snapshot's, then those of
-//! each segment. Tombstones mark replaced and deleted items in either, and an overlay holds changed column values of the main
-//! snapshot.
+//! segments ([`Segment`]) that hold later items. Slots are numbered across snapshot and segments: first the main snapshot's,
+//! then those of each segment. Tombstones mark replaced and deleted items in either, and an overlay holds changed column values
+//! of the main snapshot.
 //!
 //! A view is immutable: an update creates another one, which shares the unchanged parts. A request therefore sees one position
-//! throughout, without locks. Filters are planned here too; concurrent requests with equal filters share a plan. If the server is
+//! throughout, without locks. A view also plans filters; concurrent requests with equal filters share a plan. If the server is
 //! configured for it, the views of a snapshot record sampled queries for calibration.
 
 mod browse;
@@ -28,7 +28,7 @@ use sterling_graph::tower::OverArch;
 use sterling_index::columns::{Column, Columns, Overlay, Stacked, Value};
 use sterling_index::filter::{self, Plan};
 use sterling_index::ivf;
-use sterling_index::search::{Catalogue, CataloguePart, Tombstones};
+use sterling_index::search::{self, Catalogue, Tombstones};
 use sterling_index::value::Program;
 use sterling_snapshot::{Ids, Snapshot, VectorRows};
 
@@ -40,15 +40,15 @@ pub use segment::{Attribute, Row, Segment, item_columns};
 /// Number of remembered plans before unused ones are removed.
 const PLANS_MIN: usize = 64;
 
-/// Snapshot at one position.
+/// Snapshot with its updates up to one position.
 #[derive(Debug)]
 pub struct View {
     main: Arc<Snapshot>,
     /// Deleted slots of the main snapshot.
-    gone: Tombstones,
+    tombstones: Tombstones,
     /// Changed column values of the main snapshot.
     overlay: Arc<Overlay>,
-    pieces: Vec<ViewSegment>,
+    deltas: Vec<ViewSegment>,
     position: u64,
     plans: Mutex<Plans>,
     recorded: Arc<Recorded>,
@@ -84,7 +84,7 @@ impl Planned {
 #[derive(Debug, Default)]
 struct Plans {
     by_canonical: HashMap<String, Weak<Planned>>,
-    /// Number of plans at which unused ones are removed.
+    /// Number of plans at which unused plans are removed.
     room: usize,
 }
 
@@ -93,28 +93,28 @@ struct Plans {
 struct ViewSegment {
     segment: Arc<Segment>,
     /// Deleted slots of the segment.
-    gone: Tombstones,
+    tombstones: Tombstones,
     /// First slot in the numbering of the view.
     first_slot: u32,
 }
 
 /// Main snapshot or segment, for iteration over all items.
-struct Part<'a> {
+struct SegmentItems<'a> {
     first_slot: u32,
     columns: &'a Columns,
-    /// Changed column values, if the part is the main snapshot.
+    /// Changed column values, if the segment is the main snapshot.
     overlay: Option<&'a Overlay>,
     filter: &'a filter::Index,
     index: &'a ivf::Index,
     ids: &'a Ids,
-    gone: &'a Tombstones,
+    tombstones: &'a Tombstones,
 }
 
-impl<'a> Part<'a> {
+impl<'a> SegmentItems<'a> {
     /// Returns occupied slots that are not deleted.
     fn live(&self) -> impl Iterator<Item = Slot> + use<'a> {
-        let gone = self.gone;
-        self.index.filled_slots().filter(move |&slot| !gone.contains(slot))
+        let tombstones = self.tombstones;
+        self.index.filled_slots().filter(move |&slot| !tombstones.contains(slot))
     }
 
     /// Returns slots whose values in a column have not changed.
@@ -125,23 +125,23 @@ impl<'a> Part<'a> {
 
     /// Returns changed slots with their present values.
     fn changed(&self, column: usize) -> impl Iterator<Item = (Slot, &'a Value)> + use<'a> {
-        let gone = self.gone;
+        let tombstones = self.tombstones;
         let changed = self.overlay.into_iter().flat_map(move |overlay| overlay.changed(column));
-        changed.filter(move |(slot, _)| !gone.contains(*slot))
+        changed.filter(move |(slot, _)| !tombstones.contains(*slot))
     }
 
-    fn searched(&self) -> CataloguePart<'a> {
-        CataloguePart {
+    fn searched(&self) -> search::Segment<'a> {
+        search::Segment {
             index: self.index,
             filter: self.filter,
             ids: Some(self.ids.of_slots()),
-            gone: Some(self.gone).filter(|gone| !gone.is_empty()),
+            tombstones: Some(self.tombstones).filter(|tombstones| !tombstones.is_empty()),
             first_slot: self.first_slot,
         }
     }
 
-    /// Converts a slot of the part to the numbering of the view.
-    fn in_view(&self, slot: Slot) -> Slot {
+    /// Converts a slot of the segment to the numbering of the view.
+    fn to_view_slot(&self, slot: Slot) -> Slot {
         Slot(self.first_slot + slot.0)
     }
 }
@@ -149,33 +149,38 @@ impl<'a> Part<'a> {
 impl View {
     /// Creates the view of a snapshot without updates.
     pub fn new(main: Arc<Snapshot>) -> Self {
-        let gone = View::tombstones_of(&main);
-        View::at(main.manifest.position, main, gone, Vec::new())
+        let tombstones = View::tombstones_of(&main);
+        View::at(main.manifest.position, main, tombstones, Vec::new())
     }
 
     /// Returns the deleted slots of a snapshot before any update: an emptied snapshot keeps one item in its files.
     pub fn tombstones_of(main: &Snapshot) -> Tombstones {
-        let mut gone = Tombstones::default();
+        let mut tombstones = Tombstones::default();
         if main.manifest.is_emptied() {
             for slot in main.index.filled_slots() {
-                gone.insert(slot);
+                tombstones.insert(slot);
             }
         }
-        gone
+        tombstones
     }
 
-    /// Creates the view of a snapshot at a position of its updates, with the snapshot's deleted slots `gone`, and segments with
-    /// theirs.
-    pub fn at(position: u64, main: Arc<Snapshot>, gone: Tombstones, segments: Vec<(Arc<Segment>, Tombstones)>) -> Self {
+    /// Creates the view of a snapshot at a position of its updates, with the snapshot's deleted slots `tombstones`, and segments
+    /// with their deleted slots.
+    pub fn at(
+        position: u64,
+        main: Arc<Snapshot>,
+        tombstones: Tombstones,
+        segments: Vec<(Arc<Segment>, Tombstones)>,
+    ) -> Self {
         let mut next = main.index.slots() as u32;
-        let piece = |(segment, gone): (Arc<Segment>, Tombstones)| {
+        let delta = |(segment, tombstones): (Arc<Segment>, Tombstones)| {
             let first_slot = next;
             next += segment.index().slots() as u32;
-            ViewSegment { segment, gone, first_slot }
+            ViewSegment { segment, tombstones, first_slot }
         };
-        let pieces = segments.into_iter().map(piece).collect();
+        let deltas = segments.into_iter().map(delta).collect();
         let overlay = Arc::default();
-        View { main, gone, overlay, pieces, position, plans: Mutex::default(), recorded: Arc::default() }
+        View { main, tombstones, overlay, deltas, position, plans: Mutex::default(), recorded: Arc::default() }
     }
 
     /// Adds changed attributes of the main snapshot's items to the view.
@@ -208,7 +213,7 @@ impl View {
             if place < *most {
                 let mut queries = locked(queries);
                 match queries.get_mut(place as usize) {
-                    Some(kept) => kept.copy_from_slice(query),
+                    Some(retained) => retained.copy_from_slice(query),
                     None => queries.push(query.to_vec()),
                 }
             }
@@ -232,7 +237,7 @@ impl View {
 
     /// Returns the number of items, N.
     pub fn items(&self) -> usize {
-        self.main.index.items() - self.gone.len() + self.fresh_items()
+        self.main.index.items() - self.tombstones.len() + self.fresh_items()
     }
 
     /// Returns the number of items of all shards. Updates of other shards are not known here and not counted.
@@ -245,7 +250,7 @@ impl View {
 
     /// Returns the number of items in segments.
     pub fn fresh_items(&self) -> usize {
-        self.pieces.iter().map(|piece| piece.segment.index().items() - piece.gone.len()).sum()
+        self.deltas.iter().map(|delta| delta.segment.index().items() - delta.tombstones.len()).sum()
     }
 
     /// Returns the number of items of the main snapshot that have changed in place.
@@ -255,7 +260,7 @@ impl View {
 
     /// Returns the bytes in memory of the overlay and of those segments for which `is_known` returns false.
     pub fn extra_bytes(&self, mut is_known: impl FnMut(&Arc<Segment>) -> bool) -> u64 {
-        let segments = self.pieces.iter().map(|piece| &piece.segment).filter(|segment| !is_known(segment));
+        let segments = self.deltas.iter().map(|delta| &delta.segment).filter(|segment| !is_known(segment));
         (self.overlay.bytes() + segments.map(|segment| segment.bytes()).sum::<usize>()) as u64
     }
 
@@ -268,10 +273,10 @@ impl View {
     }
 
     /// Returns the size of the delta as a share of the main snapshot's items: added items, deleted slots, and items
-    /// changed in place. Searches pay for all of them.
+    /// changed in place, since all of these slow searches.
     pub fn drift(&self) -> f64 {
-        let gone = self.pieces.iter().map(|piece| piece.gone.len()).sum::<usize>() + self.gone.len();
-        (self.fresh_items() + gone + self.changed_items()) as f64 / self.main.index.items().max(1) as f64
+        let tombstones = self.deltas.iter().map(|delta| delta.tombstones.len()).sum::<usize>() + self.tombstones.len();
+        (self.fresh_items() + tombstones + self.changed_items()) as f64 / self.main.index.items().max(1) as f64
     }
 
     /// Returns the share of the model's items that a search of this view covers; 1 if no shard is missing.
@@ -283,19 +288,19 @@ impl View {
     }
 
     /// Returns the main snapshot and the segments, as search operates on them.
-    pub fn parts(&self) -> Vec<CataloguePart<'_>> {
-        self.all_parts().map(|part| part.searched()).collect()
+    pub fn searched(&self) -> Vec<search::Segment<'_>> {
+        self.all_segments().map(|segment| segment.searched()).collect()
     }
 
-    /// Returns the searchable catalogue over the result of [`View::parts`].
-    pub fn catalogue<'a>(&self, parts: &'a [CataloguePart<'a>]) -> Catalogue<'a> {
-        Catalogue { parts, probes_max: self.main.recipe.serving.probes_max_of(self.main.index.lists()) }
+    /// Returns the searchable catalogue over the result of [`View::searched`].
+    pub fn catalogue<'a>(&self, segments: &'a [search::Segment<'a>]) -> Catalogue<'a> {
+        Catalogue { segments, probes_max: self.main.recipe.serving.probes_max_of(self.main.index.lists()) }
     }
 
     /// Returns the segment that holds a slot, and the slot in it; `None` for the main snapshot.
-    fn piece(&self, slot: Slot) -> Option<(&ViewSegment, Slot)> {
-        let at = self.pieces.partition_point(|piece| piece.first_slot <= slot.0).checked_sub(1)?;
-        Some((&self.pieces[at], Slot(slot.0 - self.pieces[at].first_slot)))
+    fn delta_segment(&self, slot: Slot) -> Option<(&ViewSegment, Slot)> {
+        let at = self.deltas.partition_point(|delta| delta.first_slot <= slot.0).checked_sub(1)?;
+        Some((&self.deltas[at], Slot(slot.0 - self.deltas[at].first_slot)))
     }
 
     /// Returns the width of queries and items, D.
@@ -305,26 +310,26 @@ impl View {
 
     /// Returns the slot of an item, or `None` if the view does not hold it.
     pub fn slot(&self, id: ItemId) -> Option<Slot> {
-        let of_main = || self.main.ids.slot(id).filter(|&slot| !self.gone.contains(slot));
-        let of_piece = |piece: &ViewSegment| {
-            let slot = piece.segment.ids().slot(id).filter(|&slot| !piece.gone.contains(slot))?;
-            Some(Slot(piece.first_slot + slot.0))
+        let of_main = || self.main.ids.slot(id).filter(|&slot| !self.tombstones.contains(slot));
+        let of_segment = |delta: &ViewSegment| {
+            let slot = delta.segment.ids().slot(id).filter(|&slot| !delta.tombstones.contains(slot))?;
+            Some(Slot(delta.first_slot + slot.0))
         };
-        self.pieces.iter().find_map(of_piece).or_else(of_main)
+        self.deltas.iter().find_map(of_segment).or_else(of_main)
     }
 
     /// Returns the item id of an occupied slot.
     pub fn id(&self, slot: Slot) -> ItemId {
-        match self.piece(slot) {
-            Some((piece, slot)) => piece.segment.ids().item(slot),
+        match self.delta_segment(slot) {
+            Some((delta, slot)) => delta.segment.ids().item(slot),
             None => self.main.ids.item(slot),
         }
     }
 
     /// Returns the present value of the item in a slot in a column, by the number of the column.
     pub fn value_of(&self, column: usize, slot: Slot) -> Value {
-        match (self.piece(slot), self.overlay.get(column, slot)) {
-            (Some((piece, slot)), _) => stored_value(piece.segment.columns(), column, slot),
+        match (self.delta_segment(slot), self.overlay.get(column, slot)) {
+            (Some((delta, slot)), _) => stored_value(delta.segment.columns(), column, slot),
             (None, Some(value)) => value.clone(),
             (None, None) => stored_value(&self.main.columns, column, slot),
         }
@@ -336,82 +341,90 @@ impl View {
     }
 
     /// Returns the main snapshot, then the segments.
-    fn all_parts(&self) -> impl Iterator<Item = Part<'_>> {
+    fn all_segments(&self) -> impl Iterator<Item = SegmentItems<'_>> {
         let Snapshot { columns, filter, index, ids, .. } = &*self.main;
-        let main = Part { first_slot: 0, columns, overlay: Some(&self.overlay), filter, index, ids, gone: &self.gone };
-        let beside = self.pieces.iter().map(|piece| Part {
-            first_slot: piece.first_slot,
-            columns: piece.segment.columns(),
+        let main = SegmentItems {
+            first_slot: 0,
+            columns,
+            overlay: Some(&self.overlay),
+            filter,
+            index,
+            ids,
+            tombstones: &self.tombstones,
+        };
+        let beside = self.deltas.iter().map(|delta| SegmentItems {
+            first_slot: delta.first_slot,
+            columns: delta.segment.columns(),
             overlay: None,
-            filter: piece.segment.filter(),
-            index: piece.segment.index(),
-            ids: piece.segment.ids(),
-            gone: &piece.gone,
+            filter: delta.segment.filter(),
+            index: delta.segment.index(),
+            ids: delta.segment.ids(),
+            tombstones: &delta.tombstones,
         });
         std::iter::once(main).chain(beside)
     }
 
     /// Returns the deleted slots of the main snapshot.
-    pub fn gone(&self) -> &Tombstones {
-        &self.gone
+    pub fn tombstones(&self) -> &Tombstones {
+        &self.tombstones
     }
 
     /// Returns the segments in ascending order of their slots: the first slot in the view, the segment, and its deleted slots.
     pub fn segments(&self) -> impl ExactSizeIterator<Item = (u32, &Arc<Segment>, &Tombstones)> {
-        self.pieces.iter().map(|piece| (piece.first_slot, &piece.segment, &piece.gone))
+        self.deltas.iter().map(|delta| (delta.first_slot, &delta.segment, &delta.tombstones))
     }
 
     /// Returns whether the item of an occupied slot is not deleted.
     pub fn is_live(&self, slot: Slot) -> bool {
-        match self.piece(slot) {
-            Some((piece, own)) => !piece.gone.contains(own),
-            None => !self.gone.contains(slot),
+        match self.delta_segment(slot) {
+            Some((delta, own)) => !delta.tombstones.contains(own),
+            None => !self.tombstones.contains(slot),
         }
     }
 
     /// Returns the slots of live items, the main snapshot's first.
     pub fn filled_slots(&self) -> impl Iterator<Item = Slot> + '_ {
-        self.all_parts().flat_map(|part| part.live().map(move |slot| part.in_view(slot)))
+        self.all_segments().flat_map(|segment| segment.live().map(move |slot| segment.to_view_slot(slot)))
     }
 
     /// Returns the inverted list of the main snapshot that a slot belongs to.
     pub fn list_of(&self, slot: Slot) -> u32 {
-        match self.piece(slot) {
-            Some((piece, slot)) => piece.segment.list_of(slot),
+        match self.delta_segment(slot) {
+            Some((delta, slot)) => delta.segment.list_of(slot),
             None => self.main.index.list_of(slot).0,
         }
     }
 
     /// Returns whether the item of a slot is unlike those that the main snapshot's lists were trained for.
     pub fn is_stray(&self, slot: Slot) -> bool {
-        self.piece(slot).is_some_and(|(piece, slot)| piece.segment.is_stray(slot))
+        self.delta_segment(slot).is_some_and(|(delta, slot)| delta.segment.is_stray(slot))
     }
 
-    /// Returns the approximate number of strays: those of each segment, including deleted ones.
+    /// Returns the approximate number of strays, items unlike those that the lists were trained for, some of them deleted.
     pub fn strays(&self) -> usize {
-        let of_piece = |ViewSegment { segment, gone, .. }: &ViewSegment| {
-            segment.strays().min(segment.index().items() - gone.len())
+        let of_segment = |ViewSegment { segment, tombstones, .. }: &ViewSegment| {
+            segment.strays().min(segment.index().items() - tombstones.len())
         };
-        self.pieces.iter().map(of_piece).sum()
+        self.deltas.iter().map(of_segment).sum()
     }
 
-    /// Strays as a share of the items of the main snapshot.
+    /// Returns the number of strays ([`View::strays`]) relative to the number of items of the main snapshot.
     pub fn stray_share(&self) -> f64 {
         self.strays() as f64 / self.main.index.items().max(1) as f64
     }
 
-    /// Decodes the row of a slot to f32, `[D]`, as exactly as it is stored.
+    /// Decodes the most precise stored row of a slot to f32, `[D]`.
     pub fn row(&self, slot: Slot, out: &mut [f32]) {
-        match self.piece(slot) {
-            Some((piece, slot)) => piece.segment.index().row(slot, out),
+        match self.delta_segment(slot) {
+            Some((delta, slot)) => delta.segment.index().row(slot, out),
             None => self.main.index.row(slot, out),
         }
     }
 
     /// Appends the rows of `[[item.vectors]]` of the item in a slot, in storage format.
     pub fn read_vectors(&self, rows: &VectorRows<'_>, slot: Slot, out: &mut Vec<u8>) {
-        match self.piece(slot) {
-            Some((piece, slot)) => rows.read(piece.segment.vectors(), slot, out),
+        match self.delta_segment(slot) {
+            Some((delta, slot)) => rows.read(delta.segment.vectors(), slot, out),
             None => rows.read(&self.main.vectors, slot, out),
         }
     }
@@ -422,19 +435,19 @@ impl View {
     /// If `out` is not as long as `slots`.
     pub fn products(&self, vector: &[f32], slots: &[Slot], out: &mut [f32]) {
         let mut from = 0;
-        for part in slots.chunk_by(|a, b| self.first_of(*a) == self.first_of(*b)) {
+        for part in slots.chunk_by(|a, b| self.first_slot_of(*a) == self.first_slot_of(*b)) {
             let out = &mut out[from..from + part.len()];
-            let first = self.first_of(part[0]);
-            let index = self.piece(part[0]).map_or(&self.main.index, |(piece, _)| piece.segment.index());
+            let first = self.first_slot_of(part[0]);
+            let index = self.delta_segment(part[0]).map_or(&self.main.index, |(delta, _)| delta.segment.index());
             let own: Vec<u32> = part.iter().map(|slot| slot.0 - first).collect();
             index.products(vector, &own, out);
             from += part.len();
         }
     }
 
-    /// Returns the first slot of the part that holds a slot.
-    fn first_of(&self, slot: Slot) -> u32 {
-        self.piece(slot).map_or(0, |(piece, _)| piece.first_slot)
+    /// Returns the first slot of the segment that holds a slot.
+    fn first_slot_of(&self, slot: Slot) -> u32 {
+        self.delta_segment(slot).map_or(0, |(delta, _)| delta.first_slot)
     }
 
     /// Writes the candidate features that the reranker reads as rows.
@@ -443,10 +456,10 @@ impl View {
     /// If `given` has fewer rows than `slots`.
     pub fn write_candidates(&self, slots: &[Slot], mut given: InputRows<'_>) {
         let mut first = 0;
-        for run in slots.chunk_by(|a, b| self.piece(*a).is_none() && self.piece(*b).is_none()) {
+        for run in slots.chunk_by(|a, b| self.delta_segment(*a).is_none() && self.delta_segment(*b).is_none()) {
             let given = given.some(first..first + run.len());
-            match self.piece(run[0]) {
-                Some((piece, slot)) => piece.segment.candidates().write(piece.segment.index(), &[slot], given),
+            match self.delta_segment(run[0]) {
+                Some((delta, slot)) => delta.segment.candidates().write(delta.segment.index(), &[slot], given),
                 None => self.main.candidates.write(&self.main.index, run, given),
             }
             first += run.len();
@@ -455,7 +468,7 @@ impl View {
 
     /// Returns whether nothing has changed since the main snapshot was published.
     pub fn is_bare(&self) -> bool {
-        self.gone.is_empty() && self.overlay.is_empty() && self.pieces.is_empty()
+        self.tombstones.is_empty() && self.overlay.is_empty() && self.deltas.is_empty()
     }
 
     /// Names of the columns that the reranker and the value model read.
@@ -468,11 +481,11 @@ impl View {
         let (name, of_main) = &self.main.numbers[column];
         let number = (!self.overlay.is_empty()).then(|| self.main.columns.number(name).ok()).flatten();
         let changed = number.filter(|&number| self.overlay.has_column(number));
-        if self.pieces.is_empty() && changed.is_none() {
+        if self.deltas.is_empty() && changed.is_none() {
             return out.extend(slots.map(|slot| of_main[slot.index()]));
         }
-        out.extend(slots.map(|slot| match self.piece(slot) {
-            Some((piece, slot)) => piece.segment.numbers()[column][slot.index()],
+        out.extend(slots.map(|slot| match self.delta_segment(slot) {
+            Some((delta, slot)) => delta.segment.numbers()[column][slot.index()],
             None => match changed.and_then(|number| self.overlay.get(number, slot)) {
                 Some(value) => value.number(),
                 None => of_main[slot.index()],
@@ -482,7 +495,7 @@ impl View {
 
     /// Returns the item columns of all slots.
     pub fn columns(&self) -> Stacked {
-        let others = self.pieces.iter().map(|piece| (piece.first_slot, piece.segment.columns().clone()));
+        let others = self.deltas.iter().map(|delta| (delta.first_slot, delta.segment.columns().clone()));
         Stacked::new(self.main.columns.clone(), self.overlay.clone(), others.collect())
     }
 
@@ -499,7 +512,7 @@ impl View {
         self.main.package.overarch.as_ref()
     }
 
-    /// Value model.
+    /// Returns the value model.
     pub fn value(&self) -> &Program {
         &self.main.value
     }
@@ -512,7 +525,7 @@ impl View {
         (index.slots_max() as f64 * of_whole.min(1.0)) as usize
     }
 
-    /// Returns the plan of a filter; concurrent requests with an equal filter share it.
+    /// Returns the plan of a filter; concurrent requests with an equal filter share the plan.
     ///
     /// # Errors
     /// The syntax or type error of the filter, with its byte offset.
@@ -524,11 +537,11 @@ impl View {
         }
         let plan = Plan::new(&parsed, &self.main.columns, &self.main.filter, self.slots_max())?;
         let plan = plan.with_changes(&parsed, &self.main.filter, &self.overlay)?;
-        let of_piece = |piece: &ViewSegment| {
-            let segment = &piece.segment;
+        let of_segment = |delta: &ViewSegment| {
+            let segment = &delta.segment;
             Plan::new(&parsed, segment.columns(), segment.filter(), segment.index().slots_max())
         };
-        let beside = self.pieces.iter().map(of_piece).collect::<Result<_>>()?;
+        let beside = self.deltas.iter().map(of_segment).collect::<Result<_>>()?;
         let planned = Arc::new(Planned { plan, beside, canonical: canonical.clone() });
         let mut plans = self.plans();
         if plans.by_canonical.len() >= plans.room.max(PLANS_MIN) {
@@ -546,11 +559,11 @@ impl View {
     pub fn matching(&self, filter: &str) -> Result<Vec<ItemId>> {
         let planned = self.plan(filter)?;
         let plans = std::iter::once(&planned.plan).chain(&planned.beside);
-        let of_part = |(part, plan): (Part<'_>, &Plan)| {
-            let passing = part.live().filter(|&slot| plan.passes(slot));
-            passing.map(|slot| part.ids.item(slot)).collect::<Vec<_>>()
+        let of_segment = |(segment, plan): (SegmentItems<'_>, &Plan)| {
+            let passing = segment.live().filter(|&slot| plan.passes(slot));
+            passing.map(|slot| segment.ids.item(slot)).collect::<Vec<_>>()
         };
-        Ok(self.all_parts().zip(plans).flat_map(of_part).collect())
+        Ok(self.all_segments().zip(plans).flat_map(of_segment).collect())
     }
 
     fn plans(&self) -> MutexGuard<'_, Plans> {

@@ -1,10 +1,10 @@
 //! Segment of the delta: a small snapshot of added items, without a model.
 //!
 //! A segment holds everything that a search needs of items (rows, Bloom planes, posting lists, columns, ids) in the formats of
-//! the main snapshot, built and opened by the same code. A filter therefore means the same there, new values get codes of the
-//! segment's own, and the main snapshot never grows. If a segment has many items, they are in the inverted lists of the main
-//! snapshot, and a search probes the same lists in both. If it has few, they are in a single list that is scanned completely.
-//! Items that these lists were not trained for ([`Row::is_stray`]) are in lists of the segment's own.
+//! the main snapshot, built and opened by the same code. A filter therefore means the same in a segment, new values get codes of
+//! the segment's own, and the main snapshot never grows. If a segment has many items, they are in the inverted lists of the main
+//! snapshot, and a search probes the same lists in both. The items of a small segment are in a single list that is scanned
+//! completely. Items that the lists were not trained for ([`Row::is_stray`]) are in lists of the segment's own.
 
 use std::borrow::Cow;
 
@@ -75,7 +75,7 @@ pub(crate) fn stored_value(columns: &Columns, number: usize, slot: Slot) -> Valu
 /// Item to be added to a segment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Item id of the user.
+    /// Id of the item, as callers name it.
     pub id: i64,
     /// Inverted list in the main snapshot.
     pub list: u32,
@@ -101,10 +101,10 @@ pub struct Segment {
     vectors: Vec<Table>,
     /// Inverted list of each slot in the main snapshot.
     lists: Vec<u32>,
-    /// True if each slot holds a stray, and the number of strays.
+    /// For each slot, whether its item is unlike those that the lists were trained for (a stray); and the number of such items.
     is_stray: Vec<bool>,
     strays: usize,
-    /// Bytes of its files, if it were written.
+    /// Bytes of the segment's files, if it were written.
     bytes: usize,
 }
 
@@ -194,7 +194,7 @@ impl Segment {
         &self.numbers
     }
 
-    /// Tensors of `[[item.vectors]]`, each a table with one row per slot.
+    /// Returns the tensors of `[[item.vectors]]`, each a table with one row per slot.
     pub fn vectors(&self) -> &[Table] {
         &self.vectors
     }
@@ -209,13 +209,12 @@ impl Segment {
         self.is_stray[slot.index()]
     }
 
-    /// Returns the number of strays.
+    /// Returns the number of items unlike those that the main snapshot's lists were trained for (strays).
     pub fn strays(&self) -> usize {
         self.strays
     }
 
-    /// Returns the item of an occupied slot, as it was added. `assigner` is that of the main snapshot, `rows` are those of the
-    /// model.
+    /// Returns the item of an occupied slot, as it was added. `assigner` belongs to the main snapshot, `rows` to the model.
     pub fn item(&self, assigner: &Assigner, rows: &VectorRows<'_>, slot: Slot) -> Row {
         let mut kept = Vec::with_capacity(rows.bytes());
         rows.read(&self.vectors, slot, &mut kept);

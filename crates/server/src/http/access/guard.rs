@@ -1,6 +1,7 @@
 //! Access control: checks keys, roles and rates of calls.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
@@ -60,7 +61,7 @@ impl Caller {
         }
     }
 
-    /// Charges further requests of one call to the rate of its key.
+    /// Charges further requests of one call to the rate of the caller's key.
     pub(in crate::http) fn charge(&self, count: usize) {
         if let CallerIdentity::Key(key) = &self.0
             && let Some(meter) = &key.meter
@@ -69,7 +70,7 @@ impl Caller {
         }
     }
 
-    /// Returns the name of the key.
+    /// Returns the name of the caller's key.
     pub(in crate::http) fn name(&self) -> Option<&str> {
         match &self.0 {
             CallerIdentity::Anybody | CallerIdentity::Nobody => None,
@@ -84,6 +85,8 @@ struct LoadedKeys {
     path: PathBuf,
     keys: ArcSwap<ApiKeys>,
     text: Mutex<Settled<Vec<u8>>>,
+    /// True if the file has changed and could not be loaded.
+    is_stale: AtomicBool,
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
@@ -112,6 +115,7 @@ impl AccessControl {
                 path: path.clone(),
                 keys: ArcSwap::from_pointee(keys),
                 text: Mutex::new(Settled::new(text)),
+                is_stale: AtomicBool::new(false),
             })
         };
         Ok(AccessControl {
@@ -136,13 +140,26 @@ impl AccessControl {
             Ok(Some(keys)) => {
                 tracing::info!(keys = keys.len(), "reloaded the access keys");
                 kept.keys.store(Arc::new(keys));
+                kept.is_stale.store(false, Ordering::Relaxed);
                 count("read");
             }
             Err(error) => {
                 tracing::error!(%error, "access keys not reloaded; the previous ones stay valid");
+                kept.is_stale.store(true, Ordering::Relaxed);
                 count("failed");
             }
         }
+    }
+
+    /// Returns the warning that the file of keys could not be reloaded. The reason may quote a key that was pasted into the file, so
+    /// the log alone has it.
+    pub(in crate::http) fn warning(&self) -> Option<String> {
+        let kept = self.kept.as_ref().filter(|kept| kept.is_stale.load(Ordering::Relaxed))?;
+        Some(format!(
+            "the access keys of {} were not reloaded, because the file is invalid or unreadable; the previous keys stay \
+             valid, also deleted ones: the log has the reason",
+            kept.path.file_name().unwrap_or_default().display()
+        ))
     }
 
     /// Returns whether a call with this role is answered on this socket.
@@ -200,7 +217,7 @@ impl AccessControl {
             let late = |wait| {
                 let rate = meter.rate().rate;
                 if let Some(requests) = meter.reject() {
-                    tracing::warn!(key = key.name, rate, requests, "requests of a key are rejected for its rate");
+                    tracing::warn!(key = key.name, rate, requests, "requests rejected: the key exceeds its rate");
                 }
                 denied(
                     "rate",
@@ -213,8 +230,8 @@ impl AccessControl {
     }
 
     /// Starts the audit record of a call that changes something, or that was rejected for lack of permission.
-    pub(in crate::http) fn change(&self, asked: LoggedCall) -> Change {
-        Change::new(self.log.clone(), asked)
+    pub(in crate::http) fn change(&self, requested: LoggedCall) -> Change {
+        Change::new(self.log.clone(), requested)
     }
 }
 

@@ -101,8 +101,12 @@ impl ApiKeys {
         for entry in file.key {
             let named = format!("key `{}`", entry.name);
             let key = entry.read(before).map_err(|e| invalid(format!("{named}: {e}")))?;
-            if !names.insert(key.name.clone()) || !digests.insert(key.digest) {
-                return Err(invalid(format!("{named}: occurs twice")));
+            if !names.insert(key.name.clone()) {
+                let other = format!("to rotate a key, add it as `{}-2`", key.name);
+                return Err(invalid(format!("{named}: the name occurs twice, expected unique names; {other}")));
+            }
+            if !digests.insert(key.digest) {
+                return Err(invalid(format!("{named}: another entry has the same key, expected one entry per key")));
             }
             keys.push(Arc::new(key));
         }
@@ -182,7 +186,7 @@ pub fn new_key(name: &str, role: Role, models: &[String], rate: Option<f64>, bur
         check_name("model", model)?;
     }
     let mut random = [0; 32];
-    getrandom::fill(&mut random).map_err(|e| Error::internal(format!("random numbers: {e}")))?;
+    getrandom::fill(&mut random).map_err(|e| Error::internal(format!("the system provides no random numbers: {e}")))?;
     let hex = |bytes: &mut dyn Iterator<Item = u8>| {
         bytes.fold(String::new(), |mut text, byte| {
             // Writing to a string cannot fail.
@@ -269,7 +273,7 @@ mod tests {
             (entry("").replace(&hash, "stk_secret"), "key `a`: sha256: expected 64"),
             (entry("").replace(&hash, &"g".repeat(64)), "sha256"),
             (twice, "twice"),
-            (shared, "key `b`: occurs twice"),
+            (shared, "key `b`: another entry has the same key"),
             ("stk_secret".into(), "line 1"),
             ("x".repeat(FILE_BYTES_MAX + 1), "bytes, expected at most"),
             ((0..=KEYS_MAX).map(|_| entry("")).collect(), "1025 keys"),

@@ -22,9 +22,9 @@ pub(super) struct Meter {
     start: Instant,
     /// Theoretical arrival time: nanoseconds after `start` at which all requests so far were due.
     due: AtomicU64,
-    /// Rejected requests since the last log line about them.
+    /// Number of requests rejected since the last log line about rejections.
     rejected: AtomicU64,
-    /// Nanoseconds after `start` from which the next line may be written.
+    /// Nanoseconds after `start` from which the next log line may be written.
     next_line: AtomicU64,
 }
 
@@ -51,7 +51,7 @@ impl Meter {
         self.take_at(self.start.elapsed().as_nanos() as u64)
     }
 
-    /// Counts a rejected request. Returns the number of them since the last log line if it is time for another.
+    /// Counts a rejected request. If a log line is due, returns the number of requests rejected since the last log line.
     pub(super) fn reject(&self) -> Option<u64> {
         self.reject_at(self.start.elapsed().as_nanos() as u64)
     }
@@ -64,7 +64,7 @@ impl Meter {
         is_mine.then(|| self.rejected.swap(0, Ordering::Relaxed))
     }
 
-    /// Counts further requests of an admitted call: later requests wait for them.
+    /// Counts further requests of an admitted call, so that later calls are admitted later.
     pub(super) fn charge(&self, count: u64) {
         self.charge_at(self.start.elapsed().as_nanos() as u64, count);
     }

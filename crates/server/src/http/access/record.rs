@@ -1,8 +1,8 @@
 //! Audit log: one JSON line per change, with key, client and outcome; appended and never rewritten.
 //!
-//! A line is written after the call has ended and before its answer is sent. It is also written if the client has disconnected,
-//! because the change may have been made. If the file was renamed or removed, as `logrotate` does, it is opened again. Threads
-//! that drive connections do not wait for the disk.
+//! A line is written after the call has ended and before its answer is sent. The line is also written if the client has
+//! disconnected, because the change may have been made. If the file was renamed or removed, as `logrotate` does, it is opened
+//! again. Threads that drive connections do not wait for the disk.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -22,7 +22,7 @@ use sterling_core::tasks;
 /// Longest logged path, in bytes.
 const PATH_BYTES_MAX: usize = 1024;
 
-/// The file, if one is configured.
+/// Open audit log, if a file is configured.
 #[derive(Debug, Default)]
 pub(super) struct AuditLog(Option<Mutex<Appended>>);
 
@@ -38,7 +38,7 @@ struct Appended {
 #[derive(Serialize)]
 pub(in crate::http) struct LoggedCall {
     pub(in crate::http) id: String,
-    /// Name of its key.
+    /// Name of the caller's key.
     pub(in crate::http) key: Option<String>,
     pub(in crate::http) peer: Option<SocketAddr>,
     pub(in crate::http) method: String,
@@ -51,13 +51,13 @@ struct Line<'a> {
     time: String,
     #[serde(flatten)]
     asked: &'a LoggedCall,
-    /// Status of the answer; `None` if the client disconnected before it.
+    /// Status of the answer; `None` if the client disconnected before the answer.
     status: Option<u16>,
     ms: f64,
 }
 
 /// Returns whether a file ends within a line; false for empty files and for non-regular files such as pipes.
-fn ends_torn(path: &Path, file: &File) -> std::io::Result<bool> {
+fn ends_within_line(path: &Path, file: &File) -> std::io::Result<bool> {
     let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.len() == 0 {
         return Ok(false);
@@ -71,10 +71,16 @@ impl AuditLog {
     /// Opens the file for appending.
     ///
     /// # Errors
-    /// `Io` or `NotFound` if it cannot be opened for appending.
+    /// `Io` or `NotFound` if the file cannot be opened for appending.
     pub(super) fn open(path: Option<&Path>) -> Result<Self> {
         let Some(path) = path else { return Ok(AuditLog::default()) };
-        let log = Appended::open(path).map_err(|e| Error::io(format!("audit log {}", path.display()), e))?;
+        let log = Appended::open(path).map_err(|e| {
+            let got = format!(
+                "access.audit_log: got `{}`, expected a file to append to, in a folder that exists",
+                path.display()
+            );
+            Error::io(got, e)
+        })?;
         Ok(AuditLog(Some(Mutex::new(log))))
     }
 
@@ -91,7 +97,7 @@ impl AuditLog {
 impl Appended {
     fn open(path: &Path) -> std::io::Result<Self> {
         let file = OpenOptions::new().append(true).create(true).mode(0o640).open(path)?;
-        let is_torn = ends_torn(path, &file).unwrap_or(false);
+        let is_torn = ends_within_line(path, &file).unwrap_or(false);
         Ok(Appended { path: path.to_owned(), file, is_torn })
     }
 
@@ -106,16 +112,16 @@ impl Appended {
             self.file.write_all(b"\n")?;
         }
         let written = self.file.write_all(text);
-        self.is_torn = written.is_err() && ends_torn(&self.path, &self.file).unwrap_or(true);
+        self.is_torn = written.is_err() && ends_within_line(&self.path, &self.file).unwrap_or(true);
         written
     }
 }
 
-/// A call that changes something. The record is written when it is dropped.
+/// A call that changes something. Dropping this value writes the audit record.
 pub(in crate::http) struct Change {
     log: Arc<AuditLog>,
     begun: Instant,
-    /// Fields that are not yet written; `None` after writing.
+    /// Fields of the audit record; `None` after the record was written.
     asked: Option<LoggedCall>,
     status: Option<u16>,
 }
@@ -152,7 +158,7 @@ impl Change {
         let (time, ms) = (sterling_telemetry::now(), (self.begun.elapsed().as_secs_f64() * 1e6).round() / 1e3);
         let (asked, status) = (&self.asked.take()?, self.status);
         let LoggedCall { id, key, peer, method, path, call } = asked;
-        tracing::info!(target: "sterling::audit", id, key, ?peer, method, path, call, status, ms, "a change");
+        tracing::info!(target: "sterling::audit", id, key, ?peer, method, path, call, status, ms, "audited call");
         self.log.0.as_ref()?;
         let mut text = serde_json::to_vec(&Line { time, asked, status, ms }).unwrap_or_default();
         text.push(b'\n');
@@ -176,6 +182,21 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use futures_util::FutureExt as _;
+
+    #[test]
+    fn an_invalid_file_is_reported_with_its_setting() {
+        let folder = tempfile::tempdir().unwrap();
+        for (path, reason) in
+            [(folder.path().join("none/audit.jsonl"), "No such file"), (folder.path().into(), "Is a directory")]
+        {
+            let error = AuditLog::open(Some(&path)).err().unwrap().to_string();
+            let expected = format!(
+                "access.audit_log: got `{}`, expected a file to append to, in a folder that exists: {reason}",
+                path.display()
+            );
+            assert!(error.starts_with(&expected), "{error}");
+        }
+    }
 
     #[test]
     fn every_change_is_a_line_also_in_a_file_that_was_moved_and_of_a_caller_that_left() {

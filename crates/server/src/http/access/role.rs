@@ -1,4 +1,4 @@
-//! Roles of keys and reach of calls.
+//! Roles of keys, and the data and sockets of calls.
 
 use serde::{Deserialize, Serialize};
 

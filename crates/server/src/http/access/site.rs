@@ -8,7 +8,7 @@ use crate::http::answer::Rejection;
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Rejects requests by pages of other sites. `GET` and `HEAD` are allowed, because such a page cannot read the answer.
+/// Rejects requests by pages of other sites. `GET` and `HEAD` are allowed, because pages of other sites cannot read the answer.
 ///
 /// # Errors
 /// 403 with the reason.
@@ -20,7 +20,8 @@ pub(in crate::http) fn check_site(method: &Method, uri: &Uri, headers: &HeaderMa
         (Some(site), _) => site == "same-origin" || site == "none",
         (None, Some(origin)) => {
             let origin = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
-            // An authority in the request target takes precedence over the header: RFC 9112, 3.2.2. HTTP/2 has no other.
+            // An authority in the request target takes precedence over the `Host` header: RFC 9112, 3.2.2. An HTTP/2 request may
+            // have no `Host` header.
             let host = headers.get(HOST).and_then(|host| host.to_str().ok());
             let host = uri.authority().map(|authority| authority.as_str()).or(host);
             origin.zip(host).is_some_and(|((scheme, origin), host)| {

@@ -13,7 +13,7 @@ async function render_index() {
   if (curves.length) panels.push(lines("Recall by probed lists, without a filter", curves.map(curve => ({ name: `K0 = ${whole(curve.k)}`, points: curve.probes.map((probes, n) => [probes, curve.recall[n]]) })), { log_x: true }));
   at("shape").replaceChildren(...panels);
   const button = column => make("button", { type: "button", onclick: () => render_values(column) }, column.name);
-  at("attributes").replaceChildren(table(["column", "kind", "distinct", "filters"], model.columns.map(column => [button(column), column.kind, column.distinct, column.filter ? "yes" : "no"]), "Columns"));
+  at("attributes").replaceChildren(table(["column", "kind", "distinct", "filters"], model.columns.map(column => [button(column), column.kind, column.distinct ?? "", column.filter ? "yes" : "no"]), "Columns"));
   at("values").replaceChildren();
   at("browser").replaceChildren(...item_browser());
 }

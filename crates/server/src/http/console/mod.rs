@@ -5,7 +5,7 @@ use axum::http::header::{
 };
 use axum::response::IntoResponse;
 
-/// The page. Its scripts share one module scope, in this order.
+/// The page. The scripts share one module scope, in this order.
 const PAGE: &str = concat!(
     include_str!("head.html"),
     "<style>\n",

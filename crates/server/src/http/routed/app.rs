@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::super::access::AccessControl;
 use super::super::app::{CallState, Host};
-use super::super::asides::Asides;
 use super::super::audit::Audit;
 use super::super::bodies::Bodies;
+use super::super::offload::Asides;
 use super::super::options::Options;
 use super::super::shadow::Shadows;
 use super::super::traces::Traces;

@@ -12,8 +12,8 @@ fn step(step: &StepReport) -> Step {
 /// Combines the router's rounds as steps, sums of the shards' counters, and the steps of each shard; `None` if no shard explained
 /// its answer.
 pub(super) fn explain(gathered: &Gathered<Extra>) -> Option<Explain> {
-    // A selection counts more candidates than the merge keeps. So answers of earlier rounds count none, and early reranked
-    // results count their share of the merged candidates.
+    // A selection counts more candidates than the merge keeps. So answers of earlier rounds count no candidates, and early
+    // reranked results count the merged candidates of their shard.
     let before = gathered.reported.iter().map(|reported| (reported.shard, reported.round, Some(0), &reported.beside));
     let candidates = |part: &Results<Extra>| (part.round == "select").then_some(part.candidates as u64);
     let parts = gathered.parts.iter();
@@ -62,7 +62,7 @@ fn add(all: &mut Explain, explained: &Explain) {
             sum.candidates += query.candidates;
         }
     }
-    // Shards may evaluate the filter along different routes, depending on their items; the first one is reported.
+    // Shards may evaluate the filter along different routes, depending on their items; the first shard's route is reported.
     if all.route.is_empty() || all.route == "none" {
         all.route.clone_from(&explained.route);
         all.filter.clone_from(&explained.filter);

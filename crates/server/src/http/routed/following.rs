@@ -56,7 +56,7 @@ impl Following {
         Following { app: app.clone(), model: model.to_owned(), again, mirrored }
     }
 
-    /// Starts the work, after an answer of `version` that took `took`.
+    /// Starts the audit and shadow requests that follow an answer of `version`; `took` is the time of that answer.
     pub(super) fn begin(self, version: u64, ranked: &Ranked, took: Duration) {
         let Following { app, model, again, mirrored } = self;
         if let Some(again) = again {
@@ -73,22 +73,27 @@ impl Following {
         if let Some(mirrored) = mirrored {
             let given = ServedParts::items(version, ranked, took);
             tokio::spawn(async move {
-                let ask = |served, request| mirror(&app, &model, served, request);
+                let ask = |served, request| repeat_as_shadow(&app, &model, served, request);
                 mirrored.run(ask, &app.shadows.worst, given).await;
             });
         }
     }
 }
 
-async fn mirror(app: &RouterApp, model: &str, served: Arc<ShardedVersion>, request: Request) -> Result<Answer> {
+async fn repeat_as_shadow(
+    app: &RouterApp,
+    model: &str,
+    served: Arc<ShardedVersion>,
+    request: Request,
+) -> Result<Answer> {
     let work = match request {
         Request::Retrieve(retrieve) => FleetRequest::Retrieve(Box::new(retrieve)),
         Request::Rank(rank) => FleetRequest::Rank(Box::new(rank)),
-        _ => return Err(Error::internal("a shadow needs a request for items")),
+        _ => return Err(Error::internal("only requests for items can be repeated as shadow traffic")),
     };
-    let begun = Instant::now();
+    let started = Instant::now();
     let ranked = query_in_background(app, model, served, work).await?;
-    let rounds = StepReport { name: "rounds", micros: begun.elapsed().as_micros() as u64, ..StepReport::default() };
+    let rounds = StepReport { name: "rounds", micros: started.elapsed().as_micros() as u64, ..StepReport::default() };
     let explain = Explain { steps: vec![rounds], ..Explain::default() };
     Ok(Answer { content: Content::Items(ranked), degraded_rows: 0, explain: Some(explain) })
 }
@@ -113,8 +118,8 @@ async fn query_in_background(
     Ok(gathered.ranked())
 }
 
-/// Returns the shard's error behind a `Partial` one: an overloaded shard must not count as an error of the version, and only the
-/// cause distinguishes it.
+/// Returns the shard's error that caused a `Partial` error: an overloaded shard must not count as an error of the version, and
+/// only the cause shows the overload.
 fn of_shard(error: Error) -> Error {
     let cause = std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<Error>());
     cause.filter(|_| error.kind() == Kind::Partial).map(Error::again).unwrap_or(error)

@@ -31,7 +31,7 @@ pub(super) async fn info(app: &RouterApp, model: &str, pin: VersionSelector<'_>)
     }
     let (bytes, memory_bytes) = infos.iter().fold((0, 0), |(b, m), info| (b + info.bytes, m + info.memory_bytes));
     let Some(first) = infos.into_iter().next() else {
-        return Err(last.unwrap_or_else(|| Error::internal("a version without shards")));
+        return Err(last.unwrap_or_else(|| Error::internal("the version has no shards")));
     };
     let (items, digest) = (served.items(), served.digest().to_owned());
     Ok(ModelInfo { items, digest, bytes, memory_bytes, missing, shard: None, ..first })

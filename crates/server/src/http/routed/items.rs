@@ -14,9 +14,9 @@ use tokio::time::Instant;
 
 use super::super::answer::{Outcome, Rejection, json, problem};
 use super::super::call_id::CallId;
+use super::super::content_type::BodyType;
 use super::super::items::{CallHeaders, ITEMS_SENT};
 use super::super::position::positions;
-use super::super::sent::BodyType;
 use super::app::RouterApp;
 use super::passes::{reported, summed};
 use crate::route::{ShardCall, ShardFailure, ShardServers};
@@ -27,7 +27,7 @@ use sterling_core::error::{Error, Kind, Result};
 use sterling_core::request::Origin;
 use sterling_core::units::ItemId;
 
-/// Timeout of durable writes at a shard: slightly more than its server's own.
+/// Timeout of durable writes at a shard: slightly more than the timeout of the shard's server.
 const WRITTEN: Duration = Duration::from_secs(12);
 const JSON: &str = "application/json";
 
@@ -80,7 +80,7 @@ pub(super) async fn delete(app: &RouterApp, model: String, request: Request) -> 
             let parts = of_shards.into_iter().enumerate().filter(|(_, (places, _))| !places.is_empty());
             let part = |(shard, (places, ids)): (usize, (Vec<usize>, Vec<i64>))| -> Result<Part> {
                 let body = serde_json::to_vec(&DeleteRequest { ids: Some(ids), filter: None, dry_run });
-                let body = body.map_err(|e| Error::internal(format!("encoding ids: {e}")))?;
+                let body = body.map_err(|e| Error::internal(format!("cannot encode ids: {e}")))?;
                 Ok(calls.part(shard, places, body.into()))
             };
             parts.map(part).collect::<Result<_>>()?
@@ -203,16 +203,16 @@ struct Answers<T> {
 /// Sends the calls to all shards concurrently.
 async fn ask<T: DeserializeOwned>(shards: &ShardServers<'_>, parts: impl IntoIterator<Item = Part>) -> Answers<T> {
     let deadline = Instant::now() + WRITTEN;
-    let asked = parts.into_iter().map(|Part { shard, places, call }| async move {
+    let requested = parts.into_iter().map(|Part { shard, places, call }| async move {
         let answer = shards.ask(shard, call, deadline).await;
         let read = |body: Bytes| {
-            let unread = |e| Error::unavailable(format!("its answer cannot be decoded by this router: {e}"));
+            let unread = |e| Error::unavailable(format!("the answer of a shard cannot be decoded by this router: {e}"));
             serde_json::from_slice(&body).map_err(|e| ShardFailure { error: unread(e), may_be_applied: true })
         };
         (shard, places, answer.and_then(read))
     });
     let mut all = Answers { answers: Vec::new(), failed: Vec::new() };
-    for (shard, places, said) in join_all(asked).await {
+    for (shard, places, said) in join_all(requested).await {
         match said {
             Ok(answer) => all.answers.push((shard, places, answer)),
             Err(ShardFailure { error, may_be_applied }) => {
@@ -239,11 +239,12 @@ struct Partly<T> {
 impl<T> Answers<T> {
     /// Builds the reply from the answers and the failed shards; if any shard failed, the reply is a problem that contains both.
     fn reply<M: Serialize>(self, made: impl FnOnce(Vec<FailedShard>) -> M) -> Response {
-        let (asked, done) = (self.answers.len() + self.failed.len(), self.answers.len());
+        let (requested, done) = (self.answers.len() + self.failed.len(), self.answers.len());
         let (failed, errors): (Vec<FailedShard>, Vec<Error>) = self.failed.into_iter().unzip();
         let Some(first) = failed.first() else { return json(&made(failed)) };
         let (count, shard, reason) = (failed.len(), first.shard, &first.reason);
-        let why = format!("{count} of {asked} shards did not apply their share of the call: shard {shard}: {reason}");
+        let why =
+            format!("{count} of {requested} shards did not apply their share of the call: shard {shard}: {reason}");
         let kinds: Vec<Kind> = errors.iter().map(Error::kind).collect();
         let is_one = done == 0 && kinds.iter().all(|kind| *kind == kinds[0]);
         let error = Error::new(if is_one { kinds[0] } else { Kind::Partial }, why);

@@ -1,11 +1,11 @@
 //! Pages of a router: like those of a server, over the views of all shards.
 //!
-//! A cursor names the view of each shard. Shards keep these views and the router keeps no state, so any router over the same
+//! A cursor names the view of each shard. Shards keep the named views and the router keeps no state, so any router over the same
 //! servers can answer the next page. A page covers all shards or fails.
 
 use std::sync::Arc;
 
-use super::super::cursor::{Cursor, asked, gone, of_several_queries};
+use super::super::cursor::{Cursor, asked, error_without_candidates, gone};
 use super::app::RouterApp;
 use super::info::info;
 use crate::gather::Gathered;
@@ -13,6 +13,7 @@ use crate::route::protocol::ViewPosition;
 use crate::route::{Conditions, Extra, ShardedVersion};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::request::{Retrieve, VersionSelector};
+use sterling_serving::pass::check_counts;
 
 /// Requested page.
 pub(super) struct RoutedPage {
@@ -38,13 +39,14 @@ impl RoutedPage {
         request: &mut Retrieve,
         text: &str,
     ) -> Result<Self> {
+        check_counts(request)?;
         let (cursor, version) = if text.is_empty() {
             let candidates = match request.candidates {
                 Some(candidates) => candidates,
                 None => {
                     let info = info(app, model, VersionSelector::Version(version.version())).await?;
                     if !info.queries.is_empty() {
-                        return Err(of_several_queries());
+                        return Err(error_without_candidates());
                     }
                     info.page_candidates.max(request.k)
                 }

@@ -36,7 +36,7 @@ const AT_ONCE: usize = 16;
 /// Header with the covered share of the items, if it is below 1.
 const COVERAGE: HeaderName = HeaderName::from_static("sterling-coverage");
 /// Records the outcome of an observed request. If another version answered because the chosen one was missing at a shard, the
-/// request says nothing about either, and its observation ends.
+/// request says nothing about either version, and its observation ends.
 fn ended(watched: Option<Watched>, end: std::result::Result<bool, &Error>) -> Option<Watched> {
     let watched = watched.filter(|_| !matches!(end, Ok(false)))?;
     watched.ended(end.err());
@@ -122,7 +122,7 @@ struct CallInProgress<'a> {
     flow: Flow,
     /// Id and trace for the calls to shards.
     origin: &'a Origin,
-    /// True if items are answered column by column in any case.
+    /// True if the answer is in Arrow, which writes items column by column.
     is_arrow: bool,
 }
 
@@ -164,13 +164,13 @@ impl CallInProgress<'_> {
         let share = self.app.bodies.hold_answer(self.flow, bytes(&work))?;
         let following = Following::of(self.app, self.model, &work, &mut chosen);
         let RoutedChosen { version, watched, .. } = chosen;
-        let begun = Instant::now();
+        let started = Instant::now();
         let answer = self.entry((version.clone(), self.pin), work, (self.terms(terms), &shape, &share), None).await;
         let is_its = |reported: &Served| (reported.version, &*reported.digest) == (version.version(), version.digest());
         let watched = ended(watched, answer.as_ref().map(|(reported, _)| is_its(reported)));
         let (reported, entry) = answer?;
         if let Some(ranked) = entry.ranked().filter(|_| is_its(&reported) && reported.coverage >= 1.0) {
-            following.begin(reported.version, ranked, begun.elapsed());
+            following.begin(reported.version, ranked, started.elapsed());
         }
         let timing = Timing::of(entry.steps());
         let mut response = covering(reported.coverage, reply(Reply::one(reported, entry), timing, share, form)?);
@@ -197,8 +197,8 @@ impl CallInProgress<'_> {
         Ok(reply(Reply::one(reported, entry), timing, share, form)?)
     }
 
-    /// Answers a list of retrievals at one version. If that version disappears meanwhile, all of them are repeated once at
-    /// another.
+    /// Answers a list of retrievals at one version. If the version disappears meanwhile, all retrievals are repeated once at
+    /// another version.
     async fn many(&self, requests: Vec<Result<ListEntry>>, chosen: RoutedChosen, form: Form) -> Outcome {
         let held = requests.iter().flatten().map(|(retrieve, ..)| held(retrieve)).fold(0, usize::saturating_add);
         let share = self.app.bodies.hold_answer(self.flow, held)?;
@@ -206,7 +206,7 @@ impl CallInProgress<'_> {
         let mut results = self.each(&requests, &version, &share).await;
         let is_lost = |r: &Result<(Served, Entry)>| r.as_ref().is_err_and(|e| e.kind().is_retryable());
         if results.iter().any(is_lost)
-            && let Some(other) = self.in_place_of(&version, watched.as_ref())?
+            && let Some(other) = self.replacement_of(&version, watched.as_ref())?
         {
             (version, watched) = (other, None);
             results = self.each(&requests, &version, &share).await;
@@ -249,7 +249,11 @@ impl CallInProgress<'_> {
     }
 
     /// Returns the version that has replaced `version`, if there is one. A canary that every shard still has is not replaced.
-    fn in_place_of(&self, version: &ShardedVersion, watched: Option<&Watched>) -> Result<Option<Arc<ShardedVersion>>> {
+    fn replacement_of(
+        &self,
+        version: &ShardedVersion,
+        watched: Option<&Watched>,
+    ) -> Result<Option<Arc<ShardedVersion>>> {
         let fleet = self.app.fleet();
         let stays = watched.is_some_and(|watched| watched.side() == Side::Canary)
             && fleet
@@ -306,13 +310,13 @@ impl CallInProgress<'_> {
         if gathered.again > 0 {
             let shards = gathered.again as u64;
             metrics::counter!("sterling_route_requeries_total", "model" => self.model.to_owned()).increment(shards);
-            // Name of the field in the previous release.
+            // Name of the metric in the previous release.
             metrics::counter!("sterling_route_again_total", "model" => self.model.to_owned()).increment(shards);
         }
         let explained = explain(&gathered);
         let ranked = gathered.ranked();
         if let Some(x) = ranked.scores.iter().chain(&ranked.similarities).find(|x| !x.is_finite()) {
-            return Err(Error::internal(format!("a shard sent an item of value {x}")));
+            return Err(Error::internal(format!("a shard sent an item with the score {x}, expected finite numbers")));
         }
         let entry = Entry::gathered(ranked, rest(&mut gathered), explained, gathered.degraded_rows);
         let entry = if shape.is_table || self.is_arrow {

@@ -12,10 +12,10 @@ use tokio::time::Instant;
 use super::super::access::Caller;
 use super::super::answer::{Outcome, problem};
 use super::super::app::Host as _;
-use super::super::asides::Asides;
 use super::super::bodies::Bodies;
 use super::super::call::{Call, Parsed};
 use super::super::call_id::CallId;
+use super::super::offload::Asides;
 use super::super::paths::Target;
 use super::super::position::positions;
 use super::super::retriever::Retriever;
@@ -98,7 +98,7 @@ impl Retriever for RouterApp {
             loaded: listed.is_whole,
             labels: listed.labels,
             digest: Some(listed.digest),
-            refused: (!listed.is_whole).then(|| "not every shard has enough servers with it".into()),
+            refused: (!listed.is_whole).then(|| "not every shard has enough servers with this version".into()),
             attempts: None,
             retry_in_ms: None,
         });

@@ -71,7 +71,7 @@ impl Files {
         let certificates = |what: &str, bytes: &[u8]| {
             let read: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(bytes).collect();
             match read {
-                Ok(list) if list.is_empty() => Err(invalid(what, &"no certificate in it, expected PEM")),
+                Ok(list) if list.is_empty() => Err(invalid(what, &"the file has no certificate, expected PEM")),
                 Ok(list) => Ok(list),
                 Err(error) => Err(invalid(what, &error)),
             }
@@ -99,7 +99,7 @@ impl Files {
     }
 }
 
-/// Determines a certificate's validity period from the verification errors at times before and after it.
+/// Determines a certificate's validity period from the verification errors at times before and after the period.
 fn validity(certificate: &CertificateDer<'_>) -> Option<Validity> {
     let parsed = ParsedCertificate::try_from(certificate).ok()?;
     let algorithms = ring::default_provider().signature_verification_algorithms.all;

@@ -85,7 +85,7 @@ fn peers() -> Peers {
 }
 
 #[test]
-fn rows_of_a_version_go_in_one_call_and_come_in_their_places() {
+fn rows_of_a_version_travel_in_one_call() {
     let calls = Arc::new(Mutex::new(Vec::new()));
     let seen = calls.clone();
     let slice = server(move |call| {
@@ -142,21 +142,28 @@ fn answers_of_other_rows_are_never_accepted() {
         }
     }
     let error = peers().wait_for(&[server(|call| reply(call, |reply| reply.given[0] = None))]).unwrap_err();
-    assert!(error.kind() == Kind::NotReady && error.to_string().contains("host `h1` does not hold m/t-c"), "{error}");
+    assert!(
+        error.kind() == Kind::NotReady && error.to_string().contains("host `h1` does not have the rows m/t-c"),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_lost_host_is_skipped_after_some_calls_and_reported() {
-    let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let removed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let mut slice = server(|call| reply(call, |_| ()));
-    slice.host.servers = vec![gone.to_string()];
+    slice.host.servers = vec![removed.to_string()];
     let peers = peers();
     assert!(peers.wait_for(std::slice::from_ref(&slice)).is_err());
     for _ in 0..FAILURES_MAX {
         assert_eq!(asked(&peers, &slice, &[0]).states, [RowState::Degraded]);
     }
     assert!(peers.of(&slice.host).breaker.is_open());
-    assert!(peers.troubles()[0].starts_with(&format!("host `h1`: {gone} returns no rows: ")), "{:?}", peers.troubles());
+    assert!(
+        peers.troubles()[0].starts_with(&format!("host `h1`: {removed} returns no rows: ")),
+        "{:?}",
+        peers.troubles()
+    );
 }
 
 #[test]
@@ -182,7 +189,7 @@ fn a_host_that_answers_and_lacks_the_rows_is_reported_until_it_has_them() {
     let peer = peers.of(&slice.host);
     assert!(peers.troubles().is_empty());
     holds.store(false, Ordering::Relaxed);
-    let warning = "host `h1`: none of its servers returns m/t-c, rows [5, 9], columns [0, 2]: ";
+    let warning = "host `h1`: no server of the host returns m/t-c, rows [5, 9], columns [0, 2]: ";
     until("the warning", &|| peers.troubles().iter().any(|trouble| trouble.starts_with(warning)));
     assert!(!peer.breaker.is_open(), "it answers");
     holds.store(true, Ordering::Relaxed);

@@ -54,7 +54,7 @@ impl Connector {
     }
 }
 
-/// Explains the rejection of an authority's certificate as that of a server, which OpenSSL makes by default.
+/// Explains the rejection of a server certificate that is marked as an authority's, as OpenSSL creates it by default.
 fn explained(error: io::Error) -> io::Error {
     if !error.to_string().contains("CaUsedAsEndEntity") {
         return error;
@@ -72,7 +72,7 @@ fn certificates(what: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>>
     let invalid = |error: &dyn std::fmt::Display| Error::invalid(format!("tls.{what}: {}: {error}", path.display()));
     let found: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
     match found {
-        Ok(list) if list.is_empty() => Err(invalid(&"no certificate in it, expected PEM")),
+        Ok(list) if list.is_empty() => Err(invalid(&"the file has no certificate, expected PEM")),
         Ok(list) => Ok(list),
         Err(error) => Err(invalid(&error)),
     }

@@ -186,6 +186,47 @@ fn one_time_callers_neither_accumulate_nor_delay_others() {
 }
 
 #[test]
+fn blocked_callers_neither_stop_the_clock_nor_accumulate() {
+    let (now, ms) = (Instant::now(), |ms: u64| us(1000 * ms));
+    let mut fair = Fair::default();
+    // A request that no worker may take waits while another caller is served for ten seconds.
+    fair.insert(Kind::Dear, entry(0, 9, ms(900), now));
+    let taken = |fair: &mut Fair<()>| {
+        let taken = fair.take(Kind::Direct, |ask| ask.flow != Flow(9), now).unwrap();
+        fair.charge(taken.ask.flow, taken.ask.cost_estimate);
+        taken.ask.flow.0
+    };
+    let mut id = 1;
+    let mut ask = |fair: &mut Fair<()>, flow: u64| {
+        id += 1;
+        fair.insert(Kind::Direct, entry(id, flow, ms(2), now));
+    };
+    for _ in 0..5000 {
+        ask(&mut fair, 1);
+        assert_eq!(taken(&mut fair), 1);
+    }
+    // Then it shares with a caller that was idle, and with callers that come once.
+    let mut served = BTreeMap::<u64, usize>::new();
+    for n in 0..3000 {
+        [1, 2, 1000 + n].into_iter().for_each(|flow| ask(&mut fair, flow));
+        *served.entry(taken(&mut fair).min(1000)).or_default() += 1;
+    }
+    assert!(served.len() == 3 && served[&1].abs_diff(served[&2]) <= 2 && served[&1] > 10, "{served:?}");
+    // The blocked one precedes others by the bound, not by all that was served meanwhile.
+    let ahead = fair.ahead(Some(Flow(77)), now).expensive;
+    assert_eq!(ahead, ms(900));
+    assert_eq!(fair.next(&[Kind::Dear], |_| true).unwrap().1.ask.flow, Flow(9));
+    let dear = fair.take(Kind::Dear, |_| true, now).unwrap();
+    fair.charge(dear.ask.flow, dear.ask.cost_estimate);
+    assert!(
+        fair.callers[&Flow(9)].due + CREDIT_MAX >= fair.clock + ms(450),
+        "{:?}, {:?}",
+        fair.callers[&Flow(9)].due,
+        fair.clock
+    );
+}
+
+#[test]
 fn a_caller_with_a_backlog_is_served_newest_first_and_others_are_not_delayed() {
     let now = Instant::now();
     let mut fair = Fair::default();

@@ -8,10 +8,11 @@ use proptest::prelude::*;
 
 use super::*;
 
-const WORKERS: usize = 3;
+const CORES: usize = 3;
+const WORKERS: usize = CORES + 1;
 
-fn bounds(workers: usize) -> Bounds {
-    Bounds { waiting: 64, batch: 8, workers, expensive: Duration::from_millis(20) }
+fn bounds(cores: usize) -> Bounds {
+    Bounds { waiting: 64, batch: 8, cores, expensive: Duration::from_millis(20) }
 }
 
 fn ms(ms: f64) -> Duration {
@@ -71,7 +72,7 @@ impl Book {
     fn new() -> Self {
         let now = Instant::now();
         Book {
-            queue: Queue::new(bounds(WORKERS), now),
+            queue: Queue::new(bounds(CORES), now),
             now,
             at: BTreeMap::new(),
             lent: 0,
@@ -123,7 +124,12 @@ impl Book {
         let ask = QueuedRequest::plain(cost_estimate, self.now, ms(1000.0));
         let is_idle = self.running.iter().enumerate().any(|(worker, jobs)| jobs.is_empty() && worker >= is_ready);
         let is_short = self.queue.pace.predict(cost_estimate) <= INLINE_TIME_MAX;
-        let may = is_idle && self.queue.waiting() == 0 && is_short && cost_estimate <= self.queue.bounds.expensive;
+        let of_caller = self.queue.running_of(ask.flow).count();
+        let is_brief = self.queue.pace.predict(cost_estimate) <= BESIDE_TIME;
+        let is_last = of_caller > 0 && self.queue.is_shared(ask.flow, self.now)
+            || self.running.iter().filter(|jobs| !jobs.is_empty()).count() >= CORES && !is_brief;
+        let is_left = self.queue.choose().is_none() && self.queue.may_occupy_worker(&ask) && !is_last;
+        let may = is_idle && is_left && is_short && cost_estimate <= self.queue.bounds.expensive;
         let lent = self.queue.assign_idle_worker(&ask, |worker| worker >= is_ready, self.now);
         assert_eq!(lent.is_some(), may);
         if let Some(worker) = lent {
@@ -149,19 +155,26 @@ impl Book {
         }
         let Some(first) = batch.first().map(|entry| entry.ask) else {
             let expensive_waits = self.queue.waiting.iter().any(|fair| fair.len_of(Kind::Dear) + expired.len() > 0);
+            let background_waits = self.at.values().any(|(at, ask)| *at == At::Lane && ask.is_background);
+            let running = || self.queue.running.iter().flatten();
             let is_blocked = self.queue.expensive_running() == self.queue.expensive_slots() && expensive_waits
-                // One caller occupies all workers but this one, which is reserved for others.
-                || self.queue.running.iter().flatten().filter(|running| running.flow.is_some()).count() + 1 >= WORKERS;
+                // One caller, or long requests, occupy all workers but this one, which is reserved for others.
+                || (0..4).any(|flow| running().filter(|running| running.flow == Some(Flow(flow))).count() == CORES)
+                || running().filter(|running| running.cost_estimate > INLINE_TIME_MAX).count() == CORES
+                || running().count() == CORES && background_waits;
             assert!(self.queue.waiting() == 0 || is_blocked, "a worker idles while it could run something");
             return;
         };
         assert!(batch.iter().all(|entry| (entry.ask.group, entry.ask.priority) == (first.group, first.priority)));
         let longest_lane = in_lane.iter().max().unwrap();
-        assert!(batch.len() <= longest_lane.div_ceil(WORKERS).min(8));
+        assert!(batch.len() <= longest_lane.div_ceil(CORES).min(8));
         let cost_estimate: Duration = batch.iter().map(|entry| entry.ask.cost_estimate).sum();
         assert!(batch.len() == 1 || cost_estimate <= BATCH_TIME, "{cost_estimate:?} together");
         self.running[worker] = batch.into_iter().map(|entry| entry.job).collect();
-        assert!(self.queue.expensive_running() < WORKERS);
+        assert!(self.queue.expensive_running() < CORES);
+        for flow in (0..4).map(Flow) {
+            assert!(self.queue.running_of(flow).count() <= CORES, "no worker is left for other callers");
+        }
     }
 
     fn finish(&mut self, worker: usize, share: f64) {
@@ -188,14 +201,14 @@ impl Book {
 
     fn fetched(&mut self, keep: usize) {
         let mut ready = self.fetching.remove(0);
-        let gone = ready.split_off(keep.min(ready.len()));
+        let removed = ready.split_off(keep.min(ready.len()));
         for entry in &ready {
             self.at.get_mut(&entry.job).unwrap().0 = At::Lane;
         }
-        for entry in &gone {
+        for entry in &removed {
             self.at.get_mut(&entry.job).unwrap().0 = At::Gone;
         }
-        self.queue.fetched(ready, gone.len(), self.now);
+        self.queue.fetched(ready, removed.len(), self.now);
     }
 
     fn withdraw(&mut self, id: u64) {
@@ -298,9 +311,9 @@ proptest! {
     }
 }
 
-/// Load on workers, simulated event by event.
+/// Load on workers that share cores, simulated event by event.
 struct SimulatedLoad {
-    workers: usize,
+    cores: usize,
     /// Requests per second of each kind: cost estimate, priority, timeout, in milliseconds.
     loads: Vec<(f64, Load)>,
     /// Ratio of real run time to the cost estimate, by second.
@@ -365,15 +378,20 @@ impl SimulatedLoad {
         let at = |s: f64| start + Duration::from_secs_f64(s);
         let is_counted = |ask: &QueuedRequest| ask.arrived >= at(from_s);
         let mut dice = Dice(7);
-        let mut queue = Queue::new(Bounds { waiting: 4096, ..bounds(self.workers) }, start);
+        let mut queue = Queue::new(Bounds { waiting: 4096, ..bounds(self.cores) }, start);
         let mut outcomes = vec![Outcome::default(); self.loads.len()];
         let mut next: Vec<f64> = self.loads.iter().map(|(rate, _)| dice.exponential() / rate).collect();
-        let mut busy: Vec<Option<(f64, Vec<Entry<usize>>)>> = (0..self.workers).map(|_| None).collect();
+        // Remaining run time of each batch on a core of its own.
+        let mut busy: Vec<Option<(f64, Vec<Entry<usize>>)>> = (0..=self.cores).map(|_| None).collect();
+        let mut now_s = 0.0;
         loop {
             let (load, arrival_s) = next.iter().copied().enumerate().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
-            let ended = busy.iter().enumerate().filter_map(|(w, b)| Some((w, b.as_ref()?.0)));
+            let speed = (self.cores as f64 / busy.iter().flatten().count().max(1) as f64).min(1.0);
+            let ended = busy.iter().enumerate().filter_map(|(w, b)| Some((w, now_s + b.as_ref()?.0 / speed)));
             let ended = ended.min_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, s)| *s <= arrival_s);
-            let now_s = ended.map_or(arrival_s, |(_, s)| s);
+            let until_s = ended.map_or(arrival_s, |(_, s)| s);
+            busy.iter_mut().flatten().for_each(|(left_s, _)| *left_s -= (until_s - now_s) * speed);
+            now_s = until_s;
             let now = at(now_s);
             if let Some((worker, _)) = ended {
                 let (_, batch) = busy[worker].take().unwrap();
@@ -407,7 +425,7 @@ impl SimulatedLoad {
                 if !batch.is_empty() {
                     let price_s: f64 = batch.iter().map(|entry| entry.ask.cost_estimate.as_secs_f64()).sum();
                     let noise = 0.5 + dice.exponential() / 2.0;
-                    *slot = Some((now_s + price_s * (self.truth)(now_s) * noise, batch));
+                    *slot = Some((price_s * (self.truth)(now_s) * noise, batch));
                 }
             }
         }
@@ -428,7 +446,7 @@ fn overload_keeps_goodput_and_admitted_requests_are_in_time() {
         (10.0, |_| 0.2, 0.2),
     ] {
         let capacity = 2.0 * 500.0 / slower;
-        let storm = SimulatedLoad { workers: 2, loads: vec![(capacity * times, PLAIN)], truth, seconds: 10.0 };
+        let storm = SimulatedLoad { cores: 2, loads: vec![(capacity * times, PLAIN)], truth, seconds: 10.0 };
         let outcome = &storm.run()[0];
         // Requests that are queued at the end are not counted.
         let expected = 9.5 * capacity * f64::min(times, 1.0);
@@ -447,7 +465,7 @@ fn overload_keeps_goodput_and_admitted_requests_are_in_time() {
 fn goodput_recovers_with_a_machine_that_slows_down_and_recovers() {
     // Ten times slower for two seconds out of ten.
     let truth = |s: f64| if s % 10.0 < 2.0 { 10.0 } else { 1.0 };
-    let storm = SimulatedLoad { workers: 2, loads: vec![(3000.0, PLAIN)], truth, seconds: 20.0 };
+    let storm = SimulatedLoad { cores: 2, loads: vec![(3000.0, PLAIN)], truth, seconds: 20.0 };
     let outcome = &storm.run()[0];
     let capacity = 20.0 * 1000.0 * (0.8 + 0.2 * 0.1);
     assert!(outcome.good as f64 > 0.85 * capacity, "{} of {capacity}", outcome.good);
@@ -465,7 +483,7 @@ fn the_queue_recovers_as_soon_as_a_disturbance_ends() {
     ];
     for times in [1.5, 3.0, 10.0] {
         for (n, truth) in truths.into_iter().enumerate() {
-            let storm = SimulatedLoad { workers: 2, loads: vec![(1000.0 * times, PLAIN)], truth, seconds: 15.0 };
+            let storm = SimulatedLoad { cores: 2, loads: vec![(1000.0 * times, PLAIN)], truth, seconds: 15.0 };
             let outcome = &storm.run_and_count_from(6.5)[0];
             let case = format!("{times} times, disturbance {n}: {}", outcome.counts());
             assert!(outcome.good as f64 > 0.93 * 8500.0, "{case}");
@@ -479,7 +497,7 @@ fn the_queue_recovers_as_soon_as_a_disturbance_ends() {
 #[test]
 fn short_deadlines_are_met_or_rejected_at_once() {
     let load = Load { timeout_ms: 25.0, ..PLAIN };
-    let storm = SimulatedLoad { workers: 2, loads: vec![(3000.0, load)], truth: |_| 1.0, seconds: 20.0 };
+    let storm = SimulatedLoad { cores: 2, loads: vec![(3000.0, load)], truth: |_| 1.0, seconds: 20.0 };
     let outcome = &storm.run()[0];
     assert!(outcome.good as f64 > 0.8 * 20_000.0, "{}", outcome.good);
     // Some run several times as long as estimated, which is unpredictable.
@@ -492,7 +510,7 @@ fn batch_requests_use_idle_capacity_and_never_starve() {
     let batch = Load { cost_ms: 8.0, priority: Priority::Batch, timeout_ms: 60_000.0, ..PLAIN };
     for (interactive_per_s, least_share, most_share) in [(1500.0, 0.04, 0.09), (400.0, 0.5, 0.65)] {
         let loads = vec![(interactive_per_s, PLAIN), (2000.0, batch)];
-        let outcomes = SimulatedLoad { workers: 2, loads, truth: |_| 1.0, seconds: 20.0 }.run();
+        let outcomes = SimulatedLoad { cores: 2, loads, truth: |_| 1.0, seconds: 20.0 }.run();
         let share = outcomes[1].good as f64 * 8.0 / (2.0 * 20_000.0);
         assert!((least_share..most_share).contains(&share), "batch requests had {share} of the time");
         let interactive = &outcomes[0];
@@ -501,11 +519,11 @@ fn batch_requests_use_idle_capacity_and_never_starve() {
 }
 
 #[test]
-fn cheap_requests_keep_their_latency_beside_expensive_ones() {
+fn expensive_requests_do_not_delay_cheap_ones() {
     let expensive = Load { cost_ms: 900.0, timeout_ms: 10_000.0, ..PLAIN };
-    let alone = SimulatedLoad { workers: 2, loads: vec![(200.0, PLAIN)], truth: |_| 1.0, seconds: 30.0 }.run();
+    let alone = SimulatedLoad { cores: 2, loads: vec![(200.0, PLAIN)], truth: |_| 1.0, seconds: 30.0 }.run();
     let loads = vec![(200.0, PLAIN), (20.0, expensive)];
-    let beside = SimulatedLoad { workers: 2, loads, truth: |_| 1.0, seconds: 30.0 }.run();
+    let beside = SimulatedLoad { cores: 2, loads, truth: |_| 1.0, seconds: 30.0 }.run();
     assert!(beside[0].offered - beside[0].good < 5, "every cheap one is answered, but for the last");
     let (alone_ms, beside_ms) = (alone[0].p99_ms(), beside[0].p99_ms());
     assert!(beside_ms < 3.0 * alone_ms, "p99 {beside_ms} ms next to expensive ones, {alone_ms} ms alone");
@@ -517,16 +535,15 @@ fn cheap_requests_keep_their_latency_beside_expensive_ones() {
 fn one_callers_storm_delays_that_caller() {
     // Requests of each cost up to the limit of expensive ones, at thirty times the capacity.
     let calm = Load { flow: Flow(1), ..PLAIN };
-    let alone = &SimulatedLoad { workers: 2, loads: vec![(50.0, calm)], truth: |_| 1.0, seconds: 20.0 }.run()[0];
-    for (cost_ms, batch_ms) in [(2.0, 30.0), (8.0, 0.0), (19.0, 0.0)] {
+    let alone = &SimulatedLoad { cores: 2, loads: vec![(50.0, calm)], truth: |_| 1.0, seconds: 20.0 }.run()[0];
+    for cost_ms in [2.0, 8.0, 19.0] {
         let storm = Load { cost_ms, ..PLAIN };
         let loads = vec![(50.0, calm), (30.0 * 2000.0 / cost_ms, storm)];
-        let outcomes = SimulatedLoad { workers: 2, loads, truth: |_| 1.0, seconds: 20.0 }.run();
+        let outcomes = SimulatedLoad { cores: 2, loads, truth: |_| 1.0, seconds: 20.0 }.run();
         let (beside, storm) = (&outcomes[0], &outcomes[1]);
         let case = format!("{cost_ms} ms: {}, p99 {} ms, {} alone", beside.counts(), beside.p99_ms(), alone.p99_ms());
         assert!(beside.good as f64 >= 0.99 * beside.offered as f64, "{case}");
-        // Several short requests run together, for 5 ms by their estimates, 10 with one of the other caller.
-        assert!(beside.p99_ms() <= 3.0 * alone.p99_ms() + batch_ms, "{case}");
+        assert!(beside.p99_ms() <= 3.0 * alone.p99_ms(), "{case}");
         // The remaining capacity is not left idle.
         let share = storm.good as f64 * cost_ms / (2.0 * 20_000.0);
         assert!(share > 0.45, "{cost_ms} ms: the storm had {share} of the workers");
@@ -534,10 +551,77 @@ fn one_callers_storm_delays_that_caller() {
 }
 
 #[test]
+fn a_callers_own_long_request_does_not_block_its_short_ones() {
+    let now = Instant::now();
+    let mut queue = Queue::new(bounds(1), now);
+    let send = |queue: &mut Queue<u64>, n: u64, flow: u64, cost_ms: f64| {
+        let ask = QueuedRequest { flow: Flow(flow), ..QueuedRequest::plain(ms(cost_ms), now, ms(60_000.0)) };
+        let wait = queue.wait_estimate(&ask, now);
+        let latest_start = queue.admit(&ask, now).unwrap();
+        queue.push(n, ask, latest_start, now);
+        wait
+    };
+    send(&mut queue, 0, 1, 10_000.0);
+    assert_eq!(queue.take(0, now).batch[0].job, 0);
+    assert!(send(&mut queue, 1, 2, 10.0) > ms(5000.0));
+    assert!(queue.call().is_none() && queue.take(1, now).batch.is_empty(), "the last worker is not for a long one");
+    assert_eq!(send(&mut queue, 2, 2, 1.0), Duration::ZERO);
+    assert_eq!(queue.take(1, now).batch[0].job, 2);
+    queue.finish(0, ms(10_000.0), None, now);
+    queue.finish(1, ms(1.0), None, now);
+    assert_eq!(queue.take(1, now).batch[0].job, 1);
+}
+
+#[test]
+fn no_more_workers_are_woken_than_can_run() {
+    let now = Instant::now();
+    let mut queue = Queue::new(bounds(2), now);
+    (0..3).for_each(|worker| queue.sleeps(worker, true));
+    let push = |queue: &mut Queue<u64>, flow: u64| {
+        let ask = QueuedRequest { flow: Flow(flow), ..QueuedRequest::plain(ms(4.0), now, ms(1000.0)) };
+        queue.push(flow, ask, now + ms(900.0), now);
+    };
+    (0..4).for_each(|_| push(&mut queue, 1));
+    assert_eq!([(); 3].map(|()| queue.call()), [Some(0), Some(1), None]);
+    assert_eq!(queue.take(0, now).batch.len(), 2);
+    assert_eq!(queue.call(), None, "the other one is awake");
+    assert_eq!(queue.take(1, now).batch.len(), 1);
+    assert_eq!(queue.call(), None, "the last one is for others");
+    // A worker that finished takes the next request itself.
+    queue.finish(0, ms(4.0), None, now);
+    assert_eq!(queue.call(), None);
+    assert_eq!(queue.take(0, now).batch.len(), 1);
+    push(&mut queue, 2);
+    assert_eq!(queue.call(), Some(2));
+    assert_eq!(queue.take(2, now).batch[0].job, 2);
+}
+
+#[test]
+fn background_work_leaves_the_last_worker_to_callers() {
+    let now = Instant::now();
+    let mut queue = Queue::new(bounds(1), now);
+    let ask = |is_background: bool| {
+        let priority = if is_background { Priority::Batch } else { Priority::Interactive };
+        QueuedRequest { is_background, priority, ..QueuedRequest::plain(ms(1.0), now, ms(1000.0)) }
+    };
+    let push =
+        |queue: &mut Queue<u64>, n: u64, is_background: bool| queue.push(n, ask(is_background), now + ms(900.0), now);
+    push(&mut queue, 0, true);
+    push(&mut queue, 1, true);
+    assert_eq!(queue.take(0, now).batch[0].job, 0);
+    assert!(queue.take(1, now).batch.is_empty());
+    assert_eq!(queue.assign_idle_worker(&ask(true), |_| true, now), None);
+    // Nor does it count for the caller in whose name it runs.
+    assert_eq!(queue.wait_estimate(&ask(false), now), Duration::ZERO);
+    push(&mut queue, 2, false);
+    assert_eq!(queue.take(1, now).batch[0].job, 2);
+}
+
+#[test]
 fn callers_with_equal_load_get_equal_service() {
     let of = |flow: u64, cost_ms: f64| (20_000.0 / cost_ms, Load { flow: Flow(flow), cost_ms, ..PLAIN });
     let loads = vec![of(1, 1.0), of(2, 4.0), of(3, 4.0)];
-    let outcomes = SimulatedLoad { workers: 2, loads: loads.clone(), truth: |_| 1.0, seconds: 10.0 }.run();
+    let outcomes = SimulatedLoad { cores: 2, loads: loads.clone(), truth: |_| 1.0, seconds: 10.0 }.run();
     let shares: Vec<f64> =
         outcomes.iter().zip(&loads).map(|(of, (_, load))| of.good as f64 * load.cost_ms / 20_000.0).collect();
     assert!(shares.iter().all(|share| (0.27..0.39).contains(share)), "{shares:?}");
@@ -566,18 +650,19 @@ fn background_work_is_dropped_before_a_caller_is_rejected() {
         is_background,
         ..QueuedRequest::plain(ms(cost_ms), now, ms(if is_background { 30_000.0 } else { 1000.0 }))
     };
-    for (workers, background_ms, own_ms, after_ms, overtakes) in [
-        // Expensive requests have one worker of two: that of the audit.
+    for (cores, background_ms, own_ms, after_ms, overtakes) in [
+        // Expensive requests have one worker on two cores: that of the audit.
         (2, 3000.0, 600.0, 10.0, true),
         (1, 3000.0, 600.0, 10.0, true),
-        (1, 3000.0, 1.0, 10.0, true),
+        (1, 3000.0, 15.0, 10.0, true),
         // Work that ends in time is worth waiting for, and nothing has to end while another worker is idle.
-        (1, 100.0, 1.0, 10.0, false),
-        (2, 3000.0, 1.0, 10.0, false),
+        (1, 100.0, 15.0, 10.0, false),
+        (1, 3000.0, 1.0, 10.0, false),
+        (2, 3000.0, 15.0, 10.0, false),
         // The end of work that overran its prediction is unknown.
-        (1, 100.0, 1.0, 200.0, true),
+        (1, 100.0, 15.0, 200.0, true),
     ] {
-        let mut queue = Queue::new(bounds(workers), start);
+        let mut queue = Queue::new(bounds(cores), start);
         let background = ask(true, background_ms, start);
         let latest_start = queue.admit(&background, start).unwrap();
         queue.push(0, background, latest_start, start);
@@ -585,7 +670,7 @@ fn background_work_is_dropped_before_a_caller_is_rejected() {
         let now = start + ms(after_ms);
         assert_eq!(queue.wait(Priority::Interactive, false, None, now), Duration::ZERO, "the door stays open");
         let own = ask(false, own_ms, now);
-        let case = format!("{workers} workers, {background_ms} ms behind {own_ms} ms");
+        let case = format!("{cores} cores, {background_ms} ms behind {own_ms} ms");
         assert!(!queue.must_preempt_background(&ask(true, own_ms, now), now), "{case}: neither is waited for");
         assert_eq!(queue.must_preempt_background(&own, now), overtakes, "{case}");
         assert!(queue.admit(&own, now).is_ok(), "{case}");

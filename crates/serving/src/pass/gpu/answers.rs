@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
+use super::candidates::{LaterFound, QueryCounters};
 use super::embedded::Embedded;
-use super::found::{LaterFound, QueryCounters};
 use super::groups::{Group, SeenView};
 use super::rerank::{self, LaterColumns};
 use super::select;
@@ -66,7 +66,7 @@ impl SubmittedGroup {
             trace.add([Step { name: "device", took, items: all.items, bytes: 0 }]);
             let explain = prepared.reading.explain.then(|| {
                 let mut explain = explain((&all, &made.of_queries), prepared, &content);
-                let shared = self.shared_by.as_ref().map(|names| format!("the items are shared by {names}"));
+                let shared = self.shared_by.as_ref().map(|names| format!("the items are partitioned over {names}"));
                 explain.note = match (explain.note, shared) {
                     (Some(note), Some(shared)) => Some(format!("{note}; {shared}")),
                     (note, shared) => note.or(shared),

@@ -54,7 +54,7 @@ struct Finishing(Lanes);
 impl Drop for Finishing {
     fn drop(&mut self) {
         for device in self.0.groups.iter().flatten().chain([&self.0.embed]) {
-            // On a failed device nothing runs any more.
+            // An error means that the device failed, and nothing runs on a failed device.
             let _ = device.finish();
         }
     }
@@ -94,9 +94,9 @@ impl Pass for Cuda {
             }),
         };
         match &ran {
-            Ok(true) if residents.health().worked() => tracing::info!("the device works again"),
+            Ok(true) if residents.health().record_success() => tracing::info!("the device works again"),
             Ok(_) => {}
-            // The work that was running is no longer needed.
+            // After an error the streams are dropped: their work is no longer needed.
             Err(_) => self.lanes = None,
         }
         let fallback =
@@ -137,7 +137,7 @@ impl Cuda {
         Ok(self.run_some(batch, &given)? | self.run_some(batch, &others)?)
     }
 
-    /// Answers the requests that the devices can execute, and leaves the others to the CPU. Returns whether there were any.
+    /// Answers the requests that the devices can execute, and leaves the others to the CPU. Returns whether devices answered any.
     fn run_some(&mut self, batch: &UnansweredRequests<'_>, wanted: &[usize]) -> Result<bool> {
         let Some(&first) = wanted.first() else { return Ok(false) };
         let view = batch.prepared(first).view();
@@ -169,7 +169,7 @@ impl Cuda {
         let Lanes { embed, groups: by_turns } = lanes.clone();
         embed.begin()?;
         let mut turn = resident.tower.as_ref().and_then(DeviceTower::turn);
-        // Declared after the memory that the streams read, and so dropped before it.
+        // Declared after the memory that the streams read, so that it is dropped first and waits for the streams.
         let _finishing = Finishing(lanes);
         let embedded = self.embed(&embed, batch, &wanted, (resident, &mut turn))?;
         let is_several = on_devices.len() > 1;
@@ -184,7 +184,7 @@ impl Cuda {
         let mut groups = Group::all(&seen, &embedded, ranked, residents.group_bytes());
         groups.sort_by_key(|group| std::cmp::Reverse(group.requests.len()));
         let mut under_way: Option<SubmittedGroup> = None;
-        // Submitted groups alternate between streams; a group whose requests are all late takes none.
+        // Submitted groups alternate between streams; a group whose requests are all late takes no stream.
         let mut sent = 0;
         for group in groups {
             let is_late = |n: &usize| batch.deadline(embedded.requests[*n].0).is_some_and(|by| Instant::now() >= by);
@@ -206,7 +206,7 @@ impl Cuda {
         under_way.map_or(Ok(()), |last| last.answer(&seen, batch, &embedded, start)).map(|()| true)
     }
 
-    /// Steps 1 and 2.
+    /// Runs steps 1 and 2 of the pass.
     fn embed<'a>(
         &mut self,
         device: &Device,
@@ -295,7 +295,7 @@ struct UnansweredRequests<'a> {
     answered: Vec<AtomicBool>,
     /// Reason why the CPU answers each request.
     reasons: Vec<OnceLock<Error>>,
-    /// Reason why the CPU answers all of them.
+    /// Reason why the CPU answers all requests.
     failed: Option<String>,
 }
 

@@ -147,7 +147,8 @@ fn tensor_of(
         }
         UserInput::Feature(n) => {
             let place = made.tensors.iter().position(|(tensor, _)| *tensor == n);
-            let place = place.ok_or_else(|| Error::internal("a tensor that the tower did not retain"))?;
+            let place = place
+                .ok_or_else(|| Error::internal("the reranker reads a tensor that the user tower did not retain"))?;
             Ok(Some(made.tensors.swap_remove(place).1))
         }
     }

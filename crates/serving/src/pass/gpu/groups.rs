@@ -1,6 +1,6 @@
 //! Groups of requests that find candidates in the same way, as many together as device memory allows.
 
-use super::beside::DeviceView;
+use super::delta::DeviceView;
 use super::embedded::Embedded;
 use super::resident::Resident;
 use crate::pass::work::{Search, Task};
@@ -19,7 +19,7 @@ pub(super) struct SeenView<'a> {
     pub(super) view: &'a View,
     pub(super) resident: &'a Resident,
     pub(super) beside: &'a DeviceView,
-    /// True if this is the first of several devices, which reports counts that all of them know.
+    /// True for the first of several devices, which alone reports counts that are the same on all devices.
     pub(super) is_first: bool,
 }
 
@@ -36,14 +36,14 @@ pub(super) enum CandidateMethod {
     Best,
     /// As many lists, best first, as hold enough eligible items.
     Enough,
-    /// All eligible items, by their widest rows.
+    /// All eligible items, by their most precise rows.
     Exact,
 }
 
-/// Requests that go through the device together, by index among the embedded ones.
+/// Requests that go through the device together, by index among the embedded requests.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
-    /// True if these are a shard's candidates, which are not reranked.
+    /// True if the group selects a shard's candidates, which are not reranked.
     pub(super) is_selection: bool,
     pub(super) way: CandidateMethod,
     pub(super) requests: Vec<usize>,
@@ -72,8 +72,15 @@ pub(super) struct Searched<'a> {
     pub(super) query: &'a SearchPlan,
     /// Number of candidates selected by int8 scores.
     pub(super) selected: usize,
-    /// Number of retained candidates: K0, or all selected ones if other shards may have better ones.
+    /// Number of retained candidates: K0, or all selected candidates if other shards may have better ones.
     pub(super) kept: usize,
+}
+
+impl Searched<'_> {
+    /// Returns true if all items pass the filter of the snapshot.
+    pub(super) fn is_unfiltered(&self) -> bool {
+        matches!(self.search.planned.plan.route(), Route::All)
+    }
 }
 
 impl<'a> OneQuery<'a> {
@@ -153,11 +160,11 @@ impl Group {
         }
     }
 
-    /// Returns the maximum bytes that its requests take on each device.
+    /// Returns the maximum bytes that the group's requests take on each device.
     fn bytes(&self, seen: &[SeenView<'_>]) -> usize {
         let of_filter = |seen: &SeenView<'_>| {
-            let pieces = seen.beside.pieces.iter().map(|piece| &piece.segment.planes);
-            let words = std::iter::once(&seen.resident.planes).chain(pieces).map(|planes| planes.index().every.len());
+            let deltas = seen.beside.deltas.iter().map(|delta| &delta.segment.planes);
+            let words = std::iter::once(&seen.resident.planes).chain(deltas).map(|planes| planes.index().every.len());
             8 * words.sum::<usize>()
         };
         let of_filters = self.plans.len() * seen.iter().map(of_filter).max().unwrap_or(0);
@@ -165,7 +172,7 @@ impl Group {
         self.requests.len().saturating_mul(of_request).saturating_add(of_filters)
     }
 
-    /// Checks that a device can execute a task at all, so that it does not affect the rest of its batch.
+    /// Checks that a device can execute a task at all, so that the task does not fail the rest of its batch.
     ///
     /// # Errors
     /// `Unsupported` for a filter with too many levels; `Overloaded` for a request that takes more than `bytes_max` of a device's
@@ -193,7 +200,7 @@ impl Group {
             Task::Embed { .. } => (CandidateMethod::Nothing, 0, 0, 0),
             Task::Select { search, .. } => {
                 let most = search.queries.iter().filter_map(|query| query.selected).max().unwrap_or(0);
-                let (way, room, candidates) = Group::of_search(seen, search, most);
+                let (way, room, candidates) = Group::plan_of_search(seen, search, most);
                 (way, room, candidates, 0)
             }
             Task::Rerank { candidates, .. } => {
@@ -203,7 +210,7 @@ impl Group {
             Task::Rank { slots, .. } => (CandidateMethod::Named, slots.len(), slots.len(), slots.len()),
             Task::Retrieve(search) => {
                 let most = search.queries.iter().map(|query| query.k0).max().unwrap_or(0);
-                let (way, room, candidates) = Group::of_search(seen, search, most);
+                let (way, room, candidates) = Group::plan_of_search(seen, search, most);
                 (way, room, candidates, search.queries.iter().map(|query| query.k0.min(candidates)).sum())
             }
         };
@@ -217,7 +224,7 @@ impl Group {
     }
 
     /// Returns how the candidates of a search are found, how many are collected, and how many of `k0` are retained, per query.
-    fn of_search(seen: &[SeenView<'_>], search: &Search, k0: usize) -> (CandidateMethod, usize, usize) {
+    fn plan_of_search(seen: &[SeenView<'_>], search: &Search, k0: usize) -> (CandidateMethod, usize, usize) {
         let SeenView { view, resident, beside, .. } = seen[0];
         let (index, lists) = (&resident.index, search.probes.probes);
         let probed = search.queries.iter().filter_map(|query| Some(query.ood?.probes)).fold(lists, usize::max);
@@ -227,7 +234,7 @@ impl Group {
         let scanned = |lists: usize| seen.iter().map(|seen| scanned(seen, lists)).max().unwrap_or(0);
         let plans = plans_of(search);
         let all_alike = |is_such: fn(&Route) -> bool| plans.iter().all(|plan| is_such(plan.route()));
-        // Items in posting lists, plus all items of parts without one.
+        // Items in posting lists, plus all items of segments without a posting list.
         let most = |(plan, items): (&&Plan, usize)| match plan.route() {
             Route::Nothing => 0,
             Route::Slots(slots) => slots.len(),

@@ -29,7 +29,7 @@ struct Failure {
 }
 
 impl Health {
-    /// Records an error of a batch. Returns true for the first one since the devices last worked. A lost device (`Unavailable`)
+    /// Records an error of a batch. Returns true for the first error since the devices last worked. A lost device (`Unavailable`)
     /// is paused; a failed launch may concern its request alone.
     pub(super) fn failed(&self, error: &Error) -> bool {
         let mut failure = locked(&self.failure);
@@ -52,8 +52,8 @@ impl Health {
         is_first
     }
 
-    /// Records a batch that the devices answered. Returns true if they had failed before.
-    pub(super) fn worked(&self) -> bool {
+    /// Records a batch that the devices answered. Returns true if the devices had failed before.
+    pub(super) fn record_success(&self) -> bool {
         if !self.is_failing.load(Ordering::Relaxed) {
             return false;
         }
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn a_lost_device_is_left_alone_and_tried_by_one_batch_at_a_time() {
         let (health, lost) = (Health::default(), Error::unavailable("the GPU is lost"));
-        assert!(health.pause().is_none() && health.warning().is_none() && !health.worked());
+        assert!(health.pause().is_none() && health.warning().is_none() && !health.record_success());
         assert!(health.failed(&lost) && !health.failed(&lost));
         assert!(health.pause().unwrap().contains("is lost") && health.warning().unwrap().contains("is lost"));
         let start = Instant::now();
@@ -107,7 +107,12 @@ mod tests {
         }
         assert!(start.elapsed() >= PAUSE_MIN / 2, "several failures at once are one");
         assert!(health.pause().is_some(), "one batch tries, and others do not wait for it");
-        assert!(health.worked() && !health.worked() && health.pause().is_none() && health.warning().is_none());
+        assert!(
+            health.record_success()
+                && !health.record_success()
+                && health.pause().is_none()
+                && health.warning().is_none()
+        );
     }
 
     #[test]

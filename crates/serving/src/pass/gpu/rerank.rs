@@ -1,7 +1,7 @@
 //! Steps 9 to 11 for a group.
 
+use super::candidates::{DeviceAnswer, Found, LaterCounters, QueryCounters, number};
 use super::embedded::Users;
-use super::found::{DeviceAnswer, Found, LaterCounters, QueryCounters, number};
 use super::groups::SeenView;
 use super::resident::{Merging, Resident};
 use crate::pass::work::{Prepared, Task};
@@ -12,7 +12,7 @@ use sterling_cuda::ops::merge::{self, FoundBy};
 use sterling_cuda::ops::rows::SlotRows;
 use sterling_cuda::ops::steps::RowsOf;
 use sterling_cuda::ops::top::{self, Best, Scored, Ties};
-use sterling_cuda::ops::worth::{Rated, gather_columns};
+use sterling_cuda::ops::value_model::{Rated, gather_columns};
 use sterling_cuda::{Device, Later};
 use sterling_snapshot::model::Merge;
 
@@ -24,7 +24,7 @@ struct Columns {
     slots: Vec<u32>,
     values: Vec<u32>,
     similarities: Vec<u32>,
-    /// `[requests, stride, T]`
+    /// Task scores, `[requests, stride, T]`.
     task_scores: Vec<f32>,
     bad: Vec<u32>,
     /// Number of candidates per request.
@@ -149,8 +149,10 @@ pub(super) fn read(
     let queries = seen[0].resident.queries();
     let made = |(n, prepared): (usize, &&Prepared)| {
         let of_request = |of: fn(&Columns) -> &[u32]| columns.iter().map(|columns| of(columns)[n] as usize).sum();
-        let checked = prepared.check_undefined(of_request(|c| &c.bad), of_request(|c| &c.candidates));
-        let content = checked.map(|()| Content::Items(ranked(&columns, n, seen, &prepared.task)));
+        let undefined = of_request(|c| &c.bad);
+        let checked = prepared.check_undefined(undefined, of_request(|c| &c.candidates));
+        let content =
+            checked.map(|()| Content::Items(Ranked { undefined, ..ranked(&columns, n, seen, &prepared.task) }));
         let reported = |query: usize| {
             let of_devices = columns.iter().map(|columns| &columns.looked_at[..]).chain([before]);
             QueryCounters::sum(of_devices.filter_map(|of_queries| of_queries.get(query)))
@@ -178,7 +180,7 @@ impl Columns {
         n * self.stride..n * self.stride + self.counts[n] as usize
     }
 
-    /// Returns whether result `at` of request `n` has task scores; those without rank last.
+    /// Returns whether result `at` of request `n` has task scores; results without task scores rank last.
     fn has_scores(&self, n: usize, at: usize) -> bool {
         let place = self.places(n).start + at;
         self.bad[n] == 0 || !self.task_scores[place * self.tasks..][..self.tasks].iter().any(|score| score.is_nan())
@@ -216,5 +218,6 @@ fn ranked(columns: &[Columns], n: usize, seen: &[SeenView<'_>], task: &Task) -> 
         similarities: numbers(&|columns, at| number(columns.similarities[at])),
         tasks: (0..tasks).flat_map(|t| numbers(&|columns, at| columns.task_scores[at * columns.tasks + t])).collect(),
         unknown: if let Task::Rank { unknown, .. } = task { unknown.clone() } else { Vec::new() },
+        undefined: 0,
     }
 }

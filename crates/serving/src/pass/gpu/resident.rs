@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::beside::DeviceDelta;
+use super::delta::DeviceDelta;
 use crate::view::Segment;
 use sterling_core::error::{Error, Kind, Result};
-use sterling_cuda::cut::{ListCut, Share};
-use sterling_cuda::ops::worth::{ValueInput, ValueProgram};
+use sterling_cuda::ops::value_model::{ValueInput, ValueProgram};
+use sterling_cuda::partition::{ListCut, Share};
 use sterling_cuda::spare::SlotLease;
 use sterling_cuda::{Array, Device};
 use sterling_embedding::DeviceTables;
@@ -22,9 +22,9 @@ use sterling_snapshot::{DeviceCandidates, Snapshot};
 #[derive(Debug)]
 pub(super) struct Reranker {
     pub(super) program: DeviceProgram,
-    /// Candidate features that it reads as rows.
+    /// Candidate features that the reranker reads as rows.
     pub(super) rows: DeviceCandidates,
-    /// Addresses of the columns that it reads; 0 for the retrieval score.
+    /// Addresses of the columns that the reranker reads; 0 for the retrieval score.
     pub(super) columns: Array<u64>,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Resident {
     pub(super) ids: Array<i64>,
     /// User tower; `None` if it runs on the host or on the first device.
     pub(super) tower: Option<DeviceTower>,
-    /// `None` if a user has one query.
+    /// Merging of a user's queries; `None` if a user has one query.
     pub(super) merging: Option<Merging>,
     pub(super) reranker: Option<Reranker>,
     pub(super) value: ValueProgram,
@@ -86,7 +86,7 @@ pub(super) fn spare_slots(cut: &ListCut) -> usize {
     slots.next_multiple_of(BLOCK)
 }
 
-/// See [`spare_slots`].
+/// Divisor of the snapshot's slots in [`spare_slots`], and the least number of spare slots.
 const SPARE_SHARE: usize = 8;
 const SPARE_MIN: usize = 16 << 10;
 
@@ -123,16 +123,16 @@ impl Resident {
         let how = package.spec.user.as_ref().and_then(|user| user.merge).unwrap_or_default();
         let merging =
             (!weights.is_empty()).then(|| Ok(Merging { how, weights: device.copy(&weights)? })).transpose()?;
-        let kept: Vec<usize> = package
+        let retained: Vec<usize> = package
             .user_inputs
             .iter()
             .filter_map(|input| if let UserInput::Feature(n) = input { Some(*n) } else { None })
             .collect();
         let tower = package.user.as_ref().filter(|_| part.is_first);
-        let tower = tower.map(|tower| DeviceTower::copy(device, tower, &kept, &mut tables));
+        let tower = tower.map(|tower| DeviceTower::copy(device, tower, &retained, &mut tables));
         let tower = match tower {
             Some(Err(e)) if e.kind() == Kind::Unsupported => {
-                tracing::info!(reason = %e, "the tower runs on the host");
+                tracing::info!(reason = %e, "the user tower runs on the host");
                 None
             }
             tower => tower.transpose()?,
@@ -152,7 +152,7 @@ impl Resident {
         })
     }
 
-    /// Returns the bytes on its device.
+    /// Returns the bytes that the snapshot takes on the device.
     pub(super) fn bytes(&self) -> u64 {
         self.taken.as_ref().map_or(0, |taken| taken.bytes as u64)
     }
@@ -162,7 +162,8 @@ impl Resident {
         self.merging.as_ref().map_or(1, |merging| merging.weights.len())
     }
 
-    /// Writes a segment's per-slot data (except its index) to spare slots from `first` on. Keys are stored in borrowed places.
+    /// Writes a segment's per-slot data (except its index) to spare slots from `first` on. Keys are stored in leased slots of the
+    /// spare capacity.
     ///
     /// # Errors
     /// `Overloaded` if there is no room; as [`Array::write_at`].
@@ -189,7 +190,7 @@ impl DevicePart {
         DevicePart { share, cut: Arc::new(snapshot.index.cut(share)), is_first }
     }
 
-    /// Returns the bytes that it takes, computed without allocating them.
+    /// Returns the bytes that an upload would take, without allocating them.
     pub(super) fn bytes(&self, device: &Device, snapshot: &Snapshot, spare: usize) -> Result<u64> {
         device.bytes_of(|device| Resident::copy(device, snapshot, self, spare)).map(|bytes| bytes as u64)
     }

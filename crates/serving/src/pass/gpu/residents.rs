@@ -5,20 +5,20 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::beside::{DeviceView, SpareArrays};
+use super::delta::{DeviceView, SpareArrays};
 use super::health::Health;
-use super::kept::RetainedVersions;
+use super::residency::RetainedVersions;
 use super::resident::{DevicePart, OccupiedBytes, Resident, spare_slots};
 use crate::view::{BeforeShown, Segment, View};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::tasks;
-use sterling_cuda::cut::{ListCut, Share};
+use sterling_cuda::partition::{ListCut, Share};
 use sterling_cuda::{Device, Devices};
 use sterling_snapshot::Snapshot;
 
 /// Bytes of device memory for running requests.
 const BUDGET_BYTES: usize = 1 << 30;
-/// Divisor: the share of device memory beyond the budget for a single request that exceeds its group's share.
+/// Divisor of the device memory: a single large request may exceed the budget by this fraction of the memory.
 const LARGE_SHARE: u64 = 8;
 /// Minimum bytes for requests on any device.
 const LANES_MIN: u64 = 64 << 20;
@@ -43,7 +43,7 @@ pub struct Residents {
 }
 
 impl BeforeShown for Residents {
-    /// Uploads a view. If there is no room, the CPU answers its requests.
+    /// Uploads a view. If there is no room on the device, the CPU answers the requests for the view.
     fn before_shown(&self, view: &Arc<View>) {
         if let Err(reason) = self.get_view(view) {
             let (model, position) = (&view.main().manifest.name, view.position());
@@ -52,7 +52,7 @@ impl BeforeShown for Residents {
     }
 }
 
-/// Wait for the last requests of an evicted version, before the waiting version is tried without its room.
+/// Longest wait for the last requests of an evicted version, before the upload that needs its memory is tried anyway.
 const LAST_REQUESTS: Duration = Duration::from_secs(5);
 /// Concurrent groups of a pass, one per group stream.
 const CONCURRENT_GROUPS: usize = 2;
@@ -72,7 +72,7 @@ impl Residents {
     }
 
     /// Sets the memory of running requests on each device. A smaller budget makes groups smaller, down to one request. A single
-    /// request may exceed it up to a share of the memory.
+    /// request may exceed the budget by a fraction of the memory.
     pub fn with_budget(self, budget_bytes: usize) -> Self {
         for device in self.devices.all() {
             let all = device.memory().map_or(0, |(_, all)| all);
@@ -109,14 +109,14 @@ impl Residents {
     /// Returns the bytes that a version takes on each device, computed without allocating them.
     ///
     /// # Errors
-    /// `Unsupported` for a model that no device serves; `Overloaded` if it does not fit.
+    /// `Unsupported` for a model that no device serves; `Overloaded` if the version does not fit.
     pub fn bytes_of(&self, snapshot: &Snapshot) -> Result<Vec<usize>> {
         let parts = self.parts(snapshot, &self.nothing())?;
         let devices = parts.iter().zip(self.devices.all());
         devices.map(|(part, device)| part.bytes(device, snapshot, 0).map(|bytes| bytes as usize)).collect()
     }
 
-    /// Returns one line per version that the CPU answers until there is room on the device or it works again, with the reason.
+    /// Returns one line per version that the CPU answers until the device has room or works again, with the reason.
     pub fn waiting(&self) -> Vec<String> {
         let line = |(snapshot, kind, reason): (Arc<Snapshot>, Kind, String)| {
             let (model, version) = (&snapshot.manifest.name, snapshot.manifest.version);
@@ -146,16 +146,16 @@ impl Residents {
         self.budget_bytes / (CONCURRENT_GROUPS * self.passes.load(Ordering::Relaxed).max(1))
     }
 
-    /// Uploads a version before its first request, while others are served. If that fails, the CPU will answer; the log has the
-    /// reason.
+    /// Uploads a version before its first request, while other versions are served. If the upload fails, the CPU will answer; the
+    /// log has the reason.
     pub fn upload_version(&self, snapshot: &Arc<Snapshot>) {
         drop(self.get(snapshot));
     }
 
-    /// Returns the snapshot on each device. The first call uploads it, and others wait for that.
+    /// Returns the snapshot on each device. The first call uploads it, and other calls wait for the upload.
     ///
     /// # Errors
-    /// `Unsupported` with the reason why it is not resident.
+    /// `Unsupported` with the reason why the snapshot is not resident.
     pub(super) fn get(&self, snapshot: &Arc<Snapshot>) -> Result<Arc<[Resident]>> {
         self.kept.get(snapshot, || {
             self.copy(snapshot).inspect_err(|reason| {
@@ -184,8 +184,8 @@ impl Residents {
     fn retry_upload(&self, snapshot: &Arc<Snapshot>) -> Result<Arc<[Resident]>> {
         let (model, version) = (&snapshot.manifest.name, snapshot.manifest.version);
         let start = Instant::now();
-        let gone = self.make_room(snapshot)?;
-        while gone.iter().any(|gone| gone.strong_count() > 0) && start.elapsed() < LAST_REQUESTS {
+        let removed = self.make_room(snapshot)?;
+        while removed.iter().any(|removed| removed.strong_count() > 0) && start.elapsed() < LAST_REQUESTS {
             thread::sleep(Duration::from_millis(1));
         }
         let seconds = |start: Instant| start.elapsed().as_secs_f64();
@@ -202,7 +202,7 @@ impl Residents {
     /// As [`Residents::get`] and [`DeviceDelta::get`].
     pub(super) fn get_view(&self, view: &Arc<View>) -> Result<ResidentView> {
         if view.changed_items() > 0 {
-            return Err(Error::unsupported("attributes have changed in place, which devices do not follow"));
+            return Err(Error::unsupported("attributes have changed in place, which the GPU copy does not support"));
         }
         let snapshot = self.get(view.main())?;
         let on_device = |(device, resident): (&Device, &Resident)| {
@@ -216,9 +216,9 @@ impl Residents {
 
     /// Evicts as many versions with far fewer requests as necessary; none if evicting all of them is not enough.
     fn make_room(&self, snapshot: &Arc<Snapshot>) -> Result<Vec<Weak<[Resident]>>> {
-        // The driver frees memory only once it has reached the release.
+        // The driver frees memory only when the stream reaches the release, so wait for the streams.
         self.settle()?;
-        let (outnumbered, mut freed, mut count) = (self.kept.outnumbered(snapshot), self.nothing(), 0);
+        let (outnumbered, mut freed, mut count) = (self.kept.eviction_candidates(snapshot), self.nothing(), 0);
         let mut room = self.has_room(snapshot, &freed);
         while let (Err(_), Some((_, residents))) = (&room, outnumbered.get(count)) {
             freed.iter_mut().zip(residents.iter()).for_each(|(freed, resident)| *freed += resident.bytes());
@@ -228,7 +228,7 @@ impl Residents {
         room?;
         let (model, version) = (&snapshot.manifest.name, snapshot.manifest.version);
         let gives_way = |(of, residents): (Weak<Snapshot>, Arc<[Resident]>)| {
-            let reason = format!("it was evicted for model {model} version {version}, which gets more requests");
+            let reason = format!("evicted for model {model} version {version}, which gets more requests");
             let before = of.upgrade().map(|of| (of.manifest.name.clone(), of.manifest.version));
             tracing::info!(?before, %reason, "version evicted from the device; the CPU answers");
             self.kept.evict(&of, reason);
@@ -273,29 +273,30 @@ impl Residents {
         if devices.len() == 1 {
             return Ok(vec![part((0, Share::WHOLE))]);
         }
-        let (mut sizes, mut said) = (Vec::new(), Vec::new());
+        let (mut sizes, mut reported) = (Vec::new(), Vec::new());
         for (n, (device, freed)) in devices.iter().zip(freed).enumerate() {
-            let whole = part((n, Share::WHOLE)).bytes(device, snapshot, 0)?;
+            let complete = part((n, Share::WHOLE)).bytes(device, snapshot, 0)?;
             let fixed = part((n, Share::NONE)).bytes(device, snapshot, 0)?;
             let (free, all) = device.memory()?;
             let requests = (self.budget_bytes as u64).saturating_sub(device.lanes().taken());
-            let (room, items) = ((free + freed).saturating_sub(fixed + requests), whole.saturating_sub(fixed).max(1));
+            let (room, items) =
+                ((free + freed).saturating_sub(fixed + requests), complete.saturating_sub(fixed).max(1));
             sizes.push(room as f64 / items as f64);
-            said.push(format!("{} has room for {room} of {items} ({free} of {all} are free)", device.name()));
+            reported.push(format!("{} has room for {room} of {items} ({free} of {all} are free)", device.name()));
         }
         let shares = even_shares(&sizes).ok_or_else(|| {
             let (model, devices) = (&snapshot.manifest.name, devices.len());
             let short = 100.0 * (1.0 - sizes.iter().map(|size| size * ROUNDING).sum::<f64>());
             Error::overloaded(format!(
-                "model {model} does not fit {devices} devices, {short:.0} % of its bytes by item are missing: {}",
-                said.join(", ")
+                "model {model} does not fit on {devices} devices, {short:.0} % of its item bytes have no space: {}",
+                reported.join(", ")
             ))
         })?;
         Ok(Share::side_by_side(&shares).into_iter().enumerate().map(part).collect())
     }
 
     fn copy(&self, snapshot: &Snapshot) -> Result<Arc<[Resident]>> {
-        // The driver frees memory only once it has reached the release, as in `make_room`.
+        // The driver frees memory only when the stream reaches the release, so wait for the streams, as in `make_room`.
         self.settle()?;
         let parts = self.parts(snapshot, &self.nothing())?;
         let on_devices = |has_room: bool| -> Result<Vec<Resident>> {
@@ -305,7 +306,7 @@ impl Residents {
         let mut residents = match self.takes_updates.then(|| on_devices(true)) {
             Some(Err(e)) if e.kind() == Kind::Overloaded => {
                 let model = &snapshot.manifest.name;
-                tracing::warn!(%model, reason = %e, "no room on the device for updated items");
+                tracing::warn!(%model, reason = %e, "the device has no free memory for updated items");
                 on_devices(false)?
             }
             Some(made) => made?,
@@ -314,7 +315,7 @@ impl Residents {
         // All devices must encode queries in the same way.
         let norm_max = residents.iter().map(|resident| resident.index.norm_max()).fold(0.0, f32::max);
         residents.iter_mut().for_each(|resident| resident.index.set_norm_max(norm_max));
-        // Worker streams read it, so the upload must be complete.
+        // Worker streams read the snapshot, so the upload must be complete.
         self.settle()?;
         Ok(residents.into())
     }
@@ -334,7 +335,7 @@ impl Residents {
         let plan = |bytes: usize| {
             self.check_room(device, snapshot, bytes as u64, 0)?;
             let (name, model) = (device.name(), &snapshot.manifest.name);
-            tracing::info!(%model, bytes, items = part.cut.items(), "copied to {name}");
+            tracing::info!(%model, bytes, items = part.cut.items(), "snapshot copied to {name}");
             taken = Some(OccupiedBytes::new(device, bytes));
             Ok(())
         };
@@ -348,7 +349,7 @@ impl Residents {
 /// Share of a device's room to plan with: lists are split between words, so a device may get slightly more than its share.
 const ROUNDING: f64 = 0.98;
 
-/// Returns shares that sum to 1, as even as the rooms allow; `None` if these are too small.
+/// Returns shares that sum to 1, as even as the rooms allow; `None` if the rooms are too small.
 fn even_shares(rooms: &[f64]) -> Option<Vec<f64>> {
     let (mut shares, mut left) = (vec![0.0; rooms.len()], 1.0);
     let mut order: Vec<usize> = (0..rooms.len()).collect();

@@ -2,16 +2,16 @@
 
 use std::collections::HashMap;
 
-use super::beside::live_items;
+use super::candidates::{Counters, Found};
+use super::delta::live_items;
 use super::embedded::Users;
-use super::found::{Counters, Found};
 use super::groups::{CandidateMethod, Group, OneQuery, Searched, SeenView, items_of, most_lists, plans_of};
 use crate::pass::work::{Search, Task};
 use sterling_core::error::{Error, Result};
 use sterling_core::units::Slot;
-use sterling_cuda::ops::looks::RunningSearches;
 use sterling_cuda::ops::rows::SlotRows;
 use sterling_cuda::ops::scan::{Collection, Eligible, Order, SearchResults};
+use sterling_cuda::ops::termination::RunningSearches;
 use sterling_cuda::ops::top::{self, Best, Scored, Ties, bucket};
 use sterling_cuda::ops::words::{Filters, NO_FILTER};
 use sterling_cuda::{Array, Device};
@@ -20,8 +20,8 @@ use sterling_index::filter::{Plan, Route};
 use sterling_index::ivf::{CheckInterval, EligibleParts, FilteredSearch, FilteredSearches, LiveParts, Probing};
 use sterling_index::topk::key;
 
-/// Mean number of probing queries per list from which a list is scanned for all its queries at once. About the point at which
-/// tensor cores and the single read of a list outweigh grouping the probes by list.
+/// Mean number of probing queries per list from which a list is scanned for all its queries at once. At about this
+/// number, tensor cores and the single read of a list outweigh grouping the probes by list.
 const PROBES_PER_LIST_MIN: usize = 4;
 
 /// Eligible items of a part (snapshot or segment) per search.
@@ -39,9 +39,9 @@ struct Searches<'a> {
     seen: SeenView<'a>,
     /// True if other devices or shards search further items.
     is_part: bool,
-    /// True if other shards do.
+    /// True if other shards search further items.
     is_selection: bool,
-    /// `None` for a request that names its slots.
+    /// Search per query; `None` for a request that names its slots.
     searches: Vec<Option<Searched<'a>>>,
     users: Users,
 }
@@ -87,7 +87,7 @@ pub(super) fn search(asking: GroupQueries<'_>, group: &Group) -> Result<Found> {
     Ok(of.found(settled, counters))
 }
 
-/// Searches that scan lists in rounds until enough is found.
+/// Searches that scan lists in rounds until enough candidates are found.
 pub(super) struct Filtering<'a> {
     of: Searches<'a>,
     collected: Collection,
@@ -124,10 +124,10 @@ impl<'a> Filtering<'a> {
 
     fn parts(&self) -> EligibleParts<'_> {
         let seen = &self.of.seen;
-        let pieces = seen.beside.pieces.iter().zip(&self.items[1..]);
+        let deltas = seen.beside.deltas.iter().zip(&self.items[1..]);
         EligibleParts {
             main: eligible_of(&seen.resident.planes, &self.items[0]),
-            beside: pieces.map(|(p, items)| (&p.segment.lists, eligible_of(&p.segment.planes, items))).collect(),
+            beside: deltas.map(|(p, items)| (&p.segment.lists, eligible_of(&p.segment.planes, items))).collect(),
         }
     }
 
@@ -147,13 +147,13 @@ impl<'a> Filtering<'a> {
         of.seen.resident.index.look(of.device, (until, round), &of.users.vectors, kept)
     }
 
-    /// Returns the best candidates so far, and how many items passed.
+    /// Returns the best candidates so far, and how many items passed the filter.
     pub(super) fn best(&self) -> Result<(Best, &Array<u32>)> {
         let best = self.of.select(&self.collected)?;
         Ok((best, &self.collected.survivors))
     }
 
-    /// Returns the first list of the last round, and the first one after it, per search; equal if the search is over.
+    /// Returns start and end of the range of lists of the last round, per search; equal if the search is over.
     pub(super) fn last_round(&self) -> [&Array<u32>; 2] {
         [&self.until.looks.begins, &self.until.looks.ends]
     }
@@ -174,7 +174,7 @@ impl<'a> Filtering<'a> {
     }
 }
 
-/// Candidates with their ordered keys, and also by the widest rows if those are keys of codes.
+/// Candidates with their ordered keys; and, if these are keys of codes, also the keys by the most precise rows.
 type Settled = (Best, Option<Array<u32>>);
 
 impl<'a> Searches<'a> {
@@ -182,7 +182,7 @@ impl<'a> Searches<'a> {
         Found { users: self.users, best, wide, counters }
     }
 
-    /// Returns counts that are the same on all devices only on the first one.
+    /// Returns the counts on the first device only, because they are the same on all devices.
     fn counts_once<T>(&self, counts: Array<T>) -> Option<Array<T>> {
         self.seen.is_first.then_some(counts)
     }
@@ -193,7 +193,7 @@ impl<'a> Searches<'a> {
 
     /// Evaluates a property of each search.
     fn each<T>(&self, of: impl Fn(&Searched<'a>) -> T) -> Result<Vec<T>> {
-        let missing = || Error::internal("a search without its query vector");
+        let missing = || Error::internal("a search has no query vector");
         self.searches.iter().map(|of_query| of_query.as_ref().map(&of).ok_or_else(missing)).collect()
     }
 
@@ -220,7 +220,7 @@ impl<'a> Searches<'a> {
         reported.into_iter().filter(is_eligible).collect()
     }
 
-    /// Scores known slots by their widest rows.
+    /// Scores known slots by their most precise rows.
     fn named(&self, queries: &[OneQuery<'_>], group: &Group) -> Result<(Settled, Counters)> {
         let slots_of = |task: &Task| -> Vec<u32> {
             let slots = match task {
@@ -258,7 +258,7 @@ impl<'a> Searches<'a> {
         Ok(((best, None), Counters::default()))
     }
 
-    /// Computes the ordered keys of slots by their widest rows.
+    /// Computes the ordered keys of slots by their most precise rows.
     fn products(&self, slots: &Array<u32>, counts: &Array<u32>, stride: usize) -> Result<Array<u32>> {
         let keys = self.device.room(counts.len() * stride)?;
         let of = SlotRows { slots, counts, stride };
@@ -266,7 +266,7 @@ impl<'a> Searches<'a> {
         Ok(keys)
     }
 
-    /// Selects the best slots by their widest rows.
+    /// Selects the best slots by their most precise rows.
     fn rescore(&self, slots: &Array<u32>, counts: &Array<u32>, stride: usize, wanted: &[u32]) -> Result<Best> {
         let keys = self.products(slots, counts, stride)?;
         let most = wanted.iter().copied().max().unwrap_or(0) as usize;
@@ -301,12 +301,12 @@ impl<'a> Searches<'a> {
         top::select(self.device, &scored, &self.ties(), &collected.wanted, most.min(collected.room()))
     }
 
-    /// Sorts the candidates, if they will be merged with those of other shards.
+    /// Sorts the candidates, if they will be merged with candidates of other shards.
     fn in_order(&self, best: Best) -> Result<Best> {
         if self.is_selection { top::sort(self.device, best, &self.ties()) } else { Ok(best) }
     }
 
-    /// Rescores the candidates that int8 scores selected by the widest rows, if there are any.
+    /// Rescores the candidates that int8 scores selected, by the most precise rows if the index has such rows.
     fn settle(&self, collected: &Collection) -> Result<Settled> {
         let best = self.in_order(self.select(collected)?)?;
         if !self.seen.resident.index.has_wide_rows() {
@@ -332,10 +332,10 @@ impl<'a> Searches<'a> {
         let most = probes.iter().copied().max().unwrap_or(0) as usize;
         let of = Order { most, ..Order::first(&order.slots, &order.counts, order.stride) };
         let all: usize = probes.iter().map(|&p| p as usize).sum();
-        let pieces = beside.pieces.iter();
+        let deltas = beside.deltas.iter();
         let parts = LiveParts {
             main: live_items(beside.live(), &resident.planes),
-            beside: pieces.map(|p| (&p.segment.lists, live_items(p.live(), &p.segment.planes))).collect(),
+            beside: deltas.map(|p| (&p.segment.lists, live_items(p.live(), &p.segment.planes))).collect(),
         };
         let shared = all >= PROBES_PER_LIST_MIN * lists;
         let items = resident.index.scan_best(device, &collected, &of, (&parts, shared))?;
@@ -347,12 +347,12 @@ impl<'a> Searches<'a> {
     /// Allocates the filter bitmaps of each search and part, without evaluating them; equal plans share one.
     fn eligible(&self) -> Result<Vec<EligibleItems>> {
         let (resident, beside) = (self.seen.resident, self.seen.beside);
-        let pieces = beside.pieces.iter().map(|piece| (&piece.segment.planes, piece.live()));
-        let parts = std::iter::once((&resident.planes, beside.live())).chain(pieces);
+        let deltas = beside.deltas.iter().map(|delta| (&delta.segment.planes, delta.live()));
+        let parts = std::iter::once((&resident.planes, beside.live())).chain(deltas);
         parts.enumerate().map(|(n, of)| self.eligible_of(n, of)).collect()
     }
 
-    /// Same for one partition of the items.
+    /// Allocates the filter bitmaps of each search for one part: the main snapshot or a segment.
     fn eligible_of(
         &self,
         part: usize,
@@ -380,8 +380,8 @@ impl<'a> Searches<'a> {
 
     /// Evaluates the filter bitmaps of all lists, from the given part on.
     fn evaluate(&self, items: &[EligibleItems], from: usize) -> Result<()> {
-        let pieces = self.seen.beside.pieces.iter().map(|piece| &piece.segment.planes);
-        let parts = std::iter::once(&self.seen.resident.planes).chain(pieces);
+        let deltas = self.seen.beside.deltas.iter().map(|delta| &delta.segment.planes);
+        let parts = std::iter::once(&self.seen.resident.planes).chain(deltas);
         parts.zip(items).skip(from).try_for_each(|(of, items)| of.index().evaluate(self.device, &items.filters))
     }
 
@@ -393,29 +393,42 @@ impl<'a> Searches<'a> {
         passing / items.max(1) as f64
     }
 
-    /// Returns nprobe of each search. Waits for the device if some query may be out of distribution.
-    fn probes(&self, collected: &Collection) -> Result<Vec<usize>> {
-        let lists = self.seen.resident.index.lists.lists();
-        let probes = self.each(|of_query| of_query.query.probes.clamp(1, lists) as u32)?;
+    /// Returns nprobe and the minimum number of lists of each search. Waits for the device if some query may be out of
+    /// distribution.
+    fn probes(&self, collected: &Collection) -> Result<Vec<(usize, usize)>> {
+        let index = &self.seen.resident.index;
+        let lists = index.lists.lists();
+        let probes = self.each(|of_query| of_query.query.probes.clamp(1, lists))?;
         let ood = self.each(|of_query| of_query.query.ood)?;
-        let probes = match ood.iter().any(Option::is_some) {
-            true => self.seen.resident.index.probed_lists(self.device, collected, &probes, &ood)?.counts.to_vec()?,
-            false => probes,
+        if ood.iter().all(Option::is_none) {
+            return Ok(probes.into_iter().map(|probes| (probes, 0)).collect());
+        }
+        // A filtered search keeps its own nprobe, which may be larger; a base of one list shows whether its query is out of
+        // distribution.
+        let is_unfiltered = self.each(Searched::is_unfiltered)?;
+        let base = probes.iter().zip(&is_unfiltered).map(|(&probes, &is)| if is { probes as u32 } else { 1 });
+        let base: Vec<u32> = base.collect();
+        let counts = index.probed_lists(self.device, collected, &base, &ood)?.counts.to_vec()?;
+        let chosen = counts.iter().zip(base).zip(probes.into_iter().zip(is_unfiltered));
+        let of_query = |((&count, base), (probes, is_unfiltered)): ((&u32, u32), (usize, bool))| {
+            let least = if count > base { count as usize } else { 0 };
+            (if is_unfiltered { probes.max(least) } else { probes }, least)
         };
-        Ok(probes.into_iter().map(|probes| probes as usize).collect())
+        Ok(chosen.map(of_query).collect())
     }
 
-    /// Returns the termination rule of a search with a filter bitmap, given its nprobe.
-    fn filtered(&self, of_query: &Searched<'a>, probes: usize) -> FilteredSearch<'_> {
+    /// Returns the termination rule of a search with a filter bitmap, given its nprobe and its minimum number of lists.
+    fn filtered(&self, of_query: &Searched<'a>, (probes, least_lists): (usize, usize)) -> FilteredSearch<'_> {
         let (main, Searched { search, query, selected, .. }) = (self.seen.view.main(), *of_query);
         let ending = search.ending(self.seen.view);
-        // Without a filter these probes suffice, unless they contain too few items.
-        let suffices = matches!(search.planned.plan.route(), Route::All).then_some((probes, query.k));
+        // Without a filter the planned number of lists suffices, unless these lists contain too few items.
+        let suffices = of_query.is_unfiltered().then_some((probes, query.k));
         // An exact plan admits no false positives.
         let is_sure = ending.is_some() && plans_of(search).iter().all(|plan| plan.is_exact());
         let enough = if is_sure { query.k0 } else { selected };
         let of = Probing::of(probes, most_lists(main, search).max(probes));
-        let probing = Probing { pass_rate: self.pass_rate(search), ending, least: query.k, ..of };
+        let least_lists = least_lists.min(of.probes_max);
+        let probing = Probing { pass_rate: self.pass_rate(search), ending, least: query.k, least_lists, ..of };
         FilteredSearch { probing, enough, suffices }
     }
 
@@ -423,8 +436,8 @@ impl<'a> Searches<'a> {
         let (device, resident, view) = (self.device, self.seen.resident, self.seen.view);
         let wanted = self.each(|of_query| of_query.kept as u32)?;
         let collected = self.collection(group.room, &wanted)?;
-        let pieces = self.seen.beside.pieces.iter().map(|piece| &piece.segment.word_slots);
-        let word_slots = std::iter::once(&resident.planes.index().word_slots).chain(pieces);
+        let deltas = self.seen.beside.deltas.iter().map(|delta| &delta.segment.word_slots);
+        let word_slots = std::iter::once(&resident.planes.index().word_slots).chain(deltas);
         let items = self.eligible()?;
         self.evaluate(&items, 0)?;
         for (of_part, slots) in items.iter().zip(word_slots) {

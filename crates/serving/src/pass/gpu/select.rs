@@ -3,7 +3,7 @@
 
 use std::cmp::Reverse;
 
-use super::found::{Candidate, DeviceAnswer, Found, HostFound, LaterFound, QueryCounters, candidates_of, number};
+use super::candidates::{Candidate, DeviceAnswer, Found, HostFound, LaterFound, QueryCounters, candidates_of, number};
 use super::groups::SeenView;
 use crate::pass::work::{Prepared, Search, Selection, Task};
 use sterling_core::error::{Error, Result};
@@ -26,7 +26,7 @@ pub(super) fn read(found: Vec<LaterFound>, seen: &[SeenView<'_>], requests: &[&P
     let queries = seen[0].resident.queries();
     let made = |(n, prepared): (usize, &&Prepared)| {
         let Task::Select { search, selection } = &prepared.task else {
-            return Err(Error::internal("candidates of a partition that were not requested"));
+            return Err(Error::internal("a device returned candidates for a request that selects none"));
         };
         let of_query = |query: usize| selected(&found, seen, (n * queries + query, query), (search, selection));
         let (all, of_queries): (Vec<Selected>, Vec<QueryCounters>) = (0..queries).map(of_query).unzip();

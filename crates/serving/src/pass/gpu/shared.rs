@@ -1,16 +1,17 @@
 //! Steps 4 to 11 for a group on several devices, each with a part of every list: the host merges their candidates, and each
 //! device reranks its own.
 //!
-//! All devices have the centroids and so choose the same lists. Each selects as many candidates by code scores as are needed in
-//! total, and scores them by their widest rows. The host selects the best by codes, then the best of these by rows, as a single
-//! device would, and returns to each device its own. It then merges the reranked results. Searches that scan lists until enough
-//! is found synchronize after every round: each device checks the candidates of all devices, so all continue or end together.
+//! All devices have the centroids and so choose the same lists. Each device selects as many candidates by code scores as are
+//! needed in total, and scores them by their most precise rows. The host selects the best candidates by codes, then the best of
+//! those by rows, as a single device would, and returns to each device its own candidates. After reranking, the host merges the
+//! results. Searches that scan lists until enough candidates are found synchronize after every round: each device checks the
+//! candidates of all devices, so all devices continue or end together.
 
 use std::cmp::Reverse;
 
 use super::answers::{SubmittedGroup, SubmittedWork};
+use super::candidates::{Candidate, Counters, Found, HostFound, LaterFound, QueryCounters, candidates_of};
 use super::embedded::{HostUsers, Users};
-use super::found::{Candidate, Counters, Found, HostFound, LaterFound, QueryCounters, candidates_of};
 use super::groups::{CandidateMethod, Group, OneQuery, SeenView};
 use super::rerank::{self, LaterColumns};
 use super::search::{self, Filtering, GroupQueries};
@@ -36,7 +37,7 @@ pub(super) fn send(
     let asking =
         asking.map(|((device, &seen), users)| GroupQueries { device, seen, queries: &queries, users, is_part: true });
     let found = match group.way {
-        CandidateMethod::Enough => in_rounds(asking, &group, queries.len())?,
+        CandidateMethod::Enough => search_in_rounds(asking, &group, queries.len())?,
         _ => asking.map(|asking| search::search(asking, &group)).collect::<Result<Vec<Found>>>()?,
     };
     let later = select::send(lanes, &found)?;
@@ -86,8 +87,13 @@ fn keep(all: &mut Vec<Candidate>, most: usize, seen: &[SeenView<'_>], key: impl 
     all.truncate(most);
 }
 
-/// Runs searches that scan lists until enough is found. After each round, all devices check the candidates of all of them.
-fn in_rounds<'a>(asking: impl Iterator<Item = GroupQueries<'a>>, group: &Group, queries: usize) -> Result<Vec<Found>> {
+/// Runs searches that scan lists until enough candidates are found. After each round, every device checks termination with the
+/// candidates of all devices.
+fn search_in_rounds<'a>(
+    asking: impl Iterator<Item = GroupQueries<'a>>,
+    group: &Group,
+    queries: usize,
+) -> Result<Vec<Found>> {
     let asking: Vec<GroupQueries<'_>> = asking.collect();
     let lanes: Vec<&Device> = asking.iter().map(|asking| asking.device).collect();
     let begin = |asking| Filtering::begin(asking, group);
@@ -166,7 +172,7 @@ struct AllDeviceCandidates {
     survivors: Vec<u32>,
 }
 
-/// Same on a device.
+/// Candidates of one device per search so far.
 struct OneDeviceCandidates {
     keys: Array<u32>,
     counts: Array<u32>,

@@ -90,7 +90,7 @@ fn a_failed_desired_version_is_retried_and_the_active_one_keeps_serving() {
     assert_eq!(bed.registry.troubles(), [""; 0]);
     // An unreadable file changes nothing, and is reported.
     let path = bed.folder.path().join("store/m/wish.json");
-    let whole = fs::read(&path).unwrap();
+    let complete = fs::read(&path).unwrap();
     fs::write(&path, "{").unwrap();
     bed.registry.refresh();
     assert_eq!((bed.active("m"), labels(&bed)), (is(1, "x"), vec![("old".into(), 1)]));
@@ -99,7 +99,7 @@ fn a_failed_desired_version_is_retried_and_the_active_one_keeps_serving() {
         trouble.contains("model `m`: its desired state cannot be read") && trouble.contains("wish.json")
     });
     assert!(troubles.len() == 1 && reported, "{troubles:?}");
-    fs::write(&path, whole).unwrap();
+    fs::write(&path, complete).unwrap();
     bed.registry.refresh();
     assert_eq!(bed.registry.troubles(), [""; 0]);
 }

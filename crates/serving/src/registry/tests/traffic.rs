@@ -107,7 +107,7 @@ fn invalid_traffic_is_rejected_and_changes_nothing() {
     set(&bed, r#"{"canary": {"version": 2, "share": 0.5}}"#);
     let before = store(&bed).desired_state("m").unwrap();
     for (text, kind, expected) in [
-        (r#"{"canary": {"version": 1, "share": 0.5}}"#, Kind::Conflict, "version 1 is the one that answers"),
+        (r#"{"canary": {"version": 1, "share": 0.5}}"#, Kind::Conflict, "version 1 is the active version"),
         (r#"{"canary": {"version": 9, "share": 0.5}}"#, Kind::NotFound, "there are: 1, 2, 3"),
         (r#"{"canary": {"label": "next", "share": 0.5}}"#, Kind::NotFound, "its canary is label `next`"),
         (r#"{"shadow": {"label": "next", "share": 0.5}}"#, Kind::NotFound, "its shadow is label `next`"),

@@ -8,11 +8,11 @@ fn an_unreachable_store_removes_no_version() {
     let bed = Bed::with(|_, _, _| Ok(()), Options { only: Some("m".into()), ..Options::default() });
     (1..=2).for_each(|version| bed.put("m", version, "x"));
     let store = Store::new(bed.folder.path().join("store"));
-    let wished = |desired_state: &mut Desired| {
+    let desired = |desired_state: &mut Desired| {
         desired_state.version = Some(2);
         desired_state.labels.insert("old".into(), 1);
     };
-    store.change_desired("m", &Desired::default(), wished).unwrap();
+    store.change_desired("m", &Desired::default(), desired).unwrap();
     bed.registry.refresh();
     let labels = |bed: &Bed| bed.registry.labels("m").unwrap().into_iter().collect::<Vec<_>>();
     let before = (bed.active("m"), labels(&bed));

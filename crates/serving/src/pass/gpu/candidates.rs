@@ -12,8 +12,8 @@ pub(super) struct Found {
     pub(super) users: Users,
     /// Candidates with their scores as ordered keys; unsorted, except for a shard's candidates.
     pub(super) best: Best,
-    /// Scores by the widest rows, if other devices may have better candidates; `best` holds the scores of codes, by which they
-    /// were selected.
+    /// Scores by the most precise rows, if other devices may have better candidates; `best` holds the scores of codes, by which
+    /// they were selected.
     pub(super) wide: Option<Array<u32>>,
     pub(super) counters: Counters,
 }
@@ -42,7 +42,7 @@ impl Counters {
 /// [`Counters`] in transfer.
 pub(super) struct LaterCounters {
     lists: Option<Later<u32>>,
-    /// Items per part.
+    /// Number of items per snapshot or segment.
     items: Vec<Later<u64>>,
     survivors: Option<Later<u32>>,
 }
@@ -106,7 +106,7 @@ pub(super) struct HostFound {
     stride: usize,
     /// Scores as ordered keys, `[queries, stride]`.
     keys: Vec<u32>,
-    /// Scores by the widest rows, if `keys` are those of codes.
+    /// Scores by the most precise rows, if `keys` are scores of quantized codes.
     pub(super) wide: Option<Vec<u32>>,
     /// Slots in the numbering of the device.
     slots: Vec<u32>,
@@ -143,7 +143,7 @@ impl LaterFound {
 /// Answer of the devices to a request.
 pub(super) struct DeviceAnswer {
     pub(super) content: Result<Content>,
-    /// Number of candidates of all its queries.
+    /// Number of candidates of all queries of the request.
     pub(super) candidates: u64,
     pub(super) of_queries: Vec<QueryCounters>,
 }

@@ -1,7 +1,7 @@
 //! Service rate: measured run time relative to the cost estimates.
 //!
 //! A backend estimates costs for a machine that it has never seen. The service rate is the recent ratio of measured to estimated
-//! time; both sums decay by half every half second. It uses wall-clock time instead of CPU time, because time that other
+//! time; both sums decay by half every half second. The rate uses wall-clock time instead of CPU time, because time that other
 //! processes steal from the workers delays requests too.
 
 use std::time::{Duration, Instant};
@@ -56,9 +56,9 @@ impl ServiceRate {
         let weight = (SAMPLE_S / estimated_s).min(1.0);
         let age = now.saturating_duration_since(self.learned).as_secs_f64() / HALF_LIFE.as_secs_f64();
         // A rest always remains, so that the first batch after a pause does not decide alone.
-        let kept = (-age).exp2().max(SAMPLE_S / MEMORY_S).min((MEMORY_S / self.estimated_s).min(1.0));
-        self.taken_s = self.taken_s * kept + believable_s * weight;
-        self.estimated_s = self.estimated_s * kept + estimated_s * weight;
+        let retained = (-age).exp2().max(SAMPLE_S / MEMORY_S).min((MEMORY_S / self.estimated_s).min(1.0));
+        self.taken_s = self.taken_s * retained + believable_s * weight;
+        self.estimated_s = self.estimated_s * retained + estimated_s * weight;
         self.learned = now;
     }
 

@@ -18,7 +18,7 @@ pub(super) struct InlineRequest<B: Backend> {
     pub(super) shared: Arc<Shared<B>>,
     pub(super) lent: HeldSlot<B::Worker>,
     pub(super) cost_estimate: Duration,
-    /// True if it finishes before another thread could be of much use.
+    /// True if the request finishes before another thread could be of much use.
     pub(super) is_brief: bool,
     pub(super) job: JobOf<B>,
     pub(super) answer: oneshot::Receiver<Result<B::Answer>>,

@@ -32,7 +32,7 @@ const SELECT_SHARE: f64 = 0.6;
 /// Accompanying data of a shard's answer.
 #[derive(Clone, Debug)]
 pub struct Extra {
-    /// Tasks and columns of its items.
+    /// Tasks and columns of the shard's items.
     pub rest: ItemJson,
     /// Explanation in JSON.
     pub explain: Option<String>,
@@ -94,9 +94,9 @@ pub(super) struct ShardedRequest<'a> {
     pub(super) turn: usize,
     /// True if some shard no longer had the version.
     pub(super) is_gone: AtomicBool,
-    /// View per shard that all rounds of a page use, from the first that the shard answered with.
+    /// View per shard that all rounds of a page use: the view of the shard's first answer.
     pub(super) views: Option<Mutex<BTreeMap<usize, ViewPosition>>>,
-    /// Reason why a replica could not answer with such a view.
+    /// Reason why a replica could not answer with the view of the page.
     pub(super) past: OnceLock<String>,
 }
 
@@ -149,7 +149,7 @@ impl ShardedRequest<'_> {
         let left = self.terms.deadline.saturating_duration_since(Instant::now());
         let wait = if is_partial && call.may_be_missing { left.mul_f64(SELECT_SHARE) } else { left };
         Inquiry { home, out, kind: call.kind, origin: self.origin, wait, looked }
-            .ask(|said| self.received(shard, said))
+            .ask(|reported| self.received(shard, reported))
             .await
     }
 
@@ -175,9 +175,10 @@ impl ShardedRequest<'_> {
     }
 
     /// Decodes an answer, and checks that it is of the requested version.
-    fn received(&self, shard: usize, said: Result<Bytes>) -> Result<PassReply> {
-        let body = said.map_err(|error| match error.kind() {
-            // The server had the version at the last poll; nothing else in a call can be missing.
+    fn received(&self, shard: usize, reported: Result<Bytes>) -> Result<PassReply> {
+        let body = reported.map_err(|error| match error.kind() {
+            // The version is no longer at the server, which had it at the last poll; nothing else that a call names can be
+            // missing.
             Kind::NotFound | Kind::NotReady => self.gone(shard, &error.to_string()),
             // Another replica may still have the view.
             Kind::Gone => {
@@ -187,17 +188,20 @@ impl ShardedRequest<'_> {
             _ => error,
         })?;
         let reply = read_reply(body).map_err(|e| Error::corrupt(e.to_string()))?;
-        let said = (reply.version, &*reply.digest, reply.shard as usize);
-        if said != (self.edition.version, &*self.edition.digest, shard) {
+        let reported = (reply.version, &*reply.digest, reply.shard as usize);
+        if reported != (self.edition.version, &*self.edition.digest, shard) {
             let (version, digest) = (self.edition.version, &self.edition.digest);
-            return Err(
-                self.gone(shard, &format!("its answer is of {said:?}, expected ({version}, {digest:?}, {shard})"))
-            );
+            return Err(self.gone(
+                shard,
+                &format!(
+                    "got an answer of (version, digest, shard) {reported:?}, expected ({version}, {digest:?}, {shard})"
+                ),
+            ));
         }
         Ok(reply)
     }
 
-    /// Records that a replica no longer has the version; another one may.
+    /// Records that a replica no longer has the version; another replica may have it.
     fn gone(&self, shard: usize, what: &str) -> Error {
         self.is_gone.store(true, Ordering::Relaxed);
         let (model, version) = (&self.edition.model, self.edition.version);
@@ -237,7 +241,7 @@ impl Sharded for ShardedRequest<'_> {
             Replied::Pass { content, degraded_rows, rest, explain } => {
                 Ok(ShardAnswer { content, degraded_rows, beside: Extra { rest, explain, view, server, took } })
             }
-            Replied::Text(_) => Err(Error::internal("got a text in place of an answer")),
+            Replied::Text(_) => Err(Error::internal("a shard sent a text, expected results")),
         }
     }
 }

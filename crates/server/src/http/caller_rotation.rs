@@ -1,17 +1,18 @@
-//! Queue that rotates between callers: the oldest job of each caller in turn, so that no caller waits behind all jobs of another.
+//! Queue that rotates between callers: the oldest job of each caller in rotation, so that no caller waits behind all jobs of
+//! another.
 
 use std::collections::{HashMap, VecDeque};
 
 use sterling_core::quota::Flow;
 
-/// Maximum number of callers that are examined per turn.
+/// Maximum number of callers that are examined per rotation.
 const CALLERS_EXAMINED_MAX: usize = 64;
 
 /// Waiting jobs, by caller.
 #[derive(Debug)]
 pub(super) struct WaitingJobs<J> {
     waiting: HashMap<Flow, VecDeque<J>>,
-    /// Callers with waiting jobs, in the order of their turns.
+    /// Callers with waiting jobs, in the order of rotation.
     order: VecDeque<Flow>,
 }
 
@@ -32,12 +33,12 @@ impl<J> WaitingJobs<J> {
 
     /// Removes and returns the oldest job of the next caller.
     pub(super) fn pop(&mut self) -> Option<J> {
-        self.pop_of(|_| true)
+        self.pop_where(|_| true)
     }
 
-    /// Removes and returns the oldest job of the next caller that `may` accepts. Examines a few callers only; skipped ones move
-    /// to the end.
-    pub(super) fn pop_of(&mut self, may: impl Fn(Flow) -> bool) -> Option<J> {
+    /// Removes and returns the oldest job of the next caller that `may` accepts. Examines a few callers only; skipped callers
+    /// move to the end.
+    pub(super) fn pop_where(&mut self, may: impl Fn(Flow) -> bool) -> Option<J> {
         let looked_at = self.order.len().min(CALLERS_EXAMINED_MAX);
         let at = self.order.iter().take(looked_at).position(|&flow| may(flow));
         self.order.rotate_left(at.unwrap_or(looked_at));
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn callers_take_turns_and_none_waits_behind_all_jobs_of_another() {
+    fn jobs_rotate_between_callers() {
         let mut turns = WaitingJobs::default();
         for job in 0..4 {
             turns.push(Flow(1), job);
@@ -83,14 +84,17 @@ mod tests {
             turns.push(Flow(caller), job);
         }
         let others = |flow| flow != Flow(1);
-        assert_eq!([turns.pop_of(others), turns.pop_of(others), turns.pop_of(others)], [Some(10), Some(20), None]);
+        assert_eq!(
+            [turns.pop_where(others), turns.pop_where(others), turns.pop_where(others)],
+            [Some(10), Some(20), None]
+        );
         assert_eq!([turns.pop(), turns.pop(), turns.pop()], [Some(0), Some(1), None]);
         // An accepted caller is found behind any number of rejected ones, after a few calls.
         for caller in 0..3 * CALLERS_EXAMINED_MAX {
             turns.push(Flow(caller as u64), caller as i32);
         }
         let last = |flow| flow == Flow(3 * CALLERS_EXAMINED_MAX as u64 - 1);
-        let found = [turns.pop_of(last), turns.pop_of(last), turns.pop_of(last), turns.pop_of(last)];
+        let found = [turns.pop_where(last), turns.pop_where(last), turns.pop_where(last), turns.pop_where(last)];
         assert_eq!(found, [None, None, Some(3 * CALLERS_EXAMINED_MAX as i32 - 1), None]);
         assert_eq!(turns.len(), 3 * CALLERS_EXAMINED_MAX - 1);
     }

@@ -1,7 +1,8 @@
 //! Residency of versions in device memory: which are resident, which wait for room, and which are evicted.
 //!
-//! The first request for a version uploads it, and others wait for that. If there is no room or a device fails, later requests
-//! trigger retries with growing delays. A version with far fewer requests in the meantime is evicted, and waits in turn.
+//! The first request for a version uploads it, and other requests wait for the upload. If there is no room or a device fails,
+//! later requests trigger retries with growing delays. A version with far fewer requests in the meantime is evicted, and waits in
+//! turn.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -21,9 +22,9 @@ const EVICTION_RATIO: u64 = 4;
 #[derive(Debug)]
 enum Outcome<T> {
     There(T),
-    /// There was no room, or the device failed.
+    /// The upload failed for lack of room or by a device error, and will be retried.
     Waits(Kind, String),
-    /// Evicted; waits once it is requested again.
+    /// The version was evicted, and waits for room once it is requested again.
     GaveWay(String),
     Refused(String),
 }
@@ -33,7 +34,7 @@ struct Version<S, T> {
     of: Weak<S>,
     /// Unset during the first upload.
     outcome: Arc<OnceLock<Outcome<T>>>,
-    /// Requests for it since the last retry of any version.
+    /// Requests for the version since the last retry of any version.
     asks: u64,
     tries: u32,
     /// Time of the next retry.
@@ -86,7 +87,7 @@ impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> RetainedVersion
     /// Returns the device data of a version, which `bring` uploads on the first call. Other calls wait for the upload.
     ///
     /// # Errors
-    /// `Unsupported` with the reason why it is not resident.
+    /// `Unsupported` with the reason why the version is not resident.
     pub(super) fn get(&self, of: &Arc<S>, bring: impl FnOnce() -> Result<T>) -> Result<T> {
         match self.outcome(of).get_or_init(|| Outcome::of(bring())) {
             Outcome::There(there) => Ok(there.clone()),
@@ -99,13 +100,13 @@ impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> RetainedVersion
     /// Returns the entry of a version; removes entries of dropped versions with their memory.
     fn outcome(&self, of: &Arc<S>) -> Arc<OnceLock<Outcome<T>>> {
         let (mut versions, this) = (self.versions(), Arc::downgrade(of));
-        let gone: Vec<Version<S, T>> = versions.extract_if(.., |version| version.of.strong_count() == 0).collect();
+        let removed: Vec<Version<S, T>> = versions.extract_if(.., |version| version.of.strong_count() == 0).collect();
         if let Some(known) = versions.iter().find(|version| version.is(&this)) {
             let outcome = known.outcome.clone();
             drop(versions);
-            if !gone.is_empty() {
+            if !removed.is_empty() {
                 // Releasing pinned host memory is slow, and a caller waits for an answer.
-                let _ = tasks::DEVICE.start(move || drop(gone));
+                let _ = tasks::DEVICE.start(move || drop(removed));
             }
             return outcome;
         }
@@ -113,11 +114,11 @@ impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> RetainedVersion
         let again = Instant::now() + RETRY_MIN;
         versions.push(Version { of: this, outcome: outcome.clone(), asks: 0, tries: 0, again });
         drop(versions);
-        drop(gone);
+        drop(removed);
         outcome
     }
 
-    /// Counts requests for a version. Returns true if it waits and the caller must retry now.
+    /// Counts requests for a version. Returns true if the version waits and the caller must retry the upload now.
     pub(super) fn ask(&self, of: &Arc<S>, requests: usize) -> bool {
         let (now, this) = (Instant::now(), Arc::downgrade(of));
         let mut versions = self.versions();
@@ -125,7 +126,7 @@ impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> RetainedVersion
         version.asks += requests as u64;
         let is_due = version.again <= now && (version.waits().is_some() || version.is_evicted());
         if is_due {
-            // Prevents concurrent retries; if this one is lost, another follows later.
+            // Prevents concurrent retries; if this retry is lost, another follows later.
             version.again = now + RETRY_MAX;
         }
         let waiting = versions.iter().filter(|version| version.waits().is_some()).count();
@@ -134,7 +135,7 @@ impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> RetainedVersion
     }
 
     /// Returns resident versions with far fewer requests than a waiting one, the least requested first. Resets all counts.
-    pub(super) fn outnumbered(&self, by: &Arc<S>) -> Vec<(Weak<S>, T)> {
+    pub(super) fn eviction_candidates(&self, by: &Arc<S>) -> Vec<(Weak<S>, T)> {
         let (mut versions, by) = (self.versions(), Arc::downgrade(by));
         let asks = versions.iter().find(|version| version.is(&by)).map_or(0, |version| version.asks);
         let there = |version: &Version<S, T>| match version.outcome.get()? {
@@ -196,67 +197,67 @@ mod tests {
     }
 
     /// Sends requests until a retry is due; returns their number.
-    fn requested(kept: &Versions, of: &Arc<String>) -> u64 {
+    fn requested(retained: &Versions, of: &Arc<String>) -> u64 {
         let asks = |_: &u64| {
             std::thread::sleep(RETRY_MIN / 20);
-            kept.ask(of, 1)
+            retained.ask(of, 1)
         };
         (1..1000).find(asks).unwrap()
     }
 
     #[test]
     fn a_waiting_version_evicts_one_with_far_fewer_requests() {
-        let (kept, a, b) = (Versions::default(), named("a"), named("b"));
-        let there = Arc::downgrade(&kept.get(&a, || Ok(Arc::new(1))).unwrap());
-        assert!(kept.get(&b, no_room).unwrap_err().to_string().contains("no room"));
-        assert!(kept.get(&b, || Ok(Arc::new(2))).is_err(), "it is uploaded once");
-        assert!(!kept.ask(&b, 1), "it was tried just now");
-        assert_eq!(kept.waiting(), [(b.clone(), Kind::Overloaded, "no room".into())]);
+        let (retained, a, b) = (Versions::default(), named("a"), named("b"));
+        let there = Arc::downgrade(&retained.get(&a, || Ok(Arc::new(1))).unwrap());
+        assert!(retained.get(&b, no_room).unwrap_err().to_string().contains("no room"));
+        assert!(retained.get(&b, || Ok(Arc::new(2))).is_err(), "it is uploaded once");
+        assert!(!retained.ask(&b, 1), "it was tried just now");
+        assert_eq!(retained.waiting(), [(b.clone(), Kind::Overloaded, "no room".into())]);
 
         // About as often as the other one.
         std::thread::sleep(RETRY_MIN);
-        assert!(kept.ask(&b, 1) && !kept.ask(&b, 1) && !kept.ask(&a, 1), "one tries");
-        assert!(kept.outnumbered(&b).is_empty());
-        kept.tried(&b, no_room());
+        assert!(retained.ask(&b, 1) && !retained.ask(&b, 1) && !retained.ask(&a, 1), "one tries");
+        assert!(retained.eviction_candidates(&b).is_empty());
+        retained.tried(&b, no_room());
 
-        assert!(requested(&kept, &b) >= EVICTION_RATIO);
-        let outnumbered = kept.outnumbered(&b);
+        assert!(requested(&retained, &b) >= EVICTION_RATIO);
+        let outnumbered = retained.eviction_candidates(&b);
         assert!(outnumbered.len() == 1 && outnumbered[0].0.ptr_eq(&Arc::downgrade(&a)));
-        assert!(kept.outnumbered(&b).is_empty(), "counts are reset");
-        kept.evict(&outnumbered[0].0, "it was evicted".into());
+        assert!(retained.eviction_candidates(&b).is_empty(), "counts are reset");
+        retained.evict(&outnumbered[0].0, "it was evicted".into());
         assert_eq!(there.strong_count(), 1, "users of the version keep it");
         drop(outnumbered);
         assert_eq!(there.strong_count(), 0);
-        kept.tried(&b, Ok(Arc::new(2)));
-        assert_eq!(*kept.get(&b, no_room).unwrap(), 2);
-        assert!(kept.get(&a, no_room).unwrap_err().to_string().contains("it was evicted"));
-        assert!(kept.waiting().is_empty(), "no request for it");
-        assert!(requested(&kept, &a) > 1);
-        kept.tried(&a, no_room());
-        assert_eq!(kept.waiting(), [(a.clone(), Kind::Overloaded, "no room".into())]);
+        retained.tried(&b, Ok(Arc::new(2)));
+        assert_eq!(*retained.get(&b, no_room).unwrap(), 2);
+        assert!(retained.get(&a, no_room).unwrap_err().to_string().contains("it was evicted"));
+        assert!(retained.waiting().is_empty(), "no request for it");
+        assert!(requested(&retained, &a) > 1);
+        retained.tried(&a, no_room());
+        assert_eq!(retained.waiting(), [(a.clone(), Kind::Overloaded, "no room".into())]);
         // A failing device may recover.
-        kept.tried(&a, Err(Error::unavailable("lost")));
-        assert_eq!(kept.waiting(), [(a.clone(), Kind::Unavailable, "lost".into())]);
-        kept.tried(&a, Ok(Arc::new(3)));
-        assert_eq!(*kept.get(&a, no_room).unwrap(), 3);
+        retained.tried(&a, Err(Error::unavailable("lost")));
+        assert_eq!(retained.waiting(), [(a.clone(), Kind::Unavailable, "lost".into())]);
+        retained.tried(&a, Ok(Arc::new(3)));
+        assert_eq!(*retained.get(&a, no_room).unwrap(), 3);
     }
 
     #[test]
     fn rejected_versions_are_not_retried_and_dropped_ones_are_forgotten() {
-        let (kept, a, b) = (Versions::default(), named("a"), named("b"));
-        assert!(kept.get(&a, || Err(Error::unsupported("never"))).is_err());
-        let there = Arc::downgrade(&kept.get(&b, || Ok(Arc::new(2))).unwrap());
+        let (retained, a, b) = (Versions::default(), named("a"), named("b"));
+        assert!(retained.get(&a, || Err(Error::unsupported("never"))).is_err());
+        let there = Arc::downgrade(&retained.get(&b, || Ok(Arc::new(2))).unwrap());
         std::thread::sleep(RETRY_MIN);
-        assert!(!kept.ask(&a, 1) && kept.waiting().is_empty());
+        assert!(!retained.ask(&a, 1) && retained.waiting().is_empty());
         drop(b);
-        assert!(kept.get(&a, no_room).unwrap_err().to_string().contains("never"));
+        assert!(retained.get(&a, no_room).unwrap_err().to_string().contains("never"));
         let start = Instant::now();
         while there.strong_count() > 0 {
             assert!(start.elapsed() < Duration::from_secs(60), "its memory stays");
             std::thread::sleep(Duration::from_millis(1));
         }
         // Results of an unknown version are ignored.
-        kept.tried(&named("c"), Ok(Arc::new(3)));
-        assert!(!kept.ask(&named("c"), 1));
+        retained.tried(&named("c"), Ok(Arc::new(3)));
+        assert!(!retained.ask(&named("c"), 1));
     }
 }

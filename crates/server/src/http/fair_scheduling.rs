@@ -1,19 +1,20 @@
 //! Fair scheduling of connections between callers.
 //!
-//! The runtime polls ready tasks in the order in which they were woken. A caller with a thousand busy connections always has
-//! about as many ready, and even rejecting their requests delays the next request of every other caller. So the runtime gets only
-//! a few connections per thread at a time. The others wait here for a turn, and callers alternate: a connection waits for those
-//! few, for one connection of each other caller, and for earlier connections of its own caller.
+//! The runtime polls ready tasks in the order in which they were woken. Of a caller with a thousand busy connections, about a
+//! thousand are always ready, and even rejecting their requests delays the next request of every other caller. So the runtime
+//! gets only a few connections per thread at a time. Other connections wait here for a poll permit, and callers alternate: a
+//! connection waits for the polls in progress, for one connection of each other caller, and for earlier connections of its own
+//! caller.
 //!
 //! The caller is known once a request was read ([`LastCaller`]): a connection counts towards the caller of its last request, and
 //! a new one towards its address.
 //!
-//! A rejected request costs these threads a large share of the cost of reading it, and they have a higher priority than workers.
-//! So while other callers send requests, a caller with a rejected request rests for several times the duration of that poll: its
+//! Rejecting a request costs a large part of reading it, on threads with a higher priority than workers. So while other callers
+//! send requests, a caller with a rejected request pauses for several times the duration of the poll that rejected it: its
 //! rejections take at most a fraction of a core.
 //!
-//! A turn is one poll. It reads a request, runs a handler up to its first await that is pending, or writes an answer. Time in
-//! which a request waits is not part of it.
+//! A permit is for one poll. A poll reads a request, runs a handler up to its first await that is pending, or writes an answer.
+//! Time in which a request waits is not part of a poll.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -27,27 +28,27 @@ use futures_util::task::AtomicWaker;
 use tokio::sync::Notify;
 use tokio::time::sleep_until;
 
+use super::caller_rotation::WaitingJobs;
 use super::last_caller::LastCaller;
-use super::turns::WaitingJobs;
 use sterling_core::locks::locked;
 use sterling_core::quota::Flow;
 
-/// Concurrent turns per thread of the runtime: enough that no thread becomes idle between two turns.
+/// Concurrent polls per thread of the runtime: enough that no thread becomes idle between two polls.
 const TURNS_PER_THREAD: usize = 4;
-/// Rest of a caller after a rejected request, as a multiple of the time of the poll that rejected it.
+/// Pause of a caller after a rejected request, as a multiple of the time of the poll that rejected it.
 const PAUSE_FACTOR: u32 = 8;
-/// Maximum rest.
+/// Maximum pause.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
-/// A caller rests only if another one had a turn within this time.
+/// A caller pauses only if a connection of another caller was polled within this time.
 const ACTIVE_WINDOW: Duration = Duration::from_secs(1);
 /// Resolution of the runtime's timer.
 const TICK: Duration = Duration::from_millis(1);
 
 /// Idle: not woken since its last poll.
 const IS_IDLE: u8 = 0;
-/// Woken, and waits in the queue for its turn.
+/// Woken, and waits in the queue for a permit.
 const WAITS: u8 = 1;
-/// Has a turn; the runtime was woken to poll it.
+/// Has a permit; the runtime was woken to poll the connection.
 const HAS_TURN: u8 = 2;
 /// Being polled.
 const RUNS: u8 = 3;
@@ -56,12 +57,12 @@ const IS_REWOKEN: u8 = 4;
 /// Completed or dropped: never polled again.
 const HAS_ENDED: u8 = 5;
 
-/// Turns on the threads of a runtime.
+/// Poll permits for the threads of a runtime.
 #[derive(Debug)]
 pub(super) struct Threads {
     most: usize,
     queue: Mutex<Queue>,
-    /// Notified if a connection waits while a caller rests.
+    /// Notified if a connection waits while a caller pauses.
     rests: Notify,
 }
 
@@ -70,12 +71,12 @@ struct Queue {
     waiting: WaitingJobs<Arc<Task>>,
     /// Number of sweeps.
     period: u64,
-    /// Turns in progress that began in the current period and in the one before, indexed by the parity of the period. Older turns
-    /// are no longer counted: a poll that never returns costs the other callers one thread, not all turns.
+    /// Polls in progress that began in the current period and in the one before, indexed by the parity of the period. Older polls
+    /// are no longer counted: a poll that never returns costs the other callers one thread, not all of them.
     taken: [usize; 2],
-    /// The caller of the last turn and the last different caller, with the times of their turns.
+    /// The caller of the last poll and the last different caller, with the times of their polls.
     callers: [Option<(Flow, Instant)>; 2],
-    /// End of the rest, per caller with a rejected request.
+    /// End of the pause, per caller with a rejected request.
     resting: HashMap<Flow, Instant>,
 }
 
@@ -84,7 +85,7 @@ impl Queue {
         self.taken.iter().sum::<usize>() < most
     }
 
-    /// Takes a free turn.
+    /// Takes a free permit.
     fn take(&mut self, task: &Task) {
         self.taken[(self.period % 2) as usize] += 1;
         task.period.store(self.period, Ordering::Relaxed);
@@ -94,7 +95,7 @@ impl Queue {
         !self.resting.is_empty() && self.resting.get(&caller).is_some_and(|until| Instant::now() < *until)
     }
 
-    /// Records the caller of a turn.
+    /// Records the caller of a poll.
     fn received(&mut self, caller: Flow, now: Instant) {
         if self.callers[0].is_some_and(|(last, _)| last != caller) {
             self.callers[1] = self.callers[0];
@@ -102,7 +103,7 @@ impl Queue {
         self.callers[0] = Some((caller, now));
     }
 
-    /// Lets a caller rest for a request that was rejected in the time `took`, if other callers are active.
+    /// Pauses a caller for a request that was rejected in the time `took`, if other callers are active.
     fn rest(&mut self, caller: Flow, took: Duration, now: Instant) {
         let is_other =
             |(other, at): (Flow, Instant)| other != caller && now.saturating_duration_since(at) < ACTIVE_WINDOW;
@@ -112,7 +113,7 @@ impl Queue {
         }
     }
 
-    /// Releases a turn, unless it is too old to be counted.
+    /// Releases a permit, unless it is too old to be counted.
     fn give_back(&mut self, task: &Task) {
         let period = task.period.load(Ordering::Relaxed);
         if period + 1 >= self.period {
@@ -121,13 +122,13 @@ impl Queue {
         }
     }
 
-    /// Gives a free turn to a waiting task. Returns the task, whose runtime must be woken.
+    /// Gives a free permit to a waiting task. Returns the task, whose runtime must be woken.
     fn hand_out(&mut self, most: usize) -> Option<Arc<Task>> {
         while self.has_free(most) {
             let now = if self.resting.is_empty() { None } else { Some(Instant::now()) };
             let resting = &self.resting;
             let may = |caller| resting.get(&caller).is_none_or(|until| now.is_none_or(|now| now >= *until));
-            let task = self.waiting.pop_of(may)?;
+            let task = self.waiting.pop_where(may)?;
             if task.stage() == WAITS {
                 self.take(&task);
                 task.enter(HAS_TURN);
@@ -139,17 +140,17 @@ impl Queue {
 }
 
 impl Threads {
-    /// Creates the turns for `threads` threads.
+    /// Creates the permits for `threads` threads.
     pub(super) fn new(threads: usize) -> Arc<Self> {
         Arc::new(Threads { most: threads.max(1) * TURNS_PER_THREAD, queue: Mutex::default(), rests: Notify::new() })
     }
 
-    /// Returns the number of woken connections that wait for their turn.
+    /// Returns the number of woken connections that wait for a permit.
     pub(super) fn waiting(&self) -> usize {
         locked(&self.queue).waiting.len()
     }
 
-    /// Stops counting turns that began before the previous sweep, and forgets rests that are over.
+    /// Stops counting polls that began before the previous sweep, and forgets pauses that are over.
     pub(super) fn sweep(&self) {
         let mut queue = locked(&self.queue);
         queue.period += 1;
@@ -161,7 +162,7 @@ impl Threads {
         self.hand_out();
     }
 
-    /// Gives all free turns to waiting tasks.
+    /// Gives all free permits to waiting tasks.
     fn hand_out(&self) {
         let mut queue = locked(&self.queue);
         let reported: Vec<_> = std::iter::from_fn(|| queue.hand_out(self.most)).collect();
@@ -169,7 +170,7 @@ impl Threads {
         reported.iter().for_each(|task| task.runtime.wake());
     }
 
-    /// Gives turns to callers as soon as their rest is over; runs forever.
+    /// Gives permits to callers as soon as their pause is over; runs forever.
     pub(super) async fn pace(&self) -> Infallible {
         loop {
             match self.end_of_pause() {
@@ -180,7 +181,7 @@ impl Threads {
         }
     }
 
-    /// Returns the earliest end of a rest, if any task waits. Rests that are over stay in the map until the next sweep.
+    /// Returns the earliest end of a pause, if any task waits. Pauses that are over stay in the map until the next sweep.
     fn end_of_pause(&self) -> Option<Instant> {
         let queue = locked(&self.queue);
         queue.resting.values().min().copied().filter(|_| !queue.waiting.is_empty())
@@ -194,7 +195,7 @@ struct Task {
     caller: Arc<LastCaller>,
     /// Written only under the queue's lock, as `period` is.
     stage: AtomicU8,
-    /// Period in which the turn of the connection began.
+    /// Period in which the poll of the connection began.
     period: AtomicU64,
     runtime: AtomicWaker,
 }
@@ -208,7 +209,7 @@ impl Task {
         self.stage.store(stage, Ordering::Relaxed);
     }
 
-    /// Takes a free turn, or enters the queue. Returns whether it has a turn.
+    /// Takes a free permit, or enters the queue. Returns whether the task has a permit.
     fn ask(self: &Arc<Self>, queue: &mut Queue, with_turn: u8) -> bool {
         let has_turn = queue.has_free(self.threads.most) && !queue.is_paused(self.caller.flow());
         if has_turn {
@@ -228,7 +229,7 @@ impl Task {
         }
     }
 
-    /// Begins the poll, if the task has a turn or can take one. Returns whether it may be polled.
+    /// Begins the poll, if the task has a permit or can take one. Returns whether the task may be polled.
     fn begin(self: &Arc<Self>) -> bool {
         let mut queue = locked(&self.threads.queue);
         match self.stage() {
@@ -241,7 +242,7 @@ impl Task {
         }
     }
 
-    /// Ends the turn, whose poll began at `began` if there was one, and wakes the next waiting task.
+    /// Releases the permit, and wakes the next waiting task. `began` is the start of the poll, if there was a poll.
     fn end(self: &Arc<Self>, stage: u8, began: Option<Instant>) {
         let mut queue = locked(&self.threads.queue);
         let before = self.stage();
@@ -291,7 +292,7 @@ impl Wake for Task {
     }
 }
 
-/// Future that is polled only when it has a turn.
+/// Future that is polled only when it has a permit.
 pub(super) struct ScheduledFuture<F> {
     future: Pin<Box<F>>,
     task: Arc<Task>,
@@ -317,7 +318,7 @@ impl<F: Future> Future for ScheduledFuture<F> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = &mut *self;
-        // Registered first: from `begin` on, another thread may give it a turn and wake it.
+        // The waker is registered first: from `begin` on, another thread may give the task a permit and wake it.
         this.task.runtime.register(cx.waker());
         if !this.task.begin() {
             return Poll::Pending;
@@ -330,7 +331,7 @@ impl<F: Future> Future for ScheduledFuture<F> {
 }
 
 impl<F> Drop for ScheduledFuture<F> {
-    /// Releases the turn of a future that panicked, or that was dropped before its turn was polled.
+    /// Releases the permit of a future that panicked, or that was dropped after it got a permit and before it was polled.
     fn drop(&mut self) {
         if self.task.stage() != HAS_ENDED {
             self.task.end(HAS_ENDED, None);

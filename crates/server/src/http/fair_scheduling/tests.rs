@@ -91,7 +91,7 @@ fn a_connection_waits_for_few_tasks_of_another_caller_not_for_all() {
 }
 
 #[test]
-fn turns_of_ended_tasks_go_to_others() {
+fn permits_of_ended_tasks_go_to_others() {
     let (polls, runtime, threads) = (Polls::default(), Arc::new(Runtime::default()), Threads::new(1));
     let mut tasks: Vec<_> = (0..3 * TURNS_PER_THREAD).map(|n| noted(n, &polls, &threads, 1)).collect();
     (0..tasks.len()).for_each(|n| assert!(runtime.poll(&mut tasks, n).is_pending()));
@@ -129,7 +129,7 @@ fn a_task_that_is_woken_during_its_poll_is_polled_after_others() {
 }
 
 #[test]
-fn endless_turns_do_not_starve_other_callers() {
+fn endless_polls_do_not_starve_other_callers() {
     let (polls, runtime, threads) = (Polls::default(), Arc::new(Runtime::default()), Threads::new(1));
     let mut tasks: Vec<_> = (0..2 * TURNS_PER_THREAD).map(|n| noted(n, &polls, &threads, 1)).collect();
     (0..tasks.len()).for_each(|n| assert!(runtime.poll(&mut tasks, n).is_pending()));
@@ -154,8 +154,8 @@ fn send_rejected_requests(
     let (connection, polls) = (of_caller(caller), polls.clone());
     let away = connection.clone();
     let noted = poll_fn(move |cx| {
-        let begun = Instant::now();
-        while begun.elapsed() < Duration::from_micros(100) {}
+        let started = Instant::now();
+        while started.elapsed() < Duration::from_micros(100) {}
         locked(&polls).push(caller as usize);
         away.record_rejection();
         cx.waker().wake_by_ref();
@@ -189,20 +189,20 @@ async fn rejected_callers_pause_while_others_send_requests() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     locked(&polls).clear();
-    let begun = Instant::now();
+    let started = Instant::now();
     while locked(&polls).len() < 100 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     // Excludes tasks that had a turn before the rest began.
     let beside = locked(&polls).len() - threads.most;
-    let most = begun.elapsed().as_secs_f64() / 100e-6 / f64::from(PAUSE_FACTOR);
+    let most = started.elapsed().as_secs_f64() / 100e-6 / f64::from(PAUSE_FACTOR);
     assert!(beside as f64 <= 1.2 * most, "{beside} polls, at most {most} expected");
     assert!(threads.waiting() > 0);
     asking.abort();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_panic_releases_its_turn() {
+async fn a_panic_releases_the_permit() {
     let threads = Threads::new(1);
     for _ in 0..3 * TURNS_PER_THREAD {
         let broken = ScheduledFuture::new(async { panic!("for the test") }, &threads, &of_caller(1));
@@ -216,8 +216,8 @@ async fn a_panic_releases_its_turn() {
 async fn no_wake_is_lost_between_threads() {
     const TASKS: usize = 64;
     const ROUNDS: usize = 500;
-    let (ask, asked) = std::sync::mpsc::channel::<oneshot::Sender<usize>>();
-    let answers = std::thread::spawn(move || asked.into_iter().enumerate().for_each(|(n, to)| to.send(n).unwrap()));
+    let (ask, requested) = std::sync::mpsc::channel::<oneshot::Sender<usize>>();
+    let answers = std::thread::spawn(move || requested.into_iter().enumerate().for_each(|(n, to)| to.send(n).unwrap()));
     let (threads, ended, all) = (Threads::new(1), Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
     for n in 0..TASKS {
         let (ask, ended, all) = (ask.clone(), ended.clone(), all.clone());

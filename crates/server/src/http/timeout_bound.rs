@@ -1,7 +1,8 @@
 //! Upper bound of the timeouts that requests of a body may set, computed from its text before it is parsed.
 //!
-//! Under overload most requests are rejected, and parsing them takes time from the others. A request may set its own timeout
-//! (`timeout_ms`). So a request may only be rejected before parsing if the bound holds for every interpretation of the text.
+//! Under overload most requests are rejected, and parsing rejected requests takes time from accepted ones. A request may set
+//! its own timeout (`timeout_ms`). A request is only rejected before parsing if the bound holds for every interpretation of the
+//! text.
 
 use std::time::Duration;
 

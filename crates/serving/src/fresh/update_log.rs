@@ -48,13 +48,15 @@ pub struct ModelUpdates {
     calls: Mutex<Calls>,
     /// Folder of the calls whose records the journal has truncated.
     folder: Option<PathBuf>,
-    /// Last truncated position; the calls up to it are stored.
+    /// Last truncated position; the calls up to this position are stored in `folder`.
     released: AtomicU64,
     /// Embeddings computed before their updates were durable.
     early: Arc<EarlyEmbeddings>,
     merging: Mutex<Option<MergeUnderWay>>,
     /// Error kind of the last merge, if it failed.
     unmerged: Mutex<Option<Kind>>,
+    /// Last position that a published version contains, among the versions that this server has loaded or tried to load.
+    published: AtomicU64,
 }
 
 impl ModelUpdates {
@@ -74,8 +76,9 @@ impl ModelUpdates {
             early: Arc::default(),
             merging: Mutex::default(),
             unmerged: Mutex::default(),
+            published: AtomicU64::new(0),
         };
-        // Versions read from their own positions on and do not see earlier calls.
+        // Versions read the journal from their own positions on and do not see earlier calls.
         if first <= until {
             let mut records = feed.journal.follow(first - 1)?;
             loop {
@@ -95,7 +98,7 @@ impl ModelUpdates {
         self.journal.last()
     }
 
-    /// Returns the position of the first retained update, or of the next one if there are none.
+    /// Returns the position of the first retained update, or of the next update if none is retained.
     pub fn first(&self) -> u64 {
         self.journal.first()
     }
@@ -107,7 +110,28 @@ impl ModelUpdates {
 
     /// Returns the failure of the journal, if any.
     pub fn trouble(&self) -> Option<String> {
-        self.journal.trouble()
+        self.journal.trouble().or_else(|| self.check_end().err().map(|e| e.to_string()))
+    }
+
+    /// Records that a published version contains the updates up to a position.
+    pub fn note_published(&self, position: u64) {
+        self.published.fetch_max(position, Ordering::Relaxed);
+    }
+
+    /// Rejects a journal that ends before a published version, as a restored backup does: new updates would get positions that
+    /// the version already contains, and the version would ignore them.
+    ///
+    /// # Errors
+    /// `Unavailable` with both positions and the remedies.
+    fn check_end(&self) -> Result<()> {
+        let (last, published) = (self.journal.last(), self.published.load(Ordering::Relaxed));
+        if last >= published {
+            return Ok(());
+        }
+        Err(Error::unavailable(format!(
+            "updates are not accepted: the journal ends at position {last}, but a published version contains updates up to \
+             position {published}; restore the journal of that version, or remove the version from the store and restart"
+        )))
     }
 
     /// Returns a condition that operators should look at although updates are accepted and applied.
@@ -150,16 +174,17 @@ impl ModelUpdates {
         *locked(&self.unmerged) = failed;
     }
 
-    /// Appends updates. Calls `done`, which must not block, when they are durable.
+    /// Appends updates. Calls `done`, which must not block, when the updates are durable.
     pub fn append(&self, updates: &[Update], expected: Option<u64>, done: Done) {
-        match updates.iter().map(Update::encode).collect() {
+        let records = self.check_end().and_then(|()| updates.iter().map(Update::encode).collect());
+        match records {
             Ok(records) => self.journal.append(Append { records, expected }, done),
             Err(e) => done(Err(e)),
         }
     }
 
     /// Embeds upserted items for the snapshot of a view before their updates are appended, since an item that cannot be embedded
-    /// must not be acknowledged. Returns the indexes of such items with their errors. The embeddings are retained until the
+    /// must not be acknowledged. Returns the indexes of failed items with their errors. The embeddings are retained until the
     /// updates are applied. Applies to models with an item tower: other embeddings were validated on arrival.
     ///
     /// # Errors
@@ -192,20 +217,20 @@ impl ModelUpdates {
         if position <= self.released.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let kept = self.keep_calls();
-        if kept.as_ref().is_err_and(|e| e.kind() != Kind::NoSpace) {
-            return kept;
+        let retained = self.keep_calls();
+        if retained.as_ref().is_err_and(|e| e.kind() != Kind::NoSpace) {
+            return retained;
         }
         self.journal.release(position)?;
-        // On a full disk, truncation makes room for the calls. A server that ends in between forgets them.
-        if kept.is_err() {
+        // On a full disk, truncation makes room for the calls. If the server ends in between, the calls are forgotten.
+        if retained.is_err() {
             self.keep_calls()?;
         }
         self.released.store(position, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Writes the known calls to the folder without blocking others.
+    /// Writes the known calls to the folder; the lock is not held during the write.
     fn keep_calls(&self) -> Result<()> {
         let Some(folder) = &self.folder else { return Ok(()) };
         let text = self.calls().text()?;
@@ -215,7 +240,7 @@ impl ModelUpdates {
     /// Begins a call with an idempotency key; returns the earlier outcome if the same call was completed.
     ///
     /// # Errors
-    /// `Conflict` if the key belongs to another call, or to one that is running.
+    /// `Conflict` if the key belongs to another call, or to a call that is running.
     pub fn begin(&self, key: &str, digest: u64) -> Result<Option<Call>> {
         self.calls().begin(key, digest)
     }
@@ -226,7 +251,7 @@ impl ModelUpdates {
     }
 
     fn calls(&self) -> MutexGuard<'_, Calls> {
-        // A panic leaves at most one key undone.
+        // A panic can at most leave one key unrecorded.
         locked(&self.calls)
     }
 
@@ -244,9 +269,9 @@ impl ModelUpdates {
 /// Updates of all models of a server, with one journal per model or shard.
 pub struct UpdateFeeds {
     journals: Box<dyn Journals>,
-    /// Open feeds. Lock-free, because every answer reads it.
+    /// Open feeds. The map is lock-free, because every answer reads it.
     open: ArcSwap<BTreeMap<Topic, Arc<ModelUpdates>>>,
-    /// One lock per feed, held while it is opened: this is slow if a broker is unreachable or a journal is large.
+    /// One lock per feed, held while the feed is opened: opening is slow if a broker is unreachable or a journal is large.
     opening: Mutex<BTreeMap<Topic, Arc<Mutex<()>>>>,
 }
 
@@ -293,7 +318,7 @@ impl UpdateFeeds {
 pub struct Updating {
     /// Loader of the snapshots.
     pub snapshots: Snapshots,
-    /// Updates; `None` if snapshots do not change.
+    /// Updates of all models; `None` if the server accepts no updates.
     pub feeds: Option<Arc<UpdateFeeds>>,
     /// True if attributes change in place ([`Fresh::in_place`]).
     pub in_place: bool,
@@ -310,6 +335,7 @@ impl Loader<Live> for Updating {
         let Some(feeds) = &self.feeds else { return Ok(live) };
         let (topic, position) = (main.manifest.topic(), main.manifest.position);
         let feed = feeds.open(&topic, position)?;
+        feed.note_published(position);
         let following = Following::new(feed, main, self.in_place);
         let followed = following.and_then(|following| follow(following, &live));
         followed.map_err(|e| e.within(format!("updates of {topic} after position {position}")))?;
@@ -340,7 +366,7 @@ struct Following {
     feed: Arc<ModelUpdates>,
     records: Box<dyn Follower>,
     fresh: Fresh,
-    /// Updates that were read but not applied; the first one follows the position of `fresh`.
+    /// Updates that were read but not applied; the first update follows the position of `fresh`.
     pending: Vec<Update>,
     /// Error that prevented reading further updates.
     failed: Option<Error>,
@@ -353,18 +379,18 @@ struct Following {
     waits: Option<(Instant, String)>,
 }
 
-/// Updates that did not fit the version, since its snapshot.
+/// Counts of updates after the version's snapshot that did not fit the version.
 #[derive(Default)]
 struct IncompatibleUpdates {
     /// Number of updates that were not applied.
     whole: u64,
-    /// Number of attributes that were removed because their new value did not fit.
+    /// Number of attributes that were removed because the new value did not fit the column.
     attributes: u64,
     last: Option<IncompatibleUpdate>,
 }
 
 impl IncompatibleUpdates {
-    /// Returns a message for operators, if there are misfits.
+    /// Returns a message for operators, if updates did not fit.
     fn warning(&self) -> Option<String> {
         let IncompatibleUpdates { whole, attributes, last } = self;
         let IncompatibleUpdate { position, error, .. } = last.as_ref()?;
@@ -442,7 +468,7 @@ impl Following {
         }
     }
 
-    /// Records why updates stall, or that they do not, and logs it once.
+    /// Records why updates stall (`None` if they do not), and logs changes of the reason.
     fn waits(&mut self, why: Option<Error>, shown: &Weak<CurrentView>) {
         let now = why.map(|why| why.to_string());
         let before = self.waits.as_ref().map(|(_, why)| why);
@@ -478,12 +504,12 @@ impl Following {
         let Some(shown) = shown.upgrade() else { return Ok(false) };
         let has_trouble = self.feed.trouble().is_some();
         metrics::gauge!("sterling_journal_available", "model" => self.name.clone()).set(f64::from(!has_trouble));
-        // Applied updates are shown, regardless of errors in later ones.
+        // Applied updates become visible, regardless of errors in later ones.
         let seen = self.show(&shown);
         advanced.and(seen).map(|()| true)
     }
 
-    /// Shows changes; failures are retried in the next step.
+    /// Makes applied updates visible to requests; failures are retried in the next step.
     fn show(&mut self, shown: &CurrentView) -> Result<()> {
         self.is_unseen |= self.fresh.tidy()?;
         if self.is_unseen {
@@ -510,7 +536,7 @@ impl Following {
         Ok(())
     }
 
-    /// Counts misfits, and logs one line per batch.
+    /// Counts updates that did not fit, and logs one line per batch.
     fn note(&mut self, misfits: Vec<IncompatibleUpdate>) {
         let whole = misfits.iter().filter(|misfit| misfit.is_whole).count() as u64;
         let attributes = misfits.len() as u64 - whole;
@@ -521,15 +547,15 @@ impl Following {
         let IncompatibleUpdate { position, error, .. } = &last;
         tracing::warn!(
             model, updates = whole, attributes, position, %error,
-            "updates do not fit this version and were skipped, completely or in some attributes; position and error are those of the last one"
+            "updates do not fit this version and were skipped, completely or in some attributes; position and error belong to the last update"
         );
         self.misfits.whole += whole;
         self.misfits.attributes += attributes;
         self.misfits.last = Some(last);
     }
 
-    /// Reads the next updates. An error after some of them is returned once these are applied, because a record is read only
-    /// once.
+    /// Reads the next updates. If an error follows some updates, it is returned once those updates are applied, because a record
+    /// is read only once.
     fn take(&mut self, wait: Duration, most: usize) -> Result<()> {
         if let Some(failed) = self.failed.take() {
             return Err(failed);

@@ -4,10 +4,10 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use sterling_core::error::{Error, Kind, Result};
+use sterling_core::error::{Error, Result};
 use sterling_core::tasks;
 
 /// Longest wait of a slow call for a free slot.
@@ -42,11 +42,18 @@ impl Asides {
     /// `Overloaded` if no slot gets free in time; else errors of `work`.
     pub(super) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
         let crowded = || Error::overloaded("too many long calls are waiting, try again later");
-        let place = timeout(ASIDE_WAIT, self.0.clone().acquire_owned()).await.map_err(|_| crowded())?;
-        let place = place.map_err(|e| Error::internal(format!("slots of long calls: {e}")))?;
+        let slot = timeout(ASIDE_WAIT, self.0.clone().acquire_owned()).await.map_err(|_| crowded())?;
+        Asides::run_in(slot, work).await
+    }
+
+    async fn run_in<T: Send + 'static>(
+        slot: std::result::Result<OwnedSemaphorePermit, AcquireError>,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let slot = slot.map_err(|e| Error::internal(format!("cannot reserve a slot for a long call: {e}")))?;
         let span = tracing::Span::current();
         let done = tasks::blocking(move || {
-            let _place = place;
+            let _slot = slot;
             span.in_scope(work)
         });
         done.await
@@ -58,14 +65,13 @@ impl Asides {
     /// `Unavailable` if the store does not answer in time; else errors of `read`.
     pub(super) async fn read<T: Send + 'static>(&self, read: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
         let silent = || Error::unavailable(format!("the store has not answered for {} s", STORE_WAIT.as_secs()));
-        match timeout(STORE_WAIT, self.run(read)).await {
-            Ok(Err(error)) if error.kind() == Kind::Overloaded => Err(silent()),
-            done => done.unwrap_or_else(|_| Err(silent())),
-        }
+        // Includes the wait for a slot: reads that the store has not answered may occupy all of them.
+        let done = async { Asides::run_in(self.0.clone().acquire_owned().await, read).await };
+        timeout(STORE_WAIT, done).await.unwrap_or_else(|_| Err(silent()))
     }
 
-    /// Parses and prepares a body: on this thread if it is short, else on a blocking thread. With `has_texts`, texts of it may be
-    /// tokenized.
+    /// Parses and prepares a body: on this thread if it is short, else on a blocking thread. Texts in the body are
+    /// tokenized if `has_texts` is set.
     ///
     /// # Errors
     /// As [`Asides::run`].
@@ -87,6 +93,13 @@ impl Asides {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use sterling_core::error::Kind;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn errors_of_a_read_are_returned_unchanged() {
+        let error = Asides::of_store().read(|| Err::<(), _>(Error::overloaded("no memory"))).await.unwrap_err();
+        assert_eq!((error.kind(), error.to_string().as_str()), (Kind::Overloaded, "no memory"));
+    }
 
     #[tokio::test(flavor = "current_thread")]
     async fn a_hung_store_delays_only_its_own_calls() {

@@ -40,14 +40,14 @@ impl Check<'_> {
             let (its, shards) = (shard_of(ItemId(self.item.id), part.shards), part.shards);
             return Err(self
                 .item
-                .invalid("id", format!("it belongs to shard {its} of {shards}, this is shard {}", part.shard)));
+                .invalid("id", format!("the item belongs to shard {its} of {shards}, this is shard {}", part.shard)));
         }
         self.check_vector()?;
         let (mut attributes, mut dense) = (Vec::new(), Vec::new());
         let (mut named, mut bytes) = (BTreeSet::new(), 0);
         for (name, values) in &self.item.attributes {
             if !named.insert(name) {
-                return Err(self.item.invalid(GivenItem::field(self.item.whole, name), "given twice"));
+                return Err(self.item.invalid(GivenItem::field(self.item.whole, name), "given twice, expected once"));
             }
             match self.attribute(name, values)? {
                 Brought::Attribute(attribute) => {
@@ -58,7 +58,7 @@ impl Check<'_> {
             }
         }
         if bytes > ATTRIBUTE_BYTES_MAX {
-            let reason = format!("they take {bytes} bytes of memory, expected {ATTRIBUTE_BYTES_MAX} at most");
+            let reason = format!("the values take {bytes} bytes of memory, expected {ATTRIBUTE_BYTES_MAX} at most");
             return Err(self.item.invalid(GivenItem::field(self.item.whole, ""), reason));
         }
         if !self.item.whole {
@@ -101,20 +101,20 @@ impl Check<'_> {
 
     /// Checks that the rows of `[[item.vectors]]` that come from columns are present and can be stored.
     fn check_vectors(&self, dense: &[(String, Vec<f32>)]) -> Result<(), InvalidItem> {
-        let mut kept = Vec::new();
+        let mut retained = Vec::new();
         for spec in &self.view.main().package.spec.item.vectors {
             let Some(column) = &spec.column else { continue };
             let wrong = |reason: String| self.item.invalid(format!("attributes.{column}"), reason);
             let row = dense.iter().find(|(name, _)| name == column).map(|(_, row)| row.as_slice());
             let row = row.ok_or_else(|| wrong(format!("missing, expected {} numbers", spec.width)))?;
             let rows = VectorRows::of(std::slice::from_ref(spec));
-            rows.and_then(|rows| rows.encode(|_| row, &mut kept)).map_err(|e| wrong(e.to_string()))?;
+            rows.and_then(|rows| rows.encode(|_| row, &mut retained)).map_err(|e| wrong(e.to_string()))?;
         }
         Ok(())
     }
 
-    /// Checks that the vectors that the item tower reads are present. Publishing rejects items without them too, since zeros
-    /// would be a valid vector.
+    /// Checks that the vectors that the item tower reads are present. Publishing rejects items without vectors too, since
+    /// zeros would be a valid vector.
     fn check_read(&self, dense: &[(String, Vec<f32>)]) -> Result<(), InvalidItem> {
         let main = self.view.main();
         let specs = main.package.item.as_ref().map_or(&[][..], |tower| tower.features());
