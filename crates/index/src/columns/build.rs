@@ -11,7 +11,7 @@ use sterling_storage::files::TensorFile;
 pub struct ItemColumn {
     /// Name that filters, value models and answers use.
     pub name: String,
-    /// True if filters may use the column; otherwise it can only be returned.
+    /// True if filters may use the column; otherwise the column can only be returned.
     pub filter: bool,
     /// Values of all items.
     pub values: ItemValues,
@@ -138,7 +138,7 @@ pub(super) fn dictionary<T: Ord>(values: &[T]) -> (Vec<&T>, Vec<u32>) {
 /// Returns the end offset after `values` values of a column.
 ///
 /// # Errors
-/// `Invalid` if it exceeds 32 bits.
+/// `Invalid` if the offset exceeds 32 bits.
 pub fn values_end(values: usize) -> Result<u32> {
     u32::try_from(values)
         .map_err(|_| Error::invalid(format!("{values} values in one column, expected at most {}", u32::MAX)))

@@ -2,8 +2,8 @@
 
 use super::view::Columns;
 use sterling_core::error::Result;
-use sterling_cuda::cut::ListCut;
 use sterling_cuda::ops::words::ColumnAt;
+use sterling_cuda::partition::ListCut;
 use sterling_cuda::{Array, Device};
 
 /// Codes and numbers of the filterable columns; dictionaries stay on the host.
@@ -15,7 +15,7 @@ pub struct DeviceColumns {
 }
 
 impl DeviceColumns {
-    /// Copies this GPU's share of the filterable columns.
+    /// Copies this GPU's partition of the filterable columns.
     ///
     /// # Errors
     /// `Overloaded` if the device has not enough memory.

@@ -11,7 +11,7 @@ use sterling_core::error::{Error, Result};
 /// first. An item with several values counts by its most frequent one.
 ///
 /// # Errors
-/// `Invalid` if a name is not such a column.
+/// `Invalid` if a name in `first` is not a filterable category column.
 pub fn likeness(columns: &[ItemColumn], first: &[String], items: usize) -> Result<Vec<u64>> {
     let mut ranked: Vec<(&str, Ranks)> = Vec::new();
     for column in columns.iter().filter(|c| c.filter && (first.is_empty() || first.contains(&c.name))) {
@@ -46,7 +46,7 @@ pub fn likeness(columns: &[ItemColumn], first: &[String], items: usize) -> Resul
 /// Ranks of the values of a column by frequency.
 struct Ranks {
     distinct: usize,
-    /// Rank of each item's most frequent value; `distinct` if it has none.
+    /// Rank of each item's value that is most frequent in the column; `distinct` if the item has no value.
     of_items: Vec<u32>,
 }
 

@@ -20,18 +20,18 @@ impl Threshold {
         // An exponent beyond 64 bits saturates: no text is long enough for digits that would compensate it.
         let huge = if exponent.starts_with('-') { i64::MIN } else { i64::MAX };
         let point = (before.len() as i64).saturating_add(exponent.parse().unwrap_or(huge));
-        let (mut whole, mut is_whole) = (0i128, true);
+        let (mut complete, mut is_whole) = (0i128, true);
         for (digit, place) in before.bytes().chain(behind.bytes()).map(|byte| i128::from(byte - b'0')).zip(0..) {
             if place < point {
-                whole = whole.saturating_mul(10).saturating_add(digit);
+                complete = complete.saturating_mul(10).saturating_add(digit);
             } else {
                 is_whole &= digit == 0;
             }
         }
         // Zeros added by the exponent; 39 of them exceed 128 bits.
         let zeros = point.saturating_sub((before.len() + behind.len()) as i64).clamp(0, 39);
-        let whole = (0..zeros).fold(whole, |whole, _| whole.saturating_mul(10));
-        let floor = if is_negative { -whole - i128::from(!is_whole) } else { whole };
+        let complete = (0..zeros).fold(complete, |complete, _| complete.saturating_mul(10));
+        let floor = if is_negative { -complete - i128::from(!is_whole) } else { complete };
         Threshold { floor, is_whole }
     }
 
@@ -106,21 +106,21 @@ mod tests {
 
     #[test]
     fn bounds_are_read_without_rounding() {
-        let whole = |floor| Threshold { floor, is_whole: true };
+        let complete = |floor| Threshold { floor, is_whole: true };
         let above = |floor| Threshold { floor, is_whole: false };
         for (text, expected) in [
-            ("1768907725507217522.0", whole(1_768_907_725_507_217_522)),
-            ("1.768907725507217522e18", whole(1_768_907_725_507_217_522)),
-            ("17689077255072175220E-1", whole(1_768_907_725_507_217_522)),
+            ("1768907725507217522.0", complete(1_768_907_725_507_217_522)),
+            ("1.768907725507217522e18", complete(1_768_907_725_507_217_522)),
+            ("17689077255072175220E-1", complete(1_768_907_725_507_217_522)),
             ("1768907725507217522.5", above(1_768_907_725_507_217_522)),
             ("-9007199254740993.5", above(-9_007_199_254_740_994)),
-            ("-9007199254740993.", whole(-9_007_199_254_740_993)),
-            ("+.5e1", whole(5)),
-            ("-0.0", whole(0)),
+            ("-9007199254740993.", complete(-9_007_199_254_740_993)),
+            ("+.5e1", complete(5)),
+            ("-0.0", complete(0)),
             ("1e-400", above(0)),
             ("-1e-99999999999999999999", above(-1)),
-            ("0e99999999999999999999", whole(0)),
-            ("0.00000000000000000000000000000000000000000001e44", whole(1)),
+            ("0e99999999999999999999", complete(0)),
+            ("0.00000000000000000000000000000000000000000001e44", complete(1)),
         ] {
             assert_eq!(Threshold::of(text), expected, "{text}");
         }

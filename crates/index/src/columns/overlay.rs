@@ -16,11 +16,11 @@ use sterling_core::units::Slot;
 pub enum Value {
     Missing,
     Integer(i64),
-    /// At least two, ascending.
+    /// At least two values, ascending.
     Integers(Arc<[i64]>),
     Float(f64),
     Text(Arc<str>),
-    /// At least two, ascending.
+    /// At least two values, ascending.
     Texts(Arc<[String]>),
 }
 
@@ -102,15 +102,15 @@ impl Value {
 /// Test of a filter on the values of a column.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Predicate {
-    /// One of the values is one of these integers.
+    /// Passes if a value equals one of these integers.
     Integers(Vec<i64>),
-    /// One of the values is one of these texts.
+    /// Passes if a value equals one of these texts.
     Texts(Vec<String>),
-    /// One of the integers satisfies the comparison.
+    /// Passes if an integer satisfies the comparison.
     Threshold(Operator, Threshold),
-    /// The number satisfies the comparison.
+    /// Passes if the number satisfies the comparison.
     Number(Operator, f64),
-    /// There is a value.
+    /// Passes if the item has a value.
     Present,
 }
 
@@ -132,7 +132,7 @@ impl Predicate {
     }
 }
 
-/// Values by column and slot that replace those of the columns.
+/// Values by column and slot that replace the values stored in the columns.
 #[derive(Clone, Debug, Default)]
 pub struct Overlay {
     columns: Vec<ColumnValues>,
@@ -203,7 +203,7 @@ impl Overlay {
         self.columns.get(column).map_or((0, &[]), |column| column.values.word(word))
     }
 
-    /// Returns the numbers of the 64-slot words with updated values in a column, ascending.
+    /// Returns the indexes of the 64-slot words with updated values in a column, ascending.
     pub fn words(&self, column: usize) -> impl Iterator<Item = usize> + '_ {
         self.columns.get(column).into_iter().flat_map(|column| column.values.words())
     }

@@ -46,7 +46,7 @@ impl<T> Sparse<T> {
         page.map_or((0, &[]), |page| (page.filled, &page.values))
     }
 
-    /// Returns the numbers of the non-empty 64-slot words, ascending.
+    /// Returns the indexes of the non-empty 64-slot words, ascending.
     pub(super) fn words(&self) -> impl Iterator<Item = usize> + '_ {
         let nodes = self.nodes.iter().enumerate().filter_map(|(n, node)| Some((n, node.as_ref()?)));
         nodes.flat_map(|(n, node)| (0..PAGES).filter(|&page| node[page].is_some()).map(move |page| n * PAGES + page))
@@ -81,14 +81,14 @@ impl<T: Clone> Sparse<T> {
     }
 
     pub(super) fn remove(&mut self, slot: Slot) -> Option<T> {
-        // Checked first, because `make_mut` copies shared nodes even if there is nothing to remove.
+        // The slot is checked first, because `make_mut` copies shared nodes even if there is nothing to remove.
         self.get(slot)?;
         let (word, bit) = (slot.index() / SLOTS, slot.index() % SLOTS);
         let page = &mut Arc::make_mut(self.nodes[word / PAGES].as_mut()?)[word % PAGES];
-        let kept = Arc::make_mut(page.as_mut()?);
-        let removed = kept.values.remove(place(kept.filled, bit));
-        kept.filled &= !(1 << bit);
-        if kept.filled == 0 {
+        let retained = Arc::make_mut(page.as_mut()?);
+        let removed = retained.values.remove(place(retained.filled, bit));
+        retained.filled &= !(1 << bit);
+        if retained.filled == 0 {
             *page = None;
         }
         self.len -= 1;

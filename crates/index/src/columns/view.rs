@@ -27,7 +27,7 @@ pub enum ColumnKind {
 }
 
 impl ColumnKind {
-    /// Returns the description of its values in messages.
+    /// Returns the noun for values of this kind in messages.
     pub fn plural(self) -> &'static str {
         match self {
             ColumnKind::Integers => "integers",
@@ -80,7 +80,8 @@ pub enum Comparison {
 }
 
 impl Comparison {
-    /// Returns whether the comparison holds for all or no values between two places ([`Column::place`]); `None` if it depends.
+    /// Returns whether the comparison holds for all or no values between two ranks ([`Column::place`]); `None` if it holds
+    /// for some.
     pub fn over(&self, first: f64, last: f64) -> Option<bool> {
         let (all, any) = match self {
             Comparison::Codes(ranges) => {
@@ -130,7 +131,7 @@ impl Columns {
         Ok(Columns { columns: columns.into(), terms })
     }
 
-    /// Returns the columns in order; the number of a column is its index here.
+    /// Returns the columns in order; the number of a column is its index in this list.
     pub fn list(&self) -> std::slice::Iter<'_, Column> {
         self.columns.iter()
     }
@@ -148,12 +149,12 @@ impl Columns {
     /// Returns a column by its name, or by its number in decimal notation.
     ///
     /// # Errors
-    /// `Invalid` with the names of all columns.
+    /// `Invalid` with the names of all columns, and the one that is nearest in spelling.
     pub fn column(&self, name: &str) -> Result<&Column> {
         self.number(name).map(|n| &self.columns[n])
     }
 
-    /// Returns the number of the column that [`Columns::column`] returns.
+    /// Returns the index of the column that [`Columns::column`] returns.
     ///
     /// # Errors
     /// As [`Columns::column`].
@@ -161,7 +162,11 @@ impl Columns {
         let by_number = || name.parse::<usize>().ok().filter(|&n| n < self.columns.len());
         self.columns.iter().position(|c| c.declared.name == name).or_else(by_number).ok_or_else(|| {
             let known: Vec<&str> = self.columns.iter().map(|c| c.name()).collect();
-            Error::invalid(format!("unknown column `{name}`, expected one of: {}", known.join(", ")))
+            let expected = match nearest(name, &known) {
+                Some(near) => format!("did you mean `{near}`? Expected one of"),
+                None => "expected one of".to_owned(),
+            };
+            Error::invalid(format!("unknown column `{name}`, {expected}: {}", known.join(", ")))
         })
     }
 
@@ -207,7 +212,7 @@ impl Column {
             ColumnKind::Integers => {
                 let (values, shape) = tensors.get::<i64>(&format!("c{number}.integers"), 1)?;
                 if !values.is_sorted_by(|a, b| a < b) {
-                    return Err(corrupt("its dictionary is not ascending"));
+                    return Err(corrupt("the dictionary is not ascending"));
                 }
                 (Values::Integers(values), shape[0])
             }
@@ -216,11 +221,11 @@ impl Column {
                 let (bytes, _) = tensors.get::<u8>(&format!("c{number}.text_bytes"), 1)?;
                 if offsets.first() != Some(&0) || offsets.last() != Some(&(bytes.len() as u64)) || !offsets.is_sorted()
                 {
-                    return Err(corrupt("the offsets of its dictionary do not cover it"));
+                    return Err(corrupt("the offsets of the dictionary do not cover its text"));
                 }
                 let text = |w: &[u64]| std::str::from_utf8(&bytes[w[0] as usize..w[1] as usize]).ok();
                 if !offsets.windows(2).map(text).is_sorted_by(|a, b| a.is_some() && b.is_some() && a < b) {
-                    return Err(corrupt("its dictionary is not ascending UTF-8"));
+                    return Err(corrupt("the dictionary is not ascending UTF-8"));
                 }
                 (Values::Texts { offsets, bytes }, shape[0] - 1)
             }
@@ -228,7 +233,7 @@ impl Column {
         let offsets = tensors.vector::<u32>(&format!("c{number}.offsets"), slots + 1)?;
         let (codes, _) = tensors.get::<u32>(&format!("c{number}.codes"), 1)?;
         if offsets.first() != Some(&0) || offsets.last() != Some(&(codes.len() as u32)) || !offsets.is_sorted() {
-            return Err(corrupt("its offsets do not cover its codes"));
+            return Err(corrupt("the offsets do not cover the codes"));
         }
         let ascending = |w: &[u32]| {
             let of_slot = &codes[w[0] as usize..w[1] as usize];
@@ -298,7 +303,7 @@ impl Column {
         (&self.offsets, &self.codes)
     }
 
-    /// Returns the numbers of a float column, one per slot, NaN if missing.
+    /// Returns the values of a float column, one per slot, NaN if missing.
     pub fn floats(&self) -> Option<&[f64]> {
         match &self.values {
             Values::Floats(values) => Some(values),
@@ -322,7 +327,7 @@ impl Column {
     /// Resolves a value in filter syntax to its term; `None` if no item has this value.
     ///
     /// # Errors
-    /// `Invalid` if the column does not support such tests.
+    /// `Invalid` if the column does not support tests for values.
     pub fn term(&self, value: &str) -> Result<Option<TermId>> {
         self.check_has_terms()?;
         let rank = match &self.values {
@@ -343,7 +348,7 @@ impl Column {
     /// Checks that the column supports tests for values ([`Column::term`]).
     ///
     /// # Errors
-    /// `Invalid` if the column does not support such tests.
+    /// `Invalid` if the column does not support tests for values.
     pub fn check_has_terms(&self) -> Result<()> {
         self.check_filterable()?;
         match &self.values {
@@ -438,7 +443,8 @@ impl Column {
         })
     }
 
-    /// Returns the test for one of some values ([`Column::term`]) on values of an overlay, which the dictionary may not have.
+    /// Returns the test of overlay values for one of `values`: like [`Column::term`], but for values that the
+    /// dictionary may lack.
     ///
     /// # Errors
     /// As [`Column::term`].
@@ -491,8 +497,8 @@ impl Column {
         }
     }
 
-    /// Returns the position of the slot's value on the axis of comparisons: the number itself, or the code of an integer (of the
-    /// first one if there are several). `None` if missing.
+    /// Returns the position of the slot's value on the axis of comparisons: the number itself, or the code of an
+    /// integer (the first code of several integers). `None` if missing.
     pub fn place(&self, slot: Slot) -> Option<f64> {
         match &self.values {
             Values::Floats(values) => values.get(slot.index()).copied().filter(|v| !v.is_nan()),
@@ -560,5 +566,56 @@ fn evaluate_masked(values: &[f64], requested: u64, holds: impl Fn(f64) -> bool) 
             all & requested
         }
         _ => evaluate_bits(requested, |bit| values.get(bit as usize).is_some_and(|&v| holds(v))),
+    }
+}
+
+/// Returns the name that differs from `name` in the fewest letters, if these are at most a third of them.
+fn nearest<'n>(name: &str, known: &[&'n str]) -> Option<&'n str> {
+    // Longer names come from no typing error, and the time grows with the product of the lengths.
+    const LETTERS_MAX: usize = 64;
+    let wanted: Vec<char> = name.to_lowercase().chars().take(LETTERS_MAX).collect();
+    let by_edits = known.iter().map(|near| (edits(&wanted, near), *near));
+    by_edits.min_by_key(|(edits, _)| *edits).filter(|(edits, _)| *edits <= wanted.len() / 3).map(|(_, near)| near)
+}
+
+/// Returns the number of letters to insert, delete or replace (Levenshtein 1966).
+fn edits(wanted: &[char], name: &str) -> usize {
+    let mut row: Vec<usize> = (0..=wanted.len()).collect();
+    for letter in name.to_lowercase().chars() {
+        let mut diagonal = row[0];
+        row[0] += 1;
+        for (n, &other) in wanted.iter().enumerate() {
+            let replaced = diagonal + usize::from(letter != other);
+            diagonal = row[n + 1];
+            row[n + 1] = replaced.min(row[n] + 1).min(diagonal + 1);
+        }
+    }
+    row[wanted.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_name_is_a_likely_typing_error() {
+        let known = ["colour", "year", "größe", "Price"];
+        for (name, expected) in [
+            ("color", Some("colour")),
+            ("coulor", Some("colour")),
+            ("groesse", None),
+            ("grösse", Some("größe")),
+            ("price", Some("Price")),
+            ("yeer", Some("year")),
+            ("ye", None),
+            ("", None),
+            ("genre", None),
+        ] {
+            assert_eq!(nearest(name, &known), expected, "{name}");
+        }
+        assert_eq!(nearest("x", &[]), None);
+        for (one, other, expected) in [("kitten", "sitting", 3), ("", "abc", 3), ("abc", "", 3), ("abc", "abc", 0)] {
+            assert_eq!(edits(&one.chars().collect::<Vec<char>>(), other), expected, "{one} {other}");
+        }
     }
 }

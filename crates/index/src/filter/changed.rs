@@ -1,8 +1,8 @@
 //! Filter evaluation for items whose values were updated after the index was built.
 //!
-//! The planes still hold the old values of such an item, so it is evaluated again with its current values. That happens per list
-//! when the filter bitmap of the list is computed, so a search pays only for the lists it probes. If the filter resolves to
-//! slots, all updated items are evaluated at once.
+//! The bit planes still hold the old values of an updated item, so the item is evaluated again with its current values
+//! when the filter bitmap of its list is computed. A search pays only for the lists it probes. If the filter resolves
+//! to slots, all updated items are evaluated at once.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use sterling_core::error::Result;
 use sterling_core::units::Slot;
 
 const SLOTS: u32 = u64::BITS;
-/// Sampled words for the estimate of how many updated items pass.
+/// Maximum number of sampled words for the estimate of how many updated items pass.
 const SAMPLED_MAX: usize = 256;
 
 /// Updated values, as one filter sees them.
@@ -36,7 +36,7 @@ enum Node {
 }
 
 impl Changed {
-    /// Prepares the updates that affect a filter; `None` if there are none.
+    /// Prepares the updates that affect a filter; `None` if no update does.
     ///
     /// # Errors
     /// As [`super::Plan::new`].
@@ -52,14 +52,14 @@ impl Changed {
         Ok((!requested.is_empty()).then(|| Changed { root, overlay: overlay.clone(), columns: requested }))
     }
 
-    /// Returns whether an updated item passes; `None` if it was not updated.
+    /// Returns whether an updated item passes; `None` if the item was not updated.
     pub(super) fn passes(&self, slot: Slot, columns: &Columns) -> Option<bool> {
         let (word, bit) = (slot.index() / SLOTS as usize, slot.0 % SLOTS);
         let requested = self.filled(word) & 1 << bit;
         (requested != 0).then(|| self.holding(&self.root, columns, word, requested) != 0)
     }
 
-    /// Corrects the filter bitmap of the slots `first..end`.
+    /// Corrects the filter bitmap of the slots `first..end` for updated items.
     pub(super) fn correct_bitmap(&self, columns: &Columns, first: u32, end: u32, words: &mut [u64]) {
         for word in first / SLOTS..end.div_ceil(SLOTS) {
             let start = word * SLOTS;
@@ -95,7 +95,7 @@ impl Changed {
         words.into_iter().flat_map(of_word).collect()
     }
 
-    /// Estimates the number of updated items among `slots`, and of those that pass, from an evenly spaced sample.
+    /// Estimates the number of updated items among `slots`, and of the passing ones, from an evenly spaced sample.
     pub(super) fn counts(&self, columns: &Columns, slots: u32) -> (f64, f64) {
         let words = slots.div_ceil(SLOTS).max(1) as usize;
         let sampled = words.min(SAMPLED_MAX);
@@ -135,7 +135,7 @@ impl Changed {
     }
 }
 
-/// Equal if they have the same overlay and the same filter tree.
+/// Updates are equal if they have the same overlay and the same filter tree.
 impl PartialEq for Changed {
     fn eq(&self, other: &Self) -> bool {
         self.root == other.root && Arc::ptr_eq(&self.overlay, &other.overlay)

@@ -2,7 +2,7 @@
 //!
 //! `language` parses text into a canonical tree. `index` holds bit planes and posting lists of the items, built when a snapshot
 //! is published. A [`Plan`] resolves a tree against the columns and the index of one snapshot (`question`) and compiles it into
-//! operations on planes (`program`). Items that were updated since are evaluated again (`changed`).
+//! operations on planes (`program`). Items updated after the index was built are evaluated again (`changed`).
 
 mod changed;
 pub mod index;

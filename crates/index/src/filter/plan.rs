@@ -4,11 +4,11 @@
 //! 2. The tree with negations at its leaves is compiled to a program over planes and posting lists (`program`), whose result is
 //!    an upper bound. A positive leaf is exact or uses Bloom planes. A negated leaf is exact if possible and passes every item
 //!    otherwise.
-//! 3. The share of passing items is estimated from the counts of terms, as if terms were independent. They are not, so the cost
-//!    estimate of a search also uses a sample (`sample`).
-//! 4. If few items pass, they are found exactly before any list is scanned ([`Route::Slots`]). They come from the posting list of
-//!    a rare term, or from the filter bitmaps of all lists if a sample predicts few items and bitmaps are cheap.
-//! 5. If values were updated since the index was built, all of this covers only the other items ([`Plan::with_changes`]).
+//! 3. The share of passing items is estimated from the counts of terms, as if terms were independent. Terms are correlated, so
+//!    the cost estimate of a search also uses a sample (`sample`).
+//! 4. If few items pass, they are found exactly before any list is scanned ([`Route::Slots`]). Passing items then come from the
+//!    posting list of a rare term, or from the filter bitmaps of all lists if a sample predicts few items and bitmaps are cheap.
+//! 5. If values were updated since the index was built, steps 1 to 4 cover only the other items ([`Plan::with_changes`]).
 
 #[cfg(feature = "cuda")]
 mod lower;
@@ -36,7 +36,7 @@ const TEST_NS: f64 = 5.0;
 const COUNTED_SHARE_MAX: f64 = 0.05;
 /// Words evaluated at once if lists are visited in order; a stack entry is then 4 KiB.
 const AHEAD_WORDS: usize = 512;
-/// Number of consecutive lists after which the next ones are expected to follow.
+/// Number of consecutive lists after which the following lists are expected to be visited too.
 const IN_A_ROW_MIN: u32 = 3;
 
 /// Way to find the eligible items.
@@ -62,10 +62,10 @@ pub struct Plan {
     /// Items that were checked one by one during planning, and items whose bitmaps were evaluated.
     checked: usize,
     swept: usize,
-    /// Sample of filter bitmaps, if it was taken.
+    /// Sample of filter bitmaps, if a sample was taken.
     sample: Sample,
     columns: Columns,
-    /// Maximum number of items that count as few.
+    /// Maximum number of eligible items that are searched one by one, not in lists.
     slots_max: usize,
     /// Updated items, for which planes and posting lists are outdated.
     changed: Option<Changed>,
@@ -92,7 +92,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Caches the bitmaps of `plan` from now on, so that several searches with it evaluate each list once.
+    /// Caches the bitmaps of `plan` from now on, so that several searches with this plan evaluate each list once.
     pub fn keep(&mut self, plan: &Plan) {
         if self.keeps != plan.number {
             self.keeps = plan.number;
@@ -135,7 +135,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Returns the eligible slots if there are few. Otherwise a sample is taken for later estimates.
+    /// Returns the eligible slots if there are few. If there are many, takes a sample for later estimates.
     fn few(&mut self, index: &Index) -> Option<Vec<Slot>> {
         let walked = walk(&self.root, index).filter(|&walked| walked <= self.slots_max.max(POSTED_MIN));
         let sweep_ns = self.words_ns() * index.items() as f64;
@@ -169,7 +169,7 @@ impl Plan {
         slots
     }
 
-    /// Computes the eligible slots by the bitmaps of all lists. Returns `None` if there are many more than expected.
+    /// Computes the eligible slots by the bitmaps of all lists. Returns `None` if there are many more slots than expected.
     fn sweep(&mut self, index: &Index) -> Option<Vec<Slot>> {
         self.swept = index.items();
         let (mut slots, mut stack, mut next) = (Vec::new(), Vec::new(), 0);
@@ -191,7 +191,7 @@ impl Plan {
         Some(slots)
     }
 
-    /// Retains the slots that pass.
+    /// Retains the slots whose items pass the filter.
     fn check(&mut self, slots: &mut Vec<Slot>) {
         self.checked += slots.len();
         slots.retain(|&slot| self.passes(slot));
@@ -245,7 +245,7 @@ impl Plan {
         }
     }
 
-    /// Returns the share of items passing by the bitmaps for which the filter holds, from a sample.
+    /// Returns, of the items that pass the bitmaps, the share for which the filter holds, from a sample.
     pub fn holding(&self) -> f64 {
         self.sample.holding()
     }
@@ -288,10 +288,10 @@ impl Plan {
     }
 
     /// Computes the filter bitmap of one list: bit `i` of `out` (`[W]`, `W` = [`Index::words`]) is set for every item `i` of the
-    /// list that passes. If the plan is not exact, it is also set for some others. Bits past the list's items are 0.
+    /// list that passes. If the plan is not exact, the bit is also set for some other items. Bits past the list's items are 0.
     ///
     /// Lists that are visited in order are evaluated many at a time, which speeds up sweeps over all lists. With a cache
-    /// ([`Scratch::keep`]), lists are copied from the second time on.
+    /// ([`Scratch::keep`]), the bitmaps of lists are copied from the second time on.
     pub fn words(&self, index: &Index, list: ListId, scratch: &mut Scratch, out: &mut [u64]) {
         self.words_of_planes(index, list, scratch, out);
         if let Some(changed) = &self.changed {
@@ -334,7 +334,7 @@ impl Plan {
     }
 }
 
-/// Equal if both plans of a snapshot test the same.
+/// Two plans of a snapshot are equal if they test the same conditions.
 impl PartialEq for Plan {
     fn eq(&self, other: &Self) -> bool {
         self.root == other.root && self.changed == other.changed
@@ -395,7 +395,7 @@ fn questions(node: &Node) -> usize {
     }
 }
 
-/// Returns the number of posting-list slots that include all eligible ones; `None` if posting lists do not cover the filter.
+/// Returns the number of posting-list slots that include all eligible slots; `None` if posting lists do not cover the filter.
 fn walk(node: &Node, index: &Index) -> Option<usize> {
     match node {
         Node::Nothing => Some(0),
@@ -408,7 +408,7 @@ fn walk(node: &Node, index: &Index) -> Option<usize> {
     }
 }
 
-/// Returns true if posting-list slots may include ineligible ones.
+/// Returns true if posting-list slots may include ineligible slots.
 fn has_and(node: &Node) -> bool {
     match node {
         Node::And(_) => true,

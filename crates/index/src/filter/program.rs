@@ -39,7 +39,7 @@ pub(super) enum Step {
     Keep { plane: usize, negated: bool },
     /// ORs a plane.
     Add { plane: usize },
-    /// Pushes the items of a posting list; `hash` is that of its term.
+    /// Pushes the items of a posting list; `hash` is the hash of its term.
     PushPosted {
         posting: usize,
         #[cfg_attr(
@@ -100,7 +100,7 @@ pub(super) struct Program {
     exact: bool,
 }
 
-/// Returns the relative cost of a part of a conjunction; cheap ones run first.
+/// Returns the relative cost of a part of a conjunction; cheap parts run first.
 fn rank(node: &Node, index: &Index) -> u8 {
     match node {
         Node::All | Node::Nothing => 0,
@@ -193,7 +193,7 @@ impl Program {
                 }
                 Step::Number { sure, unsure, column, comparison, negated } => {
                     let looked = ItemTest { column: columns.at(*column), comparison, negated: *negated };
-                    looked.narrow_through(index, sure, unsure, span.start, run);
+                    looked.and_comparison(index, sure, unsure, span.start, run);
                 }
                 Step::Compare { column, comparison, negated } => {
                     let looked = ItemTest { column: columns.at(*column), comparison, negated: *negated };
@@ -224,7 +224,7 @@ impl ItemTest<'_> {
     }
 
     /// ANDs the comparison into the words from `first` on. Buckets in `sure` pass entirely; items of `unsure` are tested.
-    fn narrow_through(&self, index: &Index, sure: &[Run], unsure: &[Run], first: usize, run: &mut [u64]) {
+    fn and_comparison(&self, index: &Index, sure: &[Run], unsure: &[Run], first: usize, run: &mut [u64]) {
         let flip = if self.negated { u64::MAX } else { 0 };
         let (mut passing, mut open) = ([0; BUCKET_WORDS], [0; BUCKET_WORDS]);
         for (n, words) in run.chunks_mut(BUCKET_WORDS).enumerate() {

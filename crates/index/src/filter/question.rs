@@ -111,7 +111,8 @@ fn as_terms(question: Question, leaf: &Leaf, columns: &Columns, index: &Index) -
     question
 }
 
-/// Merges the parts of an OR that test for terms of one column, and those of an AND that test for their absence.
+/// Merges the parts of an OR that test for terms of one column, and the parts of an AND that test for the absence of
+/// such terms.
 ///
 /// If no item has two values of a column, `x != 1 AND x != 2` equals `x != 1 AND NOT x:2`, and `NOT x != 1 OR NOT x !=
 /// 2` equals `NOT x != 1 OR x:2`. Only one comparison per column remains; the others become term tests.

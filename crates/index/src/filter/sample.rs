@@ -1,7 +1,8 @@
 //! Sample of a filter: estimates how many items pass the filter bitmap, and how many of those pass the filter.
 //!
-//! Counts of terms do not show correlations: two terms with half of the items each may share all of them or none. The cost of a
-//! search depends on it, so planning evaluates a few evenly spaced lists. The sample never affects results.
+//! Counts of terms do not show correlations: two terms with half of the items each may have all items in common or none. The
+//! cost of a search depends on correlations, so planning evaluates a few evenly spaced lists. The sample never affects
+//! results.
 
 use std::ops::RangeInclusive;
 
@@ -79,7 +80,7 @@ impl Sample {
         sample
     }
 
-    /// Returns the shares that pass; `expected`, from term counts, is used if the sample is too small for it.
+    /// Returns the shares that pass; `expected`, from term counts, is used if the sample is too small.
     pub(super) fn passing(&self, expected: f64, items_a_list: f64) -> PassingShares {
         if self.passing == 0 && expected * (self.items as f64) < EXPECTED_MIN {
             return PassingShares { items: expected, lists: 1.0 - (1.0 - expected).powf(items_a_list) };
@@ -88,7 +89,7 @@ impl Sample {
         PassingShares { items: share(self.passing, self.items), lists: share(self.lists_passing, self.lists) }
     }
 
-    /// Returns the share of items passing the bitmap for which the filter holds; 1 if none was verified.
+    /// Returns, of the items that pass the bitmap, the share for which the filter holds; 1 if no item was verified.
     pub(super) fn holding(&self) -> f64 {
         if self.requested == 0 { 1.0 } else { self.holding as f64 / self.requested as f64 }
     }

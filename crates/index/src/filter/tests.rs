@@ -412,6 +412,7 @@ fn invalid_terms_name_their_position() {
     let catalogue = catalogue(vec![tagged(2)], 1, &Options::default());
     for (text, offset, expected) in [
         ("tag:t0 AND colour:red", 11, "unknown column `colour`"),
+        ("prices < 5", 0, "unknown column `prices`, did you mean `price`? Expected one of: "),
         ("tag < 5", 0, "holds texts"),
         ("NOT price:9", 4, "compare it"),
         ("year:soon", 0, "expected an integer"),

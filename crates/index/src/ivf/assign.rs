@@ -4,9 +4,9 @@ use super::build::{Built, Lists, from_lists};
 use super::coded::CodedRow;
 use super::kmeans::Centroids;
 use super::options::Rescore;
-use super::own::OwnLayout;
+use super::own_lists::OwnLayout;
+use super::statistics::{RowSurvey, common_length};
 use super::stray::{Clustered, Residuals};
-use super::survey::{RowSurvey, common_length};
 use super::view::{Index, WideRows};
 use sterling_core::error::Result;
 use sterling_core::limits;
@@ -14,20 +14,22 @@ use sterling_core::tensor::Matrix;
 use sterling_core::units::Slot;
 use sterling_kernels::cpu::Kernels;
 
-/// Sampled rows of an index for the test whether all have one length.
+/// Number of sampled rows of an index in the test whether all rows have one length.
 const SAMPLED: usize = 1000;
 /// Tolerance of a centroid's length around 1 if lists were built for rows of one length.
 const UNIT_TOLERANCE: f32 = 1e-3;
 
 /// Minimum mean number of rows per list for rows to use the lists of the index: with fewer, blocks would be mostly padding.
 const LISTED_MIN: usize = 2;
-/// Minimum number of strays for several own lists: scanning fewer takes less time than the rest of a request.
+/// Minimum number of strays (rows unlike those the lists were trained on) for several own lists: scanning fewer strays
+/// takes less time than the rest of a request.
 const RANKED_MIN: usize = 2048;
 /// Number of own lists per square root of their rows, as in a snapshot, and minimum rows per own list.
 const OWN_PER_ROOT: f64 = 4.0;
 const OWN_ROWS_MIN: usize = 32;
-/// Factor of the raise of an own list's score: multiplied with the excess distance of its rows to their centroid over rows of the
-/// index, divided by √D. Rows of clusters differ mostly in few dimensions, and in those by more than the mean.
+/// The raise of an own list's score is this factor times the excess distance of its rows to their centroid over rows of
+/// the index, divided by √D. Rows of clusters differ mostly in few dimensions, and in these dimensions by more than the
+/// mean.
 const RAISE: f32 = 4.0;
 
 /// Assigns rows to lists as the build of the index did.
@@ -118,12 +120,13 @@ impl Assigner {
     fn arrange_in(&self, rows: &[&CodedRow], lists: Lists) -> Result<Built> {
         let alike = rows.iter().all(|row| row.rescore == self.rescore);
         let rescore = if alike { self.rescore } else { Rescore::F32 };
-        from_lists(&RowSurvey::of_coded(rows.len(), self.dimension), lists, rescore)
+        from_lists(&RowSurvey::for_coded_rows(rows.len(), self.dimension), lists, rescore)
     }
 
-    /// Builds the delta index of later rows, given the list of each and whether it is a stray. Rows that fit use the snapshot's
-    /// lists if there are enough of them; strays get own lists. If too few rows fit, all use own lists. Returns the layout of own
-    /// lists, or `None` if there are none or a single one holds all rows.
+    /// Builds the delta index of later rows, given the list of each row and whether the row is a stray
+    /// ([`Assigner::is_stray`]). Rows that fit use the snapshot's lists if there are enough such rows; strays get own
+    /// lists. If too few rows fit, all rows use own lists. Returns the layout of own lists, or `None` if there are none
+    /// or a single one holds all rows.
     ///
     /// # Errors
     /// As [`from_lists`].

@@ -5,14 +5,14 @@
 //!    items of a query come before all others: later items then face a threshold that rejects most of them.
 //! 3. Each list is scanned for all of its queries together.
 //!
-//! If queries would rarely share a list, each query scans its own lists instead, best first.
+//! If queries would rarely share a list, each query scans its lists separately instead, best first.
 
 use std::borrow::{Borrow, BorrowMut};
 use std::time::Instant;
 
 use super::first_pass::Tables;
 use super::ood::OodProbing;
-use super::own::{OwnQuery, OwnScratch};
+use super::own_lists::{OwnQuery, OwnScratch};
 use super::probing::{Counters, Probing, Scratch};
 use super::quantize::Quantized;
 use super::union::{Member, Union};
@@ -21,7 +21,7 @@ use crate::topk::{Selector, unkey};
 use sterling_core::units::{ListId, Slot};
 use sterling_kernels::cpu::kernels::Blocks;
 
-/// Blocks that are scanned for all of their queries before the next ones, so that they stay in the L2 cache.
+/// Blocks that are scanned for all of their queries before the next blocks, so that they stay in the L2 cache.
 const BLOCKS: usize = 64;
 /// Minimum number of probes of all queries per list of the index for queries to share lists often enough.
 const PROBES_PER_LIST_MIN: f64 = 0.5;
@@ -33,11 +33,11 @@ pub struct Search<'a> {
     pub vector: &'a [f32],
     /// Number of probed lists, nprobe (P).
     pub probes: usize,
-    /// As [`Probing::ood`].
+    /// nprobe for a query that is out of distribution, as [`Probing::ood`].
     pub ood: Option<OodProbing>,
-    /// As [`Probing::by_codes`].
+    /// Scans first-pass codes in place of int8 rows, as [`Probing::by_codes`].
     pub by_codes: bool,
-    /// Collects the candidates; the caller has set its K0.
+    /// Collects the candidates, up to a K0 that the caller has set.
     pub selector: &'a mut Selector,
     /// Counters of the search.
     pub counters: Counters,
@@ -62,7 +62,7 @@ pub struct BatchScratch {
     /// (Phase, list, query) of each pair, packed into one sortable number.
     pairs: Vec<u64>,
     of_list: Vec<usize>,
-    /// Score of the last list that each query scans; negative infinity if it scans all.
+    /// Score of the last list that each query scans; negative infinity if the query scans all lists.
     thresholds: Vec<f32>,
     own: OwnScratch,
 }

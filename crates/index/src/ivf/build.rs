@@ -5,9 +5,9 @@ use rayon::prelude::*;
 use super::first_pass::{Coder, IndexExtent};
 use super::kmeans;
 use super::options::{Options, Rescore};
-use super::survey::RowSurvey;
+use super::statistics::RowSurvey;
 use super::trained::Trained;
-use super::view::{EXPECTED, Index, unfit};
+use super::view::{EXPECTED, Index, first_invalid};
 use sterling_core::error::{Error, Result};
 use sterling_core::limits;
 use sterling_core::tensor::Matrix;
@@ -40,7 +40,7 @@ pub struct Lists {
     pub centroids: Vec<f32>,
     /// List of each row, `[N]`.
     pub of_rows: Vec<u32>,
-    /// True if queries probe the nearest centroids in L2, false if those with the largest inner products.
+    /// True if queries probe the nearest centroids in L2, false if they probe the centroids with the largest inner products.
     pub nearest: bool,
 }
 
@@ -70,7 +70,7 @@ pub fn build(
 pub fn from_lists(survey: &RowSurvey, lists: Lists, rescore: Rescore) -> Result<Built> {
     let centroids = Matrix::new(&lists.centroids, survey.cols)?;
     let count = centroids.rows();
-    if count == 0 || count > limits::LISTS_MAX || (0..count).any(|c| unfit(centroids.row(c)).is_some()) {
+    if count == 0 || count > limits::LISTS_MAX || (0..count).any(|c| first_invalid(centroids.row(c)).is_some()) {
         let most = limits::LISTS_MAX;
         return Err(Error::invalid(format!("index: {count} centroids, expected 1 to {most} of {EXPECTED}")));
     }
@@ -99,7 +99,7 @@ pub fn list_offsets(lengths: &[u32]) -> Vec<u32> {
     [0].into_iter().chain(offset).collect()
 }
 
-/// Assigns a slot of its list to every row.
+/// Assigns every row to a slot of the row's list.
 fn arrange(dimension: usize, lists: Lists, rescore: Rescore) -> Built {
     let Lists { centroids, of_rows, nearest } = lists;
     let mut list_lengths = vec![0u32; centroids.len() / dimension];
@@ -146,7 +146,7 @@ impl Built {
         lists.into_par_iter().for_each(|list| list.sort_unstable_by_key(|&row| (keys[row as usize], row)));
     }
 
-    /// Returns the same lists with only the rows for which `keeps` is true, in the same order: a shard of the index.
+    /// Returns an index of the same lists with only the rows for which `keeps` is true, in the same order: a shard.
     #[must_use]
     pub fn part(&self, keeps: impl Fn(u32) -> bool) -> Built {
         let mut of_rows = Vec::with_capacity(self.list_lengths.len());
@@ -171,11 +171,11 @@ impl Built {
         }
     }
 
-    /// Returns the slot of each item in `whole`, of which this is a [`Built::part`], `[S]`; meaningless for slots without an
-    /// item.
+    /// Returns the slot of each item in `whole`, of which this index is a [`Built::part`], `[S]`; meaningless for slots
+    /// without an item.
     ///
     /// # Panics
-    /// If this is not a part of `whole`.
+    /// If this index is not a part of `whole`.
     #[must_use]
     pub fn places_in(&self, whole: &Built) -> Vec<u32> {
         let mut places = vec![NO_ITEM; self.order.len()];
@@ -201,12 +201,12 @@ impl Built {
         let picked = RowStore::owned(rows.picked(&rising)?, self.dimension)?;
         let alone = Lists { centroids: vec![0.0; self.dimension], of_rows: vec![0; rising.len()], nearest: false };
         let index = Index::open(&arrange(self.dimension, alone, self.rescore).in_memory(&picked, "rows")?)?;
-        let kept = |number: &u32| {
+        let retained = |number: &u32| {
             let mut row = vec![0.0; self.dimension];
             index.row(Slot(rising.partition_point(|other| other < number) as u32), &mut row);
             row
         };
-        Ok(numbers.iter().map(kept).collect())
+        Ok(numbers.iter().map(retained).collect())
     }
 
     /// Trains the encoder of the first-pass codes on the `rows` that the index was built from, if the options request codes.

@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 use super::options::Rescore;
 use super::quantize::{read_lane, write_row};
-use super::survey::fitting;
+use super::statistics::fitting;
 use super::view::{Index, WideRows};
 use sterling_core::units::Slot;
 use sterling_kernels::cpu::kernels::BLOCK;
@@ -24,7 +24,7 @@ pub struct CodedRow {
 }
 
 impl CodedRow {
-    /// Encodes a vector; the wide row is f32 if half precision cannot represent it.
+    /// Encodes a vector; the row for rescoring is f32 instead of f16 if half precision cannot represent the vector.
     pub(super) fn of(vector: &[f32], rescore: Rescore) -> Self {
         let groups = vector.len().div_ceil(4);
         let (mut block, mut codes) = (vec![128; groups * 4 * BLOCK], vec![0; groups * 4]);
@@ -34,7 +34,7 @@ impl CodedRow {
         CodedRow { scale, codes, rescore, wide: wide(vector, rescore) }
     }
 
-    /// Returns the row of a slot, with its wide row in the format `rescore` if that can represent it.
+    /// Returns the row of a slot, with its wide row in the format `rescore` if this format can represent the row.
     pub(super) fn read(index: &Index, slot: Slot, rescore: Rescore) -> Self {
         let mut codes = vec![0; index.dimension.div_ceil(4) * 4];
         let block = &index.codes[slot.index() / BLOCK * codes.len() * BLOCK..][..codes.len() * BLOCK];
@@ -44,7 +44,7 @@ impl CodedRow {
             WideRows::None => (Rescore::None, Vec::new()),
             WideRows::Bf16(rows) => (Rescore::Bf16, cast_slice(&rows[range]).to_vec()),
             WideRows::F16(rows) => (Rescore::F16, cast_slice(&rows[range]).to_vec()),
-            // A segment is f32 if any of its rows exceeds half precision; all other rows return to `rescore`.
+            // A segment is f32 if any of its rows exceeds half precision; its other rows return to the format `rescore`.
             WideRows::F32(rows) => {
                 let rescore = fitting(&rows[range.clone()], rescore);
                 (rescore, wide(&rows[range], rescore))
@@ -64,7 +64,7 @@ impl CodedRow {
         }
     }
 
-    /// Writes the wide row in a format that is its own or f32.
+    /// Writes the wide row in its own format or in f32.
     pub(super) fn write_wide(&self, rescore: Rescore, out: &mut [u8]) {
         if self.rescore == rescore {
             return out.copy_from_slice(&self.wide);

@@ -4,22 +4,22 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, cast_slice};
 
-use super::ahead::ResidualQuantiles;
+use super::check_interval::CheckInterval;
 use super::ood::OodProbing;
-use super::pace::CheckInterval;
 use super::probing::Probing;
+use super::termination::ResidualQuantiles;
 use super::view::{Index, WideRows};
 use sterling_core::error::{Error, Result};
-use sterling_cuda::cut::{ListCut, Share};
-use sterling_cuda::ops::looks::{ProbedLists, RunningSearches, Schedule, TerminationCriteria};
 use sterling_cuda::ops::rows::{ItemRows, RowKind};
 use sterling_cuda::ops::scan::{BlockLists, Centroids, Collection, Eligible, Further, LiveItems, Order, SearchResults};
+use sterling_cuda::ops::termination::{ProbedLists, RunningSearches, Schedule, TerminationCriteria};
 use sterling_cuda::ops::top::{self, Best, Scored, Ties};
+use sterling_cuda::partition::{ListCut, Share};
 use sterling_cuda::{Array, Device};
 use sterling_kernels::buffer::Buffer;
 use sterling_kernels::cpu::kernels::BLOCK;
 
-/// Codes, scales, centroids and wide rows in GPU memory.
+/// Codes, scales, centroids and rescoring rows in GPU memory.
 #[derive(Debug)]
 pub struct DeviceIndex {
     /// Inverted lists.
@@ -38,7 +38,7 @@ pub struct DeviceIndex {
     shortest: Vec<usize>,
 }
 
-/// Returns the wide rows as bytes, with their format; `None` if int8 codes are the widest.
+/// Returns the rescoring rows as bytes, with their format; `None` if int8 codes are the most precise.
 fn wide_rows(index: &Index) -> (Option<&[u8]>, RowKind) {
     fn bytes<T: Pod>(rows: &Buffer<T>) -> Option<&[u8]> {
         Some(cast_slice(rows))
@@ -65,7 +65,8 @@ fn sums(lengths: impl Iterator<Item = u32>) -> Vec<usize> {
 }
 
 impl DeviceIndex {
-    /// Copies this GPU's share of an index, with room for `spare` more slots (a multiple of a block). Centroids are on every GPU.
+    /// Copies this GPU's partition of an index, with room for `spare` more slots (a multiple of a block). Centroids are on
+    /// every GPU.
     ///
     /// # Errors
     /// `Overloaded` if the device has not enough memory.
@@ -135,13 +136,13 @@ impl DeviceIndex {
         self.norm_max
     }
 
-    /// Sets the largest norm over all GPUs, if this one holds a partition of the items.
+    /// Sets the largest norm over all GPUs, if this GPU holds a partition of the items.
     pub fn set_norm_max(&mut self, norm_max: f32) {
         self.norm_max = norm_max;
     }
 
-    /// Copies this GPU's share of another index into the spare slots from `first` on, a multiple of a block. Returns its
-    /// location: in lists like those of this index, or in own lists.
+    /// Copies this GPU's partition of another index into the spare slots from `first` on, a multiple of a block.
+    /// Returns the location of the copied items: in lists like those of this index, or in own lists.
     ///
     /// # Errors
     /// `Internal` for an index with other row formats or without enough slots; `Unavailable` if the GPU does not answer.
@@ -201,8 +202,8 @@ impl DeviceIndex {
         Ok((best, keys))
     }
 
-    /// Selects the lists of unfiltered searches, unsorted: `probes[q]` of them, or those of `ood[q]` for a query that is out of
-    /// distribution.
+    /// Selects the lists of unfiltered searches, unsorted: `probes[q]` of them, or as many as `ood[q]` says for a query
+    /// that is out of distribution.
     ///
     /// # Errors
     /// As [`DeviceIndex::best_lists`].
@@ -240,9 +241,9 @@ impl DeviceIndex {
         top::select(device, &scored, &Ties::default(), wanted, most)
     }
 
-    /// Scans the eligible items of the best lists of each query until the termination criterion of the CPU holds, checked at the
-    /// device's intervals; then scans the lists that are not probed. Returns the lists that each query scanned, and their items
-    /// per segment.
+    /// Scans the eligible items of the best lists of each query until the termination criterion of the CPU holds,
+    /// checked at the device's intervals; then scans the lists that every query scans in addition. Returns the lists
+    /// that each query scanned, and their items per segment.
     ///
     /// # Errors
     /// As [`DeviceIndex::best_lists`].
@@ -286,7 +287,7 @@ impl DeviceIndex {
         Ok(FilteredSearches { order, keys, margins, slope, looks: RunningSearches::new(device, &schedules)? })
     }
 
-    /// Scans this GPU's share of the lists of a round.
+    /// Scans this GPU's partition of the lists of a round.
     ///
     /// # Errors
     /// As [`DeviceIndex::best_lists`].
@@ -328,7 +329,7 @@ impl DeviceIndex {
         until.looks.look(device, round, kept, &of)
     }
 
-    /// Scans the lists that are not probed. Returns the items of the scanned lists per query, for the segments of the delta.
+    /// Scans the lists that every query scans. Returns the items of the scanned lists per query, for the segments of the delta.
     ///
     /// # Errors
     /// As [`DeviceIndex::best_lists`].
@@ -353,8 +354,9 @@ impl DeviceIndex {
         Ok(items)
     }
 
-    /// Scans the best lists of each query (`order`) and all lists that are not probed. With `shared`, lists are scanned once for
-    /// all queries if a thread block has enough shared memory. Returns the items of the lists per segment.
+    /// Scans the best lists of each query (`order`) and the lists that every query scans. With `shared`, lists are
+    /// scanned once for all queries if a thread block has enough shared memory. Returns the items of the lists per
+    /// segment.
     ///
     /// # Errors
     /// As [`DeviceIndex::best_lists`].
@@ -437,7 +439,7 @@ impl FilteredSearches {
 }
 
 impl Index {
-    /// Returns the share of the lists that belongs to one GPU.
+    /// Returns the partition of the lists that belongs to one GPU.
     pub fn cut(&self, share: Share) -> ListCut {
         ListCut::of(share, self.list_offsets(), self.list_lengths())
     }
@@ -467,8 +469,7 @@ impl SegmentItems {
         self.probed < self.lists.lists()
     }
 
-    /// Calls `scan` for the lists that are not probed, for every query. Returns the number of scanned delta items per
-    /// query.
+    /// Calls `scan` for the lists that every search scans. Returns the number of scanned delta items per query.
     fn scan_own(
         &self,
         device: &Device,
@@ -487,18 +488,18 @@ impl SegmentItems {
 /// Eligible items of an index and its delta, per query.
 #[derive(Debug)]
 pub struct EligibleParts<'a> {
-    /// For the items of the index itself.
+    /// Eligible items of the index itself.
     pub main: Eligible<'a>,
-    /// For the items of each delta segment.
+    /// Eligible items of each delta segment.
     pub beside: Vec<(&'a SegmentItems, Eligible<'a>)>,
 }
 
 /// Live items of an index and its delta, the same for every query; `None` if all are live.
 #[derive(Debug)]
 pub struct LiveParts<'a> {
-    /// For the items of the index itself.
+    /// Live items of the index itself.
     pub main: Option<LiveItems<'a>>,
-    /// For the items of each delta segment.
+    /// Live items of each delta segment.
     pub beside: Vec<(&'a SegmentItems, Option<LiveItems<'a>>)>,
 }
 
@@ -509,7 +510,7 @@ pub struct FilteredSearch<'a> {
     pub probing: Probing<'a>,
     /// Minimum number of passing items before the search may stop.
     pub enough: usize,
-    /// Number of lists, and the number of passing items that suffices after them regardless of the estimate.
+    /// Number of lists, and the number of passing items that suffices after these lists regardless of the estimate.
     pub suffices: Option<(usize, usize)>,
 }
 

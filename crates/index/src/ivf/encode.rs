@@ -1,8 +1,8 @@
-//! Writes an index as tensors: codes, scales and wide rows, in slot order.
+//! Writes an index as tensors: codes, scales and rescoring rows, in slot order.
 //!
-//! Rows in memory are read in place. Rows in a file are read sequentially once per *bucket*, a range of slots whose rows fit the
-//! memory budget: each pass keeps the rows of its bucket and skips all others. B buckets read the file B times, but no temporary
-//! files are written.
+//! Rows in memory are read in place. Rows in a file are read sequentially once per *bucket*, a range of slots whose rows fit
+//! the memory budget: each reading keeps the rows of its bucket and skips all others. B buckets read the file B times, but
+//! no temporary files are written.
 
 use std::ops::Range;
 use std::path::Path;
@@ -43,14 +43,14 @@ impl Built {
     /// As [`TensorFile::in_memory`].
     pub fn coded_in_memory(&self, rows: &[&CodedRow], name: &str) -> Result<Tensors> {
         self.declared()?.in_memory_filled(name, |places| match self.rescore {
-            Rescore::None => self.put_coded::<u8>(rows, places),
-            Rescore::Bf16 => self.put_coded::<bf16>(rows, places),
-            Rescore::F16 => self.put_coded::<f16>(rows, places),
-            Rescore::F32 => self.put_coded::<f32>(rows, places),
+            Rescore::None => self.write_coded_rows::<u8>(rows, places),
+            Rescore::Bf16 => self.write_coded_rows::<bf16>(rows, places),
+            Rescore::F16 => self.write_coded_rows::<f16>(rows, places),
+            Rescore::F32 => self.write_coded_rows::<f32>(rows, places),
         })
     }
 
-    fn put_coded<T: Element>(&self, rows: &[&CodedRow], places: &mut TensorWriter<'_>) -> Result<()> {
+    fn write_coded_rows<T: Element>(&self, rows: &[&CodedRow], places: &mut TensorWriter<'_>) -> Result<()> {
         let block_bytes = self.dimension.div_ceil(4) * 4 * BLOCK;
         let numbers = if self.rescore == Rescore::None { 0 } else { self.dimension };
         for (run, order) in self.order.chunks(CODED_SLOTS).enumerate() {

@@ -1,22 +1,23 @@
 //! Filtered search: scans all lists, or the best lists while that pays off, or lists until a calibrated recall is
 //! reached.
 //!
-//! A block is read entirely even for one passing item. If few items pass and wide rows are available, the rows are read instead.
-//! When a tenth of the items passes, four fifths of the blocks are touched: 1 KB per passing item, but a row in half precision
-//! has 256 bytes.
+//! A block is read entirely even for one passing item. If few items pass and rescoring rows are available, the rows are read
+//! instead. When a tenth of the items passes, four fifths of the blocks are touched: 1 KB per passing item, but a row in half
+//! precision has 256 bytes.
 //!
-//! With first-pass codes, passing items are always scored by codes, regardless of their number. Items then have the same scores
-//! in a shard, whose lists are shorter. Codes are inexact, and the best of many are partly best by luck, so their scores exceed
-//! those of their rows. Before a search stops by its results, these are scored by rows.
+//! With first-pass codes, passing items are always scored by codes, regardless of their number. So an item has the
+//! same score in a shard, whose lists are shorter, as in the complete index. Codes are inexact, and the best of many
+//! items are partly best by luck, so their code scores exceed their row scores. Before a search stops by its results,
+//! the results are scored by rows.
 
 use std::ops::Range;
 use std::time::Instant;
 
-use super::ahead::{Ending, Seen};
+use super::check_interval::CheckInterval;
 use super::first_pass::Tables;
-use super::own::OwnQuery;
-use super::pace::CheckInterval;
+use super::own_lists::OwnQuery;
 use super::probing::{Counters, Probing, RemainingItems, Scratch};
+use super::termination::{Ending, Seen};
 use super::union::Union;
 use super::view::{Index, WideRows};
 use crate::topk::{Selector, key, unkey};
@@ -25,7 +26,7 @@ use sterling_kernels::cpu::kernels::{BLOCK, Pick};
 
 /// Callback that fills the filter bitmap of a list, one bit per item.
 pub type Words<'a> = &'a mut dyn FnMut(ListId, &mut [u64]);
-/// Callback for several segments; its first argument is the number of the segment.
+/// Callback that fills the filter bitmap of a list of one of several segments; its first argument is the number of the segment.
 pub type MemberWords<'a> = &'a mut dyn FnMut(usize, ListId, &mut [u64]);
 
 /// Cost of a byte of scattered rows, relative to a byte of sequentially read blocks.
@@ -35,7 +36,7 @@ const ROWS_AT_ONCE: usize = 1024;
 /// Blocks with passing items that are collected before they are scored.
 const PICKS_AT_ONCE: usize = 512;
 
-/// Lists whose bitmaps are filled at a time, to share the two clock readings.
+/// Lists whose bitmaps are filled at a time, so that they share two readings of the clock.
 const LISTS_AT_ONCE: usize = 16;
 
 /// Query of a filtered search.
@@ -43,11 +44,11 @@ const LISTS_AT_ONCE: usize = 16;
 pub(super) struct FilteredQuery<'a> {
     /// Query vector, `[D]`.
     pub(super) vector: &'a [f32],
-    /// Tables, if first-pass codes are scanned.
+    /// Query tables, if first-pass codes are scanned.
     pub(super) tables: Option<&'a Tables>,
     /// Number of candidates, K0.
     pub(super) k0: usize,
-    /// As [`Probing::may_read_rows`].
+    /// True if passing items may be scored by their rows, as [`Probing::may_read_rows`].
     pub(super) may_read_rows: bool,
 }
 
@@ -61,7 +62,8 @@ pub(super) struct Filtered<'a, 'w> {
     counters: Counters,
     /// Excess of the code scores over the row scores of the best results, at the last check.
     above_rows: f32,
-    /// Score that unscanned lists had to beat at the last check, and the number of selected items that reached it then.
+    /// Score that unscanned lists had to beat at the last check, and the number of selected items that reached it at that
+    /// check.
     reached: Option<(f32, usize)>,
 }
 
@@ -86,7 +88,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
         }
     }
 
-    /// Runs the search until `probing`, whose numbers fit the index, ends it.
+    /// Runs the search until the criterion of `probing`, whose numbers fit the index, is met.
     pub(super) fn run(mut self, probing: Probing<'_>) -> Counters {
         let members = self.union.members;
         self.scratch.left.resize_with(members.len().max(self.scratch.left.len()), RemainingItems::default);
@@ -94,7 +96,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
         if !has_lists || probing.takes_all(self.lists()) {
             self.every(has_lists);
         } else {
-            let probing = Probing { probes_max: self.union.over_all_lists(probing.probes_max), ..probing };
+            let probing = Probing { probes_max: self.union.extend_to_own_lists(probing.probes_max), ..probing };
             match probing.ending {
                 None => self.on(probing),
                 Some(ending) => self.until(probing, ending),
@@ -113,7 +115,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
     fn every(&mut self, has_lists: bool) {
         let union = self.union;
         union.lists.quantize(self.query.vector, &mut self.scratch.query);
-        self.counters.lists = if has_lists { union.over_all_lists(self.lists()) as u64 } else { 0 };
+        self.counters.lists = if has_lists { union.extend_to_own_lists(self.lists()) as u64 } else { 0 };
         for (number, member) in union.members.iter().enumerate() {
             self.scratch.requested.extend(member.filled_lists().map(|list| (number, list)));
             self.scan_asked();
@@ -130,7 +132,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
         }
     }
 
-    /// Scans the passing items of the best lists, and continues with further lists while that pays.
+    /// Scans the passing items of the best lists, and continues with further lists while these yield enough candidates.
     fn on(&mut self, probing: Probing<'_>) {
         self.score_lists();
         let mut done = 0;
@@ -152,11 +154,12 @@ impl<'a, 'w> Filtered<'a, 'w> {
         }
     }
 
-    /// Scans the best lists until the unscanned ones are expected to hold at most the share of the best K0 that `ending` allows.
+    /// Scans lists, best score first, until the rest is expected to hold at most the fraction `ending.left` of the best K0 items.
     /// Lists without passing items cost only their bitmaps.
     fn until(&mut self, probing: Probing<'_>, ending: Ending<'_>) {
         self.score_lists();
         let Filtered { union, query, scratch, .. } = self;
+        let probing = probing.for_query(&scratch.scores[..union.lists.lists()], &scratch.query);
         let Scratch { ahead, scores, lengths, .. } = &mut **scratch;
         union.list_lengths(lengths);
         ahead.begin(query.vector, scores.iter().copied().zip(lengths.iter().copied()));
@@ -176,8 +179,8 @@ impl<'a, 'w> Filtered<'a, 'w> {
         }
     }
 
-    /// Termination check: true if enough was found, the last lists contributed little, and the unscanned ones are expected to
-    /// hold at most what `ending` allows. `before` are the counters at the last check.
+    /// Termination check: true if enough items were found, the last lists contributed little, and the unscanned ones are
+    /// expected to hold at most what `ending` allows. `before` are the counters at the last check.
     fn expects_no_more_than(&mut self, before: &Counters, probing: &Probing<'_>, ending: Ending<'_>) -> bool {
         let lately =
             (self.counters.survivors - before.survivors) as f64 / (self.counters.items - before.items).max(1) as f64;
@@ -202,11 +205,11 @@ impl<'a, 'w> Filtered<'a, 'w> {
         self.scratch.ahead.expected(by_rows, seen, ending.margins) <= left
     }
 
-    /// Returns the number of selected items found since the last check that beat its threshold; `None` at the first check.
-    /// `threshold` is that of this check.
+    /// Returns the number of selected items found since the last check that beat the threshold of that check; `None` at
+    /// the first check. `threshold` is the threshold of this check.
     fn gained(&mut self, threshold: f32) -> Option<usize> {
         let gained = self.reached.map(|(before, reached)| match self.selector.threshold() > before {
-            // Assumes all selected: it is unknown how many reached the score and were dropped again.
+            // All selected items count: how many reached the score and were dropped again is unknown.
             true => self.query.k0,
             false => self.selector.reaching(before).saturating_sub(reached),
         });

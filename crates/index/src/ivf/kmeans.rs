@@ -1,12 +1,13 @@
 //! Spherical k-means on a sample, deterministic for a seed.
 //!
-//! 1. A sample of the rows is drawn by a hash of the seed and the row, so it is always the same. Only the sample is in memory.
+//! 1. A sample of the rows is drawn by a hash of the seed and the row, so the sample is always the same. Only the sample is
+//!    in memory.
 //! 2. Initial centroids are sampled rows, each chosen with probability proportional to its squared distance from the previous
 //!    ones, as in k-means++ (Arthur and Vassilvitskii 2007). Many are chosen per round, as in k-means|| (Bahmani et al. 2012).
 //! 3. Each round assigns every sampled row to the centroid with the largest product of int8 codes, corrected for the rounding of
 //!    the centroid along its direction. Centroids then become the normalized f32 means.
 //! 4. Lists are balanced during the rounds: lists far below the mean size are dissolved, and lists far above it are split in two
-//!    to replace them. Balancing moves centroids, never a row away from its best one.
+//!    to replace them. Balancing moves centroids, never a row away from its best centroid.
 //!
 //! Rows of unequal length are assigned by `x·c - |c|²/2`, the nearest centroid in L2; centroids then keep their length.
 
@@ -32,7 +33,7 @@ const SMALL: f64 = 0.25;
 const LARGE: f64 = 3.0;
 /// Final rounds that replace only empty lists, so that moved centroids settle.
 const ROUNDS_SETTLING: usize = 2;
-/// Rows that are assigned at a time: each loaded line of the centroids serves all of them.
+/// Rows that are assigned at a time: each loaded line of the centroids serves all these rows.
 const ROWS: usize = 4;
 
 /// Centroids `[C, D]` with their int8 codes.
@@ -41,9 +42,9 @@ pub(super) struct Centroids {
     dimension: usize,
     codes: Vec<u8>,
     scales: Vec<f32>,
-    /// Penalties subtracted from the products. They correct the bias from rounding a centroid for rows in its direction; without
-    /// it, one of several close centroids would attract the rows of all. For rows of unequal length they include half the squared
-    /// length. Padded to a multiple of a block.
+    /// Penalties subtracted from the products. Penalties correct the bias from rounding a centroid for rows in its
+    /// direction; without this correction, one of several close centroids would attract the rows of all. For rows of unequal
+    /// length, penalties include half the squared length. The array is padded to a multiple of a block.
     penalties: Vec<f32>,
 }
 
@@ -139,7 +140,7 @@ pub(super) fn blocked<'a>(
 pub(super) struct Sample {
     values: Vec<f32>,
     cols: usize,
-    /// Numbers of the rows among all rows.
+    /// Indexes of the rows among all rows.
     numbers: Vec<u32>,
     /// The rows of the sample in random order.
     shuffled: Vec<u32>,
@@ -195,7 +196,7 @@ pub(super) fn drawn(count: usize, wanted: usize, seed: u64) -> Vec<u32> {
     rows
 }
 
-/// Trains `lists` centroids on a sample of at least as many rows; `length` is their common length, if they have one.
+/// Trains `lists` centroids on a sample of at least as many rows; `length` is the common length of all rows, if there is one.
 pub(super) fn train(
     kernels: Kernels,
     sample: &Sample,

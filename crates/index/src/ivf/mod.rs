@@ -1,7 +1,8 @@
 //! Inverted file index (IVF) over int8 rows.
 //!
 //! Items are grouped into C inverted lists, the clusters of a k-means. A query scores the centroids, selects the best P lists
-//! (nprobe) and scans their rows with integer products; the best K0 items are the candidates. Wide rows rescore them.
+//! (nprobe) and scans their rows with integer products; the best K0 items are the candidates. Rescoring rows give their final
+//! scores.
 //!
 //! | tensor | holds |
 //! |---|---|
@@ -10,19 +11,19 @@
 //! | `list_lengths` u32 `[C]` | items of each list; a list occupies a whole number of blocks |
 //! | `centroids` f32 `[C, D]` | centroids of the lists |
 //! | `penalties` f32 `[C]` | subtracted from a centroid's product if queries probe the nearest centroids in L2: `|c|² / 2` |
-//! | `rows` bf16, f16 or f32 `[S, D]` | wide rows for rescoring, if the recipe requests them |
+//! | `rows` bf16, f16 or f32 `[S, D]` | rescoring rows, if the recipe requests them |
 //!
-//! Later rows use the same lists, or lists of their own if they do not fit (`stray`, `own`).
+//! Later rows use the same lists, or lists of their own if they do not fit (`stray`, `own_lists`).
 //!
 //! If the recipe requests them, smaller codes are scanned in place of the int8 rows to select a few candidates (`first_pass`).
 //!
 //! Scores are inner products. Source: IVF with scalar quantization as in Faiss (arXiv 2401.08281), and the int8 co-design of
 //! SilverTorch (arXiv 2511.14881).
 
-mod ahead;
 mod assign;
 mod batch;
 mod build;
+mod check_interval;
 mod coded;
 #[cfg(feature = "cuda")]
 mod device;
@@ -32,8 +33,7 @@ mod first_pass;
 mod kmeans;
 mod ood;
 mod options;
-mod own;
-mod pace;
+mod own_lists;
 mod probing;
 mod quantize;
 mod random;
@@ -41,16 +41,17 @@ mod rebalance;
 mod scores;
 mod search;
 mod sizes;
+mod statistics;
 mod stray;
-mod survey;
+mod termination;
 mod trained;
 mod union;
 mod view;
 
-pub use ahead::{Ending, ResidualQuantiles, Seen, UnscannedLists, next_check};
 pub use assign::Assigner;
 pub use batch::{BatchScratch, Search};
 pub use build::{Built, Lists, build, from_lists, list_offsets, steps};
+pub use check_interval::CheckInterval;
 pub use coded::CodedRow;
 #[cfg(feature = "cuda")]
 pub use device::{DeviceIndex, EligibleParts, FilteredSearch, FilteredSearches, LiveParts, SegmentItems};
@@ -58,13 +59,13 @@ pub use filtered::{MemberWords, Words};
 pub use first_pass::{CodeChoice, CodeKind, CodeShape, FirstPass, IndexExtent, Rates};
 pub use ood::OodProbing;
 pub use options::{Options, Rescore};
-pub use own::OwnLayout;
-pub use pace::CheckInterval;
+pub use own_lists::OwnLayout;
 pub use probing::{Counters, Probing, Scratch};
 pub use rebalance::rebalance;
 pub use scores::Int8Scores;
 pub use sizes::Sizes;
-pub use survey::RowSurvey;
+pub use statistics::RowSurvey;
+pub use termination::{Ending, ResidualQuantiles, Seen, UnscannedLists, next_check};
 pub use trained::Trained;
 pub use union::{Member, Union};
 pub use view::{Index, WideRows};

@@ -2,9 +2,9 @@
 //!
 //! nprobe is calibrated for queries that point to where items lie. For a query that points elsewhere, many centroids score nearly
 //! alike, and its best items are spread over more lists. The *reach* of a query distinguishes them: the score of its best
-//! centroid divided by the length of the query. It is known before lists are scanned. A query whose reach is below that of nearly
-//! all calibration queries takes another nprobe, which calibration measured with random queries. Adapting the number of lists to
-//! the query follows SPANN (arXiv 2111.08566); out-of-distribution queries are those of OOD-DiskANN (arXiv 2211.12850).
+//! centroid divided by the length of the query. The reach is known before lists are scanned. A query whose reach is below that of
+//! nearly all calibration queries takes another nprobe, which calibration measured with random queries. Adapting the number of
+//! lists to the query follows SPANN (arXiv 2111.08566); out-of-distribution queries are those of OOD-DiskANN (arXiv 2211.12850).
 
 use super::quantize::Quantized;
 
@@ -13,14 +13,19 @@ use super::quantize::Quantized;
 pub struct OodProbing {
     /// Number of lists to probe.
     pub probes: usize,
-    /// Reach below which a query is out of distribution.
+    /// Reach (best centroid score divided by query length) below which a query is out of distribution.
     pub reach: f32,
 }
 
 impl OodProbing {
     /// Returns true if a query with this best centroid score is out of distribution.
     pub(super) fn is_for(self, best_score: f32, query: &Quantized) -> bool {
-        best_score < self.reach * query.length()
+        best_score < self.limit(query)
+    }
+
+    /// Returns the score that a centroid has to reach for a query within the distribution.
+    pub(super) fn limit(self, query: &Quantized) -> f32 {
+        self.reach * query.length()
     }
 }
 
@@ -29,9 +34,12 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::ivf::tests::{build, from_lists, vectors};
-    use crate::ivf::{BatchScratch, Counters, Index, Lists, Options, Probing, Rescore, Scratch, Search};
+    use crate::ivf::{
+        BatchScratch, Counters, Ending, Index, Lists, Options, Probing, Rescore, ResidualQuantiles, Scratch, Search,
+    };
     use crate::topk::Selector;
     use sterling_core::tensor::Matrix;
+    use sterling_core::units::ListId;
 
     const WIDTH: usize = 24;
     const K: usize = 15;
@@ -91,6 +99,38 @@ mod tests {
                 for (search, (keys, counters)) in searches.iter_mut().zip(&alone) {
                     let together = Counters { probe_time: Default::default(), ..search.counters };
                     assert_eq!((search.selector.finish(), together), (keys.as_slice(), *counters));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn filtered_queries_below_the_reach_do_not_end_before_the_named_lists() {
+        let margins = ResidualQuantiles::of(&[(0.0, -1.0); 64]);
+        // Expects nothing in unscanned lists: the first check ends the search.
+        let ending = Some(Ending { margins: &margins, recall: 0.5, left: 1.0 });
+        for index in indexes() {
+            let mut scratch = Scratch::default();
+            for query in vectors(40, WIDTH, 9).chunks(WIDTH) {
+                let reach = index.reach(query, &mut scratch);
+                for (named, below) in [(4, true), (17, true), (40, true), (4, false), (40, false)] {
+                    let limit = if below { reach + 0.01 } else { reach - 0.01 };
+                    let ood = Some(OodProbing { probes: named, reach: limit });
+                    let probing = Probing { ood, ending, ..Probing::of(3, 40) };
+                    let mut selector = Selector::new();
+                    selector.reset(K);
+                    let words = &mut |list: ListId, out: &mut [u64]| {
+                        for (n, word) in out.iter_mut().enumerate() {
+                            let left = (index.list_lengths[list.index()] as usize).saturating_sub(64 * n).min(64);
+                            *word = ((1u128 << left) - 1) as u64;
+                        }
+                    };
+                    let counters = index.search(query, probing, Some(words), &mut selector, K, &mut scratch);
+                    assert!(!below || counters.lists >= named as u64, "{counters:?}, expected {named} lists");
+                    let alike = Probing { ood: None, ..probing };
+                    selector.reset(K);
+                    let without = index.search(query, alike, Some(words), &mut selector, K, &mut scratch);
+                    assert_eq!(counters.lists == without.lists, !below || without.lists >= named as u64);
                 }
             }
         }

@@ -9,14 +9,14 @@ use sterling_kernels::cpu::kernels::BLOCK;
 
 /// Lists per square root of the items: with more, centroids cost more than is saved on items (`docs/internals/index.md`).
 const LISTS_PER_ROOT: f64 = 4.0;
-/// The same with first-pass codes: scanning an item costs less, while a centroid costs the same.
+/// Lists per square root of the items with first-pass codes: scanning an item costs less, while a centroid costs the same.
 const CODED_LISTS_PER_ROOT: f64 = 2.0;
 
-/// Format of the wide rows that rescore candidates.
+/// Format of the rescoring rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rescore {
-    /// No wide rows: candidates keep their int8 scores.
+    /// No rescoring rows: candidates keep their int8 scores.
     None,
     /// bfloat16, 2 D bytes per item.
     Bf16,
@@ -28,7 +28,7 @@ pub enum Rescore {
 }
 
 impl Rescore {
-    /// Returns the bytes per number; 0 without wide rows.
+    /// Returns the bytes per number; 0 without rescoring rows.
     pub(super) fn width(self) -> usize {
         match self {
             Rescore::None => 0,
@@ -50,7 +50,7 @@ pub struct Options {
     pub iterations: usize,
     /// Random seed.
     pub seed: u64,
-    /// Format of the wide rows.
+    /// Format of the rescoring rows.
     pub rescore: Rescore,
     /// First-pass codes that are scanned in place of int8 rows if that is faster.
     #[serde(skip_serializing_if = "FirstPass::is_none")]
@@ -71,12 +71,12 @@ pub struct IndexShape {
     pub lists: usize,
     /// First-pass codes.
     pub codes: Option<CodeShape>,
-    /// Alternatives of the choice, if the recipe has `auto`.
+    /// Estimated times of the alternatives for the codes, if the recipe has `auto`.
     pub choice: Option<CodeChoice>,
 }
 
 impl Options {
-    /// Returns the lists and codes of an index. The codes are the same if the rows have existing lists.
+    /// Returns the lists and codes of an index. Existing lists do not change the codes.
     ///
     /// # Errors
     /// `Invalid` with the option, its value and its range; also for codes without rows to rescore.

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::ahead::{Ending, UnscannedLists, next_check};
+use super::check_interval::CheckInterval;
 use super::first_pass::Tables;
 use super::ood::OodProbing;
-use super::own::OwnScratch;
-use super::pace::CheckInterval;
+use super::own_lists::OwnScratch;
 use super::quantize::Quantized;
+use super::termination::{Ending, UnscannedLists, next_check};
 use crate::topk::Selector;
 use sterling_core::units::ListId;
 use sterling_kernels::cpu::kernels::Pick;
@@ -17,22 +17,26 @@ pub(super) const SCAN_ALL_PASS_RATE: f64 = 0.03;
 
 /// A search with calibrated probes first checks after `probes / FIRST_CHECK` lists: some queries need fewer lists than most.
 const FIRST_CHECK: usize = 4;
-/// Without calibration, a search continues in steps of this fraction of the first lists: one half.
+/// Without calibration, each further step scans this fraction of the number of lists in the first step: one half.
 const CHUNKS_PER_PROBES: usize = 2;
 /// A search without calibration ends when a step yielded fewer new candidates than this share of K0.
 const YIELD_SHARE_MIN: f64 = 0.005;
 
-/// Passing items that a filtered search scans relative to those it needs, if it continues only because of these (measured with
-/// the random filters of the tests of `search`).
+/// Ratio of scanned to needed passing items of a filtered search that continues only because too few items pass
+/// (measured with the random filters of the tests of `search`).
 const BEYOND_ENOUGH: f64 = 2.0;
 
 /// Number of lists to probe, and when to stop.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Probing<'a> {
-    /// Number of lists, nprobe (P); exactly these without a filter.
+    /// Number of lists, nprobe (P); a search without a filter scans exactly these.
     pub probes: usize,
-    /// nprobe for a query that is out of distribution, without a filter; `None` for the same.
+    /// nprobe for a query that is out of distribution, `None` to use `probes`; with a termination criterion, the
+    /// minimum number of lists for such a query.
     pub ood: Option<OodProbing>,
+    /// Minimum number of lists of a filtered search with a termination criterion, because the criterion rests on
+    /// calibration queries.
+    pub least_lists: usize,
     /// Maximum number of lists of a filtered search.
     pub probes_max: usize,
     /// Estimated share of items that pass the filter.
@@ -41,10 +45,10 @@ pub struct Probing<'a> {
     pub ending: Option<Ending<'a>>,
     /// Number of results that the request wants: a filtered search does not stop with fewer passing items while lists are left.
     pub least: usize,
-    /// Scans first-pass codes in place of int8 rows, if there are any.
+    /// Scans first-pass codes in place of int8 rows, if the index has them.
     pub by_codes: bool,
-    /// Scores the passing items of a list by their rows if they are few, which is faster. Otherwise all are scored by int8 rows,
-    /// so that the score of an item does not depend on its neighbours.
+    /// Scores the passing items of a list by their rows if few pass, which is faster. If false, all are scored by int8
+    /// rows, so that the score of an item does not depend on its neighbours.
     pub may_read_rows: bool,
 }
 
@@ -54,12 +58,26 @@ impl Probing<'_> {
         Probing {
             probes,
             ood: None,
+            least_lists: 0,
             probes_max,
             pass_rate: 1.0,
             ending: None,
             least: 0,
             by_codes: false,
             may_read_rows: true,
+        }
+    }
+
+    /// Applies the setting for a query that is out of distribution, if all centroids score below its limit. The check ends
+    /// at the first centroid that scores higher.
+    pub(super) fn for_query(self, centroid_scores: &[f32], query: &Quantized) -> Self {
+        let is_for = |ood: &OodProbing| {
+            let limit = ood.limit(query);
+            centroid_scores.iter().all(|&score| score < limit)
+        };
+        match self.ood.filter(is_for) {
+            Some(ood) => Probing { least_lists: ood.probes.min(self.probes_max), ood: None, ..self },
+            None => self,
         }
     }
 
@@ -74,8 +92,9 @@ impl Probing<'_> {
         self.within(lists).probes_max
     }
 
-    /// Estimates the number of lists that a filtered search scans of `lists`: all of them if they hold fewer than `enough`
-    /// passing items. A list has `survivors_a_list` of these on average, and a share `holding` of the lists has any.
+    /// Estimates the number of lists that a filtered search scans of `lists`: all of them if they hold fewer than
+    /// `enough` passing items. A list has `survivors_a_list` passing items on average, and the fraction `holding` of
+    /// the lists has any.
     pub fn expected_lists(&self, lists: usize, survivors_a_list: f64, holding: f64, enough: usize) -> usize {
         let probing = self.within(lists);
         if probing.takes_all(lists) {
@@ -106,7 +125,7 @@ impl Probing<'_> {
     pub(super) fn looks(&self, lists: usize, pace: CheckInterval) -> impl Iterator<Item = usize> + use<> {
         let first = self.first(self.probes, self.probes_max);
         let is_measured = self.ending.is_some();
-        let begin = if is_measured { (self.probes / FIRST_CHECK).max(1) } else { first };
+        let begin = if is_measured { (self.probes / FIRST_CHECK).max(self.least_lists).max(1) } else { first };
         std::iter::successors(Some(begin), move |&done| {
             Some(match (is_measured, pace) {
                 (true, _) => next_check(done, lists, pace),
@@ -137,7 +156,7 @@ fn chunk(first: usize) -> usize {
 pub struct Counters {
     /// Lists scanned.
     pub lists: u64,
-    /// Items of these lists.
+    /// Items of the scanned lists.
     pub items: u64,
     /// Items that passed the filter bitmap and were scored.
     pub survivors: u64,
@@ -169,7 +188,7 @@ impl Counters {
 pub(super) struct RemainingItems {
     /// Slots to score by their rows.
     pub(super) pending: Vec<u32>,
-    /// Blocks of the other items.
+    /// Blocks of items to score by int8 rows.
     pub(super) picks: Vec<Pick>,
 }
 
@@ -208,7 +227,7 @@ impl Scratch {
         let count = count.min(self.lists.len());
         if count > self.ordered {
             let rest = &mut self.lists[self.ordered..];
-            // At least doubles the sorted part: a search that continues comes back for more.
+            // At least doubles the sorted part: a search that continues needs further lists.
             let more = (count - self.ordered).max(self.ordered).min(rest.len());
             if more < rest.len() {
                 rest.select_nth_unstable_by(more - 1, |a, b| b.cmp(a));

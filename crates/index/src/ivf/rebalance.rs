@@ -3,8 +3,8 @@
 //! 1. Strays, rows that the lists were not trained on, are clustered into lists of the mean size.
 //! 2. Almost empty lists are dropped. The centroids of all others become the means of their rows, and every row moves to its best
 //!    centroid: one round of the k-means that created them.
-//! 3. Lists far above the mean size are split in two, the largest first, until none is left. Each half keeps its rows, so the
-//!    bound also holds for rows that are arbitrarily close together.
+//! 3. Lists far above the mean size are split in two, the largest first, until no such list is left. Each half keeps its
+//!    rows, so the bound also holds for rows that are arbitrarily close together.
 //! 4. The centroid of every list becomes the mean of its final rows.
 
 use std::collections::BinaryHeap;
@@ -12,8 +12,8 @@ use std::collections::BinaryHeap;
 use super::build::{Built, Lists, from_lists};
 use super::kmeans::{Centroids, distance, halves, means};
 use super::options::Rescore;
+use super::statistics::RowSurvey;
 use super::stray::Clustered;
-use super::survey::RowSurvey;
 use sterling_core::error::{Error, Result};
 use sterling_core::limits;
 use sterling_core::tensor::Matrix;
@@ -25,7 +25,7 @@ const SMALL: f64 = 0.125;
 const LARGE: f64 = 3.0;
 /// Rounds of the k-means that splits a list.
 const ROUNDS: usize = 4;
-/// A part with less than one in `LOPSIDED` of a list's rows is too small.
+/// A half of a split list is too small if it has less than one in `LOPSIDED` rows of the list.
 const LOPSIDED: usize = 8;
 
 /// Builds an index of `rows` `[N, D]` in the lists `of_rows` `[N]`, except for the `strays` among them; see [`Lists::nearest`].
@@ -34,7 +34,7 @@ const LOPSIDED: usize = 8;
 /// As [`RowSurvey::of`] and [`from_lists`].
 pub fn rebalance(rows: Matrix<'_>, of_rows: &[u32], strays: &[u32], nearest: bool, rescore: Rescore) -> Result<Built> {
     if of_rows.len() != rows.rows() || of_rows.is_empty() {
-        return Err(Error::internal(format!("index: {} list numbers for {} rows", of_rows.len(), rows.rows())));
+        return Err(Error::internal(format!("index: {} rows have a list, expected {}", of_rows.len(), rows.rows())));
     }
     let kernels = Kernels::detect()?;
     let survey = RowSurvey::of(&rows.into())?;
@@ -72,8 +72,8 @@ fn grouped(of_rows: &[u32], count: usize) -> Vec<Vec<u32>> {
     lists
 }
 
-/// Splits the largest list while it is far above the mean size. The mean refers to the number of lists `before`, or the current
-/// one if larger, so that dropped lists can be replaced.
+/// Splits the largest list while it is far above the mean size. The mean refers to the number of lists `before`, or to
+/// the current number if larger, so that dropped lists can be replaced.
 fn halve_large(rows: Matrix<'_>, lists: &mut Vec<Vec<u32>>, before: usize) {
     let mut by_size: BinaryHeap<(usize, usize)> = lists.iter().map(Vec::len).zip(0..).collect();
     while let Some((length, list)) = by_size.pop() {
@@ -88,8 +88,8 @@ fn halve_large(rows: Matrix<'_>, lists: &mut Vec<Vec<u32>>, before: usize) {
     }
 }
 
-/// Splits a list into two parts of similar size: by a k-means with two centroids, or at the median between both if one attracts
-/// nearly all.
+/// Splits a list into two parts of similar size: by a k-means with two centroids, or at the median between both if one
+/// centroid attracts nearly all rows.
 fn halve(rows: Matrix<'_>, list: &[u32]) -> [Vec<u32>; 2] {
     let (one, other) = halves(rows, list);
     let mut parts = [one, other];
@@ -120,7 +120,7 @@ fn cut(rows: &[(f32, u32)], at: usize) -> [Vec<u32>; 2] {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::survey::common_length;
+    use super::super::statistics::common_length;
     use super::*;
     use proptest::prelude::*;
 

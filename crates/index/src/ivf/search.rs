@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::filtered::{Filtered, FilteredQuery, MemberWords, Words};
 use super::first_pass::{ItemCodes, Rates, Tables};
 use super::ood::OodProbing;
-use super::own::OwnQuery;
+use super::own_lists::OwnQuery;
 use super::probing::{Counters, Probing, Scratch};
 use super::quantize::Quantized;
 use super::union::{Forms, Member, Union};
@@ -25,12 +25,13 @@ const FILTERED_LIST_NS: f64 = 100.0;
 impl Union<'_> {
     /// Searches the best lists of `vector` `[D]` for the candidates of `selector`, whose K0 the caller has set.
     ///
-    /// Without `words` (a filter), exactly `probes` lists are scanned, or those of `ood` if the query is out of distribution.
-    /// With a filter and a termination criterion, lists are scanned until the unscanned ones are expected to hold too little of
-    /// the best K0 and at least `least` items passed. With a filter only, all lists are scanned if the pass rate is low.
-    /// Otherwise the search continues beyond `probes` until K0 items passed and further lists yield hardly any better ones.
-    /// `probes_max` ends both. Lists that every search scans are scanned in addition. Without a filter, ranked own lists of
-    /// segments are scanned if they score at least as high as the last list of the index.
+    /// Without `words` (a filter), exactly `probes` lists are scanned, or those of `ood` if the query is out of
+    /// distribution. With a filter and a termination criterion, lists are scanned until the unscanned ones are expected to
+    /// hold too little of the best K0 and at least `least` items passed. With a filter and no termination criterion, all
+    /// lists are scanned if the pass rate is low. Otherwise the search continues beyond `probes` until K0 items passed and
+    /// further lists yield hardly any better ones. `probes_max` limits both kinds of filtered search. Lists that every
+    /// search scans are scanned in addition. Without a filter, ranked own lists of segments are scanned if they score at
+    /// least as high as the last list of the index.
     pub fn search(
         &self,
         vector: &[f32],
@@ -134,7 +135,7 @@ impl Index {
         })
     }
 
-    /// Returns the reach of a query `[D]`.
+    /// Returns the reach of a query `[D]`: the score of its best centroid, divided by its length.
     pub fn reach(&self, query: &[f32], scratch: &mut Scratch) -> f32 {
         let (int8, best) = self.best_lists(query, (1, None), scratch);
         let best = best.first().map_or(0.0, |&key| unkey(key).0);

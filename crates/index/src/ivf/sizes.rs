@@ -4,14 +4,14 @@ use std::fmt;
 
 use super::first_pass::{CodeChoice, CodeKind, CodeShape};
 use super::options::{IndexShape, Options};
-use super::survey::RowSurvey;
+use super::statistics::RowSurvey;
 use sterling_core::error::Result;
 use sterling_kernels::cpu::kernels::BLOCK;
 
 /// Mean padding slots beyond half a block, for lists of one item; inversely proportional to the list length (measured).
 const SHORT_LISTS: f64 = 12.0;
 
-/// Origin of the number of lists.
+/// How the number of lists was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
     Items,
@@ -30,11 +30,11 @@ pub struct Sizes {
     pub lists: usize,
     /// Training rows of the centroids; 0 if the lists exist already.
     pub sample: usize,
-    /// Bytes per number of the wide rows; 0 without wide rows.
+    /// Bytes per number of the rescoring rows; 0 without rescoring rows.
     pub row_width: usize,
     /// First-pass codes.
     pub codes: Option<CodeShape>,
-    /// Alternatives of the choice, if the recipe has `auto`.
+    /// Estimated times of the alternatives for the codes, if the recipe has `auto`.
     pub choice: Option<CodeChoice>,
     rounds: usize,
     origin: Origin,
@@ -96,11 +96,15 @@ impl fmt::Display for Sizes {
             Origin::Items if self.codes.is_some() => "about 2 √N",
             Origin::Items => "about 4 √N",
             Origin::Recipe => "as the recipe says",
-            Origin::Brought => "as they came",
+            Origin::Brought => "existing lists",
         };
-        write!(f, "{items} items of {dimension} numbers in {lists} lists ({why}), {} a list", items / (*lists).max(1))?;
+        write!(
+            f,
+            "{items} items of {dimension} numbers in {lists} lists ({why}), {} per list",
+            items / (*lists).max(1)
+        )?;
         if *sample > 0 {
-            write!(f, "; {sample} rows train them in {rounds} rounds")?;
+            write!(f, "; {sample} rows train the centroids in {rounds} rounds")?;
         }
         let wide = self.row_width * dimension;
         let rescored = if wide == 0 { "none to rescore".to_owned() } else { format!("{wide} B to rescore") };
@@ -114,7 +118,7 @@ impl fmt::Display for Sizes {
         )?;
         let Some(CodeChoice { int8_us, pq4_us, rabitq_us }) = self.choice else { return Ok(()) };
         let chosen = self.codes.map_or(CodeKind::None, |codes| codes.kind).name();
-        write!(f, "; a search is reckoned to take {int8_us} µs by int8 rows, {pq4_us} by pq4")?;
+        write!(f, "; a search is estimated to take {int8_us} µs by int8 rows, {pq4_us} by pq4")?;
         if let Some(us) = rabitq_us {
             write!(f, ", {us} by rabitq")?;
         }
@@ -173,7 +177,7 @@ mod tests {
     #[test]
     fn coded_indexes_have_fewer_lists() {
         let of = |items: usize, lists: usize, codes: CodeKind| {
-            let survey = RowSurvey::of_coded(items, 64);
+            let survey = RowSurvey::for_coded_rows(items, 64);
             let first_pass = FirstPass { codes, subspaces: 0 };
             Sizes::of(&survey, &Options { lists, first_pass, ..Options::default() }).unwrap()
         };
@@ -196,7 +200,7 @@ mod tests {
         let reported = |options: &Options| Sizes::of(&surveyed(rows), options).unwrap().to_string();
         let text = reported(&Options::default());
         assert!(
-            text.starts_with("4096 items of 10 numbers in 256 lists (about 4 √N), 16 a list; 4096 rows train"),
+            text.starts_with("4096 items of 10 numbers in 256 lists (about 4 √N), 16 per list; 4096 rows train"),
             "{text}"
         );
         assert!(text.contains("16 B to scan, 20 B to rescore"), "{text}");
@@ -204,7 +208,7 @@ mod tests {
         assert!(text.contains("in 9 lists (as the recipe says)") && text.contains("none to rescore"), "{text}");
         let options = Options { rescore: Rescore::F32, ..Options::default() };
         let text = Sizes::of_lists(&surveyed(rows), 5, &options).unwrap().to_string();
-        assert!(text.contains("in 5 lists (as they came), 819 a list; an item takes 16 B"), "{text}");
+        assert!(text.contains("in 5 lists (existing lists), 819 per list; an item takes 16 B"), "{text}");
         let first_pass = FirstPass { codes: CodeKind::Auto, subspaces: 0 };
         let text = reported(&Options { first_pass, ..Options::default() });
         assert!(text.contains(" µs by int8 rows, ") && text.ends_with(": codes none"), "{text}");

@@ -1,10 +1,11 @@
 //! Detection of strays: rows that the lists of an index were not trained on.
 //!
 //! The score of a centroid predicts the scores of its rows if these are about as far from it as the rows that the list was
-//! trained on. A row that is much farther away may score well for a query whose product with the centroid is low. An nprobe
-//! calibrated on other rows does not find it. Therefore the relative residual of a new row (its squared distance to its centroid,
-//! divided by its squared length) is compared with those of indexed rows of similar length. Strays are the rows whose residual
-//! exceeds nearly all of these; they get lists of their own.
+//! trained on. A row that is much farther away may score well for a query whose product with the centroid is low. A search with
+//! an nprobe that was calibrated on other rows does not find such a row. Therefore the relative residual of a new row (its
+//! squared distance to its centroid, divided by its squared length) is compared with the residuals of indexed rows of
+//! similar length. Strays are the rows whose residual exceeds nearly all residuals of indexed rows; they get lists of
+//! their own.
 
 use super::kmeans::{Sample, distance, means, train};
 use super::options::Options;

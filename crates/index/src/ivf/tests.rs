@@ -262,7 +262,7 @@ fn multi_segment_search_equals_one_index_of_all_items() {
     for nearest in [false, true] {
         let lists = Lists { centroids: vectors(40, 24, 22), of_rows: Vec::new(), nearest };
         let single = Lists { centroids: vec![0.0; 24], ..lists.clone() };
-        let (whole, numbers) = numbered(&values, &lists, 0);
+        let (complete, numbers) = numbered(&values, &lists, 0);
         let cuts = [(0, 700, &lists), (700, 1000, &lists), (1000, 1060, &single), (1060, 1100, &lists)];
         let parts: Vec<(Index, Buffer<i64>)> =
             cuts.iter().map(|&(from, to, lists)| numbered(&values[from * 24..to * 24], lists, from)).collect();
@@ -284,7 +284,7 @@ fn multi_segment_search_equals_one_index_of_all_items() {
         let queries = vectors(12, 24, 23);
         for (n, query) in queries.chunks_exact(24).enumerate() {
             all.reset_by_id(1100, std::iter::once((0, &numbers)));
-            whole.search(query, Probing::of(40, 40), None, &mut all, 1100, &mut scratch);
+            complete.search(query, Probing::of(40, 40), None, &mut all, 1100, &mut scratch);
             let ranked: Vec<(f32, i64, Slot)> = all
                 .finish()
                 .iter()
@@ -294,10 +294,11 @@ fn multi_segment_search_equals_one_index_of_all_items() {
             for (probes, k, one_of) in
                 [(1, 30, 1), (6, 5, 1), (6, 2000, 1), (40, 300, 1), (4, 60, 3), (40, 60, 3), (40, 50, 90)]
             {
-                let probed: Vec<ListId> = whole.probe(query, probes, &mut scratch).map(|(list, _)| list).collect();
+                let probed: Vec<ListId> = complete.probe(query, probes, &mut scratch).map(|(list, _)| list).collect();
                 let passes = |number: i64| mix(5, number as u64).is_multiple_of(one_of);
-                let is_looked_at =
-                    |number: i64, slot: Slot| (1000..1060).contains(&number) || probed.contains(&whole.list_of(slot));
+                let is_looked_at = |number: i64, slot: Slot| {
+                    (1000..1060).contains(&number) || probed.contains(&complete.list_of(slot))
+                };
                 let expected: Vec<(f32, i64)> = ranked
                     .iter()
                     .filter(|(_, number, slot)| is_looked_at(*number, *slot) && passes(*number))
@@ -343,7 +344,7 @@ fn multi_segment_search_equals_one_index_of_all_items() {
 }
 
 #[test]
-fn given_lists_are_kept_and_probed_in_the_order_of_their_metric() {
+fn existing_lists_are_retained_and_probed_by_their_metric() {
     let values = vectors(900, 24, 16);
     let rows = Matrix::new(&values, 24).unwrap();
     let centroids: Vec<f32> =

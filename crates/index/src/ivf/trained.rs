@@ -2,7 +2,7 @@
 
 use super::kmeans::{self, Centroids, Sample};
 use super::options::Options;
-use super::survey::RowSurvey;
+use super::statistics::RowSurvey;
 use sterling_core::error::Result;
 use sterling_kernels::cpu::Kernels;
 use sterling_storage::rows::RowStore;

@@ -1,12 +1,13 @@
 //! Search of an index and its delta segments as one.
 //!
-//! Lists are scored and selected once, by the index. Segments that share these lists are scanned in the selected ones; a segment
-//! with a single own list is scanned entirely. Of a segment with several own lists (`own`), those are scanned that score at least
-//! as high as the last selected list. All segments offer their items to one selector, under slots that are numbered over all of
-//! them. The result is therefore that of one index of all items over the same lists, and a segment costs no more than its blocks.
+//! Lists are scored and selected once, by the index. Segments that share these lists are scanned in the selected lists;
+//! a segment with a single own list is scanned entirely. Of a segment with several own lists (`own`), the lists are
+//! scanned that score at least as high as the last selected list. All segments offer their items to one selector, under
+//! slots that are numbered over all segments. The result is therefore that of one index of all items over the same
+//! lists, and a segment costs no more than its blocks.
 
 use super::first_pass::{ItemCodes, Tables};
-use super::own::{OwnLists, OwnQuery, OwnScratch, RankedLists};
+use super::own_lists::{OwnLists, OwnQuery, OwnScratch, RankedLists};
 use super::probing::{Counters, Probing};
 use super::quantize::Quantized;
 use super::view::Index;
@@ -23,7 +24,7 @@ const ROWS_AT_ONCE: usize = 1024;
 pub struct Member<'a> {
     /// Index of the items, in the lists of the union, in own lists, or in both.
     pub index: &'a Index,
-    /// Number of its slot 0 in the union.
+    /// Index of the segment's slot 0 in the union.
     pub first_slot: u32,
 }
 
@@ -33,7 +34,7 @@ pub(super) struct Forms<'a> {
     /// Query vector, `[D]`.
     pub(super) vector: &'a [f32],
     pub(super) int8: &'a Quantized,
-    /// Tables, if first-pass codes are scanned.
+    /// Query tables, if first-pass codes are scanned.
     pub(super) tables: Option<&'a Tables>,
 }
 
@@ -64,7 +65,7 @@ impl Union<'_> {
         (first as u32..lists as u32).map(ListId)
     }
 
-    /// Returns the length of each list over the segments that use it, followed by those of the ranked own lists.
+    /// Returns the length of each list over the segments that use it, followed by the lengths of the ranked own lists.
     pub(super) fn list_lengths(&self, lengths: &mut Vec<u32>) {
         lengths.clear();
         lengths.resize(self.lists.lists(), 0);
@@ -79,11 +80,11 @@ impl Union<'_> {
     /// Returns the maximum number of lists that a filtered search scans.
     pub fn most_lists(&self, probing: &Probing<'_>) -> usize {
         let has_lists = self.members.iter().any(|member| self.has_lists(member));
-        if has_lists { self.over_all_lists(probing.most(self.lists.lists())) } else { 0 }
+        if has_lists { self.extend_to_own_lists(probing.most(self.lists.lists())) } else { 0 }
     }
 
-    /// Extends a maximum number of lists to the ranked own lists: if it covers all lists of the index, it covers those too.
-    pub(super) fn over_all_lists(&self, most: usize) -> usize {
+    /// Adds the number of ranked own lists to a maximum number of lists that covers all lists of the index.
+    pub(super) fn extend_to_own_lists(&self, most: usize) -> usize {
         let own: usize = self.ranked().map(|(.., ranked)| ranked.count()).sum();
         most + if most == self.lists.lists() { own } else { 0 }
     }
@@ -93,8 +94,8 @@ impl Union<'_> {
         self.members.iter().map(|member| member.index.items() - member.index.items_scanned(self.lists.lists())).sum()
     }
 
-    /// Returns the segments with ranked own lists, each with its number. In the numbering of all lists, own lists follow those of
-    /// the index, segment by segment.
+    /// Returns the segments with ranked own lists, each with its number. In the numbering of all lists, own lists
+    /// follow the lists of the index, segment by segment.
     pub(super) fn ranked(&self) -> impl Iterator<Item = (usize, &Member<'_>, &OwnLists, &RankedLists)> {
         let members = self.members.iter().enumerate();
         members.filter_map(|(number, member)| {
@@ -103,7 +104,7 @@ impl Union<'_> {
         })
     }
 
-    /// Returns the segment that owns a list of the union, and the number of the list there.
+    /// Returns the segment that owns a list of the union, and the number of the list in that segment.
     pub(super) fn owner(&self, list: ListId) -> Option<(usize, ListId)> {
         let mut number = list.index().checked_sub(self.lists.lists())?;
         self.ranked().find_map(|(member, _, own, ranked)| match number.checked_sub(ranked.count()) {
@@ -129,7 +130,7 @@ impl Index {
 }
 
 impl<'a> Member<'a> {
-    /// Converts an own slot to a slot of the union.
+    /// Converts a slot of this segment to a slot of the union.
     pub fn name(&self, slot: Slot) -> Slot {
         Slot(self.first_slot + slot.0)
     }
@@ -156,7 +157,7 @@ impl<'a> Member<'a> {
         lists.filter(move |list| index.list_lengths[list.index()] > 0)
     }
 
-    /// Returns the blocks of a list, with those of `next` to prefetch.
+    /// Returns the blocks of a list, with the blocks of `next` to prefetch.
     pub(super) fn blocks_before(&self, list: ListId, next: Option<ListId>) -> Blocks<'a> {
         self.named(self.index.blocks_before(list, next))
     }
@@ -199,7 +200,7 @@ impl<'a> Member<'a> {
         self.index.first_pass.as_ref().zip(tables)
     }
 
-    /// Scans the codes of a list, with those of `next` to prefetch: of all items, or of those in the filter bitmap `words`.
+    /// Scans the codes of a list, with the codes of `next` to prefetch: of all items, or of those in the filter bitmap `words`.
     pub(super) fn scan_codes(
         &self,
         (codes, words): (&ItemCodes, &[u64]),
@@ -231,7 +232,7 @@ impl<'a> Member<'a> {
         counters.bytes += length.div_ceil(BLOCK) as u64 * block_bytes;
     }
 
-    /// Scores own slots as [`Index::product`] and offers them to the selector; used for items from posting lists.
+    /// Scores slots of this segment as [`Index::product`] and offers them to the selector; used for items from posting lists.
     pub fn search_slots(&self, vector: &[f32], slots: &[Slot], selector: &mut Selector) -> Counters {
         for slots in slots.chunks(ROWS_AT_ONCE) {
             let (mut numbers, mut products) = ([0u32; ROWS_AT_ONCE], [0f32; ROWS_AT_ONCE]);
@@ -244,7 +245,7 @@ impl<'a> Member<'a> {
         Counters { items: n, survivors: n, bytes: n * width, ..Counters::default() }
     }
 
-    /// Exact search: scores every item for whose own slot `eligible` returns true, as [`Index::product`].
+    /// Exact search: scores every item of this segment for whose slot `eligible` returns true, as [`Index::product`].
     pub fn search_exact(
         &self,
         vector: &[f32],

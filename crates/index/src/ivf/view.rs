@@ -4,7 +4,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::first_pass::ItemCodes;
-use super::own::{OwnLayout, OwnLists, RankedLists};
+use super::own_lists::{OwnLayout, OwnLists, RankedLists};
 use super::quantize::{Quantized, read_row};
 use sterling_core::error::{Error, Result};
 use sterling_core::limits;
@@ -15,15 +15,15 @@ use sterling_kernels::cpu::kernels::{BLOCK, Blocks, CodeBlocks};
 use sterling_kernels::cpu::pool::{RowFormat, Rows};
 use sterling_storage::files::{Dtype, Tensors};
 
-/// Valid numbers of vectors, for error messages.
+/// Valid range of the numbers of a vector, for error messages.
 pub(super) const EXPECTED: &str = "finite numbers between -2^56 and 2^56";
 
 /// Returns the position of the first number of a vector that is not finite or too large for products.
-pub(super) fn unfit(vector: &[f32]) -> Option<usize> {
+pub(super) fn first_invalid(vector: &[f32]) -> Option<usize> {
     vector.iter().position(|x| x.is_nan() || x.abs() > limits::COMPONENT_MAX)
 }
 
-/// Wide rows for rescoring candidates, `[S, D]`.
+/// Rescoring rows, `[S, D]`.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub enum WideRows {
@@ -34,7 +34,8 @@ pub enum WideRows {
 }
 
 impl WideRows {
-    /// Returns the number of items to select by code scores for the best `k0`: more than `k0` if rows rescore them.
+    /// Returns the number of items to select by code scores so that the best `k0` remain; more than `k0` if rows
+    /// rescore the items.
     pub fn selected(&self, k0: usize) -> usize {
         match self {
             WideRows::None => k0,
@@ -105,7 +106,7 @@ impl Index {
             ));
         }
         let scales = tensors.vector::<f32>("scales", slots)?;
-        if unfit(&scales).is_some() || unfit(&centroids).is_some() {
+        if first_invalid(&scales).is_some() || first_invalid(&centroids).is_some() {
             return Err(corrupt("scales", format!("scales and centroids: expected {EXPECTED}")));
         }
         let penalties = match tensors.has("penalties") {
@@ -113,7 +114,7 @@ impl Index {
             false => Buffer::default(),
         };
         if penalties.iter().any(|p| !p.is_finite()) {
-            return Err(corrupt("penalties", "one is not finite".into()));
+            return Err(corrupt("penalties", "a penalty is not finite".into()));
         }
         let rows = if !tensors.has("rows") {
             WideRows::None
@@ -131,7 +132,7 @@ impl Index {
         };
         let first_pass = ItemCodes::open(tensors, slots, dimension)?;
         if first_pass.is_some() && matches!(rows, WideRows::None) {
-            return Err(corrupt("first_pass_codes", "no `rows` to rescore what they find".into()));
+            return Err(corrupt("first_pass_codes", "no `rows` to rescore the selected items".into()));
         }
         let rows_of = centroids.chunks_exact(dimension).map(Some);
         let (centroid_codes, centroid_scales) = super::kmeans::blocked(rows_of, dimension, lists);
@@ -162,7 +163,7 @@ impl Index {
         if vector.len() != self.dimension {
             return Err(Error::invalid(format!("got {} numbers, expected {}", vector.len(), self.dimension)));
         }
-        match unfit(vector) {
+        match first_invalid(vector) {
             Some(at) => Err(Error::invalid(format!("number {}: got {:e}, expected {EXPECTED}", at + 1, vector[at]))),
             None => Ok(()),
         }
@@ -249,17 +250,17 @@ impl Index {
         (&self.centroid_codes, &self.centroid_scales)
     }
 
-    /// Returns the L2 penalty of each list's score, `[C]`; empty if there is none.
+    /// Returns the L2 penalty of each list's score, `[C]`; empty if scores have no penalties.
     pub fn penalties(&self) -> &Buffer<f32> {
         &self.penalties
     }
 
-    /// Returns the wide rows.
+    /// Returns the rescoring rows.
     pub fn rows(&self) -> &WideRows {
         &self.rows
     }
 
-    /// Returns the size of all that is served in bytes: codes, scales, wide rows, int8 centroids and first-pass codes.
+    /// Returns the size of all served data in bytes: codes, scales, rescoring rows, int8 centroids and first-pass codes.
     pub fn bytes(&self) -> usize {
         let rows = match &self.rows {
             WideRows::None => 0,
@@ -302,7 +303,7 @@ impl Index {
         }
     }
 
-    /// Returns the blocks of a list, with those of `next` to prefetch.
+    /// Returns the blocks of a list, with the blocks of `next` to prefetch.
     pub(super) fn blocks_before(&self, list: ListId, next: Option<ListId>) -> Blocks<'_> {
         Blocks { next: next.map_or(&[], |next| self.blocks(next).codes), ..self.blocks(list) }
     }
@@ -312,7 +313,7 @@ impl Index {
         self.first_pass.is_some()
     }
 
-    /// Returns the first-pass codes of a list, with those of `next` to prefetch.
+    /// Returns the first-pass codes of a list, with the codes of `next` to prefetch.
     pub(super) fn codes_before<'a>(&self, codes: &'a ItemCodes, list: ListId, next: Option<ListId>) -> CodeBlocks<'a> {
         let first = |list: ListId| self.list_offsets[list.index()];
         codes.blocks(first(list), self.list_lengths[list.index()] as usize, next.map(first))

@@ -1,11 +1,12 @@
 //! Estimate of a search's work before it runs, for cost estimates.
 //!
-//! The estimate follows the steps of the search, with shares of items in place of items. It counts the lists until enough items
-//! pass, which are all lists if the filter contradicts itself. It adds another round for more candidates if too many are likely
-//! to fail verification. It cannot predict early termination by distance, when further lists yield little.
+//! The estimate follows the steps of the search, with fractions of items in place of items. The estimate counts the lists until
+//! enough items pass, which are all lists if the filter contradicts itself. The estimate adds another round for more candidates
+//! if too many are likely to fail verification. The estimate cannot predict early termination by distance, when further lists
+//! yield little.
 
 use super::find::{ProbedSegments, Round};
-use super::{Catalogue, CataloguePart, Query};
+use super::{Catalogue, Query, Segment};
 use crate::filter::{Plan, Route};
 
 /// Items per block; a block is read entirely even for one item.
@@ -34,7 +35,7 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// Adds other work.
+    /// Adds the work of another search.
     pub fn add(&mut self, other: &Expected) {
         let Expected { lists, items, survivors, block_bytes, rows, exact_rows, filter_ns } = other;
         self.lists += lists;
@@ -49,26 +50,26 @@ impl Expected {
 
 /// Segment whose lists are scanned, with its estimated passing shares.
 struct Share<'a> {
-    part: &'a CataloguePart<'a>,
+    segment: &'a Segment<'a>,
     plan: &'a Plan,
-    /// Share of its items that pass.
+    /// Share of the segment's items that pass the filter.
     passing: f64,
-    /// Share of its lists with passing items.
+    /// Share of the segment's lists with passing items.
     holding: f64,
     /// True if lists of the segment are probed, false if it is scanned entirely.
     is_probed: bool,
-    /// Number of its items that every search scans.
+    /// Number of items of the segment that every search scans.
     scanned: usize,
 }
 
 impl Share<'_> {
     fn survivors(&self) -> f64 {
-        self.part.index.items() as f64 * self.passing
+        self.segment.index.items() as f64 * self.passing
     }
 
     /// Estimates the work to score the passing items in a share of the probed lists: by blocks, or by rows if that is cheaper.
     fn scanned(&self, probed: f64, by_codes: bool) -> Expected {
-        let index = self.part.index;
+        let index = self.segment.index;
         let items = (index.items() - self.scanned) as f64 * probed + self.scanned as f64;
         let survivors = items * self.passing;
         let touched = 1.0 - (1.0 - self.passing).powf(ITEMS_PER_BLOCK);
@@ -82,21 +83,28 @@ impl Share<'_> {
 }
 
 impl<'a> Catalogue<'a> {
-    /// Estimates the work of a search; its vector may be missing.
+    /// Estimates the work of a search; the vector of the query may be missing.
     pub fn expected(&self, query: &Query<'a>) -> Expected {
         let walked = ProbedSegments::of(self, query);
         let mut expected = self.expected_by_rows(query);
-        if query.search.exact || walked.parts.is_empty() {
+        if query.search.exact || walked.segments.is_empty() {
             return expected;
         }
         let lists = self.main().index.lists();
-        let share = |(part, plan): (&&'a CataloguePart<'a>, &&'a Plan)| {
-            let in_words = plan.passing(part.filter);
-            let passing = in_words.items * part.live();
-            let scanned = part.index.items_scanned(lists);
-            Share { part, plan, passing, holding: in_words.lists, is_probed: scanned < part.index.items(), scanned }
+        let share = |(segment, plan): (&&'a Segment<'a>, &&'a Plan)| {
+            let in_words = plan.passing(segment.filter);
+            let passing = in_words.items * segment.live();
+            let scanned = segment.index.items_scanned(lists);
+            Share {
+                segment,
+                plan,
+                passing,
+                holding: in_words.lists,
+                is_probed: scanned < segment.index.items(),
+                scanned,
+            }
         };
-        let shares: Vec<Share<'_>> = walked.parts.iter().zip(&walked.plans).map(share).collect();
+        let shares: Vec<Share<'_>> = walked.segments.iter().zip(&walked.plans).map(share).collect();
         if !walked.has_all() {
             expected.add(&self.expected_filtered(query, &walked, &shares));
             return expected;
@@ -105,10 +113,10 @@ impl<'a> Catalogue<'a> {
         let mut found = 0.0;
         for share in &shares {
             // Deleted items are scored too.
-            let whole =
+            let complete =
                 Share { passing: 1.0, ..*share }.scanned(probed as f64 / lists as f64, query.search.by_codes.is_some());
-            found += whole.items * share.passing;
-            expected.add(&whole);
+            found += complete.items * share.passing;
+            expected.add(&complete);
         }
         if query.search.by_codes.is_some() {
             expected.rows += (self.room_unfiltered(query) - query.search.k0) as f64;
@@ -120,11 +128,11 @@ impl<'a> Catalogue<'a> {
         expected
     }
 
-    /// Estimates the items scored by rows: all in an exact search, otherwise those from posting lists.
+    /// Estimates the items scored by rows: all items in an exact search, otherwise the items from posting lists.
     fn expected_by_rows(&self, query: &Query<'a>) -> Expected {
         let mut expected = Expected::default();
-        for (n, part) in self.parts.iter().enumerate() {
-            let (plan, items) = (query.plan_of(n), part.index.items() as f64);
+        for (n, segment) in self.segments.iter().enumerate() {
+            let (plan, items) = (query.plan_of(n), segment.index.items() as f64);
             match plan.route() {
                 Route::Slots(slots) => {
                     let rows = slots.len() as f64;
@@ -132,7 +140,7 @@ impl<'a> Catalogue<'a> {
                 }
                 Route::All | Route::Words if query.search.exact => expected.add(&Expected {
                     items,
-                    survivors: items * plan.passing(part.filter).items * plan.holding() * part.live(),
+                    survivors: items * plan.passing(segment.filter).items * plan.holding() * segment.live(),
                     exact_rows: items,
                     filter_ns: items * plan.passes_ns(),
                     ..Expected::default()
@@ -187,10 +195,10 @@ impl<'a> Catalogue<'a> {
     }
 }
 
-impl CataloguePart<'_> {
-    /// Returns the share of its items that are not deleted.
+impl Segment<'_> {
+    /// Returns the share of the segment's items that are not deleted.
     fn live(&self) -> f64 {
-        let gone = self.gone.map_or(0, |gone| gone.len());
-        1.0 - (gone as f64 / self.index.items().max(1) as f64).min(1.0)
+        let tombstones = self.tombstones.map_or(0, |tombstones| tombstones.len());
+        1.0 - (tombstones as f64 / self.index.items().max(1) as f64).min(1.0)
     }
 }

@@ -3,18 +3,19 @@
 use std::borrow::Cow;
 use std::time::Instant;
 
-use super::{BatchResult, Catalogue, CataloguePart, Query, Scratch, Times, taken};
+use super::{BatchResult, Catalogue, Query, Scratch, Segment, Times, taken};
 use crate::columns::evaluate_bits;
 use crate::filter::{Plan, Route};
 use crate::ivf::{Counters, Member, Probing, Union};
 use crate::topk::Selector;
 use sterling_core::units::{ListId, Slot};
 
-/// Additional candidates to select if some may be deleted.
+/// Additional candidates to select if some candidates may be deleted.
 const DELETED_ROOM: usize = 64;
 /// Growth factor of the selection if too few of the selected items pass verification.
 const ROOM_GROWTH: usize = 4;
-/// Maximum size of the selection, which limits the memory of a search. Beyond it, items are verified before they are selected.
+/// Maximum size of the selection, which limits the memory of a search. Beyond this size, items are verified before they are
+/// selected.
 const ROOM_MAX: usize = 1 << 16;
 /// Items of an exact search between two checks whether its result is still wanted: a filter may take tens of microseconds per item.
 pub(super) const CHECK_EVERY: usize = 256;
@@ -24,7 +25,7 @@ pub(super) const CHECK_EVERY: usize = 256;
 pub(super) struct Round {
     /// Candidates to select by int8 scores.
     pub(super) room: usize,
-    /// Candidates to select.
+    /// Candidates to select first: by first-pass codes, or otherwise by int8 scores.
     pub(super) selected: usize,
     /// True if every item that passes the bitmap is verified before it is selected; the initial number of candidates then
     /// suffices.
@@ -46,12 +47,12 @@ impl Round {
     }
 }
 
-/// Segments whose lists a query scans: those not answered by posting lists.
+/// Segments whose lists a query scans: the segments that posting lists do not answer.
 pub(super) struct ProbedSegments<'a> {
     /// The segments, as members of the union to search. The other fields have one entry per member.
     members: Vec<Member<'a>>,
-    /// Data of each segment.
-    pub(super) parts: Vec<&'a CataloguePart<'a>>,
+    /// Segment of each member.
+    pub(super) segments: Vec<&'a Segment<'a>>,
     /// Index of each member among all segments of the catalogue.
     numbers: Vec<usize>,
     /// Filter plan of each member.
@@ -61,11 +62,11 @@ pub(super) struct ProbedSegments<'a> {
 impl<'a> ProbedSegments<'a> {
     pub(super) fn of(catalogue: &Catalogue<'a>, query: &Query<'a>) -> Self {
         let walks = |n: &usize| matches!(query.plan_of(*n).route(), Route::All | Route::Words);
-        let numbers: Vec<usize> = (0..catalogue.parts.len()).filter(walks).collect();
-        let parts: Vec<_> = numbers.iter().map(|&n| &catalogue.parts[n]).collect();
-        let members = parts.iter().map(|part| part.member()).collect();
+        let numbers: Vec<usize> = (0..catalogue.segments.len()).filter(walks).collect();
+        let segments: Vec<_> = numbers.iter().map(|&n| &catalogue.segments[n]).collect();
+        let members = segments.iter().map(|segment| segment.member()).collect();
         let plans = numbers.iter().map(|&n| query.plan_of(n)).collect();
-        ProbedSegments { members, parts, numbers, plans }
+        ProbedSegments { members, segments, numbers, plans }
     }
 
     pub(super) fn has_all(&self) -> bool {
@@ -86,7 +87,7 @@ impl<'a> ProbedSegments<'a> {
         if probing.ending.is_some() && self.is_exact() { query.search.k0 } else { room }
     }
 
-    /// Returns the estimated share of their items that pass.
+    /// Returns the estimated share of the segments' items that pass the filter.
     fn pass_rate(&self) -> f64 {
         if let [plan] = self.plans[..] {
             return plan.pass_rate();
@@ -101,10 +102,12 @@ impl<'a> Catalogue<'a> {
     /// Returns the number of candidates to select without a filter, some of which may be excluded or deleted.
     pub(super) fn room_unfiltered(&self, query: &Query<'_>) -> usize {
         let room = query.room_at_first(self) + query.excluded.len();
-        match self.parts.iter().filter_map(|part| part.gone).map(|gone| gone.len()).sum() {
+        match self.segments.iter().filter_map(|segment| segment.tombstones).map(|tombstones| tombstones.len()).sum() {
             0usize => room,
-            // The expected number of deleted ones among the selected, plus a half.
-            gone => room + (room as f64 * (gone as f64 / self.items().max(1) as f64) * 1.5) as usize + DELETED_ROOM,
+            // One and a half times the expected number of deleted items among the selected ones.
+            tombstones => {
+                room + (room as f64 * (tombstones as f64 / self.items().max(1) as f64) * 1.5) as usize + DELETED_ROOM
+            }
         }
     }
 
@@ -121,10 +124,10 @@ impl<'a> Catalogue<'a> {
         scratch.candidates.clear();
         scratch.scored.clear();
         let walked = ProbedSegments::of(self, query);
-        if query.search.exact || walked.parts.is_empty() {
+        if query.search.exact || walked.segments.is_empty() {
             return self.find_by_rows(query, scratch, times, is_wanted);
         }
-        let mut counters = match walked.parts.len() < self.parts.len() {
+        let mut counters = match walked.segments.len() < self.segments.len() {
             true => self.find_by_rows(query, scratch, times, is_wanted),
             false => Counters::default(),
         };
@@ -148,18 +151,18 @@ impl<'a> Catalogue<'a> {
         let has_probed_all = counters.lists == self.main().index.lists() as u64;
         let enough = scratch.candidates.len() + scratch.scored.len() >= query.search.k || has_probed_all;
         // More of the selected items were deleted than expected: repeat with bitmaps, which exclude deleted items beforehand.
-        let crowded_out = walked.parts.iter().any(|part| part.gone.is_some())
+        let crowded_out = walked.segments.iter().any(|segment| segment.tombstones.is_some())
             && counters.survivors > self.room_unfiltered(query) as u64
             && scratch.candidates.len() < query.room_at_first(self);
         if enough && !crowded_out {
             return counters;
         }
-        // At least the lists that were probed, which may be those of a query that is out of distribution.
+        // Scans at least as many lists as before: more than `probes` if the query is out of distribution.
         let probing = Probing { probes: counters.lists as usize, ..self.probing(query, walked) };
         self.find_filtered(query, walked, probing, scratch, times)
     }
 
-    /// Fills `scratch.scored` with the best items scored by rows: all in an exact search, otherwise those from posting lists. An exact
+    /// Fills `scratch.scored` with the best items scored by rows: all in an exact search, else items of posting lists. An exact
     /// search ends early once its result is not wanted any more: with a long filter it takes seconds.
     fn find_by_rows(
         &self,
@@ -173,13 +176,13 @@ impl<'a> Catalogue<'a> {
         let mut counters = Counters::default();
         let Scratch { selector, scored, .. } = scratch;
         self.begin(selector, query.kept());
-        for (n, part) in self.parts.iter().enumerate() {
+        for (n, segment) in self.segments.iter().enumerate() {
             let plan = query.plan_of(n);
-            let is_there = |slot: Slot| !part.is_gone(slot) && !query.is_excluded(part.member().name(slot));
+            let is_there = |slot: Slot| !segment.is_deleted(slot) && !query.is_excluded(segment.member().name(slot));
             match plan.route() {
                 Route::Slots(slots) => {
                     let eligible: Vec<Slot> = slots.iter().copied().filter(|&slot| is_there(slot)).collect();
-                    counters.add(&part.member().search_slots(query.vector, &eligible, selector));
+                    counters.add(&segment.member().search_slots(query.vector, &eligible, selector));
                 }
                 Route::All | Route::Words if query.search.exact => {
                     let eligible = |slot| {
@@ -189,7 +192,7 @@ impl<'a> Catalogue<'a> {
                         }
                         goes_on && is_there(slot) && plan.passes(slot)
                     };
-                    counters.add(&part.member().search_exact(query.vector, eligible, selector));
+                    counters.add(&segment.member().search_exact(query.vector, eligible, selector));
                     counters.lists = self.main().index.lists() as u64;
                 }
                 Route::All | Route::Words | Route::Nothing => {}
@@ -235,11 +238,11 @@ impl<'a> Catalogue<'a> {
     ) -> Counters {
         let Scratch { selector, alone, words, candidates, .. } = scratch;
         let (mut round, mut again) = (Round::first(self, query), 0u64);
-        let own = |part: &&CataloguePart<'_>| match part.first_slot {
+        let own = |segment: &&Segment<'_>| match segment.first_slot {
             0 => Cow::Borrowed(query.excluded),
-            _ => Cow::Owned(part.take(query.excluded)),
+            _ => Cow::Owned(segment.take(query.excluded)),
         };
-        let excluded: Vec<Cow<'_, [Slot]>> = walked.parts.iter().map(own).collect();
+        let excluded: Vec<Cow<'_, [Slot]>> = walked.segments.iter().map(own).collect();
         let union = Union { lists: self.main().index, members: &walked.members };
         let is_exact = walked.is_exact();
         let most_lists = union.most_lists(&probing) as u64;
@@ -251,15 +254,15 @@ impl<'a> Catalogue<'a> {
             self.begin(selector, selected);
             let start = Instant::now();
             let mut fill = |member: usize, list: ListId, out: &mut [u64]| {
-                let (part, plan) = (walked.parts[member], walked.plans[member]);
-                plan.words(part.filter, list, &mut words[walked.numbers[member]], out);
-                part.filter.exclude(list, &excluded[member], out);
-                if let Some(gone) = part.gone {
-                    gone.clear(part.filter.first_slot(list), &mut out[..part.filter.words(list)]);
+                let (segment, plan) = (walked.segments[member], walked.plans[member]);
+                plan.words(segment.filter, list, &mut words[walked.numbers[member]], out);
+                segment.filter.exclude(list, &excluded[member], out);
+                if let Some(tombstones) = segment.tombstones {
+                    tombstones.clear(segment.filter.first_slot(list), &mut out[..segment.filter.words(list)]);
                 }
                 if is_checked && !plan.is_exact() {
-                    let first = part.filter.first_slot(list);
-                    for (word, slots) in out[..part.filter.words(list)].iter_mut().zip((first..).step_by(64)) {
+                    let first = segment.filter.first_slot(list);
+                    for (word, slots) in out[..segment.filter.words(list)].iter_mut().zip((first..).step_by(64)) {
                         *word = evaluate_bits(*word, |bit| plan.passes(Slot(slots + bit)));
                     }
                 }
@@ -269,7 +272,7 @@ impl<'a> Catalogue<'a> {
             let counters = Counters { again, ..counters };
             times.add_search(start.elapsed(), &counters);
             self.verify(query, selector, candidates, times);
-            // Too few passing items were verified: look at more of them, both unselected ones and those of further lists.
+            // Too few passing items were verified: examine more, both unselected items and items of further lists.
             let all_seen = counters.survivors <= selected as u64 && counters.lists >= most_lists;
             if candidates.len() >= query.kept() || all_seen || is_exact || is_checked {
                 return counters;
@@ -294,15 +297,15 @@ impl<'a> Catalogue<'a> {
     /// Step 7: removes selected items that are excluded, deleted, or false positives of the filter.
     fn verify(&self, query: &Query<'_>, selected: &mut Selector, candidates: &mut Vec<(f32, Slot)>, times: &mut Times) {
         let start = Instant::now();
-        let is_sure = |part: usize| self.parts[part].gone.is_none() && query.plan_of(part).is_exact();
-        let all_hold = query.excluded.is_empty() && (0..self.parts.len()).all(is_sure);
+        let is_sure = |segment: usize| self.segments[segment].tombstones.is_none() && query.plan_of(segment).is_exact();
+        let all_hold = query.excluded.is_empty() && (0..self.segments.len()).all(is_sure);
         let holds = |slot: Slot| {
             if all_hold {
                 return true;
             }
-            let (part, own) = self.part_of(slot);
-            let plan = query.plan_of(part);
-            !query.is_excluded(slot) && !self.parts[part].is_gone(own) && (plan.is_exact() || plan.passes(own))
+            let (segment, own) = self.segment_of(slot);
+            let plan = query.plan_of(segment);
+            !query.is_excluded(slot) && !self.segments[segment].is_deleted(own) && (plan.is_exact() || plan.passes(own))
         };
         candidates.clear();
         match self.ranks_by_rows(query) {

@@ -6,22 +6,22 @@
 //!    the same plan run one after the other and share its bitmaps.
 //! 4. Candidates are verified: excluded items and false positives of Bloom planes are removed. If verification removes
 //!    too many items, more items are examined.
-//! 5. Candidates selected by int8 scores are rescored by their wide rows. Somewhat more than K0 are selected for that, so that
-//!    rounding near the cutoff has no effect.
+//! 5. Candidates selected by int8 scores are scored again by their rescoring rows. Somewhat more than K0 are selected for that,
+//!    so that rounding near the cutoff has no effect.
 //!
-//! Items added after the catalogue was built are in further segments: over the lists of the first one, in a single list, or in
-//! own lists. All segments are searched as one ([`ivf::Union`]): lists are selected once, and candidates of all segments are
-//! selected, verified and rescored together. Deleted items have a tombstone.
+//! Items added after the catalogue was built are in further segments: over the lists of the first segment, in a single list,
+//! or in own lists. All segments are searched as one ([`ivf::Union`]): lists are selected once, and candidates of all
+//! segments are selected, verified and rescored together. Deleted items have a tombstone.
 //!
-//! If the index has first-pass codes, a query may scan these in place of int8 rows; with a filter only the passing items. More
-//! candidates are selected then; all else is the same. Delta segments have int8 rows only. Both scores approximate the same
-//! product, so their items are selected together and the rows decide.
+//! If the index has first-pass codes, a query may scan these in place of int8 rows; with a filter only the passing items.
+//! More candidates are selected in that case; all else is the same. Delta segments have int8 rows only. Both scores
+//! approximate the same product, so their items are selected together and the rows decide.
 
+mod batch;
 mod expected;
 mod find;
-mod likely;
-mod settle;
-mod together;
+mod rescore;
+mod shard_bound;
 mod tombstones;
 
 use std::time::Duration;
@@ -33,37 +33,37 @@ use sterling_core::units::Slot;
 use sterling_kernels::buffer::Buffer;
 
 pub use expected::Expected;
-pub use likely::likely;
+pub use shard_bound::likely;
 pub use tombstones::Tombstones;
 
 /// Segments to search.
 #[derive(Clone, Copy, Debug)]
 pub struct Catalogue<'a> {
-    /// Segments in ascending order of their slots; the lists of the first one are probed.
-    pub parts: &'a [CataloguePart<'a>],
+    /// Segments in ascending order of their slots; the lists of the first segment are probed.
+    pub segments: &'a [Segment<'a>],
     /// Maximum number of lists that a filtered query may probe.
     pub probes_max: usize,
 }
 
 /// Segment of a catalogue.
 #[derive(Clone, Copy, Debug)]
-pub struct CataloguePart<'a> {
+pub struct Segment<'a> {
     /// Item index: over the lists of the first segment, in one list, or in own lists.
     pub index: &'a ivf::Index,
-    /// Planes and posting lists of its items.
+    /// Planes and posting lists of the segment's items.
     pub filter: &'a filter::Index,
     /// Item id of each slot, `[S]`. Ties are won by the lowest ids; without ids by the lowest slots.
     pub ids: Option<&'a Buffer<i64>>,
     /// Deleted slots, if there are any.
-    pub gone: Option<&'a Tombstones>,
-    /// Number of its slot 0 over all segments.
+    pub tombstones: Option<&'a Tombstones>,
+    /// Index of the segment's slot 0 over all segments.
     pub first_slot: u32,
 }
 
 /// Search parameters of one query. The pass decides them once per request; every device uses the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SearchPlan {
-    /// Number of results, K: a query that finds fewer probes more lists.
+    /// Number of results, K: a query that finds fewer results probes more lists.
     pub k: usize,
     /// Number of candidates, K0.
     pub k0: usize,
@@ -185,8 +185,8 @@ struct BatchResult {
 }
 
 impl<'a> Query<'a> {
-    fn plan_of(&self, part: usize) -> &'a Plan {
-        part.checked_sub(1).map_or(self.plan, |at| &self.beside[at])
+    fn plan_of(&self, segment: usize) -> &'a Plan {
+        segment.checked_sub(1).map_or(self.plan, |at| &self.beside[at])
     }
 
     /// Returns the number of candidates to select by int8 scores.
@@ -218,7 +218,7 @@ impl<'a> Catalogue<'a> {
     /// Searches all queries and passes each result to `sink` as soon as it is complete.
     pub fn search(&self, queries: &[Query<'_>], scratch: &mut Scratch, sink: &mut dyn Sink) {
         let mut together: Vec<Option<BatchResult>> = self.search_together(queries, scratch);
-        scratch.words.resize_with(self.parts.len().max(scratch.words.len()), Default::default);
+        scratch.words.resize_with(self.segments.len().max(scratch.words.len()), Default::default);
         let mut order: Vec<usize> = (0..queries.len()).collect();
         let plan = |n: &usize| std::ptr::from_ref(queries[*n].plan);
         order.sort_by_key(plan);
@@ -228,7 +228,7 @@ impl<'a> Catalogue<'a> {
                 scratch
                     .words
                     .iter_mut()
-                    .take(self.parts.len())
+                    .take(self.segments.len())
                     .enumerate()
                     .for_each(|(n, of)| of.keep(first.plan_of(n)));
             }
@@ -240,7 +240,7 @@ impl<'a> Catalogue<'a> {
                     if query.search.exact && !sink.is_wanted(n) {
                         continue;
                     }
-                    let rescored = self.settle(query, scratch, &mut times);
+                    let rescored = self.rescore(query, scratch, &mut times);
                     let Scratch { candidates, selected, .. } = &mut *scratch;
                     sink.found(n, Found { candidates, selected, counters, rescored, times });
                 }
@@ -249,38 +249,38 @@ impl<'a> Catalogue<'a> {
     }
 
     /// Returns the segment whose lists are probed.
-    fn main(&self) -> &'a CataloguePart<'a> {
-        &self.parts[0]
+    fn main(&self) -> &'a Segment<'a> {
+        &self.segments[0]
     }
 
     /// Returns the number of items, including deleted ones.
     fn items(&self) -> usize {
-        self.parts.iter().map(|part| part.index.items()).sum()
+        self.segments.iter().map(|segment| segment.index.items()).sum()
     }
 
     /// Returns the segment of a slot, and the slot in its own numbering.
-    fn part_of(&self, slot: Slot) -> (usize, Slot) {
-        let at = self.parts.partition_point(|part| part.first_slot <= slot.0).saturating_sub(1);
-        (at, Slot(slot.0 - self.parts[at].first_slot))
+    fn segment_of(&self, slot: Slot) -> (usize, Slot) {
+        let at = self.segments.partition_point(|segment| segment.first_slot <= slot.0).saturating_sub(1);
+        (at, Slot(slot.0 - self.segments[at].first_slot))
     }
 
     /// Resets a selector to the `k` best, with ties by id.
     fn begin(&self, selector: &mut Selector, k: usize) {
-        let ids = self.parts.iter().filter_map(|part| Some((part.first_slot, part.ids?)));
+        let ids = self.segments.iter().filter_map(|segment| Some((segment.first_slot, segment.ids?)));
         selector.reset_by_id(k, ids);
     }
 }
 
-impl<'a> CataloguePart<'a> {
-    fn is_gone(&self, slot: Slot) -> bool {
-        self.gone.is_some_and(|gone| gone.contains(slot))
+impl<'a> Segment<'a> {
+    fn is_deleted(&self, slot: Slot) -> bool {
+        self.tombstones.is_some_and(|tombstones| tombstones.contains(slot))
     }
 
     fn member(&self) -> Member<'a> {
         Member { index: self.index, first_slot: self.first_slot }
     }
 
-    /// Returns those of the ascending `slots` that belong to this segment, in its own numbering.
+    /// Returns the `slots` (ascending) that belong to this segment, numbered within the segment.
     fn take(&self, slots: &[Slot]) -> Vec<Slot> {
         let from = slots.partition_point(|slot| slot.0 < self.first_slot);
         let end = u64::from(self.first_slot) + self.index.slots() as u64;

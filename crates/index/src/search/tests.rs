@@ -118,8 +118,8 @@ impl Shop {
             .unwrap()
     }
 
-    fn part(&self) -> CataloguePart<'_> {
-        CataloguePart { index: &self.index, filter: &self.filter, ids: None, gone: None, first_slot: 0 }
+    fn segment(&self) -> Segment<'_> {
+        Segment { index: &self.index, filter: &self.filter, ids: None, tombstones: None, first_slot: 0 }
     }
 }
 
@@ -184,8 +184,8 @@ fn expected_gains_match_the_scanned_lists() {
     for (rescore, exact_share_min) in [(ivf::Rescore::F16, 0.01), (ivf::Rescore::None, 0.01), (ivf::Rescore::F16, 1.0)]
     {
         let shop = Shop::new(rescore, exact_share_min);
-        let parts = [shop.part()];
-        let catalogue = Catalogue { parts: &parts, probes_max: shop.index.lists() };
+        let segments = [shop.segment()];
+        let catalogue = Catalogue { segments: &segments, probes_max: shop.index.lists() };
         let contradictions = [
             "half:0 AND half:1",
             "fifth:1 AND fifth:2 AND half:0",
@@ -269,8 +269,8 @@ impl Sink for CancelAfter {
 #[test]
 fn cancelled_exact_searches_end_without_results() {
     let shop = Shop::new(ivf::Rescore::F16, 0.01);
-    let parts = [shop.part()];
-    let catalogue = Catalogue { parts: &parts, probes_max: shop.index.lists() };
+    let segments = [shop.segment()];
+    let catalogue = Catalogue { segments: &segments, probes_max: shop.index.lists() };
     let plan = shop.plan("price < 900");
     let search = SearchPlan { k: 10, k0: 10, exact: true, ..SearchPlan::default() };
     let vector = &shop.queries[..DIMENSION];
@@ -291,11 +291,11 @@ fn cancelled_exact_searches_end_without_results() {
 }
 
 fn tombstones(shop: &Shop, are: impl Fn(u32) -> bool) -> Tombstones {
-    let mut gone = Tombstones::default();
+    let mut tombstones = Tombstones::default();
     shop.index.filled_slots().filter(|slot| are(slot.0)).for_each(|slot| {
-        gone.insert(slot);
+        tombstones.insert(slot);
     });
-    gone
+    tombstones
 }
 
 #[test]
@@ -311,14 +311,16 @@ fn codes_that_select_all_give_the_answers_of_int8_rows() {
     let survey = ivf::RowSurvey::of(&later.into()).unwrap();
     let single = ivf::from_lists(&survey, one, ivf::Rescore::F16).unwrap();
     let single = Shop::of(&single, later, Vec::new(), 0.01);
-    let gone = tombstones(&shop, |slot| slot % 9 == 0);
+    let tombstones = tombstones(&shop, |slot| slot % 9 == 0);
     let mut scratch = Scratch::default();
-    for (beside, gone) in [(None, None), (None, Some(&gone)), (Some(&listed), None), (Some(&single), Some(&gone))] {
-        let first = CataloguePart { gone, ..shop.part() };
-        let parts: Vec<CataloguePart<'_>> = std::iter::once(first)
-            .chain(beside.map(|of| CataloguePart { first_slot: shop.index.slots() as u32, ..of.part() }))
+    for (beside, tombstones) in
+        [(None, None), (None, Some(&tombstones)), (Some(&listed), None), (Some(&single), Some(&tombstones))]
+    {
+        let first = Segment { tombstones, ..shop.segment() };
+        let segments: Vec<Segment<'_>> = std::iter::once(first)
+            .chain(beside.map(|of| Segment { first_slot: shop.index.slots() as u32, ..of.segment() }))
             .collect();
-        let catalogue = Catalogue { parts: &parts, probes_max: shop.index.lists() };
+        let catalogue = Catalogue { segments: &segments, probes_max: shop.index.lists() };
         for filter in ["", "fifth:2", "NOT half:0 AND price < 500"] {
             let plan = shop.plan(filter);
             let plans: Vec<Plan> = beside.iter().map(|of| of.plan(filter)).collect();
@@ -366,9 +368,9 @@ fn codes_that_select_all_give_the_answers_of_int8_rows() {
 #[test]
 fn few_selected_by_codes_are_near_and_eligible() {
     let shop = Shop::new(ivf::Rescore::F16, 0.01);
-    let gone = tombstones(&shop, |slot| slot % 4 == 1);
-    let parts = [CataloguePart { gone: Some(&gone), ..shop.part() }];
-    let catalogue = Catalogue { parts: &parts, probes_max: shop.index.lists() };
+    let tombstones = tombstones(&shop, |slot| slot % 4 == 1);
+    let segments = [Segment { tombstones: Some(&tombstones), ..shop.segment() }];
+    let catalogue = Catalogue { segments: &segments, probes_max: shop.index.lists() };
     let (plan, mut scratch) = (shop.plan(""), Scratch::default());
     let excluded: Vec<Slot> = (0..500).map(|n| Slot(n * 2)).collect();
     let query = |vector, by_codes, exact| Query {
@@ -386,7 +388,7 @@ fn few_selected_by_codes_are_near_and_eligible() {
         catalogue.search(&[query(vector, None, true)], &mut scratch, &mut exact);
         let (found, exact) = (&found.0[0].1, &exact.0[0].1);
         assert_eq!(found.len(), 20);
-        assert!(found.iter().all(|(_, slot)| !gone.contains(*slot) && excluded.binary_search(slot).is_err()));
+        assert!(found.iter().all(|(_, slot)| !tombstones.contains(*slot) && excluded.binary_search(slot).is_err()));
         hits += found.iter().filter(|of| exact.contains(of)).count();
         wanted += exact.len();
     }
@@ -426,24 +428,24 @@ fn a_search_returns_k_results_or_all_eligible_items() {
         while done < SEARCHES / 3 {
             let text = if dice.roll(8) == 0 { String::new() } else { filters(&mut dice) };
             let (plan, beside) = (shop.plan(&text), [later.plan(&text)]);
-            let gone = tombstones(&shop, |slot| slot % 7 == 1);
-            let gone = (dice.roll(2) == 0).then_some(&gone);
-            let first = CataloguePart { gone, ..shop.part() };
-            let second = CataloguePart { first_slot: shop.index.slots() as u32, ..later.part() };
-            let parts = [first, second];
-            let parts = &parts[..1 + dice.roll(2)];
-            let catalogue = Catalogue { parts, probes_max: shop.index.lists() };
-            let beside = &beside[..parts.len() - 1];
+            let tombstones = tombstones(&shop, |slot| slot % 7 == 1);
+            let tombstones = (dice.roll(2) == 0).then_some(&tombstones);
+            let first = Segment { tombstones, ..shop.segment() };
+            let second = Segment { first_slot: shop.index.slots() as u32, ..later.segment() };
+            let segments = [first, second];
+            let segments = &segments[..1 + dice.roll(2)];
+            let catalogue = Catalogue { segments, probes_max: shop.index.lists() };
+            let beside = &beside[..segments.len() - 1];
             let excluded: Vec<Slot> = (0..dice.roll(3) as u32 * 200).map(|n| Slot(n * 11)).collect();
-            let holds = |part: &CataloguePart<'_>, plan: &Plan| {
+            let holds = |segment: &Segment<'_>, plan: &Plan| {
                 let is_there = |slot: &Slot| {
-                    let name = part.member().name(*slot);
-                    !part.is_gone(*slot) && plan.passes(*slot) && excluded.binary_search(&name).is_err()
+                    let name = segment.member().name(*slot);
+                    !segment.is_deleted(*slot) && plan.passes(*slot) && excluded.binary_search(&name).is_err()
                 };
-                part.index.filled_slots().filter(is_there).count()
+                segment.index.filled_slots().filter(is_there).count()
             };
             let plans = std::iter::once(&plan).chain(beside);
-            let eligible: usize = parts.iter().zip(plans).map(|(part, plan)| holds(part, plan)).sum();
+            let eligible: usize = segments.iter().zip(plans).map(|(segment, plan)| holds(segment, plan)).sum();
             let k = [1, 10, 50, 100, 700, 3000][dice.roll(6)];
             let k0 = k * [1, 1, 4][dice.roll(3)];
             let recall = [None, Some(0.5), Some(0.9), Some(0.98)][dice.roll(4)];
@@ -466,9 +468,9 @@ fn a_search_returns_k_results_or_all_eligible_items() {
             if least < k.min(eligible) {
                 short.push(format!(
                     "`{text}`, exact {}: {least} of {k} found, {eligible} eligible; K0 {k0}, {probes} lists, \
-                     recall {recall:?}, codes select {by_codes:?}, {} parts",
+                     recall {recall:?}, codes select {by_codes:?}, {} segments",
                     plan.is_exact(),
-                    parts.len()
+                    segments.len()
                 ));
             }
         }

@@ -67,7 +67,7 @@ impl Tombstones {
         slots
     }
 
-    /// Clears the bits of its slots in a bitmap of the slots from `first` on.
+    /// Clears the bits of the deleted slots in a bitmap of the slots from `first` on.
     pub fn clear(&self, first: u32, words: &mut [u64]) {
         if self.is_empty() {
             return;

@@ -1,8 +1,8 @@
 //! Top-k selection with a rising threshold and occasional partitioning, instead of a heap.
 //!
-//! Kernels write scores that reach the threshold, with their slots, directly into a buffer somewhat larger than K. When it is
-//! full, the K-th best score becomes the threshold and lower scores are removed. Each scored item costs one comparison, and each
-//! accepted one O(1) on average, independently of K.
+//! Kernels write scores that reach the threshold, with their slots, directly into a buffer somewhat larger than K. When the
+//! buffer is full, the K-th best score becomes the threshold and lower scores are removed. Each scored item costs one
+//! comparison, and each accepted item O(1) on average, independently of K.
 //!
 //! A result is one 64-bit key: the bits of the score in an order-preserving form, then the inverted slot, so that a larger key is
 //! a better result. Ties rank by the lower item id if the selector has ids, else by the lower slot. Ids are looked up only for
@@ -33,7 +33,7 @@ pub fn unkey(key: u64) -> (f32, Slot) {
     (f32::from_bits(bits), Slot(!(key as u32)))
 }
 
-/// First slot of a segment, and the item ids from there on.
+/// First slot of a segment, and the item ids from that slot on.
 type IdsFrom = (u32, Buffer<i64>);
 
 /// Returns the rank of an item among ties, lowest first.
@@ -122,7 +122,7 @@ impl Selector {
         self.threshold
     }
 
-    /// Returns the number of items that reached the threshold of their time.
+    /// Returns the number of items that reached the threshold when they were offered.
     pub fn accepted(&self) -> u64 {
         self.accepted
     }
@@ -150,8 +150,8 @@ impl Selector {
         }
     }
 
-    /// Collects the items that `scan` stages from `count` blocks or picks. `scan` gets the number of the next one and the
-    /// threshold, and returns where it stopped.
+    /// Collects the items that `scan` stages from `count` blocks or picks. `scan` gets the number of the next block or pick
+    /// and the threshold, and returns where it stopped.
     #[inline]
     fn keep_staged(&mut self, count: usize, scan: impl Fn(usize, f32, &mut Staging<'_>) -> usize) {
         let mut next = 0;
@@ -199,12 +199,12 @@ impl Selector {
         }
     }
 
-    /// Accepts the new length of the buffer after such a scan.
+    /// Accepts the new length of the buffer after a scan with [`Selector::lane`].
     pub fn take(&mut self, held: usize) {
         self.staged(held);
     }
 
-    /// Collects the slots whose scores reach the threshold; `scores` are those of consecutive slots, a multiple of 16.
+    /// Collects the slots whose scores reach the threshold; `scores` belong to consecutive slots, a multiple of 16.
     pub fn keep(&mut self, kernels: Kernels, scores: &[f32], first_slot: Slot) {
         self.keep_staged(scores.len() / BLOCK, |next, threshold, staging| {
             kernels.keep(scores, first_slot.0, threshold, next, staging)

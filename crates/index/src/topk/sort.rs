@@ -1,8 +1,8 @@
 //! Radix sort of keys by the bits in which they differ.
 //!
-//! The upper half of a key is an ordered score, and the scores of one result are close together: they differ in about 23 bits.
-//! Those are sorted by counting, 8 or 11 bits per pass from the lowest. Then runs of equal scores, which are rare and short, are
-//! sorted by rank.
+//! The upper half of a key is an ordered score, and the scores of one result are close together: they differ in about 23
+//! bits. These bits are sorted by counting, 8 or 11 bits at a time from the lowest. Then groups of equal scores, which are
+//! rare and short, are sorted by rank.
 
 /// Below this number of keys a comparison sort is as fast.
 const RADIX_MIN: usize = 256;

@@ -1,7 +1,7 @@
 //! Lowers a value model to the steps that a GPU runs.
 
 use super::{Program, Step};
-use sterling_cuda::ops::worth::ValueStep;
+use sterling_cuda::ops::value_model::ValueStep;
 
 impl Program {
     /// Returns the program in the form that a device runs.

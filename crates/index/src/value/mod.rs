@@ -1,9 +1,9 @@
 //! Value model: computes one number from the task scores and columns of a candidate.
 //!
 //! An expression such as `depends + w_rec * recommends + if(section_age > 5, 0.1, 0)` is compiled once into stack code
-//! ([`Program`]) with constant folding. It is evaluated over columns of candidates in chunks that fit the cache, not through a
-//! tree per item. Comparisons yield 1 or 0. NaN becomes the lowest f32 and thus ranks last; infinities become the largest and the
-//! lowest f32, so that every value can be written as JSON.
+//! ([`Program`]) with constant folding. The program is evaluated over columns of candidates in chunks that fit the cache, not
+//! through a tree per item. Comparisons yield 1 or 0. NaN becomes the lowest f32 and thus ranks last; infinities become the
+//! largest and the lowest f32, so that every value can be written as JSON.
 //!
 //! The grammar, with examples that a test runs, is in `docs/reference/value-model.md`.
 

@@ -22,7 +22,7 @@ impl Program {
     /// ```
     ///
     /// # Errors
-    /// `Invalid` with the byte offset, the received token and the expected ones.
+    /// `Invalid` with the byte offset, the received token and the expected tokens.
     pub fn compile(text: &str, names: &[&str], constants: &BTreeMap<String, f32>) -> Result<Self> {
         if text.len() > VALUE_BYTES_MAX {
             return Err(Error::invalid(format!("value: {} bytes, expected at most {VALUE_BYTES_MAX}", text.len()))
@@ -246,8 +246,10 @@ impl Compiler<'_> {
         if !self.names.contains(&name) {
             let constants = self.program.constants.keys().map(String::as_str);
             let known: Vec<String> = self.names.iter().copied().chain(constants).map(written).collect();
-            let message =
-                format!("value: unknown name `{name}` at byte {start}, expected one of: {}", known.join(", "));
+            let message = format!(
+                "value: unknown name `{name}` at byte {start}, expected one of: {}; columns of text cannot be used",
+                known.join(", ")
+            );
             return Err(Error::invalid(message).at(start));
         }
         let n = self.program.inputs.iter().position(|i| i == name).unwrap_or_else(|| {

@@ -134,7 +134,10 @@ fn names_that_are_no_identifiers_are_quoted() {
     let program = Program::compile("`1st` + `installed-size` * `w 2` - größe", &names, &constants).unwrap();
     assert_eq!(program.inputs(), ["1st", "installed-size", "größe"]);
     let error = Program::compile("size", &names, &constants).unwrap_err().to_string();
-    assert!(error.ends_with("expected one of: `installed-size`, `1st`, größe, `w 2`"), "{error}");
+    assert!(
+        error.ends_with("expected one of: `installed-size`, `1st`, größe, `w 2`; columns of text cannot be used"),
+        "{error}"
+    );
 }
 
 #[test]

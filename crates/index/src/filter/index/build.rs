@@ -17,11 +17,11 @@ const WIDTH_MAX: u32 = 1 << 20;
 const NUMBER_BUCKETS_MAX: u32 = 1024;
 /// One item in `OUTLIERS` of a list, and at least one, may have more terms than its Bloom filters are sized for.
 const OUTLIERS: usize = 64;
-/// Maximum size of Bloom filters, relative to the terms of the fullest item that is not an outlier.
+/// Maximum size of Bloom filters, relative to the size that the item with the most terms needs, outliers excluded.
 const OVER_TYPICAL: u32 = 2;
 /// Number of terms up to which Bloom filters are always allowed, because they are small.
 const TERMS_MIN: u32 = 16;
-/// Lists whose planes are built at a time and are in memory twice meanwhile.
+/// Lists whose planes are built at a time; these planes are in memory twice during the build.
 const LISTS_AT_ONCE: usize = 256;
 
 /// Build options of the eligibility index.
@@ -60,9 +60,9 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Returns the width of the Bloom filters of a list whose items have these numbers of terms. It follows the fullest item
-    /// unless that is an outlier: one item would widen the planes of all. The filter of an outlier is almost full, so it passes
-    /// too often and is verified more often.
+    /// Returns the width of the Bloom filters of a list whose items have these numbers of terms. The width follows the
+    /// item with the most terms, unless this item is an outlier that would widen the planes of all items. The filter of
+    /// an outlier is almost full, so the outlier passes too often and is verified more often.
     pub fn bloom_bits(&self, terms: &mut [u32]) -> u32 {
         match (terms.iter().copied().max().unwrap_or(0), self.fixed_bits) {
             (0, _) => 0,
@@ -84,12 +84,12 @@ impl Options {
     /// # Errors
     /// `Invalid` with the option, its value and its range.
     pub fn check(&self) -> Result<()> {
-        let whole = [
+        let complete = [
             ("hashes", Some(self.hashes), 32),
             ("bits_per_term", Some(self.bits_per_term), 4096),
             ("fixed_bits", self.fixed_bits, WIDTH_MAX),
         ];
-        for (name, value, most) in whole {
+        for (name, value, most) in complete {
             if value.is_some_and(|v| v == 0 || v > most) {
                 return Err(Error::invalid(format!("filter.{name}: got {}, expected 1 to {most}", value.unwrap_or(0))));
             }
@@ -110,8 +110,8 @@ impl Options {
     }
 }
 
-/// Adds the tensors of the index over `columns`. List `l` has the slots `list_offsets[l]..list_offsets[l + 1]`, and its items are
-/// in the first `list_lengths[l]` of them.
+/// Adds the tensors of the index over `columns`. List `l` has the slots `list_offsets[l]..list_offsets[l + 1]`, and its
+/// items are in the first `list_lengths[l]` of these slots.
 ///
 /// # Errors
 /// `Invalid` for invalid options.
@@ -141,7 +141,7 @@ pub(in crate::filter) fn encode_by(
     let with_count = |wanted: RangeInclusive<u32>| -> Vec<u32> {
         (0u32..).zip(&counts).filter(|(_, count)| wanted.contains(count)).map(|(term, _)| term).collect()
     };
-    // Terms of a shard may have no item there. They get an empty posting list.
+    // In a shard, a term may have no item; it then gets an empty posting list.
     let (exact, rare) = (with_count(exact_min..=u32::MAX), with_count(0..=rare_max));
     let bits = Bits::new(columns, slots, &exact, (options, hashing));
     let widths: Vec<u32> = (0..slots.lists()).into_par_iter().map(|list| bits.width(list)).collect();
@@ -232,15 +232,15 @@ fn posting_starts(lengths: impl Iterator<Item = u32> + Clone) -> Result<Vec<u32>
     Ok(std::iter::once(0).chain(ends).collect())
 }
 
-/// Inputs of the bits of an index.
+/// Inputs for building the bit planes of an index.
 struct Bits<'a> {
     columns: &'a Columns,
     slots: ListSlots<'a>,
     options: &'a Options,
     exact: &'a [u32],
-    /// Buckets of the columns that are compared through planes.
+    /// Buckets of the numeric columns in which some value has no exact plane.
     numbered: Vec<Buckets>,
-    /// Hashes per term.
+    /// Hash of each term.
     hashes: Vec<TermHash>,
 }
 

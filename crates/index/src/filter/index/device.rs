@@ -7,22 +7,22 @@ use super::view::Index;
 use crate::columns::{Columns, DeviceColumns};
 use sterling_core::error::Result;
 use sterling_core::units::{ListId, Slot};
-use sterling_cuda::cut::ListCut;
 use sterling_cuda::ops::bags::scatter_rows;
 use sterling_cuda::ops::words::{FilterStep, Filters, NO_PLANE, Operation, PlaneIndex, WordProgram};
+use sterling_cuda::partition::ListCut;
 use sterling_cuda::{Array, Device};
 
 /// Bit planes and filterable columns in GPU memory.
 #[derive(Debug)]
 pub struct DevicePlanes {
     index: PlaneIndex,
-    /// Number of the first number plane.
+    /// Index of the first plane of numeric buckets.
     number_planes: u32,
     columns: DeviceColumns,
 }
 
 impl DevicePlanes {
-    /// Copies this GPU's share of an index and of its columns.
+    /// Copies this GPU's partition of an index and of its columns.
     ///
     /// # Errors
     /// `Overloaded` if the device has not enough memory.
@@ -100,7 +100,7 @@ impl DevicePlanes {
     }
 }
 
-/// Returns this GPU's share of a plane over all lists, whose first words are `firsts`.
+/// Returns this GPU's partition of a plane over all lists, whose first words are `firsts`.
 fn cut_plane<'a>(plane: &'a [u64], firsts: &[u32], cut: &ListCut) -> Cow<'a, [u64]> {
     if cut.is_whole() {
         return plane.into();
@@ -109,7 +109,7 @@ fn cut_plane<'a>(plane: &'a [u64], firsts: &[u32], cut: &ListCut) -> Cow<'a, [u6
     firsts.iter().zip(cut.words()).map(of_list).flat_map(|words| &plane[words]).copied().collect()
 }
 
-/// Returns this GPU's share of the Bloom planes, list by list.
+/// Returns this GPU's partition of the Bloom planes, list by list.
 fn cut_bloom<'a>(index: &'a Index, cut: &ListCut) -> Cow<'a, [u64]> {
     let (bloom, starts, widths, _) = index.bloom_planes();
     if cut.is_whole() {
@@ -133,8 +133,9 @@ pub struct DeviceLiveItems {
 }
 
 impl DeviceLiveItems {
-    /// Derives the live bitmap of this GPU's share from the bitmap of all items, or from the one `before`. It differs at most at
-    /// the slots of `changed` (ascending); `is_gone` returns true for deleted items. Only changed words are uploaded.
+    /// Derives the live bitmap of this GPU's partition from the bitmap of all items, or from the bitmap `before`. Both
+    /// bitmaps differ at most at the slots of `changed` (ascending); `is_gone` returns true for deleted items. Only
+    /// changed words are uploaded.
     ///
     /// # Errors
     /// `Overloaded` if the device has not enough memory; as [`scatter_rows`].

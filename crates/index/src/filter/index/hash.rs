@@ -6,7 +6,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 /// Number of multiples of a step that must be apart: enough for five distinct positions, the default number of hashes.
 const MULTIPLES: u64 = 4;
-/// Minimum distance of these multiples from the start: a 32nd of the range.
+/// Minimum distance from 0, modulo 2^64, of the first `MULTIPLES` multiples of a double-hashing step: a 32nd of 2^64.
 const APART: u64 = 1 << 59;
 /// Maximum number of candidate steps; five of six are accepted.
 const TRIES: usize = 32;
@@ -14,8 +14,9 @@ const TRIES: usize = 32;
 /// Hashing scheme of an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::filter) enum Hashing {
-    /// Plain double hashing, as in the first indexes. A step near a half or a third of the range soon returns to its start. In a
-    /// filter of 32 bits such a term has only two or three positions, and a third of the items may match it by chance.
+    /// Plain double hashing, as in the first indexes. With a step near a half or a third of the range, the positions
+    /// soon repeat: in a filter of 32 bits the term has only two or three positions, and a third of the items may match
+    /// it by chance.
     Plain,
     /// Double hashing with steps whose first multiples stay apart.
     Spaced,

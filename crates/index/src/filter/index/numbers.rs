@@ -26,7 +26,8 @@ pub(super) struct Buckets {
 }
 
 impl Buckets {
-    /// Partitions a column into about `buckets` buckets; `None` if it is not comparable, or if slots have several values.
+    /// Partitions a column into about `buckets` buckets; `None` if the column is not comparable, or if slots have several
+    /// values.
     pub(super) fn of(
         number: usize,
         column: &Column,
@@ -73,7 +74,7 @@ fn bounds(sorted: &[f64], buckets: usize) -> Vec<f64> {
     for n in 1..=buckets {
         let Some(&bound) = (n * sorted.len() / buckets).checked_sub(1).and_then(|at| sorted.get(at)) else { continue };
         if bounds.last() == Some(&bound) {
-            // The value spans an entire quantile: end a bucket at the value before it, so that it gets a bucket of its own.
+            // The value spans an entire quantile: end a bucket at the value before it, so that this value gets its own bucket.
             let before = sorted.partition_point(|&v| v < bound).checked_sub(1).map(|at| sorted[at]);
             let place = bounds.len() - 1;
             if let Some(before) = before.filter(|b| place == 0 || bounds[place - 1] < *b) {
@@ -164,7 +165,8 @@ impl Numbers {
             let count = f64::from(self.counts[plane]);
             answer.items += match (holds, comparison) {
                 (Some(all), _) => count * f64::from(u8::from(all)),
-                // Between one item and all of the bucket have the value: the geometric mean has the smallest expected error.
+                // Between one item and all items of the bucket have the value: the geometric mean has the smallest expected
+                // error.
                 (None, Comparison::Float(Operator::Equal, _)) => count.sqrt(),
                 (None, Comparison::Float(Operator::NotEqual, _)) => count - count.sqrt(),
                 (None, _) => 0.5 * count,

@@ -10,7 +10,7 @@ use sterling_kernels::buffer::Buffer;
 use sterling_kernels::memory::prefetch;
 use sterling_storage::files::Tensors;
 
-/// Words of a Bloom plane that are prefetched; the hardware prefetcher loads the rest of a long one.
+/// Words of a Bloom plane that are prefetched; the hardware prefetcher loads the rest of a long plane.
 const PREFETCH_WORDS: usize = 32;
 
 /// Storage of a term in the index.
@@ -27,7 +27,7 @@ pub(in crate::filter) enum TermStorage {
 /// Planes and posting lists of a snapshot.
 #[derive(Clone, Debug)]
 pub struct Index {
-    /// Exact planes, each over all lists: those of terms, then those of numbers.
+    /// Exact planes, each over all lists: planes of terms, then planes of numeric buckets.
     planes: Buffer<u64>,
     /// First word of each list in an exact plane, and the length of a plane.
     firsts: Vec<u32>,
@@ -74,21 +74,21 @@ impl Index {
         let (posting_slots, _) = tensors.get::<u32>("posting_slots", 1)?;
         for (name, terms_of) in [("exact_terms", &exact), ("posting_terms", &posting_terms)] {
             if !terms_of.is_sorted_by(|a, b| a < b) || terms_of.last().is_some_and(|&t| t as usize >= terms) {
-                return Err(corrupt(name, "its terms are out of order or out of range"));
+                return Err(corrupt(name, "terms are out of order or out of range"));
             }
         }
         let slots = list_offsets.last().copied().unwrap_or(0);
         let covered =
             posting_offsets.first() == Some(&0) && posting_offsets.last() == Some(&(posting_slots.len() as u32));
         if !covered || !posting_offsets.is_sorted() || posting_slots.iter().any(|&s| s >= slots) {
-            return Err(corrupt("posting_slots", "its offsets or slots are out of range"));
+            return Err(corrupt("posting_slots", "offsets or slots are out of range"));
         }
         let is_in_order = |ends: &[u32]| posting_slots[ends[0] as usize..ends[1] as usize].is_sorted_by(|a, b| a < b);
         if !posting_offsets.windows(2).all(is_in_order) {
-            return Err(corrupt("posting_slots", "its slots are out of order"));
+            return Err(corrupt("posting_slots", "slots of a term are out of order"));
         }
         if hashes == 0 || hashes > 32 {
-            return Err(corrupt(hashing.tensor(), "expected 1 to 32"));
+            return Err(corrupt(hashing.tensor(), "expected 1 to 32 hashes per term"));
         }
         let numbers = Numbers::open(tensors)?;
         let (mut firsts, mut starts) = (vec![0u32], Vec::with_capacity(lists));
@@ -168,7 +168,7 @@ impl Index {
         self.list_offsets[list.index()]
     }
 
-    /// Returns the number of items of a list; they occupy its first slots.
+    /// Returns the number of items of a list; these items occupy the first slots of the list.
     pub fn length(&self, list: ListId) -> usize {
         self.list_lengths[list.index()] as usize
     }
@@ -234,7 +234,7 @@ impl Index {
         }
     }
 
-    /// Returns the number of items with a term in the range; an item with two of them counts twice.
+    /// Returns the number of items with a term in the range; an item with two of these terms counts twice.
     pub(in crate::filter) fn counted(&self, terms: Range<u32>) -> u64 {
         self.counted[terms.end as usize] - self.counted[terms.start as usize]
     }
@@ -256,7 +256,7 @@ impl Index {
         self.exact.binary_search(&term.0).ok()
     }
 
-    /// Returns the number of a term's posting list.
+    /// Returns the index of a term's posting list.
     pub(in crate::filter) fn posting(&self, term: TermId) -> Option<usize> {
         self.posting_terms.binary_search(&term.0).ok()
     }

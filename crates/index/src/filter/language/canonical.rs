@@ -27,14 +27,14 @@ pub enum Canonical {
 impl Expr {
     /// Returns the canonical form.
     pub fn canonical(&self) -> Canonical {
-        self.pushed(false)
+        self.push_negation(false)
     }
 
-    fn pushed(&self, negated: bool) -> Canonical {
+    fn push_negation(&self, negated: bool) -> Canonical {
         match (self, negated) {
             (Expr::All, false) => Canonical::All,
             (Expr::All, true) => Canonical::Nothing,
-            (Expr::Not(inner), _) => inner.pushed(!negated),
+            (Expr::Not(inner), _) => inner.push_negation(!negated),
             (Expr::Leaf(leaf), _) => {
                 let mut leaf = leaf.clone();
                 if let Test::Has(values) = &mut leaf.test {
@@ -44,10 +44,10 @@ impl Expr {
                 Canonical::Literal { leaf, negated }
             }
             (Expr::And(parts), false) | (Expr::Or(parts), true) => {
-                Canonical::and(parts.iter().map(|p| p.pushed(negated)).collect())
+                Canonical::and(parts.iter().map(|p| p.push_negation(negated)).collect())
             }
             (Expr::Or(parts), false) | (Expr::And(parts), true) => {
-                Canonical::or(parts.iter().map(|p| p.pushed(negated)).collect())
+                Canonical::or(parts.iter().map(|p| p.push_negation(negated)).collect())
             }
         }
     }

@@ -37,11 +37,11 @@ impl DateUnit {
         let total = i128::from(days * SECONDS_PER_DAY + seconds) * 1_000_000_000 + i128::from(nanoseconds);
         let one = 10u128.pow((NANOSECOND_DIGITS - digits) as u32);
         let (sign, total) = (if total < 0 { "-" } else { "" }, total.unsigned_abs());
-        let (whole, rest) = (total / one, total % one);
+        let (complete, rest) = (total / one, total % one);
         let width = NANOSECOND_DIGITS - digits;
         Some(match rest {
-            0 => format!("{sign}{whole}"),
-            _ => format!("{sign}{whole}.{rest:0width$}").trim_end_matches('0').to_owned(),
+            0 => format!("{sign}{complete}"),
+            _ => format!("{sign}{complete}.{rest:0width$}").trim_end_matches('0').to_owned(),
         })
     }
 }

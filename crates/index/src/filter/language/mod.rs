@@ -1,9 +1,10 @@
 //! Filter language: selects the eligible items.
 //!
-//! A superset of SilverTorch's expression syntax. Text becomes tokens (`lexer`), tokens become an [`Expr`] (`parser`), and that
-//! gets its canonical form ([`Expr::canonical`]). There NOT is at the leaves, nested AND and OR are flattened, and parts are
-//! sorted and deduplicated, so that equal filters are equal values. Nothing here knows a catalogue; a plan resolves the leaves.
-//! The grammar, with examples that a test runs, is in `docs/reference/filter-language.md`.
+//! A superset of SilverTorch's expression syntax. Text becomes tokens (`lexer`), tokens become an [`Expr`] (`parser`), and
+//! the expression gets its canonical form ([`Expr::canonical`]). In canonical form, NOT is at the leaves, nested AND and OR
+//! are flattened, and parts are sorted and deduplicated, so that equal filters are equal values. No part of this module
+//! knows a catalogue; a plan resolves the leaves. The grammar, with examples that a test runs, is in
+//! `docs/reference/filter-language.md`.
 
 mod canonical;
 mod date;

@@ -19,7 +19,7 @@ use sterling_core::limits::{FILTER_BYTES_MAX, FILTER_DEPTH_MAX, FILTER_LEAVES_MA
 /// ```
 ///
 /// # Errors
-/// `Invalid` with the byte offset, the received token and the expected ones.
+/// `Invalid` with the byte offset, the received token and the expected tokens.
 pub fn parse(text: &str) -> Result<Expr> {
     if text.len() > FILTER_BYTES_MAX {
         return Err(Error::invalid(format!("filter: {} bytes, expected at most {FILTER_BYTES_MAX}", text.len()))
@@ -143,9 +143,10 @@ impl Parser {
         let offset = self.offset();
         let feature = self.name("a term such as `feature:value`, NOT or `(`")?;
         if feature.is_empty() {
-            return Err(
-                Error::invalid(format!("filter: got an empty name at byte {offset}, expected a feature's")).at(offset)
-            );
+            return Err(Error::invalid(format!(
+                "filter: got an empty name at byte {offset}, expected the name of a feature"
+            ))
+            .at(offset));
         }
         let mut negated = false;
         let test = if self.takes(":") {

@@ -31,19 +31,19 @@ impl Plan {
     }
 }
 
-/// Lowers the bitmap steps. A device has no posting lists: Bloom planes replace positive ones, negated ones pass every item.
+/// Lowers the bitmap steps. A device has no posting lists: Bloom planes replace positive ones; negated lists pass all items.
 fn words(program: &Program) -> WordProgram {
-    // One more stack entry to add a posting list.
+    // A posting list needs one more stack entry.
     let depth = program.depth + usize::from(has_postings(program));
     let mut lowered = WordProgram { depth, ..WordProgram::default() };
     for step in &program.steps {
         let step = match step {
             Step::PushPosted { hash, .. } => {
                 lowered.steps.push(FilterStep::plain(Operation::Every));
-                of_bloom(*hash)
+                bloom_step(*hash)
             }
             Step::AddPosted { hash, .. } => {
-                lowered.steps.extend([FilterStep::plain(Operation::Every), of_bloom(*hash)]);
+                lowered.steps.extend([FilterStep::plain(Operation::Every), bloom_step(*hash)]);
                 FilterStep::plain(Operation::Or)
             }
             Step::DropPosted { .. } => continue,
@@ -51,10 +51,10 @@ fn words(program: &Program) -> WordProgram {
             Step::None => FilterStep::plain(Operation::None),
             Step::And => FilterStep::plain(Operation::And),
             Step::Or => FilterStep::plain(Operation::Or),
-            Step::Push { plane, negated } => of_plane(Operation::Push, *plane, *negated),
-            Step::Keep { plane, negated } => of_plane(Operation::Keep, *plane, *negated),
-            Step::Add { plane } => of_plane(Operation::Add, *plane, false),
-            Step::Bloom { hash } => of_bloom(*hash),
+            Step::Push { plane, negated } => plane_step(Operation::Push, *plane, *negated),
+            Step::Keep { plane, negated } => plane_step(Operation::Keep, *plane, *negated),
+            Step::Add { plane } => plane_step(Operation::Add, *plane, false),
+            Step::Bloom { hash } => bloom_step(*hash),
             Step::Number { sure, unsure, column, comparison, negated } => {
                 let first = lowered.runs.len() as u32 / 2;
                 sure.iter().chain(unsure).for_each(|run| lowered.runs.extend(pair(run)));
@@ -70,11 +70,11 @@ fn words(program: &Program) -> WordProgram {
     lowered
 }
 
-fn of_bloom(hash: TermHash) -> FilterStep {
+fn bloom_step(hash: TermHash) -> FilterStep {
     FilterStep { x: hash.start, y: hash.step, ..FilterStep::plain(Operation::Bloom) }
 }
 
-fn of_plane(operation: Operation, plane: usize, negated: bool) -> FilterStep {
+fn plane_step(operation: Operation, plane: usize, negated: bool) -> FilterStep {
     FilterStep { plane: plane as u32, is_negated: u32::from(negated), ..FilterStep::plain(operation) }
 }
 
@@ -129,7 +129,7 @@ fn checks(root: &Node, columns: &Columns, to: &mut WordProgram) {
     }
 }
 
-/// Returns the nesting depth.
+/// Returns the nesting depth of a filter tree.
 fn nesting(node: &Node) -> usize {
     match node {
         Node::All | Node::Nothing | Node::Literal { .. } => 1,

@@ -38,7 +38,7 @@ const TYPICAL: [Typical; 2] =
 /// Number of lists per square root of the items that [`TYPICAL`] refers to. The number of probed lists scales with the square
 /// root of the ratio (sentences, 384 and 768 dimensions).
 const TYPICAL_PER_ROOT: f64 = 4.0;
-/// Sign codes are less exact than product codes: factor of candidates to select (sentences, 384 and 768 dimensions).
+/// Factor of candidates to select by sign codes, which are less exact than product codes (sentences, 384 and 768 dimensions).
 const SIGNS_SELECT: f64 = 2.0;
 /// Minimum dimension for sign codes; with fewer, signs are too inexact.
 const SIGNS_DIMENSION_MIN: usize = 256;
@@ -46,15 +46,15 @@ const SIGNS_DIMENSION_MIN: usize = 256;
 /// Alternatives of the choice, with the estimated mean time of typical searches in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CodeChoice {
-    /// Time by int8 rows.
+    /// Search time by int8 rows.
     pub int8_us: u32,
-    /// Time by 4-bit product codes.
+    /// Search time by 4-bit product codes.
     pub pq4_us: u32,
-    /// Time by sign codes, if vectors are wide enough.
+    /// Search time by sign codes, if vectors are wide enough.
     pub rabitq_us: Option<u32>,
 }
 
-/// Size of an index, as far as the choice depends on it.
+/// Size of an index, on which the choice of codes depends.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexExtent {
     /// Number of items, N.

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::books::Codebooks;
+use super::codebook::Codebooks;
 use super::encode::ProductEncoder;
 use super::options::{CodeKind, CodeShape, OF_LINE};
 use super::rotation::Rotation;

@@ -1,10 +1,11 @@
 //! Product quantization encoder with an anisotropic loss.
 //!
-//! A query for which an item is a good answer points roughly in the item's direction. Of the error `e = r - r'`, the component
-//! along the item, `e·x / |x|`, therefore affects such scores most. The encoder minimizes `|e|² + (ETA - 1) (e·x / |x|)²`: each
-//! subspace starts with its nearest value, then coordinate descent picks the best value given the other subspaces.
+//! A query for which an item is a good answer points roughly in the item's direction. Of the error `e = r - r'`, the
+//! component along the item, `e·x / |x|`, therefore affects the scores of good answers most. The encoder minimizes
+//! `|e|² + (ETA - 1) (e·x / |x|)²`: each subspace starts with its nearest value, then coordinate descent picks the best
+//! value given the other subspaces.
 
-use super::books::{Codebooks, least};
+use super::codebook::{Codebooks, least};
 use super::options::VALUES;
 
 /// Weight of the error along the item. Values of 2 to 3 had the best recall on words of GloVe and on sentences.

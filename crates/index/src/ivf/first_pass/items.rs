@@ -1,6 +1,6 @@
 //! First-pass codes of an index, read from a mapped tensor file without a copy.
 
-use super::books::Codebooks;
+use super::codebook::Codebooks;
 use super::coder::Coder;
 use super::options::{OF_LINE, VALUES};
 use super::rotation::Rotation;
@@ -54,7 +54,7 @@ impl ItemCodes {
         Ok(Some(ItemCodes { coder, codes, factors, lines }))
     }
 
-    /// Returns the blocks of `items` slots from `first_slot` on, a multiple of 16; those from `next` on are prefetched.
+    /// Returns the blocks of `items` slots from `first_slot` on, a multiple of 16; blocks from `next` on are prefetched.
     pub(in crate::ivf) fn blocks(&self, first_slot: u32, items: usize, next: Option<u32>) -> CodeBlocks<'_> {
         let from = |slot: u32| slot as usize / BLOCK * self.lines * LINE;
         let bytes = items.div_ceil(BLOCK) * self.lines * LINE;

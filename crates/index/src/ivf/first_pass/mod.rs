@@ -1,5 +1,5 @@
-//! First-pass codes: quantized vectors of a quarter or an eighth of the size of int8 rows. They are scanned in place of these to
-//! select the best R items, which wide rows then rescore.
+//! First-pass codes: quantized vectors of a quarter or an eighth of the size of int8 rows. The codes are scanned in place of int8
+//! rows to select the best R items, which rescoring rows then score again.
 //!
 //! A code represents the residual of an item. Since `q·x = q·c + q·r`, a list adds one number to the scores of all its items, and
 //! the query's tables hold for every list. The residual is split into M subspaces of D / M consecutive dimensions, each with 16
@@ -19,8 +19,8 @@
 //! Sources: product quantization (Jégou et al. 2011); the anisotropic loss of ScaNN (Guo et al., ICML 2020); RaBitQ (Gao & Long,
 //! SIGMOD 2024).
 
-mod books;
 mod choice;
+mod codebook;
 mod coder;
 mod encode;
 mod items;

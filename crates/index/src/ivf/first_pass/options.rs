@@ -6,7 +6,7 @@ use super::rotation::Rotation;
 use super::signs::DIMENSIONS;
 use sterling_core::error::{Error, Result};
 
-/// Subspaces per line of codes; the number of subspaces is a multiple of it.
+/// Subspaces per line of codes; the number of subspaces is a multiple of this number.
 pub(super) const OF_LINE: usize = 8;
 /// Values per subspace: a code has four bits.
 pub(super) const VALUES: usize = 16;
@@ -39,7 +39,7 @@ pub struct FirstPass {
     pub subspaces: usize,
 }
 
-/// Layout of the codes of vectors of some dimension.
+/// Layout of the first-pass codes for vectors of a given dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CodeShape {
     /// Kind of the codes; never `None` or `Auto`.
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn subspaces_are_whole_lines() {
+    fn subspaces_fill_complete_lines() {
         let of = |codes, subspaces, dimension| FirstPass { codes, subspaces }.subspaces_of(dimension);
         for (dimension, expected) in [(1, 8), (16, 8), (17, 16), (50, 32), (64, 32), (100, 56), (384, 192), (768, 384)]
         {

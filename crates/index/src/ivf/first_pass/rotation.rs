@@ -1,9 +1,10 @@
 //! Pseudorandom rotation in O(D log D): alternates sign flips, Hadamard transforms, and sums and differences of halves.
 //!
-//! Its width W is a multiple of 64; vectors are padded with zeros. Each of four rounds has three steps. First, numbers flip their
-//! signs according to the round's bits. Second, a Hadamard transform is applied to the first (in every second round the last) 2^n
-//! numbers, the largest power of two up to W. Third, if W is not a power of two, each number of the first half and the one W / 2
-//! after it become their sum and their difference over √2. Each step preserves lengths and angles.
+//! The width W is a multiple of 64; vectors are padded with zeros. Each of four rounds has three steps. First, numbers
+//! flip their signs according to the round's bits. Second, a Hadamard transform is applied to the first (in every
+//! second round the last) 2^n numbers, the largest power of two up to W. Third, if W is not a power of two, each number
+//! of the first half and the number W / 2 after it become their sum and their difference over √2. Each step preserves
+//! lengths and angles.
 //!
 //! Source: Hadamard transforms with random signs (Ailon & Chazelle 2006), with a step of Kac's walk for other widths, as in
 //! RaBitQ.
@@ -15,7 +16,7 @@ use crate::ivf::random::mix;
 
 /// Number of rounds, each with its own signs.
 const ROUNDS: usize = 4;
-/// The width is a multiple of this.
+/// Divisor of the width: sign flips are stored in words of 64 bits.
 const WORD: usize = 64;
 
 /// Rotation of vectors of a fixed dimension.
@@ -24,7 +25,7 @@ pub(in crate::ivf) struct Rotation {
     dimension: usize,
     /// Sign flips per round, one bit per number, `[4, W / 64]`.
     signs: Vec<u64>,
-    /// The same flips as sign-bit masks of f32, `[4, W]`.
+    /// Sign flips as sign-bit masks of f32, `[4, W]`.
     flips: Vec<u32>,
 }
 
@@ -70,12 +71,12 @@ impl Rotation {
         to.extend(numbers);
         debug_assert_eq!(to.len(), self.dimension);
         to.resize(width, 0.0);
-        let whole = 1 << width.ilog2();
+        let complete = 1 << width.ilog2();
         for (round, flips) in self.flips.chunks_exact(width).enumerate() {
             to.iter_mut().zip(flips).for_each(|(x, flip)| *x = f32::from_bits(x.to_bits() ^ flip));
-            let first = if round % 2 == 0 { 0 } else { width - whole };
-            hadamard(&mut to[first..first + whole]);
-            if whole < width {
+            let first = if round % 2 == 0 { 0 } else { width - complete };
+            hadamard(&mut to[first..first + complete]);
+            if complete < width {
                 let (low, high) = to.split_at_mut(width / 2);
                 for (a, b) in low.iter_mut().zip(high) {
                     (*a, *b) = ((*a + *b) * FRAC_1_SQRT_2, (*a - *b) * FRAC_1_SQRT_2);
@@ -87,7 +88,7 @@ impl Rotation {
 
 /// Orthonormal Hadamard transform of 2^n numbers, at least 16.
 fn hadamard(numbers: &mut [f32]) {
-    numbers.as_chunks_mut().0.iter_mut().for_each(of_sixteen);
+    numbers.as_chunks_mut().0.iter_mut().for_each(butterfly_sixteen);
     let mut half = 16;
     while half < numbers.len() {
         for pair in numbers.chunks_exact_mut(2 * half) {
@@ -103,15 +104,15 @@ fn hadamard(numbers: &mut [f32]) {
 }
 
 /// Steps of the transform within 16 numbers. Transposing the 4 x 4 matrix makes the steps between neighbours vectorizable.
-fn of_sixteen(numbers: &mut [f32; 16]) {
+fn butterfly_sixteen(numbers: &mut [f32; 16]) {
     let transposed = |rows: [[f32; 4]; 4]| array::from_fn(|c| array::from_fn(|r| rows[r][c]));
     let rows = array::from_fn(|r| array::from_fn(|c| numbers[4 * r + c]));
-    let rows = of_four(transposed(of_four(transposed(rows))));
+    let rows = butterfly_four(transposed(butterfly_four(transposed(rows))));
     numbers.copy_from_slice(rows.as_flattened());
 }
 
 /// Butterflies of adjacent rows, then of rows two apart.
-fn of_four([a, b, c, d]: [[f32; 4]; 4]) -> [[f32; 4]; 4] {
+fn butterfly_four([a, b, c, d]: [[f32; 4]; 4]) -> [[f32; 4]; 4] {
     let sum = |a: [f32; 4], b: [f32; 4]| array::from_fn(|n| a[n] + b[n]);
     let difference = |a: [f32; 4], b: [f32; 4]| array::from_fn(|n| a[n] - b[n]);
     let (a, b, c, d): ([f32; 4], _, _, _) = (sum(a, b), difference(a, b), sum(c, d), difference(c, d));

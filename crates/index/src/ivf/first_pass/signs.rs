@@ -1,12 +1,13 @@
 //! RaBitQ encoder with one bit per dimension: signs of the rotated residual, and one factor per item.
 //!
 //! With `r` a rotated residual of W numbers and `s` their signs, `q·r` is estimated by `f q·s`, where `f = |r|² / Σ|r_i|`. The
-//! estimate is unbiased over random rotations. Its error rarely exceeds `ε |q| |r| √((1 - a²) / a²) / √(W - 1)`, where
-//! `a = Σ|r_i| / (√W |r|)` is the cosine between the signs and the residual: for `ε = 1.9` in about one of twenty rotations. `a`
-//! is about 0.8, so the error is about `0.75 |q| |r| / √W`.
+//! estimate is unbiased over random rotations. The error of the estimate rarely exceeds `ε |q| |r| √((1 - a²) / a²) / √(W - 1)`,
+//! where `a = Σ|r_i| / (√W |r|)` is the cosine between the signs and the residual: for `ε = 1.9` in about one of twenty
+//! rotations. `a` is about 0.8, so the error is about `0.75 |q| |r| / √W`.
 //!
 //! Four signs form a code, and the query's tables hold the product of each of the 16 sign patterns. The scan of product codes
-//! then works unchanged. It needs half the instructions of bit counting with a query in four planes, and rounds the query less.
+//! then works unchanged. This scan needs half the instructions of bit counting with a query in four planes, and rounds the query
+//! less.
 //!
 //! Source: RaBitQ (Gao & Long, SIGMOD 2024).
 

@@ -1,6 +1,6 @@
 //! Query tables: the product of the query with each value of each subspace, quantized to bytes.
 
-use super::books::Codebooks;
+use super::codebook::Codebooks;
 use super::coder::Coder;
 use super::options::{OF_LINE, VALUES};
 use super::signs::DIMENSIONS;
@@ -9,8 +9,8 @@ use sterling_kernels::cpu::kernels::{CodeQuery, TABLE};
 /// Largest value of a byte.
 const MOST: f32 = 255.0;
 
-/// Tables of a query, reused between calls to avoid allocations. All have one quantization step: the widest range of a subspace's
-/// 16 products over 255. The sum of the minimum products of all subspaces is a constant part of the scores.
+/// Tables of a query, reused between calls to avoid allocations. All tables have one quantization step: the widest range of
+/// a subspace's 16 products over 255. The sum of the minimum products of all subspaces is a constant part of the scores.
 #[derive(Clone, Debug, Default)]
 pub(in crate::ivf) struct Tables {
     /// Quantized products, `[M / 8, 8, 16]`.
@@ -30,7 +30,7 @@ impl Tables {
         products.resize(coder.subspaces(), [0.0; VALUES]);
         rotated.clear();
         let (range, sum) = match coder {
-            Coder::Pq4(books) => of_values(books, vector, products),
+            Coder::Pq4(books) => subspace_products(books, vector, products),
             Coder::Rabitq(rotation) => {
                 rotation.rotate(vector.iter().copied(), rotated);
                 of_signs(rotated, products)
@@ -55,14 +55,14 @@ impl Tables {
     }
 }
 
-/// Rounds a number from 0 to 255 to a byte: adding this constant leaves the integer in the low mantissa bits, which vectorizes.
+/// Rounds a number from 0 to 255 to a byte: adding 2^23 leaves the integer in the low mantissa bits, which vectorizes.
 fn byte(x: f32) -> u8 {
     (x + 8_388_608.0).to_bits() as u8
 }
 
-/// Computes the products with the values of each subspace, relative to its minimum. Returns their widest range and the sum of the
-/// minima.
-fn of_values(books: &Codebooks, vector: &[f32], products: &mut [[f32; VALUES]]) -> (f32, f32) {
+/// Computes the products with the values of each subspace, relative to the subspace's minimum. Returns the widest range of a
+/// subspace's products and the sum of the minima.
+fn subspace_products(books: &Codebooks, vector: &[f32], products: &mut [[f32; VALUES]]) -> (f32, f32) {
     let (mut range, mut sum) = (0f32, 0f32);
     for (subspace, products) in products.iter_mut().enumerate() {
         for d in books.bounds(subspace) {
@@ -85,8 +85,8 @@ fn halved(values: &[f32; VALUES], both: impl Fn(f32, f32) -> f32) -> f32 {
     left[0]
 }
 
-/// Computes the products with the 16 sign patterns of each four numbers, as [`of_values`]. The minimum is the pattern opposite to
-/// all numbers; each sign that agrees adds twice its number.
+/// Computes the products with the 16 sign patterns of each group of four numbers, as [`subspace_products`]. The minimum
+/// product belongs to the pattern opposite to all numbers; each sign that agrees adds twice its number.
 fn of_signs(rotated: &[f32], products: &mut [[f32; VALUES]]) -> (f32, f32) {
     let (mut range, mut sum) = (0f32, 0f32);
     for (numbers, products) in rotated.as_chunks::<DIMENSIONS>().0.iter().zip(products) {

@@ -7,7 +7,7 @@ use crate::filter::Route;
 use crate::ivf::{Counters, Member, Search, Union};
 use crate::topk::Selector;
 
-/// Maximum number of candidates of all searches that run together; a selector reserves about 34 bytes for each.
+/// Maximum number of candidates of all searches that run together; a selector reserves about 34 bytes per candidate.
 const TOGETHER_MAX: usize = 1 << 18;
 
 impl Catalogue<'_> {
@@ -18,7 +18,7 @@ impl Catalogue<'_> {
         let mut taken: Vec<(usize, usize)> = Vec::new();
         for (n, query) in queries.iter().enumerate() {
             let room = self.room_unfiltered(query);
-            let has_all = (0..self.parts.len()).all(|part| matches!(query.plan_of(part).route(), Route::All));
+            let has_all = (0..self.segments.len()).all(|segment| matches!(query.plan_of(segment).route(), Route::All));
             if !query.search.exact && has_all && room <= left {
                 left -= room;
                 taken.push((n, room));
@@ -45,7 +45,7 @@ impl Catalogue<'_> {
                 }
             })
             .collect();
-        let members: Vec<Member<'_>> = self.parts.iter().map(|part| part.member()).collect();
+        let members: Vec<Member<'_>> = self.segments.iter().map(|segment| segment.member()).collect();
         Union { lists: self.main().index, members: &members }.search_batch(&mut searches, batch);
         let share = u32::try_from(taken.len()).unwrap_or(u32::MAX);
         let took = start.elapsed() / share;

@@ -7,9 +7,9 @@ use crate::ivf::{Counters, WideRows};
 use sterling_core::units::{ItemId, Slot, by_score};
 
 impl Catalogue<'_> {
-    /// Rescores candidates by their wide rows, and retains the best K0 of them and of those already scored by rows. Returns the
-    /// number of rescored candidates.
-    pub(super) fn settle(&self, query: &Query<'_>, scratch: &mut Scratch, times: &mut Times) -> u64 {
+    /// Scores candidates again by their rescoring rows, and retains the best K0 among these and the candidates already scored.
+    /// Returns the number of rescored candidates.
+    pub(super) fn rescore(&self, query: &Query<'_>, scratch: &mut Scratch, times: &mut Times) -> u64 {
         let Scratch { candidates, scored, selected, .. } = &mut *scratch;
         selected.clear();
         if let Some(most) = query.search.selected {
@@ -26,7 +26,7 @@ impl Catalogue<'_> {
             }
             (false, _) => {
                 let start = Instant::now();
-                let rescored = self.rescore(query.vector, query.kept(), scratch);
+                let rescored = self.rescore_by_rows(query.vector, query.kept(), scratch);
                 times.rescore += start.elapsed();
                 rescored
             }
@@ -61,8 +61,8 @@ impl Catalogue<'_> {
 
     /// Returns the order of ties: the item id, or the slot without ids.
     fn rank(&self, slot: Slot) -> (ItemId, Slot) {
-        let (part, own) = self.part_of(slot);
-        (self.parts[part].ids.map_or(ItemId(0), |ids| ItemId(ids[own.index()])), slot)
+        let (segment, own) = self.segment_of(slot);
+        (self.segments[segment].ids.map_or(ItemId(0), |ids| ItemId(ids[own.index()])), slot)
     }
 
     /// Scores ascending `slots` by their most precise rows; the candidates of the result are sorted, best first.
@@ -70,27 +70,27 @@ impl Catalogue<'_> {
         let start = Instant::now();
         scratch.candidates.clear();
         scratch.candidates.extend(slots.iter().map(|&slot| (0.0, slot)));
-        let rescored = self.rescore(vector, slots.len(), scratch);
+        let rescored = self.rescore_by_rows(vector, slots.len(), scratch);
         let times = Times { rescore: start.elapsed(), ..Times::default() };
         let candidates = &mut scratch.candidates;
         sink(Found { candidates, selected: &[], counters: Counters::default(), rescored, times });
     }
 
     /// Scores the candidates by their most precise rows, segment by segment, and retains the best K0, best first.
-    fn rescore(&self, vector: &[f32], k0: usize, scratch: &mut Scratch) -> u64 {
+    fn rescore_by_rows(&self, vector: &[f32], k0: usize, scratch: &mut Scratch) -> u64 {
         let Scratch { candidates, selector, slots, own, products, .. } = scratch;
         slots.clear();
         slots.extend(candidates.iter().map(|(_, slot)| slot.0));
-        if self.parts.len() > 1 {
+        if self.segments.len() > 1 {
             slots.sort_unstable();
         }
         products.resize(slots.len(), 0.0);
         let mut done = 0;
-        for (part, next) in self.parts.iter().zip(self.parts.iter().skip(1).map(Some).chain([None])) {
+        for (segment, next) in self.segments.iter().zip(self.segments.iter().skip(1).map(Some).chain([None])) {
             let end = next.map_or(slots.len(), |next| slots.partition_point(|&slot| slot < next.first_slot));
             own.clear();
-            own.extend(slots[done..end].iter().map(|slot| slot - part.first_slot));
-            part.index.products(vector, own, &mut products[done..end]);
+            own.extend(slots[done..end].iter().map(|slot| slot - segment.first_slot));
+            segment.index.products(vector, own, &mut products[done..end]);
             done = end;
         }
         self.begin(selector, k0);

@@ -6,7 +6,7 @@ const MISS_MAX: f64 = 1e-4;
 const NEGLIGIBLE: f64 = 1e-18;
 
 /// Returns the number of items to request from each of `shards` so that with probability 1 - 10^-4 no shard has more of the best
-/// `k`. It is the smallest k' with P(X > k') at most 10^-4 / S, for X of k items with probability 1/S each.
+/// `k`. The number is the smallest k' with P(X > k') at most 10^-4 / S, for X of k items with probability 1/S each.
 pub fn likely(k: usize, shards: u32) -> usize {
     if shards <= 1 || k == 0 {
         return k;

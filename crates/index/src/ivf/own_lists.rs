@@ -1,8 +1,9 @@
 //! Own lists of a delta index, for rows that do not fit the lists of its snapshot.
 //!
-//! A search scans an own list if its score is at least that of the last snapshot list it scans. Own lists thus cost nothing for
-//! queries unlike their rows. If the rows of an own list are farther from their centroid than rows of the snapshot are, the
-//! centroid predicts less. Its score is then raised by the expected excess. Few rows use a single list that every search scans.
+//! A search scans an own list if the list scores at least as high as the last snapshot list that the search scans. Own
+//! lists thus cost nothing for queries unlike their rows. If the rows of an own list are farther from their centroid
+//! than rows of the snapshot are, the centroid predicts less. The score of the list is then raised by the expected
+//! excess. Few rows use a single list that every search scans.
 
 use super::kmeans::blocked;
 use super::quantize::Quantized;
@@ -13,24 +14,24 @@ use sterling_kernels::cpu::kernels::{BLOCK, Blocks, Staging};
 /// Layout of a delta index with own lists.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OwnLayout {
-    /// Number of the first own list; all before it are the snapshot's.
+    /// Index of the delta's first own list; all lists before this index are those of the snapshot.
     pub first: usize,
     /// Score raise of each own list for a query of length 1; `None` for a single list, which every search scans.
     pub raises: Option<Vec<f32>>,
 }
 
-/// Own lists of a delta index, after those that it shares with the snapshot.
+/// Own lists of a delta index, after the lists that it shares with the snapshot.
 #[derive(Clone, Debug)]
 pub(super) struct OwnLists {
     /// Number of shared lists: all of the snapshot's, or none.
     pub(super) first: usize,
     /// Number of items in own lists.
     pub(super) items: usize,
-    /// `None` for a single list, which every search scans.
+    /// Centroids of several own lists; `None` for a single list, which every search scans.
     pub(super) ranked: Option<RankedLists>,
 }
 
-/// Centroids of own lists.
+/// Centroids of the own lists of a delta index.
 #[derive(Clone, Debug)]
 pub(super) struct RankedLists {
     codes: Vec<u8>,
@@ -45,7 +46,7 @@ pub(super) struct OwnScratch {
     slots: Vec<u32>,
     /// Scores of the own lists of one index.
     pub(super) scores: Vec<f32>,
-    /// Lists that a search scans.
+    /// Own lists that a search scans.
     pub(super) chosen: Vec<ListId>,
 }
 

@@ -11,7 +11,7 @@ use sterling_core::limits;
 /// Rounds of k-means for the training.
 const ROUNDS: usize = 12;
 
-/// Values of all subspaces.
+/// Codebook values of all subspaces.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::ivf) struct Codebooks {
     /// For each dimension, the components of its subspace's 16 values, `[D, 16]`.
@@ -27,7 +27,7 @@ impl Codebooks {
     /// Creates codebooks from the values of a file.
     ///
     /// # Errors
-    /// The reason why they are invalid.
+    /// The reason why the values are invalid.
     pub(super) fn new(values: &[f32], subspaces: usize) -> Result<Self, String> {
         // A residual is the difference of two vector components.
         let is_fit = |x: &f32| x.abs() <= 2.0 * limits::COMPONENT_MAX;
@@ -54,7 +54,7 @@ impl Codebooks {
         self.values.len()
     }
 
-    /// Returns the dimensions of a subspace; empty for some if there are more subspaces than dimensions.
+    /// Returns the dimensions of a subspace; some subspaces are empty if there are more subspaces than dimensions.
     pub(super) fn bounds(&self, subspace: usize) -> Range<usize> {
         let from = |subspace: usize| subspace * self.dimension() / self.subspaces;
         from(subspace)..from(subspace + 1)

@@ -1,17 +1,17 @@
 //! Termination of filtered searches: estimates how many good items the unscanned lists still hold.
 //!
-//! The score of an item is modelled as a share of the score of its list's centroid plus a residual. The share is mostly below 1:
-//! centroids are normalized, and the items of a list are closer to the origin. The residual scales with the length of the query.
-//! The share and the distribution of residuals are measured with sample queries ([`ResidualQuantiles`]). From the score of each
-//! unscanned list follows how many of its passing items are expected to beat the results so far ([`UnscannedLists`]). Auncel
-//! (NSDI 2023) and Quake (OSDI 2025) also stop a search by the expected remainder, but derive it from geometry; here it is
-//! measured and calibrated.
+//! The score of an item is modelled as a fraction of the score of its list's centroid plus a residual. The fraction is
+//! mostly below 1: centroids are normalized, and the items of a list are closer to the origin. The residual scales with the
+//! length of the query. The fraction and the distribution of residuals are measured with sample queries
+//! ([`ResidualQuantiles`]). From the score of each unscanned list follows how many of its passing items are expected to beat
+//! the results so far ([`UnscannedLists`]). Auncel (NSDI 2023) and Quake (OSDI 2025) also stop a search by the expected
+//! remainder, but derive it from geometry; here it is measured and calibrated.
 
 use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
-use super::pace::CheckInterval;
+use super::check_interval::CheckInterval;
 
 /// Number of score ranges (bins) that lists are counted in.
 const BINS: usize = 128;
@@ -33,7 +33,7 @@ pub struct ResidualQuantiles {
     halvings: Vec<f32>,
 }
 
-/// Serialized form. The first files had no slope; it is 1 for them.
+/// Serialized form. The first files had no slope, which means 1.
 #[derive(Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 enum SerializedQuantiles {
@@ -65,7 +65,7 @@ impl ResidualQuantiles {
     /// Validates quantiles read from a file.
     ///
     /// # Errors
-    /// The expected values.
+    /// The expected values, as a text.
     pub fn check(&self) -> Result<(), String> {
         let fit = self.halvings.len() <= 64 && self.halvings.iter().all(|m| m.is_finite()) && self.halvings.is_sorted();
         match SLOPES.contains(&self.slope) {
@@ -126,8 +126,8 @@ impl Shares<'_> {
             }
         };
         // Linear interpolation between two powers of two, which is cheaper than `exp2`.
-        let whole = halvings.min(1000.0) as u64;
-        f64::from_bits((1023 - whole) << 52) * (1.0 - f64::from(halvings.min(1000.0) - whole as f32) / 2.0)
+        let complete = halvings.min(1000.0) as u64;
+        f64::from_bits((1023 - complete) << 52) * (1.0 - f64::from(halvings.min(1000.0) - complete as f32) / 2.0)
     }
 }
 
@@ -140,7 +140,7 @@ fn slope(sample: &[(f32, f32)]) -> f32 {
     let squares: f64 = sample.iter().map(|pair| away(pair).0.powi(2)).sum();
     let products: f64 = sample.iter().map(|pair| away(pair).0 * away(pair).1).sum();
     let slope = (products / squares) as f32;
-    // Undefined if all lists of the sample have the same score.
+    // The slope is undefined if all lists of the sample have the same score.
     if slope.is_finite() { slope.clamp(*SLOPES.start(), *SLOPES.end()) } else { 1.0 }
 }
 
@@ -149,7 +149,7 @@ fn slope(sample: &[(f32, f32)]) -> f32 {
 pub struct Ending<'a> {
     /// Score-residual quantiles of the index.
     pub margins: &'a ResidualQuantiles,
-    /// Recall target: share of the best K0 to find. The score at that rank is the bar for unscanned lists.
+    /// Recall target: share of the best K0 to find. Unscanned lists must beat the score at this share of K0.
     pub recall: f64,
     /// Expected share of the best K0 that may remain in unscanned lists.
     pub left: f64,
@@ -163,7 +163,7 @@ impl Ending<'_> {
     }
 
     /// Returns the gain at which a search continues regardless of the estimate: the number of items that the recall target allows
-    /// to miss. The estimate rests on similar queries, whereas the gain is measured on this one.
+    /// to miss. The estimate rests on similar queries, whereas the gain is measured on this query.
     pub(super) fn gain_max(&self, k0: usize) -> usize {
         k0.saturating_sub(self.found(k0)).max(1)
     }

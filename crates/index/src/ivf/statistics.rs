@@ -1,11 +1,11 @@
-//! Statistics of all rows that an index build needs, collected in one pass.
+//! Statistics of all rows that an index build needs, collected by reading each row once.
 
 use half::f16;
 use rayon::prelude::*;
 
 use super::first_pass::IndexExtent;
 use super::options::Rescore;
-use super::view::{EXPECTED, unfit};
+use super::view::{EXPECTED, first_invalid};
 use sterling_core::error::{Error, Result};
 use sterling_core::limits;
 use sterling_core::tensor::Matrix;
@@ -22,8 +22,9 @@ pub struct RowSurvey {
     pub(super) cols: usize,
     /// Lengths of the first, the shortest and the longest row.
     lengths: Option<[f32; 3]>,
-    /// First row that half precision cannot represent, with its largest magnitude. Half precision ends at 65,504, and below its
-    /// smallest normal number, 2^-14, it keeps few digits or none. A row with only such small numbers would lose its order.
+    /// First row that half precision cannot represent, with its largest magnitude. Half precision ends at 65,504, and below
+    /// its smallest normal number, 2^-14, half precision keeps few digits or none. A row with only such small numbers would
+    /// lose its order.
     pub(super) beyond_half: Option<(usize, f32)>,
 }
 
@@ -40,7 +41,7 @@ impl RowSurvey {
     }
 
     /// Creates statistics for encoded rows, which were checked before and are arranged unchanged.
-    pub(super) fn of_coded(rows: usize, cols: usize) -> Self {
+    pub(super) fn for_coded_rows(rows: usize, cols: usize) -> Self {
         RowSurvey { rows, cols, lengths: None, beyond_half: None }
     }
 
@@ -72,7 +73,7 @@ impl RowSurvey {
         IndexExtent { items, dimension, row_bytes: self.fitting(rescore).width() * dimension }
     }
 
-    /// Returns the common length of all rows, if they agree to a thousandth.
+    /// Returns the common length of all rows, if their lengths agree to a thousandth.
     pub fn length(&self) -> Option<f32> {
         let [first, least, most] = self.lengths?;
         (first > 0.0 && is_of_length(least, first) && is_of_length(most, first)).then_some(first)
@@ -92,7 +93,7 @@ impl RowSurvey {
     }
 
     fn add(&mut self, first: usize, chunk: Matrix<'_>) -> Result<()> {
-        let unfit = |row: usize| unfit(chunk.row(row)).map(|at| (row, at));
+        let unfit = |row: usize| first_invalid(chunk.row(row)).map(|at| (row, at));
         if let Some((row, at)) = (0..chunk.rows()).into_par_iter().find_map_first(unfit) {
             return Err(Error::invalid(format!(
                 "index: item {}: number {} of its vector is {:e}, expected {EXPECTED}",
@@ -108,13 +109,13 @@ impl RowSurvey {
             self.lengths = Some([of_first, least.min(low), most.max(high)]);
         }
         if self.beyond_half.is_none() {
-            let leaves = (0..chunk.rows()).into_par_iter().find_first(|row| leaves_half(most(chunk.row(*row))));
+            let leaves = (0..chunk.rows()).into_par_iter().find_first(|row| exceeds_f16(most(chunk.row(*row))));
             self.beyond_half = leaves.map(|row| (first + row, most(chunk.row(row))));
         }
         Ok(())
     }
 
-    /// Returns a format that can represent the rows: f32 instead of f16 if one exceeds its range.
+    /// Returns a format that can represent the rows: f32 instead of f16 if a row exceeds the range of f16.
     pub(super) fn fitting(&self, rescore: Rescore) -> Rescore {
         if rescore == Rescore::F16 && self.beyond_half.is_some() { Rescore::F32 } else { rescore }
     }
@@ -140,7 +141,7 @@ fn most(row: &[f32]) -> f32 {
     row.iter().fold(0f32, |most, x| most.max(x.abs()))
 }
 
-fn leaves_half(most: f32) -> bool {
+fn exceeds_f16(most: f32) -> bool {
     most != 0.0 && !(f16::MIN_POSITIVE.to_f32()..=f16::MAX.to_f32()).contains(&most)
 }
 
@@ -148,12 +149,12 @@ fn is_of_length(length: f32, wanted: f32) -> bool {
     (length - wanted).abs() <= wanted * LENGTH_TOLERANCE
 }
 
-/// Returns a format that can represent one row: f32 instead of f16 if it exceeds its range.
+/// Returns a format that can represent one row: f32 instead of f16 if the row exceeds the range of f16.
 pub(super) fn fitting(row: &[f32], rescore: Rescore) -> Rescore {
-    if rescore == Rescore::F16 && leaves_half(most(row)) { Rescore::F32 } else { rescore }
+    if rescore == Rescore::F16 && exceeds_f16(most(row)) { Rescore::F32 } else { rescore }
 }
 
-/// Returns the common length of all rows, if they agree to a thousandth.
+/// Returns the common length of all rows, if their lengths agree to a thousandth.
 pub(super) fn common_length(rows: Matrix<'_>) -> Option<f32> {
     let are_of = |wanted: f32| (0..rows.rows()).into_par_iter().all(|row| is_of_length(length(rows.row(row)), wanted));
     Some(length(rows.row(0))).filter(|length| *length > 0.0 && are_of(*length))
@@ -176,9 +177,9 @@ mod tests {
             let scale = |n: usize| if is_plain { 3.0 } else { scales[n] };
             let values: Vec<f32> =
                 angles.iter().enumerate().flat_map(|(n, angle)| [angle.sin() * scale(n), angle.cos() * scale(n)]).collect();
-            let whole = Matrix::new(&values, 2).unwrap();
-            let survey = RowSurvey::of(&whole.into()).unwrap();
-            prop_assert_eq!(survey.length(), common_length(whole));
+            let complete = Matrix::new(&values, 2).unwrap();
+            let survey = RowSurvey::of(&complete.into()).unwrap();
+            prop_assert_eq!(survey.length(), common_length(complete));
             prop_assert!(!is_plain || survey.length().is_some());
             let mut bounds: Vec<usize> = cuts.into_iter().filter(|cut| *cut > 0 && *cut < angles.len()).collect();
             bounds.insert(0, 0);
