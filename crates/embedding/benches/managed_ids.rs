@@ -1,8 +1,8 @@
 //! Times lookups of managed ids on one thread: a table of 10 million rows that all have an id of 64 bits, batches of 10,000.
 //!
-//! `cargo bench -p sterling-embedding --bench managed_ids` prints a table. `python python/bench_managed.py` alternates it with
-//! TorchRec's way, `torch.searchsorted` over the sorted ids. With `--turns`, each input line names a case, and the output is the
-//! nanoseconds per id of a round of it.
+//! `cargo bench -p sterling-embedding --bench managed_ids` prints a table. `python python/bench_managed.py` alternates this bench
+//! with TorchRec's way, `torch.searchsorted` over the sorted ids. With `--turns`, each input line names a case, and the output is
+//! the nanoseconds per id of a round of this case.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 
@@ -47,7 +47,7 @@ impl Bench {
             let ids = Buffer::filled(ROWS as usize, |to| (0..).zip(to).for_each(|(n, to)| *to = id(n)));
             ManagedIds::new(&spec, ids.unwrap()).unwrap()
         };
-        // Written, because unwritten pages are all the same page.
+        // The rows are written, because unwritten pages would all map the zero page.
         let rows = Buffer::filled(ROWS as usize * WIDTH * 2, |to: &mut [u8]| to.fill(0x11)).unwrap();
         let table = Table::host(spec.clone(), rows).unwrap();
         let bags = [BagConfig { feature: "f".into(), table: "t".into(), pooling: Pooling::Sum }];

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use super::table::Table;
 use sterling_core::error::{Error, Result};
 use sterling_cuda::Device;
-use sterling_cuda::cut::ListCut;
 use sterling_cuda::ops::bags::TableRows;
+use sterling_cuda::partition::ListCut;
 use sterling_kernels::buffer::Buffer;
 use sterling_kernels::cpu::pool::Rows;
 
-/// Tables in the memory of a device, each once, by name.
+/// Tables in the memory of a device, by name; each table is copied once.
 #[derive(Debug, Default)]
 pub struct DeviceTables {
     copied: Vec<(String, Arc<TableRows>)>,
@@ -33,8 +33,8 @@ impl DeviceTables {
     }
 }
 
-/// Copies the rows that belong to a GPU's partition of the item slots, from a table with one row per slot, with room for `spare`
-/// more.
+/// Copies the rows that belong to a GPU's partition of the item slots, from a table with one row per slot, with room for
+/// `spare` more rows.
 ///
 /// # Errors
 /// As [`DeviceTables::copy`].
@@ -49,17 +49,20 @@ pub fn rows_of(device: &Device, table: &Table, cut: &ListCut, spare: usize) -> R
 /// # Errors
 /// `Unsupported` if this host's memory does not hold the complete table.
 pub fn whole(table: &Table) -> Result<Rows<'_>> {
-    table.host_rows().ok_or_else(|| is_elsewhere(table))
+    table.host_rows().ok_or_else(|| not_in_memory_error(table))
 }
 
-/// Returns the bytes of these rows.
+/// Returns the bytes of the rows of [`whole`].
 ///
 /// # Errors
 /// As [`whole`].
 pub fn whole_bytes(table: &Table) -> Result<&Buffer<u8>> {
-    table.host_bytes().ok_or_else(|| is_elsewhere(table))
+    table.host_bytes().ok_or_else(|| not_in_memory_error(table))
 }
 
-fn is_elsewhere(table: &Table) -> Error {
-    Error::unsupported(format!("table `{}` is not completely in memory", table.name()))
+fn not_in_memory_error(table: &Table) -> Error {
+    Error::unsupported(format!(
+        "table `{}` is not completely in memory, expected all its rows in this host's memory",
+        table.name()
+    ))
 }

@@ -1,10 +1,10 @@
 //! Conversion of f32 rows into the stored formats, once, when a table is published.
 //!
 //! The quantized formats follow FBGEMM's `FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf` bit for bit, with scale and bias
-//! at the front of the row, as in its table-batched operator. With `m` the row's smallest number rounded to f16 and
+//! at the front of the row, as in FBGEMM's table-batched operator. With `m` the row's smallest number rounded to f16 and
 //! `b` bits: `scale = f16((max - m) / (2^b - 1))`, or 1 if the range is 0 or the scale has no inverse;
 //! `code = round_half_even((x - m) / scale)`, clamped to `0..2^b`. If FBGEMM would write an infinity or a NaN into a row, the row
-//! is rejected; the error names its number.
+//! is rejected; the error names the index of the row.
 
 use half::{bf16, f16};
 
@@ -19,7 +19,7 @@ use sterling_kernels::cpu::pool::RowFormat;
 pub fn encode_rows(format: RowFormat, width: usize, values: &[f32]) -> Result<Vec<u8>> {
     let row_bytes = format.row_bytes(width)?;
     if !values.len().is_multiple_of(width) {
-        return Err(Error::invalid(format!("{} numbers do not make rows of {width}", values.len())));
+        return Err(Error::invalid(format!("got {} numbers, expected rows of {width} numbers", values.len())));
     }
     let mut out = vec![0u8; values.len() / width * row_bytes];
     for (r, (row, to)) in values.chunks_exact(width).zip(out.chunks_exact_mut(row_bytes)).enumerate() {
@@ -55,7 +55,7 @@ fn narrow<H: Copy>(
     for (at, (&x, out)) in row.iter().zip(out.as_chunks_mut::<2>().0).enumerate() {
         let narrowed = from(x);
         if !to(narrowed).is_finite() {
-            return Err(Error::invalid(format!("column {at} is {x}, beyond the range of 16 bits")));
+            return Err(Error::invalid(format!("column {at} is {x}, which f16 cannot represent")));
         }
         *out = bytes(narrowed);
     }

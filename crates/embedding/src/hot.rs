@@ -1,11 +1,12 @@
 //! Cache of a table's hot rows in device memory; the host's memory holds all rows.
 //!
 //! The host assigns rows to cache slots ([`CacheSlots`]), because it resolves ids to rows anyway. The device fetches missing rows
-//! of a batch from host memory, each row once, and pools them from where they arrive. Rows that get a slot are copied into it
-//! afterwards, on the same stream, so a slot may be reassigned in the batch that still reads it. If the host's memory cannot be
-//! registered, the host gathers these rows and sends them with the ids.
+//! of a batch from host memory, each row once, and pools them from a staging buffer. Rows that get a cache slot are copied into
+//! the slot afterwards, on the same stream, so a slot may be reassigned in the batch that still reads it. If the host's memory
+//! cannot be registered with the device, the host gathers the missing rows and sends them with the ids.
 //!
-//! Batches take turns ([`HotTables::turn`]), because a slot that one stream fills must not be read by another one earlier.
+//! Batches use the cache one after another ([`HotTables::turn`]), because a stream must not read a slot before another stream has
+//! filled it.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,7 +15,7 @@ use super::device::whole_bytes;
 use super::place::CardShare;
 use super::table::Table;
 use super::tiers::cache::CacheCounters;
-use super::tiers::places::CacheSlots;
+use super::tiers::cache_slots::CacheSlots;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 use sterling_cuda::ops::bags::{IdBags, SumsTo, TableRows, fetch_rows, pool_staged, scatter_rows};
@@ -47,13 +48,13 @@ enum AllRows {
 pub struct HotCounters {
     /// Name of the table.
     pub table: String,
-    /// Hits and misses of its rows.
+    /// Hits and misses of the table's rows.
     pub cache: CacheCounters,
-    /// Hit share that the plan expects.
+    /// Hit rate that the plan expects.
     pub planned: f64,
 }
 
-/// Caches of all tables that are only partly in a device's memory.
+/// Caches of all tables of which a device's memory holds only some rows.
 #[derive(Debug, Default)]
 pub struct HotTables {
     state: Mutex<HotState>,
@@ -61,12 +62,12 @@ pub struct HotTables {
 
 #[derive(Debug, Default)]
 struct HotState {
-    /// False from the start of a turn until its work is done: after a failure, slots may never have been filled.
+    /// False while a batch uses the cache: if the batch fails, slots may not have been filled.
     is_filled: bool,
     tables: Vec<HotRows>,
 }
 
-/// Exclusive access for one batch.
+/// Exclusive access to the caches, for one batch.
 #[derive(Debug)]
 pub struct HotTurn<'a> {
     state: MutexGuard<'a, HotState>,
@@ -76,15 +77,15 @@ pub struct HotTurn<'a> {
 #[derive(Default)]
 struct Staged {
     rows: Vec<i64>,
-    /// Index of a row among them.
+    /// Index of each row among `rows`.
     index: HashMap<i64, usize>,
     /// Slots to fill and the staged row for each; the last assignment of a slot wins.
     taken: HashMap<u32, u32>,
 }
 
 impl HotTables {
-    /// Adds a cache of `share.bytes`, at most the complete table. A table that already has a cache keeps it. Returns the table's
-    /// number in this set.
+    /// Adds a cache of `share.bytes`, at most the size of the complete table. A table that already has a cache keeps that cache.
+    /// Returns the table's index in this set.
     ///
     /// # Errors
     /// `Unsupported` if this host's memory does not hold the complete table; `Overloaded` if the device has not enough memory.
@@ -111,7 +112,7 @@ impl HotTables {
         Ok(state.tables.len() - 1)
     }
 
-    /// Returns true if no table is cached partly.
+    /// Returns true if no table has a cache.
     pub fn is_empty(&self) -> bool {
         self.lock().tables.is_empty()
     }
@@ -137,23 +138,23 @@ impl HotTables {
     }
 
     fn lock(&self) -> MutexGuard<'_, HotState> {
-        // Continues after a panic, because `is_filled` records that a turn did not end.
+        // Continues after a panic, because `is_filled` records that a batch did not finish.
         locked(&self.state)
     }
 }
 
 impl HotTurn<'_> {
-    /// Ends the turn after its work is done.
+    /// Releases the cache after the batch's work is done.
     pub fn end(mut self) {
         self.state.is_filled = true;
     }
 
-    /// Pools bags of rows of a table, by its number.
+    /// Pools bags of rows of the table with index `table`.
     ///
     /// # Errors
     /// `Internal` if the table or a row does not exist, or a launch fails; `Overloaded` if the device has not enough memory.
     pub fn pool(&mut self, device: &Device, table: usize, mut bags: HostBags<'_>, to: &SumsTo<'_>) -> Result<()> {
-        let missing = || Error::internal("a table without cache slots");
+        let missing = || Error::internal("the table has no cache slots in device memory");
         let HotRows { rows, all, places, hits, misses, .. } = self.state.tables.get_mut(table).ok_or_else(missing)?;
         let row_bytes = rows.format.row_bytes(rows.width)?;
         let mut staged = Staged::default();
@@ -171,13 +172,13 @@ impl HotTurn<'_> {
 /// Bags of ids in host memory.
 #[derive(Debug)]
 pub struct HostBags<'a> {
-    /// Rows of the complete table; negative ones add nothing.
+    /// Row indices in the complete table; negative indices add nothing.
     pub ids: Vec<i64>,
-    /// `[bags + 1]`, nondecreasing from 0.
+    /// Offsets of the bags in `ids`, `[bags + 1]`, nondecreasing from 0.
     pub offsets: &'a [u32],
-    /// One per id; `None` means 1.
+    /// One weight per id; `None` means 1.
     pub weights: Option<&'a [f32]>,
-    /// Divides each sum by the length of its bag.
+    /// True if each sum is divided by the length of its bag.
     pub is_mean: bool,
 }
 
@@ -237,7 +238,7 @@ impl Staged {
         resident + index as i64
     }
 
-    /// Copies the rows that got a slot into it.
+    /// Copies each row that got a slot into its slot.
     fn fill(&self, device: &Device, bytes: &Array<u8>, rows: &TableRows) -> Result<()> {
         if self.taken.is_empty() {
             return Ok(());

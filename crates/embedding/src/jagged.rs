@@ -1,4 +1,4 @@
-//! Jagged tensors: concatenated runs of values of different lengths, with the offset of each run.
+//! Jagged tensors: concatenated lists of values, one list per example, with the offset of each list.
 //!
 //! A [`JaggedTensor`] is one feature of B examples: `values` `[n, width]`, `offsets` `[B + 1]`. A [`KeyedJaggedTensor`] is F
 //! features of the same B examples, feature after feature: bag `f * B + b` is feature `f` of example `b`. There may be one
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use sterling_core::error::{Error, Result};
 
-/// Runs of values of one feature, one run per example.
+/// Values of one feature: one list of values per example.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JaggedTensor<T> {
     values: Vec<T>,
@@ -18,7 +18,7 @@ pub struct JaggedTensor<T> {
 }
 
 impl<T: Copy> JaggedTensor<T> {
-    /// Creates runs from their lengths.
+    /// Creates the lists of values from their lengths.
     ///
     /// # Errors
     /// `Invalid` if a length is negative, the lengths do not add up to the number of values, or weights and values differ in
@@ -29,7 +29,7 @@ impl<T: Copy> JaggedTensor<T> {
         Ok(JaggedTensor { values, width: 1, offsets, weights })
     }
 
-    /// Creates runs from their offsets; the last offset is the number of values.
+    /// Creates the lists of values from their offsets; the last offset is the number of values.
     ///
     /// # Errors
     /// `Invalid` if the offsets do not rise from 0 to the number of values, or weights and values differ in number.
@@ -39,7 +39,7 @@ impl<T: Copy> JaggedTensor<T> {
         Ok(JaggedTensor { values, width: 1, offsets, weights })
     }
 
-    /// Creates runs of rows: `values` is `[offsets.last(), width]`.
+    /// Creates lists of rows: `values` is `[offsets.last(), width]`.
     pub(crate) fn of_rows(values: Vec<T>, width: usize, offsets: Vec<usize>) -> Self {
         debug_assert_eq!(values.len(), offsets.last().copied().unwrap_or(0) * width);
         JaggedTensor { values, width, offsets, weights: None }
@@ -55,7 +55,7 @@ impl<T: Copy> JaggedTensor<T> {
         self.width
     }
 
-    /// Returns the offset of each run, in values, `[B + 1]`.
+    /// Returns the offset of each example's values, `[B + 1]`.
     pub fn offsets(&self) -> &[usize] {
         &self.offsets
     }
@@ -65,22 +65,22 @@ impl<T: Copy> JaggedTensor<T> {
         self.weights.as_deref()
     }
 
-    /// Returns the number of runs, B.
+    /// Returns the number of examples, B.
     pub fn stride(&self) -> usize {
         self.offsets.len() - 1
     }
 
-    /// Returns the lengths of the runs.
+    /// Returns the number of values per example.
     pub fn lengths(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
         self.offsets.windows(2).map(|w| w[1] - w[0])
     }
 
-    /// Returns run `b`, `[length, width]`.
+    /// Returns the values of example `b`, `[length, width]`.
     pub fn run(&self, b: usize) -> &[T] {
         &self.values[self.offsets[b] * self.width..self.offsets[b + 1] * self.width]
     }
 
-    /// Truncates or pads each run to `length` values: `[B, length, width]`.
+    /// Truncates or pads the values of each example to `length`: `[B, length, width]`.
     pub fn to_padded(&self, length: usize, padding: T) -> Vec<T> {
         let row = length * self.width;
         let mut out = vec![padding; self.stride() * row];
@@ -96,7 +96,7 @@ impl<T: Copy> JaggedTensor<T> {
 /// Bags of one feature, borrowed from a [`KeyedJaggedTensor`].
 #[derive(Clone, Copy, Debug)]
 pub struct Feature<'a> {
-    /// Ids of all keys; this feature's are `offsets[0]..offsets[B]`.
+    /// Ids of all keys; the ids of this feature are `offsets[0]..offsets[B]`.
     all_values: &'a [i64],
     all_weights: Option<&'a [f32]>,
     offsets: &'a [usize],
@@ -108,7 +108,7 @@ impl<'a> Feature<'a> {
         &self.all_values[self.range()]
     }
 
-    /// Returns their weights.
+    /// Returns the weights of the values.
     pub fn weights(&self) -> Option<&'a [f32]> {
         self.all_weights.map(|w| &w[self.range()])
     }
@@ -156,8 +156,8 @@ impl KeyedJaggedTensor {
     /// Creates bags from their lengths, `[F * B]`, feature after feature.
     ///
     /// # Errors
-    /// `Invalid` for a duplicate key, a number of lengths that is no multiple of the keys, a negative length, lengths that do not
-    /// add up to the number of values, or a number of weights that differs from it.
+    /// `Invalid` for a duplicate key, a number of lengths that is no multiple of the number of keys, a negative length, lengths
+    /// that do not add up to the number of values, or a number of weights that differs from the number of values.
     pub fn from_lengths<K: Into<String>>(
         keys: impl IntoIterator<Item = K>,
         values: Vec<i64>,
@@ -187,11 +187,11 @@ impl KeyedJaggedTensor {
     /// # Errors
     /// `Invalid` for a duplicate key, or if the numbers of examples differ, or only some have weights.
     pub fn from_jagged<K: Into<String>>(parts: impl IntoIterator<Item = (K, JaggedTensor<i64>)>) -> Result<Self> {
-        let whole = parts
+        let complete = parts
             .into_iter()
             .map(|(key, part)| Self::checked(Arc::new([key.into()]), part.values, part.weights, part.offsets))
             .collect::<Result<Vec<_>>>()?;
-        Self::concat(&whole.iter().collect::<Vec<_>>())
+        Self::concat(&complete.iter().collect::<Vec<_>>())
     }
 
     fn checked(keys: Arc<[String]>, values: Vec<i64>, weights: Option<Vec<f32>>, offsets: Vec<usize>) -> Result<Self> {
@@ -261,13 +261,16 @@ impl KeyedJaggedTensor {
         self.keys.iter().position(|k| k == key).map(|f| self.feature(f))
     }
 
-    /// Returns the features in another order; some may be left out.
+    /// Returns the features in another order; `order` may omit features.
     ///
     /// # Errors
-    /// `Invalid` for a number that is not a feature or occurs twice.
+    /// `Invalid` for an index that is not a feature or occurs twice.
     pub fn permute(&self, order: &[usize]) -> Result<Self> {
         if let Some(invalid) = order.iter().find(|&&f| f >= self.keys.len()) {
-            return Err(Error::invalid(format!("permute: feature {invalid}, expected one below {}", self.keys.len())));
+            return Err(Error::invalid(format!(
+                "permute: got feature {invalid}, expected less than {}",
+                self.keys.len()
+            )));
         }
         let keys: Arc<[String]> = order.iter().map(|&f| self.keys[f].clone()).collect();
         let parts = || order.iter().map(|&f| self.feature(f));
@@ -317,7 +320,7 @@ impl KeyedJaggedTensor {
             }
             if part.weights.is_some() != first.weights.is_some() {
                 return Err(Error::invalid(format!(
-                    "concat: of features {:?} and {:?} only one has weights",
+                    "concat: of features {:?} and {:?} only one has weights, expected both or none",
                     part.keys, first.keys
                 )));
             }
@@ -327,9 +330,9 @@ impl KeyedJaggedTensor {
         let weights =
             first.weights.as_ref().map(|_| parts.iter().flat_map(|p| p.weights().unwrap_or(&[])).copied().collect());
         let offsets = offsets_of(parts.iter().flat_map(|p| p.lengths()));
-        let mut whole = Self::checked(keys, values, weights, offsets)?;
-        whole.stride = first.stride;
-        Ok(whole)
+        let mut complete = Self::checked(keys, values, weights, offsets)?;
+        complete.stride = first.stride;
+        Ok(complete)
     }
 
     /// Copies each feature into its own jagged tensor.
@@ -370,7 +373,10 @@ pub(crate) fn check_keys(keys: &[String]) -> Result<()> {
 fn check_weights(weights: Option<&[f32]>, values: usize) -> Result<()> {
     let Some(weights) = weights else { return Ok(()) };
     if weights.len() != values {
-        return Err(Error::invalid(format!("{} weights for {values} values, expected one each", weights.len())));
+        return Err(Error::invalid(format!(
+            "{} weights for {values} values, expected one weight per value",
+            weights.len()
+        )));
     }
     match weights.iter().position(|w| !w.is_finite()) {
         Some(at) => Err(Error::invalid(format!("weight {at} is {}, expected a finite number", weights[at]))),
@@ -386,7 +392,7 @@ fn offsets_of_lengths(lengths: &[i64], values: usize) -> Result<Vec<usize>> {
         let length = usize::try_from(length)
             .map_err(|_| Error::invalid(format!("length {bag} is {length}, expected 0 or more")))?;
         at = at.checked_add(length).filter(|&end| end <= values).ok_or_else(|| {
-            Error::invalid(format!("lengths reach beyond the {values} values at length {bag} ({length})"))
+            Error::invalid(format!("length {bag} is {length}, which exceeds the rest of {values} values"))
         })?;
         offsets.push(at);
     }

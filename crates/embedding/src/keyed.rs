@@ -19,7 +19,7 @@ pub struct KeyedTensor {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
     keys: Vec<String>,
-    /// `[keys + 1]`.
+    /// First column of each key, and the end of the last key, `[keys + 1]`.
     starts: Vec<usize>,
 }
 
@@ -31,7 +31,11 @@ impl Layout {
     pub fn new(keys: Vec<String>, widths: &[usize]) -> Result<Self> {
         check_keys(&keys)?;
         if keys.len() != widths.len() {
-            return Err(Error::invalid(format!("{} keys with {} widths", keys.len(), widths.len())));
+            return Err(Error::invalid(format!(
+                "{} keys have {} widths, expected one width per key",
+                keys.len(),
+                widths.len()
+            )));
         }
         let mut starts = vec![0usize];
         for (key, &width) in keys.iter().zip(widths) {
@@ -46,7 +50,7 @@ impl Layout {
         &self.keys
     }
 
-    /// Returns the sum of the widths.
+    /// Returns the sum of the widths of all keys.
     pub fn width(&self) -> usize {
         self.starts[self.keys.len()]
     }
@@ -87,7 +91,7 @@ impl KeyedTensor {
         self.layout.starts.windows(2).map(|w| w[1] - w[0])
     }
 
-    /// Returns the sum of the widths.
+    /// Returns the sum of the widths of all keys.
     pub fn width(&self) -> usize {
         self.layout.width()
     }
@@ -102,7 +106,7 @@ impl KeyedTensor {
         &self.values
     }
 
-    /// Returns all values for writing.
+    /// Returns all values, mutable.
     pub fn values_mut(&mut self) -> &mut [f32] {
         &mut self.values
     }
@@ -132,7 +136,7 @@ impl KeyedTensor {
         Some(out)
     }
 
-    /// Concatenates groups of keys from several keyed tensors: one `[Q, sum of its widths]` per group.
+    /// Concatenates groups of keys from several keyed tensors: one tensor `[Q, sum of the group's widths]` per group.
     ///
     /// # Errors
     /// `Invalid` if a key occurs in none or in several of the tensors, or the numbers of examples differ.

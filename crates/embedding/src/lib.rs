@@ -3,11 +3,11 @@
 //! Names and semantics are TorchRec's (<https://github.com/meta-pytorch/torchrec>): a [`KeyedJaggedTensor`] holds the ids of all
 //! features of a batch, an [`EmbeddingBagCollection`] converts them to one [`KeyedTensor`], an [`EmbeddingCollection`] to one
 //! [`JaggedTensor`] of rows per feature (`lookup`). A [`Table`] is complete or partitioned into shards (table-wise, row-wise or
-//! column-wise sharding, [`shard`]), each with its own source ([`tiers`]); [`place`] describes the location of shards as plain
-//! data. The location of shards changes no result.
+//! column-wise sharding, [`shard`]), each with a source of its rows ([`tiers`]); [`place`] describes the location of shards as
+//! plain data. The location of shards changes no result.
 //!
 //! Modules depend on each other in one direction: types of ids and rows, `spec` and `place`, then [`tiers`], `table`, [`shard`],
-//! `lookup`. `device` has tables in GPU memory, `HotTables` tables of which only frequently requested rows are in GPU memory.
+//! `lookup`. `device` has tables in GPU memory, `HotTables` has tables of which only hot rows are in GPU memory.
 //! [`train`] has tables in training, [`managed`] unbounded ids in tables of fixed size.
 //!
 //! ```

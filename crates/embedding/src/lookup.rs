@@ -1,8 +1,8 @@
 //! Lookups of all features of a batch in one call: embedding bags (pooled) and sequences.
 //!
 //! A lookup has two phases. *Begin* resolves ids to rows and sends requests for rows of remote sources, without waiting. *Finish*
-//! pools rows in memory while those requests are in flight, then waits for them. Features of an unsharded table in memory are
-//! pooled straight into the output; [`super::shard`] describes lookups in sharded tables.
+//! pools rows in memory while these requests are in progress, then waits for the answers. Features of an unsharded table in
+//! memory are pooled straight into the output; [`super::shard`] describes lookups in sharded tables.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -22,10 +22,10 @@ use sterling_kernels::cpu::pool::{self, BagSums, Bags};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pooling {
-    /// Sum, each row times its id's weight if there are weights.
+    /// Sum of the rows, each multiplied by its id's weight if there are weights.
     #[default]
     Sum,
-    /// That sum divided by the number of ids, as in TorchRec (not by the sum of the weights).
+    /// Mean: the weighted sum divided by the number of ids, as in TorchRec (not by the sum of the weights).
     Mean,
     /// No pooling: each row remains an element of a sequence ([`EmbeddingCollection`]).
     None,
@@ -51,7 +51,7 @@ pub struct SequenceConfig {
     pub table: String,
 }
 
-/// Rows of one feature: its key and one run of rows per example.
+/// Rows of one feature: the feature's key, and one list of rows per example.
 pub type Sequence = (String, JaggedTensor<f32>);
 
 /// A feature that reads one of the tables.
@@ -68,7 +68,7 @@ impl Use {
         let mut found = tables.iter().enumerate().filter(|(_, t)| t.name() == table).map(|(i, _)| i);
         let place = match (found.next(), found.next()) {
             (Some(place), None) => place,
-            (None, _) => return Err(Error::invalid(format!("table `{table}` is not among the tables"))),
+            (None, _) => return Err(Error::invalid(format!("no table is named `{table}`"))),
             _ => return Err(Error::invalid(format!("table `{table}` occurs twice"))),
         };
         Ok(Use { feature: feature.to_owned(), table: place, pooling })
@@ -90,7 +90,7 @@ pub struct EmbeddingBagCollection {
     kernels: Kernels,
 }
 
-/// A pooled lookup between its phases: requests for remote rows are in flight.
+/// A pooled lookup between its two phases: remote rows have been requested.
 pub struct StartedBags<'a> {
     layout: &'a Arc<Layout>,
     examples: usize,
@@ -102,11 +102,11 @@ impl EmbeddingBagCollection {
     /// feature that reads several tables becomes `feature@table`.
     ///
     /// # Errors
-    /// `Invalid` for an unknown or duplicate table, a feature that occurs twice with the same table, or one without
-    /// pooling; `Unsupported` if the requested kernels cannot run here.
+    /// `Invalid` for an unknown or duplicate table, a feature that occurs twice with the same table, or a feature without
+    /// pooling; `Unsupported` if the requested kernels cannot run on this CPU.
     pub fn new(tables: Vec<Arc<Table>>, bags: &[BagConfig]) -> Result<Self> {
         if let Some(bag) = bags.iter().find(|b| b.pooling == Pooling::None) {
-            return Err(Error::invalid(format!("feature `{}` without pooling, expected sum or mean", bag.feature)));
+            return Err(Error::invalid(format!("feature `{}` has no pooling, expected sum or mean", bag.feature)));
         }
         let used = |b: &BagConfig| Use::new(&tables, &b.feature, &b.table, b.pooling);
         let uses: Vec<Use> = bags.iter().map(used).collect::<Result<_>>()?;
@@ -118,7 +118,7 @@ impl EmbeddingBagCollection {
         Ok(EmbeddingBagCollection { tables, uses, layout, kernels: Kernels::detect()? })
     }
 
-    /// Replaces the kernels.
+    /// Replaces the kernels that pool rows.
     pub fn with_kernels(mut self, kernels: Kernels) -> Self {
         self.kernels = kernels;
         self
@@ -253,7 +253,7 @@ impl EmbeddingCollection {
     }
 }
 
-/// State of a lookup of either kind between its phases.
+/// State of a lookup of bags or sequences between its two phases.
 struct Started<'a> {
     tables: &'a [Arc<Table>],
     kernels: Kernels,
@@ -281,7 +281,8 @@ impl<'a> Started<'a> {
         Started { tables, kernels, terms: terms.clone(), input, travelling, report }
     }
 
-    /// Pools the features of unsharded tables in memory; calls `place` with each feature's number and a function that writes it.
+    /// Pools the features of unsharded tables in memory; calls `place` with each feature's index and a function that writes its
+    /// embeddings.
     fn pool_whole(&mut self, mut place: impl FnMut(usize, Write<'_>)) {
         for (number, feature) in self.input.features.iter().enumerate() {
             let table = &self.tables[feature.table];

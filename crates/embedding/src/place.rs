@@ -105,7 +105,7 @@ impl FromStr for Sharding {
     }
 }
 
-/// Returns the value of that name.
+/// Returns the value in `all` whose name is `text`.
 fn named<T: Copy>(what: &str, text: &str, all: &[T], name: fn(T) -> &'static str) -> Result<T> {
     let names = || all.iter().map(|one| name(*one)).collect::<Vec<_>>().join(", ");
     let found = all.iter().copied().find(|one| name(*one) == text);
@@ -140,12 +140,12 @@ fn is_first(copy: &usize) -> bool {
     *copy == 0
 }
 
-/// Share of a table that a GPU's memory holds, if it does not hold all rows.
+/// Part of a table in a GPU's memory that does not hold all rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CardShare {
-    /// Cache size for hot rows; 0 if the GPU reads all of them from its host.
+    /// Cache size for hot rows, in bytes; 0 if the GPU reads all rows from its host.
     pub bytes: u64,
-    /// Share of the reads that the cache should answer according to the plan.
+    /// Fraction of the reads that the cache should answer according to the plan.
     pub hit_share: f64,
 }
 
@@ -162,7 +162,7 @@ pub enum HostAccess {
 }
 
 impl HostAccess {
-    /// Returns the access of a placement.
+    /// Returns how hosts access rows of a placement.
     pub fn of(tier: Tier, has_copies: bool) -> Self {
         match (tier, has_copies) {
             (Tier::Remote, _) => HostAccess::Cluster,
@@ -186,11 +186,11 @@ impl HostAccess {
 pub struct AccessCost {
     /// Type of access.
     pub way: HostAccess,
-    /// Tier of its fastest placement.
+    /// Tier of the fastest placement of this type.
     pub tier: Tier,
-    /// Sharding of its fastest placement.
+    /// Sharding of the fastest placement of this type.
     pub sharding: Sharding,
-    /// Time per batch of its slowest device, in microseconds.
+    /// Time per batch of the placement's slowest device, in microseconds.
     pub micros: f64,
     /// Bytes on all devices.
     pub bytes: u64,
@@ -201,7 +201,7 @@ pub struct AccessCost {
 pub struct TablePlan {
     /// Name of the table.
     pub table: String,
-    /// Storage format of its rows.
+    /// Storage format of the table's rows.
     pub format: RowFormat,
     /// Sharding type.
     pub sharding: Sharding,
@@ -221,7 +221,7 @@ pub struct TablePlan {
 }
 
 impl TablePlan {
-    /// Returns true if every host, or every device, has its own copy.
+    /// Returns true if every host, or every device, has a replica of the table.
     pub fn has_copies(&self) -> bool {
         self.sharding == Sharding::DataParallel || self.shards.iter().any(|shard| shard.copy > 0)
     }

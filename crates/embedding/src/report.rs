@@ -12,7 +12,7 @@ pub use sterling_core::request::OnDegraded;
 /// rows, and [`TableCounts::degraded_of`] distinguishes them.
 #[derive(Clone, Debug, Default)]
 pub struct Lookup {
-    /// Rows that are missing then are degraded.
+    /// Rows that are missing at this time are degraded.
     pub deadline: Option<Instant>,
     /// Effect of a degraded row: the lookup fails, or uses zeros instead and counts the row.
     pub on_degraded: OnDegraded,
@@ -21,8 +21,8 @@ pub struct Lookup {
 }
 
 impl Lookup {
-    /// Returns the error of a lookup without its `rows`: they were late if the deadline has passed; otherwise their source has
-    /// lost them or does not answer.
+    /// Returns the error of a lookup whose `rows` are missing: they were late if the deadline has passed; otherwise their source
+    /// has lost them or does not answer.
     pub fn unavailable(&self, rows: impl fmt::Display) -> Error {
         match self.deadline {
             Some(deadline) if Instant::now() >= deadline => Error::deadline(format!("{rows} did not arrive in time")),
@@ -36,7 +36,7 @@ impl Lookup {
 pub struct TableCounts {
     /// Name of the table.
     pub table: String,
-    /// Ids looked up.
+    /// Number of ids looked up.
     pub ids: u64,
     /// Ids outside of the table's rows, to which its policy for unseen ids applied.
     pub unseen: u64,
@@ -44,7 +44,7 @@ pub struct TableCounts {
     pub unknown: u64,
     /// Ids whose row did not arrive in time.
     pub degraded: u64,
-    /// Per example, ids whose row did not arrive in time; empty if all arrived.
+    /// Per example, number of ids whose row did not arrive in time; empty if all rows arrived.
     pub degraded_of: Vec<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! Specification of a table without its rows: their number, width and format, and the policy for unseen ids.
+//! Specification of a table without its rows: number, width and format of the rows, and the policy for unseen ids.
 
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::pool::RowFormat;
@@ -6,12 +6,12 @@ use sterling_kernels::cpu::pool::RowFormat;
 /// Policy for an id outside of the table's rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unseen {
-    /// Adds nothing to a sum; a row of zeros in a sequence.
+    /// An unseen id adds nothing to a sum, and gives a row of zeros in a sequence.
     #[default]
     Zero,
-    /// Uses a row selected by a hash of the id.
+    /// An unseen id uses a row that is selected by a hash of the id.
     Hash,
-    /// Uses this row.
+    /// Every unseen id uses the row with this index.
     Row(u64),
 }
 
@@ -54,7 +54,7 @@ impl TableSpec {
         self.format.row_bytes(self.width).map_err(|e| e.within(format!("table `{}`", self.name)))
     }
 
-    /// Returns the row of an id, or `None` if it adds nothing, and whether the id was unseen.
+    /// Returns the row of an id, or `None` if the id adds nothing, and whether the id is unseen.
     pub fn resolve(&self, id: i64) -> (Option<u64>, bool) {
         if (0..self.rows as i64).contains(&id) {
             return (Some(id as u64), false);

@@ -1,7 +1,7 @@
 //! An embedding table: its specification, the shards that hold its rows, and optionally a vocabulary, managed ids or a tokenizer.
 //!
-//! An unsharded table has one shard; a sharded one has several rectangles (rows x columns), each with its own [`Source`] in any
-//! tier. The sharding types differ only in their rectangles.
+//! An unsharded table has one shard; a sharded table has several shards, which are rectangles (rows x columns), each with a
+//! [`Source`] in any tier. The sharding types differ only in their rectangles.
 
 mod ids;
 #[cfg(feature = "redis")]
@@ -23,22 +23,22 @@ use sterling_kernels::buffer::Buffer;
 use sterling_kernels::cpu::pool::{RowFormat, Rows};
 use sterling_storage::files::{Dtype, TensorFile, Tensors};
 
-/// One rectangle of a table.
+/// One shard of a table: a rectangle of rows and columns.
 #[derive(Clone, Debug)]
 pub struct Shard {
-    /// Rows of the complete table that it holds.
+    /// Rows of the complete table that the shard holds.
     pub rows: Range<u64>,
-    /// Columns of the complete table that it holds.
+    /// Columns of the complete table that the shard holds.
     pub columns: Range<usize>,
-    /// Index of the table's copy that it belongs to; 0 if there is one copy.
+    /// Index of the table's replica to which the shard belongs; 0 if there is only one.
     pub copy: usize,
-    /// Device that serves it, for errors.
+    /// Device that serves the shard, for errors.
     pub device: String,
-    /// Its rows.
+    /// Source of the shard's rows.
     pub source: Source,
 }
 
-/// Shards that get the same requests: equal rows of the same copy.
+/// Shards that get the same requests: equal rows of the same replica.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
     pub(super) rows: Range<u64>,
@@ -54,13 +54,13 @@ pub struct Table {
     sharding: Option<Sharding>,
     copies: usize,
     shards: Vec<Shard>,
-    /// By copy, then by first row.
+    /// Groups of shards of the same rows, ordered by replica, then by first row.
     groups: Vec<Group>,
     vocabulary: Option<Arc<Vocabulary>>,
     /// `None` if ids are row numbers.
     ids: Option<Arc<ManagedIds>>,
     tokenizer: Option<Arc<Tokenizer>>,
-    /// Planned cache in GPU memory, if the GPU is not to hold the complete table.
+    /// Planned cache in GPU memory, if the GPU should not hold the complete table.
     planned_gpu_cache: Option<CardShare>,
     /// Slices that are served to other servers for the lifetime of the table.
     _slices: Vec<Arc<Slice>>,
@@ -106,8 +106,8 @@ impl Table {
     /// Creates a table of shards.
     ///
     /// # Errors
-    /// `Invalid` if the source of a shard does not match its rectangle, or the shards of a copy do not cover every number of the
-    /// table exactly once, as ranges of rows with the same ranges of columns each.
+    /// `Invalid` if the source of a shard does not match its rectangle, or the shards of a replica do not cover every number of the
+    /// table exactly once.
     pub fn of_shards(spec: TableSpec, sharding: Sharding, shards: Vec<Shard>) -> Result<Self> {
         let spec = spec.checked()?;
         let place = format!("table `{}`, {}", spec.name, sharding.name());
@@ -145,7 +145,7 @@ impl Table {
         Ok(self.over(Table::of_shards(self.spec.clone(), sharding, shards)?))
     }
 
-    /// Returns another table of the same rows with this one's vocabulary, managed ids and tokenizer.
+    /// Returns `rows`, a table of the same rows, with the vocabulary, managed ids and tokenizer of this table.
     fn over(&self, rows: Table) -> Self {
         Table { vocabulary: self.vocabulary.clone(), ids: self.ids.clone(), tokenizer: self.tokenizer.clone(), ..rows }
     }
@@ -183,10 +183,10 @@ impl Table {
         Ok(self.over(Table::host(spec, bytes)?))
     }
 
-    /// Adds the rows as the tensor that [`Table::mapped`] reads, and managed ids as that of [`Table::with_mapped_ids`].
+    /// Adds the rows as the tensor that [`Table::mapped`] reads, and managed ids as the tensor of [`Table::with_mapped_ids`].
     ///
     /// # Errors
-    /// `Unsupported` for rows that are not in this process's memory; as [`TensorFile::add`].
+    /// `Unsupported` for rows that are not in this process's memory; errors of [`TensorFile::add`].
     pub fn encode<'a>(&'a self, file: &mut TensorFile<'a>) -> Result<()> {
         let bytes = self.bytes()?;
         self.encode_ids(file)?;
@@ -207,7 +207,7 @@ impl Table {
     ///
     /// # Errors
     /// `Corrupt` if the tensor is missing or has another shape or type; `Invalid` if a u8 tensor comes without a
-    /// quantized format or a float tensor with a different one.
+    /// quantized format, or a float tensor with a different format.
     pub fn mapped(tensors: &Tensors, name: &str, format: Option<RowFormat>, unseen: Unseen) -> Result<Self> {
         let (dtype, _) = tensors.info(name)?;
         let (found, (bytes, shape)) = match dtype {
@@ -258,11 +258,11 @@ impl Table {
     /// Adds a tokenizer to the table.
     ///
     /// # Errors
-    /// `Invalid` if a token has an id beyond the rows.
+    /// `Invalid` if the id of a token exceeds the rows of the table.
     pub fn with_tokenizer(mut self, tokenizer: Arc<Tokenizer>) -> Result<Self> {
         if tokenizer.rows() > self.spec.rows {
             return Err(Error::invalid(format!(
-                "table `{}`: a tokenizer of {} tokens for {} rows",
+                "table `{}`: the tokenizer has {} tokens, expected at most {} (rows)",
                 self.spec.name,
                 tokenizer.rows(),
                 self.spec.rows
@@ -277,7 +277,7 @@ impl Table {
         Table { _slices: slices, ..self }
     }
 
-    /// Returns the bytes of its rows in this process's memory.
+    /// Returns the bytes of the table's rows in this process's memory.
     pub fn bytes_here(&self) -> u64 {
         let here = |shard: &Shard| match &shard.source {
             Source::Host(bytes) => bytes.len() as u64,
@@ -291,7 +291,7 @@ impl Table {
         Table { planned_gpu_cache: Some(share), ..self }
     }
 
-    /// Returns the Planned cache in GPU memory, if the GPU is not to hold the complete table.
+    /// Returns the planned cache in GPU memory, if the GPU should not hold the complete table.
     pub fn planned_gpu_cache(&self) -> Option<CardShare> {
         self.planned_gpu_cache
     }
@@ -321,7 +321,7 @@ impl Table {
         self.sharding
     }
 
-    /// Returns the shards that hold its rows; one if the table is not sharded.
+    /// Returns the shards that hold the table's rows; one shard if the table is not sharded.
     pub fn shards(&self) -> &[Shard] {
         &self.shards
     }
@@ -334,7 +334,7 @@ impl Table {
         &self.groups
     }
 
-    /// Returns true if some of its rows are fetched from a source.
+    /// Returns true if some rows of the table are fetched from a source.
     pub fn is_fetched(&self) -> bool {
         self.shards.iter().any(Shard::is_fetched)
     }
@@ -365,7 +365,7 @@ impl Table {
         Ok(Table { shards, ..self.clone() })
     }
 
-    /// Returns the bytes of its rows, if the table is unsharded and in memory.
+    /// Returns the bytes of all rows, if the table is unsharded and in memory.
     pub fn host_bytes(&self) -> Option<&Buffer<u8>> {
         match self.shards.as_slice() {
             [Shard { source: Source::Host(bytes), .. }] => Some(bytes),
@@ -382,7 +382,7 @@ impl Table {
 
     fn bytes(&self) -> Result<&[u8]> {
         let elsewhere =
-            || Error::unsupported(format!("table `{}`: its rows are not in this host's memory", self.name()));
+            || Error::unsupported(format!("table `{}`: the rows are not in this host's memory", self.name()));
         self.host_bytes().map(|bytes| &**bytes).ok_or_else(elsewhere)
     }
 }
@@ -404,7 +404,7 @@ impl Shard {
         }
     }
 
-    /// Returns true if its rows are fetched.
+    /// Returns true if the shard's rows are fetched from a source.
     pub fn is_fetched(&self) -> bool {
         matches!(self.source, Source::Fetched(_))
     }
@@ -417,12 +417,13 @@ fn check_source(spec: &TableSpec, rows: u64, width: usize, source: &Source) -> R
         Source::Host(bytes) => {
             let expected = row_bytes as u128 * u128::from(rows);
             let format = spec.format.name();
-            (bytes.len() as u128 != expected)
-                .then(|| format!("{} bytes, expected {expected} ({rows} rows of {width} in {format})", bytes.len()))
+            (bytes.len() as u128 != expected).then(|| {
+                format!("got {} bytes, expected {expected} ({rows} rows of {width} numbers in {format})", bytes.len())
+            })
         }
         Source::Fetched(source) => (source.row_bytes() != row_bytes || source.rows() != rows).then(|| {
             format!(
-                "its source has {} rows of {} bytes, expected {rows} of {row_bytes}",
+                "the source has {} rows of {} bytes, expected {rows} rows of {row_bytes} bytes",
                 source.rows(),
                 source.row_bytes()
             )
@@ -435,19 +436,19 @@ fn check_shard(spec: &TableSpec, shard: &Shard) -> Result<()> {
     let Shard { rows, columns, source, .. } = shard;
     let place = |e: Error| e.within(format!("shard of rows {rows:?}, columns {columns:?}"));
     if rows.is_empty() || rows.end > spec.rows || columns.is_empty() || columns.end > spec.width {
-        let what = format!("expected a rectangle within {} rows of {}", spec.rows, spec.width);
+        let what = format!("expected a rectangle within {} rows and {} columns", spec.rows, spec.width);
         return Err(place(Error::invalid(what)));
     }
     check_source(spec, rows.end - rows.start, columns.len(), source).map_err(place)
 }
 
-/// Checks that the groups of one copy, in the order of their rows, cover all rows, and each of them all columns.
+/// Checks that the groups of one replica, in the order of their rows, cover all rows, and each group all columns.
 fn check_cover<'a>(spec: &TableSpec, shards: &[Shard], groups: impl Iterator<Item = &'a Group>) -> Result<()> {
     let mut row = 0;
     for group in groups {
         if group.rows.start != row {
             let what = if group.rows.start > row { "no shard holds" } else { "two shards hold" };
-            return Err(Error::invalid(format!("{what} row {}, expected one", row.min(group.rows.start))));
+            return Err(Error::invalid(format!("{what} row {}, expected one shard", row.min(group.rows.start))));
         }
         row = group.rows.end;
         let mut columns: Vec<&Range<usize>> = group.shards.iter().map(|s| &shards[*s].columns).collect();
@@ -457,19 +458,22 @@ fn check_cover<'a>(spec: &TableSpec, shards: &[Shard], groups: impl Iterator<Ite
             if range.start != column {
                 let what = if range.start > column { "no shard holds" } else { "two shards hold" };
                 let column = column.min(range.start);
-                return Err(Error::invalid(format!("{what} column {column} of rows {:?}, expected one", group.rows)));
+                return Err(Error::invalid(format!(
+                    "{what} column {column} of rows {:?}, expected one shard",
+                    group.rows
+                )));
             }
             column = range.end;
         }
         if column != spec.width {
             return Err(Error::invalid(format!(
-                "no shard holds column {column} of rows {:?}, expected one",
+                "no shard holds column {column} of rows {:?}, expected one shard",
                 group.rows
             )));
         }
     }
     match row == spec.rows {
         true => Ok(()),
-        false => Err(Error::invalid(format!("no shard holds row {row}, expected one"))),
+        false => Err(Error::invalid(format!("no shard holds row {row}, expected one shard"))),
     }
 }

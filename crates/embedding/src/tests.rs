@@ -170,7 +170,7 @@ impl Problem {
 
 proptest! {
     #[test]
-    fn every_sharding_type_answers_as_the_whole_table(
+    fn every_sharding_type_equals_the_unsharded_table(
         problem in problems(),
         sharding in prop::sample::select(Sharding::ALL.to_vec()),
         parts in 1usize..5,
@@ -178,8 +178,8 @@ proptest! {
     ) {
         let table = problem.table();
         let ids = problem.ids();
-        let whole = EmbeddingBagCollection::new(vec![Arc::new(table.clone())], &problem.bags()).unwrap();
-        let (expected, expected_report) = whole.lookup(&ids, &Lookup::default()).unwrap();
+        let complete = EmbeddingBagCollection::new(vec![Arc::new(table.clone())], &problem.bags()).unwrap();
+        let (expected, expected_report) = complete.lookup(&ids, &Lookup::default()).unwrap();
 
         let cuts = cuts(table.spec(), sharding, parts);
         let shards = cuts.iter().zip(remote.iter().cycle()).map(|(cut, remote)| {
@@ -195,17 +195,17 @@ proptest! {
 
         // An unsharded table that is fetched takes the same path.
         let source = fetched(&away(&table, &[], &[]));
-        let whole = EmbeddingBagCollection::new(vec![Arc::new(source)], &problem.bags()).unwrap();
-        let (got, report) = whole.lookup(&ids, &Lookup::default()).unwrap();
+        let complete = EmbeddingBagCollection::new(vec![Arc::new(source)], &problem.bags()).unwrap();
+        let (got, report) = complete.lookup(&ids, &Lookup::default()).unwrap();
         problem.check(&got, &expected)?;
         prop_assert_eq!(&report, &expected_report);
 
         // Without pooling, each row lies in one shard: no sum, no rounding.
         let sequence = [SequenceConfig { feature: "a".into(), table: "t".into() }];
-        let whole = EmbeddingCollection::new(vec![Arc::new(table)], &sequence).unwrap();
+        let complete = EmbeddingCollection::new(vec![Arc::new(table)], &sequence).unwrap();
         let sharded = EmbeddingCollection::new(vec![sharded], &sequence).unwrap();
         let terms = Lookup::default();
-        prop_assert_eq!(sharded.lookup(&ids, &terms).unwrap(), whole.lookup(&ids, &terms).unwrap());
+        prop_assert_eq!(sharded.lookup(&ids, &terms).unwrap(), complete.lookup(&ids, &terms).unwrap());
     }
 
     #[test]
@@ -315,7 +315,7 @@ fn a_row_that_is_late_in_some_columns_is_missing_in_all() {
         let away = |columns: Range<usize>, rows: Range<u64>, degraded: &[u64]| {
             fetched_shard(&wide, cut(columns, rows).take(&wide).unwrap(), degraded)
         };
-        let whole = fetched_shard(&wide, here(0..8), &[1]);
+        let complete = fetched_shard(&wide, here(0..8), &[1]);
         for pooling in [Pooling::Sum, Pooling::Mean] {
             let pooled = |sharding, shards: Vec<Shard>| {
                 let table = Table::of_shards(wide.spec().clone(), sharding, shards).unwrap();
@@ -324,7 +324,7 @@ fn a_row_that_is_late_in_some_columns_is_missing_in_all() {
                 let (pooled, counts) = collection.lookup(&ids, &lenient).unwrap();
                 (pooled.values().to_vec(), counts[0].degraded)
             };
-            let expected = pooled(Sharding::TableWise, vec![whole.clone()]);
+            let expected = pooled(Sharding::TableWise, vec![complete.clone()]);
             for (sharding, shards) in [
                 (Sharding::ColumnWise, vec![away(0..4, 0..3, &[1]), away(4..8, 0..3, &[])]),
                 (Sharding::ColumnWise, vec![here(0..4), away(4..8, 0..3, &[1])]),
@@ -349,10 +349,10 @@ fn columns_of_fetched_rows_are_those_of_the_table() {
         let there = fetched(&away(&table, &[], &[]));
         let cuts = [0..4, 4..8].map(|columns| Cut { rows: 0..3, columns, copy: 0, device: "d".into() });
         let sharded = Arc::new(there.cut(Sharding::ColumnWise, &cuts).unwrap());
-        let whole = EmbeddingBagCollection::new(vec![Arc::new(table.clone())], &bags).unwrap();
+        let complete = EmbeddingBagCollection::new(vec![Arc::new(table.clone())], &bags).unwrap();
         let parts = EmbeddingBagCollection::new(vec![sharded.clone()], &bags).unwrap();
         let lookup = Lookup::default();
-        assert_eq!(parts.lookup(&ids, &lookup).unwrap().0.values(), whole.lookup(&ids, &lookup).unwrap().0.values());
+        assert_eq!(parts.lookup(&ids, &lookup).unwrap().0.values(), complete.lookup(&ids, &lookup).unwrap().0.values());
         assert_eq!(cuts[0].take(&sharded).unwrap_err().kind(), Kind::Unsupported, "a table is cut once");
     }
 }
@@ -375,7 +375,7 @@ fn a_source_that_answers_other_rows_is_corrupt() {
     let table = Table::fetched(numbered(3).spec().clone(), Arc::new(Short)).unwrap();
     let error = summed(table, &[0, 1], &Lookup::default()).unwrap_err();
     assert_eq!(error.kind(), Kind::Corrupt);
-    assert!(error.to_string().contains("got 1 states and 16 bytes for 2 rows"), "{error}");
+    assert!(error.to_string().contains("the source returned 1 states and 16 bytes, expected 2 rows"), "{error}");
 }
 
 #[test]
@@ -390,9 +390,9 @@ fn shards_that_do_not_cover_their_table_are_rejected() {
         (vec![cut(0..6, 0..8), cut(5..10, 0..8)], "two shards hold row 5"),
         (vec![cut(0..10, 0..4)], "no shard holds column 4"),
         (vec![cut(0..10, 0..4), cut(0..10, 2..8)], "two shards hold column 2"),
-        (vec![cut(0..11, 0..8)], "expected rows of 10"),
-        (vec![cut(3..3, 0..8)], "expected rows of 10"),
-        (vec![cut(0..10, 0..9)], "expected columns of 8"),
+        (vec![cut(0..11, 0..8)], "expected a range within 10 rows"),
+        (vec![cut(3..3, 0..8)], "expected a range within 10 rows"),
+        (vec![cut(0..10, 0..9)], "expected a range within 8 columns"),
         (vec![cut(0..10, 0..3), cut(0..10, 3..8)], "multiple of 2"),
         (vec![cut(0..10, 1..8)], "multiple of 2"),
         (vec![cut(0..10, 0..8), Cut { copy: 1, ..cut(0..5, 0..8) }], "no shard holds row 5"),
@@ -404,18 +404,18 @@ fn shards_that_do_not_cover_their_table_are_rejected() {
     let source = cut(0..10, 0..8).take(&table).unwrap().source;
     let shard = Shard { rows: 0..5, columns: 0..8, copy: 0, device: "d".into(), source };
     let e = Table::of_shards(table.spec().clone(), Sharding::RowWise, vec![shard]).unwrap_err().to_string();
-    assert!(e.contains("80 bytes, expected 40 (5 rows of 8 in int4)"), "{e}");
+    assert!(e.contains("80 bytes, expected 40 (5 rows of 8 numbers in int4)"), "{e}");
     let with_values = table.with_vocabulary(Vocabulary::parse("a\nb").unwrap()).unwrap();
     assert!(with_values.cut(Sharding::TableWise, &[cut(0..10, 0..8)]).is_ok());
 }
 
 #[test]
 fn configurations_with_unknown_names_are_rejected() {
-    let whole = Arc::new(numbered(3));
+    let complete = Arc::new(numbered(3));
     let bag = |table: &str| [BagConfig { feature: "f".into(), table: table.into(), pooling: Pooling::Sum }];
-    assert!(EmbeddingBagCollection::new(vec![whole.clone()], &bag("u")).is_err());
-    assert!(EmbeddingBagCollection::new(vec![whole.clone(), whole.clone()], &bag("t")).is_err());
-    let collection = EmbeddingBagCollection::new(vec![whole], &bag("t")).unwrap();
+    assert!(EmbeddingBagCollection::new(vec![complete.clone()], &bag("u")).is_err());
+    assert!(EmbeddingBagCollection::new(vec![complete.clone(), complete.clone()], &bag("t")).is_err());
+    let collection = EmbeddingBagCollection::new(vec![complete], &bag("t")).unwrap();
     let ids = KeyedJaggedTensor::from_lengths(["g"], vec![1], &[1], None).unwrap();
     assert!(collection.lookup(&ids, &Lookup::default()).unwrap_err().to_string().contains("feature `f` is missing"));
 }

@@ -1,9 +1,9 @@
-//! Tokenizers: texts to rows of a table, by a `tokenizer.json` in the format of Hugging Face's
+//! Tokenizers map texts to rows of a table, by a `tokenizer.json` in the format of Hugging Face's
 //! [`tokenizers`](https://github.com/huggingface/tokenizers) (WordPiece, byte-level BPE, Unigram).
 //!
-//! The file comes with a model package and is untrusted: its size, the lengths of its pieces, the growth of texts by its
-//! normalizer and the bytes of a text that are tokenized are bounded, and panics of the library become errors. Truncation and
-//! padding stated by the file are ignored, because a feature states its length.
+//! The file comes with a model package and is untrusted: the size of the file, the lengths of its vocabulary pieces, the growth
+//! of texts by its normalizer and the bytes of a text that are tokenized are bounded, and panics of the library become errors.
+//! Truncation and padding stated by the file are ignored, because the length is a setting of the feature.
 
 #[cfg(feature = "text")]
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,13 +12,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use sterling_core::error::panic_message;
 use sterling_core::error::{Error, Result};
 
-/// Maximum size of the file.
+/// Maximum size of a `tokenizer.json`, in bytes.
 #[cfg(feature = "text")]
 const FILE_BYTES_MAX: usize = 64 << 20;
-/// Bytes of a text that are tokenized per token of its feature.
+/// Number of bytes of a text that are tokenized, per token of the feature's length.
 #[cfg(feature = "text")]
 const BYTES_PER_TOKEN: usize = 32;
-/// Maximum factor by which normalizers and pre-tokenizers may lengthen a text. That of T5's is about 400.
+/// Maximum factor by which normalizers and pre-tokenizers may lengthen a text. The factor of T5's tokenizer is about 400.
 #[cfg(feature = "text")]
 const GROWTH_MAX: usize = 1024;
 /// Maximum `max_input_chars_per_word`: WordPiece takes cubic time in a word's length.
@@ -29,11 +29,11 @@ const WORD_CHARS_MAX: usize = 200;
 /// one stack frame per byte.
 #[cfg(feature = "text")]
 const PIECE_BYTES_MAX: usize = 256;
-/// Maximum bytes of all Unigram pieces: the library needs about 100 bytes of memory for each.
+/// Maximum bytes of all Unigram pieces: the library needs about 100 bytes of memory per byte of a piece.
 #[cfg(feature = "text")]
 const PIECES_BYTES_MAX: usize = 16 << 20;
-/// Types of normalizers and pre-tokenizers in version 0.23 of the library. It also reads parts without a type, by their fields,
-/// and [`growth`] could mistake those.
+/// Types of normalizers and pre-tokenizers in version 0.23 of the library. The library also reads parts without a type, by their
+/// fields, which [`growth`] could mistake.
 #[cfg(feature = "text")]
 const PART_TYPES: [&str; 24] = [
     "BertNormalizer",
@@ -72,17 +72,17 @@ pub struct Tokenizer {
     rows: u64,
 }
 
-/// Part of a text that is retained if it has too many tokens.
+/// Part of a text that is retained if the text has too many tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retained {
-    /// Its beginning.
+    /// Retains the beginning of a text that is too long.
     First,
-    /// Its end.
+    /// Retains the end of a text that is too long.
     Last,
 }
 
 impl Tokenizer {
-    /// Returns the number of rows that its tokens need: the highest id, plus one.
+    /// Returns the number of rows that the tokens need: the highest id, plus one.
     pub fn rows(&self) -> u64 {
         self.rows
     }
@@ -159,7 +159,7 @@ impl Tokenizer {
     }
 
     /// Returns the ids of a text's tokens, special tokens included, at most `length`. Of longer texts the first or the last tokens
-    /// are retained. Only 32 bytes of the text per token of `length`, and at least 1,024, are read.
+    /// are retained. Reads at most 32 bytes of the text per token of `length`, or 1,024 bytes if that is more.
     ///
     /// # Errors
     /// `Invalid` if the special tokens do not fit, or the tokenizer fails.
@@ -213,7 +213,7 @@ impl Model {
     fn check_pieces(&self) -> Result<()> {
         let length = |text: &Option<String>| text.as_ref().map_or(0, String::len);
         for (what, bytes, most) in [
-            ("vocab: its longest piece", self.vocab.longest, PIECE_BYTES_MAX),
+            ("vocab: the longest piece", self.vocab.longest, PIECE_BYTES_MAX),
             ("vocab: all pieces", self.vocab.all, PIECES_BYTES_MAX),
             ("continuing_subword_prefix", length(&self.continuing_subword_prefix), PIECE_BYTES_MAX),
             ("end_of_word_suffix", length(&self.end_of_word_suffix), PIECE_BYTES_MAX),
@@ -297,7 +297,7 @@ fn growth(part: &serde_json::Value) -> Result<usize> {
     }
     let text = |field: &str| part.get(field).and_then(serde_json::Value::as_str);
     let bytes = |field: &str| text(field).map_or(0, str::len);
-    // A pattern that matches nothing inserts its content beside every character.
+    // A pattern that matches the empty string inserts `content` next to every character.
     let is_literal =
         part.pointer("/pattern/String").and_then(|pattern| pattern.as_str()).is_some_and(|p| !p.is_empty());
     let own = match text("type") {

@@ -39,7 +39,7 @@ impl Vocabulary {
         self.rows.is_empty()
     }
 
-    /// Returns the row of a value, if it is known.
+    /// Returns the row of a value, if the vocabulary has the value.
     pub fn row(&self, value: &str) -> Option<i64> {
         self.rows.get(value).copied()
     }

@@ -32,7 +32,9 @@ impl Catalogue {
             let given = items.dense.get(EMBEDDING).filter(|rows| rows.cols() == package.spec.dimension);
             let given = given.ok_or_else(|| {
                 let expected = package.spec.dimension;
-                Error::invalid(format!("items: no column `{EMBEDDING}` of {expected} numbers, and no item tower"))
+                Error::invalid(format!(
+                    "items: no column `{EMBEDDING}` of {expected} numbers, and no item tower, expected one of them"
+                ))
             })?;
             catalogue.vectors = given.all()?;
             return Ok(catalogue);

@@ -1,10 +1,10 @@
-//! Checkpoints: a run that was interrupted resumes from the last one, with bit-identical results.
+//! Checkpoints: a run that was interrupted resumes from its last checkpoint, with bit-identical results.
 //!
 //! A checkpoint is a folder `checkpoints/STEP` of the run's working folder, renamed into place once all of it is durable.
 //! `state.safetensors` (`state`) holds the tensors: the rows that changed since the base, which is the last checkpoint with all
-//! rows, or the package before there is one. `learn.json` holds the checksum of that file, the base, the position in the events
-//! with a hash of them, digests of the package, of `[train]` and of the run's options, and at its end its own checksum. The last
-//! two checkpoints and their bases are retained.
+//! rows, or the package if there is no such checkpoint. `learn.json` holds the checksum of `state.safetensors`, the base, the
+//! position in the events with a hash of the events so far, digests of the package, of `[train]` and of the run's options, and
+//! in its last field its own checksum. The last two checkpoints and their bases are retained.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ pub(crate) struct EventCounts {
 pub(crate) struct Origin {
     /// Digest of the package and its items.
     pub(crate) package: String,
-    /// Digest of `[train]`.
+    /// Digest of the settings `[train]` of the package.
     pub(crate) train: String,
     /// Digest of the names and sizes of the event files, of the seed, and of the order of events.
     pub(crate) events: String,
@@ -51,7 +51,7 @@ pub(crate) struct Position {
     pub(crate) epoch: u64,
     /// Events of this epoch that were taken for training.
     pub(crate) events: u64,
-    /// Hash of these events, batch by batch ([`crate::events::hash`]).
+    /// Hash of the trained events, batch by batch ([`crate::events::hash`]).
     pub(crate) hash: u64,
     /// Events trained on, in all epochs.
     pub(crate) trained: u64,
@@ -69,7 +69,7 @@ pub(crate) struct Position {
     pub(crate) loss: f64,
 }
 
-/// A checkpoint with all rows, which later ones build on.
+/// A checkpoint with all rows, which later checkpoints build on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Base {
     pub(crate) step: u64,
@@ -82,7 +82,7 @@ struct About {
     origin: Origin,
     position: Position,
     state: Checksum,
-    /// Base of the rows; none for the package, and for a checkpoint with all rows.
+    /// Earlier checkpoint with the rows that this checkpoint lacks; none if the package has these rows, or none are lacking.
     base: Option<Base>,
     /// True if the checkpoint has all rows.
     is_full: bool,
@@ -131,13 +131,13 @@ impl Checkpoints {
     /// Returns the last checkpoint.
     ///
     /// # Errors
-    /// `Conflict` if it belongs to another run; `Corrupt` with the file if it or its base is damaged.
+    /// `Conflict` if the checkpoint belongs to another run; `Corrupt` with the file if the checkpoint or its base is damaged.
     pub(crate) fn last(&self, origin: &Origin) -> Result<Option<Last>> {
         let Some(step) = self.steps()?.pop() else { return Ok(None) };
         let folder = self.folder.join(step.to_string());
         let place = |e: Error| {
             let kind = if e.kind() == Kind::NotFound { Kind::Corrupt } else { e.kind() };
-            let advice = "remove it to go on from the one before";
+            let advice = "remove this checkpoint to resume from the one before";
             Error::new(kind, format!("checkpoint {}: {e}; {advice}", folder.display()))
         };
         let about = about(&folder).map_err(place)?;
@@ -161,7 +161,9 @@ impl Checkpoints {
         if let Some(base) = &about.base {
             let file = self.folder.join(base.step.to_string()).join(STATE_FILE);
             let checked = check(&file, &base.state);
-            states.push(checked.map_err(|e| place(e.within(format!("its base, checkpoint {}", base.step))))?);
+            states.push(
+                checked.map_err(|e| place(e.within(format!("base checkpoint {} of this checkpoint", base.step))))?,
+            );
         }
         states.push(check(&folder.join(STATE_FILE), &about.state).map_err(place)?);
         let base = if about.is_full { Some(Base { step, state: about.state }) } else { about.base };
@@ -169,7 +171,7 @@ impl Checkpoints {
     }
 
     /// Writes a checkpoint, and returns the base of the next one; `state` writes the file of tensors, with the rows that changed
-    /// since `base`, or with all of them if `is_full`. If the write fails, earlier checkpoints stay.
+    /// since `base`, or with all rows if `is_full`. If the write fails, earlier checkpoints stay.
     ///
     /// # Errors
     /// `NoSpace` or `Io` with the step.
@@ -185,7 +187,7 @@ impl Checkpoints {
         let io = |e| Error::io(folder.display(), e);
         let write = || {
             fs::create_dir_all(&self.folder).map_err(io)?;
-            // Left by a run that was killed.
+            // Removes leftovers of a run that was killed.
             self.sweep()?;
             files::write_folder(&folder, |temporary| {
                 let state = state(&temporary.join(STATE_FILE))?;
@@ -193,7 +195,7 @@ impl Checkpoints {
                 let (origin, position) = (origin.clone(), position.clone());
                 let about = About { format: FORMAT, origin, position, state, base, is_full };
                 let text = serde_json::to_vec(&about).map_err(|e| Error::internal(format!("{ABOUT_FILE}: {e}")))?;
-                write_atomic(&temporary.join(ABOUT_FILE), |file| file.write_all(&sealed(&text)))?;
+                write_atomic(&temporary.join(ABOUT_FILE), |file| file.write_all(&with_checksum(&text)))?;
                 if folder.exists() {
                     // The old checkpoint is removed below, once the new one is in its place.
                     fs::rename(&folder, files::temporary(&folder)).map_err(io)?;
@@ -202,7 +204,7 @@ impl Checkpoints {
             })
         };
         let About { state, base, .. } = write().map_err(|e| {
-            e.within(format!("checkpoint at step {} was not written, earlier ones are unchanged", position.step))
+            e.within(format!("checkpoint at step {} was not written, earlier checkpoints are unchanged", position.step))
         })?;
         self.sweep()?;
         self.remove_old()?;
@@ -221,12 +223,12 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Removes all checkpoints but the last ones and their bases.
+    /// Removes all checkpoints but the last [`RETAINED_CHECKPOINTS`] and their bases.
     fn remove_old(&self) -> Result<()> {
         let steps = self.steps()?;
-        let (old, kept) = steps.split_at(steps.len().saturating_sub(RETAINED_CHECKPOINTS));
+        let (old, retained) = steps.split_at(steps.len().saturating_sub(RETAINED_CHECKPOINTS));
         let mut bases = Vec::new();
-        for step in kept {
+        for step in retained {
             // A damaged checkpoint needs no base.
             let about = about(&self.folder.join(step.to_string())).ok();
             bases.extend(about.and_then(|about| about.base).map(|base| base.step));
@@ -251,7 +253,7 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Removes all checkpoints. A run that is killed meanwhile leaves none that is incomplete.
+    /// Removes all checkpoints. If the process is killed meanwhile, no incomplete checkpoint remains.
     ///
     /// # Errors
     /// `Io`.
@@ -261,18 +263,18 @@ impl Checkpoints {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(self.folder.display(), e)),
             _ => Ok(()),
         };
-        // Left by a run that was killed here.
+        // A process that was killed after the rename below left this folder.
         missing_is_fine(fs::remove_dir_all(&removed))?;
         missing_is_fine(fs::rename(&self.folder, &removed))?;
         missing_is_fine(fs::remove_dir_all(&removed))
     }
 }
 
-/// Field that holds the checksum of the description, its last one.
+/// Last field of the description of a checkpoint: the description's checksum.
 const SUM: &[u8] = b",\"xxh3\":\"";
 
-/// Returns an object's JSON with the XXH3-128 of its bytes as a further field.
-fn sealed(object: &[u8]) -> Vec<u8> {
+/// Appends to a JSON object a field with the XXH3-128 of the object's bytes.
+fn with_checksum(object: &[u8]) -> Vec<u8> {
     let fields = object.strip_suffix(b"}").unwrap_or(object);
     [fields, SUM, Checksum::of(object).xxh3.as_bytes(), b"\"}"].concat()
 }
@@ -290,7 +292,7 @@ fn about(folder: &Path) -> Result<About> {
         FORMAT => {
             let about: About = serde_json::from_slice(&text).map_err(broken)?;
             let end = text.windows(SUM.len()).rposition(|at| at == SUM).unwrap_or(text.len());
-            match sealed(&[&text[..end], b"}"].concat()) == text {
+            match with_checksum(&[&text[..end], b"}"].concat()) == text {
                 true => Ok(about),
                 false => Err(Error::corrupt(format!("{ABOUT_FILE}: its content does not match its checksum"))),
             }

@@ -35,7 +35,10 @@ impl Frequency {
     /// `Corrupt` if the values are impossible.
     pub(crate) fn restore(&mut self, item: u32, gap: f32, last: u64) -> Result<()> {
         if !(gap >= 1.0 && last <= self.events) {
-            let what = format!("frequency of an item: gap {gap}, last seen at event {last} of {}", self.events);
+            let what = format!(
+                "frequency of an item: got gap {gap} and last event {last}, expected at least 1 and at most {}",
+                self.events
+            );
             return Err(Error::corrupt(what));
         }
         (self.gaps[item as usize], self.last[item as usize]) = (gap, last);

@@ -2,7 +2,7 @@
 //!
 //! Ranks the event's item among all items that the request could have returned, by three rankings: the model that learns, the
 //! model at the start of the run (the frozen twin), and popularity so far. Blum, Kalai and Langford 1999 show that such figures
-//! are as good as those of a held-out set of the same size.
+//! are as good as the figures of a held-out set of the same size.
 //!
 //! Items with the score of the event's item are in random order: NDCG and HR are the means over all of their orders (McSherry and
 //! Najork 2008, *Computing information retrieval performance measures efficiently in the presence of tied scores*). So a model
@@ -77,8 +77,8 @@ pub(crate) struct RankedEvent<'a> {
 }
 
 impl RankedEvent<'_> {
-    /// Possible ranks of the item, from 0: the number of other items with a larger score, and up to as many more as have the
-    /// same score. The last rank if the item's own score is NaN.
+    /// Returns the possible ranks of the item, from 0: the number of other items with a larger score, and up to as many more as
+    /// have the same score. Returns only the last rank if the item's score is NaN.
     fn ranks<T: PartialOrd + Copy>(&self, scores: &[T]) -> RangeInclusive<usize> {
         let own = scores[self.item as usize];
         if own.partial_cmp(&own).is_none() {

@@ -4,14 +4,15 @@
 //!
 //! 1. `events` reads and validates lines and rows; an invalid one is rejected alone, and written to a quarantine file;
 //! 2. `judge` ranks each event before it is trained on, by the learning model, the model at the start, and popularity;
-//! 3. `loss` computes the gradients of a softmax over the batch's items and uniformly sampled ones, corrected by `frequency`, or
-//!    `tasks` those of the cross-entropy of the `reranker`'s logits;
-//! 4. `model` propagates them through both towers (`side`) to the tables, which are updated in the same pass;
+//! 3. `loss` computes the gradients of a softmax over the batch's items and sampled items, corrected by `frequency`, or
+//!    `tasks` computes the gradients of the cross-entropy of the `reranker`'s logits;
+//! 4. `model` propagates the gradients through both towers (`side`) to the tables, which are updated in the same backward pass;
 //! 5. every n steps `checkpoint` writes the complete state (`state`): a killed run resumes with bit-identical results.
 //!
-//! Several `hosts` may share a run: each has a share of the rows and of every batch.
+//! Several `hosts` may share a run: each host has a part of the rows and of every batch.
 //!
-//! `package` writes the result as a package, which `publish` accepts and which can be trained further.
+//! `package` writes the result as a package, which `publish` accepts and which can be trained further, with a sample of the events'
+//! `requests`.
 //!
 //! ```
 //! use std::path::Path;
@@ -29,7 +30,6 @@
 
 mod catalogue;
 mod checkpoint;
-mod draws;
 mod events;
 mod frequency;
 mod hosts;
@@ -42,13 +42,15 @@ mod package;
 mod products;
 mod quarantine;
 mod report;
+mod requests;
 mod reranker;
+mod row_set;
 mod side;
 mod state;
+mod step_random;
 mod tasks;
 #[cfg(test)]
 mod tests;
-mod touched;
 mod trainer;
 mod weights;
 

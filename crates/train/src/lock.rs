@@ -1,4 +1,4 @@
-//! The lock of a working folder: one run at a time. Its file names the package that the run writes, until the run has ended.
+//! The lock of a working folder: one run at a time. The lock file names the package that the run writes, until the run has ended.
 
 use std::fs::{self, File, TryLockError};
 use std::os::unix::ffi::OsStrExt as _;
@@ -29,12 +29,12 @@ impl Lock {
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
-                    let what = "another run works in this folder, expected one at a time; give it another --work";
+                    let what = "another run uses this working folder, expected one run per folder; pass another --work";
                     return Err(Error::conflict(format!("{}: {what}", folder.display())));
                 }
                 Err(TryLockError::Error(e)) => return Err(io(e)),
             }
-            // A run that ended in between has removed the file: the lock of a file without a name excludes no other run.
+            // A run that ended between open and lock has removed the file: the lock of a deleted file excludes no other run.
             let held = file.metadata().map_err(io)?;
             if fs::metadata(&path).is_ok_and(|named| (named.dev(), named.ino()) == (held.dev(), held.ino())) {
                 return Ok(Lock { path, file });

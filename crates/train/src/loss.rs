@@ -1,6 +1,6 @@
 //! Softmax over sampled items, with its gradients.
 //!
-//! Candidates are the distinct items of the batch and uniformly sampled further ones. The score of candidate `c` for event `b` is
+//! Candidates are the distinct items of the batch and uniformly sampled items. The score of candidate `c` for event `b` is
 //! `<query_b, item_c> / τ - log Q_c`, where `Q_c` is the probability that `c` is among the candidates (Bengio and Senécal 2008;
 //! Yi et al. 2019). Duplicates of an event's own item and items excluded by the request are masked. The loss is the weighted mean
 //! of the events' cross-entropies.
@@ -8,6 +8,7 @@
 use std::ops::Range;
 
 use sterling_core::error::Result;
+use sterling_graph::dense::train::{MICRO_BATCH, TreeSum};
 use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::dense::{Fold, MapTarget, Operand, Outer, Unary};
 
@@ -20,85 +21,132 @@ const MASKED: f32 = -1e30;
 /// A batch: B events, C candidates.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SampledSoftmax<'a> {
-    /// `[B, D]`
+    /// Queries of the events, `[B, D]`; with several hosts, only of this host's events.
     pub(crate) queries: &'a [f32],
-    /// `[C, D]`
+    /// Vectors of the candidates, `[C, D]`.
     pub(crate) candidates: &'a [f32],
-    /// D
+    /// Width of a query or vector, D.
     pub(crate) dimension: usize,
     /// Catalogue index of each candidate's item, `[C]`.
     pub(crate) items: &'a [u32],
-    /// `[C]`
+    /// Log of each candidate's probability to be among the candidates, `[C]`.
     pub(crate) log_q: &'a [f32],
-    /// Index of the candidate that is each event's item, `[B]`.
+    /// Index of each event's item among the candidates, `[B]`.
     pub(crate) targets: &'a [u32],
     /// Weights of the events, `[B]`.
     pub(crate) weights: &'a [f32],
-    /// τ
+    /// Temperature of the softmax, τ.
     pub(crate) temperature: f32,
 }
 
-/// Gradients of a batch, or of this host's share of it, and buffers that are reused.
+/// Gradients of a batch, or of this host's part of the batch, and buffers that are reused.
 #[derive(Debug, Default)]
 pub(crate) struct Gradients {
-    /// `[B, D]`
+    /// Gradients of the queries, `[B, D]`.
     pub(crate) queries: Vec<f32>,
-    /// `[C, D]`
+    /// Gradients of the candidates, `[C, D]`.
     pub(crate) candidates: Vec<f32>,
     scores: Vec<f32>,
+    /// Sums of the gradients of one block of candidates.
+    sums: TreeSum,
 }
 
 impl SampledSoftmax<'_> {
     /// Returns the loss and writes the gradients to `out`. `excluded(b)` returns the items, ascending, that are not negatives of
     /// event `b`.
     pub(crate) fn run<'e>(&self, kernels: Kernels, excluded: impl Fn(usize) -> &'e [u32], out: &mut Gradients) -> f64 {
-        let terms = self.score(kernels, 0..self.targets.len(), excluded, out);
-        let Gradients { candidates, scores, .. } = out;
-        self.of_candidates(kernels, scores, self.items.len(), candidates);
+        let events = 0..self.targets.len();
+        let terms = self.score(kernels, events.clone(), excluded, out);
+        self.query_gradients(kernels, out);
+        let Gradients { candidates, scores, sums, .. } = out;
+        candidates.clear();
+        for some in blocks(0..self.items.len()) {
+            self.candidate_gradients(kernels, events.clone(), some, scores, sums);
+            candidates.extend_from_slice(sums.total());
+        }
         summed(&terms)
     }
 
-    /// As [`SampledSoftmax::run`], for this host's share of events and candidates: gradients of scores travel.
+    /// Begins a batch of several hosts, with the queries of this host's events: sends the loss terms of these events, and their
+    /// contribution to the gradients of the other hosts' candidates. Writes the gradients of queries; returns the loss terms.
     ///
     /// # Errors
     /// If a host is lost.
-    pub(crate) fn run_on_hosts<'e>(
+    pub(crate) fn begin_on_hosts<'e>(
         &self,
         kernels: Kernels,
         excluded: impl Fn(usize) -> &'e [u32],
         mesh: &Mesh,
         out: &mut Gradients,
-    ) -> Result<f64> {
-        let (events, count) = (self.targets.len(), self.items.len());
-        let terms = self.score(kernels, mesh.own(events), excluded, out);
-        let block = |host: usize| -> Vec<f32> {
-            let columns = mesh.share(count, host);
-            out.scores.chunks_exact(count).flat_map(|row| &row[columns.clone()]).copied().collect()
-        };
+    ) -> Result<Vec<f64>> {
+        let terms = self.score(kernels, mesh.own(self.targets.len()), excluded, out);
         let bytes: Vec<u8> = terms.iter().flat_map(|term| term.to_le_bytes()).collect();
         for host in mesh.others() {
             mesh.send(host, Kind::Losses, bytes.clone())?;
-            mesh.send(host, Kind::Scores, block(host))?;
+            mesh.send(host, Kind::Candidates, self.for_host(kernels, mesh, host, out))?;
         }
-        let own = mesh.own(count).len();
-        let (mut scores, mut all) = (Vec::with_capacity(events * own), Vec::with_capacity(events));
+        self.query_gradients(kernels, out);
+        Ok(terms)
+    }
+
+    /// Receives what [`SampledSoftmax::begin_on_hosts`] of the other hosts sent. Writes the gradients of this host's candidates;
+    /// returns the loss of the complete batch. `terms` are this host's loss terms.
+    ///
+    /// # Errors
+    /// If a host is lost.
+    pub(crate) fn finish_on_hosts(
+        &self,
+        kernels: Kernels,
+        mesh: &Mesh,
+        terms: &[f64],
+        out: &mut Gradients,
+    ) -> Result<f64> {
+        let (events, own) = (self.targets.len(), mesh.own(self.items.len()));
+        let mut own_sums = Some(self.for_host(kernels, mesh, mesh.rank(), out));
+        let (mut hosts, mut all) = (Vec::with_capacity(mesh.count()), Vec::with_capacity(events));
         for host in 0..mesh.count() {
+            let subtrees = TreeSum::subtrees(mesh.micro_batches(events, host));
             if host == mesh.rank() {
-                scores.extend(block(host));
-                all.extend_from_slice(&terms);
+                all.extend_from_slice(terms);
+                hosts.push((subtrees, own_sums.take().unwrap_or_default()));
                 continue;
             }
-            let of_host = mesh.share(events, host).len();
-            let length = of_host * size_of::<f64>();
+            let length = mesh.share(events, host).len() * size_of::<f64>();
             let bytes = mesh.bytes(host, Kind::Losses, length, length)?;
             all.extend(bytes.as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes)));
-            scores.extend(mesh.numbers(host, Kind::Scores, of_host * own)?);
+            let count = subtrees.len() * own.len() * self.dimension;
+            hosts.push((subtrees, mesh.numbers(host, Kind::Candidates, count)?));
         }
-        self.of_candidates(kernels, &scores, own, &mut out.candidates);
+        let mut rest: Vec<&[f32]> = hosts.iter().map(|(_, sums)| sums.as_slice()).collect();
+        let Gradients { candidates, sums, .. } = out;
+        candidates.clear();
+        for some in blocks(own) {
+            sums.reset(some.len() * self.dimension);
+            for ((subtrees, _), rest) in hosts.iter().zip(&mut rest) {
+                for subtree in subtrees {
+                    let (own, behind) = rest.split_at(some.len() * self.dimension);
+                    sums.push(subtree.clone(), |to| to.copy_from_slice(own));
+                    *rest = behind;
+                }
+            }
+            candidates.extend_from_slice(sums.total());
+        }
         Ok(summed(&all))
     }
 
-    /// Writes the gradients of some events' scores and queries; returns the terms of the loss.
+    /// Returns the contribution of this host's events to the gradients of a host's candidates: per block of candidates, the sums of
+    /// each subtree of micro-batches.
+    fn for_host(&self, kernels: Kernels, mesh: &Mesh, host: usize, out: &mut Gradients) -> Vec<f32> {
+        let Gradients { scores, sums, .. } = out;
+        let mut all = Vec::new();
+        for some in blocks(mesh.share(self.items.len(), host)) {
+            self.candidate_gradients(kernels, mesh.own(self.targets.len()), some, scores, sums);
+            all.extend_from_slice(sums.sums());
+        }
+        all
+    }
+
+    /// Writes the gradients of the scores of `events`, whose queries are `self.queries`; returns the loss terms of these events.
     fn score<'e>(
         &self,
         kernels: Kernels,
@@ -111,10 +159,9 @@ impl SampledSoftmax<'_> {
         order.sort_unstable();
         let total: f64 = self.weights.iter().map(|weight| f64::from(*weight)).sum();
         let inverse = 1.0 / self.temperature;
-        let Gradients { queries, scores, .. } = out;
+        let scores = &mut out.scores;
         scores.resize(events.len() * count, 0.0);
-        let own = &self.queries[events.start * width..events.end * width];
-        Packed::transposed(self.candidates, width, count).times(kernels, own, scores);
+        Packed::transposed(self.candidates, width, count).times(kernels, self.queries, scores);
         let mut terms = Vec::with_capacity(events.len());
         for (event, row) in events.clone().zip(scores.chunks_exact_mut(count)) {
             let target = self.targets[event] as usize;
@@ -132,27 +179,48 @@ impl SampledSoftmax<'_> {
             row.iter_mut().for_each(|score| *score *= share);
             row[target] -= scale;
         }
-        queries.resize(events.len() * width, 0.0);
-        Packed::of(self.candidates, count, width).times(kernels, scores, queries);
         terms
     }
 
-    /// Writes the gradients of `count` candidates from those of their scores for all events, `[B, count]`.
-    fn of_candidates(&self, kernels: Kernels, scores: &[f32], count: usize, out: &mut Vec<f32>) {
-        let width = self.dimension;
-        out.clear();
-        out.resize(count * width, 0.0);
-        let of_candidates = Outer {
-            rows: self.targets.len(),
-            left: scores,
-            left_stride: count,
-            depth: count,
-            right: self.queries,
-            right_stride: width,
-            columns: width,
-        };
-        kernels.outer(&of_candidates, out);
+    /// Writes the gradients of queries from the gradients of their scores.
+    fn query_gradients(&self, kernels: Kernels, out: &mut Gradients) {
+        let Gradients { queries, scores, .. } = out;
+        queries.resize(self.queries.len(), 0.0);
+        Packed::of(self.candidates, self.items.len(), self.dimension).times(kernels, scores, queries);
     }
+
+    /// Sums the gradients of the candidates `some` per micro-batch of events, from the gradients of the events' scores.
+    fn candidate_gradients(
+        &self,
+        kernels: Kernels,
+        events: Range<usize>,
+        some: Range<usize>,
+        scores: &[f32],
+        sums: &mut TreeSum,
+    ) {
+        let (count, width) = (self.items.len(), self.dimension);
+        sums.reset(some.len() * width);
+        for first in events.clone().step_by(MICRO_BATCH) {
+            let own = first - events.start;
+            let outer = Outer {
+                rows: MICRO_BATCH.min(events.end - first),
+                left: &scores[own * count + some.start..],
+                left_stride: count,
+                depth: some.len(),
+                right: &self.queries[own * width..],
+                right_stride: width,
+                columns: width,
+            };
+            let n = first / MICRO_BATCH;
+            sums.push(n..n + 1, |to| kernels.outer(&outer, to));
+        }
+    }
+}
+
+/// Returns blocks of candidates whose sums fit the caches; each host has complete blocks.
+fn blocks(candidates: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let end = candidates.end;
+    candidates.step_by(MICRO_BATCH).map(move |first| first..end.min(first + MICRO_BATCH))
 }
 
 /// Returns the sum of the terms of a loss, in order.
@@ -208,7 +276,7 @@ fn exp(kernels: Kernels, row: &mut [f32]) {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::draws::StepRandom;
+    use crate::step_random::StepRandom;
 
     fn numbers(seed: u64, count: usize) -> Vec<f32> {
         let draws = StepRandom::new(seed, 0);
@@ -238,7 +306,7 @@ mod tests {
     #[test]
     fn loss_and_gradients_are_those_of_the_formula() {
         for (seed, (events, width, uniform)) in
-            [(1, 1, 1), (5, 3, 7), (17, 8, 40), (33, 65, 70)].into_iter().enumerate()
+            [(1, 1, 1), (5, 3, 7), (17, 8, 40), (33, 65, 70), (150, 4, 90)].into_iter().enumerate()
         {
             let seed = seed as u64;
             let draws = StepRandom::new(seed, 1);

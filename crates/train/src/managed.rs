@@ -1,9 +1,9 @@
-//! Managed ids of tables in training: their state in files of tensors, the removal of ids, and their numbers in the report.
+//! Managed ids of tables in training: their state in tensor files, the removal of ids, and their counts in the report.
 //!
 //! | tensor | holds |
 //! |---|---|
 //! | `managed.NAME.ids` `[rows]`, `managed.NAME.seen` `[rows, 3]` | the id of each row, and its occurrences, last step and last time |
-//! | `managed.NAME.new.ids` `[n]`, `managed.NAME.new.seen` `[n, 3]` | the same of ids without a row since the last eviction |
+//! | `managed.NAME.new.ids` `[n]`, `managed.NAME.new.seen` `[n, 3]` | the same for ids without a row since the last eviction |
 //! | `managed.NAME.sketch` | counters of the admission sketch, if there is one |
 //! | `managed.NAME` | clock and totals, as JSON |
 
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::touched::RowSet;
+use crate::row_set::RowSet;
 use sterling_core::error::{Error, Result};
 use sterling_embedding::Table;
 use sterling_embedding::managed::{IdState, IdTotals, ManagedSpec};
@@ -37,7 +37,7 @@ struct About {
     totals: IdTotals,
 }
 
-/// Returns a master with the ids of its package's table, and the settings by which they change, if they do.
+/// Returns the master table with the ids of the package's table; `spec` has the settings by which training changes the ids, if any.
 ///
 /// # Errors
 /// As [`MasterTable::with_ids`].
@@ -67,7 +67,7 @@ pub(crate) fn write(file: &mut TensorFile<'_>, table: &MasterTable) -> Result<()
     file.add_json(&format!("managed.{name}"), &About { clock, totals })
 }
 
-/// Restores the state of a table's ids. If it is of another run, the ids are those of the package, and counts of other ids are
+/// Restores the state of a table's ids. If the state is of another run, the package's ids stay, and counts of other ids are
 /// dropped.
 ///
 /// # Errors
@@ -98,7 +98,7 @@ pub(crate) fn read(tensors: &Tensors, is_of_this_run: bool, table: &mut MasterTa
     })
 }
 
-/// Returns the state of another run for the ids that a package has: their counts, and the candidates that it does not have.
+/// Returns the state of another run for the ids of a package: their counts, and candidate ids without a row in the package.
 fn kept_id_state(mut other: IdState, package: IdState) -> IdState {
     let mut seen = package.seen;
     let rows = other.ids.iter().zip(&package.ids).zip(other.seen.chunks_exact(3)).zip(seen.chunks_exact_mut(3));
@@ -134,13 +134,13 @@ pub(crate) fn forget<'a>(
     match by_table.into_keys().next() {
         None => Ok(()),
         Some(name) => {
-            let what = format!("forget: table `{name}` does not learn, expected one with managed ids");
+            let what = format!("forget: table `{name}` is not trained, expected a trained table with managed ids");
             Err(Error::invalid(what))
         }
     }
 }
 
-/// Returns the numbers of all tables with managed ids.
+/// Returns the reports of all tables with managed ids.
 pub(crate) fn reports<'a>(tables: impl Iterator<Item = &'a MasterTable>) -> BTreeMap<String, ManagedReport> {
     let report = |table: &MasterTable| {
         let (totals, held) = table.id_totals().zip(table.held_ids())?;

@@ -1,7 +1,9 @@
 //! The model in training: tables, towers, and their optimizers.
 //!
-//! Both towers read one set of tables, so that a table that both read has one master. A batch of B events with C candidates is
-//! one lookup of max(B, C) examples: user features have bags in the first B of them, item features in the first C.
+//! Both towers read one set of tables, so that a table that both read has one master table. A batch of B events with C
+//! candidates is one lookup of max(B, C) examples: user features have bags in the first B examples, item features in the first C.
+
+mod shared;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -12,8 +14,8 @@ use crate::hosts::{Kind, Mesh, Pulled};
 use crate::managed;
 use crate::products::Packed;
 use crate::reranker::Reranker;
+use crate::row_set::RowSet;
 use crate::side::Side;
-use crate::touched::RowSet;
 use crate::weights::Weights;
 use sterling_core::error::{Error, Result};
 use sterling_cuda::Device;
@@ -39,10 +41,12 @@ pub(crate) struct Model {
     /// The reranker; none if the loss does not train it.
     reranker: Option<Reranker>,
     dimension: usize,
-    /// The other hosts of the run; none if there are none.
+    /// Connections to the other hosts of the run; none if this host runs alone.
     hosts: Option<Arc<Mesh>>,
-    /// Step and hash of the events, which all hosts must agree on.
+    /// Number of the step and hash of the events, on which all hosts must agree.
     pub(crate) moment: [u64; 2],
+    /// The next step and its batch, if the batch is prepared already.
+    ahead: Option<(u64, HostBatch)>,
 }
 
 /// Ids of a batch, resolved to rows.
@@ -52,15 +56,15 @@ enum Looked {
     OnHosts(Box<HostBatch>),
 }
 
-/// Outputs of the towers for a batch. With several hosts, lookups are those of this host's share.
+/// Outputs of the towers for a batch. With several hosts, lookups are only those of this host's events and items.
 #[derive(Debug)]
 pub(crate) struct Forward {
     batch: Looked,
     pooled: KeyedTensor,
     sequences: Vec<Sequence>,
-    /// `[B, D]`
+    /// Queries, `[B, D]`; with several hosts, only of this host's events.
     pub(crate) queries: Vec<f32>,
-    /// `[C, D]`
+    /// Candidate vectors, `[C, D]`; with the loss `tasks`, only of this host's events.
     pub(crate) candidates: Vec<f32>,
 }
 
@@ -71,12 +75,13 @@ pub(crate) struct Rows<'a> {
     pub(crate) items: &'a [u32],
 }
 
-/// Gradients of queries and candidates, and whether they are finite.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PairGradients<'a> {
-    pub(crate) queries: &'a [f32],
-    pub(crate) candidates: &'a [f32],
-    pub(crate) is_finite: bool,
+/// Gradients of a batch's lookups.
+#[derive(Debug)]
+pub(crate) struct OfLookups {
+    bags: KeyedTensor,
+    sequences: Vec<Vec<f32>>,
+    /// With several hosts, sums of this host's dense gradients.
+    sums: Arc<Vec<f32>>,
 }
 
 /// Outcome of a step.
@@ -89,7 +94,7 @@ pub(crate) struct Stepped {
 }
 
 impl Model {
-    /// Creates the masters of the tables that the towers read, on a device if there is one, and the trainable graphs.
+    /// Creates the master tables of the tables that the towers read, on `device` if it is set, and the trainable graphs.
     ///
     /// # Errors
     /// `Invalid` if the package has no `[train]` or no user tower; `Unsupported` with the operator's name if a graph cannot be
@@ -113,7 +118,7 @@ impl Model {
                 }
             }
         };
-        let user = read(TowerSide::User)?.ok_or_else(|| Error::internal("a package without its user tower"))?;
+        let user = read(TowerSide::User)?.ok_or_else(|| Error::internal("the package has no user tower"))?;
         let item = read(TowerSide::Item)?;
         let sides = || std::iter::once(&user).chain(&item);
         let read: BTreeSet<&str> = sides().flat_map(Side::tables).collect();
@@ -148,13 +153,10 @@ impl Model {
         let sets = || tables.tables().iter().map(|table| RowSet::new(table.spec().rows)).collect::<Result<Vec<_>>>();
         let (touched, stale) = (sets()?, sets()?);
         let dimension = package.spec.dimension;
-        let mut model = Model { tables, touched, stale, user, item, reranker, dimension, hosts, moment: [0; 2] };
-        let is_shared = model.hosts.is_some();
-        model.weights_mut().for_each(|weights| weights.is_shared = is_shared);
-        Ok(model)
+        Ok(Model { tables, touched, stale, user, item, reranker, dimension, hosts, moment: [0; 2], ahead: None })
     }
 
-    /// Returns the other hosts of the run.
+    /// Returns the connections to the other hosts of the run, if there are any.
     pub(crate) fn hosts(&self) -> Option<&Arc<Mesh>> {
         self.hosts.as_ref()
     }
@@ -164,7 +166,7 @@ impl Model {
         self.tables.tables().iter().zip(&self.touched).filter(|(table, _)| table.rule().is_some())
     }
 
-    /// Returns the same, mutable.
+    /// Returns mutable references to the tables that are not frozen, with their changed rows.
     pub(crate) fn learning_tables_mut(&mut self) -> impl Iterator<Item = (&mut MasterTable, &mut RowSet)> {
         let all = self.tables.tables_mut().iter_mut().zip(&mut self.touched);
         all.filter(|(table, _)| table.rule().is_some())
@@ -175,16 +177,16 @@ impl Model {
     /// # Errors
     /// `Internal` if no reranker is trained.
     pub(crate) fn reranker(&mut self) -> Result<&mut Reranker> {
-        self.reranker.as_mut().ok_or_else(|| Error::internal("a reranker that is not trained"))
+        self.reranker.as_mut().ok_or_else(|| Error::internal("the reranker is not trained"))
     }
 
-    /// Returns the weights of all graphs: the towers and the reranker, as far as there are any.
+    /// Returns the weights of all graphs: the towers and, if it is trained, the reranker.
     pub(crate) fn weights(&self) -> impl Iterator<Item = &Weights> {
         let towers = std::iter::once(&self.user).chain(&self.item).map(|side| &side.weights);
         towers.chain(self.reranker.iter().map(|reranker| &reranker.weights))
     }
 
-    /// Returns the same, mutable.
+    /// Returns mutable references to the weights of all graphs.
     pub(crate) fn weights_mut(&mut self) -> impl Iterator<Item = &mut Weights> {
         let towers = std::iter::once(&mut self.user).chain(&mut self.item).map(|side| &mut side.weights);
         towers.chain(self.reranker.iter_mut().map(|reranker| &mut reranker.weights))
@@ -208,30 +210,42 @@ impl Model {
         self.dimension
     }
 
-    /// Looks up the features of a batch, or of this host's share of it.
-    fn lookup(&self, users: &[&FeatureRow], items: &[&FeatureRow]) -> Result<(Looked, KeyedTensor, Vec<Sequence>)> {
-        let any_weights = users.iter().any(|row| self.user.has_weights(row))
-            || self.item.iter().any(|side| items.iter().any(|row| side.has_weights(row)));
-        let ids = |users: &[&FeatureRow], items: &[&FeatureRow]| {
-            let examples = users.len().max(items.len());
-            let mut parts: Vec<(String, JaggedTensor<i64>)> = self.user.ids(users, examples, any_weights)?;
-            if let Some(item) = &self.item {
-                parts.extend(item.ids(items, examples, any_weights)?);
-            }
-            KeyedJaggedTensor::from_jagged(parts)
-        };
-        let all = ids(users, items)?;
+    /// Returns the ids of a batch.
+    fn ids(&self, users: &[&FeatureRow], items: &[&FeatureRow], any_weights: bool) -> Result<KeyedJaggedTensor> {
+        let examples = users.len().max(items.len());
+        let mut parts: Vec<(String, JaggedTensor<i64>)> = self.user.ids(users, examples, any_weights)?;
+        if let Some(item) = &self.item {
+            parts.extend(item.ids(items, examples, any_weights)?);
+        }
+        KeyedJaggedTensor::from_jagged(parts)
+    }
+
+    fn any_weights(&self, users: &[&FeatureRow], items: &[&FeatureRow]) -> bool {
+        users.iter().any(|row| self.user.has_weights(row))
+            || self.item.iter().any(|side| items.iter().any(|row| side.has_weights(row)))
+    }
+
+    /// Returns the features of candidates, if the item tower reads any.
+    fn item_rows<'c>(&self, items: &[u32], catalogue: &'c Catalogue) -> Vec<&'c FeatureRow> {
+        match &self.item {
+            Some(_) => items.iter().map(|item| &catalogue.rows()[*item as usize]).collect(),
+            None => Vec::new(),
+        }
+    }
+
+    /// Looks up the features of a batch, or of this host's part of it. `ahead` is that part if it is prepared already.
+    fn lookup(
+        &self,
+        users: &[&FeatureRow],
+        items: &[&FeatureRow],
+        ahead: Option<HostBatch>,
+    ) -> Result<(Looked, KeyedTensor, Vec<Sequence>)> {
         let Some(mesh) = &self.hosts else {
-            let batch = self.tables.prepare(all)?;
+            let batch = self.tables.prepare(self.ids(users, items, self.any_weights(users, items))?)?;
             let (pooled, sequences) = self.tables.forward(&batch)?;
             return Ok((Looked::Alone(Box::new(batch)), pooled, sequences));
         };
-        let own = ids(&users[mesh.own(users.len())], &items[mesh.own(items.len())])?;
-        let examples = |feature: &str, host: usize| {
-            let count = if self.user.has_feature(feature) { users.len() } else { items.len() };
-            mesh.share(count, host)
-        };
-        let batch = self.tables.preparer().prepare_on_hosts(own, all, &examples)?;
+        let batch = ahead.map_or_else(|| self.prepare(users, items, mesh), Ok)?;
         let moment: Vec<u8> = self.moment.iter().flat_map(|number| number.to_le_bytes()).collect();
         for host in mesh.others() {
             mesh.send(host, Kind::Step, moment.clone())?;
@@ -243,8 +257,10 @@ impl Model {
             if other != moment {
                 let number = |at: usize| other[8 * at..8 * at + 8].iter().rev().fold(0, |n, b| n << 8 | u64::from(*b));
                 let (step, [own, _]) = (number(0), self.moment);
-                let what = if step == own { format!("other events at step {own}") } else { format!("step {step}") };
-                return Err(Error::conflict(format!("host {host} has {what}, expected those of step {own} here")));
+                let what = if step == own { format!("different events at step {own}") } else { format!("step {step}") };
+                return Err(Error::conflict(format!(
+                    "host {host} has {what}, expected step {own} with the events of this host"
+                )));
             }
             received[host] = mesh.numbers(host, Kind::Rows, self.tables.rows_from(&batch, host))?;
         }
@@ -257,71 +273,101 @@ impl Model {
     /// # Errors
     /// Errors of lookups and graphs.
     pub(crate) fn forward(&mut self, rows: &Rows<'_>, catalogue: &Catalogue) -> Result<Forward> {
-        let items: Vec<&FeatureRow> = match &self.item {
-            Some(_) => rows.items.iter().map(|item| &catalogue.rows()[*item as usize]).collect(),
-            None => Vec::new(),
-        };
-        let (batch, pooled, sequences) = self.lookup(rows.users, &items)?;
+        let items = self.item_rows(rows.items, catalogue);
+        if let Some(mesh) = self.hosts.clone() {
+            let counts: Vec<usize> = self.graph_rows(rows).collect();
+            for (weights, count) in self.weights_mut().zip(counts) {
+                weights.first_micro_batch = Some(mesh.micro_batches(count, mesh.rank()).start);
+            }
+        }
+        let ahead = self.ahead.take().filter(|(step, _)| *step == self.moment[0]).map(|(_, batch)| batch);
+        let (batch, pooled, sequences) = self.lookup(rows.users, &items, ahead)?;
         let (own_users, own_items) = (&rows.users[self.own(rows.users.len())], &items[self.own(items.len())]);
-        let mut queries = self.user.forward(own_users, (&pooled, &sequences))?;
-        let candidates = match &mut self.item {
+        let shared = self.hosts.as_ref().filter(|_| self.reranker.is_none());
+        let mut candidates = match &mut self.item {
             Some(item) => item.forward(own_items, (&pooled, &sequences))?,
             None => {
                 let vector = |item: &u32| &catalogue.vectors()[*item as usize * self.dimension..][..self.dimension];
-                rows.items.iter().flat_map(vector).copied().collect()
+                let some = if shared.is_some() { rows.items } else { &rows.items[self.own(rows.items.len())] };
+                some.iter().flat_map(vector).copied().collect()
             }
         };
-        let Some(mesh) = &self.hosts else { return Ok(Forward { batch, pooled, sequences, queries, candidates }) };
-        // One message with the queries and the candidates of each host.
-        let (width, users) = (self.dimension, rows.users.len());
-        let queries_of = |host: usize| mesh.share(users, host).len() * width;
-        let is_gathered = self.item.is_some();
-        let of = |host: usize| queries_of(host) + mesh.share(items.len(), host).len() * width;
-        if is_gathered {
-            queries.extend(&candidates);
+        // The item vectors are in transit while the user tower runs.
+        let gathered = shared.filter(|_| self.item.is_some());
+        gathered.map_or(Ok(()), |mesh| mesh.send_all(Kind::Vectors, candidates.clone()))?;
+        let queries = self.user.forward(own_users, (&pooled, &sequences))?;
+        if let Some(mesh) = gathered {
+            let count = |host: usize| mesh.share(items.len(), host).len() * self.dimension;
+            candidates = mesh.receive_numbers(Kind::Vectors, candidates, count)?.concat();
         }
-        let gathered = mesh.gather_numbers(Kind::Vectors, queries, of)?;
-        let parts = || gathered.iter().enumerate().map(|(host, of_host)| of_host.split_at(queries_of(host)));
-        let queries = parts().flat_map(|(queries, _)| queries).copied().collect();
-        let candidates = match is_gathered {
-            true => parts().flat_map(|(_, candidates)| candidates).copied().collect(),
-            false => candidates,
-        };
         Ok(Forward { batch, pooled, sequences, queries, candidates })
     }
 
-    /// Returns this host's share of `count` events or items: all of them if there are no other hosts.
+    /// Returns which of `count` events or items belong to this host: all of them if there are no other hosts.
     pub(crate) fn own(&self, count: usize) -> Range<usize> {
         self.hosts.as_ref().map_or(0..count, |mesh| mesh.own(count))
     }
 
-    /// Updates weights and rows by the gradients of queries `[B, D]` and candidates `[C, D]`, or of this host's share of them. With
-    /// several hosts, `is_finite` says whether these gradients are finite here.
+    /// Begins the backward pass with the gradients of queries `[B, D]`; with several hosts, only of this host's queries.
     ///
     /// # Errors
-    /// Errors of graphs and tables.
-    pub(crate) fn backward(
+    /// Errors of graphs.
+    pub(crate) fn begin_backward(&mut self, rows: &Rows<'_>, forward: &Forward, queries: &[f32]) -> Result<OfLookups> {
+        let Forward { pooled, sequences, .. } = forward;
+        let bags = KeyedTensor::zeros(self.tables.layout().clone(), pooled.examples());
+        let of_sequences = sequences.iter().map(|(_, rows)| vec![0.0; rows.values().len()]).collect();
+        let mut made = OfLookups { bags, sequences: of_sequences, sums: Arc::default() };
+        let own = &rows.users[self.own(rows.users.len())];
+        self.user.backward(own, (pooled, sequences), queries, &mut made.bags, &mut made.sequences)?;
+        Ok(made)
+    }
+
+    /// Ends the backward pass with the gradients of candidates `[C, D]`; with several hosts, only of this host's candidates.
+    /// Sends gradients to the other hosts; `is_finite` says whether this host's gradients are finite.
+    ///
+    /// # Errors
+    /// Errors of graphs; `Unavailable` if a host is lost.
+    pub(crate) fn end_backward(
         &mut self,
         rows: &Rows<'_>,
         catalogue: &Catalogue,
-        forward: Forward,
-        gradients: &PairGradients<'_>,
-    ) -> Result<Stepped> {
-        let PairGradients { queries, candidates, is_finite } = *gradients;
+        forward: &Forward,
+        made: &mut OfLookups,
+        candidates: &[f32],
+        is_finite: bool,
+    ) -> Result<()> {
         let Forward { batch, pooled, sequences, .. } = forward;
-        let mut of_bags = KeyedTensor::zeros(self.tables.layout().clone(), pooled.examples());
-        let mut of_sequences: Vec<Vec<f32>> =
-            sequences.iter().map(|(_, rows)| vec![0.0; rows.values().len()]).collect();
-        let inputs = (&pooled, sequences.as_slice());
-        let (own_users, own_items) = (&rows.users[self.own(rows.users.len())], &rows.items[self.own(rows.items.len())]);
-        self.user.backward(own_users, inputs, queries, &mut of_bags, &mut of_sequences)?;
+        let items = self.item_rows(&rows.items[self.own(rows.items.len())], catalogue);
         if let Some(item) = &mut self.item {
-            let items: Vec<&FeatureRow> = own_items.iter().map(|item| &catalogue.rows()[*item as usize]).collect();
-            item.backward(&items, inputs, candidates, &mut of_bags, &mut of_sequences)?;
+            item.backward(&items, (pooled, sequences), candidates, &mut made.bags, &mut made.sequences)?;
         }
-        let (batch, received) = match batch {
+        let (Some(mesh), Looked::OnHosts(batch)) = (&self.hosts, batch) else { return Ok(()) };
+        let own: Vec<&[f32]> = self.weights().map(Weights::own_sums).collect();
+        made.sums = Arc::new(own.concat());
+        mesh.send_all(Kind::Sums, made.sums.clone())?;
+        for host in mesh.others() {
+            let mut gradients = self.tables.gradients_for(batch, host, &made.bags, &made.sequences);
+            // The last number says whether the sender's gradients are finite.
+            gradients.push(f32::from(u8::from(is_finite)));
+            mesh.send(host, Kind::Gradients, gradients)?;
+        }
+        Ok(())
+    }
+
+    /// Updates weights and rows by the gradients of a backward pass. With several hosts, receives the gradients of the others.
+    ///
+    /// # Errors
+    /// Errors of graphs and tables; `Unavailable` if a host is lost.
+    pub(crate) fn update(
+        &mut self,
+        rows: &Rows<'_>,
+        forward: Forward,
+        made: OfLookups,
+        is_finite: bool,
+    ) -> Result<Stepped> {
+        let (batch, received) = match forward.batch {
             Looked::OnHosts(batch) => {
-                let (received, is_finite) = self.exchange(&batch, &of_bags, &of_sequences, is_finite)?;
+                let (received, is_finite) = self.receive(rows, &batch, &made, is_finite)?;
                 if !is_finite {
                     return Ok(Stepped { is_rejected: true, ..Stepped::default() });
                 }
@@ -335,9 +381,9 @@ impl Model {
         }
         self.weights_mut().try_for_each(Weights::step)?;
         let report = match batch {
-            Looked::Alone(batch) => self.tables.backward(*batch, &of_bags, &of_sequences)?,
+            Looked::Alone(batch) => self.tables.backward(*batch, &made.bags, &made.sequences)?,
             Looked::OnHosts(batch) => {
-                // Rows that other hosts have changed are among those of the batch.
+                // Rows that other hosts have changed are among the rows of the batch.
                 for (number, stale) in self.stale.iter_mut().enumerate() {
                     batch.all_rows(number, |row| stale.insert(row));
                 }
@@ -354,64 +400,8 @@ impl Model {
         Ok(Stepped { is_rejected: false, rejected_rows })
     }
 
-    /// Sends gradients to the owners of their rows, and adds the sums of dense gradients of all hosts. Returns the gradients of
-    /// this host's rows by the host that they come from, and whether all hosts' gradients are finite.
-    fn exchange(
-        &mut self,
-        batch: &HostBatch,
-        of_bags: &KeyedTensor,
-        of_sequences: &[Vec<f32>],
-        is_finite: bool,
-    ) -> Result<(Vec<Vec<f32>>, bool)> {
-        let mesh = self.hosts.clone().ok_or_else(|| Error::internal("gradients of no other host"))?;
-        let of = |host: usize| self.tables.gradients_for(batch, host, of_bags, of_sequences);
-        for host in mesh.others() {
-            // The last number says whether gradients are finite.
-            let mut gradients = of(host);
-            gradients.push(f32::from(u8::from(is_finite)));
-            mesh.send(host, Kind::Gradients, gradients)?;
-        }
-        let count: usize = self.weights().map(Weights::sums).sum();
-        let add = |model: &Model, total: &mut [f32]| {
-            let mut rest = total;
-            for weights in model.weights() {
-                let (own, behind) = std::mem::take(&mut rest).split_at_mut(weights.sums());
-                weights.add_sums(own);
-                rest = behind;
-            }
-        };
-        let mut total = vec![0.0; count];
-        if mesh.rank() == 0 {
-            add(self, &mut total);
-            if mesh.count() > 1 {
-                mesh.send(1, Kind::Sums, total.clone())?;
-            }
-        }
-        let (mut received, mut all_finite) = (Vec::with_capacity(mesh.count()), is_finite);
-        for host in 0..mesh.count() {
-            if host == mesh.rank() {
-                received.push(of(host));
-                continue;
-            }
-            let expected = self.tables.gradients_from(batch, host) + 1;
-            let mut gradients = mesh.numbers(host, Kind::Gradients, expected)?;
-            all_finite &= gradients.pop() == Some(1.0);
-            received.push(gradients);
-        }
-        if mesh.count() > 1 {
-            total = mesh.total(count, |total| add(self, total))?;
-        }
-        let mut rest = total.as_slice();
-        for weights in self.weights_mut() {
-            let (own, behind) = rest.split_at(weights.sums());
-            weights.finish(own)?;
-            rest = behind;
-        }
-        Ok((received, all_finite))
-    }
-
-    /// Updates the vectors of all items, a column each. Only those are computed that differ from `before`: of items
-    /// whose rows changed, or all of them if the weights of the item tower learn.
+    /// Updates the vectors of all items, one column per item. Computes only vectors that may differ from `before`: those of
+    /// items whose rows changed, or all vectors if the weights of the item tower are trained or ids may lose their rows.
     ///
     /// # Errors
     /// Errors of lookups and graphs.
@@ -425,7 +415,7 @@ impl Model {
         };
         for items in stale.chunks(ITEMS_TOGETHER) {
             let rows: Vec<&FeatureRow> = items.iter().map(|item| &catalogue.rows()[*item as usize]).collect();
-            let (_, pooled, sequences) = self.lookup(&[], &rows)?;
+            let (_, pooled, sequences) = self.lookup(&[], &rows, None)?;
             let own = self.own(rows.len());
             if let Some(item) = &mut self.item {
                 let mut vectors = item.forward(&rows[own], (&pooled, &sequences))?;
@@ -445,7 +435,7 @@ impl Model {
     fn stale_items(&self, catalogue: &Catalogue) -> Vec<u32> {
         let Some(item) = &self.item else { return Vec::new() };
         let all = 0..catalogue.len() as u32;
-        // An item whose id lost its row is of no row that changed.
+        // An item whose id lost its row belongs to none of the changed rows, so all items are stale.
         let has_ids = |name: &str| self.tables.table(name).is_some_and(MasterTable::has_ids);
         if item.weights.optimizer.is_some() || item.lookups().any(|(_, table)| has_ids(table)) {
             return all.collect();

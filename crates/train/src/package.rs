@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::model::Model;
+use crate::requests::RequestSample;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_embedding::Table;
 use sterling_embedding::managed::tensor_name;
@@ -61,8 +62,9 @@ pub(crate) fn digest(package: &Package, items: &Path) -> Result<String> {
     Ok(Checksum::of(format!("{sums:?}").as_bytes()).xxh3)
 }
 
-/// Writes a copy of the trained package with the tables and weights of a model, and the file `optimizer`. The folder is renamed
-/// into place once all of it is durable. A folder with the same bytes, of a run that was killed after this, stays.
+/// Writes a copy of the trained package with the tables and weights of a model, the sample requests, and the file `optimizer`. The
+/// folder is renamed into place once all of it is durable. A folder with the same bytes, of a run that was killed after this,
+/// stays.
 ///
 /// # Errors
 /// `Conflict` if `out` is anything else; `NoSpace` or `Io` with the path; `Invalid` if a row cannot be stored in its table's
@@ -71,11 +73,12 @@ pub(crate) fn write(
     out: &Path,
     package: &Package,
     model: &Model,
+    requests: Option<&RequestSample>,
     optimizer: impl FnOnce(&Path) -> Result<Checksum>,
 ) -> Result<()> {
     if out.exists() {
         let again = files::temporary(out);
-        write(&again, package, model, optimizer)?;
+        write(&again, package, model, requests, optimizer)?;
         let is_same = sums(&again).map(|expected| sums(out).is_ok_and(|has| has == expected));
         fs::remove_dir_all(&again).map_err(|e| Error::io(again.display(), e))?;
         return match is_same? {
@@ -99,7 +102,7 @@ pub(crate) fn write(
         }
         // The golden answers of the warm-up belong to the old weights.
         let others = package.files().into_iter().filter(|name| name != WARMUP_FILE);
-        let others = others.chain(ITEM_FILES.map(String::from)).chain([REQUESTS_FILE.into()]);
+        let others = others.chain(ITEM_FILES.map(String::from)).chain(requests.is_none().then(|| REQUESTS_FILE.into()));
         for name in others.filter(|name| !written.contains(name)) {
             let from = package.folder().join(&name);
             if from.is_file() {
@@ -109,7 +112,16 @@ pub(crate) fn write(
         }
         let sum = optimizer(&into.join(OPTIMIZER_FILE))?;
         let text = serde_json::to_vec(&sum).map_err(|e| Error::internal(format!("{OPTIMIZER_SUM_FILE}: {e}")))?;
-        write_atomic(&into.join(OPTIMIZER_SUM_FILE), |to| to.write_all(&text)).map(drop)
+        write_atomic(&into.join(OPTIMIZER_SUM_FILE), |to| to.write_all(&text))?;
+        if let Some(requests) = requests {
+            let is_earlier = package.folder().join(REQUESTS_FILE).is_file();
+            let earlier = if is_earlier { package.read_file(REQUESTS_FILE)? } else { Vec::new() };
+            let text = requests.text(&String::from_utf8_lossy(&earlier));
+            if !text.is_empty() {
+                write_atomic(&into.join(REQUESTS_FILE), |to| to.write_all(text.as_bytes()))?;
+            }
+        }
+        Ok(())
     })
 }
 

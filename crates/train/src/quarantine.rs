@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use sterling_core::error::{Error, Result};
 
-/// Appends to `quarantine.jsonl`, which only its owner can read: events are personal data.
+/// Writer of `quarantine.jsonl`, which only the file's owner can read: events are personal data.
 #[derive(Debug)]
 pub(crate) struct Quarantine {
     path: PathBuf,
@@ -27,14 +27,16 @@ impl Quarantine {
     /// Opens the file in a folder and truncates it to its first `bytes`.
     ///
     /// # Errors
-    /// `NoSpace` or `Io` with the path; `Corrupt` if the file is shorter.
+    /// `NoSpace` or `Io` with the path; `Corrupt` if the file is shorter than `bytes`.
     pub(crate) fn open(folder: &Path, bytes: u64) -> Result<Self> {
         let path = folder.join("quarantine.jsonl");
         let mut quarantine = Quarantine { path, file: None, bytes };
         let has = std::fs::metadata(&quarantine.path).map_or(0, |found| found.len());
         if has < bytes {
             let path = quarantine.path.display();
-            return Err(Error::corrupt(format!("{path}: {has} bytes, expected at least {bytes} by the checkpoint")));
+            return Err(Error::corrupt(format!(
+                "{path}: got {has} bytes, expected at least the {bytes} bytes of the checkpoint"
+            )));
         }
         if has > 0 {
             quarantine.opened()?;
@@ -54,7 +56,7 @@ impl Quarantine {
             file.seek(SeekFrom::Start(self.bytes)).map_err(io)?;
             self.file = Some(BufWriter::new(file));
         }
-        self.file.as_mut().ok_or_else(|| Error::internal("a quarantine that was not opened"))
+        self.file.as_mut().ok_or_else(|| Error::internal("the quarantine file is not open"))
     }
 
     /// Appends an entry.

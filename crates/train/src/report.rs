@@ -55,7 +55,7 @@ pub struct Report {
 pub struct TaskReport {
     /// Predictions of the model in its state before each event was trained on.
     pub learned: Predicted,
-    /// By the model at the start of the run.
+    /// Predictions of the model at the start of the run.
     pub frozen: Predicted,
 }
 
@@ -98,7 +98,7 @@ pub struct Ranked {
 /// Figures of a window of consecutive events.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Window {
-    /// Events that were ranked in it.
+    /// Number of events of the window that were ranked.
     pub events: u64,
     /// NDCG@10 of the model that learns.
     pub learned: f64,

@@ -1,7 +1,7 @@
 //! The reranker in training: its graph over pairs of a user and an item, one per event.
 //!
-//! It reads the query, the item's vector, their product (`similarity`) and numeric columns of the items file. Gradients of the
-//! first three continue into both towers.
+//! The graph reads the query, the item's vector, their product (`similarity`) and numeric columns of the items file. Gradients of
+//! the first three continue into both towers.
 
 use sterling_core::error::{Error, Result};
 use sterling_graph::dense::train::Batch;
@@ -12,7 +12,7 @@ use sterling_snapshot::model::{Package, TrainSpec};
 
 use crate::weights::{Ports, Weights};
 
-/// Name of the query among the inputs.
+/// Name of the query among the graph's inputs.
 const QUERY: &str = "query";
 
 /// A reranker in training.
@@ -24,7 +24,7 @@ pub(crate) struct Reranker {
     pub(crate) weights: Weights,
 }
 
-/// Source of an input.
+/// Source of an input of the graph.
 #[derive(Debug)]
 enum Source {
     Query,
@@ -46,8 +46,8 @@ impl Reranker {
     /// Reads the graph of a package's reranker.
     ///
     /// # Errors
-    /// `Invalid` if the package has none, or a column is missing or has texts; `Unsupported` with an input that is not trained yet,
-    /// or an operator that has no gradient here.
+    /// `Invalid` if the package has no reranker, or a column is missing or has texts; `Unsupported` with an input that cannot be
+    /// trained, or an operator whose gradient is not implemented.
     pub(crate) fn read(package: &Package, train: &TrainSpec, items: &Items, threads: usize) -> Result<Self> {
         let missing = || Error::invalid("train: loss `tasks` needs [overarch], which model.toml does not have");
         let overarch = package.overarch.as_ref().ok_or_else(missing)?;
@@ -65,13 +65,15 @@ impl Reranker {
                 _ if is_number => Source::Column(items.numbers(name).map_err(place)?),
                 _ => {
                     let known = format!("`{QUERY}`, `{}`, `{}` or a numeric column", Reads::ITEM, OverArch::SIMILARITY);
-                    return Err(place(Error::unsupported(format!("input `{name}` is not trained, expected {known}"))));
+                    return Err(place(Error::unsupported(format!(
+                        "input `{name}` cannot be trained, expected {known}"
+                    ))));
                 }
             };
             if matches!(source, Source::Column(_)) {
                 unread.push(name.to_owned());
             }
-            // A row is a user with one candidate.
+            // A row of the graph is a user with one candidate.
             let each = if matches!(source, Source::Query) { None } else { Some(Size::Fixed(1)) };
             let own = input.shape.iter().map(|&n| Size::Fixed(n as i64));
             let shape = std::iter::once(Size::Rows).chain(each).chain(own).collect();
@@ -96,19 +98,19 @@ impl Reranker {
         Ok(weights.forward(&batch)?.to_vec())
     }
 
-    /// Computes the logits of events with the weights of the file.
+    /// Computes the logits of events with the initial weights, which the package's graph file has.
     ///
     /// # Errors
     /// Errors of the graph.
-    pub(crate) fn logits_as_it_was(&mut self, pairs: &Pairs<'_>) -> Result<Vec<f32>> {
+    pub(crate) fn logits_of_initial_weights(&mut self, pairs: &Pairs<'_>) -> Result<Vec<f32>> {
         let Reranker { inputs, dimension, weights } = self;
         let fill = |rows: InputRows<'_>| fill(inputs, *dimension, pairs, rows);
         let batch = Batch { rows: pairs.items.len(), shared: &[], fill: &fill };
-        Ok(weights.forward_as_it_was(&batch)?.to_vec())
+        Ok(weights.forward_initial_weights(&batch)?.to_vec())
     }
 
-    /// Computes the gradients of the weights from those of the logits; writes those of queries and item vectors, `[B, D]` each.
-    /// The weights stay until [`Weights::step`].
+    /// Computes the gradients of the weights from the gradients of the logits; writes the gradients of queries and item vectors,
+    /// `[B, D]` each. The weights do not change until [`Weights::step`].
     ///
     /// # Errors
     /// Errors of the graph.
@@ -221,7 +223,7 @@ mod tests {
             let (queries, vectors) = (floats(&case.queries), floats(&case.vectors));
             let pairs = Pairs { queries: &queries, vectors: &vectors, items: &case.items };
             let logits = reranker.logits(&pairs).unwrap();
-            assert_eq!(reranker.logits_as_it_was(&pairs).unwrap(), logits);
+            assert_eq!(reranker.logits_of_initial_weights(&pairs).unwrap(), logits);
             let (labels, weights) = (floats(&case.labels), floats(&case.weights));
             let mut of_logits = Vec::new();
             let loss = Labels { labels: &labels, weights: &weights, tasks: &case.tasks }.loss(&logits, &mut of_logits);
@@ -257,7 +259,7 @@ mod tests {
             items.columns.retain(|column| column.name != without);
             Reranker::read(&package, &train, &items, 1).unwrap_err().to_string()
         };
-        assert!(refused("din", "").contains("input `past` is not trained, expected `query`, `item`, `similarity`"));
+        assert!(refused("din", "").contains("input `past` cannot be trained, expected `query`, `item`, `similarity`"));
         assert!(refused("dcn", "price").contains("`price`"));
         assert!(refused("sasrec", "").contains("needs [overarch]"));
     }

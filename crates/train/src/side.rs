@@ -14,7 +14,7 @@ use sterling_snapshot::model::Package;
 /// A tower in training.
 #[derive(Debug)]
 pub(crate) struct Side {
-    /// Name of the tower, `user` or `item`: the prefix of its features' names among those of both towers.
+    /// Name of the tower, `user` or `item`: the prefix of its features' names among the features of both towers.
     name: &'static str,
     /// All features of the tower, in the order of a [`FeatureRow`].
     features: Vec<FeatureSpec>,
@@ -39,7 +39,7 @@ enum Source {
     Bag(Range<usize>),
     /// Values of a numeric feature.
     Numbers,
-    /// Embedding rows of a sequence, by its number among all sequences, padded with zeros.
+    /// Embedding rows of a sequence, padded with zeros; the sequence is given by its index among all sequences.
     Rows(usize),
     /// Mask of a sequence: 1 per value, 0 for padding.
     Mask,
@@ -52,7 +52,7 @@ impl Side {
     /// Reads the graph of a tower for training its `output`.
     ///
     /// # Errors
-    /// `Unsupported` with the operator that has no gradient here.
+    /// `Unsupported` with an operator whose gradient is not implemented.
     pub(crate) fn read(
         package: &Package,
         tower: &Tower,
@@ -98,7 +98,7 @@ impl Side {
         read.filter(|(_, feature)| feature.kind != FeatureKind::Dense)
     }
 
-    /// Returns the number and the table of each feature that is looked up.
+    /// Returns the index and the table of each feature that is looked up.
     pub(crate) fn lookups(&self) -> impl Iterator<Item = (usize, &str)> {
         self.looked_up().filter_map(|(n, feature)| Some((n, feature.table.as_deref()?)))
     }
@@ -108,7 +108,7 @@ impl Side {
         self.lookups().map(|(_, table)| table)
     }
 
-    /// Returns whether a feature among those of both towers is one of this tower.
+    /// Returns whether a feature among the features of both towers belongs to this tower.
     pub(crate) fn has_feature(&self, key: &str) -> bool {
         key.split_once('.').is_some_and(|(side, _)| side == self.name)
     }
@@ -117,7 +117,7 @@ impl Side {
         format!("{}.{}", self.name, feature.name)
     }
 
-    /// Returns the pooled features.
+    /// Returns the features of the tower that are pooled.
     pub(crate) fn bags(&self) -> impl Iterator<Item = BagConfig> {
         let pooled = self.looked_up().filter(|(_, feature)| !feature.is_sequence());
         pooled.map(|(_, feature)| BagConfig {
@@ -127,7 +127,7 @@ impl Side {
         })
     }
 
-    /// Returns the sequence features.
+    /// Returns the features of the tower that are sequences.
     pub(crate) fn sequences(&self) -> impl Iterator<Item = SequenceConfig> {
         let sequences = self.looked_up().filter(|(_, feature)| feature.is_sequence());
         sequences.map(|(_, feature)| SequenceConfig {
@@ -136,10 +136,10 @@ impl Side {
         })
     }
 
-    /// Resolves the positions of its features among the pooled embeddings and among all `sequences`.
+    /// Resolves the positions of the tower's features among the pooled embeddings and among all `sequences`.
     ///
     /// # Errors
-    /// `Internal` if one is missing.
+    /// `Internal` if a feature is missing.
     pub(crate) fn connect(&mut self, layout: &Layout, sequences: &[String]) -> Result<()> {
         for input in &mut self.inputs {
             let key = format!("{}.{}", self.name, self.features[input.feature].name);
@@ -178,7 +178,8 @@ impl Side {
             let (mut all, mut weights) = (Vec::new(), any_weights.then(Vec::new));
             let mut lengths = Vec::with_capacity(examples);
             for row in rows {
-                let (ids, own) = row.ids_of(n).ok_or_else(|| Error::internal("got numbers for a feature of ids"))?;
+                let (ids, own) =
+                    row.ids_of(n).ok_or_else(|| Error::internal("got numbers for a feature, expected ids"))?;
                 all.extend_from_slice(ids);
                 lengths.push(ids.len() as i64);
                 if let Some(weights) = &mut weights {
@@ -203,8 +204,8 @@ impl Side {
         Ok(weights.forward(&batch)?.to_vec())
     }
 
-    /// Computes the gradients of weights and inputs from those of the output. The gradients of inputs are added to those of the
-    /// lookup, at the same positions. The weights stay until [`Weights::step`].
+    /// Computes the gradients of weights and inputs from the gradients of the output. Adds the gradients of inputs to the gradients
+    /// of the lookup, at the same positions. The weights do not change until [`Weights::step`].
     ///
     /// # Errors
     /// Errors of the graph.

@@ -3,7 +3,7 @@
 //! | tensor | holds |
 //! |---|---|
 //! | `table.NAME.rows` `[n]` | row numbers, ascending; missing if all rows are in the file |
-//! | `table.NAME.values` `[n, D]`, `table.NAME.state` `[n, S]` | masters, and the optimizer's state of each row |
+//! | `table.NAME.values` `[n, D]`, `table.NAME.state` `[n, S]` | f32 values, and the optimizer's state of each row |
 //! | `graph.NAME.PARAMETER`, `graph.NAME.PARAMETER.moment.N` | weights of `user`, `item` or `reranker` if it learns, and moments of its optimizer |
 //! | `items.ids` `items.counts` `items.gaps` `items.last` `[N]` | how often each item was chosen, its mean gap and last event, in events |
 //! | `managed.NAME`, `managed.NAME.*` | managed ids of a table (`managed`) |
@@ -17,14 +17,14 @@ use crate::catalogue::Catalogue;
 use crate::frequency::Frequency;
 use crate::managed;
 use crate::model::Model;
-use crate::touched::RowSet;
+use crate::row_set::RowSet;
 use crate::weights::Weights;
 use sterling_core::error::{Error, Result};
 use sterling_embedding::train::{MasterRows, MasterTable};
 use sterling_graph::dense::train::{DenseOptimizer, Parameter};
 use sterling_storage::files::{Checksum, TensorFile, TensorWriter, Tensors};
 
-/// State that a run carries on besides the model.
+/// State of a run that belongs to no table or graph of the model.
 #[derive(Debug)]
 pub(crate) struct RunState {
     pub(crate) frequency: Frequency,
@@ -40,14 +40,16 @@ struct About {
     dense_steps: Vec<(String, u64)>,
 }
 
-/// Largest number of steps or events of a run, so that counting on never overflows.
+/// Largest number of steps or events of a run, so that counters never overflow.
 const COUNT_MAX: u64 = 1 << 53;
 
 impl About {
     fn check(&self) -> Result<()> {
         let steps = self.dense_steps.iter().map(|(_, steps)| *steps);
         match steps.chain([self.table_steps, self.counted_events]).find(|count| *count > COUNT_MAX) {
-            Some(count) => Err(Error::corrupt(format!("about: count {count}, expected at most {COUNT_MAX}"))),
+            Some(count) => {
+                Err(Error::corrupt(format!("tensor `about`: got a count of {count}, expected at most {COUNT_MAX}")))
+            }
             None => Ok(()),
         }
     }
@@ -63,9 +65,9 @@ impl RunState {
 /// Part of the state that is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// Everything: a checkpoint that needs no other.
+    /// Everything: a checkpoint that needs no other checkpoint.
     All,
-    /// Rows that changed since the last checkpoint with all rows (Eisenman et al. 2022, *Check-N-Run*, NSDI), and everything else.
+    /// All state, but only rows that changed since the last checkpoint with all rows (Eisenman et al. 2022, *Check-N-Run*, NSDI).
     Touched,
     /// Optimizer state and frequencies: the package has the rows and weights.
     Optimizers,
@@ -77,7 +79,7 @@ const ROWS_TOGETHER: usize = 4096;
 /// Rows of one table in a state file.
 struct Stored<'a> {
     table: &'a MasterTable,
-    /// Row numbers; none for all rows.
+    /// Row indices; none means all rows of the table.
     rows: Option<Vec<u32>>,
 }
 
@@ -158,17 +160,17 @@ pub(crate) fn write(
 /// Part of the state that is restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Take {
-    /// Everything: for a checkpoint.
+    /// Everything: the file is a checkpoint.
     All,
-    /// Optimizer state and frequencies only: the package that is trained on has the rows and weights. Tables and graphs without
-    /// state begin at zero, as those of a package that PyTorch trained may (`sterling.write_optimizer`).
+    /// Optimizer state and frequencies only: the package that is trained further has the rows and weights. Tables and graphs may
+    /// lack state if PyTorch trained the package (`sterling.write_optimizer`); their state starts at zero.
     OptimizersOnly,
 }
 
 /// Restores the state of a model and a run.
 ///
 /// # Errors
-/// `NotFound` or `Io`; `Corrupt` if tensors are missing, or their shapes are not those of this model.
+/// `NotFound` or `Io`; `Corrupt` if tensors are missing, or their shapes do not fit this model.
 pub(crate) fn read(
     path: &Path,
     take: Take,
@@ -205,7 +207,7 @@ fn restore_table(tensors: &Tensors, take: Take, table: &mut MasterTable, touched
     let all = table.spec().rows as usize;
     let count = match &rows {
         Some(rows) => rows.len(),
-        // Rows that were added since have no state yet.
+        // Rows that were added after this state was written have no state yet.
         None if take == Take::OptimizersOnly && table.has_ids() => {
             tensors.get::<f32>(&format!("table.{name}.state"), 2)?.1[0].min(all)
         }
@@ -226,7 +228,7 @@ fn restore_table(tensors: &Tensors, take: Take, table: &mut MasterTable, touched
     for first in (0..count).step_by(ROWS_TOGETHER) {
         let range = first..count.min(first + ROWS_TOGETHER);
         let row = |n: usize| rows.as_ref().map_or(n as u32, |rows| rows[n]);
-        // The rows of other hosts are restored there.
+        // The rows of other hosts are restored on those hosts.
         let own: Vec<usize> = range.filter(|n| table.owns(row(*n))).collect();
         let of_range: Vec<u32> = own.iter().map(|n| row(*n)).collect();
         let cut = |all: &[f32], width: usize| own.iter().flat_map(|n| &all[n * width..][..width]).copied().collect();
@@ -251,7 +253,11 @@ fn restore_weights(tensors: &Tensors, take: Take, about: &About, weights: &mut W
         (Some(steps), _) => steps,
         // The state is of a run that did not train this graph.
         (None, Take::OptimizersOnly) => return Ok(()),
-        (None, Take::All) => return Err(Error::corrupt(format!("no steps of graph `{name}`"))),
+        (None, Take::All) => {
+            return Err(Error::corrupt(format!(
+                "tensor `about`: no number of steps for graph `{name}`, expected one per trained graph"
+            )));
+        }
     };
     let mut moments = optimizer.moments().to_vec();
     let mut numbers = weights.numbers.clone();
@@ -278,7 +284,7 @@ fn restore_weights(tensors: &Tensors, take: Take, about: &About, weights: &mut W
     Ok(())
 }
 
-/// Restores the frequencies of items that are still in the catalogue, and drops those of others.
+/// Restores the frequencies of items that are still in the catalogue, and drops the frequencies of other items.
 fn restore_items(tensors: &Tensors, about: &About, catalogue: &Catalogue, carried: &mut RunState) -> Result<()> {
     let (ids, _) = tensors.get::<i64>("items.ids", 1)?;
     let counts = tensors.vector::<u64>("items.counts", ids.len())?;

@@ -4,8 +4,8 @@
 //! mean over events. Negatives that are sampled weigh the inverse of their rate, so that predictions stay calibrated.
 //!
 //! Figures follow He et al. 2014, *Practical Lessons from Predicting Clicks on Ads at Facebook* (ADKDD): log-loss, normalized
-//! entropy (the log-loss divided by that of the mean label), calibration (sum of predictions divided by sum of labels), and the
-//! area under the ROC curve.
+//! entropy (the log-loss divided by the log-loss of the mean label), calibration (sum of predictions divided by sum of labels),
+//! and the area under the ROC curve.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ const BINS: usize = (2.0 * LOGIT_MAX * BINS_PER_UNIT) as usize;
 /// Labels of a batch: B events, T tasks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Labels<'a> {
-    /// 0 or 1, `[B, T]`.
+    /// Labels, 0 or 1, `[B, T]`.
     pub(crate) labels: &'a [f32],
     /// Weights of the events, `[B]`.
     pub(crate) weights: &'a [f32],
@@ -34,7 +34,7 @@ impl Labels<'_> {
         crate::loss::summed(&self.terms(0..self.weights.len(), logits, out))
     }
 
-    /// Returns the terms of the loss of some events with these logits, `[events, T]`, and writes their gradient to `out`.
+    /// Returns the loss terms of `events` with `logits` `[events, T]`, and writes the gradient of these logits to `out`.
     pub(crate) fn terms(&self, events: Range<usize>, logits: &[f32], out: &mut Vec<f32>) -> Vec<f64> {
         let total: f64 = self.weights.iter().map(|weight| f64::from(*weight)).sum();
         let tasks = self.tasks.len();
@@ -95,14 +95,14 @@ impl TaskFigures {
         (self.weight > 0.0).then(|| self.log_loss / self.weight)
     }
 
-    /// Log-loss divided by that of predicting the mean label; none if all labels are equal.
+    /// Returns the log-loss divided by the log-loss of predicting the mean label; none if all labels are equal.
     pub(crate) fn normalized_entropy(&self) -> Option<f64> {
         let mean = self.labels / self.weight;
         let entropy = -(mean * mean.ln() + (1.0 - mean) * (1.0 - mean).ln());
         self.log_loss().map(|loss| loss / entropy).filter(|x| x.is_finite())
     }
 
-    /// Returns the sum of predictions divided by sum of labels; none without a positive.
+    /// Returns the sum of predictions divided by the sum of labels; none without a positive.
     pub(crate) fn calibration(&self) -> Option<f64> {
         (self.labels > 0.0).then(|| self.predicted / self.labels)
     }
@@ -131,7 +131,7 @@ pub(crate) struct TaskJudged {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::draws::StepRandom;
+    use crate::step_random::StepRandom;
 
     #[test]
     fn the_gradient_is_the_slope_of_the_loss() {

@@ -130,6 +130,35 @@ fn a_trained_model_ranks_better_than_its_frozen_copy() {
 }
 
 #[test]
+fn the_package_has_requests_of_the_events() {
+    let place = TestFolder::new(TRAIN);
+    let mut lines = events(1000);
+    // A rejected event is no sample: its user has an unknown feature.
+    lines.insert(500, json!({"user": {"unknown": [1]}, "item": 3}));
+    let path = place.events("e.jsonl", &lines);
+    fs::write(place.path("package/queries.jsonl"), "earlier\n".repeat(300)).unwrap();
+    let options = |work: &str, seed| TrainOptions { seed, epochs: 2, shuffle: 40, ..place.options(&path, work) };
+    let (_, out) = place.run(options("work", 1), "out");
+    let text = String::from_utf8(out["queries.jsonl"].clone()).unwrap();
+    let bodies: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(bodies.len(), 256);
+    let request = |n: u64| {
+        let mut features = event(n)["user"].take();
+        // Single values become lists.
+        features["section"] = json!([features["section"]]);
+        json!({"features": features, "exclude": event(n)["context"]["exclude"]})
+    };
+    let requests: Vec<Value> = (0..1000).map(request).collect();
+    assert!(bodies.iter().all(|body| requests.contains(body)), "{text}");
+    assert!(place.run(options("work2", 2), "out2").1["queries.jsonl"] != out["queries.jsonl"], "other seed");
+    // Fewer events than requests: those that the package had fill the file up.
+    let few = place.events("few.jsonl", &events(100));
+    let (_, out) = place.run(place.options(&few, "work3"), "out3");
+    let text = String::from_utf8(out["queries.jsonl"].clone()).unwrap();
+    assert_eq!((text.lines().count(), text.lines().filter(|line| *line == "earlier").count()), (256, 156));
+}
+
+#[test]
 fn a_killed_run_resumes_to_the_same_bits() {
     // Checkpoints with all rows, as each step changes most of them.
     let resumed =
@@ -157,9 +186,9 @@ fn ends_with_the_same_bits(train: &str, of: TrainOptions) -> std::collections::B
         checkpoint_steps: of.checkpoint_steps.min(3),
         ..place.options(&path, work)
     };
-    let mut whole = place.open(options("work")).unwrap();
+    let mut complete = place.open(options("work")).unwrap();
     let (work, moments) = (place.path("work"), std::cell::RefCell::new(Vec::new()));
-    let report = whole.run(&|progress| {
+    let report = complete.run(&|progress| {
         let number = moments.borrow().len();
         let to = place.path(&format!("moment{number}"));
         copied(&work, &to);
@@ -168,7 +197,7 @@ fn ends_with_the_same_bits(train: &str, of: TrainOptions) -> std::collections::B
         moments.borrow_mut().push((progress.events, to));
     });
     let report = report.unwrap();
-    whole.write(&place.path("out")).unwrap();
+    complete.write(&place.path("out")).unwrap();
     let expected = files(&place.path("out"));
     let quarantine = fs::read_to_string(work.join("quarantine.jsonl")).unwrap();
     assert_eq!(quarantine.lines().count(), 2, "{quarantine}");
@@ -242,9 +271,9 @@ fn write_parquet(path: &Path, lines: &[Value], structs: bool) {
             let field = |(name, array): &(&str, ArrayRef)| {
                 (Arc::new(Field::new(*name, array.data_type().clone(), true)), array.clone())
             };
-            let whole = StructArray::from(parts.iter().map(field).collect::<Vec<_>>());
-            assert!(matches!(arrow_array::Array::data_type(&whole), DataType::Struct(_)));
-            columns.push((name.into(), Arc::new(whole)));
+            let complete = StructArray::from(parts.iter().map(field).collect::<Vec<_>>());
+            assert!(matches!(arrow_array::Array::data_type(&complete), DataType::Struct(_)));
+            columns.push((name.into(), Arc::new(complete)));
         } else {
             columns.extend(parts.into_iter().map(|(part, array)| (format!("{name}.{part}"), array)));
         }
@@ -326,7 +355,7 @@ fn changed_bytes_are_valid_events_or_rejected() {
     let place = TestFolder::new(TRAIN);
     let mut text = Vec::new();
     for n in 0..4000 {
-        let (mut line, draws) = (event(n).to_string().into_bytes(), crate::draws::StepRandom::new(3, n));
+        let (mut line, draws) = (event(n).to_string().into_bytes(), crate::step_random::StepRandom::new(3, n));
         for change in 0..draws.below(0, 4) {
             if line.is_empty() {
                 break;
@@ -443,7 +472,7 @@ fn checkpoints_hold_the_changed_rows_and_need_their_base() {
         damaged.map_or(Ok(()), |bytes| fs::write(&state, bytes)).unwrap();
         let error = place.open(options.clone()).unwrap_err();
         let text = error.to_string();
-        let names = [format!("checkpoints/{step}"), format!("its base, checkpoint {base}")];
+        let names = [format!("checkpoints/{step}"), format!("base checkpoint {base} of this checkpoint")];
         assert!(error.kind() == Kind::Corrupt && names.iter().all(|name| text.contains(name)), "{text}");
         fs::write(&state, &bytes).unwrap();
     }
@@ -452,7 +481,7 @@ fn checkpoints_hold_the_changed_rows_and_need_their_base() {
 
 /// Impression `n`: a user who has installed a package is shown one, and takes the next one only.
 fn impression(n: u64) -> Value {
-    let draws = crate::draws::StepRandom::new(5, n);
+    let draws = crate::step_random::StepRandom::new(5, n);
     let (had, shown) = (draws.below(0, 11), draws.below(1, 12));
     let shown = if draws.below(2, 3) == 0 { had + 1 } else { shown };
     let labels = json!({"click": u8::from(shown == had + 1), "buy": u8::from(shown == had + 1 && had % 2 == 0)});
@@ -500,8 +529,8 @@ fn sampled_negatives_leave_predictions_calibrated() {
     let options = |work: &str| TrainOptions { checkpoint_steps: 100, ..place.options(&path, work) };
     let (report, expected) = place.run(options("work"), "out");
     let negatives = lines.iter().filter(|line| line["labels"]["click"] == 0).count() as f64;
-    let kept = negatives - report.skipped as f64;
-    assert!((kept / negatives - 0.25).abs() < 0.03, "{report:?}");
+    let retained = negatives - report.skipped as f64;
+    assert!((retained / negatives - 0.25).abs() < 0.03, "{report:?}");
     let calibration = report.tasks["click"].learned.calibration.unwrap();
     assert!((calibration - 1.0).abs() < 0.1, "{report:?}");
     // Resumed, and with other threads, the same bits.
@@ -540,7 +569,7 @@ fn two_runs_do_not_share_a_working_folder() {
     let first = place.open(place.options(&path, "work")).unwrap();
     let error = place.open(place.options(&path, "work")).unwrap_err();
     assert!(
-        error.kind() == Kind::Conflict && error.to_string().contains("another run works in this folder"),
+        error.kind() == Kind::Conflict && error.to_string().contains("another run uses this working folder"),
         "{error}"
     );
     drop(first);

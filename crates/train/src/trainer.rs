@@ -5,7 +5,7 @@ mod joined;
 mod options;
 mod step;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -15,8 +15,7 @@ use serde::Serialize;
 
 use crate::catalogue::Catalogue;
 use crate::checkpoint::{Base, Checkpoints, EventCounts, Last, Origin, Position};
-use crate::draws::{StepRandom, shuffle};
-use crate::events::{self, Checker, Chunk, Event, Inputs, Outcome, RejectionReason};
+use crate::events::{self, CHUNK_EVENTS, Checker, Chunk, Event, Inputs, Outcome, RejectionReason};
 use crate::hosts::Mesh;
 use crate::lock::Lock;
 use crate::loss::Gradients;
@@ -26,9 +25,11 @@ use crate::package::{self, OPTIMIZER_FILE};
 use crate::products::Packed;
 use crate::quarantine::Quarantine;
 use crate::report::{Report, Window};
+use crate::requests::RequestSample;
 use crate::state::{self, Content, RunState, Take};
+use crate::step_random::{StepRandom, shuffle};
 pub use options::TrainOptions;
-use step::Frozen;
+use step::{Frozen, ReadBatch};
 use sterling_core::error::{Error, Result};
 use sterling_core::tasks;
 use sterling_graph::tower::Tower;
@@ -37,7 +38,7 @@ use sterling_snapshot::items::{self, Items};
 use sterling_snapshot::model::{LossKind, Package, TrainSpec};
 use sterling_storage::files::Checksum;
 
-/// Chunks of events that are read ahead.
+/// Chunks of events that are read ahead, at least.
 const CHUNKS_AHEAD: usize = 8;
 /// Number of events from which the share of rejected ones may end the run.
 const LIMIT_AFTER: u64 = 10_000;
@@ -87,8 +88,10 @@ pub struct Trainer {
     quarantine: Quarantine,
     position: Position,
     resumed_from: u64,
-    /// Some labels that are positive in an event.
+    /// Some of the positive labels of events, for error messages.
     labels: BTreeSet<String>,
+    /// Sample of the events' requests, once an epoch has ended. Each epoch reads all events, so all samples are the same.
+    requests: Option<RequestSample>,
     lock: Lock,
     /// With several hosts, rows of this one whose updates were rejected since the last exchange of counts.
     rejected_rows: u64,
@@ -148,9 +151,14 @@ impl Trainer {
             return Err(Error::unsupported("device: got a GPU for one of several hosts, expected the CPU"));
         }
         let inputs = Inputs::open(&options.events)?;
-        if options.epochs > 1 && !inputs.can_be_read_again() {
-            let what = format!("epochs: got {}, expected 1 of standard input, which is read once", options.epochs);
+        if options.epochs > 1 && !inputs.is_rereadable() {
+            let what = format!("epochs: got {}, expected 1, because standard input is read once", options.epochs);
             return Err(Error::invalid(what));
+        }
+        if options.hosts.is_some() && !inputs.is_rereadable() {
+            return Err(Error::invalid(
+                "events: got standard input for one of several hosts, expected files, which all of them read",
+            ));
         }
         let items = options.items.clone().map_or_else(|| items::file_of(folder), Ok)?;
         let read = Items::read(&items, None)?;
@@ -162,7 +170,8 @@ impl Trainer {
         };
         std::fs::create_dir_all(&options.work).map_err(|e| Error::io(options.work.display(), e))?;
         let lock = Lock::take(&options.work)?;
-        let hosts = options.hosts.as_ref().map(|hosts| Mesh::join(hosts, joined::identity(&options, hosts, &origin)));
+        let join = |hosts| Mesh::join(hosts, joined::identity(&options, hosts, &origin)?);
+        let hosts = options.hosts.as_ref().map(join);
         let hosts = hosts.transpose()?.map(Arc::new);
         let opened = Opened { package, options, train, inputs, origin, catalogue, lock };
         joined::report_failure(hosts.as_deref(), opened.restore(read, hosts.clone()))
@@ -188,7 +197,9 @@ impl Opened {
         if optimizer.exists() {
             package::check_optimizer(package.folder())
                 .and_then(|()| restore(&optimizer, Take::OptimizersOnly))
-                .map_err(|e| Error::new(e.kind(), format!("{e}; remove it to begin without the optimizers' state")))?;
+                .map_err(|e| {
+                    Error::new(e.kind(), format!("{e}; remove the optimizer file to start without optimizer state"))
+                })?;
         }
         let (position, base) = match last {
             Some(Last { position, states, base }) => {
@@ -223,6 +234,7 @@ impl Opened {
             resumed_from: position.step,
             position,
             labels: BTreeSet::new(),
+            requests: None,
             lock,
             rejected_rows: 0,
         };
@@ -291,7 +303,7 @@ impl Trainer {
     fn write_package(&self, out: &Path) -> Result<()> {
         self.lock.record(out)?;
         let write = |path: &Path| state::write(path, Content::Optimizers, &self.model, &self.carried, &self.catalogue);
-        package::write(out, &self.package, &self.model, write)
+        package::write(out, &self.package, &self.model, self.requests.as_ref(), write)
     }
 
     /// Removes the checkpoints of a finished run, and the working folder if no event was rejected. With several hosts, the others
@@ -347,24 +359,32 @@ impl Trainer {
     /// Reads all events once, and trains on those that it has not trained on yet.
     fn epoch(&mut self, reported: &dyn Fn(&Progress<'_>)) -> Result<()> {
         let (package, catalogue) = (self.package.clone(), self.catalogue.clone());
-        let tower = package.user.as_ref().ok_or_else(|| Error::internal("a package without its user tower"))?;
+        let tower = package.user.as_ref().ok_or_else(|| Error::internal("the package has no user tower"))?;
         let (inputs, label) = (self.inputs.clone(), self.train.label.clone());
-        let trained: Vec<&str> = package.spec.trained_tasks().map(|(name, _)| name).collect();
-        std::thread::scope(|scope| {
-            let (send, receive) = sync_channel::<Result<Chunk>>(CHUNKS_AHEAD);
-            let (inputs, catalogue, label, trained) = (&inputs, &catalogue, &label, &trained);
-            let reader = tasks::EVENTS.start_in(scope, move || {
-                let mut checker = Checker::new(tower, catalogue, label, trained);
-                if let Err(e) = inputs.read(&mut checker, &mut |chunk| send.send(Ok(chunk)).is_ok()) {
-                    // If the receiver was dropped, the consumer has already failed with its own error.
-                    let _ = send.send(Err(e));
-                }
-                checker.into_labels()
-            })?;
-            let consumed = self.consume(receive, tower, reported);
-            self.labels = reader.join().map_err(|_| Error::internal("the thread that reads events panicked"))?;
-            consumed
-        })
+        let (package_read, catalogue_read) = (package.clone(), catalogue);
+        let requests = RequestSample::new(self.options.seed, &self.options.forget, tower.features());
+        // The reader works while other hosts are awaited, so a batch has to fit.
+        let ahead = CHUNKS_AHEAD.max(self.train.batch.div_ceil(CHUNK_EVENTS));
+        let (send, receive) = sync_channel::<Result<Chunk>>(ahead);
+        let reader = tasks::EVENTS.start(move || {
+            let trained: Vec<&str> = package_read.spec.trained_tasks().map(|(name, _)| name).collect();
+            let mut checker = Checker::new(package_read.user.as_ref()?, &catalogue_read, &label, &trained, requests);
+            if let Err(e) = inputs.read(&mut checker, &mut |chunk| send.send(Ok(chunk)).is_ok()) {
+                // If the receiver was dropped, the consumer has already failed with its own error.
+                let _ = send.send(Err(e));
+            }
+            Some(checker.finish())
+        })?;
+        let consumed = self.consume(receive, tower, reported);
+        // A read of standard input, or of a file that hangs, cannot be cancelled and must not delay an error.
+        if consumed.is_ok() || reader.is_finished() {
+            let read = reader.join().map_err(|_| Error::internal("the thread that reads events panicked"))?;
+            if let Some((labels, requests)) = read {
+                self.labels = labels;
+                self.requests = Some(requests);
+            }
+        }
+        consumed
     }
 
     /// Consumes the events of an epoch in blocks of complete batches, shuffled if the options ask for it.
@@ -387,37 +407,37 @@ impl Trainer {
         }
         let (mut block, mut first) = (Vec::new(), 0u64);
         let (mut bytes, mut read) = (0, 0u64);
-        let mut take = |trainer: &mut Trainer, block: &mut Vec<Event>, bytes: u64| {
+        // Several hosts prepare the next batch while they wait for each other; events of standard input may be late.
+        let ahead = usize::from(self.model.hosts().is_some() && self.inputs.is_rereadable());
+        let mut waiting = VecDeque::new();
+        let mut take = |trainer: &mut Trainer, block: &mut Vec<Event>, bytes: u64, is_last: bool| {
             if trainer.options.shuffle > 0 {
                 let number = (trainer.position.epoch << 32) + first / block_events as u64;
                 shuffle(block, StepRandom::new(!trainer.options.seed, number));
             }
-            for events in block.chunks(batch) {
-                hash = events::hash(hash, events);
+            let mut rest = block.drain(..).peekable();
+            while rest.peek().is_some() {
+                let events: Vec<Event> = rest.by_ref().take(batch).collect();
+                hash = events::hash(hash, &events);
+                let count = events.len() as u64;
                 if first >= trained {
-                    trainer.position.hash = hash;
-                    trainer.position.events = first + events.len() as u64;
-                    let ended = trainer.step(events, tower)?;
-                    reported(&Progress {
-                        events: trainer.position.trained,
-                        bytes: bytes_before + bytes,
-                        bytes_all: trainer.inputs.bytes().map(|all| all.saturating_mul(trainer.options.epochs)),
-                        window: ended.as_ref(),
-                    });
-                    if trainer.position.step.is_multiple_of(trainer.options.checkpoint_steps.max(1)) {
-                        trainer.write_checkpoint(false)?;
-                    }
+                    waiting.push_back(ReadBatch { events, hash, end: first + count, bytes: bytes_before + bytes });
+                }
+                while waiting.len() > ahead {
+                    trainer.train_next(&mut waiting, tower, reported)?;
                 }
                 let is_before = first < trained;
-                first += events.len() as u64;
+                first += count;
                 if is_before && first >= trained && (first, hash) != (trained, checkpoint) {
                     return Err(trainer.other_events(match first == trained {
-                        true => format!("the first {trained} events differ"),
+                        true => format!("the first {trained} events differ from those of the checkpoint"),
                         false => format!("the events continue after event {trained}, the last one of the checkpoint"),
                     }));
                 }
             }
-            block.clear();
+            while is_last && !waiting.is_empty() {
+                trainer.train_next(&mut waiting, tower, reported)?;
+            }
             Ok(first)
         };
         for chunk in chunks {
@@ -434,13 +454,15 @@ impl Trainer {
                     block.push(event);
                 }
                 if block.len() == block_events {
-                    take(self, &mut block, bytes)?;
+                    take(self, &mut block, bytes, false)?;
                 }
             }
         }
-        let taken = take(self, &mut block, bytes)?;
+        let taken = take(self, &mut block, bytes, true)?;
         if taken < trained {
-            return Err(self.other_events(format!("the events end at {taken}, the checkpoint is at {trained}")));
+            return Err(self.other_events(format!(
+                "the input ends after event {taken}, but the checkpoint contains {trained} events"
+            )));
         }
         let met = self.position.met;
         match is_first && met.refused > self.options.max_refused.most(met.read) {

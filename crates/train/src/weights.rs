@@ -1,28 +1,31 @@
 //! The weights of one graph in training, and their optimizer.
 
-use sterling_core::error::Result;
+use std::ops::Range;
+
+use sterling_core::error::{Error, Result};
 use sterling_graph::dense::train::{
-    Batch, DenseOptimizer, Gradients, OptimizerSpec, Parameter, TrainableGraph, Workspace,
+    Batch, DenseOptimizer, Gradients, OptimizerSpec, Parameter, TrainableGraph, TreeSum, Workspace,
 };
 use sterling_graph::dense::{DeclaredInput, DeclaredOutput};
 use sterling_snapshot::model::Package;
 
-/// A graph of a package, its weights, and the optimizer of those.
+/// A graph of a package, its weights, and the optimizer of the weights.
 #[derive(Debug)]
 pub(crate) struct Weights {
     name: &'static str,
     /// File of the graph.
     file: String,
     graph: TrainableGraph,
-    /// Weights; those of the file until the first step.
+    /// Weights; before the first step, the weights of the file.
     pub(crate) numbers: Vec<f32>,
     /// Optimizer of the weights; none if they are frozen.
     pub(crate) optimizer: Option<DenseOptimizer>,
     workspace: Workspace,
     outputs: Vec<Vec<f32>>,
     gradients: Gradients,
-    /// True if several hosts share a batch: [`Weights::backward`] leaves the sums of micro-batches to [`Weights::finish`].
-    pub(crate) is_shared: bool,
+    /// If several hosts share a batch, index of the first micro-batch of this host: [`Weights::backward`] leaves the sums of
+    /// micro-batches to [`Weights::finish`].
+    pub(crate) first_micro_batch: Option<usize>,
 }
 
 /// Inputs and output of a graph.
@@ -38,7 +41,7 @@ impl Weights {
     /// Reads a graph for training its output. Without an optimizer the weights are frozen.
     ///
     /// # Errors
-    /// `Unsupported` with the operator that has no gradient here.
+    /// `Unsupported` with an operator whose gradient is not implemented.
     pub(crate) fn read(
         package: &Package,
         name: &'static str,
@@ -70,7 +73,7 @@ impl Weights {
             workspace: Workspace::new(threads),
             outputs: Vec::new(),
             gradients: Gradients::default(),
-            is_shared: false,
+            first_micro_batch: None,
         })
     }
 
@@ -96,51 +99,62 @@ impl Weights {
         Ok(self.outputs.first().map_or(&[], Vec::as_slice))
     }
 
-    /// Computes the output of a batch with the weights of the file.
+    /// Computes the output of a batch with the initial weights, which the graph's file has.
     ///
     /// # Errors
     /// Errors of the graph.
-    pub(crate) fn forward_as_it_was(&mut self, batch: &Batch<'_>) -> Result<&[f32]> {
+    pub(crate) fn forward_initial_weights(&mut self, batch: &Batch<'_>) -> Result<&[f32]> {
         self.graph.forward(self.graph.initial(), batch, &mut self.workspace, &mut self.outputs)?;
         Ok(self.outputs.first().map_or(&[], Vec::as_slice))
     }
 
-    /// Computes the gradients of weights and inputs from those of the output; returns those of the inputs, each `[rows, width]`.
-    /// The weights stay until [`Weights::step`].
+    /// Computes the gradients of weights and inputs from the gradients of the output; returns the gradients of the inputs, each
+    /// `[rows, width]`. The weights do not change until [`Weights::step`].
     ///
     /// # Errors
     /// Errors of the graph.
     pub(crate) fn backward(&mut self, batch: &Batch<'_>, output: &[f32]) -> Result<&[Vec<f32>]> {
         let Weights { graph, numbers, workspace, gradients, .. } = self;
-        match self.is_shared {
-            false => graph.backward(numbers, batch, &[output], workspace, gradients)?,
-            true => graph.backward_by_micro_batch(numbers, batch, &[output], workspace, gradients)?,
+        let output = [output];
+        match self.first_micro_batch {
+            None => graph.backward(numbers, batch, &output, workspace, gradients)?,
+            Some(first) => graph.backward_by_micro_batch(numbers, batch, first, &output, workspace, gradients)?,
         }
         Ok(&self.gradients.inputs)
     }
 
-    /// Returns the number of sums from which weight gradients are computed.
+    /// Returns the number of sums over rows from which weight gradients are computed.
     pub(crate) fn sums(&self) -> usize {
         self.graph.sums()
     }
 
-    /// Adds the sums of the micro-batches of the last [`Weights::backward`], in their order.
-    pub(crate) fn add_sums(&self, total: &mut [f32]) {
-        for sums in self.gradients.micro_batches.chunks_exact(total.len().max(1)) {
-            total.iter_mut().zip(sums).for_each(|(total, x)| *total += x);
-        }
+    /// Returns the sums of the last [`Weights::backward`], one subtree of micro-batches after the other.
+    pub(crate) fn own_sums(&self) -> &[f32] {
+        self.gradients.micro_batches.sums()
     }
 
-    /// Computes the weight gradients from the sums of all micro-batches.
+    /// Computes the weight gradients from the sums of all hosts. `hosts` has per host its micro-batches, and a buffer that begins
+    /// with its sums; removes these sums from the front of the buffer.
     ///
     /// # Errors
-    /// `Invalid` if the number of sums differs.
-    pub(crate) fn finish(&mut self, total: &[f32]) -> Result<()> {
+    /// `Invalid` if sums are missing.
+    pub(crate) fn finish(&mut self, hosts: &mut [(Range<usize>, &[f32])]) -> Result<()> {
+        let width = self.graph.sums();
+        let mut all = TreeSum::new(width);
+        for (micro_batches, sums) in hosts {
+            for subtree in TreeSum::subtrees(micro_batches.clone()) {
+                let missing =
+                    || Error::invalid(format!("got {} sums of gradients, expected at least {width}", sums.len()));
+                let (own, rest) = sums.split_at_checked(width).ok_or_else(missing)?;
+                all.push(subtree, |to| to.copy_from_slice(own));
+                *sums = rest;
+            }
+        }
         let batch = Batch { rows: 0, shared: &[], fill: &|_| () };
-        self.graph.finish(&self.numbers, &batch, total, &mut self.workspace, &mut self.gradients)
+        self.graph.finish(&self.numbers, &batch, all.total(), &mut self.workspace, &mut self.gradients)
     }
 
-    /// Returns the parameters of the graph: their names, shapes and places among the numbers.
+    /// Returns the parameters of the graph: their names, shapes and positions in the array of all parameters.
     pub(crate) fn parameters(&self) -> &[Parameter] {
         self.graph.parameters()
     }

@@ -1,9 +1,9 @@
-//! Managed ids of a table in training: counts occurrences, and every n steps gives the rows to the ids with the highest scores.
+//! Managed ids of a table in training: counts occurrences, and every n steps assigns the rows to the ids with the highest scores.
 //!
-//! Between two evictions, ids that are held count at their row, and others as candidates. An eviction ranks both
-//! together, as TorchRec does: by score; among equals, held ids before new ones, held ids by their number, new ones by
-//! their count in the interval and then by their number. All scores are integers that are compared in a fixed order, so
-//! results depend neither on threads nor on restarts.
+//! Between two evictions, occurrences of ids that have a row (*held* ids) are counted at the row; other ids are counted as
+//! candidates. An eviction ranks both together, as TorchRec does, by score. Among equal scores, held ids precede candidates;
+//! held ids are ordered by id, candidates by their count in the interval and then by id. All scores are integers that are
+//! compared in a fixed order, so results depend neither on threads nor on restarts.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
@@ -12,15 +12,15 @@ use std::sync::{Arc, PoisonError, RwLock};
 use serde::{Deserialize, Serialize};
 
 use super::extended;
-use super::held::{append_rows, map_of};
 use super::map::{FREE, IdMap};
 use super::policy::ManagedSpec;
+use super::row_ids::{append_rows, map_of};
 use super::sketch::Sketch;
 use crate::spec::{TableSpec, Unseen};
 use sterling_core::error::{Error, Result};
 use sterling_core::random::splitmix64;
 
-/// The map of a table in training, which the preparer of batches reads.
+/// Map from ids to rows of a table in training, which the preparer of batches reads.
 #[derive(Debug)]
 pub(crate) struct SharedIds {
     state: RwLock<(IdMap, u64)>,
@@ -32,7 +32,7 @@ impl SharedIds {
         self.state.read().unwrap_or_else(PoisonError::into_inner).1
     }
 
-    /// Returns the rows of ids, -1 for none.
+    /// Returns the row of each id, -1 for an id without a row.
     pub(crate) fn rows_of(&self, spec: &TableSpec, ids: &[i64]) -> Vec<i64> {
         let mut rows = Vec::new();
         append_rows(&self.state.read().unwrap_or_else(PoisonError::into_inner).0, spec, ids, &mut rows);
@@ -50,7 +50,7 @@ struct Seen {
     time: u64,
 }
 
-/// Numbers since the start of training.
+/// Counts of ids and their occurrences since the start of training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdTotals {
     /// Occurrences of ids.
@@ -68,33 +68,33 @@ pub struct IdTotals {
 /// State of managed ids, as checkpoints store it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IdState {
-    /// Id of each row, [`FREE`] for a free one.
+    /// Id of each row, [`FREE`] for a free row.
     pub ids: Vec<i64>,
     /// Counts, steps and times of the rows' ids, `[rows, 3]`.
     pub seen: Vec<u64>,
     /// Ids without a row that occurred since the last eviction, ascending.
     pub new_ids: Vec<i64>,
-    /// Counts, steps and times of these, `[n, 3]`.
+    /// Counts, steps and times of the new ids, `[n, 3]`.
     pub new_seen: Vec<u64>,
     /// Counters of the admission sketch; empty if every id is admitted.
     pub sketch: Vec<u8>,
     /// Latest time of an event, in seconds.
     pub clock: u64,
-    /// Numbers since the start of training.
+    /// Counts of ids and their occurrences since the start of training.
     pub totals: IdTotals,
 }
 
 /// Managed ids of a table in training.
 #[derive(Debug)]
 pub(crate) struct IdLearner {
-    /// None if the ids do not change.
+    /// Settings of the assignment; none if the ids do not change.
     spec: Option<ManagedSpec>,
     shared: Arc<SharedIds>,
     by_row: Vec<i64>,
     seen: Vec<Seen>,
     candidates: HashMap<i64, Seen>,
     sketch: Option<Sketch>,
-    /// Row that no id gets, because unseen ids have it.
+    /// Row that is never assigned to an id, because unseen ids use it.
     reserved: Option<usize>,
     /// Ids that never get a row.
     barred: BTreeSet<i64>,
@@ -106,7 +106,7 @@ impl IdLearner {
     /// Creates the state of a table whose rows have these ids.
     ///
     /// # Errors
-    /// As [`super::held::ManagedIds::new`], and [`ManagedSpec::check`].
+    /// As [`super::row_ids::ManagedIds::new`], and [`ManagedSpec::check`].
     pub(crate) fn new(table: &TableSpec, spec: Option<ManagedSpec>, by_row: Vec<i64>) -> Result<Self> {
         spec.map_or(Ok(()), |spec| spec.check())?;
         let map = map_of(table, &by_row)?;
@@ -142,7 +142,7 @@ impl IdLearner {
         self.clock = self.clock.max(seconds);
     }
 
-    /// Counts an occurrence at a step; `row` is the row that the id was given, its own or that of unseen ids.
+    /// Counts an occurrence at a step; `row` is the row that the lookup used, the id's row or the row of unseen ids.
     pub(crate) fn count(&mut self, id: i64, row: Option<usize>, step: u64) {
         self.totals.occurrences += 1;
         let now = |count: u64| Seen { count, step, time: self.clock };
@@ -169,18 +169,18 @@ impl IdLearner {
         self.spec.is_some()
     }
 
-    /// Returns whether rows change hands after a step.
+    /// Returns whether rows are reassigned to other ids after this step.
     pub(crate) fn is_due(&self, step: u64) -> bool {
         self.spec.is_some_and(|spec| step.is_multiple_of(spec.every))
     }
 
-    /// Gives the rows to the ids with the highest scores. Returns the rows whose id changed, ascending, with their new id or
+    /// Assigns the rows to the ids with the highest scores. Returns the rows whose id changed, ascending, with their new id or
     /// [`FREE`].
     pub(crate) fn turn(&mut self, step: u64) -> Vec<(u32, i64)> {
         let mut changed = BTreeSet::new();
         if let Some(ttl) = self.spec.and_then(|spec| spec.ttl_seconds()) {
             for row in 0..self.by_row.len() {
-                // An id of the package has no time of occurrence yet: it gets the present time.
+                // An id of the package has no time of occurrence yet: it gets the current time.
                 if self.seen[row].time == 0 {
                     self.seen[row].time = self.clock;
                 }
@@ -219,10 +219,10 @@ impl IdLearner {
         changed.into_iter().map(|row| (row as u32, self.by_row[row])).collect()
     }
 
-    /// Returns the `most` entries with the lowest scores, of the held ids and the new ones: ranks of new ids, and rows.
+    /// Returns the `most` ids with the lowest scores among held and new ids: the ranks of new ids, and the rows of held ids.
     fn lowest_scored(&self, new: &[(i64, Seen)], most: usize, step: u64) -> (BTreeSet<usize>, Vec<usize>) {
-        /// Score; among equal scores, the order of eviction: new ids from the last rank on, then held ids from the
-        /// largest on.
+        /// Score; among equal scores, new ids are evicted first, from the last index in `new` down, then ids with a row,
+        /// from the largest id down.
         type Order = (i64, bool, Reverse<i64>, usize);
         let held = self.by_row.iter().zip(&self.seen).enumerate().filter(|(_, (id, _))| **id != FREE);
         let score = |seen: &Seen| self.spec.map_or(0, |spec| spec.score(seen.count, seen.step, step));
@@ -237,7 +237,7 @@ impl IdLearner {
         (ranks.into_iter().map(|(.., rank)| rank).collect(), rows.into_iter().map(|(.., row)| row).collect())
     }
 
-    /// Bars ids permanently from the table. Returns the rows that they had, ascending.
+    /// Bars ids permanently from the table. Returns the rows that these ids had, ascending.
     pub(crate) fn forget(&mut self, ids: &[i64]) -> Vec<(u32, i64)> {
         for id in ids {
             self.candidates.remove(id);
@@ -249,14 +249,14 @@ impl IdLearner {
         rows.into_iter().map(|row| (row as u32, FREE)).collect()
     }
 
-    /// Takes the row from its id.
+    /// Frees a row that an id had.
     fn release(&mut self, row: usize) {
         let id = std::mem::replace(&mut self.by_row[row], FREE);
         self.seen[row] = Seen::default();
         self.with_map(|map| map.remove(id));
     }
 
-    /// Changes the map. Batches that were prepared before it are no longer valid.
+    /// Changes the map. Batches that were prepared before the change are no longer valid.
     fn with_map<T>(&self, change: impl FnOnce(&mut IdMap) -> T) -> T {
         let mut state = self.shared.state.write().unwrap_or_else(PoisonError::into_inner);
         state.1 += 1;
@@ -282,7 +282,7 @@ impl IdLearner {
     /// Restores a state.
     ///
     /// # Errors
-    /// `Corrupt` if it does not fit the table.
+    /// `Corrupt` if the state does not fit the table.
     pub(crate) fn import(&mut self, table: &TableSpec, state: IdState) -> Result<()> {
         let rows = self.by_row.len();
         let sizes = [
@@ -292,7 +292,7 @@ impl IdLearner {
             ("counters", state.sketch.len(), self.sketch.as_ref().map_or(0, |sketch| sketch.counters().len())),
         ];
         if let Some((what, got, expected)) = sizes.into_iter().find(|(_, got, expected)| got != expected) {
-            return Err(Error::corrupt(format!("{got} {what} of managed ids, expected {expected}")));
+            return Err(Error::corrupt(format!("managed ids: got {got} {what}, expected {expected}")));
         }
         let map = map_of(table, &state.ids).map_err(|e| Error::corrupt(e.to_string()))?;
         let seen = |flat: &[u64]| {

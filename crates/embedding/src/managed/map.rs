@@ -1,18 +1,18 @@
 //! A hash map from ids to rows, made for batches of lookups.
 //!
 //! Open addressing in buckets of 8 ids: a bucket is one cache line of ids, and half a line of rows at the same index of a second
-//! array. A lookup starts at the bucket of the id's hash and goes on to the next bucket only from a full one. A full table uses 5
-//! of 8 slots, because lines of later buckets are not prefetched. At 7 of 8, with 10 million ids, a held id took 114 ns and
-//! another one 319 ns (AMD Zen 4).
+//! array. A lookup starts at the bucket of the id's hash and goes on to the next bucket only from a full bucket. A full table
+//! uses 5 of 8 slots, because lines of later buckets are not prefetched. At 7 of 8 slots, with 10 million ids, a lookup took
+//! 114 ns for an id in the map and 319 ns for an id not in the map (AMD Zen 4).
 //!
-//! | slots used | memory per row | lines of ids per lookup of an id that is held | of one that is not |
+//! | slots used | memory per row | lines of ids per lookup of an id in the map | of an id not in the map |
 //! |---|---|---|---|
 //! | 5 of 8 | 19.2 bytes | 1.03 | 1.22 |
 //! | 6 of 8 | 16.0 bytes | 1.10 | 1.73 |
 //! | 7 of 8 | 13.7 bytes | 1.33 | 4.67 |
 //!
-//! Both lines of the first bucket are prefetched for a block of ids before its first one is compared. TorchRec searches a sorted
-//! array (`torch.searchsorted`): log2 of the ids is 23 dependent reads at 10 million.
+//! Both lines of each id's first bucket are prefetched for a block of ids before the first id of the block is compared.
+//! TorchRec searches a sorted array (`torch.searchsorted`): 23 dependent reads (log2) at 10 million ids.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -22,7 +22,7 @@ use sterling_core::random::splitmix64;
 use sterling_kernels::buffer::Owned;
 use sterling_kernels::memory::prefetch;
 
-/// Id of a free row. This id has no row, in any map.
+/// Id that marks a free row. This id never has a row itself.
 pub const FREE: i64 = i64::MIN;
 
 /// Ids per bucket.
@@ -41,15 +41,15 @@ fn buckets(rows: u64) -> u64 {
     rows.div_ceil(USED as u64).max(1)
 }
 
-/// Rows of ids.
+/// Map from ids to rows.
 #[derive(Debug)]
 pub(crate) struct IdMap {
-    /// `[buckets, 8]`; the free slots of a bucket are its last ones.
+    /// Ids, `[buckets, 8]`; the free slots of a bucket are its last slots.
     ids: Owned<i64>,
-    /// `[buckets, 8]`
+    /// Row of each id, `[buckets, 8]`.
     rows: Owned<u32>,
     buckets: u64,
-    /// Random per map, so that clients cannot choose ids that all start at one bucket. The seed changes no answer.
+    /// Seed of the hash, random per map, so that clients cannot choose ids that all start at one bucket. Changes no result.
     seed: u64,
 }
 
@@ -112,7 +112,7 @@ impl IdMap {
         self.slot(id, self.home(id)).map(|slot| self.rows[slot])
     }
 
-    /// Calls `found` with each id and its row, in order.
+    /// Calls `found` with each id and its row, in the order of `ids`.
     #[inline]
     pub(crate) fn rows_of(&self, ids: &[i64], mut found: impl FnMut(i64, Option<u32>)) {
         let mut homes = [[0usize; BLOCK]; 2];
@@ -139,8 +139,8 @@ impl IdMap {
         }
     }
 
-    /// Adds an id. The caller adds at most as many ids as the map has room for, and not [`FREE`]. Returns the row of an id that the
-    /// map has already, and leaves it.
+    /// Adds an id, unless the map has it: then returns the id's row. The caller adds at most as many ids as the map has room for,
+    /// and never [`FREE`].
     pub(crate) fn insert(&mut self, id: i64, row: u32) -> Option<u32> {
         let home = self.home(id);
         if let Some(slot) = self.slot(id, home) {
@@ -156,12 +156,12 @@ impl IdMap {
         }
     }
 
-    /// Removes an id; returns its row. Ids of later buckets move back, so that no search ends before it finds them.
+    /// Removes an id; returns its row. Ids of later buckets move back, so that no search for them ends at the freed slot.
     pub(crate) fn remove(&mut self, id: i64) -> Option<u32> {
         let mut hole = self.slot(id, self.home(id))?;
         let row = self.rows[hole];
         loop {
-            // The bucket's last id fills the hole, so that free slots are its last ones.
+            // The bucket's last id fills the hole, so that the free slots of a bucket are its last slots.
             let bucket = hole / BUCKET;
             let was_full = self.bucket(bucket)[BUCKET - 1] != FREE;
             let last = self.bucket(bucket).iter().rposition(|&other| other != FREE).unwrap_or(hole % BUCKET);
@@ -177,7 +177,7 @@ impl IdMap {
         }
     }
 
-    /// Returns the slot of an id behind `bucket` whose search has passed that bucket.
+    /// Returns the slot of an id in a later bucket whose search starts at or before `bucket`.
     fn passed(&self, bucket: usize) -> Option<usize> {
         let buckets = self.buckets as usize;
         let after = |from: usize, to: usize| (to + buckets - from) % buckets;

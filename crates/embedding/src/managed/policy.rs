@@ -38,7 +38,7 @@ pub enum Evict {
     Lfu,
     /// Last occurrence: `-(age + 1) ^ exponent`.
     Lru,
-    /// Both: `occurrences / (age + 1) ^ exponent`.
+    /// Recency and frequency: `occurrences / (age + 1) ^ exponent`.
     #[default]
     DistanceLfu,
 }
@@ -63,7 +63,7 @@ impl Default for ManagedSpec {
 }
 
 impl ManagedSpec {
-    /// Checks the numbers.
+    /// Checks the range of each setting.
     ///
     /// # Errors
     /// `Invalid` with the field, the received and the expected number.
@@ -87,7 +87,7 @@ impl ManagedSpec {
         }
     }
 
-    /// Returns the score of an id that occurred `count` times and the last time at step `seen`; higher scores keep their rows.
+    /// Returns the score of an id that occurred `count` times, last at step `seen`; ids with higher scores keep their rows.
     pub(super) fn score(&self, count: u64, seen: u64, step: u64) -> i64 {
         // TorchRec's tensors are f32. A power in f64, rounded, is the same on every machine.
         let distance = || (step.saturating_sub(seen).saturating_add(1) as f32 as f64).powf(self.exponent) as f32;
@@ -104,7 +104,7 @@ impl ManagedSpec {
     }
 }
 
-/// Returns an integer with the order of the f32 numbers.
+/// Maps a float to an integer so that integers compare like the floats.
 fn ordered(x: f32) -> i64 {
     let bits = x.to_bits() as i32;
     i64::from(bits ^ ((bits >> 31) as u32 >> 1) as i32)
@@ -138,8 +138,8 @@ mod tests {
             (ManagedSpec { admit: 0, ..default }, "admit: got 0"),
             (ManagedSpec { ttl_hours: Some(-1.0), ..default }, "ttl_hours: got -1"),
         ] {
-            let said = spec.check().unwrap_err().to_string();
-            assert!(said.contains(expected), "{said}");
+            let reported = spec.check().unwrap_err().to_string();
+            assert!(reported.contains(expected), "{reported}");
         }
     }
 }

@@ -15,7 +15,7 @@ const WIDTH_MIN: u64 = 4096;
 /// Counts of ids.
 #[derive(Debug)]
 pub(super) struct Sketch {
-    /// `[DEPTH, width]`; a counter stays at 255.
+    /// Counters, `[DEPTH, width]`; a counter does not exceed 255.
     counters: Vec<u8>,
 }
 
@@ -33,7 +33,7 @@ impl Sketch {
     pub(super) fn add(&mut self, id: i64) -> u8 {
         let width = self.counters.len() / DEPTH;
         let hash = splitmix64(id as u64);
-        // Two halves of one hash make all of them (Kirsch and Mitzenmacher 2006).
+        // All hashes are combined from the two halves of one hash (Kirsch and Mitzenmacher 2006).
         let (first, step) = (hash as u32, (hash >> 32) as u32 | 1);
         let at = |n: usize| n * width + first.wrapping_add(step.wrapping_mul(n as u32)) as usize % width;
         let least = (0..DEPTH).map(|n| self.counters[at(n)]).min().unwrap_or(0);
@@ -45,7 +45,7 @@ impl Sketch {
         count
     }
 
-    /// Forgets all counts.
+    /// Sets all counters to 0.
     pub(super) fn clear(&mut self) {
         self.counters.fill(0);
     }

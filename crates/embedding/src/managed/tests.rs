@@ -63,11 +63,11 @@ fn ids_have_their_rows_and_others_follow_the_policy() {
 #[test]
 fn invalid_assignments_are_rejected() {
     let new = |unseen, ids: &[i64]| ManagedIds::new(&spec(3, unseen), Buffer::copied(ids).unwrap());
-    let said = |unseen, ids: &[i64]| new(unseen, ids).unwrap_err().to_string();
+    let reported = |unseen, ids: &[i64]| new(unseen, ids).unwrap_err().to_string();
     assert!(new(Unseen::Zero, &[FREE; 3]).unwrap().held() == 0);
-    assert!(said(Unseen::Zero, &[1, 2]).contains("table `users`: 2 ids of 3 rows"));
-    assert!(said(Unseen::Zero, &[1, 2, 1]).contains("id 1 has rows 0 and 2, expected one"));
-    assert!(said(Unseen::Row(1), &[1, 2, 3]).contains("row 1 is reserved for unseen ids, expected no id, got 2"));
+    assert!(reported(Unseen::Zero, &[1, 2]).contains("table `users`: got 2 ids for 3 rows"));
+    assert!(reported(Unseen::Zero, &[1, 2, 1]).contains("id 1 has rows 0 and 2, expected one"));
+    assert!(reported(Unseen::Row(1), &[1, 2, 3]).contains("row 1 is reserved for unseen ids, expected no id, got 2"));
 }
 
 #[test]

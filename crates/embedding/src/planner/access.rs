@@ -1,5 +1,5 @@
-//! Distribution of a table's reads over its rows, as the curve that a cache needs: the share of reads that the hottest
-//! rows answer.
+//! Distribution of a table's reads over its rows, as the curve that a cache needs: the fraction of reads that go to the
+//! hottest rows.
 //!
 //! The curve has three sources: uniform, Zipf (the r-th hottest row is read in proportion to r^-s; the sum is computed
 //! by Euler-Maclaurin, so that a billion rows cost as much as a hundred), and measured. A measured curve ranks the ids
@@ -16,7 +16,7 @@ use sterling_core::error::{Error, Result};
 pub const SAMPLE_IDS_MIN: usize = 200;
 /// Number of terms of a Zipf sum that are added individually; an integral approximates the others.
 const TERMS_EXACT: u64 = 32;
-/// Most corners of a measured curve.
+/// Maximum number of points of a measured curve.
 const CORNERS_MAX: usize = 256;
 
 /// How reads spread over the rows of a table.
@@ -26,12 +26,12 @@ pub enum Access {
     Uniform,
     /// The r-th hottest row is read in proportion to `r^-s`.
     Zipf(f64),
-    /// Counted.
+    /// Measured from sampled ids.
     Measured(Curve),
 }
 
 impl Access {
-    /// The share of reads that the `hottest` rows of `rows` answer, 0 to 1; never falls as `hottest` rises.
+    /// Returns the fraction of reads, 0 to 1, that go to the `hottest` most-read rows of `rows`; nondecreasing in `hottest`.
     pub fn share(&self, hottest: u64, rows: u64) -> f64 {
         if hottest >= rows {
             return 1.0;
@@ -45,7 +45,8 @@ impl Access {
         share.clamp(0.0, 1.0)
     }
 
-    /// Distinct rows that `reads` reads of a table are expected to meet, from the curve of shares in steps of a tenth more rows.
+    /// Returns the expected number of distinct rows among `reads` reads of a table. Sums over ranges of rows of which each is a
+    /// tenth of the rows before it, with equal read rates within a range.
     pub fn distinct(&self, reads: f64, rows: u64) -> f64 {
         let (mut from, mut share, mut distinct) = (0u64, 0.0, 0.0);
         while from < rows {
@@ -68,7 +69,7 @@ impl Access {
     }
 }
 
-/// The sum of r^-s for r = 1..=n.
+/// Returns the sum of r^-s for r = 1..=n.
 fn zipf_sum(n: u64, exponent: f64) -> f64 {
     let exact = n.min(TERMS_EXACT);
     let head: f64 = (1..=exact).map(|r| (r as f64).powf(-exponent)).sum();
@@ -88,8 +89,8 @@ fn zipf_sum(n: u64, exponent: f64) -> f64 {
     head + integral + ends + slope
 }
 
-/// A measured curve: points (rows, share of reads) that rise in both coordinates, with linear interpolation between
-/// them.
+/// A measured curve: points (hottest rows, fraction of reads) that rise in both coordinates, with linear interpolation
+/// between the points.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
     corners: Vec<(f64, f64)>,
@@ -97,11 +98,11 @@ pub struct Curve {
 }
 
 impl Curve {
-    /// Returns the curve of sampled ids, given in the order of their occurrence. Every second id ranks, the others are
-    /// counted.
+    /// Returns the curve of sampled ids, given in the order of their occurrence. Every second id ranks rows; the other ids
+    /// count hits.
     ///
     /// # Errors
-    /// Where there are fewer than [`SAMPLE_IDS_MIN`] ids.
+    /// `Invalid` if there are fewer than [`SAMPLE_IDS_MIN`] ids.
     pub fn measure(ids: &[i64]) -> Result<Curve> {
         if ids.len() < SAMPLE_IDS_MIN {
             return Err(Error::invalid(format!("a sample of {} ids, expected at least {SAMPLE_IDS_MIN}", ids.len())));
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_rise_from_none_to_all() {
+    fn shares_rise_from_0_to_1() {
         let ids: Vec<i64> = (0..5_000i64).map(|i| (i * i * 7919) % 1_000 / (1 + i % 7)).collect();
         let curve = Curve::measure(&ids).unwrap();
         for access in

@@ -1,6 +1,6 @@
 //! Measures a host's constants of the cost model: cost per row, per byte and per call, with all cores in use.
 //!
-//! Every core looks up random rows of one table that exceeds all caches, first with narrow rows, then with wide ones, through the
+//! Every core looks up random rows of one table that exceeds all caches, first narrow rows, then wide rows, through the
 //! [`EmbeddingBagCollection`] that also serves. With t the time per row over all cores, `bandwidth = (wide - narrow bytes) /
 //! (t_wide - t_narrow)` and `row_ns = t_narrow - narrow / bandwidth`. The cost per call is the time of a lookup of one id in a
 //! table that fits a cache. The best of several rounds counts, because disturbances only add time.
@@ -19,7 +19,7 @@ use sterling_kernels::buffer::Buffer;
 
 /// Widths of the narrow and the wide rows, in f32.
 pub(super) const WIDTHS: [usize; 2] = [16, 512];
-/// Rounds per measurement; the fastest counts.
+/// Number of rounds per measurement; the fastest round counts.
 pub(super) const ROUNDS: usize = 5;
 pub(super) const BAG_IDS: usize = 32;
 /// Approximate bytes of rows that one core reads per round.
@@ -32,11 +32,11 @@ const CALLS: usize = 2_000;
 /// Measured constants of a host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Constants {
-    /// As [`Host::bandwidth_gb_s`].
+    /// Value for [`Host::bandwidth_gb_s`].
     pub bandwidth_gb_s: f64,
-    /// As [`Host::row_ns`].
+    /// Value for [`Host::row_ns`].
     pub row_ns: f64,
-    /// As [`Host::call_us`].
+    /// Value for [`Host::call_us`].
     pub call_us: f64,
 }
 
@@ -49,7 +49,7 @@ impl Constants {
     }
 }
 
-/// Measures this machine with `cores` threads and a table of about `table_bytes`, which should be far larger than its caches.
+/// Measures this machine with `cores` threads and a table of about `table_bytes`, which should far exceed the CPU's caches.
 ///
 /// # Errors
 /// `Invalid` for zero cores or a table that is too small; `Overloaded` if memory allocation fails.
@@ -101,7 +101,7 @@ fn collection(numbers: &Buffer<u8>, width: usize, bytes: usize) -> Result<Embedd
     EmbeddingBagCollection::new(vec![Arc::new(table)], &[bag])
 }
 
-/// Returns the nanoseconds per row with `cores` threads together.
+/// Returns the nanoseconds of the slowest of `cores` concurrent threads, divided by the total rows of all threads.
 fn row_ns(tables: &EmbeddingBagCollection, width: usize, cores: usize, seed: u64) -> Result<f64> {
     let rows = tables.tables()[0].rows();
     let bags = (ROUND_BYTES / (width * 4 * BAG_IDS)).max(1);

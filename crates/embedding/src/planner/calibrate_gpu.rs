@@ -1,9 +1,9 @@
 //! Measures a GPU's constants of the cost model: cost per row, per byte and per kernel launch, and latency and bandwidth of its
 //! link to the host.
 //!
-//! As for a host ([`super::calibrate`]), the kernels that serve pool random rows of one table that exceeds all caches, first
-//! narrow rows, then wide ones, in batches of launches as in a pass. The cost of a launch is the time that additional launches
-//! add to a batch; the link is measured by small and large copies from pinned memory. The fastest of several rounds counts.
+//! As for a host ([`super::calibrate`]), the serving kernels pool random rows of one table that exceeds all caches, first narrow
+//! rows, then wide rows, in batches of launches as in a pass. The cost of a launch is the time that additional launches add to a
+//! batch; the link is measured by small and large copies from pinned memory. The fastest of several rounds counts.
 
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ const TABLE_BYTES_MIN: usize = 1 << 18;
 const BYTES_PER_ID: usize = 1 << 10;
 /// Warm-up rounds: a list of launches is recorded as a CUDA graph when it recurs.
 const ROUNDS_BEFORE: usize = 3;
-/// Numbers of additional launches of a list, of many ids and of one.
+/// Number of additional launches in a batch: for launches of many ids, and for launches of one id.
 const MORE: [usize; 2] = [4, 256];
 /// Bytes of a small copy from the host.
 const SMALL_BYTES: usize = 64;
@@ -29,15 +29,15 @@ const SMALL_BYTES: usize = 64;
 /// Measured constants of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GpuConstants {
-    /// As [`Gpu::bandwidth_gb_s`].
+    /// Value for [`Gpu::bandwidth_gb_s`].
     pub bandwidth_gb_s: f64,
-    /// As [`Gpu::row_ns`].
+    /// Value for [`Gpu::row_ns`].
     pub row_ns: f64,
-    /// As [`Gpu::call_us`].
+    /// Value for [`Gpu::call_us`].
     pub call_us: f64,
-    /// As [`Gpu::link_gb_s`].
+    /// Value for [`Gpu::link_gb_s`].
     pub link_gb_s: f64,
-    /// As [`Gpu::link_us`].
+    /// Value for [`Gpu::link_us`].
     pub link_us: f64,
 }
 
@@ -52,7 +52,7 @@ impl GpuConstants {
     }
 }
 
-/// Copies the constants of measured GPUs into those of a topology, in order; further GPUs get the constants of the last one.
+/// Copies the constants of measured GPUs to the GPUs of a topology, in order; further GPUs get the last GPU's constants.
 ///
 /// # Errors
 /// `Invalid` if the topology has no GPU.
@@ -66,8 +66,8 @@ pub fn apply(measured: &[GpuConstants], topology: &mut Topology) -> Result<()> {
     Ok(())
 }
 
-/// Measures a GPU with a table of about `table_bytes`, or a quarter of its free memory; it should be far larger than its
-/// caches.
+/// Measures a GPU with a table of about `table_bytes`, at most a quarter of its free memory. The table should far exceed the
+/// GPU's caches.
 ///
 /// # Errors
 /// `Invalid` for a table that is too small; `Overloaded` if memory allocation fails; `Unavailable` if the GPU does not respond.
@@ -113,7 +113,7 @@ struct Lookups<'a> {
 }
 
 impl Lookups<'_> {
-    /// Returns the seconds per launch of `ids` random rows of a width: the time that `more` launches add to a list of one.
+    /// Returns the seconds per launch of `ids` random rows of a width: the time that `more` launches add to one launch.
     fn seconds_each(&mut self, width: usize, ids: usize, more: usize) -> Result<f64> {
         self.rows.width = width;
         let offsets: Vec<u32> = (0..ids).step_by(BAG_IDS).chain([ids]).map(|end| end as u32).collect();

@@ -1,22 +1,23 @@
-//! Cost model of a piece of a table on a device: bytes, and microseconds per batch.
+//! Cost model of a shard of a table on a device: bytes, and microseconds per batch.
 //!
-//! Each host answers its own requests, Q per step, so that a step answers B = Q x hosts requests; a piece that is not replicated
-//! answers all of them. With L ids per bag, F features and a piece of width w that has the share s of the rows:
+//! Each host answers its own requests, Q per step, so that a step answers B = Q x hosts requests; a shard that is not replicated
+//! answers all B requests. With L ids per bag, F features and a shard of width w that has the fraction s of the rows:
 //!
 //! ```text
 //! ids   = B F L s                      bags = B F (1 - (1 - s)^L), all B F where s = 1
 //! read  = ids (row_ns + row_bytes / bandwidth) + bags 4 w / bandwidth
 //! net   = (hosts - 1) / hosts ids (8 + row_bytes) / network bandwidth     nothing when replicated
 //! away  = ids / hosts (row_ns + row_bytes / bandwidth + (8 + row_bytes) / network bandwidth)
-//!                                      of each other host: rows come to it, and are pooled there; nothing when replicated
+//!                                      of each other host: rows are sent to it and pooled there; nothing when replicated
 //! link  = 4 w bags / link bandwidth                                       host memory of a host with GPUs
 //! miss  = ids (1 - hit)                                                   hit from the access curve
 //! hbm_cached: read on the GPU + miss row_bytes / link; the host pays miss (row_ns + row_bytes / bandwidth)
-//! remote: read on the host + miss max(1 / rows_per_s, row_bytes / bandwidth) of all nodes; the cluster pays the same
+//! remote: read on the host + miss max(1 / rows_per_s, row_bytes / bandwidth) of all nodes; the same cost on the cluster
 //! ```
 //!
-//! The masters of a table in training are in host memory: f32 rows with m bytes of optimizer state, and two copies in the served
-//! format. Its cost is that of a training step with U distinct rows among B F L ids; each copy processes all of them:
+//! A table in training is in host memory: its master table of f32 rows with m bytes of optimizer state, and two copies in the
+//! served format. Its cost is the cost of a training step with U distinct rows among B F L ids; each replica processes all B F L
+//! ids:
 //!
 //! ```text
 //! read   = ids (row_ns + 4 w / bandwidth) + bags 4 w / bandwidth
@@ -26,8 +27,8 @@
 //! Each host reads the cluster on its own, through its own cache, so with several hosts the tier remote is always replicated.
 //!
 //! The latencies of a call, a round trip, a link and a network are paid once per batch by each device that uses them, not once
-//! per table, because a batch requests the rows of all tables together. The time of a device is the sum of its charges, the time
-//! of a plan that of its slowest device.
+//! per table, because a batch requests the rows of all tables together. The time of a device is the sum of its costs; the time
+//! of a plan is the time of its slowest device.
 
 use super::plan::DeviceKind;
 use super::topology::Topology;
@@ -35,7 +36,7 @@ use super::workload::TableWorkload;
 use crate::place::Tier;
 use crate::tiers::cache::ENTRY_OVERHEAD_BYTES;
 
-/// Overhead per row in a GPU cache: its id, its index entry and its age.
+/// Overhead per row in a GPU cache, in bytes: the row's id, index entry and age.
 const DEVICE_ENTRY_BYTES: u64 = 16;
 /// Bytes moved to sort one id.
 const SORT_BYTES: f64 = 16.0;
@@ -46,31 +47,31 @@ const LINK: u8 = 2;
 const ROUND_TRIP: u8 = 4;
 const CALL: u8 = 8;
 
-/// A device with the figures that the cost model needs.
+/// A device with the constants that the cost model needs.
 #[derive(Clone, Debug)]
 pub(super) struct Device {
     pub name: String,
     pub kind: DeviceKind,
     pub capacity_bytes: u64,
-    /// Addresses of a host's servers for other hosts.
+    /// Addresses at which other hosts reach the servers of this host.
     pub servers: Vec<String>,
-    /// Index of its host; its own index for the cluster.
+    /// Index of the device's host; for the cluster, the device's own index.
     pub host: usize,
     /// Latencies, indexed by the bit of [`Charge::uses`].
     pub once_us: [f64; LATENCIES],
     row_ns: f64,
     bandwidth: f64,
-    /// Bytes per nanosecond between host and GPU: of a GPU its own link, of a host the sum over its GPUs, 0 without GPUs.
+    /// Bytes per nanosecond between host and GPU: for a GPU its link, for a host the sum over its GPUs, 0 without GPUs.
     link: f64,
 }
 
-/// Load that a placement puts on one device.
+/// Cost that a placement causes on one device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Charge {
     pub device: usize,
     pub bytes: u64,
     pub micros: f64,
-    /// Bits of the latencies that it uses.
+    /// Bits of the latencies that the device pays for this cost.
     pub uses: u8,
 }
 
@@ -81,27 +82,27 @@ pub(super) struct Piece {
     pub columns: [u32; 2],
 }
 
-/// Storage of a piece on the device that answers for it.
+/// Storage of a shard on the device that serves it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PieceStorage {
     pub tier: Tier,
     pub device: usize,
-    /// Share of the piece's rows in its cache, and share of the reads that hit it.
+    /// Fraction of the shard's rows in its cache, and fraction of the reads that hit the cache.
     pub cache: (f64, f64),
-    /// Copies that share the reads; 1 if all hosts use one piece.
+    /// Number of replicas that share the reads; 1 if all hosts use one shard.
     pub replicas: usize,
-    /// False for a copy whose complete rows in host memory are already charged to another copy.
+    /// False for a replica whose complete rows in host memory are already counted for another replica.
     pub brings_rows: bool,
 }
 
-/// The topology by device index: hosts, GPUs, the cluster.
+/// The topology as one list of devices: hosts, then GPUs, then the cluster.
 #[derive(Clone, Debug)]
 pub(super) struct Machine {
     pub devices: Vec<Device>,
     pub hosts: usize,
     batch: f64,
     network: f64,
-    /// Totals of the cluster: microseconds per row, bytes per nanosecond, stored bytes per byte.
+    /// Totals of the cluster's nodes: microseconds per row, bytes per nanosecond, stored bytes per byte of rows.
     remote: Option<(f64, f64, f64)>,
 }
 
@@ -170,7 +171,7 @@ impl Machine {
         self.remote.map(|_| self.devices.len() - 1)
     }
 
-    /// Returns the index of the memory that holds all rows of a piece that `device` keeps in `tier`.
+    /// Returns the index of the memory that holds all rows of a shard that `device` keeps in `tier`.
     pub(crate) fn backing(&self, tier: Tier, device: usize) -> Option<usize> {
         match tier {
             Tier::Hbm | Tier::Host => None,
@@ -179,7 +180,7 @@ impl Machine {
         }
     }
 
-    /// Returns the bytes of the cache of a piece.
+    /// Returns the bytes of the cache of a shard.
     pub(crate) fn cache_bytes(&self, table: &TableWorkload, piece: &Piece, keeping: &PieceStorage) -> u64 {
         if !keeping.tier.is_cached() {
             return 0;
@@ -192,13 +193,13 @@ impl Machine {
         cached.saturating_mul(row_bytes(table, piece) + overhead)
     }
 
-    /// Reserves bytes on every host, for what all of them hold.
+    /// Reserves bytes on every host, for data that every host holds.
     pub(crate) fn reserve(&mut self, bytes: u64) {
         let hosts = self.devices.iter_mut().filter(|device| device.kind == DeviceKind::Host);
         hosts.for_each(|host| host.capacity_bytes = host.capacity_bytes.saturating_sub(bytes));
     }
 
-    /// Returns the charges of a piece per device. The first one is that of the device that answers.
+    /// Returns the cost of a shard on each device that it uses. The first cost belongs to the device that serves the shard.
     pub(crate) fn charges(&self, table: &TableWorkload, piece: &Piece, keeping: &PieceStorage) -> Vec<Charge> {
         let device = &self.devices[keeping.device];
         let columns = piece.columns[1] - piece.columns[0];
@@ -265,7 +266,7 @@ impl Machine {
         charges
     }
 
-    /// Returns the time to sort the ids of all hosts, to copy the gradients of bags, and to update the distinct rows of a piece.
+    /// Returns the time to sort the ids of all hosts, to copy the gradients of bags, and to update the distinct rows of a shard.
     fn update_micros(&self, table: &TableWorkload, piece: &Piece, device: &Device, out_bytes: f64) -> f64 {
         let share = (piece.rows[1] - piece.rows[0]) as f64 / table.rows as f64;
         let ids = self.batch * self.hosts as f64 * table.ids();

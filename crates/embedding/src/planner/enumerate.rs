@@ -1,10 +1,11 @@
 //! Enumerates the placements of a table that its constraints and the topology allow.
 //!
-//! A candidate is a tier, a sharding type and, if the tier has one, a cache size. Its shards are grouped into units that are
-//! placed independently. Table-wise: one unit with a site per device; column-wise: a unit per range of columns; row-wise over all
-//! devices: one unit with one site; row-wise over the devices of one host: one unit with a site per host; grid: a unit per range
-//! of columns with a site per host. Copies per host repeat the units of one host, with sites there. So the search needs no
-//! knowledge of sharding: it selects a candidate per table and a site per unit.
+//! A candidate is a tier, a sharding type and, for a cached tier, a cache size. The shards of a candidate are grouped into
+//! *units* that are placed independently; a *site* is a possible location of a unit: a device per shard. Table-wise: one unit
+//! with a site per device; column-wise: a unit per range of columns; row-wise over all devices: one unit with one site; row-wise
+//! over the devices of one host: one unit with a site per host; grid: a unit per range of columns with a site per host. Replicas
+//! per host repeat the units of one host, with sites on each host. So the search needs no knowledge of sharding: it selects a
+//! candidate per table and a site per unit.
 
 use std::rc::Rc;
 
@@ -14,11 +15,11 @@ use super::workload::TableWorkload;
 use crate::place::{Sharding, Tier};
 use sterling_core::error::{Error, Result};
 
-/// Cache sizes to try, as shares of the rows.
+/// Cache sizes to try, as fractions of the rows.
 const CACHE_SHARES: [f64; 8] = [0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.25, 0.5];
 /// Numbers of column ranges to try.
 const COLUMN_CUTS: [usize; 9] = [2, 3, 4, 6, 8, 12, 16, 24, 32];
-/// Ranges of columns start at multiples of this, so that packed formats split at complete bytes.
+/// Ranges of columns start at multiples of this number, so that packed formats split at complete bytes.
 const COLUMN_STEP: u32 = 4;
 
 /// One possible placement of a table.
@@ -26,9 +27,9 @@ const COLUMN_STEP: u32 = 4;
 pub(super) struct Candidate {
     pub tier: Tier,
     pub sharding: Sharding,
-    /// As in [`PieceStorage::cache`].
+    /// Fraction of the rows in caches, and their hit rate, as in [`PieceStorage::cache`].
     pub cache: (f64, f64),
-    /// True if every host, or every device, has its own copy.
+    /// True if every host, or every device, has a replica of the table.
     pub has_copies: bool,
     pub units: Vec<Unit>,
 }
@@ -37,13 +38,13 @@ pub(super) struct Candidate {
 #[derive(Clone, Debug)]
 pub(super) struct Unit {
     pub pieces: Vec<Piece>,
-    /// With copies per host, index of the copy.
+    /// With a replica per host, index of the replica.
     pub copy: usize,
     /// Possible locations, shared by units of the same shape.
     pub sites: Rc<[Site]>,
 }
 
-/// A unit without the costs of its sites: its shards, and per site the devices of the shards.
+/// A unit before its sites have costs: its shards, and per site the devices of the shards.
 #[derive(Clone, Debug)]
 struct Cut {
     pieces: Vec<Piece>,
@@ -56,14 +57,14 @@ struct Cut {
 pub(super) struct Site {
     /// Storage of each shard of the unit.
     pub keepings: Vec<PieceStorage>,
-    /// Total cost of the shards, one charge per device.
+    /// Total cost of the shards, one entry per device.
     pub charges: Vec<Charge>,
 }
 
-/// Returns the candidates of a table, except those that do not fit even empty machines.
+/// Returns the candidates of a table, except candidates that do not fit even empty machines.
 ///
 /// # Errors
-/// [`sterling_core::error::Kind::Invalid`] if nothing is allowed, or nothing that is allowed fits the machines even when empty.
+/// [`sterling_core::error::Kind::Invalid`] if no placement is allowed, or no allowed placement fits the empty machines.
 pub(super) fn candidates(machine: &Machine, table: &TableWorkload) -> Result<Vec<Candidate>> {
     let pinned = match &table.constraints.device {
         None => None,
@@ -107,7 +108,7 @@ struct OptionEnumerator<'a> {
     table: &'a TableWorkload,
     pinned: Option<usize>,
     found: Vec<Candidate>,
-    /// Closest miss: bytes needed, device, tier and sharding.
+    /// Placement that lacks the least memory: bytes needed, device, tier and sharding.
     closest: Option<(u64, usize, Tier, Sharding)>,
 }
 
@@ -138,7 +139,7 @@ impl OptionEnumerator<'_> {
         for share in shares {
             let hottest = (self.table.rows as f64 * share).ceil() as u64;
             let hit = if tier.is_cached() { self.table.access.share(hottest, self.table.rows) } else { 1.0 };
-            // With several hosts, each reads the cluster for itself.
+            // With several hosts, each host reads the cluster for itself.
             let is_allowed = |sharding: &Sharding| {
                 tier != Tier::Remote || self.machine.hosts == 1 || *sharding == Sharding::DataParallel
             };
@@ -154,8 +155,8 @@ impl OptionEnumerator<'_> {
         for cuts in self.cuts(tier, sharding, devices) {
             self.push(tier, sharding, cache, &cuts, 1);
         }
-        // A copy per host, sharded within the host. If hosts have one device each, a copy per host is a copy per
-        // device.
+        // A replica per host, sharded within the host. If hosts have one device each, a replica per host is a replica
+        // per device.
         let is_allowed = tier != Tier::Remote
             && sharding != Sharding::DataParallel
             && self.table.constraints.sharding.contains(&Sharding::DataParallel);
@@ -175,24 +176,24 @@ impl OptionEnumerator<'_> {
     /// Returns the ways to shard a table over some devices.
     fn cuts(&self, tier: Tier, sharding: Sharding, devices: &[usize]) -> Vec<Vec<Cut>> {
         let (rows, width) = (self.table.rows, self.table.width);
-        let whole = Piece { rows: [0, rows], columns: [0, width] };
-        // On one device, a sharded table only costs more than an unsharded one. It is enumerated only if table-wise placement is
-        // not allowed.
+        let complete = Piece { rows: [0, rows], columns: [0, width] };
+        // On one device, a sharded table costs more than an unsharded table. Sharded candidates are enumerated only if
+        // table-wise placement is not allowed.
         let cut_here = |n: usize| n > 1 || !self.table.constraints.sharding.contains(&Sharding::TableWise);
         let singles: Vec<Vec<usize>> = devices.iter().map(|d| vec![*d]).collect();
         let hosts = self.by_host(devices);
         let cut = |pieces: Vec<Piece>, places: Vec<Vec<usize>>| Cut { pieces, places, copy: 0 };
         match sharding {
-            Sharding::TableWise => vec![vec![cut(vec![whole], singles)]],
+            Sharding::TableWise => vec![vec![cut(vec![complete], singles)]],
             Sharding::DataParallel => {
                 let everywhere = !tier.on_gpu() || hosts.len() == self.machine.hosts;
                 match cut_here(devices.len()) && everywhere {
-                    true => vec![vec![cut(vec![whole; devices.len()], vec![devices.to_vec()])]],
+                    true => vec![vec![cut(vec![complete; devices.len()], vec![devices.to_vec()])]],
                     false => Vec::new(),
                 }
             }
             Sharding::RowWise if cut_here(devices.len()) => {
-                let pieces = rows_of(whole, devices.len().max(2));
+                let pieces = rows_of(complete, devices.len().max(2));
                 let site = (0..pieces.len()).map(|p| devices[p % devices.len()]).collect();
                 vec![vec![cut(pieces, vec![site])]]
             }
@@ -203,7 +204,7 @@ impl OptionEnumerator<'_> {
             }
             Sharding::TableRowWise => {
                 let sites = host_sites(&hosts, cut_here(1)).into_iter();
-                sites.map(|(n, sites)| vec![cut(rows_of(whole, n), sites)]).collect()
+                sites.map(|(n, sites)| vec![cut(rows_of(complete, n), sites)]).collect()
             }
             Sharding::Grid => {
                 let Some((n, sites)) = host_sites(&hosts, cut_here(1)) else { return Vec::new() };
@@ -213,7 +214,7 @@ impl OptionEnumerator<'_> {
         }
     }
 
-    /// Returns splits of the columns into up to `most` ranges, none narrower than the constraint.
+    /// Returns splits of the columns into up to `most` ranges; no range is narrower than `width_min`.
     fn column_cuts(&self, most: usize, wanted: bool) -> Vec<Vec<Piece>> {
         let (rows, width) = (self.table.rows, self.table.width);
         let cut = |n: usize| -> Option<Vec<Piece>> {
@@ -230,7 +231,7 @@ impl OptionEnumerator<'_> {
         COLUMN_CUTS.iter().filter(|n| wanted && **n <= most).filter_map(|n| cut(*n)).collect()
     }
 
-    /// Adds a candidate of `copies` copies that are each sharded within a host, unless a unit fits nowhere.
+    /// Adds a candidate of `copies` replicas that are each sharded within a host, unless a unit fits nowhere.
     fn push(&mut self, tier: Tier, sharding: Sharding, cache: (f64, f64), cuts: &[Cut], copies: usize) {
         let mut made: Vec<Unit> = Vec::with_capacity(cuts.len());
         for cut in cuts {
@@ -289,7 +290,7 @@ impl OptionEnumerator<'_> {
         site
     }
 
-    /// Returns whether empty machines can hold the site; records the closest miss.
+    /// Returns whether empty machines can hold the site; records the placement that lacks the least memory.
     fn holds(&mut self, site: &Site, tier: Tier, sharding: Sharding) -> bool {
         let over = |c: &Charge| c.bytes.saturating_sub(self.machine.devices[c.device].capacity_bytes);
         let Some(worst) = site.charges.iter().max_by_key(|c| over(c)).filter(|c| over(c) > 0) else { return true };
@@ -302,7 +303,7 @@ impl OptionEnumerator<'_> {
     }
 }
 
-/// Splits a shard into up to `n` ranges of rows of nearly equal size; fewer if it has fewer rows.
+/// Splits a shard into `n` ranges of rows of nearly equal size, or fewer if the shard has fewer rows.
 fn rows_of(piece: Piece, n: usize) -> Vec<Piece> {
     let rows = piece.rows[1] - piece.rows[0];
     let n = (n as u64).min(rows).max(1);
@@ -311,7 +312,7 @@ fn rows_of(piece: Piece, n: usize) -> Vec<Piece> {
 }
 
 /// Returns the sites of row ranges over the devices of one host, for hosts with the maximum number of devices. On hosts of one
-/// device, two ranges of rows share it if `alone` allows that.
+/// device, two ranges of rows share the device if `alone` allows that.
 fn host_sites(hosts: &[Vec<usize>], alone: bool) -> Option<(usize, Vec<Vec<usize>>)> {
     let most = hosts.iter().map(Vec::len).max()?;
     if most > 1 {

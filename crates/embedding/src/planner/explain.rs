@@ -10,9 +10,9 @@ use super::workload::{SERVED_COPIES, TableWorkload, Workload};
 use crate::place::{AccessCost, HostAccess, ShardPlan, Sharding, TablePlan};
 use sterling_core::error::{Error, Result};
 
-/// Estimates that differ by less are equal.
+/// Estimates whose relative difference is below this count as equal.
 const TIE: f64 = 1e-6;
-/// Maximum number of devices in an error.
+/// Maximum number of devices listed in an error.
 const DEVICES_LISTED: usize = 8;
 
 /// Rejects tables whose smallest placements together exceed all memory.
@@ -51,7 +51,7 @@ pub(super) fn shortfall(
 ) -> Error {
     let over = |c: &Charge| c.bytes.saturating_sub(free_bytes[c.device]);
     let worst = |charges: &[Charge]| charges.iter().copied().max_by_key(over);
-    // Placement with the smallest shortage: per candidate, the unit that lacks most at its best site.
+    // Placement that lacks the least memory: per candidate, the unit that lacks most at its best site.
     let of_candidate = |c: &Candidate| {
         let best_site = |u: &Unit| u.sites.iter().filter_map(|s| worst(&s.charges)).min_by_key(over);
         c.units.iter().filter_map(best_site).max_by_key(over).map(|charge| (over(&charge), charge, c.tier, c.sharding))
@@ -59,9 +59,9 @@ pub(super) fn shortfall(
     let closest = tables[table].iter().filter_map(of_candidate).min_by_key(|(missing, ..)| *missing);
     let needs = closest.map_or(String::new(), |(missing, charge, tier, sharding)| {
         let left = free_bytes[charge.device];
-        // Units that each fit alone may not fit together.
+        // Units that fit one by one may not fit together.
         let together = if missing == 0 {
-            "its parts do not fit together".into()
+            "its shards do not fit together".into()
         } else {
             format!("{} missing", report::bytes(missing))
         };
@@ -147,7 +147,7 @@ fn learning(table: &TableWorkload) -> Option<String> {
     ))
 }
 
-/// Describes the memory of managed ids, which the capacity of hosts is without.
+/// Describes the memory of managed ids, which is subtracted from the capacity of hosts.
 fn managed(table: &TableWorkload) -> Option<String> {
     let bytes = report::bytes(table.map_bytes());
     table.managed.then(|| format!("table `{}` has managed ids: a map of {bytes} on every host", table.name))
@@ -216,7 +216,7 @@ fn table_plan(
     }
 }
 
-/// Returns the time of the fastest placement of each way on an idle machine.
+/// Returns the cost of the fastest placement per type of access, on an idle machine.
 fn ways(machine: &Machine, candidates: &[Candidate]) -> Vec<AccessCost> {
     let mut ways: Vec<AccessCost> = Vec::new();
     for candidate in candidates {
@@ -236,7 +236,7 @@ fn ways(machine: &Machine, candidates: &[Candidate]) -> Vec<AccessCost> {
     ways
 }
 
-/// Returns the loads and sites of a candidate on an otherwise empty machine, regardless of memory.
+/// Returns the device loads and the sites of a candidate on an otherwise empty machine, regardless of memory.
 fn alone(machine: &Machine, candidate: &Candidate) -> (Vec<Load>, Vec<usize>) {
     let mut loads: Vec<Load> = machine.devices.iter().map(Load::new).collect();
     loads.iter_mut().for_each(|l| l.capacity_bytes = u64::MAX);
@@ -244,7 +244,7 @@ fn alone(machine: &Machine, candidate: &Candidate) -> (Vec<Load>, Vec<usize>) {
     (loads, sites)
 }
 
-/// Returns the time of the most loaded device among these charges.
+/// Returns the time of the device with the highest total of these costs.
 fn longest<'a>(charges: impl Iterator<Item = &'a Charge>) -> f64 {
     let mut by_device: Vec<(usize, f64)> = Vec::new();
     for charge in charges {
@@ -256,7 +256,7 @@ fn longest<'a>(charges: impl Iterator<Item = &'a Charge>) -> f64 {
     by_device.into_iter().map(|(_, micros)| micros).fold(0.0, f64::max)
 }
 
-/// Explains why the chosen candidate was preferred to the one that would be fastest alone. `loads` are restored.
+/// Explains why the chosen candidate was preferred to the candidate that is fastest on idle machines. Restores `loads`.
 fn why(machine: &Machine, candidates: &[Candidate], choice: &Choice, loads: &mut [Load]) -> String {
     let n = candidates.len();
     if n == 1 {
@@ -300,7 +300,7 @@ fn why(machine: &Machine, candidates: &[Candidate], choice: &Choice, loads: &mut
     }
 }
 
-/// Places each unit of a candidate so that its busiest device stays least busy. Returns the sites, or a charge that does not fit.
+/// Places each unit of a candidate at the site whose busiest device is least busy. Returns the sites, or a cost that does not fit.
 fn spread(candidate: &Candidate, loads: &mut [Load]) -> std::result::Result<Vec<usize>, Charge> {
     let mut sites = Vec::with_capacity(candidate.units.len());
     for unit in &candidate.units {

@@ -2,8 +2,8 @@
 //!
 //! As in TorchRec's planner, the inputs are a [`topology`] (capacities, bandwidths, latencies) and a [`workload`] (tables,
 //! pooling, skew, constraints). The output is a [`PlacementPlan`] with the estimated cost of each table and device, and reasons.
-//! `enumerate` lists the placements that a table's constraints allow, `cost` estimates each (bytes, microseconds), and `search`
-//! selects one per table so that the slowest device is as fast as possible and none overflows. [`calibrate`] and
+//! `enumerate` lists the placements that a table's constraints allow, `cost` estimates each placement (bytes, microseconds), and
+//! `search` selects one per table so that the slowest device is as fast as possible and no device overflows. [`calibrate`] and
 //! [`calibrate_gpu`] measure the constants of a topology. `docs/reference/planner.md` has the grammar of the two TOML files and
 //! the formulas.
 
@@ -36,22 +36,22 @@ use sterling_core::error::{Error, Result};
 /// Limits of the search effort.
 #[derive(Clone, Copy)]
 struct Bounds {
-    /// Number of charges to evaluate before a search stops improving.
+    /// Number of per-device costs to evaluate before a search stops improving.
     work: u64,
-    /// Maximum number of charges of all candidates together.
+    /// Maximum number of per-device costs of all candidates together.
     charges: usize,
 }
 
 /// About two seconds of one core per search (several hosts take two searches), and 2 GB of memory.
 const BOUNDS: Bounds = Bounds { work: 60_000_000, charges: 10_000_000 };
 
-/// Returns the placement of all tables that minimizes the time of the slowest device, as far as the search finds it.
+/// Returns the best found placement of all tables: the one with the least time of the slowest device.
 ///
 /// The same input gives the same plan on any machine.
 ///
 /// # Errors
 /// [`sterling_core::error::Kind::Invalid`] if the tables cannot fit (the error names the device and the missing bytes), or if the
-/// topology offers nothing that a table allows.
+/// topology has no placement that a table's constraints allow.
 pub fn plan(topology: &Topology, workload: &Workload) -> Result<PlacementPlan> {
     plan_within(topology, workload, BOUNDS)
 }
@@ -87,8 +87,8 @@ fn plan_within(topology: &Topology, workload: &Workload, bounds: Bounds) -> Resu
     }
 }
 
-/// Returns the best plan in which each host has copies of all tables, as if it were alone. Identical hosts are then planned like
-/// one of them.
+/// Returns the best plan in which each host has replicas of all tables, as if it were the only host. Identical hosts get the same
+/// placements.
 fn copies_of_hosts(
     machine: &Machine,
     workload: &Workload,
@@ -107,6 +107,6 @@ fn copies_of_hosts(
         picked.map(|(numbers, table)| numbers.iter().map(|&number| table[number].clone()).collect()).collect();
     explain::reject_oversized_tables(machine, workload, &copies).ok()?;
     let Outcome::Found(choices) = search::search(machine, &copies, work, None) else { return None };
-    let whole = choices.into_iter().zip(&numbers);
-    Some(whole.map(|(choice, numbers)| Choice { candidate: numbers[choice.candidate], ..choice }).collect())
+    let complete = choices.into_iter().zip(&numbers);
+    Some(complete.map(|(choice, numbers)| Choice { candidate: numbers[choice.candidate], ..choice }).collect())
 }

@@ -34,7 +34,7 @@ pub struct DevicePlan {
     pub device: String,
     /// Kind of the device.
     pub kind: DeviceKind,
-    /// Bytes planned on it.
+    /// Bytes planned on the device.
     pub bytes: u64,
     /// Capacity in bytes: its memory minus the reserve.
     pub capacity_bytes: u64,
@@ -42,7 +42,7 @@ pub struct DevicePlan {
     pub micros: f64,
     /// Share of the time it is busy at the stated request rate; `None` without a rate.
     pub load: Option<f64>,
-    /// Number of shards on it.
+    /// Number of shards on the device.
     pub shards: usize,
     /// Host of a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]

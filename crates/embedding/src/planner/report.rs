@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::plan::PlacementPlan;
 use crate::place::{HostAccess, ShardPlan, Sharding, TablePlan};
 
-/// Maximum number of shards of a table that are listed individually; more are summarized.
+/// Maximum number of shards of a table that are listed individually; further shards are summarized.
 const SHARDS_LISTED: usize = 8;
 
 /// Formats bytes: `1.5 GiB`.

@@ -1,40 +1,40 @@
 //! Selects a candidate per table and a site per unit, so that the slowest device is as fast as possible and
 //! no device exceeds its capacity.
 //!
-//! 1. Greedy, several times: tables in order of bytes or of time, each where it adds least to the sum over devices of load^8 (a
-//!    smooth approximation of the largest load), plus a memory price that differs per start. A table that does not fit evicts
-//!    another one.
+//! 1. Greedy, several times: tables in order of bytes or of time, each placed where it adds least to the sum over devices of
+//!    load^8 (a smooth approximation of the largest load), plus a memory price that differs per start. A table that does not fit
+//!    moves another table elsewhere.
 //! 2. Sweeps over the best starts: each table is removed and reinserted where it costs least, until nothing moves.
 //! 3. Ruin and recreate on the best solution: a few tables, half of the time from the slowest device, are removed and reinserted
-//!    in another order, sometimes with another price, and every other time with some candidates skipped at random (the *blinks*
-//!    of J. Christiaens and G. Vanden Berghe, 2020), which reaches solutions that no order of least costs does. Results that are
-//!    not worse are accepted. With several hosts, the best plan of copies per host is an input, so that no host is slower than it
-//!    would be alone.
-//! 4. A last sweep lowers the time of tables that do not touch the slowest device.
+//!    in another order, sometimes with another price, and every other time with some candidates skipped at random (*blinks* in
+//!    J. Christiaens and G. Vanden Berghe, 2020), which reaches solutions that pure greedy insertion does not. Results that are
+//!    not worse are accepted. With several hosts, the best plan of replicas per host is an input, so that no host is slower than
+//!    it would be alone.
+//! 4. A last sweep lowers the time of tables that do not use the slowest device.
 //!
-//! The effort is counted in evaluated charges instead of seconds, and the random numbers have a fixed seed, so plans are
-//! reproducible.
+//! The effort is counted in evaluated per-device costs instead of seconds, and the random numbers have a fixed seed, so plans
+//! are reproducible.
 
 use super::cost::{Charge, Device, LATENCIES, Machine};
 use super::enumerate::Candidate;
 
-/// Memory prices of the greedy starts: cost of filling a device, in loads of the slowest device.
+/// Memory prices of the greedy starts: cost of filling a device, in multiples of the slowest device's load.
 const PRICES: [f64; 6] = [0.0, 0.01, 0.1, 1.0, 10.0, 1e6];
-/// Number of load scales that the greedy starts try until something fits; each is a multiple of the one before.
+/// Number of load scales that the greedy starts try until the tables fit; each scale is `SCALE_STEP` times the last.
 const SCALES: usize = 4;
 const SCALE_STEP: f64 = 8.0;
-/// Number of starts that are improved.
+/// Number of greedy starts that are improved.
 const STARTS_KEPT: usize = 3;
 /// Maximum number of sweeps over one start.
 const SWEEPS_MAX: usize = 20;
-/// Blinks skip one candidate in this many.
+/// On average, one candidate in this many is skipped at random when tables are reinserted with blinks.
 const BLINKS: usize = 4;
-/// Weight of the sum of times relative to the sum of their eighth powers: decides if no large load changes.
+/// Weight of the sum of loads relative to the sum of their eighth powers; decides between moves that change no large load.
 const SUM_WEIGHT: f64 = 1e-3;
-/// Differences of sums of times below this are rounding.
+/// Relative differences of times below this are rounding errors.
 const TIE: f64 = 1e-9;
 
-/// Selection for one table: the candidate, and the site of each unit.
+/// Choice for one table: the index of its candidate, and per unit of shards the index of its site (`enumerate`).
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Choice {
     pub candidate: usize,
@@ -45,7 +45,7 @@ pub(super) struct Choice {
 pub(super) enum Outcome {
     /// One choice per table.
     Found(Vec<Choice>),
-    /// The table that did not fit in the start that placed the most tables, and the bytes left on each device then.
+    /// The table that did not fit in the greedy start that placed the most tables, and the number of tables placed.
     Stuck {
         table: usize,
         placed: usize,
@@ -54,12 +54,12 @@ pub(super) enum Outcome {
     },
 }
 
-/// Searches with a budget of about `work` evaluated charges. The result is at least as good as `known`, if present.
+/// Searches until about `work` per-device costs have been evaluated. The result is at least as good as `known`, if present.
 pub(super) fn search(machine: &Machine, tables: &[Vec<Candidate>], work: u64, known: Option<Vec<Choice>>) -> Outcome {
     let mut search = PlanSearch::new(machine, tables, work);
     let mut starts: Vec<(Score, Vec<Option<Choice>>)> = Vec::new();
     let mut stuck: Option<(usize, usize, Vec<u64>)> = None;
-    // If nothing fits, time counts less relative to memory: the slowest device may be far slower than an even share.
+    // If no start fits, time counts less relative to memory: the slowest device may be far slower than the average.
     for _ in 0..SCALES {
         for order in search.orders() {
             for price in PRICES {
@@ -118,7 +118,7 @@ pub(super) fn search(machine: &Machine, tables: &[Vec<Candidate>], work: u64, kn
 enum Goal {
     /// Minimizes the eighth powers of the loads.
     Balance,
-    /// Minimizes the sum of the loads without raising the largest.
+    /// Minimizes the sum of the loads without raising the largest load.
     Sum,
 }
 
@@ -161,7 +161,7 @@ impl Load {
         self.micros + once.sum::<f64>()
     }
 
-    /// Returns the total with another charge.
+    /// Returns the total after adding a cost.
     pub(crate) fn with(&self, charge: &Charge) -> f64 {
         let new = (0..LATENCIES).filter(|l| self.users[*l] == 0 && charge.uses >> l & 1 == 1).map(|l| self.once_us[l]);
         self.total() + charge.micros + new.sum::<f64>()
@@ -184,7 +184,7 @@ struct PlanSearch<'a> {
     tables: &'a [Vec<Candidate>],
     loads: Vec<Load>,
     choices: Vec<Option<Choice>>,
-    /// Load that counts as 1.
+    /// Load in microseconds that counts as 1.
     scale: f64,
     work_left: u64,
     random: u64,
@@ -199,7 +199,7 @@ impl<'a> PlanSearch<'a> {
         PlanSearch { tables, loads, choices, scale: even.max(1e-6), work_left: work, random: 0x9e37_79b9_7f4a_7c15 }
     }
 
-    /// Returns the tables by bytes and by time, the largest first.
+    /// Returns the order of the tables by bytes, and by time, the largest first.
     fn orders(&self) -> [Vec<usize>; 2] {
         let least = |of: fn(&Candidate) -> f64| {
             let keys: Vec<f64> = self.tables.iter().map(|t| t.iter().map(of).fold(f64::INFINITY, f64::min)).collect();
@@ -217,7 +217,7 @@ impl<'a> PlanSearch<'a> {
         self.choices.fill(None);
     }
 
-    /// Resets the loads to those of `choices`, which also removes accumulated rounding errors.
+    /// Resets the loads to the loads of `choices`, which also removes accumulated rounding errors.
     fn restore(&mut self, choices: &[Option<Choice>]) {
         self.clear();
         for (table, choice) in choices.iter().enumerate() {
@@ -251,7 +251,7 @@ impl<'a> PlanSearch<'a> {
         Some(choice)
     }
 
-    /// Returns what the charges add to the goal, or `None` if they do not fit.
+    /// Returns what the costs add to the objective, or `None` if a device lacks memory for them.
     fn added(&self, charges: &[Charge], goal: Goal, price: f64, max: f64) -> Option<f64> {
         let mut added = 0.0;
         for charge in charges {
@@ -274,14 +274,14 @@ impl<'a> PlanSearch<'a> {
         Some(added)
     }
 
-    /// Returns the choice for an unplaced table that adds least, or `None` if nothing fits. The table stays unplaced.
+    /// Returns the choice for an unplaced table that adds least to the objective, or `None` if none fits. Places nothing.
     fn cheapest(&mut self, table: usize, goal: Goal, price: f64, max: f64) -> Option<(f64, Choice)> {
         let all = |_: &mut Self| false;
-        self.cheapest_but(table, goal, price, max, all)
+        self.cheapest_except(table, goal, price, max, all)
     }
 
-    /// As [`Self::cheapest`], without the candidates that are `skipped`.
-    fn cheapest_but(
+    /// As [`Self::cheapest`], without candidates for which `skipped` returns true.
+    fn cheapest_except(
         &mut self,
         table: usize,
         goal: Goal,
@@ -323,7 +323,7 @@ impl<'a> PlanSearch<'a> {
         best
     }
 
-    /// Places every table, or returns the one that did not fit.
+    /// Places every table, or returns the first table that did not fit.
     fn greedy(&mut self, order: &[usize], price: f64) -> Result<(), usize> {
         for &table in order {
             match self.cheapest(table, Goal::Balance, price, f64::INFINITY) {
@@ -357,7 +357,7 @@ impl<'a> PlanSearch<'a> {
         false
     }
 
-    /// Removes each table in turn and reinserts it where it costs least. Returns true if something moved.
+    /// Removes each table in turn and reinserts it where it costs least. Returns true if a table moved.
     fn sweep(&mut self, goal: Goal) -> bool {
         let mut moved = false;
         for table in 0..self.tables.len() {
@@ -388,7 +388,7 @@ impl<'a> PlanSearch<'a> {
         moved
     }
 
-    /// Returns true if the table, as placed, costs less in eighth powers than `old` would.
+    /// Returns true if the table's placement gives a smaller sum of eighth powers of loads than `old` would.
     fn smoother(&mut self, table: usize, old: &Choice) -> bool {
         let new = self.take(table).expect("the table is placed");
         let cost = |search: &mut Self, choice: &Choice| {
@@ -403,7 +403,7 @@ impl<'a> PlanSearch<'a> {
         after < before * (1.0 - TIE)
     }
 
-    /// Removes a few tables and reinserts them in another order, as long as there is work left.
+    /// Removes a few tables and reinserts them in another order, until the budget is spent.
     fn ruin_and_recreate(&mut self) {
         let tables = self.tables.len();
         let patience = 300 + 10 * tables;
@@ -428,7 +428,7 @@ impl<'a> PlanSearch<'a> {
             let skipped = |search: &mut Self| blinks && search.random(BLINKS) == 0;
             let mut put = 0;
             for table in &out {
-                let found = self.cheapest_but(*table, Goal::Balance, price, f64::INFINITY, skipped);
+                let found = self.cheapest_except(*table, Goal::Balance, price, f64::INFINITY, skipped);
                 let Some((_, choice)) = found else { break };
                 self.place(*table, choice);
                 put += 1;
@@ -445,7 +445,7 @@ impl<'a> PlanSearch<'a> {
         }
     }
 
-    /// Returns one to six tables in random order; every other time the first is one that loads the slowest device.
+    /// Returns one to six tables; every other time, one of them uses the slowest device.
     fn victims(&mut self) -> Vec<usize> {
         let tables = self.tables.len();
         let count = (1 + self.random(6)).min(tables);
@@ -485,12 +485,12 @@ impl<'a> PlanSearch<'a> {
     }
 }
 
-/// Returns the time of all charges at the first site of each unit.
+/// Returns the total time at the first site of each unit.
 fn micros_of(candidate: &Candidate) -> f64 {
     candidate.units.iter().flat_map(|u| &u.sites[0].charges).map(|c| c.micros).sum()
 }
 
-/// Returns the bytes of all charges at the first site of each unit.
+/// Returns the total bytes at the first site of each unit.
 fn bytes_of(candidate: &Candidate) -> f64 {
     candidate.units.iter().flat_map(|u| &u.sites[0].charges).map(|c| c.bytes as f64).sum()
 }

@@ -10,7 +10,7 @@ const REMOTE_ROWS_PER_S: f64 = 400_000.0;
 const REMOTE_BANDWIDTH_GB_S: f64 = 1.0;
 
 impl From<ClusterStatistics> for Remote {
-    /// Values that the cluster does not report are the measured ones.
+    /// Values that the cluster does not report are the measured constants of this module.
     fn from(survey: ClusterStatistics) -> Self {
         Remote {
             name: "cluster".into(),

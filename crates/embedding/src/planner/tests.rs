@@ -298,12 +298,12 @@ fn tables_that_fit_nowhere_are_rejected_with_the_shortfall() {
         remote: None,
         network: Some(network()),
     };
-    let whole = |t: u64| {
+    let complete = |t: u64| {
         let mut table = table(&format!("t{t}"), 5 << 19, 64);
         table.constraints.sharding = vec![Sharding::TableWise];
         table
     };
-    let e = error(&two, (0..3).map(whole).collect());
+    let e = error(&two, (0..3).map(complete).collect());
     assert!(
         e.contains("does not fit in addition to 2 of 3 tables") && e.contains("left: h0 384.0 MiB, h1 384.0 MiB"),
         "{e}"
@@ -484,8 +484,8 @@ fn rated(topology: &Topology, workload: &Workload, plan: &serde_json::Value) -> 
         let is_copied = planned["sharding"] == "data_parallel";
         assert_eq!(planned["kernel"], if is_copied { "dense" } else { "fused" }, "{}", table.name);
         let parts: Vec<(Piece, usize)> = if is_copied {
-            let whole = Piece { rows: [0, table.rows], columns: [0, table.width] };
-            (0..topology.gpus.len()).map(|rank| (whole, gpu(rank))).collect()
+            let complete = Piece { rows: [0, table.rows], columns: [0, table.width] };
+            (0..topology.gpus.len()).map(|rank| (complete, gpu(rank))).collect()
         } else {
             let shards = planned["shards"].as_array().unwrap().iter();
             let part = |shard: &serde_json::Value| {
@@ -636,7 +636,7 @@ fn invalid_topologies_are_rejected_by_name() {
     assert!(parse(&base.replace("= 20", "= inf")).contains("`bandwidth_gb_s` is inf"));
     assert!(parse(&base.replace("= 15", "= -1")).contains("`row_ns` is -1"));
     assert!(parse(&format!("{base}reserved_gib = 64\n")).contains("`reserved_gib` is 64"));
-    assert!(parse(&format!("{base}{base}")).contains("no [network]"));
+    assert!(parse(&format!("{base}{base}")).contains("without [network]"));
     assert!(parse(&format!("{base}{base}[network]\nbandwidth_gb_s = 1\nlatency_us = 1\n")).contains("two devices"));
     assert!(parse(&format!("{base}colour = 'red'\n")).contains("line 7"));
     assert!(parse(&format!("{base}servers = ['h']\n")).contains("host `h`: `servers` has `h`, expected HOST:PORT"));

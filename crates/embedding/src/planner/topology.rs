@@ -50,7 +50,7 @@ pub struct Host {
 pub struct Gpu {
     /// Name, unique among all devices.
     pub name: String,
-    /// Name of its host.
+    /// Name of the GPU's host.
     pub host: String,
     /// Memory.
     pub hbm_gib: f64,
@@ -108,12 +108,12 @@ fn one() -> f64 {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Topology {
-    /// At least one. Each serves its own requests.
+    /// At least one host; each serves its own requests.
     pub hosts: Vec<Host>,
     /// GPUs; each names its host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<Gpu>,
-    /// At most one.
+    /// At most one remote cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote: Option<Remote>,
     /// Required with several hosts.
@@ -143,7 +143,7 @@ impl Topology {
     /// # Errors
     /// [`sterling_core::error::Kind::Internal`] if serialization fails.
     pub fn to_toml(&self) -> Result<String> {
-        toml::to_string(self).map_err(|e| Error::internal(format!("topology to TOML: {e}")))
+        toml::to_string(self).map_err(|e| Error::internal(format!("cannot write the topology as TOML: {e}")))
     }
 
     /// Validates every number and every name.
@@ -172,7 +172,10 @@ impl Topology {
         match &self.network {
             Some(network) => network.validate().map_err(|e| e.within("network"))?,
             None if self.hosts.len() > 1 => {
-                return Err(Error::invalid(format!("{} hosts and no [network] between them", self.hosts.len())));
+                return Err(Error::invalid(format!(
+                    "{} hosts without [network], expected this table",
+                    self.hosts.len()
+                )));
             }
             None => {}
         }
@@ -196,7 +199,7 @@ impl Topology {
     }
 
     /// Returns the current machine as one host: its memory as reported by the system (or its container), and default
-    /// constants, which [`super::calibrate`] can replace by measured ones.
+    /// constants, which [`super::calibrate`] can replace by measured values.
     ///
     /// # Errors
     /// [`sterling_core::error::Kind::Unsupported`] if the system does not report its memory.
@@ -212,7 +215,7 @@ impl Topology {
     }
 
     /// Adds GPUs to the first host: their memory as they report it, and default constants, which [`super::calibrate_gpu`]
-    /// can replace by measured ones.
+    /// can replace by measured values.
     ///
     /// # Errors
     /// [`sterling_core::error::Kind::Unavailable`] if a GPU does not respond.

@@ -34,27 +34,27 @@ pub struct TableWorkload {
     pub rows: u64,
     /// Numbers per row, D.
     pub width: u32,
-    /// Storage format of its rows.
+    /// Storage format of the table's rows.
     pub format: RowFormat,
-    /// Features that read it.
+    /// Features that read this table.
     pub features: Vec<String>,
     /// Mean number of ids per feature and request.
     pub pooling: f64,
     /// Distribution of the reads over the rows.
     pub access: Access,
-    /// Constraints on its placement.
+    /// Constraints on the table's placement.
     pub constraints: Constraints,
-    /// Optimizer of a table in training; none if it is only read.
+    /// Optimizer of a table in training; none if the table is only read.
     pub train: Option<RuleKind>,
-    /// True if its ids are managed: every host that looks up ids has their map.
+    /// True if the table's ids are managed: every host that looks up ids has the id map.
     pub managed: bool,
 }
 
-/// Served-format copies of a table in training: one that is read, and one that updates are written to.
+/// Number of copies of a trained table in the served format: one is read, the other is updated.
 pub const SERVED_COPIES: u64 = 2;
 
 impl TableWorkload {
-    /// Returns the mean number of ids that one request reads here.
+    /// Returns the mean number of ids that one request reads in this table.
     pub fn ids(&self) -> f64 {
         self.pooling * self.features.len() as f64
     }
@@ -65,14 +65,14 @@ impl TableWorkload {
         self.format.head_bytes() as u64 + (u64::from(columns) * self.format.bits() as u64).div_ceil(8)
     }
 
-    /// Returns the bytes of the first `columns` numbers of a row and its optimizer state as a master in f32; 0 if it is not
-    /// trained.
+    /// Returns the bytes of the first `columns` numbers of a row and its optimizer state in the f32 master table; 0 if the table
+    /// is not trained.
     pub fn master_bytes(&self, columns: u32) -> u64 {
         self.train.map_or(0, |kind| stretch_bytes(columns as usize, kind) as u64)
     }
 
-    /// Returns the bytes in memory of a row of `columns` numbers: its served size or, for a table in training, twice that plus
-    /// master and state.
+    /// Returns the bytes in memory of a row of `columns` numbers: its served size or, for a table in training, twice its served
+    /// size plus the master row and its state.
     pub fn resident_bytes(&self, columns: u32) -> u64 {
         match self.train {
             None => self.row_bytes(columns),
@@ -83,7 +83,7 @@ impl TableWorkload {
     /// Marks the table as trained by an optimizer, in the memory of hosts.
     ///
     /// # Errors
-    /// [`sterling_core::error::Kind::Invalid`] if its constraints exclude the tier `host`.
+    /// [`sterling_core::error::Kind::Invalid`] if the table's constraints exclude the tier `host`.
     pub fn learn(&mut self, kind: RuleKind) -> Result<()> {
         if !self.constraints.tiers.contains(&Tier::Host) {
             return Err(Error::invalid(format!(
@@ -116,9 +116,9 @@ pub struct Constraints {
     pub sharding: Vec<Sharding>,
     /// Minimum width of a column shard.
     pub width_min: u32,
-    /// Host or GPU that must answer for the table.
+    /// Host or GPU that must serve the table.
     pub device: Option<String>,
-    /// Fixed share of the rows' bytes for a cache, if any.
+    /// Fixed fraction of the rows' bytes for a cache, if any.
     pub cache_share: Option<f64>,
 }
 
@@ -245,9 +245,9 @@ impl Workload {
         Ok(())
     }
 
-    /// Measures pooling and skew from recorded requests, one JSON object per line: the body of `retrieve`, or `{"requests":
-    /// [...]}` of them. Features that read no table here, and fields other than `features`, are ignored. A table with too few
-    /// sampled ids keeps its stated values, and a note says so.
+    /// Measures pooling and skew from recorded requests, one JSON object per line: the body of a `retrieve` request, or
+    /// `{"requests": [...]}` with several bodies. Features that read none of the tables, and fields other than `features`, are
+    /// ignored. A table with too few sampled ids keeps its stated values, and a note says so.
     ///
     /// # Errors
     /// [`sterling_core::error::Kind::Invalid`] with the line of an invalid request.

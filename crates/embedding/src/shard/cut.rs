@@ -1,7 +1,8 @@
 //! Shards a complete table along a plan.
 //!
 //! Rows in this process's memory stay in place if a shard takes all columns. A shard of some columns is a copy, in which each row
-//! has scale and bias of the complete row, so that sharding changes no number. Remote rows arrive complete and are split then.
+//! has scale and bias of the complete row, so that sharding changes no number. Remote rows arrive complete and are split after
+//! that.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,9 +22,9 @@ pub struct Cut {
     pub rows: Range<u64>,
     /// Columns of the complete table.
     pub columns: Range<usize>,
-    /// Index of the copy of the table.
+    /// Index of the table's replica.
     pub copy: usize,
-    /// Device that serves it.
+    /// Device that serves the shard.
     pub device: String,
 }
 
@@ -48,30 +49,30 @@ impl Cut {
     /// `Invalid` if the shard exceeds the table or splits a byte of a packed row; `Unsupported` for a table that is already
     /// sharded.
     pub fn take(&self, table: &Table) -> Result<Shard> {
-        let whole = table.spec();
-        let place = || format!("table `{}`, rows {:?}, columns {:?}", whole.name, self.rows, self.columns);
-        if self.rows.is_empty() || self.rows.end > whole.rows {
-            return Err(Error::invalid(format!("expected rows of {}", whole.rows)).within(place()));
+        let complete = table.spec();
+        let place = || format!("table `{}`, rows {:?}, columns {:?}", complete.name, self.rows, self.columns);
+        if self.rows.is_empty() || self.rows.end > complete.rows {
+            return Err(Error::invalid(format!("expected a range within {} rows", complete.rows)).within(place()));
         }
-        if self.columns.is_empty() || self.columns.end > whole.width {
-            return Err(Error::invalid(format!("expected columns of {}", whole.width)).within(place()));
+        if self.columns.is_empty() || self.columns.end > complete.width {
+            return Err(Error::invalid(format!("expected a range within {} columns", complete.width)).within(place()));
         }
         let [Shard { source, .. }] = table.shards() else {
-            return Err(Error::unsupported("a table that is already sharded").within(place()));
+            return Err(Error::unsupported("the table is already sharded").within(place()));
         };
-        let columns = match self.columns.len() == whole.width {
+        let columns = match self.columns.len() == complete.width {
             true => None,
-            false => Some(ColumnBytes::of(whole, &self.columns).map_err(|e| e.within(place()))?),
+            false => Some(ColumnBytes::of(complete, &self.columns).map_err(|e| e.within(place()))?),
         };
-        let source = self.part_of(source, whole.row_bytes()?, columns)?;
+        let source = self.part_of(source, complete.row_bytes()?, columns)?;
         let Cut { rows, columns, copy, device } = self.clone();
         Ok(Shard { rows, columns, copy, device, source })
     }
 
-    fn part_of(&self, whole: &Source, row_bytes: usize, columns: Option<ColumnBytes>) -> Result<Source> {
+    fn part_of(&self, complete: &Source, row_bytes: usize, columns: Option<ColumnBytes>) -> Result<Source> {
         let at = |row: u64| row as usize * row_bytes;
         let rows = (self.rows.end - self.rows.start) as usize;
-        Ok(match (whole, columns) {
+        Ok(match (complete, columns) {
             (Source::Host(bytes), None) => Source::Host(bytes.slice(at(self.rows.start)..at(self.rows.end))?),
             (Source::Host(bytes), Some(columns)) => {
                 let bytes = &bytes[at(self.rows.start)..];
@@ -93,12 +94,12 @@ impl Table {
         self.in_shards(sharding, cuts.iter().map(|cut| cut.take(self)).collect::<Result<_>>()?)
     }
 
-    /// Returns the same table, vocabulary and managed ids included, sharded as planned. Shards planned in memory are copied; shards planned on
-    /// the cluster are taken from `remote`, the same table there.
+    /// Returns the same table, vocabulary and managed ids included, sharded as planned. Shards planned in memory are copied;
+    /// shards planned on the cluster are taken from `remote`, which is the same table on the cluster.
     ///
     /// # Errors
-    /// As [`Table::cut`]; `Invalid` if the plan is about a table of another name or format, or places rows on a
-    /// cluster and `remote` is `None`.
+    /// As [`Table::cut`]; `Invalid` if the plan is for a table of another name or format, or places rows on a cluster and
+    /// `remote` is `None`.
     pub fn planned(&self, plan: &TablePlan, remote: Option<&Table>) -> Result<Self> {
         self.planned_with(plan, remote, |_| None)
     }
@@ -115,7 +116,7 @@ impl Table {
     ) -> Result<Self> {
         if plan.table != self.name() || plan.format != self.spec().format {
             return Err(Error::invalid(format!(
-                "a plan for table `{}` in {}, expected `{}` in {}",
+                "the plan is for table `{}` in format {}, expected table `{}` in format {}",
                 plan.table,
                 plan.format.name(),
                 self.name(),
@@ -148,8 +149,8 @@ pub(super) struct ColumnBytes {
 }
 
 impl ColumnBytes {
-    pub(super) fn of(whole: &TableSpec, columns: &Range<usize>) -> Result<Self> {
-        let format = whole.format;
+    pub(super) fn of(complete: &TableSpec, columns: &Range<usize>) -> Result<Self> {
+        let format = complete.format;
         if !(columns.start * format.bits()).is_multiple_of(8) {
             let per_byte = 8 / format.bits();
             return Err(Error::invalid(format!(
@@ -160,7 +161,7 @@ impl ColumnBytes {
         let head = format.head_bytes();
         let first = head + columns.start * format.bits() / 8;
         let codes = first..first + format.row_bytes(columns.len())? - head;
-        Ok(ColumnBytes { row_bytes: whole.row_bytes()?, head, codes })
+        Ok(ColumnBytes { row_bytes: complete.row_bytes()?, head, codes })
     }
 
     pub(super) fn part_bytes(&self) -> usize {
@@ -173,7 +174,7 @@ impl ColumnBytes {
         row[self.codes.clone()].copy_from_slice(&part[self.head..]);
     }
 
-    /// Copies the columns out of complete rows, as many as `to` holds.
+    /// Copies the columns out of complete rows, for as many rows as `to` holds.
     fn copy(&self, rows: &[u8], to: &mut [u8]) {
         for (to, row) in to.chunks_exact_mut(self.part_bytes()).zip(rows.chunks_exact(self.row_bytes)) {
             to[..self.head].copy_from_slice(&row[..self.head]);
@@ -182,7 +183,7 @@ impl ColumnBytes {
     }
 }
 
-/// A range of rows of a source, and optionally a range of their columns.
+/// A range of rows of a source, optionally only some columns of the rows.
 #[derive(Debug)]
 struct PartSource {
     source: Arc<dyn RowSource>,
@@ -213,7 +214,7 @@ impl RowSource for PartSource {
     }
 }
 
-/// Complete rows in flight, of which some columns are needed.
+/// Request for complete rows in progress, of which some columns are needed.
 struct Cutting<'a> {
     pending: Box<dyn Pending + 'a>,
     columns: &'a ColumnBytes,
@@ -221,9 +222,9 @@ struct Cutting<'a> {
 
 impl Pending for Cutting<'_> {
     fn wait(self: Box<Self>) -> Result<Fetched> {
-        let whole = self.pending.wait()?;
-        let mut bytes = vec![0; whole.states.len() * self.columns.part_bytes()];
-        self.columns.copy(&whole.bytes, &mut bytes);
-        Ok(Fetched { bytes, states: whole.states })
+        let complete = self.pending.wait()?;
+        let mut bytes = vec![0; complete.states.len() * self.columns.part_bytes()];
+        self.columns.copy(&complete.bytes, &mut bytes);
+        Ok(Fetched { bytes, states: complete.states })
     }
 }

@@ -14,19 +14,19 @@ use crate::table::{Group, Table};
 use crate::tiers::{Fetched, Pending, RowState, Source};
 use sterling_core::error::{Error, Result};
 
-/// Rows requested from one shard, in flight.
+/// Rows that have been requested from one shard.
 struct ShardFetch<'a> {
     table: usize,
     copy: usize,
     shard: usize,
-    /// Range within the distinct rows of the copy.
+    /// Range within the distinct rows that the replica needs.
     rows: Range<usize>,
     pending: Box<dyn Pending + 'a>,
 }
 
-/// Remote rows of a batch, in flight.
+/// Remote rows of a batch that have been requested.
 pub(crate) struct Travelling<'a> {
-    /// `[tables, copies]`, present if rows are requested or gathered.
+    /// Distinct rows, `[tables, replicas]`; present if rows are requested or gathered.
     distinct: Vec<Vec<Option<Distinct>>>,
     legs: Vec<ShardFetch<'a>>,
 }
@@ -42,7 +42,7 @@ pub(crate) fn ask<'a>(tables: &'a [Arc<Table>], input: &ShardedInput<'_>, terms:
             let mut shards = groups.iter().flat_map(|g| &g.shards);
             let is_gathered = groups.len() > 1 || shards.any(|s| table.shards()[*s].is_fetched());
             let distinct = is_gathered.then(|| question.distinct());
-            for (group, rows) in groups.iter().zip(distinct.iter().flat_map(|d| by_group(d, groups))) {
+            for (group, rows) in groups.iter().zip(distinct.iter().flat_map(|d| group_ranges(d, groups))) {
                 for &shard in group.shards.iter().filter(|_| !rows.is_empty()) {
                     let Source::Fetched(source) = &table.shards()[shard].source else { continue };
                     let requested = distinct.iter().flat_map(|d| &d.rows[rows.clone()]).map(|r| r - group.rows.start);
@@ -62,7 +62,7 @@ pub(crate) fn ask<'a>(tables: &'a [Arc<Table>], input: &ShardedInput<'_>, terms:
     Travelling { distinct, legs }
 }
 
-/// Returns the ranges of rows that a copy is sharded into, ascending.
+/// Returns the ranges of rows into which a replica is sharded, ascending.
 fn groups_of(table: &Table, copy: usize) -> &[Group] {
     let first = table.groups().partition_point(|g| g.copy < copy);
     let of_copy = table.groups()[first..].partition_point(|g| g.copy == copy);
@@ -70,12 +70,12 @@ fn groups_of(table: &Table, copy: usize) -> &[Group] {
 }
 
 /// Returns the range of each group in the distinct rows.
-fn by_group(distinct: &Distinct, groups: &[Group]) -> Vec<Range<usize>> {
+fn group_ranges(distinct: &Distinct, groups: &[Group]) -> Vec<Range<usize>> {
     let at = |row: u64| distinct.rows.partition_point(|r| *r < row);
     groups.iter().map(|g| at(g.rows.start)..at(g.rows.end)).collect()
 }
 
-/// Rows of a range of columns, from which the bags of a copy are pooled.
+/// Rows of one range of columns, from which one replica pools its bags.
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub(super) columns: Range<usize>,
@@ -84,16 +84,16 @@ pub(crate) struct Piece {
 
 #[derive(Debug)]
 pub(crate) enum PieceRows {
-    /// Rows of a shard in memory, indexed by the rows of the copy's request.
+    /// Rows of a shard in memory; the rows of the request are indices into the shard.
     OfShard(usize),
-    /// Gathered rows: their bytes, and per requested row its index among them, -1 for none.
+    /// Gathered rows: their bytes, and per requested row its index among the gathered rows, -1 for a missing row.
     Gathered { bytes: Vec<u8>, places: Vec<i64> },
 }
 
-/// `[tables, copies, column ranges]`.
+/// Rows to pool from, `[tables, replicas, column ranges]`.
 pub(crate) type Pieces = Vec<Vec<Vec<Piece>>>;
 
-/// Waits for the remote rows, gathers those of tables that are sharded by rows, and counts rows by outcome.
+/// Waits for the remote rows, gathers the rows of tables that are sharded by rows, and counts rows by outcome.
 ///
 /// # Errors
 /// `Unavailable` or `DeadlineExceeded` if remote rows are missing and the options forbid degraded rows; `Corrupt` if a source
@@ -117,7 +117,7 @@ pub(crate) fn gather(
         }
         came.push(ReceivedRows { at: (number, copy), shard, rows, fetched });
     }
-    // In the order of the requests: by table, then by copy.
+    // Received rows are in the order of the requests: by table, then by replica.
     let mut came = came.into_iter().peekable();
     let mut pieces: Pieces = Vec::with_capacity(tables.len());
     for (number, table) in tables.iter().enumerate() {
@@ -134,7 +134,10 @@ pub(crate) fn gather(
                 ([group], _) => side_by_side(table, group, requested, here)?,
                 (groups, Some(requested)) => vec![complete_rows(table, groups, requested, &here)?],
                 (_, None) => {
-                    return Err(Error::internal(format!("table `{}`: rows that were not requested", table.name())));
+                    return Err(Error::internal(format!(
+                        "table `{}`: remote rows were not requested before they are read",
+                        table.name()
+                    )));
                 }
             });
         }
@@ -145,14 +148,15 @@ pub(crate) fn gather(
 
 /// Rows that arrived from one shard.
 struct ReceivedRows {
-    /// Table and copy.
+    /// Indexes of the table and of its replica.
     at: (usize, usize),
     shard: usize,
     rows: Range<usize>,
     fetched: Fetched,
 }
 
-/// Returns the pieces of a copy that is not sharded by rows: its shards. A row that one shard lacks is missing in all of them.
+/// Returns one block of columns per shard of a replica that is not sharded by rows. A row that one shard lacks is missing in
+/// all blocks.
 fn side_by_side(
     table: &Table,
     group: &Group,
@@ -182,7 +186,7 @@ fn side_by_side(
     group.shards.iter().map(piece).collect()
 }
 
-/// Returns the complete rows of a copy that is sharded by rows, from all tiers.
+/// Returns the complete rows of a replica that is sharded by rows, from all tiers.
 fn complete_rows(
     table: &Table,
     groups: &[Group],
@@ -192,7 +196,7 @@ fn complete_rows(
     let spec = table.spec();
     let row_bytes = spec.row_bytes()?;
     let mut bytes = vec![0; distinct.rows.len() * row_bytes];
-    for (group, rows) in groups.iter().zip(by_group(distinct, groups)) {
+    for (group, rows) in groups.iter().zip(group_ranges(distinct, groups)) {
         let to = &mut bytes[rows.start * row_bytes..rows.end * row_bytes];
         for &shard in &group.shards {
             let part = &table.shards()[shard];
@@ -212,11 +216,11 @@ fn complete_rows(
     Ok(Piece { columns: 0..spec.width, rows: PieceRows::Gathered { bytes, places: hits(distinct, states) } })
 }
 
-/// Shards of rows to be copied into complete rows.
+/// Columns of rows in a shard, to be copied into complete rows.
 struct RowParts {
     row_bytes: usize,
     part_bytes: usize,
-    /// `None` if they are complete rows.
+    /// `None` if the shard has complete rows.
     columns: Option<ColumnBytes>,
 }
 
@@ -242,7 +246,7 @@ impl RowParts {
     }
 }
 
-/// Returns the indexes of the rows that are present.
+/// Returns the index of each requested row among the distinct rows, -1 for a missing row.
 fn hits(distinct: &Distinct, states: &[RowState]) -> Vec<i64> {
     let is_hit = |place: i64| usize::try_from(place).is_ok_and(|place| states.get(place) == Some(&RowState::Hit));
     distinct.places.iter().map(|&place| if is_hit(place) { place } else { -1 }).collect()
@@ -297,7 +301,7 @@ fn count_states(
 fn checked(fetched: Fetched, rows: usize, row_bytes: usize) -> Result<Fetched> {
     if fetched.states.len() != rows || fetched.bytes.len() != rows * row_bytes {
         return Err(Error::corrupt(format!(
-            "got {} states and {} bytes for {rows} rows of {row_bytes} bytes",
+            "the source returned {} states and {} bytes, expected {rows} rows of {row_bytes} bytes",
             fetched.states.len(),
             fetched.bytes.len()
         )));

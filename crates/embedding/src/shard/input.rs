@@ -1,7 +1,7 @@
 //! Step 1: resolves the ids of features to rows of tables.
 //!
 //! The bags of all features that read a table are concatenated, so that each shard gets one request per
-//! batch. Copies of a table divide the bags: copy c of n takes the bags from `len c / n` to `len (c + 1) / n` of each feature.
+//! batch. Replicas of a table divide the bags: replica c of n takes bags `len c / n` to `len (c + 1) / n` of each feature.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -10,13 +10,13 @@ use std::sync::Arc;
 use crate::report::LookupReport;
 use crate::table::Table;
 
-/// Bags of one feature and the table they read.
+/// Bags of one feature, and the table that they read.
 #[derive(Debug)]
 pub(crate) struct FeatureBags<'a> {
     /// Index of the table.
     pub(crate) table: usize,
     pub(crate) ids: &'a [i64],
-    /// `[bags + 1]`; the first one is the offset of the start of `ids`.
+    /// Offsets of the bags, `[bags + 1]`; the first offset is the offset of the start of `ids`.
     pub(crate) offsets: Cow<'a, [usize]>,
     pub(crate) weights: Option<&'a [f32]>,
     /// True if sums are divided by the lengths of their bags.
@@ -37,19 +37,19 @@ impl FeatureBags<'_> {
     }
 }
 
-/// Bags of one feature that one copy serves.
+/// Bags of one feature that one replica serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reading {
     /// Range of the feature's bags.
     pub(crate) bags: Range<usize>,
-    /// Range of their rows in the request.
+    /// Range of the feature's rows in the request.
     pub(crate) rows: Range<usize>,
 }
 
-/// Request to one copy of a table.
+/// Request to one replica of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CopyQuestion {
-    /// Row of each id, bag after bag, -1 for none.
+    /// Row of each id, bag after bag, -1 for an id without a row.
     pub(crate) rows: Vec<i64>,
     /// One entry per feature that reads the table.
     pub(crate) readings: Vec<Reading>,
@@ -58,14 +58,14 @@ pub(crate) struct CopyQuestion {
 /// Distinct rows of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Distinct {
-    /// Ascending.
+    /// Distinct rows, ascending.
     pub(crate) rows: Vec<u64>,
-    /// For each row of the request its index in `rows`, -1 for none.
+    /// For each row of the request its index in `rows`, -1 for an id without a row.
     pub(crate) places: Vec<i64>,
 }
 
 impl CopyQuestion {
-    /// Returns the distinct rows, which are the ones sent over the network.
+    /// Returns the distinct rows; remote rows are requested only once.
     pub(crate) fn distinct(&self) -> Distinct {
         let mut rows: Vec<u64> = self.rows.iter().filter_map(|row| u64::try_from(*row).ok()).collect();
         rows.sort_unstable();
@@ -83,7 +83,7 @@ impl CopyQuestion {
 pub(crate) struct ShardedInput<'a> {
     pub(crate) features: Vec<FeatureBags<'a>>,
     pub(super) examples: usize,
-    /// `[tables, copies of the table]`; empty for an unsharded table in memory.
+    /// Requests, `[tables, replicas of the table]`; empty for an unsharded table in memory.
     pub(crate) questions: Vec<Vec<CopyQuestion>>,
     /// For each feature, its index among the features of its table.
     pub(super) places: Vec<usize>,
@@ -96,7 +96,7 @@ impl ShardedInput<'_> {
     }
 }
 
-/// Resolves the ids of features to rows, and counts ids. Skips unsharded tables in memory.
+/// Resolves the ids of features to rows, and counts ids. Skips tables that are unsharded and held in memory.
 pub(crate) fn distribute<'a>(
     tables: &[Arc<Table>],
     features: Vec<FeatureBags<'a>>,

@@ -1,4 +1,4 @@
-//! Sharded tables, with lookups that return the same results as unsharded ones.
+//! Sharded tables, with lookups that return the same results as lookups in unsharded tables.
 //!
 //! A lookup takes TorchRec's three steps, the same for every sharding type and tier:
 //!
@@ -7,8 +7,8 @@
 //!    batch are gathered.
 //! 3. `output`: pools bags with the kernels for unsharded tables, in the order of their ids, and concatenates columns.
 //!
-//! In TorchRec, row shards return partial sums, and a last step adds them. Sums in another order round differently. Here, rows
-//! travel instead of sums, so that a bag is bit-identical for every sharding.
+//! In TorchRec, row shards return partial sums, and a last step adds the sums. Sums in another order round differently. Here, rows
+//! are transferred instead of sums, so that a bag is bit-identical for every sharding.
 
 mod cut;
 pub(super) mod gather;

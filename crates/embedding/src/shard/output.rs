@@ -8,10 +8,10 @@ use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::pool::{self, BagSums, Bags, Rows};
 
-/// Writes the embeddings of feature number `number`.
+/// Writes the embeddings of the feature with index `number`.
 ///
 /// # Errors
-/// `Internal` if a piece does not match the rows of its table.
+/// `Internal` if a block of rows does not match its table.
 pub(crate) fn pool_feature(
     table: &Table,
     number: usize,
@@ -45,6 +45,8 @@ pub(crate) fn pool_feature(
 fn in_memory(table: &Table, shard: usize) -> Result<&[u8]> {
     match &table.shards()[shard].source {
         Source::Host(bytes) => Ok(bytes),
-        Source::Fetched(_) => Err(Error::internal(format!("table `{}`: rows were not received", table.name()))),
+        Source::Fetched(_) => {
+            Err(Error::internal(format!("table `{}`: rows of a remote shard were not received", table.name())))
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Resolves ids to rows, the first step of every lookup: before shards, caches and devices, which know rows alone.
+//! Resolves ids to rows. This is the first step of every lookup: shards, caches and devices know only rows.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use sterling_core::error::Result;
 use sterling_storage::files::{TensorFile, Tensors};
 
 impl Table {
-    /// Adds managed ids, made for this table: only these ids have rows.
+    /// Adds managed ids that were built for this table: only these ids have rows.
     pub fn with_ids(mut self, ids: ManagedIds) -> Self {
         self.ids = Some(Arc::new(ids));
         self
@@ -19,7 +19,7 @@ impl Table {
     /// Adds the managed ids of the file that the rows come from.
     ///
     /// # Errors
-    /// `Corrupt` if the tensor is missing or has another type or shape; as [`ManagedIds::new`].
+    /// `Corrupt` if the tensor is missing or has another type or shape; errors of [`ManagedIds::new`].
     pub fn with_mapped_ids(self, tensors: &Tensors) -> Result<Self> {
         let (by_row, _) = tensors.get::<i64>(&managed::tensor_name(self.name()), 1)?;
         let ids = ManagedIds::new(self.spec(), by_row)?;
@@ -31,8 +31,8 @@ impl Table {
         self.ids.as_deref()
     }
 
-    /// Returns the id of a value of a category: by the vocabulary, or by XXH3 in 63 bits if ids are managed. None if the table has
-    /// neither.
+    /// Returns the id of a value of a category: by the vocabulary, or by XXH3 in 63 bits if ids are managed. None if the table
+    /// has neither a vocabulary nor managed ids.
     pub fn category_id(&self, value: &str) -> Option<i64> {
         match (&self.vocabulary, &self.ids) {
             (Some(vocabulary), _) => Some(vocabulary.id(value)),
@@ -41,7 +41,7 @@ impl Table {
         }
     }
 
-    /// Returns the row of an id, or `None` if it adds nothing, and whether the id was unseen.
+    /// Returns the row of an id, or `None` if the id adds nothing, and whether the id is unseen.
     pub fn resolve(&self, id: i64) -> (Option<u64>, bool) {
         match &self.ids {
             None => self.spec.resolve(id),
@@ -52,7 +52,7 @@ impl Table {
         }
     }
 
-    /// Returns the rows of ids, -1 for none, and counts the ids. Borrows the ids if all of them are rows.
+    /// Returns the row of each id, -1 for an id without a row, and counts the ids. Borrows `ids` if all ids are row numbers.
     pub(crate) fn rows_of<'a>(&self, ids: &'a [i64], counts: &mut TableCounts) -> Cow<'a, [i64]> {
         if self.ids.is_some() {
             let mut rows = Vec::new();
@@ -69,7 +69,7 @@ impl Table {
         Cow::Owned(ids.iter().map(|&id| self.spec.resolve(id).0.map_or(-1, |row| row as i64)).collect())
     }
 
-    /// Appends the rows of ids to `rows`, -1 for none, and counts the ids.
+    /// Appends the row of each id to `rows`, -1 for an id without a row, and counts the ids.
     pub(crate) fn append_rows(&self, ids: &[i64], counts: &mut TableCounts, rows: &mut Vec<i64>) {
         match &self.ids {
             None => rows.extend_from_slice(&self.rows_of(ids, counts)),

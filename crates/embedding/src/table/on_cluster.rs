@@ -9,7 +9,7 @@ use crate::tiers::remote::{Cluster, LoadProgress, LoadReport, RemoteOptions, Rem
 use sterling_core::error::Result;
 
 impl Table {
-    /// Returns a table whose rows are fetched from a cluster that they were [loaded](Table::load) to.
+    /// Returns a table whose rows are fetched from the cluster to which they were [loaded](Table::load).
     ///
     /// # Errors
     /// As [`RemoteTable::open`], and if the specification is invalid.
@@ -26,7 +26,7 @@ impl Table {
     /// Loads the rows into a cluster; see [`load`].
     ///
     /// # Errors
-    /// As [`load`], and if the rows are fetched themselves.
+    /// As [`load`]; `Unsupported` if the rows of this table are fetched from another source.
     pub fn load(
         &self,
         cluster: &Arc<Cluster>,

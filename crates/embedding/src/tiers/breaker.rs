@@ -1,7 +1,7 @@
-//! Circuit breaker of a node: after several consecutive failures it gets no requests until a probe succeeds.
+//! Circuit breaker of a node: after several consecutive failures the node gets no requests until a probe succeeds.
 //!
-//! The closed breaker counts failures without a success between them. At the threshold it opens, once, and the caller that opened
-//! it starts the probes. While it is open, requests skip the node at no cost. A successful probe closes it. So the half-open
+//! The closed breaker counts consecutive failures. At the threshold the breaker opens, and the caller that opened it starts the
+//! probes. While the breaker is open, requests skip the node at no cost. A successful probe closes the breaker. So the half-open
 //! state consists of the probe alone, and no user request is risked.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -27,13 +27,13 @@ impl Breaker {
 
     /// Records an answered request.
     pub fn success(&self) {
-        // A write per answer would move the cache line between cores.
+        // Writes only if needed: a write per answer would move the cache line between cores.
         if self.failures.load(Ordering::Relaxed) != 0 {
             self.failures.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Records a request without an answer. Returns true if it opened the breaker, so that the caller starts the probes.
+    /// Records a request without an answer. Returns true if this failure opened the breaker: the caller then starts the probes.
     pub fn failure(&self, threshold: u32) -> bool {
         let failures = self.failures.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         let opened = failures >= threshold && !self.open.swap(true, Ordering::AcqRel);

@@ -1,13 +1,13 @@
 //! Bounded row cache with frequency-aware admission, in host memory in front of a remote tier.
 //!
-//! `places` decides which rows are cached. A hash of the row number selects a stripe; each stripe holds its rows in one block of
-//! `capacity × row_bytes`, which the operating system maps as it fills.
+//! `cache_slots` decides which rows are cached. A hash of the row number selects a stripe; each stripe holds its rows in one
+//! block of `capacity × row_bytes`, which the operating system maps as it fills.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-pub use super::places::CacheCounters;
-use super::places::CacheSlots;
+pub use super::cache_slots::CacheCounters;
+use super::cache_slots::CacheSlots;
 use sterling_core::error::{Error, Result};
 use sterling_core::random::splitmix64;
 
@@ -30,7 +30,7 @@ impl RowCache {
     /// Creates an empty cache that takes at most `capacity_bytes`, overhead included.
     ///
     /// # Errors
-    /// If the capacity is below one row.
+    /// `Invalid` if the capacity is below one row.
     pub fn new(row_bytes: usize, capacity_bytes: usize) -> Result<Self> {
         let entry_bytes = row_bytes + ENTRY_OVERHEAD_BYTES;
         let entries = (capacity_bytes / entry_bytes).min(u32::MAX as usize);
@@ -56,7 +56,7 @@ impl RowCache {
         found
     }
 
-    /// As [`RowCache::get`] without counting: a second lookup of a row that was counted as a miss.
+    /// As [`RowCache::get`], without counting; for a second lookup of a row that was counted as a miss.
     pub fn peek(&self, row: u64, out: &mut [u8]) -> bool {
         self.stripe(splitmix64(row)).read().unwrap_or_else(PoisonError::into_inner).get(row, out)
     }
@@ -66,11 +66,11 @@ impl RowCache {
     /// # Panics
     /// If `bytes` is not `row_bytes` long.
     pub fn insert(&self, row: u64, bytes: &[u8]) {
-        assert_eq!(bytes.len(), self.row_bytes, "bytes of the row");
+        assert_eq!(bytes.len(), self.row_bytes, "expected as many bytes as the cache stores per row");
         self.stripe(splitmix64(row)).write().unwrap_or_else(PoisonError::into_inner).insert(row, bytes);
     }
 
-    /// Returns the share of requested rows that were hits, 0 without requests.
+    /// Returns the fraction of requested rows that were hits, 0 without requests.
     pub fn hit_rate(&self) -> f64 {
         let (hits, misses) = (self.hits.load(Ordering::Relaxed), self.misses.load(Ordering::Relaxed));
         CacheCounters { hits, misses, ..CacheCounters::default() }.hit_rate()
@@ -191,8 +191,8 @@ mod tests {
         for row in 100_000..150_000 {
             ask(row);
         }
-        let kept = (0..1000).filter(|&row| ask(row)).count();
-        assert!(kept > 950, "{kept} of 1000 often used rows outlived a scan of 50000");
+        let retained = (0..1000).filter(|&row| ask(row)).count();
+        assert!(retained > 950, "{retained} of 1000 often used rows outlived a scan of 50000");
     }
 
     #[test]

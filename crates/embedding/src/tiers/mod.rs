@@ -1,12 +1,12 @@
 //! Sources of the rows of a table: this host's memory, another server of the same model, or a cluster.
 //!
-//! A lookup sends one request to every source, with each row at most once ([`RowSource::begin`], [`RowSource::send`]). It pools
-//! rows in memory while requests are in flight, and then waits ([`Pending::wait`]). Each requested row ends in exactly one
+//! A lookup sends one request to every source, with each row at most once ([`RowSource::begin`], [`RowSource::send`]). The lookup
+//! pools rows in memory while requests are in progress, and then waits ([`Pending::wait`]). Each requested row ends in exactly one
 //! [`RowState`].
 
 pub mod breaker;
 pub mod cache;
-pub(super) mod places;
+pub(super) mod cache_slots;
 #[cfg(feature = "redis")]
 pub mod remote;
 pub mod slices;
@@ -21,9 +21,9 @@ use sterling_kernels::buffer::Buffer;
 /// Location of a shard's rows.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// In this process's memory, mapped or owned: `[rows, row_bytes]`.
+    /// Rows in this process's memory, mapped or owned: `[rows, row_bytes]`.
     Host(Buffer<u8>),
-    /// Fetched from a source.
+    /// Rows that are fetched from a source.
     Fetched(Arc<dyn RowSource>),
 }
 
@@ -41,20 +41,20 @@ pub enum RowState {
 /// Answer of a source.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fetched {
-    /// `[requested rows, row_bytes]`; only the bytes of [`RowState::Hit`] rows are valid.
+    /// Bytes of the rows, `[requested rows, row_bytes]`; only the bytes of [`RowState::Hit`] rows are valid.
     pub bytes: Vec<u8>,
     /// One state per requested row.
     pub states: Vec<RowState>,
 }
 
-/// A request in flight.
+/// A request in progress.
 pub trait Pending: Send {
     /// Waits for the answer, at most until the deadline of the lookup that was passed to [`RowSource::begin`]. Rows without an
-    /// answer then are [`RowState::Degraded`].
+    /// answer at that time are [`RowState::Degraded`].
     ///
     /// # Errors
-    /// If the answer cannot be trusted or used, such as rows of another width. A slow or unavailable source is not an error: the
-    /// lookup's policy decides what it means.
+    /// If the answer cannot be trusted or used, such as rows of another width. A slow or unavailable source is not an error: its
+    /// rows are degraded, and the lookup's policy decides about them.
     fn wait(self: Box<Self>) -> Result<Fetched>;
 }
 

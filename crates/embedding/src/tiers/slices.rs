@@ -1,8 +1,9 @@
-//! Slices of tables that one server holds for others, and requests for slices that others hold.
+//! Slices of tables that one server holds for other servers, and requests for slices that other servers hold.
 //!
-//! A [`Slice`] is named by its content, not by its holder: the table, the checksum of the file that it was published in, its rows
-//! and columns. Slices of the same name have the same bytes, so rows of two versions never mix in one answer. Servers whose
-//! versions have the same tables under other version numbers, as after merges or with shards, still find each other's slices.
+//! A [`Slice`] is named by its content, not by its holder: the table, the checksum of the file in which the table was published,
+//! the slice's rows and columns. Slices of the same name have the same bytes, so rows of two versions never mix in one answer.
+//! Servers whose versions have the same tables under other version numbers, as after merges or with shards, still find each
+//! other's slices.
 
 use std::collections::HashMap;
 use std::fmt::{self, Debug};
@@ -48,7 +49,7 @@ impl SliceName {
     }
 }
 
-/// Rows of a slice in this process's memory, served to others for the lifetime of this value.
+/// Rows of a slice in this process's memory, served to other servers for the lifetime of this value.
 #[derive(Debug)]
 pub struct Slice {
     bytes: Buffer<u8>,
@@ -61,7 +62,7 @@ impl Slice {
         self.row_bytes
     }
 
-    /// Appends rows, counted from the slice's first, to `to`.
+    /// Appends rows to `to`; row indices count from the slice's first row.
     ///
     /// # Errors
     /// `Invalid` for a row outside of the slice.
@@ -71,7 +72,9 @@ impl Slice {
             let start = usize::try_from(*row).ok().and_then(|row| row.checked_mul(self.row_bytes));
             let bytes = start.and_then(|start| self.bytes.get(start..start.checked_add(self.row_bytes)?));
             let held = self.bytes.len() / self.row_bytes;
-            to.extend_from_slice(bytes.ok_or_else(|| Error::invalid(format!("row {row}, expected one below {held}")))?);
+            to.extend_from_slice(
+                bytes.ok_or_else(|| Error::invalid(format!("got row {row}, expected less than {held}")))?,
+            );
         }
         Ok(())
     }
@@ -82,7 +85,7 @@ impl Slice {
 pub struct Slices(Mutex<HashMap<SliceName, Vec<Weak<Slice>>>>);
 
 impl Slices {
-    /// Serves rows to others until the returned slice is dropped.
+    /// Serves rows to other servers until the returned slice is dropped.
     ///
     /// # Errors
     /// `Invalid` if the number of bytes does not match the name.
@@ -90,7 +93,10 @@ impl Slices {
         let rows = usize::try_from(name.len()).unwrap_or(usize::MAX);
         let row_bytes = bytes.len().checked_div(rows).unwrap_or(0);
         if row_bytes == 0 || row_bytes.checked_mul(rows) != Some(bytes.len()) {
-            return Err(Error::invalid(format!("{name}: {} bytes, expected those of {rows} rows", bytes.len())));
+            return Err(Error::invalid(format!(
+                "{name}: got {} bytes, expected a multiple of {rows}, the number of rows",
+                bytes.len()
+            )));
         }
         let slice = Arc::new(Slice { bytes, row_bytes });
         let mut held = self.locked();
@@ -102,7 +108,7 @@ impl Slices {
         Ok(slice)
     }
 
-    /// Returns the slice of that name, if it is held.
+    /// Returns the slice with this name, if this server holds it.
     pub fn get(&self, name: &SliceName) -> Option<Arc<Slice>> {
         self.locked().get(name)?.iter().find_map(Weak::upgrade)
     }
@@ -118,7 +124,7 @@ impl Slices {
     }
 }
 
-/// Servers of a host of a plan.
+/// Servers of one host of a placement plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerHost {
     /// Name of the host in the plan.
@@ -130,13 +136,13 @@ pub struct PeerHost {
 /// A slice that a host's servers hold, and its request parameters.
 #[derive(Clone, Debug)]
 pub struct PeerSlice {
-    /// Host that holds it.
+    /// Host that holds the slice.
     pub host: PeerHost,
     /// Name of the slice.
     pub name: SliceName,
     /// Bytes per row.
     pub row_bytes: usize,
-    /// Identifier of the local version that reads it: requests for one version are batched.
+    /// Identifier of the local version that reads the slice: requests for one version are batched.
     pub edition: Arc<str>,
     /// Maximum time that a lookup waits for rows.
     pub timeout: Duration,
@@ -144,13 +150,13 @@ pub struct PeerSlice {
 
 /// The servers of other hosts.
 pub trait Neighbours: Send + Sync + Debug {
-    /// Returns the slices that this server holds for them.
+    /// Returns the slices that this server holds for other hosts.
     fn slices(&self) -> &Slices;
 
-    /// Returns a source of the rows of a slice that others hold, without sending a request.
+    /// Returns a source of the rows of a slice that other servers hold, without sending a request.
     fn open(&self, slice: &PeerSlice) -> Arc<dyn RowSource>;
 
-    /// Waits until all these slices are held where they should be.
+    /// Waits until the servers of each slice's host hold the slice.
     ///
     /// # Errors
     /// `NotReady` with the host, and the last message of its servers, after a timeout.
@@ -188,9 +194,9 @@ mod tests {
             SliceName { content: "d".into(), ..name([5, 8]) },
             SliceName { columns: [0, 8], ..name([5, 8]) },
         ] {
-            let kept = slices.hold(name([5, 8]), bytes.clone()).unwrap();
+            let retained = slices.hold(name([5, 8]), bytes.clone()).unwrap();
             assert!(slices.get(&other).is_none(), "{other}");
-            drop(kept);
+            drop(retained);
         }
         for invalid in [name([5, 5]), name([8, 5]), name([0, 4]), name([0, u64::MAX])] {
             assert!(slices.hold(invalid, bytes.clone()).is_err());

@@ -76,7 +76,7 @@ fn rejects_unusable_files() {
         ),
         (file(&|f| f["model"]["continuing_subword_prefix"] = json!("#".repeat(257))), "prefix: got 257 bytes"),
         (file(&|f| f["model"]["end_of_word_suffix"] = json!("#".repeat(257))), "suffix: got 257 bytes"),
-        (piece(257), "model.vocab: its longest piece: got 257 bytes, expected at most 256"),
+        (piece(257), "model.vocab: the longest piece: got 257 bytes, expected at most 256"),
         (
             file(&|f| f["normalizer"] = json!({"type": "Sequence", "normalizers": [long, long]})),
             "normalizer, pre_tokenizer: may make a text 4800 times as long",

@@ -1,4 +1,4 @@
-//! A batch before its step: ids resolved to rows, and each table's occurrences sorted by row.
+//! A prepared batch: ids resolved to rows, and each table's occurrences of ids sorted by row.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -10,8 +10,6 @@ use crate::managed::SharedIds;
 use crate::spec::TableSpec;
 use crate::train::master::MasterTable;
 use crate::train::parts::Remote;
-#[cfg(feature = "cuda")]
-use crate::train::resident::DeviceBatch;
 use crate::train::share::HostShare;
 use crate::train::staged::{Recent, Travelling};
 use crate::train::threads::Threads;
@@ -27,15 +25,15 @@ pub(super) struct Use {
     pub(super) pooling: Pooling,
 }
 
-/// Which features read which table: input of preparing a batch, without any rows.
+/// Which features read which table. Preparing a batch needs these settings, but no rows.
 #[derive(Debug)]
 pub(super) struct Features {
     pub(super) tables: Vec<TableSpec>,
     /// Per table, whether its occurrences are sorted for the update of its rows.
     is_sorted: Vec<bool>,
-    /// Per table, the rows that this process has; none if it is not one of several hosts.
+    /// Per table, the rows that this host has; none if all rows are in this process.
     pub(super) shares: Vec<Option<HostShare>>,
-    /// Per table, its partitions; none if it is not partitioned.
+    /// Per table, the state of its partitions; none for an unpartitioned table.
     pub(super) in_parts: Vec<Option<PartitionState>>,
     /// Per table, the map of managed ids.
     ids: Vec<Option<Arc<SharedIds>>>,
@@ -53,7 +51,7 @@ pub(super) struct PartitionState {
     remotes: Vec<Remote>,
 }
 
-/// Prepares batches of [`super::LearningTables`], also while these process another batch.
+/// Prepares batches of [`super::LearningTables`], also while the tables process another batch.
 #[derive(Clone, Debug)]
 pub struct Preparer {
     pub(super) features: Arc<Features>,
@@ -64,20 +62,18 @@ pub struct Preparer {
 pub struct PreparedBatch {
     pub(super) features: Arc<Features>,
     pub(super) ids: KeyedJaggedTensor,
-    /// Per lookup, the rows of its ids, -1 for an id without a row; none if the ids are row numbers already. For a table that is
-    /// read row by row ([`Features::is_staged`]), indices into the distinct rows of the batch, if `is_placed`.
+    /// Per lookup, the rows of its ids, -1 for an id without a row; none if the ids are row numbers already. If `is_placed`, for
+    /// tables whose rows are copied ([`Features::is_staged`]), indices into the distinct rows of the batch instead.
     resolved: Vec<Option<Vec<i64>>>,
     is_placed: bool,
-    /// Per table; empty for a frozen table that is not partitioned, and for all tables on a device.
+    /// Per table, its occurrences by row; empty for a frozen unpartitioned table, and for tables on a device.
     pub(super) groups: Vec<RowGroups>,
-    /// Per table, the requested rows of a partitioned one.
+    /// Per table, the rows requested from remote partitions, if the table is partitioned.
     pub(super) travelling: Vec<Option<Travelling>>,
     /// Per table, number of ids without a row.
     pub(super) skipped: Vec<u64>,
-    /// Per table, the edition of the managed ids that the rows are of.
+    /// Per table, the edition of the managed ids with which ids were resolved to rows.
     editions: Vec<u64>,
-    #[cfg(feature = "cuda")]
-    pub(super) on_device: DeviceBatch,
 }
 
 impl Features {
@@ -102,12 +98,12 @@ impl Features {
             let mut found = tables.iter().enumerate().filter(|(_, t)| t.name == table).map(|(at, _)| at);
             match (found.next(), found.next()) {
                 (Some(table), None) => Ok(Use { feature: feature.to_owned(), table, pooling }),
-                (None, _) => Err(Error::invalid(format!("table `{table}` is not among the tables"))),
+                (None, _) => Err(Error::invalid(format!("no table is named `{table}`"))),
                 _ => Err(Error::invalid(format!("table `{table}` occurs twice"))),
             }
         };
         if let Some(bag) = bags.iter().find(|b| b.pooling == Pooling::None) {
-            return Err(Error::invalid(format!("feature `{}` without pooling, expected sum or mean", bag.feature)));
+            return Err(Error::invalid(format!("feature `{}` has no pooling, expected sum or mean", bag.feature)));
         }
         let mut uses: Vec<Use> =
             bags.iter().map(|bag| used(&bag.feature, &bag.table, bag.pooling)).collect::<Result<_>>()?;
@@ -125,7 +121,7 @@ impl Features {
         Ok(Features { tables, is_sorted, shares, in_parts, ids, uses, bags: bags.len(), layout, threads })
     }
 
-    /// Leaves the sorting to a device.
+    /// Sorts no occurrences on the CPU, because the device sorts them.
     #[cfg(feature = "cuda")]
     pub(super) fn sort_nothing(&mut self) {
         self.is_sorted.fill(false);
@@ -141,7 +137,7 @@ impl Features {
         self.in_parts[table].is_some() || self.shares[table].is_some()
     }
 
-    /// Returns the lookups of a table with their numbers, in the order in which their occurrences are added.
+    /// Returns the lookups of a table with their indices, in the order in which their gradients are summed.
     pub(super) fn of_table(&self, table: usize) -> impl Iterator<Item = (usize, &Use)> {
         self.uses.iter().enumerate().filter(move |(_, used)| used.table == table)
     }
@@ -193,10 +189,8 @@ impl Preparer {
             groups: Vec::new(),
             travelling: Vec::new(),
             skipped: Vec::new(),
-            // Before the first id is resolved: rows that change hands meanwhile make the batch invalid.
+            // Read before the first id is resolved: rows that are reassigned meanwhile make the batch invalid.
             editions: features.editions().collect(),
-            #[cfg(feature = "cuda")]
-            on_device: DeviceBatch::default(),
         };
         batch.resolved = features.threads.run((0..features.uses.len()).collect(), |number| batch.resolve(number));
         Ok(batch)
@@ -209,8 +203,8 @@ impl PreparedBatch {
         &self.ids
     }
 
-    /// Returns the distinct rows of table number `table` that the batch reads, ascending. They may be missing for a frozen table,
-    /// and are for one on a device.
+    /// Returns the distinct rows that the batch reads in the table with index `table`, ascending. May be empty for a frozen
+    /// table, and is empty for a table on a device.
     pub fn rows(&self, table: usize) -> &[u32] {
         self.groups[table].rows()
     }
@@ -236,12 +230,12 @@ impl PreparedBatch {
         }
     }
 
-    /// Returns the number of the first table whose rows have changed hands since the batch was prepared.
+    /// Returns the index of the first table whose rows have been reassigned since the batch was prepared.
     pub(super) fn outdated(&self) -> Option<usize> {
         self.editions.iter().zip(self.features.editions()).position(|(had, now)| *had != now)
     }
 
-    /// Calls `each` with the ids of a table and their rows, none for an id without a row, in the order of their lookups.
+    /// Calls `each` with the ids of a table and their rows, none for an id without a row, in the order of the lookups.
     pub(super) fn occurrences(&self, table: usize, mut each: impl FnMut(i64, Option<usize>)) {
         let is_placed = self.is_placed && self.features.is_staged(table);
         let distinct = is_placed.then(|| self.groups[table].rows());

@@ -1,4 +1,4 @@
-//! Steps of tables in training in the memory of a GPU: the bits of rows and state are those of the CPU.
+//! Training steps of tables in the memory of a GPU: rows and state are bit-identical to those that the CPU computes.
 
 use std::borrow::Cow;
 
@@ -17,7 +17,7 @@ use sterling_cuda::ops::learn::{
 /// Computes the steps of tables on a device.
 #[derive(Debug)]
 pub(super) struct DeviceSteps {
-    /// Worker stream, whose work is done whenever a call returns.
+    /// CUDA stream of the steps, whose work is done whenever a call returns.
     stream: Device,
     layout: LearningLayout,
 }
@@ -26,7 +26,7 @@ impl DeviceSteps {
     /// Moves tables to a device.
     ///
     /// # Errors
-    /// `Unsupported` for a partitioned table, or with the table's name if it is too wide; `Overloaded` if the device has not
+    /// `Unsupported` with the table's name for a table that is partitioned or too wide; `Overloaded` if the device has not
     /// enough memory.
     pub(super) fn new(device: &Device, tables: &mut [MasterTable], features: &Features) -> Result<Self> {
         let shapes: Vec<MasterShape> = tables.iter().map(MasterTable::shape).collect();
@@ -34,7 +34,9 @@ impl DeviceSteps {
             let place = |e: Error| e.within(format!("table `{}`", table.spec().name));
             shape.check().map_err(place)?;
             if table.whole().is_none() {
-                return Err(place(Error::unsupported("partitioned, expected a table in one piece for a GPU")));
+                return Err(place(Error::unsupported(
+                    "the table is partitioned, expected an unpartitioned table for a GPU",
+                )));
             }
         }
         let feature = |(number, used): (usize, &Use)| FeatureShape {
@@ -58,11 +60,9 @@ impl DeviceSteps {
         Ok(DeviceSteps { stream: device.lane()?, layout })
     }
 
-    /// Copies a batch to the device, unless it is there.
-    fn batch<'a>(&self, batch: &'a PreparedBatch) -> Result<&'a LearningBatch> {
-        if let Some(copied) = batch.on_device.0.get() {
-            return Ok(copied);
-        }
+    /// Copies a batch to the device. The stream reuses its memory only while no array refers to this memory: a batch that stayed on
+    /// the device from its forward pass to its backward pass would make all lookups between the two take new memory.
+    fn batch(&self, batch: &PreparedBatch) -> Result<LearningBatch> {
         self.stream.begin()?;
         let features = &batch.features;
         let rows: Vec<Cow<'_, [i64]>> = (0..features.uses.len()).map(|number| batch.rows_of(number)).collect();
@@ -70,8 +70,7 @@ impl DeviceSteps {
             let feature = batch.feature(number);
             FeatureRows { rows, offsets: feature.offsets(), weights: feature.weights() }
         });
-        let copied = self.layout.copy(&self.stream, batch.ids.stride(), &ids.collect::<Vec<_>>())?;
-        Ok(batch.on_device.0.get_or_init(|| copied))
+        self.layout.copy(&self.stream, batch.ids.stride(), &ids.collect::<Vec<_>>())
     }
 
     /// Returns the pooled embeddings and the rows of sequences.
@@ -82,7 +81,7 @@ impl DeviceSteps {
     ) -> Result<(KeyedTensor, Vec<Sequence>)> {
         let (on_device, features) = (self.batch(batch)?, &batch.features);
         let values = self.stream.room(on_device.values())?;
-        look_up(&self.stream, &self.layout, &masters(tables, 0)?, on_device, &values)?;
+        look_up(&self.stream, &self.layout, &masters(tables, 0)?, &on_device, &values)?;
         let values = values.to_vec()?;
         let mut pooled = KeyedTensor::zeros(features.layout.clone(), batch.ids.stride());
         let count = pooled.values().len();
@@ -112,7 +111,7 @@ impl DeviceSteps {
         for (&start, region) in on_device.starts().iter().zip(regions) {
             gradients.write_at(start, region)?;
         }
-        let touched: Touched = update(&self.stream, &self.layout, &masters(tables, step)?, on_device, &gradients)?;
+        let touched: Touched = update(&self.stream, &self.layout, &masters(tables, step)?, &on_device, &gradients)?;
         let of_tables = tables.iter().zip(touched.read(&self.layout)?).zip(&batch.skipped);
         let update = of_tables.map(|((table, touched), &skipped_ids)| TableUpdate {
             table: table.spec().name.clone(),
@@ -128,7 +127,7 @@ impl DeviceSteps {
 /// Returns the tables with their settings at a step.
 fn masters(tables: &[MasterTable], step: u64) -> Result<Vec<Master<'_>>> {
     fn master(table: &MasterTable, step: u64) -> Result<Master<'_>> {
-        let stretches = table.on_device().ok_or_else(|| Error::internal("a table that is not on the device"))?;
+        let stretches = table.on_device().ok_or_else(|| Error::internal("the table is not on the device"))?;
         Ok(Master { stretches: &stretches.data, step: table.rule().map(|rule| rule.at(step)) })
     }
     tables.iter().map(|table| master(table, step)).collect()

@@ -1,10 +1,10 @@
-//! Steps that several hosts share: each has a share of the rows of every table, and of the examples of a batch.
+//! Training steps that several hosts share: each host has a part of the rows of every table, and of the examples of a batch.
 //!
-//! Every host knows the ids of the complete batch, so that ids do not travel. In a step, each owner sends the rows that the
-//! examples of another host read, without their state ([`LearningTables::rows_for`]). The hosts send back the gradients of their
-//! bags and sequences to the owners ([`LearningTables::gradients_for`]). An owner has all occurrences of its rows in the order of
-//! the batch, and the gradients of all hosts in that order, so that its sums and updates are those of one host, bit for bit.
-//! Both sides derive the order and the number of values from the ids: messages hold values only.
+//! Every host knows the ids of the complete batch, so that ids are not sent. In a step, each owner sends the rows that the
+//! examples of another host read, without their optimizer state ([`LearningTables::rows_for`]). The hosts send the gradients of
+//! their bags and sequences to the owners ([`LearningTables::gradients_for`]). An owner has all occurrences of its rows in the
+//! order of the batch, and the gradients of all hosts in that order, so that its sums and updates are bit-identical to those of
+//! one host. Both sides derive the order and the number of values from the ids: messages hold values only.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use crate::train::tables::LearningTables;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::update::{BLOCK, Occurrences, RowGroups};
 
-/// Returns the examples of a feature that a host has, of those of the complete batch.
+/// Returns which examples of the complete batch a host has, for a feature.
 pub type Examples<'a> = dyn Fn(&str, usize) -> Range<usize> + Sync + 'a;
 
 /// A batch that several hosts share.
@@ -25,34 +25,34 @@ pub type Examples<'a> = dyn Fn(&str, usize) -> Range<usize> + Sync + 'a;
 pub struct HostBatch {
     /// Lookups of this host's examples.
     own: PreparedBatch,
-    /// Rows of all ids; its groups have this host's rows by their number among those, and received gradients as slots.
+    /// Rows of all ids. Its groups have this host's rows by their local index, and received gradients as slots.
     all: PreparedBatch,
     shares: Vec<TableShare>,
 }
 
-/// Rows and gradients of one table that travel. All lists are empty for tables that do not learn, which every host has.
+/// Rows and gradients of one table that hosts exchange. All lists are empty for frozen tables, which every host has.
 #[derive(Debug, Default)]
 struct TableShare {
-    /// Per host, this host's rows that the host's examples read, by their number among those; ascending.
+    /// Per other host, the local indices of this host's rows that the other host's examples read; ascending.
     lent: Vec<Vec<u32>>,
-    /// Per lookup of the table and per host, number of gradients that come from there.
+    /// Per lookup of the table and per host, number of gradients that this host receives from it.
     arrivals: Vec<Vec<usize>>,
-    /// Per owner, lookup and slot of the gradients that this host sends, in their order.
+    /// Per owner of rows, lookup and slot of each gradient that this host sends, in the order of the message.
     departures: Vec<Vec<(usize, usize)>>,
 }
 
 impl HostBatch {
-    /// Returns the rows of table number `table` that the complete batch has on all hosts, in any order, with repetitions.
+    /// Calls `each` with the rows of a table that the complete batch reads on all hosts, in any order, with repetitions.
     pub fn all_rows(&self, table: usize, mut each: impl FnMut(u32)) {
         self.all.occurrences(table, |_, row| row.into_iter().for_each(|row| each(row as u32)));
     }
 }
 
 impl Preparer {
-    /// Prepares a batch that several hosts share: `own` has the ids of this host's examples, `all` those of the complete batch.
+    /// Prepares a batch that several hosts share: `own` has the ids of this host's examples, `all` the ids of the complete batch.
     ///
     /// # Errors
-    /// As [`Preparer::prepare`]; `Invalid` if tables that learn are not spread over hosts, or if `own` is no part of `all`.
+    /// As [`Preparer::prepare`]; `Invalid` if trained tables are not spread over hosts, or if `own` is not a part of `all`.
     pub fn prepare_on_hosts(
         &self,
         own: KeyedJaggedTensor,
@@ -74,7 +74,7 @@ impl Preparer {
     }
 }
 
-/// Returns what travels for a table, the occurrences of this host's rows, and the number of ids without a row.
+/// Returns what hosts exchange for a table, the occurrences of this host's rows, and the number of ids without a row.
 fn share_table(
     own: &PreparedBatch,
     all: &PreparedBatch,
@@ -99,12 +99,18 @@ fn share_table(
         for host in 0..hosts {
             let range = examples(&used.feature, host);
             if range.start > range.end || range.end >= offsets.len() {
-                return Err(Error::invalid(format!("examples {range:?} of {}, expected a part", offsets.len() - 1)));
+                return Err(Error::invalid(format!(
+                    "got examples {range:?}, expected a range within the {} examples",
+                    offsets.len() - 1
+                )));
             }
             let is_own = host == share.host as usize;
             let first = offsets[range.start] - base;
             if is_own && own.feature(number).values().len() != offsets[range.end] - base - first {
-                let what = format!("feature `{}` of examples {range:?}: other ids than of the batch", used.feature);
+                let what = format!(
+                    "feature `{}` of examples {range:?}: the ids differ from the ids of the complete batch",
+                    used.feature
+                );
                 return Err(Error::invalid(what));
             }
             // Example, or id of a sequence, whose gradient was last sent to each owner.
@@ -125,7 +131,9 @@ fn share_table(
                         continue;
                     }
                     let local = share.local(row);
-                    lent[host].push(local, 0);
+                    if !is_own {
+                        lent[host].push(local, 0);
+                    }
                     match (used.pooling, feature.weights()) {
                         (Pooling::None, _) => {
                             occurrences.push(local, slot);
@@ -149,7 +157,7 @@ fn share_table(
     Ok((made, occurrences.sort(), skipped))
 }
 
-/// Returns the factor of the gradient of an example's bag.
+/// Returns the factor by which the gradient of an example's bag is multiplied: 1 / length for a mean.
 fn factor(batch: &PreparedBatch, number: usize, example: usize) -> f32 {
     let offsets = batch.feature(number).offsets();
     match offsets[example + 1] - offsets[example] {
@@ -163,7 +171,7 @@ impl LearningTables {
         self.tables()[table].spec().width
     }
 
-    /// Returns this host's rows that the examples of another one read, table after table.
+    /// Returns this host's rows that the examples of another host read, table after table.
     pub fn rows_for(&self, batch: &HostBatch, host: usize) -> Vec<f32> {
         let mut rows = Vec::new();
         for (table, share) in self.tables().iter().zip(&batch.shares) {
@@ -175,7 +183,7 @@ impl LearningTables {
         rows
     }
 
-    /// Returns the number of values of [`LearningTables::rows_for`] that another host sends to this one.
+    /// Returns the number of values of [`LearningTables::rows_for`] that another host sends to this host.
     pub fn rows_from(&self, batch: &HostBatch, host: usize) -> usize {
         let of_table = |table: usize| {
             let share = batch.own.features.shares[table]?;
@@ -186,7 +194,7 @@ impl LearningTables {
     }
 
     /// Returns the pooled embeddings and sequences of this host's examples, as [`LearningTables::forward`]. `received` has the
-    /// rows of each host, that of this host is empty.
+    /// rows from each host; the entry of this host is empty.
     ///
     /// # Errors
     /// `Invalid` for a batch that other tables prepared, or if rows are missing.
@@ -217,8 +225,8 @@ impl LearningTables {
         self.forward_staged(&batch.own, &staged)
     }
 
-    /// Returns the gradients of this host's bags and sequences that the owner of their rows needs, in the order of the batch.
-    /// Those of a mean are divided by the length of the bag.
+    /// Returns the gradients of this host's bags and sequences that host `host`, the owner of rows, needs, in the batch's order.
+    /// Gradients of a mean are divided by the length of the bag.
     pub fn gradients_for(
         &self,
         batch: &HostBatch,
@@ -246,7 +254,7 @@ impl LearningTables {
         out
     }
 
-    /// Returns the number of values of [`LearningTables::gradients_for`] that another host sends to this one.
+    /// Returns the number of values of [`LearningTables::gradients_for`] that another host sends to this host.
     pub fn gradients_from(&self, batch: &HostBatch, host: usize) -> usize {
         let of_table = |(table, share): (usize, &TableShare)| {
             let count: usize = share.arrivals.iter().map(|arrivals| arrivals[host]).sum();
@@ -255,17 +263,17 @@ impl LearningTables {
         batch.shares.iter().enumerate().map(of_table).sum()
     }
 
-    /// Updates this host's rows by the gradients of all hosts, this one's among them ([`LearningTables::gradients_for`]). The
-    /// report has the rows of this host that changed; skipped ids and managed ids are those of the complete batch.
+    /// Updates this host's rows by the gradients of all hosts, including this host ([`LearningTables::gradients_for`]). The
+    /// report has the changed rows of this host, but the skipped ids and managed ids of the complete batch.
     ///
     /// # Errors
-    /// `Invalid` for a batch that other tables prepared, or if gradients are missing; no row has changed then.
+    /// `Invalid` for a batch that other tables prepared, or if gradients are missing; in these cases no row has changed.
     pub fn backward_on_hosts(&mut self, batch: &HostBatch, received: &[Vec<f32>]) -> Result<UpdateReport> {
         for (host, received) in received.iter().enumerate() {
             let expected = self.gradients_from(batch, host);
             if received.len() != expected {
                 return Err(Error::invalid(format!(
-                    "{} gradients of host {host}, expected {expected}",
+                    "got {} gradient values from host {host}, expected {expected}",
                     received.len()
                 )));
             }

@@ -1,4 +1,4 @@
-//! Tables in training with managed ids: rows that change hands become the initial value of their new id.
+//! Tables in training with managed ids: reassigned rows get the initial value of their new id.
 
 use super::batch::PreparedBatch;
 use super::master::{MasterRows, MasterTable};
@@ -7,13 +7,13 @@ use crate::managed::{FREE, IdLearner, IdState, IdTotals, ManagedSpec, extended, 
 use sterling_core::error::{Error, Result};
 
 impl MasterTable {
-    /// Gives the rows ids, [`FREE`] for a free row. They change by `spec`, whose rows the table grows to, or stay without it.
+    /// Assigns ids to the rows, [`FREE`] for a free row. With `spec`, ids are managed and the table grows to `spec.rows`; without
+    /// `spec`, ids never change.
     ///
     /// # Errors
     /// `Invalid` for a frozen table, invalid settings, fewer rows than the table has, or ids that are no assignment
-    /// ([`crate::managed::ManagedIds::new`]); `Unsupported` for a partitioned table or one on a
-    /// device; `Overloaded` if memory cannot
-    /// be allocated.
+    /// ([`crate::managed::ManagedIds::new`]); `Unsupported` for a table that is partitioned or on a device; `Overloaded` if
+    /// memory cannot be allocated.
     pub fn with_ids(self, spec: Option<ManagedSpec>, by_row: &[i64]) -> Result<Self> {
         let place = |e: Error| e.within(format!("table `{}`", self.spec().name));
         if self.rule().is_none() && spec.is_some() {
@@ -23,12 +23,14 @@ impl MasterTable {
         }
         if self.whole().is_none() {
             return Err(place(Error::unsupported(
-                "managed ids are set for a table that is already partitioned or on a device, expected them before",
+                "the table is already partitioned or on a device, expected managed ids to be set before",
             )));
         }
         let (has, rows) = (self.spec().rows, spec.and_then(|spec| spec.rows).unwrap_or(self.spec().rows));
         if rows < has {
-            return Err(place(Error::invalid(format!("managed.rows: got {rows}, expected at least its {has} rows"))));
+            return Err(place(Error::invalid(format!(
+                "managed.rows: got {rows}, expected at least the {has} rows of the package"
+            ))));
         }
         let mut table = if rows == has {
             self
@@ -45,15 +47,15 @@ impl MasterTable {
         Ok(table)
     }
 
-    /// Returns the state of managed ids for a checkpoint; none if they do not change.
+    /// Returns the state of managed ids for a checkpoint; none if training does not change the ids.
     pub fn id_state(&self) -> Option<IdState> {
         self.ids().filter(|ids| ids.changes()).map(IdLearner::export)
     }
 
-    /// Restores the state of managed ids. Rows and optimizer state stay.
+    /// Restores the state of managed ids. Rows and optimizer state stay unchanged.
     ///
     /// # Errors
-    /// `Corrupt` if it does not fit the table.
+    /// `Corrupt` if the state does not fit the table.
     pub fn set_id_state(&mut self, state: IdState) -> Result<()> {
         let spec = self.spec().clone();
         let ids = self.ids_mut().ok_or_else(|| {
@@ -62,17 +64,17 @@ impl MasterTable {
         ids.and_then(|ids| ids.import(&spec, state)).map_err(|e| e.within(format!("table `{}`", spec.name)))
     }
 
-    /// Returns numbers of managed ids since the start of training; none if they do not change.
+    /// Returns counts of managed ids since the start of training; none if training does not change the ids.
     pub fn id_totals(&self) -> Option<IdTotals> {
         self.ids().filter(|ids| ids.changes()).map(IdLearner::totals)
     }
 
-    /// Returns the id of each row, [`FREE`] for a free one; none if ids are row numbers.
+    /// Returns the id of each row, [`FREE`] for a free row; none if ids are row numbers.
     pub fn id_by_row(&self) -> Option<&[i64]> {
         self.ids().map(IdLearner::by_row)
     }
 
-    /// Returns whether ids are managed; if not, they are row numbers.
+    /// Returns whether ids are managed; if not, ids are row numbers.
     pub fn has_ids(&self) -> bool {
         self.ids().is_some()
     }
@@ -82,7 +84,7 @@ impl MasterTable {
         self.ids().map(|ids| ids.by_row().iter().filter(|id| **id != FREE).count() as u64)
     }
 
-    /// Counts the occurrences of a batch at a step, and lets rows change hands if the step is due.
+    /// Counts the occurrences of a batch at a step, and reassigns rows to other ids if the step is due.
     pub(super) fn step_ids(&mut self, number: usize, batch: &PreparedBatch, step: u64) -> Result<Vec<(u32, i64)>> {
         let Some(ids) = self.ids_mut().filter(|ids| ids.changes()) else { return Ok(Vec::new()) };
         batch.occurrences(number, |id, row| ids.count(id, row, step));
@@ -109,7 +111,7 @@ impl MasterTable {
         Ok(released.into_iter().map(|(row, _)| row).collect())
     }
 
-    /// Writes the initial values of ids, with zeros as optimizer state.
+    /// Writes the initial values of newly assigned ids to their rows, with zeros as optimizer state.
     fn reset(&mut self, rows: &[(u32, i64)]) -> Result<()> {
         let (width, all) = (self.spec().width, self.spec().rows);
         let mut values = vec![0.0; rows.len() * width];

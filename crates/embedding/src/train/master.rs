@@ -18,54 +18,54 @@ use sterling_kernels::buffer::{Buffer, Owned};
 use sterling_kernels::cpu::pool::RowFormat;
 
 /// A table in training. Each row `[D]` and its optimizer state are contiguous (a *stretch*), so that an update touches one region
-/// of memory. [`MasterTable::served`] converts it to a table in any served format.
+/// of memory. [`MasterTable::served`] converts the master table to a served format.
 #[derive(Debug)]
 pub struct MasterTable {
     spec: TableSpec,
     rule: Option<Rule>,
     layout: StretchLayout,
     stretches: Stretches,
-    /// None if ids are row numbers.
+    /// State of managed ids; none if ids are row numbers.
     ids: Option<IdLearner>,
 }
 
-/// Storage of the stretches of a table.
+/// Storage of a table's rows with their optimizer state.
 #[derive(Debug)]
 enum Stretches {
-    /// All stretches in one array of this process, `[rows, stride]`.
+    /// All rows with their state in one array of this process, `[rows, stride]`.
     Whole(Owned<f32>),
-    /// Partitions, whose updates give the same bits as those of a table without partitions.
+    /// Partitions, whose updates are bit-identical to the updates of an unpartitioned table.
     Cut(Parts),
-    /// All stretches in the memory of a device, whose updates give the same bits.
+    /// All rows with their state in the memory of a device, whose updates are bit-identical to updates on the CPU.
     #[cfg(feature = "cuda")]
     OnDevice(DeviceStretches),
-    /// The rows of one of several hosts that train together.
+    /// The rows of this host, one of several hosts that train together.
     Shard(Shard),
 }
 
-/// Rows of one of several hosts.
+/// The rows of this host, and access to the rows of the other hosts.
 #[derive(Debug)]
 struct Shard {
     share: HostShare,
-    /// `[own rows, stride]`.
+    /// Rows of this host with their state, `[rows, stride]`.
     stretches: Owned<f32>,
     others: Arc<dyn OtherHosts>,
 }
 
-/// Rows of a master with their state as flat arrays, the form stored in checkpoints.
+/// Rows of a master table with their state as flat arrays, the form stored in checkpoints.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MasterRows {
     /// Row numbers, ascending.
     pub rows: Vec<u32>,
-    /// `[rows, D]`.
+    /// Values of the rows, `[rows, D]`.
     pub values: Vec<f32>,
-    /// `[rows, state width]`; update counts are stored as bit patterns of u32.
+    /// Optimizer state of the rows, `[rows, state width]`; update counts are stored as bit patterns of u32.
     pub state: Vec<f32>,
 }
 
 impl MasterTable {
-    /// Creates a table of f32 rows `[rows, width]` with zeros as state. Without a rule it is frozen: it is read and never
-    /// changes.
+    /// Creates a table of f32 rows `[rows, width]` with zeros as state. Without a rule the table is frozen: it is read and
+    /// never changes.
     ///
     /// # Errors
     /// `Invalid` if the number of values is not a multiple of the width, a value is not finite, or the rule is invalid;
@@ -73,7 +73,10 @@ impl MasterTable {
     pub fn from_f32(name: &str, width: usize, values: &[f32], unseen: Unseen, rule: Option<Rule>) -> Result<Self> {
         let place = |e: Error| e.within(format!("table `{name}`"));
         if width == 0 || !values.len().is_multiple_of(width) {
-            return Err(place(Error::invalid(format!("{} numbers do not make rows of {width}", values.len()))));
+            return Err(place(Error::invalid(format!(
+                "got {} numbers, expected rows of {width} numbers",
+                values.len()
+            ))));
         }
         let rows = (values.len() / width) as u64;
         let mut table = MasterTable::zeros(name, rows, width, unseen, rule)?;
@@ -83,14 +86,14 @@ impl MasterTable {
         Ok(table)
     }
 
-    /// Creates a table from the rows of another one, of any format, in this process's memory.
+    /// Creates a table from the rows of another table, of any format, in this process's memory.
     ///
     /// # Errors
     /// As [`MasterTable::from_f32`]; `Unsupported` if the rows are not in this process's memory.
     pub fn from_table(table: &Table, rule: Option<Rule>) -> Result<Self> {
         let spec = table.spec();
         let rows = table.host_rows().ok_or_else(|| {
-            Error::unsupported(format!("table `{}`: its rows are not in this host's memory", spec.name))
+            Error::unsupported(format!("table `{}`: the rows are not in this host's memory", spec.name))
         })?;
         let mut master = MasterTable::zeros(&spec.name, spec.rows, spec.width, spec.unseen, rule)?;
         let mut values = vec![0f32; spec.width];
@@ -109,7 +112,10 @@ impl MasterTable {
         let place = |e: Error| e.within(format!("table `{name}`"));
         let spec = TableSpec { name: name.to_owned(), rows, width, format: RowFormat::F32, unseen }.checked()?;
         if u32::try_from(rows).is_err() {
-            return Err(place(Error::unsupported(format!("{rows} rows that learn, expected at most {}", u32::MAX))));
+            return Err(place(Error::unsupported(format!(
+                "got {rows} rows of a trained table, expected at most {}",
+                u32::MAX
+            ))));
         }
         let rule = rule.map(Rule::checked).transpose().map_err(place)?;
         let layout = StretchLayout::new(width, rule.map(|rule| rule.kind));
@@ -117,8 +123,8 @@ impl MasterTable {
         Ok(MasterTable { spec, rule, layout, stretches: Stretches::Whole(stretches), ids: None })
     }
 
-    /// Partitions the table. Each partition has the state of its columns, and a copy of per-row scalars of the state, if there
-    /// are any. The partitioning changes no bit of the training result.
+    /// Partitions the table. Each partition has the state of its columns, and a copy of the per-row scalars of the state, if the
+    /// rule has any. The partitioning changes no bit of the training result.
     ///
     /// # Errors
     /// As [`MasterTable::partition_reusing`].
@@ -126,11 +132,11 @@ impl MasterTable {
         self.partition_reusing(sharding, cuts, |_| None)
     }
 
-    /// Partitions the table; `elsewhere` has the stretches of some partitions by number, which are used as they are.
+    /// Partitions the table; `elsewhere` returns, by index, remote partitions that have their rows and state already.
     ///
     /// # Errors
-    /// `Invalid` if the cuts do not cover every number of the table once per copy, or a source has another number or size of
-    /// stretches; `Unsupported` for a table that is already partitioned; `Overloaded` if memory cannot be allocated.
+    /// `Invalid` if the cuts do not cover every number of the table once per replica, or a source has another number or size of
+    /// rows; `Unsupported` for a table that is already partitioned; `Overloaded` if memory cannot be allocated.
     pub fn partition_reusing(
         self,
         sharding: Sharding,
@@ -139,24 +145,24 @@ impl MasterTable {
     ) -> Result<Self> {
         let place = |e: Error| e.within(format!("table `{}`, {}", self.spec.name, sharding.name()));
         let Stretches::Whole(whole) = &self.stretches else {
-            return Err(place(Error::unsupported("a table that is already partitioned, or on a device")));
+            return Err(place(Error::unsupported("the table is already partitioned, or on a device")));
         };
         let parts = Parts::new(&self.spec, self.layout, whole, cuts, elsewhere).map_err(place)?;
         Ok(MasterTable { stretches: Stretches::Cut(parts), ..self })
     }
 
-    /// Keeps the rows that one of several hosts owns, and frees the others, which `others` reads. Writes of rows of other hosts
-    /// are ignored: each host writes its own.
+    /// Retains the rows that this host owns, and frees the rows of the other hosts, which `others` reads. Writes to rows of other
+    /// hosts are ignored: each host writes its own rows.
     ///
     /// # Errors
     /// `Unsupported` for a partitioned or frozen table; `Overloaded` if memory cannot be allocated.
     pub fn on_host(self, share: HostShare, others: Arc<dyn OtherHosts>) -> Result<Self> {
         let place = |e: Error| e.within(format!("table `{}`", self.spec.name));
         let Stretches::Whole(whole) = &self.stretches else {
-            return Err(place(Error::unsupported("a partitioned table, expected one in one piece")));
+            return Err(place(Error::unsupported("the table is partitioned, expected an unpartitioned table")));
         };
         if self.rule.is_none() {
-            return Err(place(Error::unsupported("a frozen table, expected one that learns")));
+            return Err(place(Error::unsupported("the table is frozen, expected a trained table")));
         }
         let stride = self.layout.stride();
         let mut stretches = Owned::zeros(share.count(self.spec.rows) * stride).map_err(place)?;
@@ -166,15 +172,18 @@ impl MasterTable {
         Ok(MasterTable { stretches: Stretches::Shard(Shard { share, stretches, others }), ..self })
     }
 
-    /// Returns rows that this host has, with their state, `[rows, numbers]`, for another host ([`OtherHosts`]).
+    /// Returns rows of this host with their state, `[rows, numbers]`, for another host ([`OtherHosts`]).
     ///
     /// # Errors
-    /// `Invalid` for a row that does not exist, is out of order, or is of another host.
+    /// `Invalid` for a row that does not exist, is out of order, or belongs to another host.
     pub fn own_rows(&self, rows: &[u32]) -> Result<Vec<f32>> {
         self.check_rows(rows)?;
         let foreign = self.share().and_then(|share| rows.iter().find(|row| !share.owns(**row)));
         if let Some(row) = foreign {
-            return Err(Error::invalid(format!("table `{}`: row {row} is of another host", self.spec.name)));
+            return Err(Error::invalid(format!(
+                "table `{}`: row {row} belongs to another host, expected rows of this host",
+                self.spec.name
+            )));
         }
         let stretches = self.read(rows)?;
         let stretches = stretches.chunks_exact(self.layout.stride());
@@ -186,7 +195,7 @@ impl MasterTable {
         self.share().is_none_or(|share| share.owns(row))
     }
 
-    /// Returns which rows this process has; none if it is not one of several hosts.
+    /// Returns which rows this host has; none if this process has all rows.
     pub(super) fn share(&self) -> Option<HostShare> {
         match &self.stretches {
             Stretches::Shard(shard) => Some(shard.share),
@@ -194,7 +203,7 @@ impl MasterTable {
         }
     }
 
-    /// Returns the stretches of this host's rows.
+    /// Returns this host's rows with their state, `[rows, stride]`.
     pub(super) fn own(&self) -> Option<&[f32]> {
         match &self.stretches {
             Stretches::Shard(shard) => Some(&shard.stretches),
@@ -202,7 +211,7 @@ impl MasterTable {
         }
     }
 
-    /// Returns the same, mutable.
+    /// Returns this host's rows with their state, `[rows, stride]`, mutable.
     pub(super) fn own_mut(&mut self) -> Option<&mut [f32]> {
         match &mut self.stretches {
             Stretches::Shard(shard) => Some(&mut shard.stretches),
@@ -248,7 +257,7 @@ impl MasterTable {
         }
     }
 
-    /// Moves the stretches of a table that is not partitioned to a device.
+    /// Moves the rows and state of an unpartitioned table to a device.
     #[cfg(feature = "cuda")]
     pub(super) fn move_to(&mut self, device: &sterling_cuda::Device) -> Result<()> {
         if let Stretches::Whole(stretches) = &self.stretches {
@@ -259,7 +268,7 @@ impl MasterTable {
         Ok(())
     }
 
-    /// Returns the stretches of a table on a device.
+    /// Returns the rows and state of a table on a device.
     #[cfg(feature = "cuda")]
     pub(super) fn on_device(&self) -> Option<&DeviceStretches> {
         match &self.stretches {
@@ -282,7 +291,7 @@ impl MasterTable {
     /// Returns row `n`, `[D]`.
     ///
     /// # Panics
-    /// If there is no such row, or the table is partitioned or on a device ([`MasterTable::export`] reads those).
+    /// If there is no such row, or the table is partitioned or on a device (use [`MasterTable::export`]).
     pub fn row(&self, n: usize) -> &[f32] {
         &self.stretch(n)[..self.spec.width]
     }
@@ -297,15 +306,15 @@ impl MasterTable {
 
     fn stretch(&self, n: usize) -> &[f32] {
         let stride = self.layout.stride();
-        &self.whole().expect("a table in one piece")[n * stride..][..stride]
+        &self.whole().expect("an unpartitioned table in this process's memory")[n * stride..][..stride]
     }
 
-    /// Returns the distance between stretches in f32 values.
+    /// Returns the distance between the starts of consecutive rows in storage, in f32 values.
     pub(super) fn stride(&self) -> usize {
         self.layout.stride()
     }
 
-    /// Returns all stretches of a table that is neither partitioned nor on a device.
+    /// Returns all rows with their state, if the table is neither partitioned nor on a device.
     pub(super) fn whole(&self) -> Option<&[f32]> {
         match &self.stretches {
             Stretches::Whole(stretches) => Some(stretches),
@@ -313,7 +322,7 @@ impl MasterTable {
         }
     }
 
-    /// Returns the same, mutable.
+    /// Returns all rows with their state, mutable, if the table is neither partitioned nor on a device.
     pub(super) fn whole_mut(&mut self) -> Option<&mut [f32]> {
         match &mut self.stretches {
             Stretches::Whole(stretches) => Some(stretches),
@@ -329,7 +338,7 @@ impl MasterTable {
         }
     }
 
-    /// Copies the stretches of ascending rows, `[rows, stride]`.
+    /// Copies ascending rows with their state, `[rows, stride]`.
     pub(super) fn read(&self, rows: &[u32]) -> Result<Vec<f32>> {
         match &self.stretches {
             Stretches::Whole(_) => Ok(rows.iter().flat_map(|row| self.stretch(*row as usize)).copied().collect()),
@@ -340,7 +349,7 @@ impl MasterTable {
         }
     }
 
-    /// Writes stretches `[rows, stride]` of ascending rows.
+    /// Writes ascending rows with their state, `[rows, stride]`.
     pub(super) fn write(&mut self, rows: &[u32], from: &[f32]) -> Result<()> {
         let stride = self.layout.stride();
         match &mut self.stretches {
@@ -363,7 +372,7 @@ impl MasterTable {
         }
     }
 
-    /// Writes row `n` and leaves its state.
+    /// Writes the values of row `n`; its optimizer state stays unchanged.
     ///
     /// # Errors
     /// `Invalid` if there is no such row, the width differs, or a value is not finite; errors of the row's source if it is on
@@ -380,10 +389,10 @@ impl MasterTable {
 
     fn check_row(&self, n: usize, values: &[f32]) -> Result<()> {
         if n as u64 >= self.spec.rows {
-            return Err(Error::invalid(format!("row {n}, expected one below {}", self.spec.rows)));
+            return Err(Error::invalid(format!("got row {n}, expected less than {}", self.spec.rows)));
         }
         if values.len() != self.spec.width {
-            return Err(Error::invalid(format!("row {n}: {} numbers, expected {}", values.len(), self.spec.width)));
+            return Err(Error::invalid(format!("row {n}: got {} numbers, expected {}", values.len(), self.spec.width)));
         }
         match values.iter().position(|x| !x.is_finite()) {
             Some(at) => {
@@ -424,7 +433,7 @@ impl MasterTable {
         let (count, width, state_width) = (rows.rows.len(), self.spec.width, self.state_width());
         if rows.values.len() != count * width || rows.state.len() != count * state_width {
             return Err(place(Error::invalid(format!(
-                "{} numbers and {} of state for {count} rows, expected {width} and {state_width} per row",
+                "got {} values and {} state values for {count} rows, expected {width} and {state_width} per row",
                 rows.values.len(),
                 rows.state.len()
             ))));
@@ -447,7 +456,7 @@ impl MasterTable {
         }
         match rows.last() {
             Some(row) if u64::from(*row) >= self.spec.rows => {
-                invalid(format!("row {row}, expected one below {}", self.spec.rows))
+                invalid(format!("got row {row}, expected less than {}", self.spec.rows))
             }
             _ => Ok(()),
         }
@@ -481,7 +490,7 @@ impl MasterTable {
         }
     }
 
-    /// Converts the rows to a served format, without managed ids: [`MasterTable::id_by_row`] has those.
+    /// Converts the rows to a served format, without managed ids, which [`MasterTable::id_by_row`] returns.
     ///
     /// # Errors
     /// `Invalid` with table and row if a row cannot be stored in the format; `Overloaded` if memory cannot be allocated; errors
@@ -518,7 +527,7 @@ impl MasterTable {
 }
 
 impl Shard {
-    /// Returns the stretches `[rows, stride]` of ascending rows, with those of other hosts by request.
+    /// Returns ascending rows with their state, `[rows, stride]`; requests rows of other hosts from them.
     fn read(&self, table: &str, rows: &[u32], layout: StretchLayout) -> Result<Vec<f32>> {
         let (stride, used) = (layout.stride(), layout.used());
         let mut out = vec![0f32; rows.len() * stride];
@@ -526,7 +535,7 @@ impl Shard {
         let received = if foreign.is_empty() { Vec::new() } else { self.others.read(table, &foreign, used)? };
         if received.len() != foreign.len() * used {
             return Err(Error::internal(format!(
-                "{} numbers for {} rows of other hosts",
+                "other hosts returned {} numbers for {} rows, expected {used} per row",
                 received.len(),
                 foreign.len()
             )));
@@ -543,5 +552,5 @@ impl Shard {
     }
 }
 
-/// Rows per read when all rows of a table are visited that are not in one array.
+/// Number of rows per read when all rows of a partitioned table are visited.
 const EXPORT_ROWS: usize = 4096;

@@ -1,8 +1,9 @@
-//! A partitioned table in training: stretches partitioned by rows and columns, with copies, in this process or on other hosts.
+//! A partitioned table in training: rows with their optimizer state, partitioned by rows and columns, with replicas, in this
+//! process or on other hosts.
 //!
-//! As in lookups ([`crate::shard`]), rows are transferred and sums are not. The stretches of a batch's distinct rows are
-//! assembled, updated by the same kernels as a table without partitions, and written back to every partition that has some of
-//! them. The update is the same computation for every partitioning, so its bits are the same.
+//! As in lookups ([`crate::shard`]), rows are transferred and sums are not. A batch's distinct rows with their state
+//! (*stretches*) are assembled, updated by the same kernels as an unpartitioned table, and written back to every partition that
+//! has a part of them. The update is the same computation for every partitioning, so its results are bit-identical.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,23 +16,23 @@ use sterling_core::error::{Error, Result};
 use sterling_kernels::buffer::Owned;
 use sterling_kernels::cpu::update::RuleKind;
 
-/// Stretches of a remote partition, such as on another host: little-endian f32 rows, `[row | state]` of its columns.
+/// Rows and state of a remote partition, such as on another host: little-endian f32, `[row | state]` of its columns.
 pub trait MasterSource: RowSource {
-    /// Writes stretches `[rows, row_bytes]` of ascending rows. Later reads of these rows return the written values.
+    /// Writes ascending rows with their state, `[rows, row_bytes]`. Later reads of these rows return the written values.
     ///
     /// # Errors
-    /// If some row may not have been written: the learner stops, and resumes from its checkpoint.
+    /// If a row may not have been written: training then stops, and resumes from its checkpoint.
     fn write(&self, rows: &[u64], stretches: &[u8]) -> Result<()>;
 }
 
 /// f32 values per cache line.
 const LINE_NUMBERS: usize = 16;
 
-/// Layout of a stretch: the row, vectors of its width, then per-row scalars.
+/// Layout of a row with its optimizer state: the row, state vectors of the row's width, then scalars per row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StretchLayout {
     width: usize,
-    /// Vectors of the row's width, the row included.
+    /// Number of vectors of the row's width, the row included.
     vectors: usize,
     numbers: usize,
 }
@@ -42,19 +43,19 @@ impl StretchLayout {
         StretchLayout { width, vectors: vectors + 1, numbers }
     }
 
-    /// Returns the number of values of row and state.
+    /// Returns the number of f32 values of a row and its state.
     pub(super) fn used(&self) -> usize {
         self.vectors * self.width + self.numbers
     }
 
-    /// Returns the distance between stretches: a multiple of the cache line if that adds at most a quarter. Rows that start at a
-    /// cache line are pooled in a quarter less time than rows that straddle one (docs/internals/learning.md).
+    /// Returns the distance between the starts of rows: a multiple of the cache line if that adds at most a quarter. Rows that
+    /// start at a cache line are pooled in a quarter less time than rows that straddle two (docs/internals/learning.md).
     pub(super) fn stride(&self) -> usize {
         let lines = self.used().next_multiple_of(LINE_NUMBERS);
         if 4 * lines <= 5 * self.used() { lines } else { self.used() }
     }
 
-    /// Returns the runs of some columns: their ranges in the complete stretch and in the partition's.
+    /// Returns the contiguous ranges that `columns` occupy, each in a complete row with state and in the partition's.
     fn runs(self, columns: &Range<usize>) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<> {
         let (first, part) = (columns.start, columns.len());
         let vector = move |v: usize| {
@@ -95,14 +96,14 @@ enum Stretches {
     Elsewhere(Arc<dyn MasterSource>),
 }
 
-/// Requested stretches of one partition.
+/// Rows with their state, received from one partition.
 #[derive(Debug)]
 pub(super) struct RequestedStretches {
-    /// Number of the partition.
+    /// Index of the partition.
     pub(super) part: usize,
-    /// Range of the requested rows that this partition has.
+    /// Range of the requested rows that the partition has.
     pub(super) range: Range<usize>,
-    /// `[rows of the range, the partition's stride]`.
+    /// Rows of the range with their state, `[rows, the partition's stride]`.
     pub(super) stretches: Vec<f32>,
 }
 
@@ -124,7 +125,7 @@ impl Parts {
                     let expected = (rows.len() as u64, part.used() * size_of::<f32>());
                     if (source.rows(), source.row_bytes()) != expected {
                         return Err(Error::invalid(format!(
-                            "shard on `{device}`: its source has {} rows of {} bytes, expected {} of {}",
+                            "shard on `{device}`: the source has {} rows of {} bytes, expected {} rows of {} bytes",
                             source.rows(),
                             source.row_bytes(),
                             expected.0,
@@ -149,7 +150,7 @@ impl Parts {
         Ok(Parts { layout, parts: cuts.iter().enumerate().map(part).collect::<Result<_>>()? })
     }
 
-    /// Returns the bytes in this process's memory.
+    /// Returns the bytes of partitions in this process's memory.
     pub(super) fn bytes(&self) -> u64 {
         let here = |part: &Part| match &part.stretches {
             Stretches::Here(stretches) => size_of_val(&**stretches) as u64,
@@ -158,7 +159,7 @@ impl Parts {
         self.parts.iter().map(here).sum()
     }
 
-    /// Returns the remote partitions that reads use, by number, with the rows of each.
+    /// Returns the remote partitions from which rows are read: those of the first replica.
     pub(super) fn sources(&self) -> Vec<Remote> {
         let source = |(number, part): (usize, &Part)| match &part.stretches {
             Stretches::Elsewhere(source) if part.copy == 0 => Some(Remote {
@@ -172,13 +173,13 @@ impl Parts {
         self.parts.iter().enumerate().filter_map(source).collect()
     }
 
-    /// Returns the complete stretches `[rows, stride]` of ascending rows, requesting remote ones from their sources.
+    /// Returns ascending rows with their state, `[rows, stride]`; requests remote rows from their sources.
     pub(super) fn read(&self, rows: &[u32]) -> Result<Vec<f32>> {
         let requested = self.sources().iter().filter_map(|remote| remote.ask(rows)).collect::<Result<Vec<_>>>()?;
         Ok(self.assemble(rows, &requested))
     }
 
-    /// Assembles the complete stretches of ascending rows; `requested` has the received remote ones.
+    /// Assembles ascending rows with their state; `requested` has the rows received from remote partitions.
     pub(super) fn assemble(&self, rows: &[u32], requested: &[RequestedStretches]) -> Vec<f32> {
         let stride = self.layout.stride();
         let mut out = vec![0f32; rows.len() * stride];
@@ -199,7 +200,7 @@ impl Parts {
         out
     }
 
-    /// Copies stretches of a partition to their columns of the complete ones.
+    /// Copies rows of a partition, with their state, to their columns of the complete rows in `out`.
     fn place<'a>(&self, part: &Part, out: &mut [f32], from: impl Iterator<Item = &'a [f32]>) {
         for (to, from) in out.chunks_exact_mut(self.layout.stride()).zip(from) {
             for (of_whole, of_part) in self.layout.runs(&part.columns) {
@@ -208,7 +209,7 @@ impl Parts {
         }
     }
 
-    /// Writes complete stretches of ascending rows to all copies.
+    /// Writes ascending complete rows with their state to all replicas.
     pub(super) fn write(&mut self, rows: &[u32], from: &[f32]) -> Result<()> {
         let Parts { layout, parts } = self;
         for part in parts {
@@ -257,7 +258,7 @@ pub(super) struct Remote {
 }
 
 impl Remote {
-    /// Requests those of ascending rows that this partition has, and waits for them; none if it has none of them.
+    /// Requests those of the ascending `rows` that this partition has, and waits for the answer; none if it has no such row.
     pub(super) fn ask(&self, rows: &[u32]) -> Option<Result<RequestedStretches>> {
         let range = among(rows, &self.rows);
         (!range.is_empty()).then(|| {
@@ -273,7 +274,11 @@ impl Remote {
     fn checked(&self, fetched: Fetched, count: usize) -> Result<Vec<f32>> {
         let Fetched { bytes, states } = fetched;
         if states.len() != count || bytes.len() != count * self.source.row_bytes() {
-            return Err(Error::corrupt(format!("{} rows in {} bytes, expected {count}", states.len(), bytes.len())));
+            return Err(Error::corrupt(format!(
+                "the source returned {} rows in {} bytes, expected {count} complete rows",
+                states.len(),
+                bytes.len()
+            )));
         }
         match states.iter().position(|state| *state != RowState::Hit) {
             Some(at) => Err(Error::unavailable(format!("row {at} of {count} did not arrive: {:?}", states[at]))),
@@ -288,7 +293,7 @@ fn among(rows: &[u32], range: &Range<u32>) -> Range<usize> {
     at(range.start)..at(range.end)
 }
 
-/// Checks that the cuts of every copy are disjoint and cover the table.
+/// Checks that the cuts of every replica are disjoint and cover the table.
 fn check_cover(spec: &TableSpec, cuts: &[Cut]) -> Result<()> {
     let cells = |cut: &Cut| u128::from(cut.rows.end - cut.rows.start) * cut.columns.len() as u128;
     let overlap = |a: &Cut, b: &Cut| {
@@ -299,7 +304,7 @@ fn check_cover(spec: &TableSpec, cuts: &[Cut]) -> Result<()> {
         let is_inside = cut.rows.start < cut.rows.end && cut.rows.end <= spec.rows;
         if !is_inside || cut.columns.is_empty() || cut.columns.end > spec.width {
             let what = format!(
-                "rows {:?}, columns {:?}, expected a range within {} rows of {}",
+                "got rows {:?}, columns {:?}, expected ranges within {} rows and {} columns",
                 cut.rows, cut.columns, spec.rows, spec.width
             );
             return Err(Error::invalid(what));
@@ -310,14 +315,16 @@ fn check_cover(spec: &TableSpec, cuts: &[Cut]) -> Result<()> {
         let of_copy: Vec<&Cut> = cuts.iter().filter(|cut| cut.copy == copy).collect();
         for (at, cut) in of_copy.iter().enumerate() {
             if let Some(other) = of_copy[..at].iter().find(|other| overlap(cut, other)) {
-                let what = format!("rows {:?} lie in two shards, rows {:?} in both", cut.rows, other.rows);
+                let what = format!("rows {:?} and rows {:?} of two shards overlap", cut.rows, other.rows);
                 return Err(Error::invalid(what));
             }
         }
         let covered: u128 = of_copy.iter().map(|cut| cells(cut)).sum();
         if covered != u128::from(spec.rows) * spec.width as u128 {
-            let what =
-                format!("shards of copy {copy} hold {covered} numbers, expected {} rows of {}", spec.rows, spec.width);
+            let what = format!(
+                "shards of copy {copy} hold {covered} numbers, expected {} rows of {} numbers",
+                spec.rows, spec.width
+            );
             return Err(Error::invalid(what));
         }
     }

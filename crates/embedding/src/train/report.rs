@@ -1,25 +1,25 @@
-//! Changes of a training step.
+//! Report of a training step: which rows changed.
 
-/// Changes of a step.
+/// Rows that one training step changed, per table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UpdateReport {
-    /// One entry per table.
+    /// One entry per table, in the order of the tables.
     pub tables: Vec<TableUpdate>,
 }
 
-/// Changes of a step in one table.
+/// Rows of one table that a training step changed, and ids and rows that the step left unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableUpdate {
     /// The table's name.
     pub table: String,
     /// Changed rows, ascending.
     pub rows: Vec<u32>,
-    /// Rows of managed ids that changed hands after the update, ascending, each with its new id or `managed::FREE`. They have the
-    /// initial values of these ids.
+    /// Rows that were reassigned to other ids after the update, ascending, each with its new id or `managed::FREE`. These rows
+    /// have the initial values of their new ids.
     pub assigned: Vec<(u32, i64)>,
-    /// Ids without a row, which are not trained.
+    /// Number of ids without a row, which are not trained.
     pub skipped_ids: u64,
-    /// Rows left unchanged because the update would have made row or state non-finite, or a value exceed `COMPONENT_MAX`.
+    /// Rows left unchanged because the update would have made the row or its state non-finite, or a value exceed `COMPONENT_MAX`.
     pub rejected_rows: Vec<u32>,
 }
 

@@ -1,12 +1,12 @@
-//! The rows of one of several hosts that train together.
+//! Which rows each of several hosts has that train together.
 
 use sterling_core::error::Result;
 
-/// Share of one of several hosts in the rows of every table: row `r` is on host `r % hosts`, so that popular ids, which often
-/// have neighbouring numbers, are on different hosts.
+/// The rows of every table that one of several hosts has: row `r` is on host `r % hosts`, so that popular ids, which often have
+/// neighbouring numbers, are on different hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostShare {
-    /// Number of the host, from 0.
+    /// Rank of the host, from 0.
     pub host: u32,
     /// Number of hosts, at least 1.
     pub hosts: u32,
@@ -23,12 +23,12 @@ impl HostShare {
         row % self.hosts == self.host
     }
 
-    /// Returns the number of a row among those of its host.
+    /// Returns the local index of a row: its index among the rows of its host.
     pub(super) fn local(&self, row: u32) -> u32 {
         row / self.hosts
     }
 
-    /// Returns the row of a number among those of this host.
+    /// Returns the row with a local index on this host.
     pub(super) fn global(&self, local: u32) -> u32 {
         local * self.hosts + self.host
     }
@@ -45,6 +45,6 @@ pub trait OtherHosts: std::fmt::Debug + Send + Sync {
     /// Returns ascending rows of a table with their state, `[rows, numbers]`.
     ///
     /// # Errors
-    /// If a host does not answer, or if this host may not ask.
+    /// If a host does not answer, or if this host is not host 0.
     fn read(&self, table: &str, rows: &[u32], numbers: usize) -> Result<Vec<f32>>;
 }

@@ -1,8 +1,8 @@
-//! Prefetched rows of the next batches, while earlier batches still update them.
+//! Prefetched rows of the next batches, while earlier batches still update these rows.
 //!
-//! Remote stretches are requested when a batch is prepared, so they may arrive without the updates of the batches in between.
-//! Those updates are retained until every batch that was prepared before them has finished, and they overwrite the received
-//! values. So a batch sees all updates that precede it, as if batches ran one after the other.
+//! Remote rows with their optimizer state are requested when a batch is prepared, so they may lack the updates of batches that
+//! finish in between. Those updates are retained until every batch that was prepared before them has finished, and overwrite the
+//! received values. So a batch sees all updates that precede it, as if batches ran one after the other.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -24,12 +24,12 @@ pub(super) struct Recent {
 #[derive(Debug, Default)]
 struct State {
     version: Version,
-    /// Versions of the batches that are prepared and not yet applied.
+    /// Versions of the batches that are prepared but have not updated rows yet.
     waiting: Vec<Weak<Version>>,
     written: VecDeque<WrittenStretches>,
 }
 
-/// Stretches written by one update.
+/// Rows with their optimizer state that one update has written.
 #[derive(Debug)]
 struct WrittenStretches {
     version: Version,
@@ -38,7 +38,7 @@ struct WrittenStretches {
 }
 
 impl Recent {
-    /// Registers a batch: rows that are read from now on include all updates up to the returned version.
+    /// Registers a batch: rows that are read after this call include all updates up to the returned version.
     fn enter(&self) -> Arc<Version> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let ticket = Arc::new(state.version);
@@ -47,7 +47,7 @@ impl Recent {
         ticket
     }
 
-    /// Retains an update that was written to all partitions, if a waiting batch may have read the rows before it.
+    /// Retains an update that was written to all partitions, if a waiting batch may have read the rows before the update.
     pub(super) fn keep(&self, rows: &[u32], stretches: &[f32]) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.version += 1;
@@ -59,7 +59,7 @@ impl Recent {
         state.written.retain(|written| oldest.is_some_and(|oldest| written.version > oldest));
     }
 
-    /// Overwrites stretches `[rows, stride]` that were read at `ticket` with all later updates.
+    /// Overwrites rows with their state, `[rows, stride]`, that were read at version `ticket`, with all later updates.
     fn overwrite(&self, ticket: Version, rows: &[u32], stretches: &mut [f32], stride: usize) {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         for written in state.written.iter().filter(|written| written.version > ticket) {
@@ -78,7 +78,7 @@ impl Recent {
 #[derive(Debug)]
 pub(super) struct Travelling {
     ticket: Arc<Version>,
-    /// Joined by the first caller that needs the rows.
+    /// Answers of the remote partitions; the first caller that needs the rows joins the threads.
     answers: Mutex<Answers>,
 }
 
@@ -99,13 +99,13 @@ impl Travelling {
         let ask = |remote: &Remote| {
             let (remote, rows) = (remote.clone(), rows.clone());
             let thread = tasks::LEARN_FETCH.start(move || remote.ask(&rows));
-            thread.map_err(|e| Error::overloaded(format!("no thread to fetch rows: {e}")))
+            thread.map_err(|e| Error::overloaded(format!("cannot start the thread that fetches rows: {e}")))
         };
         let answers = Answers::RequestedRows(remotes.iter().map(ask).collect::<Result<_>>()?);
         Ok(Travelling { ticket, answers: Mutex::new(answers) })
     }
 
-    /// Returns the complete stretches of the batch's rows after all updates so far; `assemble` puts the received ones together.
+    /// Returns the batch's rows with their state after all updates so far; `assemble` merges received and local rows.
     ///
     /// # Errors
     /// Errors of a source. The rows are requested once, so a second call fails as well.
@@ -126,7 +126,7 @@ impl Travelling {
             *answers = Answers::Came(threads.into_iter().filter_map(join).collect::<Result<_>>()?);
         }
         let Answers::Came(came) = &*answers else {
-            return Err(Error::unavailable("rows of this batch did not arrive"));
+            return Err(Error::unavailable("rows of this batch did not arrive in an earlier call"));
         };
         let mut stretches = assemble(came);
         recent.overwrite(*self.ticket, rows, &mut stretches, stride);

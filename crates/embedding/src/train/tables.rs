@@ -35,11 +35,11 @@ pub struct LearningTables {
 }
 
 impl LearningTables {
-    /// Creates the lookups `bags` and `sequences` over `tables`. The pooled output has the same keys as that of an
+    /// Creates the lookups `bags` and `sequences` over `tables`. The pooled output has the same keys as the output of an
     /// `EmbeddingBagCollection`.
     ///
     /// # Errors
-    /// `Invalid` for a missing or duplicate table, a duplicate feature of the same table, a bag without pooling, or no thread;
+    /// `Invalid` for a missing or duplicate table, a duplicate feature of the same table, a bag without pooling, or 0 threads;
     /// `Unsupported` if the requested kernels do not run on this CPU; `Overloaded` if threads cannot be started.
     pub fn new(
         tables: Vec<MasterTable>,
@@ -61,41 +61,42 @@ impl LearningTables {
         })
     }
 
-    /// Moves all tables to the memory of a device, which computes the steps from now on. Rows and state get the same bits as on
+    /// Moves all tables to the memory of a device, which computes all further steps. Rows and state get the same bits as on
     /// the CPU.
     ///
     /// # Errors
-    /// `Invalid` after a preparer was handed out; `Unsupported` with the table's name if it is partitioned or wider than
+    /// `Invalid` after a preparer was handed out; `Unsupported` with the table's name if the table is partitioned or wider than
     /// `sterling_cuda::ops::learn::WIDTH_MAX`, or if the tables have 2^31 rows or more; `Overloaded` if the device has not enough
     /// memory.
     #[cfg(feature = "cuda")]
     pub fn on_device(mut self, device: &sterling_cuda::Device) -> Result<Self> {
-        let features = Arc::get_mut(&mut self.preparer.features)
-            .ok_or_else(|| Error::invalid("tables with prepared batches, expected to be moved to a device before"))?;
+        let features = Arc::get_mut(&mut self.preparer.features).ok_or_else(|| {
+            Error::invalid("batches were prepared already, expected the tables to be moved to a device before")
+        })?;
         let steps = DeviceSteps::new(device, &mut self.tables, features)?;
         features.sort_nothing();
         self.device = Some(steps);
         Ok(self)
     }
 
-    /// Sets the kernels.
+    /// Replaces the kernels of lookups and updates.
     pub fn with_kernels(mut self, kernels: Kernels) -> Self {
         self.kernels = kernels;
         self
     }
 
-    /// Returns the masters.
+    /// Returns the master tables.
     pub fn tables(&self) -> &[MasterTable] {
         &self.tables
     }
 
-    /// Returns the masters for restoring rows and state. Call it before batches are prepared: prepared batches may already have
-    /// requested the old rows.
+    /// Returns the master tables, mutable, to restore rows and state. Call this before batches are prepared: prepared batches may
+    /// already have requested the old rows.
     pub fn tables_mut(&mut self) -> &mut [MasterTable] {
         &mut self.tables
     }
 
-    /// Returns the master of a name.
+    /// Returns the master table with a name.
     pub fn table(&self, name: &str) -> Option<&MasterTable> {
         self.tables.iter().find(|table| table.spec().name == name)
     }
@@ -120,7 +121,7 @@ impl LearningTables {
         self.preparer.clone()
     }
 
-    /// [`Preparer::prepare`].
+    /// Prepares a batch; see [`Preparer::prepare`].
     ///
     /// # Errors
     /// As [`Preparer::prepare`].
@@ -143,7 +144,7 @@ impl LearningTables {
         self.lookups(batch, &rows.collect::<Result<Vec<_>>>()?)
     }
 
-    /// As [`LearningTables::forward`]; `staged` has the distinct rows of the batch, `[rows, D]`, of tables spread over hosts.
+    /// As [`LearningTables::forward`]; for tables spread over hosts, `staged` has the distinct rows of the batch, `[rows, D]`.
     pub(super) fn forward_staged(
         &self,
         batch: &PreparedBatch,
@@ -153,7 +154,7 @@ impl LearningTables {
         let rows = self.tables.iter().zip(staged).map(|(table, staged)| match (staged, table.whole()) {
             (Some(staged), _) => Rows::strided(table.spec().width, table.spec().width, staged),
             (None, Some(whole)) => rows(table, whole),
-            (None, None) => Err(Error::internal("a table on several hosts without its rows")),
+            (None, None) => Err(Error::internal("rows of a table on several hosts were not fetched")),
         });
         self.lookups(batch, &rows.collect::<Result<Vec<_>>>()?)
     }
@@ -166,7 +167,7 @@ impl LearningTables {
         Ok((pooled, (features.bags..features.uses.len()).map(sequence).collect()))
     }
 
-    /// Returns all stretches of a table that is not partitioned, or those of the batch's distinct rows.
+    /// Returns all rows of an unpartitioned table, or the batch's distinct rows of a partitioned table, with their state.
     fn stretches(&self, batch: &PreparedBatch, number: usize) -> Result<Cow<'_, [f32]>> {
         let table = &self.tables[number];
         if let Some(stretches) = table.whole() {
@@ -175,7 +176,7 @@ impl LearningTables {
         let in_parts = self.preparer.features.in_parts[number].as_ref();
         let parts = table.parts().zip(in_parts).zip(batch.travelling[number].as_ref());
         let ((parts, in_parts), travelling) =
-            parts.ok_or_else(|| Error::internal("a partitioned table without its batch"))?;
+            parts.ok_or_else(|| Error::internal("the batch was not prepared for a partitioned table"))?;
         let rows = batch.rows(number);
         let stretches =
             travelling.stretches(&in_parts.recent, rows, table.stride(), |requested| parts.assemble(rows, requested));
@@ -224,7 +225,7 @@ impl LearningTables {
         (used.feature.clone(), JaggedTensor::of_rows(values, width, offsets))
     }
 
-    /// Returns the number of elements per task, of `count` in total.
+    /// Returns the number of elements per task for `count` elements in total.
     fn share(&self, count: usize) -> usize {
         let threads = self.preparer.features.threads.count();
         let tasks = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
@@ -232,11 +233,11 @@ impl LearningTables {
     }
 
     /// Updates the rows of a batch by the gradients of its pooled embeddings and of the rows of its sequences `[ids, D]`, in the
-    /// order of their configuration. The rows of a mean get `1 / L` of its gradient, also with weights.
+    /// order of their configuration. The rows of a mean over L ids get `1 / L` of the bag's gradient, also with weights.
     ///
     /// # Errors
-    /// `Invalid` for a batch that other tables prepared, or for gradients of other keys, widths or examples; no row has changed
-    /// then. Errors of the source of remote rows; if a write fails, some rows may have changed.
+    /// `Invalid` for a batch that other tables prepared, or for gradients of other keys, widths or examples; in these cases no
+    /// row has changed. Errors of the source of remote rows; if a write fails, some rows may have changed.
     pub fn backward(
         &mut self,
         mut batch: PreparedBatch,
@@ -286,7 +287,7 @@ impl LearningTables {
             })
             .collect();
         threads.run(learning.iter_mut().collect(), |table| {
-            lay_side_by_side(batch, table.number, pooled, sequences, table.width, table.gradients);
+            concatenate_gradients(batch, table.number, pooled, sequences, table.width, table.gradients);
         });
         let mut rejected = update_all(threads, kernels, &mut learning);
         for Staged { number, stretches, .. } in &staged {
@@ -304,8 +305,8 @@ impl LearningTables {
         Ok(report(&self.tables, batch, rejected))
     }
 
-    /// Updates the rows that this host has, by the gradients of each table as the slots of the batch's groups name them. Rows of
-    /// the report are numbered among those of this host.
+    /// Updates the rows of this host. `gradients` has the gradients of each table, indexed by the slots of the batch's groups. Rows
+    /// of the report are local indices.
     pub(super) fn update_own(
         &mut self,
         batch: &PreparedBatch,
@@ -325,7 +326,7 @@ impl LearningTables {
         Ok(report(&self.tables, batch, rejected))
     }
 
-    /// Ends a step: managed ids change, if they are due.
+    /// Ends a step: counts managed ids, and reassigns rows if that is due.
     pub(super) fn step_ids(&mut self, batch: &PreparedBatch, report: &mut UpdateReport) -> Result<()> {
         self.steps += 1;
         for (number, (table, update)) in self.tables.iter_mut().zip(&mut report.tables).enumerate() {
@@ -345,7 +346,9 @@ impl LearningTables {
         }
         let Some(table) = batch.outdated() else { return Ok(()) };
         let name = &batch.features.tables[table].name;
-        Err(Error::invalid(format!("table `{name}`: rows got other ids, expected the batch to be prepared again")))
+        Err(Error::invalid(format!(
+            "table `{name}`: rows were reassigned to other ids, expected a newly prepared batch"
+        )))
     }
 
     fn check_gradients(&self, batch: &PreparedBatch, pooled: &KeyedTensor, sequences: &[Vec<f32>]) -> Result<()> {
@@ -390,7 +393,7 @@ struct Learning<'a> {
     gradients: &'a mut Vec<[f32; BLOCK]>,
 }
 
-/// Assembled stretches of a batch's rows in a partitioned table; the groups number them from 0.
+/// Assembled rows of a batch in a partitioned table, with their state; the groups use indices into these rows.
 struct Staged {
     number: usize,
     stretches: Vec<f32>,
@@ -423,7 +426,7 @@ impl Learning<'_> {
     }
 }
 
-/// Updates the rows of tables; returns the rejected ones by the number of their table.
+/// Updates the rows of tables; returns the rejected rows, each list with the index of its table.
 fn update_all(threads: &Threads, kernels: Kernels, learning: &mut [Learning<'_>]) -> Vec<(usize, Vec<u32>)> {
     let updates: Vec<Task<'_>> = learning.iter_mut().flat_map(|table| table.tasks(threads.count())).collect();
     threads.run(updates, |task| {
@@ -433,14 +436,14 @@ fn update_all(threads: &Threads, kernels: Kernels, learning: &mut [Learning<'_>]
     })
 }
 
-/// Returns a view of the rows within the stretches of a table.
+/// Returns a view of the rows of a table, without their optimizer state.
 fn rows<'a>(table: &MasterTable, stretches: &'a [f32]) -> Result<Rows<'a>> {
     Rows::strided(table.spec().width, table.stride(), stretches)
 }
 
-/// Copies the gradients of a table's bags and sequences into one buffer of complete blocks, and divides those of means by the
-/// bag's length.
-fn lay_side_by_side(
+/// Copies the gradients of a table's bags and sequences into one buffer of complete blocks, and divides gradients of means by
+/// the bag's length.
+fn concatenate_gradients(
     batch: &PreparedBatch,
     table: usize,
     pooled: &KeyedTensor,

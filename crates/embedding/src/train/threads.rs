@@ -6,7 +6,7 @@ use sterling_core::error::{Error, Result};
 use sterling_core::tasks;
 use sterling_kernels::priority;
 
-/// Threads of one learner; with one, the caller does all work.
+/// Threads of a training step; with one thread, the caller does all work.
 #[derive(Debug)]
 pub(super) struct Threads {
     pool: Option<rayon::ThreadPool>,

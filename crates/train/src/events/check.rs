@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::raw::{RawEvent, RejectionReason};
 use crate::catalogue::Catalogue;
+use crate::requests::RequestSample;
 use sterling_core::limits::EXCLUDE_MAX;
 use sterling_graph::tower::{FeatureRow, Tower};
 
@@ -46,18 +47,19 @@ impl Event {
 
 /// Returns the hash of a batch that follows others: the XXH3-64 of all fields of its events, with the hash of the others as seed.
 pub(crate) fn hash(before: u64, events: &[Event]) -> u64 {
-    let mut hash = Xxh3::with_seed(before);
+    // One call for all bytes takes a fraction of the time of one per field.
+    let mut bytes = Vec::new();
     for Event { user, item, time, weight, exclude, is_positive, labels } in events {
-        user.hash_into(&mut |bytes| hash.update(bytes));
-        hash.update(&item.to_le_bytes());
-        hash.update(&time.to_le_bytes());
-        hash.update(&weight.to_le_bytes());
-        hash.update(&(exclude.len() as u64).to_le_bytes());
-        exclude.iter().for_each(|item| hash.update(&item.to_le_bytes()));
-        hash.update(&[u8::from(*is_positive)]);
-        labels.iter().for_each(|label| hash.update(&[u8::from(*label > 0.0)]));
+        user.hash_into(&mut |field| bytes.extend_from_slice(field));
+        bytes.extend_from_slice(&item.to_le_bytes());
+        bytes.extend_from_slice(&time.to_le_bytes());
+        bytes.extend_from_slice(&weight.to_le_bytes());
+        bytes.extend_from_slice(&(exclude.len() as u64).to_le_bytes());
+        exclude.iter().for_each(|item| bytes.extend_from_slice(&item.to_le_bytes()));
+        bytes.push(u8::from(*is_positive));
+        bytes.extend(labels.iter().map(|label| u8::from(*label > 0.0)));
     }
-    hash.digest()
+    xxh3_64_with_seed(&bytes, before)
 }
 
 /// Validates events against a model, in their order.
@@ -67,19 +69,26 @@ pub(crate) struct Checker<'a> {
     label: &'a str,
     tasks: &'a [&'a str],
     seen: SeenIds,
-    /// Some labels that are positive in an event.
+    /// Some of the positive labels of events, for error messages.
     labels: BTreeSet<String>,
+    requests: RequestSample,
 }
 
 impl<'a> Checker<'a> {
-    /// Creates a checker; an event has one label per name of `tasks`.
-    pub(crate) fn new(tower: &'a Tower, catalogue: &'a Catalogue, label: &'a str, tasks: &'a [&'a str]) -> Self {
-        Checker { tower, catalogue, label, tasks, seen: SeenIds::default(), labels: BTreeSet::new() }
+    /// Creates a checker; an event has one label per name of `tasks`. `requests` is the empty sample of requests.
+    pub(crate) fn new(
+        tower: &'a Tower,
+        catalogue: &'a Catalogue,
+        label: &'a str,
+        tasks: &'a [&'a str],
+        requests: RequestSample,
+    ) -> Self {
+        Checker { tower, catalogue, label, tasks, seen: SeenIds::default(), labels: BTreeSet::new(), requests }
     }
 
-    /// Returns up to 10 labels that are positive in an event.
-    pub(crate) fn into_labels(self) -> BTreeSet<String> {
-        self.labels
+    /// Returns up to 10 labels that are positive in an event, and the sample of the events' requests.
+    pub(crate) fn finish(self) -> (BTreeSet<String>, RequestSample) {
+        (self.labels, self.requests)
     }
 
     /// Returns the event in the trainer's form.
@@ -118,12 +127,15 @@ impl<'a> Checker<'a> {
         if exclude.binary_search(&item).is_ok() {
             return Err(RejectionReason::of("item", format!("got {}, which `context.exclude` left out", raw.item)));
         }
+        let request = self.requests.draw(&raw.user, &raw.exclude);
+        let request = request.map_err(|e| RejectionReason::of("user", e.to_string()))?;
         let user = self.tower.read(raw.user).map_err(|e| RejectionReason::of("user", e.to_string()))?;
         if let Some(id) = raw.id
             && !self.seen.insert(xxh3_64(id.as_bytes()))
         {
             return Err(RejectionReason::of("id", format!("got `{id}` again, expected each event once")));
         }
+        self.requests.add(request);
         let is_positive = |label: &str| {
             let labelled = raw.labels.get(label).map(|&value| value > 0.0);
             labelled.unwrap_or(raw.kind.as_deref() == Some(label))

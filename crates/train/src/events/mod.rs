@@ -16,4 +16,4 @@ mod wire;
 
 pub(crate) use check::{Checker, Event, hash};
 pub(crate) use raw::RejectionReason;
-pub(crate) use read::{Chunk, Inputs, Outcome};
+pub(crate) use read::{CHUNK_EVENTS, Chunk, Inputs, Outcome};

@@ -16,7 +16,7 @@ use sterling_core::error::{Error, Result};
 use sterling_snapshot::items::{RowFile, batch_rows, open_parquet, text_of, unreadable};
 
 /// Events per chunk.
-const CHUNK_EVENTS: usize = 256;
+pub(crate) const CHUNK_EVENTS: usize = 256;
 /// Bytes of lines that end a chunk early.
 const CHUNK_BYTES: usize = 1 << 20;
 /// Path that means standard input.
@@ -27,7 +27,7 @@ const STDIN: &str = "-";
 pub(crate) enum Outcome {
     /// A valid event.
     Event(Event),
-    /// A rejected one: its line from 1, and the reason.
+    /// A rejected line or row: its number, from 1, and the reason.
     Refused(u64, RejectionReason),
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Inputs {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct InputFile {
     path: PathBuf,
-    /// Size of all files in bytes, standard input counted as 0.
+    /// Size of the file in bytes; 0 for standard input.
     bytes: u64,
 }
 
@@ -71,7 +71,10 @@ impl Inputs {
                 false => vec![RowFile::alone(path.clone())],
             };
             if found.is_empty() {
-                return Err(Error::invalid(format!("{}: a folder without files, expected events", path.display())));
+                return Err(Error::invalid(format!(
+                    "{}: the folder has no files, expected files of events",
+                    path.display()
+                )));
             }
             for RowFile { path, .. } in found {
                 let bytes = std::fs::metadata(&path).map_err(|e| Error::io(path.display(), e))?.len();
@@ -87,11 +90,11 @@ impl Inputs {
 
     /// Returns the size of all files in bytes; none if one of them is standard input.
     pub(crate) fn bytes(&self) -> Option<u64> {
-        self.can_be_read_again().then(|| self.files.iter().map(|file| file.bytes).sum())
+        self.is_rereadable().then(|| self.files.iter().map(|file| file.bytes).sum())
     }
 
     /// Returns whether the inputs can be read more than once.
-    pub(crate) fn can_be_read_again(&self) -> bool {
+    pub(crate) fn is_rereadable(&self) -> bool {
         self.files.iter().all(|file| file.path != Path::new(STDIN))
     }
 
@@ -103,8 +106,8 @@ impl Inputs {
     /// Reads all events in their order until `take` returns false.
     ///
     /// # Errors
-    /// With the file: `NotFound` or `Io`; `Invalid` if it is neither Parquet nor JSON lines, is truncated, or has columns that
-    /// are not those of events.
+    /// With the file: `NotFound` or `Io`; `Invalid` if the file is neither Parquet nor JSON lines, is truncated, or has columns
+    /// that no event has.
     pub(crate) fn read(&self, checker: &mut Checker<'_>, take: &mut dyn FnMut(Chunk) -> bool) -> Result<()> {
         let mut before = 0;
         for (number, file) in self.files.iter().enumerate() {
@@ -118,7 +121,7 @@ impl Inputs {
     }
 }
 
-/// Validates the events of a file and passes them on in chunks.
+/// Validates the events of a file and passes them to `take` in chunks.
 struct EventReader<'a, 'c> {
     file: usize,
     before: u64,
@@ -127,7 +130,7 @@ struct EventReader<'a, 'c> {
 }
 
 impl EventReader<'_, '_> {
-    /// Passes events on. `first` is the number of the first line or row, from 1.
+    /// Validates events, each with its line or row number, and passes them to `take`; `bytes` is how much of the file was read.
     fn give(&mut self, raw: Vec<(u64, Result<super::raw::RawEvent, RejectionReason>)>, bytes: u64) -> bool {
         let checked = raw.into_iter().map(|(line, raw)| match raw.and_then(|raw| self.checker.check(raw)) {
             Ok(event) => Outcome::Event(event),

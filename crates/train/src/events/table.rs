@@ -2,12 +2,12 @@
 //!
 //! | column | is |
 //! |---|---|
-//! | `id` `item` `time` `type` `value` `weight` | these fields; `time` may be a date or a timestamp |
+//! | `id` `item` `time` `type` `value` `weight` | the event's fields of these names; `time` may be a date or a timestamp |
 //! | `user.NAME`, `user.NAME.weights` | the values of a feature, the weights of its ids |
 //! | `labels.NAME` | a label |
-//! | `context.exclude` | the items that were left out; other columns of `context` are ignored |
+//! | `context.exclude` | the items that the request excluded; other columns of `context` are ignored |
 //!
-//! A null is a missing field, so that it is rejected for `item` and for a struct `user`. NaN is rejected in every column.
+//! A null means a missing field, and is rejected in `item` and for a struct `user`. NaN is rejected in every column.
 
 use std::collections::BTreeMap;
 
@@ -75,10 +75,10 @@ fn to_seconds(kind: &DataType) -> Option<(f64, f64)> {
     })
 }
 
-/// Checks that the columns of a file are those of events.
+/// Checks that all columns of a file are fields of events.
 ///
 /// # Errors
-/// `Invalid` with a column that is duplicate, unknown or missing, or a `time` of another type.
+/// `Invalid` with a column that is duplicate, unknown or missing, or a `time` that is not a time since 1970.
 pub(super) fn check(schema: &Schema) -> Result<()> {
     let mut names = Vec::new();
     schema.fields().iter().for_each(|field| flat_names(field, "", &mut names));
@@ -130,7 +130,7 @@ pub(super) fn rows(batch: &RecordBatch, first_row: u64) -> Vec<Result<RawEvent, 
     match Columns::read(batch, first_row) {
         Ok(columns) => (0..batch.num_rows()).map(|row| columns.event(row)).collect(),
         Err(refusal) if batch.num_rows() == 1 => vec![Err(refusal)],
-        // The error does not name a row: converts each row alone to find the invalid ones.
+        // The error does not name a row: converts each row alone to find the invalid rows.
         Err(_) => (0..batch.num_rows()).flat_map(|row| rows(&batch.slice(row, 1), first_row + row as u64)).collect(),
     }
 }

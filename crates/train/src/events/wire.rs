@@ -63,7 +63,7 @@ impl<'de> Deserialize<'de> for Id {
     }
 }
 
-/// Other fields of the request; only those that training uses are parsed.
+/// Other fields of the request; only fields that training uses are parsed.
 #[derive(Default, Deserialize)]
 struct Context {
     #[serde(default)]

@@ -8,7 +8,7 @@
 //! | 8..16 | length of the payload |
 //! | 16..24 | XXH3-64 of the payload |
 //!
-//! Integers and numbers are little-endian. A receiver knows the kind and the length of the next message, or a bound of the
+//! Integers and floats are little-endian. A receiver knows the kind and the length of the next message, or a bound of the
 //! length, before it allocates memory for it.
 
 use std::sync::Arc;
@@ -47,15 +47,14 @@ kinds! {
     Failure = 1, "The host ends with this error.";
     Start = 2, "Checkpoint to resume from.";
     State = 3, "Bytes of a state file.";
-    Step = 4, "Step, and hash of the events up to its end.";
+    Step = 4, "Number of a step, and hash of the events up to the end of the step.";
     Rows = 5, "Rows that the examples of the receiver read.";
-    Vectors = 6, "Outputs of towers.";
+    Vectors = 6, "Vectors of items.";
     Ranks = 7, "Ranks of events, or predictions.";
     Losses = 8, "Terms of the loss.";
-    Scores = 9, "Gradients of scores, for the receiver's candidates.";
+    Candidates = 9, "Sums of the gradients of the receiver's candidates over the sender's events.";
     Gradients = 10, "Gradients of bags and sequences, for the receiver's rows.";
-    Sums = 11, "Sums of the micro-batches so far.";
-    Total = 12, "Sums of all micro-batches.";
+    Sums = 11, "Sums of dense gradients over the sender's micro-batches.";
     Counts = 13, "Counts for the report.";
     Request = 14, "Request for rows of the receiver.";
     Answer = 15, "Requested rows.";
@@ -64,9 +63,9 @@ kinds! {
 /// Payload of a message; several messages may share one.
 #[derive(Clone, Debug)]
 pub(crate) enum Payload {
-    /// Bytes.
+    /// Bytes, sent as they are.
     Bytes(Arc<[u8]>),
-    /// Numbers.
+    /// Floats, sent in little-endian order.
     Numbers(Arc<Vec<f32>>),
 }
 
@@ -82,6 +81,12 @@ impl Payload {
 impl From<Vec<u8>> for Payload {
     fn from(bytes: Vec<u8>) -> Self {
         Payload::Bytes(bytes.into())
+    }
+}
+
+impl From<Arc<Vec<f32>>> for Payload {
+    fn from(numbers: Arc<Vec<f32>>) -> Self {
+        Payload::Numbers(numbers)
     }
 }
 
@@ -122,19 +127,24 @@ impl Header {
             bytes.fold(0u64, |all, (n, byte)| all | u64::from(*byte) << (8 * n))
         };
         let kind = Kind::numbered(bytes[0]).filter(|_| bytes[1..4] == [0; 3]);
-        let kind = kind.ok_or_else(|| Error::unavailable(format!("a message that begins with {:?}", &bytes[..4])))?;
+        let kind = kind.ok_or_else(|| {
+            Error::unavailable(format!(
+                "got a message header that begins with {:?}, which is not of this protocol",
+                &bytes[..4]
+            ))
+        })?;
         Ok(Header { kind, number: number(4) as u32, length: number(8), sum: number(16) })
     }
 
-    /// Checks the payload.
+    /// Compares the payload with its checksum.
     ///
     /// # Errors
-    /// `Unavailable` if it was changed on its way.
+    /// `Unavailable` if the payload was changed on its way.
     pub(super) fn check(&self, payload: &[u8]) -> Result<()> {
         match xxh3_64(payload) == self.sum {
             true => Ok(()),
             false => {
-                Err(Error::unavailable(format!("message {:?}: its bytes are not those of its checksum", self.kind)))
+                Err(Error::unavailable(format!("message {:?}: the payload does not match its checksum", self.kind)))
             }
         }
     }

@@ -25,6 +25,8 @@ use sterling_core::error::{Error, Kind, Result};
 const HEAD_BYTES_MAX: usize = 32 << 10;
 /// Time for one handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval between two checks of the deadline while an answer is awaited.
+const READ_WAIT: Duration = Duration::from_millis(100);
 const PROTOCOL: &str = "sterling-train";
 /// Header with the description of a host.
 const DESCRIPTION: &str = "Sterling-Host";
@@ -39,9 +41,9 @@ impl Identity {
         let value = |of: &Identity, name: &str| of.0.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone());
         let names = self.0.iter().chain(&other.0).map(|(name, _)| name);
         let differs = |name: &&String| value(self, name) != value(other, name);
-        let said = |value: Option<String>| value.unwrap_or_else(|| "missing".into());
+        let reported = |value: Option<String>| value.unwrap_or_else(|| "missing".into());
         let first = names.clone().find(differs)?;
-        Some(format!("its {first} is {}, expected {}", said(value(other, first)), said(value(self, first))))
+        Some(format!("{first} is {}, expected {}", reported(value(other, first)), reported(value(self, first))))
     }
 }
 
@@ -64,10 +66,13 @@ pub(super) fn present(stream: &mut TcpStream, address: &str, key: Option<&str>, 
          {description}\r\n\r\n"
     );
     stream.write_all(request.as_bytes()).map_err(|e| Error::unavailable(format!("{address}: {e}")))?;
-    let head = head(stream).map_err(|e| e.within(address))?;
+    let mut head = Head::new();
+    stream.set_read_timeout(Some(READ_WAIT)).map_err(|e| Error::unavailable(format!("{address}: {e}")))?;
+    while !head.read(stream).map_err(|e| e.within(address))? {}
     let mut headers = [httparse::EMPTY_HEADER; 16];
     let mut answer = httparse::Response::new(&mut headers);
-    let parsed = answer.parse(&head).map_err(|e| Error::unavailable(format!("{address}: no answer of HTTP: {e}")));
+    let parsed =
+        answer.parse(&head.bytes).map_err(|e| Error::unavailable(format!("{address}: not an HTTP answer: {e}")));
     parsed?;
     if answer.code == Some(101) {
         return Ok(());
@@ -78,27 +83,37 @@ pub(super) fn present(stream: &mut TcpStream, address: &str, key: Option<&str>, 
     Err(Error::conflict(format!("{address} rejected this host with status {code}: {why}")))
 }
 
-/// Receives a host on an accepted connection, and answers it.
+/// Receives the request of a host on a non-blocking connection, and answers it; `None` if the request has not arrived yet.
 ///
 /// # Errors
-/// `Conflict` with the difference, `Invalid` for anything that is not this request or has another key. The connection has been
-/// answered.
+/// `Conflict` with the difference; `Invalid` for another request or a wrong key. In both cases the other host has been answered;
+/// `Unavailable` if the connection ends or is too slow.
 pub(super) fn receive(
     stream: &mut TcpStream,
+    head: &mut Head,
     key: Option<&str>,
     own: &Description,
     is_expected: impl Fn(usize) -> bool,
-) -> Result<Description> {
-    let head = head(stream)?;
+) -> Result<Option<Description>> {
+    let read = head.read(stream);
+    if matches!(read, Ok(false)) {
+        return Ok(None);
+    }
     let mut answer = |status: &str, problem: &str| {
         let problem: String = problem.chars().filter(|c| !c.is_control()).take(1000).collect();
         let text = format!(
             "HTTP/1.1 {status}\r\nSterling-Problem: {problem}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
         );
-        // The host that is rejected may have ended.
+        // The rejected host may have ended, so a failed write is ignored.
         let _ = stream.write_all(text.as_bytes());
     };
-    let (bearer, description) = match request(&head) {
+    if let Err(e) = read {
+        if e.kind() == Kind::Invalid {
+            answer("431 Request Header Fields Too Large", &e.to_string());
+        }
+        return Err(e);
+    }
+    let (bearer, description) = match request(&head.bytes) {
         Ok(request) => request,
         Err(e) => {
             answer("400 Bad Request", &e.to_string());
@@ -107,8 +122,8 @@ pub(super) fn receive(
     };
     let is_known = key.is_none_or(|key| bearer.as_deref().unwrap_or("").as_bytes().ct_eq(key.as_bytes()).into());
     if !is_known {
-        answer("401 Unauthorized", "the key is missing or is not that of this host");
-        return Err(Error::invalid("a host without the key"));
+        answer("401 Unauthorized", "the key is missing or differs from the key of this host");
+        return Err(Error::invalid("a host did not send the expected key"));
     }
     let rank = description.rank;
     let problem = match own.identity.difference(&description.identity) {
@@ -122,14 +137,14 @@ pub(super) fn receive(
     }
     let text = format!("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {PROTOCOL}\r\n\r\n");
     stream.write_all(text.as_bytes()).map_err(|e| Error::unavailable(format!("host {rank}: {e}")))?;
-    Ok(description)
+    Ok(Some(description))
 }
 
 /// Parses a request; returns its key and the description of the host.
 fn request(head: &[u8]) -> Result<(Option<String>, Description)> {
     let mut headers = [httparse::EMPTY_HEADER; 32];
     let mut request = httparse::Request::new(&mut headers);
-    request.parse(head).map_err(|e| Error::invalid(format!("no request of HTTP: {e}")))?;
+    request.parse(head).map_err(|e| Error::invalid(format!("not an HTTP request: {e}")))?;
     let header = |name: &str| {
         let found = request.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name));
         found.map(|header| String::from_utf8_lossy(header.value).into_owned())
@@ -144,24 +159,40 @@ fn request(head: &[u8]) -> Result<(Option<String>, Description)> {
     Ok((key, description))
 }
 
-/// Reads the head of a request or answer, byte for byte: what follows belongs to messages.
-fn head(stream: &mut TcpStream) -> Result<Vec<u8>> {
-    let end = Instant::now() + HANDSHAKE_TIMEOUT;
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() || head.len() == HEAD_BYTES_MAX {
-            let got = head.len();
-            let what = format!("{got} bytes of a handshake, expected its end in {HEAD_BYTES_MAX} bytes and 5 s");
-            return Err(Error::new(if left.is_zero() { Kind::Unavailable } else { Kind::Invalid }, what));
-        }
-        let mut byte = [0];
-        let timeout = stream.set_read_timeout(Some(left));
-        let read = timeout.and_then(|()| stream.read(&mut byte));
-        match read.map_err(|e| Error::unavailable(format!("handshake: {e}")))? {
-            0 => return Err(Error::unavailable("the connection ended in the handshake")),
-            _ => head.push(byte[0]),
-        }
+/// Head of a request or answer while it arrives.
+pub(super) struct Head {
+    bytes: Vec<u8>,
+    end: Instant,
+}
+
+impl Head {
+    pub(super) fn new() -> Self {
+        Head { bytes: Vec::new(), end: Instant::now() + HANDSHAKE_TIMEOUT }
     }
-    Ok(head)
+
+    /// Reads the bytes that have arrived, one by one: bytes after the head belong to messages. Returns true at the end of the head.
+    ///
+    /// # Errors
+    /// `Unavailable` if the connection ends or the head takes too long; `Invalid` if the head has too many bytes.
+    fn read(&mut self, stream: &mut TcpStream) -> Result<bool> {
+        use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
+        while !self.bytes.ends_with(b"\r\n\r\n") {
+            let is_late = Instant::now() >= self.end;
+            if is_late || self.bytes.len() == HEAD_BYTES_MAX {
+                let got = self.bytes.len();
+                let what =
+                    format!("got {got} bytes of a handshake, expected its end within {HEAD_BYTES_MAX} bytes and 5 s");
+                return Err(Error::new(if is_late { Kind::Unavailable } else { Kind::Invalid }, what));
+            }
+            let mut byte = [0];
+            match stream.read(&mut byte) {
+                Ok(0) => return Err(Error::unavailable("the connection ended in the handshake")),
+                Ok(_) => self.bytes.push(byte[0]),
+                Err(e) if matches!(e.kind(), TimedOut | WouldBlock) => return Ok(false),
+                Err(e) if e.kind() == Interrupted => {}
+                Err(e) => return Err(Error::unavailable(format!("handshake: {e}"))),
+            }
+        }
+        Ok(true)
+    }
 }

@@ -1,6 +1,6 @@
-//! How host 0 reads the rows of the others, for checkpoints and for the package: they wait for its requests and answer them.
+//! How host 0 reads the rows of the other hosts, for checkpoints and the package: the other hosts wait for requests of host 0.
 //!
-//! A request is a list of u32: its kind, the number of the table among those that learn, and rows.
+//! A request is a list of u32: its kind, the index of the table among the tables that learn, and row indices.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::{Kind, Mesh};
 use sterling_core::error::{Error, Result};
 use sterling_embedding::train::OtherHosts;
 
-/// First words of requests.
+/// Kinds of requests, the first word of each.
 const ROWS: u32 = 0;
 const TOUCHED: u32 = 1;
 const END: u32 = 2;
@@ -35,7 +35,8 @@ impl OtherHosts for Pulled {
     fn read(&self, table: &str, rows: &[u32], numbers: usize) -> Result<Vec<f32>> {
         let mesh = &self.mesh;
         let number = self.tables.iter().position(|name| name == table).filter(|_| mesh.rank() == 0);
-        let number = number.ok_or_else(|| Error::internal(format!("rows of table `{table}` of other hosts")))?;
+        let number = number
+            .ok_or_else(|| Error::internal(format!("rows of table `{table}` are not fetched from other hosts here")))?;
         let mut out = vec![0f32; rows.len() * numbers];
         for (rows, out) in rows.chunks(ROWS_MAX).zip(out.chunks_mut(ROWS_MAX * numbers)) {
             let of = |host: usize| rows.iter().copied().filter(move |row| mesh.rows().owner(*row) == host);
@@ -62,7 +63,7 @@ impl OtherHosts for Pulled {
 }
 
 impl Pulled {
-    /// Returns the rows of table number `table` of those that learn, with `rows` rows, that another host changed.
+    /// Returns the rows that another host changed in a table of `rows` rows, whose index among the tables that learn is `table`.
     ///
     /// # Errors
     /// If the host is lost, or returns a row that does not exist.
@@ -72,13 +73,13 @@ impl Pulled {
         match touched.iter().find(|row| u64::from(**row) >= rows) {
             None => Ok(touched),
             Some(row) => {
-                let what = format!("host {host}: row {row} of table {table} changed, expected one below {rows}");
+                let what = format!("host {host}: changed row {row} of table {table}, expected a row below {rows}");
                 Err(Error::unavailable(what))
             }
         }
     }
 
-    /// Lets the other hosts go on.
+    /// Requests that the other hosts continue the run.
     ///
     /// # Errors
     /// If a host is lost.
@@ -90,11 +91,11 @@ impl Pulled {
 /// A request of host 0.
 #[derive(Debug)]
 pub(crate) enum Request {
-    /// Rows of a table, by its number among those that learn.
+    /// Rows of a table, which is given by its index among the tables that learn.
     Rows(usize, Vec<u32>),
-    /// Numbers of the rows of a table that changed since the last checkpoint with all rows.
+    /// Indexes of the rows of a table that changed since the last checkpoint with all rows.
     Touched(usize),
-    /// The host may go on with the run; whether the checkpoint has all rows.
+    /// The host continues the run; true if the checkpoint has all rows.
     End(bool),
 }
 
@@ -110,13 +111,17 @@ pub(crate) fn requested(mesh: &Mesh) -> Result<Request> {
         [TOUCHED, table] => Ok(Request::Touched(*table as usize)),
         [END, is_full] => Ok(Request::End(*is_full == 1)),
         other => {
-            let what = format!("host 0 sent a request of {} words that begins with {:?}", other.len(), other.first());
+            let what = format!(
+                "host 0 sent a request of {} words of kind {:?}, expected kind 0, 1 or 2 with its arguments",
+                other.len(),
+                other.first()
+            );
             Err(Error::unavailable(what))
         }
     }
 }
 
-/// Answers a request for the numbers of changed rows.
+/// Answers a request for the indices of changed rows.
 ///
 /// # Errors
 /// If host 0 is lost.

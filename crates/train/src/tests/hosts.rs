@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::Hosts;
+use crate::hosts::{Identity, Kind as MessageKind, Mesh};
 use sterling_core::error::{Error, Result};
 
 /// Batches of four micro-batches, with more candidates than fit into two.
@@ -127,9 +128,9 @@ fn other_numbers_of_hosts_resume_with_the_same_bits() {
     let place = TestFolder::new(&train);
     let path = place.events("e.jsonl", &events(1000));
     let options = |work: &str| TrainOptions { epochs: 2, shuffle: 260, ..place.options(&path, work) };
-    let mut whole = place.open(options("whole")).unwrap();
-    let report = whole.run(&|_| ()).unwrap();
-    whole.write(&place.path("expected")).unwrap();
+    let mut complete = place.open(options("whole")).unwrap();
+    let report = complete.run(&|_| ()).unwrap();
+    complete.write(&place.path("expected")).unwrap();
     let expected = files(&place.path("expected"));
     // Each run leaves its folder as a kill at that step would.
     let mut work = "first".to_owned();
@@ -194,7 +195,9 @@ fn hosts_of_other_runs_are_rejected_by_the_difference() {
         ("steps between checkpoints is 7, expected 3", Box::new(|options| options.checkpoint_steps = 7)),
         ("events, seed or order of events", Box::new(|options| options.seed = 5)),
         ("events, seed or order of events", Box::new(|options| options.events = vec![others.clone()])),
-        ("key is missing or is not that", Box::new(|options| options.hosts.as_mut().unwrap().key = None)),
+        // Too many ids for a header.
+        ("list of ids to forget is", Box::new(|options| options.forget = vec![("packages".into(), i64::MAX); 3000])),
+        ("key is missing or differs", Box::new(|options| options.hosts.as_mut().unwrap().key = None)),
     ];
     let error = beside(&place, &path, |addresses| {
         for (n, (expected, change)) in cases.iter().enumerate() {
@@ -206,7 +209,7 @@ fn hosts_of_other_runs_are_rejected_by_the_difference() {
         }
     });
     let text = error.to_string();
-    assert!(text.contains("hosts 1 did not come in 10 s; the last rejected connection: "), "{text}");
+    assert!(text.contains("hosts 1 did not connect within 10 s; the last rejected connection: "), "{text}");
 }
 
 /// Presents itself as host 1 with the identity that host 0 expects, as its rejections report it.
@@ -220,21 +223,28 @@ fn joined(address: &str) -> TcpStream {
              Sterling-Host: {description}\r\n\r\n"
         );
         stream.write_all(request.as_bytes()).unwrap();
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            let mut byte = [0];
-            assert_eq!(stream.read(&mut byte).unwrap(), 1, "{}", String::from_utf8_lossy(&head));
-            head.push(byte[0]);
-        }
-        let head = String::from_utf8(head).unwrap();
+        let head = head(&mut stream);
         if head.starts_with("HTTP/1.1 101") {
+            // Host 0 sends as soon as it has joined. It would wait for another call of a host that ends before.
+            assert_eq!(stream.peek(&mut [0]).unwrap(), 1);
             return stream;
         }
-        let difference = head.split_once("host 1: its ").unwrap().1.split_once(" as on host 0").unwrap().0;
+        let difference = head.split_once("host 1: ").unwrap().1.split_once(" as on host 0").unwrap().0;
         let (name, values) = difference.split_once(" is missing, expected ").unwrap();
         identity.push((name.into(), values.into()));
     }
     panic!("no identity that host 0 expects");
+}
+
+/// Reads the head of a request or answer.
+fn head(stream: &mut TcpStream) -> String {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        assert_eq!(stream.read(&mut byte).unwrap(), 1, "{}", String::from_utf8_lossy(&head));
+        head.push(byte[0]);
+    }
+    String::from_utf8(head).unwrap()
 }
 
 fn connected(address: &str) -> TcpStream {
@@ -247,7 +257,7 @@ fn connected(address: &str) -> TcpStream {
 }
 
 #[test]
-fn requests_that_are_none_are_rejected_and_the_run_waits_on() {
+fn invalid_handshakes_are_rejected_and_the_run_waits_on() {
     let place = TestFolder::new(SHARED);
     let path = place.events("e.jsonl", &events(300));
     let requests: Vec<Vec<u8>> = vec![
@@ -277,8 +287,49 @@ fn requests_that_are_none_are_rejected_and_the_run_waits_on() {
             let mut answer = Vec::new();
             let _ = stream.read_to_end(&mut answer);
             assert!(!answer.starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(request));
+            assert_eq!(request.len() > 32 << 10, answer.starts_with(b"HTTP/1.1 431"), "{}", request.len());
         }
         drop(joined(&addresses[0]));
+    });
+    assert!(error.to_string().contains("host 1 (127.0.0.1:"), "{error}");
+}
+
+/// The first connection of host 2 ends before host 1 accepts it, as if its call had timed out.
+#[test]
+fn a_host_that_calls_again_replaces_its_ended_connection() {
+    let place = TestFolder::new(SHARED);
+    let path = place.events("e.jsonl", &events(300));
+    let addresses = addresses(3);
+    let first = TcpListener::bind(&addresses[0]).unwrap();
+    let own = Hosts { timeout: Duration::from_secs(2), ..hosts(&addresses, 1) };
+    let options = TrainOptions { hosts: Some(own), ..place.options(&path, "work") };
+    std::thread::scope(|scope| {
+        let host = scope.spawn(|| place.open(options).map(drop));
+        let (mut to_first, _) = first.accept().unwrap();
+        let request = head(&mut to_first).replace("\"rank\":1", "\"rank\":2");
+        connected(&addresses[1]).write_all(request.as_bytes()).unwrap();
+        let mut again = connected(&addresses[1]);
+        to_first.write_all(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: sterling-train\r\n\r\n").unwrap();
+        again.write_all(request.as_bytes()).unwrap();
+        assert!(head(&mut again).starts_with("HTTP/1.1 101"));
+        // A heartbeat: host 1 has joined.
+        again.read_exact(&mut [0; 24]).unwrap();
+        drop((to_first, again));
+        assert_eq!(host.join().unwrap().unwrap_err().kind(), Kind::Unavailable);
+    });
+}
+
+/// Scanners and load balancers open connections without a request.
+#[test]
+fn silent_connections_do_not_delay_a_host() {
+    let place = TestFolder::new(SHARED);
+    let path = place.events("e.jsonl", &events(300));
+    let error = beside(&place, &path, |addresses| {
+        let silent: Vec<TcpStream> = (0..20).map(|_| connected(&addresses[0])).collect();
+        let own = Hosts { join_timeout: Duration::from_secs(10), ..hosts(addresses, 1) };
+        let joined = place.open(TrainOptions { hosts: Some(own), ..place.options(&path, "other") });
+        assert!(joined.is_ok(), "{}", joined.unwrap_err());
+        drop(silent);
     });
     assert!(error.to_string().contains("host 1 (127.0.0.1:"), "{error}");
 }
@@ -294,12 +345,12 @@ fn messages_that_are_not_expected_end_the_run_with_their_difference() {
     let sum = xxhash_rust::xxh3::xxh3_64(b"");
     let heartbeat = header(0, 0, 0, sum);
     let cases: Vec<(Vec<u8>, &str)> = vec![
-        (vec![255; 24], "a message that begins with [255, 255, 255, 255]"),
-        (header(9, 0, 0, sum), "message Scores number 0 of 0 bytes, expected Step number 0"),
+        (vec![255; 24], "got a message header that begins with [255, 255, 255, 255]"),
+        (header(9, 0, 0, sum), "message Candidates number 0 of 0 bytes, expected Step number 0"),
         (header(4, 3, 16, sum), "message Step number 3 of 16 bytes, expected Step number 0"),
         (header(4, 0, u64::MAX, sum), "of 18446744073709551615 bytes, expected Step number 0 of 16 to 16 bytes"),
         (header(4, 0, 0, sum), "message Step number 0 of 0 bytes"),
-        ([header(4, 0, 16, 1), vec![0; 16]].concat(), "its bytes are not those of its checksum"),
+        ([header(4, 0, 16, 1), vec![0; 16]].concat(), "the payload does not match its checksum"),
         (header(0, 0, 1 << 40, sum), "message Heartbeat number 0 of 1099511627776 bytes"),
         ([header(4, 0, 16, 1), vec![0; 3]].concat(), "lost: the connection has ended"),
         (header(4, 0, 16, 1)[..11].to_vec(), "lost: the connection has ended"),
@@ -308,7 +359,7 @@ fn messages_that_are_not_expected_end_the_run_with_their_difference() {
         (header(1, 0, 1 << 30, sum), "message Failure number 0 of 1073741824 bytes"),
         (
             [header(4, 0, 16, xxhash_rust::xxh3::xxh3_64(&[9; 16])), vec![9; 16]].concat(),
-            "host 1 has step 651061555542690057, expected those of step 1 here",
+            "host 1 has step 651061555542690057, expected step 1 with the events of this host",
         ),
     ];
     for (bytes, expected) in cases {
@@ -330,6 +381,30 @@ fn messages_that_are_not_expected_end_the_run_with_their_difference() {
 }
 
 #[test]
+fn sending_to_an_ended_host_reports_its_reason() {
+    let addresses = addresses(2);
+    let joined = |rank| Mesh::join(&hosts(&addresses, rank), Identity::default()).unwrap();
+    let error = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mesh = joined(1);
+            // Messages that host 0 has not read yet.
+            mesh.send(0, MessageKind::Step, vec![7u8; 16]).unwrap();
+            mesh.send(0, MessageKind::Rows, vec![7u8; 300]).unwrap();
+            mesh.fail(&Error::unavailable("the disk is full"));
+        });
+        let mesh = joined(0);
+        loop {
+            if let Err(error) = mesh.send(1, MessageKind::Step, vec![7u8; 16]) {
+                break error;
+            }
+            std::thread::yield_now();
+        }
+    });
+    let text = error.to_string();
+    assert!(text.contains("host 1 (127.0.0.1:") && text.contains("failed: the disk is full"), "{text}");
+}
+
+#[test]
 fn invalid_hosts_are_rejected() {
     let place = TestFolder::new(SHARED);
     let path = place.events("e.jsonl", &events(3));
@@ -340,10 +415,10 @@ fn invalid_hosts_are_rejected() {
     };
     assert!(error(&[], 0, None).contains("hosts: got 0, expected 1 to 64"));
     assert!(error(&["a:1"; 65], 0, None).contains("hosts: got 65"));
-    assert!(error(&["a:1", "b:1"], 2, None).contains("rank: got 2, expected one below the 2 hosts"));
+    assert!(error(&["a:1", "b:1"], 2, None).contains("rank: got 2, expected less than the number of hosts, 2"));
     assert!(error(&["a:1", "b"], 0, None).contains("hosts: got `b`, expected NAME:PORT"));
     assert!(error(&["a:0"], 0, None).contains("hosts: got `a:0`"));
-    assert!(error(&["a:1", "a:1"], 0, None).contains("`a:1` comes twice"));
+    assert!(error(&["a:1", "a:1"], 0, None).contains("`a:1` is given twice"));
     assert!(error(&["a:1"], 0, Some("two words")).contains("key of hosts"));
     assert!(!place.path("w").exists());
 }

@@ -1,8 +1,12 @@
 //! Events and options that cannot be trained: each is named, and no value changes its meaning.
 
+use std::io::Write as _;
+use std::time::Duration;
+
 use super::*;
 use crate::catalogue::Catalogue;
 use crate::events::{Checker, Inputs, Outcome};
+use crate::requests::RequestSample;
 use arrow_array::types::Int64Type;
 use arrow_array::{
     Array, Date32Array, ListArray, StructArray, Time64MicrosecondArray, TimestampMicrosecondArray,
@@ -19,7 +23,8 @@ fn read(place: &TestFolder, path: &Path) -> sterling_core::error::Result<Vec<Rea
     let package = Package::open(&place.path("package")).unwrap();
     let items = Items::read(&place.path("package/items.jsonl"), None).unwrap();
     let catalogue = Catalogue::new(&items, &package).unwrap();
-    let mut checker = Checker::new(package.user.as_ref().unwrap(), &catalogue, "click", &[]);
+    let mut checker =
+        Checker::new(package.user.as_ref().unwrap(), &catalogue, "click", &[], RequestSample::new(1, &[], &[]));
     let mut all = Vec::new();
     Inputs::open(&[path.to_owned()])?.read(&mut checker, &mut |chunk| {
         all.extend(chunk.outcomes.into_iter().map(|outcome| match outcome {
@@ -131,17 +136,17 @@ fn a_run_without_a_trained_event_fails_and_says_why() {
     let place = TestFolder::new(&TRAIN.replace("label = \"click\"", "label = \"clik\""));
     let mut lines = events(30);
     lines[3] = json!({"user": {}, "item": 3, "labels": {"buy": 1, "seen": 0}});
-    let said = |path: &Path, work: &str| {
+    let reported = |path: &Path, work: &str| {
         let mut trainer = place.open(place.options(path, work)).unwrap();
         let error = trainer.run(&|_| ()).unwrap_err();
         assert_eq!(error.kind(), Kind::Invalid);
         error.to_string()
     };
-    let text = said(&place.events("e.jsonl", &lines), "work");
+    let text = reported(&place.events("e.jsonl", &lines), "work");
     let expected = "no event was trained: 30 read, 30 skipped because none is a positive of label `clik` ([train]); \
                     labels seen: buy, click";
     assert!(text.contains(expected), "{text}");
-    assert!(said(&place.events("none.jsonl", &[]), "work2").contains("no event was trained: 0 read"));
+    assert!(reported(&place.events("none.jsonl", &[]), "work2").contains("no event was trained: 0 read"));
     lines[7] = json!({"item": 3});
     let options = TrainOptions {
         max_refused: "100%".parse().unwrap(),
@@ -160,10 +165,40 @@ fn options_out_of_bounds_and_contradictions_are_rejected() {
     assert!(shuffle.contains(&format!("shuffle: got {}, expected at most 100000000", usize::MAX)), "{shuffle}");
     let threads = error(TrainOptions { threads: 1_000_000, ..place.options(&path, "w") });
     assert!(threads.contains("threads: got 1000000, expected at most 1024"), "{threads}");
+    let hosts = Some(crate::Hosts::new(vec!["127.0.0.1:1".into(), "127.0.0.1:2".into()], 0));
+    let stdin = error(TrainOptions { hosts, ..place.options(Path::new("-"), "w") });
+    assert!(stdin.contains("events: got standard input for one of several hosts, expected files"), "{stdin}");
     assert!(!place.path("w").exists());
     let table = "[[train.tables]]\nname = \"packages\"\nfrozen = true\nrate = 0.1\n";
     let place = TestFolder::new(&(TRAIN.to_owned() + table));
     let path = place.events("e.jsonl", &events(3));
     let text = place.open(place.options(&path, "w")).unwrap_err().to_string();
     assert!(text.contains("tables `packages`") && text.contains("`frozen = true` with `rate`"), "{text}");
+}
+
+/// A pipe whose writer stays silent, as standard input may.
+#[test]
+fn an_error_of_training_does_not_wait_for_a_silent_input() {
+    let place = TestFolder::new(TRAIN);
+    let pipe = place.path("pipe.jsonl");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let (ended, silence) = std::sync::mpsc::channel::<()>();
+    let text: String = events(300).iter().map(|line| format!("{line}\n")).collect();
+    let to = pipe.clone();
+    let writer = std::thread::spawn(move || {
+        let mut pipe = fs::OpenOptions::new().write(true).open(to).unwrap();
+        pipe.write_all(text.as_bytes()).unwrap();
+        // Ends the input after all if the run waits for it.
+        silence.recv_timeout(Duration::from_secs(60))
+    });
+    let mut trainer = place.open(TrainOptions { checkpoint_steps: 1, ..place.options(&pipe, "work") }).unwrap();
+    let work = place.path("work");
+    let error = trainer.run(&|_| {
+        // No checkpoint can be written any more.
+        let _ = fs::remove_dir_all(&work);
+        fs::write(&work, "").unwrap();
+    });
+    let _ = ended.send(());
+    assert_eq!(error.unwrap_err().kind(), Kind::Io);
+    assert_eq!(writer.join().unwrap(), Ok(()), "the run waited for the end of its input");
 }

@@ -102,9 +102,12 @@ fn a_removed_id_leaves_no_byte_in_checkpoints_and_package() {
     second.write(&place.path("second")).unwrap();
     assert!(!holds(&killed, &id.to_le_bytes()) && !holds(&place.path("second"), &id.to_le_bytes()));
     assert!(!holds(&place.path("second"), &row));
+    // Requests have ids as decimal numbers.
+    assert!(holds(&place.path("first"), id.to_string().as_bytes()));
+    assert!(!holds(&place.path("second"), id.to_string().as_bytes()));
     drop(second);
     let mut invalid = options();
     invalid.forget[0].0 = "sections".into();
-    let said = place.open(invalid).unwrap_err().to_string();
-    assert!(said.contains("forget: table `sections`: its ids are row numbers, expected managed ids"), "{said}");
+    let reported = place.open(invalid).unwrap_err().to_string();
+    assert!(reported.contains("forget: table `sections`: its ids are row numbers, expected managed ids"), "{reported}");
 }

@@ -46,8 +46,8 @@ fn other_events_than_those_of_the_checkpoint_are_rejected() {
         assert_eq!(error.kind(), Kind::Conflict, "{text}");
         assert!(text.contains("checkpoints/6: ") && text.contains(expected), "{text}");
     };
-    rejected(&[], "the events end at 0, the checkpoint is at 96");
-    rejected(&lines[..50], "the events end at 50, the checkpoint is at 96");
+    rejected(&[], "the input ends after event 0, but the checkpoint contains 96");
+    rejected(&lines[..50], "the input ends after event 50, but the checkpoint contains 96");
     rejected(&lines[1..], "the first 96 events differ");
     let others: [(&str, Value); 5] = [
         ("item", json!(0)),

@@ -7,8 +7,8 @@ use std::path::Path;
 use serde_json::json;
 
 use super::{TRAIN, TestFolder, events, files};
-use crate::draws::StepRandom;
 use crate::side::Side;
+use crate::step_random::StepRandom;
 use crate::{TrainOptions, Trainer};
 use sterling_core::error::Kind;
 use sterling_embedding::train::MasterTable;
@@ -84,8 +84,8 @@ fn a_full_disk_loses_nothing_wherever_it_strikes() {
     let mut lines = events(300);
     (0..4).for_each(|n| lines.insert(70 * n, json!({"user": {}, "item": 99, "id": "x".repeat(100)})));
     let path = place.events("e.jsonl", &lines);
-    let whole = TrainOptions { max_refused: "50%".parse().unwrap(), ..place.options(&path, "whole") };
-    let (_, expected) = place.run(whole, "expected");
+    let complete = TrainOptions { max_refused: "50%".parse().unwrap(), ..place.options(&path, "whole") };
+    let (_, expected) = place.run(complete, "expected");
     let run = |kib: u64, checkpoint_steps: u64| {
         // The kernel does not let a file grow beyond the limit, as it does on a full disk.
         let limited = format!(
@@ -110,8 +110,15 @@ fn a_full_disk_loses_nothing_wherever_it_strikes() {
             }
             assert!(code == Some(101) && reported.contains("NoSpace"), "{kib} KiB: {code:?} {reported}");
             assert!(!place.path(&out).exists(), "{kib} KiB");
-            let known =
-                ["checkpoint at step", "quarantine.jsonl", ".safetensors", ".onnx", "items.jsonl", "model.toml"];
+            let known = [
+                "checkpoint at step",
+                "quarantine.jsonl",
+                ".safetensors",
+                ".onnx",
+                "items.jsonl",
+                "queries.jsonl",
+                "model.toml",
+            ];
             let found = known.iter().find(|place| reported.contains(*place));
             places.insert(*found.unwrap_or_else(|| panic!("{kib} KiB: {reported}")));
         }
@@ -141,8 +148,8 @@ fn five_hundred_steps_are_those_of_pytorch() {
     let near = |name: &str, got: &[f32], want: &[f32], bound: f64| {
         let norm = |all: &mut dyn Iterator<Item = f64>| all.map(|x| x * x).sum::<f64>().sqrt();
         let apart = norm(&mut got.iter().zip(want).map(|(x, y)| f64::from(x - y)));
-        let whole = norm(&mut want.iter().map(|x| f64::from(*x)));
-        assert!(got.len() == want.len() && apart <= bound * whole, "{name}: {apart} of {whole}");
+        let complete = norm(&mut want.iter().map(|x| f64::from(*x)));
+        assert!(got.len() == want.len() && apart <= bound * complete, "{name}: {apart} of {complete}");
     };
     let dense = "dense_optimizer = { kind = \"adam\", rate = 0.001, epsilon = 1e-4 }\n";
     let place = TestFolder::new(&(TRAIN.replace("uniform = 8", "uniform = 0\nlog_q = false") + dense));

@@ -35,7 +35,7 @@ impl Trainer {
         Error::invalid(why.join(", "))
     }
 
-    /// Returns the error of a resumed run whose events are not those of its checkpoint.
+    /// Returns the error of a resumed run whose events differ from the events of its checkpoint.
     pub(super) fn other_events(&self, what: String) -> Error {
         let (step, work) = (self.resumed_from, self.options.work.display());
         Error::conflict(format!(

@@ -14,7 +14,7 @@ use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::Kernels;
 
 /// Version of the messages between hosts.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;
 /// Largest description of a checkpoint.
 const START_BYTES_MAX: usize = 256 << 20;
 /// Bytes of a state file per message.
@@ -29,7 +29,7 @@ struct Start {
 }
 
 /// Returns what all hosts of a run must have in common. Threads and paths of outputs may differ.
-pub(super) fn identity(options: &TrainOptions, hosts: &Hosts, origin: &Origin) -> Identity {
+pub(super) fn identity(options: &TrainOptions, hosts: &Hosts, origin: &Origin) -> Result<Identity> {
     let values = [
         ("protocol", PROTOCOL.to_string()),
         ("release", env!("CARGO_PKG_VERSION").into()),
@@ -40,11 +40,11 @@ pub(super) fn identity(options: &TrainOptions, hosts: &Hosts, origin: &Origin) -
         ("number of epochs", options.epochs.to_string()),
         ("number of steps between checkpoints", options.checkpoint_steps.to_string()),
         ("limit of rejected events", format!("{:?}", options.max_refused)),
-        ("list of ids to forget", format!("{:?}", options.forget)),
-        // Products are rounded otherwise by other vector instructions.
+        ("list of ids to forget", super::digest(&options.forget)?),
+        // Other vector instructions round products differently.
         ("instruction set", Kernels::best().name().to_owned()),
     ];
-    Identity(values.map(|(name, value)| (name.to_owned(), value)).into())
+    Ok(Identity(values.map(|(name, value)| (name.to_owned(), value)).into()))
 }
 
 /// Reports an error to the other hosts.
@@ -55,7 +55,7 @@ pub(super) fn report_failure<T>(hosts: Option<&Mesh>, result: Result<T>) -> Resu
     result
 }
 
-/// Returns the last checkpoint of host 0. Other hosts receive its files.
+/// Returns the last checkpoint of host 0. Other hosts receive the files of the checkpoint.
 pub(super) fn last(mesh: &Mesh, checkpoints: &Checkpoints, origin: &Origin, work: &Path) -> Result<Option<Last>> {
     match mesh.rank() {
         0 => sent(mesh, checkpoints.last(origin)?),
@@ -79,7 +79,7 @@ fn sent(mesh: &Mesh, last: Option<Last>) -> Result<Option<Last>> {
     for host in mesh.others() {
         for (path, file, length) in &files {
             for first in (0..*length).step_by(STATE_BYTES as usize) {
-                // One block after the other, so that few of them are in memory.
+                // One block after the other, so that few blocks are in memory.
                 mesh.bytes(host, Kind::Request, 0, 0)?;
                 let mut block = vec![0; STATE_BYTES.min(length - first) as usize];
                 file.read_exact_at(&mut block, first).map_err(|e| Error::io(path.display(), e))?;
@@ -94,7 +94,7 @@ fn sent(mesh: &Mesh, last: Option<Last>) -> Result<Option<Last>> {
 fn received(mesh: &Mesh, work: &Path) -> Result<Option<Last>> {
     let text = mesh.bytes(0, Kind::Start, 0, START_BYTES_MAX)?;
     let start: Option<Start> =
-        serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("checkpoint of host 0: {e}")))?;
+        serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("host 0 sent an invalid checkpoint: {e}")))?;
     let Some(Start { position, states: lengths }) = start else { return Ok(None) };
     let mut states = Vec::new();
     for (number, length) in lengths.into_iter().enumerate() {
@@ -112,7 +112,7 @@ fn received(mesh: &Mesh, work: &Path) -> Result<Option<Last>> {
     Ok(Some(Last { position, states, base: None }))
 }
 
-/// Answers the requests of host 0 until it lets this host go on. Returns whether the checkpoint has all rows.
+/// Answers the requests of host 0 until host 0 ends them. Returns whether the checkpoint has all rows.
 ///
 /// # Errors
 /// `Unavailable` for an invalid request, and if host 0 is lost or failed.
@@ -134,7 +134,7 @@ pub(super) fn serve(mesh: &Mesh, model: &Model) -> Result<bool> {
     }
 }
 
-/// Adds the rows that other hosts changed to those of this one.
+/// Adds the rows that other hosts changed to the changed rows of this host.
 ///
 /// # Errors
 /// If a host is lost.
@@ -149,7 +149,7 @@ pub(super) fn add_touched(others: &Pulled, model: &mut Model) -> Result<()> {
 }
 
 impl Trainer {
-    /// Returns the rows of other hosts, if this is host 0 of several.
+    /// Returns access to the rows of other hosts, if this is host 0 of several hosts.
     pub(super) fn others(&self) -> Option<Pulled> {
         let mesh = self.model.hosts().filter(|mesh| mesh.rank() == 0)?;
         let tables = self.model.learning_tables().map(|(table, _)| table.spec().name.clone()).collect();
@@ -169,7 +169,7 @@ impl Trainer {
     pub(super) fn remove_own(&self) -> Result<()> {
         let work = &self.options.work;
         fs::remove_dir_all(work).map_err(|e| Error::io(work.display(), e))?;
-        // The folder of host 0, if it is on another machine.
+        // The parent is the working folder of host 0; it is empty, and removed, if host 0 runs on another machine.
         let _ = work.parent().map(fs::remove_dir);
         Ok(())
     }

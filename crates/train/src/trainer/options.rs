@@ -13,7 +13,7 @@ use sterling_cuda::Device;
 pub struct TrainOptions {
     /// Event files, folders of such files, or `-` for standard input.
     pub events: Vec<PathBuf>,
-    /// Items file; none means the package's own.
+    /// Items file; none means the items file of the package.
     pub items: Option<PathBuf>,
     /// Working folder for checkpoints and rejected events.
     pub work: PathBuf,
@@ -33,21 +33,21 @@ pub struct TrainOptions {
     pub judge: u64,
     /// Limit of rejected events.
     pub max_refused: ProblemLimit,
-    /// Tables and ids that are removed from them before the run, and get no row in it. Give them again when the run is resumed.
+    /// Pairs of a table and an id that is removed from the table and gets no row during the run. Repeat them to resume the run.
     pub forget: Vec<(String, i64)>,
-    /// Hosts that train together; none for this one alone.
+    /// Hosts that train together; none if this host trains alone.
     pub hosts: Option<Hosts>,
 }
 
 impl TrainOptions {
-    /// Returns the default working folder of a run that writes or trains a package: `NAME.train` beside it.
+    /// Returns the default working folder of a run that writes or trains a package: `NAME.train` in the same folder.
     pub fn work_folder_for(package: &Path) -> PathBuf {
         let name = package.file_name().unwrap_or_default().to_string_lossy();
         package.with_file_name(format!("{name}.train"))
     }
 
-    /// Checks that a run with these options may write a package to `out`: it does not exist, or a run in the same working folder
-    /// was killed after it had written it.
+    /// Checks that a run with these options may write a package to `out`: the path does not exist, or a run in the same working
+    /// folder was killed after it had written `out`.
     ///
     /// # Errors
     /// `Conflict` with the path.

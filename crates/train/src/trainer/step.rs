@@ -1,20 +1,21 @@
 //! One step: the events of a batch are ranked, then trained on.
 
+use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
 use serde::Serialize;
 
-use super::{Trainer, WINDOW};
+use super::{Progress, Trainer, WINDOW};
 use crate::catalogue::Catalogue;
-use crate::draws::StepRandom;
 use crate::events::Event;
 use crate::hosts::Kind;
 use crate::judge::{RankedEvent, rank, rank_by_count};
 use crate::loss::{Gradients, SampledSoftmax, summed};
-use crate::model::{Forward, PairGradients, Rows};
+use crate::model::{Forward, OfLookups, Rows};
 use crate::products::Packed;
 use crate::report::Window;
 use crate::reranker::Pairs;
+use crate::step_random::StepRandom;
 use crate::tasks::Labels;
 use sterling_core::error::{Error, Result};
 use sterling_embedding::Lookup;
@@ -27,13 +28,24 @@ pub(super) struct Frozen {
     items: Packed,
     /// Queries of the batch that is ranked, `[B, D]`.
     queries: Vec<f32>,
-    /// True if the batch is ranked.
+    /// True if the current batch is part of the progressive validation.
     is_judged: bool,
     threads: Threads,
     scratch: Scratch,
 }
 
-/// Log entry of a batch that was not trained on.
+/// Batch of an epoch that is not trained on yet.
+pub(super) struct ReadBatch {
+    pub(super) events: Vec<Event>,
+    /// Hash of the epoch's events up to the end of the batch.
+    pub(super) hash: u64,
+    /// Number of the epoch's events up to the end of the batch.
+    pub(super) end: u64,
+    /// Bytes of events read, in all epochs.
+    pub(super) bytes: u64,
+}
+
+/// Quarantine entry of a batch that was not trained on.
 #[derive(Serialize)]
 struct RejectedBatch {
     step: u64,
@@ -42,30 +54,50 @@ struct RejectedBatch {
 }
 
 impl Trainer {
-    /// Ranks the events of a batch, then trains on them. Returns the window that ended with this batch, if any.
-    pub(super) fn step(&mut self, events: &[Event], tower: &Tower) -> Result<Option<Window>> {
+    /// Trains on the first of the waiting batches, and writes a checkpoint if one is due.
+    pub(super) fn train_next(
+        &mut self,
+        waiting: &mut VecDeque<ReadBatch>,
+        tower: &Tower,
+        reported: &dyn Fn(&Progress<'_>),
+    ) -> Result<()> {
+        let Some(ReadBatch { events, hash, end, bytes }) = waiting.pop_front() else { return Ok(()) };
+        self.position.hash = hash;
+        self.position.events = end;
+        let next = waiting.front().map(|next| next.events.as_slice());
+        let ended = self.step(&events, next, tower)?;
+        reported(&Progress {
+            events: self.position.trained,
+            bytes,
+            bytes_all: self.inputs.bytes().map(|all| all.saturating_mul(self.options.epochs)),
+            window: ended.as_ref(),
+        });
+        match self.position.step.is_multiple_of(self.options.checkpoint_steps.max(1)) {
+            true => self.write_checkpoint(false),
+            false => Ok(()),
+        }
+    }
+
+    /// Ranks the events of a batch, then trains on them. Returns the window that ended with this batch, if any. `next` are the
+    /// events of the next batch, if they are known.
+    fn step(&mut self, events: &[Event], next: Option<&[Event]>, tower: &Tower) -> Result<Option<Window>> {
         self.position.step += 1;
         self.model.moment = [self.position.step, self.position.hash];
         self.model.tables.set_clock(events.iter().map(|event| event.time).max().unwrap_or(0));
         let window = match self.train.loss {
-            LossKind::Softmax => self.softmax_step(events, tower)?,
-            LossKind::Tasks => self.tasks_step(events, tower)?,
+            LossKind::Softmax => self.softmax_step(events, next, tower)?,
+            LossKind::Tasks => self.tasks_step(events, next, tower)?,
         };
         let positives = events.iter().filter(|event| event.is_positive);
         positives.for_each(|event| self.carried.counts[event.item as usize] += 1);
         Ok(window)
     }
 
-    /// A step with the softmax over the batch's items and sampled ones.
-    fn softmax_step(&mut self, events: &[Event], tower: &Tower) -> Result<Option<Window>> {
-        let mut items: Vec<u32> = events.iter().map(|event| event.item).collect();
-        items.sort_unstable();
-        items.dedup();
-        self.carried.frequency.count(&items, events.len());
-        let positives = items.len();
+    /// Runs a step with the loss `softmax`, over the batch's items and sampled items.
+    fn softmax_step(&mut self, events: &[Event], next: Option<&[Event]>, tower: &Tower) -> Result<Option<Window>> {
+        let (items, positives) = self.candidates(events, self.position.step);
+        self.carried.frequency.count(&items[..positives], events.len());
         let (all, uniform) = (self.catalogue.len() as u64, self.train.uniform as u64);
-        let draws = StepRandom::new(self.options.seed, self.position.step);
-        items.extend((0..uniform).map(|n| draws.below(n, all) as u32));
         let log_q: Vec<f32> = match self.train.log_q {
             false => vec![0.0; items.len()],
             true => {
@@ -93,27 +125,56 @@ impl Trainer {
             temperature: self.train.temperature,
         };
         let excluded = |event: usize| events[event].exclude.as_slice();
-        let loss = match self.model.hosts() {
-            None => softmax.run(self.kernels, excluded, &mut self.gradients),
-            Some(mesh) => softmax.run_on_hosts(self.kernels, excluded, mesh, &mut self.gradients)?,
+        let (kernels, mesh) = (self.kernels, self.model.hosts().cloned());
+        let mut made = std::mem::take(&mut self.gradients);
+        let (begun, loss) = match mesh {
+            None => {
+                let loss = softmax.run(kernels, excluded, &mut made);
+                (self.model.begin_backward(&rows, &forward, &made.queries)?, loss)
+            }
+            Some(mesh) => {
+                let terms = softmax.begin_on_hosts(kernels, excluded, &mesh, &mut made)?;
+                // The gradients of candidates are in transit meanwhile.
+                let begun = self.model.begin_backward(&rows, &forward, &made.queries)?;
+                (begun, softmax.finish_on_hosts(kernels, &mesh, &terms, &mut made)?)
+            }
         };
-        self.update(&rows, events.len(), forward, loss)?;
+        self.gradients = made;
+        self.update(&rows, forward, begun, loss, next)?;
         Ok(window)
     }
 
-    /// A step with the cross-entropy of the reranker's tasks, one item per event.
-    fn tasks_step(&mut self, events: &[Event], tower: &Tower) -> Result<Option<Window>> {
+    /// Returns the candidates of a step with the loss `softmax`, which are the distinct items of its events, ascending, and sampled
+    /// items; and the number of distinct items.
+    fn candidates(&self, events: &[Event], step: u64) -> (Vec<u32>, usize) {
+        let mut items: Vec<u32> = events.iter().map(|event| event.item).collect();
+        items.sort_unstable();
+        items.dedup();
+        let positives = items.len();
+        let draws = StepRandom::new(self.options.seed, step);
+        let all = self.catalogue.len() as u64;
+        items.extend((0..self.train.uniform as u64).map(|n| draws.below(n, all) as u32));
+        (items, positives)
+    }
+
+    /// Prepares the next batch for its step.
+    fn prepare_next(&mut self, next: &[Event]) -> Result<()> {
+        let users: Vec<&FeatureRow> = next.iter().map(|event| &event.user).collect();
+        let items = match self.train.loss {
+            LossKind::Softmax => self.candidates(next, self.position.step + 1).0,
+            LossKind::Tasks => next.iter().map(|event| event.item).collect(),
+        };
+        self.model.prepare_next(&Rows { users: &users, items: &items }, &self.catalogue)
+    }
+
+    /// Runs a step with the loss `tasks`, the cross-entropy of the reranker's tasks, with one item per event.
+    fn tasks_step(&mut self, events: &[Event], next: Option<&[Event]>, tower: &Tower) -> Result<Option<Window>> {
         let users: Vec<&FeatureRow> = events.iter().map(|event| &event.user).collect();
         let items: Vec<u32> = events.iter().map(|event| event.item).collect();
         let rows = Rows { users: &users, items: &items };
         let forward = self.model.forward(&rows, &self.catalogue)?;
-        let (own, width) = (self.model.own(events.len()), self.model.dimension());
-        let numbers = own.start * width..own.end * width;
-        let pairs = Pairs {
-            queries: &forward.queries[numbers.clone()],
-            vectors: &forward.candidates[numbers],
-            items: &items[own.clone()],
-        };
+        let own = self.model.own(events.len());
+        let pairs = Pairs { queries: &forward.queries, vectors: &forward.candidates, items: &items[own.clone()] };
         let labels: Vec<f32> = events.iter().flat_map(|event| &event.labels).copied().collect();
         let weights: Vec<f32> = events.iter().map(|event| self.weight(event)).collect();
         let logits = self.model.reranker()?.logits(&pairs)?;
@@ -132,23 +193,36 @@ impl Trainer {
         let Gradients { queries, candidates, .. } = &mut self.gradients;
         self.model.reranker()?.backward(&pairs, &of_logits, queries, candidates)?;
         self.of_logits = of_logits;
-        self.update(&rows, events.len(), forward, loss)?;
+        let begun = self.model.begin_backward(&rows, &forward, queries)?;
+        self.update(&rows, forward, begun, loss, next)?;
         Ok(window)
     }
 
-    /// Returns the weight of an event's loss: a sampled negative stands for those that were not.
+    /// Returns the weight of an event's loss: a sampled negative also stands for negatives that were not sampled.
     fn weight(&self, event: &Event) -> f32 {
         if event.has_positive_task() { event.weight } else { event.weight / self.train.negatives }
     }
 
-    /// Updates weights and rows by the gradients of queries and candidates, or rejects the batch if one is not finite.
-    fn update(&mut self, rows: &Rows<'_>, events: usize, forward: Forward, loss: f64) -> Result<()> {
+    /// Updates weights and rows by the gradients of queries and candidates, or rejects the batch if a gradient is not finite.
+    fn update(
+        &mut self,
+        rows: &Rows<'_>,
+        forward: Forward,
+        mut made: OfLookups,
+        loss: f64,
+        next: Option<&[Event]>,
+    ) -> Result<()> {
         let Gradients { queries, candidates, .. } = &self.gradients;
+        let events = rows.users.len();
         let is_finite = loss.is_finite() && queries.iter().chain(candidates).all(|x| x.is_finite());
-        let gradients = PairGradients { queries, candidates, is_finite };
-        // Another host may have gradients that are not finite: all of them exchange theirs.
+        // Another host may have gradients that are not finite, so all hosts exchange their gradients.
         let stepped = match is_finite || (loss.is_finite() && self.model.hosts().is_some()) {
-            true => Some(self.model.backward(rows, &self.catalogue, forward, &gradients)?),
+            true => {
+                self.model.end_backward(rows, &self.catalogue, &forward, &mut made, candidates, is_finite)?;
+                // The gradients of other hosts are in transit meanwhile.
+                next.map_or(Ok(()), |next| self.prepare_next(next))?;
+                Some(self.model.update(rows, forward, made, is_finite)?)
+            }
             false => None,
         };
         match stepped.filter(|stepped| !stepped.is_rejected) {
@@ -162,7 +236,7 @@ impl Trainer {
             }
             None => {
                 self.position.rejected_batches += 1;
-                let reason = format!("loss {loss}, or a gradient that is not finite");
+                let reason = format!("the loss ({loss}) or a gradient is not finite");
                 self.quarantine.add(&RejectedBatch { step: self.position.step, events, reason })?;
             }
         }
@@ -195,7 +269,7 @@ impl Trainer {
             ranked.map(|event| RankedEvent { item: event.item, exclude: &event.exclude }).collect();
         let items = self.model.vectors(&self.catalogue, self.vectors.take())?;
         let mut rankings = [
-            rank(self.kernels, &positives(&queries[own.start * dimension..own.end * dimension]), &items, &wanted),
+            rank(self.kernels, &positives(queries), &items, &wanted),
             rank(self.kernels, &positives(&frozen.queries), &frozen.items, &wanted),
             rank_by_count(&self.carried.counts, &wanted),
         ];
@@ -237,7 +311,7 @@ impl Trainer {
         let vectors: Vec<f32> =
             items[own.clone()].iter().flat_map(|item| frozen.items.column(*item as usize)).collect();
         let pairs = Pairs { queries: &queries, vectors: &vectors, items: &items[own] };
-        let mut as_it_was = self.model.reranker()?.logits_as_it_was(&pairs)?;
+        let mut as_it_was = self.model.reranker()?.logits_of_initial_weights(&pairs)?;
         let mut logits = logits.to_vec();
         if let Some(mesh) = self.model.hosts() {
             let count = |host: usize| 2 * mesh.share(items.len(), host).len() * labels.tasks.len();
@@ -249,7 +323,7 @@ impl Trainer {
         let tasks = labels.tasks.len();
         self.position.tasks.resize_with(tasks, Default::default);
         for (n, (label, (learned, frozen))) in labels.labels.iter().zip(logits.iter().zip(&as_it_was)).enumerate() {
-            // Such a batch is rejected, and the JSON of a checkpoint cannot represent NaN.
+            // A batch with non-finite logits is rejected, and the JSON of a checkpoint cannot represent NaN.
             if !(learned.is_finite() && frozen.is_finite()) {
                 continue;
             }
@@ -287,6 +361,6 @@ fn run(tower: &Tower, rows: &[&FeatureRow], threads: &Threads, scratch: &mut Scr
     let (pooled, _) = tower.lookup(rows, &Lookup::default())?;
     let pairs: Vec<(&FeatureRow, &Pooled)> = rows.iter().copied().zip(&pooled).collect();
     let made = tower.run(&pairs, threads, scratch)?;
-    let made = made.into_iter().next().ok_or_else(|| Error::internal("a tower without outputs"))?;
+    let made = made.into_iter().next().ok_or_else(|| Error::internal("the tower has no outputs"))?;
     Ok(made.into_data())
 }

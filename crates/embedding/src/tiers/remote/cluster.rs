@@ -1,8 +1,8 @@
 //! Client of a Redis or Valkey Cluster: slot map, one pipeline per node, and failover to other nodes.
 //!
-//! Protocol and connections come from the `redis` crate. Its cluster connection is not used, for three reasons: one command's
-//! MOVED redirects the complete pipeline; all requests wait while it refreshes the slot map; and it has no circuit breaker, so
-//! one hung node would cost every request its deadline.
+//! Protocol and connections come from the `redis` crate. The cluster connection of that crate is not used, for three reasons: one
+//! command's MOVED redirects the complete pipeline; all requests wait while the connection refreshes the slot map; and the
+//! connection has no circuit breaker, so with one hung node every request would miss its deadline.
 //!
 //! A task refreshes the slot map after each failure and redirection, and periodically; another probes nodes whose breaker
 //! is open. Only answers of nodes of this cluster are accepted: an address may have been reassigned to another cluster, as with
@@ -39,7 +39,7 @@ const NODE_TIMEOUT_MIN: Duration = Duration::from_millis(5);
 /// Nodes of a shard that serve reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReadFrom {
-    /// Only the primary.
+    /// Reads only from the primary.
     Primary,
     /// The primary, and a replica if the primary is slow or down.
     #[default]
@@ -51,7 +51,7 @@ pub enum ReadFrom {
 /// Connection options of a cluster.
 #[derive(Clone, Debug)]
 pub struct ClusterOptions {
-    /// Some nodes, as `redis://[user:password@]host:port`; the others are discovered through them.
+    /// Some nodes, as `redis://[user:password@]host:port`; all other nodes are discovered through these nodes.
     pub seeds: Vec<String>,
     /// Nodes of a shard that serve reads.
     pub read_from: ReadFrom,
@@ -92,24 +92,24 @@ pub struct NodeHealth {
     pub address: Address,
     /// True for the primary of a shard.
     pub is_primary: bool,
-    /// True if its breaker is open, so that it gets no requests.
+    /// True if the node's circuit breaker is open, so that the node gets no requests.
     pub is_open: bool,
-    /// Number of times its breaker has opened.
+    /// Number of times that the node's breaker has opened.
     pub openings: u64,
 }
 
 /// Counters of the requests to the cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClusterCounters {
-    /// Pipelines sent.
+    /// Number of pipelines sent.
     pub pipelines: u64,
-    /// Commands that were redirected by MOVED or ASK.
+    /// Number of commands that were redirected by MOVED or ASK.
     pub redirections: u64,
-    /// Hedged requests sent because the first node was slow.
+    /// Number of hedged requests sent because the first node was slow.
     pub hedges: u64,
-    /// Pipelines without an answer.
+    /// Number of pipelines without an answer.
     pub failures: u64,
-    /// Slot maps received.
+    /// Number of slot maps received.
     pub refreshes: u64,
 }
 
@@ -124,7 +124,7 @@ impl Cluster {
     /// Connects and discovers the nodes and their slots.
     ///
     /// # Errors
-    /// `Invalid` if a seed is not an address, `Unsupported` if it requires TLS, `Unavailable` if no seed answers as a node of a
+    /// `Invalid` if a seed is not an address, `Unsupported` if a seed requires TLS, `Unavailable` if no seed answers as a node of a
     /// cluster.
     pub fn connect(options: ClusterOptions) -> Result<Arc<Self>> {
         let mut seeds = Vec::new();
@@ -225,7 +225,7 @@ struct ClusterTally {
 #[derive(Debug)]
 pub(super) struct View {
     pub(super) slots: SlotMap,
-    /// By shard, the primary first.
+    /// Nodes of each shard, the primary first.
     pub(super) shards: Vec<Vec<Arc<ClusterNode>>>,
 }
 
@@ -257,7 +257,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Returns the node at the address; creates it if it is new.
+    /// Returns the node at the address; creates the node if the address is new.
     pub(super) fn node(&self, address: &Address) -> Result<Arc<ClusterNode>> {
         if let Some(node) = self.nodes.read().unwrap_or_else(PoisonError::into_inner).get(address) {
             return Ok(node.clone());
@@ -365,7 +365,7 @@ impl Shared {
         }
     }
 
-    /// Requests the slot map from all seeds, and accepts the cluster that most of them name.
+    /// Requests the slot map from all seeds, and accepts the cluster that most seeds report.
     async fn begin(&self) -> Result<()> {
         let seeds = self.seeds.iter().map(|seed| self.node(seed)).collect::<Result<Vec<_>>>()?;
         let mut maps = Vec::new();
@@ -377,15 +377,15 @@ impl Shared {
             }
         }
         let votes = |map: &SlotMap| maps.iter().filter(|other| map.is_of(other)).count();
-        // Ties go to the first seed.
+        // Of clusters with equal votes, the one that the earliest seed reports is accepted.
         match maps.iter().rev().max_by_key(|map| votes(map)) {
-            Some(slots) => self.adopt(slots.clone()),
+            Some(slots) => self.apply_slot_map(slots.clone()),
             None => Err(unknown_owners(&last)),
         }
     }
 
-    /// Requests the slot map from one node after another, healthy ones first, until a node of this cluster answers. A different
-    /// cluster is accepted as this one rebuilt only if it has the rows of all open tables. Without open tables, seeds decide.
+    /// Requests the slot map from one node after another, healthy nodes first, until a node of this cluster answers. A different
+    /// cluster is accepted as a rebuilt one only if it has the rows of all open tables. Without open tables, the seeds decide.
     pub(super) async fn refresh(self: &Arc<Self>) -> Result<()> {
         let open: Vec<Arc<OpenSet>> = locked(&self.open).iter().filter_map(Weak::upgrade).collect();
         if open.is_empty() && self.begin().await.is_ok() {
@@ -401,7 +401,7 @@ impl Shared {
         let mut others = Vec::new();
         for node in known {
             match self.slots_of(&node).await {
-                Ok(slots) if slots.is_of(&view.slots) => return self.adopt(slots),
+                Ok(slots) if slots.is_of(&view.slots) => return self.apply_slot_map(slots),
                 Ok(slots) => {
                     last = format!("{}: a node of another cluster", node.address);
                     others.push(slots);
@@ -412,7 +412,7 @@ impl Shared {
         for slots in others.into_iter().filter(|_| !open.is_empty()) {
             if self.has_all(&slots, &open).await {
                 tracing::warn!("remote tier: switched to a rebuilt cluster that has the rows of all open tables");
-                return self.adopt(slots);
+                return self.apply_slot_map(slots);
             }
         }
         Err(unknown_owners(&last))
@@ -437,8 +437,8 @@ impl Shared {
         true
     }
 
-    /// Checks for seeds that belong to another cluster, and for nodes that evict rows. Seeds in the slot map were its source,
-    /// or are its nodes.
+    /// Checks for seeds that belong to another cluster, and for nodes that evict rows. Seeds in the slot map are nodes of this
+    /// cluster and are not checked.
     async fn check_setup(&self) {
         let view = self.view.load_full();
         let mut troubles = evicting(&self.primaries()).await;
@@ -451,7 +451,7 @@ impl Shared {
         self.setup.store(Arc::new(troubles));
     }
 
-    fn adopt(&self, slots: SlotMap) -> Result<()> {
+    fn apply_slot_map(&self, slots: SlotMap) -> Result<()> {
         self.counters.refreshes.fetch_add(1, Ordering::Relaxed);
         if self.view.load().slots == slots {
             return Ok(());
@@ -493,7 +493,9 @@ impl Shared {
             };
             let trouble = self.refresh().await.err().map(|error| Arc::new(error.to_string()));
             match (&trouble, &*self.trouble.load()) {
-                (Some(why), None) => tracing::warn!(%why, "remote tier: slot map refresh failed; the old one stays"),
+                (Some(why), None) => {
+                    tracing::warn!(%why, "remote tier: slot map refresh failed; the old slot map stays in use")
+                }
                 (None, Some(_)) => tracing::info!("remote tier: slot map refresh succeeds again"),
                 _ => {}
             }
@@ -505,7 +507,7 @@ impl Shared {
         }
     }
 
-    /// Pings a node until it answers, then closes its breaker. Ends if the node has left the cluster.
+    /// Pings a node until the node answers, then closes its breaker. Ends if the node has left the cluster.
     async fn probe(self: Arc<Self>, node: Arc<ClusterNode>) {
         let mut ping = pipe();
         ping.cmd("PING");
@@ -532,7 +534,7 @@ impl Shared {
     }
 
     /// Sends a pipeline whose keys lie in one slot to the slot's primary, with retries until no reply reports that the
-    /// cluster is being reconfigured. Every command in it must be idempotent.
+    /// cluster is being reconfigured. Every command in the pipeline must be idempotent.
     pub(super) async fn on_primary(
         self: &Arc<Self>,
         slot: u16,
@@ -579,7 +581,7 @@ impl Shared {
 }
 
 fn unknown_owners(last: &str) -> Error {
-    Error::unavailable(format!("no node of the cluster returned the slot map; the last one queried was {last}"))
+    Error::unavailable(format!("no node of the cluster returned the slot map; the last error was {last}"))
 }
 
 /// Returns the message of a reply that reports a transient state of the cluster.

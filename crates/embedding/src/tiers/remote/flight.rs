@@ -1,7 +1,8 @@
 //! Single flight: concurrent calls share one request per row.
 //!
-//! A call that misses the cache registers its flight for the rows that no other flight is fetching, and joins other flights for
-//! the rest. The tier's threads settle a flight shard by shard as answers arrive, so no call depends on another call's thread.
+//! A *flight* is one request for rows. A call that misses the cache registers its flight for the rows that no other flight is
+//! fetching, and joins other flights for the remaining rows. The tier's threads settle a flight shard by shard as answers arrive,
+//! so no call depends on another call's thread.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -10,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::super::RowState;
-use super::super::places::RowHasher;
+use super::super::cache_slots::RowHasher;
 
 use sterling_core::blocking::may_block;
 use sterling_core::locks::locked;
@@ -26,7 +27,7 @@ pub(super) struct Flight {
     settled: Condvar,
 }
 
-/// Answers received until now.
+/// Answers to a request that were received until now.
 #[derive(Debug)]
 pub(super) struct Answers {
     bytes: Vec<u8>,
@@ -46,7 +47,7 @@ impl Flight {
         &self.rows
     }
 
-    /// Settles rows by their index: each with its bytes, or as degraded. A row is settled once.
+    /// Settles rows, given by their index in the flight: each with its bytes, or as degraded. A row is settled once.
     pub(super) fn settle<'b>(&self, answers: impl Iterator<Item = (usize, Option<&'b [u8]>)>) {
         let mut held = self.lock();
         for (index, bytes) in answers {
@@ -78,7 +79,7 @@ impl Flight {
         held
     }
 
-    /// Marks unsettled rows as degraded, so that later answers are ignored. Returns the number of rows.
+    /// Marks unsettled rows as degraded, so that later answers are ignored. Returns the number of these rows.
     pub(super) fn give_up(&self) -> u64 {
         let mut held = self.lock();
         if held.outstanding == 0 {
@@ -130,7 +131,7 @@ pub(super) struct InFlight {
 }
 
 impl InFlight {
-    /// Returns the flight that already fetches the row; otherwise registers `flight` for it.
+    /// Returns the flight that already fetches the row, or registers `flight` for the row.
     pub(super) fn join_or_lead(&self, row: u64, flight: &Arc<Flight>) -> Option<Arc<Flight>> {
         match self.stripe(row).entry(row) {
             Entry::Occupied(other) => Some(other.get().clone()),
@@ -142,7 +143,7 @@ impl InFlight {
     }
 
     /// Removes the row's registration.
-    pub(super) fn land(&self, row: u64, flight: &Arc<Flight>) {
+    pub(super) fn unregister(&self, row: u64, flight: &Arc<Flight>) {
         let mut stripe = self.stripe(row);
         if stripe.get(&row).is_some_and(|f| Arc::ptr_eq(f, flight)) {
             stripe.remove(&row);
@@ -177,9 +178,9 @@ mod tests {
             assert_eq!(out, [7, 7]);
             assert_eq!(joined.copy(&answers, 0, &mut out), RowState::Degraded);
         });
-        in_flight.land(8, &second);
+        in_flight.unregister(8, &second);
         assert!(in_flight.join_or_lead(8, &second).is_some(), "only its own flight takes a row off");
-        in_flight.land(8, &first);
+        in_flight.unregister(8, &first);
         assert!(in_flight.join_or_lead(8, &second).is_none());
     }
 

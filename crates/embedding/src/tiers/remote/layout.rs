@@ -9,7 +9,7 @@
 //!   owns an equal share of slots owns an equal share of rows.
 //! - A chunk is `[rows, row_bytes + 4]` plus 8 bytes: each row is followed by 32 bits of its XXH3, the chunk by 64 bits of XXH3
 //!   of everything before. Both hashes are seeded with the load's random id and the row's or chunk's number, so that a row of
-//!   another position, version or load is never mistaken for this one.
+//!   another position, version or load is detected.
 //! - A chunk fills an allocation class of jemalloc, which Redis and Valkey use, up to the string's own header: 909 rows of
 //!   68 bytes take 72.2 bytes each in the node. One string per row took 144 bytes, hashes as in HugeCTR 128.
 
@@ -34,18 +34,18 @@ const PARTITIONS_MAX: usize = 256;
 const NAME_BYTES_MAX: usize = 200;
 
 /// Name of a set of rows in the cluster: one table of one model, identified by its content. Versions with the same table share
-/// it.
+/// the set.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RowSet {
     model: String,
     table: String,
     content: u64,
-    /// Version that earlier releases put before the content.
+    /// Version number, which names of earlier releases have before the content.
     version: Option<u64>,
 }
 
 impl RowSet {
-    /// Names a set of rows. `content` distinguishes rows of the same table: a hash of them, or of the file that holds them.
+    /// Names a set of rows. `content` distinguishes rows of the same table: a hash of the rows, or of the file that holds them.
     ///
     /// # Errors
     /// `Invalid` if a name is empty, longer than 200 bytes, or has characters other than ASCII letters, digits, `_`, `-` and `.`,
@@ -73,7 +73,7 @@ impl RowSet {
         self.content
     }
 
-    /// Returns the set's name within its table, as in keys and for operators: 16 hexadecimal digits of the content.
+    /// Returns the name of the set within its table, for keys and for operators: 16 hexadecimal digits of the content.
     pub fn tag(&self) -> String {
         match self.version {
             None => format!("{:016x}", self.content),
@@ -159,7 +159,7 @@ pub(super) struct ChunkLayout {
 }
 
 impl ChunkLayout {
-    /// Returns the best division of a table: rows per chunk, partitions.
+    /// Returns the best division of a table: the rows per chunk, and the number of partitions.
     pub(super) fn cut(shape: &TableShape) -> Result<(usize, usize)> {
         if shape.rows == 0 || shape.row_bytes == 0 || shape.row_bytes > ROW_BYTES_MAX {
             return Err(Error::invalid(format!(
@@ -307,7 +307,7 @@ fn row_check(load: u64, row: u64, bytes: &[u8]) -> [u8; CHECK_BYTES] {
     (xxh3_64_with_seed(bytes, load ^ row.wrapping_mul(0x9e37_79b9_7f4a_7c15)) as u32).to_le_bytes()
 }
 
-/// Returns the row's bytes if the received bytes are this row of this load.
+/// Returns the row's bytes if the checksum shows that the received bytes are the row `row` of the load `load`.
 pub(super) fn checked(load: u64, row: u64, row_bytes: usize, came: &[u8]) -> Option<&[u8]> {
     let (bytes, check) = came.split_at_checked(row_bytes)?;
     (check == row_check(load, row, bytes)).then_some(bytes)
@@ -411,7 +411,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn every_row_lies_in_one_place_and_chunks_hold_all_rows(rows in 1u64..40_000, row_bytes in 1usize..3000) {
+        fn every_row_is_in_exactly_one_chunk(rows in 1u64..40_000, row_bytes in 1usize..3000) {
             let layout = layout_of(rows, row_bytes);
             let mut filled = std::collections::HashMap::new();
             for row in 0..rows {

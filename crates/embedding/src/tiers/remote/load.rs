@@ -2,9 +2,9 @@
 //!
 //! 1. The manifest is written as `loading` with a new random load id, or an interrupted load is resumed.
 //! 2. Group by group, the rows are read once from the source and divided into chunks. A chunk whose digest the cluster already
-//!    holds is skipped; every other one is written and read back in one round trip, and compared byte for byte.
-//! 3. The digests of all chunks are requested again: this detects a node with an eviction policy, or one that failed over without
-//!    a chunk, before requests do.
+//!    holds is skipped; every other chunk is written and read back in one round trip, and compared byte for byte.
+//! 3. The digests of all chunks are requested again: this detects a node with an eviction policy, or a node that failed over
+//!    without a chunk, before requests do.
 //! 4. After replicas have caught up, the manifest is written as `complete` with the checksum of all rows.
 //!
 //! A complete set is immutable: loading the same rows again repairs lost chunks; other rows are rejected before anything is
@@ -29,7 +29,7 @@ use super::sets::{QUERY_TIMEOUT, find, stored};
 use sterling_core::clock::unix_time;
 use sterling_core::error::{Error, Kind, Result};
 
-/// Number of chunks in flight.
+/// Maximum number of chunks that are written concurrently.
 const CHUNKS_IN_FLIGHT: usize = 32;
 /// Timeout per chunk, including a failover.
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(30);
@@ -38,20 +38,20 @@ const REPLICA_WAIT: Duration = Duration::from_secs(10);
 /// Progress of a load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadProgress {
-    /// Rows that are in the cluster.
+    /// Number of rows that are in the cluster.
     pub rows_done: u64,
-    /// Rows of the table.
+    /// Number of rows of the table.
     pub rows_total: u64,
     /// Bytes written by this load, checksums included.
     pub bytes_written: u64,
-    /// Chunks that existed already.
+    /// Number of chunks that existed already.
     pub chunks_kept: u64,
 }
 
 /// Result of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadReport {
-    /// Counts at the end.
+    /// Progress at the end of the load.
     pub progress: LoadProgress,
     /// XXH3 of all rows in order.
     pub checksum: u64,
@@ -110,7 +110,7 @@ pub fn load(
     }
     let chunks = digests.iter().map(|d| d.len() as u64).sum();
     let job = (cluster.shared.clone(), layout.clone());
-    cluster.run(async move { all_there(&job.0, &job.1, digests).await })?.map_err(|e| e.within(named))?;
+    cluster.run(async move { verify_all_chunks(&job.0, &job.1, digests).await })?.map_err(|e| e.within(named))?;
     let shared = cluster.shared.clone();
     let is_replicated = cluster.run(async move { replicated(&shared).await })?;
     let checksum = checksum.digest();
@@ -122,7 +122,8 @@ pub fn load(
     Ok(LoadReport { progress: done, checksum, chunks, is_replicated })
 }
 
-/// Deletes a set of rows; returns true if it existed. Readers that have it open see degraded rows from then on.
+/// Deletes a set of rows; returns true if the set existed. Readers that have the set open see its rows as degraded
+/// ([`RowState::Degraded`](crate::tiers::RowState::Degraded)) after the deletion.
 ///
 /// # Errors
 /// If the cluster does not answer for long; the same call resumes the deletion.
@@ -130,8 +131,10 @@ pub fn delete(cluster: &Arc<Cluster>, named: &RowSet) -> Result<bool> {
     let Some(manifest) = find(cluster, named)? else { return Ok(false) };
     let layout = manifest.layout(named);
     match store(cluster, named, &TableManifest { state: TableState::Deleting, ..manifest }) {
-        // A full node rejects this write. The commands below need no memory, and free some.
-        Err(e) if e.kind() == Kind::Overloaded => tracing::warn!(error = %e, "node is full; deleting rows regardless"),
+        // A full node rejects this write. The commands below need no memory, and free memory.
+        Err(e) if e.kind() == Kind::Overloaded => {
+            tracing::warn!(error = %e, "node is full; deleting rows regardless of their state")
+        }
         marked => marked?,
     }
     let shared = cluster.shared.clone();
@@ -148,7 +151,7 @@ pub fn delete(cluster: &Arc<Cluster>, named: &RowSet) -> Result<bool> {
         let mut pipeline = pipe();
         pipeline.cmd("SREM").arg(&key).arg(name.tag());
         run_commands(&shared, slot_of(&key), &pipeline, QUERY_TIMEOUT).await?;
-        // Deleted last, because the manifest is needed to find the remaining chunks.
+        // The manifest is deleted last, because an interrupted deletion needs it to find the remaining chunks.
         let key = name.manifest_key();
         let mut pipeline = pipe();
         pipeline.cmd("DEL").arg(&key);
@@ -163,7 +166,7 @@ async fn run_commands(shared: &Arc<Shared>, slot: u16, pipeline: &Pipeline, pati
     reject_errors(shared, slot, &replies).await
 }
 
-/// Returns the existing set with this content and shape, or a new one, with its manifest.
+/// Returns the existing set with this content and shape, or a new set, with its manifest.
 fn begin(cluster: &Arc<Cluster>, named: &RowSet, shape: &TableShape) -> Result<(RowSet, TableManifest)> {
     let Some((named, manifest)) = stored(cluster, named)? else {
         let manifest = TableManifest::begin(shape, RandomState::new().hash_one(named)).map_err(|e| e.within(named))?;
@@ -176,7 +179,7 @@ fn begin(cluster: &Arc<Cluster>, named: &RowSet, shape: &TableShape) -> Result<(
     if let Err(differs) = manifest.expect(&named, shape) {
         return Err(Error::conflict(format!("{differs}; delete it first, or publish other content")));
     }
-    // The new load time keeps cleanup from treating rows that are being loaded as old ones.
+    // The new load time keeps cleanup from treating rows that are being loaded as old rows.
     let manifest = TableManifest { loaded: unix_time().as_secs(), ..manifest };
     store(cluster, &named, &manifest)?;
     Ok((named, manifest))
@@ -216,7 +219,7 @@ fn checksum_of(layout: &ChunkLayout, source: &mut impl FnMut(Range<u64>, &mut [u
 struct ChunkOutcome {
     bytes_written: u64,
     chunks_kept: u64,
-    /// By partition: length of the chunk in bytes, and its digest.
+    /// Length of the chunk in bytes and its digest, per partition.
     digests: Vec<(usize, [u8; DIGEST_BYTES])>,
 }
 
@@ -246,7 +249,7 @@ impl GroupJob {
             ChunkOutcome { digests: vec![(0, [0; DIGEST_BYTES]); self.layout.partitions()], ..ChunkOutcome::default() };
         while let Some(chunk) = tasks.join_next().await {
             let (partition, wrote, size, digest) =
-                chunk.map_err(|e| Error::internal(format!("a task of the load ended: {e}")))??;
+                chunk.map_err(|e| Error::internal(format!("a task of the load ended unexpectedly: {e}")))??;
             sum.bytes_written += if wrote { size as u64 } else { 0 };
             sum.chunks_kept += u64::from(!wrote);
             sum.digests[partition] = (size, digest);
@@ -254,7 +257,7 @@ impl GroupJob {
         Ok(sum)
     }
 
-    /// Writes a chunk and reads it back, unless it exists; returns whether it was written.
+    /// Writes a chunk and reads it back, unless it exists. Returns whether it was written, its length in bytes and its digest.
     async fn write_chunk(&self, partition: usize, group_bytes: &[u8]) -> Result<(bool, usize, [u8; DIGEST_BYTES])> {
         let chunk = self.layout.encode(self.load, self.group, partition, group_bytes);
         let (rows, digest) = chunk.split_last_chunk::<DIGEST_BYTES>().expect("a chunk ends with its digest");
@@ -270,7 +273,7 @@ impl GroupJob {
         reject_errors(&self.shared, slot, &replies).await?;
         match replies.last() {
             Some(Value::BulkString(came)) if *came == chunk => Ok((true, chunk.len(), *digest)),
-            _ => Err(Error::corrupt(format!("chunk {key}: the bytes read back differ from the written ones"))),
+            _ => Err(Error::corrupt(format!("chunk {key}: the bytes read back differ from the written bytes"))),
         }
     }
 }
@@ -287,7 +290,7 @@ fn holds(replies: &[Value], digest: &[u8]) -> bool {
     matches!(replies, [Value::BulkString(came)] if came == digest)
 }
 
-async fn all_there(
+async fn verify_all_chunks(
     shared: &Arc<Shared>,
     layout: &ChunkLayout,
     digests: Vec<Vec<(usize, [u8; DIGEST_BYTES])>>,
@@ -312,7 +315,7 @@ async fn all_there(
     Ok(())
 }
 
-/// Waits until a replica of each shard has the writes of its primary; primaries without replicas are skipped.
+/// Waits until a replica of each shard has the writes of its primary. Returns false if a shard has no replica or none has them.
 async fn replicated(shared: &Arc<Shared>) -> bool {
     let mut all = true;
     for (primary, replicas) in shared.primaries() {
@@ -332,7 +335,7 @@ async fn replicated(shared: &Arc<Shared>) -> bool {
     all
 }
 
-/// Returns the first error reply as an error. For a full node, the error has its memory use.
+/// Returns the first error reply as an error. For a full node, the error states the node's memory use.
 async fn reject_errors(shared: &Arc<Shared>, slot: u16, replies: &[Value]) -> Result<()> {
     let Some(error) = replies.iter().find_map(|r| if let Value::ServerError(e) = r { Some(e) } else { None }) else {
         return Ok(());

@@ -1,7 +1,7 @@
 //! Manifest of a set of rows in the cluster: one JSON value besides its chunks.
 //!
-//! A loader first writes it as `loading`, so that an interrupted load can be resumed and readers are informed; as `complete`
-//! last, after every chunk was verified; and as `deleting` before the chunks are deleted.
+//! A loader first writes the manifest as `loading`, so that an interrupted load can be resumed and readers are informed; as
+//! `complete` last, after every chunk was verified; and as `deleting` before the chunks are deleted.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +21,7 @@ pub enum TableState {
     Loading,
     /// Every row is present.
     Complete,
-    /// Its rows are being deleted.
+    /// The rows are being deleted.
     Deleting,
 }
 
@@ -54,7 +54,7 @@ pub struct TableManifest {
     pub(super) load: u64,
     /// XXH3 of all rows in order; 0 until complete.
     pub checksum: u64,
-    /// Unix time in seconds at which its last load began or ended; 0 if an earlier release loaded it.
+    /// Unix time in seconds at which the last load of the set began or ended; 0 if an earlier release loaded the set.
     #[serde(default)]
     pub loaded: u64,
 }
@@ -85,7 +85,7 @@ impl TableManifest {
         ChunkLayout::new(named, &self.shape(), self.rows_per_chunk, self.partitions)
     }
 
-    /// Rejects a shape other than the expected one; the error names the differences.
+    /// Rejects a shape other than `expected`; the error names the differences.
     pub(super) fn expect(&self, named: &RowSet, expected: &TableShape) -> Result<()> {
         let mut differs = Vec::new();
         if self.rows != expected.rows {
@@ -101,7 +101,7 @@ impl TableManifest {
     }
 
     pub(super) fn parse(named: &RowSet, bytes: &[u8]) -> Result<Self> {
-        let invalid = |why: String| Error::corrupt(format!("{named}: its manifest is invalid: {why}"));
+        let invalid = |why: String| Error::corrupt(format!("{named}: the manifest is invalid: {why}"));
         let manifest: TableManifest = serde_json::from_slice(bytes).map_err(|e| invalid(e.to_string()))?;
         let TableManifest { layout, rows, row_bytes, rows_per_chunk, partitions, .. } = manifest;
         if layout != LAYOUT {
@@ -114,7 +114,7 @@ impl TableManifest {
             && (1..=CHUNK_BYTES_MAX / row_bytes).contains(&rows_per_chunk);
         if !plausible {
             return Err(invalid(format!(
-                "{rows} rows of {row_bytes} bytes, {rows_per_chunk} a chunk, {partitions} partitions"
+                "layout is invalid: {rows} rows of {row_bytes} bytes, {rows_per_chunk} per chunk, {partitions} partitions"
             )));
         }
         Ok(manifest)

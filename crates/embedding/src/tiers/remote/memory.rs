@@ -18,7 +18,7 @@ pub(super) struct Memory {
     pub(super) used: u64,
     /// Memory limit in bytes; 0 if not configured.
     pub(super) max: u64,
-    /// Memory of its machine in bytes.
+    /// Memory of the node's machine in bytes.
     pub(super) system: u64,
     /// `maxmemory-policy` of the node.
     policy: String,
@@ -47,7 +47,7 @@ impl Memory {
     }
 }
 
-/// Returns those primaries (each with the number of its replicas) that evict rows when their memory is full, one line each.
+/// Returns a line per primary that evicts rows when its memory is full. `primaries` have the number of their replicas.
 pub(super) async fn evicting(primaries: &[(Arc<ClusterNode>, usize)]) -> Vec<String> {
     let requested = primaries.iter().filter(|(node, _)| !node.breaker.is_open()).map(|(node, _)| async move {
         let memory = timeout(POLICY_TIMEOUT, Memory::of(node)).await.ok()?.ok()?;

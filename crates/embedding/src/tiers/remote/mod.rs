@@ -4,7 +4,7 @@
 //! ([`load()`], [`delete`]) and reads them ([`RemoteTable`]). A read takes these steps:
 //!
 //! 1. Rows outside of the table are [`RowState::Unknown`] immediately; rows in the [cache](super::cache) are copied.
-//! 2. Rows that another call is fetching are awaited with it (single flight). The others are requested, one pipeline per
+//! 2. Rows that another call is fetching are awaited with that call (single flight). All other rows are requested, one pipeline per
 //!    shard, while the caller continues.
 //! 3. Each answer is verified by the row's own 32-bit hash, seeded with the load and the row's number. A verified row
 //!    is a hit and is offered to the cache. Any other row, including one that misses the deadline, is
@@ -52,7 +52,7 @@ use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 use watch::{look, watch};
 
-/// Minimum remaining time for another request.
+/// Minimum time before the deadline at which rows are requested once more.
 const RETRY_TIME_MIN: Duration = Duration::from_millis(2);
 
 /// Read options of a table.
@@ -60,7 +60,7 @@ const RETRY_TIME_MIN: Duration = Duration::from_millis(2);
 pub struct RemoteOptions {
     /// Cache memory for rows of this table on this host, overhead included; 0 for no cache.
     pub cache_bytes: usize,
-    /// Maximum time that a call waits for rows; its own deadline may be earlier.
+    /// Maximum time that a call waits for rows; the deadline of the call may be earlier.
     pub timeout: Duration,
 }
 
@@ -73,13 +73,13 @@ impl Default for RemoteOptions {
 /// Counters of requested rows by outcome, and of degraded rows by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteCounters {
-    /// Requested rows.
+    /// Number of requested rows.
     pub rows: u64,
     /// Rows received from the cluster by the call that requested them.
     pub remote: u64,
     /// Rows that another call had already requested.
     pub joined: u64,
-    /// Rows outside of the table.
+    /// Rows that are outside of the table.
     pub unknown: u64,
     /// Degraded rows: the sum of the causes below and of joined rows that were not received.
     pub degraded: u64,
@@ -91,9 +91,9 @@ pub struct RemoteCounters {
     pub refused: u64,
     /// Rows whose chunk does not exist.
     pub missing: u64,
-    /// Rows whose bytes differ from those loaded: short, changed, or of another load.
+    /// Rows whose bytes differ from the loaded bytes: too short, changed, or of another load.
     pub corrupt: u64,
-    /// Counters of the cache in front; its hits are the rest of `rows`.
+    /// Counters of the cache in front of the cluster; its hits are the remaining rows of `rows`.
     pub cache: CacheCounters,
 }
 
@@ -130,13 +130,13 @@ struct Inner {
 }
 
 impl RemoteTable {
-    /// Opens a set of rows that was loaded completely. From then on a background task checks whether its rows are readable
-    /// ([`Cluster::troubles`]).
+    /// Opens a set of rows that was loaded completely. While the set is open, a background task checks whether its rows are
+    /// readable ([`Cluster::troubles`]).
     ///
     /// # Errors
-    /// `NotReady` if the set does not exist or is incomplete, because a load may follow; `Corrupt` if its shape is not the
-    /// expected one; the error names each difference. `Unavailable` if the cluster does not answer, or none of the sampled rows
-    /// is readable.
+    /// `NotReady` if the set does not exist or is incomplete, because a load may follow; `Corrupt` with each difference if the
+    /// shape of the set differs from `expected`. `Unavailable` if the cluster does not answer, or none of the sampled rows is
+    /// readable.
     pub fn open(
         cluster: &Arc<Cluster>,
         named: &RowSet,
@@ -155,7 +155,7 @@ impl RemoteTable {
         locked(&shared.open).push(Arc::downgrade(&set));
         let first = (shared.clone(), set.clone());
         let (found, _) = cluster.run(async move { look(&first.0, &first.1, 0).await })?;
-        // Also started for a rejected set: it ends automatically and withdraws what the check reported.
+        // The watch task is started for a rejected set too: the task then clears the problems that the check reported, and ends.
         cluster.spawn(watch(shared, Arc::downgrade(&set), set.wake.clone(), label.clone()));
         if let Some(why) = found.trouble().filter(|_| found.unreadable_rows() == found.rows) {
             return Err(Error::unavailable(format!("{}: {why}", set.named)));
@@ -165,7 +165,7 @@ impl RemoteTable {
         Ok(RemoteTable { cluster: cluster.clone(), inner: Arc::new(inner), timeout: options.timeout })
     }
 
-    /// Returns the counters of rows until now.
+    /// Returns the counters of rows since the set was opened.
     pub fn counters(&self) -> RemoteCounters {
         let RemoteTally { rows, remote, joined, unknown, degraded, late, down, refused, missing, corrupt } =
             &self.inner.counters;
@@ -176,12 +176,12 @@ impl RemoteTable {
         RemoteCounters { rows, remote, joined, unknown, degraded, late, down, refused, missing, corrupt, cache }
     }
 
-    /// Returns the cluster that holds it.
+    /// Returns the cluster that holds these rows.
     pub fn cluster(&self) -> &Arc<Cluster> {
         &self.cluster
     }
 
-    /// Requests the flight's rows with these indexes, in one task per shard.
+    /// Requests rows of a flight, given by their indices `led`, with one task per shard.
     fn send(&self, flight: &Arc<Flight>, led: Vec<usize>) {
         let layout = &self.inner.set.layout;
         let view = self.cluster.shared.view.load();
@@ -202,7 +202,7 @@ impl RemoteTable {
         }
     }
 
-    /// Requests rows again that other calls with earlier deadlines gave up, without joining other flights.
+    /// Requests rows once more that other calls with earlier deadlines gave up, without joining other flights.
     fn retry(&self, degraded: Vec<u64>, deadline: Instant) -> Arc<Flight> {
         let led = (0..degraded.len()).collect();
         let flight = Arc::new(Flight::new(degraded, self.inner.set.layout.row_bytes, deadline));
@@ -244,7 +244,7 @@ impl Inner {
     }
 }
 
-/// Rows of a flight that one shard holds. If it is dropped before its answers arrive, its rows become degraded.
+/// Request for the rows of a flight that one shard holds. If dropped before the answers arrive, the rows become degraded.
 struct ShardFetch {
     inner: Arc<Inner>,
     flight: Arc<Flight>,
@@ -259,7 +259,7 @@ impl ShardFetch {
         if rows.iter().any(Result::is_err) {
             let failed = rows.iter().zip(places).filter_map(|(row, place)| Some((row.err()?, *place)));
             inner.set.suspect(failed.filter(|(cause, _)| cause.is_lost()).map(|(_, place)| place));
-            // The other rows were already counted when they were given up.
+            // Rows whose flight was abandoned were counted at that time.
             let unsettled = flight.unsettled(indices);
             let causes = rows.iter().zip(&unsettled).filter(|(_, is_unsettled)| **is_unsettled);
             inner.count(causes.filter_map(|(row, _)| row.err()));
@@ -271,7 +271,7 @@ impl ShardFetch {
             if let (Some(cache), Some(bytes)) = (&inner.cache, bytes) {
                 cache.insert(row, bytes);
             }
-            inner.in_flight.land(row, flight);
+            inner.in_flight.unregister(row, flight);
         }
         indices.clear();
     }
@@ -280,7 +280,7 @@ impl ShardFetch {
 impl Drop for ShardFetch {
     fn drop(&mut self) {
         self.flight.settle(self.indices.iter().map(|&i| (i, None)));
-        self.indices.iter().for_each(|&i| self.inner.in_flight.land(self.flight.rows()[i], &self.flight));
+        self.indices.iter().for_each(|&i| self.inner.in_flight.unregister(self.flight.rows()[i], &self.flight));
     }
 }
 
@@ -324,7 +324,7 @@ impl RowSource for RemoteTable {
                     // removed.
                     None if cache.as_ref().is_some_and(|c| c.peek(row, out)) => {
                         flight.settle([(index, Some(&*out))].into_iter());
-                        in_flight.land(row, &flight);
+                        in_flight.unregister(row, &flight);
                         landed += 1;
                     }
                     None => led.push(index),
@@ -338,22 +338,22 @@ impl RowSource for RemoteTable {
     }
 }
 
-/// A call in progress.
+/// A lookup of remote rows in progress.
 struct Fetching<'a> {
     table: &'a RemoteTable,
     fetched: Fetched,
-    /// Rows that were not cached; those also in `joined` are settled by other flights.
+    /// Rows that were not cached; the rows that are also in `joined` are settled by other flights.
     flight: Arc<Flight>,
     /// Index in the answer of each row of the flight.
     places: Vec<usize>,
     joined: Vec<(usize, Arc<Flight>)>,
-    /// Number of the flight's rows that another call had meanwhile put into the cache.
+    /// Number of rows of the flight that another call has put into the cache in the meantime.
     landed: u64,
     deadline: Instant,
 }
 
 impl Fetching<'_> {
-    /// Takes a row out of a flight that has ended.
+    /// Waits for a row of a flight, and copies it into the answer.
     fn take(&mut self, place: usize, from: &Flight, row: u64, until: Instant) -> RowState {
         let row_bytes = self.table.inner.set.layout.row_bytes;
         let out = &mut self.fetched.bytes[place * row_bytes..][..row_bytes];

@@ -21,7 +21,7 @@ const ADMIN_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct ClusterNode {
     pub(super) address: Address,
     pub(super) breaker: Breaker,
-    /// Reason of its failure, while its breaker is open.
+    /// Reason of the node's failure, while its circuit breaker is open.
     pub(super) trouble: ArcSwapOption<String>,
     client: Client,
     connect_timeout: Duration,
@@ -44,8 +44,8 @@ impl ClusterNode {
         })
     }
 
-    /// Sends the commands in one write and waits for all replies; errors of single commands are among the values. The caller
-    /// enforces the timeout.
+    /// Sends the commands in one write and waits for all replies; errors of single commands are among the returned values. The
+    /// caller enforces the timeout.
     pub(super) async fn ask(&self, pipeline: &Pipeline) -> RedisResult<Vec<Value>> {
         let connection = self.connection().await?;
         let mut handle = MultiplexedConnection::clone(&connection);
@@ -87,7 +87,7 @@ impl ClusterNode {
         let config =
             AsyncConnectionConfig::new().set_connection_timeout(Some(self.connect_timeout)).set_response_timeout(None);
         let mut connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
-        // Replicas answer reads only after this. It has no effect on a primary, and a provider may reject it.
+        // Replicas answer reads only after `READONLY`. The command has no effect on a primary, and a provider may reject it.
         connection.send_packed_command(&cmd("READONLY")).await?;
         let connection = Arc::new(connection);
         self.connection.store(Some(connection.clone()));

@@ -11,7 +11,7 @@ use super::layout::{ChunkLayout, RowPlace, RowSet, checked};
 use super::manifest::TableManifest;
 use sterling_core::locks::locked;
 
-/// Maximum number of damaged chunks that are checked in every round; the rotation checks further ones.
+/// Maximum number of damaged chunks that are checked in every round; the rotation checks further damaged chunks.
 const SUSPECTS_MAX: usize = 4096;
 
 /// Reason why a row is unreadable.
@@ -25,7 +25,7 @@ pub(super) enum Cause {
     Refused,
     /// The chunk does not exist.
     Missing,
-    /// The bytes differ from those loaded: short, changed, or of another load.
+    /// The bytes differ from the loaded bytes: too short, changed, or of another load.
     Corrupt,
 }
 
@@ -58,16 +58,16 @@ pub(super) struct OpenSet {
     format: String,
     /// XXH3 of all rows.
     checksum: u64,
-    /// Number of the load that seeds the checksums of its rows.
+    /// Random number of the load, which seeds the checksums of the rows.
     load: AtomicU64,
     /// Chunks of which a row was missing or corrupt at the last read.
     suspects: Mutex<BTreeSet<ChunkPlace>>,
     /// Problems of the set, one per line.
     pub(super) troubles: ArcSwap<Vec<String>>,
-    /// Rows that requests needed since the last check, and those that they did not get.
+    /// Number of rows that requests needed since the last check, and number of rows that requests did not get.
     requested: AtomicU64,
     degraded: AtomicU64,
-    /// Unreadable share of the rows checked last, as the bits of an f64.
+    /// Unreadable fraction of the rows checked last, as the bits of an f64.
     unreadable: AtomicU64,
     /// Wakes the task that checks the set.
     pub(super) wake: Arc<Notify>,
@@ -95,7 +95,7 @@ impl OpenSet {
         self.load.load(Ordering::Relaxed)
     }
 
-    /// Returns the row's bytes, if an answer is that row.
+    /// Returns the bytes of row `row` if the answer holds this row undamaged.
     pub(super) fn accept<'a>(&self, row: u64, answer: &'a Result<Vec<u8>, Cause>) -> Result<&'a [u8], Cause> {
         let came = answer.as_ref().map_err(|cause| *cause)?;
         if came.is_empty() {
@@ -118,19 +118,19 @@ impl OpenSet {
             && manifest.checksum == self.checksum
     }
 
-    /// Records how many rows a request needed and how many of them it did not get.
+    /// Records how many rows a request needed, and how many of these rows the request did not get.
     pub(super) fn served(&self, requested: u64, degraded: u64) {
         self.requested.fetch_add(requested, Ordering::Relaxed);
         self.degraded.fetch_add(degraded, Ordering::Relaxed);
     }
 
-    /// Returns and resets the rows that requests needed, and those that they did not get.
+    /// Returns and resets the numbers of rows that requests needed and did not get.
     pub(super) fn take_served(&self) -> (u64, u64) {
         let degraded = self.degraded.swap(0, Ordering::Relaxed);
         (self.requested.swap(0, Ordering::Relaxed), degraded)
     }
 
-    /// Records unreadable rows; `damaged` are the locations of those that are missing or corrupt.
+    /// Records unreadable rows; `damaged` are the locations of missing or corrupt rows.
     pub(super) fn suspect(&self, damaged: impl Iterator<Item = RowPlace>) {
         let mut suspects = locked(&self.suspects);
         for place in damaged {
@@ -144,7 +144,7 @@ impl OpenSet {
     }
 
     /// Returns the chunks to check in round `turn`: one per partition in rotation, so that every node is read, and the damaged
-    /// ones.
+    /// chunks.
     pub(super) fn due(&self, turn: u64) -> Vec<ChunkPlace> {
         let layout = &self.layout;
         let mut due = locked(&self.suspects).clone();
@@ -156,7 +156,7 @@ impl OpenSet {
         due.into_iter().collect()
     }
 
-    /// Records the result of a check: the damaged chunks among those read, and the unreadable share of the rows.
+    /// Records the result of a check: the damaged chunks among the chunks `read`, and the unreadable fraction of the rows.
     pub(super) fn looked(&self, read: &[ChunkPlace], damaged: &BTreeSet<ChunkPlace>, unreadable: f64) {
         let mut suspects = locked(&self.suspects);
         read.iter().for_each(|chunk| {
@@ -167,7 +167,7 @@ impl OpenSet {
         self.unreadable.store(unreadable.to_bits(), Ordering::Relaxed);
     }
 
-    /// Returns the unreadable share of the rows checked last.
+    /// Returns the unreadable fraction of the rows checked last.
     pub(super) fn unreadable(&self) -> f64 {
         f64::from_bits(self.unreadable.load(Ordering::Relaxed))
     }
@@ -175,7 +175,7 @@ impl OpenSet {
 
 impl Drop for OpenSet {
     fn drop(&mut self) {
-        // Wakes the task so that it ends.
+        // Wakes the watch task so that it ends.
         self.wake.notify_one();
     }
 }

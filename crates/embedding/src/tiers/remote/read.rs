@@ -1,11 +1,11 @@
-//! Reads many ranges of values within a deadline.
+//! Reads many rows, each a range of the bytes of a chunk, within a deadline.
 //!
 //! 1. Commands are grouped by the shard that owns their slot; a shard's commands are one pipeline on one connection.
-//! 2. The nodes of the shard are tried in the order of [`ReadFrom`]; nodes with an open breaker are skipped. If the first
-//!    has not answered after `hedge_after`, a hedged request goes to the second, and the first answer counts.
+//! 2. The nodes of the shard are tried in the order of [`ReadFrom`]; nodes with an open breaker are skipped. If the first node
+//!    has not answered after `hedge_after`, a hedged request goes to the second node, and the first answer counts.
 //! 3. A command answered with MOVED or ASK is sent to the indicated node, alone. If a node rejects a complete pipeline (LOADING,
 //!    MASTERDOWN, CLUSTERDOWN, NOAUTH), the next node of its shard is tried. Transient rejections by all nodes are retried
-//!    with the current slot map until the deadline; permanent ones are not.
+//!    with the current slot map until the deadline; permanent rejections are not retried.
 //! 4. A value that is missing or shorter on a replica is read from the primary, because a replica may lag.
 
 use std::collections::{BTreeMap, HashMap};
@@ -23,10 +23,10 @@ use super::node::{ClusterNode, words};
 use super::open::Cause;
 use super::slots::Address;
 
-/// Redirections that are followed immediately. Later ones follow after a pause: nodes that redirect to each other are being
-/// reconfigured.
+/// Redirections that are followed immediately. Later redirections are followed after a pause: nodes that redirect to each other
+/// are being reconfigured.
 const REDIRECTIONS_MAX: u32 = 5;
-/// First pause of a read.
+/// First pause between two rounds of a read.
 const PAUSE: Duration = Duration::from_millis(5);
 /// Number of times that the pause doubles.
 const DOUBLINGS: u32 = 5;
@@ -43,7 +43,7 @@ pub(super) enum Reader {
 /// Destination of a command in a round.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum ReadRoute {
-    /// The current owner of its slot.
+    /// The current owner of the key's slot.
     Owner,
     /// The primary of the owning shard, because a replica did not have the value.
     Primary,
@@ -188,8 +188,8 @@ impl RowRead<'_> {
         }
     }
 
-    /// Tries the first healthy node, and the next if it fails, rejects everything or is slow. The error has no cause if another
-    /// round is worthwhile.
+    /// Tries the first healthy node, and the next node if the first fails, rejects everything or is slow. The error has no cause if
+    /// another round is worthwhile.
     async fn query_nodes(
         &mut self,
         nodes: &[Arc<ClusterNode>],
@@ -231,7 +231,7 @@ impl RowRead<'_> {
                         PipelineOutcome::Replies(replies) => match refused(&replies) {
                             None => {
                                 // Requests to slower nodes are dropped; each counts as a failure, and several open the breaker.
-                                silent[..rank].iter().for_each(|node| shared.failed(node, "is slow"));
+                                silent[..rank].iter().for_each(|node| shared.failed(node, "slower than another node"));
                                 return Ok((node, replies));
                             }
                             Some(error) => {

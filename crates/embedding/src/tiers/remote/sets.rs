@@ -35,7 +35,7 @@ pub(super) async fn find_async(
         Some(Value::Nil) => Ok(None),
         Some(Value::BulkString(bytes)) => TableManifest::parse(named, &bytes).map(Some),
         Some(Value::ServerError(e)) => Err(Error::unavailable(format!("{named}: {e}"))),
-        other => Err(Error::corrupt(format!("{named}: its manifest is {other:?}, expected a string"))),
+        other => Err(Error::corrupt(format!("{named}: the manifest is {other:?}, expected a string"))),
     }
 }
 
@@ -52,7 +52,11 @@ pub fn sets(cluster: &Cluster, named: &RowSet) -> Result<Vec<RowSet>> {
     let members = match reply {
         Value::Array(members) | Value::Set(members) => members,
         Value::ServerError(e) => return Err(Error::unavailable(format!("{named}: {e}"))),
-        other => return Err(Error::corrupt(format!("{named}: its list of sets is {other:?}, expected a set"))),
+        other => {
+            return Err(Error::corrupt(format!(
+                "{named}: the list of the table's sets is {other:?}, expected a Redis set"
+            )));
+        }
     };
     let set = |member: &Value| named.tagged(&redis::from_redis_value_ref::<String>(member).ok()?);
     let mut sets: Vec<RowSet> = members.iter().filter_map(set).collect();
@@ -60,8 +64,8 @@ pub fn sets(cluster: &Cluster, named: &RowSet) -> Result<Vec<RowSet>> {
     Ok(sets)
 }
 
-/// Returns the set with the content of `named`, with its manifest: under that name, or complete under a name of an earlier
-/// release.
+/// Returns the set with the content of `named`, and its manifest: a set with this name, or a complete set with a name of an
+/// earlier release.
 ///
 /// # Errors
 /// As [`find`] and [`sets`].
@@ -80,16 +84,16 @@ pub fn stored(cluster: &Cluster, named: &RowSet) -> Result<Option<(RowSet, Table
 /// Returns the complete set with the content of `named`.
 ///
 /// # Errors
-/// `NotReady` if there is none, because a load may follow at any time.
+/// `NotReady` if there is no complete set, because a load may follow at any time.
 pub(super) fn complete(cluster: &Cluster, named: &RowSet) -> Result<(RowSet, TableManifest)> {
     let Some((named, manifest)) = stored(cluster, named)? else {
         let others: Vec<String> = sets(cluster, named)?.iter().map(RowSet::tag).collect();
         let others = if others.is_empty() { "none".to_owned() } else { others.join(", ") };
-        return Err(Error::not_ready(format!("{named}: not in the cluster; rows there: {others}")));
+        return Err(Error::not_ready(format!("{named}: not in the cluster; sets of this table: {others}")));
     };
     match manifest.state {
         TableState::Complete => Ok((named, manifest)),
-        TableState::Loading => Err(Error::not_ready(format!("{named}: its load has not finished"))),
+        TableState::Loading => Err(Error::not_ready(format!("{named}: the load of these rows has not finished"))),
         TableState::Deleting => Err(Error::not_ready(format!("{named}: is being deleted"))),
     }
 }

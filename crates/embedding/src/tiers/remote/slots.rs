@@ -17,7 +17,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// Parses `HOST:PORT` of a redirection; an empty host is that of the node that answered.
+    /// Parses `HOST:PORT` of a redirection; an empty host means the host of the node that answered.
     pub(super) fn parse(text: &str, requested: &Address) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let host = if host.is_empty() { &requested.host } else { host };
@@ -56,7 +56,7 @@ impl SlotMap {
         SlotMap { shards: Vec::new(), ids: BTreeSet::new(), owners: vec![UNOWNED; SLOTS] }
     }
 
-    /// Returns false if the maps name nodes of different clusters, with none in common. Maps without ids match any.
+    /// Returns false if the maps have no node id in common: they are of different clusters. A map without ids matches any.
     pub(super) fn is_of(&self, other: &SlotMap) -> bool {
         self.ids.is_empty() || other.ids.is_empty() || !self.ids.is_disjoint(&other.ids)
     }
@@ -73,7 +73,7 @@ impl SlotMap {
 
     /// Parses the reply of `CLUSTER SLOTS` from the node at `requested`.
     pub(super) fn parse(reply: &Value, requested: &Address) -> Result<Self> {
-        let invalid = || Error::corrupt(format!("node {requested}: its reply is not a valid reply to CLUSTER SLOTS"));
+        let invalid = || Error::corrupt(format!("node {requested}: got an invalid reply to CLUSTER SLOTS"));
         let Value::Array(ranges) = reply else { return Err(invalid()) };
         let mut slots = SlotMap::empty();
         for range in ranges {
@@ -108,7 +108,7 @@ fn node_of(node: &Value, requested: &Address) -> Option<Address> {
         Value::SimpleString(text) => text,
         _ => "",
     };
-    // Nodes that do not know their own name report an empty one, or `?`.
+    // Nodes that do not know their own name report an empty name, or `?`.
     let host = if host.is_empty() || host == "?" { &requested.host } else { host };
     Some(Address { host: host.to_owned(), port: u16::try_from(*port).ok()? })
 }

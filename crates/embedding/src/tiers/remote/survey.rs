@@ -10,7 +10,7 @@ use super::layout::RowSet;
 use super::memory::{Memory, evicting};
 use sterling_core::error::{Error, Result};
 
-/// Number of round trips for the median.
+/// Number of measured round trips, of which the median counts.
 const PINGS: usize = 21;
 /// Number of keys per `SCAN` call.
 const SCAN_COUNT: usize = 10_000;
@@ -20,7 +20,7 @@ const SCAN_COUNT: usize = 10_000;
 pub struct ClusterStatistics {
     /// Nodes that hold rows, without replicas.
     pub primaries: u32,
-    /// Memory limit of the smallest primary; without a `maxmemory`, the memory of its machine.
+    /// Memory limit of the smallest primary; without a `maxmemory`, the memory of the primary's machine.
     pub node_bytes: u64,
     /// Median round trip.
     pub round_trip: Duration,

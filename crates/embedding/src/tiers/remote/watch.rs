@@ -1,9 +1,9 @@
 //! Health checks of the rows of open tables, so that lost rows are reported before a request needs them.
 //!
 //! A check reads one row of one chunk per partition, so that every node that holds rows is read, and one row of each chunk that
-//! was damaged before. It reads like requests do, with replicas and redirections, so it reports what requests would meet. Checks
-//! run every [`refresh_interval`](super::ClusterOptions::refresh_interval), and up to once per second after a request did not get
-//! a row and while rows are unreadable.
+//! was damaged before. A check reads like requests do, with replicas and redirections, so it reports the problems of requests.
+//! Checks run every [`refresh_interval`](super::ClusterOptions::refresh_interval), and up to once per second after a request did
+//! not get a row and while rows are unreadable.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -26,20 +26,20 @@ use sterling_core::locks::locked;
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Timeout of a check.
 const CHECK_TIMEOUT: Duration = Duration::from_millis(500);
-/// Percentage of requested rows that may be degraded between two checks before it is reported.
+/// Percentage of requested rows that may be degraded between two checks before a problem is reported.
 const DEGRADED_PERCENT_MAX: u64 = 1;
 /// Log interval of a lasting problem.
 const LOG_EVERY: Duration = Duration::from_secs(60);
-/// Number of rows that [`verify`] requests at a time, and its timeout for them.
+/// Number of rows that [`verify`] requests at a time, and the timeout of such a request.
 const VERIFIED_TOGETHER: usize = 4096;
 const VERIFY_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Readability of a set's rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
-    /// Rows of the checked chunks, of which one row each was read.
+    /// Number of rows of the checked chunks; one row per chunk was read.
     pub rows: u64,
-    /// Rows of chunks whose row was unreadable, by cause: `missing`, `corrupt`, `refused`, `late`, `down`.
+    /// Number of rows of chunks whose read row was unreadable, by cause: `missing`, `corrupt`, `refused`, `late`, `down`.
     pub unreadable: BTreeMap<&'static str, u64>,
     /// Messages of nodes that did not serve a row.
     pub faults: BTreeMap<Address, String>,
@@ -74,12 +74,12 @@ impl Verified {
 /// Reads a row of every chunk of a complete set, and counts the rows of unreadable chunks.
 ///
 /// # Errors
-/// `NotReady` if there is no such set or it is incomplete, `Unavailable` if its manifest is unreadable.
+/// `NotReady` if the set does not exist or is incomplete, `Unavailable` if its manifest is unreadable.
 pub fn verify(cluster: &Cluster, named: &RowSet) -> Result<Verified> {
     verify_groups(cluster, named, u64::MAX)
 }
 
-/// Does the same for the first chunk of each partition.
+/// Reads a row of the first chunk of each partition of a complete set, and counts the rows of unreadable chunks.
 ///
 /// # Errors
 /// As [`verify`].
@@ -135,20 +135,20 @@ async fn read_chunks(
     (found, damaged)
 }
 
-/// Checks a set once and records the result in it. Returns it, and the number of rows that requests did not get since the last
-/// check.
+/// Checks a set once and records the result in the set. Returns the result, and the number of rows that requests did not get
+/// since the last check.
 ///
-/// If the rows were loaded again under another number, after the manifest was lost, the set switches to that load.
+/// If the rows were loaded again after the manifest was lost, with another random number, the set switches to that load.
 pub(super) async fn look(shared: &Arc<Shared>, set: &OpenSet, turn: u64) -> (Verified, u64) {
     let chunks = set.due(turn);
     let (mut found, mut damaged) = read_chunks(shared, set, &chunks, CHECK_TIMEOUT).await;
     let mut troubles = Vec::new();
     if !damaged.is_empty() {
-        // Another node may own them by now.
+        // Another node may own the slots of the damaged chunks by now.
         shared.request_owners();
         match find_async(shared, &set.named, CHECK_TIMEOUT).await {
             Ok(Some(manifest)) if manifest.state != TableState::Complete => {
-                troubles.push(format!("{}: its rows are {}", set.named, manifest.state.name()));
+                troubles.push(format!("{}: the state of the rows is {}", set.named, manifest.state.name()));
             }
             Ok(Some(manifest)) if set.has_rows_of(&manifest) => {
                 if manifest.load != set.load() {
@@ -156,7 +156,9 @@ pub(super) async fn look(shared: &Arc<Shared>, set: &OpenSet, turn: u64) -> (Ver
                     (found, damaged) = read_chunks(shared, set, &chunks, CHECK_TIMEOUT).await;
                 }
             }
-            Ok(Some(_)) => troubles.push(format!("{}: the cluster has other rows under its name", set.named)),
+            Ok(Some(_)) => {
+                troubles.push(format!("{}: the cluster has rows with another checksum under this name", set.named))
+            }
             Ok(None) => troubles.push(format!("{}: not in the cluster any more", set.named)),
             // The check of the rows reports the problem.
             Err(error) => tracing::debug!(%error, "remote tier: a manifest cannot be read"),
@@ -177,7 +179,7 @@ pub(super) async fn look(shared: &Arc<Shared>, set: &OpenSet, turn: u64) -> (Ver
     (found, degraded)
 }
 
-/// Exports the unreadable share of a table's rows: the worst of its open sets.
+/// Exports the unreadable fraction of a table's rows: the highest fraction of its open sets.
 fn export(shared: &Shared, label: &str) {
     let open = locked(&shared.open);
     let of_table = open.iter().filter_map(Weak::upgrade).filter(|set| set.named.label() == label);
@@ -208,7 +210,7 @@ pub(super) async fn watch(shared: Arc<Shared>, set: Weak<OpenSet>, wake: Arc<Not
     export(&shared, &label);
 }
 
-/// Logs the start, continuation and end of a problem: one line for all requests affected since the last.
+/// Logs the start, continuation and end of a problem: one line for all requests affected since the last line.
 #[derive(Default)]
 struct TroubleLog {
     /// Rows that requests did not get since the last log line.

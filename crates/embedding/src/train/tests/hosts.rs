@@ -142,7 +142,7 @@ fn a_host_has_its_own_rows_only() {
     let shard = table().on_host(share, Arc::new(Unread)).unwrap();
     assert_eq!(shard.own_rows(&[1, 4]).unwrap().len(), 2 * (2 + shard.state_width()));
     let error = shard.own_rows(&[1, 3]).unwrap_err().to_string();
-    assert!(error.contains("row 3 is of another host"), "{error}");
+    assert!(error.contains("row 3 belongs to another host"), "{error}");
     assert!(shard.own_rows(&[7]).is_err() && shard.export([0, 1]).is_err());
     assert!(shard.on_host(share, Arc::new(Unread)).is_err());
     let frozen = MasterTable::from_f32("t", 2, &[0.0; 4], crate::Unseen::Zero, None).unwrap();

@@ -133,9 +133,9 @@ fn threads_partitions_and_restarts_change_no_bit() {
         let table = &learner.tables()[0];
         (table.export(0..16).unwrap(), table.id_state().unwrap())
     };
-    let mut whole = learner(new(), 1);
-    train(&mut whole, 0..123);
-    let expected = end(&whole);
+    let mut complete = learner(new(), 1);
+    train(&mut complete, 0..123);
+    let expected = end(&complete);
     assert!(expected.1.totals.expired > 0 && expected.1.totals.evicted > 0, "{:?}", expected.1.totals);
     let cut = |rows, columns| Cut { rows, columns, copy: 0, device: "here".into() };
     let cuts = [cut(0..5, 0..WIDTH), cut(5..16, 0..WIDTH)];
@@ -204,14 +204,17 @@ fn batches_of_an_earlier_map_and_wrong_tables_are_rejected() {
     let ids = KeyedJaggedTensor::from_lengths(["f", "s"], vec![5], &[1, 0], None).unwrap();
     let early = tables.prepare(ids).unwrap();
     step(&mut tables, &[5], &[]);
-    let said = tables.forward(&early).unwrap_err().to_string();
-    assert!(said.contains("table `t`: rows got other ids, expected the batch to be prepared again"), "{said}");
+    let reported = tables.forward(&early).unwrap_err().to_string();
+    assert!(
+        reported.contains("table `t`: rows were reassigned to other ids, expected a newly prepared batch"),
+        "{reported}"
+    );
     let frozen = MasterTable::zeros("t", 4, WIDTH, Unseen::Zero, None).unwrap();
     assert!(frozen.with_ids(Some(spec), &[FREE; 4]).unwrap_err().to_string().contains("got `frozen` and managed ids"));
     let plain = || MasterTable::zeros("t", 4, WIDTH, Unseen::Zero, Some(rule())).unwrap();
     let fewer = ManagedSpec { rows: Some(3), ..spec };
-    let said = plain().with_ids(Some(fewer), &[FREE; 4]).unwrap_err().to_string();
-    assert!(said.contains("managed.rows: got 3, expected at least its 4 rows"), "{said}");
+    let reported = plain().with_ids(Some(fewer), &[FREE; 4]).unwrap_err().to_string();
+    assert!(reported.contains("managed.rows: got 3, expected at least the 4 rows of the package"), "{reported}");
     assert!(plain().with_ids(None, &[1, 1, 2, 3]).is_err() && plain().forget(&[1]).is_err());
     // Ids of a frozen table are resolved, and stay.
     let fixed = MasterTable::zeros("t", 4, WIDTH, Unseen::Zero, None).unwrap().with_ids(None, &[9, 8, FREE, 7]);
@@ -221,6 +224,6 @@ fn batches_of_an_earlier_map_and_wrong_tables_are_rejected() {
     assert_eq!((table.id_state(), table.served(RowFormat::F32).unwrap().resolve(7)), (None, (Some(3), false)));
     let mut state = tables.tables()[0].id_state().unwrap();
     state.seen.pop();
-    let said = tables.tables_mut()[0].set_id_state(state).unwrap_err().to_string();
-    assert!(said.contains("23 counts of managed ids, expected 24"), "{said}");
+    let reported = tables.tables_mut()[0].set_id_state(state).unwrap_err().to_string();
+    assert!(reported.contains("managed ids: got 23 counts, expected 24"), "{reported}");
 }

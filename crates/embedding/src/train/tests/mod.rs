@@ -200,7 +200,7 @@ fn schedules_count_steps() {
 fn checkpoints_restore_rows_and_state() {
     let workload = Workload::new(7, 12);
     let mut learner = workload.learner(workload.masters(), 1);
-    let whole = workload.run(&mut learner);
+    let complete = workload.run(&mut learner);
     let mut halves = Workload::new(7, 12);
     let rest = halves.steps.split_off(6);
     let mut first = halves.learner(halves.masters(), 1);
@@ -212,7 +212,7 @@ fn checkpoints_restore_rows_and_state() {
     let mut second = halves.learner(masters, 1);
     second.set_steps(first.steps());
     halves.steps = rest;
-    assert_eq!(halves.run(&mut second).rows, whole.rows);
+    assert_eq!(halves.run(&mut second).rows, complete.rows);
 }
 
 #[test]
@@ -308,12 +308,12 @@ fn partitions_that_do_not_cover_a_table_are_rejected() {
     for cuts in wrong {
         assert_eq!(table().cut(Sharding::Grid, &cuts).unwrap_err().kind(), Kind::Invalid, "{cuts:?}");
     }
-    let whole = [cut(0..4, 0..32, 0)];
-    let again = table().cut(Sharding::TableWise, &whole).unwrap().cut(Sharding::TableWise, &whole);
+    let complete = [cut(0..4, 0..32, 0)];
+    let again = table().cut(Sharding::TableWise, &complete).unwrap().cut(Sharding::TableWise, &complete);
     assert_eq!(again.unwrap_err().kind(), Kind::Unsupported);
     let other = MasterTable::zeros("t", 3, 32, Unseen::Zero, Some(Rule::default())).unwrap();
     let source = late(&other, &cut(0..3, 0..32, 0));
-    let beside = table().partition_reusing(Sharding::TableWise, &whole, |_| Some(source.clone()));
+    let beside = table().partition_reusing(Sharding::TableWise, &complete, |_| Some(source.clone()));
     assert_eq!(beside.unwrap_err().kind(), Kind::Invalid);
 }
 

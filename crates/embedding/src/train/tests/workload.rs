@@ -309,9 +309,9 @@ pub(super) fn cuts(table: &MasterTable, sharding: Sharding) -> Vec<Cut> {
 /// Partitions the masters; with `is_late`, every second partition is behind a late source.
 pub(super) fn cut(workload: &Workload, sharding: Sharding, is_late: bool) -> Vec<MasterTable> {
     let masters = workload.masters().into_iter().zip(workload.masters());
-    let cut = |(master, whole): (MasterTable, MasterTable)| {
+    let cut = |(master, complete): (MasterTable, MasterTable)| {
         let cuts = cuts(&master, sharding);
-        let elsewhere = |part: usize| (is_late && part.is_multiple_of(2)).then(|| late(&whole, &cuts[part]));
+        let elsewhere = |part: usize| (is_late && part.is_multiple_of(2)).then(|| late(&complete, &cuts[part]));
         master.partition_reusing(sharding, &cuts, elsewhere).unwrap()
     };
     masters.map(cut).collect()

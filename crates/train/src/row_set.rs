@@ -2,7 +2,7 @@
 
 use sterling_core::error::{Error, Result};
 
-/// Rows of one table, a bit per row.
+/// Rows of one table, one bit per row.
 #[derive(Debug)]
 pub(crate) struct RowSet {
     words: Vec<u64>,

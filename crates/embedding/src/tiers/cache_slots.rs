@@ -1,11 +1,11 @@
 //! Cache slots of rows, and their eviction.
 //!
 //! The policy is S3-FIFO (Yang et al., SOSP 2023). A new row enters a *small* queue of a tenth of the capacity. When a
-//! slot is needed, the oldest row of the small queue moves to the *main* queue if it was requested at least twice
-//! meanwhile. Otherwise it is evicted, and its fingerprint stays in a *ghost* table; a row whose fingerprint is found
-//! there enters the main queue directly. The main queue reinserts its oldest row once per request since, at most three
-//! times. So a row that is requested once never displaces a frequent one, and a hit writes only one byte, for which
-//! readers share the lock.
+//! slot is needed, the oldest row of the small queue moves to the *main* queue if the row was requested at least twice
+//! meanwhile. Otherwise the row is evicted, and its fingerprint stays in a *ghost* table; a row whose fingerprint is in the
+//! ghost table enters the main queue directly. The main queue reinserts its oldest row once per request since the row's last
+//! insertion, at most three times. So a row that is requested once never displaces a frequent row, and a hit writes only one
+//! byte, for which readers share the lock.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -19,22 +19,22 @@ const GHOST_WAYS: usize = 4;
 /// Counters of a cache since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
-    /// Requested rows that were cached.
+    /// Number of requested rows that were cached.
     pub hits: u64,
-    /// Requested rows that were not cached.
+    /// Number of requested rows that were not cached.
     pub misses: u64,
-    /// Rows inserted.
+    /// Number of rows inserted.
     pub inserted: u64,
-    /// Rows evicted.
+    /// Number of rows evicted.
     pub evicted: u64,
-    /// Rows cached now.
+    /// Number of rows in the cache.
     pub entries: u64,
     /// Capacity in rows.
     pub entries_max: u64,
 }
 
 impl CacheCounters {
-    /// Returns the share of requested rows that were hits, 0 without requests.
+    /// Returns the fraction of requested rows that were hits, 0 without requests.
     pub fn hit_rate(&self) -> f64 {
         self.hits as f64 / (self.hits + self.misses).max(1) as f64
     }
@@ -94,13 +94,13 @@ impl CacheSlots {
         let place = *self.index.get(&row)?;
         let turns = self.turns[place as usize].load(Ordering::Relaxed);
         if turns < TURNS_MAX {
-            // Concurrent hits may count as one: the counter only ranks rows.
+            // Concurrent hits may count as one hit, because the counter only ranks rows.
             self.turns[place as usize].store(turns + 1, Ordering::Relaxed);
         }
         Some(place)
     }
 
-    /// Assigns a slot to a row, by eviction if all are in use. Returns `None` if the row is cached already, or there are no
+    /// Assigns a slot to a row, by eviction if all slots are in use. Returns `None` if the row is cached already, or there are no
     /// slots.
     pub(crate) fn insert(&mut self, row: u64) -> Option<u32> {
         if self.most == 0 || self.index.contains_key(&row) {
@@ -126,7 +126,7 @@ impl CacheSlots {
         Some(place)
     }
 
-    /// Evicts one row and returns its slot. All slots are in use.
+    /// Evicts one row and returns its slot. Called only if all slots are in use.
     fn evict(&mut self) -> u32 {
         loop {
             if self.small.len() > self.small_max || self.main.is_empty() {

@@ -1,4 +1,4 @@
-//! Counter-based random numbers: a hash of (seed, step, number), so that a resumed run samples what an uninterrupted one would.
+//! Counter-based random numbers: a hash of (seed, step, number), so that a resumed run samples what an uninterrupted run would.
 
 use sterling_core::random::splitmix64;
 
