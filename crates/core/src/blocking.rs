@@ -11,8 +11,8 @@ pub fn may_block() {
     }
 }
 
-/// Returns true if this thread drives tasks of an async runtime, so that blocking it would stall them. Returns false inside
-/// `spawn_blocking` and `block_in_place`: the runtime moves the tasks to another thread before these.
+/// Returns true if this thread drives tasks of an async runtime, so that blocking it would stall them. Returns false
+/// inside `spawn_blocking` and `block_in_place`, which run their closure on a thread without tasks.
 #[cfg(debug_assertions)]
 fn drives_tasks() -> bool {
     // Only tokio knows whether a thread drives tasks: its blocking calls panic on such a thread before they wait. The

@@ -88,7 +88,7 @@ impl Kind {
         matches!(self, Kind::Overloaded | Kind::DeadlineExceeded | Kind::NotReady | Kind::Unavailable | Kind::Partial)
     }
 
-    /// Returns true for failures that may resolve over time: such a version is loaded again even if its folder stays the same.
+    /// Returns true if the failure may resolve over time: a version is then loaded again even if its folder stays the same.
     pub fn is_transient(self) -> bool {
         match self {
             Kind::Unavailable

@@ -21,13 +21,13 @@ use crate::units::ItemId;
 
 /// Name of the item ids in item files, request bodies and Arrow columns.
 pub const ID: &str = "id";
-/// Name of the item vectors there.
+/// Name of the item vectors in item files, request bodies and Arrow columns.
 pub const EMBEDDING: &str = "embedding";
 
 /// Maximum number of updates per call.
 pub const UPDATES_MAX: usize = 10_000;
 
-/// Maximum bytes of received text that a reason repeats.
+/// Maximum bytes of received text that the reason of an [`InvalidItem`] repeats.
 const SHOWN_BYTES: usize = 40;
 
 /// Returns the shard of an item, of `shards`: the 64-bit XXH3 hash, seed 0, of the id's eight bytes, little-endian, scaled to the
@@ -57,7 +57,7 @@ pub struct GivenItem {
     pub id: i64,
     /// Embedding of the item.
     pub embedding: Option<Vec<f32>>,
-    /// Attributes of the item: all of them for a complete item, otherwise those that change.
+    /// Attributes of the item: all of them for a complete item, otherwise the ones that change.
     pub attributes: Vec<(String, GivenValues)>,
     /// True for a complete item, false for a change of some attributes of an existing one.
     pub whole: bool,
@@ -103,7 +103,7 @@ impl GivenValues {
         match self {
             GivenValues::Missing => "nothing".into(),
             GivenValues::Integers(values) if values.len() == 1 => values[0].to_string(),
-            // Printed with a decimal point to show that it is not an integer.
+            // A number is printed with a decimal point to show that it is not an integer.
             GivenValues::Numbers(values) if values.len() == 1 => format!("{:?}", values[0]),
             GivenValues::Integers(values) => format!("{} integers", values.len()),
             GivenValues::Numbers(values) => format!("{} numbers", values.len()),

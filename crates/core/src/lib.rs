@@ -21,7 +21,6 @@
 
 pub mod blocking;
 pub mod clock;
-pub mod draws;
 pub mod error;
 pub mod items;
 pub mod limits;
@@ -31,6 +30,7 @@ pub mod packed;
 pub mod quota;
 pub mod random;
 pub mod request;
+pub mod sampler;
 pub mod tasks;
 pub mod tensor;
 pub mod units;

@@ -51,11 +51,12 @@ pub const FILTER_DEPTH_MAX: usize = 64;
 pub const VALUE_BYTES_MAX: usize = 64 * 1024;
 /// Maximum nesting depth of a value-model expression.
 pub const VALUE_DEPTH_MAX: usize = 64;
-/// Maximum items of the delta, or the snapshot's number if larger; beyond it updates are rejected until a version is published.
+/// Maximum items of the delta, or the snapshot's item count if larger; beyond the limit updates are rejected until a
+/// publication.
 pub const FRESH_ITEMS: usize = 100_000;
-/// Maximum bytes of the delta, or of the snapshot's files if larger; beyond it updates are rejected until a version is published.
+/// Maximum bytes of the delta, or of the snapshot's files if larger; beyond the limit updates are rejected until a publication.
 pub const FRESH_BYTES: u64 = 1 << 30;
-/// Maximum size of the attributes of an upserted item, in bytes as kept in memory.
+/// Maximum size of the attributes of an upserted item, in bytes as stored in memory.
 pub const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
 /// Maximum size of a request body, in bytes.
 pub const BODY_BYTES_MAX: usize = 32 << 20;
@@ -69,7 +70,7 @@ pub const TIMEOUT_MS_MAX: u64 = 600_000;
 const _: () = assert!(RESULTS_MAX <= CANDIDATES_MAX);
 const _: () = assert!(CANDIDATES_MAX <= ITEMS_MAX);
 const _: () = assert!(FILTER_LEAVES_MAX < FILTER_BYTES_MAX);
-// The other half of the range of f32 is headroom for the rounding of rows and quantized vectors.
+// Dot products use at most half of the range of f32; the other half is headroom for the rounding of rows and quantized vectors.
 const _: () = assert!(DIMENSION_MAX as f64 * COMPONENT_MAX as f64 * COMPONENT_MAX as f64 <= f32::MAX as f64 / 2.0);
 
 /// Returns true if the text is the address of a server, `HOST:PORT`.

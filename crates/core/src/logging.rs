@@ -30,7 +30,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
 /// Rate limiter for a log line, so that an outage in which every request fails does not fill the log.
 #[derive(Debug, Default)]
 pub struct RateLimitedLog {
-    /// Time of the last logged line, and the number of suppressed lines since.
+    /// Time of the last logged line, and the number of lines suppressed after it.
     state: Mutex<(Option<Instant>, u64)>,
 }
 

@@ -39,7 +39,7 @@ pub mod numbers {
     /// Encodes a list.
     ///
     /// # Errors
-    /// Those of the serializer.
+    /// Errors of the serializer.
     pub fn serialize<T: bytemuck::NoUninit, S: Serializer>(list: &[T], to: S) -> Result<S::Ok, S::Error> {
         to.serialize_bytes(bytemuck::cast_slice(list))
     }
@@ -47,7 +47,7 @@ pub mod numbers {
     /// Decodes a list.
     ///
     /// # Errors
-    /// Those of the deserializer, and a length that is not a multiple of the element size.
+    /// Errors of the deserializer; a length that is not a multiple of the element size.
     pub fn deserialize<'de, T, D>(from: D) -> Result<Vec<T>, D::Error>
     where
         T: bytemuck::AnyBitPattern,
@@ -91,7 +91,7 @@ pub mod lists {
     /// Encodes the lists.
     ///
     /// # Errors
-    /// Those of the serializer.
+    /// Errors of the serializer.
     pub fn serialize<T: NoUninit, S: Serializer>(lists: &[Vec<T>], to: S) -> Result<S::Ok, S::Error> {
         Lists { ends: super::ends(lists), all: lists.concat() }.serialize(to)
     }
@@ -99,7 +99,7 @@ pub mod lists {
     /// Decodes the lists.
     ///
     /// # Errors
-    /// Those of the deserializer, and ends out of range.
+    /// Errors of the deserializer; list ends out of range.
     pub fn deserialize<'de, T: AnyBitPattern, D: Deserializer<'de>>(from: D) -> Result<Vec<Vec<T>>, D::Error> {
         let Lists { ends, all } = Lists::<T>::deserialize(from)?;
         super::cut(&ends, &all)
@@ -124,7 +124,7 @@ pub mod scored {
     /// Encodes the lists.
     ///
     /// # Errors
-    /// Those of the serializer.
+    /// Errors of the serializer.
     pub fn serialize<S: Serializer>(lists: &[Vec<(ItemId, f32)>], to: S) -> Result<S::Ok, S::Error> {
         let (ids, scores) = lists.iter().flatten().copied().unzip();
         Scored { ends: super::ends(lists), ids, scores }.serialize(to)
@@ -133,11 +133,11 @@ pub mod scored {
     /// Decodes the lists.
     ///
     /// # Errors
-    /// Those of the deserializer, and ends out of range.
+    /// Errors of the deserializer; list ends out of range.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Vec<(ItemId, f32)>>, D::Error> {
         let Scored { ends, ids, scores } = Scored::deserialize(from)?;
         if ids.len() != scores.len() {
-            return Err(serde::de::Error::custom("expected as many scores as items"));
+            return Err(serde::de::Error::custom("items and scores differ in number, expected one score per item"));
         }
         let all: Vec<(ItemId, f32)> = ids.into_iter().zip(scores).collect();
         super::cut(&ends, &all)
@@ -151,14 +151,14 @@ struct Run<'a> {
     text: &'a str,
 }
 
-/// Lists of strings: their concatenation, and the end of each in it.
+/// Lists of strings: their concatenation, and the end of each string in it.
 pub mod texts {
     use super::{Deserialize, Deserializer, Run, Serialize, Serializer};
 
     /// Encodes a list.
     ///
     /// # Errors
-    /// Those of the serializer.
+    /// Errors of the serializer.
     pub fn serialize<S: Serializer>(list: &[String], to: S) -> Result<S::Ok, S::Error> {
         let mut end = 0;
         let ends = list.iter().map(|text| {
@@ -171,7 +171,7 @@ pub mod texts {
     /// Decodes a list.
     ///
     /// # Errors
-    /// Those of the deserializer, and ends outside of the text or inside a character.
+    /// Errors of the deserializer; ends outside of the text or inside a character.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
         let run = Run::deserialize(from)?;
         let starts = std::iter::once(0).chain(run.ends.iter().copied());

@@ -1,8 +1,8 @@
-//! Memory quota that several callers share, so that no single one can occupy all of it.
+//! Memory quota that several callers share, so that no single caller can occupy all of it.
 //!
 //! A caller may hold at most [`FREE_FACTOR`] times the free bytes (Choudhury and Hahne, "Dynamic Queue Length Thresholds for
-//! Shared-Memory Packet Switches", 1998): alone it gets nearly everything, and the next caller still finds room. Callers are
-//! counted in a table of fixed size.
+//! Shared-Memory Packet Switches", 1998): a single caller gets nearly everything, and the next caller still finds room.
+//! Callers are counted in a table of fixed size.
 //!
 //! ```
 //! use sterling_core::quota::{Flow, Quota};
@@ -24,11 +24,11 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 
-/// Ratio of one caller's bytes to the free bytes, at most: 16 leaves a seventeenth of the total to others.
+/// Maximum ratio of one caller's bytes to the free bytes: 16 leaves a seventeenth of the total to others.
 pub const FREE_FACTOR: u64 = 16;
 /// Retry delay of a rejection.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
-/// Entries of the table of callers. Callers that share an entry share its limit.
+/// Number of entries of the table of callers. Callers that share an entry share its limit.
 const CALLERS: usize = 1024;
 
 /// Requests of one caller, as queues and quotas distinguish them.
@@ -60,7 +60,7 @@ impl Flow {
 
 /// Maximum number of bytes that may be held at once.
 pub struct Quota {
-    /// Purpose, as rejections name it.
+    /// Purpose of the memory, as rejections name it.
     name: &'static str,
     most: u64,
     held: AtomicU64,
@@ -93,7 +93,7 @@ impl Quota {
     /// Reserves bytes for a caller until the returned value is dropped.
     ///
     /// # Errors
-    /// `TooCostly` beyond the entire quota; `Overloaded` if other callers, or this one, hold too much of it now.
+    /// `TooCostly` if `bytes` exceed the quota; `Overloaded` if this caller or others hold too much of the quota now.
     pub fn hold(self: &Arc<Self>, flow: Flow, bytes: u64) -> Result<Memory> {
         self.hold_within(flow, bytes, self.most)
     }
@@ -108,8 +108,9 @@ impl Quota {
         Ok(memory)
     }
 
-    /// Reserves bytes for a value that already has `own` bytes. These are not the caller's share: a single large value of a caller
-    /// without others may grow as far as there is room, just as it may be reserved at once.
+    /// Reserves bytes for a value that already has `own` bytes. These `own` bytes do not count towards the caller's
+    /// limit: the only value of a caller may grow as far as there is room, just as if its final size were reserved at
+    /// once.
     fn take(&self, flow: Flow, own: u64, bytes: u64, most: u64) -> std::result::Result<(), Denied> {
         let of_caller = &self.of_callers[flow.entry()];
         let mine = of_caller.load(Ordering::Relaxed).saturating_sub(own);
@@ -131,7 +132,7 @@ impl Quota {
     }
 }
 
-/// Reason of a rejection: who holds too many bytes, and how many, without those of the growing value.
+/// Reason of a rejection: who holds too many bytes, and how many, without the bytes of the growing value.
 enum Denied {
     Others(u64),
     Mine(u64),
@@ -149,7 +150,7 @@ impl Memory {
     /// Reserves more bytes.
     ///
     /// # Errors
-    /// As [`Quota::hold`], for all bytes of this value.
+    /// As [`Quota::hold`] for all bytes of this value together.
     pub fn add(&self, bytes: u64) -> Result<()> {
         self.add_within(bytes, self.quota.most)
     }
@@ -176,7 +177,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns the bytes that it holds.
+    /// Returns the reserved bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -214,8 +215,8 @@ mod tests {
         assert!(quota.hold(Flow(3), 11).unwrap_err().to_string().contains("others hold 1690 of 1700"));
         drop((held, other));
         assert_eq!(quota.held_bytes(), 0);
-        let whole = quota.hold(Flow(1), 1700).unwrap();
-        let error = whole.add(1).unwrap_err();
+        let complete = quota.hold(Flow(1), 1700).unwrap();
+        let error = complete.add(1).unwrap_err();
         assert_eq!(error.kind(), Kind::TooCostly);
         assert!(error.to_string().contains("1701 bytes") && error.to_string().contains("at most 1700"), "{error}");
     }

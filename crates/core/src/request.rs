@@ -1,8 +1,8 @@
 //! Typed requests and answers: the interface between the serving pass, the engine and their callers.
 //!
-//! Nothing here knows JSON: the crate `api` reads and writes it. An [`Answer`] is columnar, one vector per field, so that a
-//! hundred thousand results take a handful of allocations. Messages between machines use these types as they are, in a binary
-//! format. Slots are left out, because they are valid within one view only.
+//! These types are independent of JSON, which the crate `api` reads and writes. An [`Answer`] is columnar, one vector per
+//! field, so that a hundred thousand results take a handful of allocations. Messages between machines use these types as
+//! they are, in a binary format. Slots are left out, because they are valid within one view only.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,8 @@ use crate::packed;
 use crate::quota::Flow;
 use crate::units::{ItemId, Slot};
 
-/// Identifiers that connect log lines and traces to a request. Calls to other processes carry both, and these log them too.
+/// Identifiers that connect log lines and traces to a request. Calls to other processes carry them, and those processes
+/// log them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// Id of the request (`x-request-id`).
@@ -32,8 +33,8 @@ impl Origin {
         recorded.or(first).cloned().unwrap_or_default()
     }
 
-    /// Returns true if the trace flags have the bit `recorded`: two hexadecimal digits, at one offset in all versions of the
-    /// header.
+    /// Returns true if the trace flags have the bit `recorded`. The flags are two hexadecimal digits, at the same
+    /// offset in all versions of the `traceparent` header.
     fn is_recorded(&self) -> bool {
         let flags = self.trace.as_ref().and_then(|trace| u8::from_str_radix(trace.get(53..55)?, 16).ok());
         flags.is_some_and(|flags| flags & 1 == 1)
@@ -123,7 +124,7 @@ impl Values {
                 weights.len(),
                 ids.len()
             ))),
-            // An empty list is parsed as `Numbers`: it shows no type.
+            // An empty list is parsed as `Numbers`, because it has no entry that shows a type.
             Values::Numbers(none) if none.is_empty() && weights.is_empty() => Ok(Values::Integers(Vec::new())),
             _ => Err(Error::invalid("got weights for values that are not integers")),
         }
@@ -219,16 +220,18 @@ pub struct Embed {
     pub whole: bool,
 }
 
-/// Selects one shard's items among the best candidates of all shards: steps 3 to 8. An unsharded version is its only shard.
+/// Selects one shard's items among the best candidates of all shards: steps 3 to 8 of the pass. An unsharded version counts as
+/// one shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Select {
     /// The retrieval, the same for all shards.
     pub retrieve: Retrieve,
     /// Requests the number of items that is certain to suffice for the merge, instead of the number that most likely suffices.
     pub all: bool,
-    /// Probes more lists if the shard finds too few items: the lists that all shards were to probe hold fewer items than results.
+    /// Probes more lists if the shard finds too few items, because the lists chosen for all shards hold fewer items
+    /// than the results.
     pub further: bool,
-    /// Also ranks the selected items in the same call if that is likely to pay off ([`RankedAhead`]). If most of them remain
+    /// Also ranks the selected items in the same call if that is likely to pay off ([`RankedAhead`]). If most of these items remain
     /// candidates of all shards, no [`Rerank`] call is needed.
     pub ahead: bool,
 }
@@ -238,7 +241,7 @@ pub struct Select {
 pub struct Rerank {
     /// The user.
     pub user: User,
-    /// Items with their retrieval scores, per query of the user. Items that were deleted since are skipped.
+    /// Items with their retrieval scores, per query of the user. Items that were deleted after their selection are skipped.
     #[serde(with = "packed::scored")]
     pub candidates: Vec<Vec<(ItemId, f32)>>,
     /// Number of results, K.
@@ -323,7 +326,7 @@ pub struct Probes {
     pub probes: usize,
     /// Recall target of the request or the model, if there was one.
     pub target: Option<f64>,
-    /// Recall measured at this nprobe when the version was published, if it was.
+    /// Recall measured at this nprobe when the version was published; `None` without a measurement.
     pub estimate: Option<f64>,
     /// nprobe of a query that is out of the distribution of the calibration queries, if that nprobe differs.
     pub ood_probes: Option<usize>,
@@ -334,7 +337,8 @@ pub struct Probes {
 pub struct Explain {
     /// The steps in their order.
     pub steps: Vec<StepReport>,
-    /// How eligible items were found: `all`, `none`, `few`, `words` (filter bitmaps) or `exact`; `""` without a search.
+    /// How eligible items were found: `all`, `none`, `few` (listed before the search), `words` (filter bitmaps of the probed
+    /// lists) or `exact` (every item is tested); `""` without a search.
     pub route: &'static str,
     /// The filter in canonical form.
     pub filter: String,
@@ -356,7 +360,7 @@ pub struct Explain {
     pub kernel: &'static str,
     /// Deviation of the GPU from the request, and its reason: the CPU answered instead, or another row format was scanned.
     pub note: Option<String>,
-    /// One report per query if the user has several. The numbers above are then sums; `candidates` counts the merged ones.
+    /// One report per query if the user has several. All other counts are then sums; `candidates` counts the merged candidates.
     pub queries: Vec<QueryReport>,
 }
 
@@ -384,7 +388,7 @@ pub struct Ranked {
     /// Item ids, `[K]`.
     #[serde(with = "packed::numbers")]
     pub ids: Vec<ItemId>,
-    /// Value-model scores, `[K]`. Items are ordered by them; ties by id.
+    /// Value-model scores, `[K]`, by which the items are ordered; ties by id.
     #[serde(with = "packed::numbers")]
     pub scores: Vec<f32>,
     /// Retrieval scores, `[K]`.
@@ -396,6 +400,8 @@ pub struct Ranked {
     /// For a [`Rank`]: requested items that the model does not have.
     #[serde(with = "packed::numbers")]
     pub unknown: Vec<ItemId>,
+    /// Number of candidates that are omitted because a task score is NaN.
+    pub undefined: usize,
 }
 
 /// Answer of a model.
@@ -412,11 +418,11 @@ pub struct Answer {
 /// Result of a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Content {
-    /// For a [`Retrieve`] or a [`Rank`].
+    /// Answer to a [`Retrieve`] or a [`Rank`].
     Items(Ranked),
-    /// For an [`Embed`]; `tensors` is empty unless requested.
+    /// Answer to an [`Embed`]; `tensors` is empty unless requested.
     Embedding(EmbeddedUser),
-    /// For a [`Select`].
+    /// Answer to a [`Select`].
     Selected(Box<ShardSelected>),
 }
 
@@ -429,8 +435,8 @@ pub struct ShardSelected {
     pub ahead: Option<RankedAhead>,
 }
 
-/// A shard's ranking of its own candidates, computed in the call that selects them (steps 9 to 11). At that time it is not known
-/// which of them are candidates of all shards.
+/// A shard's ranking of its own candidates, computed in the call that selects them (steps 9 to 11), when it is not
+/// known yet which of these candidates are also candidates of all shards.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankedAhead {
     /// The best items by value, best first.
@@ -453,13 +459,14 @@ pub struct Selected {
     /// Retrieval scores of the items.
     #[serde(with = "packed::numbers")]
     pub scores: Vec<f32>,
-    /// True if these are all items that the shard examined. Otherwise every omitted item scores worse than the last one here.
+    /// True if the list has all items that the shard examined. Otherwise every omitted item scores worse than the last
+    /// listed one.
     pub is_all: bool,
     /// True if the shard could find more items by probing more lists.
     pub may_go_further: bool,
     /// Number of items that all shards select together.
     pub selected: usize,
-    /// Number of these that become candidates, K0: the best by retrieval score.
+    /// Number of selected items that become candidates, K0: the best by retrieval score.
     pub candidates: usize,
 }
 

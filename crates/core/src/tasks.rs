@@ -10,7 +10,7 @@ use tokio::runtime::Builder;
 
 use crate::error::{Error, Result};
 
-/// Kind of thread. Its name is at most 15 bytes long, which is what Linux shows in `top -H`.
+/// Kind of thread. The name of a thread is at most 15 bytes long, which is what Linux shows in `top -H`.
 ///
 /// ```
 /// use sterling_core::tasks;
@@ -93,7 +93,7 @@ impl Task {
         self.builder(self.name.into()).spawn(work).map_err(|e| self.denied(e))
     }
 
-    /// Starts one of several threads, which has its number in its name.
+    /// Starts one of several threads of this kind; the thread's name ends with `number`.
     ///
     /// # Errors
     /// As [`Task::start`].
@@ -125,10 +125,10 @@ impl Task {
         self.build(&mut Builder::new_multi_thread(), set)
     }
 
-    /// Makes a runtime that runs on the thread that calls it.
+    /// Makes a runtime that runs its tasks on the calling thread.
     ///
     /// # Errors
-    /// `Io` if the system denies what it needs.
+    /// `Io` if the system denies the resources of the runtime.
     pub fn runtime_here(&self, set: impl FnOnce(&mut Builder) -> &mut Builder) -> Result<Runtime> {
         self.build(&mut Builder::new_current_thread(), set)
     }
@@ -144,7 +144,7 @@ impl Task {
     }
 
     fn denied(&self, error: io::Error) -> Error {
-        Error::io(format!("starting a thread: {}", self.name), error)
+        Error::io(format!("cannot start a thread: {}", self.name), error)
     }
 }
 
@@ -157,7 +157,7 @@ impl Deref for Runtime {
     type Target = tokio::runtime::Runtime;
 
     fn deref(&self) -> &Self::Target {
-        self.0.as_ref().expect("it is only taken on drop")
+        self.0.as_ref().expect("the runtime is only taken on drop")
     }
 }
 
@@ -171,7 +171,7 @@ impl Drop for Runtime {
 /// end even if its result is no longer awaited.
 ///
 /// # Errors
-/// Errors of `work`; `Internal` if it panics.
+/// Errors of `work`; `Internal` if `work` panics.
 pub fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> impl Future<Output = Result<T>> + Send + 'static {

@@ -106,7 +106,7 @@ impl Tensor {
     /// Views the tensor as rows of its last dimension.
     ///
     /// # Errors
-    /// `Invalid` for a tensor without dimensions, or if the last one is 0.
+    /// `Invalid` for a tensor without dimensions, or if its last dimension is 0.
     #[inline]
     pub fn rows(&self) -> Result<Matrix<'_>> {
         Matrix::new(&self.data, self.shape.last().copied().unwrap_or(0))

@@ -1,12 +1,12 @@
 //! Memory and disk space of a publication, planned before it begins: `publish --memory`.
 //!
-//! Vectors are by far the largest part of a catalogue. If they fit, they stay in memory. Otherwise they stay in their `.npy`
-//! file, or in an unnamed file next to the store's models, and are read in chunks: once for statistics, once for the training
-//! sample, once for the assignment to lists, and once per bucket of slots that fits in memory (`sterling_index::ivf`). Everything
-//! else is the same and produces the same bytes. Ids and columns are always in memory.
+//! Vectors are by far the largest part of a catalogue. If the vectors fit, they stay in memory. Otherwise vectors stay in their
+//! `.npy` file, or in an unnamed file next to the store's models, and are read in chunks: once for statistics, once for the
+//! training sample, once for the assignment to lists, and once per bucket of slots that fits in memory (`sterling_index::ivf`). All
+//! other steps are the same and produce the same bytes. Ids and columns are always in memory.
 //!
-//! The budget covers the program's own memory. Pages of files that it has written and reads again (columns for the filter, the
-//! index for the calibration) are mapped, and the system may reclaim them at any time.
+//! The budget covers the program's own memory. Pages of files that the program has written and reads again (columns for the filter,
+//! the index for the calibration) are mapped, and the system may reclaim them at any time.
 
 use std::fmt;
 use std::path::Path;
@@ -17,19 +17,19 @@ use sterling_kernels::memory;
 use sterling_snapshot::model::{AskedPrecision, Package, WARMUP_FILE};
 use sterling_storage::rows::Spill;
 
-/// The program, its threads, and buffers of files.
+/// Bytes reserved for the program, its threads, and buffers of files.
 const PROGRAM_BYTES: u64 = 96 << 20;
-/// Divisor of a bucket's safety margin.
+/// The safety margin of a bucket is its size divided by this number.
 const SLACK: u64 = 64;
 /// See [`Budget::bucket_bytes_min`].
 const BUCKET_BYTES_MIN: u64 = 16 << 20;
-/// Default share of the free memory that is used.
+/// Fraction of the free memory that a publication uses by default.
 const FREE_SHARE: f64 = 0.75;
-/// Divisor: share of the budget for vectors while they are read, since they grow by doubling and are copied.
+/// The budget divided by this number bounds vectors while they are read, since their buffer grows by doubling and copying.
 const READING_SHARE: u64 = 4;
-/// For smaller versions, writing fails soon enough if the disk is full.
+/// Bytes of a version from which the free disk space is checked first; writing a smaller version fails soon enough.
 const DISK_CHECKED_MIN: u64 = 64 << 20;
-/// Usual maximum of bytes per value that the filter uses for an item's planes and signatures.
+/// Usual maximum of bytes that the filter's planes and signatures take per value of an item.
 const FILTER_BYTES_PER_VALUE: u64 = 14;
 /// Bytes per value in a posting list.
 const POSTING_BYTES: u64 = 4;
@@ -38,9 +38,9 @@ const POSTING_BYTES: u64 = 4;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Budget {
     pub(super) bytes: u64,
-    /// True if it was configured: a publication that needs more is rejected then.
+    /// True if the budget was configured, so that a publication that needs more memory is rejected.
     pub(super) is_bound: bool,
-    /// Minimum bucket size: for a smaller one, a pass over all vectors does not pay off.
+    /// Minimum bucket size: reading all vectors again for a smaller bucket does not pay off.
     pub(super) bucket_bytes_min: u64,
 }
 
@@ -51,7 +51,7 @@ pub struct MemoryPlan {
     pub memory_bytes: u64,
     /// Expected peak memory in bytes.
     pub peak_bytes: u64,
-    /// Memory for vectors while they are sorted by slot; `None` if all of them stay in memory.
+    /// Memory for vectors while they are sorted by slot; `None` if all vectors stay in memory.
     pub bucket_bytes: Option<u64>,
     /// Number of passes over the vectors.
     pub passes: u64,
@@ -77,7 +77,7 @@ fn gib(bytes: u64) -> f64 {
 }
 
 impl Budget {
-    /// Returns the configured budget, or most of the free memory.
+    /// Returns the configured budget, or by default most of the free memory.
     pub(super) fn of(asked_bytes: Option<u64>) -> Self {
         let free = || (memory::available_bytes().unwrap_or(u64::MAX) as f64 * FREE_SHARE) as u64;
         Budget {
@@ -87,14 +87,14 @@ impl Budget {
         }
     }
 
-    /// Returns the spill settings for reading vectors: beyond the budget they go to a file in `folder`. Ids and columns may take
+    /// Returns the spill settings for reading vectors: vectors beyond the budget go to a file in `folder`. Ids and columns may take
     /// half of a configured budget, since two copies exist while they are written.
     pub(super) fn spill(self, folder: &Path) -> Spill {
         let others = if self.is_bound { self.bytes / 2 } else { u64::MAX };
         Spill::new(self.bytes / READING_SHARE, folder).with_others(others)
     }
 
-    /// Plans the remaining steps, for items that were read and an index of these sizes.
+    /// Plans the steps after reading the items, for a catalogue and an index of these sizes.
     ///
     /// # Errors
     /// `NoSpace` if the configured budget does not suffice.
@@ -104,7 +104,7 @@ impl Budget {
         let fits = in_memory <= self.bytes;
         let room = self.bytes.saturating_sub(need.resident + need.writing).max(self.bucket_bytes_min);
         let passes = need.bucket.div_ceil(room).max(1);
-        // Buckets of equal size plus a margin, since the number of slots is an estimate.
+        // Buckets have equal size plus a margin, since the number of slots is an estimate.
         let even = need.bucket.div_ceil(passes);
         let bucket_bytes = (even + even / SLACK).min(room);
         let plan = MemoryPlan {
@@ -131,7 +131,7 @@ pub(super) struct CatalogueSizes {
     pub(super) columns: u64,
     /// Number of values in all columns.
     pub(super) values: u64,
-    /// Width of the filter's signature per item, for a list with average items.
+    /// Bits of the filter's signature per item, for a list with average items.
     pub(super) bloom_bits: u64,
     /// Bytes of the columns.
     pub(super) column_bytes: u64,
@@ -139,19 +139,19 @@ pub(super) struct CatalogueSizes {
     pub(super) kept_bytes: u64,
 }
 
-/// Bytes of memory by purpose, and of the disk.
+/// Needed bytes of memory, by purpose, and of the disk.
 struct Need {
-    /// During the entire publication.
+    /// Memory needed during the entire publication.
     resident: u64,
     /// All vectors.
     vectors: u64,
-    /// All vectors in slot order.
+    /// Memory of all vectors in slot order.
     bucket: u64,
-    /// Training sample with its training data; then the list of each item.
+    /// Training sample with its training data; after training, the list of each item.
     training: u64,
     /// Slot order while the index is written, in addition to a bucket.
     writing: u64,
-    /// Columns, ids and filter in slot order.
+    /// Memory of columns, ids and filter in slot order.
     columns: u64,
     /// The version in memory, if it answers requests before it is published; otherwise the queries of the calibration.
     answering: u64,
@@ -163,7 +163,7 @@ impl Need {
         let CatalogueSizes { columns, values, bloom_bits, column_bytes, kept_bytes } = held;
         let (items, lists, width) = (sizes.items as u64, sizes.lists as u64, sizes.dimension as u64);
         let (slots, row) = (sizes.slots() as u64, 4 * width);
-        // Per row of the sample: numbers, order, list, members, and the random quarter; lists count twice.
+        // Sampled rows count with their numbers, order, list and members, and with the random quarter; lists count twice.
         let trained = sizes.sample as u64 * (row + 32) + lists * (3 * row + 64);
         let likeness = 8 * items + 16 * values;
         let table = 4 * (2 * items.max(1)).next_power_of_two();
@@ -186,7 +186,7 @@ impl Need {
         }
     }
 
-    /// Returns the peak memory, with `bucket` bytes for a bucket.
+    /// Returns the peak memory if a bucket takes `bucket` bytes.
     fn peak(&self, bucket: u64) -> u64 {
         let phases = [self.training, self.writing + bucket, self.columns, self.answering];
         self.resident + phases.into_iter().max().unwrap_or(0)

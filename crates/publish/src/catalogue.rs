@@ -36,18 +36,18 @@ pub(super) struct Arranged {
     pub(super) columns: Vec<ItemColumn>,
     pub(super) built: ivf::Built,
     pub(super) embedded: Embedded,
-    /// Memory for vectors on disk while they are sorted by slot.
+    /// Memory for sorting vectors on disk by slot, in bytes.
     pub(super) bucket_bytes: u64,
 }
 
-/// Parameters of an arrangement.
+/// Parameters of [`Catalogue::arrange`].
 pub(super) struct Arranging<'a> {
     pub(super) plan: &'a Plan,
     pub(super) package: Option<&'a Package>,
     pub(super) spec: &'a ModelSpec,
     /// Destination folder of the version or the shard.
     pub(super) folder: &'a Path,
-    /// Number of shards, if a single shard is written.
+    /// Number of shards of the version, if only one of its shards is written.
     pub(super) of_shards: Option<u32>,
 }
 
@@ -64,12 +64,12 @@ pub(super) fn read(
     let (mut items, lists) = read_items(plan, &path, &spill)?;
     progress(Stage::Reading, 1, 1);
     embed::check_sources(package, |name| items.has(name))?;
-    let embedded = embed(package, &mut items, &spill, progress)?;
+    let embedded = embed(package, &mut items, plan.source.vectors(), &spill, progress)?;
     let survey = ivf::RowSurvey::of(&embedded.vectors)?;
     Ok(Catalogue { path, items, embedded, lists, survey, budget, spill })
 }
 
-/// Returns the provenance of the items and their vectors; the duration is not set yet.
+/// Returns the provenance of the items and their vectors; the caller sets the duration.
 pub(super) fn provenance(items: &Path, plan: &Plan) -> Provenance {
     let vectors = plan.source.vectors().filter(|file| *file != items);
     Provenance {
@@ -112,14 +112,14 @@ impl Catalogue {
         progress(Stage::Planned(memory), 0, 1);
         let disk_bytes = match (of_shards, plan.output.count()) {
             (Some(shards), _) => memory.disk_bytes / u64::from(shards),
-            // The complete version exists next to its shards until these are finished.
+            // The complete version exists next to its shards until the shards are finished.
             (None, Some(_)) => memory.disk_bytes * 2,
             (None, None) => memory.disk_bytes,
         };
         budget::check_disk(folder, disk_bytes)?;
         let vectors = match (memory.bucket_bytes, of_shards) {
             (None, None) => vectors.fetched(&Spill::never()),
-            // For a single shard, the others are not in memory.
+            // If a single shard is written, the other shards are not in memory.
             _ => vectors.spilled(&self.spill),
         }?;
         let alike = columns::likeness(&columns, &filter.together, self.items.len())
@@ -140,10 +140,10 @@ impl Catalogue {
 }
 
 impl Arranged {
-    /// Selects the items of a shard in the lists of all.
+    /// Selects the items of one shard, in the lists of the complete version.
     ///
     /// # Errors
-    /// `Invalid` if there are none.
+    /// `Invalid` if the shard has no items.
     pub(super) fn shard(&self, shard: u32, shards: u32) -> Result<ivf::Built> {
         let built = self.built.part(|row| shard_of(ItemId(self.ids[row as usize]), shards) == shard);
         match built.items() {
@@ -204,7 +204,7 @@ fn cluster(
     })
 }
 
-/// Selects the columns of the snapshot, as the package declares them.
+/// Selects the item columns that the package declares, for the snapshot.
 fn keep(spec: &ModelSpec, items: &mut Items) -> Result<Vec<ItemColumn>> {
     let columns = std::mem::take(&mut items.columns);
     if spec.item.columns.is_empty() {
@@ -215,7 +215,10 @@ fn keep(spec: &ModelSpec, items: &mut Items) -> Result<Vec<ItemColumn>> {
     let known = by_name.keys().cloned().collect::<Vec<_>>().join(", ");
     let take = |declared: &ColumnSpec| {
         let mut column = by_name.remove(&declared.name).ok_or_else(|| {
-            Error::invalid(format!("no column `{}`, which {MODEL_FILE} declares; there are: {known}", declared.name))
+            Error::invalid(format!(
+                "no column `{}`, which {MODEL_FILE} declares; the items have: {known}",
+                declared.name
+            ))
         })?;
         column.filter = declared.filter;
         Ok(column)

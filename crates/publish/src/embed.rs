@@ -1,7 +1,8 @@
-//! Vectors of items: their own column, or the item tower over their features.
+//! Vectors of items: from an item column, or from the item tower over the items' features.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::path::Path;
 
 use rayon::prelude::*;
 
@@ -27,11 +28,12 @@ pub(super) struct Embedded {
     pub(super) kept: Vec<u8>,
 }
 
-/// Returns the vectors of all items, and the tensors that the package stores for them. `spill` applies to outputs of the item
-/// tower.
+/// Returns the vectors of all items, and the tensors that the package stores for them. `vectors` is the file that they were read
+/// from, if it is another one than that of the items. `spill` applies to outputs of the item tower.
 pub(super) fn embed(
     package: Option<&Package>,
     items: &mut Items,
+    vectors: Option<&Path>,
     spill: &Spill,
     progress: &Progress<'_>,
 ) -> Result<Embedded> {
@@ -41,18 +43,18 @@ pub(super) fn embed(
     let tower = package.and_then(|p| p.item.as_ref());
     let mut made = match tower {
         Some(tower) => run(tower, items, spill, progress)?.into_iter(),
-        None => check_given(package, items).map(|()| Vec::new().into_iter())?,
+        None => check_given(package, items, vectors).map(|()| Vec::new().into_iter())?,
     };
     let of_tower = tower.and_then(|_| made.next());
     let kept = kept(specs, items, made)?;
     let vectors = match of_tower.or_else(|| items.dense.remove(EMBEDDING)) {
         Some(vectors) => vectors,
-        None => return Err(Error::internal("an item tower without outputs")),
+        None => return Err(Error::internal("the item tower has no outputs")),
     };
     Ok(Embedded { vectors, kept })
 }
 
-/// Encodes the stored tensors, from columns or, in order, from the further outputs of the tower.
+/// Encodes the stored tensors, from columns or, in order, from the outputs of the item tower after the first.
 fn kept(specs: &[VectorSpec], items: &Items, mut made: impl Iterator<Item = RowStore<'static>>) -> Result<Vec<u8>> {
     let rows = VectorRows::of(specs)?;
     let mut of_tower: Vec<Option<RowStore<'static>>> = Vec::with_capacity(specs.len());
@@ -62,7 +64,9 @@ fn kept(specs: &[VectorSpec], items: &Items, mut made: impl Iterator<Item = RowS
     let mut sources = Vec::with_capacity(specs.len());
     for (spec, made) in specs.iter().zip(&of_tower) {
         let source = column(spec, items)?.or(made.as_ref());
-        sources.push(source.ok_or_else(|| Error::internal(format!("item.vectors `{}`: no rows", spec.name)))?);
+        sources.push(source.ok_or_else(|| {
+            Error::internal(format!("item.vectors `{}`: the item tower has no output for this tensor", spec.name))
+        })?);
     }
     let mut stored = Vec::with_capacity(items.len() * rows.bytes());
     let mut scratch = vec![Vec::new(); sources.len()];
@@ -80,13 +84,16 @@ fn kept(specs: &[VectorSpec], items: &Items, mut made: impl Iterator<Item = RowS
     Ok(stored)
 }
 
-/// Returns the column of one of `[[item.vectors]]`; `None` if the item tower produces it.
+/// Returns the item column of one of `[[item.vectors]]`; `None` if the item tower produces the tensor.
 fn column<'i>(spec: &VectorSpec, items: &'i Items) -> Result<Option<&'i RowStore<'static>>> {
     let Some(column) = &spec.column else { return Ok(None) };
     let place = |e: Error| e.within(format!("item.vectors `{}`", spec.name));
     let dense = items.dense.get(column).ok_or_else(|| {
         let known: Vec<&str> = items.dense.keys().map(String::as_str).collect();
-        place(Error::invalid(format!("items: no column `{column}` of vectors; there are: {}", known.join(", "))))
+        place(Error::invalid(format!(
+            "items: no column `{column}` of vectors; the vector columns are: {}",
+            known.join(", ")
+        )))
     })?;
     match dense.cols() == spec.width {
         true => Ok(Some(dense)),
@@ -124,7 +131,7 @@ pub(super) fn sources(package: Option<&Package>) -> BTreeSet<&str> {
     features.iter().map(FeatureSpec::source).filter(|source| *source != ID).collect()
 }
 
-/// Rejects items without a column that the item tower reads; `has` returns whether a column exists.
+/// Rejects items without a column that the item tower reads; `has` returns whether the items have a column.
 pub(super) fn check_sources(package: Option<&Package>, has: impl Fn(&str) -> bool) -> Result<()> {
     match sources(package).into_iter().find(|source| !has(source)) {
         None => Ok(()),
@@ -132,14 +139,15 @@ pub(super) fn check_sources(package: Option<&Package>, has: impl Fn(&str) -> boo
     }
 }
 
-/// Rejects items without vectors of their own, or with those of another width than the model's.
-fn check_given(package: Option<&Package>, items: &Items) -> Result<()> {
+/// Rejects items that have no vectors, or vectors of another width than the model's.
+fn check_given(package: Option<&Package>, items: &Items, vectors: Option<&Path>) -> Result<()> {
     let dense = items.dense.get(EMBEDDING).ok_or_else(|| {
         Error::invalid(format!("items: no column `{EMBEDDING}` and no vector file, expected one vector per item"))
     })?;
     if let Some(want) = package.map(|p| p.spec.dimension).filter(|want| *want != dense.cols()) {
+        let file = vectors.map_or("items".into(), |file| file.display().to_string());
         return Err(Error::invalid(format!(
-            "items: vectors of {} numbers, expected {want} by {MODEL_FILE}",
+            "{file}: vectors of {} numbers, expected {want} by {MODEL_FILE}",
             dense.cols()
         )));
     }
@@ -150,11 +158,11 @@ fn check_given(package: Option<&Package>, items: &Items) -> Result<()> {
 struct Worker {
     threads: Threads,
     scratch: tower::Scratch,
-    /// Buffer per dense column.
+    /// Buffer for the values of each dense column.
     numbers: Vec<Vec<f32>>,
 }
 
-/// Runs the item tower over all items, on all cores; returns one matrix per output. Each run has the same items on any number of
+/// Runs the item tower over all items, on all cores; returns one matrix per output. A batch has the same items on any number of
 /// cores.
 fn run(tower: &Tower, items: &Items, spill: &Spill, progress: &Progress<'_>) -> Result<Vec<RowStore<'static>>> {
     let sources = tower.features().iter().filter_map(|s| Some((s.source(), items.dense.get(s.source())?)));
@@ -185,7 +193,7 @@ fn run(tower: &Tower, items: &Items, spill: &Spill, progress: &Progress<'_>) -> 
     all.into_iter().map(RowWriter::finish).collect()
 }
 
-/// Runs the item tower over some items.
+/// Runs the item tower over one batch of items.
 fn embed_run(
     tower: &Tower,
     items: &Items,

@@ -1,8 +1,8 @@
 //! Checkpoint of a shard: merges a shard and its updates into another snapshot of the same version.
 //!
 //! A router probes the same lists in all shards of a version. A shard that merges separately therefore keeps the lists of the
-//! complete version: their centroids and their calibration. Items are in the lists that they would have been assigned to, and all
-//! other item files are rebuilt. Files that do not depend on items are those of the published shard.
+//! complete version, with their centroids and calibration. Each item is in the list to which a publication would have assigned it,
+//! and all other item files are rebuilt. Files that do not depend on items are taken from the published shard.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,8 +17,7 @@ use sterling_index::ivf::Assigner;
 use sterling_serving::view::View;
 use sterling_snapshot::{FoldedFrom, INDEX_FILE, Manifest, PROGRAM, Provenance, Shards, Store};
 
-/// Merges the updates of a view of a shard, one of `shards`, into a snapshot that represents it in `store`. Does nothing without
-/// new updates.
+/// Merges the updates in a view of one of `shards` into a new snapshot of that shard in `store`. Does nothing without new updates.
 ///
 /// # Errors
 /// As [`Store::fold`]; `NoSpace`, `Io`.

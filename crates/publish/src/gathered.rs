@@ -31,33 +31,33 @@ pub struct MergedVersion {
     pub seconds: f64,
 }
 
-/// Items of a view: the live ones of its main snapshot, then those of segments. For an empty view it is one deleted item: the
-/// files of a version hold at least one, and the manifest states whether it counts ([`Manifest::is_emptied`]).
+/// Items of a view: the live items of its main snapshot, then the items of segments. An empty view yields one deleted item: the
+/// files of a version hold at least one item, and the manifest states whether that item counts ([`Manifest::is_emptied`]).
 ///
 /// [`Manifest::is_emptied`]: sterling_snapshot::Manifest::is_emptied
 pub(super) struct ViewItems {
     ids: Vec<i64>,
     columns: Vec<ItemColumn>,
-    /// Vectors `[N, D]`, as exact as they are stored.
+    /// Vectors `[N, D]`, in the most precise stored format.
     vectors: Vec<f32>,
     dimension: usize,
     /// Rows of `[[item.vectors]]`, in storage format.
     kept: Vec<u8>,
-    /// List of each item in the main snapshot.
+    /// List of each item, in the index of the main snapshot.
     pub(super) lists: Vec<u32>,
-    /// Items that the lists were not trained for, ascending.
+    /// Rows of items unlike those that the lists were trained on (strays), ascending.
     pub(super) strays: Vec<u32>,
-    /// Number of items from segments.
+    /// Number of items that come from segments of the delta.
     pub(super) brought: usize,
     /// Sort keys that place similar items together within a list.
     alike: Vec<u64>,
 }
 
 impl ViewItems {
-    /// Gathers the items.
+    /// Gathers the items of a view.
     ///
     /// # Errors
-    /// The error of a column in the recipe.
+    /// Error in a column that the recipe names.
     pub(super) fn of(view: &View) -> Result<Self> {
         let main = view.main();
         let mut slots: Vec<Slot> = view.filled_slots().collect();
@@ -84,15 +84,15 @@ impl ViewItems {
         Ok(ViewItems { ids, columns, vectors, dimension, kept, lists, strays, brought, alike })
     }
 
-    /// Vectors of the items, `[N, D]`.
+    /// Returns the vectors of the items, `[N, D]`.
     ///
     /// # Errors
-    /// Never fails, because all vectors have the same width.
+    /// Does not occur, because all vectors have the same width.
     pub(super) fn rows(&self) -> Result<Matrix<'_>> {
         Matrix::new(&self.vectors, self.dimension)
     }
 
-    /// Returns the items with the slots of an index over their vectors, and the sort keys within lists.
+    /// Returns the items with their slots from the index `built`, and the keys by which items are sorted within lists.
     ///
     /// # Errors
     /// As [`ViewItems::rows`].

@@ -2,26 +2,27 @@
 //!
 //! 1. The package's graphs are validated in a sandbox (`sterling_snapshot::sandbox`); the package is opened and checked; the
 //!    items are read (`catalogue`).
-//! 2. Items are embedded: from their own column, or by the item tower over their features (`embed`).
-//! 3. The vectors are clustered, or keep the lists of their source, which assigns slots to the items.
+//! 2. Items are embedded: vectors come from an item column, or from the item tower over their features (`embed`).
+//! 3. The vectors are clustered, or keep the lists of their source. The lists determine the slots of the items.
 //! 4. Columns, ids, filter index and rows are written in slot order, tables in their formats; the package's other files are
 //!    copied (`write`).
 //! 5. The item-side part of the reranker is precomputed and stored, if that pays off, and the reranker scores the items
 //!    (`serving`).
-//! 6. Sample queries search the written index, to measure the number of lists per recall (`calibrate`).
+//! 6. Sample queries search the written index, to measure the number of probed lists that each recall needs (`calibrate`).
 //! 7. If the model leaves its precision open, answers in bf16 are compared with those in f32 (`precision`).
 //! 8. The version answers the requests that are stored with the package (`crate::warmup`).
-//! 9. Rows for a cluster are loaded there (`remote`).
+//! 9. Table rows for a Redis Cluster are loaded into the cluster (`remote`).
 //! 10. The manifest is written last, and the folder is renamed to its final name.
 //!
-//! Several machines may share steps 2 and 3, each for some of the files, and then the rest, each for some shards (`parts`).
+//! Several machines may share steps 2 and 3, each for some of the item files, and then the later steps, each for some shards
+//! (`parts`).
 //!
-//! Vectors need not fit in memory (`budget`); the published bytes are the same.
+//! Vectors need not fit in memory (`budget`); the published bytes are the same either way.
 //!
-//! A version in shards is first made as a complete one, and then partitioned (`shards`).
+//! A version in shards is first made as a complete version, and then partitioned (`shards`).
 //!
-//! [`merge`] (compaction) makes a version from a served one and its updates, by the last of these steps; for a shard it makes a
-//! checkpoint of the same version (`fold`).
+//! [`merge`] (compaction) makes a version from a served version and its updates, by the later ones of these steps; for a shard, a
+//! merge makes a checkpoint of the same version (`fold`).
 //!
 //! ```
 //! use sterling_publish::{Plan, publish};
@@ -78,7 +79,7 @@ pub use remote::{Remote, load_published, prune};
 /// Publishes a version and returns the model's name and the version number.
 ///
 /// # Errors
-/// The error in the package, the recipe or the items, with its location. The store is unchanged then.
+/// The error in the package, the recipe or the items, with its location. After an error the store is unchanged.
 pub fn publish(store: &Store, plan: &Plan, progress: &Progress<'_>) -> Result<(String, u64)> {
     publish_within(store, plan, Budget::of(plan.memory_bytes), progress)
 }
@@ -95,7 +96,7 @@ fn publish_within(store: &Store, plan: &Plan, budget: Budget, progress: &Progres
     let catalogue = match (&plan.source, plan.output.count()) {
         (Source::Parts { folder, .. }, shards) => {
             if let Some(cut) =
-                shards.map(|n| parts::begun_shards(folder, plan, package.as_ref(), n)).transpose()?.flatten()
+                shards.map(|n| parts::finished_shards(folder, plan, package.as_ref(), n)).transpose()?.flatten()
             {
                 return assembled(store, plan, package.as_ref(), &cut, start, progress);
             }
@@ -137,12 +138,12 @@ fn inherited(store: &Store, plan: &Plan, model: &str) -> Option<calibrate::Inher
         return None;
     }
     calibrate::Inherited::of(store, model).unwrap_or_else(|error| {
-        tracing::warn!(%error, "the queries of the last version cannot be read");
+        tracing::warn!(%error, "the calibration queries of the last version cannot be read");
         None
     })
 }
 
-/// Publishes shards that were made before.
+/// Publishes a version from shards that workers have made.
 fn assembled(
     store: &Store,
     plan: &Plan,

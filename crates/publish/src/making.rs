@@ -1,4 +1,4 @@
-//! Makes a version: from arranged items to a folder that is complete except for its manifest.
+//! Makes a version: turns items with their slots into a folder that is complete except for its manifest.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +22,7 @@ pub(super) struct VersionInputs<'a> {
     pub(super) plan: &'a Plan,
     pub(super) files: write::Version<'a>,
     pub(super) provenance: Provenance,
-    /// Queries of the previous version, if this one comes without any.
+    /// Calibration queries of the previous version, if the new version comes without queries.
     pub(super) inherited: Option<Inherited>,
     pub(super) start: Instant,
     pub(super) progress: &'a Progress<'a>,
@@ -55,7 +55,7 @@ impl VersionInputs<'_> {
         Ok(manifest)
     }
 
-    /// Calibrates the version in `folder` with its own queries, otherwise with those of the previous version, otherwise with
+    /// Calibrates the version in `folder` with its own queries, otherwise with the queries of the previous version, otherwise with
     /// perturbed items.
     fn calibrate(
         &self,
@@ -73,20 +73,20 @@ impl VersionInputs<'_> {
                 measured
             }
             (None, Some(inherited)) => match inherited.keep(folder, version_files.package, files)? {
-                Some(kept) => match calibrate(Some(&kept.file)) {
+                Some(retained) => match calibrate(Some(&retained.file)) {
                     Ok(measured) => {
                         files.extend(
-                            calibrate::keep_requests(&kept.file, folder)?.map(|sum| (REQUESTS_FILE.into(), sum)),
+                            calibrate::keep_requests(&retained.file, folder)?.map(|sum| (REQUESTS_FILE.into(), sum)),
                         );
                         tracing::warn!(
-                            queries = kept.source,
-                            "no calibration queries; using those of the last version"
+                            queries = retained.source,
+                            "no calibration queries were passed; using those of the last version"
                         );
-                        measured.map(|(calibration, queries)| kept.rename(calibration, queries))
+                        measured.map(|(calibration, queries)| retained.rename(calibration, queries))
                     }
                     Err(error) => {
-                        fs::remove_file(&kept.file).map_err(|e| Error::io(kept.file.display(), e))?;
-                        tracing::warn!(queries = kept.source, %error, "queries of the last version do not fit this one");
+                        fs::remove_file(&retained.file).map_err(|e| Error::io(retained.file.display(), e))?;
+                        tracing::warn!(queries = retained.source, %error, "queries of the last version do not suit the new version; ignoring the queries");
                         calibrate(None)?
                     }
                 },
@@ -140,7 +140,7 @@ impl VersionInputs<'_> {
     }
 }
 
-/// Size of a version.
+/// Numbers that describe the size of a version.
 pub(super) struct Extent {
     pub(super) dimension: usize,
     pub(super) items: usize,
@@ -161,7 +161,7 @@ pub(super) fn keep(
     Ok(())
 }
 
-/// Warns about limits of a version's calibration.
+/// Logs warnings about weaknesses of a version's calibration.
 pub(super) fn warn(calibration: &Calibration, queries: &Queries, (package, recipe): (Option<&Package>, &Recipe)) {
     let has_tower = package.is_some_and(|package| package.user.is_some());
     if has_tower && queries.are_items() {
@@ -182,7 +182,7 @@ pub(super) fn warn(calibration: &Calibration, queries: &Queries, (package, recip
     }
 }
 
-/// Returns how the graphs of a package are executed, by the decisions.
+/// Returns how each graph of a package is executed, under the decisions on the reranker's item-side part.
 fn graphs(package: &Package, decisions: &Decisions) -> Result<BTreeMap<String, GraphRecord>> {
     let served = package.decided(decisions)?;
     Ok(served.graphs().map(|(file, runs)| (file.to_owned(), GraphRecord::from(runs))).collect())

@@ -1,10 +1,10 @@
 //! Merges a served version and its updates into the next version.
 //!
-//! 1. The items of a view are gathered: the live ones of its main snapshot, and those of segments, each in its list.
-//! 2. The lists are retained and adjusted ([`ivf::rebalance`]), with further ones for items of a new kind, and measured with the
-//!    queries that the version was calibrated with. They are retrained if a recall needs clearly more of them than after
+//! 1. The items of a view are gathered: the live items of its main snapshot, and the items of segments, each in its list.
+//! 2. The lists are retained and adjusted ([`ivf::rebalance`]), with further lists for items of a new kind, and measured with the
+//!    queries that the version was calibrated with. The lists are retrained if a recall needs clearly more lists than after
 //!    training, or if the size of the catalogue has changed too much.
-//! 3. Everything else is as in any publication, except that the package files are hard links to those of the version.
+//! 3. All other steps are as in any publication, except that the package files are hard links to the files of the merged version.
 //!
 //! The manifest contains the position of the last merged update. A server that loads the version continues from there, so no
 //! update is lost or applied twice. The version becomes visible atomically: an interrupted merge leaves no trace.
@@ -30,18 +30,18 @@ use sterling_snapshot::{
 };
 use sterling_storage::files::Checksum;
 
-/// Lists are retrained if a recall needs this multiple of the share of lists that it needed after training.
+/// Lists are retrained if a recall needs this multiple of the fraction of lists that it needed after training.
 const DRIFT: f64 = 1.25;
-/// Codebooks of the first pass are retrained if this share of the items is of a kind that they were not trained on.
+/// Codebooks of the first pass are retrained if this fraction of the items is of a kind that the codebooks were not trained on.
 const STRAYS_OF_CODES: f64 = 0.01;
-/// A stratum is measured if more than this share of the added items are strays; among items similar to the existing ones, 2 %
-/// are.
+/// A stratum is measured if more than this fraction of the added items are strays (unlike the items that the lists were trained
+/// on); among items similar to the existing ones, 2 % are strays.
 const STRAYS_OF_A_KIND: f64 = 0.04;
 /// Number of steps of a merge: gather items into lists, write the index, measure its recall, write everything else.
 pub const MERGE_STEPS: usize = 4;
-/// Number of candidates whose recall is watched.
+/// Number of candidates (K) at which a merge compares recall with that after training.
 const WATCHED: usize = 100;
-/// Bytes of memory of a merge per vector component: as f32, and encoded twice.
+/// Bytes of memory that a merge takes per vector component: one f32, and two encoded copies.
 const BYTES_PER_NUMBER: u64 = 12;
 
 /// Publishes a view as the next version of its model, on the threads of the current pool. For a shard, makes a checkpoint of the
@@ -49,7 +49,7 @@ const BYTES_PER_NUMBER: u64 = 12;
 ///
 /// # Errors
 /// `Conflict` if another version was published meanwhile and takes over; `NoSpace` if memory or disk space is insufficient; `Io`.
-/// The store is unchanged then.
+/// After an error the store is unchanged.
 pub fn merge(store: &Store, view: &View, progress: &(dyn Fn(usize) + Sync)) -> Result<MergedVersion> {
     let start = Instant::now();
     let main = view.main();
@@ -105,7 +105,7 @@ pub fn merge(store: &Store, view: &View, progress: &(dyn Fn(usize) + Sync)) -> R
             graphs: Some(graphs),
             decisions,
         };
-        // The golden answers of the model were those of other items, so they are replaced by present ones.
+        // The golden answers of the model were those of other items, so they are replaced by answers of the merged version.
         warm::answer(folder, &mut manifest, false)?;
         manifest.provenance.seconds = start.elapsed().as_secs_f64();
         manifest.write(folder)?;
@@ -122,7 +122,7 @@ struct Merging<'a> {
     arranged: Arranged,
     /// Sort keys that place similar items together within a list.
     alike: Vec<u64>,
-    /// Rows of items of a new kind, ascending; empty if there are no more strays than expected.
+    /// Rows of items of a new kind, ascending; empty if there are no more such items than expected.
     strays: Vec<u32>,
     trained_share: Option<f64>,
     is_trained: bool,
@@ -130,7 +130,7 @@ struct Merging<'a> {
 }
 
 impl<'a> Merging<'a> {
-    /// Gathers the items, in the retained lists.
+    /// Gathers the items of a view, in the retained lists.
     fn of(view: &'a View, progress: &'a (dyn Fn(usize) + Sync)) -> Result<Self> {
         let main = view.main();
         let items = ViewItems::of(view)?;
@@ -150,10 +150,10 @@ impl<'a> Merging<'a> {
         Ok(Merging { view, arranged, alike, strays, trained_share, is_trained: false, progress })
     }
 
-    /// Writes the index, with retained or retrained lists. Returns its checksum and its measurements.
+    /// Writes the index, with retained or retrained lists. Returns the checksum of the index, and its calibration.
     fn arrange(&mut self, folder: &Path) -> Result<(Checksum, Option<MergedCalibration>)> {
         let recipe = &self.view.main().recipe;
-        // Lists that came with their items, from another program, must not be retrained.
+        // Lists that another program made, and that came with the items, must not be retrained.
         let may_train = self.view.main().index.penalties().is_empty();
         if may_train && !self.fits(recipe) {
             return self.train(folder);
@@ -175,7 +175,7 @@ impl<'a> Merging<'a> {
         let is_coded = self.view.main().index.has_first_pass();
         let wanted = recipe.index.lists_of(self.arranged.ids.len(), is_coded).unwrap_or(1);
         let is_ours = recipe.index.lists == 0;
-        // Earlier releases used twice as many lists for versions with codes; these are accepted.
+        // Earlier releases used twice as many lists for versions with codes; such versions are accepted.
         let most = if is_coded { wanted * 4 } else { wanted * 2 };
         !is_ours || (wanted.div_ceil(2)..=most).contains(&self.lists())
     }
@@ -236,7 +236,7 @@ impl<'a> Merging<'a> {
     }
 }
 
-/// Returns the share of the lists that the recall of a recipe needs.
+/// Returns the fraction of the lists that the recall of a recipe needs.
 fn share(calibration: &Calibration, recipe: &Recipe, items: usize, lists: usize) -> f64 {
     let wanted = SearchGoal { candidates: WATCHED.min(items), pass_rate: 1.0, recall: recipe.serving.recall };
     calibration.choose(wanted, items, lists).probes as f64 / lists.max(1) as f64

@@ -1,4 +1,4 @@
-//! A plan of a publication, and the progress that it reports.
+//! A plan of a publication, and the progress that the publication reports.
 
 use std::path::{Path, PathBuf};
 
@@ -22,14 +22,14 @@ use sterling_snapshot::sandbox::SandboxMode;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Model and items.
+    /// Source of the model and its items.
     pub source: Source,
     /// Queries for the calibration, `.npy` or a `:retrieve` body per line; by default the package's own `queries.jsonl`, else those of the
     /// previous version, else perturbed items.
     pub queries: Option<PathBuf>,
     /// How the index is built.
     pub recipe: Recipe,
-    /// Output of the publication.
+    /// Output of the publication: a complete version or shards.
     pub output: Output,
     /// Sandbox in which the package's graphs run first.
     pub trials: SandboxMode,
@@ -42,7 +42,7 @@ pub struct Plan {
 pub enum Source {
     /// A model package.
     Package {
-        /// The folder of its `model.toml`.
+        /// The folder of the package's `model.toml`.
         folder: PathBuf,
         /// The item file; by default the package's `items.parquet` or `items.jsonl`.
         items: Option<PathBuf>,
@@ -62,7 +62,7 @@ pub enum Source {
     Faiss {
         /// The name of the model.
         name: String,
-        /// The index.
+        /// The file of the Faiss index.
         index: PathBuf,
         /// An item file that adds attributes by id.
         items: Option<PathBuf>,
@@ -124,10 +124,10 @@ impl Source {
         }
     }
 
-    /// Returns the item file; for a Faiss index without one, the index itself.
+    /// Returns the item file; for a Faiss index without an item file, the index itself.
     ///
     /// # Errors
-    /// `NotFound` if none was given and the package has none.
+    /// `NotFound` if the plan names no item file and the package has none.
     pub fn item_file(&self) -> Result<PathBuf> {
         match self {
             Source::Package { items: Some(items), .. }
@@ -140,21 +140,21 @@ impl Source {
     }
 }
 
-/// The written version.
+/// The version that a publication writes.
 #[derive(Clone, Debug)]
 pub enum Output {
     /// A version of all items.
     Whole {
         /// Position of the last update of the model that the items contain: servers apply later updates. 0 if they contain none.
         position: u64,
-        /// Cluster that receives rows of the tables too.
+        /// Redis Cluster to which rows of the tables are loaded too.
         remote: Option<Remote>,
     },
     /// A version in document shards by the ids of its items.
     Shards {
         /// Number of shards.
         count: u32,
-        /// Position of each shard, or empty.
+        /// Position of the last update that each shard contains; empty if the items contain no updates.
         positions: Vec<u64>,
     },
 }
@@ -192,7 +192,7 @@ impl Output {
         }
     }
 
-    /// Returns the position of a shard; shard 0 stands for a version of all items.
+    /// Returns the position of the last update that a shard contains; a version of all items counts as shard 0.
     pub(super) fn position(&self, shard: u32) -> u64 {
         match self {
             Output::Whole { position, .. } => *position,
@@ -219,7 +219,8 @@ impl Output {
 }
 
 impl Plan {
-    /// Creates a plan with the default recipe that writes a version of all items. Graphs run in this process first.
+    /// Creates a plan with the default recipe that writes a version of all items. The package's graphs are validated in this
+    /// process.
     pub fn new(source: Source) -> Self {
         Plan {
             source,
@@ -251,7 +252,7 @@ pub enum Stage {
     Embedding,
     /// The sizes of the index, before it is built.
     Sized(ivf::Sizes),
-    /// The memory and disk that it will take.
+    /// The memory and disk space that the publication will take.
     Planned(MemoryPlan),
     Clustering,
     Writing,
@@ -259,7 +260,7 @@ pub enum Stage {
     Loading,
 }
 
-/// Receives the stage, the finished part of it, and its size.
+/// Callback that receives a stage, the finished units of the stage, and its total units.
 pub type Progress<'a> = dyn Fn(Stage, usize, usize) + Sync + 'a;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Precision of a model that leaves it open: bf16 if that hardly changes its answers to sample requests, otherwise f32.
+//! Precision of a model that leaves its precision open: bf16 if that hardly changes answers to sample requests, otherwise f32.
 //!
-//! The version answers each request in both precisions. In bf16 it must return the share [`OVERLAP`] of the items that it returns
-//! in f32, and the golden answers of the package within their tolerance. Without requests, or if the publishing processor does
-//! not support bf16 products, f32 is chosen, with the reason.
+//! The version answers each request in both precisions. In bf16 the version must return at least the fraction [`OVERLAP`] of the
+//! items that it returns in f32, and the package's golden answers within their tolerance. Without requests, or if the publishing
+//! processor does not support bf16 products, f32 is chosen, with the reason.
 
 use std::fs;
 use std::path::Path;
@@ -22,9 +22,9 @@ use sterling_serving::view::View;
 use sterling_snapshot::model::{AskedPrecision, DecidedPrecision, Decisions, Package, WARMUP_FILE};
 use sterling_snapshot::{Manifest, Placement, REQUESTS_FILE, Snapshot};
 
-/// Maximum number of requests.
+/// Maximum number of sample requests.
 const REQUESTS_MAX: usize = 64;
-/// Minimum share of the items returned in f32 that bf16 must return too.
+/// Minimum fraction of the items returned in f32 that must be returned in bf16 too.
 const OVERLAP: f64 = 0.98;
 
 /// Sample request: a line of the warm-up or of the sample requests, or an item's vector.
@@ -43,7 +43,8 @@ struct Compared {
     largest_difference: f32,
 }
 
-/// Chooses the precision of the version in `folder`, complete except for its manifest, if its model leaves it open.
+/// Chooses the precision of the version in `folder`, which is complete except for its manifest, if the model leaves the precision
+/// open.
 ///
 /// # Errors
 /// The error in a request, with its line; errors of loading the version.

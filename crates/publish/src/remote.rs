@@ -1,4 +1,5 @@
-//! Embedding table rows in a cluster: loaded when a version is published or later, and deleted once no version refers to them.
+//! Embedding table rows in a Redis Cluster: loaded when a version is published or later, and deleted once no version refers to the
+//! rows.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use sterling_snapshot::model::{ModelSpec, Package};
 use sterling_snapshot::{Manifest, Store, content_of, rows_on_cluster};
 use sterling_storage::files::Checksum;
 
-/// Age in seconds below which rows are retained, because their publication may be running.
+/// Age in seconds below which rows are retained, because the publication that loaded them may still be running.
 const RETAINED_SECONDS: u64 = 3600;
 
 /// Cluster that receives the rows of tables when a version is published.
@@ -19,12 +20,12 @@ const RETAINED_SECONDS: u64 = 3600;
 pub struct Remote {
     /// Cluster client.
     pub cluster: Arc<Cluster>,
-    /// Names of the tables; empty means all that the user tower reads.
+    /// Names of the tables; empty means all tables that the user tower reads.
     pub tables: Vec<String>,
 }
 
 /// Loads the rows of `remote` into the cluster for the version of `manifest`, which is about to be published. `progress` receives
-/// the numbers of finished and of all rows. Returns the newly loaded row sets; deletes them again if a later table cannot be
+/// the numbers of finished and of all rows. Returns the newly loaded row sets; deletes these sets again if a later table cannot be
 /// loaded.
 pub(super) fn load(
     remote: &Remote,
@@ -51,7 +52,7 @@ pub(super) fn load(
     for table in tables {
         let named = rows_on_cluster(spec, manifest, table.name())?;
         let reported = |rows: u64| progress((before + rows) as usize, total as usize);
-        // Other versions may use existing rows: these must not be deleted.
+        // Other versions may use rows that exist already: such rows must not be deleted.
         let is_new = stored(&remote.cluster, &named)?.is_none();
         loaded.extend(is_new.then(|| named.clone()));
         if let Err(error) = table.load(&remote.cluster, &named, |p| reported(p.rows_done)) {
@@ -72,7 +73,7 @@ pub(super) fn unload(remote: &Remote, loaded: &[RowSet]) {
     }
 }
 
-/// Loads the rows of a published version into the cluster, or restores lost ones. Existing rows stay. `progress` receives the
+/// Loads the rows of a published version into the cluster, or restores lost rows. Existing rows stay. `progress` receives the
 /// numbers of finished and of all rows.
 ///
 /// # Errors
@@ -99,17 +100,17 @@ pub fn load_published(
     load(remote, &package.spec, &manifest, &package.tables, progress).map(drop)
 }
 
-/// Deletes the row sets of models in these stores that no version refers to. Sets loaded within the last hour stay.
-/// Returns the deleted row sets.
+/// Deletes the row sets of models in these stores that no version refers to. Row sets that were loaded within the
+/// last hour are kept. Returns the deleted row sets.
 ///
 /// # Errors
-/// If a store or one of its manifests cannot be read, before anything is deleted; if the cluster does not respond.
+/// Fails if a store or one of its manifests cannot be read, before anything is deleted; if the cluster does not respond.
 pub fn prune(cluster: &Arc<Cluster>, stores: &[Store]) -> Result<Vec<RowSet>> {
     let mut models = BTreeSet::new();
     let mut contents = BTreeSet::new();
     for store in stores {
-        let (whole, cut) = (store.models()?, store.sharded_models()?);
-        for model in whole.into_iter().chain(cut).collect::<BTreeSet<_>>() {
+        let (complete, cut) = (store.models()?, store.sharded_models()?);
+        for model in complete.into_iter().chain(cut).collect::<BTreeSet<_>>() {
             for version in store.versions(&model)? {
                 contents.extend(contents_of(&store.manifest(&model, version)?));
             }
@@ -133,7 +134,7 @@ pub fn prune(cluster: &Arc<Cluster>, stores: &[Store]) -> Result<Vec<RowSet>> {
     Ok(removed)
 }
 
-/// Keys that rows of a version's files may have.
+/// Returns the keys that the rows of a version's files may have in a cluster.
 fn contents_of(manifest: &Manifest) -> Vec<u64> {
     manifest.files.values().filter_map(|sum| content_of(&sum.xxh3)).collect()
 }

@@ -14,7 +14,7 @@ use sterling_snapshot::{
 };
 use sterling_storage::files::{Checksum, TensorFile, Tensors};
 
-/// Written files of a version in slot order.
+/// Files of a version in slot order, as they were written.
 struct WrittenFiles {
     index: ivf::Index,
     columns: Columns,
@@ -40,8 +40,8 @@ impl WrittenFiles {
     }
 }
 
-/// Precomputes the item-side part of the reranker for the version in `folder`, if that pays off and the recipe permits it, and
-/// adds its file to `files`. Then scores the items with the reranker.
+/// Precomputes the item-side part of the reranker for the version in `folder`, if storing it pays off and the recipe permits it,
+/// and adds its file to `files`. Finally scores the items with the reranker.
 pub(super) fn prepare(
     package: &Package,
     folder: &Path,
@@ -60,8 +60,8 @@ pub(super) fn prepare(
     Ok(decisions)
 }
 
-/// Recomputes the stored item-side part for other items of a version in `folder`. Parts that cannot be stored for them are
-/// computed per candidate. Returns the decisions in effect.
+/// Recomputes the reranker's stored item-side part for the new items of the version in `folder`. A part that cannot be stored for
+/// these items is computed per candidate. Returns the serving decisions in effect.
 pub(super) fn keep(
     package: &Package,
     decisions: &Decisions,
@@ -77,12 +77,12 @@ pub(super) fn keep(
     }
 }
 
-/// Returns the stored item-side part, and the package that reads it; `None` if nothing is stored, or it cannot be.
+/// Returns the stored item-side part, and the package that reads it; `None` if the part is not or cannot be stored.
 fn kept(package: &Package, decisions: &Decisions, written: &WrittenFiles) -> Result<Option<(Package, Table)>> {
     let Some(decided) = &decisions.item_part else { return Ok(None) };
     let parted = package.decided(decisions)?;
     let parts = ItemParts::work_out(&written.sources(&parted), &written.index, true)?;
-    let parts = parts.ok_or_else(|| Error::internal("a split of the reranker without an item-side part"))?;
+    let parts = parts.ok_or_else(|| Error::internal("the reranker is split, but has no item-side part"))?;
     match parts.stored(decided.format, &written.index, &written.ids) {
         Ok(table) => Ok(Some((parted, table))),
         Err(e) if e.kind() == Kind::Invalid => {

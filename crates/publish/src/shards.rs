@@ -5,8 +5,8 @@
 //!    that do not depend on items are hard links to those of the complete version.
 //! 3. The file that names all shards is written last.
 //!
-//! Shards may also be made separately (`super::parts`): then only their shared files and the file that names them are written
-//! here.
+//! Shards may also be made separately (`super::parts`): then this module writes only their shared files and the file that names all
+//! shards.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -70,7 +70,7 @@ pub(super) fn assemble(making: &VersionInputs<'_>, cut: &CutShards, folder: &Pat
         files.extend(calibrate::keep_requests(&source, &whole_folder)?.map(|sum| (REQUESTS_FILE.into(), sum)));
     }
     making::keep(measured, &whole_folder, &mut files)?;
-    // A part that cannot be stored for the items of one shard could not be stored for the complete version.
+    // An item-side reranker part that cannot be stored for one shard could not be stored for the complete version.
     let decided = cut.shards.iter().map(|shard| &shard.holds.decisions);
     let decisions = decided.min_by_key(|decisions| decisions.item_part.is_some()).cloned().unwrap_or_default();
     let PartShard { dimension, lists, .. } = cut.shards[0].holds;
@@ -100,8 +100,9 @@ fn make(folder: std::path::PathBuf) -> Result<std::path::PathBuf> {
     Ok(folder)
 }
 
-/// Links the files that do not depend on items from the folder of a manifest to that of other items of the same version, whose
-/// own files are in `sums`. Files are hard links, or copies if the file system has none.
+/// Links the files that do not depend on items from the folder of a manifest to the folder of other items of the same version;
+/// `sums` has the checksums of that folder's own files and receives those of the links. Files are hard links, or copies if the file
+/// system does not support links.
 pub(super) fn share(
     (from, of): (&Path, &Manifest),
     folder: &Path,
@@ -141,14 +142,14 @@ struct ShardFiles {
 
 /// Shared files of all shards of a version.
 struct SharedFiles<'a> {
-    /// Complete manifest, or one without the files that depend on items.
+    /// Manifest of the version, complete or without the files that depend on items.
     manifest: Manifest,
     folder: &'a Path,
     shards: u32,
 }
 
 impl SharedFiles<'_> {
-    /// Completes a shard in its folder, and returns its manifest.
+    /// Completes a shard in its folder, and returns the shard's manifest.
     fn shard(&self, making: &VersionInputs<'_>, of_items: ShardFiles, folder: &Path) -> Result<Manifest> {
         let ShardFiles { shard, items, slots, mut files, decisions } = of_items;
         share((self.folder, &self.manifest), folder, &mut files)?;

@@ -32,7 +32,7 @@ fn converted(package: &Package, formats: &BTreeMap<String, RowFormat>) -> Result
     Ok((spec, tables))
 }
 
-/// Returns the published `model.toml` for items with vectors of this width, and the tables.
+/// Returns the `model.toml` to publish, for items with vectors of this width, and the converted tables.
 pub(super) fn described(
     plan: &Plan,
     package: Option<&Package>,
@@ -57,7 +57,7 @@ pub(super) fn write(path: &Path, file: &str, package: &Package, tables: &[Arc<Ta
     out.write(path)
 }
 
-/// Returns the tables of one file, in the package and as published.
+/// Returns pairs of tables from one file: as in the package, and as published.
 fn in_file<'a>(
     file: &'a str,
     package: &'a Package,

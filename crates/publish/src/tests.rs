@@ -111,7 +111,7 @@ fn lines_with_filters_and_columns_are_published_alike() {
 }
 
 #[test]
-fn matrices_beside_the_items_are_published_alike() {
+fn vectors_in_a_separate_file_publish_the_same_version() {
     let folder = tempfile::tempdir().unwrap();
     let (lines, path) = (folder.path().join("ids.jsonl"), folder.path().join("v.npy"));
     let ids: Vec<String> = (0..200).map(|n| format!("{{\"id\": {}}}", 3 * n - 700)).collect();
@@ -170,7 +170,7 @@ fn item_side_tensors_on_disk_equal_those_in_memory() {
     );
     let embedded = |spill: Spill| {
         let mut items = sterling_snapshot::items::Items::read_spilling(&path, None, &spill).unwrap();
-        embed::embed(Some(&package), &mut items, &spill, &|_, _, _| ()).unwrap()
+        embed::embed(Some(&package), &mut items, None, &spill, &|_, _, _| ()).unwrap()
     };
     let (memory, disk) = (embedded(Spill::never()), embedded(Spill::new(0, folder.path())));
     assert!(memory.vectors.in_memory().is_some() && disk.vectors.in_memory().is_none());

@@ -8,8 +8,8 @@ use sterling_snapshot::model::WARMUP_FILE;
 use sterling_snapshot::{Manifest, Placement, Snapshot};
 use sterling_storage::files;
 
-/// Answers the stored requests with the version in `folder`, which is complete except for its manifest. If it is `faithful`,
-/// golden answers must match.
+/// Answers the stored requests with the version in `folder`, which is complete except for its manifest. If `faithful`, golden
+/// answers must match.
 pub(super) fn answer(folder: &Path, manifest: &mut Manifest, faithful: bool) -> Result<()> {
     if !manifest.files.contains_key(WARMUP_FILE) {
         return Ok(());

@@ -1,9 +1,9 @@
 //! Warm-up: requests that a version must answer before it serves, with golden answers. The warm-up verifies the
-//! version, and spares the first users a cold start.
+//! version, and avoids slow first answers (a cold start).
 //!
-//! A package may contain `warmup.jsonl`, one line each: `{"request": {..}, "ids": [..], "scores": [..]}`. Publishing calls
-//! [`fill`], which answers lines that contain only a request and compares the others with the version's answers. Serving calls
-//! [`check`]: every line must match. A version without the file answers one retrieval.
+//! A package may contain `warmup.jsonl`, one request per line: `{"request": {..}, "ids": [..], "scores": [..]}`. Publishing calls
+//! [`fill`], which answers lines that contain only a request and compares the other lines with the version's answers. Serving calls
+//! [`check`]: the answer to every line must match. A version without the file answers one retrieval.
 
 use std::fs;
 use std::path::Path;
@@ -50,11 +50,11 @@ struct Line<'a> {
     tolerance: Option<f32>,
 }
 
-/// Checks a loaded version with its stored requests, or lets it answer one.
+/// Checks a loaded version with its stored requests, or by one retrieval if it has none.
 ///
 /// # Errors
-/// `Corrupt` with the line, the received and the expected answer; `DeadlineExceeded` or `Unavailable` if it could not be checked
-/// in time; `Invalid` for a line that cannot be read.
+/// `Corrupt` with the line, the received and the expected answer; `DeadlineExceeded` or `Unavailable` if the version could not be
+/// checked in time; `Invalid` for a line that cannot be read.
 pub fn check(loaded: &Loaded) -> Result<()> {
     // Golden answers belong to the snapshot alone, without its delta.
     let view = Arc::new(View::new(loaded.view().main().clone()));
@@ -62,10 +62,10 @@ pub fn check(loaded: &Loaded) -> Result<()> {
     let Some(expected) = main.manifest.files.get(WARMUP_FILE) else { return answer_one(&view) };
     let text = read(&main.package.folder().join(WARMUP_FILE))?;
     if Checksum::of(text.as_bytes()) != *expected {
-        return Err(Error::corrupt(format!("{WARMUP_FILE}: its bytes have changed since they were verified")));
+        return Err(Error::corrupt(format!("{WARMUP_FILE}: the file has changed since it was verified")));
     }
     let mut replay = Replay::new(&view);
-    each_line(&text, |_, line| {
+    for_each_line(&text, |_, line| {
         let came = replay.answer(&line)?;
         match (&line.ids, &line.scores) {
             (Some(ids), Some(scores)) => agree(&came, ids, scores, line.tolerance.unwrap_or(TOLERANCE)),
@@ -74,9 +74,9 @@ pub fn check(loaded: &Loaded) -> Result<()> {
     })
 }
 
-/// Returns the warm-up of a version that is about to be published, from that of its package: lines without an answer get the
-/// version's, the others must match it. If the version is not `faithful`, because its recipe rounds the inputs of the answers,
-/// all lines get the version's answers.
+/// Returns the warm-up of a version that is about to be published, from the warm-up of its package: lines without an answer get the
+/// version's answer, other lines must match it. If `faithful` is false, because the recipe rounds the inputs of the answers, all
+/// lines get the version's answers.
 ///
 /// # Errors
 /// `Invalid` with the line that cannot be read; as [`check`].
@@ -84,7 +84,7 @@ pub fn fill(text: &str, snapshot: Snapshot, faithful: bool) -> Result<String> {
     let view = Arc::new(View::new(Arc::new(snapshot)));
     let mut replay = Replay::new(&view);
     let mut filled = String::with_capacity(text.len());
-    each_line(text, |as_it_was, mut line| {
+    for_each_line(text, |as_it_was, mut line| {
         let came = replay.answer(&line)?;
         match (&line.ids, &line.scores) {
             (Some(ids), Some(scores)) if faithful => {
@@ -109,7 +109,7 @@ pub fn fill(text: &str, snapshot: Snapshot, faithful: bool) -> Result<String> {
 /// Returns the request of a line of a warm-up.
 ///
 /// # Errors
-/// `Invalid` if it cannot be read.
+/// `Invalid` if the line cannot be parsed.
 pub fn request(line: &str) -> Result<String> {
     sterling_api::object::<Line<'_>>(line.as_bytes()).map(|line| line.request.get().to_owned())
 }
@@ -117,7 +117,7 @@ pub fn request(line: &str) -> Result<String> {
 /// Reads the warm-up file at `path`.
 ///
 /// # Errors
-/// `Invalid` if it is too large or no text, `Io`.
+/// `Invalid` if the file is too large or not text, `Io`.
 pub fn read(path: &Path) -> Result<String> {
     let io = |e| Error::io(path.display(), e);
     let bytes = fs::metadata(path).map_err(io)?.len();
@@ -128,7 +128,7 @@ pub fn read(path: &Path) -> Result<String> {
     String::from_utf8(text).map_err(|_| Error::invalid(format!("{WARMUP_FILE}: not UTF-8")))
 }
 
-fn each_line(text: &str, mut take: impl FnMut(&str, Line<'_>) -> Result<()>) -> Result<()> {
+fn for_each_line(text: &str, mut take: impl FnMut(&str, Line<'_>) -> Result<()>) -> Result<()> {
     for (n, line) in text.lines().enumerate() {
         let taken = match n < LINES_MAX {
             true => sterling_api::object(line.as_bytes()).and_then(|parsed| take(line, parsed)),
@@ -139,7 +139,7 @@ fn each_line(text: &str, mut take: impl FnMut(&str, Line<'_>) -> Result<()>) -> 
     Ok(())
 }
 
-/// Answers requests over one view, within a time limit.
+/// Answers warm-up requests from one view, within a time limit.
 struct Replay<'a> {
     view: &'a Arc<View>,
     pass: Cpu,
@@ -162,7 +162,7 @@ impl<'a> Replay<'a> {
         match answer.content {
             Content::Items(ranked) => Ok(ranked),
             Content::Embedding(_) | Content::Selected(_) => {
-                Err(Error::internal("a retrieval got an answer of another kind"))
+                Err(Error::internal("a retrieval was answered with something other than items"))
             }
         }
     }
@@ -174,8 +174,8 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// Runs the vector of an item through every step, so that versions that cannot run are rejected and first requests are not slow.
-/// If the reranker reads user features, uses a user without features, about whom some models cannot say anything.
+/// Runs the vector of an item through every step of a request, so that a version that cannot run is rejected and first requests are
+/// not slow. If the reranker reads user features, uses a user without features, whom some models cannot score.
 fn answer_one(view: &Arc<View>) -> Result<()> {
     let package = &view.main().package;
     let mut replay = Replay::new(view);
@@ -202,11 +202,15 @@ fn answer_one(view: &Arc<View>) -> Result<()> {
     Ok(())
 }
 
-/// Compares an answer with the golden one: the same number of items, scores within `tolerance` of the largest one, and the same
-/// items, except for swaps among scores that are this close to each other or to the end of the list.
+/// Compares an answer with the golden answer: the same number of items, scores within `tolerance` of the largest score, and the
+/// same items, except for swaps among scores within the tolerance of each other or of the list's last score.
 fn agree(came: &Ranked, ids: &[ItemId], scores: &[f32], tolerance: f32) -> Result<()> {
     if ids.len() != scores.len() {
-        return Err(Error::invalid(format!("{} `ids` and {} `scores`, expected as many", ids.len(), scores.len())));
+        return Err(Error::invalid(format!(
+            "got {} `ids` and {} `scores`, expected equal numbers",
+            ids.len(),
+            scores.len()
+        )));
     }
     if !(0.0..=1.0).contains(&tolerance) {
         return Err(Error::invalid(format!("field `tolerance`: got {tolerance}, expected 0 to 1")));

@@ -27,7 +27,7 @@ pub(super) struct Version<'a> {
     pub(super) spec: &'a ModelSpec,
     pub(super) tables: &'a [Arc<Table>],
     pub(super) recipe: &'a Recipe,
-    /// Manifest of the version whose folder the package is, if so: its files never change and are shared.
+    /// Manifest of the version, if the package is a version's folder: files of a version never change, so they are linked.
     pub(super) version: Option<&'a Manifest>,
 }
 
@@ -49,7 +49,7 @@ impl Version<'_> {
         Ok(sums)
     }
 
-    /// Writes the package's files, and the recipe.
+    /// Writes the package's files and the recipe; returns their checksums.
     pub(super) fn write_package(&self, folder: &Path) -> Result<BTreeMap<String, Checksum>> {
         let own = [
             INDEX_FILE,
@@ -69,7 +69,7 @@ impl Version<'_> {
             )));
         }
         let mut sums = BTreeMap::new();
-        // Sample requests of a version are passed on to its successors.
+        // Sample requests of a version are kept for its successors.
         let kept =
             self.version.filter(|version| version.files.contains_key(REQUESTS_FILE)).map(|_| REQUESTS_FILE.into());
         let names = |p: &'_ &Package| p.files().into_iter().chain(kept.clone());
@@ -77,7 +77,7 @@ impl Version<'_> {
             let (from, to) = (package.folder().join(&name), folder.join(&name));
             let known = self.version.and_then(|version| version.files.get(&name));
             let sum = match known {
-                // Hard link, or a copy if the file system has none.
+                // Creates a hard link, or a copy if the file system does not support links.
                 Some(sum) if name != WARMUP_FILE && fs::hard_link(&from, &to).is_ok() => sum.clone(),
                 _ if tables::is_converted(&name, package, self.tables) => {
                     tables::write(&to, &name, package, self.tables)?
@@ -93,7 +93,7 @@ impl Version<'_> {
         Ok(sums)
     }
 
-    /// Writes the files in slot order besides the index: columns with ids, the filter index, and stored tensors per item.
+    /// Writes the files in slot order, except the index: columns with ids, the filter index, and stored tensors per item.
     pub(super) fn write_items(
         &self,
         arranged: &Arranged,

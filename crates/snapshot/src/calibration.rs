@@ -1,9 +1,9 @@
-//! Calibration of nprobe against recall: measured when a version is published, and used for requests that set a recall instead of
+//! Calibration of nprobe against recall: measured when a version is published, and used for requests that set a recall in place of
 //! a number of probes.
 //!
 //! A curve belongs to a number of candidates and a pass rate: the share of items that pass a filter which is independent of the
-//! embedding. Its points are the fewest inverted lists whose recall reaches a target with 95 % confidence. Under a filter, only
-//! lists with eligible items count. More candidates or a lower pass rate never need fewer lists.
+//! embedding. The points of a curve are the fewest inverted lists whose recall reaches a target with 95 % confidence. Under a
+//! filter, only lists with eligible items count. More candidates or a lower pass rate never need fewer lists.
 
 use std::path::Path;
 
@@ -24,15 +24,15 @@ pub const TARGETS: [f64; 12] = [0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98,
 pub struct Calibration {
     /// Source of the queries.
     pub source: String,
-    /// Number of queries.
+    /// Number of measured queries.
     pub queries: usize,
     /// Recall targets of the points of each curve, ascending.
     pub targets: Vec<f64>,
     /// Score-residual quantiles: how far items score above the centroid of their list. A filtered search estimates the value of
-    /// unscanned lists from them.
+    /// unscanned lists from these quantiles.
     pub margins: ResidualQuantiles,
-    /// Reach below which a query is out of the distribution of the calibration queries, see [`OodProbing`]. `None` if no such
-    /// queries were measured.
+    /// Reach below which a query is out of the distribution of the calibration queries, see [`OodProbing`]. `None` if queries out
+    /// of distribution were not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ood_reach: Option<f32>,
     /// Curves by ascending `k`, then by descending `pass_rate`, whose first value is 1.
@@ -49,26 +49,26 @@ pub struct RecallCurve {
     pub pass_rate: f64,
     /// Smallest number of probes for each target.
     pub probes: Vec<usize>,
-    /// Mean recall with these probes.
+    /// Mean recall with each of the numbers in `probes`.
     pub recall: Vec<f64>,
     /// Lower 95 % confidence bound of the mean recall.
     pub low: Vec<f64>,
     /// Candidates that a filtered search may still expect in unscanned lists when it terminates, as a share of K0.
     pub left: Vec<f64>,
-    /// Number of candidates to select by int8 rows for each target, if int8 rows lose some of the best items. 0, or an empty
-    /// list, if the default number loses none.
+    /// Number of candidates to select by int8 rows for each target, if int8 rows lose some of the best items. 0, or an empty list,
+    /// if the default number of candidates loses no best item.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub selected: Vec<usize>,
-    /// Smallest number of probes for each target, for queries that are out of distribution. Empty behind a filter, whose search
-    /// adapts to the query, and if no such queries were measured.
+    /// Smallest number of probes for each target, for queries that are out of distribution. Empty for curves of filtered searches,
+    /// which adapt to the query, and if no queries out of distribution were measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ood_probes: Vec<usize>,
-    /// Settings for requests that exclude items, measured with the items that the calibration requests exclude. `None` behind a
-    /// filter, and if too few of the requests exclude any.
+    /// Settings for requests that exclude items, measured with the items that the calibration requests exclude. `None` for curves
+    /// of filtered searches, and if too few of the requests exclude items.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub excluding: Option<ExcludingCurve>,
-    /// The same for first-pass codes. `None` if the index has no codes, or if they were not measured because few items pass. All
-    /// other fields describe int8 rows, as for an index without codes.
+    /// Settings of searches by first-pass codes. `None` if the index has no codes, or if codes were not measured because few items
+    /// pass. All other fields describe int8 rows, as for an index without codes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub codes: Option<CodedCurve>,
 }
@@ -79,9 +79,9 @@ pub struct RecallCurve {
 pub struct ExcludingCurve {
     /// Largest number of items that a measured request excludes.
     pub excluded: usize,
-    /// Smallest number of probes.
+    /// Smallest number of probes for each target.
     pub probes: Vec<usize>,
-    /// Mean recall of the best items that are not excluded.
+    /// Mean recall among the best items that the requests do not exclude.
     pub recall: Vec<f64>,
 }
 
@@ -95,7 +95,7 @@ pub struct CodedCurve {
     pub probes: Vec<usize>,
     /// Mean recall, including the loss by codes.
     pub recall: Vec<f64>,
-    /// Lower confidence bound of that recall, for probes and codes together.
+    /// Lower 95 % confidence bound of the mean recall, including the losses by both probing and codes.
     pub low: Vec<f64>,
     /// Candidates that a filtered search may still expect in unscanned lists when it terminates, as a share of K0.
     pub left: Vec<f64>,
@@ -108,11 +108,11 @@ pub struct Chosen {
     pub probes: usize,
     /// Number of probes without a filter for a query that is out of distribution; 0 if not measured.
     pub ood_probes: usize,
-    /// Measured recall with these probes.
+    /// Measured recall with this number of probes.
     pub recall: f64,
     /// Candidates that a filtered search may still expect in unscanned lists when it terminates, as a share of K0.
     pub left: f64,
-    /// Number of eligible items to select by first-pass codes, if codes are faster than int8 rows.
+    /// Number of eligible items to select by first-pass codes; `None` if int8 rows are faster.
     pub by_codes: Option<usize>,
     /// Least number of items to select by int8 rows; 0 if the default number suffices.
     pub by_int8: usize,
@@ -154,7 +154,7 @@ impl Calibration {
     /// Returns the digest of the calibration: the hash of its JSON, 16 hexadecimal digits.
     ///
     /// # Errors
-    /// `Internal` if it cannot be serialized.
+    /// `Internal` if the calibration cannot be serialized.
     pub fn digest(&self) -> Result<String> {
         Ok(format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&self.text()?)))
     }
@@ -166,7 +166,7 @@ impl Calibration {
     fn check(&self, lists: usize) -> Result<(), String> {
         let share = |x: &f64| (0.0..=1.0).contains(x);
         if self.targets.is_empty() || !self.targets.iter().all(share) || !self.targets.is_sorted_by(|a, b| a < b) {
-            return Err(format!("targets {:?}, expected ascending shares", self.targets));
+            return Err(format!("targets {:?}, expected ascending numbers between 0 and 1", self.targets));
         }
         self.margins.check()?;
         let mut last: Option<(usize, f64)> = None;
@@ -187,33 +187,38 @@ impl Calibration {
                 ));
             }
             if !curve.probes.is_sorted() || curve.probes.iter().any(|p| *p == 0 || *p > lists) {
-                return Err(format!("{place}: probes {:?}, expected rising ones of 1 to {lists}", curve.probes));
+                return Err(format!("{place}: probes {:?}, expected ascending numbers of 1 to {lists}", curve.probes));
             }
             let selects = |n: &usize| *n == 0 || (k..=limits::CANDIDATES_MAX).contains(n);
             if ![0, points].contains(&curve.selected.len()) || !curve.selected.iter().all(selects) {
                 let most = limits::CANDIDATES_MAX;
-                return Err(format!("{place}: selected {:?}, expected 0, or {k} to {most}", curve.selected));
+                return Err(format!(
+                    "{place}: selected {:?}, expected an entry per target: 0, or {k} to {most}",
+                    curve.selected
+                ));
             }
             if let Some(ExcludingCurve { probes, recall, .. }) = &curve.excluding {
                 let fits =
                     probes.is_sorted() && probes.iter().zip(&curve.probes).all(|(n, p)| (*p..=lists).contains(n));
                 if [probes.len(), recall.len()] != [points; 2] || !fits || !recall.iter().all(share) {
                     return Err(format!(
-                        "{place}: excluding: probes {probes:?} and recall {recall:?}, expected {points} rising ones of up to \
-                         {lists}, and shares"
+                        "{place}: excluding: probes {probes:?} and recall {recall:?}, expected {points} ascending numbers of up to \
+                         {lists}, and recalls between 0 and 1"
                     ));
                 }
             }
             let ood = &curve.ood_probes;
             let fits = ood.is_sorted() && ood.iter().zip(&curve.probes).all(|(ood, p)| (*p..=lists).contains(ood));
             if ![0, points].contains(&ood.len()) || !fits {
-                return Err(format!("{place}: ood_probes {ood:?}, expected rising ones of up to {lists}, or none"));
+                return Err(format!(
+                    "{place}: ood_probes {ood:?}, expected ascending numbers of up to {lists}, or no numbers"
+                ));
             }
             if let Some(codes) = &curve.codes {
                 codes.check(k, points, lists).map_err(|what| format!("{place}: codes: {what}"))?;
             }
             if !curve.recall.iter().chain(&curve.low).chain(&curve.left).all(share) {
-                return Err(format!("{place}: `recall`, `low` and `left`: expected 0 to 1"));
+                return Err(format!("{place}: `recall`, `low` and `left`: expected numbers between 0 and 1"));
             }
             last = Some((k, pass_rate));
         }
@@ -221,8 +226,8 @@ impl Calibration {
     }
 
     /// Chooses settings as [`Calibration::choose`] if `excluded` items must not be returned. Uses the settings that were measured
-    /// with the items that calibration requests exclude, if these are as many. Otherwise assumes that all of them rank above the
-    /// results, which is then as deep as for all of them together.
+    /// with requests that exclude items, if such requests exclude as many. Otherwise assumes that all excluded items rank above the
+    /// results, so that a search must be as deep as for the excluded items and the results together.
     pub fn choose_beyond(&self, excluded: usize, wanted: SearchGoal, items: usize, lists: usize) -> Chosen {
         let deep = self.choose_deep(excluded, wanted, items, lists);
         match self.choose_excluding(excluded, wanted, items, lists) {
@@ -231,7 +236,7 @@ impl Calibration {
         }
     }
 
-    /// Chooses settings by the measurement of requests that exclude items; `None` if it does not apply.
+    /// Chooses settings by the measurement of requests that exclude items; `None` if that measurement does not apply.
     fn choose_excluding(&self, excluded: usize, wanted: SearchGoal, items: usize, lists: usize) -> Option<Chosen> {
         if excluded == 0 || wanted.pass_rate < 1.0 || wanted.candidates >= items {
             return None;
@@ -240,7 +245,8 @@ impl Calibration {
         let curve = self.curves.iter().find(|curve| curve.k >= wanted.candidates && curve.pass_rate == 1.0)?;
         let measured = curve.excluding.as_ref().filter(|measured| excluded <= measured.excluded)?;
         let base = self.choose(wanted, items, lists);
-        // Codes lose as much of these items, and other queries need as many more lists.
+        // Assumes that codes lose the same fraction as without exclusions, and that queries out of distribution need proportionally
+        // as many more lists.
         let scaled = |probes: usize| {
             let by_rows = curve.probes[target].max(1);
             (probes * measured.probes[target]).div_ceil(by_rows).min(lists)
@@ -271,20 +277,20 @@ impl Calibration {
         }
     }
 
-    /// Returns the setting for a query that is out of distribution, if it differs.
+    /// Returns the setting for a query that is out of distribution, if it differs from the ordinary setting.
     pub fn ood(&self, chosen: Chosen) -> Option<OodProbing> {
         let reach = self.ood_reach.filter(|_| chosen.ood_probes > chosen.probes)?;
         Some(OodProbing { probes: chosen.ood_probes, reach })
     }
 
-    /// Returns the measured numbers of candidates, without a filter, for which no number of probes reaches `recall`, each with
-    /// the recall that is reached. The selection of candidates before they are rescored loses the others.
+    /// Returns the measured numbers of candidates, without a filter, for which no number of probes reaches `recall`, each with the
+    /// recall that is reached. The remaining items are lost when candidates are selected by int8 rows or codes, before rescoring.
     pub fn short_of(&self, recall: f64) -> Vec<(usize, f64)> {
         let Some(target) = self.targets.iter().position(|t| *t >= recall) else { return Vec::new() };
         let all = self.curves.iter().filter(|curve| curve.pass_rate == 1.0);
         let found = all.map(|curve| (curve.k, curve.point(target)));
         let found = found.map(|(k, point)| (k, point.by_codes.unwrap_or(point.by_rows).recall));
-        // Recalls are stored with five digits.
+        // Tolerates rounding, because recalls are stored with five digits.
         found.filter(|(_, found)| found + 1e-4 < recall).collect()
     }
 
@@ -293,12 +299,12 @@ impl Calibration {
         self.curves.iter().any(|curve| curve.codes.is_some())
     }
 
-    /// Chooses search settings for an index with this number of items and lists. Uses first-pass codes if they were measured to
-    /// be faster at both adjacent pass rates; otherwise uses the settings of int8 rows at both.
+    /// Chooses search settings for an index with this number of items and lists. Uses first-pass codes if they were measured to be
+    /// faster at both adjacent pass rates; otherwise uses the settings of int8 rows at both pass rates.
     ///
     /// Rounds the number of candidates and the target up to the next measured value; interpolates between pass rates on a
-    /// logarithmic scale. Beyond the largest number of candidates, it looks up the same depth at a lower pass rate: the best K
-    /// items of a share R reach as deep as the best 10 K of a share 10 R.
+    /// logarithmic scale. Beyond the largest measured number of candidates, looks up the same depth at a lower pass rate: the best
+    /// K items at pass rate R reach as deep as the best 10 K at pass rate 10 R.
     pub fn choose(&self, wanted: SearchGoal, items: usize, lists: usize) -> Chosen {
         let all = Chosen { probes: lists, ood_probes: 0, recall: 1.0, left: 0.0, by_codes: None, by_int8: 0 };
         let Some(target) = self.targets.iter().position(|t| *t >= wanted.recall) else { return all };
@@ -358,7 +364,7 @@ impl RecallCurve {
         };
         let by_codes = self.codes.as_ref().filter(|codes| codes.selected[target] > 0).map(|codes| Chosen {
             probes: codes.probes[target],
-            // Codes lose as much for other queries.
+            // Assumes that codes lose the same fraction for queries that are out of distribution.
             ood_probes: (by_rows.ood_probes * codes.probes[target]).div_ceil(by_rows.probes),
             recall: codes.recall[target],
             left: codes.left[target],
@@ -380,14 +386,14 @@ impl CodedCurve {
             let fits = (k..=limits::CANDIDATES_MAX).contains(&selected) && (1..=lists).contains(&probes);
             if !fits && (selected, probes) != (0, 0) {
                 return Err(format!(
-                    "{selected} selected of {probes} lists, expected 0 and 0, or {k} to {} of 1 to {lists}",
+                    "selected {selected} by probes {probes}, expected 0 and 0, or {k} to {} by 1 to {lists}",
                     limits::CANDIDATES_MAX
                 ));
             }
         }
         match self.recall.iter().chain(&self.low).chain(&self.left).all(|x| (0.0..=1.0).contains(x)) {
             true => Ok(()),
-            false => Err("`recall`, `low` and `left`: expected 0 to 1".into()),
+            false => Err("`recall`, `low` and `left`: expected numbers between 0 and 1".into()),
         }
     }
 }
@@ -395,16 +401,16 @@ impl CodedCurve {
 /// File name of a calibration that was measured again after publication.
 pub const RECALIBRATION_FILE: &str = "recalibration.json";
 
-/// A calibration that was measured again after the version was published. It is stored in the version's folder but does not
-/// belong to its published files: the version keeps its digest, and the recalibration has its own.
+/// A calibration that was measured again after the version was published. The recalibration is stored in the version's folder but
+/// does not belong to its published files: the version keeps its digest, and the recalibration has a digest of its own.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recalibration {
     /// Digest of the version that was calibrated.
     pub version_digest: String,
-    /// [`Calibration::digest`]
+    /// Digest of the recalibration: [`Calibration::digest`].
     pub digest: String,
-    /// Measured curves.
+    /// Measured recall curves.
     pub calibration: Calibration,
 }
 
@@ -417,7 +423,7 @@ impl Recalibration {
         Ok(Recalibration { version_digest: manifest.digest(), digest: calibration.digest()?, calibration })
     }
 
-    /// Writes it to the folder of its version, and replaces an earlier one.
+    /// Writes the recalibration to the folder of its version, and replaces an earlier recalibration.
     ///
     /// # Errors
     /// `Io` with the path.
@@ -429,7 +435,7 @@ impl Recalibration {
     /// Reads the recalibration in a version's folder, if there is one.
     ///
     /// # Errors
-    /// `Corrupt` if it is damaged or belongs to a version with another digest; `Io`.
+    /// `Corrupt` if the file is damaged or belongs to a version with another digest; `Io`.
     pub fn read(folder: &Path, manifest: &Manifest) -> Result<Option<Calibration>> {
         let path = folder.join(RECALIBRATION_FILE);
         let corrupt = |what: String| Error::corrupt(format!("{}: {what}", path.display()));
@@ -451,10 +457,10 @@ impl Recalibration {
     }
 }
 
-/// Share below which a remainder in unscanned lists counts as zero; keeps logarithms finite.
+/// Smallest remainder in unscanned lists that is interpolated; smaller ones count as this value, which keeps logarithms finite.
 const LEFT_LEAST: f64 = 1e-6;
 
-/// Interpolates settings at `rate` between a point of a higher pass rate and one of a lower.
+/// Interpolates settings at `rate` between a point of a higher and a point of a lower pass rate.
 fn between(above: (f64, Chosen), below: (f64, Chosen), rate: f64) -> Chosen {
     let share = (above.0 / rate).ln() / (above.0 / below.0).ln();
     let (from, to) = ((above.1.probes as f64).ln(), (below.1.probes as f64).ln());
@@ -468,7 +474,7 @@ fn between(above: (f64, Chosen), below: (f64, Chosen), rate: f64) -> Chosen {
         ood_probes: above.1.ood_probes.max(below.1.ood_probes),
         recall: above.1.recall.min(below.1.recall),
         left: left.exp().clamp(above.1.left.min(below.1.left), above.1.left.max(below.1.left)),
-        // The larger selection of both suffices between them.
+        // Between two pass rates, the larger selection of the two suffices.
         by_codes: above.1.by_codes.zip(below.1.by_codes).map(|(above, below)| above.max(below)),
         by_int8: above.1.by_int8.max(below.1.by_int8),
     }
@@ -673,31 +679,43 @@ mod tests {
         assert_eq!(read(good.clone()).unwrap(), measured());
         for (from, to, expected) in [
             ("[1,2,4]", "[1,2]", "expected 3 points"),
-            ("[1,2,4]", "[1,4,2]", "expected rising ones of 1 to 100"),
-            ("[1,2,4]", "[0,2,4]", "expected rising ones of 1 to 100"),
-            ("[1,2,4]", "[1,2,101]", "expected rising ones of 1 to 100"),
-            ("0.91", "1.91", "expected 0 to 1"),
+            ("[1,2,4]", "[1,4,2]", "expected ascending numbers of 1 to 100"),
+            ("[1,2,4]", "[0,2,4]", "expected ascending numbers of 1 to 100"),
+            ("[1,2,4]", "[1,2,101]", "expected ascending numbers of 1 to 100"),
+            ("0.91", "1.91", "expected numbers between 0 and 1"),
             ("\"k\":10,\"pass_rate\":0.1", "\"k\":10,\"pass_rate\":1.0", "by ascending k"),
             ("\"k\":100,\"pass_rate\":1.0", "\"k\":100,\"pass_rate\":0.7", "by ascending k"),
             ("\"pass_rate\":0.01", "\"pass_rate\":-0.01", "by ascending k"),
-            ("[0.9,0.95,0.99],\"margins\"", "[0.9,0.9,0.99],\"margins\"", "expected ascending shares"),
+            ("[0.9,0.95,0.99],\"margins\"", "[0.9,0.9,0.99],\"margins\"", "expected ascending numbers between 0 and 1"),
             ("\"halvings\":[]", "\"halvings\":[2,1]", "score-residual quantiles: expected"),
             ("\"slope\":1.0", "\"slope\":-1.0", "score-residual quantiles: slope -1, expected 0 to 2"),
             ("0.01]}", "0.01],\"codes\":{\"selected\":[20]}}", "missing field `probes`"),
             ("0.01]}", &coded("[20,30]", "[1,1]", "[0,0]"), "codes: got [2, 2, 2, 3, 3] points, expected 3: one per"),
             ("0.01]}", &coded("[0,20,30]", "[0,1,1]", "[0,0]"), "codes: got [3, 3, 2, 3, 3] points"),
-            ("0.01]}", &coded("[9,20,30]", "[1,1,1]", "[0,0,0]"), "9 selected of 1 lists, expected 0 and 0, or 10 to"),
-            ("0.01]}", &coded("[0,20,9999999]", "[0,1,1]", "[0,0,0]"), "9999999 selected of 1 lists"),
-            ("0.01]}", &coded("[0,20,30]", "[1,1,1]", "[0,0,0]"), "0 selected of 1 lists"),
-            ("0.01]}", &coded("[0,20,30]", "[0,0,1]", "[0,0,0]"), "20 selected of 0 lists"),
-            ("0.01]}", &coded("[0,20,30]", "[0,1,101]", "[0,0,0]"), "30 selected of 101 lists"),
-            ("0.01]}", &coded("[0,20,30]", "[0,1,1]", "[0,0,2]"), "codes: `recall`, `low` and `left`: expected 0 to 1"),
-            ("0.01]}", "0.01],\"selected\":[0,0]}", "selected [0, 0], expected 0, or 10 to"),
-            ("0.01]}", "0.01],\"selected\":[0,9,20]}", "selected [0, 9, 20], expected 0, or 10 to"),
-            ("0.01]}", "0.01],\"ood_probes\":[4,5]}", "ood_probes [4, 5], expected rising ones of up to 100, or none"),
-            ("0.01]}", "0.01],\"ood_probes\":[4,6,5]}", "ood_probes [4, 6, 5], expected rising ones"),
-            ("0.01]}", "0.01],\"ood_probes\":[1,1,3]}", "ood_probes [1, 1, 3], expected rising ones"),
-            ("0.01]}", "0.01],\"ood_probes\":[4,5,101]}", "ood_probes [4, 5, 101], expected rising ones"),
+            ("0.01]}", &coded("[9,20,30]", "[1,1,1]", "[0,0,0]"), "selected 9 by probes 1, expected 0 and 0, or 10 to"),
+            ("0.01]}", &coded("[0,20,9999999]", "[0,1,1]", "[0,0,0]"), "selected 9999999 by probes 1"),
+            ("0.01]}", &coded("[0,20,30]", "[1,1,1]", "[0,0,0]"), "selected 0 by probes 1"),
+            ("0.01]}", &coded("[0,20,30]", "[0,0,1]", "[0,0,0]"), "selected 20 by probes 0"),
+            ("0.01]}", &coded("[0,20,30]", "[0,1,101]", "[0,0,0]"), "selected 30 by probes 101"),
+            (
+                "0.01]}",
+                &coded("[0,20,30]", "[0,1,1]", "[0,0,2]"),
+                "codes: `recall`, `low` and `left`: expected numbers between 0 and 1",
+            ),
+            ("0.01]}", "0.01],\"selected\":[0,0]}", "selected [0, 0], expected an entry per target: 0, or 10 to"),
+            (
+                "0.01]}",
+                "0.01],\"selected\":[0,9,20]}",
+                "selected [0, 9, 20], expected an entry per target: 0, or 10 to",
+            ),
+            (
+                "0.01]}",
+                "0.01],\"ood_probes\":[4,5]}",
+                "ood_probes [4, 5], expected ascending numbers of up to 100, or no numbers",
+            ),
+            ("0.01]}", "0.01],\"ood_probes\":[4,6,5]}", "ood_probes [4, 6, 5], expected ascending numbers"),
+            ("0.01]}", "0.01],\"ood_probes\":[1,1,3]}", "ood_probes [1, 1, 3], expected ascending numbers"),
+            ("0.01]}", "0.01],\"ood_probes\":[4,5,101]}", "ood_probes [4, 5, 101], expected ascending numbers"),
             ("\"curves\"", "\"ood_reach\":1e300,\"curves\"", "number out of range"),
             ("\"source\"", "\"sauce\"", "unknown field `sauce`"),
             ("{", "", "calibration.json"),

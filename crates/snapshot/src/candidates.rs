@@ -1,4 +1,4 @@
-//! Rows that the reranker reads per candidate: index rows, per-item tensors, and item columns looked up in embedding tables. They
+//! Rows that the reranker reads per candidate: index rows, per-item tensors, and item columns looked up in embedding tables. Rows
 //! are copied directly from their storage, one block of candidates at a time.
 
 mod device;
@@ -20,9 +20,10 @@ use sterling_kernels::cpu::pool::{self, BagSums, Bags, Rows};
 
 pub use device::DeviceCandidates;
 
-/// Rows looked up in one call without an allocation: several rows of one item, or one row of each of several items.
+/// Maximum number of rows that one call looks up without an allocation: several rows of one item, or one row of each of several
+/// items.
 const ROWS_AT_ONCE: usize = 64;
-/// Bag offsets if each bag has one row.
+/// Bag offsets of a lookup in which each bag has one row.
 const ONE_BY_ONE: [usize; ROWS_AT_ONCE + 1] = {
     let mut offsets = [0; ROWS_AT_ONCE + 1];
     let mut n = 0;
@@ -59,7 +60,7 @@ pub struct RowSources<'a> {
     pub vectors: &'a [Table],
 }
 
-/// Storage of an input's rows.
+/// Storage of the rows of a reranker input.
 #[derive(Debug)]
 enum RowStorage {
     Index,
@@ -72,11 +73,11 @@ enum RowStorage {
     },
     /// Table rows of an item's values in sequence, padded with zeros.
     Sequence(LookedUp, Cut),
-    /// 1 for each value of a sequence, then zeros; without a column, the sequence has the item id alone.
+    /// Mask of a sequence: 1 for each value, then zeros; without a column, the sequence consists of the item id.
     Mask(Option<Column>),
 }
 
-/// Values and the table in which they are looked up.
+/// Values of an item and the table in which the values are looked up.
 #[derive(Debug)]
 struct LookedUp {
     table: Arc<Table>,
@@ -96,7 +97,7 @@ impl Cut {
     }
 }
 
-/// Table rows of an item's values; -1 for a value without a row.
+/// Table row of each value of an item; -1 for a value without a row.
 #[derive(Debug)]
 enum Keys {
     /// Row of each slot's item id, `[S]`.
@@ -133,7 +134,7 @@ impl CandidateRows {
     /// has one.
     ///
     /// # Errors
-    /// `Corrupt` if a tensor is missing or has another shape; as [`check_features`].
+    /// `Corrupt` if a tensor is missing or has an unexpected shape; as [`check_features`].
     pub fn open(from: &RowSources<'_>, part: Option<Table>) -> Result<Self> {
         let rows = from.package.overarch.iter().flat_map(|o| o.rows());
         CandidateRows::bind(from, rows, part)
@@ -153,7 +154,7 @@ impl CandidateRows {
         let kind = |name: &str| columns.list().find(|c| c.name() == name).map(Column::kind);
         check_features(&package.spec, &kind)?;
         let part = |row: &Readable| {
-            let missing = || Error::internal(format!("input `{}` of candidates that nothing supplies", row.name));
+            let missing = || Error::internal(format!("candidate input `{}` of the reranker has no source", row.name));
             let lies = match package.candidate_input(&row.name).ok_or_else(missing)? {
                 CandidateInput::Item => RowStorage::Index,
                 CandidateInput::Part => RowStorage::Kept(kept.take().ok_or_else(missing)?),
@@ -215,12 +216,14 @@ impl CandidateRows {
         };
         match &part.lies {
             RowStorage::Index => match index.rows().stored(index.dimension()) {
-                Some(stored) => self.one_by_one(&stored, slots.iter().map(|slot| i64::from(slot.0)), out),
+                Some(stored) => self.write_single_rows(&stored, slots.iter().map(|slot| i64::from(slot.0)), out),
                 None => each(out, &|slot, row| index.row(slot, row)),
             },
-            RowStorage::Kept(table) => self.one_by_one(&host(table), slots.iter().map(|slot| i64::from(slot.0)), out),
+            RowStorage::Kept(table) => {
+                self.write_single_rows(&host(table), slots.iter().map(|slot| i64::from(slot.0)), out)
+            }
             RowStorage::Pooled { looked_up: LookedUp { table, values: Keys::Id(rows) }, .. } => {
-                self.one_by_one(&host(table), slots.iter().map(|slot| rows[slot.index()]), out);
+                self.write_single_rows(&host(table), slots.iter().map(|slot| rows[slot.index()]), out);
             }
             RowStorage::Pooled { looked_up: LookedUp { table, values: Keys::Codes(column, rows) }, mean } => {
                 let row_of = |code: &u32| rows[*code as usize];
@@ -252,15 +255,15 @@ impl CandidateRows {
         }
     }
 
-    /// Writes the sum or mean of some rows.
+    /// Writes the sum or mean of some rows of a table.
     fn pool(&self, stored: &Rows<'_>, rows: &[i64], mean: bool, out: &mut [f32]) {
         let bags = Bags { ids: rows, offsets: &[0, rows.len()], weights: None, mean };
         let stride = out.len();
         pool::pool(self.kernels, stored, &bags, &mut BagSums { data: out, stride, column: 0 });
     }
 
-    /// Writes one table row per row of `out`, at most [`ROWS_AT_ONCE`].
-    fn one_by_one(&self, stored: &Rows<'_>, rows: impl Iterator<Item = i64>, out: &mut BagSums<'_>) {
+    /// Writes one table row to each row of `out`; at most [`ROWS_AT_ONCE`] rows.
+    fn write_single_rows(&self, stored: &Rows<'_>, rows: impl Iterator<Item = i64>, out: &mut BagSums<'_>) {
         let (mut ids, mut count) = ([-1; ROWS_AT_ONCE], 0);
         for (id, row) in ids.iter_mut().zip(rows) {
             (*id, count) = (row, count + 1);
@@ -269,13 +272,13 @@ impl CandidateRows {
         pool::pool(self.kernels, stored, &bags, out);
     }
 
-    /// Writes rows in sequence until `out` is full, and pads it with zeros.
+    /// Writes rows in sequence until `out` is full, and pads `out` with zeros.
     fn in_turn(&self, stored: &Rows<'_>, mut rows: impl ExactSizeIterator<Item = i64>, out: &mut [f32]) {
         let stride = stored.width();
         let (there, padding) = out.split_at_mut((rows.len() * stride).min(out.len()));
         for data in there.chunks_mut(ROWS_AT_ONCE * stride) {
             let places = data.len() / stride;
-            self.one_by_one(stored, rows.by_ref().take(places), &mut BagSums { data, stride, column: 0 });
+            self.write_single_rows(stored, rows.by_ref().take(places), &mut BagSums { data, stride, column: 0 });
         }
         padding.fill(0.0);
     }
@@ -289,7 +292,7 @@ fn host(table: &Table) -> Rows<'_> {
 /// Returns feature `n` of `[[overarch.features]]`.
 fn feature(package: &Package, n: usize) -> Result<&FeatureSpec> {
     let spec = package.spec.overarch.iter().flat_map(|o| &o.features).nth(n);
-    spec.ok_or_else(|| Error::internal("an input without its feature"))
+    spec.ok_or_else(|| Error::internal("a reranker input refers to a feature that does not exist"))
 }
 
 fn cut(spec: &FeatureSpec) -> Cut {
@@ -301,7 +304,7 @@ fn look_up(spec: &FeatureSpec, package: &Package, columns: &Columns, ids: &Ids) 
     let table = package.tables.iter().find(|t| t.name() == named);
     let table = table.ok_or_else(|| Error::internal(format!("no table `{named}`")))?.clone();
     if table.host_rows().is_none() {
-        let what = "candidates are looked up in it, expected all of it in this host's memory";
+        let what = "candidates are looked up in this table, expected all of its rows in this host's memory";
         return Err(Error::unsupported(format!("table `{named}`: {what}")));
     }
     let row = |id: i64| table.resolve(id).0.map_or(-1, |row| row as i64);

@@ -1,8 +1,8 @@
 //! Map between slots and item ids.
 //!
-//! Slot to id is an array. Id to slot is an open-addressing hash table of slots with linear probing. The table is at most half
-//! full, so that an exclude list of ten thousand ids costs about two cache misses per id. The map is stored as two tensors: `ids`
-//! i64 `[S]` and `id_table` u32 `[2^b]`, [`NO_ITEM`] in free cells.
+//! The map from slot to id is an array. The map from id to slot is an open-addressing hash table of slots with linear probing. The
+//! table is at most half full, so that an exclude list of ten thousand ids costs about two cache misses per id. The map is stored
+//! as two tensors: `ids` i64 `[S]` and `id_table` u32 `[2^b]`, [`NO_ITEM`] in free cells.
 
 use sterling_core::error::{Error, Result};
 use sterling_core::units::{ItemId, NO_ITEM, Slot};
@@ -22,7 +22,7 @@ fn place(id: i64, mask: usize) -> usize {
     ((id as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize & mask
 }
 
-/// Adds the tensors of a snapshot in which slot `s` has the item `ids[order[s]]`, or no item if `order[s]` is [`NO_ITEM`].
+/// Adds the id tensors of a snapshot in which slot `s` has the item `ids[order[s]]`, or no item if `order[s]` is [`NO_ITEM`].
 ///
 /// # Errors
 /// As [`TensorFile::add`].
@@ -55,7 +55,7 @@ impl Ids {
         let outside = filled.clone().any(|&slot| slot as usize >= slots);
         if !shape[0].is_power_of_two() || outside || filled.count() != items || items >= shape[0] {
             return Err(Error::corrupt(format!(
-                "tensor `id_table`: its {} entries do not name {items} of {slots} slots",
+                "tensor `id_table`: {} entries do not map {items} items to {slots} slots",
                 shape[0]
             )));
         }
@@ -77,7 +77,7 @@ impl Ids {
         &self.ids
     }
 
-    /// Returns the slot of an item, or `None` if the snapshot does not have it.
+    /// Returns the slot of an item, or `None` if the snapshot does not have the item.
     pub fn slot(&self, item: ItemId) -> Option<Slot> {
         let mask = self.table.len() - 1;
         let mut at = place(item.0, mask);

@@ -89,7 +89,7 @@ pub const PARTS_FILE: &str = "parts.safetensors";
 pub const QUERIES_FILE: &str = "queries.safetensors";
 /// File of queries near new kinds of items added by merges, if the calibration queries are items.
 pub const STRATA_FILE: &str = "strata.safetensors";
-/// File of a package's sample requests, one `:retrieve` body per line; a version keeps those used for calibration.
+/// File of a package's sample requests, one `:retrieve` body per line; a version keeps the requests that were used for calibration.
 pub const REQUESTS_FILE: &str = "queries.jsonl";
 /// File of the recipe.
 pub const RECIPE_FILE: &str = "recipe.toml";

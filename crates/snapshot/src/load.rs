@@ -26,7 +26,7 @@ use sterling_storage::files::Tensors;
 /// A loaded snapshot, immutable.
 #[derive(Debug)]
 pub struct Snapshot {
-    /// Shapes and provenance of the version.
+    /// Sizes, provenance and checksums of the version.
     pub manifest: Manifest,
     /// Towers, tables, reranker and value model.
     pub package: Package,
@@ -42,7 +42,7 @@ pub struct Snapshot {
     pub value: Program,
     /// Build options of the index, and serving defaults.
     pub recipe: Recipe,
-    /// Probes by recall, if they were measured.
+    /// Number of probes by recall, if it was measured.
     pub calibration: Option<Calibration>,
     /// Numeric columns that the reranker and the value model read, one f32 per slot.
     pub numbers: Vec<(String, Vec<f32>)>,
@@ -58,13 +58,13 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Loads the snapshot in `folder`: reads the manifest, verifies all checksums, opens the files and checks that they agree.
-    /// `placement` decides where tables are stored. Data that requests read is copied to private memory in huge pages, so that a
-    /// write to a file or its truncation neither changes an answer nor ends the process.
+    /// Loads the snapshot in `folder`: reads the manifest, verifies all checksums, opens the files and checks that their sizes
+    /// agree. `placement` decides where tables are stored. Data that requests read is copied to private memory in huge pages, so
+    /// that a write to a file or its truncation neither changes an answer nor ends the process.
     ///
     /// # Errors
     /// `NotFound` without a manifest, or for a shard without the file that lists all shards; `Corrupt` or `Unsupported` with the
-    /// file and the reason; errors of the table placement.
+    /// file and the reason; and errors of the table placement.
     pub fn load(folder: &Path, placement: &Placement) -> Result<Self> {
         let manifest = Manifest::read(folder)?;
         let shards = manifest.shard.map(|_| Shards::read(folder.parent().unwrap_or(folder))).transpose()?;
@@ -148,7 +148,7 @@ impl Snapshot {
     /// Checks that a load of the version in `folder` would find the rows that the placement expects on a cluster.
     ///
     /// # Errors
-    /// `Invalid` if no cluster is given; `NotReady` if it lacks the rows; `Unavailable` if it does not answer.
+    /// `Invalid` if no cluster is configured; `NotReady` if the cluster lacks the rows; `Unavailable` if it does not answer.
     pub fn check_cluster(folder: &Path, manifest: &Manifest, placement: &Placement) -> Result<()> {
         placement.check_cluster(&spec(folder)?, manifest)
     }
@@ -201,7 +201,7 @@ fn check_sizes(manifest: &Manifest, package: &Package, index: &ivf::Index) -> Re
     Ok(())
 }
 
-/// Reads the calibration in effect: a recalibration takes precedence over that of the publication.
+/// Reads the calibration in effect: a recalibration takes precedence over the published calibration.
 fn calibration(folder: &Path, manifest: &Manifest, index: &ivf::Index) -> Result<Option<Calibration>> {
     let calibration = match Recalibration::read(folder, manifest)? {
         Some(later) => Some(later),
@@ -216,7 +216,7 @@ fn calibration(folder: &Path, manifest: &Manifest, index: &ivf::Index) -> Result
     Ok(calibration)
 }
 
-/// Returns the numeric columns that the reranker and the value model read, each once, one f32 per slot.
+/// Returns the numeric columns that the reranker and the value model read, each column once, as one f32 per slot.
 fn numbers(package: &Package, value: &Program, columns: &Columns) -> Vec<(String, Vec<f32>)> {
     let used = package.overarch.iter().flat_map(|o| o.numbers());
     let used = used.chain(value.inputs().iter().map(String::as_str));

@@ -1,5 +1,5 @@
-//! `manifest.json`: sizes, provenance and checksums of a snapshot. It is written last, so that a folder with a manifest is
-//! complete.
+//! `manifest.json`: sizes, provenance and checksums of a snapshot. The manifest is written last, so that a folder with a manifest
+//! is complete.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,13 +22,13 @@ pub const MANIFEST: &str = "manifest.json";
 /// Name and version of this program, as recorded in snapshots.
 pub const PROGRAM: &str = concat!("sterling ", env!("CARGO_PKG_VERSION"));
 
-/// Execution of a graph when the version was published.
+/// How a graph was executed (compiled, or by ONNX Runtime) when the version was published.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GraphRecord {
     /// Compiled graph with this digest.
     Program(String),
-    /// ONNX Runtime, for this reason.
+    /// Executed by the fallback runtime, for this reason.
     Runtime(String),
 }
 
@@ -62,8 +62,8 @@ pub struct Manifest {
     pub version: u64,
     /// Width of queries and items, D.
     pub dimension: usize,
-    /// Number of items, N. It is 0 for a version whose items have all been deleted by updates; the files then have one hidden
-    /// item, because an index cannot be empty.
+    /// Number of items, N. The number is 0 for a version whose items have all been deleted by updates; the files then have one
+    /// hidden item, because an index cannot be empty.
     pub items: usize,
     /// Number of slots: N, with each list rounded up.
     pub slots: usize,
@@ -85,7 +85,7 @@ pub struct Manifest {
     pub provenance: Provenance,
     /// Length and hash of every other file of the snapshot.
     pub files: BTreeMap<String, Checksum>,
-    /// Execution of each graph in the sandbox validation; `None` for versions published by releases without it.
+    /// Execution of each graph in the sandbox validation; `None` for versions published by releases without sandbox validation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graphs: Option<BTreeMap<String, GraphRecord>>,
     /// Serving decisions that the publication made.
@@ -109,14 +109,14 @@ pub struct ShardOf {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MergedFrom {
-    /// Published version whose package it has.
+    /// Published version from whose package files the merged version was made.
     pub origin: u64,
     /// Share of the lists that the recipe's recall needed when the lists were last trained, if it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trained_share: Option<f64>,
 }
 
-/// Published shard that a checkpoint extends by updates.
+/// Published shard to which a checkpoint adds updates.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FoldedFrom {
@@ -130,9 +130,9 @@ pub struct FoldedFrom {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Provenance {
-    /// Program that wrote it, with its version.
+    /// Name and version of the program that wrote the snapshot.
     pub program: String,
-    /// Item file as named to `publish`, or the index that the items came from.
+    /// Item file as passed to `publish`, or the index that the items came from.
     pub items_file: String,
     /// Separate file with the vectors, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -147,7 +147,7 @@ impl Manifest {
     /// Reads the manifest of the snapshot in `folder`.
     ///
     /// # Errors
-    /// `NotFound` if the folder has none, `Corrupt` with the reason if it is invalid.
+    /// `NotFound` if the folder has no manifest, `Corrupt` with the reason if the manifest is invalid.
     pub fn read(folder: &Path) -> Result<Self> {
         let path = folder.join(MANIFEST);
         let text = files::read(&path)?;
@@ -179,7 +179,7 @@ impl Manifest {
     /// Verifies the length of every file, then the hash of every file.
     ///
     /// # Errors
-    /// `Corrupt` naming the first file, in name order, that is missing or differs.
+    /// `Corrupt` with the first file, in name order, that is missing or differs from the manifest.
     pub fn verify(&self, folder: &Path) -> Result<()> {
         let missing = |name: &str, e: Error| match e.kind() {
             Kind::NotFound => Error::corrupt(format!("{}: file `{name}` is missing", folder.display())),
@@ -187,7 +187,7 @@ impl Manifest {
         };
         let differs =
             |name: &str, found: String| Error::corrupt(format!("{}: file `{name}` has {found}", folder.display()));
-        // Lengths first: rejects a folder that is still being copied before reading any file.
+        // Checks lengths first, to reject a folder that is still being copied before reading any file.
         for (name, expected) in &self.files {
             let path = folder.join(name);
             let about = fs::metadata(&path).map_err(|e| missing(name, Error::io(path.display(), e)))?;
@@ -211,12 +211,12 @@ impl Manifest {
         self.graphs.is_some() && self.provenance.program == PROGRAM
     }
 
-    /// Returns whether updates have deleted all items; the one in the files is hidden.
+    /// Returns whether updates have deleted all items; the single item in the files is then hidden.
     pub fn is_emptied(&self) -> bool {
         self.items == 0
     }
 
-    /// Returns the topic of the updates that apply to the snapshot: the model's, or its shard's.
+    /// Returns the topic of the updates that apply to the snapshot: the topic of the model, or of the shard.
     pub fn topic(&self) -> Topic {
         Topic { model: self.name.clone(), shard: self.shard.map(|part| (part.shard, part.shards)) }
     }
@@ -231,13 +231,13 @@ impl Manifest {
         self.folded.as_ref().map_or(self.items, |from| from.items)
     }
 
-    /// Returns the digest of the published files; a checkpoint keeps the digest of its published shard. Together with a position
-    /// it identifies the set of items, independent of the files that store them.
+    /// Returns the digest of the published files; a checkpoint keeps the digest of its published shard. Together with a position,
+    /// this digest identifies the set of items, independent of the files that store them.
     pub fn published_digest(&self) -> String {
         self.folded.as_ref().map_or_else(|| self.digest(), |from| from.digest.clone())
     }
 
-    /// Returns the version that was published with the package's files: this one, or the origin of a merge.
+    /// Returns the version that was published with the package's files: this version, or the origin of a merge.
     pub fn origin(&self) -> u64 {
         self.merged.as_ref().map_or(self.version, |from| from.origin)
     }
@@ -265,7 +265,7 @@ fn is_plain(name: &str) -> bool {
 
 #[cfg(test)]
 impl Manifest {
-    /// Returns the manifest of a small version with these files.
+    /// Returns the manifest of a small version with these files, for tests.
     pub(super) fn small(name: &str, version: u64, files: BTreeMap<String, Checksum>) -> Self {
         Manifest {
             format: FORMAT,

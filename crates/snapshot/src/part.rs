@@ -17,19 +17,19 @@ use sterling_storage::files::Tensors;
 
 /// Name of the tensor in [`super::PART_FILE`].
 const TENSOR: &str = "part";
-/// Slots that a thread processes at a time.
+/// Number of slots that a thread processes at a time.
 const SLOTS: usize = 4096;
 
 /// Item-side precomputation for all items of an index.
 #[derive(Debug)]
 pub struct ItemParts {
-    /// Values, `[S, width]`.
+    /// Precomputed values, `[S, width]`.
     numbers: Vec<f32>,
     width: usize,
 }
 
 impl ItemParts {
-    /// Computes it on this thread or on all threads; `None` if the reranker has no item-side part.
+    /// Computes the values on this thread or on all threads; `None` if the reranker has no item-side part.
     ///
     /// # Errors
     /// As [`CandidateRows::open`].
@@ -46,7 +46,7 @@ impl ItemParts {
         Ok(Some(ItemParts { numbers, width }))
     }
 
-    /// Converts it to a table with one row per slot; empty slots have zeros.
+    /// Converts the values to a table with one row per slot; empty slots have zeros.
     ///
     /// # Errors
     /// `Invalid` with the item whose row cannot be stored in the format.
@@ -59,7 +59,7 @@ impl ItemParts {
         table.map_err(|e| e.within("item-side values of the reranker"))
     }
 
-    /// Converts it to an f32 table with one row per slot, without a check for finite numbers.
+    /// Converts the values to an f32 table with one row per slot, without a check for finite numbers.
     ///
     /// # Errors
     /// `Overloaded` if the memory cannot be allocated.
@@ -72,12 +72,12 @@ impl ItemParts {
 /// Opens the table that [`ItemParts::stored`] wrote.
 ///
 /// # Errors
-/// `Corrupt` if it has another shape.
+/// `Corrupt` if the stored tensor has another shape.
 pub(super) fn open(tensors: &Tensors, part: &ItemPart, format: RowFormat, slots: usize) -> Result<Table> {
     open_table(tensors, TENSOR, (format, part.width()), slots)
 }
 
-/// Builds a table with one row per slot; missing rows are zeros. `item` returns a slot's name for errors.
+/// Builds a table with one row per slot; missing rows are zeros. `item` describes the item of a slot for errors.
 fn keep<'a>(
     name: &str,
     (format, width): (RowFormat, usize),

@@ -1,6 +1,6 @@
 //! Placement of a snapshot's embedding tables: completely in this host's memory, or as planned.
 //!
-//! The plan does not belong to the snapshot. The same version can serve from the memory of one host, from several hosts whose
+//! The plan does not belong to the snapshot: the same version can serve from the memory of one host, from several hosts whose
 //! servers exchange rows, or with rows on a Redis Cluster that `publish` has filled.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -73,7 +73,7 @@ struct Version<'a> {
     spec: &'a ModelSpec,
     manifest: &'a Manifest,
     edition: Arc<str>,
-    /// Servers of each host.
+    /// Addresses of the servers of each host.
     hosts: BTreeMap<&'a str, &'a [String]>,
 }
 
@@ -86,7 +86,7 @@ impl Placement {
     /// Reads the files that the options name and connects to the cluster.
     ///
     /// # Errors
-    /// `NotFound` or `Invalid` with the file and the error in it; `Unavailable` if the cluster does not answer.
+    /// `NotFound` or `Invalid` with the file and the error in the file; `Unavailable` if the cluster does not answer.
     pub fn open(options: &PlacementOptions) -> Result<Self> {
         let cluster = match options.remote.as_slice() {
             [] => None,
@@ -127,7 +127,7 @@ impl Placement {
         Placement { neighbours: Some(neighbours), ..self }
     }
 
-    /// Returns the cluster that stores table rows, if there is one.
+    /// Returns the cluster that stores table rows, if one is configured.
     pub fn cluster(&self) -> Option<&Arc<Cluster>> {
         self.cluster.as_ref()
     }
@@ -147,7 +147,7 @@ impl Placement {
     }
 
     /// Returns whether a shard or its cache is in the memory of this host or of its GPUs.
-    fn is_here(&self, shard: &ShardPlan) -> bool {
+    fn is_on_this_host(&self, shard: &ShardPlan) -> bool {
         self.host.as_ref().is_none_or(|host| self.host_of(shard) == Some(host))
     }
 
@@ -162,7 +162,7 @@ impl Placement {
         }
     }
 
-    /// Returns the maximum bytes of host memory for the tables of a model, by the sizes of their files.
+    /// Returns the maximum bytes of host memory for the tables of a model, given the sizes of the table files.
     pub(super) fn memory_bytes(&self, spec: &ModelSpec, file_bytes: impl Fn(&str) -> u64) -> u64 {
         let files: BTreeSet<&str> = spec.tables.iter().map(|t| t.file.as_str()).collect();
         let whole: u64 = files.iter().map(|file| file_bytes(file)).sum();
@@ -176,18 +176,18 @@ impl Placement {
                 let is_planned = |table: &str| plan.tables.iter().any(|p| p.table == table);
                 let planned: BTreeSet<&str> =
                     spec.tables.iter().filter(|t| is_planned(&t.name)).map(|t| t.file.as_str()).collect();
-                let shards = plan.tables.iter().flat_map(|p| &p.shards).filter(|s| self.is_here(s));
+                let shards = plan.tables.iter().flat_map(|p| &p.shards).filter(|s| self.is_on_this_host(s));
                 let parts = shards.map(|s| if s.tier == Tier::Remote { s.cache_bytes } else { s.bytes });
                 parts.sum::<u64>() + files.difference(&planned).map(|file| file_bytes(file)).sum::<u64>()
             }
         }
     }
 
-    /// Checks that the cluster has the rows that the plan places there, by a sample of them.
+    /// Checks that the cluster has the rows that the plan places on the cluster, by looking up a sample of the rows.
     ///
     /// # Errors
-    /// `Invalid` without a cluster; `NotReady` if its rows are not there; `Unavailable` if none of the sampled ones is readable
-    /// or the cluster does not answer.
+    /// `Invalid` without a cluster; `NotReady` if rows are missing; `Unavailable` if none of the sampled rows is readable or the
+    /// cluster does not answer.
     pub(super) fn check_cluster(&self, spec: &ModelSpec, manifest: &Manifest) -> Result<()> {
         let By::Plan(plan) = &self.by else { return Ok(()) };
         let is_remote = |plan: &&TablePlan| plan.shards.iter().any(|s| s.tier == Tier::Remote);
@@ -208,7 +208,7 @@ impl Placement {
         Ok(())
     }
 
-    /// Places the tables of a version as planned. When it returns, the servers of other hosts hold their planned rows.
+    /// Places the tables of a version as planned. After this call, the servers of other hosts hold their planned rows.
     pub(super) fn place(
         &self,
         spec: &ModelSpec,
@@ -226,7 +226,8 @@ impl Placement {
                 }
             }
         };
-        let plans: Vec<TablePlan> = plans.into_iter().map(|plan| self.seen_from_here(plan)).collect::<Result<_>>()?;
+        let plans: Vec<TablePlan> =
+            plans.into_iter().map(|plan| self.reduce_to_this_host(plan)).collect::<Result<_>>()?;
         let shards = || plans.iter().flat_map(|p| &p.shards);
         let hosts: BTreeSet<&str> = shards().filter_map(|s| self.host_of(s)).collect();
         if hosts.len() > 1 && self.host.is_none() {
@@ -278,7 +279,7 @@ impl Placement {
         let remote = match (on_cluster().next(), &self.cluster) {
             (Some(_), Some(cluster)) => {
                 let named = rows_on_cluster(version.spec, version.manifest, table.name())?;
-                let cache_bytes = on_cluster().filter(|s| self.is_here(s)).map(|s| s.cache_bytes).sum::<u64>();
+                let cache_bytes = on_cluster().filter(|s| self.is_on_this_host(s)).map(|s| s.cache_bytes).sum::<u64>();
                 let cache_bytes = usize::try_from(cache_bytes).unwrap_or(usize::MAX);
                 let options = RemoteOptions { cache_bytes, timeout: self.timeout };
                 Some(Table::on_cluster(cluster, &named, table.spec().clone(), &options)?)
@@ -286,7 +287,7 @@ impl Placement {
             _ => None,
         };
         let Some(neighbours) = &self.neighbours else {
-            return match plan.shards.iter().find(|s| s.tier == Tier::Host && !self.is_here(s)) {
+            return match plan.shards.iter().find(|s| s.tier == Tier::Host && !self.is_on_this_host(s)) {
                 Some(part) => Err(Error::unsupported(format!(
                     "table `{}` has rows on host `{}`: only a server requests rows of other hosts",
                     plan.table, part.device
@@ -298,7 +299,7 @@ impl Placement {
         let elsewhere: Vec<Option<PeerSlice>> = plan
             .shards
             .iter()
-            .map(|part| (part.tier == Tier::Host && !self.is_here(part)).then(|| slice(part)).transpose())
+            .map(|part| (part.tier == Tier::Host && !self.is_on_this_host(part)).then(|| slice(part)).transpose())
             .collect::<Result<_>>()?;
         let opened = |part: usize| elsewhere[part].as_ref().map(|slice| neighbours.open(slice));
         let placed = table.planned_with(plan, remote.as_ref(), opened)?;
@@ -312,13 +313,16 @@ impl Placement {
         Ok(of_host(placed.holding(held)))
     }
 
-    /// Reduces a table's plan to the shards that concern this host; of several copies it keeps this host's.
-    fn seen_from_here(&self, mut plan: TablePlan) -> Result<TablePlan> {
+    /// Reduces a table's plan to the shards that concern this host; of several replicas of the table, keeps the replica of this
+    /// host.
+    fn reduce_to_this_host(&self, mut plan: TablePlan) -> Result<TablePlan> {
         if let Some(host) = self.host.as_ref().filter(|_| plan.has_copies()) {
-            plan.shards.retain(|s| self.is_here(s));
+            plan.shards.retain(|s| self.is_on_this_host(s));
             if plan.shards.is_empty() {
                 let table = &plan.table;
-                return Err(Error::invalid(format!("table `{table}`: no copy of it is planned on host `{host}`")));
+                return Err(Error::invalid(format!(
+                    "table `{table}`: no replica of the table is planned on host `{host}`"
+                )));
             }
             if plan.sharding != Sharding::DataParallel {
                 plan.shards.iter_mut().for_each(|s| s.copy = 0);
@@ -359,8 +363,8 @@ fn name(version: &Version<'_>, table: &Table, part: &ShardPlan) -> Result<SliceN
     Ok(SliceName { model, table: table.name().into(), content, rows: part.rows, columns: part.columns })
 }
 
-/// Places a table, or its most requested rows, on a GPU. All rows also stay in this host's memory, because the CPU answers if
-/// there is no GPU.
+/// Places a table, or its most requested rows, on a GPU. All rows also stay in this host's memory, because the CPU answers if the
+/// GPU is unavailable.
 fn on_card(table: &Table, plan: &TablePlan) -> Result<Table> {
     let [part] = &plan.shards[..] else {
         return Err(Error::unsupported(format!(
@@ -376,7 +380,7 @@ fn on_card(table: &Table, plan: &TablePlan) -> Result<Table> {
     })
 }
 
-/// Marks a table that is completely in host memory as not copied to a GPU, which then reads rows from the host.
+/// Marks a table in host memory as not copied to a GPU, so that the GPU reads its rows from the host.
 fn of_host(table: Table) -> Table {
     match table.host_bytes() {
         Some(_) => table.with_gpu_cache(CardShare { bytes: 0, hit_share: 0.0 }),
@@ -396,11 +400,11 @@ fn checksum<'a>(spec: &ModelSpec, manifest: &'a Manifest, table: &str) -> Result
     found.map(|sum| sum.xxh3.as_str()).ok_or_else(missing)
 }
 
-/// Returns the name of a table's rows on a cluster. It contains the checksum of the table's file, so that versions with the same
-/// file share rows, and rows left behind by another publication are never mistaken for these.
+/// Returns the name of a table's rows on a cluster. The name contains the checksum of the table's file, so that versions with the
+/// same file share rows, and rows left behind by another publication are never mistaken for the rows of this version.
 ///
 /// # Errors
-/// `NotFound` for a table or a file that the version does not have; as [`RowSet::new`].
+/// `NotFound` if the version does not have the table or its file; as [`RowSet::new`].
 pub fn rows_on_cluster(spec: &ModelSpec, manifest: &Manifest, table: &str) -> Result<RowSet> {
     let checksum = checksum(spec, manifest, table)?;
     let content = content_of(checksum)
@@ -408,7 +412,7 @@ pub fn rows_on_cluster(spec: &ModelSpec, manifest: &Manifest, table: &str) -> Re
     RowSet::new(&manifest.name, table, content)
 }
 
-/// Returns the content key of rows whose file has this checksum.
+/// Returns the key that identifies the rows of a file with this checksum on a cluster.
 pub fn content_of(checksum: &str) -> Option<u64> {
     checksum.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok())
 }

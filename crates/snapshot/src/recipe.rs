@@ -54,7 +54,7 @@ pub enum PartFormat {
 }
 
 impl PartFormat {
-    /// Returns the format of its rows.
+    /// Returns the row format; none if nothing is stored.
     pub fn rows(self) -> Option<RowFormat> {
         match self {
             PartFormat::None => None,

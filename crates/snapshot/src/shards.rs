@@ -1,10 +1,10 @@
 //! Document shards: the partition of a version by item ids, and the file that lists the shards.
 //!
-//! A partitioned version has a folder per shard in `STORE/NAME/VERSION/`, `shard-0` and so on. Each is a snapshot that a server
-//! loads (`serve --shard N`). [`SHARDS_FILE`] lists them with their digests and is written last. All shards share the centroids,
-//! dictionaries and calibration of the version, because these are trained before it is partitioned.
+//! A partitioned version has a folder per shard in `STORE/NAME/VERSION/`, `shard-0` and so on. Each folder is a snapshot that a
+//! server loads (`serve --shard N`). [`SHARDS_FILE`] lists the shards with their digests and is written last. All shards share the
+//! centroids, dictionaries and calibration of the version, because these are made before the version is partitioned.
 //!
-//! The shard of an item is the hash of its id, scaled to the number of shards. This definition never changes.
+//! The shard of an item is the hash of its id, scaled to the number of shards. The definition of an item's shard never changes.
 
 use std::path::{Path, PathBuf};
 
@@ -18,10 +18,10 @@ use sterling_storage::files;
 
 /// File that lists the shards of a version.
 pub const SHARDS_FILE: &str = "shards.json";
-/// Partition function, as recorded in the file.
+/// Partition function, as recorded in [`SHARDS_FILE`].
 const HASH: &str = "floor(xxh3_64(id as 8 bytes, little-endian) * shards / 2^64)";
 
-/// Returns the folder of a shard within that of its version.
+/// Returns the folder of a shard within the folder of its version.
 pub fn shard_folder(version: &Path, shard: u32) -> PathBuf {
     version.join(format!("shard-{shard}"))
 }
@@ -44,7 +44,7 @@ pub struct Shards {
     pub shards: Vec<ShardEntry>,
 }
 
-/// Entry of a shard in the file.
+/// Entry of a shard in [`SHARDS_FILE`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardEntry {
@@ -69,10 +69,10 @@ impl Shards {
         }
     }
 
-    /// Reads the file in the folder of a version.
+    /// Reads [`SHARDS_FILE`] in the folder of a version.
     ///
     /// # Errors
-    /// `NotFound` if there is none; `Corrupt` or `Unsupported` with the reason.
+    /// `NotFound` if the file does not exist; `Corrupt` or `Unsupported` with the reason.
     pub fn read(version: &Path) -> Result<Self> {
         let path = version.join(SHARDS_FILE);
         let text = files::read(&path)?;
@@ -88,12 +88,14 @@ impl Shards {
         let sum: usize = shards.shards.iter().map(|shard| shard.items).sum();
         if sum != shards.items || shards.shards.is_empty() || shards.shards.len() > SHARDS_MAX as usize {
             let (count, items) = (shards.shards.len(), shards.items);
-            return Err(corrupt(format!("{count} shards of {sum} items, expected 1 to {SHARDS_MAX} of {items}")));
+            return Err(corrupt(format!(
+                "{count} shards with {sum} items in total, expected 1 to {SHARDS_MAX} shards with {items} items"
+            )));
         }
         Ok(shards)
     }
 
-    /// Writes the file into the folder of a version.
+    /// Writes [`SHARDS_FILE`] into the folder of a version.
     ///
     /// # Errors
     /// `Io` with the path.
@@ -108,18 +110,21 @@ impl Shards {
         format!("{:016x}", xxh3_64(text.as_bytes()))
     }
 
-    /// Rejects a snapshot that differs from the shard's entry.
+    /// Rejects a snapshot that differs from the entry of its shard.
     ///
     /// # Errors
     /// `Corrupt` with the difference.
     pub fn check(&self, manifest: &Manifest) -> Result<()> {
         let corrupt = |what: String| Err(Error::corrupt(format!("{SHARDS_FILE}: {what}")));
         let Some(part) = manifest.shard else {
-            return corrupt("its folder holds a version without shards".into());
+            return corrupt("the file is in the folder of a version without shards".into());
         };
         let count = self.shards.len();
         let Some(entry) = self.shards.get(part.shard as usize).filter(|_| part.shards as usize == count) else {
-            return corrupt(format!("it names {count} shards, the snapshot is {} of {}", part.shard, part.shards));
+            return corrupt(format!(
+                "the file lists {count} shards, but this snapshot is shard {} of {}",
+                part.shard, part.shards
+            ));
         };
         let says = (&*self.name, self.version, self.items, entry.items, &*entry.digest);
         let digest = manifest.published_digest();
@@ -127,7 +132,7 @@ impl Shards {
         match says == is {
             true => Ok(()),
             false => corrupt(format!(
-                "its entry of shard {} has (model, version, items of all, items, digest) = {says:?}, the snapshot is {is:?}",
+                "the entry of shard {} has (model, version, items of all, items, digest) = {says:?}, the snapshot is {is:?}",
                 part.shard
             )),
         }

@@ -1,6 +1,6 @@
-//! Per-item tensors, `[[item.vectors]]`: their rows in storage formats.
+//! Per-item tensors, `[[item.vectors]]`: encodes their rows in storage formats.
 //!
-//! A row is converted to its format once, when its item is published or updated. From then on its bytes are copied unchanged to
+//! A row is converted to its format once, when its item is published or updated. The encoded bytes are then copied unchanged to
 //! slots, segments and later versions, so that quantized values are never quantized again.
 
 use crate::model::VectorSpec;
@@ -11,7 +11,7 @@ use sterling_embedding::{RowFormat, Table, TableSpec, Unseen};
 use sterling_kernels::buffer::Buffer;
 use sterling_storage::files::Tensors;
 
-/// Layout of an item's rows: concatenated.
+/// Layout of the concatenated rows of an item in all `[[item.vectors]]`.
 #[derive(Clone, Debug)]
 pub struct VectorRows<'a> {
     /// Tensors, each with its bytes per row.
@@ -36,7 +36,8 @@ impl<'a> VectorRows<'a> {
     /// Appends the rows of an item; `values` returns the numbers of each tensor.
     ///
     /// # Errors
-    /// `Invalid` with the tensor if the count of numbers differs from its width, or if they cannot be stored in its format.
+    /// `Invalid` with the tensor if the count of numbers differs from the tensor's width, or if the numbers cannot be stored in its
+    /// format.
     pub fn encode<'v>(&self, values: impl Fn(usize) -> &'v [f32], out: &mut Vec<u8>) -> Result<()> {
         for (n, (spec, bytes)) in self.specs.iter().enumerate() {
             let (row, from) = (values(n), out.len());
@@ -50,7 +51,7 @@ impl<'a> VectorRows<'a> {
         Ok(())
     }
 
-    /// Builds tables with one row per slot; `row` returns the rows of the item in a slot, and `None` makes zeros.
+    /// Builds tables with one row per slot; `row` returns the rows of the item in a slot; `None` results in rows of zeros.
     ///
     /// # Errors
     /// `Overloaded` if the memory cannot be allocated.
@@ -71,7 +72,7 @@ impl<'a> VectorRows<'a> {
         self.specs.iter().map(table).collect()
     }
 
-    /// Appends a slot's rows of such tables.
+    /// Appends the rows of one slot from the tables that [`VectorRows::tables`] made.
     pub fn read(&self, tables: &[Table], slot: Slot, out: &mut Vec<u8>) {
         for ((_, bytes), table) in self.specs.iter().zip(tables) {
             let rows = table.host_rows().map_or(&[][..], |rows| rows.bytes());

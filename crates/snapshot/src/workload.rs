@@ -1,4 +1,4 @@
-//! Estimated lookups of a model's tables, for the planner.
+//! Estimates the lookups in a model's tables, for the planner.
 
 use std::sync::Arc;
 
@@ -11,9 +11,9 @@ use sterling_graph::tower::{FeatureKind, FeatureSpec};
 /// Assumed pooling factor of an `ids` feature.
 const POOLING_GUESS: f64 = 20.0;
 
-/// Estimates the lookups per request in a model's `tables`. Without measurements it assumes a pooling factor of 20 for features
-/// of kind `ids`, full sequences, and a Zipf exponent of 0.8. Leaves out tables that no request feature reads, and tables that
-/// are looked up per candidate.
+/// Estimates the lookups per request in a model's `tables`. Without measurements, assumes a pooling factor of 20 for features of
+/// kind `ids`, full sequences, and a Zipf exponent of 0.8. Leaves out tables that no request feature reads, and tables that are
+/// looked up per candidate.
 pub fn workload(model: &ModelSpec, tables: &[Arc<Table>]) -> Workload {
     let (mut asked, mut notes) = (Vec::new(), Vec::new());
     for (table, managed) in tables.iter().map(|t| (t.spec(), t.ids().is_some())) {
@@ -30,7 +30,7 @@ pub fn workload(model: &ModelSpec, tables: &[Arc<Table>]) -> Workload {
             continue;
         }
         let guessed = |f: &&FeatureSpec| match f.length {
-            // Assumes the maximum length, as most users with a history reach it.
+            // Assumes the maximum length, because most users with a history reach the maximum.
             Some(length) => length as f64,
             None if f.kind == FeatureKind::Category => 1.0,
             None => POOLING_GUESS,
@@ -41,7 +41,7 @@ pub fn workload(model: &ModelSpec, tables: &[Arc<Table>]) -> Workload {
             width: u32::try_from(table.width).unwrap_or(u32::MAX),
             format: table.format,
             pooling: readers.iter().map(guessed).sum::<f64>() / readers.len() as f64,
-            // Sampled texts show no ids.
+            // A sample of texts shows no ids, so text features are left out.
             features: readers.iter().filter(|f| f.kind != FeatureKind::Text).map(|f| f.source().to_owned()).collect(),
             access: Access::Zipf(SKEW_DEFAULT),
             constraints: Constraints::default(),

@@ -5,7 +5,7 @@
 //!
 //! | Arrow | value |
 //! |---|---|
-//! | integers of up to 64 bits; unsigned ones if they fit | integer |
+//! | integers of up to 64 bits; unsigned integers if they fit into i64 | integer |
 //! | dates, times, timestamps | integer in the unit of the file, which the log notes |
 //! | floats | number |
 //! | decimals | integer if the scale has no fraction digits, else number if 15 digits suffice |
@@ -61,7 +61,7 @@ pub fn unit(kind: &DataType) -> Option<&'static str> {
     }
 }
 
-/// Types to which all others are converted.
+/// Types to which all Arrow types are converted.
 #[derive(Debug)]
 enum Values {
     Nothing,
@@ -98,7 +98,8 @@ impl ArrowColumn {
     /// Reads a column; `first_row` is the file row number of its first row.
     ///
     /// # Errors
-    /// `Unsupported` for types not listed above; `Invalid` with the row of a value that cannot be represented.
+    /// `Unsupported` for types that are not in the table of this module; `Invalid` with the row of a value that cannot be
+    /// represented.
     pub fn read(array: &ArrayRef, first_row: usize) -> Result<Self> {
         let Some(list) = array.as_list_opt::<i32>() else {
             let values = Values::read(array, false, |at| first_row + at)?;
@@ -220,7 +221,7 @@ impl Values {
     }
 }
 
-/// Returns the error of a value that cannot be represented, with its row.
+/// Returns the error of a value that cannot be represented, with the row of the value.
 fn lost(got: &dyn Debug, row: usize, expected: &str) -> Error {
     Error::invalid(format!("got {got:?}, expected {expected}")).within(format!("row {}", row + 1))
 }
@@ -244,11 +245,11 @@ fn decimals(
     let lost = |at: usize, expected: &str| lost(&format_args!("{}", unscaled.value_as_string(at)), row(at), expected);
     if scale <= 0 {
         let power = 10i128.checked_pow(u32::from(scale.unsigned_abs()));
-        let whole = |at: usize| {
+        let complete = |at: usize| {
             let value = power.and_then(|power| unscaled.value(at).checked_mul(power)).map(i64::try_from);
             value.and_then(|v| v.ok()).ok_or_else(|| lost(at, "integers in the range of Int64"))
         };
-        let values = (0..unscaled.len()).map(|at| unscaled.is_valid(at).then(|| whole(at)).transpose());
+        let values = (0..unscaled.len()).map(|at| unscaled.is_valid(at).then(|| complete(at)).transpose());
         return Ok(Values::Integers(values.collect::<Result<_>>()?));
     }
     let number = |at: usize| {
@@ -257,7 +258,7 @@ fn decimals(
             (digits, scale) = (digits / 10, scale - 1);
         }
         match digits.unsigned_abs() < 10u128.pow(DIGITS_MAX) && scale <= POWER_MAX {
-            // The quotient of two exact numbers is the nearest f64.
+            // Both operands are exact in f64, so their quotient is the f64 nearest to the decimal.
             true => Ok(digits as f64 / 10f64.powi(i32::from(scale))),
             false => Err(lost(at, &format!("at most {DIGITS_MAX} digits, which a float represents exactly"))),
         }

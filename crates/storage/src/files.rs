@@ -2,10 +2,10 @@
 //!
 //! A [`TensorFile`] collects named tensors and writes them in the safetensors format
 //! (<https://github.com/huggingface/safetensors#format>): 8 bytes of header length, a JSON header, then the data. The header is
-//! padded with spaces so that the data starts at a multiple of 64 bytes. Tensors whose length is such a multiple come first and
-//! are all aligned to a cache line. The others follow by falling element size, so that each is aligned to its elements. A tensor
-//! that is computed in chunks is reserved first and written into the file later ([`TensorWriter`]). [`Tensors`] maps such a file
-//! and returns typed views.
+//! padded with spaces so that the data starts at a multiple of 64 bytes. Tensors whose length is a multiple of 64 bytes come first
+//! and are aligned to a cache line. The other tensors follow by falling element size, so that each is aligned to its elements. A
+//! tensor that is computed in chunks is reserved first and written into the file later ([`TensorWriter`]). [`Tensors`] maps such
+//! a file and returns typed views.
 
 mod checksum;
 mod unchanged;
@@ -36,7 +36,7 @@ const DATA_ALIGN_BYTES: usize = 64;
 
 /// Element type of a tensor, with its safetensors type.
 pub trait Element: Pod {
-    /// The safetensors type.
+    /// Safetensors type of the elements.
     const DTYPE: Dtype;
 }
 
@@ -206,7 +206,7 @@ impl<'a> TensorFile<'a> {
         Tensors::of(Path::new(name), map)
     }
 
-    /// Writes the header and all tensors with values, then calls `fill` for the reserved ones.
+    /// Writes the header and all tensors with values, then calls `fill` for the reserved tensors.
     fn fill(
         &self,
         (text, ordered): (Vec<u8>, Vec<&Named<'a>>),
@@ -271,7 +271,7 @@ impl TensorWriter<'_> {
         match at.filter(|(at, end)| at + size_of_val(values) <= *end) {
             Some((at, _)) => self.write(at, bytemuck::cast_slice(values)),
             None => Err(Error::internal(format!(
-                "tensor {tensor}: {} numbers at {first} are outside of the tensor",
+                "tensor {tensor}: {} values from element {first} on, expected values of its type within the tensor",
                 values.len()
             ))),
         }
@@ -315,7 +315,7 @@ pub fn write_atomic(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::R
     })
 }
 
-/// Creates a folder atomically: `make` fills a temporary one, which is renamed to `path` at the end. Removes it on failure.
+/// Creates a folder atomically: `make` fills a temporary folder, which is renamed to `path` at the end, or removed on failure.
 ///
 /// # Errors
 /// Errors of `make`; `Io` or `NoSpace` with the path.
@@ -343,7 +343,7 @@ fn replace_with<T>(
     may_block();
     let temporary = temporary(path);
     let renamed = |made| {
-        // Opened before the rename: after it, running out of file descriptors must not turn a completed write into an error.
+        // The folder is opened before the rename: running out of descriptors must not turn a completed write into an error.
         let folder = path.parent().map(open_folder).transpose()?;
         fs::rename(&temporary, path)?;
         folder.map_or(Ok(()), |folder| folder.sync_all()).map(|()| made)
@@ -368,7 +368,7 @@ pub fn sync_folder(folder: &Path) -> std::io::Result<()> {
     open_folder(folder)?.sync_all()
 }
 
-/// Opens a folder; a sync of the returned file makes its renames durable.
+/// Opens a folder; a sync of the returned file makes renames inside the folder durable.
 ///
 /// # Errors
 /// Those of the operating system.
@@ -457,11 +457,11 @@ impl Tensors {
         self.places.get(tensor).ok_or_else(|| Error::corrupt(format!("{}: tensor `{tensor}` is missing", self.name)))
     }
 
-    /// Returns a tensor of the given type and number of dimensions, with its shape. It is not copied if it is aligned, as all
-    /// tensors written by [`TensorFile`] are.
+    /// Returns a tensor of the given type and number of dimensions, with its shape. The tensor is not copied if it is aligned, as
+    /// all tensors written by [`TensorFile`] are.
     ///
     /// # Errors
-    /// `Corrupt` if the name, the type or the number of dimensions differs.
+    /// `Corrupt` if the tensor is missing, or its type or number of dimensions differs.
     pub fn get<T: Element>(&self, tensor: &str, dimensions: usize) -> Result<(Buffer<T>, Vec<usize>)> {
         let place = self.place(tensor)?;
         if place.dtype != T::DTYPE || place.shape.len() != dimensions {
@@ -591,9 +591,9 @@ mod tests {
         let mut file = TensorFile::new();
         file.add("x", &[4], &[1f32, 2.0, 3.0, 4.0]).unwrap();
         file.write(&path).unwrap();
-        let whole = fs::read(&path).unwrap();
-        for cut in [0, 1, 7, 8, 20, whole.len() - 1] {
-            fs::write(&path, &whole[..cut]).unwrap();
+        let complete = fs::read(&path).unwrap();
+        for cut in [0, 1, 7, 8, 20, complete.len() - 1] {
+            fs::write(&path, &complete[..cut]).unwrap();
             assert!(Tensors::open(&path).is_err(), "a file cut at {cut} bytes was opened");
         }
         assert!(Tensors::open(&folder.path().join("none")).is_err());

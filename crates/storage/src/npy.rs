@@ -2,7 +2,7 @@
 //!
 //! The format (NumPy Enhancement Proposal 1): `\x93NUMPY`, two version bytes, the header length as u16 (version 1) or u32, the
 //! header as a Python dictionary of `descr`, `fortran_order` and `shape`, then the numbers. Only little-endian two-dimensional
-//! arrays in C order are supported; all others are rejected with an error that names the difference.
+//! arrays in C order are supported; others are rejected with an error that names the difference.
 
 use std::path::Path;
 
@@ -31,36 +31,36 @@ fn field<'a>(header: &'a str, name: &str) -> Option<&'a str> {
 fn header(file: &mut ForeignFile, left: &mut usize) -> Result<Header> {
     let broken = |what: &str| Error::invalid(format!("not a .npy matrix: {what}"));
     let mut take = |count: usize| {
-        *left = left.checked_sub(count).ok_or_else(|| broken("its header is cut off"))?;
+        *left = left.checked_sub(count).ok_or_else(|| broken("the header is truncated"))?;
         let mut bytes = vec![0; count];
         file.read(&mut bytes).map(|()| bytes)
     };
     let start = take(8)?;
     if !start.starts_with(b"\x93NUMPY") {
-        return Err(broken("it does not start with \\x93NUMPY"));
+        return Err(broken("the file does not start with \\x93NUMPY"));
     }
     let length_bytes = match start[6] {
         1 => 2,
         2 | 3 => 4,
-        other => return Err(broken(&format!("version {other}, expected 1 to 3"))),
+        other => return Err(broken(&format!("format version {other}, expected 1 to 3"))),
     };
     let length = take(length_bytes)?.iter().rev().fold(0, |length, &byte| length << 8 | usize::from(byte));
     if length > HEADER_BYTES_MAX {
         return Err(broken(&format!("a header of {length} bytes, expected at most {HEADER_BYTES_MAX}")));
     }
     let text = take(length)?;
-    let text = std::str::from_utf8(&text).map_err(|_| broken("its header is not text"))?;
+    let text = std::str::from_utf8(&text).map_err(|_| broken("the header is not UTF-8 text"))?;
     let descr = field(text, "descr")
         .and_then(|t| t.strip_prefix(['\'', '"']))
         .and_then(|t| t.split(['\'', '"']).next())
-        .ok_or_else(|| broken("its header names no simple `descr`"))?;
+        .ok_or_else(|| broken("the header has no `descr` of a single type"))?;
     if !field(text, "fortran_order").is_some_and(|t| t.starts_with("False")) {
-        return Err(broken("expected `fortran_order` False; save numpy.ascontiguousarray of it"));
+        return Err(broken("expected `fortran_order` False; save numpy.ascontiguousarray of the matrix"));
     }
     let shape = field(text, "shape")
         .and_then(|t| t.strip_prefix('('))
         .and_then(|t| t.split(')').next())
-        .ok_or_else(|| broken("its header names no `shape`"))?;
+        .ok_or_else(|| broken("the header has no `shape`"))?;
     let sizes: Vec<&str> = shape.split(',').map(str::trim).filter(|s| !s.is_empty()).collect();
     match sizes.iter().map(|s| s.parse().ok()).collect::<Option<Vec<usize>>>().as_deref() {
         Some(&[rows, cols]) => Ok(Header { descr: descr.to_owned(), rows, cols }),
@@ -72,7 +72,7 @@ fn header(file: &mut ForeignFile, left: &mut usize) -> Result<Header> {
 struct Body {
     file: ForeignFile,
     header: Header,
-    /// Bytes of its numbers.
+    /// Size of the numbers in the file, in bytes.
     bytes: usize,
 }
 
@@ -90,7 +90,7 @@ impl Body {
         let count = rows.checked_mul(cols).filter(|count| count.checked_mul(N) == Some(self.bytes));
         let Some(count) = count else {
             return Err(Error::invalid(format!(
-                "{} bytes of numbers, expected {rows} × {cols} of {N} bytes",
+                "{} bytes of numbers, expected {rows} × {cols} numbers of {N} bytes",
                 self.bytes
             )));
         };
@@ -127,7 +127,7 @@ pub fn open_f32(path: &Path) -> Result<RowStore<'static>> {
     rows.map_err(|e| e.within(path.display()))
 }
 
-/// Reads a matrix of floats. Returns its numbers row by row, its rows and its columns.
+/// Reads a matrix of floats. Returns the numbers row by row, and the numbers of rows and columns.
 ///
 /// # Errors
 /// As [`open_f32`]; `Io` if the file changes meanwhile.
@@ -136,7 +136,7 @@ pub fn read_f32(path: &Path) -> Result<(Vec<f32>, usize, usize)> {
     Ok((file.all()?, file.rows(), file.cols()))
 }
 
-/// Reads a matrix of integers of up to 64 bits. Returns its numbers row by row, its rows and its columns.
+/// Reads a matrix of integers of up to 64 bits. Returns the numbers row by row, and the numbers of rows and columns.
 ///
 /// # Errors
 /// As [`read_f32`].
@@ -159,7 +159,7 @@ fn read<T>(path: &Path, numbers: impl FnOnce(Body) -> Result<Vec<T>>) -> Result<
     Ok((values, rows, cols))
 }
 
-/// Writes a matrix of f32 in chunks; returns its checksum.
+/// Writes a matrix of f32 in chunks; returns the checksum of the file.
 ///
 /// # Errors
 /// As [`files::write_atomic`] and [`RowStore::read`].
@@ -178,7 +178,7 @@ pub fn write_f32(path: &Path, rows: &RowStore<'_>) -> Result<Checksum> {
     written.map_err(|e| unread.unwrap_or(e))
 }
 
-/// Writes a column of u32; returns its checksum.
+/// Writes a column of u32; returns the checksum of the file.
 ///
 /// # Errors
 /// As [`files::write_atomic`].

@@ -59,11 +59,11 @@ pub struct RowStore<'a> {
 enum Source<'a> {
     Memory(Cow<'a, [f32]>),
     File(NumberFile),
-    /// Concatenation, each part with the number of its first row.
+    /// Concatenated matrices, each with the index of its first row in the concatenation.
     Joined(Vec<(usize, RowStore<'a>)>),
 }
 
-/// Numbers of a matrix in a file, row by row.
+/// Elements of a matrix in a file, row by row.
 #[derive(Debug)]
 struct NumberFile {
     file: ForeignFile,
@@ -130,7 +130,9 @@ impl RowStore<'static> {
         let (held, width) = (file.len().saturating_sub(start), format.bytes());
         let wanted = rows.checked_mul(cols).and_then(|count| count.checked_mul(width));
         if wanted != Some(held) {
-            return Err(Error::invalid(format!("{held} bytes of numbers, expected {rows} × {cols} of {width} bytes")));
+            return Err(Error::invalid(format!(
+                "{held} bytes of numbers, expected {rows} × {cols} numbers of {width} bytes"
+            )));
         }
         Ok(RowStore { source: Source::File(NumberFile { file, start: start as u64, format, name }), rows, cols })
     }
@@ -138,11 +140,14 @@ impl RowStore<'static> {
     /// Concatenates matrices of one width.
     ///
     /// # Errors
-    /// `Invalid` if a width differs from the first one.
+    /// `Invalid` if the widths of the matrices differ.
     pub fn joined(matrices: Vec<Self>) -> Result<Self> {
         let (mut rows, cols) = (0, matrices.first().map_or(0, RowStore::cols));
         if let Some(other) = matrices.iter().find(|matrix| matrix.cols != cols) {
-            return Err(Error::invalid(format!("rows of {} numbers, expected {cols} as before", other.cols)));
+            return Err(Error::invalid(format!(
+                "rows of {} numbers, expected {cols} as in the first matrix",
+                other.cols
+            )));
         }
         let place = |matrix: RowStore<'static>| {
             let first = rows;
@@ -153,7 +158,7 @@ impl RowStore<'static> {
         Ok(RowStore { source, rows, cols })
     }
 
-    /// Restricts a matrix in a file to a range of its rows.
+    /// Restricts a matrix in a file to a range of rows.
     ///
     /// # Errors
     /// `Invalid` if the range exceeds the matrix.
@@ -164,7 +169,9 @@ impl RowStore<'static> {
                 let start = file.start + (range.start * self.cols * file.format.bytes()) as u64;
                 Ok(RowStore { source: Source::File(NumberFile { start, ..file }), rows: range.len(), cols: self.cols })
             }
-            _ => Err(Error::invalid(format!("rows {} to {} of {all}", range.start + 1, range.end))),
+            _ => {
+                Err(Error::invalid(format!("rows {} to {} are outside of the {all} rows", range.start + 1, range.end)))
+            }
         }
     }
 
@@ -220,7 +227,7 @@ impl RowStore<'_> {
     /// Returns a range of rows; rows of a file are read into `scratch`.
     ///
     /// # Errors
-    /// `Io` with the file, also if it was changed since it was opened.
+    /// `Io` with the file, also if the file changed since it was opened.
     ///
     /// # Panics
     /// If the range exceeds the matrix.
@@ -248,8 +255,8 @@ impl RowStore<'_> {
         }
     }
 
-    /// Passes all rows to `reported` in order: at once if they are in memory, else in chunks. Its arguments are the number of the
-    /// first row of the chunk, and the chunk.
+    /// Passes all rows to `reported` in order: at once if they are in memory, else in chunks. `reported` gets the index of a
+    /// chunk's first row, and the chunk.
     ///
     /// # Errors
     /// As [`RowStore::read`]; errors of `reported`.
@@ -277,7 +284,7 @@ impl RowStore<'_> {
         Ok(values)
     }
 
-    /// Copies the rows with these numbers, which must be ascending.
+    /// Copies the rows with these indices, which must be ascending.
     ///
     /// # Errors
     /// As [`RowStore::read`].
@@ -294,7 +301,7 @@ impl RowStore<'_> {
     }
 }
 
-/// Memory budget of all matrices together, and the folder for the rest. Clones share the budget.
+/// Memory budget of all matrices together, and the folder for spill files. Clones share the budget.
 #[derive(Clone, Debug)]
 pub struct Spill {
     left: Arc<AtomicU64>,
@@ -303,7 +310,7 @@ pub struct Spill {
 }
 
 impl Spill {
-    /// Creates a budget of `memory_bytes`; other matrices go to `folder`.
+    /// Creates a budget of `memory_bytes`; matrices beyond it go to spill files in `folder`.
     pub fn new(memory_bytes: u64, folder: impl Into<PathBuf>) -> Self {
         Spill { left: Arc::new(AtomicU64::new(memory_bytes)), folder: folder.into(), others: u64::MAX }
     }
@@ -317,7 +324,7 @@ impl Spill {
     /// Checks the size of accompanying data against its limit.
     ///
     /// # Errors
-    /// `NoSpace` with both numbers.
+    /// `NoSpace` with the limit.
     pub fn check_others(&self, bytes: u64) -> Result<()> {
         match bytes <= self.others {
             true => Ok(()),
@@ -354,7 +361,7 @@ pub struct RowWriter {
 }
 
 impl RowWriter {
-    /// Creates a matrix without rows.
+    /// Creates a writer that has no rows yet.
     pub fn new(cols: usize, spill: Spill) -> Self {
         RowWriter { cols, numbers: 0, memory: Vec::new(), file: None, spill }
     }
@@ -381,7 +388,7 @@ impl RowWriter {
         let mut write = || {
             let file = match &mut self.file {
                 Some(file) => file,
-                None => self.file.insert(BufWriter::with_capacity(PART_BYTES, nameless(folder)?)),
+                None => self.file.insert(BufWriter::with_capacity(PART_BYTES, create_unlinked_file(folder)?)),
             };
             file.write_all(bytemuck::cast_slice(&std::mem::take(&mut self.memory)))?;
             file.write_all(bytemuck::cast_slice(rows))
@@ -404,7 +411,7 @@ impl RowWriter {
 }
 
 /// Creates a file without a name, which no other process can open.
-fn nameless(folder: &Path) -> std::io::Result<File> {
+fn create_unlinked_file(folder: &Path) -> std::io::Result<File> {
     fs::create_dir_all(folder)?;
     let path = files::temporary(&folder.join("spill"));
     let file = File::options().read(true).write(true).create_new(true).open(&path)?;
@@ -430,17 +437,17 @@ mod tests {
         fn rows_are_the_same_wherever_they_lie(
             values in proptest::collection::vec(-1e3f32..1e3, 1..400),
             cols in 1usize..9,
-            kept in 0u64..2000,
+            retained in 0u64..2000,
             step in 1usize..7,
             picked in proptest::collection::btree_set(0u32..400, 0..30),
         ) {
             let values = &values[..values.len() / cols * cols];
             let folder = tempfile::tempdir().unwrap();
-            let spill = Spill::new(kept, folder.path().join("not/there/yet"));
+            let spill = Spill::new(retained, folder.path().join("not/there/yet"));
             let mut writer = RowWriter::new(cols, spill.clone());
             values.chunks(step * cols).for_each(|rows| writer.push(rows).unwrap());
             let rows = writer.finish().unwrap();
-            prop_assert_eq!(rows.in_memory().is_some(), rows.bytes() <= kept);
+            prop_assert_eq!(rows.in_memory().is_some(), rows.bytes() <= retained);
             let expected = Matrix::new(values, cols).unwrap();
             prop_assert_eq!((rows.rows(), rows.cols()), (expected.rows(), cols));
             let picked: Vec<u32> = picked.into_iter().filter(|row| (*row as usize) < rows.rows()).collect();
@@ -507,7 +514,9 @@ mod tests {
         std::fs::write(file.path(), bytemuck::cast_slice(&[1.0f32, 2.0, 3.0, 4.0])).unwrap();
         let open =
             |shape| RowStore::in_file(ForeignFile::open(file.path()).unwrap(), "v".into(), 0, NumberFormat::F32, shape);
-        assert!(open([3, 2]).unwrap_err().to_string().contains("16 bytes of numbers, expected 3 × 2 of 4 bytes"));
+        assert!(
+            open([3, 2]).unwrap_err().to_string().contains("16 bytes of numbers, expected 3 × 2 numbers of 4 bytes")
+        );
         assert!(open([usize::MAX, 2]).is_err());
         let rows = open([2, 2]).unwrap();
         assert_eq!(rows.all().unwrap(), [1.0, 2.0, 3.0, 4.0]);

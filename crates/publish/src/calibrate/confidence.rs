@@ -1,9 +1,9 @@
 //! Confidence of a mean over queries.
 
-/// Standard deviations below which 95 % of a normal distribution lie.
+/// Number of standard deviations above the mean below which 95 % of a normal distribution lie.
 const ONE_SIDED: f64 = 1.645;
 
-/// Returns the mean recall of the queries, and its lower bound with 95 % confidence.
+/// Returns the mean recall of the queries, and the mean's lower bound with 95 % confidence.
 pub(super) fn bounded(hits: u64, squares: u64, queries: usize, k: usize) -> (f64, f64) {
     let (queries, k) = (queries as f64, k as f64);
     let mean = hits as f64 / (queries * k);

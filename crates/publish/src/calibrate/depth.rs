@@ -1,50 +1,51 @@
-//! Selection depth: the number of candidates that int8 rows or first-pass codes must select to include the true best, and its
-//! cost.
+//! Selection depth: the number of candidates that int8 rows or first-pass codes must select to include the true best items, and the
+//! cost of that number.
 //!
-//! Each calibration query scans all rows and codes, for all items and for shares of them. This gives the rank of each of the true
-//! best by int8 rows and by codes. The ranks are over all lists; a search of fewer lists has fewer items ahead of them, so it
-//! loses no more. Selecting too few candidates therefore costs at most this loss, in addition to the loss from lists that are not
-//! probed.
+//! Each calibration query scans all rows and codes, for all items and for sampled fractions of the items. These scans give the rank
+//! of each true best item by int8 rows and by codes. The ranks are over all lists; a search of fewer lists has fewer items ahead of
+//! the true best, so it loses no more of them. Selecting too few candidates therefore costs at most this loss, in addition to the
+//! loss from lists that are not probed.
 //!
-//! The cheapest choice is estimated from the bytes to read: those of the probed lists, and those of the rows that score the
-//! selected candidates.
+//! The cheapest choice is estimated from the bytes to read: the bytes of the probed lists, and of the rows that score the selected
+//! candidates.
 
 use super::confidence::bounded;
 use sterling_index::ivf::{self, Rates};
 
-/// Multiples of the usual number of int8 candidates that are measured.
+/// Measured numbers of int8 candidates, as multiples of the usual number.
 const INT8_FACTORS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
-/// Multiples of K that are measured for codes.
+/// Measured numbers of candidates by codes, as multiples of K.
 const FACTORS: [f64; 15] = [1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 11.0, 16.0, 22.0, 32.0, 48.0, 64.0, 96.0];
-/// Maximum number of candidates of codes: beyond it, codes do not pay off, since int8 rows select only a quarter more than K.
+/// Maximum number of candidates selected by codes. Beyond it codes do not pay off, since int8 rows need only 1.25 K candidates.
 pub(super) const SELECTED_MAX: usize = 8192;
-/// Items per block.
+/// Number of items per block of a list.
 const BLOCK: f64 = 16.0;
 
-/// Minimum share of the items for which codes are measured; for smaller shares rows are read individually.
+/// Minimum pass rate at which codes are measured; at lower pass rates rows are read individually.
 pub(super) const PASS_RATE_MIN: f64 = 0.1;
 
-/// Recall of candidate selection by int8 rows or by codes, per number of selected candidates: hits among the true best K of
-/// a share of the items.
+/// Recall of candidate selection by int8 rows or by codes, per number of selected candidates: hits among the true best K of the
+/// items at one pass rate.
 pub(super) struct Depths {
     /// Index of the pass rate.
     pub(super) share: usize,
     pub(super) k: usize,
-    /// Measured numbers of candidates, ascending.
+    /// Numbers of candidates at which recall is measured, ascending.
     selected: Vec<usize>,
-    /// Hits per number of candidates; then their squares.
+    /// Hits per number of candidates, summed over queries; the next field sums their squares.
     hits: Vec<u64>,
     squares: Vec<u64>,
 }
 
 impl Depths {
-    /// Starts a measurement of codes for a share.
+    /// Starts a measurement of codes at the pass rate with this index.
     pub(super) fn by_codes(share: usize, k: usize) -> Self {
         let selected = FACTORS.into_iter().map(|factor| (k as f64 * factor) as usize);
         Depths::of(share, k, selected.take_while(|n| *n <= SELECTED_MAX).collect())
     }
 
-    /// Starts a measurement of int8 rows for a share; they usually select `usual` candidates, and ranks are known up to `known`.
+    /// Starts a measurement of int8 rows at the pass rate with this index; int8 rows usually select `usual` candidates, and ranks
+    /// are known up to `known`.
     pub(super) fn by_int8(share: usize, k: usize, (usual, known): (usize, usize)) -> Self {
         let selected = INT8_FACTORS.into_iter().map(|factor| usual * factor);
         Depths::of(share, k, selected.take_while(|n| *n <= known.max(usual)).collect())
@@ -55,7 +56,7 @@ impl Depths {
         Depths { share, k, selected, hits: none.clone(), squares: none }
     }
 
-    /// Adds a query with the ranks of its true best; `None` for those that were not selected.
+    /// Adds a query, given the ranks of its true best items; the rank is `None` for an item that was not selected.
     pub(super) fn place(&mut self, places: &[Option<u32>]) {
         let best = &places[..self.k.min(places.len())];
         for (n, &selected) in self.selected.iter().enumerate() {
@@ -70,7 +71,7 @@ impl Depths {
         self.squares.iter_mut().zip(&other.squares).for_each(|(sum, n)| *sum += n);
     }
 
-    /// Returns the loss for each number of candidates: the mean, and its upper bound with 95 % confidence.
+    /// Returns the loss for each number of candidates: the mean over queries, and the mean's upper bound with 95 % confidence.
     pub(super) fn lost(&self, queries: usize) -> impl Iterator<Item = (usize, f64, f64)> {
         self.selected.iter().enumerate().map(move |(n, &selected)| {
             let (mean, low) = bounded(self.hits[n], self.squares[n], queries, self.k);
@@ -79,12 +80,12 @@ impl Depths {
     }
 }
 
-/// Measurements of all scores except those of the widest rows.
+/// Recall of selection by int8 rows and by codes, per pass rate and K.
 #[derive(Default)]
 pub(super) struct AllDepths {
-    /// For int8 rows; empty if these are the widest.
+    /// Measurements of int8 rows; empty if int8 rows are the most precise rows.
     pub(super) int8: Vec<Depths>,
-    /// For codes, for large shares of the items; empty without codes.
+    /// Measurements of codes, at high pass rates only; empty without codes.
     pub(super) coded: Vec<Depths>,
 }
 
@@ -98,7 +99,7 @@ impl AllDepths {
 /// Estimated search times in nanoseconds.
 #[derive(Clone, Copy)]
 pub(super) struct ScanTimes {
-    /// Scan of an average list, by int8 rows and by codes.
+    /// Time to scan an average list by int8 rows; the next field is the time by codes.
     int8_list: f64,
     codes_list: f64,
     row: f64,
@@ -108,7 +109,7 @@ impl ScanTimes {
     /// Estimates the times for a pass rate and an index with the given number of slots.
     pub(super) fn of(index: &ivf::Index, slots: usize, pass_rate: f64) -> Self {
         let items = slots as f64 / index.lists() as f64;
-        // Blocks with at least one passing item.
+        // Number of blocks with at least one item that passes the filter.
         let blocks = items / BLOCK * (1.0 - (1.0 - pass_rate).powf(BLOCK));
         let row_bytes = items * pass_rate * index.row_bytes() as f64;
         let int8_bytes = index.survivor_bytes(row_bytes as u64, (blocks * index.block_bytes() as f64) as u64);
@@ -124,7 +125,7 @@ impl ScanTimes {
         probes as f64 * self.int8_list + selected as f64 * self.row
     }
 
-    /// Same for a search with codes.
+    /// Returns the time of a search with first-pass codes, by numbers of probed lists and selected candidates.
     pub(super) fn by_codes(&self, probes: usize, selected: usize) -> f64 {
         probes as f64 * self.codes_list + selected as f64 * self.row
     }

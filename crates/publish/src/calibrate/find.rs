@@ -1,6 +1,6 @@
-//! Results of calibration queries in an index or in one shard: the true best of every share of the items by their widest rows,
-//! and the best by int8 rows and by codes, which lose some of them. The entire calibration is derived from these results and the
-//! lists.
+//! Results of calibration queries in an index or in one shard: at each pass rate, the true best items by the most precise rows, and
+//! the best items by int8 rows and by codes, which lose some true best ones. The entire calibration is derived from these results
+//! and the lists.
 
 use super::depth::{PASS_RATE_MIN, SELECTED_MAX};
 use super::measured::Measured;
@@ -12,7 +12,7 @@ use sterling_kernels::priority::breathe;
 
 /// Number of sampled items per query for the score residuals.
 const MARGINS: usize = 4096;
-/// Number of candidates of first-pass codes; one of them may be the item from which the query was made.
+/// Number of candidates of first-pass codes; one candidate may be the item from which the query was made.
 pub(super) const CODED: usize = SELECTED_MAX + 1;
 
 /// Number of queries that scan together: each list is read from memory once for all of them. Each query needs up to 2 MB for its
@@ -21,23 +21,23 @@ pub(super) const TOGETHER: usize = 4;
 /// Number of rows scored between checks whether other work needs the processor.
 const YIELD_ROWS: usize = 65_536;
 
-/// Returns the number of candidates of int8 rows for the best `k`, one of which may be the item from which the query
-/// was made.
+/// Returns the number of candidates that int8 rows select for the best `k`; one candidate may be the item from which
+/// the query was made.
 pub(super) fn selected(k: usize) -> usize {
     k + 1 + k / 4 + 64
 }
 
-/// Returns whether codes are measured for a share.
+/// Returns whether first-pass codes are measured at the pass rate with this index.
 pub(super) fn is_coded(share: usize) -> bool {
     PASS_RATES[share] >= PASS_RATE_MIN
 }
 
-/// Result of a query.
+/// An item that a query found.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scored {
-    /// Score by the widest rows, by int8 rows or by codes.
+    /// Score by the most precise rows, by int8 rows or by codes.
     pub(super) score: f32,
-    /// Slot in the complete index.
+    /// Slot of the item in the complete index.
     pub(super) place: u32,
 }
 
@@ -48,12 +48,12 @@ impl Scored {
     }
 }
 
-/// Results of a query among the items of a share.
+/// Results of a query among the items sampled at one pass rate.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FoundIn {
-    /// Best by the widest stored rows, best first.
+    /// Best by the most precise stored rows, best first.
     pub(super) best: Vec<Scored>,
-    /// Best by int8 rows, best first; empty if these are the widest.
+    /// Best by int8 rows, best first; empty if int8 rows are the most precise rows.
     pub(super) int8: Vec<Scored>,
     /// Best by codes, best first; empty without codes or if few items pass.
     pub(super) coded: Vec<Scored>,
@@ -66,7 +66,7 @@ impl FoundIn {
         self.coded.clear();
     }
 
-    /// Reduces the combined results of several shards to those of the complete index for the best `k`.
+    /// Reduces the combined results of several shards to the best `k` of the complete index.
     pub(super) fn retain_best(&mut self, k: usize) {
         for (found, most) in [(&mut self.best, k + 1), (&mut self.int8, selected(k)), (&mut self.coded, CODED)] {
             found.sort_unstable_by_key(Scored::rank);
@@ -75,30 +75,31 @@ impl FoundIn {
     }
 }
 
-/// Running query with its results so far.
+/// Query in progress with its results so far.
 #[derive(Default)]
 struct Finding {
     int8: ivf::Int8Scores,
-    /// Best of each share by the widest stored rows.
+    /// Best items at each pass rate by the most precise stored rows.
     best: Vec<Selector>,
-    /// Best of each share by int8 rows, unless these are the widest.
+    /// Best items at each pass rate by int8 rows, unless int8 rows are the most precise.
     by_int8: Vec<Selector>,
 }
 
-/// Buffers of one thread.
+/// Buffers of one thread that finds results.
 #[derive(Default)]
 pub(super) struct Finder {
     scratch: ivf::Scratch,
     by_codes: Selector,
     findings: Vec<Finding>,
-    /// Slots of a list, and their scores by rows.
+    /// Slots of a list, and the scores of its items by rows.
     slots: Vec<u32>,
     scores: Vec<f32>,
 }
 
 impl Finder {
-    /// Finds the best `k` of each share for the queries of the numbers `requested`, up to [`TOGETHER`], each with its own draw of
-    /// every share; shares with `k` 0 are skipped. Every item is scored once per query, regardless of the number of shares that contain it.
+    /// Finds the best `k` items at each pass rate for up to [`TOGETHER`] queries, given by their numbers `requested`. Each query
+    /// has its own random item sets; pass rates with `k` 0 are skipped. An item is scored once per query, however many item sets
+    /// contain it.
     pub(super) fn find(
         &mut self,
         measured: &Measured<'_>,
@@ -140,7 +141,7 @@ impl Finder {
         }
     }
 
-    /// Scores the items list by list, and offers each score to the shares that contain the item.
+    /// Scores the items list by list, and offers each score to the pass rates whose sample contains the item.
     fn scan(&mut self, measured: &Measured<'_>, queries: &[&[f32]], shares: &[Vec<&Share>], k: &[usize]) {
         let Finder { findings, slots, scores, .. } = self;
         let index = measured.index;
@@ -173,7 +174,7 @@ impl Finder {
         }
     }
 
-    /// Selects the best of a share by codes.
+    /// Selects the best items of a random item set by codes.
     fn search_codes(&mut self, measured: &Measured<'_>, query: &[f32], share: &Share, found: &mut Vec<Scored>) {
         let Finder { scratch, by_codes, .. } = self;
         let lists = measured.index.lists();
@@ -186,13 +187,13 @@ impl Finder {
     }
 }
 
-/// Takes the results of a selector, with slots of the complete index.
+/// Moves the results of a selector to `found`, with slots of the complete index.
 fn take(measured: &Measured<'_>, selector: &mut Selector, found: &mut Vec<Scored>) {
     let keys = selector.finish().iter().map(|&key| unkey(key));
     found.extend(keys.map(|(score, slot)| Scored { score, place: measured.place(slot.0) }));
 }
 
-/// Scores the sampled items of a query that this index holds; returns ascending slots of the complete index with scores.
+/// Scores those sampled items of a query that this index holds; returns ascending slots of the complete index with scores.
 pub(super) fn sample(measured: &Measured<'_>, drawn: &[u32], query: &[f32]) -> Vec<(u32, f32)> {
     let own = drawn.iter().filter_map(|&place| Some((place, measured.own(place)?.0)));
     let (places, slots): (Vec<u32>, Vec<u32>) = own.unzip();
@@ -202,7 +203,7 @@ pub(super) fn sample(measured: &Measured<'_>, drawn: &[u32], query: &[f32]) -> V
     places.into_iter().zip(products).collect()
 }
 
-/// Returns the ascending slots of the sampled items for the `n`-th query.
+/// Returns the slots of the items that are sampled for the `n`-th query, ascending.
 pub(super) fn drawn(filled: &super::measured::Filled<'_>, seed: u64, n: usize) -> Vec<u32> {
     let draw = |m| filled.nth(random(seed, n as u64 * MARGINS as u64 + m) as usize % filled.len());
     let mut drawn: Vec<u32> = (0..MARGINS as u64).map(draw).collect();

@@ -1,16 +1,15 @@
-//! Results of calibration queries per shard, in one file each: each shard is searched where it is made, and the combined results
-//! are evaluated once, as if the complete index had been searched.
+//! Results of calibration queries per shard, in one file each: each shard is searched on the machine that makes it, and the
+//! combined results are evaluated once, as if the complete index had been searched.
 //!
 //! ```text
 //! queries        f32 [Q, D]         made_of  u32 [Q], slot in the complete index of the item that each was made from, or none
-//! source         u8, text           source of the queries
-//! ood            u32 [1], f32 [1]   `ood_count` last queries are out of distribution, with a reach below `ood_reach`
-//! passing        u32 [R, 8, C]      the shard's items in each random share of each pass rate, per list
-//! sampled        u32 [Q + 1]        offsets of each query's sampled items for the score residuals
-//! sampled_places, sampled_scores    their slots in the complete index, and their scores by rows
-//! best_counts    u32 [Q, R]         best_places, best_scores [Q, R, B]: the best of each share by the widest rows
-//! int8_counts    u32 [Q, R]         int8_places, int8_scores [Q, R, B']: the same by int8 rows, unless these are the widest
-//! coded_counts   u32 [Q, R]         coded_places, coded_scores [Q, R, B'']: the same by codes
+//! source         u8, text           source of the queries ood            u32 [1], f32 [1]   `ood_count` last queries are out of
+//! distribution, with a reach below `ood_reach` passing        u32 [R, 8, C]      the shard's items in each random share of each
+//! pass rate, per list sampled        u32 [Q + 1]        offsets of each query's sampled items for the score residuals
+//! sampled_places, sampled_scores    their slots in the complete index, and their scores by rows best_counts    u32 [Q, R]       
+//! best_places, best_scores [Q, R, B]: the best of each share by the most precise rows int8_counts    u32 [Q, R]        
+//! int8_places, int8_scores [Q, R, B']: the same by int8 rows, unless these are the most precise coded_counts   u32 [Q, R]       
+//! coded_places, coded_scores [Q, R, B'']: the same by codes
 //! ```
 
 use std::path::Path;
@@ -31,8 +30,8 @@ use sterling_kernels::buffer::Buffer;
 use sterling_snapshot::Calibration;
 use sterling_storage::files::{Checksum, TensorFile, Tensors};
 
-/// Searches a shard for queries, and writes the results to a file. Each share of the complete index is searched for the largest
-/// number of candidates that any calibration measures.
+/// Searches a shard for queries, and writes the results to a file. At each pass rate, a query finds as many candidates as the
+/// largest number (K0) that any calibration measures.
 pub(super) fn write(
     path: &Path,
     measured: &Measured<'_>,
@@ -102,7 +101,7 @@ pub(super) fn write(
     })
 }
 
-/// Best results by one kind of score, per query and share.
+/// Best results by one kind of score, per query and pass rate.
 struct Best {
     counts: Buffer<u32>,
     places: Buffer<u32>,
@@ -121,7 +120,10 @@ impl Best {
         let is_bounded = counts.iter().all(|&count| count as usize <= each);
         match fits && other == shape && is_bounded {
             true => Ok(Best { counts, places, scores, each }),
-            false => Err(Error::corrupt(format!("tensor `{}`: shape {shape:?} of {queries} queries", of("places")))),
+            false => Err(Error::corrupt(format!(
+                "tensor `{}`: got shape {shape:?}, expected one entry for each of {queries} queries and each pass rate",
+                of("places")
+            ))),
         }
     }
 
@@ -134,7 +136,7 @@ impl Best {
 /// Results from one shard.
 struct Findings {
     queries: Queries,
-    /// Passing items, `[R][8]`.
+    /// Numbers of passing items per pass rate and random item set, `[R][8]`.
     passing: Vec<Vec<Passing>>,
     sampled: Buffer<u32>,
     sampled_places: Buffer<u32>,
@@ -151,7 +153,7 @@ impl Findings {
 
     fn of(tensors: &Tensors) -> Result<Self> {
         let corrupt =
-            |what: &str| Error::corrupt(format!("{what}: it does not hold the results of {} shares", PASS_RATES.len()));
+            |what: &str| Error::corrupt(format!("{what}: expected the results of {} pass rates", PASS_RATES.len()));
         let (vectors, shape) = tensors.get::<f32>("queries", 2)?;
         let total = shape[0];
         let made_of = tensors.vector::<u32>("made_of", total)?;
@@ -194,10 +196,11 @@ impl Findings {
     }
 }
 
-/// Computes the calibration of a version from the results of all shards, of which `index` is one; returns it with its queries.
+/// Computes the calibration of a version from the results of all shards, where `index` is one of the shards; returns the
+/// calibration with its queries.
 ///
 /// # Errors
-/// `Corrupt` with a file that does not contain results, or those of other queries.
+/// `Corrupt` with a file that does not contain results, or contains results of other queries.
 pub(super) fn counted(
     index: &ivf::Index,
     files: &[impl AsRef<Path>],

@@ -1,9 +1,9 @@
-//! Measures the number of lists per recall, and when a filtered search may end.
+//! Measures the number of lists per recall, and the condition under which a filtered search may end.
 //!
-//! For each query and pass rate every list is scanned once (`find`). The positions of the true best in the query's list order
-//! give the recall for every number of probes at once, and the expected number of best items in unscanned lists at every possible
-//! check (`tally`). The ground truth is the best by the widest stored rows; the loss by selecting with int8 rows and codes is
-//! measured separately (`depth`). The items of a pass rate are sampled by a hash of their slots.
+//! For each query and pass rate every list is scanned once (`find`). The lists that hold the true best items, in the query's order
+//! of lists, give the recall for every number of probes at once, and the expected number of best items in unscanned lists at every
+//! possible check (`tally`). The ground truth is the best items by the most precise stored rows; the loss by selecting with int8
+//! rows and codes is measured separately (`depth`). The items of a pass rate are sampled by a hash of their slots.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -20,10 +20,10 @@ use sterling_index::ivf::{self, ResidualQuantiles, UnscannedLists, WideRows};
 use sterling_kernels::priority::breathe;
 use sterling_snapshot::{Calibration, TARGETS};
 
-/// Number of random item sets per share, used in rotation so that no single one dominates.
+/// Number of random item sets per pass rate, used in rotation so that no single set dominates.
 pub(super) const DRAWS: u64 = 8;
 
-/// Measures an index on all cores. `progress` receives the numbers of finished and of all queries.
+/// Measures an index on all cores. `progress` receives the number of finished queries and the number of all queries.
 pub fn measure(
     index: &ivf::Index,
     queries: &Queries,
@@ -31,7 +31,7 @@ pub fn measure(
     progress: &(dyn Fn(usize, usize) + Sync),
 ) -> Calibration {
     let measured = Measured::whole(index);
-    let queries = &queries.and_ood(index, seed);
+    let queries = &queries.with_ood_queries(index, seed);
     let shares = shares(&measured, seed);
     let passing: Vec<Vec<Passing>> =
         shares.iter().map(|draws| draws.iter().map(|share| share.passing.clone()).collect()).collect();
@@ -41,7 +41,7 @@ pub fn measure(
     let finder = || {
         let mut finder = Finder::default();
         let (shares, measured) = (&shares, &measured);
-        // Queries out of distribution are measured without a filter only.
+        // Queries that are out of distribution are measured only without a filter.
         let of_all: Vec<usize> = (0..).zip(&counting.k).map(|(share, &k)| if share == 0 { k } else { 0 }).collect();
         let are_ood = |requested: &[usize]| requested.iter().all(|&n| queries.group(n) == Group::Ood);
         let k = &counting.k;
@@ -61,7 +61,7 @@ pub(super) fn shares(measured: &Measured<'_>, seed: u64) -> Vec<Vec<Share>> {
     PASS_RATES.into_iter().map(draw).collect()
 }
 
-/// Returns the sampled items of each query for the score residuals.
+/// Returns, for each query, the sampled items from which score residuals are computed.
 pub(super) fn samples(measured: &Measured<'_>, queries: &[Vec<f32>], seed: u64) -> Vec<Vec<(u32, f32)>> {
     let filled = measured.whole.filled();
     let of_query = |(n, query): (usize, &Vec<f32>)| sample(measured, &drawn(&filled, seed, n), query);
@@ -85,19 +85,19 @@ fn margins(
     ResidualQuantiles::of(&queries.par_iter().zip(samples).flat_map_iter(of_query).collect::<Vec<_>>())
 }
 
-/// Evaluation of query results.
+/// Evaluation of the results of all queries.
 pub(super) struct Counting<'a> {
     /// Index or any shard of it, for centroids and row formats.
     index: &'a ivf::Index,
     layout: Layout<'a>,
     passing: Vec<Vec<Passing>>,
     margins: ResidualQuantiles,
-    /// Maximum number of measured candidates per share; 0 if it is not measured.
+    /// Maximum number of measured candidates per pass rate; 0 for a pass rate that is not measured.
     pub(super) k: Vec<usize>,
 }
 
 impl<'a> Counting<'a> {
-    /// Starts an evaluation.
+    /// Starts an evaluation of query results.
     pub(super) fn of(
         index: &'a ivf::Index,
         layout: Layout<'a>,
@@ -164,10 +164,10 @@ impl<'a> Counting<'a> {
         }
     }
 
-    /// Starts the measurement of selection depths.
+    /// Starts the measurement of selection depths (numbers of candidates to select).
     fn depths(&self, tallies: &[Tally]) -> AllDepths {
         let rows = self.index.rows();
-        // One selected candidate may be the item from which the query was made.
+        // One of the selected candidates may be the item from which the query was made.
         let by_int8 = |t: &Tally| Depths::by_int8(t.share, t.k, (rows.selected(t.k), selected(self.k[t.share]) - 1));
         let coded = tallies.iter().filter(|tally| is_coded(tally.share) && self.index.has_first_pass());
         AllDepths {
@@ -181,31 +181,31 @@ impl<'a> Counting<'a> {
 struct EvaluatedQuery<'a> {
     n: usize,
     query: &'a [f32],
-    /// Slot of the item from which it was made.
+    /// Slot of the item from which the query was made, if it was.
     made_of: Option<u32>,
-    /// Slots of the items that its request excludes, ascending.
+    /// Slots of the items that the query's request excludes, ascending.
     excluded: &'a [u32],
     group: Group,
 }
 
-/// Buffers of one thread.
+/// Buffers of one thread that evaluates results.
 #[derive(Default)]
 struct Counter {
     scratch: ivf::Scratch,
     /// All lists with their scores, best first.
     order: Vec<(ListId, f32)>,
     best: Vec<Scored>,
-    /// Slots with their ranks.
+    /// Slots with their ranks in one order of the items, sorted by slot.
     placed: Vec<(u32, u32)>,
-    /// Ranks of the best in that order.
+    /// Rank of each true best item in that order of the items; `None` if it is not ranked.
     places: Vec<Option<u32>>,
-    /// Number of the best in each list, `[C]`.
+    /// Number of true best items in each list, `[C]`.
     hits: Vec<u32>,
     ahead: UnscannedLists,
 }
 
 impl Counter {
-    /// Evaluates the results of a query. Only ordinary queries count for the statistics of candidate selection.
+    /// Evaluates the results of a query. Only queries that are in distribution and in no stratum count for candidate selection.
     fn add(
         &mut self,
         counting: &Counting<'_>,
@@ -252,7 +252,7 @@ impl Counter {
         }
     }
 
-    /// Evaluates the results of a query without those that its request excludes, among all items.
+    /// Evaluates the results of a query without the items that its request excludes; without a filter.
     fn add_excluding(
         &mut self,
         counting: &Counting<'_>,
@@ -270,7 +270,7 @@ impl Counter {
         for tally in tallies.iter_mut().filter(|tally| tally.share == 0) {
             let left = best.iter().filter(is_left).take(tally.k);
             let count = count_by_list(layout, left, &mut self.hits);
-            // The best are measured to a certain rank, beyond which the rest of them lie.
+            // Skips the query if exclusions leave fewer than K of its measured best items.
             if count == tally.k {
                 let (lengths, margins) = (layout.lengths, &counting.margins);
                 let walk = QueryPath { order: &self.order, lengths, hits: &self.hits, margins, threshold: f32::MIN };
@@ -279,7 +279,7 @@ impl Counter {
         }
     }
 
-    /// Finds the ranks of a share's true best in another order of its items.
+    /// Finds the ranks of the true best items in `order`, another order of the same items.
     fn place(&mut self, order: &[Scored], made_of: Option<u32>) {
         let ordered = order.iter().map(|scored| scored.place).filter(|place| Some(*place) != made_of);
         self.placed.clear();
@@ -294,7 +294,7 @@ impl Counter {
     }
 }
 
-/// Counts scored items by their list in `hits`; returns how many there are.
+/// Counts scored items by their list in `hits`; returns the number of items.
 fn count_by_list<'s>(layout: Layout<'_>, scored: impl Iterator<Item = &'s Scored>, hits: &mut Vec<u32>) -> usize {
     hits.clear();
     hits.resize(layout.lists(), 0);

@@ -1,5 +1,5 @@
-//! Measured index, or a shard of one on another machine. Items are sampled by their slots in the complete index, so that all
-//! shards together sample the same items as the complete index.
+//! Index that is measured, or one shard of it on its own machine. Items are sampled by their slots in the complete index, so that
+//! all shards together sample the same items as the complete index.
 
 use sterling_core::units::{ListId, Slot};
 use sterling_index::ivf;
@@ -68,7 +68,7 @@ pub(super) struct Measured<'a> {
     pub(super) index: &'a ivf::Index,
     /// Lists of the complete index.
     pub(super) whole: Layout<'a>,
-    /// For a shard: slot in the complete index of each occupied slot, `[S]`.
+    /// For a shard: the slot in the complete index that corresponds to each occupied slot, `[S]`.
     places: Option<&'a [u32]>,
 }
 
@@ -78,17 +78,18 @@ impl<'a> Measured<'a> {
         Measured { index, whole: Layout::of(index), places: None }
     }
 
-    /// Measures a shard whose items have these slots in the complete index, list by list in the same order.
+    /// Measures a shard whose items have these slots in the complete index, list by list in the same order as in the complete
+    /// index.
     pub(super) fn shard(index: &'a ivf::Index, whole: Layout<'a>, places: &'a [u32]) -> Self {
         Measured { index, whole, places: Some(places) }
     }
 
-    /// Converts a slot to the complete index.
+    /// Returns the slot in the complete index for a slot of this index.
     pub(super) fn place(&self, slot: u32) -> u32 {
         self.places.map_or(slot, |places| places[slot as usize])
     }
 
-    /// Converts a slot of the complete index, if this index holds its item.
+    /// Returns the slot in this index for a slot of the complete index; `None` if this index does not hold the item.
     pub(super) fn own(&self, place: u32) -> Option<Slot> {
         let Some(places) = self.places else { return Some(Slot(place)) };
         let list = self.whole.list_of(place).index();

@@ -40,13 +40,13 @@ pub(super) use queries::spread;
 use queries::{drawn, most};
 use strata::Strata;
 
-/// Results of a calibration in a shard, stored with its files until the version is published.
+/// File of a shard's calibration results, stored with the shard's files until the version is published.
 pub(super) const FINDINGS_FILE: &str = "findings.safetensors";
-/// Queries of a recalibration, unless they are items of the version.
+/// File of a recalibration's queries, unless these are items of the version.
 const RECALIBRATION_QUERIES_FILE: &str = "recalibration_queries.safetensors";
 
-/// Returns the file of the queries that the version in `folder` was last calibrated with, unless they are its items. The queries
-/// of an earlier recalibration may still exist after one with items, but do not belong to the version's calibration any more.
+/// Returns the file of the queries that the version in `folder` was last calibrated with, unless the queries are its items. If the
+/// last recalibration used items, a query file of an earlier recalibration may still exist, but is not returned.
 ///
 /// # Errors
 /// As [`Recalibration::read`].
@@ -60,7 +60,7 @@ fn kept_queries(folder: &Path, manifest: &Manifest) -> Result<Option<PathBuf>> {
 }
 
 /// Calibrates the version in `folder` with the queries of a file, otherwise with perturbed items; skips an index with a single
-/// list. Returns the queries too.
+/// list. Returns the calibration and its queries.
 ///
 /// # Errors
 /// The invalid query, with the file and the line.
@@ -82,23 +82,23 @@ pub(super) fn version(
     })
 }
 
-/// Queries of the newest version of a model, for a version that comes without any.
+/// Queries of the newest version of a model, for a new version that comes without queries.
 pub(super) struct Inherited {
-    /// Version that they were stored with.
+    /// Version with which the queries are stored.
     version: u64,
-    /// Files of that version.
+    /// Files of the version with the queries.
     files: BTreeMap<String, Checksum>,
-    /// Sample requests of the package.
+    /// Sample requests of the package, one per line.
     requests: Option<Vec<u8>>,
-    /// Outputs of its user tower for them, or the vectors from the caller.
+    /// Outputs of the version's user tower for the queries, or the vectors from the caller.
     vectors: Option<Vec<u8>>,
 }
 
-/// Inherited queries for the calibration.
+/// Queries inherited from an earlier version, for the calibration.
 pub(super) struct InheritedQueries {
-    /// File of these queries in the folder of the new version.
+    /// File of the queries in the folder of the new version.
     pub(super) file: PathBuf,
-    /// New description of their source.
+    /// New description of the queries' source.
     pub(super) source: String,
 }
 
@@ -127,8 +127,8 @@ impl Inherited {
         Ok((inherited.requests.is_some() || inherited.vectors.is_some()).then_some(inherited))
     }
 
-    /// Copies them to the folder of a new version whose package has these `files`. Vectors of another user tower are unusable and
-    /// skipped.
+    /// Copies the queries to the folder of a new version whose package has these `files`. Vectors of another user tower are
+    /// unusable and skipped.
     ///
     /// # Errors
     /// `Io` with the path.
@@ -153,7 +153,7 @@ impl Inherited {
 }
 
 /// Measures the recall of stored rows against the original vectors, on a sample of the items with the calibration queries. Needed
-/// for an index whose int8 rows are the widest, because its calibration compares them only with themselves.
+/// for an index whose int8 rows are the most precise, because its calibration compares them only with themselves.
 ///
 /// # Errors
 /// `Io`
@@ -163,7 +163,7 @@ pub(super) fn kept_share(arranged: &Arranged, queries: &Queries) -> Result<f64> 
     const BEST: usize = 10;
     let vectors = &arranged.embedded.vectors;
     let numbers: Vec<u32> = spread(vectors.rows(), ITEMS).map(|n| n as u32).collect();
-    let (whole, kept) = (vectors.picked(&numbers)?, arranged.built.as_kept(vectors, &numbers)?.concat());
+    let (complete, retained) = (vectors.picked(&numbers)?, arranged.built.as_kept(vectors, &numbers)?.concat());
     let best = |rows: &[f32], query: &[f32]| {
         let product = |row: &[f32]| row.iter().zip(query).map(|(a, b)| a * b).sum::<f32>();
         let mut scored: Vec<(f32, usize)> = rows.chunks_exact(query.len()).map(product).zip(0..).collect();
@@ -172,7 +172,7 @@ pub(super) fn kept_share(arranged: &Arranged, queries: &Queries) -> Result<f64> 
     };
     let (mut found, mut wanted) = (0, 0);
     for query in spread(queries.vectors.len(), QUERIES).map(|n| &queries.vectors[n]) {
-        let (truth, some) = (best(&whole, query), best(&kept, query));
+        let (truth, some) = (best(&complete, query), best(&retained, query));
         found += truth.iter().filter(|row| some.contains(row)).count();
         wanted += truth.len();
     }
@@ -192,7 +192,7 @@ pub(super) fn keep_requests(source: &Path, folder: &Path) -> Result<Option<Check
     files::write_atomic(&folder.join(REQUESTS_FILE), |out| out.write_all(lines.as_bytes())).map(Some)
 }
 
-/// Returns the file of queries: the given one, otherwise that of the package.
+/// Returns the file of queries: the given file, otherwise the package's file.
 pub(super) fn source(queries: Option<&Path>, package: Option<&Path>) -> Option<PathBuf> {
     let own = || package.map(|package| package.join(REQUESTS_FILE)).filter(|path| path.exists());
     queries.map(Path::to_owned).or_else(own)
@@ -202,9 +202,9 @@ fn as_published(folder: &Path) -> Result<Package> {
     Package::open_placed(folder, &Decisions::default(), |_, tables| Ok(tables))
 }
 
-/// Searches the shard of a version whose files are in `folder`, as the calibration of the complete version would: with the
-/// queries of `source`, otherwise with perturbed items of the complete version. Writes the results to `folder`; skips an index
-/// with a single list. `built` are the items of the shard among the `arranged` ones.
+/// Searches the shard of a version whose files are in `folder`, as the calibration of the complete version would do, with the
+/// queries of `source`, otherwise with perturbed items of the complete version. Writes the results to `folder`; skips an index with
+/// a single list. `built` are the items of the shard among the `arranged` ones.
 ///
 /// # Errors
 /// As [`version`].
@@ -214,38 +214,38 @@ pub(super) fn shard(
     (source, version): (Option<&Path>, &write::Version<'_>),
     progress: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<Option<Checksum>> {
-    let (index, whole) = (ivf::Index::open(&Tensors::open(&folder.join(INDEX_FILE))?)?, &arranged.built);
+    let (index, complete) = (ivf::Index::open(&Tensors::open(&folder.join(INDEX_FILE))?)?, &arranged.built);
     if index.lists() < 2 {
         return Ok(None);
     }
-    let (places, seed) = (built.places_in(whole), version.recipe.index.seed);
-    let layout = Layout { offsets: &whole.list_offsets, lengths: &whole.list_lengths };
+    let (places, seed) = (built.places_in(complete), version.recipe.index.seed);
+    let layout = Layout { offsets: &complete.list_offsets, lengths: &complete.list_lengths };
     let queries = match source {
         Some(path) => {
             // The user tower reads tables in the formats in which they are published.
             let published = files::temporary(&folder.join("package"));
             fs::create_dir(&published).map_err(|e| Error::io(published.display(), e))?;
             version.write_package(&published)?;
-            let queries = Queries::read(path, &as_published(&published)?, (&index, most(whole.items())));
+            let queries = Queries::read(path, &as_published(&published)?, (&index, most(complete.items())));
             fs::remove_dir_all(&published).map_err(|e| Error::io(published.display(), e))?;
             queries?
         }
         None => {
             let places = drawn(layout, seed);
-            let rows: Vec<u32> = places.iter().map(|&place| whole.order[place as usize]).collect();
-            let kept = whole.as_kept(&arranged.embedded.vectors, &rows)?;
-            Queries::perturbed(kept, places, seed)
+            let rows: Vec<u32> = places.iter().map(|&place| complete.order[place as usize]).collect();
+            let retained = complete.as_kept(&arranged.embedded.vectors, &rows)?;
+            Queries::perturbed(retained, places, seed)
         }
     };
     let measured = Measured::shard(&index, layout, &places);
-    let queries = queries.and_ood(&index, seed);
+    let queries = queries.with_ood_queries(&index, seed);
     findings::write(&folder.join(FINDINGS_FILE), &measured, &queries, seed, progress).map(Some)
 }
 
-/// Returns the calibration of a version with shards in these folders, and its queries; `None` if there was nothing to search.
+/// Returns the calibration of a version with shards in these folders, and its queries; `None` if no shard was searched.
 ///
 /// # Errors
-/// As [`ivf::Index::open`]; `Corrupt` with the folder whose results do not belong to the others.
+/// As [`ivf::Index::open`]; `Corrupt` with the folder whose results belong to other queries or lists.
 pub(super) fn of_shards(
     folders: &[&Path],
     progress: &(dyn Fn(usize, usize) + Sync),
@@ -260,18 +260,18 @@ pub(super) fn of_shards(
     }
 }
 
-/// Calibration of the merged version.
+/// Version that is merged, whose queries and strata are used for the calibration of the result.
 pub(super) struct MainCalibration<'a> {
-    /// Folder of the version that is merged.
+    /// Folder of the version that is merged into the next one.
     pub(super) folder: &'a Path,
     pub(super) manifest: &'a Manifest,
     pub(super) package: &'a Package,
     pub(super) recipe: &'a Recipe,
 }
 
-/// Calibrates the version in `folder`, of which only the index exists so far, with stored queries, otherwise with perturbed
-/// items. Items of new kinds, which are in the `slots`, then form a stratum in addition to those of earlier merges; the file of
-/// strata is written too. `items` are all slots with the ids of their items.
+/// Calibrates the version in `folder`, of which only the index exists so far, with stored queries, otherwise with perturbed items.
+/// For perturbed items, the items in `slots`, which are of new kinds, form one more stratum besides those of earlier merges, and
+/// the strata file is written too. `items` pairs every slot with the id of its item.
 ///
 /// # Errors
 /// As [`kept_queries`] and [`Strata::read`]; `Io`.
@@ -282,8 +282,8 @@ pub(super) fn merged(
     items: impl Iterator<Item = (u32, i64)>,
 ) -> Result<Option<MergedCalibration>> {
     let (mut strata, seed) = (None, main.recipe.index.seed);
-    let kept = kept_queries(main.folder, main.manifest)?;
-    let measured = measured(folder, main.recipe, &|_, _| (), |index| match &kept {
+    let retained = kept_queries(main.folder, main.manifest)?;
+    let measured = measured(folder, main.recipe, &|_, _| (), |index| match &retained {
         Some(path) => {
             let mut queries = Queries::read(path, main.package, (index, most(index.items())))?;
             queries.resolve(items);
@@ -299,11 +299,11 @@ pub(super) fn merged(
     Ok(measured.map(|(calibration, queries)| MergedCalibration { calibration, queries, strata }))
 }
 
-/// Measurements of a merge.
+/// Calibration of a merged version, with its queries.
 pub(super) struct MergedCalibration {
     pub(super) calibration: Calibration,
     pub(super) queries: Queries,
-    /// File of strata, if there are any.
+    /// Checksum of the strata file, if it was written.
     pub(super) strata: Option<Checksum>,
 }
 
@@ -321,11 +321,11 @@ fn measured(
     Ok(Some((measure(&index, &queries, recipe.index.seed, progress), queries)))
 }
 
-/// Calibrates a published version again, with the queries of a file or with perturbed items, and stores the result next to it.
-/// Servers load it the next time they poll the store.
+/// Calibrates a published version again, with the queries of a file or with perturbed items, and stores the result in the version's
+/// folder. Servers load it the next time they poll the store.
 ///
 /// # Errors
-/// `NotFound` if there is no such version, `Invalid` if its index has a single list, the invalid query, `Io`.
+/// `NotFound` if there is no such version, `Invalid` if its index has a single list or with the invalid query, `Io`.
 pub fn again(
     store: &Store,
     name: &str,

@@ -1,7 +1,8 @@
 //! Queries out of the distribution of the calibration queries, which have an nprobe of their own ([`OodProbing`]).
 //!
-//! No sample of such queries exists, so they are drawn at random. Half of them point in any direction. The others are orthogonal
-//! to the centroids of some lists: like queries for a new kind of items, which differ where the items of the index are alike.
+//! No sample of queries out of distribution exists, so random queries are drawn. Half of the random queries point in any direction.
+//! The other half of the queries are orthogonal to the centroids of some lists: like queries for a new kind of items, they differ
+//! in directions in which the items of the index are alike.
 //!
 //! [`OodProbing`]: sterling_index::ivf::OodProbing
 
@@ -12,22 +13,23 @@ use super::share::random;
 use sterling_core::units::ListId;
 use sterling_index::ivf;
 
-/// Number of random queries, of which those that are out of distribution are measured.
+/// Number of random queries that are drawn; only those that are out of distribution are measured.
 const DRAWN: usize = 48;
-/// Minimum number of them.
+/// Minimum number of random queries that are out of distribution; with fewer, none is measured.
 const DRAWN_MIN: usize = 12;
 /// One in this many calibration queries counts as out of distribution.
 const ONE_IN: usize = 128;
 
 impl Queries {
-    /// Returns these queries with random ones that are out of their distribution, unless too few of those are.
-    pub(super) fn and_ood(&self, index: &ivf::Index, seed: u64) -> Queries {
+    /// Returns the queries, followed by random queries that are out of the distribution of the former, unless too few random
+    /// queries are.
+    pub(super) fn with_ood_queries(&self, index: &ivf::Index, seed: u64) -> Queries {
         let reach = |query: &Vec<f32>| index.reach(query, &mut ivf::Scratch::default());
         let mut reaches: Vec<f32> = self.vectors.par_iter().map(reach).collect();
         reaches.sort_unstable_by(f32::total_cmp);
         let ood_reach = reaches.get(reaches.len() / ONE_IN).copied().filter(|reach| reach.is_finite());
         let ood_reach = ood_reach.unwrap_or(f32::MIN);
-        // With centroids by distance the reach depends on the length.
+        // If lists are chosen by L2 distance, the reach of a query (see [`ivf::Index::reach`]) depends on its norm.
         let as_long = |(query, of): (Vec<f32>, &Vec<f32>)| scaled(query, length(of));
         let drawn = draw(index, DRAWN, random(seed, DRAWN as u64)).into_iter();
         let drawn = drawn.zip(self.vectors.iter().cycle()).map(as_long);
@@ -77,7 +79,7 @@ fn orthogonal(mut vector: Vec<f32>, basis: &[Vec<f32>]) -> Vec<f32> {
     vector
 }
 
-/// Scales a vector to a length; a vector of zeros stays.
+/// Scales a vector to a length; a vector of zeros is not changed.
 fn scaled(mut vector: Vec<f32>, to: f32) -> Vec<f32> {
     let scale = to / length(&vector).max(f32::MIN_POSITIVE);
     vector.iter_mut().for_each(|x| *x *= scale);

@@ -18,13 +18,13 @@ use sterling_snapshot::model::Package;
 use sterling_storage::files::{Checksum, TensorFile, Tensors};
 use sterling_storage::npy;
 
-/// Maximum number of queries. The scans of these queries take a fifth to a third of the build time, and a smaller share
-/// for more items.
+/// Maximum number of queries. The scans of 256 queries take a fifth to a third of the build time, and a smaller fraction for large
+/// catalogues.
 const QUERIES_MAX: usize = 256;
-/// Length of the noise that turns an item into a query, as a share of the item's length.
+/// Length of the noise that turns an item into a query, as a fraction of the item's norm.
 const PERTURBED_BY: f32 = 0.1;
 
-/// Tensors of the ids that requests exclude: all of them, and their number per query.
+/// Tensors of the item ids that requests exclude: the concatenated ids, and the number of ids per query.
 const EXCLUDED: &str = "queries_excluded";
 const EXCLUDED_COUNTS: &str = "queries_excluded_counts";
 
@@ -34,19 +34,19 @@ pub(super) const OF_ITEMS: &str = "perturbed items";
 /// Queries for a calibration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Queries {
-    /// Description of their source.
+    /// Description of the queries' source.
     pub source: String,
     /// Query embeddings, `[Q, D]`.
     pub vectors: Vec<Vec<f32>>,
-    /// Slot of the item that each was made from, which does not count as its result, or `None`.
+    /// For each query made from an item, the slot of that item, which does not count as a result; otherwise `None`.
     pub(super) made_of: Vec<Option<u32>>,
-    /// Ids of the items that each query's request excludes; empty if none excludes any.
+    /// Ids of the items that each query's request excludes; empty if no query excludes items.
     pub(super) exclude: Vec<Vec<i64>>,
-    /// Their slots, ascending, once [`Queries::resolve`] has looked them up.
+    /// Ascending slots of the excluded items, once [`Queries::resolve`] has looked them up.
     pub(super) excluded: Vec<Vec<u32>>,
-    /// Number of queries per stratum: they follow the others, and are measured separately.
+    /// Number of queries per stratum: queries of strata follow the ordinary queries and are measured separately.
     pub(super) strata: Vec<usize>,
-    /// Number of queries out of the distribution of the others; they are the last ones.
+    /// Number of queries that are out of distribution: the last queries of `vectors`.
     pub(super) ood: usize,
     /// Reach below which a query is out of distribution.
     pub(super) ood_reach: f32,
@@ -56,9 +56,9 @@ pub struct Queries {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Group {
     Ordinary,
-    /// Number of a stratum.
+    /// Index of a stratum.
     Stratum(usize),
-    /// Out of distribution.
+    /// Queries that are out of distribution.
     Ood,
 }
 
@@ -87,7 +87,7 @@ impl Queries {
         self.excluded.get(n).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the number of queries outside of strata and in distribution.
+    /// Returns the number of queries that are in no stratum and in distribution.
     pub(super) fn ordinary(&self) -> usize {
         self.vectors.len() - self.strata.iter().sum::<usize>() - self.ood
     }
@@ -110,12 +110,12 @@ impl Queries {
     /// `Invalid` with the file and the line that is no query for this index; `Io`.
     pub(super) fn read(path: &Path, package: &Package, (index, most): (&ivf::Index, usize)) -> Result<Self> {
         match path.extension().and_then(|extension| extension.to_str()) {
-            Some("npy") => Queries::checked(path, matrix(path, most), index),
+            Some("npy") => Queries::of_rows(path, index, most),
             Some("safetensors") => Queries::kept(path, index),
             _ => {
                 let mut exclude = Vec::new();
                 let vectors = requests(path, package, most, &mut exclude);
-                let queries = Queries::checked(path, vectors, index)?;
+                let queries = Queries::checked(path, "line", vectors, index)?;
                 if exclude.iter().all(Vec::is_empty) {
                     exclude.clear();
                 }
@@ -124,7 +124,7 @@ impl Queries {
         }
     }
 
-    /// Writes queries that are not the index's own items; returns `None` for others, which can be recreated.
+    /// Writes queries that are not items of the index; returns `None` for queries made from items, which can be recreated.
     ///
     /// # Errors
     /// `Io` with the path.
@@ -150,10 +150,10 @@ impl Queries {
         let tensors = Tensors::read(path)?;
         let (numbers, shape) = tensors.get::<f32>("queries", 2)?;
         let (source, _) = tensors.get::<u8>("queries_source", 1)?;
-        let vectors = numbers.chunks_exact(shape[1].max(1)).map(<[f32]>::to_vec).collect();
+        let vectors = (1..).zip(numbers.chunks_exact(shape[1].max(1)).map(<[f32]>::to_vec)).collect();
         let source = String::from_utf8_lossy(&source).into_owned();
         let exclude = if tensors.has(EXCLUDED) { excluded(&tensors, path)? } else { Vec::new() };
-        Ok(Queries { source, exclude, ..Queries::checked(path, Ok(vectors), index)? })
+        Ok(Queries { source, exclude, ..Queries::checked(path, "query", Ok(vectors), index)? })
     }
 
     /// Reads evenly spread queries of a `.npy` matrix, `[Q, D]`.
@@ -161,17 +161,28 @@ impl Queries {
     /// # Errors
     /// `Invalid` with the file and the row that is no query for this index; `Io`.
     pub fn of_matrix(path: &Path, index: &ivf::Index) -> Result<Self> {
-        Queries::checked(path, matrix(path, most(index.items())), index)
+        Queries::of_rows(path, index, most(index.items()))
     }
 
-    fn checked(path: &Path, vectors: Result<Vec<Vec<f32>>>, index: &ivf::Index) -> Result<Self> {
-        let vectors = vectors.map_err(|e| e.within(path.display()))?;
-        if vectors.is_empty() {
+    fn of_rows(path: &Path, index: &ivf::Index, most: usize) -> Result<Self> {
+        let read = npy::read_f32(path).map(|(values, rows, width)| {
+            let row = |row: usize| (row + 1, values[row * width..(row + 1) * width].to_vec());
+            spread(rows, most).map(row).collect()
+        });
+        Queries::checked(path, "row", read, index)
+    }
+
+    /// Checks queries that have the number of their `unit` of the file each, from 1: its rows or lines.
+    fn checked(path: &Path, unit: &str, numbered: Result<Vec<(usize, Vec<f32>)>>, index: &ivf::Index) -> Result<Self> {
+        let numbered = numbered.map_err(|e| e.within(path.display()))?;
+        if numbered.is_empty() {
             return Err(Error::invalid(format!("{}: got no queries, expected at least one", path.display())));
         }
-        for (n, vector) in vectors.iter().enumerate() {
-            index.check_query(vector).map_err(|e| e.within(format!("{}: query {}", path.display(), n + 1)))?;
+        for (number, vector) in &numbered {
+            let place = |e: Error| e.within(format!("{}: {unit} {number}", path.display()));
+            index.check_query(vector).map_err(place)?;
         }
+        let vectors: Vec<Vec<f32>> = numbered.into_iter().map(|(_, vector)| vector).collect();
         let source = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         Ok(Queries { source, made_of: vec![None; vectors.len()], vectors, ..Queries::default() })
     }
@@ -196,7 +207,7 @@ impl Queries {
     }
 }
 
-/// Makes a query from the row of the item in slot `place`.
+/// Makes a query from an item's row by adding noise; `place` is the slot of the item.
 pub(super) fn perturbed(mut row: Vec<f32>, place: u32, seed: u64) -> Vec<f32> {
     let noise: Vec<f32> = (0..row.len() as u64).map(|n| bell(random(seed ^ u64::from(place) << 24, n))).collect();
     let scale = PERTURBED_BY * length(&row) / length(&noise).max(f32::MIN_POSITIVE);
@@ -205,7 +216,7 @@ pub(super) fn perturbed(mut row: Vec<f32>, place: u32, seed: u64) -> Vec<f32> {
     row
 }
 
-/// Samples the slots of the items to make queries from.
+/// Samples the slots of the items from which queries are made.
 pub(super) fn drawn(layout: Layout<'_>, seed: u64) -> Vec<u32> {
     let filled = layout.filled();
     (0..most(filled.len()) as u64).map(|n| filled.nth(random(seed, n) as usize % filled.len())).collect()
@@ -220,20 +231,15 @@ pub(super) fn length(x: &[f32]) -> f32 {
     x.iter().map(|x| x * x).sum::<f32>().sqrt()
 }
 
-/// Approximately normal number, from the four quarters of a random one.
+/// Returns an approximately normal number, from the four 16-bit quarters of a random number.
 pub(super) fn bell(random: u64) -> f32 {
     (0..4).map(|n| (random >> (n * 16) & 0xffff) as f32 / 65_536.0).sum::<f32>() - 2.0
 }
 
-/// Returns `most` numbers below `count`, evenly spread.
+/// Returns `most` evenly spread numbers below `count`.
 pub(crate) fn spread(count: usize, most: usize) -> impl Iterator<Item = usize> {
     let taken = count.min(most);
     (0..taken).map(move |n| n * count / taken)
-}
-
-fn matrix(path: &Path, most: usize) -> Result<Vec<Vec<f32>>> {
-    let (values, rows, width) = npy::read_f32(path)?;
-    Ok(spread(rows, most).map(|row| values[row * width..(row + 1) * width].to_vec()).collect())
 }
 
 /// Reads the excluded ids per query of a file that [`Queries::write`] wrote.
@@ -253,15 +259,21 @@ fn excluded(tensors: &Tensors, path: &Path) -> Result<Vec<Vec<i64>>> {
     })
 }
 
-/// Reads bodies of `:retrieve`, one per line. Adds the ids that each query excludes to `exclude`.
-fn requests(path: &Path, package: &Package, most: usize, exclude: &mut Vec<Vec<i64>>) -> Result<Vec<Vec<f32>>> {
+/// Reads `:retrieve` bodies, one per line, and returns the query embeddings with their line numbers. Adds the ids that each query
+/// excludes to `exclude`.
+fn requests(
+    path: &Path,
+    package: &Package,
+    most: usize,
+    exclude: &mut Vec<Vec<i64>>,
+) -> Result<Vec<(usize, Vec<f32>)>> {
     let text = fs::read_to_string(path).map_err(|e| Error::io("reading", e))?;
     let lines: Vec<&str> = text.lines().collect();
     spread(lines.len(), most)
         .map(|n| {
             let (queries, ids) = queries(lines[n], package).map_err(|e| e.within(format!("line {}", n + 1)))?;
             exclude.extend(queries.iter().map(|_| ids.clone()));
-            Ok(queries)
+            Ok(queries.into_iter().map(|query| (n + 1, query)).collect::<Vec<_>>())
         })
         .collect::<Result<Vec<_>>>()
         .map(|queries| queries.concat())
@@ -277,8 +289,8 @@ pub(super) fn sampled_lines(path: &Path) -> Result<String> {
     Ok(spread(lines.len(), QUERIES_MAX).map(|n| format!("{}\n", lines[n])).collect())
 }
 
-/// Returns the query embeddings of the body's user, one or several, and the ids of the items that its requests exclude: those of
-/// the body, otherwise those of its features, because a user's history is what callers exclude.
+/// Returns the query embeddings of the body's user, one or several, and the ids of the items that its requests exclude: the ids
+/// that the body excludes, otherwise the item ids in its features, because a user's history is what callers exclude.
 fn queries(line: &str, package: &Package) -> Result<(Vec<Vec<f32>>, Vec<i64>)> {
     let Retrievals::One(request, ..) = retrievals(line.as_bytes())? else {
         return Err(Error::invalid("got a list of requests, expected one request per line"));
@@ -299,7 +311,7 @@ fn queries(line: &str, package: &Package) -> Result<(Vec<Vec<f32>>, Vec<i64>)> {
     let row = tower.read(features)?;
     let (pooled, _) = tower.lookup(&[&row], &Lookup::default())?;
     let rows: Vec<(_, &Pooled)> =
-        vec![(&row, pooled.first().ok_or_else(|| Error::internal("a row without a lookup"))?)];
+        vec![(&row, pooled.first().ok_or_else(|| Error::internal("the embedding lookup returned no row"))?)];
     let made = tower.run(&rows, &Threads::new(1), &mut tower::Scratch::default())?;
     let queries = made[0].data().chunks(package.spec.dimension.max(1)).map(<[f32]>::to_vec).collect();
     Ok((queries, exclude))
@@ -319,7 +331,7 @@ fn items_of(features: &Features, package: &Package) -> Vec<i64> {
     ids.flatten().copied().collect()
 }
 
-/// Splits the concatenated queries of a user.
+/// Splits the output of a user tower into the queries of one user.
 fn each(vector: Vec<f32>, package: &Package) -> Result<Vec<Vec<f32>>> {
     let (queries, width) = (package.spec.queries().len(), package.spec.dimension);
     match queries {

@@ -5,29 +5,29 @@ use sterling_core::random::{GAMMA, splitmix64};
 use sterling_core::units::{ListId, Slot};
 use sterling_index::topk::Selector;
 
-/// Sampled shares of the items.
+/// Pass rates at which the index is measured: fractions of the items that are sampled.
 pub(super) const PASS_RATES: [f64; 5] = [1.0, 0.5, 0.1, 0.01, 0.001];
 
-/// Items of a pass rate.
+/// Random items that pass at one pass rate.
 pub(super) struct Share {
-    /// Bitmap of the items, list after list; empty if all pass.
+    /// Bitmap of the items, list after list; empty if all items pass.
     pub(super) words: Vec<u64>,
-    /// First word of each list, `[C + 1]`.
+    /// Index of each list's first word in the bitmap, and the number of words, `[C + 1]`.
     pub(super) offsets: Vec<usize>,
     pub(super) passing: Passing,
 }
 
-/// Number of items of a share.
+/// Number of random items that pass.
 #[derive(Clone)]
 pub(super) struct Passing {
-    /// Number per list, `[C]`.
+    /// Number of passing items per list, `[C]`.
     pub(super) of_lists: Vec<u32>,
-    /// Total number.
+    /// Total number of passing items.
     pub(super) items: usize,
 }
 
 impl Passing {
-    /// Creates it from the numbers per list.
+    /// Creates the counts from the number of passing items per list.
     pub(super) fn of(of_lists: Vec<u32>) -> Self {
         let items = of_lists.iter().map(|&n| n as usize).sum();
         Passing { of_lists, items }
@@ -56,7 +56,7 @@ impl Share {
         }
     }
 
-    /// Samples a share of the items of an index, by their slots in the complete index.
+    /// Samples items of an index at a pass rate, by a hash of their slots in the complete index.
     pub(super) fn draw(measured: &Measured<'_>, pass_rate: f64, seed: u64) -> Self {
         let index = measured.index;
         if pass_rate >= 1.0 {
@@ -81,12 +81,12 @@ impl Share {
     }
 }
 
-/// Selects the item set of each pass rate for the `n`-th query.
+/// Selects the random item set of each pass rate for the `n`-th query.
 pub(super) fn of_query<T>(draws: &[Vec<T>], n: usize) -> Vec<&T> {
     draws.iter().map(|draws| &draws[n % draws.len()]).collect()
 }
 
-/// Pseudorandom number `n` of a seed.
+/// Returns the `n`-th pseudorandom number of a seed.
 pub(super) fn random(seed: u64, n: u64) -> u64 {
     splitmix64(seed.wrapping_add(n.wrapping_mul(GAMMA)))
 }

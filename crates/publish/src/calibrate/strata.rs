@@ -1,5 +1,5 @@
-//! Items of a new kind, added by merges: queries near them are measured separately. In the mean over all queries a kind with few
-//! items has little weight, however low its recall is.
+//! Items of a new kind, added by merges: queries near these items are measured separately, because a kind with few items has little
+//! weight in the mean over all queries, however low its recall is.
 
 use std::path::Path;
 
@@ -11,17 +11,17 @@ use sterling_index::ivf;
 use sterling_snapshot::STRATA_FILE;
 use sterling_storage::files::{Checksum, TensorFile, Tensors};
 
-/// Maximum number of strata; beyond it the two with the fewest items are combined.
+/// Maximum number of strata; beyond it the two strata with the fewest items are combined.
 const STRATA_MAX: usize = 4;
 /// Number of queries per stratum.
 const QUERIES_MAX: usize = 32;
 
-/// Items of a new kind from one merge or several.
+/// Items of a new kind that one or several merges added.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Stratum {
-    /// Number of items when they were added.
+    /// Number of items of the index when the stratum was added.
     items: u32,
-    /// Perturbed sample of them, `[Q, D]`.
+    /// Perturbed sample of the stratum's items, `[Q, D]`.
     queries: Vec<Vec<f32>>,
 }
 
@@ -50,13 +50,16 @@ impl Strata {
         let sum: u64 = counts.iter().map(|&count| u64::from(count)).sum();
         if sum != shape[0] as u64 || counts.contains(&0) || strata[0] > STRATA_MAX {
             let (got, most) = (&counts[..], STRATA_MAX);
-            return Err(Error::corrupt(format!("strata of {got:?} of {} queries, expected up to {most}", shape[0])));
+            return Err(Error::corrupt(format!(
+                "strata of {got:?} queries, the file holds {}: expected the same sum, in at most {most} strata",
+                shape[0]
+            )));
         }
         let stratum = |(&items, &count)| Stratum { items, queries: rows.by_ref().take(count as usize).collect() };
         Ok(Strata(items.iter().zip(&*counts).map(stratum).collect()))
     }
 
-    /// Writes the strata to the folder of a version; `None` if there are none.
+    /// Writes the strata to the folder of a version; `None` if there are no strata.
     ///
     /// # Errors
     /// `Io` with the path.
@@ -93,7 +96,7 @@ impl Strata {
         }
     }
 
-    /// Appends the queries of the strata to those of a calibration.
+    /// Appends the queries of the strata to the queries of a calibration.
     pub(super) fn beside(&self, mut queries: Queries) -> Queries {
         for stratum in &self.0 {
             queries.vectors.extend_from_slice(&stratum.queries);

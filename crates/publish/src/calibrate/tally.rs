@@ -7,17 +7,17 @@ use sterling_core::units::ListId;
 use sterling_index::ivf::{CheckInterval, Rates, ResidualQuantiles, Seen, UnscannedLists, WideRows, next_check};
 use sterling_snapshot::{CodedCurve, ExcludingCurve, RecallCurve, TARGETS};
 
-/// Measured numbers of candidates.
+/// Numbers of candidates (K) for which recall is measured.
 pub(super) const CANDIDATES: [usize; 4] = [10, 100, 1000, 10_000];
-/// A search that expects less than this share of K0 in unscanned lists is complete.
+/// A search is complete once it expects less than this fraction of K0 in unscanned lists.
 const LEFT_MIN: f64 = 1e-5;
-/// Loss of int8 rows, as a share of the best, below which searches need not compensate.
+/// Loss of true best items by int8 rows, as a fraction, below which searches need not compensate.
 const LOST_MIN: f64 = 5e-4;
 /// Tolerated difference of a stratum's mean recall to the target.
 const STRATUM_BELOW: f64 = 0.01;
-/// Minimum number of queries with excluded items for a curve of their own.
+/// Minimum number of queries with excluded items that get a curve of their own.
 const EXCLUDING_MIN: usize = 30;
-/// Number of bisection steps for the share at which searches may end.
+/// Number of bisection steps for the expected remainder at which searches may end.
 const HALVINGS: usize = 24;
 
 /// Summed results of the queries of a curve, independent of their order.
@@ -25,44 +25,44 @@ pub(super) struct Tally {
     /// Index of the pass rate.
     pub(super) share: usize,
     pub(super) k: usize,
-    /// Number of the true best in the first lists, by number of lists, `[C]`; then the squares.
+    /// Number of true best items in the first n lists, for each n, `[C]`; the next field has the sums of squares.
     hits: Vec<u64>,
     squares: Vec<u64>,
-    /// Hits of each stratum, whose queries are not included above, and its number of queries.
+    /// Hits and number of queries of each stratum; `hits` does not include these queries.
     strata: Vec<(Vec<u64>, usize)>,
-    /// Hits of queries that are out of distribution, and the squares; not included above.
+    /// Hits of queries that are out of distribution, and sums of squares; not included in `hits`.
     ood: [Vec<u64>; 2],
-    /// Hits among the items that a request does not exclude, and the squares; not included above.
+    /// Hits among the items that a request does not exclude, and sums of squares; not included in `hits`.
     excluding: [Vec<u64>; 2],
-    /// Number of excluded items of each of these queries.
+    /// Number of excluded items of each query with exclusions.
     excluded: Vec<usize>,
-    /// Termination checks of each query.
+    /// States of each query at its termination checks.
     looks: Vec<Vec<CheckState>>,
 }
 
 /// State of a query at a termination check.
 #[derive(Clone, Copy)]
 struct CheckState {
-    /// Expected share of K in unscanned lists.
+    /// Number of best items expected in unscanned lists, as a fraction of K.
     left: f32,
-    /// Number of the true best that it has found.
+    /// Number of true best items that the query has found.
     hits: u32,
 }
 
-/// Path of one query through all lists.
+/// Order in which one query scans all lists, with its hits.
 pub(super) struct QueryPath<'a> {
     /// Lists with their scores, best first, `[C]`.
     pub(super) order: &'a [(ListId, f32)],
-    /// Number of items per list, and of the true best among them, `[C]`.
+    /// Number of items per list, `[C]`; the next field is the number of true best items per list.
     pub(super) lengths: &'a [u32],
     pub(super) hits: &'a [u32],
     pub(super) margins: &'a ResidualQuantiles,
-    /// The K-th best score.
+    /// Score of the K-th best item.
     pub(super) threshold: f32,
 }
 
 impl QueryPath<'_> {
-    /// Returns the number of the true best in the first lists, by number of lists; an infinite sequence.
+    /// Returns the number of true best items in the first n lists, for n from 1; an infinite sequence.
     fn found(&self, share: &Passing, number: usize) -> impl Iterator<Item = u64> {
         let counts = move |list: &ListId| share.of_lists[list.index()] > 0 || PASS_RATES[number] == 1.0;
         let lists = self.order.iter().map(|(list, _)| *list).filter(counts);
@@ -74,7 +74,7 @@ impl QueryPath<'_> {
     }
 }
 
-/// Adds the hits of a query after each number of lists, and their squares.
+/// Adds the hits of a query after each number of lists, and the squares of the hits.
 fn add_found([hits, squares]: &mut [Vec<u64>; 2], found: impl Iterator<Item = u64>) {
     for ((hits, squares), found) in hits.iter_mut().zip(squares).zip(found) {
         *hits += found;
@@ -82,7 +82,7 @@ fn add_found([hits, squares]: &mut [Vec<u64>; 2], found: impl Iterator<Item = u6
     }
 }
 
-/// Creates an empty tally per curve; skips curves for which no more items pass than are wanted.
+/// Creates an empty tally per curve; skips curves whose K is at least the number of passing items.
 pub(super) fn tallies(lists: usize, shares: &[Vec<Passing>], strata: &[usize]) -> Vec<Tally> {
     let empty = move || vec![0; lists];
     let of_strata = move || strata.iter().map(|&queries| (empty(), queries)).collect();
@@ -104,8 +104,8 @@ pub(super) fn tallies(lists: usize, shares: &[Vec<Passing>], strata: &[usize]) -
 }
 
 impl Tally {
-    /// Adds the results of a query among the items of a share, list by list. Lists without passing items are not counted, unless
-    /// all items pass: a search without filter probes empty lists too.
+    /// Adds the results of a query among the items that pass, list by list. Lists without passing items are not counted, unless all
+    /// items pass: a search without filter probes empty lists too.
     pub(super) fn walk(&mut self, walk: &QueryPath<'_>, share: &Passing, ahead: &mut UnscannedLists) {
         let (mut held, mut found, mut items, mut survivors) = (0, 0u64, 0u64, 0u64);
         let (mut look, mut before, mut looks) = (1, (0, 0), Vec::new());
@@ -155,7 +155,7 @@ impl Tally {
         add_found(&mut self.ood, found);
     }
 
-    /// Adds the results of a query without the items that its request excludes, list by list.
+    /// Adds the results of a query other than the items that its request excludes, list by list.
     pub(super) fn walk_excluding(&mut self, walk: &QueryPath<'_>, share: &Passing, excluded: usize) {
         let found = walk.found(share, self.share);
         add_found(&mut self.excluding, found);
@@ -173,13 +173,13 @@ impl Tally {
         self.looks.extend(other.looks);
     }
 
-    /// Returns the mean recall after a number of lists, and its lower bound with 95 % confidence.
+    /// Returns the mean recall after a number of lists, and the mean's lower bound with 95 % confidence.
     fn recall(&self, probes: usize, queries: usize) -> (f64, f64) {
         bounded(self.hits[probes - 1], self.squares[probes - 1], queries, self.k)
     }
 
-    /// Returns the smallest number of lists, at least `least`, whose recall is above a target with 95 % confidence, and in no
-    /// stratum clearly below it.
+    /// Returns the smallest number of lists, at least `least`, whose recall is above a target with 95 % confidence and in no
+    /// stratum clearly below the target.
     fn probes_for(&self, queries: usize, target: f64, least: usize) -> Option<usize> {
         let reaches = |(hits, queries): &(Vec<u64>, usize), probes: usize| {
             hits[probes - 1] as f64 >= (target - STRATUM_BELOW) * (queries * self.k) as f64
@@ -188,16 +188,16 @@ impl Tally {
         (least..=self.hits.len()).find(|&probes| self.recall(probes, queries).1 >= target && holds(probes))
     }
 
-    /// Returns the smallest number of lists, at least `least`, whose recall of `queries` that are out of distribution is above a
-    /// target with 95 % confidence; all lists if there is none.
+    /// Returns the smallest number of lists, at least `least`, whose recall for the `queries` that are out of distribution is above
+    /// a target with 95 % confidence; all lists if no number suffices.
     fn ood_probes_for(&self, queries: usize, target: f64, least: usize) -> usize {
         let [hits, squares] = &self.ood;
         let reaches = |n: &usize| bounded(hits[n - 1], squares[n - 1], queries, self.k).1 >= target;
         (least..=hits.len()).find(reaches).unwrap_or(hits.len())
     }
 
-    /// Returns the settings for requests that exclude items: for each target the smallest number of lists, at least that of
-    /// `points` and of `before`, the curve of fewer candidates, whose recall is above the target with 95 % confidence. `None`
+    /// Returns the settings for requests that exclude items: for each target the smallest number of lists, at least the number in
+    /// `points` and in `before`, the curve of fewer candidates, whose recall is above the target with 95 % confidence. `None`
     /// unless enough queries were measured.
     fn excluding_curve(&self, points: &[Point], before: Option<&ExcludingCurve>) -> Option<ExcludingCurve> {
         let queries = self.excluded.len();
@@ -218,8 +218,9 @@ impl Tally {
         Some(ExcludingCurve { excluded, probes, recall })
     }
 
-    /// Returns the largest share of K in unscanned lists at which searches may end and still reach a recall with 95 % confidence.
-    fn left_for(&self, target: f64) -> f64 {
+    /// Returns the largest expected remainder in unscanned lists, as a fraction of K, at which searches may end and still reach a
+    /// recall with 95 % confidence.
+    fn termination_share_for(&self, target: f64) -> f64 {
         let reaches = |left: f64| {
             let ends = self.looks.iter().map(|looks| {
                 let end = looks.iter().find(|look| f64::from(look.left) <= left);
@@ -240,38 +241,38 @@ impl Tally {
     }
 }
 
-/// Alternatives besides the number of lists: how many candidates codes or int8 rows select.
+/// Settings to choose besides the number of lists: how many candidates are selected by codes or int8 rows.
 pub(super) struct Choices<'a> {
     /// Loss per number of candidates.
     pub(super) depths: &'a AllDepths,
-    /// Estimated times per pass rate.
+    /// Estimated search times per pass rate.
     pub(super) times: &'a [ScanTimes],
     pub(super) rows: &'a WideRows,
 }
 
-/// Point of a curve.
+/// Point of a recall curve for one target.
 #[derive(Clone, Copy, Default)]
 struct Point {
     probes: usize,
     recall: f64,
     low: f64,
     left: f64,
-    /// Loss by the selection, with 95 % confidence.
+    /// Upper bound of the loss by candidate selection, with 95 % confidence.
     lost: f64,
-    /// Number of candidates of int8 rows if they lose some of the best; otherwise 0.
+    /// Number of candidates to select by int8 rows if these lose some of the best items; otherwise 0.
     selected: usize,
-    /// True if the target is reached.
+    /// True if the point reaches its recall target.
     reaches: bool,
 }
 
-/// Returns the measurement for a tally.
+/// Returns the measured selection depths for the pass rate and K of a tally.
 fn of<'a>(depths: &'a [Depths], tally: &Tally) -> Option<&'a Depths> {
     depths.iter().find(|depths| (depths.share, depths.k) == (tally.share, tally.k))
 }
 
 impl Choices<'_> {
-    /// Returns the cheapest point with int8 rows that reaches a target, with at least `least` lists. If none does, returns the
-    /// one with the smallest loss, with as many lists as would reach the target without that loss.
+    /// Returns the cheapest point with int8 rows that reaches a target, with at least `least` lists. If no point does, returns the
+    /// point with the smallest loss, with as many lists as would reach the target without that loss.
     fn by_rows(&self, tally: &Tally, queries: usize, target: f64, least: usize) -> Point {
         let (times, all) = (&self.times[tally.share], tally.hits.len());
         let usual = (self.rows.selected(tally.k), 0.0, 0.0);
@@ -287,7 +288,7 @@ impl Choices<'_> {
                 probes,
                 recall: (recall - lost).max(0.0),
                 low: (low - lost_most).max(0.0),
-                left: tally.left_for(target + lost_most),
+                left: tally.termination_share_for(target + lost_most),
                 lost: lost_most,
                 selected: if lost_most > 0.0 { selected } else { 0 },
                 reaches: true,
@@ -311,12 +312,12 @@ impl Choices<'_> {
             (None, last) => {
                 let probes = tally.probes_for(queries, target, least).unwrap_or(all);
                 let of_number = last.copied().unwrap_or(usual);
-                Point { left: tally.left_for(target), reaches: false, ..point(probes, of_number) }
+                Point { left: tally.termination_share_for(target), reaches: false, ..point(probes, of_number) }
             }
         }
     }
 
-    /// Returns the number of candidates of codes, and the resulting point, if that is clearly faster than `rows`.
+    /// Returns the number of candidates to select by codes, and the resulting point, if codes are clearly faster than `rows`.
     fn by_codes(&self, tally: &Tally, queries: usize, target: f64, rows: &Point) -> Option<(usize, Point)> {
         let times = &self.times[tally.share];
         let by_rows = times.by_rows(rows.probes, rows.selected.max(self.rows.selected(tally.k)));
@@ -341,12 +342,14 @@ impl Choices<'_> {
                 ));
             }
         }
-        best.map(|(selected, lost, point)| (selected, Point { left: tally.left_for(target + lost), ..point }))
+        best.map(|(selected, lost, point)| {
+            (selected, Point { left: tally.termination_share_for(target + lost), ..point })
+        })
     }
 }
 
-/// Computes the curves of tallies. The curves are monotonic: no curve takes fewer lists than one for fewer candidates
-/// or a higher pass rate with the same kind of score. The curves of int8 rows do not depend on codes.
+/// Computes the recall curves from tallies. The curves are monotonic: no curve takes fewer lists than a curve for fewer candidates
+/// or for a higher pass rate, with the same kind of score. The curves of int8 rows do not depend on codes.
 pub(super) fn curves(tallies: &[Tally], (queries, ood): (usize, usize), choices: &Choices<'_>) -> Vec<RecallCurve> {
     let mut curves: Vec<RecallCurve> = Vec::new();
     for tally in tallies {
@@ -354,7 +357,7 @@ pub(super) fn curves(tallies: &[Tally], (queries, ood): (usize, usize), choices:
         let below = |c: &&RecallCurve| c.k <= tally.k && c.pass_rate >= pass_rate;
         let mut points: Vec<Point> = Vec::new();
         for (n, target) in TARGETS.iter().enumerate() {
-            // A lower target never takes more lists.
+            // A lower recall target never takes more lists than a higher one.
             let lower = points.last().map_or(1, |point| point.probes);
             let least = curves.iter().filter(below).map(|c| c.probes[n]).fold(lower, usize::max);
             points.push(choices.by_rows(tally, queries, *target, least));
@@ -385,7 +388,8 @@ pub(super) fn curves(tallies: &[Tally], (queries, ood): (usize, usize), choices:
     curves
 }
 
-/// Converts points to the columns of a curve: lists; and recall, lower bound and unscanned share, to five digits.
+/// Converts points to the columns of a curve: the numbers of lists; then recall, lower bound and unscanned remainder, to five
+/// digits.
 fn columns(points: &[Point]) -> (Vec<usize>, [Vec<f64>; 3]) {
     let digits = |of: fn(&Point) -> f64| points.iter().map(|point| (of(point) * 1e5).floor() / 1e5).collect();
     let probes = points.iter().map(|point| point.probes).collect();

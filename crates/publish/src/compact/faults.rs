@@ -34,8 +34,8 @@ const ITEMS: i64 = 40;
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit of the cases in the ordinary suite. `STERLING_TEST_FAULTS=1` runs all of them, `K/N` the K-th of N parts.
 const TIME: Duration = Duration::from_secs(5);
-/// Maximum wait between polls; each wait doubles the previous one. A server polls once per second: polls in quick succession are
-/// one case for a fault.
+/// Maximum wait between polls; each wait doubles the previous one. A server polls once per second, and faults
+/// in polls in quick succession test the same case.
 const POLL_WAIT_MAX: Duration = Duration::from_millis(64);
 /// Number of concurrent cases in the ordinary suite, and of all of them: most of their time they wait for the thread that tailed
 /// a journal before.
@@ -276,6 +276,8 @@ impl<'a> Script<'a> {
     fn until<R>(&self, what: &str, mut done: impl FnMut() -> Option<R>) -> R {
         let (start, mut wait) = (Instant::now(), Duration::from_millis(1));
         loop {
+            // A poll on a busy machine may take longer than the limit, and succeed.
+            let is_last = start.elapsed() >= RECOVERY_TIMEOUT;
             if let Some(Some(result)) = caught(&mut done) {
                 return result;
             }
@@ -283,7 +285,7 @@ impl<'a> Script<'a> {
                 let _ = caught(|| server.registry.refresh());
                 caught(|| (server.registry.troubles(), server.registry.versions(MODEL)))
             });
-            assert!(start.elapsed() < RECOVERY_TIMEOUT, "{what} did not come: {reported:?}");
+            assert!(!is_last, "{what} did not come: {reported:?}");
             std::thread::sleep(wait);
             wait = (wait * 2).min(POLL_WAIT_MAX);
         }
@@ -490,8 +492,8 @@ impl<'a> Script<'a> {
         });
         assert_eq!(registry.labels(MODEL).unwrap().len(), 1);
         // One of the first publications, the second one, and the merged ones that are needed.
-        let kept = Store::new(self.root.join("store")).versions(MODEL).unwrap();
-        assert!(kept.len() <= 7, "{kept:?}");
+        let retained = Store::new(self.root.join("store")).versions(MODEL).unwrap();
+        assert!(retained.len() <= 7, "{retained:?}");
         let names = std::fs::read_dir(self.root.join("store/m")).unwrap();
         let names: Vec<String> = names.map(|name| name.unwrap().file_name().into_string().unwrap()).collect();
         assert!(names.iter().filter(|name| name.starts_with(".publishing-")).count() <= 1, "{names:?}");
@@ -533,13 +535,13 @@ fn gcd(a: usize, b: usize) -> usize {
 
 #[test]
 fn recovers_from_one_failure_at_any_call() {
-    let begun = Instant::now();
+    let started = Instant::now();
     let (calls, starts) = run(usize::MAX, Failure::Panic);
     let cases = cases(&calls);
     let distinct: BTreeSet<(usize, usize)> = cases.iter().map(|(at, f)| (*at, place(*f))).collect();
     assert_eq!(distinct.len(), calls.len() * FAILURES.len());
-    let whole = std::env::var("STERLING_TEST_FAULTS").ok();
-    let (part, parts) = whole.as_deref().and_then(|whole| whole.split_once('/')).unwrap_or(("1", "1"));
+    let complete = std::env::var("STERLING_TEST_FAULTS").ok();
+    let (part, parts) = complete.as_deref().and_then(|complete| complete.split_once('/')).unwrap_or(("1", "1"));
     let (part, parts): (usize, usize) = (part.parse().unwrap(), parts.parse().unwrap());
     let cases: Vec<(usize, Failure)> = cases.into_iter().skip(part - 1).step_by(parts).collect();
     let next = AtomicUsize::new(0);
@@ -552,19 +554,19 @@ fn recovers_from_one_failure_at_any_call() {
             assert!(begins <= starts + 1, "{failure:?} at call {at}, {call}: {begins} starts");
             let mut met = met.lock().unwrap();
             *met.entry(call).or_default() += 1;
-            if whole.is_none() && met.values().sum::<usize>() >= CASES_MIN && begun.elapsed() > TIME {
+            if complete.is_none() && met.values().sum::<usize>() >= CASES_MIN && started.elapsed() > TIME {
                 return;
             }
         }
     };
     std::thread::scope(|scope| {
-        let together = TOGETHER[usize::from(whole.is_some())];
+        let together = TOGETHER[usize::from(complete.is_some())];
         let workers: Vec<_> = (0..together).map(|_| scope.spawn(work)).collect();
         workers.into_iter().for_each(|worker| worker.join().unwrap());
     });
     let met = met.into_inner().unwrap();
     let done: usize = met.values().sum();
-    eprintln!("{done} failures of {}, at {} calls, in {:?}: {met:?}", cases.len(), calls.len(), begun.elapsed());
+    eprintln!("{done} failures of {}, at {} calls, in {:?}: {met:?}", cases.len(), calls.len(), started.elapsed());
     assert!(done >= CASES_MIN, "{done}");
 }
 

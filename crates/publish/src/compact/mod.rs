@@ -1,10 +1,10 @@
 //! Compaction: publishes snapshot and delta as the next version, and truncates the journal.
 //!
-//! A thread watches the active versions ([`Compactor`]). When updates have changed enough of one, or on request, its view is
-//! published as the next version ([`crate::merge`]), on a few threads at the lowest priority. The new version is loaded like any
-//! other, and replaces the one that it was made from. A shard keeps its version number: its updates are merged into a checkpoint,
-//! another snapshot that replaces it. Journal segments and merged versions that are no longer needed are then deleted
-//! (`retention`).
+//! A thread watches the active versions ([`Compactor`]). When updates have changed enough of a version, or on request, the
+//! version's view is published as the next version ([`crate::merge`]), on a few threads at the lowest priority. The new version is
+//! loaded like any other, and replaces the version that it was made from. A shard keeps its version number: its updates are merged
+//! into a checkpoint, another snapshot that replaces it. Journal segments and merged versions that are no longer needed are then
+//! deleted (`retention`).
 
 #[cfg(test)]
 mod faults;
@@ -20,9 +20,10 @@ use sterling_kernels::priority::Background;
 pub use retention::release;
 pub use worker::Compactor;
 
-/// A merge is overdue when the delta reaches this multiple of the configured share.
+/// A merge is overdue when the delta reaches this multiple of `merge.share`.
 const OVERDUE: f64 = 2.0;
-/// Weight of an item of a new kind: searches scan more lists for it, and its list was made from few items.
+/// Weight of an item of a new kind: searches scan more lists for such an item, and the centroid of its list was trained on few
+/// items like it.
 const STRAY_COUNTS: f64 = 5.0;
 
 /// Automatic merges of updates into a new version (compaction).
@@ -57,7 +58,8 @@ impl Options {
         Ok(())
     }
 
-    /// Returns whether to merge, given the size of the delta as a share of the snapshot, and the share of strays.
+    /// Returns whether to merge, given the size of the delta as a fraction of the snapshot, and the fraction of strays: items
+    /// unlike those that the lists were trained on.
     fn is_due(&self, drift: f64, strays: f64) -> bool {
         self.share > 0.0 && (drift >= self.share || STRAY_COUNTS * strays >= self.share)
     }

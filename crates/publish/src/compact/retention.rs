@@ -1,10 +1,10 @@
 //! Retention of updates and merged versions.
 //!
-//! A journal retains the updates that a version may still need: those after the lowest position among the versions in memory (the
-//! active one, the previous one, labelled and manually loaded ones) and newer published ones. For a shard with a checkpoint, that
-//! is the position of the checkpoint before it; while a label points to the shard, everything is retained.
+//! A journal retains the updates that a version may still need: those after the lowest position among the versions in memory
+//! (active, previous, labelled and manually loaded versions) and newer published versions. For a shard with a checkpoint, the
+//! position of the previous checkpoint counts; while a label points to the shard, everything is retained.
 //!
-//! Merged versions and checkpoints are retained while they are in memory or newer than one that is; published versions are never
+//! Merged versions and checkpoints are retained while they, or an older version, are in memory; published versions are never
 //! deleted.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use sterling_snapshot::Store;
 /// Truncates updates and deletes merged versions of a model that no version needs any more.
 ///
 /// # Errors
-/// `Io` if a file cannot be read or deleted; the rest is deleted the next time.
+/// `Io` if a file cannot be read or deleted; remaining files are deleted by the next call.
 pub fn release(registry: &Registry, store: &Store, feeds: &UpdateFeeds, model: &str) -> Result<()> {
     let loaded = registry.all_in_memory(model);
     let numbers = loaded.iter().map(|loaded| loaded.version());
@@ -34,13 +34,13 @@ pub fn release(registry: &Registry, store: &Store, feeds: &UpdateFeeds, model: &
         let main = loaded.view().main().clone();
         let (topic, position) = (main.manifest.topic(), main.manifest.position);
         let behind = store.position_after_checkpoint(model, loaded.version())?.unwrap_or(position);
-        // A shard advances under its label, but the state that the label retains stays.
+        // A labelled shard continues to receive updates, but the state under the label is retained.
         let is_held = topic.shard.is_some() && labels.values().any(|version| *version == loaded.version());
         need(topic, if is_held { 0 } else { behind.min(position) });
     }
     for version in store.versions(model)?.into_iter().filter(|version| *version > newest || *version < oldest) {
         let manifest = match store.manifest(model, version) {
-            // No server can load it: it is damaged, or its files are being deleted or copied.
+            // No server can load this version: it is damaged, or its files are being deleted or copied.
             Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::NotFound) => {
                 tracing::warn!(model, version, %error, "version cannot be read; no updates are retained for it, and its files stay");
                 continue;

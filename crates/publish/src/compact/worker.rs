@@ -20,7 +20,7 @@ use sterling_serving::registry::{Loaded, Registry};
 use sterling_serving::view::View;
 use sterling_snapshot::Store;
 
-/// Interval of the checks.
+/// Interval at which models are checked for due merges.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of changed items (added plus deleted) below which no merge is triggered by their number alone.
 const CHANGED_MIN: f64 = 1024.0;
@@ -37,7 +37,7 @@ pub struct Compactor {
     registry: Weak<Registry>,
     feeds: Arc<UpdateFeeds>,
     options: Options,
-    /// Models whose merges failed: the end of the delay, and the number of failures.
+    /// Models whose merges failed: the end of the delay before the next attempt, and the number of failures.
     failed: BTreeMap<String, (Instant, u32)>,
     /// Versions that were in memory at the last truncation of the journal.
     seen: BTreeMap<String, Vec<u64>>,
@@ -63,7 +63,7 @@ impl Compactor {
                 let Some(registry) = self.registry.upgrade() else { return };
                 match requested {
                     Ok(MergeWanted { model, reported }) => reported(self.merge(&registry, &model)),
-                    // A panic costs one check.
+                    // If the check panics, only this check fails; the next one runs as usual.
                     Err(RecvTimeoutError::Timeout) => {
                         let _ = catch_unwind(AssertUnwindSafe(|| self.look(&registry)));
                     }
@@ -74,14 +74,14 @@ impl Compactor {
         tasks::COMPACTOR.start(run).map(drop)
     }
 
-    /// Merges models and shards of which enough has changed, and truncates journals after other versions were loaded.
+    /// Merges models and shards of which enough has changed, and truncates journals after the set of loaded versions has changed.
     fn look(&mut self, registry: &Registry) {
         let models: Vec<String> = registry.list().iter().map(|loaded| loaded.name().to_owned()).collect();
         for name in &models {
             let now: Vec<u64> = registry.all_in_memory(name).iter().map(|loaded| loaded.version()).collect();
             let waits = self.kept.get(name).is_some_and(|at| at.elapsed() < RETRY_DELAY);
             if self.seen.get(name) != Some(&now) && !waits {
-                // A failure, for example on a full disk, is retried even if the versions stay the same.
+                // A failed truncation, for example on a full disk, is retried even if the set of loaded versions stays the same.
                 match self.truncate_unneeded(registry, name) {
                     true => drop((self.kept.remove(name), self.seen.insert(name.clone(), now))),
                     false => drop(self.kept.insert(name.clone(), Instant::now())),
@@ -117,13 +117,13 @@ impl Compactor {
         metrics::gauge!("sterling_stray_ratio", "model" => loaded.name().to_owned()).set(view.stray_share());
         let waits = self.failed.get(loaded.name()).is_some_and(|(until, _)| Instant::now() < *until);
         let has_changed = self.options.is_due(drift, view.stray_share()) && drift * items >= CHANGED_MIN;
-        let is_long = self.is_long(loaded.name(), &view);
+        let is_long = self.has_long_replay(loaded.name(), &view);
         let is_due = has_changed || view.fullness() >= FULL || is_long;
         self.options.share > 0.0 && is_due && !waits
     }
 
-    /// Returns whether a start would have to replay too much of a journal, or needs truncated updates.
-    fn is_long(&self, model: &str, view: &View) -> bool {
+    /// Returns whether a restarting server would have to replay too much of a journal, or would need truncated updates.
+    fn has_long_replay(&self, model: &str, view: &View) -> bool {
         let Some(feed) = self.feeds.of(&view.main().manifest.topic()) else { return false };
         let backlog = feed.backlog(view);
         metrics::gauge!("sterling_journal_backlog_updates", "model" => model.to_owned()).set(backlog.updates as f64);
@@ -137,7 +137,7 @@ impl Compactor {
     /// # Errors
     /// `Unsupported` for a model without updates; as [`merge`]; the reason why the version was rejected.
     pub fn merge(&self, registry: &Registry, model: &str) -> Result<Merged> {
-        // A panic ends one merge.
+        // A panic fails only this merge.
         let made = catch_unwind(AssertUnwindSafe(|| self.merge_active(registry, model)));
         let made = made.unwrap_or_else(|_| Err(Error::internal("the merge panicked; this is a defect")));
         let outcome = match &made {
@@ -153,9 +153,9 @@ impl Compactor {
         let loaded = registry.get(model, VersionSelector::Active)?;
         let view = loaded.view();
         let topic = view.main().manifest.topic();
-        let feed = self.feeds.of(&topic).ok_or_else(|| Error::unsupported("it accepts no updates"))?;
+        let feed = self.feeds.of(&topic).ok_or_else(|| Error::unsupported("the model accepts no updates"))?;
         let merged = self.merge_view(registry, &loaded, view, &feed);
-        // If another version takes over, that one shows the updates, so this is not a failure.
+        // A conflict means that another version took over, which shows the updates, so it is no failure.
         feed.note_merge(merged.as_ref().err().map(Error::kind).filter(|kind| *kind != Kind::Conflict));
         drop(loaded);
         if merged.is_ok() {
@@ -190,7 +190,7 @@ impl Compactor {
             Ok(_) => Ok(Merged { version: made.version, position: made.position, items: made.items }),
             Err(error) => {
                 if !is_cut && error.kind() != Kind::Conflict {
-                    self.take_back(model, made.version);
+                    self.delete_unloadable(model, made.version);
                 }
                 Err(error)
             }
@@ -198,7 +198,7 @@ impl Compactor {
     }
 
     /// Deletes a merged version that this server cannot load.
-    fn take_back(&self, model: &str, version: u64) {
+    fn delete_unloadable(&self, model: &str, version: u64) {
         match self.store.remove(model, version) {
             Ok(()) => tracing::warn!(model, version, "merged version deleted, because it cannot be loaded here"),
             Err(error) => {
@@ -207,8 +207,8 @@ impl Compactor {
         }
     }
 
-    /// Publishes a view on otherwise idle CPU time; if there is none, on a share of a core that grows with the size of the delta.
-    /// Returns the version and the priority used.
+    /// Publishes a view on otherwise idle CPU time; if no core is idle, on a fraction of a core that grows with the size of the
+    /// delta. Returns the version and the CPU priority that was used.
     fn made(&self, view: &View, under_way: &RunningMerge<'_>) -> Result<(MergedVersion, Background)> {
         let mut background = self.options.background(view.drift());
         let merge = || merge(&self.store, view, &|steps| under_way.report_steps(steps));

@@ -1,7 +1,7 @@
 //! Shards of a version, each made separately.
 //!
-//! A worker writes the files that depend on a shard's items, and the results of the calibration queries in it. The publication
-//! then only evaluates these, writes the files that all shards share, and names the shards (`super::super::shards`).
+//! A worker writes the files that depend on a shard's items, and the results of the calibration queries in it. The publication then
+//! only evaluates the results, writes the files that all shards share, and names the shards (`super::super::shards`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ struct Cut {
 }
 
 impl Cut {
-    /// Returns the shards of a publication whose parts are all assigned.
+    /// Returns the shard job of a publication whose items are all assigned to lists.
     fn of(root: &Path, plan: &Plan, package: Option<&Package>, shards: u32) -> Result<Self> {
         let job = JobFolder::<PartTerms>::begun(root)?;
         job.check_terms(&PartTerms::of(plan, package, job.asked().vectors.clone())?)?;
@@ -65,7 +65,7 @@ pub struct Cutting {
 }
 
 impl Cutting {
-    /// Creates a worker for a job whose units are all assigned; it makes some of `shards` shards. `queries` are those of
+    /// Creates a worker that makes some of `shards` shards, for a job whose items are all assigned to lists. `queries` is as in
     /// [`Plan`].
     ///
     /// # Errors
@@ -75,7 +75,7 @@ impl Cutting {
         let plan = Plan { output: Output::shards(shards), queries, memory_bytes, ..publication(root)? };
         plan.output.check()?;
         let package = plan.source.package().map(Package::open).transpose()?;
-        check_silent(package.as_ref())?;
+        reject_answering_package(package.as_ref())?;
         Ok(Cutting { cut: Cut::of(root, &plan, package.as_ref(), shards)?, plan, package })
     }
 
@@ -84,10 +84,10 @@ impl Cutting {
         self.cut.shards as usize
     }
 
-    /// Makes a shard; `None` if it exists already.
+    /// Makes a shard; `None` if the shard exists already.
     ///
     /// # Errors
-    /// As a publication; `Invalid` if the shard would be empty.
+    /// Errors of a publication; `Invalid` if the shard would be empty.
     pub fn cut(&self, unit: usize, progress: &Progress<'_>) -> Result<Option<PartCounts>> {
         if unit >= self.units() {
             return Err(Error::invalid(format!(
@@ -147,8 +147,8 @@ impl Cutting {
     }
 }
 
-/// Rejects a package that answers requests before it is published, because these answers need all items.
-fn check_silent(package: Option<&Package>) -> Result<()> {
+/// Rejects a package whose version must answer requests before it is published, because such answers need all items.
+fn reject_answering_package(package: Option<&Package>) -> Result<()> {
     let Some(package) = package else { return Ok(()) };
     let what = match package.spec.precision {
         AskedPrecision::Auto => "leaves its precision to a measurement",
@@ -166,7 +166,7 @@ pub(crate) struct CutShards {
     /// Item file of the publication, or the folder of item files.
     pub(crate) items_file: PathBuf,
     pub(crate) dimension: usize,
-    /// Shards by number.
+    /// Shards in the order of their numbers.
     pub(crate) shards: Vec<CutShard>,
 }
 
@@ -177,11 +177,11 @@ pub(crate) struct CutShard {
     pub(crate) files: BTreeMap<String, Checksum>,
 }
 
-/// Returns the shards that workers have made for a publication; `None` if none were begun.
+/// Returns the shards that workers have made for a publication; `None` if no shard was begun.
 ///
 /// # Errors
-/// `NotFound` with the missing ones; `Corrupt` with a shard that was made from other inputs, or has changed files.
-pub(crate) fn begun_shards(
+/// `NotFound` with the missing shards; `Corrupt` with a shard that was made from other inputs, or has changed files.
+pub(crate) fn finished_shards(
     root: &Path,
     plan: &Plan,
     package: Option<&Package>,

@@ -1,4 +1,4 @@
-//! Combines parts into one catalogue, as if it had been read, embedded and assigned here.
+//! Combines parts into one catalogue, as if one machine had read, embedded and assigned all items.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use sterling_snapshot::model::Package;
 /// Returns the plan of the publication whose parts are in a folder.
 ///
 /// # Errors
-/// `NotFound` if none was begun there; `Corrupt` or `Io`.
+/// `NotFound` if no publication was begun there; `Corrupt` or `Io`.
 pub fn publication(root: &Path) -> Result<Plan> {
     let job = JobFolder::<PartTerms>::begun(root)?;
     let PartTerms { package, name, items, vectors, recipe, .. } = job.asked().clone();
@@ -29,7 +29,7 @@ pub fn publication(root: &Path) -> Result<Plan> {
     Ok(Plan { recipe: Recipe::parse(&recipe)?, ..Plan::new(source) })
 }
 
-/// Returns the catalogue of all parts in a folder. Data beyond the memory budget stays there.
+/// Returns the catalogue of all parts in a folder. Data beyond the memory budget stays in that folder.
 pub(crate) fn gather(
     root: &Path,
     plan: &Plan,

@@ -13,10 +13,10 @@ use sterling_index::columns::ItemValues;
 use sterling_snapshot::items::Items;
 use sterling_snapshot::model::Package;
 
-/// Prefix of the kind of a vector column.
+/// Start of the name of a vector column's kind; the width follows.
 const VECTORS: &str = "vectors of ";
 
-/// Returns the kinds of the columns that have a value.
+/// Returns the kind of each column that has a value, by column name.
 pub(super) fn kinds(items: &Items) -> BTreeMap<String, String> {
     let columns = items.columns.iter().map(|column| (column.name.clone(), kind(&column.values).to_owned()));
     let dense = items.dense.iter().map(|(name, rows)| (name.clone(), format!("{VECTORS}{} numbers", rows.cols())));
@@ -35,13 +35,13 @@ fn kind(values: &ItemValues) -> &'static str {
 /// items.
 ///
 /// # Errors
-/// `Invalid` with the column and both files; `Conflict` with the file before which another has changed.
+/// `Invalid` with the column and both files; `Conflict` with the file if an earlier file has changed.
 pub(super) fn check_vectors(job: &JobFolder<PartTerms>, parts: &[PieceNote<PartItems>]) -> Result<()> {
     let mut before = 0;
     for (unit, part) in parts.iter().enumerate() {
         if let Some(first) = part.holds.first_row.filter(|first| *first != before) {
             return Err(Error::conflict(format!(
-                "{}: {before} items precede those of {}, but {first} did when it was embedded; remove this folder to rebuild it",
+                "{}: {before} items precede {}, expected {first} as when it was embedded; remove this folder to rebuild it",
                 job.part(unit).display(),
                 job.units()[unit].input.display()
             )));
@@ -55,7 +55,7 @@ pub(super) fn check_vectors(job: &JobFolder<PartTerms>, parts: &[PieceNote<PartI
     Ok(())
 }
 
-/// Rejects a catalogue without a column that the item tower reads, or with different kinds of it in the parts.
+/// Rejects a catalogue without a column that the item tower reads, or in which such a column has different kinds in the parts.
 ///
 /// # Errors
 /// `Invalid` with the column and the file.
@@ -70,7 +70,7 @@ pub(super) fn check_sources(
     embed::check_sources(package, |name| items.has(name) || is_vectors(name))?;
     for source in embed::sources(package) {
         if let Some(column) = items.columns.iter().find(|column| column.name == source) {
-            // In a part without a value, each item counts as one with a missing value.
+            // If no item of a part has a value in the column, each item of the part counts as one with a missing value.
             check_column(job, parts, (source, kind(&column.values)), true, &"all files together")?;
         }
     }

@@ -5,8 +5,10 @@
 //!    attributes, its vectors and their statistics.
 //! 2. *Train* ([`train`]): one machine samples all vectors and trains the centroids.
 //! 3. *Assign* ([`Assigning`]): each unit gets the list of each of its items.
-//! 4. A publication reads these instead of items (`gather`), and writes the same bytes as from the item files.
-//! 5. For a version in shards, workers first make the shards ([`Cutting`]), one unit each; the publication then only names them.
+//! 4. A publication reads the results of these steps in place of the item files (`gather`), and writes the same bytes as it would
+//!    from them.
+//! 5. For a version in shards, workers first make the shards ([`Cutting`]), each as one unit of work; the publication then only
+//!    lists the shards.
 //!
 //! ```text
 //! DIR/
@@ -29,7 +31,7 @@ mod steps;
 mod terms;
 
 pub use cut::Cutting;
-pub(super) use cut::{CutShards, begun_shards};
+pub(super) use cut::{CutShards, finished_shards};
 pub(super) use gather::gather;
 pub use gather::publication;
 pub use steps::{Assigning, Embedding, PartCounts, train};

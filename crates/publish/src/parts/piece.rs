@@ -1,4 +1,5 @@
-//! Piece: a folder that is created atomically, with a note of its inputs and its files.
+//! Piece of a distributed publication: the folder of one unit's results, created atomically, with a file (the note) that records
+//! its inputs and the checksums of its files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,18 +14,18 @@ use sterling_storage::files::{self, Checksum};
 
 const NOTE: &str = "note.json";
 
-/// Content of the note of a piece.
+/// Content of a piece's note.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PieceNote<T> {
-    /// All inputs.
+    /// Description of all inputs from which the piece was made.
     of: String,
-    /// Properties of the content.
+    /// Properties of the piece's content.
     pub(super) holds: T,
     files: BTreeMap<String, Checksum>,
 }
 
-/// Note with the checksum of its content.
+/// Note with a checksum of the content.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Note<T> {
@@ -35,8 +36,8 @@ struct Note<T> {
 /// Content of a piece in progress, and its files.
 pub(super) type PieceInProgress<T> = (T, BTreeMap<String, Checksum>);
 
-/// Makes a piece: `make` writes its files to a temporary folder, which is renamed at the end. If another worker has made it
-/// meanwhile, that one is used.
+/// Makes a piece: `make` writes its files to a temporary folder, which is renamed at the end. If another worker has made the piece
+/// meanwhile, that piece is used.
 ///
 /// # Errors
 /// Errors of `make`; `Io` or `NoSpace` with the path.
@@ -52,7 +53,8 @@ pub(super) fn write<T: Serialize>(
         let text = serde_json::to_vec_pretty(&Note { piece, digest }).map_err(|e| unreported(&e))?;
         files::write_atomic(&staging.join(NOTE), |out| out.write_all(&text)).map(drop)
     });
-    // Another worker's piece may exist, and a process that found all units done may have deleted the temporary folder.
+    // Writing may fail because another worker's piece exists and a process that found all units done has deleted the temporary
+    // folder.
     written.or_else(|e| if path.join(NOTE).exists() { Ok(()) } else { Err(e) })
 }
 
@@ -80,7 +82,7 @@ impl<T: Serialize + DeserializeOwned> PieceNote<T> {
     /// Reads the note of a piece with these inputs, without reading its files.
     ///
     /// # Errors
-    /// `NotFound` if there is none; `Corrupt` for a damaged note, and for one with other inputs; `Io`.
+    /// `NotFound` without a note; `Corrupt` for a damaged note, and for a note with other inputs; `Io`.
     pub(super) fn noted(path: &Path, of: &str) -> Result<Self> {
         let corrupt = |what: &dyn std::fmt::Display| {
             Error::corrupt(format!("{}: {what}; remove this folder to rebuild it", path.display()))
@@ -91,15 +93,15 @@ impl<T: Serialize + DeserializeOwned> PieceNote<T> {
         };
         let note: Note<T> = serde_json::from_slice(&text).map_err(|e| corrupt(&format_args!("{NOTE}: {e}")))?;
         if note.piece.digest()? != note.digest {
-            return Err(corrupt(&format_args!("{NOTE}: its content has changed")));
+            return Err(corrupt(&format_args!("{NOTE}: the content of the note has changed")));
         }
         match note.piece.of == of {
             true => Ok(note.piece),
-            false => Err(corrupt(&"it follows from other files, centroids or queries than are here now")),
+            false => Err(corrupt(&"made from other files, centroids or queries than the current ones")),
         }
     }
 
-    /// Same, and verifies the checksums of its files.
+    /// Reads the note of a piece with these inputs, and verifies the checksums of the piece's files.
     ///
     /// # Errors
     /// As [`PieceNote::noted`]; `Corrupt` with the damaged file.
@@ -109,7 +111,7 @@ impl<T: Serialize + DeserializeOwned> PieceNote<T> {
         Ok(piece)
     }
 
-    /// Same, and verifies the lengths of its files.
+    /// Reads the note of a piece with these inputs, and verifies the lengths of the piece's files.
     ///
     /// # Errors
     /// As [`PieceNote::open`].
@@ -130,7 +132,7 @@ impl<T: Serialize + DeserializeOwned> PieceNote<T> {
         Ok(piece)
     }
 
-    /// Verifies the checksums of those files for which `is_asked` returns true.
+    /// Verifies the checksums of the piece's files for which `is_asked` returns true.
     ///
     /// # Errors
     /// `Corrupt` with the file.
@@ -151,7 +153,7 @@ impl<T: Serialize + DeserializeOwned> PieceNote<T> {
         Ok(())
     }
 
-    /// Returns its content and its files.
+    /// Returns the content and the files of the piece.
     pub(super) fn into_parts(self) -> PieceInProgress<T> {
         (self.holds, self.files)
     }
@@ -162,7 +164,7 @@ impl<T: Serialize + DeserializeOwned> PieceNote<T> {
 }
 
 impl<T: Serialize> PieceNote<T> {
-    /// Returns the checksum of the note, and so of all content.
+    /// Returns the checksum of the note, which covers all files of the piece through their checksums.
     pub(super) fn digest(&self) -> Result<String> {
         let text = serde_json::to_vec(self).map_err(|e| unreported(&e))?;
         Ok(Checksum::of(&text).xxh3)

@@ -25,7 +25,7 @@ use sterling_storage::files::{self, Checksum};
 use sterling_storage::npy;
 use sterling_storage::rows::{RowStore, Spill};
 
-/// Result of a step for a unit.
+/// Counts of a step's result for one unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PartCounts {
     /// Number of items of the unit.
@@ -61,10 +61,10 @@ impl Embedding {
         self.job.units().len()
     }
 
-    /// Embeds a unit; `None` if it is done already.
+    /// Embeds a unit; `None` if the unit is embedded already.
     ///
     /// # Errors
-    /// `Invalid` with the file and its error; `Conflict` if it has changed since the job was begun.
+    /// `Invalid` with the file and its error; `Conflict` if the item file has changed since the job was begun.
     pub fn embed(&self, unit: usize, progress: &Progress<'_>) -> Result<Option<PartCounts>> {
         let unit = jobs::checked(unit, self.units())?;
         let (path, of) = (self.job.part(unit), self.job.origin(unit)?);
@@ -99,7 +99,7 @@ impl Embedding {
         Ok(Some(counts))
     }
 
-    /// Returns the row of the first item of a unit among all items, from the item counts of earlier files.
+    /// Returns the row of the first item of a unit among all items, by the item counts of the units before it.
     fn first_row(&self, unit: usize) -> Result<usize> {
         self.job.units()[..unit].iter().map(|unit| Items::count(&unit.input)).sum()
     }
@@ -118,7 +118,8 @@ impl Embedding {
         if count == 0 {
             return Ok((PartItems { items: 0, first_row, survey: None, kinds }, files));
         }
-        let Embedded { vectors, kept } = embed(self.package.as_ref(), &mut items, &self.spill, progress)?;
+        let vectors_file = self.job.asked().vectors.as_ref().map(|file| file.checked()).transpose()?;
+        let Embedded { vectors, kept } = embed(self.package.as_ref(), &mut items, vectors_file, &self.spill, progress)?;
         let survey = RowSurvey::of(&vectors)?;
         files.insert(VECTORS.into(), npy::write_f32(&folder.join(VECTORS), &vectors)?);
         if !kept.is_empty() {
@@ -128,7 +129,7 @@ impl Embedding {
     }
 }
 
-/// Concatenates the vectors of parts; empty parts have none.
+/// Concatenates the vectors of parts; empty parts have no vectors.
 pub(super) fn vectors(job: &JobFolder<PartTerms>, parts: &[PieceNote<PartItems>]) -> Result<RowStore<'static>> {
     let filled = (0..parts.len()).filter(|&unit| parts[unit].holds.items > 0);
     RowStore::joined(filled.map(|unit| npy::open_f32(&job.part(unit).join(VECTORS))).collect::<Result<_>>()?)
@@ -139,7 +140,7 @@ pub(super) fn surveyed(parts: &[PieceNote<PartItems>]) -> Result<RowSurvey> {
     RowSurvey::joined(parts.iter().filter_map(|part| part.holds.survey.clone()))
 }
 
-/// Trains the centroids of a job whose units are all embedded. Returns whether it did, or false if they existed.
+/// Trains the centroids of a job whose units are all embedded. Returns true if it trained them, false if trained centroids existed.
 ///
 /// # Errors
 /// `NotFound` with the units that are not embedded; `Corrupt` with the damaged file; `Invalid` for an unusable recipe.
@@ -167,7 +168,7 @@ pub fn train(root: &Path, progress: &Progress<'_>) -> Result<bool> {
     job.sweep(&[TRAINED]).map(|()| true)
 }
 
-/// Returns the trained centroids of a job, after checking that they were trained on its present item parts.
+/// Returns the trained centroids of a job, after checking that they were trained on the job's present item parts.
 pub(super) fn centroids(
     job: &JobFolder<PartTerms>,
     parts: &[PieceNote<PartItems>],
@@ -207,7 +208,7 @@ impl Assigning {
         self.parts.len()
     }
 
-    /// Assigns the items of a unit; `None` if it is done already.
+    /// Assigns the items of a unit; `None` if the unit is assigned already.
     ///
     /// # Errors
     /// `Corrupt` with the damaged file; `Io` or `NoSpace`.
@@ -259,7 +260,7 @@ pub(super) fn lists(
             let (got, expected) = (lists.len(), part.holds.items);
             return Err(Error::corrupt(format!("{}: {got} lists, expected {expected}", path.display())));
         }
-        // An invalid list number is rejected later, with all others.
+        // An invalid list number is rejected later, when the lists of all items are checked.
         all.extend(lists.into_iter().map(|list| u32::try_from(list).unwrap_or(u32::MAX)));
     }
     Ok(all)

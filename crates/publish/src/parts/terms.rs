@@ -26,7 +26,7 @@ pub(super) struct PartTerms {
     /// Checksum of the package's files.
     package_files: String,
     pub(super) name: Option<String>,
-    /// Path as it was given: a file, or a folder of files.
+    /// Path of the items as the caller passed it: a file, or a folder of files.
     pub(super) items: PathBuf,
     pub(super) vectors: Option<VectorFile>,
     pub(super) recipe: String,
@@ -42,7 +42,7 @@ pub(super) struct VectorFile {
 }
 
 impl VectorFile {
-    /// Reads the file's present size and time.
+    /// Reads the present size and modification time of the file.
     pub(super) fn now(path: &Path) -> Result<Self> {
         let read = fs::metadata(path).and_then(|about| Ok((about.len(), about.modified()?)));
         let (bytes, modified) = read.map_err(|e| Error::io(path.display(), e))?;
@@ -50,11 +50,14 @@ impl VectorFile {
         Ok(VectorFile { path: path.into(), bytes, modified_ns })
     }
 
-    /// Returns its path, if it is unchanged.
+    /// Returns the path of the vector file, or an error if the file has changed.
     pub(super) fn checked(&self) -> Result<&Path> {
         match VectorFile::now(&self.path)? == *self {
             true => Ok(&self.path),
-            false => Err(Error::conflict(format!("{}: changed since the job began", self.path.display()))),
+            false => Err(Error::conflict(format!(
+                "{}: the vector file has changed since the job began",
+                self.path.display()
+            ))),
         }
     }
 }
@@ -64,9 +67,7 @@ impl PartTerms {
     pub(super) fn of(plan: &Plan, package: Option<&Package>, vectors: Option<VectorFile>) -> Result<Self> {
         if let Source::Faiss { index, .. } = &plan.source {
             let index = index.display();
-            return Err(Error::unsupported(format!(
-                "{index}: items of an index of Faiss have lists, expected item files"
-            )));
+            return Err(Error::unsupported(format!("{index}: a Faiss index has lists already, expected item files")));
         }
         let files = package.iter().flat_map(|package| package.files().into_iter().map(move |name| (package, name)));
         let files = files.map(|(package, name)| Ok((package.checksum(&name)?, name)));
@@ -107,15 +108,15 @@ impl Purpose for PartTerms {
 #[serde(deny_unknown_fields)]
 pub(super) struct PartItems {
     pub(super) items: usize,
-    /// Row of its first item in the separate vector file, if there is one.
+    /// Row of the part's first item in the separate vector file, if there is one.
     pub(super) first_row: Option<usize>,
-    /// Statistics of its vectors, if it has items.
+    /// Statistics of the part's vectors, if the part has items.
     pub(super) survey: Option<RowSurvey>,
-    /// Kind of each column with a value, including vectors.
+    /// Kind of each column that has a value, including vector columns.
     pub(super) kinds: BTreeMap<String, String>,
 }
 
-/// Lists of the items of a part.
+/// Properties of the list file of a part.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PartLists {
@@ -126,7 +127,7 @@ pub(super) struct PartLists {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PartCentroids {
-    /// Common length of all rows, if they have one.
+    /// Common norm of all vectors of the catalogue, if they have one.
     pub(super) length: Option<f32>,
 }
 
@@ -166,7 +167,7 @@ pub(super) trait PartFolders {
     /// Reads the results of every unit.
     ///
     /// # Errors
-    /// `NotFound` with the units that have none; other errors of `read`.
+    /// `NotFound` with the units that have no result; other errors of `read`.
     fn all<P: Send>(&self, what: &str, read: impl Fn(usize) -> Result<P> + Sync) -> Result<Vec<P>>;
 
     /// Describes the inputs of the centroids: the parameters and every part.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use super::{CandidateRows, Keys, LookedUp, Part, RowStorage};
 use sterling_core::error::{Error, Result};
 use sterling_cuda::Device;
-use sterling_cuda::cut::ListCut;
 use sterling_cuda::memory::Array;
 use sterling_cuda::ops::bags::{SlotKeys, SumsTo, TableRows, pool_slots};
 use sterling_cuda::ops::rows::{CandidateColumns, ItemRows, SlotRows};
+use sterling_cuda::partition::ListCut;
 use sterling_cuda::spare::{SlotLease, Spare};
 use sterling_embedding::DeviceTables;
 use sterling_embedding::device::{rows_of, whole};
@@ -23,11 +23,11 @@ pub struct DeviceCandidates {
 
 #[derive(Debug)]
 struct DevicePart {
-    /// First value of this input within a candidate's values.
+    /// Index of the input's first value within a candidate's values.
     column: usize,
-    /// Table and keys; `None` for the row of the index.
+    /// Table and keys; `None` for the input that is the item's row in the index.
     table: Option<(Arc<TableRows>, SlotKeys)>,
-    /// Free space behind the keys, for inputs with several keys per slot.
+    /// Free space after the keys in device memory, for inputs with several keys per slot.
     spare_keys: Arc<Spare>,
 }
 
@@ -38,11 +38,11 @@ struct HostKeys {
 }
 
 impl DeviceCandidates {
-    /// Copies to a GPU its partition of the inputs' rows, except those of the index. Reserves room for `spare` more slots, with
-    /// as many keys per slot as the average. Tables that are already on the device are shared.
+    /// Copies a GPU's partition of the inputs' rows to the GPU, except rows of the index. Reserves room for `spare` more slots,
+    /// with as many keys per slot as the average. Tables that are already on the device are shared.
     ///
     /// # Errors
-    /// `Unsupported` for sequences, and for a table with more rows than a key can address; `Overloaded` if the device lacks
+    /// `Unsupported` for sequences, and for a table with more rows than a 32-bit key can address; `Overloaded` if the device lacks
     /// memory.
     pub fn copy(
         device: &Device,
@@ -72,7 +72,7 @@ impl DeviceCandidates {
                     Some((tables.copy(device, table)?, SlotKeys { keys: Some(keys), offsets, is_mean: *mean }))
                 }
                 RowStorage::Sequence(..) | RowStorage::Mask(_) => {
-                    return Err(Error::unsupported("a reranker that reads sequences of the items' values"));
+                    return Err(Error::unsupported("GPUs do not run a reranker that reads sequences of item values"));
                 }
             };
             let placed = DevicePart { column, table, spare_keys };
@@ -83,23 +83,23 @@ impl DeviceCandidates {
         Ok(DeviceCandidates { parts, width: column })
     }
 
-    /// Writes this GPU's partition of the rows of a segment to spare slots from `first` on; the segment has one spare slot more
-    /// than it has items. Keys are written to a leased range, which stays valid as long as the returned leases.
+    /// Writes this GPU's partition of the rows of a segment to spare slots from `first` on; the segment has one spare slot in
+    /// addition to its items. Keys are written to a leased range, which stays valid as long as the returned leases.
     ///
     /// # Errors
-    /// `Overloaded` if there is no room; `Internal` if the inputs differ from these; as [`DeviceCandidates::copy`].
+    /// `Overloaded` if there is no room; `Internal` if the inputs differ from those on the device; as [`DeviceCandidates::copy`].
     pub fn put(&self, (rows, cut): (&CandidateRows, &ListCut), first: u32) -> Result<Vec<SlotLease>> {
         let mut lent = Vec::new();
         if rows.parts.len() != self.parts.len() {
             let (parts, expected) = (rows.parts.len(), self.parts.len());
-            return Err(Error::internal(format!("rows of candidates of {parts} parts, expected {expected}")));
+            return Err(Error::internal(format!("candidate rows have {parts} inputs, expected {expected}")));
         }
-        let unlike = || Error::internal("rows of candidates in another layout");
+        let unlike = || Error::internal("candidate rows have another layout than those on the device");
         for (part, on_device) in rows.parts.iter().zip(&self.parts) {
             match (&part.lies, &on_device.table) {
                 (RowStorage::Index, None) => {}
                 (RowStorage::Kept(table), Some((to, _))) => {
-                    // New rows have the precision in which they were computed; on a device, all rows of a table have the same
+                    // New rows have the precision in which they were computed, but on a device all rows of a table have the same
                     // format.
                     let converted =
                         (table.spec().format != to.format).then(|| table.converted(to.format)).transpose()?;
@@ -116,7 +116,7 @@ impl DeviceCandidates {
                     (HostKeys { keys, offsets: None }, None) => cut.write(to, &keys, 1, first as usize)?,
                     (HostKeys { keys, offsets: Some(starts) }, Some(offsets)) => {
                         let (starts, keys) = cut.gather_ragged(&starts, &keys);
-                        let full = || Error::overloaded(format!("no room on the device for {} keys", keys.len()));
+                        let full = || Error::overloaded(format!("the device has no memory for {} keys", keys.len()));
                         let place = on_device.spare_keys.lease(keys.len() as u32).ok_or_else(full)?;
                         let at = place.places().start;
                         to.write_at(at as usize, &keys)?;
@@ -132,8 +132,8 @@ impl DeviceCandidates {
         Ok(lent)
     }
 
-    /// Writes the rows of candidates followed by one number per column: `[queries, stride, out_stride]`. `addresses` are device
-    /// addresses of columns with one number per slot; 0 stands for the retrieval score in `similarity`.
+    /// Writes the rows of candidates followed by one number per column: `[queries, stride, out_stride]`. `addresses` are the device
+    /// addresses of columns with one number per slot; address 0 stands for the retrieval score in `similarity`.
     ///
     /// # Errors
     /// `Internal` for arrays that are too short, or if the launch fails.
@@ -165,7 +165,9 @@ impl Keys {
         let key = |row: i64| match u32::try_from(row) {
             Ok(row) if row != SlotKeys::NONE => Ok(row),
             Err(_) if row < 0 => Ok(SlotKeys::NONE),
-            _ => Err(Error::unsupported(format!("row {row} of a table, expected one below 2^32 - 1"))),
+            _ => {
+                Err(Error::unsupported(format!("table row {row} is too high for a GPU, expected a row below 2^32 - 1")))
+            }
         };
         match self {
             Keys::Id(rows) => {

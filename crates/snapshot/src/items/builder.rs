@@ -9,7 +9,7 @@ use sterling_index::columns::{ItemColumn, ItemValues, text_bytes, values_end};
 use sterling_storage::arrow::Cell;
 use sterling_storage::rows::{RowWriter, Spill};
 
-/// Returns the bytes of memory that the cell needs in a column: offset or number, and values.
+/// Returns the bytes of memory that the cell needs in a column: its offset or number, and its values.
 fn bytes_of(cell: &Cell) -> u64 {
     let values = match cell {
         Cell::Integers(values) => size_of_val(values.as_slice()),
@@ -63,7 +63,7 @@ impl Column {
                 Cell::Number(_) => Growing::Floats(vec![f64::NAN; self.items]),
                 Cell::Vector(v) if v.is_empty() => return Err(self.invalid("a vector of 0 numbers", "at least one")),
                 Cell::Vector(v) if self.items == 0 => Growing::Vectors(RowWriter::new(v.len(), spill.clone())),
-                Cell::Vector(_) => return Err(self.invalid("a vector", "one on every item or on none")),
+                Cell::Vector(_) => return Err(self.invalid("a vector", "a vector on every item or on no item")),
             };
         }
         if let (Growing::Integers { .. }, Cell::Number(number)) = (&self.values, &cell) {
@@ -90,7 +90,10 @@ impl Column {
             (Growing::Floats(values), Cell::Integers(v)) if v.len() == 1 => match exact(v[0]) {
                 Some(number) => values.push(number),
                 None => {
-                    return Err(self.invalid(&v[0].to_string(), "a number that a float represents exactly, as before"));
+                    return Err(self.invalid(
+                        &v[0].to_string(),
+                        "a number that a float represents exactly, like those of earlier items",
+                    ));
                 }
             },
             (Growing::Vectors(rows), Cell::Integers(v)) if v.len() == rows.cols() => {
@@ -98,11 +101,11 @@ impl Column {
             }
             (Growing::Vectors(rows), Cell::Vector(v)) if v.len() == rows.cols() => rows.push(&v)?,
             (Growing::Vectors(rows), Cell::Vector(v)) => {
-                let expected = format!("{} as before", rows.cols());
+                let expected = format!("{} as in earlier items", rows.cols());
                 return Err(self.invalid(&format!("a vector of {} numbers", v.len()), &expected));
             }
             (_, cell) => {
-                let expected = format!("{} as before", self.kind());
+                let expected = format!("{} as in earlier items", self.kind());
                 return Err(self.invalid(kind_of(&cell), &expected));
             }
         }
@@ -115,13 +118,13 @@ impl Column {
         let Growing::Integers { offsets, values } = &self.values else { return Ok(Growing::Untyped) };
         let got = format!("a number, {number}");
         if offsets.windows(2).any(|w| w[1] - w[0] > 1) {
-            return Err(self.invalid(&got, "integers, as before"));
+            return Err(self.invalid(&got, "integers, as in earlier items"));
         }
         if number.fract() == 0.0 && exact(number as i64) != Some(number) {
-            return Err(self.invalid(&got, "an integer of 64 bits, as before"));
+            return Err(self.invalid(&got, "a 64-bit integer, as in earlier items"));
         }
         if let Some(large) = values.iter().find(|v| exact(**v).is_none()) {
-            let expected = format!("an integer: a float cannot represent {large}, which is in the column, exactly");
+            let expected = format!("an integer, because the column holds {large}, which no float represents exactly");
             return Err(self.invalid(&got, &expected));
         }
         let of_item = |w: &[u32]| if w[0] == w[1] { f64::NAN } else { values[w[0] as usize] as f64 };
@@ -133,7 +136,7 @@ impl Column {
     }
 }
 
-/// Returns the float that equals the integer, if there is one.
+/// Returns the float that equals the integer, if such a float exists.
 fn exact(integer: i64) -> Option<f64> {
     let float = integer as f64;
     (float as i128 == i128::from(integer)).then_some(float)
@@ -144,13 +147,13 @@ pub(super) struct Builder {
     ids: Vec<i64>,
     /// Index of the first item of each file.
     files: Vec<usize>,
-    /// Cells of the current file that apply to items without their own value, such as partition columns.
+    /// Cells of the current file that apply to items without a value of their own, such as partition columns.
     of_file: Vec<(String, Cell)>,
     columns: Vec<Column>,
     by_name: BTreeMap<String, usize>,
     /// Storage for vector columns.
     spill: Spill,
-    /// Bytes of memory of all other columns.
+    /// Bytes of memory of all columns except vector columns.
     taken: u64,
 }
 
@@ -160,7 +163,7 @@ impl Builder {
         Builder { ids: Vec::new(), files, of_file, columns: Vec::new(), by_name: BTreeMap::new(), spill, taken: 0 }
     }
 
-    /// Starts a file; `cells` apply to each of its items that lacks these columns.
+    /// Starts a file; `cells` apply to each item of the file that lacks these columns.
     pub(super) fn begin_file(&mut self, cells: Vec<(String, Cell)>) {
         self.files.push(self.ids.len());
         self.of_file = cells;
@@ -198,7 +201,7 @@ impl Builder {
         self.columns[at].push(cell, &self.spill)
     }
 
-    /// Ends the item: columns without a cell take the file's cell, or are missing.
+    /// Ends the item: a column without a cell takes the file's cell, or is missing on this item.
     pub(super) fn end_item(&mut self) -> Result<()> {
         let items = self.ids.len();
         let of_file = std::mem::take(&mut self.of_file);
@@ -215,7 +218,7 @@ impl Builder {
         columns.iter_mut().filter(|c| c.items < items).try_for_each(|c| c.push(Cell::Missing, spill))
     }
 
-    /// Returns all items. Omits columns without a value and logs their names.
+    /// Returns all items that were added. Omits columns without a value and logs their names.
     pub(super) fn finish(self) -> Result<Items> {
         let names = self.columns.iter().map(|column| column.name.clone()).collect();
         let files = self.files.into_iter().skip(1).collect();

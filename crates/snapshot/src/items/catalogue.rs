@@ -7,22 +7,21 @@ use rayon::prelude::*;
 
 use sterling_core::error::{Error, Result};
 use sterling_core::limits;
-use sterling_core::tensor::Matrix;
 use sterling_index::columns::ItemColumn;
 use sterling_storage::rows::RowStore;
 
-/// Items of one or more item files, in file order. They are in memory, except vectors that exceed the memory limit.
+/// Items of one or more item files, in file order. Items are in memory, except vectors that exceed the memory limit.
 #[derive(Debug, Default)]
 pub struct Items {
     /// Item ids, each once.
     pub ids: Vec<i64>,
-    /// Categories and numbers, by name.
+    /// Columns of categories and of numbers, by name.
     pub columns: Vec<ItemColumn>,
     /// Names of all columns in order of first appearance, including columns without a value.
     pub names: Vec<String>,
     /// Index of the first item of each file after the first.
     pub files: Vec<usize>,
-    /// Vector columns by name; [`EMBEDDING`](sterling_core::items::EMBEDDING) is searched if the model has no item tower.
+    /// Vector columns by name; the column [`EMBEDDING`](sterling_core::items::EMBEDDING) is indexed if the model has no item tower.
     pub dense: BTreeMap<String, RowStore<'static>>,
 }
 
@@ -42,8 +41,8 @@ impl Items {
         self.dense.contains_key(name) || self.columns.iter().any(|column| column.name == name)
     }
 
-    /// Splits the items into runs of at most `most`. A run never crosses a file boundary, so that the runs of a file do not
-    /// depend on the other files.
+    /// Splits the items into ranges of at most `most` items. A range never crosses a file boundary, so that the ranges of a file do
+    /// not depend on other files.
     pub fn runs(&self, most: usize) -> impl Iterator<Item = Range<usize>> + '_ {
         let ends = self.files.iter().copied().chain([self.len()]);
         let starts = [0].into_iter().chain(self.files.iter().copied());
@@ -73,28 +72,31 @@ impl Items {
             )));
         }
         for (name, dense) in &self.dense {
-            let place = |e: Error| e.within(format!("column `{name}`"));
-            let width = dense.cols();
-            if width == 0 || width > limits::DIMENSION_MAX {
-                let most = limits::DIMENSION_MAX;
-                return Err(place(Error::invalid(format!("vectors of {width} numbers, expected 1 to {most}"))));
-            }
-            let finite =
-                |first: usize, chunk: Matrix<'_>| match chunk.data().par_iter().position_first(|v| !v.is_finite()) {
-                    Some(at) => Err(Error::invalid(format!(
-                        "item {} holds {}, expected a finite number",
-                        first + at / width + 1,
-                        chunk.data()[at]
-                    ))),
-                    None => Ok(()),
-                };
-            dense.each(finite).map_err(place)?;
+            check_vectors(dense, |item, number| format!("item {}, number {}", item + 1, number + 1))
+                .map_err(|e| e.within(format!("column `{name}`")))?;
         }
         Ok(())
     }
 }
 
-/// Returns the first two positions of the first repeated id.
+/// Checks the width of vectors, and that their numbers are finite; `place` names a row and a column in errors.
+pub(super) fn check_vectors(rows: &RowStore<'_>, place: impl Fn(usize, usize) -> String) -> Result<()> {
+    let width = rows.cols();
+    if width == 0 || width > limits::DIMENSION_MAX {
+        let most = limits::DIMENSION_MAX;
+        return Err(Error::invalid(format!("vectors of {width} numbers, expected 1 to {most}")));
+    }
+    rows.each(|first, chunk| match chunk.data().par_iter().position_first(|v| !v.is_finite()) {
+        Some(at) => Err(Error::invalid(format!(
+            "{}: got {}, expected a finite number",
+            place(first + at / width, at % width),
+            chunk.data()[at]
+        ))),
+        None => Ok(()),
+    })
+}
+
+/// Returns the indices of the first two items with the first repeated id.
 fn repeated(ids: &[i64]) -> Option<[usize; 2]> {
     let mut sorted = ids.to_vec();
     sorted.par_sort_unstable();

@@ -64,7 +64,7 @@ impl IndexFile {
         &self.index.ids
     }
 
-    /// Returns the inverted lists of the file for rows that are the given `entries`.
+    /// Returns the inverted lists of the file for a matrix whose rows are the given `entries`.
     ///
     /// # Panics
     /// If the file does not have one of the entries.
@@ -104,7 +104,8 @@ impl IndexFile {
     }
 
     /// Rejects vectors of different norms. A code at an end of its range may stand for any value beyond it, because Faiss trains
-    /// ranges on a sample. The norm of such a vector is unknown, so it is skipped unless most vectors are of this kind.
+    /// ranges on a sample. The norm of a vector with such a code is unknown, so the vector is skipped; a file in which most vectors
+    /// have such codes is rejected.
     fn check_lengths(&self, values: &[f32], entries: &[u32]) -> Result<()> {
         let length = |row: &[f32]| row.iter().map(|x| x * x).sum::<f32>().sqrt();
         let (least, most, judged) = values
@@ -115,22 +116,25 @@ impl IndexFile {
             .reduce(|| (f32::INFINITY, 0.0, 0), |a, b| (a.0.min(b.0), a.1.max(b.1), a.2 + b.2));
         let refused = |what: String| {
             Error::unsupported(format!(
-                "its metric is L2 and {what}: scores here are inner products, which order as L2 does only where all \
-                 vectors have one length, to a thousandth"
+                "the metric of the index is L2 and {what}: scores here are inner products, which order as L2 does only if all \
+                 vectors have one norm, to a thousandth"
             ))
         };
         if judged < entries.len().div_ceil(2) {
             let clipped = entries.len() - judged;
-            return Err(refused(format!("{clipped} of {} codes are at an end of their range", entries.len())));
+            return Err(refused(format!(
+                "{clipped} of {} codes are at a limit of the quantizer's range",
+                entries.len()
+            )));
         }
         if most - least > 2.0 * (LENGTH_TOLERANCE * most + self.index.codec.rounding(most)) {
-            return Err(refused(format!("its vectors are {least} to {most} long")));
+            return Err(refused(format!("the norms of its vectors range from {least} to {most}")));
         }
         Ok(())
     }
 }
 
-/// An `IwFl` or `IwSq` index without its codes.
+/// A parsed `IwFl` or `IwSq` index, except its codes.
 #[derive(Debug)]
 struct Inverted {
     dimension: usize,
@@ -159,9 +163,9 @@ impl Inverted {
                 let ids = reader.vector::<8>("ids of the map")?;
                 for id in &mut index.ids {
                     let mapped = usize::try_from(*id).ok().and_then(|at| ids.get(at));
-                    *id = i64::from_le_bytes(
-                        *mapped.ok_or_else(|| reader.corrupt(format!("id {id} is none of {} places", ids.len())))?,
-                    );
+                    *id = i64::from_le_bytes(*mapped.ok_or_else(|| {
+                        reader.corrupt(format!("id {id} is outside of the map of {} ids", ids.len()))
+                    })?);
                 }
                 index
             }
@@ -169,7 +173,7 @@ impl Inverted {
         };
         match index.ids.iter().find(|id| **id < 0) {
             Some(id) => {
-                Err(Error::invalid(format!("id {id}: Faiss means no item by a negative id, expected 0 or more")))
+                Err(Error::invalid(format!("id {id}: negative ids mark empty results in Faiss, expected 0 or more")))
             }
             None if reader.at < bytes.len() => {
                 Err(reader.corrupt(format!("{} bytes after the index, expected none", bytes.len() - reader.at)))
@@ -201,7 +205,10 @@ impl Inverted {
         let (firsts, starts, ids) = read_lists(reader, lists as usize, codec.bytes(dimension))?;
         // Faiss counts non-finite vectors but stores them in no list.
         if ids.len() as u64 > vectors {
-            return Err(reader.corrupt(format!("lists of {} vectors, the header says {vectors}", ids.len())));
+            return Err(reader.corrupt(format!(
+                "the lists have {} vectors, expected at most {vectors} as in the header",
+                ids.len()
+            )));
         }
         Ok(Inverted { dimension, metric, centroids, nearest, codec, by_residual, firsts, starts, ids })
     }
@@ -225,7 +232,7 @@ impl Inverted {
     }
 }
 
-/// Reads the centroids of a flat coarse quantizer, and whether its metric is L2.
+/// Reads the centroids of a flat coarse quantizer; also returns whether the quantizer's metric is L2.
 fn read_centroids(reader: &mut Reader<'_>, lists: usize, dimension: usize) -> Result<(Vec<f32>, bool)> {
     let fourcc = reader.fourcc("coarse quantizer")?;
     if !matches!(&fourcc, b"IxFI" | b"IxF2" | b"IxFl") {
@@ -267,7 +274,9 @@ fn read_lists(reader: &mut Reader<'_>, lists: usize, code_bytes: usize) -> Resul
     let found = (reader.u64("lists")?, reader.u64("bytes of a code")?);
     if found != (lists as u64, code_bytes as u64) {
         let (n, bytes) = found;
-        return Err(reader.corrupt(format!("{n} lists of {bytes} bytes a code, expected {lists} of {code_bytes}")));
+        return Err(reader.corrupt(format!(
+            "{n} lists of {bytes} bytes per code, expected {lists} lists of {code_bytes} bytes per code"
+        )));
     }
     let sizes = read_sizes(reader, lists)?;
     let (mut firsts, mut starts, mut ids) = (vec![0], Vec::with_capacity(lists), Vec::new());
@@ -293,30 +302,36 @@ fn read_sizes(reader: &mut Reader<'_>, lists: usize) -> Result<Vec<u64>> {
     if &fourcc == b"full" {
         return match numbers.len() == lists {
             true => Ok(numbers),
-            false => Err(reader.corrupt(format!("sizes of {} lists, expected {lists}", numbers.len()))),
+            false => {
+                Err(reader
+                    .corrupt(format!("the file has the sizes of {} lists, expected {lists} sizes", numbers.len())))
+            }
         };
     }
     let mut sizes = vec![0; lists];
     let (pairs, rest) = numbers.as_chunks::<2>();
     let mut next = 0;
     for &[list, size] in pairs {
-        // The writer iterates over the lists once, so their numbers ascend.
+        // Faiss writes the sizes in one iteration over the lists, so list numbers ascend.
         if list < next || list >= lists as u64 {
-            return Err(reader.corrupt(format!("size of list {list}, expected one of {next} to {}", lists - 1)));
+            return Err(reader.corrupt(format!(
+                "the size of list {list} follows, expected a list number of {next} to {}",
+                lists - 1
+            )));
         }
         sizes[list as usize] = size;
         next = list + 1;
     }
-    if rest.is_empty() { Ok(sizes) } else { Err(reader.corrupt("a list without a size".into())) }
+    if rest.is_empty() { Ok(sizes) } else { Err(reader.corrupt("the last entry has a list number but no size".into())) }
 }
 
-/// Encoding of a vector.
+/// Encoding of vectors in the file.
 #[derive(Debug)]
 enum Codec {
     F32,
     F16,
     Bf16,
-    /// One byte per number, which is `first + code`.
+    /// One byte per number: the number is `first + code`.
     Whole {
         first: f32,
     },
@@ -328,7 +343,7 @@ enum Codec {
 }
 
 impl Codec {
-    /// Reads the codec of `IwSq`, and whether codes are of residuals.
+    /// Reads the codec of `IwSq`; also returns whether codes encode residuals.
     fn read(reader: &mut Reader<'_>, dimension: usize) -> Result<(Self, bool)> {
         let kind = reader.i32("type of scalar quantizer")?;
         reader.array::<8>("kind of range")?;
@@ -393,12 +408,12 @@ impl Codec {
         }
     }
 
-    /// Returns whether a number may have been outside its range.
+    /// Returns whether a number of the vector may have been outside of the quantizer's range.
     fn is_clipped(&self, code: &[u8]) -> bool {
         matches!(self, Codec::Ranges { .. }) && code.iter().any(|c| [0, u8::MAX].contains(c))
     }
 
-    /// Returns the largest distance by which quantization within the ranges can move a vector of this norm.
+    /// Returns the largest distance by which quantization can move a vector of this norm.
     fn rounding(&self, length: f32) -> f32 {
         match self {
             Codec::F32 | Codec::Whole { .. } => 0.0,
@@ -409,7 +424,7 @@ impl Codec {
     }
 }
 
-/// Fields that all indexes begin with.
+/// Fields with which every Faiss index begins.
 struct Header {
     dimension: usize,
     vectors: u64,
@@ -432,7 +447,7 @@ impl<'a> Reader<'a> {
         Error::unsupported(format!("byte {at}: {thing} of kind `{name}`, supported are {supported}"))
     }
 
-    /// Takes `count` elements of `bytes` bytes each.
+    /// Reads `count` elements of `bytes` bytes each.
     fn take(&mut self, count: u64, bytes: usize, what: &str) -> Result<&'a [u8]> {
         let left = &self.bytes[self.at..];
         let wanted = usize::try_from(count).ok().and_then(|n| n.checked_mul(bytes));

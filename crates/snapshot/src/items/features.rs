@@ -1,4 +1,4 @@
-//! The features of an item, as its columns have them.
+//! The features of an item, read from the item columns.
 
 use super::catalogue::Items;
 use sterling_core::error::{Error, Result};
@@ -8,8 +8,8 @@ use sterling_graph::tower::FeatureSpec;
 use sterling_index::columns::ItemValues;
 
 impl Items {
-    /// The features of one item, read from its columns; `vector` gives those of vectors. A column that these items do not have is missing
-    /// on each of them.
+    /// The features of one item, read from its columns; `vector` returns the values of a vector column. A column that no item has
+    /// counts as missing on each item.
     pub fn features(&self, specs: &[FeatureSpec], row: usize, vector: &dyn Fn(&str) -> Option<Vec<f32>>) -> Features {
         let mut features = Features::new();
         for source in specs.iter().map(|s| s.source()) {
@@ -21,7 +21,7 @@ impl Items {
                 let range = |offsets: &[u32]| offsets[row] as usize..offsets[row + 1] as usize;
                 match &column.values {
                     ItemValues::Texts { offsets, values } => Values::Texts(values[range(offsets)].to_vec()),
-                    // Missing, as in requests: a number is 0, a list of ids is empty.
+                    // A missing value is handled as in requests: a number is 0, a list of ids is empty.
                     ItemValues::Integers { offsets, .. } if range(offsets).is_empty() => continue,
                     ItemValues::Floats(values) if values[row].is_nan() => continue,
                     ItemValues::Integers { offsets, values } => Values::Integers(values[range(offsets)].to_vec()),
@@ -35,10 +35,10 @@ impl Items {
         features
     }
 
-    /// Returns a numeric column as a reranker reads it: one number per item, the first of several, and 0 where it is missing.
+    /// Returns a numeric column as a reranker reads it: one number per item, the first of several, and 0 for a missing value.
     ///
     /// # Errors
-    /// `Invalid` with the column if there is none of this name, or if it has texts.
+    /// `Invalid` with the column if no column has this name, or if the column has texts.
     pub fn numbers(&self, name: &str) -> Result<Vec<f32>> {
         let found = self.columns.iter().find(|column| column.name == name);
         match found.map(|column| &column.values) {

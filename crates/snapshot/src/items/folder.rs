@@ -1,8 +1,8 @@
 //! Folders of row files: Spark outputs, including subfolders and partition columns in folder names (`day=2`).
 //!
-//! Every file below a folder has rows, in path order, except names that begin with a dot or an underscore: these are the writer's
-//! metadata. An entry that is neither a file nor a folder, such as a dangling link, is an error, because rows must not be skipped
-//! silently.
+//! Every file below a folder has rows, in path order, except files whose names begin with a dot or an underscore, which hold the
+//! writer's metadata. An entry that is neither a file nor a folder, such as a dangling link, is an error, because rows must not be
+//! skipped silently.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -45,8 +45,8 @@ impl RowFile {
     }
 }
 
-/// Collects the files below `folder`. `above` has the device and inode numbers of its parent folders, `columns` their partition
-/// columns.
+/// Collects the files below `folder`. `above` has the device and inode numbers of the folder's parents, `columns` the partition
+/// columns in their names.
 fn collect(
     folder: &Path,
     above: &mut Vec<(u64, u64)>,
@@ -108,7 +108,7 @@ impl FolderTypes {
         FolderTypes { texts: texts.map(|(name, _)| name.clone()).collect() }
     }
 
-    /// Returns the cells that apply to each row of a file.
+    /// Returns the typed cells of a file's partition columns, which apply to each row.
     pub(super) fn cells(&self, columns: &[(String, String)]) -> Vec<(String, Cell)> {
         let cell = |name: &str, value: &str| match integer(value) {
             _ if value == NULL => Cell::Missing,
@@ -119,7 +119,7 @@ impl FolderTypes {
     }
 }
 
-/// Parses an integer in its canonical spelling: `007` is not one.
+/// Parses an integer in its canonical spelling: `007` is not an integer.
 fn integer(text: &str) -> Option<i64> {
     text.parse().ok().filter(|number: &i64| number.to_string() == text)
 }

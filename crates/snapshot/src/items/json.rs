@@ -45,7 +45,7 @@ impl<'de> Deserialize<'de> for Attributes {
     }
 }
 
-/// Counts the lines that are items.
+/// Counts the lines that hold items.
 pub(super) fn count(lines: impl BufRead) -> std::io::Result<usize> {
     let is_item = |line: &String| !line.trim_start_matches('\u{feff}').trim().is_empty();
     lines.lines().try_fold(0, |count, line| Ok(count + usize::from(is_item(&line?))))
@@ -60,7 +60,7 @@ pub(super) fn read(lines: impl BufRead, builder: &mut Builder) -> Result<()> {
             }
             _ => Error::io(place(), e),
         })?;
-        // Some editors and Windows programs begin a text with a byte-order mark.
+        // Some editors and Windows programs begin a file with a byte-order mark.
         let line = if number == 0 { line.trim_start_matches('\u{feff}') } else { &line };
         if line.trim().is_empty() {
             continue;
@@ -208,7 +208,7 @@ mod tests {
             ),
             (
                 "{\"id\": 1}\n{\"id\": 2, \"embedding\": [1, 2]}",
-                "line 2: column `embedding`: got a vector, expected one on every item",
+                "line 2: column `embedding`: got a vector, expected a vector on every item",
             ),
             ("{\"id\": 1, \"attributes\": {\"id\": 3}}", "column `id`"),
             ("{\"id\": 1, \"id\": 3}", "duplicate field `id`"),
@@ -219,7 +219,7 @@ mod tests {
             ),
             (
                 "{\"id\": 1, \"attributes\": {\"a\": 9007199254740993}}\n{\"id\": 2, \"attributes\": {\"a\": 0.5}}",
-                "line 2: column `a`: got a number, 0.5, expected an integer: a float cannot represent 9007199254740993",
+                "line 2: column `a`: got a number, 0.5, expected an integer, because the column holds 9007199254740993",
             ),
             (
                 "{\"id\": 1, \"attributes\": {\"a\": 0.5}}\n{\"id\": 2, \"attributes\": {\"a\": 9007199254740993}}",
@@ -227,7 +227,7 @@ mod tests {
             ),
             (
                 "{\"id\": 1, \"attributes\": {\"a\": 1}}\n{\"id\": 2, \"attributes\": {\"a\": 18446744073709551616}}",
-                "line 2: column `a`: got a number, 18446744073709552000, expected an integer of 64 bits",
+                "line 2: column `a`: got a number, 18446744073709552000, expected a 64-bit integer, as in earlier items",
             ),
         ] {
             let error = parse(text).expect_err(text).to_string();
@@ -235,7 +235,7 @@ mod tests {
         }
     }
     #[test]
-    fn numbers_are_kept_to_the_last_digit() {
+    fn numbers_are_stored_exactly() {
         let floats: Vec<f64> = (1..500).map(|n| f64::from(n).sqrt() * 9.334749517884099 - 100.0).collect();
         let lines: Vec<String> =
             floats.iter().map(|x| format!("{{\"id\": 1, \"attributes\": {{\"a\": {x:?}}}}}")).collect();

@@ -65,12 +65,13 @@ fn decoded_bytes(column: &ColumnChunkMetaData) -> u64 {
             Type::INT32 | Type::FLOAT => 4,
             Type::INT64 | Type::DOUBLE => 8,
             Type::INT96 => 12,
-            // Offset of a text; its bytes are added below.
+            // The offset of a text; the bytes of texts are added below.
             Type::BYTE_ARRAY => size_of::<i32>(),
             Type::FIXED_LEN_BYTE_ARRAY => usize::try_from(column.column_descr().type_length()).unwrap_or(0),
         };
     let texts = match column.column_type() {
-        // Estimate if the writer recorded no size: values that a dictionary repeats are not counted, but these are short.
+        // Estimates the size if the writer recorded none: values that a dictionary repeats are not counted, but such values are
+        // short.
         Type::BYTE_ARRAY => column.unencoded_byte_array_data_bytes().unwrap_or(column.uncompressed_size()),
         _ => 0,
     };
@@ -403,7 +404,7 @@ mod tests {
                             as ArrayRef,
                     ),
                 ],
-                "item 1 holds NaN",
+                "column `embedding`: item 1, number 1: got NaN, expected a finite number",
             ),
             (vec![ids(vec![])], "no items"),
         ] {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use flate2::bufread::MultiGzDecoder;
 
 use super::builder::Builder;
-use super::catalogue::Items;
+use super::catalogue::{Items, check_vectors};
 use super::faiss::IndexFile;
 use super::folder::{FolderTypes, RowFile};
 use super::parquet::{open_parquet, unreadable};
@@ -27,13 +27,15 @@ pub const ITEM_FILES: [&str; 2] = ["items.parquet", "items.jsonl"];
 /// Returns the item file of a package folder.
 ///
 /// # Errors
-/// `NotFound` if there is none.
+/// `NotFound` if the folder has no item file.
 pub fn file_of(package: &Path) -> Result<PathBuf> {
     let mut paths = ITEM_FILES.iter().map(|name| package.join(name));
     paths.find(|path| path.exists()).ok_or_else(|| {
         let [one, other] = ITEM_FILES;
         let folder = package.display();
-        Error::not_found(format!("items: neither `{one}` nor `{other}` is in {folder}, expected one or an item file"))
+        Error::not_found(format!(
+            "items: neither `{one}` nor `{other}` is in {folder}, expected one of these, or an item file"
+        ))
     })
 }
 
@@ -47,14 +49,17 @@ impl Items {
         Items::read_spilling(path, vectors, &Spill::never())
     }
 
-    /// Does the same with vectors that may exceed memory: those beyond the limit are written to an anonymous temporary file, and
-    /// vectors of a `.npy` file stay there.
+    /// Reads items as [`Items::read`], with vectors that may exceed memory: vectors beyond the limit are written to an anonymous
+    /// temporary file, and vectors of a `.npy` file stay in that file.
     ///
     /// # Errors
     /// As [`Items::read`]; `NoSpace` or `Io` if vectors cannot be written.
     pub fn read_spilling(path: &Path, vectors: Option<&Path>, spill: &Spill) -> Result<Self> {
         let mut items = read(path, spill).map_err(|e| e.within(path.display()))?;
+        let mut of_file = None;
         if let Some(file) = vectors {
+            // They take the place of a column of this name.
+            items.dense.remove(EMBEDDING);
             let rows = npy::open_f32(file)?;
             if rows.rows() != items.ids.len() {
                 return Err(Error::invalid(format!(
@@ -65,14 +70,26 @@ impl Items {
                     path.display()
                 )));
             }
-            items.dense.insert(EMBEDDING.into(), rows.fetched(spill)?);
+            of_file = Some((file, rows.fetched(spill)?));
         }
         items.check().map_err(|e| e.within(path.display()))?;
+        if let Some((file, rows)) = of_file {
+            items.add_vectors(file, rows, 0)?;
+        }
         Ok(items)
     }
 
-    /// Reads one of several item files of a catalogue; it may have no rows. `types` are the partition column types of all files;
-    /// `vectors` is the file with the vectors of all, and the row of this file's first item.
+    /// Adds the vectors of a vector file; `first` is the row of this item file's first item.
+    fn add_vectors(&mut self, file: &Path, rows: RowStore<'static>, first: usize) -> Result<()> {
+        let place =
+            |row: usize, column| format!("row {} (item id {}), column {}", first + row + 1, self.ids[row], column + 1);
+        check_vectors(&rows, place).map_err(|e| e.within(file.display()))?;
+        self.dense.insert(EMBEDDING.into(), rows);
+        Ok(())
+    }
+
+    /// Reads one of several item files of a catalogue; the file may have no rows. `types` are the partition column types of all
+    /// files; `vectors` is the file with the vectors of all items, and the row in it of this item file's first item.
     ///
     /// # Errors
     /// As [`Items::read_spilling`], except that an empty file is valid.
@@ -86,16 +103,19 @@ impl Items {
         let mut builder = Builder::new(spill.clone());
         builder.begin_file(types.cells(&file.columns));
         let mut items = read_alone(path, builder).map_err(|e| e.within(path.display()))?;
-        if let Some((file, first)) = vectors.filter(|_| !items.is_empty()) {
-            let rows = npy::open_f32(file)?.of_file(first..first + items.len());
-            let of_items = |e: Error| e.within(format!("the vectors of {}", path.display())).within(file.display());
-            items.dense.insert(EMBEDDING.into(), rows.map_err(of_items)?.fetched(spill)?);
+        if vectors.is_some() {
+            items.dense.remove(EMBEDDING);
         }
         items.check_each().map_err(|e| e.within(path.display()))?;
+        if let Some((file, first)) = vectors.filter(|_| !items.is_empty()) {
+            let rows = npy::open_f32(file)?.of_file(first..first + items.len());
+            let of_items = |e: Error| e.within(format!("vectors of {}", path.display())).within(file.display());
+            items.add_vectors(file, rows.map_err(of_items)?.fetched(spill)?, first)?;
+        }
         Ok(items)
     }
 
-    /// Reads files of [`Items::write`] as one catalogue; `named` returns the name of each file for errors.
+    /// Reads files that [`Items::write`] wrote as one catalogue; `named` returns the name of each file for errors.
     ///
     /// # Errors
     /// As [`Items::read`].
@@ -135,10 +155,10 @@ impl Items {
     }
 
     /// Reads the ids, vectors and inverted lists of a Faiss index file and, optionally, the attributes of an item file with the
-    /// same ids in any order. Items are in the order of the item file, or else of the index.
+    /// same ids in any order. Items are in the order of the item file, or without one in the order of the index.
     ///
     /// # Errors
-    /// As [`IndexFile`] and [`Items::read`]; `Invalid` with an id that is duplicate in the index or missing in one of the files.
+    /// As [`IndexFile`] and [`Items::read`]; `Invalid` with an id that occurs twice in the index or is missing in one of the files.
     pub fn read_faiss(index: &Path, attributes: Option<&Path>) -> Result<(Self, Lists)> {
         let file = IndexFile::open(index)?;
         let mut items = match attributes {
@@ -162,7 +182,9 @@ impl Items {
         let of_rows = items.ids.iter().map(entry).collect::<Result<Vec<u32>>>()?;
         if let Some(id) = entries.keys().min() {
             let (index, count) = (index.display(), entries.len());
-            return Err(Error::invalid(format!("{path}: no id {id}, which is in {index}; {count} are missing")));
+            return Err(Error::invalid(format!(
+                "{path}: no id {id}, which is in {index}; {count} ids of the index are missing"
+            )));
         }
         let values = file.vectors(&of_rows).map_err(|e| e.within(index.display()))?;
         items.dense.insert(EMBEDDING.into(), RowStore::owned(values, file.dimension())?);
@@ -189,7 +211,7 @@ fn read(path: &Path, spill: &Spill) -> Result<Items> {
     let now = RowFile::below(path)?;
     if now != files {
         let (had, has) = (files.len(), now.len());
-        let what = format!("changed while it was read: it had {had} files and has {has}, or others");
+        let what = format!("changed while it was read: it had {had} files and now has {has}, or other ones");
         return Err(Error::new(Kind::Io, what));
     }
     builder.finish()
@@ -202,7 +224,7 @@ fn read_alone(path: &Path, mut builder: Builder) -> Result<Items> {
     builder.finish()
 }
 
-/// Returns the error of a read: that the file changed meanwhile or, if it did not, `error`.
+/// Returns an error that the file changed while it was read or, if the file is unchanged, `error`.
 fn unreadable_while(before: &Unchanged, error: Error) -> Error {
     before.check().err().unwrap_or(error)
 }
@@ -215,7 +237,7 @@ fn read_file(path: &Path, builder: &mut Builder) -> Result<()> {
     }
 }
 
-/// Returns the text of a file, decompressed if necessary; `None` if it is Parquet by its first bytes or, if these are
+/// Returns the text of a file, decompressed if necessary; `None` if the file is Parquet by its first bytes or, if these are
 /// inconclusive, by its name.
 ///
 /// # Errors
@@ -252,13 +274,16 @@ fn has_ending(path: &Path, endings: &[&str]) -> bool {
     endings.iter().any(|e| ending.eq_ignore_ascii_case(e))
 }
 
-/// Detects unsupported formats by the first bytes, or by the name together with them.
+/// Detects unsupported formats by the first bytes of a file, or by its name and first bytes.
 fn other_format(path: &Path, first: &[u8]) -> Option<&'static str> {
     match first {
         [b'A', b'R', b'R', b'O', b'W', b'1', ..] | [b'F', b'E', b'A', b'1', ..] => Some("a Feather (Arrow) file"),
         [0xff, 0xff, 0xff, 0xff, ..] => Some("an Arrow stream"),
         [b'O', b'R', b'C', ..] => Some("an ORC file"),
         [b'O', b'b', b'j', 1, ..] => Some("an Avro file"),
+        [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => Some("a NumPy matrix (.npy)"),
+        [b'P', b'K', 3, 4, ..] => Some("a ZIP archive, such as .npz"),
+        [0x89, b'H', b'D', b'F', ..] => Some("an HDF5 file"),
         _ => {
             let text = first.strip_prefix(b"\xef\xbb\xbf").unwrap_or(first).trim_ascii_start();
             let line = text.split(|byte| *byte == b'\n').next().unwrap_or(text);

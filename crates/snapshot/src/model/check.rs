@@ -9,7 +9,7 @@ use sterling_core::limits;
 use sterling_embedding::{Pooling, RowFormat};
 use sterling_graph::tower::{FeatureKind, FeatureSpec};
 
-/// Inputs of an OverArch that mean the same in every package.
+/// Inputs of an OverArch whose names have the same meaning in every package.
 const RESERVED: [(&str, &str); 3] =
     [("query", "the query embedding"), ("item", "the candidate's row"), (SIMILARITY, "the retrieval score")];
 
@@ -17,7 +17,7 @@ impl ModelSpec {
     /// Reads `model.toml`.
     ///
     /// # Errors
-    /// `Invalid` with the line or field, the received value and the expected one.
+    /// `Invalid` with the line or field, the received value and the expected value.
     pub fn parse(text: &str) -> Result<Self> {
         let spec: ModelSpec = toml::from_str(text).map_err(|e| Error::invalid(e.to_string().trim_end().to_owned()))?;
         spec.check()?;
@@ -150,7 +150,7 @@ impl ModelSpec {
             }
         }
         if self.item.tower.is_some() && self.item.features.is_empty() {
-            return Err(Error::invalid("item.tower is set without item.features, expected its inputs"));
+            return Err(Error::invalid("item.tower is set without item.features, expected the inputs of the tower"));
         }
         if self.item.tower.is_none() && !self.item.features.is_empty() {
             return Err(Error::invalid("item.features are set without item.tower, expected the graph that reads them"));
@@ -184,7 +184,7 @@ impl ModelSpec {
             let of_user = user.iter().any(|own| own == name).then_some("one of user.features");
             if let Some(other) = other.or(of_user) {
                 return Err(Error::invalid(format!(
-                    "overarch: input `{name}` is {what} and {other}, expected one meaning: give one another name"
+                    "overarch: input `{name}` is {what} and {other}, expected one meaning: rename one of them"
                 )));
             }
         }

@@ -52,7 +52,7 @@ pub(super) fn user_outputs(spec: &ModelSpec, tower: &Graph, overarch: Option<&Gr
         let Some(shape) = shape else {
             let shape = port.shape.as_deref().map_or("unknown".into(), shown);
             return Err(Error::invalid(format!(
-                "{place} has shape {shape}, expected fixed dimensions after the first, for the OverArch reads it"
+                "{place} has shape {shape}, expected fixed dimensions after the first, because the OverArch reads this output"
             )));
         };
         check_numbers(&shape).map_err(|e| e.within(place))?;
@@ -63,9 +63,9 @@ pub(super) fn user_outputs(spec: &ModelSpec, tower: &Graph, overarch: Option<&Gr
 
 /// Returns the outputs of the item tower: the indexed embedding, and tensors stored per item.
 pub(super) fn item_outputs(spec: &ModelSpec) -> Vec<TowerOutput> {
-    let kept = spec.item.vectors.iter().filter(|v| v.column.is_none());
-    let kept = kept.map(|v| TowerOutput::new(&v.name, &[v.width]));
-    std::iter::once(TowerOutput::new(ITEM, &[spec.dimension])).chain(kept).collect()
+    let retained = spec.item.vectors.iter().filter(|v| v.column.is_none());
+    let retained = retained.map(|v| TowerOutput::new(&v.name, &[v.width]));
+    std::iter::once(TowerOutput::new(ITEM, &[spec.dimension])).chain(retained).collect()
 }
 
 /// Returns all tensors that the reranker of a package may read.
@@ -98,7 +98,7 @@ pub(super) fn readable(spec: &ModelSpec, user: Option<&Tower>, table: &dyn Fn(&s
             Some(_) if is_reserved => {}
             Some(_) => {
                 return Err(Error::invalid(format!(
-                    "overarch: input `{name}` is an output of the user tower and something else, expected one meaning"
+                    "overarch: input `{name}` is both a tensor of the user tower and another tensor, expected one tensor of this name"
                 )));
             }
         }

@@ -12,13 +12,13 @@ pub struct Decisions {
     /// Precision, if the model leaves it open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub precision: Option<DecidedPrecision>,
-    /// Item-side precomputation of the reranker, if it is used.
+    /// Item-side precomputation of the reranker, if the precomputation is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub item_part: Option<DecidedPart>,
 }
 
 impl Decisions {
-    /// Returns whether there was nothing to decide.
+    /// Returns whether the publication made no decision.
     pub fn is_empty(&self) -> bool {
         *self == Decisions::default()
     }

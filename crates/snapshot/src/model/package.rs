@@ -1,6 +1,7 @@
 //! A model package: a folder with `model.toml` and the files that it names, validated against each other.
 //!
-//! The folder of a snapshot is a package as well, with the index in addition, so that publishing and serving read it alike.
+//! The folder of a snapshot is a package as well, with the index in addition, so that publishing and serving read packages in the
+//! same way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -51,7 +52,7 @@ impl Package {
         user.into_iter().chain(overarch).any(|runs| matches!(runs, Runs::Runtime(_)))
     }
 
-    /// Opens the package in `folder`. Tables are read into memory, because the files may change meanwhile.
+    /// Opens the package in `folder`. Tables are read into memory, because the files may change while the package is open.
     ///
     /// # Errors
     /// `Invalid` or `NotFound` with the file and the invalid field.
@@ -71,7 +72,7 @@ impl Package {
     }
 
     /// Opens the package in the `folder` of a published version with its serving decisions. `place` receives all tables,
-    /// memory-mapped, and returns them placed.
+    /// memory-mapped, and returns the placed tables.
     ///
     /// # Errors
     /// As [`Package::open`], and errors of `place`.
@@ -83,7 +84,7 @@ impl Package {
         Package::from_folder(folder, Tensors::open, place, &Reading { decisions, ..Reading::default() })
     }
 
-    /// Returns the same package with other decisions.
+    /// Returns the same package with other serving decisions.
     ///
     /// # Errors
     /// As [`Package::open`].
@@ -92,8 +93,8 @@ impl Package {
         Package::join(folder, spec, tables, &Reading { decisions, ..Reading::default() })
     }
 
-    /// Finds the best item-side precomputation of the reranker for rows of a format; `None` if it hardly reduces the cost per
-    /// candidate.
+    /// Finds the best item-side precomputation of the reranker for rows of a format; `None` if precomputation hardly reduces the
+    /// cost per candidate.
     ///
     /// # Errors
     /// As [`Package::open`].
@@ -112,8 +113,8 @@ impl Package {
         Ok(parted.part().map(decided))
     }
 
-    /// Returns the reranker without item-side precomputation, if that reads item columns; `None` if the package's own reranker
-    /// reads them all.
+    /// Returns the reranker without item-side precomputation, if that reranker reads item columns; `None` if the package's own
+    /// reranker reads all of its columns.
     ///
     /// # Errors
     /// As [`Package::open`].
@@ -152,7 +153,7 @@ impl Package {
                 "{MODEL_FILE}: file `{name}`, expected a plain name inside the package"
             )));
         }
-        // Several tables may share a file, which is opened once.
+        // Several tables may share a tokenizer file, which is opened once.
         let mut tokenizers: BTreeMap<&str, Arc<Tokenizer>> = BTreeMap::new();
         for file in spec.tables.iter().filter_map(|table| table.tokenizer.as_deref()) {
             if !tokenizers.contains_key(file) {
@@ -203,7 +204,7 @@ impl Package {
         &self.folder
     }
 
-    /// Returns the files of all graphs with their execution: compiled, or in the runtime.
+    /// Returns the files of all graphs with their execution: compiled, or by the fallback runtime.
     pub fn graphs(&self) -> impl Iterator<Item = (&str, &Runs)> {
         let towers = self.user.iter().chain(&self.item).map(Tower::graph);
         towers.chain(self.overarch.iter().map(OverArch::graph))
@@ -219,8 +220,8 @@ impl Package {
         contract::candidate_input(name, &self.spec)
     }
 
-    /// Returns the user tensors that the reranker reads, in its order; the query's entry is empty. Returns none if it reads only
-    /// the query. Takes the needed outputs of the user tower out of `made`.
+    /// Returns the user tensors that the reranker reads, in the reranker's order; the query's entry is empty. Returns no tensors if
+    /// the reranker reads only the query. Takes the needed outputs of the user tower out of `made`.
     pub fn user_tensors(&self, row: &FeatureRow, pooled: &Pooled, made: &mut [Vec<f32>]) -> Vec<Vec<f32>> {
         let Some(user) = self.user.as_ref().filter(|_| self.needs_features()) else { return Vec::new() };
         let tensor = |input: &UserInput| match *input {
@@ -236,7 +237,7 @@ impl Package {
         self.user_inputs.iter().map(tensor).collect()
     }
 
-    /// Returns the number of values that a request's features become: tensors and outputs of the user tower.
+    /// Returns the number of values made from a request's features: tensors and outputs of the user tower.
     pub fn user_numbers(&self) -> usize {
         let Some(user) = &self.user else { return 0 };
         let inputs = user.tensors().iter().map(FeatureTensor::count);
@@ -282,7 +283,7 @@ impl Package {
     /// Compiles the value model over the tasks, the given numeric item columns and the retrieval score.
     ///
     /// # Errors
-    /// `Invalid` if the expression is invalid, the reranker reads a column that is not numeric, or a name is ambiguous.
+    /// `Invalid` if the expression is invalid, if the reranker reads a column that is not numeric, or if a name is ambiguous.
     pub fn value(&self, numeric_columns: &[&str]) -> Result<Program> {
         let known = self.overarch.iter().map(OverArch::declared).flat_map(|o| o.user.iter().chain(&o.rows));
         if let Some(input) =
@@ -402,8 +403,8 @@ impl Graphs {
     }
 }
 
-/// Returns the reranker split at the stored item-side precomputation, if this release computes it exactly as the one that stored
-/// it.
+/// Returns the reranker split at the stored item-side precomputation, if this release computes the values exactly as the release
+/// that stored them.
 fn parted(graph: Graph, readable: &[Readable], tasks: usize, decided: &DecidedPart) -> Option<OverArch> {
     let name = graph.name().to_owned();
     let split = OverArch::with_part(graph, readable, tasks, &decided.cut);
@@ -412,7 +413,7 @@ fn parted(graph: Graph, readable: &[Readable], tasks: usize, decided: &DecidedPa
     };
     let why = match split {
         Ok(overarch) if is_it(&overarch) => return Some(overarch),
-        Ok(_) => "another program makes them today".to_owned(),
+        Ok(_) => "this release computes the item-side values by another program".to_owned(),
         Err(e) => e.to_string(),
     };
     tracing::warn!(graph = name, why, "the stored item-side precomputation is not used; publish the model again");
@@ -446,7 +447,7 @@ pub(crate) fn read_graph(folder: &Path, file: &str) -> Result<Vec<u8>> {
     let mut bytes = 0u64;
     let mut beside = |name: &str| {
         let path = folder.join(name);
-        // A file that is missing is reported where it is read.
+        // A missing file is reported when the file is read.
         if let (Ok(real), Ok(within)) = (path.canonicalize(), folder.canonicalize())
             && !real.starts_with(&within)
         {

@@ -61,7 +61,7 @@ pub enum AskedPrecision {
 }
 
 impl AskedPrecision {
-    /// Returns whether it is f32, the default.
+    /// Returns whether the precision is f32, the default.
     pub fn is_f32(&self) -> bool {
         *self == AskedPrecision::F32
     }
@@ -140,10 +140,10 @@ pub struct UserSpec {
 pub struct QuerySpec {
     /// Name in explanations of answers.
     pub name: String,
-    /// Number of its candidates, K0; by default that of the recipe.
+    /// Number of candidates of the query, K0; by default that of the recipe.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub candidates: Option<usize>,
-    /// Factor of its scores before they are merged.
+    /// Factor of the query's scores before the merge.
     #[serde(default = "one")]
     pub weight: f32,
 }
@@ -172,7 +172,7 @@ pub struct ItemSpec {
     /// ONNX file with the output `item`. Without it the item file has a column `embedding`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tower: Option<String>,
-    /// Its inputs.
+    /// Inputs of the tower.
     #[serde(default)]
     pub features: Vec<FeatureSpec>,
     /// Tensors that are stored per item, for the OverArch.
@@ -191,7 +191,7 @@ pub struct VectorSpec {
     pub name: String,
     /// Number of values per item.
     pub width: usize,
-    /// Vector column of the item file with these values.
+    /// Vector column of the item file from which the tensor is read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub column: Option<String>,
     /// Storage format: `f32`, `f16`, `bf16` or `int8`.
@@ -305,7 +305,7 @@ impl ModelSpec {
     /// Returns the text of the file.
     ///
     /// # Errors
-    /// `Internal` if it cannot be serialized.
+    /// `Internal` if the specification cannot be serialized.
     pub fn to_toml(&self) -> Result<String> {
         toml::to_string(self).map_err(|e| Error::internal(format!("model.toml: {e}")))
     }

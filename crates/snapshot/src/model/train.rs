@@ -10,7 +10,7 @@ use sterling_embedding::managed::ManagedSpec;
 use sterling_embedding::train::{Rule, RuleKind};
 use sterling_graph::dense::train::{OptimizerKind, OptimizerSpec};
 
-/// Maximum number of events per batch, and of negatives sampled for it.
+/// Maximum number of events per batch, and of negatives sampled for a batch.
 const BATCH_MAX: usize = 65_536;
 
 /// Training of a model on events.
@@ -81,13 +81,13 @@ pub enum TowerSide {
 pub struct TrainTable {
     /// Name of one of `[[tables]]`.
     pub name: String,
-    /// True if its rows are not trained.
+    /// True if the table's rows are not trained.
     #[serde(default)]
     pub frozen: bool,
     /// Learning rate of the table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<f32>,
-    /// Which ids get the rows, for a table with managed ids; they stay without it.
+    /// Policy that assigns rows to ids, for a table with managed ids; without it the assignment does not change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub managed: Option<ManagedSpec>,
 }
@@ -125,7 +125,7 @@ fn both() -> Vec<TowerSide> {
 }
 
 impl TrainSpec {
-    /// Validates the settings that do not depend on the rest of the file.
+    /// Validates the settings that do not depend on other sections of the file.
     pub(super) fn check(&self) -> Result<()> {
         if self.label.is_empty() {
             return Err(Error::invalid("label: got an empty text, expected the name of a label"));

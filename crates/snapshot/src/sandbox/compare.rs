@@ -1,14 +1,14 @@
-//! Comparison of graph outputs with the reference evaluation of the file: tolerances for f32, and differences.
+//! Comparison of graph outputs with the reference evaluation of the graph's file: tolerances for f32, and differences.
 
 use super::oracle::{Arithmetic, Array, Mode, Oracle, Stop, shown};
 
 /// Relative tolerance to the reference, in units of the largest number of the row.
 const TOLERANCE: f64 = 2e-5;
-/// Relative tolerance between a row alone and the same row in a batch.
+/// Relative tolerance between a row computed alone and the same row in a batch.
 const AMONG_OTHERS: f64 = 1e-5;
-/// The same, if the rounding noise of the computation is unknown.
+/// Relative tolerance between a row alone and in a batch, if the rounding noise of the computation is unknown.
 const AMONG_OTHERS_UNKNOWN: f64 = 1e-4;
-/// The scale of a row is at least this share of the largest number of ordinary rows.
+/// The scale of a row is at least this fraction of the largest number of ordinary rows.
 const LEAST_ROW: f64 = 1.0 / 16.0;
 /// Additional tolerance in multiples of the f32 rounding noise: sums may be in another order, and functions may be off by some
 /// units in the last place.
@@ -18,18 +18,18 @@ const BF16: f64 = 32_768.0;
 const BF16_TOLERANCE: f64 = 0.02;
 /// Modes of the rounded evaluations, in addition to the exact one.
 const ROUNDED: [Mode; 3] = [Mode::Nearest, Mode::Random(1), Mode::Random(2)];
-/// Scores below this count as 0; they are `exp` of far logits.
+/// Scores below this count as 0; such scores are `exp` of large negative logits.
 const LEAST_SCORE: f64 = 1e-30;
 /// Work of all evaluations of a graph in multiply-adds, about two seconds.
 const WORK: u64 = 1 << 30;
 
-/// Returns the number of rows that can be compared if one costs `work`.
+/// Returns the number of rows, at most `most`, that can be compared if one row costs `work`.
 pub(super) fn rows_within(work: u64, most: usize) -> usize {
     let evaluations = 1 + ROUNDED.len() as u64;
     usize::try_from(WORK / (evaluations * work.max(1))).unwrap_or(most).clamp(2.min(most), most)
 }
 
-/// Returns the work of one evaluation.
+/// Returns the work of one evaluation, in multiply-adds.
 pub(super) fn work_of(oracle: &Oracle, inputs: &[(String, Array)], outputs: &[&str]) -> Result<u64, Stop> {
     let mut arithmetic = Arithmetic::new(Mode::Exact, WORK / 4);
     oracle.run(inputs, outputs, &mut arithmetic, &mut |_, _, _| ())?;
@@ -59,7 +59,7 @@ pub(super) struct Expected {
     noise: Vec<f64>,
 }
 
-/// A number that differs from its reference.
+/// A number that differs from its reference value.
 #[derive(Debug)]
 pub(super) struct Difference {
     pub(super) place: usize,
@@ -69,7 +69,7 @@ pub(super) struct Difference {
 }
 
 impl Expected {
-    /// Evaluates the file for outputs with this number of values per row.
+    /// Evaluates the graph's file for outputs, each given with its number of values per row.
     pub(super) fn of(
         oracle: &Oracle,
         inputs: &[(String, Array)],
@@ -83,7 +83,10 @@ impl Expected {
         let one = |(n, &(name, width)): (usize, &(&str, usize))| {
             let numbers = exact[n].reals()?.to_vec();
             if numbers.len() != rows * width {
-                return Err(Stop::Invalid(format!("output `{name}` has shape {:?} for {rows} rows", exact[n].shape)));
+                return Err(Stop::Invalid(format!(
+                    "output `{name}` has shape {:?}, expected a multiple of {rows} rows",
+                    exact[n].shape
+                )));
             }
             let mut noise = vec![0.0f64; numbers.len()];
             for rounded in &rounded {
@@ -100,7 +103,7 @@ impl Expected {
         &self.numbers[n * self.width..][..self.width]
     }
 
-    /// Returns the tolerance of each number of a row. `largest` is the largest number of ordinary rows.
+    /// Returns the tolerance of each number of a row. `largest` is the largest magnitude in ordinary rows.
     pub(super) fn tolerances(&self, n: usize, largest: f64, is_bf16: bool) -> Vec<f64> {
         let scale = scale(self.row(n).iter().copied(), largest);
         let noise = &self.noise[n * self.width..][..self.width];
@@ -124,7 +127,7 @@ fn scale(row: impl Iterator<Item = f64>, largest: f64) -> f64 {
     row.filter(|x| x.is_finite()).fold(LEAST_ROW * largest, |most, x| most.max(x.abs()))
 }
 
-/// Returns the first number outside its tolerance.
+/// Returns the first number that is outside of its tolerance.
 pub(super) fn difference(got: &[f32], expected: &[f64], tolerances: &[f64]) -> Option<Difference> {
     let mut all = got.iter().zip(expected).zip(tolerances).enumerate();
     all.find(|(_, ((got, expected), tolerance))| !is_near(**got, **expected, **tolerance))
@@ -140,11 +143,11 @@ fn is_near(got: f32, expected: f64, tolerance: f64) -> bool {
         || (single.is_finite() && (f64::from(got) - expected).abs() <= tolerance)
 }
 
-/// Returns the tolerances between a row in a batch and the same row alone. `largest` is the largest number of ordinary rows.
-pub(super) fn tolerances_among_others(alone: &[f32], largest: f64, expected: Option<Vec<f64>>) -> Vec<f64> {
+/// Returns the tolerances between a row in a batch and the same row alone. `largest` is the largest magnitude in ordinary rows.
+pub(super) fn batch_tolerances(alone: &[f32], largest: f64, expected: Option<Vec<f64>>) -> Vec<f64> {
     let scale = scale(alone.iter().map(|&x| f64::from(x)), largest);
     match expected {
-        // The tolerances without the share of the scale are noise.
+        // The part of a tolerance that is not relative to the scale is rounding noise.
         Some(tolerances) => {
             tolerances.iter().map(|x| AMONG_OTHERS * scale + (x - TOLERANCE * scale).max(0.0)).collect()
         }
@@ -152,7 +155,7 @@ pub(super) fn tolerances_among_others(alone: &[f32], largest: f64, expected: Opt
     }
 }
 
-/// Returns the range of each score if its logit is within the tolerance.
+/// Returns the range in which each score may be if its logit is within the tolerance.
 pub(super) fn score_bounds(logits: &[f64], tolerances: &[f64]) -> Vec<[f64; 2]> {
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
     let bounds = |(logit, tolerance): (&f64, &f64)| match tolerance.is_finite() {
@@ -177,8 +180,8 @@ pub(super) fn outside(scores: &[f32], bounds: &[[f64; 2]]) -> Option<Difference>
     })
 }
 
-/// Returns the tolerances between the scores of candidates in a batch and alone.
-pub(super) fn allowed_among_others(scores: &[f32], bounds: Option<&[[f64; 2]]>) -> Vec<f64> {
+/// Returns the tolerances between the score of a candidate in a batch and alone.
+pub(super) fn batch_score_tolerances(scores: &[f32], bounds: Option<&[[f64; 2]]>) -> Vec<f64> {
     let unknown = |&score: &f32| AMONG_OTHERS_UNKNOWN * f64::from(score.min(1.0 - score).max(0.0)) + LEAST_SCORE;
     match bounds {
         Some(bounds) => bounds.iter().map(|[low, high]| if low.is_nan() { 0.0 } else { high - low }).collect(),

@@ -1,10 +1,10 @@
-//! Random graphs over all supported operators: compiled graphs against the reference evaluation of their files.
+//! Random graphs over all supported operators: compares compiled graphs with the reference evaluation of their files.
 //!
 //! Towers and rerankers of up to some dozen nodes: integers of different shapes, negative axes, large constants, masks, user
 //! values combined with candidate values. Each row is compared alone and in batches.
 //!
-//! `STERLING_RANDOM_GRAPHS=FIRST:COUNT` selects other graphs than the test run. With `STERLING_GRAPHS_FOLDER`, the files are kept
-//! in a folder, each with inputs and reference outputs, for `scripts/random_graphs.py` to compare with ONNX Runtime.
+//! `STERLING_RANDOM_GRAPHS=FIRST:COUNT` selects other graphs than those of an ordinary test run. With `STERLING_GRAPHS_FOLDER`, the
+//! files are kept in a folder, each with inputs and reference outputs, for `scripts/random_graphs.py` to compare with ONNX Runtime.
 
 #![allow(clippy::unwrap_used)]
 
@@ -27,12 +27,12 @@ use sterling_graph::dense::{self, Block, DeclaredInput, DeclaredOutput, InputRow
 const GRAPHS: u64 = 300;
 /// Minimum scale of tolerances: ordinary inputs are between -1 and 1, and exact cancellation leaves no scale.
 const SCALE: f64 = 1.0;
-/// Seeds of past bugs: a sum that f32 can represent though not its terms, and the logarithm of a softmax of numbers around
-/// -10,000.
+/// Seeds of past bugs: a sum that f32 can represent although it cannot represent the terms, and the logarithm of a softmax of
+/// numbers around -10,000.
 const ONCE_WRONG: [u64; 2] = [16_906, 19_529];
-/// Version of the operators.
+/// Version of the ONNX operators.
 const OPSET: i64 = 25;
-/// Number of rows that are compared.
+/// Number of rows per graph that are compared.
 const ROWS: usize = 9;
 
 /// Builder of an ONNX file.
@@ -103,7 +103,7 @@ fn text(mut node: NodeProto, name: &str, s: &str) -> NodeProto {
 }
 
 impl Builder {
-    /// Returns a file with one node.
+    /// Returns a builder of a file with this node alone.
     pub(super) fn of(node: NodeProto) -> Self {
         Builder { nodes: vec![node], ..Builder::default() }
     }
@@ -156,7 +156,7 @@ impl Builder {
     }
 }
 
-/// SplitMix64.
+/// Random numbers by SplitMix64.
 struct Random(u64);
 
 impl Random {
@@ -179,7 +179,7 @@ impl Random {
     }
 }
 
-/// A value: its name, its shape, and whether each row has its own.
+/// A value of the graph: its name, its shape, and whether it differs between rows.
 #[derive(Clone, Debug)]
 struct Value {
     name: String,
@@ -219,7 +219,7 @@ impl Maker {
         }
     }
 
-    /// Picks an axis behind the row axis, counted from the front or from the end.
+    /// Picks an axis after the row axis, counted from the front or from the end.
     fn inner_axis(&mut self, a: &Value) -> (usize, i64) {
         let first = self.axis + 1;
         let axis = first + self.random.below(a.shape.len() - first);
@@ -270,7 +270,7 @@ impl Maker {
                 self.keep(made, a.shape, a.is_pair);
             }
             2 | 3 => {
-                // Two values that broadcast.
+                // An operator on two values that broadcast.
                 let b = self.pick();
                 let Some(shape) = together(&a, &b) else { return };
                 let f = ["Add", "Sub", "Mul", "Max", "Min", "Sub"][self.random.below(6)];
@@ -346,7 +346,7 @@ impl Maker {
                 self.keep(made, a.shape, a.is_pair);
             }
             14 if a.shape.len() > self.axis + 1 => {
-                // Reshapes the axes behind the row axis.
+                // Reshapes the axes after the row axis.
                 let inner: usize = a.shape[self.axis + 1..].iter().product();
                 let parts = (1..=inner).filter(|n| inner.is_multiple_of(*n)).collect::<Vec<_>>();
                 let part = parts[self.random.below(parts.len())];
@@ -414,7 +414,7 @@ impl Maker {
                 self.keep(made, shape, a.is_pair);
             }
             19 => {
-                // A boolean cast to a number, or a selection between two values by it.
+                // A boolean that is cast to a number, or that selects between two values.
                 let constant = self.beside(&a, 1.0);
                 let f = ["Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal"][self.random.below(5)];
                 let truth = self.builder.add(f, &[&a.name, &constant]);
@@ -433,10 +433,10 @@ impl Maker {
                 // A cast to integers and back.
                 let three = self.builder.floats(&[], vec![3.0]);
                 let wide = self.builder.add("Mul", &[&a.name, &three]);
-                let whole = self.builder.add_node(|output| int(node("Cast", &[&wide], output), "to", 7));
+                let complete = self.builder.add_node(|output| int(node("Cast", &[&wide], output), "to", 7));
                 let two = self.builder.integers(&[1], vec![2]);
                 let f = ["Add", "Mul", "Max", "Min", "Sub"][self.random.below(5)];
-                let more = self.builder.add(f, &[&whole, &two]);
+                let more = self.builder.add(f, &[&complete, &two]);
                 let made = self.builder.add_node(|output| int(node("Cast", &[&more], output), "to", 1));
                 let shape = if a.shape.is_empty() { vec![1] } else { a.shape };
                 self.keep(made, shape, a.is_pair);
@@ -578,7 +578,8 @@ impl Maker {
         [&vec![1; more][..], &a.shape].concat()
     }
 
-    /// A bias by distance, or a mask of equal positions: integers of two shapes.
+    /// Multiplies by a matrix made from the difference, equality or minimum of row and column numbers, as in relative position
+    /// biases and masks.
     fn relative(&mut self, a: &Value) {
         let Some(&size) = a.shape.last() else { return };
         if a.shape.len() < self.axis + 2 || size > 12 {
@@ -678,12 +679,16 @@ impl Graph {
             maker.recur(&sequence);
             maker.step();
         }
-        // Concatenates the last values that each row has.
-        let kept: Vec<Value> = maker.values.iter().rev().filter(|value| value.is_pair).take(2).cloned().collect();
+        // Every fifth graph has a product of a sequence with itself.
+        if seed.is_multiple_of(5) {
+            maker.squared();
+        }
+        // Concatenates the last values that differ between rows.
+        let retained: Vec<Value> = maker.values.iter().rev().filter(|value| value.is_pair).take(2).cloned().collect();
         let mut parts = Vec::new();
         let mut total = 0;
         for value in
-            kept.iter().filter(|value| value.shape.len() > axis && value.shape[..=axis].iter().all(|d| *d == 1))
+            retained.iter().filter(|value| value.shape.len() > axis && value.shape[..=axis].iter().all(|d| *d == 1))
         {
             let inner: usize = value.shape[axis + 1..].iter().product();
             let mut sizes = vec![0i64; axis + 1];
@@ -707,7 +712,7 @@ impl Graph {
         value.shape.iter().enumerate().map(size).collect()
     }
 
-    /// Returns the numbers of an input: includes edge values; masks are prefixes of ones.
+    /// Returns random values of an input, including edge values; masks are ones followed by zeros.
     fn numbers(&self, input: usize, row: usize) -> Vec<f32> {
         const EDGES: [f32; 8] = [0.0, 1.0, -1.0, 0.5, 490_000.0, 2.5, -0.25, 489_999.0];
         let Value { name, shape, is_pair } = &self.inputs[input];
@@ -819,8 +824,8 @@ fn texts(numbers: Vec<f64>) -> Vec<String> {
 
 #[test]
 fn random_graphs_compute_what_their_files_define() {
-    let asked = std::env::var("STERLING_RANDOM_GRAPHS").ok();
-    let (first, count) = match asked.as_deref().map(|text| text.split_once(':').unwrap_or(("0", text))) {
+    let requested = std::env::var("STERLING_RANDOM_GRAPHS").ok();
+    let (first, count) = match requested.as_deref().map(|text| text.split_once(':').unwrap_or(("0", text))) {
         Some((first, count)) => (first.parse().unwrap(), count.parse().unwrap()),
         None => (0, GRAPHS),
     };
@@ -833,7 +838,7 @@ fn random_graphs_compute_what_their_files_define() {
         match Graph::random(seed, steps).check() {
             Ok(is_program) => programs += u64::from(is_program),
             Err(_) => {
-                // Finds the fewest steps that fail.
+                // Finds the smallest number of steps with which the graph fails.
                 let (steps, why) =
                     (0..=steps).find_map(|n| Graph::random(seed, n).check().err().map(|why| (n, why))).unwrap();
                 let nodes = Graph::random(seed, steps).builder.nodes;

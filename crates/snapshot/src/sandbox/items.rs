@@ -13,7 +13,7 @@ use sterling_graph::tower::OverArch;
 use sterling_index::columns::Columns;
 use sterling_index::ivf;
 
-/// Time for the reranker over items to be published, after it has scored more items than one run takes.
+/// Time limit for scoring the items to be published; it applies once more items are scored than one run takes.
 const ITEMS_TIME: Duration = Duration::from_secs(2);
 
 /// Scores the items of a version to be published: all of them, up to the maximum number of candidates. `rows` writes the
@@ -58,7 +58,8 @@ pub fn score_items(
     }
 }
 
-/// Returns the first column whose number is the cause, as the end of a message; nothing if none is alone.
+/// Returns the end of the error message that names the first column whose number alone causes the invalid output; empty if there is
+/// no such column.
 fn cause(package: &Package, columns: &Columns, slots: &[Slot]) -> String {
     let Ok(Some(check)) = ColumnCheck::of(package) else { return String::new() };
     let numbers = |name: &String| columns.column(name).ok()?.numbers();
@@ -70,6 +71,6 @@ fn cause(package: &Package, columns: &Columns, slots: &[Slot]) -> String {
     let named = check.invalid(package, &items).into_iter().find_map(|invalid| Some((invalid.item, invalid.column?)));
     named.map_or_else(String::new, |(item, column)| {
         let (name, number) = (&check.columns()[column], items[item][column]);
-        format!("; column `{name}` is {number} (a missing value counts as 0) in the first such item")
+        format!("; column `{name}` is {number} (a missing value counts as 0) in the first invalid item")
     })
 }

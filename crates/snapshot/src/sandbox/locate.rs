@@ -7,12 +7,12 @@ use super::oracle::{Arithmetic, Array, Mode, Oracle, shown};
 use sterling_graph::dense::{self, DeclaredInput, DeclaredOutput, InputRows, RowProgram, Size};
 use sterling_graph::tower::{Graph, Input, Threads};
 
-/// Maximum bytes of files that are read in the search.
+/// Maximum size of a graph file in which the node is searched, in bytes.
 const BYTES_MAX: usize = 1 << 30;
-/// Maximum work of evaluations in the search.
+/// Maximum work of all evaluations of the search, in multiply-adds.
 const WORK_MAX: u64 = 1 << 30;
 
-/// A graph with a row for which it differs.
+/// A graph, and a row for which its output differs from the reference.
 pub(super) struct Differing<'a> {
     /// Bytes of the ONNX file.
     pub(super) bytes: &'a [u8],
@@ -28,8 +28,8 @@ pub(super) struct Differing<'a> {
 }
 
 impl Differing<'_> {
-    /// Returns the first node that differs, with one of its numbers; `None` if the search is too expensive or every node alone is
-    /// correct.
+    /// Returns the first node whose output differs, with one differing number; `None` if the search is too expensive or every node
+    /// is correct when it runs alone.
     pub(super) fn first(&self) -> Option<(String, Difference)> {
         let made = self.made(self.one)?;
         let doubled = self.made(self.two)?;

@@ -21,16 +21,16 @@ use sterling_graph::tower::{
     self, Candidates, FeatureRow, OverArch, Pooled, RUN_CANDIDATES, Readable, Runs, Threads, Tower, TowerOutput,
 };
 
-/// Batch sizes for towers, besides one more row than a run takes.
+/// Batch sizes for towers, in addition to one row more than a run takes.
 const ROWS: [usize; 3] = [1, 2, 3];
 /// Numbers of candidates for the reranker.
 const CANDIDATES: [usize; 4] = [1, 2, 57, RUN_CANDIDATES + 1];
-/// Users for the reranker, by sample number: an ordinary user, one without features, one with full sequences.
+/// Users for the reranker, by sample number: an ordinary user, a user without features, a user with full sequences.
 const USERS: [usize; 3] = [0, BLANK, 4];
 
-/// Progress of a validation.
+/// Progress report of a validation.
 pub(super) enum ValidationProgress {
-    /// Next step.
+    /// Description of the next step.
     Next(String),
     /// Graph that was not compared, and the reason.
     NotCompared(String),
@@ -63,7 +63,7 @@ pub(super) struct Bench<'a> {
     reported: &'a dyn Fn(ValidationProgress),
 }
 
-/// Outputs of a sample alone, with their tolerances in a batch.
+/// Outputs of a sample that ran alone, with the tolerances of the same outputs in a batch.
 struct Alone {
     numbers: Vec<Vec<f32>>,
     tolerances: Vec<Vec<f64>>,
@@ -78,18 +78,18 @@ impl<'a> Bench<'a> {
         (self.reported)(ValidationProgress::Next(what));
     }
 
-    /// Parses the file of a graph for the reference evaluation; `None`, after a report, if that is not possible.
+    /// Parses the file of a graph for the reference evaluation; `None`, after a progress report, if the file cannot be evaluated.
     fn oracle(&self, file: &str) -> Result<Option<Oracle>> {
         match Oracle::read(&self.package.read_file(file)?) {
             Ok(oracle) => Ok(Some(oracle)),
             Err(stop) => {
-                self.not_compared(file, &stop);
+                self.log_not_compared(file, &stop);
                 Ok(None)
             }
         }
     }
 
-    fn not_compared(&self, file: &str, stop: &Stop) {
+    fn log_not_compared(&self, file: &str, stop: &Stop) {
         (self.reported)(ValidationProgress::NotCompared(format!(
             "{file} was not compared with an independent evaluation of the graph file: {stop}"
         )));
@@ -110,13 +110,13 @@ impl<'a> Bench<'a> {
             }
             match count {
                 1 => alone = self.alone(side, tower, &samples)?,
-                _ => check_among_others(tower, &made, count, &alone)?,
+                _ => check_batch_against_single(tower, &made, count, &alone)?,
             }
         }
         Ok(())
     }
 
-    /// Runs each sample alone, and compares it with the reference.
+    /// Runs each sample alone, and compares its outputs with the reference.
     fn alone(&mut self, side: &str, tower: &Tower, samples: &[FeatureRow]) -> Result<Vec<Alone>> {
         let file = tower.graph().0;
         self.report_progress(format!("{file}: compared with an independent evaluation of the graph file"));
@@ -156,7 +156,7 @@ impl<'a> Bench<'a> {
                     return Err(differs(&output.name, &format!("{side} of sample {n}"), &difference, node));
                 }
                 let known = known.map(|(_, tolerances)| tolerances);
-                tolerances.push(compare::tolerances_among_others(&numbers[o], largest, known));
+                tolerances.push(compare::batch_tolerances(&numbers[o], largest, known));
             }
             all.push(Alone { numbers: numbers.clone(), tolerances });
         }
@@ -177,7 +177,7 @@ impl<'a> Bench<'a> {
         Differing { bytes: &bytes, oracle, one, two, of_user, is_program, threads }.first()
     }
 
-    /// Evaluates the reference for as many samples as the work limit allows; results by output.
+    /// Evaluates the reference for as many samples as the work limit allows; returns the expected rows by output.
     fn expected(&self, tower: &Tower, oracle: &Oracle, samples: &[Vec<(String, Array)>]) -> Result<Vec<Vec<Expected>>> {
         let outputs: Vec<(&str, usize)> = tower.outputs().iter().map(|o| (o.name.as_str(), o.count())).collect();
         let work = compare::work_of(oracle, &samples[0], &output_names(tower));
@@ -186,7 +186,7 @@ impl<'a> Bench<'a> {
             samples[..count].iter().map(|inputs| Expected::of(oracle, inputs, &outputs, 1)).collect()
         });
         all.or_else(|stop| {
-            self.not_compared(tower.graph().0, &stop);
+            self.log_not_compared(tower.graph().0, &stop);
             Ok(Vec::new())
         })
     }
@@ -197,8 +197,8 @@ impl<'a> Bench<'a> {
         tower.run(&rows, &self.threads, &mut self.scratch)
     }
 
-    /// Returns the user tensors of the reranker: this query, unless the tower computes one, and the outputs of the tower and of
-    /// the features of a sample.
+    /// Returns the user tensors of the reranker: `query`, unless the tower computes the query, then the outputs of the tower and
+    /// the feature tensors of a sample.
     pub(super) fn user(&mut self, query: &[f32], sample: usize) -> Result<Vec<Vec<f32>>> {
         let inputs = &self.package.user_inputs;
         let Some(tower) = self.package.user.as_ref().filter(|_| self.package.needs_features()) else {
@@ -241,7 +241,7 @@ impl<'a> Bench<'a> {
             for (count, made) in together {
                 check_candidates(&scores, &made, count).map_err(|e| invalid(e.within(file)))?;
             }
-            // If the reranker reads only the query, one user suffices.
+            // If the reranker reads only the query of a user, testing one user suffices.
             if !self.package.needs_features() {
                 break;
             }
@@ -271,7 +271,8 @@ impl<'a> Bench<'a> {
         let alone = (0..SAMPLES).map(|sample| self.score(overarch, user, &[sample])).collect::<Result<Vec<_>>>()?;
         let inputs = |which: &[usize]| overarch_inputs(self.package, overarch, user, which);
         let has_nan = |sample: usize| alone[sample].iter().any(|score| score.is_nan());
-        // NaN for made-up numbers is accepted; NaN that only missing features cause is an error.
+        // NaN that also occurs with features is accepted, because sample numbers are made up; NaN that only missing features cause
+        // is an error.
         if let Some(who) = match (is_blank, has_nan(0), has_nan(BLANK)) {
             (true, true, _) => Some((0, "a user without features")),
             (_, false, true) => Some((BLANK, "an item without features")),
@@ -291,7 +292,7 @@ impl<'a> Bench<'a> {
         let (oracle, count, expected) = match expected {
             Some(Ok((oracle, count, expected))) => (Some(oracle), count, expected),
             Some(Err(stop)) => {
-                self.not_compared(overarch.graph().0, &stop);
+                self.log_not_compared(overarch.graph().0, &stop);
                 (None, 0, Vec::new())
             }
             None => (None, 0, Vec::new()),
@@ -316,13 +317,13 @@ impl<'a> Bench<'a> {
                     compare::outside(&made, &bounds).is_none()
                 });
                 if is_alone {
-                    return Err(mixes(LOGITS, "candidate", count));
+                    return Err(batch_dependence_error(LOGITS, "candidate", count));
                 }
                 let [one, two] = [inputs(&[sample]), inputs(&[sample, sample])];
                 let node = self.located(overarch.graph(), oracle, [&one, &two], user.len());
                 return Err(differs(LOGITS, &format!("a candidate of sample {sample}, as a score"), &difference, node));
             }
-            scores.push(Scores { allowed: compare::allowed_among_others(&made, bounds.as_deref()), made });
+            scores.push(Scores { allowed: compare::batch_score_tolerances(&made, bounds.as_deref()), made });
         }
         Ok(scores)
     }
@@ -330,7 +331,7 @@ impl<'a> Bench<'a> {
 
 const LOGITS: &str = "logits";
 
-/// Scores of a sample as the only candidate, and their tolerances in a batch.
+/// Scores of a sample as the only candidate, with the tolerances of the same scores in a batch.
 struct Scores {
     made: Vec<f32>,
     allowed: Vec<f64>,
@@ -383,15 +384,15 @@ fn output_names(tower: &Tower) -> Vec<&str> {
     tower.outputs().iter().map(|output| output.name.as_str()).collect()
 }
 
-/// Rejects an output with numbers out of bounds.
+/// Rejects an output of a tower with numbers that are out of bounds.
 fn check_rows(output: &TowerOutput, made: &Tensor, count: usize) -> Result<()> {
     let rows = made.data().chunks_exact(output.count().max(1)).enumerate();
     for (n, vector) in rows.filter(|(n, _)| samples::is_defined(n % SAMPLES)) {
-        // NaN of a row without features is reported elsewhere, with its node.
+        // NaN in a row without features is reported elsewhere, with the node that computes it.
         let is_wrong = |x: &&f32| x.abs() > COMPONENT_MAX || (x.is_nan() && n % SAMPLES != BLANK);
         if let Some(x) = vector.iter().find(is_wrong) {
             let advice = if n % SAMPLES == BLANK {
-                ". The row has no features: fill a maximum over nothing with a finite number"
+                ". The row has no features: replace the maximum of an empty sequence by a finite number"
             } else {
                 ""
             };
@@ -406,36 +407,36 @@ fn check_rows(output: &TowerOutput, made: &Tensor, count: usize) -> Result<()> {
 }
 
 /// Rejects outputs that differ between a row in a batch and the row alone.
-fn check_among_others(tower: &Tower, made: &[Tensor], count: usize, alone: &[Alone]) -> Result<()> {
+fn check_batch_against_single(tower: &Tower, made: &[Tensor], count: usize, alone: &[Alone]) -> Result<()> {
     for (o, (output, tensor)) in tower.outputs().iter().zip(made).enumerate() {
         for (n, row) in tensor.data().chunks_exact(output.count().max(1)).enumerate() {
             let Alone { numbers, tolerances } = &alone[n % SAMPLES];
             let expected: Vec<f64> = numbers[o].iter().map(|&x| f64::from(x)).collect();
             if compare::difference(row, &expected, &tolerances[o]).is_some() {
-                return Err(mixes(&output.name, "row", count));
+                return Err(batch_dependence_error(&output.name, "row", count));
             }
         }
     }
     Ok(())
 }
 
-/// Does the same for the scores of a reranker.
+/// Rejects scores that differ between a candidate in a batch and the candidate alone.
 fn check_candidates(alone: &[Scores], made: &[f32], count: usize) -> Result<()> {
     let tasks = made.len() / count;
     for (n, task) in (0..count).flat_map(|n| (0..tasks).map(move |task| (n, task))) {
         let Scores { made: own, allowed } = &alone[n % SAMPLES];
         let expected = f64::from(own[task]);
         if compare::difference(&made[task * count + n..][..1], &[expected], &allowed[task..][..1]).is_some() {
-            return Err(mixes(LOGITS, "candidate", count));
+            return Err(batch_dependence_error(LOGITS, "candidate", count));
         }
     }
     Ok(())
 }
 
-fn mixes(output: &str, what: &str, count: usize) -> Error {
+fn batch_dependence_error(output: &str, what: &str, count: usize) -> Error {
     let why = match what {
-        "row" => "those of a batch are of different users",
-        _ => "they are scored in pieces, and by shards",
+        "row" => "the rows of a batch belong to different users",
+        _ => "candidates are scored in batches of any size, and by shards",
     };
     Error::invalid(format!(
         "output `{output}` of a {what} differs between a run with {count} {what}s and a run of that {what} alone, expected independent {what}s: {why}"
@@ -445,16 +446,16 @@ fn mixes(output: &str, what: &str, count: usize) -> Error {
 fn differs(output: &str, of: &str, difference: &Difference, node: Option<(String, Difference)>) -> Error {
     let Difference { place, got, expected, tolerance } = difference;
     let node = node.map_or(String::new(), |(node, Difference { place, got, expected, .. })| {
-        format!("; first in {node}, which makes {got} at place {place}, expected {expected}")
+        format!("; first in {node}, whose output is {got} at index {place}, expected {expected}")
     });
     Error::invalid(format!(
-        "output `{output}` of {of}: got {got} at place {place}, expected {expected} within {tolerance:.1e} by an independent \
+        "output `{output}` of {of}: got {got} at index {place}, expected {expected} within {tolerance:.1e} by an independent \
          evaluation of the file{node}"
     ))
 }
 
 fn undefined(output: &str, who: &str, node: Option<String>) -> Error {
-    let node = node.map_or(String::new(), |node| format!(", first in {node}"));
+    let node = node.map_or(String::new(), |node| format!(", first at {node}"));
     Error::invalid(format!(
         "output `{output}` holds NaN for {who}{node}: expected a number, as they come in requests and items. Add a large negative \
          number to masked logits instead of -inf, and divide by at least 1 (`clamp(min=1)`)"
@@ -471,8 +472,8 @@ pub(super) struct UserCandidates<'a> {
 }
 
 impl UserCandidates<'_> {
-    /// Writes the scores of all tasks, and returns whether all logits are finite. `enough` is the time limit once more candidates
-    /// were scored than one run takes.
+    /// Writes the scores of all tasks, and returns whether all logits are finite. `enough` is the time limit, which applies once
+    /// more candidates were scored than one run takes.
     pub(super) fn score(
         &self,
         threads: &Threads,
@@ -485,7 +486,7 @@ impl UserCandidates<'_> {
         let candidates = Candidates { user: &user, count: self.count, rows: self.rows, numbers: &numbers };
         let started = Instant::now();
         let mut between = || match enough.is_some_and(|enough| started.elapsed() > enough) {
-            true => Err(Error::deadline("the time limit of the comparison passed")),
+            true => Err(Error::deadline("scoring the candidates exceeded the time limit of the validation")),
             false => Ok(()),
         };
         self.overarch.try_out(&candidates, threads, scratch, &mut between, tasks)

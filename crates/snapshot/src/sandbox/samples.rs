@@ -1,4 +1,4 @@
-//! Sample rows for the validation: ordinary ones, a user or item without features, and edge cases.
+//! Sample rows for the validation: ordinary rows, a user or item without features, and edge cases.
 
 use crate::model::{CandidateInput, Package};
 use sterling_core::request::{Features, Values};
@@ -8,11 +8,11 @@ use sterling_graph::tower::{FeatureKind, FeatureSpec, OverArch};
 pub(super) const SAMPLES: usize = 11;
 /// Sample without features.
 pub(super) const BLANK: usize = 1;
-/// Samples with full sequences, with a single value, and with ids that no table has.
+/// Samples with full sequences, with a single value, and with ids that are in no table.
 const FULL: usize = 4;
 const SINGLE: usize = 5;
 const UNKNOWN_IDS: usize = 10;
-/// Edge-case samples: a graph that is correct for ordinary numbers may fail for these, and may be undefined.
+/// Edge-case samples: a graph that is correct for ordinary numbers may fail for edge values, and its result may be undefined.
 const EDGES: [usize; 3] = [2, 6, 8];
 /// Edge values: integers, halves, signs, and magnitudes of hours and timestamps.
 const EDGE_NUMBERS: [[f32; 7]; 3] = [
@@ -21,7 +21,7 @@ const EDGE_NUMBERS: [[f32; 7]; 3] = [
     [0.0, 0.0, 1e-3, 0.0, -2.0, 1e-6, -100.0],
 ];
 
-/// Returns whether a graph must be defined for a sample: it is not an edge case.
+/// Returns whether a graph must give a finite result for a sample, that is, whether the sample is no edge case.
 pub(super) fn is_defined(sample: usize) -> bool {
     !EDGES.contains(&sample)
 }
@@ -31,7 +31,7 @@ fn edge(sample: usize, place: usize) -> Option<f32> {
     Some(EDGE_NUMBERS[edge][place % EDGE_NUMBERS[edge].len()])
 }
 
-/// Returns a number between -1 and 1.
+/// Returns the `n`-th number of a fixed sequence between -1 and 1.
 pub(super) fn fraction(n: usize) -> f32 {
     ((n * 37 + 11) % 101) as f32 / 50.0 - 1.0
 }
@@ -42,7 +42,7 @@ pub(super) fn features(package: &Package, specs: &[FeatureSpec], sample: usize) 
     if sample == BLANK {
         return features;
     }
-    // Ids come last: a field that is also a category then holds ids, which suit both.
+    // Ids are written last: a field that is both an id and a category feature then holds ids, which suit both features.
     let mut specs: Vec<(usize, &FeatureSpec)> = specs.iter().enumerate().collect();
     specs.sort_by_key(|(_, spec)| spec.kind == FeatureKind::Ids);
     for (place, spec) in specs {
@@ -76,7 +76,7 @@ pub(super) fn features(package: &Package, specs: &[FeatureSpec], sample: usize) 
     features
 }
 
-/// Returns the text of a sample: some words, or more than `length` tokens, one letter, or characters that vocabularies lack.
+/// Returns the text of a sample: some words, more than `length` tokens, one letter, or characters that vocabularies lack.
 fn text(sample: usize, seed: usize, length: usize) -> String {
     const WORDS: [&str; 8] = ["red", "shoes", "for", "running", "a", "Ünited", "42", "search"];
     let words = match sample {
@@ -88,7 +88,7 @@ fn text(sample: usize, seed: usize, length: usize) -> String {
     (0..words).map(|n| WORDS[(seed + n) % WORDS.len()]).collect::<Vec<_>>().join(" ")
 }
 
-/// Writes the rows of a candidate that the reranker reads, concatenated: sequences with their masks.
+/// Writes the rows of a candidate that the reranker reads, concatenated, with the mask of each sequence after it.
 pub(super) fn candidate(package: &Package, overarch: &OverArch, sample: usize, mut row: &mut [f32]) {
     let mut place = sample * 17;
     for input in overarch.rows() {
@@ -113,8 +113,8 @@ pub(super) fn candidate(package: &Package, overarch: &OverArch, sample: usize, m
     }
 }
 
-/// Returns the numeric columns of candidates, by sample, input after input. Results for columns that are 0, as for items without
-/// a value, are compared (edge cases) but may be undefined, because models take logarithms of them.
+/// Returns the numeric columns of candidates, by sample, input after input. In edge cases columns are 0, as for items without a
+/// value: such results are compared, but may be undefined, because models take logarithms of columns.
 pub(super) fn numbers(overarch: &OverArch, which: &[usize]) -> Vec<Vec<f32>> {
     let column = |(place, name): (usize, &str)| {
         let number = |&sample: &usize| match sample {

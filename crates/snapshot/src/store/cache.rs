@@ -1,9 +1,9 @@
 //! Local cache of versions from a bucket, with a limit on disk space.
 //!
-//! The cache folder has the layout of a store. Each version has a lock file that its users hold locked (`flock`, across
-//! all processes that share the folder). The lock file's modification time is the last use: unused versions are
-//! evicted, the least recently used first. The file `.origin` of a cached version holds its stamp in the bucket and its
-//! size.
+//! The cache folder has the layout of a store. Each version has a lock file, which processes that use the version hold locked
+//! (`flock`, across all processes that share the folder). The lock file's modification time is the time of the last use: unused
+//! versions are evicted, the least recently used first. The file `.origin` of a cached version holds its stamp in the bucket and
+//! its size.
 
 use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};
@@ -21,7 +21,7 @@ use sterling_storage::files;
 
 /// Prefix of the folder of an incomplete fetch, before the version's name.
 pub(super) const FETCHING: &str = ".fetching-";
-/// Prefix of a folder that is being removed.
+/// Prefix of the name of a folder that is being removed.
 const REMOVED_PREFIX: &str = ".gone-";
 const ORIGIN: &str = ".origin";
 
@@ -47,7 +47,7 @@ struct Origin {
 #[derive(Debug)]
 pub(super) struct Cache {
     root: PathBuf,
-    /// Maximum bytes of cached versions; `None` if it depends on free disk space.
+    /// Maximum bytes of cached versions; `None` if the limit depends on free disk space.
     limit: Option<u64>,
 }
 
@@ -80,8 +80,8 @@ impl Cache {
         &self.root
     }
 
-    /// Returns the maximum bytes of cached versions, which now use `taken` bytes. Without a fixed limit it follows the free disk
-    /// space, which other programs change.
+    /// Returns the maximum bytes of cached versions, which now use `taken` bytes. Without a fixed limit, the maximum follows the
+    /// free disk space, which other programs change.
     fn limit(&self, taken: u64) -> Result<u64> {
         if let Some(limit) = self.limit {
             return Ok(limit);
@@ -90,7 +90,7 @@ impl Cache {
         Ok(disk.f_bavail.saturating_mul(disk.f_frsize).saturating_add(taken) / 8 * 7)
     }
 
-    /// Protects a version, cached or about to be, from eviction.
+    /// Protects a version that is cached or about to be cached from eviction.
     pub(super) fn hold(&self, folder: &Path) -> Result<PinnedVersion> {
         let path = lock_of(folder);
         let parent = path.parent().unwrap_or(&self.root);
@@ -104,19 +104,19 @@ impl Cache {
         Ok(PinnedVersion { folder: folder.to_owned(), fold: None, _lock: Some(lock) })
     }
 
-    /// Returns the stamp of the version in a folder, if it is complete.
+    /// Returns the stamp of the version in a folder, if the version is complete.
     pub(super) fn stamp(folder: &Path) -> Option<Stamp> {
         origin(folder).map(|origin| Stamp(origin.stamp))
     }
 
-    /// Records the stamp and size of the version in a folder, or of one that is being fetched to it.
+    /// Records the stamp and size of the version that is in a folder or is being fetched to it.
     pub(super) fn mark(folder: &Path, stamp: Stamp, bytes: u64) -> Result<()> {
         let text = serde_json::to_vec(&Origin { stamp: stamp.0, bytes });
         let text = text.map_err(|e| Error::internal(format!("origin: {e}")))?;
         files::write_atomic(&folder.join(ORIGIN), |out| out.write_all(&text)).map(drop)
     }
 
-    /// Renames a complete folder to its version, and replaces an older one.
+    /// Renames the complete staging folder to the folder of its version, and replaces an older copy.
     pub(super) fn settle(&self, staging: &Path, folder: &Path) -> Result<()> {
         if folder.exists() {
             Cache::discard(folder)?;
@@ -127,9 +127,9 @@ impl Cache {
 
     /// Removes a folder atomically: renames it first, so that a partially removed version is never visible.
     pub(super) fn discard(folder: &Path) -> Result<()> {
-        let gone = folder.with_file_name(format!("{REMOVED_PREFIX}{:016x}", RandomState::new().hash_one(folder)));
-        fs::rename(folder, &gone).map_err(|e| Error::io(folder.display(), e))?;
-        fs::remove_dir_all(&gone).map_err(|e| Error::io(gone.display(), e))
+        let removed = folder.with_file_name(format!("{REMOVED_PREFIX}{:016x}", RandomState::new().hash_one(folder)));
+        fs::rename(folder, &removed).map_err(|e| Error::io(folder.display(), e))?;
+        fs::remove_dir_all(&removed).map_err(|e| Error::io(removed.display(), e))
     }
 
     /// Evicts unused versions until a version that is about to be fetched fits.
@@ -154,7 +154,7 @@ impl Cache {
         if taken.saturating_add(bytes) > limit {
             let (need, limit) = (bytes.div_ceil(1 << 20), limit >> 20);
             return Err(Error::no_space(format!(
-                "cache {}: a version needs {need} MB, {limit} are there for all, {} MB are in use",
+                "cache {}: a version needs {need} MB, the limit for all versions is {limit} MB, {} MB are in use",
                 self.root.display(),
                 taken.div_ceil(1 << 20)
             )));
@@ -174,7 +174,7 @@ impl Cache {
             let is_whole = origin(&parent.join(&name)).is_some() || parent.join(version.to_string()).exists();
             if !published.contains(&version) && !is_whole {
                 let path = parent.join(&name);
-                // An error is ignored: another process may remove it at the same time.
+                // An error is ignored: another process may remove the same file at the same time.
                 let _ = if outline.is_some() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
             }
         }
@@ -214,7 +214,7 @@ fn entries_of(parent: &Path) -> Result<Vec<Entry>> {
     for name in names_in(parent)? {
         let folder = parent.join(&name);
         if name.starts_with(REMOVED_PREFIX) {
-            // Left by a process that was killed during a removal.
+            // A process that was killed while it removed this folder has left the folder behind.
             let _ = fs::remove_dir_all(&folder);
         } else if let Some(Origin { bytes, .. }) = origin(&folder) {
             let lock = if is_fetching(&folder) { folder.join(LOCK) } else { lock_of(&folder) };

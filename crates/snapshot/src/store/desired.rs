@@ -1,7 +1,8 @@
-//! Desired state of a model: active version, labels and rollout. It is one small file of the store, which all servers apply.
+//! Desired state of a model: active version, labels and rollout. The state is one small file of the store, which all servers
+//! apply.
 //!
-//! A change is a compare-and-swap with the previous state: of two concurrent changes one succeeds, and the other gets the current
-//! state in its error.
+//! A change is a compare-and-swap with the previous state: of two concurrent changes one succeeds, and the other fails with an
+//! error that contains the current state.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -24,7 +25,7 @@ const LABELS_MAX: usize = 256;
 pub struct Desired {
     /// Format version of the file.
     format: u32,
-    /// Number of changes so far.
+    /// Number of changes of the desired state so far.
     pub revision: u64,
     /// Version that answers unpinned requests; the newest if unset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -35,7 +36,7 @@ pub struct Desired {
     /// Versions that take part in unpinned requests besides the active one.
     #[serde(default, skip_serializing_if = "Traffic::is_empty")]
     pub traffic: Traffic,
-    /// Distinguishes it from another state of the same revision.
+    /// Random text that distinguishes this state from another state of the same revision.
     nonce: String,
 }
 
@@ -49,8 +50,8 @@ impl Desired {
         all.join(", ")
     }
 
-    /// Sets the active version, or the newest. Ends a canary that equals it, or that would run while the active version changes
-    /// automatically.
+    /// Sets the active version; `None` stands for the newest version. Ends a canary of the same version, and a canary that would
+    /// run while the active version changes automatically.
     pub fn answer(&mut self, version: Option<u64>) {
         self.version = version;
         let canary = self.traffic.canary.as_ref().and_then(|canary| self.version_of(canary.target().ok()?));
@@ -128,7 +129,9 @@ impl Store {
         let (now, bytes) = self.parsed(model, self.shelf().read(model, DESIRED_FILE))?;
         let overtaken = |now: &Desired| {
             let reported = now.reported();
-            Error::conflict(format!("model `{model}`: it was changed meanwhile, to {reported}; nothing was changed"))
+            Error::conflict(format!(
+                "model `{model}`: the desired state was changed meanwhile, to {reported}; this change was not applied"
+            ))
         };
         if now != *before {
             return Err(overtaken(&now));
@@ -188,8 +191,9 @@ fn check_traffic(model: &str, desired_state: &Desired) -> Result<()> {
     if let Some((part, target)) = missing {
         let labels: Vec<String> = desired_state.labels.keys().map(|label| format!("`{label}`")).collect();
         let labels = if labels.is_empty() { "none".into() } else { labels.join(", ") };
-        let what =
-            format!("model `{model}`: its {part} is {target}, which the store does not have; its labels are: {labels}");
+        let what = format!(
+            "model `{model}`: its {part} is {target}, which the store does not have; the model's labels are: {labels}"
+        );
         return Err(Error::not_found(what));
     }
     let Some(canary) = &desired_state.traffic.canary else { return Ok(()) };
@@ -201,7 +205,7 @@ fn check_traffic(model: &str, desired_state: &Desired) -> Result<()> {
         (answering, canary) if answering == canary => {
             let version = canary.unwrap_or_default();
             Err(Error::conflict(format!(
-                "model `{model}`: version {version} is the one that answers, expected another one as its canary"
+                "model `{model}`: version {version} is the active version, expected another version as canary"
             )))
         }
         _ => Ok(()),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::*;
 
-/// Called before each operation; its error becomes the operation's.
+/// Callback before each operation; the operation fails with the error that the callback returns.
 pub(super) type Fail = dyn Fn(&'static str) -> Result<()> + Send + Sync;
 
 struct Failing {
@@ -76,7 +76,7 @@ impl Shelf for Failing {
     fn publish(&self, what: &mut Publication<'_>) -> Result<u64> {
         (self.fail)("Shelf::publish")?;
         let Publication { model, is_derived, .. } = *what;
-        // The latest point at which a publication can fail: all files are written.
+        // Fails at the latest possible point of a publication, after all files are written.
         let mut fill =
             |folder: &Path, version| (what.fill)(folder, version).and_then(|()| (self.fail)("Shelf::publish, filled"));
         self.shelf.publish(&mut Publication { model, is_derived, fill: &mut fill })

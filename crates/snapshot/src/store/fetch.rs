@@ -1,7 +1,7 @@
 //! Fetch of a version from a bucket to a local folder.
 //!
-//! Files are written to a staging folder whose name contains the tag of the manifest, so that an interrupted fetch resumes with
-//! the next file, or in the middle of one. The length and hash of every file are checked against the manifest. Files that another
+//! Files are written to a staging folder whose name contains the tag of the manifest, so that an interrupted fetch resumes with the
+//! next file, or in the middle of a file. The length and hash of every file are checked against the manifest. Files that another
 //! local version of the model already has are hard-linked instead of read again.
 
 use std::fs::{self, File};
@@ -24,9 +24,9 @@ pub(super) struct Source<'a> {
     /// Stamp of the version's objects.
     pub(super) stamp: Stamp,
     pub(super) manifest: Tag,
-    /// The file that lists the version's shards, if it is a shard.
+    /// Tag of the file that lists the version's shards, if a shard is fetched.
     pub(super) shards: Option<Tag>,
-    /// Files that the manifest does not list.
+    /// Files of the version that the manifest does not list.
     pub(super) others: Vec<(String, Tag)>,
 }
 
@@ -37,7 +37,7 @@ impl Source<'_> {
     }
 
     /// Returns the staging folder. Objects that are added or repaired later do not invalidate its files, because the manifest
-    /// determines the content of each.
+    /// determines the content of each file.
     fn staging(&self, cache: &Cache) -> PathBuf {
         let folder = self.folder(cache);
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
@@ -50,7 +50,7 @@ impl Source<'_> {
         Cache::stamp(&self.folder(cache)) == Some(self.stamp)
     }
 
-    /// Fetches the metadata of the version if it is not cached. Returns the folder with it.
+    /// Fetches the metadata of the version if it is not cached. Returns the folder with the metadata.
     pub(super) fn outline(&self, cache: &Cache) -> Result<PathBuf> {
         if self.is_there(cache) {
             return Ok(self.folder(cache));
@@ -60,7 +60,7 @@ impl Source<'_> {
         let manifest = staging.join(MANIFEST);
         let shards = staging.with_file_name(super::SHARDS_FILE);
         if let Some(tag) = self.shards.as_ref().filter(|_| !manifest.exists() || !shards.exists()) {
-            // Versions with the same number share this path; it has the file of the last one that was listed.
+            // Versions with the same number share this path; the path has the file of the version that was listed last.
             self.whole(&self.unit.shards_key(), tag, &shards)?;
         }
         if !manifest.exists() {
@@ -77,7 +77,7 @@ impl Source<'_> {
     pub(super) fn fetch(&self, cache: &Cache) -> Result<()> {
         let staging = self.outline(cache)?;
         let locked = lock_folder(&staging);
-        // Another process that fetches it may have completed it meanwhile.
+        // Another process may have completed the fetch of the version meanwhile.
         if self.is_there(cache) {
             return Ok(());
         }
@@ -96,9 +96,9 @@ impl Source<'_> {
         cache.settle(&staging, &self.folder(cache))
     }
 
-    /// Reads an object that no manifest lists; it must still be the listed one.
+    /// Reads an object that no manifest lists; the object must not have changed since the listing.
     fn whole(&self, key: &str, seen: &Tag, to: &Path) -> Result<()> {
-        // It has no checksum, but all other checksums depend on it.
+        // The manifest has no checksum of its own, but lists the checksums of all other files.
         let (bytes, tag) = found(|| read_twice(self.objects, key))?;
         if tag.mark() != seen.mark() {
             return Err(Error::not_ready(format!("{key}: the object was replaced during its download")));
@@ -106,7 +106,7 @@ impl Source<'_> {
         files::write_atomic(to, |out| out.write_all(&bytes)).map(drop)
     }
 
-    /// Fetches a file of the manifest, if it is missing.
+    /// Fetches a file of the manifest, if the local folder lacks the file.
     fn file(&self, cache: &Cache, staging: &Path, name: &str, sum: &Checksum) -> Result<()> {
         let target = staging.join(name);
         if target.exists() {
@@ -128,7 +128,7 @@ impl Source<'_> {
         let unwritten = |e| Error::io(part.display(), e);
         let mut found = self.read(&key, &head, &part)?;
         if found != *sum {
-            // The fault may be in the rest of an earlier fetch, or in the transfer.
+            // The wrong bytes may come from an earlier, interrupted fetch, or from the transfer.
             tracing::warn!(key, "the file differs from the manifest; fetching it again");
             fs::remove_file(&part).map_err(unwritten)?;
             found = self.read(&key, &head, &part)?;
@@ -140,7 +140,7 @@ impl Source<'_> {
         fs::rename(&part, &target).map_err(unwritten)
     }
 
-    /// Reads an object to the end of a file that may already have its beginning.
+    /// Reads an object to a local file, which may already have the beginning of the object.
     fn read(&self, key: &str, head: &Tag, part: &Path) -> Result<Checksum> {
         let unwritten = |e| Error::io(part.display(), e);
         let file = File::options().read(true).write(true).create(true).truncate(false).open(part).map_err(unwritten)?;
@@ -159,7 +159,7 @@ impl Source<'_> {
             });
             match read {
                 Ok(()) => break,
-                // Retries immediately as long as there is progress.
+                // Retries an interrupted fetch immediately as long as bytes arrive.
                 Err(e) if e.kind() == Kind::Unavailable && to.bytes() > from => {
                     tracing::warn!(key, at = to.bytes(), error = %e, "the fetch was interrupted; resuming");
                 }

@@ -1,11 +1,11 @@
 //! A store in a folder.
 //!
-//! A publication writes to `STORE/NAME/.publishing-RANDOM/`, which readers ignore, and renames it to its version when its
+//! A publication writes to `STORE/NAME/.publishing-RANDOM/`, which readers ignore, and renames this folder to its version when the
 //! manifest is written. Two advisory locks (`flock`) coordinate publishers in one process, in containers and on hosts that share
 //! the store:
 //!
-//! - `STORE/NAME/.lock` is held briefly: while leftovers are removed and a number is allocated, and around the rename. It holds
-//!   the highest number ever allocated, so that the number of a removed version is not reused with other bytes.
+//! - `STORE/NAME/.lock` is held briefly: while leftovers are removed and a number is allocated, and around the rename. The file
+//!   holds the highest number ever allocated, so that the number of a removed version is not reused with other bytes.
 //! - `.publishing-RANDOM/.lock` is held during the publication; the system releases it when the process ends for any reason. A
 //!   leftover is a staging folder whose lock is free or missing.
 
@@ -39,9 +39,9 @@ pub(super) struct Folder {
 /// Result of the last check of the folder.
 #[derive(Debug, Default)]
 struct FolderCheck {
-    /// True if it ever existed; a folder that never did is created by the first publication.
+    /// True if the folder ever existed; otherwise the first publication creates the folder.
     was_there: bool,
-    /// Reason why it cannot be read, although it existed before.
+    /// Reason why the folder cannot be read, although the folder existed before.
     trouble: Option<String>,
 }
 
@@ -70,7 +70,7 @@ impl Folder {
         let mut numbers = lock_folder(parent)?;
         remove_leftovers(parent)?;
         let mut text = String::new();
-        // After a crash it may have any content; the folders then show the used numbers.
+        // After a crash the file may have any content; the version folders then show the used numbers.
         let _ = numbers.read_to_string(&mut text);
         let given = number(text.trim()).unwrap_or(0);
         let published = self.numbers(model, &[MANIFEST.into()])?;
@@ -88,15 +88,18 @@ impl Folder {
         Ok((Staging::new(parent)?, version))
     }
 
-    /// Renames a filled staging folder to its version, if `may` permits it.
+    /// Renames a filled staging folder to its version, if `may` permits the rename.
     fn finish(&self, staging: &Staging, parent: &Path, target: &Path, may: impl Fn(&Path) -> Result<()>) -> Result<()> {
         let _numbers = lock_folder(parent)?;
         may(&staging.folder)?;
         staging.unlock()?;
         if target.exists() {
-            return Err(Error::conflict(format!("{}: another process created it meanwhile", target.display())));
+            return Err(Error::conflict(format!(
+                "{}: another process created this folder meanwhile",
+                target.display()
+            )));
         }
-        // Opened before the rename, because a lack of descriptors must not fail a completed publication.
+        // The folders are opened before the rename, because a lack of descriptors must not fail a completed publication.
         let opened = |folder: &Path| files::open_folder(folder).map_err(|e| Error::io(folder.display(), e));
         let (of_model, of_store) = (opened(parent)?, opened(&self.root)?);
         let placed = place(&staging.folder, target, || of_model.sync_all().and_then(|()| of_store.sync_all()));
@@ -113,7 +116,8 @@ impl Shelf for Folder {
         &self.root
     }
 
-    /// Records whether the folder exists: otherwise a missing folder, such as an unmounted one, looks like an empty store.
+    /// Records whether the folder exists: without this record, a missing folder, such as an unmounted file system, looks like an
+    /// empty store.
     fn renew(&self) -> Result<()> {
         let found = fs::read_dir(&self.root);
         let mut sight = locked(&self.sight);
@@ -164,7 +168,7 @@ impl Shelf for Folder {
         let mut seen = Vec::new();
         for entry in fs::read_dir(self.folder(unit)).ok()?.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            // Hidden files belong to programs that copy; the rename that ends a copy is visible.
+            // Hidden files belong to programs that copy versions; such a program renames a file when its copy is complete.
             if !name.starts_with('.') {
                 let about = entry.metadata().ok()?;
                 seen.push((name, about.ino(), about.len(), about.mtime(), about.mtime_nsec()));
@@ -243,11 +247,11 @@ impl Shelf for Folder {
     fn remove(&self, model: &str, version: u64) -> Result<()> {
         let parent = self.root.join(model);
         let _numbers = lock_folder(&parent)?;
-        take_away(&parent, &self.whole(model, version))
+        remove_atomically(&parent, &self.whole(model, version))
     }
 }
 
-/// Number of a publication that is released if the publication panics.
+/// Allocated version number of a publication; the number is released if the publication panics.
 struct Unfinished<'a> {
     parent: &'a Path,
     version: u64,
@@ -255,8 +259,8 @@ struct Unfinished<'a> {
 }
 
 impl Unfinished<'_> {
-    /// Releases the number, unless a later number has been allocated; an unwound merge starts again with the same number.
-    fn give_number_back(&self) -> Result<()> {
+    /// Releases the number, unless a later number has been allocated; a merge that is repeated then gets the same number again.
+    fn release_number(&self) -> Result<()> {
         let io = |e| Error::io(self.parent.join(LOCK).display(), e);
         let mut numbers = lock_folder(self.parent)?;
         let mut text = String::new();
@@ -272,14 +276,14 @@ impl Unfinished<'_> {
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
         if !self.is_published && std::thread::panicking() {
-            // A gap in the numbers is harmless.
-            let _ = self.give_number_back();
+            // If the release fails, a gap in the version numbers is harmless.
+            let _ = self.release_number();
         }
     }
 }
 
-/// Staging folder of a publication, and the lock that marks it as active. Unless it is renamed, the folder is removed at the end,
-/// including after an error or a panic.
+/// Staging folder of a publication, and the lock that marks it as active. A staging folder that is not renamed is removed at the
+/// end, including after an error or a panic.
 pub(super) struct Staging {
     pub(super) folder: PathBuf,
     _lock: File,
@@ -303,19 +307,19 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        // If it cannot be removed now, the next publication removes it.
+        // If the folder cannot be removed now, the next publication removes it.
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
-/// Renames a folder and makes that durable with `sync`. If `sync` fails, it renames the folder back, because a failed publication
-/// must not have published anything.
+/// Renames a folder and makes the rename durable with `sync`. If `sync` fails, renames the folder back, because a failed
+/// publication must not have published anything.
 pub(super) fn place(from: &Path, to: &Path, sync: impl Fn() -> std::io::Result<()>) -> std::io::Result<()> {
     fs::rename(from, to)?;
     sync().map_err(|e| match fs::rename(to, from) {
         Ok(()) => e,
         Err(stays) => {
-            std::io::Error::other(format!("{e}; it is published, but may be lost in a power failure: {stays}"))
+            std::io::Error::other(format!("{e}; the version is published, but may be lost in a power failure: {stays}"))
         }
     })
 }
@@ -334,15 +338,15 @@ pub(super) fn lock_folder(parent: &Path) -> Result<File> {
 }
 
 /// Removes a folder in `parent` atomically. The caller must hold the lock of `parent`.
-pub(super) fn take_away(parent: &Path, folder: &Path) -> Result<()> {
-    // Renamed like an unfinished publication: if it cannot be removed now, the next publication removes it.
+pub(super) fn remove_atomically(parent: &Path, folder: &Path) -> Result<()> {
+    // Gives the folder the name of an unfinished publication: if removing it fails, the next publication removes it.
     let leftover = parent.join(format!("{STAGING}{:016x}", RandomState::new().hash_one(folder)));
     fs::rename(folder, &leftover).map_err(|e| Error::io(folder.display(), e))?;
     fs::remove_dir_all(&leftover).map_err(|e| Error::io(leftover.display(), e))
 }
 
-/// Removes what killed publications left. The caller must hold the model's lock, because a staging folder without a lock is then
-/// a leftover.
+/// Removes the staging folders of killed publications. The caller must hold the model's lock: only then is every staging folder
+/// without a lock a leftover.
 pub(super) fn remove_leftovers(parent: &Path) -> Result<()> {
     for name in names_in(parent)?.iter().filter(|name| name.starts_with(STAGING)) {
         let folder = parent.join(name);
@@ -364,7 +368,7 @@ fn is_live(folder: &Path) -> bool {
         }
 }
 
-/// Returns the names in a folder; none if it does not exist.
+/// Returns the names in a folder; no names if the folder does not exist.
 pub(super) fn names_in(folder: &Path) -> Result<Vec<String>> {
     match fs::read_dir(folder) {
         Ok(entries) => Ok(entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect()),

@@ -1,8 +1,8 @@
 //! Checkpoints of a shard with its updates (`fold` in names), stored by the server that ingests the updates.
 //!
-//! A partitioned version is one version over all shards, so no single shard can publish a new one. Instead, a server merges the
-//! updates of its shard into a snapshot of the same version. The checkpoint replaces the published shard on this server and
-//! records the position up to which it includes updates. It is stored in a local folder next to the journal, to which the
+//! A partitioned version is one version over all shards, so no single shard can publish a new version. Instead, a server merges the
+//! updates of its shard into a snapshot of the same version. The checkpoint replaces the published shard on this server and records
+//! the position up to which it includes updates. The checkpoint is stored in a local folder next to the journal, to which the
 //! positions refer:
 //!
 //! ```text
@@ -11,23 +11,23 @@
 //!   POSITION/                           snapshot with the updates up to this position
 //! ```
 //!
-//! The newest checkpoint is used. The one before it is retained, because the journal still has its later updates: if the newest
-//! is damaged, it is moved aside and the previous one is used.
+//! The newest checkpoint is used. The previous checkpoint is retained, and the journal has the updates after it: if the newest
+//! checkpoint is damaged, it is moved aside and the previous checkpoint is used.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::super::manifest::Manifest;
 use super::super::shards::{Shards, shard_folder};
-use super::folder::{Staging, lock_folder, names_in, remove_leftovers, take_away};
+use super::folder::{Staging, lock_folder, names_in, remove_atomically, remove_leftovers};
 use super::{PinnedVersion, Store, Unit, number};
 use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Result};
 use sterling_storage::files;
 
-/// Checkpoints that are retained per shard.
+/// Number of checkpoints that are retained per shard.
 const RETAINED_CHECKPOINTS: usize = 2;
-/// Prefix of a damaged checkpoint, before its position.
+/// Prefix of the folder name of a damaged checkpoint, before its position.
 const DAMAGED: &str = ".damaged-";
 
 /// A checkpoint and its position.
@@ -42,7 +42,7 @@ fn checkpoints_of_shard(root: &Path, unit: Unit<'_>) -> Option<PathBuf> {
 }
 
 impl Store {
-    /// Returns the same store with checkpoints of its shard in a local folder, which need not exist yet.
+    /// Returns the same store, with the checkpoints of its shard in a local folder, which need not exist yet.
     #[must_use]
     pub fn with_checkpoints(self, root: impl Into<PathBuf>) -> Self {
         Store { folds: Some(root.into()), ..self }
@@ -64,7 +64,7 @@ impl Store {
         Ok(newest.map(|position| ShardCheckpoint { position, folder: parent.join(position.to_string()) }))
     }
 
-    /// Returns the position of the checkpoint that replaces the shard of a version on this server, if there is one.
+    /// Returns the position of the checkpoint that replaces the shard of a version on this server, if a checkpoint exists.
     ///
     /// # Errors
     /// As [`Store::outline`] and [`Manifest::read`].
@@ -72,7 +72,7 @@ impl Store {
         Ok(self.newest_checkpoint(self.unit(model, version))?.map(|fold| fold.position))
     }
 
-    /// Returns the position that applies if the newest checkpoint is damaged: that of the previous checkpoint, or of the
+    /// Returns the position that applies if the newest checkpoint is damaged: the position of the previous checkpoint, or of the
     /// published shard. `None` without a checkpoint.
     ///
     /// # Errors
@@ -105,12 +105,12 @@ impl Store {
         Ok(true)
     }
 
-    /// Stores a checkpoint that `fill` writes to a folder: the shard with this manifest, published or itself a checkpoint, with
-    /// its updates up to a position. An existing checkpoint of that position is kept, because it has the same items.
+    /// Stores a checkpoint that `fill` writes to a folder: the shard with this manifest (published, or itself a checkpoint) after
+    /// its updates up to a position. An existing checkpoint of the same position is retained, because its items are the same.
     ///
     /// # Errors
-    /// Errors of `fill`; `Unsupported` if the store has no folder for checkpoints; `Io`. After an error nothing is
-    /// stored.
+    /// Errors of `fill`; `Unsupported` if the store has no folder for checkpoints; `Io`. After an error no
+    /// checkpoint is stored.
     pub fn fold(
         &self,
         (manifest, shards): (&Manifest, &Shards),
@@ -120,7 +120,9 @@ impl Store {
         let unit = Unit { shard: manifest.shard.map(|part| part.shard), ..self.unit(&manifest.name, manifest.version) };
         let of_shard = self.folds.as_ref().and_then(|root| Some((root, checkpoints_of_shard(root, unit)?)));
         let Some((root, of_shard)) = of_shard else {
-            return Err(Error::unsupported("merge of a shard that accepts no updates on this server"));
+            return Err(Error::unsupported(
+                "this server accepts no updates of the shard, so that no updates can be merged",
+            ));
         };
         let parent = of_shard.join(unit.version.to_string()).join(manifest.published_digest());
         fs::create_dir_all(&parent).map_err(|e| Error::io(parent.display(), e))?;
@@ -146,11 +148,11 @@ impl Store {
         remove_leftovers(&parent)?;
         let names = names_in(&parent)?;
         let mut old = names.iter().filter(|name| number(name).is_some_and(|version| version < before));
-        old.try_for_each(|name| take_away(&parent, &parent.join(name)))
+        old.try_for_each(|name| remove_atomically(&parent, &parent.join(name)))
     }
 }
 
-/// Renames a filled folder to its position, and removes checkpoints beyond the retained ones.
+/// Renames the folder of a complete checkpoint to its position, and removes checkpoints beyond the retained ones.
 fn finish(staging: &Staging, parent: &Path, root: &Path, position: u64) -> Result<()> {
     let _lock = lock_folder(parent)?;
     let target = parent.join(position.to_string());
@@ -165,7 +167,7 @@ fn finish(staging: &Staging, parent: &Path, root: &Path, position: u64) -> Resul
     }
     let mut old = positions(parent)?;
     old.truncate(old.len().saturating_sub(RETAINED_CHECKPOINTS));
-    old.iter().try_for_each(|position| take_away(parent, &parent.join(position.to_string())))
+    old.iter().try_for_each(|position| remove_atomically(parent, &parent.join(position.to_string())))
 }
 
 /// Returns the positions of the checkpoints in a folder with readable manifests, ascending.

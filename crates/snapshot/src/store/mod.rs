@@ -1,10 +1,11 @@
 //! Stores of snapshots, `STORE/NAME/VERSION/`: a folder or an object store bucket.
 //!
-//! A [`Store`] uses one of two storage backends ([`Shelf`]) with the same layout, so that one can be copied into the other:
+//! A [`Store`] uses one of two storage backends ([`Shelf`]) with the same layout, so that the files of one store can be copied into
+//! the other:
 //!
 //! - a folder (`folder`): a publication writes to its own folder, which is renamed to the version;
-//! - a bucket (`remote`): a publication writes its objects under its version, and the manifest last, on condition that there is
-//!   none. Versions are fetched to a local folder before use (`fetch`), whose size is limited (`cache`).
+//! - a bucket (`remote`): a publication writes its objects under its version, and the manifest last, on condition that the bucket
+//!   has no manifest of this version. Before use, versions are fetched (`fetch`) to a local cache folder of limited size (`cache`).
 //!
 //! The desired state of a model (active version, labels, rollout) is one small file of the store (`desired`). Checkpoints of a
 //! shard with its updates are in a separate local folder (`folds`).
@@ -46,12 +47,12 @@ pub struct Store {
     shelf: Arc<dyn Shelf>,
     /// Shard of partitioned versions that this store is restricted to.
     shard: Option<u32>,
-    /// Folder of that shard's checkpoints.
+    /// Folder of the checkpoints of the selected shard.
     folds: Option<PathBuf>,
 }
 
-/// Fingerprint of a version that changes when one of its files is replaced, resized or written to; computed without reading the
-/// files.
+/// Fingerprint of a version, which changes when a file of the version is replaced, resized or written to; computed without reading
+/// the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp(u64);
 
@@ -59,25 +60,25 @@ pub struct Stamp(u64);
 #[derive(Debug)]
 pub struct PinnedVersion {
     folder: PathBuf,
-    /// Position of the checkpoint, if it is one.
+    /// Position of the checkpoint, if the version is read from a checkpoint.
     fold: Option<u64>,
     /// Lock that protects a cached copy from eviction.
     _lock: Option<File>,
 }
 
 impl PinnedVersion {
-    /// Returns the folder of its files.
+    /// Returns the folder of the version's files.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Returns the position of the checkpoint, if it is one.
+    /// Returns the position of the checkpoint, if the version is read from a checkpoint.
     pub fn fold(&self) -> Option<u64> {
         self.fold
     }
 }
 
-/// A version, or one shard of it.
+/// A version, or one shard of a version.
 #[derive(Clone, Copy, Debug)]
 struct Unit<'a> {
     model: &'a str,
@@ -86,18 +87,18 @@ struct Unit<'a> {
 }
 
 impl Unit<'_> {
-    /// Returns its folder, relative to the store.
+    /// Returns the folder of the version or shard, relative to the store.
     fn path(&self) -> PathBuf {
         let version = Path::new(self.model).join(self.version.to_string());
         self.shard.map_or(version.clone(), |shard| shard_folder(&version, shard))
     }
 
-    /// Returns the object key of one of its files.
+    /// Returns the object key of a file of the version or shard.
     fn key(&self, file: &str) -> String {
         self.path().join(file).to_string_lossy().into_owned()
     }
 
-    /// Returns the object key of the file that lists the shards of its version.
+    /// Returns the object key of the file that lists the shards of the version.
     fn shards_key(&self) -> String {
         Unit { shard: None, ..*self }.key(SHARDS_FILE)
     }
@@ -106,7 +107,8 @@ impl Unit<'_> {
 /// A publication in progress.
 struct Publication<'a> {
     model: &'a str,
-    /// True for a version that is derived from existing ones, such as a merge; it is aborted if any other version is published.
+    /// True for a version that is derived from existing versions, such as a merge; its publication is aborted if any other version
+    /// is published.
     is_derived: bool,
     /// Writes the files of a version to a folder.
     fill: &'a mut dyn FnMut(&Path, u64) -> Result<()>,
@@ -114,31 +116,31 @@ struct Publication<'a> {
 
 /// Storage backend of versions.
 trait Shelf: Debug + Send + Sync {
-    /// Returns its name: a path or a URL.
+    /// Returns the name of the store: a path or a URL.
     fn name(&self) -> String;
-    /// Returns the local folder of its versions, or of their cached copies.
+    /// Returns the local folder of the store's versions, or of their cached copies.
     fn root(&self) -> &Path;
-    /// Updates the listing of published versions, for backends that cache it.
+    /// Updates the listing of published versions, for backends that cache the listing.
     fn renew(&self) -> Result<()>;
-    /// Returns the reason why the last update failed, if it did.
+    /// Returns the reason why the last update of the listing failed, if it failed.
     fn trouble(&self) -> Option<String>;
     /// Returns true for a bucket, whose files are transferred over a network.
     fn is_bucket(&self) -> bool;
-    /// Returns whether versions of a model, or of any, are cached and can be served without the store.
+    /// Returns whether versions of a model, or of any model, are cached and can be served without the store.
     fn has_copies(&self, model: Option<&str>) -> bool;
     /// Rejects a store that does not support concurrent publishers.
     fn prove(&self) -> Result<()>;
     /// Lists names that may be models.
     fn names(&self) -> Result<Vec<String>>;
-    /// Returns a model's version numbers that have all of these files, ascending.
+    /// Returns the numbers of a model's versions that have all of these files, ascending.
     fn numbers(&self, model: &str, files: &[String]) -> Result<Vec<u64>>;
     /// Returns the fingerprint of a version.
     fn stamp(&self, unit: Unit<'_>) -> Option<Stamp>;
-    /// Returns a folder with the metadata of a version, its manifest and `model.toml`; a bucket fetches only these.
+    /// Returns a folder with the metadata of a version, its manifest and `model.toml`; a bucket fetches only these files.
     fn outline(&self, unit: Unit<'_>) -> Result<PathBuf>;
-    /// Returns the version on local disk; a bucket fetches it.
+    /// Returns the version on local disk; a bucket fetches the version.
     fn ensure_local(&self, unit: Unit<'_>) -> Result<PinnedVersion>;
-    /// Deletes a damaged cached copy of a version; returns whether there was one that can be fetched again.
+    /// Deletes a damaged cached copy of a version; returns whether such a copy was deleted and can be fetched again.
     fn discard(&self, unit: Unit<'_>) -> Result<bool>;
     fn read(&self, model: &str, file: &str) -> Result<Vec<u8>>;
     /// Reads a small file of a model as of the last listing.
@@ -157,11 +159,12 @@ impl Store {
         Store { shelf: Arc::new(Folder::new(root.into())), shard: None, folds: None }
     }
 
-    /// Opens a store by name: a folder, or the URL of a bucket, such as `s3://bucket/prefix`. Sends no request yet.
+    /// Opens a store by name: a folder, or the URL of a bucket, such as `s3://bucket/prefix`. Opening a store sends no request to a
+    /// bucket.
     ///
     /// # Errors
-    /// `Invalid` for an invalid URL, or if there is no folder for the cache; `Unsupported` for a bucket in a build without
-    /// support for it.
+    /// `Invalid` for an invalid URL, or if no folder for the cache is known; `Unsupported` for a bucket in a build without support
+    /// for buckets.
     pub fn open(name: &Path, cache: &CacheOptions) -> Result<Self> {
         if !objects::is_url(name) {
             return Ok(Store::new(name));
@@ -197,15 +200,16 @@ impl Store {
         &*self.shelf
     }
 
-    /// Updates the listing of published versions. A bucket keeps its last listing until then; a folder is always current.
+    /// Updates the listing of published versions. Between calls a bucket uses its last listing; a folder is always current.
     ///
     /// # Errors
-    /// `Unavailable` if a bucket does not answer, or failed to a moment ago; the last listing remains in use.
+    /// `Unavailable` if a bucket does not answer, or did not answer a moment ago; the last listing remains in use.
     pub fn renew(&self) -> Result<()> {
         self.shelf().renew()
     }
 
-    /// Returns the reason why the store is unreachable, if it is; the last listing is then in use.
+    /// Returns the reason why the store is unreachable; `None` if it is reachable. While unreachable, the store uses its last
+    /// listing.
     pub fn trouble(&self) -> Option<String> {
         self.shelf.trouble()
     }
@@ -215,7 +219,8 @@ impl Store {
         self.shelf.is_bucket()
     }
 
-    /// Returns whether versions of one model, or of any, are cached, so that they can be served while the bucket does not answer.
+    /// Returns whether versions of one model, or of any model, are cached, so that they can be served while the bucket does not
+    /// answer.
     pub fn has_copies(&self, model: Option<&str>) -> bool {
         self.shelf.has_copies(model)
     }
@@ -224,12 +229,12 @@ impl Store {
     /// only read is accepted.
     ///
     /// # Errors
-    /// `Unsupported` with the observed behaviour; `Unavailable` if it does not answer.
+    /// `Unsupported` with the observed behaviour; `Unavailable` if the bucket does not answer.
     pub fn prove(&self) -> Result<()> {
         self.shelf().prove().map_err(|e| e.within(format!("store {}", self.name())))
     }
 
-    /// Returns the models of the store, sorted. A missing store has none; a model with an unreadable folder is included.
+    /// Returns the models of the store, sorted. A missing store has no models; a model with an unreadable folder is included.
     ///
     /// # Errors
     /// `Io` with the path.
@@ -282,13 +287,14 @@ impl Store {
         self.shelf().numbers(model, &[SHARDS_FILE.into()])
     }
 
-    /// Returns the local folder of a version, or of the selected shard. For a bucket it exists after [`Store::ensure_local`].
+    /// Returns the local folder of a version, or of the selected shard. For a bucket the folder exists after
+    /// [`Store::ensure_local`].
     pub fn folder(&self, model: &str, version: u64) -> PathBuf {
         self.shelf.root().join(self.unit(model, version).path())
     }
 
-    /// Returns a folder with the manifest and `model.toml` of a version, or of the checkpoint that replaces it. From a bucket,
-    /// only these are fetched.
+    /// Returns a folder with the manifest and `model.toml` of a version, or of the checkpoint that replaces the version. From a
+    /// bucket, only these two files are fetched.
     ///
     /// # Errors
     /// `NotFound`, `Unavailable`, `Io`.
@@ -319,8 +325,8 @@ impl Store {
         Ok((shards, manifests))
     }
 
-    /// Reads a small file of a version, verified against its manifest; for a partitioned version, of its first shard. `None` if
-    /// the version has no such file.
+    /// Reads a small file of a version, verified against its manifest; for a partitioned version, reads the file of its first
+    /// shard. `None` if the version has no such file.
     ///
     /// # Errors
     /// As [`Store::manifest`]; `Corrupt` for a file that differs from the manifest.
@@ -339,20 +345,20 @@ impl Store {
         }
     }
 
-    /// Returns a version on local disk: in place, fetched from its bucket, or the checkpoint that replaces it. A fetch verifies
-    /// files against the manifest, and resumes where an earlier one was interrupted.
+    /// Returns a version on local disk: in the store's folder, fetched from its bucket, or the checkpoint that replaces the
+    /// version. A fetch verifies files against the manifest, and resumes where an earlier fetch was interrupted.
     ///
     /// # Errors
-    /// `Corrupt` with a file that differs from the manifest; `NoSpace` if it does not fit; `NotFound`, `Unavailable`, `Io`;
-    /// `NotReady` if it was replaced meanwhile.
+    /// `Corrupt` with a file that differs from the manifest; `NoSpace` if the version does not fit; `NotFound`, `Unavailable`,
+    /// `Io`; `NotReady` if the version was replaced meanwhile.
     pub fn ensure_local(&self, model: &str, version: u64) -> Result<PinnedVersion> {
         check_model(model)?;
         let unit = self.unit(model, version);
         self.ensure_local_checkpoint(unit)?.map_or_else(|| self.shelf().ensure_local(unit), Ok)
     }
 
-    /// Deletes a damaged cached copy of a version, or moves its damaged checkpoint aside. Returns false if there is no
-    /// replacement: the store is a folder, or does not answer.
+    /// Deletes a damaged cached copy of a version, or moves its damaged checkpoint aside. Returns false if no replacement exists,
+    /// because the store is a folder or does not answer.
     ///
     /// # Errors
     /// `Io` with the path.
@@ -361,20 +367,20 @@ impl Store {
         Ok(self.set_checkpoint_aside(unit)? || self.shelf().discard(unit)?)
     }
 
-    /// Returns the fingerprint of a version's files, or `None` if it is not published.
+    /// Returns the fingerprint of a version's files, or `None` if the version is not published.
     pub fn stamp(&self, model: &str, version: u64) -> Option<Stamp> {
         check_name("model name", model).ok()?;
         self.shelf().stamp(self.unit(model, version))
     }
 
-    /// Returns the newest of the `published` versions (ascending) that replaces this one: itself, or a merge of it with later
-    /// updates.
+    /// Returns the newest of the `published` versions (ascending) that replaces `version`: `version` itself, or a merge of it with
+    /// later updates.
     pub fn successor(&self, model: &str, version: u64, published: &[u64]) -> u64 {
         let mut later = published.iter().copied().rev().take_while(|later| *later > version);
         later.find(|later| self.is_same_or_merged(model, *later, version)).unwrap_or(version)
     }
 
-    /// Returns whether `later` is this version or a merge of it with later updates.
+    /// Returns whether `later` is `version` or a merge of `version` with later updates.
     pub fn is_same_or_merged(&self, model: &str, later: u64, version: u64) -> bool {
         later == version || self.manifest(model, later).is_ok_and(|found| found.origin() == version)
     }
@@ -384,13 +390,14 @@ impl Store {
     ///
     /// # Errors
     /// Errors of `fill`; `Invalid` for a name that cannot be a folder; `Conflict` if another program has created the
-    /// version's path; `Io`, `Unavailable`. After an error nothing is published.
+    /// version's path; `Io`, `Unavailable`. After an error no version is published.
     pub fn publish(&self, model: &str, fill: impl FnOnce(&Path, u64) -> Result<()>) -> Result<u64> {
         self.publish_as(model, false, fill)
     }
 
-    /// Publishes a version that is derived from existing ones. If another version was published meanwhile, or another publication
-    /// is active, that one wins and nothing is published. A publication that starts later gets a higher number.
+    /// Publishes a version that is derived from existing versions. If another version was published meanwhile or another
+    /// publication is active, the other one wins and this version is not published. A publication that starts later gets a higher
+    /// number.
     ///
     /// # Errors
     /// As [`Store::publish`]; `Conflict` if another publication wins.
@@ -403,12 +410,12 @@ impl Store {
         let mut fill = Some(fill);
         let mut once = |folder: &Path, version| match fill.take() {
             Some(fill) => fill(folder, version),
-            None => Err(Error::internal("a version is filled twice")),
+            None => Err(Error::internal("the files of a version are written twice")),
         };
         self.shelf().publish(&mut Publication { model, is_derived, fill: &mut once })
     }
 
-    /// Adds files to a published version; `fill` writes them to a folder. Readers see them in the order of `files`.
+    /// Adds files to a published version; `fill` writes them to a folder. Readers see the added files in the order of `files`.
     ///
     /// # Errors
     /// Errors of `fill`; as [`Store::ensure_local`].
@@ -422,7 +429,8 @@ impl Store {
         self.shelf().add(self.unit(model, version), files, &mut fill)
     }
 
-    /// Removes a published version. A server that is loading it may find it damaged; a server that has loaded it keeps it.
+    /// Removes a published version. A server that is loading the version may find it damaged; a server that has loaded the version
+    /// keeps it.
     ///
     /// # Errors
     /// `Io` with the path, `Unavailable`.
@@ -432,7 +440,7 @@ impl Store {
     }
 }
 
-/// Rejects a derived version if a version was published since `before` was listed.
+/// Rejects a derived version if another version was published since `before` was listed.
 fn check_rivals(model: &str, before: &[u64], now: &[u64]) -> Result<()> {
     match now.iter().find(|version| !before.contains(version)) {
         Some(other) => Err(Error::conflict(format!("model `{model}`: version {other} was published meanwhile"))),
@@ -451,7 +459,7 @@ fn number(name: &str) -> Option<u64> {
     if is_canonical { name.parse().ok() } else { None }
 }
 
-/// Rejects an invalid model name before it becomes part of a path, because `..` and `/` lead out of the store.
+/// Rejects an invalid model name before it becomes part of a path, because `..` and `/` would lead out of the store.
 ///
 /// # Errors
 /// `NotFound` with the name and the rule.

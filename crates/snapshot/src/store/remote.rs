@@ -1,11 +1,13 @@
 //! A store in an object store bucket.
 //!
-//! One listing of its keys, at each poll, shows its versions, their fingerprints and desired states. Other data is requested when
-//! it is needed. While the bucket does not answer, the last listing remains in use; without one, the contents of the local cache.
+//! At each poll, one listing of the bucket's keys shows all versions, their fingerprints and desired states. Other data of the
+//! bucket is requested when it is needed. While the bucket does not answer, the last listing remains in use; without a listing, the
+//! contents of the local cache are used.
 //!
-//! A publication allocates its number by a conditional write to an object. It writes its objects to their final keys and last, on
-//! condition that it does not exist, the object that completes the version: its manifest, or the file that lists its shards.
-//! Until then readers ignore the version, and a later publication removes the leftovers of a killed one (`lease`).
+//! A publication allocates its number by a conditional write to an object. The publication writes its objects to their final keys.
+//! The object that completes the version (its manifest, or the file that lists its shards) is written last, on condition that it
+//! does not exist. Readers ignore a version that is not complete; a later publication removes the leftovers of a killed publication
+//! (`lease`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -34,9 +36,10 @@ use sterling_storage::objects::{
 const GIVEN: &str = ".given";
 /// Prefix of the names of files that may be added to a version later.
 const LATER: &str = "recalibration";
-/// Attempts to allocate a number when others allocate at the same time, and when the bucket does not answer.
+/// Maximum number of attempts to allocate a version number: while other publications allocate too, and if the bucket does not
+/// answer.
 const TRIES: (usize, u32) = (100, 5);
-/// Attempts to see written objects in a listing; the first wait between attempts, and the longest.
+/// Number of attempts to find written objects in a listing; then the first and the longest wait between attempts.
 const LISTING_RETRIES: (u32, (Duration, Duration)) = (5, (Duration::from_millis(100), Duration::from_secs(2)));
 
 /// A bucket and the local cache of its versions.
@@ -46,20 +49,20 @@ pub(super) struct Remote {
     objects: Arc<dyn Objects>,
     cache: Cache,
     health: Health,
-    /// Last listing.
+    /// Last listing of the bucket, if there was one.
     seen: Mutex<Option<Arc<Seen>>>,
     /// Last read content of small files, with their tags.
     read: Mutex<BTreeMap<String, (u64, Vec<u8>)>>,
     proven: Mutex<bool>,
 }
 
-/// Keys that describe the store's contents.
+/// Listing of the object keys, which describe the store's contents.
 #[derive(Debug, Default)]
 struct Seen {
     keys: BTreeMap<String, Tag>,
     /// Combined fingerprint of all objects of each version and shard, by folder name.
     looks: BTreeMap<String, u64>,
-    /// True if it describes the local cache, because the bucket has not answered yet.
+    /// True if the listing describes the local cache, because the bucket has not answered yet.
     is_of_cache: bool,
 }
 
@@ -69,11 +72,11 @@ impl Seen {
         for (key, tag) in found {
             let look = xxh3_64(format!("{key} {}", tag.mark()).as_bytes());
             for folder in folders_of(&key) {
-                // A sum, which does not depend on the order of keys.
+                // Fingerprints are summed, because a sum does not depend on the order of keys.
                 let looks = seen.looks.entry(folder.to_owned()).or_default();
                 *looks = looks.wrapping_add(look);
             }
-            if tells(&key) {
+            if is_listed_object(&key) {
                 seen.keys.insert(key, tag);
             }
         }
@@ -88,7 +91,7 @@ impl Seen {
         within.map(move |(key, tag)| (&key[name.len() + 1..], tag))
     }
 
-    /// Returns the versions of a model that have any key.
+    /// Returns the versions of a model of which any object exists.
     fn numbers(&self, model: &str) -> Vec<u64> {
         let mut numbers: Vec<u64> =
             self.under(model).filter_map(|(key, _)| key.split_once('/').and_then(|(first, _)| number(first))).collect();
@@ -112,7 +115,7 @@ fn folders_of(key: &str) -> impl Iterator<Item = &str> {
     deep.map(move |n| &key[..ends[n]])
 }
 
-fn tells(key: &str) -> bool {
+fn is_listed_object(key: &str) -> bool {
     let name = key.rsplit('/').next().unwrap_or(key);
     [MANIFEST, SHARDS_FILE, LEASE, DESIRED_FILE, GIVEN].contains(&name) || name.starts_with(LATER)
 }
@@ -148,7 +151,7 @@ impl Remote {
         Arc::new(self.fetched())
     }
 
-    /// Returns a listing of the cached versions.
+    /// Returns a listing that consists of the cached versions.
     fn fetched(&self) -> Seen {
         let mut keys = BTreeMap::new();
         for model in names_in(self.cache.root()).unwrap_or_default() {
@@ -164,7 +167,7 @@ impl Remote {
         Seen { keys, is_of_cache: true, ..Seen::default() }
     }
 
-    /// Returns a version as of the last listing.
+    /// Returns the source of a version as of the last listing.
     fn source<'a>(&'a self, seen: &Seen, unit: Unit<'a>) -> Option<Source<'a>> {
         let manifest = seen.keys.get(&unit.key(MANIFEST))?.clone();
         let shards = match unit.shard {
@@ -174,14 +177,14 @@ impl Remote {
         let folder = unit.path().to_string_lossy().into_owned();
         let later = seen.under(&folder).filter(|(name, _)| name.starts_with(LATER));
         let others: Vec<(String, Tag)> = later.map(|(name, tag)| (name.to_owned(), tag.clone())).collect();
-        // As with a folder, any object that is added, removed or replaced changes the fingerprint of the version.
+        // As in a folder store, an object that is added, removed or replaced changes the fingerprint of the version.
         let looks = seen.looks.get(&folder).copied().unwrap_or_default();
         let marks = [looks, shards.as_ref().map_or(0, Tag::mark)];
         let stamp = Stamp(xxh3_64(&marks.map(u64::to_le_bytes).concat()));
         Some(Source { objects: &*self.objects, unit, stamp, manifest, shards, others })
     }
 
-    fn sourced<'a>(&'a self, seen: &Seen, unit: Unit<'a>) -> Result<Source<'a>> {
+    fn require_source<'a>(&'a self, seen: &Seen, unit: Unit<'a>) -> Result<Source<'a>> {
         let reported = || Error::not_found(format!("{}/{}: not published", self.url, unit.path().display()));
         self.source(seen, unit).ok_or_else(reported)
     }
@@ -193,7 +196,7 @@ impl Remote {
         if is_seen { found(read) } else { read() }
     }
 
-    /// Does the same; `None` if the object does not exist.
+    /// Reads a small object in its current state; `None` if the object does not exist.
     fn now(&self, key: &str) -> Result<Option<(Vec<u8>, Tag)>> {
         match self.small(key) {
             Err(e) if e.kind() == Kind::NotFound => Ok(None),
@@ -201,19 +204,19 @@ impl Remote {
         }
     }
 
-    /// Rejects a bucket that ignores conditional writes or is read-only.
+    /// Rejects a bucket that ignores conditional writes or that this caller may only read.
     fn may_write(&self) -> Result<()> {
         let mut proven = locked(&self.proven);
         if !*proven {
             if prove(&*self.objects)? == Proof::ReadOnly {
-                return Err(Error::new(Kind::Io, "it rejects writes of this caller"));
+                return Err(Error::new(Kind::Io, "the bucket rejects writes with this caller's credentials"));
             }
             *proven = true;
         }
         Ok(())
     }
 
-    /// Allocates a version number above all existing ones.
+    /// Allocates a version number above all existing numbers.
     fn take_number(&self, model: &str) -> Result<u64> {
         let key = format!("{model}/{GIVEN}");
         let mut failures = 0;
@@ -226,7 +229,8 @@ impl Remote {
             let over = before.map_or(WriteCondition::Nothing, |(_, tag)| WriteCondition::This(tag));
             match self.objects.put(&key, format!("{version}\n").into_bytes(), &over) {
                 Ok(_) => return Ok(version),
-                // Of two concurrent attempts one succeeds; an attempt whose answer is lost leaves a number unused.
+                // Of two concurrent attempts one succeeds, and the other tries again; an attempt whose answer is lost leaves a
+                // number unused.
                 Err(e) if e.kind() == Kind::Conflict => {}
                 Err(e) if e.kind() == Kind::Unavailable && failures < TRIES.1 => {
                     failures += 1;
@@ -235,7 +239,7 @@ impl Remote {
                 Err(e) => return Err(e),
             }
         }
-        Err(Error::conflict(format!("{}/{key}: other processes keep changing it", self.url)))
+        Err(Error::conflict(format!("{}/{key}: other processes keep changing this object", self.url)))
     }
 
     /// Removes the leftovers of killed publications, and expired leases of completed ones.
@@ -259,7 +263,8 @@ impl Remote {
         Ok(())
     }
 
-    /// Verifies a listing before a version is removed: an incorrect listing must not cost a published version.
+    /// Returns whether a version is a leftover, checked by requests: an incorrect listing must not cause the removal of a published
+    /// version.
     fn is_leftover(&self, unit: Unit<'_>, own: u64) -> Result<bool> {
         for file in [MANIFEST, SHARDS_FILE] {
             match self.objects.head(&unit.key(file)) {
@@ -267,7 +272,7 @@ impl Remote {
                 other => return other.map(|_| false),
             }
         }
-        // Another publisher may have removed it since the listing.
+        // Another publisher may have removed the leftover since the listing.
         let written = |version| match self.objects.head(&Unit { version, ..unit }.key(LEASE)) {
             Err(e) if e.kind() == Kind::NotFound => Ok(None),
             other => other.map(|tag| Some(tag.modified_ms)),
@@ -289,7 +294,7 @@ impl Remote {
         }
     }
 
-    /// Removes all objects of a version except its lease; first those that complete it.
+    /// Removes all objects of a version except its lease, beginning with the objects that complete the version.
     fn remove_all(&self, model: &str, version: u64) -> Result<()> {
         let unit = Unit { model, version, shard: None };
         self.objects.remove(&unit.key(MANIFEST))?;
@@ -298,7 +303,7 @@ impl Remote {
         left.iter().filter(|(key, _)| !key.ends_with(LEASE)).try_for_each(|(key, _)| self.objects.remove(key))
     }
 
-    /// Fills a folder and uploads its files.
+    /// Fills a staging folder and uploads its files as a version.
     fn fill(&self, what: &mut Publication<'_>, staging: &Path, version: u64) -> Result<()> {
         let unit = Unit { model: what.model, version, shard: None };
         let before = self.versions(what.model)?;
@@ -326,7 +331,7 @@ impl Remote {
             return Err(error);
         }
         let sealed = self.seal(unit, staging, last);
-        // If there was no answer, the version may be complete or not; the next publication finds out.
+        // If the bucket did not answer, the version may or may not be complete; the next publication finds out.
         if sealed.as_ref().is_err_and(|e| e.kind() != Kind::Conflict) {
             lease.leave();
         }
@@ -352,7 +357,7 @@ impl Remote {
         while let Some(key) = self.missing(unit, &files)? {
             if looks == LISTING_RETRIES.0 {
                 return Err(Error::unavailable(format!(
-                    "{}/{key}: the object is missing or differs from the written one",
+                    "{}/{key}: the object is missing or differs from the written bytes",
                     self.url
                 )));
             }
@@ -363,7 +368,7 @@ impl Remote {
         lease.check()
     }
 
-    /// Returns the key of a file that a listing does not show with its length, if there is one.
+    /// Returns the key of the first file that a listing does not show with its length; `None` if it shows all files.
     fn missing(&self, unit: Unit<'_>, files: &[(String, PathBuf)]) -> Result<Option<String>> {
         let there: BTreeMap<String, Tag> = self.objects.list(&unit.path().to_string_lossy())?.into_iter().collect();
         for (name, path) in files {
@@ -375,13 +380,17 @@ impl Remote {
         Ok(None)
     }
 
-    /// Writes the file that completes the version, on condition that it does not exist.
+    /// Writes the file that completes the version, on condition that this file does not exist.
     fn seal(&self, unit: Unit<'_>, staging: &Path, last: &str) -> Result<()> {
         let (key, path) = (unit.key(last), staging.join(last));
         let bytes = files::read(&path)?;
         replace(&*self.objects, &key, &bytes, &WriteCondition::Nothing).map(drop).map_err(|e| match e.kind() {
-            Kind::Conflict => Error::conflict(format!("{}/{key}: another process created it meanwhile", self.url)),
-            Kind::Unavailable => e.within("the version may or may not be complete, which `sterling inspect` shows"),
+            Kind::Conflict => {
+                Error::conflict(format!("{}/{key}: another process created this object meanwhile", self.url))
+            }
+            Kind::Unavailable => {
+                e.within("the version may or may not be complete (`sterling inspect` shows whether it is)")
+            }
             _ => e,
         })
     }
@@ -390,7 +399,7 @@ impl Remote {
         self.numbers(model, &[MANIFEST.into()])
     }
 
-    /// Moves the files of a version that was published here to the cache.
+    /// Moves the files of a version that this process published to the cache.
     fn keep(&self, seen: &Seen, unit: Unit<'_>, staging: &Path) -> Result<()> {
         let Some(source) = self.source(seen, unit) else { return Ok(()) };
         let folder = self.cache.root().join(unit.path());
@@ -401,7 +410,7 @@ impl Remote {
     }
 }
 
-/// Lists the files of a folder and its subfolders by relative path, without hidden ones.
+/// Lists the files of a folder and its subfolders by relative path, without hidden files.
 fn files_in(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
     for name in names_in(folder)?.into_iter().filter(|name| !name.starts_with('.')) {
@@ -460,7 +469,10 @@ impl Shelf for Remote {
     fn prove(&self) -> Result<()> {
         prove(&*self.objects).map(|proof| {
             if proof == Proof::ReadOnly {
-                tracing::info!(store = self.url, "the bucket rejects writes of this caller; using it read-only");
+                tracing::info!(
+                    store = self.url,
+                    "the bucket rejects writes with this caller's credentials; using the bucket read-only"
+                );
             }
         })
     }
@@ -495,7 +507,7 @@ impl Shelf for Remote {
         let seen = self.seen();
         match seen.is_of_cache {
             true => Ok(self.cache.root().join(unit.path())),
-            false => self.sourced(&seen, unit)?.outline(&self.cache),
+            false => self.require_source(&seen, unit)?.outline(&self.cache),
         }
     }
 
@@ -503,7 +515,7 @@ impl Shelf for Remote {
         let held = self.cache.hold(&self.cache.root().join(unit.path()))?;
         let seen = self.seen();
         if !seen.is_of_cache {
-            let source = self.sourced(&seen, unit)?;
+            let source = self.require_source(&seen, unit)?;
             if !source.is_there(&self.cache) {
                 source.fetch(&self.cache)?;
                 self.cache.tidy(unit.model, &seen.numbers(unit.model));
@@ -533,7 +545,7 @@ impl Shelf for Remote {
             return files::read(&copy);
         }
         let Some(mark) = seen.keys.get(&key).map(Tag::mark) else {
-            return Err(Error::not_found(format!("{}/{key}: not there", self.url)));
+            return Err(Error::not_found(format!("{}/{key}: the object does not exist", self.url)));
         };
         if let Some((_, bytes)) = locked(&self.read).get(&key).filter(|(of, _)| *of == mark) {
             return Ok(bytes.clone());
@@ -558,11 +570,11 @@ impl Shelf for Remote {
             other => other.map(|_| true)?,
         };
         if is_swapped {
-            // A start without the bucket must not return to the previous content.
+            // A server that starts while the bucket does not answer must not return to the previous content.
             let copy = self.cache.root().join(&key);
-            let kept = fs::create_dir_all(self.cache.root().join(model)).map_err(|e| Error::io(copy.display(), e));
-            let kept = kept.and_then(|()| files::write_atomic(&copy, |out| out.write_all(bytes)));
-            if let Err(error) = kept {
+            let retained = fs::create_dir_all(self.cache.root().join(model)).map_err(|e| Error::io(copy.display(), e));
+            let retained = retained.and_then(|()| files::write_atomic(&copy, |out| out.write_all(bytes)));
+            if let Err(error) = retained {
                 tracing::warn!(model, file, %error, "written to the bucket, but not cached locally");
             }
         }
@@ -585,11 +597,11 @@ impl Shelf for Remote {
             let unit = Unit { model, version, shard: None };
             let is_cut = staging.folder.join(SHARDS_FILE).exists();
             // Shards are fetched separately.
-            let kept = self.list_now().and_then(|seen| {
+            let retained = self.list_now().and_then(|seen| {
                 staging.unlock()?;
                 if is_cut { Ok(()) } else { self.keep(&seen, unit, &staging.folder) }
             });
-            if let Err(error) = kept {
+            if let Err(error) = retained {
                 tracing::info!(model, version, %error, "published, but not cached locally");
             }
         }

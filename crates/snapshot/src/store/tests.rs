@@ -34,7 +34,7 @@ fn desired_state_round_trips(store: &Store) {
     // A client with an outdated state gets the current one in the error, and changes nothing.
     let late = store.change_desired("m", &nothing, |desired_state| desired_state.version = Some(3)).unwrap_err();
     assert_eq!(late.kind(), sterling_core::error::Kind::Conflict);
-    assert!(late.to_string().contains("to version 2; nothing was changed"), "{late}");
+    assert!(late.to_string().contains("to version 2; this change was not applied"), "{late}");
     assert_eq!(store.desired_state("m").unwrap(), first);
     let second = store
         .change_desired("m", &first, |desired_state| {

@@ -27,7 +27,7 @@ impl Checksum {
 }
 
 impl Checksum {
-    /// Computes the checksum of a file. Reads it instead of mapping it, because another process may truncate it meanwhile.
+    /// Computes the checksum of a file. Reads the file instead of mapping it, because another process may truncate it meanwhile.
     ///
     /// # Errors
     /// `NotFound` or `Io` with the path.

@@ -11,7 +11,7 @@ use sterling_core::error::{Error, Kind, Result};
 #[must_use]
 pub struct Unchanged(Vec<(PathBuf, Identity)>);
 
-/// Device, inode, length and modification time of a file; of a pipe only the first two, because reading changes the rest.
+/// Device, inode, length and modification time of a file; for a pipe only device and inode, because reading changes the others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Identity {
     device: u64,

@@ -90,7 +90,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Objects>> {
         return Err(invalid("expected SCHEME://BUCKET/PREFIX, as in s3://models/search".into()));
     }
     let prefix = Key::parse(prefix).map_err(|e| invalid(e.to_string()))?;
-    // Fails if another part of the program has installed a provider, which is then the same one.
+    // Fails if another part of the program has installed a TLS provider, which is `ring` too.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
     let wrong = |e: object_store::Error| invalid(e.to_string());
@@ -137,7 +137,8 @@ fn check_environment(named: &str, is_setting: fn(&str) -> bool) -> std::result::
         let is_text = ["SERVICE_ACCOUNT_KEY", "CERTIFICATE"].iter().any(|end| name.ends_with(end));
         if !is_text && value.contains(char::is_control) {
             let is_inside = value.trim_end_matches(['\n', '\r']).contains(char::is_control);
-            let what = if is_inside { "it holds a control character" } else { "it ends with a line break" };
+            let what =
+                if is_inside { "the value holds a control character" } else { "the value ends with a line break" };
             return Err(format!(
                 "{name}: {what}, expected none (a secret made by `echo` has one, by `printf %s` none)"
             ));
@@ -148,7 +149,7 @@ fn check_environment(named: &str, is_setting: fn(&str) -> bool) -> std::result::
 
 /// Returns true if a retry may succeed: unclassified errors of `object_store`, except those that the service blames on the
 /// caller.
-fn is_passing(error: &object_store::Error) -> bool {
+fn is_transient(error: &object_store::Error) -> bool {
     let object_store::Error::Generic { .. } = error else { return false };
     let text = error.to_string();
     let is_callers = text.contains("status code: 4") || text.contains("status code: 501");
@@ -185,7 +186,7 @@ impl RetryBudget {
     async fn wait(&mut self, error: object_store::Error) -> object_store::Result<()> {
         self.failures += 1;
         let failing = self.first.get_or_insert_with(Instant::now).elapsed();
-        if !is_passing(&error) || self.failures > REPEATS || failing > self.most {
+        if !is_transient(&error) || self.failures > REPEATS || failing > self.most {
             return Err(error);
         }
         tracing::debug!(%error, "call to the store failed, retrying");
@@ -198,14 +199,14 @@ impl RetryBudget {
 fn explained(error: &object_store::Error) -> Option<(Kind, &'static str)> {
     let text = error.to_string();
     let code = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>")).map_or("", |(code, _)| code);
-    let lacks = Some((Kind::Io, "this caller lacks the right"));
+    let lacks = Some((Kind::Io, "this caller lacks permission"));
     let reported = match code {
         "AccessDenied" | "AllAccessDisabled" | "AuthorizationPermissionMismatch" => return lacks,
         "RequestTimeTooSkewed" | "RequestExpired" => {
-            "the clocks of this machine and of the bucket differ: set this one"
+            "the clocks of this machine and of the bucket differ: set this machine's clock"
         }
         "SignatureDoesNotMatch" | "AuthenticationFailed" => {
-            "the signature is wrong: the secret key is not that of the access key, or a proxy changes requests"
+            "the signature is wrong: the secret key does not belong to the access key, or a proxy changes requests"
         }
         "InvalidAccessKeyId" => "the bucket does not know the access key",
         "ExpiredToken" | "TokenRefreshRequired" | "InvalidToken" => "the session token is wrong or has expired",
@@ -224,8 +225,8 @@ fn explained(error: &object_store::Error) -> Option<(Kind, &'static str)> {
 
 impl Bucket {
     fn key(&self, key: &str) -> Result<Key> {
-        let whole = if self.prefix.as_ref().is_empty() { key.to_owned() } else { format!("{}/{key}", self.prefix) };
-        Key::parse(whole.trim_end_matches('/')).map_err(|e| Error::invalid(format!("store {}: {e}", self.url)))
+        let complete = if self.prefix.as_ref().is_empty() { key.to_owned() } else { format!("{}/{key}", self.prefix) };
+        Key::parse(complete.trim_end_matches('/')).map_err(|e| Error::invalid(format!("store {}: {e}", self.url)))
     }
 
     fn failed(&self, key: &str, error: object_store::Error) -> Error {
@@ -340,7 +341,7 @@ async fn piece(
             }
         };
         match read.await {
-            // The reader has ended: stop.
+            // The receiver of the bytes has ended: stop reading.
             Ok(false) => return,
             Ok(true) => {}
             Err(error) => {
@@ -373,7 +374,7 @@ async fn upload(store: Arc<dyn Service>, at: Key, file: Arc<File>, length: u64) 
             let (from, bytes) = (n * size, size.min(length - n * size));
             let read = tasks::blocking(move || {
                 let mut part = vec![0; bytes as usize];
-                file.read_exact_at(&mut part, from).map_err(|e| Error::io("the uploaded file", e))?;
+                file.read_exact_at(&mut part, from).map_err(|e| Error::io("the file to upload", e))?;
                 Ok(payload(part))
             });
             let unread = |e: Error| object_store::Error::Generic { store: "file", source: e.into() };
@@ -396,7 +397,7 @@ async fn upload(store: Arc<dyn Service>, at: Key, file: Arc<File>, length: u64) 
     };
     let written = written.await;
     if written.is_err() {
-        // If this fails too, the invisible parts remain until the bucket's lifecycle rules remove them.
+        // If the abort fails too, the upload's invisible parts remain until the bucket's lifecycle rules remove them.
         let _ = store.abort_multipart(&at, id).await;
     }
     written
@@ -448,7 +449,7 @@ impl Objects for Bucket {
 
     fn get(&self, key: &str) -> Result<(Vec<u8>, Tag)> {
         let (store, at) = (self.store.clone(), self.key(key)?);
-        let whole = move || {
+        let complete = move || {
             let (store, at) = (store.clone(), at.clone());
             async move {
                 let got = store.get(&at).await?;
@@ -457,11 +458,11 @@ impl Objects for Bucket {
                 Ok((bytes, tag))
             }
         };
-        let (bytes, tag) = self.call(key, async move { repeated(LARGE, whole).await })?;
+        let (bytes, tag) = self.call(key, async move { repeated(LARGE, complete).await })?;
         match bytes {
             Some(bytes) => Ok((bytes.to_vec(), tag)),
             None => Err(Error::corrupt(format!(
-                "{}/{key}: {} bytes, expected at most {WHOLE_BYTES_MAX}",
+                "{}/{key}: got an object of {} bytes, expected at most {WHOLE_BYTES_MAX}",
                 self.url, tag.bytes
             ))),
         }
@@ -479,7 +480,7 @@ impl Objects for Bucket {
             match taken == range.end {
                 true => Ok(()),
                 false => Err(Error::unavailable(format!(
-                    "{}/{key}: {} bytes from {}, expected {}",
+                    "{}/{key}: got {} bytes from offset {} on, expected {}",
                     self.url,
                     taken - range.start,
                     range.start,
@@ -509,7 +510,7 @@ impl Objects for Bucket {
             WriteCondition::Nothing => PutMode::Create,
             WriteCondition::This(tag) if tag.generation.is_none() && tag.strong().is_none() => {
                 return Err(Error::unsupported(format!(
-                    "{}/{key}: entity tag {}, expected a strong one: conditions of writes name objects by it",
+                    "{}/{key}: entity tag {}, expected a strong tag, which conditional writes need",
                     self.url,
                     tag.e_tag.as_deref().unwrap_or("missing")
                 )));
@@ -567,10 +568,10 @@ mod tests {
             "HTTP error: connection reset",
             "Got invalid list response: unexpected end",
         ];
-        assert_eq!(passing.map(|text| is_passing(&generic_error(text))), [true; 6]);
+        assert_eq!(passing.map(|text| is_transient(&generic_error(text))), [true; 6]);
         let lasting =
             ["status code: 400 Bad Request: <Code>InvalidArgument</Code>", "status code: 501 Not Implemented: "];
-        assert_eq!(lasting.map(|text| is_passing(&generic_error(text))), [false; 2]);
+        assert_eq!(lasting.map(|text| is_transient(&generic_error(text))), [false; 2]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use sterling_core::locks::locked;
 /// Backoff after a failure: first delay and maximum. Each failure doubles the delay.
 const WAIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// Outcome of the last calls.
+/// Outcome of the last calls to a service.
 #[derive(Debug, Default)]
 pub struct Health(Mutex<Option<Failing>>);
 
@@ -31,7 +31,7 @@ impl Health {
     /// Runs the call, unless the backoff of the last failure has not elapsed.
     ///
     /// # Errors
-    /// The error of the call, or that of the last call during the backoff.
+    /// The error of the call; during the backoff, the error of the last call.
     pub fn ask<T>(&self, question: impl FnOnce() -> Result<T>) -> Result<T> {
         if let Some(failing) = self.state().as_ref().filter(|failing| Instant::now() < failing.next) {
             return Err(failing.last.again());
@@ -39,7 +39,7 @@ impl Health {
         self.reported(question())
     }
 
-    /// Records the outcome of a call that was made without regard to the backoff.
+    /// Records the outcome of a call that did not wait for the backoff.
     ///
     /// # Errors
     /// The error of the call.
@@ -81,8 +81,8 @@ mod tests {
         assert_eq!(health.ask(|| Ok(1)).unwrap(), 1);
         assert!(health.trouble().is_none());
         assert!(health.ask(|| Err::<(), _>(Error::unavailable("away"))).is_err());
-        let asked = health.ask(|| -> Result<()> { panic!("too early") });
-        assert_eq!(asked.unwrap_err().to_string(), "away");
+        let requested = health.ask(|| -> Result<()> { panic!("too early") });
+        assert_eq!(requested.unwrap_err().to_string(), "away");
         assert_eq!(health.trouble().unwrap().1, "away");
         health.reported(Ok(())).unwrap();
         assert_eq!(health.ask(|| Ok(2)).unwrap(), 2);

@@ -49,8 +49,8 @@ pub struct Tag {
 }
 
 impl Tag {
-    /// Hashes the entity tag, or length and time without one, so the number changes with the content. Ignores the weak prefix
-    /// (`W/"..."`), because some stores report the same tag as weak in one answer and strong in another.
+    /// Hashes the entity tag, or size and write time if there is no tag, so the number changes with the content. Ignores the weak
+    /// prefix (`W/"..."`), because some stores report the same tag as weak in one answer and strong in another.
     pub fn mark(&self) -> u64 {
         let text = match &self.e_tag {
             Some(e_tag) => e_tag.trim_start_matches("W/").to_owned(),
@@ -70,24 +70,24 @@ impl Tag {
 pub enum WriteCondition {
     /// Unconditional.
     Anything,
-    /// There must be no such object.
+    /// The write succeeds only if no object has this key.
     Nothing,
-    /// The object must be this one.
+    /// The write succeeds only if the stored object still has this tag.
     This(Tag),
 }
 
-/// A bucket, or its objects under a prefix. Keys are names separated by `/`, without one at either end. Calls block while bytes
-/// move, are retried after transient failures, and may come from any thread.
+/// A bucket, or its objects under a prefix. Keys are names separated by `/`; they neither begin nor end with `/`. Calls block
+/// until they are done, are retried after transient failures, and may come from any thread.
 ///
 /// # Errors
-/// All calls return `Unavailable` if the bucket does not answer or does not know the caller, and `Io` if the caller lacks the
-/// right.
+/// All calls return `Unavailable` if the bucket does not answer or does not know the caller, and `Io` if the caller lacks
+/// permission.
 pub trait Objects: fmt::Debug + Send + Sync {
-    /// Lists all objects whose keys begin with `under` and `/`, or all objects if it is empty. Objects whose keys are not valid
-    /// paths are skipped.
+    /// Lists all objects whose keys begin with `under` and `/`, or all objects if `under` is empty. Skips objects whose keys are
+    /// not valid paths.
     ///
     /// # Errors
-    /// As all calls.
+    /// Only those of all calls ([`Objects`]).
     fn list(&self, under: &str) -> Result<Vec<(String, Tag)>>;
 
     /// Returns the tag of an object.
@@ -118,13 +118,13 @@ pub trait Objects: fmt::Debug + Send + Sync {
     /// Uploads a file, in parts if it is large.
     ///
     /// # Errors
-    /// `Io` also if the file cannot be read.
+    /// Those of all calls ([`Objects`]); `Io` also if the file cannot be read.
     fn upload(&self, key: &str, file: &Path) -> Result<()>;
 
     /// Removes an object; succeeds if it does not exist.
     ///
     /// # Errors
-    /// As all calls.
+    /// Only those of all calls ([`Objects`]).
     fn remove(&self, key: &str) -> Result<()>;
 }
 

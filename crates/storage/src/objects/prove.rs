@@ -15,11 +15,11 @@ pub enum Proof {
     ReadOnly,
 }
 
-/// Creates an object with a random key twice, and replaces it twice on condition of its first state. The second attempt of each
-/// must fail. Removes the object afterwards.
+/// Creates an object with a random key twice, and replaces the object twice on condition of its first state. The second creation
+/// and the second replacement must fail. Removes the object afterwards.
 ///
 /// # Errors
-/// `Unsupported` with the condition that was ignored; `Unavailable`.
+/// `Unsupported` with the condition that was ignored; `Unavailable` if the bucket does not answer.
 pub fn prove(objects: &dyn Objects) -> Result<Proof> {
     let key = format!(".probe-{:016x}", RandomState::new().hash_one(std::process::id()));
     let proven = probe(objects, &key);

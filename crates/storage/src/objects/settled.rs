@@ -11,12 +11,12 @@ use sterling_core::error::{Error, Kind, Result};
 const REPEATS: (u32, Duration) = (4, Duration::from_secs(25));
 /// Maximum number of retries of a read that does not find an existing object.
 const MISSES: u32 = 3;
-/// Backoff between retries: first delay and maximum. The read-back between two writes has its own.
+/// Backoff between retries: first delay and maximum. The read-back between two writes has a backoff of its own.
 const WAIT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// Writes an object conditionally, with a definite outcome. If an answer is lost or reports a failed condition, the stored object
-/// is read back and compared. No other writer may write the same bytes, so they must contain a nonce or a number assigned to this
-/// writer.
+/// is read back and compared. No other writer may write the same bytes, so the bytes must contain a nonce or a number assigned to
+/// this writer.
 ///
 /// # Errors
 /// `Conflict` if another object is stored; `Unavailable` if it is unknown whether the write happened.
@@ -30,7 +30,7 @@ pub fn replace(objects: &dyn Objects, key: &str, bytes: &[u8], over: &WriteCondi
         };
         match objects.get(key) {
             Ok((there, tag)) if there == bytes => return Ok(tag),
-            // The bucket reported an existing object, but there is none. Both cannot be true: retry.
+            // The write reported an existing object, but the read found none. One of the two answers is wrong: retry.
             Err(e) if e.kind() == Kind::NotFound && *over == WriteCondition::Nothing => {}
             Err(e) if e.kind() == Kind::Unavailable && error.kind() == Kind::Conflict => return Err(e),
             _ if error.kind() == Kind::Conflict => return Err(error),
@@ -51,14 +51,14 @@ pub fn replace(objects: &dyn Objects, key: &str, bytes: &[u8], over: &WriteCondi
 pub fn read_twice(objects: &dyn Objects, key: &str) -> Result<(Vec<u8>, Tag)> {
     let mut before = vec![objects.get(key)?.0];
     for _ in 0..REPEATS.0 {
-        // The object existed a moment ago.
+        // The object was read before, so `NotFound` is transient.
         let (bytes, tag) = found(|| objects.get(key))?;
         if before.contains(&bytes) {
             return Ok((bytes, tag));
         }
         before.push(bytes);
     }
-    Err(Error::not_ready(format!("{key}: it was replaced meanwhile")))
+    Err(Error::not_ready(format!("{key}: no two reads agreed, expected an object that does not change")))
 }
 
 /// Retries a read that does not find an object which is known to exist.

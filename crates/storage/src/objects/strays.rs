@@ -1,14 +1,14 @@
 //! Listed keys that are not valid paths: `a//b`, `..`, control characters.
 //!
-//! Buckets allow such keys, but `object_store` rejects a complete page of a listing because of one. They are renamed in the page,
-//! so that valid objects are found and the others can be counted.
+//! Buckets allow such keys, but `object_store` rejects a complete page of a listing because of one of them. Invalid keys are
+//! renamed in the page, so that valid objects are found and invalid keys can be counted.
 
 use hyper::body::Bytes;
 use object_store::path::Path as Key;
 
 /// Replacement for the key of each stray object in a listing.
 pub(super) const STRAY: &str = ".stray";
-/// XML elements of an object and its key in a listing: of S3 and Google, and of Azure.
+/// XML elements of an object and its key in a listing, first of S3 and Google, then of Azure.
 const ELEMENTS: [(&str, &str); 2] = [("<Contents>", "Key"), ("<Blob>", "Name")];
 
 /// Returns the page of a listing with the keys of stray objects renamed.

@@ -1,8 +1,8 @@
 //! HTTP transport for buckets: a connection may be slow, but not stalled.
 //!
 //! The crate `object_store` limits the duration of a request, so that a large file never arrives over a slow link. This client
-//! limits the time without progress in either direction instead. It also corrects two kinds of answers that `object_store` cannot
-//! handle: listings with invalid keys, and conflicts that mean "try again".
+//! limits the time without progress in either direction instead. The client also corrects two kinds of answers that
+//! `object_store` cannot handle: listings with invalid keys, and conflicts that mean "try again".
 
 use std::future::Future;
 use std::pin::Pin;
@@ -78,7 +78,7 @@ fn client(options: &ClientOptions) -> reqwest::Result<reqwest::Client> {
     builder.build()
 }
 
-/// Parses a duration as the environment variables have it: `500ms`, `30s`, `30 seconds`, `2m`.
+/// Parses a duration of an environment variable: `500ms`, `30s`, `30 seconds`, `2m`.
 fn duration(text: &str) -> Option<Duration> {
     let text = text.trim();
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -121,14 +121,14 @@ impl Wire {
         let url = parts.uri.to_string().parse::<reqwest::Url>();
         let url = url.map_err(|e| HttpError::new(HttpErrorKind::Unknown, e))?;
         let clock = Arc::new(Clock::new(body.content_length() as u64));
-        let mut asked = reqwest::Request::new(parts.method, url);
-        *asked.headers_mut() = parts.headers;
-        *asked.body_mut() = Some(match body.content_length() {
+        let mut requested = reqwest::Request::new(parts.method, url);
+        *requested.headers_mut() = parts.headers;
+        *requested.body_mut() = Some(match body.content_length() {
             0 => Bytes::new().into(),
             _ => reqwest::Body::wrap(ProgressBody { body, clock: clock.clone() }),
         });
         let answer = tokio::select! {
-            answer = self.client.execute(asked) => answer.map_err(failed)?,
+            answer = self.client.execute(requested) => answer.map_err(failed)?,
             () = clock.silent(self.silence) => return Err(silent(self.silence)),
         };
         let (mut parts, body) = hyper::Response::<reqwest::Body>::from(answer).into_parts();
@@ -161,7 +161,7 @@ impl std::fmt::Display for Text {
 impl std::error::Error for Text {}
 
 fn silent(silence: Duration) -> HttpError {
-    HttpError::new(HttpErrorKind::Timeout, Text(format!("no byte moved for {silence:?}")))
+    HttpError::new(HttpErrorKind::Timeout, Text(format!("no byte was transferred for {silence:?}")))
 }
 
 fn failed(error: reqwest::Error) -> HttpError {
@@ -181,7 +181,7 @@ fn failed(error: reqwest::Error) -> HttpError {
     HttpError::new(kind, Text(text))
 }
 
-/// Time and amount of the last progress of a request body.
+/// Time of the last progress of a request body, and number of bytes sent so far.
 struct Clock {
     state: Mutex<(Instant, u64)>,
     length: u64,
@@ -197,7 +197,7 @@ impl Clock {
         *state = (Instant::now(), state.1 + bytes as u64);
     }
 
-    /// Returns once there was no progress for this long. After the last byte it also waits for the send buffer to drain.
+    /// Returns once no byte was accepted for `silence`. After the last byte, allows extra time for the send buffer to drain.
     async fn silent(&self, silence: Duration) {
         loop {
             let (last, sent) = *locked(&self.state);
@@ -245,7 +245,7 @@ impl Body for ProgressBody {
 struct WatchedBody {
     body: reqwest::Body,
     silence: Duration,
-    /// Runs while the reader waits for the next bytes.
+    /// Stall timeout that runs while the reader waits for the next bytes.
     waits: Option<Pin<Box<Sleep>>>,
 }
 

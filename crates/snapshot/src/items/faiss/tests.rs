@@ -164,8 +164,16 @@ fn unsupported_parts_are_rejected_by_name() {
     // Around (1, 0) and (0, 1): two vectors of norm 1, and one that is clipped at an end of its range.
     let clipped = codes([127, 127], [127, 127, 0, 255]);
     assert!(opened(&clipped).is_ok());
-    refused(&codes([0, 127], [127, 127, 0, 255]), Kind::Unsupported, "2 of 3 codes are at an end of their range");
-    refused(&codes([127, 127], [127, 127, 200, 200]), Kind::Unsupported, "its metric is L2 and its vectors are");
+    refused(
+        &codes([0, 127], [127, 127, 0, 255]),
+        Kind::Unsupported,
+        "2 of 3 codes are at a limit of the quantizer's range",
+    );
+    refused(
+        &codes([127, 127], [127, 127, 200, 200]),
+        Kind::Unsupported,
+        "the metric of the index is L2 and the norms of its vectors range from",
+    );
 }
 
 #[test]
@@ -174,7 +182,7 @@ fn contradictory_fields_are_rejected() {
         ("d", numbers::<4>(&[0]), "vectors of 0 dimensions"),
         ("d", numbers::<4>(&[u64::MAX]), "vectors of -1 dimensions"),
         ("d", numbers::<4>(&[8193]), "expected 1 to 8192"),
-        ("n", numbers::<8>(&[2]), "lists of 3 vectors, the header says 2"),
+        ("n", numbers::<8>(&[2]), "the lists have 3 vectors, expected at most 2"),
         ("trained", vec![2], "trained: got 2"),
         ("lists", numbers::<8>(&[0]), "0 lists"),
         ("lists", numbers::<8>(&[u64::MAX]), "18446744073709551615 lists, expected 1 to"),
@@ -188,14 +196,14 @@ fn contradictory_fields_are_rejected() {
         ("code bytes", numbers::<8>(&[8]), "[2, 2, 8]"),
         ("type", numbers::<4>(&[2]), "4 numbers of ranges, expected 2"),
         ("residual", vec![7], "by residual: got 7"),
-        ("inverted lists", numbers::<8>(&[2]), "2 lists of 2 bytes a code, expected 3 of 2"),
+        ("inverted lists", numbers::<8>(&[2]), "2 lists of 2 bytes per code, expected 3 lists of 2"),
         ("sizes", b"full".to_vec(), "sizes of 4 lists, expected 3"),
-        ("size pairs", numbers::<8>(&[1, 2, 0, 1]), "size of list 0, expected one of 2 to 2"),
+        ("size pairs", numbers::<8>(&[1, 2, 0, 1]), "size of list 0 follows, expected a list number of 2 to 2"),
         ("size pairs", numbers::<8>(&[0, 1, 3, 2]), "size of list 3"),
         ("size pairs", numbers::<8>(&[0, u64::MAX, 1, 2]), "codes of list 0 take 18446744073709551615 × 2"),
         ("map ids", numbers::<8>(&[100, 101]), "ids of the map take 3 × 8 bytes, the file has 16 more"),
-        ("ids of 0", numbers::<8>(&[3]), "id 3 is none of 3 places"),
-        ("ids of 0", numbers::<8>(&[u64::MAX]), "id -1 is none of 3 places"),
+        ("ids of 0", numbers::<8>(&[3]), "id 3 is outside of the map of 3 ids"),
+        ("ids of 0", numbers::<8>(&[u64::MAX]), "id -1 is outside of the map of 3 ids"),
         ("ranges", [numbers::<8>(&[4]), floats(&[f32::INFINITY; 4])].concat(), "is not finite"),
         ("map ids", numbers::<8>(&[100, 101, 102, 103]), "8 bytes after the index"),
     ] {

@@ -15,7 +15,7 @@ fn microsoft(operator: &str, inputs: &[&str], output: &str) -> NodeProto {
 }
 
 impl Maker {
-    /// Adds one step; nothing if it does not fit the picked value.
+    /// Adds one step; adds nothing if the step does not suit the picked value.
     pub(super) fn exported_step(&mut self) {
         let a = self.pick();
         let kind = self.random.below(27);
@@ -53,7 +53,7 @@ impl Maker {
                 self.keep(made, a.shape, a.is_pair);
             }
             2 => {
-                // Integer arithmetic on numbers of the row.
+                // Integer arithmetic on the row's numbers.
                 let whole = self.whole(&a, 9.0);
                 let by = self.builder.integers(&[], vec![[2, 3, 4, 41, 97][self.random.below(5)]]);
                 let f = ["Div", "Mod"][self.random.below(2)];
@@ -223,7 +223,7 @@ impl Maker {
                 self.keep(made, a.shape, a.is_pair);
             }
             19 => {
-                // A positive base, and an exponent of each number.
+                // A power with a positive base, and a separate exponent for each number.
                 let [half, size] = [self.builder.floats(&[], vec![0.5]), self.builder.add("Abs", &[&a.name])];
                 let [base, exponent] = [self.builder.add("Add", &[&size, &half]), self.builder.add("Tanh", &[&a.name])];
                 let made = self.builder.add("Pow", &[&base, &exponent]);
@@ -252,7 +252,7 @@ impl Maker {
                 self.keep(made, a.shape, a.is_pair);
             }
             22 => {
-                // Remainders of integers beyond 32 bits that f32 represents.
+                // Remainders of integers of more than 32 bits that f32 represents exactly.
                 let small = self.whole(&a, 9.0);
                 let small = self.cast(&small, FLOAT);
                 let factor = [4096.0, 1_048_592.0, 8_590_065_664.0, 1_125_899_906_842_624.0][self.random.below(4)];
@@ -270,43 +270,13 @@ impl Maker {
                 perm.swap(last, last - 1);
                 let turned = self.transpose(&a.name, &perm);
                 let square = self.builder.add("MatMul", &[&a.name, &turned]);
-                let (equation, kept) = [("...ii->...i", 1), ("...ii->...", 2)][self.random.below(2)];
+                let (equation, retained) = [("...ii->...i", 1), ("...ii->...", 2)][self.random.below(2)];
                 let made =
                     self.builder.add_node(|output| text(node("Einsum", &[&square], output), "equation", equation));
-                self.keep(made, a.shape[..a.shape.len() - kept].to_vec(), a.is_pair);
+                self.keep(made, a.shape[..a.shape.len() - retained].to_vec(), a.is_pair);
             }
             24 | 25 => self.attended(&a),
-            _ if self.axis == 0 && a.is_pair && a.shape.len() > 2 => {
-                // The state of each row at its own position, as both of PyTorch's exporters write it.
-                let all: Vec<Value> = self.values.iter().filter(|b| b.is_pair && b.shape.len() == 2).cloned().collect();
-                let Some(b) = all.last() else { return };
-                let axes = self.builder.integers(&[1], vec![1]);
-                let sum =
-                    self.builder.add_node(|output| int(node("ReduceSum", &[&b.name, &axes], output), "keepdims", 0));
-                let index = self.index(&Value { name: sum, shape: vec![1], is_pair: true }, a.shape[1]);
-                let sizes = self.builder.add("Shape", &[&a.name]);
-                let [zero, one, size] = [0, 1, a.shape[1] as i64].map(|n| self.builder.integers(&[], vec![n]));
-                let rows = self.builder.add("Gather", &[&sizes, &zero]);
-                let rows = self.builder.add("Range", &[&zero, &rows, &one]);
-                let made = if self.random.below(2) == 0 {
-                    let last = self.builder.integers(&[1], vec![-1]);
-                    let columns = [rows, index].map(|part| self.builder.add("Unsqueeze", &[&part, &last]));
-                    let index = self
-                        .builder
-                        .add_node(|output| int(node("Concat", &[&columns[0], &columns[1]], output), "axis", -1));
-                    self.builder.add("GatherND", &[&a.name, &index])
-                } else {
-                    let inner: Vec<i64> = a.shape[2..].iter().map(|&d| d as i64).collect();
-                    let flat = self.builder.integers(&[1 + inner.len()], [&[-1], &inner[..]].concat());
-                    let flat = self.builder.add("Reshape", &[&a.name, &flat]);
-                    let first = self.builder.add("Mul", &[&rows, &size]);
-                    let index = self.builder.add("Add", &[&index, &first]);
-                    self.builder.add("Gather", &[&flat, &index])
-                };
-                let mut shape = a.shape.clone();
-                shape.remove(1);
-                self.keep(made, shape, true);
-            }
+            _ if self.axis == 0 && a.is_pair && a.shape.len() > 2 => self.selected(&a),
             _ => {}
         }
     }
@@ -452,6 +422,62 @@ impl Maker {
 
     fn transpose(&mut self, name: &str, perm: &[i64]) -> String {
         self.builder.add_node(|output| super::ints(node("Transpose", &[name], output), "perm", perm))
+    }
+
+    /// Adds the state of each row at its own position, as both of PyTorch's exporters write it.
+    fn selected(&mut self, a: &Value) {
+        let all: Vec<Value> = self.values.iter().filter(|b| b.is_pair && b.shape.len() == 2).cloned().collect();
+        let Some(b) = all.last() else { return };
+        let axes = self.builder.integers(&[1], vec![1]);
+        let sum = self.builder.add_node(|output| int(node("ReduceSum", &[&b.name, &axes], output), "keepdims", 0));
+        let index = self.index(&Value { name: sum, shape: vec![1], is_pair: true }, a.shape[1]);
+        let sizes = self.builder.add("Shape", &[&a.name]);
+        let [zero, one, size] = [0, 1, a.shape[1] as i64].map(|n| self.builder.integers(&[], vec![n]));
+        let rows = self.builder.add("Gather", &[&sizes, &zero]);
+        let rows = self.builder.add("Range", &[&zero, &rows, &one]);
+        let made = if self.random.below(2) == 0 {
+            let last = self.builder.integers(&[1], vec![-1]);
+            let columns = [rows, index].map(|part| self.builder.add("Unsqueeze", &[&part, &last]));
+            let index =
+                self.builder.add_node(|output| int(node("Concat", &[&columns[0], &columns[1]], output), "axis", -1));
+            self.builder.add("GatherND", &[&a.name, &index])
+        } else {
+            let inner: Vec<i64> = a.shape[2..].iter().map(|&d| d as i64).collect();
+            let flat = self.builder.integers(&[1 + inner.len()], [&[-1], &inner[..]].concat());
+            let flat = self.builder.add("Reshape", &[&a.name, &flat]);
+            let first = self.builder.add("Mul", &[&rows, &size]);
+            let index = self.builder.add("Add", &[&index, &first]);
+            self.builder.add("Gather", &[&flat, &index])
+        };
+        let mut shape = a.shape.clone();
+        shape.remove(1);
+        self.keep(made, shape, true);
+    }
+
+    /// Adds a step of a layer over products of a sequence with itself, selected by the file or by the row.
+    pub(super) fn squared(&mut self) {
+        let rank = self.axis + 3;
+        let is_sequence = |a: &&Value| a.is_pair && a.shape.len() == rank;
+        let Some(a) = self.values.iter().rev().find(is_sequence).cloned() else { return };
+        let mut order: Vec<i64> = (0..rank as i64).collect();
+        order.swap(rank - 1, rank - 2);
+        let bounded = self.builder.add("Tanh", &[&a.name]);
+        let turned = self.transpose(&bounded, &order);
+        let products = self.builder.add("MatMul", &[&bounded, &turned]);
+        let products = self.builder.add("Tanh", &[&products]);
+        let twice = self.builder.add("MatMul", &[&products, &products]);
+        let layer = self.builder.add("MatMul", &[&twice, &bounded]);
+        let name = self.builder.add("Tanh", &[&layer]);
+        if self.axis == 0 && self.random.below(2) == 0 {
+            return self.selected(&Value { name, ..a });
+        }
+        let step = self.random.below(a.shape[rank - 2]) as i64;
+        let index = self.builder.integers(&[], vec![step]);
+        let axis = (rank - 2) as i64;
+        let made = self.builder.add_node(|output| int(node("Gather", &[&name, &index], output), "axis", axis));
+        let mut shape = a.shape.clone();
+        shape.remove(rank - 2);
+        self.keep(made, shape, true);
     }
 
     /// Casts a multiple of a value to integers.

@@ -1,10 +1,10 @@
-//! Rounding of results, and accounting of work.
+//! Rounding of results, and limit on the work of an evaluation.
 
 use super::array::Element;
 use super::stop::Stop;
 use sterling_core::random::{GAMMA, splitmix64};
 
-/// Maximum count of numbers of one tensor.
+/// Maximum number of elements of one tensor.
 const NUMBERS_MAX: usize = 1 << 24;
 
 /// Rounding of results.
@@ -15,7 +15,7 @@ pub(crate) enum Mode {
     /// Rounds results to the nearest f32.
     Nearest,
     /// Rounds results to a random f32 within one unit in the last place, with this seed. Results that f32 represents
-    /// exactly are kept.
+    /// exactly are not changed.
     Random(u64),
 }
 
@@ -35,7 +35,7 @@ impl Arithmetic {
         Arithmetic { mode, state, work: 0, limit }
     }
 
-    /// Returns the work so far.
+    /// Returns the work of the evaluation so far, in multiply-adds.
     pub(crate) fn work(&self) -> u64 {
         self.work
     }
@@ -45,13 +45,13 @@ impl Arithmetic {
         if self.work > self.limit { Err(Stop::TooLarge) } else { Ok(()) }
     }
 
-    /// Accounts for a value of this shape with `each` units of work per number.
+    /// Adds the work for a value of this shape, `each` multiply-adds per number, and checks the limits.
     pub(super) fn room(&mut self, shape: &[usize], each: usize) -> Result<(), Stop> {
         let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= NUMBERS_MAX);
         self.spend(count.ok_or(Stop::TooLarge)?.saturating_mul(each))
     }
 
-    /// Returns a number between -1 and 1.
+    /// Returns a pseudorandom number between -1 and 1.
     fn random(&mut self) -> f64 {
         let number = splitmix64(self.state);
         self.state = self.state.wrapping_add(GAMMA);
@@ -63,7 +63,7 @@ impl Arithmetic {
         self.sum(x, x.abs())
     }
 
-    /// Rounds to a float type that is narrower than f32, as every mode does.
+    /// Rounds to a float type that is narrower than f32, in every mode.
     pub(super) fn narrowed(&mut self, x: f64, element: Element) -> f64 {
         let (round, unit): (fn(f64) -> f64, f64) = match element {
             Element::Half => (|x| half::f16::from_f64(x).to_f64(), 1.0 / 2048.0),

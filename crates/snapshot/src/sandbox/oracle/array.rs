@@ -104,7 +104,7 @@ impl Array {
     pub(super) fn wholes(&self) -> Result<&[i64], Stop> {
         match &self.numbers {
             Numbers::Wholes(numbers) => Ok(numbers),
-            Numbers::Reals(_) => Err(Stop::Invalid("got floats, expected integers or truths".into())),
+            Numbers::Reals(_) => Err(Stop::Invalid("got floats, expected integers or booleans".into())),
         }
     }
 
@@ -116,7 +116,7 @@ impl Array {
         }
     }
 
-    /// Gathers the numbers at some positions into another shape.
+    /// Gathers the numbers at these positions into an array of another shape.
     pub(super) fn picked(&self, places: &[usize], shape: Vec<usize>) -> Array {
         let numbers = match &self.numbers {
             Numbers::Reals(numbers) => Numbers::Reals(places.iter().map(|&n| numbers[n]).collect()),
@@ -128,12 +128,12 @@ impl Array {
     /// Returns the same numbers in another shape.
     pub(super) fn shaped(&self, shape: Vec<usize>) -> Result<Array, Stop> {
         if shape.iter().product::<usize>() != self.count() {
-            return Err(Stop::Invalid(format!("shape {:?} to {shape:?}", self.shape)));
+            return Err(Stop::Invalid(format!("cannot reshape {:?} to {shape:?}", self.shape)));
         }
         Ok(Array { shape, ..self.clone() })
     }
 
-    /// Broadcasts to a shape.
+    /// Broadcasts the array to a shape.
     pub(super) fn spread(&self, shape: &[usize]) -> Result<Array, Stop> {
         if self.shape == shape {
             return Ok(self.clone());
@@ -146,7 +146,7 @@ impl Array {
 
     /// Concatenates the numbers of arrays of one type.
     pub(super) fn chained(parts: &[&Array]) -> Result<Array, Stop> {
-        let first = parts.first().ok_or_else(|| Stop::Invalid("nothing to concatenate".into()))?;
+        let first = parts.first().ok_or_else(|| Stop::Invalid("Concat has no inputs".into()))?;
         let count = parts.iter().map(|part| part.count()).sum();
         if first.is_real() {
             let mut all = Vec::with_capacity(count);
@@ -163,7 +163,7 @@ impl Array {
     }
 }
 
-/// Returns the distance between neighbours along each axis.
+/// Returns the stride of each axis: the distance between neighbouring numbers.
 pub(super) fn strides(shape: &[usize]) -> Vec<usize> {
     (0..shape.len()).map(|axis| shape[axis + 1..].iter().product()).collect()
 }
@@ -175,7 +175,7 @@ fn spread_strides(of: &[usize], shape: &[usize]) -> Vec<usize> {
     (0..shape.len()).map(|axis| if axis < ahead || of[axis - ahead] == 1 { 0 } else { own[axis - ahead] }).collect()
 }
 
-/// Returns the position of each number of a result of `shape` in an array with these strides.
+/// Returns, for each number of a result of `shape`, its position in an array with these strides.
 pub(super) fn places(shape: &[usize], strides: &[usize]) -> Vec<usize> {
     let mut all = vec![0];
     for (&size, &stride) in shape.iter().zip(strides) {
@@ -201,10 +201,11 @@ pub(super) fn broadcast(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Stop> {
     (0..axes).map(both).collect()
 }
 
-/// Reads a constant of a file.
+/// Reads a constant of a graph file.
 pub(super) fn of_tensor(tensor: &TensorProto) -> Result<Array, Stop> {
     let shape = tensor.dims.iter().map(|&d| usize::try_from(d)).collect::<Result<Vec<_>, _>>();
-    let shape = shape.map_err(|_| Stop::Invalid(format!("a constant of shape {:?}", tensor.dims)))?;
+    let shape = shape
+        .map_err(|_| Stop::Invalid(format!("a constant has shape {:?}, expected no negative sizes", tensor.dims)))?;
     let kind = tensor.data_type.unwrap_or(DataType(0));
     let raw = tensor.raw_data.as_ref().map(|raw| raw.borrow());
     if let DataType::FLOAT16 | DataType::BFLOAT16 = kind {
@@ -217,7 +218,11 @@ pub(super) fn of_tensor(tensor: &TensorProto) -> Result<Array, Stop> {
             _ => half::bf16::from_bits(*bits).to_f64(),
         };
         if bits.len() != shape.iter().product::<usize>() {
-            return Err(Stop::Invalid(format!("a constant of shape {:?} with {} numbers", tensor.dims, bits.len())));
+            return Err(Stop::Invalid(format!(
+                "a constant of shape {:?} has {} elements, expected as many as its shape",
+                tensor.dims,
+                bits.len()
+            )));
         }
         return Ok(Array::real(shape, bits.iter().map(number).collect()).typed(Element::of(kind)?));
     }
@@ -253,7 +258,10 @@ pub(super) fn of_tensor(tensor: &TensorProto) -> Result<Array, Stop> {
         Numbers::Wholes(numbers) => numbers.len(),
     };
     if numbers != array.count() {
-        return Err(Stop::Invalid(format!("a constant of shape {:?} with {numbers} numbers", tensor.dims)));
+        return Err(Stop::Invalid(format!(
+            "a constant of shape {:?} has {numbers} elements, expected as many as its shape",
+            tensor.dims
+        )));
     }
     Ok(array)
 }

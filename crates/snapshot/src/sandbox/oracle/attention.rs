@@ -1,4 +1,4 @@
-//! Attention of several heads and rotary position embeddings, by loops over their definitions.
+//! Attention of several heads and rotary position embeddings, by loops that follow their definitions.
 
 use super::arithmetic::Arithmetic;
 use super::array::{Array, Element};
@@ -27,14 +27,14 @@ fn invalid(what: String) -> Stop {
     Stop::Invalid(what)
 }
 
-/// Numbers `[batch, heads, steps, width]`.
+/// Numbers of queries, keys or values, `[batch, heads, steps, width]`.
 struct Heads {
     numbers: Vec<f64>,
     sizes: [usize; 4],
 }
 
 impl Heads {
-    /// Reads `[batch, steps, heads * width]`, or four axes as they are.
+    /// Reads `[batch, steps, heads * width]`, or an array that has four axes already.
     fn read(a: &Array, heads: usize) -> Result<Heads, Stop> {
         let numbers = a.reals()?;
         match a.shape[..] {
@@ -51,18 +51,21 @@ impl Heads {
                 }
                 Ok(Heads { numbers: made, sizes: [batch, heads, steps, width] })
             }
-            _ => Err(invalid(format!("shape {:?} for {heads} heads", a.shape))),
+            _ => Err(invalid(format!(
+                "shape {:?}, expected three axes of which the last splits into {heads} heads, or four axes",
+                a.shape
+            ))),
         }
     }
 
     fn row(&self, b: usize, h: usize, s: usize) -> &[f64] {
         let [batch, heads, steps, width] = self.sizes;
-        // A batch of one is shared.
+        // A batch of size 1 is shared by all entries.
         let b = if batch == 1 { 0 } else { b };
         &self.numbers[((b * heads + h) * steps + s) * width..][..width]
     }
 
-    /// Returns three axes if the operator has three.
+    /// Returns the result with three axes if the operator's inputs have three.
     fn joined(self, is_flat: bool) -> Array {
         let [batch, heads, steps, width] = self.sizes;
         if !is_flat {
@@ -76,7 +79,7 @@ impl Heads {
     }
 }
 
-/// Number that is added to the product of query `i` and key `j`, by entry of the batch, head, `i` and `j`.
+/// Number that is added to the product of query `i` and key `j`, given the index in the batch, the head, `i` and `j`.
 type Bias<'a> = Box<dyn Fn([usize; 4]) -> f64 + 'a>;
 
 fn allowed<'a>(is_allowed: impl Fn([usize; 4]) -> bool + 'a) -> Bias<'a> {
@@ -119,7 +122,7 @@ impl Attention<'_> {
             || self.v.sizes[..3] != self.k.sizes[..3]
         {
             return Err(invalid(format!(
-                "queries {:?}, keys {:?}, values {:?}",
+                "queries of shape {:?}, keys {:?}, values {:?}: expected heads of equal width, as many values as keys, and query heads in groups",
                 self.q.sizes, self.k.sizes, self.v.sizes
             )));
         }
@@ -166,7 +169,10 @@ fn root_scale(width: usize) -> f64 {
 
 fn heads_of(call: &Call<'_>, name: &str, default: usize) -> Result<usize, Stop> {
     let got = call.int(name, default as i64);
-    usize::try_from(got).ok().filter(|n| *n > 0).ok_or_else(|| invalid(format!("`{name}` {got}")))
+    usize::try_from(got)
+        .ok()
+        .filter(|n| *n > 0)
+        .ok_or_else(|| invalid(format!("`{name}` is {got}, expected 1 or more")))
 }
 
 fn no_inputs(call: &Call<'_>, inputs: &[usize]) -> Result<(), Stop> {
@@ -219,7 +225,12 @@ fn multi_head(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Sto
         let (bias, mut first) = (bias.reals()?, 0);
         for part in &mut parts {
             let width = part.shape.last().copied().unwrap_or(0);
-            let own = bias.get(first..first + width).ok_or_else(|| invalid(format!("{} biases", bias.len())))?;
+            let own = bias.get(first..first + width).ok_or_else(|| {
+                invalid(format!(
+                    "the bias has {} elements, expected one per element of queries, keys and values",
+                    bias.len()
+                ))
+            })?;
             let sums = part.reals()?.iter().enumerate().map(|(n, x)| arithmetic.result(x + own[n % width])).collect();
             *part = Array::real(part.shape.clone(), sums);
             first += width;
@@ -302,7 +313,7 @@ fn grouped(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> 
     Ok(attention.run(arithmetic)?.joined(true))
 }
 
-/// Rotates heads by the angles at `place` of each entry and step.
+/// Rotates heads by the angles at position `place(entry, step)`.
 fn rotated(
     heads: Heads,
     [cos, sin]: [&Array; 2],
@@ -313,7 +324,10 @@ fn rotated(
     let [batch, count, steps, width] = heads.sizes;
     let half = cos.shape.last().copied().unwrap_or(0);
     if 2 * half > width || sin.shape != cos.shape {
-        return Err(invalid(format!("angles {:?} and {:?} for {width} numbers", cos.shape, sin.shape)));
+        return Err(invalid(format!(
+            "cosines of shape {:?} and sines of shape {:?}, expected equal shapes, for heads of {width} elements",
+            cos.shape, sin.shape
+        )));
     }
     arithmetic.spend(heads.numbers.len() * 4)?;
     let (cos, sin) = (cos.reals()?, sin.reals()?);
@@ -321,7 +335,13 @@ fn rotated(
     for (b, h) in (0..batch).flat_map(|b| (0..count).map(move |h| (b, h))) {
         for s in 0..steps {
             let first = place(b, s)? * half;
-            let outside = || invalid(format!("position {} of {}", first / half.max(1), cos.len() / half.max(1)));
+            let outside = || {
+                invalid(format!(
+                    "position {}, expected one below the {} cached positions",
+                    first / half.max(1),
+                    cos.len() / half.max(1)
+                ))
+            };
             let cos = cos.get(first..first + half).ok_or_else(outside)?;
             let sin = sin.get(first..first + half).ok_or_else(outside)?;
             let row = heads.row(b, h, s);
@@ -338,7 +358,7 @@ fn rotated(
     Ok(Heads { numbers: made, sizes: heads.sizes })
 }
 
-/// Evaluates a rotary embedding; `inputs` are those with cosines, sines and positions.
+/// Evaluates a rotary embedding; `inputs` are the indices of the inputs with cosines, sines and positions.
 fn rotary(call: &Call<'_>, inputs: [usize; 3], arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     let (a, cos, sin) = (call.input(0)?, call.input(inputs[0])?, call.input(inputs[1])?);
     let is_own = inputs[0] == 2;
@@ -353,19 +373,19 @@ fn rotary(call: &Call<'_>, inputs: [usize; 3], arithmetic: &mut Arithmetic) -> R
     };
     let heads = match call.int("num_heads", 0) {
         0 => default,
-        n => usize::try_from(n).map_err(|_| invalid(format!("`num_heads` {n}")))?,
+        n => usize::try_from(n).map_err(|_| invalid(format!("`num_heads` is {n}, expected 0 or more")))?,
     };
     let of_heads = Heads::read(a, heads)?;
     let steps = of_heads.sizes[2];
     let places = call.optional(inputs[2]).map(Array::wholes).transpose()?;
     let place = |b: usize, s: usize| {
         let place = match places {
-            // An offset of all positions.
+            // A single number is the offset of all positions.
             Some([first]) if is_own => *first + s as i64,
             Some(all) => all[(b * steps + s) % all.len()],
             None => (b * steps + s) as i64 % (cos.count() / half.max(1)).max(1) as i64,
         };
-        usize::try_from(place).map_err(|_| invalid(format!("position {place}")))
+        usize::try_from(place).map_err(|_| invalid(format!("position {place} is negative, expected 0 or more")))
     };
     let is_interleaved = call.is_set("interleaved", false);
     Ok(rotated(of_heads, [cos, sin], &place, is_interleaved, arithmetic)?.joined(a.shape.len() == 3))

@@ -31,7 +31,7 @@ impl Call<'_> {
         (0..self.inputs.len()).map(|n| self.input(n)).collect()
     }
 
-    /// Returns the integers of an input.
+    /// Returns an input as integers.
     pub(super) fn integers(&self, n: usize) -> Result<Vec<i64>, Stop> {
         self.input(n)?.wholes().map(<[i64]>::to_vec)
     }
@@ -76,7 +76,7 @@ impl Call<'_> {
         self.attribute(name).and_then(|attribute| attribute.t.as_ref())
     }
 
-    /// Returns integers that old opsets store in an attribute and new ones in an input.
+    /// Returns integers that old opsets store in an attribute and new opsets in an input.
     pub(super) fn ints_or_input(&self, name: &str, n: usize) -> Result<Option<Vec<i64>>, Stop> {
         match self.ints(name) {
             Some(ints) => Ok(Some(ints)),
@@ -90,5 +90,5 @@ impl Call<'_> {
 pub(super) fn place(n: i64, of: usize) -> Result<usize, Stop> {
     let place = if n < 0 { n.saturating_add(of as i64) } else { n };
     let place = usize::try_from(place).ok().filter(|&place| place < of);
-    place.ok_or_else(|| Stop::Invalid(format!("axis or index {n} of {of}")))
+    place.ok_or_else(|| Stop::Invalid(format!("axis or index {n} is out of range, expected a number below {of}")))
 }

@@ -58,7 +58,7 @@ fn sum(a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Result<Array, Stop>
     Ok(Array::real(a.shape.clone(), both.map(|(x, y)| arithmetic.result(x + y)).collect()))
 }
 
-/// Normalizes the last axis of a sum. `shift` and `bias` are the inputs with these.
+/// Normalizes the last axis of a sum. `shift` and `bias` are the indices of the inputs with these values.
 fn skip_norm(
     call: &Call<'_>,
     [shift, bias]: [usize; 2],

@@ -5,7 +5,7 @@ use super::array::{Array, Element, places, strides};
 use super::call::{Call, place};
 use super::stop::Stop;
 
-/// Work of a moved number, in multiply-adds.
+/// Work of moving one number, in multiply-adds.
 const MOVED_WORK: usize = 4;
 
 pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Option<Vec<Array>>, Stop> {
@@ -45,16 +45,23 @@ fn columns_of(a: &Array, index: &Array, batch: usize) -> Result<usize, Stop> {
     let columns = index.shape.last().copied().unwrap_or(0);
     match batch < index.shape.len() && columns > 0 && batch + columns <= a.shape.len() {
         true => Ok(columns),
-        false => Err(Stop::Invalid(format!("indices of shape {:?} into shape {:?}", index.shape, a.shape))),
+        false => Err(Stop::Invalid(format!(
+            "indices of shape {:?} for values of shape {:?}, expected at most one index per axis after `batch_dims`",
+            index.shape, a.shape
+        ))),
     }
 }
 
 fn gathered(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     let (a, index) = (call.input(0)?, call.input(1)?);
-    let batch = usize::try_from(call.int("batch_dims", 0)).map_err(|_| Stop::Invalid("`batch_dims` below 0".into()))?;
+    let batch = usize::try_from(call.int("batch_dims", 0))
+        .map_err(|_| Stop::Invalid("`batch_dims` is negative, expected 0 or more".into()))?;
     let columns = columns_of(a, index, batch)?;
     if a.shape[..batch] != index.shape[..batch] {
-        return Err(Stop::Invalid(format!("a batch of shapes {:?} and {:?}", a.shape, index.shape)));
+        return Err(Stop::Invalid(format!(
+            "values of shape {:?} and indices of shape {:?}, expected equal batch axes",
+            a.shape, index.shape
+        )));
     }
     let inner: usize = a.shape[batch + columns..].iter().product();
     let shape = [&index.shape[..index.shape.len() - 1], &a.shape[batch + columns..]].concat();
@@ -86,7 +93,10 @@ fn scattered(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop
     } else {
         let axis = place(call.int("axis", 0), a.shape.len())?;
         if index.shape.len() != a.shape.len() {
-            return Err(Stop::Invalid(format!("indices of shape {:?} into shape {:?}", index.shape, a.shape)));
+            return Err(Stop::Invalid(format!(
+                "indices of shape {:?} for values of shape {:?}, expected as many axes",
+                index.shape, a.shape
+            )));
         }
         let mut others = own.clone();
         others[axis] = 0;
@@ -94,7 +104,11 @@ fn scattered(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop
         ahead.map(|(at, &n)| Ok(at + place(n, a.shape[axis])? * own[axis])).collect::<Result<_, Stop>>()?
     };
     if to.len() != updates.count() {
-        return Err(Stop::Invalid(format!("updates of shape {:?} at {} places", updates.shape, to.len())));
+        return Err(Stop::Invalid(format!(
+            "updates of shape {:?}, expected one update for each of {} indices",
+            updates.shape,
+            to.len()
+        )));
     }
     let mut from: Vec<usize> = (0..a.count()).collect();
     to.iter().enumerate().for_each(|(n, &to)| from[to] = a.count() + n);

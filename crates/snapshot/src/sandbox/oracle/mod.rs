@@ -1,9 +1,9 @@
 //! Independent reference evaluation of ONNX files, with which every execution of a graph is compared.
 //!
-//! It evaluates the nodes of the file in order with plain f64 loops, as the ONNX reference describes them: integers are i64
-//! wrapped to the width of their type, booleans are booleans, operands broadcast by their shapes. It shares no code with the
-//! compiler of `sterling_graph::dense` or with the fallback runtime and rewrites nothing, so that a bug in these shows as a
-//! difference.
+//! The oracle evaluates the nodes of the file in order with plain f64 loops, as the ONNX reference describes them: integers are i64
+//! wrapped to the width of their type, booleans are booleans, operands broadcast by their shapes. The oracle shares no code with
+//! the compiler of `sterling_graph::dense` or with the fallback runtime and rewrites nothing, so that a bug in the compiler or
+//! runtime shows as a difference.
 //!
 //! The tolerance for f32 is measured, not assumed: the graph is evaluated again with every inexact result rounded to f32
 //! ([`Arithmetic`]), up or down at random. The resulting change is the rounding noise of the computation.
@@ -36,7 +36,7 @@ use array::Element;
 use call::Call;
 pub(super) use stop::Stop;
 
-/// A parsed file that can be evaluated.
+/// A parsed graph file that can be evaluated.
 pub(super) struct Oracle {
     nodes: Vec<NodeProto>,
     constants: HashMap<String, Rc<Array>>,
@@ -46,13 +46,13 @@ pub(super) struct Oracle {
 }
 
 impl Oracle {
-    /// Parses a file that has passed the checks of `sterling_graph::tower`.
+    /// Parses a graph file that has passed the checks of `sterling_graph::tower`.
     pub(super) fn read(bytes: &[u8]) -> Result<Oracle, Stop> {
         let invalid = |what: String| Stop::Invalid(what);
         let model = ModelProto::parse_buf(bytes).map_err(|e| invalid(e.to_string()))?;
         let is_standard = |domain: &Option<String>| domain.as_deref().is_none_or(|d| d.is_empty() || d == "ai.onnx");
         let opset = model.opset_import.iter().find(|o| is_standard(&o.domain)).and_then(|o| o.version).unwrap_or(1);
-        let mut graph = model.graph.ok_or_else(|| invalid("a file without a graph".into()))?;
+        let mut graph = model.graph.ok_or_else(|| invalid("the ONNX file has no graph".into()))?;
         for node in graph.node.iter_mut().filter(|node| node.domain.as_deref() == Some("com.microsoft")) {
             node.op_type = Some(format!("{}{}", fused::MICROSOFT, node.op_type.as_deref().unwrap_or("")));
             node.domain = None;
@@ -132,7 +132,7 @@ pub(super) fn shown(node: &NodeProto) -> String {
     }
 }
 
-/// Gives floats the type that the operator's result has, and rounds them to it.
+/// Gives float results the operator's result type, and rounds them to that type.
 fn narrowed(call: &Call<'_>, made: Vec<Array>, arithmetic: &mut Arithmetic) -> Vec<Array> {
     let typed = match call.operator() {
         "Cast" | "CastLike" | "Constant" | "ConstantOfShape" => None,

@@ -85,7 +85,7 @@ fn function(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Option<Array
         _ => (0.0, 0.0, 0.0),
     };
     let f: &dyn Fn(f64) -> f64 = match operator {
-        // The comparison keeps NaN.
+        // This comparison keeps NaN, unlike a maximum with 0.
         "Relu" => &|x| if x < 0.0 { 0.0 } else { x },
         "LeakyRelu" => &|x| if x < 0.0 { alpha * x } else { x },
         "Elu" => &|x| if x < 0.0 { alpha * x.exp_m1() } else { x },
@@ -157,7 +157,7 @@ fn function(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Option<Array
         "Neg" => i64::wrapping_neg,
         "Sign" => i64::signum,
         "Relu" => |n| n.max(0),
-        _ => return Err(Stop::Unknown(format!("operator `{operator}` of integers"))),
+        _ => return Err(Stop::Unknown(format!("operator `{operator}` with integers"))),
     };
     let made = a.wholes()?.iter().map(|&n| whole(n)).collect();
     Ok(Some(Array::whole(a.element, a.shape.clone(), made)))
@@ -171,7 +171,7 @@ fn softplus(x: f64) -> f64 {
     if x.is_nan() { x } else { x.max(0.0) + (-x.abs()).exp().ln_1p() }
 }
 
-/// Evaluates the error function by its series, whose terms are all positive; beyond 6 it is 1 in f64.
+/// Evaluates the error function by its series, whose terms are all positive; beyond 6 the function is 1 in f64.
 pub(super) fn erf(x: f64) -> f64 {
     if x.is_nan() || x.abs() > 6.0 {
         return if x.is_nan() { x } else { x.signum() };
@@ -203,7 +203,7 @@ fn two(call: &Call<'_>, a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Re
             "Pow" => &f64::powf,
             "PRelu" => &|x, y| if x < 0.0 { x * y } else { x },
             "Mod" if is_fmod => &|x, y| x % y,
-            "Mod" => return Err(Stop::Invalid("`Mod` of floats without `fmod`".into())),
+            "Mod" => return Err(Stop::Invalid("`Mod` of floats has `fmod` = 0, expected 1".into())),
             "Max" => &|x, y| if x.is_nan() || x > y { x } else { y },
             _ => &|x, y| if x.is_nan() || x < y { x } else { y },
         };
@@ -211,14 +211,14 @@ fn two(call: &Call<'_>, a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Re
         return Ok(Array::real(shape, made));
     }
     if operator == "Pow" {
-        // Integer powers are computed in floats and converted back.
+        // Integer powers are computed as floats and converted back.
         let made = a.as_reals().into_iter().zip(b.as_reals()).map(|(x, y)| integer_of(x.powf(y), a.element)).collect();
         return Ok(Array::whole(a.element, shape, made));
     }
     let mut made = Vec::with_capacity(a.count());
     for (&x, &y) in a.wholes()?.iter().zip(b.wholes()?) {
         if y == 0 && ["Div", "Mod"].contains(&operator) {
-            return Err(Stop::Invalid("an integer over 0".into()));
+            return Err(Stop::Invalid("an integer is divided by 0".into()));
         }
         made.push(match operator {
             "Add" | "Sum" => x.wrapping_add(y),
@@ -226,7 +226,7 @@ fn two(call: &Call<'_>, a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Re
             "Mul" => x.wrapping_mul(y),
             "Div" => x.wrapping_div(y),
             "Mod" if is_fmod => x.wrapping_rem(y),
-            // The result has the sign of the divisor.
+            // The result of `Mod` has the sign of the divisor.
             "Mod" => x.wrapping_rem(y).wrapping_add(y).wrapping_rem(y),
             "Max" => x.max(y),
             "Min" => x.min(y),
@@ -237,7 +237,7 @@ fn two(call: &Call<'_>, a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Re
                     x
                 }
             }
-            _ => return Err(Stop::Unknown(format!("operator `{operator}` of integers"))),
+            _ => return Err(Stop::Unknown(format!("operator `{operator}` with integers"))),
         });
     }
     Ok(Array::whole(a.element, shape, made))
@@ -245,7 +245,7 @@ fn two(call: &Call<'_>, a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Re
 
 fn variadic(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     let all = call.all()?;
-    let (first, rest) = all.split_first().ok_or_else(|| Stop::Invalid("no inputs".into()))?;
+    let (first, rest) = all.split_first().ok_or_else(|| Stop::Invalid("the node has no inputs".into()))?;
     let mut made = (*first).clone();
     for next in rest {
         made = two(call, &made, next, arithmetic)?;

@@ -5,7 +5,7 @@ use super::array::{Array, broadcast, places, strides};
 use super::call::Call;
 use super::stop::Stop;
 
-/// Maximum terms of an `Einsum`, which are in memory together.
+/// Maximum number of terms of an `Einsum`: all terms are in memory together.
 const TERMS_MAX: usize = 1 << 22;
 
 pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Option<Vec<Array>>, Stop> {
@@ -19,7 +19,12 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
 }
 
 pub(super) fn product(a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
-    let invalid = || Stop::Invalid(format!("a product of shapes {:?} and {:?}", a.shape, b.shape));
+    let invalid = || {
+        Stop::Invalid(format!(
+            "shapes {:?} and {:?}, expected equal inner sizes and batches that broadcast for a matrix product",
+            a.shape, b.shape
+        ))
+    };
     // A vector is a matrix with one row, or one column.
     let (mut left, mut right) = (a.shape.clone(), b.shape.clone());
     if left.len() == 1 {
@@ -89,7 +94,9 @@ pub(super) fn turned_last(a: &Array) -> Result<Array, Stop> {
 }
 
 fn turned(a: &Array) -> Result<Array, Stop> {
-    let [m, n] = a.shape[..] else { return Err(Stop::Invalid(format!("a matrix of shape {:?}", a.shape))) };
+    let [m, n] = a.shape[..] else {
+        return Err(Stop::Invalid(format!("the input has shape {:?}, expected at least two axes", a.shape)));
+    };
     Ok(a.picked(&places(&[n, m], &[1, n]), vec![n, m]))
 }
 
@@ -113,13 +120,13 @@ fn gemm(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     Ok(Array::real(made.shape.clone(), numbers))
 }
 
-/// Replaces an ellipsis by the digits of its axes.
+/// Replaces an ellipsis by one digit for each of its axes.
 fn opened(letters: &str, axes: usize) -> Vec<char> {
     let digits: String = (0..axes).rev().map(|n| char::from(b'0' + n as u8)).collect();
     letters.replace("...", &digits).chars().collect()
 }
 
-/// Evaluates an `Einsum` of any number of operands over all their letters.
+/// Evaluates an `Einsum` of any number of operands, as a sum over all letters.
 fn einsum(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     let equation: String = call.text("equation", "").split_whitespace().collect();
     let unknown = || Stop::Unknown(format!("the equation `{equation}`"));
@@ -163,7 +170,11 @@ fn einsum(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     let mut sizes: Vec<usize> = vec![1; letters.len()];
     for (array, own) in arrays.iter().zip(&operands) {
         if array.shape.len() != own.len() {
-            return Err(Stop::Invalid(format!("shape {:?} as `{}`", array.shape, own.iter().collect::<String>())));
+            return Err(Stop::Invalid(format!(
+                "shape {:?} does not match the equation's operand `{}`",
+                array.shape,
+                own.iter().collect::<String>()
+            )));
         }
         for (letter, &size) in own.iter().zip(&array.shape) {
             match letters.iter().position(|other| other == letter) {

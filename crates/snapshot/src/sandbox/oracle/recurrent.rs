@@ -21,7 +21,7 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
 struct Weights<'a> {
     w: &'a [f64],
     r: &'a [f64],
-    /// Biases of the input, then of the state; none are zeros.
+    /// Biases of the input, followed by biases of the state; `None` stands for zeros.
     bias: Option<&'a [f64]>,
     gates: usize,
     depth: usize,
@@ -29,8 +29,8 @@ struct Weights<'a> {
 }
 
 impl Weights<'_> {
-    /// Returns the product of row `gate * hidden + n` with an input, and with a state, biases included, each with the sum of the
-    /// magnitudes of its terms.
+    /// Returns the product of weight row `gate * hidden + n` with an input (`is_input`) or a state, with its bias, and the sum of
+    /// the magnitudes of its terms.
     fn of(&self, is_input: bool, gate: usize, n: usize, x: &[f64]) -> (f64, f64) {
         let row = gate * self.hidden + n;
         let (matrix, width) = if is_input { (self.w, self.depth) } else { (self.r, self.hidden) };
@@ -45,7 +45,7 @@ fn sigmoid(x: f64, arithmetic: &mut Arithmetic) -> f64 {
     arithmetic.result(1.0 / (1.0 + (-x).exp()))
 }
 
-/// Computes the next state and cell state.
+/// Computes the next hidden state and cell state.
 fn step(
     call: &Call<'_>,
     weights: &Weights<'_>,
@@ -70,8 +70,8 @@ fn step(
                 let (input, output, forget) =
                     (sigmoid(input, arithmetic), sigmoid(output, arithmetic), sigmoid(forget, arithmetic));
                 let new = arithmetic.result(new.tanh());
-                let (kept, taken) = (forget * c[n], input * new);
-                let cell = arithmetic.sum(kept + taken, kept.abs() + taken.abs());
+                let (retained, taken) = (forget * c[n], input * new);
+                let cell = arithmetic.sum(retained + taken, retained.abs() + taken.abs());
                 let seen = arithmetic.result(cell.tanh());
                 made.0.push(arithmetic.result(output * seen));
                 made.1.push(cell);
@@ -95,8 +95,8 @@ fn step(
                 };
                 let sum = arithmetic.sum(a + b, a_size + b_size);
                 let new = arithmetic.result(sum.tanh());
-                let (taken, kept) = ((1.0 - z) * new, z * h[n]);
-                made.push(arithmetic.sum(taken + kept, new.abs() + kept.abs()));
+                let (taken, retained) = ((1.0 - z) * new, z * h[n]);
+                made.push(arithmetic.sum(taken + retained, new.abs() + retained.abs()));
             }
             (made, Vec::new())
         }
@@ -128,7 +128,12 @@ fn layer(call: &Call<'_>, gates: usize, arithmetic: &mut Arithmetic) -> Result<V
     };
     let is_batch_first = call.is_set("layout", false);
     let (x, w, r) = (call.input(0)?, call.input(1)?, call.input(2)?);
-    let invalid = || Stop::Invalid(format!("a sequence {:?}, weights {:?} and {:?}", x.shape, w.shape, r.shape));
+    let invalid = || {
+        Stop::Invalid(format!(
+            "a sequence of shape {:?}, expected one that matches weights of shapes {:?} and {:?}",
+            x.shape, w.shape, r.shape
+        ))
+    };
     let (&[first, second, depth], &[directions, rows, of_input], &[_, _, hidden]) =
         (&x.shape[..], &w.shape[..], &r.shape[..])
     else {

@@ -25,21 +25,21 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
 /// Returns for each number of a shape the index of its result, and the shape of the results, with size 1 along the reduced
 /// `axes`.
 fn groups(shape: &[usize], axes: &[usize]) -> (Vec<usize>, Vec<usize>) {
-    let kept: Vec<usize> = shape.iter().enumerate().map(|(n, &d)| if axes.contains(&n) { 1 } else { d }).collect();
-    let own = strides(&kept);
+    let retained: Vec<usize> = shape.iter().enumerate().map(|(n, &d)| if axes.contains(&n) { 1 } else { d }).collect();
+    let own = strides(&retained);
     let moved: Vec<usize> = (0..shape.len()).map(|n| if axes.contains(&n) { 0 } else { own[n] }).collect();
-    (places(shape, &moved), kept)
+    (places(shape, &moved), retained)
 }
 
-/// Numbers of each group, group of each number, and shape of the results.
+/// Numbers of each group that is reduced, group of each number, and shape of the results.
 type Members = (Vec<Vec<f64>>, Vec<usize>, Vec<usize>);
 
 /// Returns the numbers of each group.
 fn members(a: &Array, axes: &[usize]) -> Result<Members, Stop> {
-    let (group, kept) = groups(&a.shape, axes);
-    let mut all = vec![Vec::new(); kept.iter().product()];
+    let (group, retained) = groups(&a.shape, axes);
+    let mut all = vec![Vec::new(); retained.iter().product()];
     group.iter().zip(a.as_reals()).for_each(|(&group, x)| all[group].push(x));
-    Ok((all, group, kept))
+    Ok((all, group, retained))
 }
 
 fn sum(numbers: impl Iterator<Item = f64> + Clone, arithmetic: &mut Arithmetic) -> f64 {
@@ -120,7 +120,7 @@ fn reduced(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> 
             "ReduceL1" => numbers.iter().fold(0, |sum: i64, n| sum.wrapping_add(n.wrapping_abs())),
             "ReduceSumSquare" => numbers.iter().fold(0, |sum: i64, n| sum.wrapping_add(n.wrapping_mul(*n))),
             "ReduceProd" => numbers.iter().fold(1, |product: i64, n| product.wrapping_mul(*n)),
-            _ => return Err(Stop::Unknown(format!("operator `{operator}` of integers"))),
+            _ => return Err(Stop::Unknown(format!("operator `{operator}` with integers"))),
         });
     }
     Ok(Array::whole(a.element, shape, made))
@@ -169,11 +169,11 @@ fn softmax(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> 
     let a = call.input(0)?;
     let rank = a.shape.len();
     let axis = place(call.int("axis", if call.opset < 13 { 1 } else { -1 }), rank)?;
-    // Before opset 13, all axes from this one on are reduced together.
+    // Before opset 13, the softmax is over `axis` and all later axes together.
     let axes: Vec<usize> = if call.opset < 13 { (axis..rank).collect() } else { vec![axis] };
     arithmetic.spend(a.count() * 24)?;
-    let (all, group, kept) = members(a, &axes)?;
-    let mut made: Vec<std::vec::IntoIter<f64>> = Vec::with_capacity(kept.iter().product());
+    let (all, group, retained) = members(a, &axes)?;
+    let mut made: Vec<std::vec::IntoIter<f64>> = Vec::with_capacity(retained.iter().product());
     for numbers in all {
         let most = largest(&numbers);
         let each: Vec<f64> = numbers.iter().map(|x| arithmetic.result(x - most)).collect();
@@ -188,7 +188,7 @@ fn softmax(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> 
         };
         made.push(results.into_iter());
     }
-    // The members of a group are in the order of the numbers.
+    // Each group lists its elements in input order.
     let numbers = group.iter().map(|&group| made[group].next().unwrap_or(f64::NAN)).collect();
     Ok(Array::real(a.shape.clone(), numbers))
 }
@@ -236,7 +236,9 @@ fn batch_normalised(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Arra
     let (scale, bias, mean, variance) = (scale?, bias?, mean?, variance?);
     let channels = a.shape.get(1).copied().unwrap_or(1);
     if [scale, bias, mean, variance].iter().any(|all| all.len() != channels) {
-        return Err(Stop::Invalid(format!("statistics of other than {channels} channels")));
+        return Err(Stop::Invalid(format!(
+            "got scale, bias, mean and variance of other lengths, expected {channels}, one per channel"
+        )));
     }
     arithmetic.spend(a.count() * 16)?;
     let inner: usize = a.shape.iter().skip(2).product();
@@ -245,7 +247,7 @@ fn batch_normalised(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Arra
         let root = arithmetic.result((variance[channel] + epsilon).sqrt());
         let centred = arithmetic.result(x - mean[channel]);
         let scaled = arithmetic.result(centred / root * scale[channel]);
-        // A factor and a summand may each be precomputed from several constants, with their rounding errors.
+        // A compiler may precompute a factor and a summand from these constants, with rounding errors of their own.
         let magnitude = scaled.abs() + (mean[channel] / root * scale[channel]).abs() + bias[channel].abs();
         arithmetic.sum(scaled + bias[channel], magnitude)
     };
@@ -268,7 +270,7 @@ fn by_length(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop
             }
         });
     }
-    // Numbers without a length stay 0.
+    // Groups whose norm is 0 stay 0.
     let one = |(x, &group): (&f64, &usize)| match lengths[group] {
         0.0 => 0.0,
         length => arithmetic.result(x / length),

@@ -1,6 +1,6 @@
-//! Reasons why a graph is not evaluated.
+//! Reasons why the reference evaluation of a graph stops.
 
-/// Reason why there is no reference.
+/// Reason why there is no reference result for a graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// Unsupported operator, attribute or type.

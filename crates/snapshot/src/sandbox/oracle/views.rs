@@ -1,11 +1,11 @@
-//! Operators that move numbers, and operators that create them from sizes.
+//! Operators that move numbers, and operators that create numbers from sizes.
 
 use super::arithmetic::Arithmetic;
 use super::array::{self, Array, Element, broadcast, places, strides};
 use super::call::{Call, place};
 use super::stop::Stop;
 
-/// Work of a moved number, in multiply-adds.
+/// Work of moving one number, in multiply-adds.
 const MOVED_WORK: usize = 4;
 
 pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Option<Vec<Array>>, Stop> {
@@ -33,12 +33,12 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
             let (axis, rank) = (call.int("axis", 1), a.shape.len() as i64);
             let axis = if axis < 0 { axis + rank } else { axis };
             if !(0..=rank).contains(&axis) {
-                return Err(Stop::Invalid(format!("axis {axis} of {rank}")));
+                return Err(Stop::Invalid(format!("axis {axis} is out of range for {rank} axes")));
             }
             let (ahead, behind) = a.shape.split_at(axis as usize);
             a.shaped(vec![ahead.iter().product(), behind.iter().product()])?
         }
-        "Squeeze" | "Unsqueeze" => axes_of_one(call)?,
+        "Squeeze" | "Unsqueeze" => change_unit_axes(call)?,
         "Transpose" => {
             let a = call.input(0)?;
             let reversed = || (0..a.shape.len() as i64).rev().collect();
@@ -58,7 +58,9 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
         "Tile" => {
             let (mut made, times) = (call.input(0)?.clone(), call.integers(1)?);
             for (axis, &n) in times.iter().enumerate() {
-                let size = *made.shape.get(axis).ok_or_else(|| Stop::Invalid(format!("{times:?} times")))?;
+                let size = *made.shape.get(axis).ok_or_else(|| {
+                    Stop::Invalid(format!("repeats {times:?} times, expected a number for each axis"))
+                })?;
                 let index: Vec<usize> = (0..n).flat_map(|_| 0..size).collect();
                 made = along(&made, axis, &index, arithmetic)?;
             }
@@ -66,7 +68,7 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
         }
         "Concat" => {
             let parts = call.all()?;
-            let first = parts.first().ok_or_else(|| Stop::Invalid("no inputs".into()))?;
+            let first = parts.first().ok_or_else(|| Stop::Invalid("the node has no inputs".into()))?;
             let axis = place(call.int("axis", 0), first.shape.len())?;
             concatenated(&parts, axis, arithmetic)?
         }
@@ -85,7 +87,7 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
             let axis = place(call.int("axis", 0), a.shape.len())?;
             let own = strides(&a.shape);
             let mut others = own.clone();
-            *others.get_mut(axis).ok_or_else(|| Stop::Invalid("no axes".into()))? = 0;
+            *others.get_mut(axis).ok_or_else(|| Stop::Invalid("the node has no axes".into()))? = 0;
             arithmetic.room(&index.shape, MOVED_WORK)?;
             let ahead = places(&index.shape, &others).into_iter();
             let at = ahead.zip(index.wholes()?).map(|(at, &n)| Ok(at + place(n, a.shape[axis])? * own[axis]));
@@ -101,7 +103,8 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
 }
 
 fn sizes(all: &[i64]) -> Result<Vec<usize>, Stop> {
-    let size = |&n: &i64| usize::try_from(n).map_err(|_| Stop::Invalid(format!("size {n}")));
+    let size =
+        |&n: &i64| usize::try_from(n).map_err(|_| Stop::Invalid(format!("size {n} is negative, expected 0 or more")));
     all.iter().map(size).collect()
 }
 
@@ -150,8 +153,11 @@ fn reshaped(call: &Call<'_>) -> Result<Array, Stop> {
                 open = Some(axis);
                 1
             }
-            0 if !keeps_zero => *a.shape.get(axis).ok_or_else(|| Stop::Invalid(format!("0 at axis {axis}")))?,
-            n => usize::try_from(n).map_err(|_| Stop::Invalid(format!("size {n}")))?,
+            0 if !keeps_zero => *a
+                .shape
+                .get(axis)
+                .ok_or_else(|| Stop::Invalid(format!("size 0 copies axis {axis}, which the input does not have")))?,
+            n => usize::try_from(n).map_err(|_| Stop::Invalid(format!("size {n} is negative, expected 0 or more")))?,
         });
     }
     if let Some(open) = open {
@@ -161,24 +167,24 @@ fn reshaped(call: &Call<'_>) -> Result<Array, Stop> {
     a.shaped(shape)
 }
 
-fn axes_of_one(call: &Call<'_>) -> Result<Array, Stop> {
+fn change_unit_axes(call: &Call<'_>) -> Result<Array, Stop> {
     let a = call.input(0)?;
     let rank = a.shape.len();
     let axes = call.ints_or_input("axes", 1)?;
     if call.operator() == "Squeeze" {
-        let gone = match axes {
+        let removed = match axes {
             Some(axes) => axes.iter().map(|&axis| place(axis, rank)).collect::<Result<Vec<_>, _>>()?,
             None => (0..rank).filter(|&axis| a.shape[axis] == 1).collect(),
         };
-        if gone.iter().any(|&axis| a.shape[axis] != 1) {
+        if removed.iter().any(|&axis| a.shape[axis] != 1) {
             return Err(Stop::Invalid(format!(
-                "Squeeze of axes {gone:?} of shape {:?}, expected axes of size 1",
+                "Squeeze of axes {removed:?} of shape {:?}, expected axes of size 1",
                 a.shape
             )));
         }
-        return a.shaped((0..rank).filter(|axis| !gone.contains(axis)).map(|axis| a.shape[axis]).collect());
+        return a.shaped((0..rank).filter(|axis| !removed.contains(axis)).map(|axis| a.shape[axis]).collect());
     }
-    let axes = axes.ok_or_else(|| Stop::Invalid("no axes".into()))?;
+    let axes = axes.ok_or_else(|| Stop::Invalid("the node has no axes".into()))?;
     let rank = rank + axes.len();
     let new = axes.iter().map(|&axis| place(axis, rank)).collect::<Result<Vec<_>, _>>()?;
     let mut old = a.shape.iter().copied();
@@ -211,7 +217,10 @@ fn concatenated(parts: &[&Array], axis: usize, arithmetic: &mut Arithmetic) -> R
             own[axis] = shape[axis];
         }
         if own != shape {
-            return Err(Stop::Invalid(format!("shapes {:?} and {:?} side by side", parts[0].shape, part.shape)));
+            return Err(Stop::Invalid(format!(
+                "shapes {:?} and {:?}, expected equal sizes on all axes but the concatenated one",
+                parts[0].shape, part.shape
+            )));
         }
     }
     arithmetic.room(&shape, MOVED_WORK)?;
@@ -244,7 +253,9 @@ fn split(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Vec<Array>, Sto
         }
     };
     if all.iter().sum::<usize>() != size || all.len() != parts {
-        return Err(Stop::Invalid(format!("{size} in parts {all:?}")));
+        return Err(Stop::Invalid(format!(
+            "an axis of {size} elements is split into {all:?}, expected sizes with that sum"
+        )));
     }
     let mut first = 0;
     let mut made = Vec::with_capacity(parts);
@@ -257,7 +268,7 @@ fn split(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Vec<Array>, Sto
 
 fn sliced(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     let mut made = call.input(0)?.clone();
-    let missing = || Stop::Invalid("no starts and ends".into());
+    let missing = || Stop::Invalid("inputs for starts and ends are missing".into());
     let starts = call.ints_or_input("starts", 1)?.ok_or_else(missing)?;
     let ends = call.ints_or_input("ends", 2)?.ok_or_else(missing)?;
     let axes = call.ints_or_input("axes", 3)?.unwrap_or_else(|| (0..starts.len() as i64).collect());
@@ -267,7 +278,7 @@ fn sliced(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
         let size = made.shape[axis] as i64;
         let from_end = |n: i64| if n < 0 { n.saturating_add(size) } else { n };
         let index: Vec<usize> = match step {
-            0 => return Err(Stop::Invalid("a step of 0".into())),
+            0 => return Err(Stop::Invalid("a step of the slice is 0, expected another number".into())),
             1.. => {
                 let (start, end) = (from_end(start).clamp(0, size), from_end(end).clamp(0, size));
                 (start..end).step_by(step as usize).map(|n| n as usize).collect()
@@ -286,9 +297,11 @@ fn triangle(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop>
     let a = call.input(0)?;
     let diagonal = if call.optional(1).is_some() { call.integers(1)?.first().copied().unwrap_or(0) } else { 0 };
     let is_upper = call.is_set("upper", true);
-    let [.., m, n] = a.shape[..] else { return Err(Stop::Invalid(format!("a matrix of shape {:?}", a.shape))) };
+    let [.., m, n] = a.shape[..] else {
+        return Err(Stop::Invalid(format!("the input has shape {:?}, expected at least two axes", a.shape)));
+    };
     arithmetic.room(&a.shape, MOVED_WORK)?;
-    // A zero is appended to the numbers.
+    // A zero is appended to the numbers, for positions outside of the triangle.
     let zero = if a.is_real() { Array::real(vec![1], vec![0.0]) } else { Array::whole(a.element, vec![1], vec![0]) };
     let both = Array::chained(&[a, &zero])?;
     let from = |at: usize| {
@@ -303,13 +316,15 @@ fn padded(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     let a = call.input(0)?;
     let rank = a.shape.len();
     let mode = call.text("mode", "constant");
-    let given = call.ints_or_input("pads", 1)?.ok_or_else(|| Stop::Invalid("no pads".into()))?;
+    let given = call.ints_or_input("pads", 1)?.ok_or_else(|| Stop::Invalid("`pads` is missing".into()))?;
     let axes = match call.optional(3) {
         Some(_) => call.integers(3)?.iter().map(|&axis| place(axis, rank)).collect::<Result<Vec<_>, _>>()?,
         None => (0..rank).collect(),
     };
     if given.len() != 2 * axes.len() || !["constant", "edge", "reflect", "wrap"].contains(&mode) {
-        return Err(Stop::Unknown(format!("pads {given:?} of mode {mode}")));
+        return Err(Stop::Unknown(format!(
+            "padding by {given:?} in mode `{mode}`, rather than by two numbers per axis in a supported mode,"
+        )));
     }
     let (mut before, mut shape) = (vec![0i64; rank], Vec::with_capacity(rank));
     let mut after = before.clone();
@@ -318,7 +333,9 @@ fn padded(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     }
     for axis in 0..rank {
         let size = (a.shape[axis] as i64).saturating_add(before[axis]).saturating_add(after[axis]);
-        shape.push(usize::try_from(size).map_err(|_| Stop::Invalid(format!("size {size}")))?);
+        shape.push(
+            usize::try_from(size).map_err(|_| Stop::Invalid(format!("size {size} is negative, expected 0 or more")))?,
+        );
     }
     let value = match (call.optional(2), a.is_real()) {
         (Some(value), _) => value.shaped(vec![1])?,
@@ -337,7 +354,7 @@ fn padded(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
                     "constant" => return a.count(),
                     "edge" => n = if n < 0 { 0 } else { size - 1 },
                     "wrap" => n = n.rem_euclid(size),
-                    // Mirrors at both ends until the index is inside.
+                    // Mirrors the index at both ends of the axis until it is inside.
                     _ if size == 1 => n = 0,
                     _ => {
                         while !(0..size).contains(&n) {
@@ -360,7 +377,10 @@ fn top(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Vec<Array>, Stop>
     let axis = place(call.int("axis", -1), a.shape.len())?;
     let k = call.given_int("k").map_or_else(|| call.integers(1).map(|k| k.first().copied().unwrap_or(0)), Ok)?;
     let size = a.shape[axis];
-    let k = usize::try_from(k).ok().filter(|&k| k <= size).ok_or_else(|| Stop::Invalid(format!("{k} of {size}")))?;
+    let k = usize::try_from(k)
+        .ok()
+        .filter(|&k| k <= size)
+        .ok_or_else(|| Stop::Invalid(format!("`k` is {k}, expected at most {size}")))?;
     let is_largest = call.is_set("largest", true);
     arithmetic.room(&a.shape, MOVED_WORK)?;
     let (numbers, inner) = (a.as_reals(), a.shape[axis + 1..].iter().product::<usize>());
@@ -373,7 +393,7 @@ fn top(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Vec<Array>, Stop>
         let at = |n: usize| (o * size + n) * inner + i;
         let mut order: Vec<usize> = (0..size).collect();
         order.sort_by(|&x, &y| {
-            // Zeros of both signs are equal.
+            // Adding 0.0 makes zeros of both signs equal.
             let (x, y) = (numbers[at(x)] + 0.0, numbers[at(y)] + 0.0);
             if is_largest { y.total_cmp(&x) } else { x.total_cmp(&y) }
         });

@@ -5,7 +5,7 @@ use super::array::{Array, strides};
 use super::call::Call;
 use super::stop::Stop;
 
-/// Work of a normalisation per number, in multiply-adds.
+/// Work per normalised number, in multiply-adds.
 const NORM_WORK: usize = 24;
 
 pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Option<Vec<Array>>, Stop> {
@@ -20,7 +20,7 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
 }
 
 fn invalid(a: &Array) -> Stop {
-    Stop::Invalid(format!("shape {:?}, expected a batch, channels and further axes", a.shape))
+    Stop::Invalid(format!("the input has shape {:?}, expected a batch, channels and further axes", a.shape))
 }
 
 /// Positions of a kernel along the axes after the channels.
@@ -41,7 +41,7 @@ impl Kernel {
             let all = call.ints(name).unwrap_or_else(|| vec![default; count]);
             let all: Option<Vec<usize>> = all.iter().map(|&n| usize::try_from(n).ok()).collect();
             let all = all.filter(|all| all.len() == count);
-            all.ok_or_else(|| Stop::Invalid(format!("`{name}`, expected {count} numbers from 0")))
+            all.ok_or_else(|| Stop::Invalid(format!("`{name}` is invalid, expected {count} numbers of at least 0")))
         };
         let (strides, dilations) = (list("strides", axes, 1)?, list("dilations", axes, 1)?);
         let pads = list("pads", 2 * axes, 0)?;
@@ -49,7 +49,7 @@ impl Kernel {
         let mut out = Vec::with_capacity(axes);
         for (n, &size) in sizes.iter().enumerate() {
             if strides[n] == 0 || own.get(n).is_none_or(|&k| k == 0) {
-                return Err(Stop::Invalid("a stride or kernel of 0".into()));
+                return Err(Stop::Invalid("a stride or a kernel size is 0".into()));
             }
             let reach = (own[n] - 1) * dilations[n] + 1;
             match call.text("auto_pad", "NOTSET") {
@@ -63,10 +63,13 @@ impl Kernel {
                 }
             }
             let room = (before[n] + size + after[n]).checked_sub(reach);
-            let room = room.ok_or_else(|| Stop::Invalid(format!("a kernel of {reach} over {size} numbers")))?;
+            let room = room.ok_or_else(|| {
+                Stop::Invalid(format!("a kernel of {reach} elements exceeds the {size} elements of the padded axis"))
+            })?;
             let mut count = room / strides[n] + 1;
             if call.is_set("ceil_mode", false) && !room.is_multiple_of(strides[n]) {
-                // With `ceil_mode` there is one more window, if it starts within the input or the padding before it.
+                // With `ceil_mode` there is one more window, if that window starts within the input or the padding before the
+                // input.
                 count += usize::from(count * strides[n] < size + before[n]);
             }
             out.push(count);
@@ -74,8 +77,8 @@ impl Kernel {
         Ok(Kernel { sizes: sizes.to_vec(), own, out, strides, dilations, before, after })
     }
 
-    /// Returns per tap of the window at `at` its index into the axes of the input, `None` in the padding, and whether it lies
-    /// within the input and its padding.
+    /// Returns, for each tap of the window at `at`, its index into the axes of the input (`None` in the padding), and whether the
+    /// tap lies within the input and its padding.
     fn taps(&self, at: usize) -> Vec<(Option<usize>, bool)> {
         let (own, outs, inner) = (strides(&self.own), strides(&self.out), strides(&self.sizes));
         let tap = |k: usize| {
@@ -98,7 +101,10 @@ fn convolution(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, St
     let groups = usize::try_from(call.int("group", 1)).unwrap_or(0);
     let fits = a.shape.len() > 2 && a.shape.len() == weights.shape.len() && groups > 0;
     if !fits || weights.shape[1] * groups != a.shape[1] || !weights.shape[0].is_multiple_of(groups) {
-        return Err(Stop::Invalid(format!("weights of shape {:?} over shape {:?}", weights.shape, a.shape)));
+        return Err(Stop::Invalid(format!(
+            "weights of shape {:?}, expected ones whose channels and groups match an input of shape {:?}",
+            weights.shape, a.shape
+        )));
     }
     let kernel = Kernel::read(call, &a.shape[2..], weights.shape[2..].to_vec())?;
     let (batch, channels, made) = (a.shape[0], a.shape[1], weights.shape[0]);
@@ -148,11 +154,13 @@ fn pool(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
             places.iter().filter(|(place, is_inside)| if counts_padding { *is_inside } else { place.is_some() });
         let counted = counted.count() as f64;
         for (n, plane) in a.reals()?.chunks_exact(size.max(1)).enumerate() {
-            let kept: Vec<f64> = places.iter().filter_map(|(place, _)| place.map(|place| plane[place])).collect();
+            let retained: Vec<f64> = places.iter().filter_map(|(place, _)| place.map(|place| plane[place])).collect();
             numbers[n * count + at] = match is_max {
-                true => kept.iter().fold(f64::NEG_INFINITY, |most, &x| if x.is_nan() || x > most { x } else { most }),
+                true => {
+                    retained.iter().fold(f64::NEG_INFINITY, |most, &x| if x.is_nan() || x > most { x } else { most })
+                }
                 false => {
-                    let sum = arithmetic.sum(kept.iter().sum(), kept.iter().map(|x| x.abs()).sum());
+                    let sum = arithmetic.sum(retained.iter().sum(), retained.iter().map(|x| x.abs()).sum());
                     arithmetic.result(sum / counted)
                 }
             };
@@ -181,7 +189,7 @@ fn pool_of_all(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, St
     Ok(Array::real(shape, a.reals()?.chunks_exact(size).map(&mut one).collect()))
 }
 
-/// Normalizes each channel of each entry of the batch, or each group of channels.
+/// Normalizes each channel of each entry of the batch, or each group of channels of an entry.
 fn normalised(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     let (a, scale, bias) = (call.input(0)?, call.input(1)?, call.input(2)?);
     if a.shape.len() < 3 {
@@ -193,14 +201,14 @@ fn normalised(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Sto
         _ => usize::try_from(call.int("num_groups", 0)).unwrap_or(0),
     };
     if groups == 0 || !channels.is_multiple_of(groups) {
-        return Err(Stop::Invalid(format!("{groups} groups of {channels} channels")));
+        return Err(Stop::Invalid(format!("{groups} groups do not divide {channels} channels")));
     }
     let epsilon = call.float("epsilon", 1e-5);
     arithmetic.spend(a.count() * NORM_WORK)?;
     let inner: usize = a.shape[2..].iter().product();
     let (scale, bias) = (scale.reals()?, bias.reals()?);
     if [scale, bias].iter().any(|all| all.len() != channels && all.len() != groups) {
-        return Err(Stop::Invalid(format!("{} scales of {channels} channels", scale.len())));
+        return Err(Stop::Invalid(format!("got {} scales, expected {channels}", scale.len())));
     }
     let of_channel = |all: &[f64], c: usize| if all.len() == channels { all[c] } else { all[c / (channels / groups)] };
     let mut made = Vec::with_capacity(a.count());

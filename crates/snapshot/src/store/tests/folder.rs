@@ -39,7 +39,7 @@ fn a_merged_version_is_superseded_by_a_published_one() {
 #[test]
 fn a_missing_folder_is_reported_until_it_returns() {
     let root = tempfile::tempdir().unwrap();
-    let (here, gone) = (root.path().join("store"), root.path().join("gone"));
+    let (here, removed) = (root.path().join("store"), root.path().join("gone"));
     let store = Store::new(&here);
     // The first publication creates a folder that never existed.
     store.renew().unwrap();
@@ -47,7 +47,7 @@ fn a_missing_folder_is_reported_until_it_returns() {
     store.publish("m", |folder, _| whole(folder)).unwrap();
     store.renew().unwrap();
     assert_eq!(store.trouble(), None);
-    fs::rename(&here, &gone).unwrap();
+    fs::rename(&here, &removed).unwrap();
     store.renew().unwrap();
     let reported = store.trouble().unwrap();
     assert!(reported.contains("cannot be read") && !reported.contains(root.path().to_str().unwrap()), "{reported}");
@@ -55,13 +55,13 @@ fn a_missing_folder_is_reported_until_it_returns() {
     store.renew().unwrap();
     assert!(store.trouble().unwrap().contains("not a directory"));
     fs::remove_file(&here).unwrap();
-    fs::rename(&gone, &here).unwrap();
+    fs::rename(&removed, &here).unwrap();
     store.renew().unwrap();
     assert_eq!(store.trouble(), None);
 }
 
 #[test]
-fn publication_is_whole_or_absent_and_counts_up() {
+fn publications_are_atomic_and_numbered_ascending() {
     let root = tempfile::tempdir().unwrap();
     let store = Store::new(root.path().join("store"));
     assert!(store.models().unwrap().is_empty());
@@ -122,7 +122,10 @@ fn a_folder_that_cannot_be_made_durable_is_removed() {
         Err(std::io::Error::other("no sync"))
     };
     let reported = place(&from, &to, blocked).unwrap_err().to_string();
-    assert!(reported.starts_with("no sync; it is published, but may be lost in a power failure"), "{reported}");
+    assert!(
+        reported.starts_with("no sync; the version is published, but may be lost in a power failure"),
+        "{reported}"
+    );
     fs::remove_file(&from).unwrap();
     fs::rename(&to, &from).unwrap();
     place(&from, &to, || Ok(())).unwrap();

@@ -89,7 +89,7 @@ fn publishers_at_once_get_a_number_each_and_a_number_is_given_once() {
 fn interrupted_publications_are_no_versions_and_are_removed() {
     let bench = Bench::new();
     put(&bench.store("a"), 1).unwrap();
-    let mut whole = vec![1];
+    let mut complete = vec![1];
     // The process ends at each of its writes in turn: from then on the bucket is down for it.
     for writes in 4..20 {
         let store = bench.store(&format!("killed {writes}"));
@@ -100,12 +100,12 @@ fn interrupted_publications_are_no_versions_and_are_removed() {
         bench.memory.is_down.store(false, SeqCst);
         let reader = bench.store("reader");
         let now = reader.versions("m").unwrap();
-        assert!(now.len() <= whole.len() + 1, "{now:?} after {whole:?}");
+        assert!(now.len() <= complete.len() + 1, "{now:?} after {complete:?}");
         if published.is_ok() {
-            assert!(now.len() == whole.len() + 1);
+            assert!(now.len() == complete.len() + 1);
         }
-        whole = now;
-        for version in &whole {
+        complete = now;
+        for version in &complete {
             reader.ensure_local("m", *version).unwrap();
         }
     }
@@ -116,12 +116,12 @@ fn interrupted_publications_are_no_versions_and_are_removed() {
     bench.memory.clock_ms.fetch_add(LEASE_MS as u64 + 1, SeqCst);
     let last = put(&bench.store("a"), 3).unwrap();
     assert_eq!(leases(&bench.memory), 0, "{:?}", bench.memory.keys());
-    whole.extend([last - 1, last]);
+    complete.extend([last - 1, last]);
     let reader = bench.store("reader");
-    assert_eq!(reader.versions("m").unwrap(), whole);
+    assert_eq!(reader.versions("m").unwrap(), complete);
     // A process that ended in its probe leaves a few bytes.
     let of_versions = |key: &&String| !key.ends_with(".given") && !key.starts_with(".probe");
-    assert_eq!(bench.memory.keys().iter().filter(of_versions).count(), whole.len() * 4, "{:?}", bench.memory.keys());
+    assert_eq!(bench.memory.keys().iter().filter(of_versions).count(), complete.len() * 4, "{:?}", bench.memory.keys());
 }
 
 #[test]
@@ -194,10 +194,10 @@ fn differing_objects_are_rejected_by_name() {
     bench.memory.change("m/1/data.bin", |bytes| bytes.extend([1, 1]));
     assert!(refused("long").contains("`data.bin` has 100001 bytes"));
     bench.memory.change("m/1/data.bin", |bytes| bytes.truncate(100_000));
-    let whole = bench.memory.get("m/1/data.bin").unwrap().0;
+    let complete = bench.memory.get("m/1/data.bin").unwrap().0;
     bench.memory.remove("m/1/data.bin").unwrap();
     assert!(refused("missing").contains("file `data.bin` is missing"));
-    bench.memory.put("m/1/data.bin", whole, &WriteCondition::Anything).unwrap();
+    bench.memory.put("m/1/data.bin", complete, &WriteCondition::Anything).unwrap();
     // A bit flips once, in the rest of an interrupted fetch.
     let store = bench.store("on its way");
     let key = || "m/1/data.bin".to_owned();
@@ -299,7 +299,7 @@ fn unused_versions_are_evicted_and_used_ones_are_not() {
     let held: Vec<PinnedVersion> = [4, 5, 6].map(|version| store.ensure_local("m", version).unwrap()).into();
     let full = store.ensure_local("m", 7).unwrap_err();
     assert_eq!(full.kind(), Kind::NoSpace);
-    assert!(full.to_string().contains("a version needs 2 MB, 8 are there for all"), "{full}");
+    assert!(full.to_string().contains("a version needs 2 MB, the limit for all versions is 8 MB"), "{full}");
     drop(first);
     // A version in use is kept, whether by another process or by this one.
     bench.seen_from("small", 8).renew().unwrap();
@@ -380,10 +380,10 @@ fn shards_are_fetched_one_by_one() {
 fn every_new_object_changes_the_listing_of_a_version() {
     let bench = Bench::new();
     put(&bench.store("here"), 1).unwrap();
-    let whole = std::mem::take(&mut *bench.memory.kept.lock().unwrap());
+    let complete = std::mem::take(&mut *bench.memory.kept.lock().unwrap());
     let store = bench.store("there");
     let mut stamps = Vec::new();
-    let (manifest, others): (Vec<_>, Vec<_>) = whole.iter().partition(|(key, _)| key.ends_with(MANIFEST));
+    let (manifest, others): (Vec<_>, Vec<_>) = complete.iter().partition(|(key, _)| key.ends_with(MANIFEST));
     for (key, object) in manifest.into_iter().chain(others) {
         if let Some(stamp) = store.stamp("m", 1) {
             assert_eq!(store.ensure_local("m", 1).unwrap_err().kind(), Kind::Corrupt, "before {key}");
@@ -448,22 +448,22 @@ fn table(fault: CallFault) -> usize {
         put(&bench.store("first"), 1).unwrap();
         bench.memory.fail_at(at, fault);
         let (publisher, server) = (bench.seen_from("publisher", 64), bench.seen_from("server", 64));
-        let said = script(&publisher, &server);
+        let reported = script(&publisher, &server);
         let is_met = bench.memory.no_fault();
         let store = bench.store("reader");
         let versions = store.versions("m").unwrap();
-        let context = || format!("{fault:?} at {at}: {said:?}, {versions:?}, {:?}", bench.memory.keys());
+        let context = || format!("{fault:?} at {at}: {reported:?}, {versions:?}, {:?}", bench.memory.keys());
         assert!(versions.contains(&1), "{}", context());
         for version in &versions {
             let held = store.ensure_local("m", *version).unwrap();
             assert_eq!(data(&held), vec![if *version == 1 { 1 } else { 2 }; 100_000], "{}", context());
         }
         // Actions that returned success have taken effect.
-        if let Ok(version) = &said[0] {
+        if let Ok(version) = &reported[0] {
             assert!(versions.contains(version), "{}", context());
         }
         let desired_state = store.desired_state("m").unwrap();
-        if said[1].is_ok() {
+        if reported[1].is_ok() {
             assert_eq!((desired_state.version, desired_state.labels.get("old")), (Some(1), Some(&1)), "{}", context());
         }
         // No manual repair is needed.
@@ -483,7 +483,7 @@ fn table(fault: CallFault) -> usize {
 /// Publishes a version, activates the first one and labels it, and fetches both on another machine.
 fn script(publisher: &Store, server: &Store) -> Vec<Result<u64>> {
     let published = publisher.renew().and_then(|()| put(publisher, 2));
-    let wished = publisher.desired_state("m").and_then(|before| {
+    let desired = publisher.desired_state("m").and_then(|before| {
         publisher.change_desired("m", &before, |desired_state| {
             desired_state.version = Some(1);
             desired_state.labels.insert("old".into(), 1);
@@ -493,5 +493,5 @@ fn script(publisher: &Store, server: &Store) -> Vec<Result<u64>> {
         let _ = server.seen_desired("m");
         server.ensure_local("m", server.versions("m")?.last().copied().unwrap_or(1))
     });
-    vec![published, wished.map(|desired_state| desired_state.revision), fetched.map(|_| 0)]
+    vec![published, desired.map(|desired_state| desired_state.revision), fetched.map(|_| 0)]
 }

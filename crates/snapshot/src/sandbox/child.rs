@@ -1,8 +1,8 @@
-//! Sandbox validation in a child process: the same program, started to validate a folder, with resource limits of the operating
-//! system.
+//! Sandbox validation in a child process: the same program, started to validate a folder, with resource limits that the operating
+//! system enforces.
 //!
-//! The child writes a line of JSON before each step, and one at the end. If the last line is missing, the line before it names
-//! the step that failed, and the exit status gives the reason.
+//! The child writes a line of JSON before each step, and a final line with the result. If the final line is missing, the last
+//! written line names the step that failed, and the exit status gives the reason.
 
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -24,9 +24,9 @@ use sterling_storage::files::Tensors;
 
 /// Polling interval of the child process.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// Signal by which others, such as the out-of-memory killer, end the child.
+/// Signal by which other programs or the out-of-memory killer end the child.
 const KILLED: i32 = Signal::KILL.as_raw();
-/// Maximum bytes of the child's output that are kept.
+/// Maximum bytes of the child's output that are retained.
 const OUTPUT_BYTES_MAX: u64 = 1 << 20;
 /// Signal by which the system ends a process that exceeds its CPU time.
 const OUT_OF_TIME: i32 = Signal::XCPU.as_raw();
@@ -47,7 +47,7 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Returns the limits with this much CPU time, and at least five times as much time by the clock.
+    /// Returns these limits with another CPU time limit, and at least five times as much wall-clock time.
     pub fn with_cpu(self, cpu: Duration) -> Self {
         Bounds { cpu, clock: self.clock.max(5 * cpu), ..self }
     }
@@ -84,15 +84,15 @@ enum Line {
 }
 
 impl ProcessSandbox {
-    /// Uses the executable of this process, even if its file has been replaced since.
+    /// Uses the executable of this process, even if the executable's file has been replaced since this process started.
     ///
     /// # Errors
-    /// `Io` if the system does not report its path.
+    /// `Io` if the system does not report the path of the executable.
     pub fn of_this_program() -> Result<Self> {
         let itself = PathBuf::from("/proc/self/exe");
         let program = match itself.exists() {
             true => itself,
-            false => std::env::current_exe().map_err(|e| Error::io("this program's file", e))?,
+            false => std::env::current_exe().map_err(|e| Error::io("the executable of this program", e))?,
         };
         Ok(ProcessSandbox { program, bounds: Bounds::default() })
     }
@@ -103,10 +103,10 @@ impl ProcessSandbox {
         command.arg("trial").arg(folder);
         command.args(["--memory-bytes", &self.bounds.memory_bytes.to_string()]);
         command.args(["--cpu-seconds", &self.bounds.cpu.as_secs().max(1).to_string()]);
-        // The child ends when its standard input does, which is at the latest when this process ends.
+        // The child ends when its standard input is closed, at the latest when this process ends.
         command.arg("--until-input-ends");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(|e| Error::io("the process of the sandbox validation", e))?;
+        let mut child = command.spawn().map_err(|e| Error::io("the sandbox validation process", e))?;
         let (said, cried) = (read_keeping_start(child.stdout.take())?, read_keeping_start(child.stderr.take())?);
         let ended = self.wait(&mut child)?;
         let text =
@@ -116,7 +116,7 @@ impl ProcessSandbox {
 
     /// Returns the child's exit status; `None` if it had to be killed.
     fn wait(&self, child: &mut Child) -> Result<Option<ExitStatus>> {
-        let failed = |e| Error::io("the process of the sandbox validation", e);
+        let failed = |e| Error::io("the sandbox validation process", e);
         let started = Instant::now();
         loop {
             if let Some(status) = child.try_wait().map_err(failed)? {
@@ -130,8 +130,8 @@ impl ProcessSandbox {
         }
     }
 
-    /// Returns the verdict of a child with this exit status, memory limit in bytes, and output. The limit is determined only for
-    /// a message, because the graphs are read for it.
+    /// Returns the verdict of a child with this exit status, memory limit in bytes, and output. The limit is computed only for an
+    /// error message, because that requires reading the graphs.
     fn judge(&self, ended: Option<ExitStatus>, allowed: &dyn Fn() -> u64, said: &str, cried: &str) -> Result<()> {
         let mut at = "its graphs".to_owned();
         for line in said.lines() {
@@ -148,14 +148,14 @@ impl ProcessSandbox {
             }
         }
         let mut why = self.why(ended, allowed, cried);
-        // A panic ends with notes on backtraces, which follow its message.
+        // A panic's message is followed by notes on backtraces, which are skipped.
         let is_note = |line: &str| line.trim().is_empty() || line.starts_with("note: ");
         if let Some(last) = cried.lines().rfind(|line| !is_note(line))
             && failed_allocation(cried).is_none()
         {
             why = format!("{why}; its output: {}", cut(last));
         }
-        // A kill by the machine does not prove a fault of the graph: it may pass when time and memory are available.
+        // A kill by the system does not prove a fault of the graph, which may pass when time and memory are available.
         let is_by_machine = ended.is_none_or(|status| status.signal() == Some(KILLED));
         let kind = if is_by_machine { Kind::Unavailable } else { Kind::Invalid };
         Err(Error::new(kind, format!("{at}: {why}")))
@@ -164,7 +164,7 @@ impl ProcessSandbox {
     fn why(&self, ended: Option<ExitStatus>, allowed: &dyn Fn() -> u64, cried: &str) -> String {
         let Bounds { cpu, clock, .. } = self.bounds;
         let Some(status) = ended else {
-            return format!("the sandbox validation was not done after {} s", clock.as_secs());
+            return format!("the sandbox validation was not done after {} s of wall-clock time", clock.as_secs());
         };
         let signal = status.signal();
         match (signal, failed_allocation(cried)) {
@@ -191,16 +191,16 @@ fn failed_allocation(cried: &str) -> Option<u64> {
     rest.split_once(' ')?.0.parse().ok()
 }
 
-/// Reads to the end, and keeps the beginning.
+/// Reads the child's output to the end, and retains the first [`OUTPUT_BYTES_MAX`] bytes.
 fn read_keeping_start(from: Option<impl Read + Send + 'static>) -> Result<JoinHandle<Vec<u8>>> {
     tasks::SANDBOX.start(move || {
-        let mut kept = Vec::new();
+        let mut retained = Vec::new();
         if let Some(mut from) = from {
-            // A broken pipe is treated like its end.
-            let _ = from.by_ref().take(OUTPUT_BYTES_MAX).read_to_end(&mut kept);
+            // A broken pipe is treated like the end of the output.
+            let _ = from.by_ref().take(OUTPUT_BYTES_MAX).read_to_end(&mut retained);
             let _ = std::io::copy(&mut from, &mut std::io::sink());
         }
-        kept
+        retained
     })
 }
 
@@ -215,7 +215,7 @@ fn cut(text: &str) -> String {
 pub fn end_with_input() -> Result<()> {
     let watch = || {
         let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
-        // This process has no temporary files.
+        // Killing this process leaves nothing behind: it has no temporary files.
         let _ = kill_process(getpid(), Signal::KILL);
     };
     tasks::SANDBOX.start(watch).map(drop)
@@ -231,9 +231,7 @@ pub fn answer(folder: &Path, bounds: &Bounds, out: &mut dyn Write) -> Result<()>
     let say = |line: &Line| {
         let text = serde_json::to_string(line).map_err(|e| Error::internal(e.to_string()))?;
         let mut out = out.borrow_mut();
-        writeln!(out, "{text}")
-            .and_then(|()| out.flush())
-            .map_err(|e| Error::io("the report of the sandbox validation", e))
+        writeln!(out, "{text}").and_then(|()| out.flush()).map_err(|e| Error::io("the sandbox validation's report", e))
     };
     let tried = rows::run(folder, &|reported| {
         drop(say(&match reported {
@@ -251,17 +249,18 @@ fn bound(folder: &Path, bounds: &Bounds) -> Result<()> {
     let limits = [
         (Resource::Core, 0, 0),
         (Resource::Cpu, bounds.cpu.as_secs(), GRACE_SECONDS),
-        // Memory that the process writes to; mapped tables do not count.
+        // Limits the memory that the process writes to; mapped tables do not count.
         (Resource::Data, bounds.memory_of(folder), 0),
     ];
     for (resource, limit, grace) in limits {
         let limit = Rlimit { current: Some(limit), maximum: Some(limit.saturating_add(grace)) };
-        setrlimit(resource, limit).map_err(|e| Error::io("the limits of a sandbox validation", e.into()))?;
+        setrlimit(resource, limit).map_err(|e| Error::io("resource limits of the sandbox validation", e.into()))?;
     }
     Ok(())
 }
 
-/// Returns the bytes that opening a package may take: eight times its files that are read completely, and the maps of managed ids.
+/// Returns the bytes that opening a package may take: eight times the size of the files that are read completely, and the maps of
+/// managed ids.
 fn package_bytes(folder: &Path) -> Option<u64> {
     let spec = ModelSpec::parse(&std::fs::read_to_string(folder.join(MODEL_FILE)).ok()?).ok()?;
     let graphs = [spec.user.map(|u| u.tower), spec.item.tower, spec.overarch.map(|o| o.graph)];
@@ -275,7 +274,7 @@ fn package_bytes(folder: &Path) -> Option<u64> {
 /// Returns the bytes of the map of a table's managed ids, which is built when the table is opened.
 fn map_bytes_of(folder: &Path, table: &DeclaredTable) -> Option<u64> {
     let file = table.managed.then(|| folder.join(&table.file))?;
-    // Mapped, so that the rows are not read for it.
+    // Maps the file, so that the table's rows are not read.
     let tensors = Tensors::open(&file).ok()?;
     let (_, shape) = tensors.info(&tensor_name(&table.name)).ok()?;
     Some(map_bytes(*shape.first()? as u64))
