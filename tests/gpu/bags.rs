@@ -50,10 +50,10 @@ fn bags_of_every_format_and_width_equal_those_of_the_cpu() {
             let weights = random.numbers(count);
             let (stride, column, weighted, is_mean) = (width + 5, 3, n % 2 == 0, n % 3 == 0);
             let rows = Rows::new(format, width, &bytes).unwrap();
-            let asked = Bags { ids: &ids, offsets: &offsets, weights: weighted.then_some(&weights), mean: is_mean };
+            let requested = Bags { ids: &ids, offsets: &offsets, weights: weighted.then_some(&weights), mean: is_mean };
             let mut want = vec![7f32; (offsets.len() - 1) * stride];
             let mut sums = BagSums { data: &mut want, stride, column };
-            pool::pool(Kernels::named("portable").unwrap(), &rows, &asked, &mut sums);
+            pool::pool(Kernels::named("portable").unwrap(), &rows, &requested, &mut sums);
 
             let table = TableRows { bytes: device.copy(&bytes).unwrap(), format, width };
             let narrow: Vec<u32> = offsets.iter().map(|&o| o as u32).collect();

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use sterling::cuda::ops::looks::{ProbedLists, RunningSearches, Schedule, TerminationCriteria};
 use sterling::cuda::ops::rows::{CandidateColumns, ItemRows, RowKind, SlotRows};
 use sterling::cuda::ops::scan::{BlockLists, Centroids, Collection, Eligible, Order};
 use sterling::cuda::ops::steps::{self, FactorAt, NumbersAt, ProductTo, RowsOf};
+use sterling::cuda::ops::termination::{ProbedLists, RunningSearches, Schedule, TerminationCriteria};
 use sterling::cuda::ops::top::{self, Best, Scored, Ties};
 use sterling::cuda::ops::words::{FilterStep, Operation, PlaneIndex, WordProgram};
 use sterling::cuda::{Array, Device, Later};

@@ -17,10 +17,10 @@ fn launches_compute_their_definition() {
     let layers = Layers::new(&device, Form::Pairs).unwrap();
     let vectors = Random::new(2).numbers(20 * DIMENSION);
     for (probes, filters, batch) in [(16, 0, 3), (64, 0, 20)] {
-        let asked = QueryParameters { probes, k0: 128, k: 50, filters, layers: Some(&layers) };
+        let requested = QueryParameters { probes, k0: 128, k: 50, filters, layers: Some(&layers) };
         let [said_before, did_before] = driver.demand();
-        of.pass(&device, &vectors[..batch * DIMENSION], &asked).unwrap();
-        let [said, did] = driver.demand();
+        of.pass(&device, &vectors[..batch * DIMENSION], &requested).unwrap();
+        let [reported, did] = driver.demand();
         type Kind = fn(&Demand) -> u64;
         // The reported single-precision operations leave out the histogram of scores.
         let kinds: [(Kind, &str, f64); 4] = [
@@ -30,9 +30,9 @@ fn launches_compute_their_definition() {
             (|t| t.single, "single precision", 2.0),
         ];
         for (kind, what, more) in kinds {
-            let (said, did) = (kind(&said) - kind(&said_before), kind(&did) - kind(&did_before));
-            let is_near = did as f64 <= more * said as f64 && said as f64 <= 1.3 * did as f64;
-            assert!(is_near, "{what}, {probes} probes: {said} estimated, {did} counted");
+            let (reported, did) = (kind(&reported) - kind(&said_before), kind(&did) - kind(&did_before));
+            let is_near = did as f64 <= more * reported as f64 && reported as f64 <= 1.3 * did as f64;
+            assert!(is_near, "{what}, {probes} probes: {reported} estimated, {did} counted");
             assert!(did > 0 || (probes < 64 && what == "bytes by tensor cores"), "{what} is not among them");
         }
     }
@@ -41,7 +41,7 @@ fn launches_compute_their_definition() {
     let counts = device.copy(&[count as u32; 2]).unwrap();
     let [said_before, did_before] = driver.demand();
     single.run(&device, RowsOf { counts: &counts, most: count }, &input).unwrap();
-    let [said, did] = driver.demand();
+    let [reported, did] = driver.demand();
     assert!(did.tensor_tf32 > did_before.tensor_tf32);
-    assert_eq!(said.tensor_tf32 - said_before.tensor_tf32, did.tensor_tf32 - did_before.tensor_tf32);
+    assert_eq!(reported.tensor_tf32 - said_before.tensor_tf32, did.tensor_tf32 - did_before.tensor_tf32);
 }

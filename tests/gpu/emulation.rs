@@ -127,7 +127,7 @@ fn kernels_stay_within_their_memory() {
         .stdin(std::process::Stdio::null())
         .output()
         .unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-    assert!(ran.status.success(), "{said}");
-    assert!(!said.contains("runtime error"), "{said}");
+    let reported = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success(), "{reported}");
+    assert!(!reported.contains("runtime error"), "{reported}");
 }

@@ -53,10 +53,10 @@ impl Case<'_> {
         let (weighted, is_mean) = (random.below(2) == 0, random.below(3) == 0);
         let (stride, column) = (self.table.width() + 3, 2);
         let ends: Vec<usize> = offsets.iter().map(|&o| o as usize).collect();
-        let asked = Bags { ids: &ids, offsets: &ends, weights: weighted.then_some(&weights), mean: is_mean };
+        let requested = Bags { ids: &ids, offsets: &ends, weights: weighted.then_some(&weights), mean: is_mean };
         let mut want = vec![7f32; 21 * stride];
         let mut sums = BagSums { data: &mut want, stride, column };
-        pool::pool(Kernels::named("portable").unwrap(), &self.table.host_rows().unwrap(), &asked, &mut sums);
+        pool::pool(Kernels::named("portable").unwrap(), &self.table.host_rows().unwrap(), &requested, &mut sums);
 
         let data = lane.copy(&vec![7f32; want.len()]).unwrap();
         let bags = HostBags { ids: ids.clone(), offsets: &offsets, weights: weighted.then_some(&weights[..]), is_mean };
@@ -84,7 +84,7 @@ fn pool_from(device: &Device, formats: &[(RowFormat, usize)], what: &str) {
             device.settle().unwrap();
             let case = Case { table: &table, number };
             let lanes = [device.lane().unwrap(), device.lane().unwrap()];
-            let mut asked = 0;
+            let mut requested = 0;
             for turn_number in 0..12 {
                 let lane = &lanes[turn_number % 2];
                 lane.begin().unwrap();
@@ -92,13 +92,13 @@ fn pool_from(device: &Device, formats: &[(RowFormat, usize)], what: &str) {
                 for part in 0..2 {
                     let what =
                         format!("{what}, {format:?} x {width}, {places} places, turn {turn_number}, part {part}");
-                    asked += case.pool(lane, &mut turn, &mut random, &what);
+                    requested += case.pool(lane, &mut turn, &mut random, &what);
                 }
                 turn.end();
             }
             let HotCounters { table: name, cache: counters, planned } = hot.counters().swap_remove(0);
             assert_eq!(planned, 0.75, "as the plan had it");
-            assert_eq!((name.as_str(), counters.hits + counters.misses), ("items", asked as u64));
+            assert_eq!((name.as_str(), counters.hits + counters.misses), ("items", requested as u64));
             assert_eq!(counters.entries_max, places.min(ROWS as u64));
             assert!(
                 counters.entries <= counters.entries_max && counters.inserted - counters.evicted == counters.entries
@@ -166,7 +166,7 @@ fn memory_of_the_host_is_read_while_it_is_registered() {
     let rows = fetch_rows(&device, &registered, &[3, 0, 3], 20).unwrap().to_vec().unwrap();
     assert!(rows.iter().map(|&byte| usize::from(byte)).eq((60..80).chain(0..20).chain(60..80)));
     let beyond = [4, -1].map(|row| fetch_rows(&device, &registered, &[row], 20).unwrap_err().to_string());
-    assert!(beyond[0].contains("row 4 of a table of 4") && beyond[1].contains("row -1"), "{beyond:?}");
+    assert!(beyond[0].contains("row 4 is outside of a table of 4") && beyond[1].contains("row -1"), "{beyond:?}");
 
     // Memory that is registered with another GPU.
     let elsewhere = Device::over(other.clone()).register(Buffer::copied(&[0; 20]).unwrap()).unwrap();
@@ -188,7 +188,7 @@ fn memory_of_the_host_is_read_while_it_is_registered() {
 
 /// Uploads of a failed turn may never have run, so its slots are invalid.
 #[test]
-fn cache_slots_of_a_failed_turn_are_not_reused() {
+fn cache_slots_of_a_failed_batch_are_not_reused() {
     let (device, mut random) = (device(), Random::new(12));
     let table = table_of(RowFormat::Int8, 12, &mut random);
     let mut hot = HotTables::default();
@@ -197,13 +197,13 @@ fn cache_slots_of_a_failed_turn_are_not_reused() {
     let case = Case { table: &table, number };
     for round in 0..6 {
         // Recorded work that is never submitted.
-        let gone = device.lane().unwrap();
-        gone.begin().unwrap();
+        let removed = device.lane().unwrap();
+        removed.begin().unwrap();
         let (ids, offsets) = bags_of(&mut random, 30);
-        let data = gone.zeros(30 * 12).unwrap();
+        let data = removed.zeros(30 * 12).unwrap();
         let mut turn = hot.turn();
         let bags = HostBags { ids, offsets: &offsets, weights: None, is_mean: false };
-        turn.pool(&gone, number, bags, &SumsTo { data: &data, stride: 12, column: 0 }).unwrap();
+        turn.pool(&removed, number, bags, &SumsTo { data: &data, stride: 12, column: 0 }).unwrap();
         drop(turn);
         let lane = device.lane().unwrap();
         lane.begin().unwrap();

@@ -18,7 +18,7 @@ fn best(device: &Device, keys: &[u32], k: u32) -> sterling::error::Result<impl F
     Ok(move || slots.get().unwrap())
 }
 
-fn at_once(keys: &[u32], k: u32) -> Vec<u32> {
+fn second_signal_error(keys: &[u32], k: u32) -> Vec<u32> {
     best(&Device::over(emulated()), keys, k).unwrap()()
 }
 
@@ -45,7 +45,7 @@ fn replayed_work_equals_direct_work() {
         lane.flush().unwrap();
         assert_eq!(driver.counts().waits, before.waits, "the host waited to send work off");
         assert_eq!(driver.launches(), ran, "something ran before anybody waited");
-        assert_eq!(found(), at_once(&keys, 20), "turn {turn}");
+        assert_eq!(found(), second_signal_error(&keys, 20), "turn {turn}");
         assert_eq!(driver.counts().waits, before.waits + 1, "the host waited more than once");
         assert!(driver.launches() > ran);
     }
@@ -62,7 +62,7 @@ fn sizes_change_from_stretch_to_stretch() {
         lane.begin().unwrap();
         let keys = keys(&mut random, count);
         let k = 1 + random.below(count.min(60)) as u32;
-        assert_eq!(best(&lane, &keys, k).unwrap()(), at_once(&keys, k), "{k} of {count}");
+        assert_eq!(best(&lane, &keys, k).unwrap()(), second_signal_error(&keys, k), "{k} of {count}");
     }
     assert!(driver.counts().waits >= 9);
 }
@@ -120,7 +120,7 @@ fn streams_run_concurrently() {
         let keys = keys(&mut random, 200);
         let found = best(lane, &keys, 15).unwrap();
         lane.flush().unwrap();
-        let want = at_once(&keys, 15);
+        let want = second_signal_error(&keys, 15);
         // The previous stream is awaited once this one is submitted.
         if let Some((found, want)) = before.replace((found, want)) {
             let found: Vec<u32> = found();
@@ -145,16 +145,16 @@ fn unawaited_work_is_harmless() {
                 lane.flush().unwrap();
                 drop(found);
             }
-            _ => assert_eq!(found(), at_once(&keys, 9), "turn {turn}"),
+            _ => assert_eq!(found(), second_signal_error(&keys, 9), "turn {turn}"),
         }
     }
     assert!(driver.counts().waits >= 4);
     // An array with another owner keeps its numbers, however often the stream begins a turn.
-    let kept = lane.copy(&[1u32, 2, 3]).unwrap();
+    let retained = lane.copy(&[1u32, 2, 3]).unwrap();
     lane.begin().unwrap();
     let keys = keys(&mut random, 100);
-    assert_eq!(best(&lane, &keys, 9).unwrap()(), at_once(&keys, 9));
-    assert_eq!(kept.to_vec().unwrap(), [1, 2, 3]);
+    assert_eq!(best(&lane, &keys, 9).unwrap()(), second_signal_error(&keys, 9));
+    assert_eq!(retained.to_vec().unwrap(), [1, 2, 3]);
 }
 
 /// A new turn would overwrite a result that was not read yet.
@@ -190,8 +190,8 @@ fn a_stream_without_room_returns_its_memory_once() {
         // All other memory is taken, except this number of KiB.
         let (free, all) = device.memory().unwrap();
         let other = device.room::<u8>((free as usize).saturating_sub(left << 10).max(1)).unwrap();
-        let begun = lane.begin();
-        assert_eq!(begun.is_ok(), left >= 300, "{left} KiB: {begun:?}");
+        let started = lane.begin();
+        assert_eq!(started.is_ok(), left >= 300, "{left} KiB: {started:?}");
         drop(other);
         lane.begin().unwrap();
         let array = lane.copy(&vec![7u8; 1 << 20]).unwrap();
@@ -222,7 +222,7 @@ fn streams_return_unneeded_memory() {
     device.lanes().set_most(2 << 20);
     lane.begin().unwrap();
     let error = lane.room::<u8>(3 << 20).unwrap_err().to_string();
-    assert!(error.contains("need 3145728 more, of at most 2097152"), "{error}");
+    assert!(error.contains("need 3145728 more, expected at most 2097152"), "{error}");
     // The stream tries to allocate that much for the next turn, and continues with less.
     assert!(lane.begin().is_err());
     run(10);

@@ -13,7 +13,7 @@ fn short_arrays_are_rejected_before_a_launch() {
     let scored = Scored { keys: &keys, slots: None, counts: None, stride: 2 };
     let error = top::select(&device, &scored, &Ties::default(), &wanted, 1).unwrap_err();
     assert!(
-        error.kind() == Kind::Internal && error.to_string().contains("an array of 3, expected at least 4"),
+        error.kind() == Kind::Internal && error.to_string().contains("an array of 3 elements, expected at least 4"),
         "{error}"
     );
     let array = device.room::<u32>(2).unwrap();

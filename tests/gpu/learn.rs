@@ -296,11 +296,34 @@ fn batches_prepared_ahead_see_all_earlier_updates() {
     let expected = workload.run(&mut workload.learner()).rows;
     let mut learner = workload.learner().on_device(&device()).unwrap();
     let mut batches: Vec<_> = workload.steps.iter().map(|step| learner.prepare(step.ids.clone()).unwrap()).collect();
-    // Two batches are on the device at the same time.
+    // Both forward passes run before the first backward pass.
     let (first, second) = (batches.remove(0), batches.remove(0));
     learner.forward(&first).unwrap();
     learner.forward(&second).unwrap();
     for (step, batch) in workload.steps.iter().zip([first, second].into_iter().chain(batches)) {
+        learner.backward(batch, &workload.gradients(step), &step.sequences).unwrap();
+    }
+    for (table, expected) in learner.tables().iter().zip(&expected) {
+        let rows = table.export(0..table.spec().rows as u32).unwrap();
+        assert!((bits(&rows.values), bits(&rows.state)) == *expected);
+    }
+}
+
+/// The vectors of all items are computed between the forward and the backward pass of a batch, in many lookups.
+#[test]
+fn lookups_before_a_backward_pass_reuse_the_memory_of_the_stream() {
+    let (workload, device) = (Workload::new(3, &SMALL), device());
+    let expected = workload.run(&mut workload.learner()).rows;
+    let mut learner = workload.learner().on_device(&device).unwrap();
+    for (n, step) in workload.steps.iter().enumerate() {
+        let batch = learner.prepare(step.ids.clone()).unwrap();
+        learner.forward(&batch).unwrap();
+        let look_up = || {
+            learner.forward(&learner.prepare(step.ids.clone()).unwrap()).unwrap();
+            device.lanes().taken()
+        };
+        let taken: Vec<u64> = (0..6).map(|_| look_up()).collect();
+        assert!(taken[1..].iter().all(|&taken_later| taken_later <= taken[0]), "step {n}: {taken:?} bytes");
         learner.backward(batch, &workload.gradients(step), &step.sequences).unwrap();
     }
     for (table, expected) in learner.tables().iter().zip(&expected) {
@@ -361,7 +384,7 @@ fn counts_of_updates_saturate() {
 
 /// Rows of managed ids change hands on the device as on the CPU.
 #[test]
-fn managed_ids_change_hands_on_the_device() {
+fn managed_rows_are_reassigned_on_the_device() {
     let spec = ManagedSpec { rows: Some(20), every: 3, ..ManagedSpec::default() };
     let learner = || {
         let table = MasterTable::zeros("t", 20, 12, Unseen::Zero, Some(Rule::new(RuleKind::Adam, 0.1))).unwrap();

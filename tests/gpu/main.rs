@@ -16,7 +16,6 @@ mod hot;
 mod lanes;
 mod launches;
 mod learn;
-mod looks;
 mod merge;
 mod models;
 #[path = "../it/onnx.rs"]
@@ -28,8 +27,9 @@ mod scan;
 mod shared;
 mod steps;
 mod swaps;
+mod termination;
 mod top;
 mod updates;
+mod value_model;
 mod whole_pass;
 mod words;
-mod worth;

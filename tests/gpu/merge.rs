@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use sterling::cuda::cut::Share;
 use sterling::cuda::ops::merge::{FoundBy, merge};
 use sterling::cuda::ops::rows::SlotRows;
 use sterling::cuda::ops::top::Best;
+use sterling::cuda::partition::Share;
 use sterling::index::ivf::{DeviceIndex, Rescore};
 use sterling::index::topk::{key, unkey};
 use sterling::units::Slot;
@@ -132,7 +132,7 @@ fn empty_results_merge_to_an_empty_result() {
 
 /// Intermediate sums that overflow are clamped to the largest number only at the end.
 #[test]
-fn only_the_whole_of_a_weighted_sum_is_made_finite() {
+fn only_the_total_of_a_weighted_sum_is_made_finite() {
     let dimension = 8;
     let (index, values) = index(20, dimension, 1, Rescore::F32, true);
     let device = device();

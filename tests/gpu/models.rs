@@ -115,7 +115,7 @@ fn whole_pass_over_sequences_of_candidates_is_left_to_the_cpu_with_the_reason() 
     let store = tempfile::tempdir().unwrap();
     let view = zoo(store.path(), "tags");
     let error = Residents::new(device()).bytes_of(view.main()).unwrap_err().to_string();
-    assert!(error.contains("a reranker that reads sequences of the items' values"), "{error}");
+    assert!(error.contains("GPUs do not run a reranker that reads sequences of item values"), "{error}");
 }
 
 /// Tables that a plan places in GPU memory, completely or with room for a few rows.
@@ -244,7 +244,7 @@ fn whole_pass_of_the_demo_answers_as_on_the_cpu() {
     let reranker = view.main().package.overarch.as_ref().unwrap();
     assert!(reranker.user().len() > 1 && reranker.rows().len() > 1, "it reads the history, and rows looked up by id");
     let lists = view.main().index.lists();
-    let asked = [
+    let requested = [
         json!({"k": 20, "candidates": 100}),
         json!({"k": 1, "candidates": 1}),
         json!({"k": 30, "probes": lists, "candidates": 60}),
@@ -253,7 +253,7 @@ fn whole_pass_of_the_demo_answers_as_on_the_cpu() {
         json!({"k": 15, "candidates": 40, "constants": {"w_depends": 1.5, "w_similarity": 2.0}}),
     ];
     let bodies: Vec<Value> =
-        asked.iter().zip(heldout(97).iter().cycle()).map(|(more, user)| request(user, more)).collect();
+        requested.iter().zip(heldout(97).iter().cycle()).map(|(more, user)| request(user, more)).collect();
     for ([cpu, gpu], body) in both(&view, &mut gpu(256 << 20), &bodies).iter().zip(&bodies) {
         agree(cpu, gpu, &body.to_string());
     }

@@ -1,9 +1,9 @@
 //! Rows in full precision, compared with the index of the CPU.
 
-use sterling::cuda::cut::Share;
 use sterling::cuda::ops::rows::{CandidateColumns, SlotRows};
 use sterling::cuda::ops::scan::Collection;
 use sterling::cuda::ops::top::{self, Scored, Ties};
+use sterling::cuda::partition::Share;
 use sterling::index::ivf::{DeviceIndex, Rescore};
 use sterling::index::topk::unkey;
 use sterling::units::Slot;

@@ -2,9 +2,9 @@
 //! share lists.
 
 use sterling::cuda::Device;
-use sterling::cuda::cut::Share;
 use sterling::cuda::ops::scan::{Collection, Eligible, LiveItems, Order};
 use sterling::cuda::ops::top::{self, Scored, Ties};
+use sterling::cuda::partition::Share;
 use sterling::index::ivf::{
     self, DeviceIndex, Index, Lists, OodProbing, Options, Probing, Rescore, RowSurvey, Scratch,
 };
@@ -164,8 +164,8 @@ fn lists_are_scored_and_scanned_as_on_the_cpu() {
         let items: Vec<u64> = survivors.iter().map(|&n| u64::from(n)).collect();
         assert_eq!(copied.lists.items(&device, &ordered).unwrap().to_vec().unwrap(), items);
         // The running threshold drops items that cannot be among the best.
-        let kept: u32 = by_query.counts.to_vec().unwrap().iter().sum();
-        assert!(kept <= survivors.iter().sum());
+        let retained: u32 = by_query.counts.to_vec().unwrap().iter().sum();
+        assert!(retained <= survivors.iter().sum());
     }
 }
 
@@ -181,10 +181,10 @@ fn the_selection_threshold_rises_and_never_drops_a_best_candidate() {
     let order = device.copy(&[0u32, 1, 2, 3].repeat(3)).unwrap();
     let counts = device.copy(&[4u32; 3]).unwrap();
     copied.lists.scan(&device, &collection, &Order::first(&order, &counts, 4), None).unwrap();
-    let kept = collection.counts.to_vec().unwrap();
+    let retained = collection.counts.to_vec().unwrap();
     // A GPU has as many items in flight at once as this test has in total.
-    let is_raised = kept[0] < 3000 && kept[1] < 3000 && kept[2] < 5000;
-    assert!(is_raised || device.kind() == "cuda", "of 6000 items {kept:?} were kept");
+    let is_raised = retained[0] < 3000 && retained[1] < 3000 && retained[2] < 5000;
+    assert!(is_raised || device.kind() == "cuda", "of 6000 items {retained:?} were kept");
     let found = selected(&device, &collection, 600);
     for (q, vector) in vectors.chunks_exact(16).enumerate() {
         assert_eq!(found[q], on_cpu(&index, vector, 4, wanted[q] as usize, &[]), "query {q}");
@@ -222,7 +222,7 @@ fn the_bin_of_the_threshold_is_scanned() {
 /// No bitmap word is skipped: neither with as many words as the warps of few blocks scan together, nor with more, nor with many
 /// blocks.
 #[test]
-fn lists_of_many_items_are_scanned_whole() {
+fn long_lists_are_scanned_completely() {
     for items in [33_000, 24 * 32 * 64, 60_000] {
         let (dimension, k) = (4, 30);
         let (index, values) = index(items, dimension, 1, Rescore::None, true);

@@ -42,7 +42,7 @@ fn answers(view: &Arc<View>, passes: &mut [Cuda; 2], bodies: &[Value]) -> Vec<[A
         let [one, several] = [one, several].map(|answer| answer.explain.as_ref().unwrap());
         assert!(["emulated", "cuda"].contains(&one.kernel), "{:?}", one.note);
         assert_eq!(several.kernel, one.kernel, "{:?}", several.note);
-        let shared = ["shared by emulated:0, emulated:1", "shared by cuda:"];
+        let shared = ["partitioned over emulated:0, emulated:1", "partitioned over cuda:"];
         assert!(several.note.as_ref().is_some_and(|note| shared.iter().any(|by| note.contains(by))));
     }
     both
@@ -106,8 +106,8 @@ fn whole_pass_on_several_gpus_cuts_candidates_as_one_does() {
     let folder = tempfile::tempdir().unwrap();
     let mut fresh = Fresh::new(catalogue(folder.path(), 300, Rescore::F16, None).main().clone(), 0);
     let ids: Vec<i64> = fresh.view().unwrap().main().ids.slots().map(|slot| fresh.view().unwrap().id(slot).0).collect();
-    let gone: Vec<Update> = ids.iter().skip(1).map(|&id| Update::Delete { id }).collect();
-    assert!(fresh.apply(&gone).unwrap().is_empty());
+    let removed: Vec<Update> = ids.iter().skip(1).map(|&id| Update::Delete { id }).collect();
+    assert!(fresh.apply(&removed).unwrap().is_empty());
     let view = Arc::new(fresh.view().unwrap());
     assert_eq!(view.items(), 1);
     all_equal(&view, &mut one_and_several(&[GIB, GIB, GIB], 64 << 20), &asked(&mut random, 12), "one item");
@@ -180,21 +180,24 @@ fn whole_pass_is_shared_by_memory() {
     let view = vectors(folder.path(), 6000, 32, Rescore::F32);
     let bytes =
         |memory: &[u64]| Residents::new(devices(&cards(memory))).with_budget(1 << 20).bytes_of(view.main()).unwrap();
-    let [whole] = bytes(&[GIB])[..] else { panic!("one GPU") };
+    let [complete] = bytes(&[GIB])[..] else { panic!("one GPU") };
     let index = &view.main().index;
     // Per list: its centroid, its offset, its items on this GPU and in total; plus the rounding of arrays.
     let of_each = index.lists().next_multiple_of(16) * (32 + 4) + (index.lists() + 1) * 48 + 48 * 256;
     for count in [2, 3] {
         let parts = bytes(&vec![GIB; count]);
         let sum: usize = parts.iter().sum();
-        assert!(sum >= whole && sum <= whole + count * of_each, "{parts:?}, {whole} on one, {of_each} on each");
-        let even = (whole - of_each) / count;
-        assert!(parts.iter().all(|&part| part.abs_diff(even) < whole / 6), "{parts:?} of {whole}");
+        assert!(
+            sum >= complete && sum <= complete + count * of_each,
+            "{parts:?}, {complete} on one, {of_each} on each"
+        );
+        let even = (complete - of_each) / count;
+        assert!(parts.iter().all(|&part| part.abs_diff(even) < complete / 6), "{parts:?} of {complete}");
     }
     // One GPU has less room than its half: the other one takes more, and nothing is missing.
-    let small = (whole * 2 / 5 + (1 << 20)) as u64;
+    let small = (complete * 2 / 5 + (1 << 20)) as u64;
     let parts = bytes(&[small, GIB]);
-    assert!(parts[0] <= whole * 2 / 5 && parts[1] > whole / 2, "{parts:?} of {whole}");
+    assert!(parts[0] <= complete * 2 / 5 && parts[1] > complete / 2, "{parts:?} of {complete}");
     let residents = Residents::new(devices(&cards(&[small, GIB]))).with_budget(1 << 20);
     let mut uneven = Cuda::new(Arc::new(residents), Threads::new(1));
     let bodies = [json!({"vector": Random::new(5).numbers(32), "k": 9, "candidates": 60, "explain": true})];
@@ -203,9 +206,9 @@ fn whole_pass_is_shared_by_memory() {
     // Both are too small: the error names each with its size.
     let error = Residents::new(devices(&cards(&[small, small]))).with_budget(1 << 20).bytes_of(view.main());
     let error = error.unwrap_err().to_string();
-    assert!(error.contains("does not fit 2 devices") && error.contains("emulated:0 has room for"), "{error}");
+    assert!(error.contains("does not fit on 2 devices") && error.contains("emulated:0 has room for"), "{error}");
     assert!(
-        error.contains("emulated:1 has room for") && error.contains("% of its bytes by item are missing"),
+        error.contains("emulated:1 has room for") && error.contains("% of its item bytes have no space"),
         "{error}"
     );
 }
@@ -235,7 +238,7 @@ fn whole_pass_continues_without_gpus_when_one_is_lost() {
             };
             assert!(kernels(&mut gpu).iter().all(|(kernel, _)| *kernel == "emulated"));
             cards[lost].lose_after(launches);
-            let begun = Instant::now();
+            let started = Instant::now();
             for turn in 0..2 {
                 let after = kernels(&mut gpu);
                 let by_cpu = after.iter().filter(|(kernel, _)| *kernel != "emulated");
@@ -244,7 +247,7 @@ fn whole_pass_continues_without_gpus_when_one_is_lost() {
                 });
                 assert!(by_cpu.count() > 0 && reported, "turn {turn}, GPU {lost}, {launches}: {after:?}");
             }
-            assert!(begun.elapsed().as_secs() < 300);
+            assert!(started.elapsed().as_secs() < 300);
         }
     }
 }
@@ -255,7 +258,7 @@ fn memory_of_another_gpu_is_rejected() {
     let cards = cards(&[GIB, GIB]).into_iter().map(Device::over).collect::<Vec<Device>>();
     let (a, b) = (cards[0].copy(&[1u32; 64]).unwrap(), cards[1].copy(&[2u32; 64]).unwrap());
     let error = a.copy_from(&b).unwrap_err().to_string();
-    assert!(error.contains("not one of emulated:0"), "{error}");
+    assert!(error.contains("not in the memory of emulated:0"), "{error}");
     let wanted = cards[0].copy(&[3u32]).unwrap();
     let scored = |keys| sterling::cuda::ops::top::Scored { keys, slots: None, counts: None, stride: 64 };
     let select = |keys| sterling::cuda::ops::top::select(&cards[0], &scored(keys), &Default::default(), &wanted, 3);

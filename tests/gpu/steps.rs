@@ -9,7 +9,7 @@ use sterling::graph::tower::Graph;
 use sterling::kernels::cpu::Kernels;
 use sterling::kernels::cpu::dense::{
     Binary, CHAIN_MAX, Chain, ChainLink, EqualFold, Fold, Form, Keys, Lines, MapTarget, Operand, PANEL, PairRows, Part,
-    Product, STEP, Unary, Weights, pack, pack_pairs,
+    Product, STEP, Unary, Weights, pack, pack_pairs, packed_stride,
 };
 
 use crate::emulation::{Random, device};
@@ -26,10 +26,10 @@ fn close(got: &[f32], want: &[f32], what: &str) {
     }
 }
 
-/// Multiplies rows of these depths, one after the other, with packed matrices.
-fn parts<'a>(rows: &'a [Vec<f32>], packed: &'a [Lines], depths: &[Depth]) -> Vec<Part<'a>> {
+/// Multiplies rows of these depths, one after the other, with packed matrices, whose rows are `row_stride` apart.
+fn parts<'a>(rows: &'a [Vec<f32>], packed: &'a [Lines], depths: &[Depth], row_stride: usize) -> Vec<Part<'a>> {
     let part = |((rows, packed), &Depth { depth, room }): ((&'a Vec<f32>, &'a Lines), &Depth)| {
-        let weights = Weights { numbers: packed.numbers(), row_stride: PANEL, panel_stride: PANEL * room };
+        let weights = Weights { numbers: packed.numbers(), row_stride, panel_stride: row_stride * room };
         Part { rows, stride: room, depth, weights }
     };
     rows.iter().zip(packed).zip(depths).map(part).collect()
@@ -48,10 +48,16 @@ struct Depth {
 }
 
 /// Returns the same on the device, with `count` rows per request.
-fn factors(rows: &[Array<f32>], packed: &[Array<f32>], count: usize, depths: &[Depth]) -> Vec<FactorAt> {
+fn factors(
+    rows: &[Array<f32>],
+    packed: &[Array<f32>],
+    count: usize,
+    depths: &[Depth],
+    row_stride: usize,
+) -> Vec<FactorAt> {
     let factor = |((rows, packed), &Depth { depth, room }): ((&Array<f32>, &Array<f32>), &Depth)| {
         let rows = NumbersAt::of(rows, 0, count * room, room);
-        FactorAt::new(rows, NumbersAt::of(packed, 0, 0, 0), depth, (PANEL, PANEL * room))
+        FactorAt::new(rows, NumbersAt::of(packed, 0, 0, 0), depth, (row_stride, row_stride * room))
     };
     rows.iter().zip(packed).zip(depths).map(factor).collect()
 }
@@ -90,7 +96,7 @@ fn products_equal_those_of_the_cpu() {
         let inputs: Vec<Vec<f32>> = depths.iter().map(|depth| random.numbers(rows * depth)).collect();
         let packed: Vec<Lines> = depths.iter().zip(&matrices).map(|(d, m)| pack(m, *d, columns)).collect();
         let bias = Lines::of(&random.numbers(columns));
-        let parts = parts(&inputs, &packed, &tight(&depths));
+        let parts = parts(&inputs, &packed, &tight(&depths), packed_stride(columns));
         let stride = columns + 2;
         let mut want = vec![7f32; rows * stride];
         let product = Product { rows, columns, parts: &parts, bias: bias.numbers(), relu, ..Product::default() };
@@ -102,7 +108,7 @@ fn products_equal_those_of_the_cpu() {
             inputs.iter().zip(&packed).map(|(i, p)| (twice(i), device.copy(p.numbers()).unwrap())).unzip();
         let bias_on = device.copy(bias.numbers()).unwrap();
         let counts = device.copy(&[rows as u32, rows as u32 / 2]).unwrap();
-        let factors = factors(&inputs_on, &packed_on, rows, &tight(&depths));
+        let factors = factors(&inputs_on, &packed_on, rows, &tight(&depths), packed_stride(columns));
         let of = RowsOf { counts: &counts, most: rows };
         let got = in_all_tiles(&device, of, &factors, 2 * rows * stride, |out| ProductTo {
             bias: NumbersAt::of(&bias_on, 0, 0, 0),
@@ -133,7 +139,7 @@ fn tensor_core_products_are_as_exact_as_single_precision() {
     let packed = pack(&matrix, depth, columns);
     let (input_on, packed_on) = ([device.copy(&input).unwrap()], [device.copy(packed.numbers()).unwrap()]);
     let (counts, out) = (device.copy(&[rows as u32]).unwrap(), device.room(rows * columns).unwrap());
-    let factors = factors(&input_on, &packed_on, rows, &tight(&[depth]));
+    let factors = factors(&input_on, &packed_on, rows, &tight(&[depth]), packed_stride(columns));
     let to = ProductTo {
         bias: NumbersAt::default(),
         out: NumbersAt::of(&out, 0, 0, columns),
@@ -188,12 +194,20 @@ fn products_of_pairs_equal_those_of_the_cpu() {
                 numbers
             })
             .collect();
-        let parts = parts(&narrowed, &packed, &pairs);
+        let parts = parts(&narrowed, &packed, &pairs, PANEL);
         let bias = Lines::of(&random.numbers(columns));
         let stride = result.room(columns.next_multiple_of(PANEL)) + 3;
         let mut want = vec![7f32; rows * stride];
-        let product =
-            Product { rows, columns, parts: &parts, bias: bias.numbers(), relu, factors: Form::Pairs, result };
+        let product = Product {
+            rows,
+            columns,
+            parts: &parts,
+            bias: bias.numbers(),
+            relu,
+            factors: Form::Pairs,
+            result,
+            backwards: false,
+        };
         portable().product(&product, &mut want, stride);
 
         let of = device.copy(&[rows as u32, rows as u32 / 3]).unwrap();
@@ -222,7 +236,7 @@ fn products_of_pairs_equal_those_of_the_cpu() {
             assert_eq!(bits(&to.read(words).unwrap()), bits(&packed[n].numbers()[..words]), "a matrix of {columns}");
             matrices_on.push(to);
         }
-        let factors = factors(&rows_on, &matrices_on, rows, &pairs);
+        let factors = factors(&rows_on, &matrices_on, rows, &pairs, PANEL);
         let bias_on = device.copy(bias.numbers()).unwrap();
         let got = in_all_tiles(&device, of, &factors, 2 * rows * stride, |out| {
             let (bias, out) = (NumbersAt::of(&bias_on, 0, 0, 0), NumbersAt::of(out, 0, rows * stride, stride));
@@ -374,7 +388,7 @@ fn reductions_by_equal_keys_are_those_of_the_cpu() {
         close(&made.to_vec().unwrap(), &want, &format!("{folded} reductions of {count}"));
         let five = vec![on_device[0]; 5];
         let refused = steps::fold_equal(&device, rows, keys, count, (&five, out)).unwrap_err();
-        assert!(refused.to_string().contains("5 reductions of one step, at most 4"), "{refused}");
+        assert!(refused.to_string().contains("a step has 5 reductions, expected at most 4"), "{refused}");
     }
 }
 
@@ -421,7 +435,10 @@ fn scalar_chains_equal_those_of_the_cpu() {
         let long = vec![links[0]; CHAIN_MAX + 1];
         let refused =
             steps::chain(&device, rows, &ChainAt { reads: &reads, links: &long, kept: &kept }, out).unwrap_err();
-        assert!(refused.to_string().contains("a chain of 25 numbers, at most 24"), "{refused}");
+        assert!(
+            refused.to_string().contains("a chain has 25 inputs, functions or outputs, expected at most 24"),
+            "{refused}"
+        );
     }
 }
 

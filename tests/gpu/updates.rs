@@ -443,7 +443,7 @@ fn whole_pass_uploads_changes_only() {
     let main = catalogue(folder.path(), 3000, Rescore::F16, None).main().clone();
     let driver = emulated();
     let residents = Residents::new(Device::over(driver.clone())).with_budget(64 << 20).with_updates();
-    let whole = residents.bytes_of(&main).unwrap()[0] as u64;
+    let complete = residents.bytes_of(&main).unwrap()[0] as u64;
     let mut fresh = Fresh::new(main.clone(), 0);
     let mut random = Random::new(38);
     let brought = |fresh: &mut Fresh| {
@@ -453,22 +453,22 @@ fn whole_pass_uploads_changes_only() {
         (driver.counts().uploaded - before, view)
     };
     let (snapshot, _bare) = brought(&mut fresh);
-    assert!(snapshot > whole / 2, "the snapshot: {snapshot} bytes");
+    assert!(snapshot > complete / 2, "the snapshot: {snapshot} bytes");
     let mut put = |id: i64| {
         let row = Row::random(&mut random, true);
         Update::Put(Put { id, vector: Some(row.vector.clone()), attributes: row.attributes(), dense: Vec::new() })
     };
     // Codes, scales, rows, ids, columns and planes of a row, in blocks and lists; plus the fixed size of a segment.
     let of_rows = |rows: usize| 200 * (rows + 16 * 24) as u64 + 4096;
-    let of_gone = |gone: usize| 16 * gone as u64;
+    let of_gone = |removed: usize| 16 * removed as u64;
 
     fresh.apply(&[put(100_000)]).unwrap();
     let (one, first) = brought(&mut fresh);
     assert!(0 < one && one <= 4096 + 16 * 200, "one item: {one} bytes");
     let ids: Vec<i64> = main.ids.slots().map(|slot| main.ids.item(slot).0).collect();
     for deleted in [1, 40, 300] {
-        let gone: Vec<Update> = ids[deleted..2 * deleted].iter().map(|&id| Update::Delete { id }).collect();
-        fresh.apply(&gone).unwrap();
+        let removed: Vec<Update> = ids[deleted..2 * deleted].iter().map(|&id| Update::Delete { id }).collect();
+        fresh.apply(&removed).unwrap();
         let (bytes, _view) = brought(&mut fresh);
         assert!(0 < bytes && bytes <= of_gone(deleted), "{deleted} that go: {bytes} bytes");
     }
@@ -506,7 +506,7 @@ fn whole_pass_without_room_for_updates_is_answered_by_the_cpu() {
             (answers(&mut Cpu::new(Threads::new(1))), answers(&mut Cuda::new(residents.clone(), Threads::new(1))));
         agree(&cpu, &gpu, "either device");
         let explain = gpu.explain.unwrap();
-        let reported = explain.note.is_some_and(|note| note.contains("the CPU answered: no room on the device"));
+        let reported = explain.note.is_some_and(|note| note.contains("the CPU answered: the device has no memory"));
         assert!(reported != ["emulated", "cuda"].contains(&explain.kernel), "{}", explain.kernel);
         explain.kernel
     };

@@ -1,9 +1,9 @@
 //! Filter programs compared with the evaluation of each item.
 
 use sterling::cuda::Device;
-use sterling::cuda::cut::{ListCut, Share};
 use sterling::cuda::ops::scan::Order;
 use sterling::cuda::ops::words::NO_FILTER;
+use sterling::cuda::partition::{ListCut, Share};
 use sterling::index::columns::{self, Columns, ItemColumn, ItemValues};
 use sterling::index::filter::index::DevicePlanes;
 use sterling::index::filter::{self, Index, Options, Plan};

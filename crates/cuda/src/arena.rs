@@ -1,5 +1,5 @@
-//! Arena: one allocation of known size for many arrays, allocated and freed as a whole; and the computation of its size by a dry
-//! run without a GPU.
+//! Arena: one allocation of known size that holds many arrays and is freed as a whole. A dry run without a GPU computes
+//! the size.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ fn aligned(bytes: usize) -> usize {
     bytes.max(1).next_multiple_of(ALIGNMENT)
 }
 
-/// Allocation of a driver, handed out from its start. A dropped array returns no memory; dropping the last one frees
+/// Allocation of a driver, handed out from its start. A dropped array returns no memory; dropping the last array frees
 /// the arena.
 #[derive(Debug)]
 pub(super) struct Arena {
@@ -38,7 +38,8 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: the address came from `alloc`, and arrays in it hold the arena: none are left.
+        // SAFETY: `alloc` returned the address, and every array in the arena holds a reference to the arena, so none is
+        // left.
         unsafe { self.inner.free(self.address) };
     }
 }
@@ -68,52 +69,55 @@ impl Driver for Arena {
         let mut used = locked(&self.used);
         let end = used.saturating_add(aligned(bytes));
         if end > self.bytes {
-            return Err(Error::internal(format!("{end} bytes of an arena that was planned with {}", self.bytes)));
+            return Err(Error::internal(format!(
+                "an arena needs {end} bytes, expected at most the planned {}",
+                self.bytes
+            )));
         }
         Ok(self.address + std::mem::replace(&mut *used, end) as u64)
     }
 
-    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
+    // SAFETY: callers meet the trait's `# Safety` conditions; nothing is dereferenced here.
     unsafe fn free(&self, _: u64) {}
 
     unsafe fn register(&self, bytes: &[u8]) -> Result<u64> {
-        // SAFETY: the caller's condition.
+        // SAFETY: the caller meets the method's `# Safety` conditions.
         unsafe { self.inner.register(bytes) }
     }
 
     unsafe fn unregister(&self, bytes: &[u8]) {
-        // SAFETY: the caller's condition.
+        // SAFETY: the caller meets the method's `# Safety` conditions.
         unsafe { self.inner.unregister(bytes) }
     }
 
     unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
-        // SAFETY: the caller's condition.
+        // SAFETY: the caller meets the method's `# Safety` conditions.
         unsafe { self.inner.upload(to, from) }
     }
 
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
-        // SAFETY: the caller's condition.
+        // SAFETY: the caller meets the method's `# Safety` conditions.
         unsafe { self.inner.download(from, to) }
     }
 
     unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's condition.
+        // SAFETY: the caller meets the method's `# Safety` conditions.
         unsafe { self.inner.copy(to, from, bytes) }
     }
 
     unsafe fn clear(&self, address: u64, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's condition.
+        // SAFETY: the caller meets the method's `# Safety` conditions.
         unsafe { self.inner.clear(address, bytes) }
     }
 
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()> {
-        // SAFETY: the caller's condition.
+        // SAFETY: the caller meets the method's `# Safety` conditions.
         unsafe { self.inner.launch(launch) }
     }
 }
 
-/// Driver that only sums the bytes that an arena would have to hold. Driver of a dry run: it has no memory, runs no
-/// kernels, and reads return 0.
+/// Driver of a dry run, which only sums the bytes that an arena would need: it has no memory, runs no kernels, and
+/// reads return 0.
 #[derive(Debug, Default)]
 pub(super) struct Measure {
     used: AtomicUsize,
@@ -151,15 +155,15 @@ impl Driver for Measure {
         Ok(self.used.fetch_add(aligned(bytes), Ordering::Relaxed) as u64)
     }
 
-    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
+    // SAFETY: callers meet the trait's `# Safety` conditions; nothing is dereferenced here.
     unsafe fn free(&self, _: u64) {}
 
-    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
+    // SAFETY: callers meet the trait's `# Safety` conditions; nothing is dereferenced here.
     unsafe fn register(&self, _: &[u8]) -> Result<u64> {
         Ok(0)
     }
 
-    // SAFETY: as above.
+    // SAFETY: callers meet the `# Safety` conditions of the trait; nothing is dereferenced here.
     unsafe fn upload(&self, _: u64, _: &[u8]) -> Result<()> {
         Ok(())
     }
@@ -169,7 +173,7 @@ impl Driver for Measure {
         Ok(())
     }
 
-    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
+    // SAFETY: callers meet the trait's `# Safety` conditions; nothing is dereferenced here.
     unsafe fn copy(&self, _: u64, _: u64, _: usize) -> Result<()> {
         Ok(())
     }
@@ -178,7 +182,7 @@ impl Driver for Measure {
         Ok(())
     }
 
-    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
+    // SAFETY: callers meet the trait's `# Safety` conditions; nothing is dereferenced here.
     unsafe fn launch(&self, _: &Launch<'_>) -> Result<()> {
         Ok(())
     }

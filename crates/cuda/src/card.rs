@@ -1,7 +1,8 @@
-//! The GPU driver, through NVIDIA's driver and NVRTC, both loaded on first use: a build needs neither.
+//! The GPU driver, through NVIDIA's driver library and NVRTC, both loaded on first use: a build needs neither.
 //!
-//! Memory comes from the driver's pool and is returned in launch order, so a pass allocates without waiting. Direct calls use one
-//! stream; each worker stream ([`Device::lane`](super::Device::lane)) has its own stream and memory.
+//! Memory comes from the driver's pool and is returned in launch order, so a pass allocates without waiting. Direct
+//! calls use one stream; each worker stream ([`Device::lane`](super::Device::lane)) has a separate CUDA stream and
+//! memory.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
@@ -25,8 +26,8 @@ pub(crate) struct Card {
     kernels: HashMap<String, sys::CUfunction>,
     blocks: usize,
     shared_bytes: usize,
-    /// True if copies from pageable memory may read it after they return: if the GPU can access host memory directly, the driver
-    /// need not stage it first.
+    /// True if the GPU can access pageable host memory directly: a copy from such memory may then still read it after
+    /// the call returned.
     reads_pageable: bool,
     /// Flags for registering host memory.
     registering: u32,
@@ -35,7 +36,7 @@ pub(crate) struct Card {
 // SAFETY: contexts, streams and functions are handles that the driver lets any thread use; each call makes the context current
 // first.
 unsafe impl Send for Card {}
-// SAFETY: as above; the driver orders calls of several threads.
+// SAFETY: the driver lets any thread use these handles, and orders calls of several threads.
 unsafe impl Sync for Card {}
 
 impl std::fmt::Debug for Card {
@@ -44,7 +45,7 @@ impl std::fmt::Debug for Card {
     }
 }
 
-/// Converts an error of the driver. After such an error most GPUs no longer respond.
+/// Converts an error of the driver. After most of these errors the GPU no longer responds.
 fn failed(what: &str) -> impl Fn(result::DriverError) -> Error + '_ {
     move |e| match e.0 {
         sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::overloaded(format!("{what}: the GPU is out of memory")),
@@ -73,8 +74,8 @@ impl Card {
     /// Opens a GPU by number and compiles the kernels for it.
     ///
     /// # Errors
-    /// `Unavailable` without a driver, NVRTC or such a GPU; `Unsupported` for a GPU that is too old; `Internal` if a kernel does
-    /// not compile.
+    /// `Unavailable` without a driver, NVRTC or a GPU of this number; `Unsupported` for a GPU that is too old;
+    /// `Internal` if a kernel does not compile.
     pub(crate) fn open(number: usize) -> Result<Self> {
         let count = Card::count()?;
         compiler::version()?;
@@ -122,9 +123,9 @@ impl Card {
     }
 }
 
-/// Loads the functions of all kernels in the current context. They are compiled once per architecture and cached on disk. Each
-/// may use the maximum shared memory of a block. The limit is set once: threads that set it with each launch would overwrite each
-/// other's values.
+/// Loads the functions of all kernels in the current context. Kernels are compiled once per architecture and cached on
+/// disk. Each kernel may use the maximum shared memory of a block; this limit is set once, because threads that set it
+/// with each launch would overwrite each other's values.
 fn load(capability: (i32, i32), shared_bytes: i32) -> Result<HashMap<String, sys::CUfunction>> {
     let (architecture, compiler) = (format!("sm_{}{}", capability.0, capability.1), compiler::version()?);
     let cubins = Cubins::of_user();
@@ -135,7 +136,7 @@ fn load(capability: (i32, i32), shared_bytes: i32) -> Result<HashMap<String, sys
             Some(cubins) => cubins.get(&recipe, compiler::compile)?,
             None => compiler::compile(&recipe)?,
         };
-        // SAFETY: the code is compiler output, and code from a file has passed its checksum.
+        // SAFETY: the code is compiler output, or was read from a file whose checksum is valid.
         let module = unsafe { result::module::load_data(code.as_ptr().cast()) }.map_err(failed(source.name))?;
         for name in source.kernels() {
             let named = CString::new(name).map_err(|e| Error::internal(format!("{}: {e}", source.name)))?;
@@ -181,7 +182,8 @@ impl Driver for Card {
 
     unsafe fn free(&self, address: u64) {
         if self.here().is_ok() {
-            // SAFETY: the caller's condition; earlier launches run first. A lost GPU has nothing to free.
+            // SAFETY: the caller meets the method's `# Safety` conditions; earlier launches run first. A lost GPU has
+            // nothing to free.
             let _ = unsafe { result::free_async(address, self.stream) };
         }
     }
@@ -189,14 +191,14 @@ impl Driver for Card {
     unsafe fn register(&self, bytes: &[u8]) -> Result<u64> {
         self.here()?;
         let (host, mut address) = (bytes.as_ptr().cast_mut().cast::<c_void>(), 0);
-        // SAFETY: the caller's condition; kernels only read the bytes.
+        // SAFETY: the caller meets the method's `# Safety` conditions; kernels only read the bytes.
         unsafe { sys::cuMemHostRegister_v2(host, bytes.len(), self.registering) }
             .result()
             .map_err(failed(&self.name))?;
         // SAFETY: the bytes were just registered.
         let found = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, host, 0) }.result();
         if let Err(e) = found {
-            // SAFETY: as above; the address has not been handed out.
+            // SAFETY: the bytes were just registered, and their address has not been returned to a caller.
             unsafe { self.unregister(bytes) };
             return Err(failed(&self.name)(e));
         }
@@ -205,22 +207,23 @@ impl Driver for Card {
 
     unsafe fn unregister(&self, bytes: &[u8]) {
         if self.here().is_ok() {
-            // SAFETY: the caller's condition. A lost GPU no longer reads.
+            // SAFETY: the caller meets the method's `# Safety` conditions. A lost GPU no longer reads.
             let _ = unsafe { sys::cuMemHostUnregister(bytes.as_ptr().cast_mut().cast()) }.result();
         }
     }
 
     unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
         self.here()?;
-        // SAFETY: the caller's condition; memory that is not pinned is staged before the call returns, or read before the wait
-        // ends.
+        // SAFETY: the caller meets the method's `# Safety` conditions; memory that is not pinned is staged before the
+        // call returns, or read before the wait ends.
         unsafe { result::memcpy_htod_async(to, from, self.stream) }.map_err(failed(&self.name))?;
         if self.reads_pageable { self.settle() } else { Ok(()) }
     }
 
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
         self.here()?;
-        // SAFETY: the caller's condition; `to` is borrowed until the stream has been synchronized.
+        // SAFETY: the caller meets the method's `# Safety` conditions; `to` is borrowed until the stream has been
+        // synchronized.
         unsafe {
             result::memcpy_dtoh_async(to, from, self.stream).map_err(failed(&self.name))?;
             result::stream::synchronize(self.stream).map_err(failed(&self.name))
@@ -229,19 +232,19 @@ impl Driver for Card {
 
     unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
         self.here()?;
-        // SAFETY: the caller's condition.
+        // SAFETY: the caller meets the method's `# Safety` conditions.
         unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) }.map_err(failed(&self.name))
     }
 
     unsafe fn clear(&self, address: u64, bytes: usize) -> Result<()> {
         self.here()?;
-        // SAFETY: the caller's condition.
+        // SAFETY: the caller meets the method's `# Safety` conditions.
         unsafe { result::memset_d8_async(address, 0, bytes, self.stream) }.map_err(failed(&self.name))
     }
 
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         self.here()?;
-        // SAFETY: the caller's condition.
+        // SAFETY: the caller meets the method's `# Safety` conditions.
         unsafe { self.launch_on(self.stream, launch) }
     }
 }
@@ -250,12 +253,13 @@ impl Card {
     /// # Safety
     /// As [`Driver::launch`], on a stream of this GPU, whose context is current.
     unsafe fn launch_on(&self, stream: sys::CUstream, launch: &Launch<'_>) -> Result<()> {
-        let missing = || Error::internal(format!("there is no kernel `{}`", launch.kernel));
+        let missing = || Error::internal(format!("no kernel is named `{}`", launch.kernel));
         let function = *self.kernels.get(launch.kernel).ok_or_else(missing)?;
         let [x, y, z] = launch.grid;
         let mut arguments = [launch.arguments.as_ptr().cast_mut().cast::<c_void>()];
         let (shared_bytes, threads) = (launch.shared_bytes as u32, (launch.threads, 1, 1));
-        // SAFETY: the caller's condition; the driver copies the arguments before the call returns and writes nothing to them.
+        // SAFETY: the caller meets the method's `# Safety` conditions; the driver copies the arguments before the call
+        // returns and writes nothing to them.
         unsafe { result::launch_kernel(function, (x, y, z), threads, shared_bytes, stream, &mut arguments) }
             .map_err(failed(launch.kernel))
     }
@@ -263,7 +267,8 @@ impl Card {
     /// # Safety
     /// As [`Streams::submit`], on a stream of this GPU, whose context is current.
     unsafe fn enqueue(&self, stream: sys::CUstream, work: &Work) -> Result<()> {
-        // SAFETY: the caller's condition; host memory is pinned and stays valid until the stream has been waited for.
+        // SAFETY: the caller meets the method's `# Safety` conditions; host memory is pinned and stays valid until the
+        // stream has been waited for.
         unsafe {
             match work {
                 Work::Upload { to, from, bytes } => {
@@ -291,7 +296,7 @@ impl Card {
     /// # Safety
     /// As [`Streams::record`], between the beginning and the end of a capture.
     unsafe fn captured(&self, stream: sys::CUstream, work: &[Work]) -> Result<sys::CUgraphExec> {
-        // SAFETY: the caller's condition.
+        // SAFETY: the caller meets the method's `# Safety` conditions.
         let requested = work.iter().try_for_each(|work| unsafe { self.enqueue(stream, work) });
         // Ends the capture even after an error. SAFETY: the stream is capturing.
         let graph = unsafe { result::stream::end_capture(stream) }.map_err(failed(&self.name));
@@ -322,7 +327,7 @@ impl Streams for Card {
 
     unsafe fn unpin(&self, address: u64) {
         if self.here().is_ok() {
-            // SAFETY: the caller's condition. A lost GPU has nothing to free.
+            // SAFETY: the caller meets the method's `# Safety` conditions. A lost GPU has nothing to free.
             let _ = unsafe { result::free_host(address as *mut c_void) };
         }
     }
@@ -335,21 +340,21 @@ impl Streams for Card {
 
     unsafe fn close(&self, stream: u64) {
         if self.here().is_ok() {
-            // SAFETY: the caller's condition.
+            // SAFETY: the caller meets the method's `# Safety` conditions.
             let _ = unsafe { result::stream::destroy(stream as sys::CUstream) };
         }
     }
 
     unsafe fn submit(&self, stream: u64, work: &[Work]) -> Result<()> {
         self.here()?;
-        // SAFETY: the caller's condition.
+        // SAFETY: the caller meets the method's `# Safety` conditions.
         work.iter().try_for_each(|work| unsafe { self.enqueue(stream as sys::CUstream, work) })
     }
 
     unsafe fn record(&self, stream: u64, work: &[Work]) -> Result<u64> {
         self.here()?;
         let (stream, alone) = (stream as sys::CUstream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
-        // SAFETY: the caller's condition.
+        // SAFETY: the caller meets the method's `# Safety` conditions.
         unsafe {
             result::stream::begin_capture(stream, alone).map_err(failed(&self.name))?;
             self.captured(stream, work).map(|graph| graph as u64)
@@ -358,21 +363,22 @@ impl Streams for Card {
 
     unsafe fn replay(&self, stream: u64, recording: u64) -> Result<()> {
         self.here()?;
-        // SAFETY: the caller's condition: both are handles of this GPU.
+        // SAFETY: the caller meets the `# Safety` conditions of this method: stream and recording are handles of this
+        // GPU.
         unsafe { result::graph::launch(recording as sys::CUgraphExec, stream as sys::CUstream) }
             .map_err(failed(&self.name))
     }
 
     unsafe fn forget(&self, recording: u64) {
         if self.here().is_ok() {
-            // SAFETY: the caller's condition.
+            // SAFETY: the caller meets the method's `# Safety` conditions.
             let _ = unsafe { result::graph::exec_destroy(recording as sys::CUgraphExec) };
         }
     }
 
     unsafe fn wait(&self, stream: u64) -> Result<()> {
         self.here()?;
-        // SAFETY: the caller's condition.
+        // SAFETY: the caller meets the method's `# Safety` conditions.
         unsafe { result::stream::synchronize(stream as sys::CUstream) }.map_err(failed(&self.name))
     }
 }

@@ -1,4 +1,4 @@
-//! Selection of the devices for passes, by configuration and availability.
+//! Selects the devices that run passes, by configuration and availability.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,9 +13,9 @@ pub enum Choice {
     Auto,
     /// CPU only.
     Cpu,
-    /// GPUs with these numbers, each with a partition of the items; an error if one is unavailable.
+    /// GPUs with these numbers, each with a partition of the items; opening fails if one of the GPUs is unavailable.
     Cuda(Vec<usize>),
-    /// All GPUs of the machine; an error if there is none.
+    /// All GPUs of the machine; opening fails if the machine has none.
     All,
 }
 
@@ -47,12 +47,12 @@ impl FromStr for Choice {
     }
 }
 
-/// One device, or several that share the items.
+/// One device, or several devices that each have a partition of the items.
 #[derive(Clone, Debug)]
 pub struct Devices(Vec<Device>);
 
 impl Devices {
-    /// Creates the set.
+    /// Creates a set of devices.
     ///
     /// # Errors
     /// `Invalid` if `devices` is empty.
@@ -87,10 +87,10 @@ impl fmt::Display for Devices {
     }
 }
 
-/// Devices that passes run on.
+/// Devices that run passes.
 #[derive(Clone, Debug, Default)]
 pub struct ChosenDevice {
-    /// `None` for the CPU.
+    /// Selected devices; `None` for the CPU.
     pub device: Option<Devices>,
     /// Reason why the CPU was selected although a GPU was preferred.
     pub reason: Option<String>,
@@ -110,7 +110,7 @@ impl Choice {
     /// Opens the configured devices.
     ///
     /// # Errors
-    /// For a named GPU: the reason why it cannot be used.
+    /// If a GPU was named: the reason why it cannot be used.
     pub fn open(self) -> Result<ChosenDevice> {
         match self {
             Choice::Cpu => Ok(ChosenDevice::default()),
@@ -140,10 +140,10 @@ fn cards() -> Result<usize> {
     super::card::Card::count()
 }
 
-/// Returns an error of a build without CUDA.
+/// Returns the error for requesting a GPU in a build without CUDA.
 #[cfg(not(feature = "cuda"))]
 pub fn no_cuda() -> Error {
-    Error::unsupported("this build has no CUDA: build with the feature `cuda`, which is a default")
+    Error::unsupported("this build has no CUDA, expected a build with the default feature `cuda`")
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -1,4 +1,4 @@
-//! NVRTC, loaded on first use. It compiles for any architecture and needs neither a GPU nor a driver.
+//! NVRTC, loaded on first use. The compiler targets any architecture and needs neither a GPU nor a driver.
 
 use std::ffi::{CString, c_char};
 
@@ -10,11 +10,11 @@ use sterling_core::error::{Error, Result};
 /// Returns the name and version of the compiler.
 ///
 /// # Errors
-/// `Unavailable` if it is not on the library path.
+/// `Unavailable` if NVRTC is not on the library path.
 pub fn version() -> Result<String> {
     // SAFETY: looks up the library by name; loading it only runs its initialisers.
     if !unsafe { sys::is_culib_present() } {
-        return Err(Error::unavailable("NVRTC is missing: libnvrtc.so was not found, expected the one of CUDA 13"));
+        return Err(Error::unavailable("NVRTC is missing: libnvrtc.so was not found, expected that of CUDA 13"));
     }
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the call writes both numbers.
@@ -36,18 +36,18 @@ impl Drop for Program {
     }
 }
 
-/// Compiles to machine code.
+/// Compiles a kernel source to machine code.
 ///
 /// # Errors
-/// `Internal` with the compiler's log if it does not compile.
+/// `Internal` with the compiler's log if the source does not compile.
 pub fn compile(recipe: &Compilation) -> Result<Vec<u8>> {
     let invalid = |e: &dyn std::fmt::Display| failed(recipe.name, e);
     let text = CString::new(recipe.text.as_str()).map_err(|e| invalid(&e))?;
     let name = CString::new(recipe.name).map_err(|e| invalid(&e))?;
     let program = Program(result::create_program(&text, Some(&name)).map_err(|e| invalid(&e))?);
-    // SAFETY: the program was just created; its text outlives it.
+    // SAFETY: the program was just created from `text`, which outlives the program.
     if let Err(e) = unsafe { result::compile_program(program.0, &recipe.options) } {
-        // SAFETY: as above.
+        // SAFETY: the program was created above and is still alive.
         let log = unsafe { result::get_program_log(program.0) }.unwrap_or_default();
         let log: String = log.iter().take_while(|&&c| c != 0).map(|&c| char::from(c as u8)).collect();
         return Err(Error::internal(format!("{} for {}: {e}: {log}", recipe.name, recipe.architecture)));
@@ -77,8 +77,8 @@ mod tests {
         let recipe = Compilation::new(&KERNELS[1], "sm_90", &compiler).unwrap();
         let code = cubins.get(&recipe, compile).unwrap();
         assert!(code.starts_with(b"\x7fELF"), "no GPU code");
-        let kept = cubins.get(&recipe, |_| Err(Error::internal("compiled again"))).unwrap();
-        assert_eq!(kept, code);
+        let retained = cubins.get(&recipe, |_| Err(Error::internal("compiled again"))).unwrap();
+        assert_eq!(retained, code);
         let broken = Compilation { text: "__global__ void f() { x }".into(), ..recipe };
         let error = compile(&broken).unwrap_err().to_string();
         assert!(error.contains("topk.cu for sm_90") && error.contains("undefined"), "{error}");

@@ -5,11 +5,11 @@
 //! | 8 | `STCUBIN1` |
 //! | 16 | digest of the inputs: architecture, compiler, options, text |
 //! | 8 | size of the code in bytes |
-//! | 8 | its checksum, XXH3 |
+//! | 8 | checksum of the code, XXH3 |
 //! | the rest | the code |
 //!
-//! A file whose header does not match its name, or that is truncated or damaged, counts as missing and is rewritten. Files are
-//! written under a temporary name and renamed, so no reader sees a partial file.
+//! A file that is truncated or damaged, or whose header does not match its name, counts as missing and is rewritten.
+//! Files are written under a temporary name and renamed, so no reader sees a partial file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ const HEAD_BYTES: usize = 40;
 pub struct Compilation {
     /// File name of the source.
     pub name: &'static str,
-    /// Text, including all headers.
+    /// Source text, including all headers.
     pub text: String,
     /// Architecture, such as `sm_90`.
     pub architecture: String,
@@ -39,7 +39,7 @@ pub struct Compilation {
 }
 
 impl Compilation {
-    /// Compilation of a kernel source for an architecture.
+    /// Creates the compilation of a kernel source for an architecture.
     ///
     /// # Errors
     /// `Invalid` for a malformed architecture.
@@ -62,7 +62,7 @@ impl Compilation {
         let mut digest = Xxh3::new();
         let parts = [self.name, &self.architecture, &self.compiler, &self.text];
         for part in parts.into_iter().chain(self.options.iter().map(String::as_str)) {
-            // Length prefixes keep the fields apart.
+            // Length prefixes separate the fields.
             digest.update(&(part.len() as u64).to_le_bytes());
             digest.update(part.as_bytes());
         }
@@ -77,31 +77,32 @@ pub struct Cubins {
 }
 
 impl Cubins {
-    /// Uses a folder, which need not exist yet.
+    /// Creates a cache in a folder, which need not exist yet.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Cubins { folder: folder.into() }
     }
 
-    /// Uses the folder in `STERLING_KERNELS`, otherwise `sterling/kernels` in the user's cache; `None` without a home folder.
+    /// Creates a cache in the folder `STERLING_KERNELS`, otherwise in `sterling/kernels` of the user's cache; `None`
+    /// without a home folder.
     pub fn of_user() -> Option<Self> {
         let named = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let cache = || named("XDG_CACHE_HOME").or_else(|| named("HOME").map(|home| home.join(".cache")));
         named("STERLING_KERNELS").or_else(|| cache().map(|cache| cache.join("sterling/kernels"))).map(Cubins::new)
     }
 
-    /// Returns the file of a compilation's code.
+    /// Returns the path of the file with a compilation's code.
     pub fn place(&self, recipe: &Compilation) -> PathBuf {
         let stem = recipe.name.trim_end_matches(".cu");
         self.folder.join(format!("{stem}-{}-{:032x}.cubin", recipe.architecture, recipe.digest()))
     }
 
-    /// Reads the code of a compilation, if it is cached and valid.
+    /// Reads the code of a compilation; `None` if it is not cached or the file is invalid.
     pub fn read(&self, recipe: &Compilation) -> Option<Vec<u8>> {
         let bytes = fs::read(self.place(recipe)).ok()?;
         let (head, code) = bytes.split_at_checked(HEAD_BYTES)?;
         let is_it = head == header(recipe, code);
         if !is_it {
-            tracing::warn!(file = %self.place(recipe).display(), "cached kernel file is damaged or foreign; compiling it again");
+            tracing::warn!(file = %self.place(recipe).display(), "cached kernel file is damaged or of another compilation; compiling the kernel again");
         }
         is_it.then(|| code.to_vec())
     }
@@ -109,7 +110,7 @@ impl Cubins {
     /// Stores the code of a compilation.
     ///
     /// # Errors
-    /// `Io` or `NoSpace` if it cannot be written.
+    /// `Io` or `NoSpace` if the file cannot be written.
     pub fn write(&self, recipe: &Compilation, code: &[u8]) -> Result<()> {
         static WRITTEN: AtomicU64 = AtomicU64::new(0);
         let place = self.place(recipe);
@@ -131,14 +132,14 @@ impl Cubins {
     /// Returns the code from the cache, or compiles it. A failure to write the cache file is ignored.
     ///
     /// # Errors
-    /// As `compile`.
+    /// Errors of `compile`.
     pub fn get(&self, recipe: &Compilation, compile: impl FnOnce(&Compilation) -> Result<Vec<u8>>) -> Result<Vec<u8>> {
         if let Some(code) = self.read(recipe) {
             return Ok(code);
         }
         let code = compile(recipe)?;
         if let Err(e) = self.write(recipe, &code) {
-            tracing::warn!(error = %e, "compiled kernels could not be stored in the cache");
+            tracing::warn!(error = %e, "compiled kernels could not be cached; the next start compiles them again");
         }
         Ok(code)
     }

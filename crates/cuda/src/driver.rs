@@ -1,15 +1,15 @@
-//! Interface to a GPU, behind which an emulation or a model can take its place.
+//! Interface to a GPU, which an emulated or a modelled GPU implements too.
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
 use sterling_core::error::{Error, Result};
 
-/// Blocks per multiprocessor that keep it busy, including as many again that wait.
+/// Number of blocks per multiprocessor that keeps it busy; half of these blocks wait for the others.
 pub(crate) const BLOCKS_PER_PROCESSOR: usize = 16;
 
-/// Upper bound of the data and operations of a launch, as far as the host knows: lists are assumed to have mean length, and all
-/// collected candidates to be read again.
+/// Upper bound of the data and operations of a launch, as far as the host knows them: lists are assumed to have mean
+/// length, and all collected candidates are assumed to be read again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Demand {
     /// Bytes to and from GPU memory, each counted once.
@@ -64,11 +64,11 @@ pub struct Launch<'a> {
     pub shared_bytes: usize,
     /// Argument structure of the kernel.
     pub arguments: &'a [u8],
-    /// Upper bound of its data and operations.
+    /// Upper bound of the launch's data and operations.
     pub demand: Demand,
 }
 
-/// Operation on a stream. Host addresses are those of pinned memory.
+/// Operation on a stream. Host addresses refer to pinned memory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
     /// Copy from the host.
@@ -98,7 +98,7 @@ pub enum Work {
         /// Number of bytes.
         bytes: usize,
     },
-    /// Fill with zeros.
+    /// Fill GPU memory with zeros.
     Clear {
         /// Start address.
         address: u64,
@@ -117,35 +117,35 @@ pub enum Work {
         shared_bytes: usize,
         /// Argument structure of the kernel.
         arguments: Vec<u8>,
-        /// Upper bound of its data and operations.
+        /// Upper bound of the launch's data and operations.
         demand: Demand,
     },
 }
 
 impl Work {
-    /// Copies a launch, so that it outlives its arguments.
+    /// Copies a launch, including its arguments.
     pub fn of(launch: &Launch<'_>) -> Self {
         let Launch { kernel, grid, threads, shared_bytes, arguments, demand } = *launch;
         Work::Launch { kernel, grid, threads, shared_bytes, arguments: arguments.to_vec(), demand }
     }
 }
 
-/// Result in transfer.
+/// Result that may still be in transfer.
 #[derive(Debug)]
 pub enum PendingResult {
-    /// Complete.
+    /// Bytes of a complete result.
     Here(Vec<u8>),
-    /// In transfer to pinned memory.
+    /// Result in transfer to pinned memory.
     To(Unfetched),
 }
 
-/// Pinned memory that a result is copied to, owned by the result until this is dropped. The worker stream does not
-/// begin its next batch before.
+/// Pinned memory to which a result is copied; the result owns the memory until this value is dropped. Until then the
+/// worker stream cannot begin its next batch.
 #[derive(Debug)]
 pub struct Unfetched {
     address: u64,
     streams: Arc<dyn Streams>,
-    /// Shared by all unfetched results of a worker stream, which counts them by it.
+    /// Shared by all unfetched results of a worker stream; the reference count gives the number of unfetched results.
     _of_lane: Arc<()>,
 }
 
@@ -156,7 +156,7 @@ impl Unfetched {
         Unfetched { address, streams, _of_lane: of_lane }
     }
 
-    /// Address of the pinned memory.
+    /// Returns the address of the pinned memory.
     pub(super) fn address(&self) -> u64 {
         self.address
     }
@@ -168,7 +168,7 @@ impl Drop for Unfetched {
     }
 }
 
-/// GPU, or a substitute. Copies and launches of one driver run in the order of the calls.
+/// GPU, or a substitute. Copies and launches of a driver run in the order of the calls.
 pub trait Driver: Send + Sync + Debug {
     /// Returns the name of the device.
     fn name(&self) -> String;
@@ -182,7 +182,7 @@ pub trait Driver: Send + Sync + Debug {
     /// Returns the maximum shared memory per block, in bytes.
     fn shared_bytes_max(&self) -> usize;
 
-    /// Free and total memory in bytes.
+    /// Returns the free and the total memory in bytes.
     ///
     /// # Errors
     /// `Unavailable` if the GPU no longer responds.
@@ -191,10 +191,10 @@ pub trait Driver: Send + Sync + Debug {
     /// Allocates uninitialised memory and returns its address.
     ///
     /// # Errors
-    /// `Overloaded` if there is none left.
+    /// `Overloaded` if the GPU is out of memory.
     fn alloc(&self, bytes: usize) -> Result<u64>;
 
-    /// Allocates a copy of these bytes.
+    /// Allocates memory and copies bytes to it.
     ///
     /// # Errors
     /// As [`Driver::alloc`] and [`Driver::upload`].
@@ -216,7 +216,7 @@ pub trait Driver: Send + Sync + Debug {
         Ok(address)
     }
 
-    /// Begins a new batch of work: of earlier work only arrays that are still referenced are needed.
+    /// Begins a new batch of work: only arrays that are still referenced are kept from earlier work.
     ///
     /// # Errors
     /// As [`Driver::alloc`].
@@ -232,10 +232,10 @@ pub trait Driver: Send + Sync + Debug {
         Ok(())
     }
 
-    /// Waits for all submitted work, so that memory that it reads and writes may be freed.
+    /// Waits for all submitted work; afterwards memory that this work reads and writes may be freed.
     ///
     /// # Errors
-    /// As [`Driver::download`]; nothing runs any more in this case either.
+    /// As [`Driver::download`]; after an error, no submitted work is running either.
     fn finish(&self) -> Result<()> {
         Ok(())
     }
@@ -243,25 +243,25 @@ pub trait Driver: Send + Sync + Debug {
     /// Starts a copy to the host, after all earlier work.
     ///
     /// # Safety
-    /// `from` is the address of at least as many bytes.
+    /// `from` is the address of at least `bytes` bytes.
     ///
     /// # Errors
     /// As [`Driver::download`].
     unsafe fn send(&self, from: u64, bytes: usize) -> Result<PendingResult> {
         let mut here = vec![0; bytes];
-        // SAFETY: the caller's condition.
+        // SAFETY: the caller meets the method's `# Safety` conditions.
         unsafe { self.download(from, &mut here)? };
         Ok(PendingResult::Here(here))
     }
 
-    /// Waits for a result of `bytes` bytes, and passes it to `take` in place.
+    /// Waits for a result of `bytes` bytes, and calls `take` with the bytes in place.
     ///
     /// # Errors
     /// As [`Driver::download`].
     fn receive(&self, coming: &PendingResult, bytes: usize, take: &mut dyn FnMut(&[u8])) -> Result<()> {
         match coming {
             PendingResult::Here(here) if here.len() == bytes => take(here),
-            _ => return Err(Error::internal("a result that is not this driver's")),
+            _ => return Err(Error::internal("the result belongs to another driver or has another size")),
         }
         Ok(())
     }
@@ -278,10 +278,10 @@ pub trait Driver: Send + Sync + Debug {
     /// The bytes are not changed before [`Driver::unregister`] has returned.
     ///
     /// # Errors
-    /// `Unsupported` for a driver without it; the system's error if too little memory may be locked, or the bytes are registered
-    /// already.
+    /// `Unsupported` if the driver cannot register host memory; the system's error if too little memory may be locked,
+    /// or if the bytes are registered already.
     unsafe fn register(&self, _bytes: &[u8]) -> Result<u64> {
-        Err(Error::unsupported("kernels of this driver read no memory of the host"))
+        Err(Error::unsupported("kernels of this driver cannot read host memory"))
     }
 
     /// Ends a registration by [`Driver::register`].
@@ -290,10 +290,10 @@ pub trait Driver: Send + Sync + Debug {
     /// The bytes are registered, and no launch reads them any more.
     unsafe fn unregister(&self, _bytes: &[u8]) {}
 
-    /// Copies to the GPU; `from` may change once this returns.
+    /// Copies to the GPU; `from` may change after this call returned.
     ///
     /// # Safety
-    /// `to` is the address of at least as many bytes.
+    /// `to` is the address of at least as many bytes as `from` has.
     ///
     /// # Errors
     /// `Unavailable` if the GPU no longer responds.
@@ -302,7 +302,7 @@ pub trait Driver: Send + Sync + Debug {
     /// Copies from the GPU, after all earlier work.
     ///
     /// # Safety
-    /// `from` is the address of at least as many bytes.
+    /// `from` is the address of at least as many bytes as `to` has.
     ///
     /// # Errors
     /// `Unavailable` if the GPU no longer responds, `Internal` if an earlier launch failed.
@@ -311,7 +311,7 @@ pub trait Driver: Send + Sync + Debug {
     /// Copies within GPU memory.
     ///
     /// # Safety
-    /// Both are addresses of at least as many bytes, which do not overlap.
+    /// `to` and `from` are addresses of at least `bytes` bytes each, which do not overlap.
     ///
     /// # Errors
     /// As [`Driver::upload`].
@@ -320,7 +320,7 @@ pub trait Driver: Send + Sync + Debug {
     /// Fills memory with zeros.
     ///
     /// # Safety
-    /// `address` is that of at least as many bytes.
+    /// `address` is the address of at least `bytes` bytes.
     ///
     /// # Errors
     /// As [`Driver::upload`].
@@ -329,26 +329,26 @@ pub trait Driver: Send + Sync + Debug {
     /// Launches a kernel.
     ///
     /// # Safety
-    /// The arguments are those of the kernel, and all memory that it accesses through them belongs to this driver, or is
-    /// registered host memory that is only read.
+    /// The arguments match the kernel. All memory that the kernel accesses through them belongs to this driver, or is
+    /// registered host memory that the kernel only reads.
     ///
     /// # Errors
-    /// `Internal` if the launch is not possible, or the kernel failed.
+    /// `Internal` if the launch is not possible or the kernel failed.
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()>;
 }
 
-/// Streams in addition to the driver's default stream; each runs its work in order.
+/// Streams in addition to the driver's default stream; each stream runs its work in order.
 pub trait Streams: Driver {
-    /// Waits for all work on the driver's own stream.
+    /// Waits for all work on the driver's default stream.
     ///
     /// # Errors
     /// `Unavailable` if the GPU no longer responds.
     fn settle(&self) -> Result<()>;
 
-    /// Allocates pinned host memory, which the GPU can copy from and to directly.
+    /// Allocates pinned host memory, from and to which the GPU can copy directly.
     ///
     /// # Errors
-    /// `Overloaded` if there is none left.
+    /// `Overloaded` if no more host memory can be pinned.
     fn pin(&self, bytes: usize) -> Result<u64>;
 
     /// Frees pinned memory.
@@ -357,14 +357,15 @@ pub trait Streams: Driver {
     /// `address` came from [`Streams::pin`] and is not used afterwards.
     unsafe fn unpin(&self, address: u64);
 
-    /// Notes that a result will be read from pinned memory. An emulation fails if this memory is freed or reused before
-    /// [`Streams::fetched`].
+    /// Records that a result will be read from pinned memory. An emulated GPU reports a fault if this memory is freed
+    /// or reused before [`Streams::fetched`].
     fn expects(&self, _address: u64, _bytes: usize) {}
 
-    /// Notes that the result is no longer read.
+    /// Records that a result in pinned memory is no longer read.
     fn fetched(&self, _address: u64) {}
 
-    /// Notes that GPU or pinned memory is reused and its content is no longer read. An emulation overwrites it.
+    /// Records that GPU or pinned memory is reused and its content is no longer read. An emulated GPU overwrites the
+    /// memory.
     fn recycles(&self, _address: u64, _bytes: usize) {}
 
     /// Creates a stream.
@@ -376,23 +377,23 @@ pub trait Streams: Driver {
     /// Destroys a stream.
     ///
     /// # Safety
-    /// It came from [`Streams::stream`] and is not used afterwards.
+    /// `stream` came from [`Streams::stream`] and is not used afterwards.
     unsafe fn close(&self, stream: u64);
 
     /// Submits work to a stream, in order, without waiting.
     ///
     /// # Safety
-    /// The conditions of [`Driver::upload`], [`Driver::download`], [`Driver::clear`] and [`Driver::launch`]; the memory stays
-    /// valid until [`Streams::wait`] has returned.
+    /// The conditions of [`Driver::upload`], [`Driver::download`], [`Driver::clear`] and [`Driver::launch`]; all memory
+    /// stays valid until [`Streams::wait`] has returned.
     ///
     /// # Errors
-    /// As these methods.
+    /// Errors of these methods.
     unsafe fn submit(&self, stream: u64, work: &[Work]) -> Result<()>;
 
     /// Records work for [`Streams::replay`] without running it.
     ///
     /// # Safety
-    /// As [`Streams::submit`], for every replay.
+    /// The conditions of [`Streams::submit`], at every replay.
     ///
     /// # Errors
     /// As [`Streams::submit`].
@@ -410,13 +411,13 @@ pub trait Streams: Driver {
     /// Destroys a recording.
     ///
     /// # Safety
-    /// It came from [`Streams::record`] and is not used afterwards.
+    /// `recording` came from [`Streams::record`] and is not used afterwards.
     unsafe fn forget(&self, recording: u64);
 
     /// Waits for all work on a stream.
     ///
     /// # Safety
-    /// It came from [`Streams::stream`].
+    /// `stream` came from [`Streams::stream`].
     ///
     /// # Errors
     /// `Unavailable` if the GPU no longer responds, `Internal` if a launch failed.

@@ -1,13 +1,15 @@
-//! Emulated GPU: runs kernels that were compiled for the host's processor, one thread after the other (`kernels/emulate.h`).
+//! Emulated GPU: runs kernels that were compiled for the host's processor, one thread after another
+//! (`kernels/emulate.h`).
 //!
-//! It is slow, and detects errors that a GPU would not report: reads of uninitialised memory, threads that miss a barrier,
-//! arguments in the memory of another emulated GPU, and, in a library built with a sanitizer, accesses beyond an array.
+//! The emulation is slow, and detects errors that a GPU would not report: reads of uninitialised memory, threads that
+//! miss a barrier, arguments in the memory of another emulated GPU, and, in a library built with a sanitizer, accesses
+//! beyond an array.
 //!
-//! Undefined behaviour of a GPU is a *fault*, which panics: freeing or unpinning memory that queued work or an unfetched result
-//! refers to; work over freed memory; work over memory that the driver's own stream has not allocated yet; closing a busy stream.
-//! Freed memory is overwritten and not reused for a while. Streams run in a random order: each runs its own work in order, as
-//! early as it is submitted or as late as its result is waited for. Launches are checked against the limits of a real device
-//! ([`Limits`]).
+//! Undefined behaviour of a GPU is a *fault*, which panics: freeing or unpinning memory that queued work or an
+//! unfetched result refers to; work on freed memory; work on memory that the driver's default stream has not allocated
+//! yet; closing a busy stream. Freed memory is overwritten and not reused for a while. Streams run in a random order:
+//! each stream runs its work in order, as early as at submission or as late as when its result is waited for. Launches
+//! are checked against the limits of a real device ([`Limits`]).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -21,14 +23,14 @@ use super::driver::{Demand, Driver, Launch, Streams, Work};
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 
-/// Host memory that kernels may read: start and end of each range, and their number.
+/// Host memory that kernels may read: start and end of each range, and the number of ranges.
 #[repr(C)]
 struct Host {
     runs: *const [u64; 2],
     count: usize,
 }
 
-// SAFETY: the conditions of each call are those of the methods of `Driver`; the types are those of `kernels/emulated.cpp`.
+// SAFETY: callers must meet the conditions of the methods of `Driver`; the types match `kernels/emulated.cpp`.
 type LaunchFn = unsafe extern "C" fn(
     *const c_char,
     *const u32,
@@ -40,18 +42,19 @@ type LaunchFn = unsafe extern "C" fn(
     u64,
     *mut u64,
 ) -> *const c_char;
-// SAFETY: as above.
+// SAFETY: as for `LaunchFn`.
 type AllocFn = unsafe extern "C" fn(usize) -> *mut c_void;
-// SAFETY: as above.
+// SAFETY: as for `LaunchFn`.
 type FreeFn = unsafe extern "C" fn(*mut c_void, usize);
 type PoisonFn = FreeFn;
 
-/// Launch limits of a kind of device; every other NVIDIA device from compute capability 8.0 on has the limits of one of these.
+/// Launch limits of a kind of device; every NVIDIA device from compute capability 8.0 on has the limits of one of
+/// these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Name of the device.
     pub name: &'static str,
-    /// Bytes of shared memory per block, with the opt-in.
+    /// Bytes of shared memory per block, with the opt-in for more than 48 KiB.
     pub shared_bytes: usize,
 }
 
@@ -60,7 +63,7 @@ impl Limits {
     pub const H100: Limits = Limits { name: "H100", shared_bytes: 227 << 10 };
     /// NVIDIA's A100 (8.0).
     pub const A100: Limits = Limits { name: "A100", shared_bytes: 163 << 10 };
-    /// NVIDIA's L4, and the A10 (8.6 and 8.9).
+    /// NVIDIA's L4 and A10 (8.6 and 8.9).
     pub const L4: Limits = Limits { name: "L4", shared_bytes: 99 << 10 };
     /// All limits.
     pub const ALL: [Limits; 3] = [Limits::H100, Limits::A100, Limits::L4];
@@ -71,18 +74,18 @@ const THREADS_MAX: u32 = 1024;
 const GRID_MAX: [u32; 3] = [(1 << 31) - 1, 65_535, 65_535];
 const ARGUMENTS_MAX: usize = 4096;
 
-/// Counters of the calls.
+/// Counters of driver calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Number of submitted sequences of work.
     pub submitted: u64,
-    /// Number of recorded sequences, and of replays.
+    /// Number of recorded sequences.
     pub recorded: u64,
-    /// See `recorded`.
+    /// Number of replayed sequences.
     pub replayed: u64,
-    /// Number of waits of the host for a busy stream.
+    /// Number of times that the host waited for a busy stream.
     pub waits: u64,
-    /// Bytes uploaded from the host, without those of streams.
+    /// Bytes uploaded from the host, except uploads on streams.
     pub uploaded: u64,
 }
 
@@ -90,11 +93,12 @@ pub struct Counts {
 struct Queues {
     next: u64,
     work: BTreeMap<u64, VecDeque<Work>>,
-    /// Streams with failed work, and the error.
+    /// Streams whose work failed, with the first error of each.
     failed: BTreeMap<u64, Error>,
     recordings: BTreeMap<u64, Vec<Work>>,
     counts: Counts,
-    /// Memory that streams may not use yet: since its allocation the driver's own stream was not waited for.
+    /// Memory that streams may not use yet, because the driver's default stream was not waited for since the
+    /// allocation.
     unsettled: BTreeMap<u64, usize>,
 }
 
@@ -102,7 +106,7 @@ struct Queues {
 static OWNERS: Mutex<BTreeMap<u64, (usize, u64)>> = Mutex::new(BTreeMap::new());
 static CARDS: AtomicU64 = AtomicU64::new(0);
 
-/// Freed memory of all emulated GPUs that is not reused yet, in the order in which it was freed.
+/// Freed memory of all emulated GPUs that is not reused yet, in the order of freeing.
 #[derive(Debug)]
 struct FreedMemory {
     runs: BTreeMap<u64, usize>,
@@ -111,12 +115,12 @@ struct FreedMemory {
 }
 
 static GRAVES: Mutex<FreedMemory> = Mutex::new(FreedMemory { runs: BTreeMap::new(), order: VecDeque::new(), bytes: 0 });
-/// Content of memory before it is reused.
+/// Byte that overwrites memory before it is reused.
 const DEAD: u8 = 0xDD;
 /// Maximum bytes of freed memory that are withheld from reuse.
 const WITHHELD_BYTES_MAX: usize = 64 << 20;
 
-/// Returns whether one of the ranges overlaps these bytes; an empty range counts as one byte.
+/// Returns whether one of the ranges overlaps the given bytes; an empty range counts as one byte.
 fn overlaps(runs: &BTreeMap<u64, usize>, (from, bytes): (u64, usize)) -> bool {
     let end = from + bytes.max(1) as u64;
     runs.range(..end).next_back().is_some_and(|(&start, &len)| start + len as u64 > from)
@@ -135,7 +139,7 @@ fn named(work: &Work) -> Vec<(u64, usize)> {
     }
 }
 
-/// Returns the name of an operation in a fault.
+/// Returns the name of an operation for messages of faults.
 fn called(work: &Work) -> &'static str {
     match work {
         Work::Upload { .. } => "an upload",
@@ -148,7 +152,7 @@ fn called(work: &Work) -> &'static str {
 /// Default memory size of a GPU, in bytes.
 const MEMORY_BYTES: u64 = 1 << 33;
 
-/// The kernels as a shared library, and host memory.
+/// Emulated GPU: the kernels in a shared library, and host memory.
 #[derive(Debug)]
 pub struct Emulated {
     name: String,
@@ -160,7 +164,7 @@ pub struct Emulated {
     is_lost: AtomicBool,
     locks_nothing: AtomicBool,
     limits: Limits,
-    /// True if streams run only when they are waited for, and in the order of the waits.
+    /// True if streams only run when they are waited for, in the order of the waits.
     is_late: bool,
     faults: Mutex<Vec<String>>,
     keeps_faults: AtomicBool,
@@ -179,7 +183,7 @@ pub struct Emulated {
     registered: Mutex<Vec<[u64; 2]>>,
     demand: Mutex<[Demand; 2]>,
     streams: Mutex<Queues>,
-    /// Keeps the functions loaded.
+    /// Keeps the library and its functions loaded.
     _library: Library,
 }
 
@@ -187,12 +191,12 @@ impl Emulated {
     /// Loads the library built from `kernels/emulated.cpp`. `seed` determines the order of threads.
     ///
     /// # Errors
-    /// `Unavailable` if the file is not such a library.
+    /// `Unavailable` if the file is not a library of kernels.
     pub fn open(library: &Path, seed: u64) -> Result<Self> {
         let missing = |e: libloading::Error| Error::unavailable(format!("{}: {e}", library.display()));
         // SAFETY: the library's initialisers only register kernels.
         let loaded = unsafe { Library::new(library) }.map_err(missing)?;
-        // SAFETY: the types are those of `kernels/emulated.cpp`, which is maintained with this file.
+        // SAFETY: the types match `kernels/emulated.cpp`, which is maintained with this file.
         let (launch, alloc, free, poison) = unsafe {
             (
                 *loaded.get::<LaunchFn>(b"emu_launch").map_err(missing)?,
@@ -234,7 +238,7 @@ impl Emulated {
         self
     }
 
-    /// Sets the limits of another device than the L4, which has the smallest.
+    /// Sets the launch limits of another device; the default, L4, has the smallest limits.
     pub fn with_limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
@@ -251,19 +255,19 @@ impl Emulated {
         self.launches_max.store(self.launches() + launches, Ordering::Relaxed);
     }
 
-    /// Restores a lost device; queued work is discarded.
+    /// Makes a lost device work again; queued work is discarded.
     pub fn find_again(&self) {
         self.queues().work.values_mut().for_each(VecDeque::clear);
         self.launches_max.store(u64::MAX, Ordering::Relaxed);
         self.is_lost.store(false, Ordering::Relaxed);
     }
 
-    /// Makes faults visible through [`Emulated::faults`] instead of panicking.
+    /// Collects faults for [`Emulated::faults`] instead of panicking.
     pub fn keep_faults(&self) {
         self.keeps_faults.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the faults so far.
+    /// Returns the faults that have occurred.
     pub fn faults(&self) -> Vec<String> {
         locked(&self.faults).clone()
     }
@@ -306,21 +310,21 @@ impl Emulated {
         }
     }
 
-    /// Returns the GPU that owns all of these bytes as one range.
+    /// Returns the GPU whose memory has a single range that contains all of these bytes.
     fn owner((address, bytes): (u64, usize)) -> Option<u64> {
         let owners = locked(&OWNERS);
         let (&first, &(len, card)) = owners.range(..=address).next_back()?;
         (address - first + bytes.max(1) as u64 <= len as u64).then_some(card)
     }
 
-    fn check_own(&self, what: &str, (address, bytes): (u64, usize)) -> Result<()> {
+    fn check_owner(&self, what: &str, (address, bytes): (u64, usize)) -> Result<()> {
         if Emulated::owner((address, bytes)) == Some(self.card) {
             return Ok(());
         }
         if overlaps(&locked(&GRAVES).runs, (address, bytes)) {
-            self.fault(&format!("{what} of freed memory"));
+            self.fault(&format!("{what}: the memory has been freed"));
         }
-        Err(Error::internal(format!("{what}: the address is not one of {}", self.name)))
+        Err(Error::internal(format!("{what}: the address is not in the memory of {}", self.name)))
     }
 
     /// Allocates GPU memory or pinned memory.
@@ -343,7 +347,7 @@ impl Emulated {
     /// Frees memory, which is withheld from reuse for a while.
     fn give_back(&self, how: &str, address: u64) {
         let Some((bytes, _)) = locked(&OWNERS).remove(&address) else {
-            return self.fault(&format!("memory is {how} that does not exist, or was {how} before"));
+            return self.fault(&format!("memory is {how} that was never allocated, or was {how} before"));
         };
         self.used_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
         self.queues().unsettled.remove(&address);
@@ -377,7 +381,7 @@ impl Emulated {
 
     /// Returns the name of queued work that uses any of these bytes.
     fn queued_over(&self, (address, bytes): (u64, usize)) -> Option<&'static str> {
-        // Nothing runs on a lost GPU any more.
+        // After the GPU is lost, queued work does not run.
         if self.is_lost.load(Ordering::Relaxed) {
             return None;
         }
@@ -390,7 +394,7 @@ impl Emulated {
     fn release_withheld(&self, graves: &mut FreedMemory, address: u64) {
         let bytes = graves.runs.remove(&address).unwrap_or(0);
         graves.bytes -= bytes;
-        // SAFETY: the library allocated it, and it had no owner since it was freed.
+        // SAFETY: the library allocated the memory, which had no owner since it was freed.
         unsafe { (self.free)(address as *mut c_void, bytes) };
     }
 
@@ -402,7 +406,7 @@ impl Emulated {
         let refused = |what: String| Err(Error::internal(format!("kernel `{kernel}`: {what}")));
         if shared_bytes > shared_max {
             return refused(format!(
-                "{shared_bytes} bytes of shared memory per block, of which {name} has {shared_max}"
+                "{shared_bytes} bytes of shared memory per block, expected at most {shared_max} on {name}"
             ));
         }
         if threads > THREADS_MAX || !threads.is_multiple_of(32) || threads == 0 {
@@ -423,12 +427,13 @@ impl Emulated {
         locked(&self.streams)
     }
 
-    /// Counters of its streams.
+    /// Returns the counters of calls.
     pub fn counts(&self) -> Counts {
         self.queues().counts
     }
 
-    /// Returns the announced demand of all launches so far, and the multiply-adds that they executed.
+    /// Returns the demand of all launches so far as stated by the host, and the multiply-adds that the kernels
+    /// executed.
     pub fn demand(&self) -> [Demand; 2] {
         *locked(&self.demand)
     }
@@ -448,8 +453,8 @@ impl Driver for Emulated {
         "emulated"
     }
 
-    /// Alternates between few and many blocks, so that a block processes several units of work in one launch and at
-    /// most one in the next.
+    /// Alternates between few and many blocks, so that in one launch a block processes several units of work, and in
+    /// the next launch at most one.
     fn blocks(&self) -> usize {
         if self.launches().is_multiple_of(2) { 4 } else { 512 }
     }
@@ -469,13 +474,13 @@ impl Driver for Emulated {
         Ok(address)
     }
 
-    // SAFETY: the trait's conditions on callers; `give_back` checks that `alloc` returned the address.
+    // SAFETY: callers meet the trait's `# Safety` conditions; `give_back` checks that `alloc` returned the address.
     unsafe fn free(&self, address: u64) {
         self.give_back("freed", address);
     }
 
     /// Rejects ranges that are registered already, as a GPU does.
-    // SAFETY: the trait's conditions on callers; only launches read the bytes.
+    // SAFETY: callers meet the trait's `# Safety` conditions; only launches read the bytes.
     unsafe fn register(&self, bytes: &[u8]) -> Result<u64> {
         self.here()?;
         let (start, mut registered) = (bytes.as_ptr() as u64, locked(&self.registered));
@@ -487,7 +492,7 @@ impl Driver for Emulated {
         Ok(start)
     }
 
-    // SAFETY: as above.
+    // SAFETY: callers meet the `# Safety` conditions of the trait; only launches read the bytes.
     unsafe fn unregister(&self, bytes: &[u8]) {
         locked(&self.registered).retain(|run| run[0] != bytes.as_ptr() as u64);
         if let Some(work) = self.queued_over((bytes.as_ptr() as u64, bytes.len())) {
@@ -498,19 +503,21 @@ impl Driver for Emulated {
     unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
         self.here()?;
         if !from.is_empty() {
-            self.check_own("an upload", (to, from.len()))?;
+            self.check_owner("an upload", (to, from.len()))?;
         }
         self.queues().counts.uploaded += from.len() as u64;
-        // SAFETY: the caller's condition; addresses are pointers of `alloc`, which `from` cannot overlap.
+        // SAFETY: the caller meets the `# Safety` conditions of this method; `to` is a pointer from `alloc`, which
+        // `from` cannot overlap.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
         Ok(())
     }
 
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
         self.here()?;
-        self.check_own("a download", (from, to.len()))?;
+        self.check_owner("a download", (from, to.len()))?;
         self.queues().unsettled.clear();
-        // SAFETY: as in `upload`.
+        // SAFETY: the caller meets the `# Safety` conditions of this method; `from` is a pointer from `alloc`, which
+        // `to` cannot overlap.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), to.len()) };
         Ok(())
     }
@@ -518,9 +525,9 @@ impl Driver for Emulated {
     unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
         self.here()?;
         if bytes > 0 {
-            [to, from].into_iter().try_for_each(|address| self.check_own("a copy", (address, bytes)))?;
+            [to, from].into_iter().try_for_each(|address| self.check_owner("a copy", (address, bytes)))?;
         }
-        // SAFETY: the caller's condition; addresses are pointers of `alloc`.
+        // SAFETY: the caller meets the method's `# Safety` conditions; addresses are pointers of `alloc`.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
         Ok(())
     }
@@ -528,9 +535,9 @@ impl Driver for Emulated {
     unsafe fn clear(&self, address: u64, bytes: usize) -> Result<()> {
         self.here()?;
         if bytes > 0 {
-            self.check_own("a clearing", (address, bytes))?;
+            self.check_owner("a clearing", (address, bytes))?;
         }
-        // SAFETY: the caller's condition.
+        // SAFETY: the caller meets the method's `# Safety` conditions.
         unsafe { std::ptr::write_bytes(address as *mut u8, 0, bytes) };
         Ok(())
     }
@@ -555,14 +562,15 @@ impl Driver for Emulated {
                 "{kernel}: an argument lies in the memory of another GPU than {name}"
             )));
         }
-        let name = CString::new(launch.kernel).map_err(|e| Error::internal("a kernel's name").caused_by(e))?;
+        let name = CString::new(launch.kernel)
+            .map_err(|e| Error::internal("a kernel name contains a NUL byte").caused_by(e))?;
         let seed = self.seed.fetch_add(1, Ordering::Relaxed);
         self.launches.fetch_add(1, Ordering::Relaxed);
         let mut operations = [0u64; 5];
         let registered = locked(&self.registered).clone();
         let host = Host { runs: registered.as_ptr(), count: registered.len() };
-        // SAFETY: the library checks the size of the arguments; what they point to is the caller's condition. The
-        // library counts five kinds of operations.
+        // SAFETY: the library checks the size of the arguments; the caller guarantees the memory that they point to.
+        // The library counts five kinds of operations.
         let failure = unsafe {
             (self.launch)(
                 name.as_ptr(),
@@ -584,7 +592,7 @@ impl Driver for Emulated {
         if failure.is_null() {
             return Ok(());
         }
-        // SAFETY: a text that stays until the next launch of this thread.
+        // SAFETY: `failure` is a text that stays valid until the next launch of this thread.
         let why = unsafe { CStr::from_ptr(failure) }.to_string_lossy().into_owned();
         Err(Error::internal(why))
     }
@@ -596,24 +604,25 @@ impl Emulated {
     unsafe fn run(&self, work: &Work) -> Result<()> {
         self.here()?;
         let copy = |from: u64, to: u64, bytes: usize| {
-            // SAFETY: the caller's condition; addresses are pointers of `alloc`, and the two ranges do not overlap.
+            // SAFETY: the caller meets the method's `# Safety` conditions; addresses are pointers of `alloc`, and the
+            // two ranges do not overlap.
             unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) }
         };
         match work {
             Work::Upload { to, from, bytes } | Work::Download { from, to, bytes } | Work::Copy { to, from, bytes } => {
-                // Pinned memory belongs to the GPU too.
+                // Pinned memory is also owned by the GPU.
                 [to, from]
                     .into_iter()
                     .filter(|_| *bytes > 0)
-                    .try_for_each(|at| self.check_own("a copy", (*at, *bytes)))?;
+                    .try_for_each(|at| self.check_owner("a copy", (*at, *bytes)))?;
                 copy(*from, *to, *bytes);
                 Ok(())
             }
-            // SAFETY: the caller's condition.
+            // SAFETY: the caller meets the method's `# Safety` conditions.
             Work::Clear { address, bytes } => unsafe { self.clear(*address, *bytes) },
             Work::Launch { kernel, grid, threads, shared_bytes, arguments, demand } => {
                 let (grid, threads, shared_bytes, demand) = (*grid, *threads, *shared_bytes, *demand);
-                // SAFETY: the caller's condition.
+                // SAFETY: the caller meets the method's `# Safety` conditions.
                 unsafe { self.launch(&Launch { kernel, grid, threads, shared_bytes, arguments, demand }) }
             }
         }
@@ -621,7 +630,7 @@ impl Emulated {
 }
 
 impl Emulated {
-    /// Submits work to a stream, which may run some of it immediately.
+    /// Submits work to a stream, and runs some of the queued work immediately, at random.
     fn enqueue(&self, queues: &mut Queues, stream: u64, work: Vec<Work>) {
         let unsettled = |work: &&Work| named(work).into_iter().any(|named| overlaps(&queues.unsettled, named));
         let too_early = work.iter().find(unsettled).map(called);
@@ -638,7 +647,7 @@ impl Emulated {
         }
     }
 
-    /// Runs one operation of the given stream, or of a random one.
+    /// Runs one operation of the given stream, or of a random stream.
     fn step(&self, queues: &mut Queues, stream: Option<u64>) {
         let busy = || queues.work.iter().filter(|(_, work)| !work.is_empty()).map(|(stream, _)| *stream);
         let chosen = stream.or_else(|| busy().nth(self.random(busy().count())));
@@ -646,7 +655,7 @@ impl Emulated {
             return;
         };
         let Some(work) = queue.pop_front() else { return };
-        // SAFETY: `submit` and `replay` have the same conditions on their callers.
+        // SAFETY: `submit` and `replay` require the same conditions of their callers.
         if let Err(e) = unsafe { self.run(&work) } {
             queue.clear();
             queues.failed.entry(stream).or_insert(e);
@@ -663,7 +672,7 @@ impl Drop for Emulated {
         own.into_iter().for_each(|(address, _)| self.release_withheld(&mut graves, address));
         drop(graves);
         let faults = self.faults();
-        // A fault in a thread that belongs to no test.
+        // Reports a fault of a thread that belongs to no test, and whose panic would be lost.
         if !faults.is_empty() && !self.keeps_faults.load(Ordering::Relaxed) && !std::thread::panicking() {
             panic!("{faults:?}");
         }
@@ -680,7 +689,7 @@ impl Streams for Emulated {
         self.take(bytes)
     }
 
-    // SAFETY: the trait's conditions on callers.
+    // SAFETY: callers meet the trait's `# Safety` conditions.
     unsafe fn unpin(&self, address: u64) {
         self.give_back("unpinned", address);
     }
@@ -705,7 +714,7 @@ impl Streams for Emulated {
         }
         self.check_unused("reused", (address, bytes));
         if Emulated::owner((address, bytes)) == Some(self.card) {
-            // SAFETY: this memory belongs to the GPU, and nothing else uses it.
+            // SAFETY: the memory belongs to this GPU, and nothing else uses it.
             unsafe { std::ptr::write_bytes(address as *mut u8, DEAD, bytes) };
         }
     }
@@ -719,7 +728,7 @@ impl Streams for Emulated {
         Ok(stream)
     }
 
-    // SAFETY: the trait's conditions on callers.
+    // SAFETY: callers meet the trait's `# Safety` conditions.
     unsafe fn close(&self, stream: u64) {
         let mut queues = self.queues();
         let left = queues.work.remove(&stream).map_or(0, |work| work.len());
@@ -730,7 +739,7 @@ impl Streams for Emulated {
         }
     }
 
-    // SAFETY: the trait's conditions on callers.
+    // SAFETY: callers meet the trait's `# Safety` conditions.
     unsafe fn submit(&self, stream: u64, work: &[Work]) -> Result<()> {
         self.here()?;
         let mut queues = self.queues();
@@ -748,12 +757,12 @@ impl Streams for Emulated {
         Ok(recording)
     }
 
-    // SAFETY: the trait's conditions on callers.
+    // SAFETY: callers meet the trait's `# Safety` conditions.
     unsafe fn replay(&self, stream: u64, recording: u64) -> Result<()> {
         self.here()?;
         let mut queues = self.queues();
         let work = queues.recordings.get(&recording).cloned();
-        let work = work.ok_or_else(|| Error::internal("a destroyed recording"))?;
+        let work = work.ok_or_else(|| Error::internal("the recording was destroyed"))?;
         queues.counts.replayed += 1;
         self.enqueue(&mut queues, stream, work);
         Ok(())
@@ -763,7 +772,7 @@ impl Streams for Emulated {
         self.queues().recordings.remove(&recording);
     }
 
-    // SAFETY: the trait's conditions on callers.
+    // SAFETY: callers meet the trait's `# Safety` conditions.
     unsafe fn wait(&self, stream: u64) -> Result<()> {
         let mut queues = self.queues();
         queues.counts.waits += 1;

@@ -1,9 +1,10 @@
-//! Worker stream: calls are recorded on the host and submitted together to a CUDA stream, when a result is waited for or at
-//! [`Driver::flush`].
+//! Worker stream: records calls on the host and submits them together to a CUDA stream, when a result is waited for or
+//! at [`Driver::flush`].
 //!
-//! A worker stream has its own GPU memory, in which arrays are adjacent, and pinned host memory. All uploads are one copy and all
-//! clearings one operation, before the launches; results are copied out afterwards. Equal requests with other numbers cause the
-//! same launches at the same addresses: the second time such a sequence is recorded as a CUDA graph, and one call replays it.
+//! A worker stream has separate GPU memory, in which arrays are adjacent, and pinned host memory. All uploads are one
+//! copy and all clears are one operation, before the launches; results are copied out afterwards. Requests that differ
+//! only in their numbers cause the same launches at the same addresses. When such a sequence occurs for the second
+//! time, it is recorded as a CUDA graph, which one call replays.
 //!
 //! Two worker streams alternate: while one computes, the host records and uploads the next group of requests on the other.
 
@@ -20,20 +21,20 @@ use sterling_core::locks::locked;
 
 /// Alignment of arrays, in bytes.
 const ALIGNMENT: usize = 256;
-/// Maximum number of recordings, and of sequences that were seen once.
+/// Maximum number of recordings, and of remembered sequences that occurred once.
 const RECORDINGS_MAX: usize = 32;
 const SEEN_MAX: usize = 256;
 /// Minimum size of a buffer, in bytes.
 const ROOM_MIN: usize = 1 << 16;
-/// Number of batches after which a buffer shrinks, if none of them used half of it.
+/// Number of batches after which a buffer shrinks if none of these batches used half of it.
 const SHRINK_AFTER: usize = 256;
 
-/// Maximum number of results copied by one launch, and the size in bytes from which a separate copy is as fast.
+/// Maximum number of results that one launch copies, and the size in bytes from which a separate copy is as fast.
 const TOGETHER_MAX: usize = 16;
 const TOGETHER_BYTES_MAX: usize = 1 << 18;
 const TOGETHER_THREADS: usize = 256;
 
-/// Result in the arguments of the kernel that copies several.
+/// One result in the arguments of the kernel that copies several results.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct ResultAt {
@@ -48,8 +49,8 @@ struct ResultsArgs {
     results: [ResultAt; TOGETHER_MAX],
 }
 
-/// Combines consecutive results into one launch, since each separate copy costs a few microseconds.
-fn results_together(work: Vec<Work>) -> Vec<Work> {
+/// Combines consecutive copies of results into one launch, since each separate copy costs a few microseconds.
+fn merge_downloads(work: Vec<Work>) -> Vec<Work> {
     let of = |work: &Work| match *work {
         Work::Download { from, to, bytes } if bytes <= TOGETHER_BYTES_MAX => {
             Some(ResultAt { from, to, bytes: bytes as u64 })
@@ -87,7 +88,7 @@ fn rounded(bytes: usize) -> usize {
     bytes.max(1).next_multiple_of(step)
 }
 
-/// Buffer that is handed out from its start.
+/// Buffer whose memory is handed out from the start.
 #[derive(Debug, Default)]
 struct Run {
     address: u64,
@@ -95,7 +96,7 @@ struct Run {
     used: usize,
     /// Number of bytes submitted to the GPU.
     sent: usize,
-    /// Bytes requested since it was empty.
+    /// Bytes requested since the buffer was emptied.
     wanted: usize,
     /// Maximum bytes requested by any recent batch.
     most: usize,
@@ -122,7 +123,7 @@ impl Run {
     }
 }
 
-/// Sequence of work that one call starts.
+/// Sequence of work that one call replays.
 #[derive(Debug)]
 struct Recording {
     hash: u64,
@@ -140,26 +141,26 @@ struct State {
     rooms: Run,
     /// Pinned memory for results.
     results: Run,
-    /// Allocations that did not fit, with their sizes: GPU memory, and pinned.
+    /// Allocations that did not fit a buffer: GPU memory with sizes, and pinned memory.
     beyond: Vec<(u64, usize)>,
     beyond_pinned: Vec<u64>,
-    /// Number of referenced arrays.
+    /// Number of arrays that are still referenced.
     live: usize,
     work: Vec<Work>,
     is_under_way: bool,
-    /// Reason why results of this batch failed.
+    /// Reason why results of the current batch failed.
     failure: Option<String>,
     recordings: VecDeque<Recording>,
     seen: VecDeque<u64>,
 }
 
-/// Driver that records calls.
+/// Driver that records calls for a worker stream.
 #[derive(Debug)]
 pub(super) struct Lane {
     inner: Arc<dyn Streams>,
     stream: u64,
     blocks: usize,
-    /// Memory of all worker streams of the GPU.
+    /// Memory that all worker streams of the GPU occupy.
     bytes: Arc<LaneBytes>,
     /// Shared with each unfetched result.
     unfetched: Arc<()>,
@@ -183,7 +184,7 @@ impl Lane {
 
     fn wait_for(&self, state: &mut State) -> Result<()> {
         if state.is_under_way {
-            // Nothing runs on a failed stream any more, either.
+            // After a failure, nothing runs on the stream any more.
             state.is_under_way = false;
             // SAFETY: the stream belongs to `self` and is alive.
             unsafe { self.inner.wait(self.stream) }.inspect_err(|e| state.failure = Some(e.to_string()))?;
@@ -191,7 +192,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Submits the recorded work.
+    /// Submits the recorded work; on failure, remembers the reason.
     fn submit(&self, state: &mut State) -> Result<()> {
         self.submit_all(state).inspect_err(|e| state.failure = Some(e.to_string()))
     }
@@ -203,7 +204,7 @@ impl Lane {
             list.push(Work::Upload { to, from: state.staging.address + first, bytes });
         }
         list.extend(state.zeros.unsent().map(|(address, bytes)| Work::Clear { address, bytes }));
-        list.append(&mut results_together(std::mem::take(&mut state.work)));
+        list.append(&mut merge_downloads(std::mem::take(&mut state.work)));
         if list.is_empty() {
             return Ok(());
         }
@@ -215,29 +216,28 @@ impl Lane {
         if let Some(known) = known.and_then(|n| state.recordings.remove(n)) {
             let handle = known.handle;
             state.recordings.push_front(known);
-            // SAFETY: the recording uses memory of this worker stream, which is alive; its host memory is pinned.
+            // SAFETY: the recording uses memory of this worker stream, which is alive, and pinned host memory.
             return unsafe { self.inner.replay(self.stream, handle) };
         }
         if !state.seen.contains(&hash) {
             state.seen.push_front(hash);
             state.seen.truncate(SEEN_MAX);
-            // SAFETY: all addresses belong to arrays of this worker stream, or to arrays whose owners hold them until the results
-            // are read; host memory is pinned and stays valid until the stream has been waited for.
+            // SAFETY: all addresses belong to arrays of this worker stream, or to arrays whose owners keep them until
+            // the results are read; host memory is pinned and stays valid until the stream has been waited for.
             return unsafe { self.inner.submit(self.stream, &list) };
         }
-        // SAFETY: as above.
+        // SAFETY: the same holds as for `submit`, at every replay.
         let handle = unsafe { self.inner.record(self.stream, &list)? };
         state.recordings.push_front(Recording { hash, work: list, handle });
         if let Some(old) = (state.recordings.len() > RECORDINGS_MAX).then(|| state.recordings.pop_back()).flatten() {
-            // SAFETY: the handle came from `record` and is dropped here.
+            // SAFETY: the handle came from `record` and is not used afterwards.
             unsafe { self.inner.forget(old.handle) };
         }
-        // SAFETY: as above.
+        // SAFETY: the recording was just made and uses memory of this worker stream, which is alive.
         unsafe { self.inner.replay(self.stream, handle) }
     }
 
-    /// Allocates GPU memory outside of the buffers, for an array that did not fit: the buffers of the next batch will be large
-    /// enough.
+    /// Allocates GPU memory outside of the buffers for an array that did not fit. The next batch enlarges the buffers.
     fn beyond(&self, state: &mut State, bytes: usize) -> Result<u64> {
         let address = self.take(bytes)?;
         state.beyond.push((address, bytes));
@@ -248,16 +248,16 @@ impl Lane {
     fn take(&self, bytes: usize) -> Result<u64> {
         self.bytes.take(bytes)?;
         let address = self.inner.alloc(bytes).inspect_err(|_| self.bytes.give_back(bytes))?;
-        // The stream may use it only after the driver's own stream has reached the allocation.
+        // The stream may use the memory only after the driver's default stream has reached the allocation.
         let settled = self.inner.settle();
-        // SAFETY: it was just allocated.
+        // SAFETY: the memory was just allocated, with this size.
         settled.map(|()| address).inspect_err(|_| unsafe { self.give_back(address, bytes) })
     }
 
     /// # Safety
-    /// The address came from [`Lane::take`] with this size, and is not used afterwards.
+    /// `address` came from [`Lane::take`] with this size, and is not used afterwards.
     unsafe fn give_back(&self, address: u64, bytes: usize) {
-        // SAFETY: the caller's condition.
+        // SAFETY: the caller meets the method's `# Safety` conditions.
         unsafe { self.inner.free(address) };
         self.bytes.give_back(bytes);
     }
@@ -268,7 +268,8 @@ impl Lane {
         Ok(address)
     }
 
-    /// Returns an address on the GPU, and stages its content in pinned memory for the upload before all launches.
+    /// Returns an address on the GPU for `bytes`, and stages them in pinned memory for the upload that precedes all
+    /// launches.
     fn staged(&self, state: &mut State, bytes: &[u8]) -> Result<u64> {
         let room = rounded(bytes.len());
         let (to, from) = match state.inputs.take(room) {
@@ -284,7 +285,8 @@ impl Lane {
         Ok(to)
     }
 
-    /// Enlarges a buffer to the requested size, and empties it. Shrinks it if it was twice as large as needed for long.
+    /// Empties a buffer and enlarges it to the requested size. Shrinks the buffer if for many batches half of it was
+    /// enough.
     fn renew(&self, run: &mut Run, is_pinned: bool) -> Result<()> {
         let bytes = rounded(run.wanted).max(ROOM_MIN);
         if run.wanted > run.bytes {
@@ -302,7 +304,8 @@ impl Lane {
         if most <= run.bytes / 2 { self.replace(run, most, is_pinned) } else { Ok(()) }
     }
 
-    /// Replaces the memory of a buffer. If allocation fails, the buffer is empty, and the next batch may run without it.
+    /// Replaces the memory of a buffer. If allocation fails, the buffer is empty, and the next batch may run without
+    /// it.
     fn replace(&self, run: &mut Run, bytes: usize, is_pinned: bool) -> Result<()> {
         self.give_up(run, is_pinned);
         let address = if is_pinned { self.inner.pin(bytes)? } else { self.take(bytes)? };
@@ -331,7 +334,7 @@ impl Lane {
             unsafe { self.give_back(address, bytes) };
         }
         for address in state.beyond_pinned.drain(..) {
-            // SAFETY: as above, from `pin`.
+            // SAFETY: the address came from `pin`, no array refers to it any more, and the stream is idle.
             unsafe { self.inner.unpin(address) };
         }
     }
@@ -361,12 +364,14 @@ impl Driver for Lane {
     /// Discards work whose results were never waited for, and empties the buffers, unless an array is still referenced.
     ///
     /// # Errors
-    /// `Internal` while a result is unfetched, because new work would overwrite it; as [`Streams::pin`].
+    /// `Internal` while a result is unfetched, because new work would overwrite the result; as [`Streams::pin`].
     fn begin(&self) -> Result<()> {
         let mut state = self.state();
         let unfetched = Arc::strong_count(&self.unfetched) - 1;
         if unfetched > 0 {
-            return Err(Error::internal(format!("a batch begins on a stream with {unfetched} unfetched results")));
+            return Err(Error::internal(format!(
+                "a batch begins on a stream with {unfetched} unfetched results, expected none"
+            )));
         }
         if state.live > 0 {
             return Ok(());
@@ -380,7 +385,7 @@ impl Driver for Lane {
         if staging.bytes != inputs.bytes
             && let Err(e) = self.replace(staging, inputs.bytes, true)
         {
-            // Neither is useful without the other.
+            // `inputs` and `staging` are only useful together.
             self.give_up(inputs, false);
             return Err(e);
         }
@@ -439,7 +444,7 @@ impl Driver for Lane {
 
     // SAFETY: the recorded work preserves the trait's conditions on callers.
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
-        // SAFETY: the caller's condition.
+        // SAFETY: the caller meets the method's `# Safety` conditions.
         let coming = unsafe { self.send(from, to.len())? };
         self.receive(&coming, to.len(), &mut |bytes| to.copy_from_slice(bytes))
     }
@@ -477,7 +482,7 @@ impl Driver for Lane {
 
     fn receive(&self, coming: &PendingResult, bytes: usize, take: &mut dyn FnMut(&[u8])) -> Result<()> {
         let PendingResult::To(unfetched) = coming else {
-            return Err(Error::internal("a result of another stream"));
+            return Err(Error::internal("the result belongs to another stream"));
         };
         let mut state = self.state();
         self.submit(&mut state)?;
@@ -485,8 +490,8 @@ impl Driver for Lane {
         if let Some(failure) = &state.failure {
             return Err(Error::unavailable(failure.clone()));
         }
-        // SAFETY: this is pinned memory of at least this size, which `send` took for this result. It stays valid until the next
-        // batch begins, which requires that the result is dropped; the copy to it is complete.
+        // SAFETY: the address is pinned memory of at least this size, which `send` reserved for this result. The memory
+        // stays valid until the next batch begins, which requires that the result is dropped; the copy is complete.
         take(unsafe { std::slice::from_raw_parts(unfetched.address() as *const u8, bytes) });
         Ok(())
     }
@@ -495,14 +500,15 @@ impl Driver for Lane {
 impl Drop for Lane {
     fn drop(&mut self) {
         let mut state = std::mem::take(&mut *self.state());
-        // A lost GPU has nothing to free.
+        // Errors are ignored: a lost GPU has nothing to free.
         let _ = self.wait_for(&mut state);
         self.free_oversized(&mut state);
         let State { inputs, staging, zeros, rooms, results, .. } = &mut state;
         for (run, is_pinned) in [(staging, true), (inputs, false), (zeros, false), (rooms, false), (results, true)] {
             self.give_up(run, is_pinned);
         }
-        // SAFETY: all came from the driver's own calls, and nothing refers to them any more: arrays and results hold `self`.
+        // SAFETY: the handles came from the driver's own calls, and nothing refers to them: arrays and results would
+        // keep `self` alive.
         unsafe {
             state.recordings.iter().for_each(|recording| self.inner.forget(recording.handle));
             self.inner.close(self.stream);

@@ -23,12 +23,12 @@ impl LaneBytes {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Returns the maximum bytes for worker streams.
+    /// Returns the maximum bytes that worker streams may occupy.
     pub fn most(&self) -> u64 {
         self.most.load(Ordering::Relaxed)
     }
 
-    /// Sets the maximum.
+    /// Sets the maximum bytes that worker streams may occupy.
     pub fn set_most(&self, bytes: u64) {
         self.most.store(bytes, Ordering::Relaxed);
     }
@@ -38,7 +38,7 @@ impl LaneBytes {
         if before + bytes as u64 > most {
             self.taken.fetch_sub(bytes as u64, Ordering::Relaxed);
             return Err(Error::overloaded(format!(
-                "{}: requests have {before} bytes of its memory and need {bytes} more, of at most {most}",
+                "{}: requests occupy {before} bytes of device memory and need {bytes} more, expected at most {most}",
                 self.device
             )));
         }

@@ -1,12 +1,12 @@
 //! NVIDIA GPUs: memory, launches, and the CUDA kernels in `kernels`.
 //!
-//! A [`Driver`] is the interface to a GPU: memory, copies, launches. Besides the GPU itself, a host processor can emulate one
-//! ([`emulated`]), on which the tests run every kernel and its launches, and a model estimates the time of work ([`modelled`]).
-//! [`Device::lane`] is a worker stream, which runs concurrently with others. [`Array`] is typed device memory; [`ops`] are the
-//! operations, each a checked launch of one kernel or a few.
+//! A [`Driver`] is the interface to a GPU: memory, copies, launches. Besides a real GPU, there is an emulated one on
+//! the host's processor ([`emulated`]), on which the tests run every kernel, and a modelled one that estimates times
+//! ([`modelled`]). [`Device::lane`] is a worker stream, which runs concurrently with other streams. [`Array`] is typed
+//! device memory; [`ops`] are the operations, each of which checks its arrays and launches one kernel or a few.
 //!
-//! Kernels are CUDA C++ that NVRTC compiles at run time for the GPU ([`sources`]), and g++ for the emulation. They compute the same
-//! as the loops of [`sterling_kernels::cpu`].
+//! Kernels are CUDA C++, compiled by NVRTC at run time for the GPU ([`sources`]), and by g++ for the emulation. Kernels
+//! compute the same as the loops of [`sterling_kernels::cpu`].
 //!
 //! ```
 //! use sterling_cuda::Choice;
@@ -25,7 +25,6 @@ pub mod choice;
 #[cfg(feature = "cuda")]
 pub mod compiler;
 pub mod cubins;
-pub mod cut;
 mod driver;
 pub mod emulated;
 mod lane;
@@ -34,6 +33,7 @@ pub mod link;
 pub mod memory;
 pub mod modelled;
 pub mod ops;
+pub mod partition;
 pub mod sources;
 pub mod spare;
 

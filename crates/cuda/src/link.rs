@@ -14,8 +14,8 @@ struct Link<'a> {
 
 impl Drop for Link<'_> {
     fn drop(&mut self) {
-        // SAFETY: all came from the driver's own calls, and the stream that used them has been waited for; 0 marks a failed
-        // allocation.
+        // SAFETY: the handles came from the driver's own calls, and the stream that used the memory has been waited
+        // for; 0 marks a failed allocation.
         unsafe {
             self.stream.into_iter().for_each(|stream| self.streams.close(stream));
             (self.to != 0).then(|| self.streams.free(self.to));
@@ -28,21 +28,22 @@ impl Drop for Link<'_> {
 /// completion.
 ///
 /// # Errors
-/// `Internal` for a worker stream, which has no link of its own; as [`super::Driver::alloc`] and [`super::Driver::upload`].
+/// `Internal` for a worker stream, which has no link; as [`super::Driver::alloc`] and [`super::Driver::upload`].
 pub fn fastest_upload(device: &Device, bytes: usize, rounds: usize, clock: &dyn Fn() -> f64) -> Result<f64> {
-    let streams = device.streams().ok_or_else(|| Error::internal("a branch of a stream has no link of its own"))?;
+    let streams =
+        device.streams().ok_or_else(|| Error::internal("a worker stream has no link, expected the device"))?;
     let mut link = Link { streams: &**streams, from: 0, to: 0, stream: None };
     link.from = streams.pin(bytes)?;
     link.to = streams.alloc(bytes)?;
     let stream = streams.stream()?;
     link.stream = Some(stream);
-    // Other streams may use the memory once the driver's own stream has reached the allocation.
+    // Other streams may use the memory once the driver's default stream has reached the allocation.
     streams.settle()?;
     let mut least = f64::INFINITY;
     for _ in 0..rounds {
         let start = clock();
-        // SAFETY: both were just allocated, with this size, and stay valid until the stream has been waited for; the copied bytes
-        // are not read.
+        // SAFETY: `to` and `from` were just allocated with this size, and stay valid until the stream has been waited
+        // for; the copied bytes are not read.
         unsafe {
             streams.submit(stream, &[Work::Upload { to: link.to, from: link.from, bytes }])?;
             streams.wait(stream)?;

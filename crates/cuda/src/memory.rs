@@ -1,4 +1,4 @@
-//! Shared device, and typed arrays in its memory that are freed with their owner.
+//! Shared device, and typed arrays in device memory that are freed with their owner.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -17,7 +17,7 @@ use sterling_kernels::buffer::Buffer;
 #[derive(Clone, Debug)]
 pub struct Device {
     driver: Arc<dyn Driver>,
-    /// `None` for a worker stream.
+    /// Streams of the driver; `None` for a worker stream.
     streams: Option<Arc<dyn Streams>>,
     lanes: Arc<LaneBytes>,
 }
@@ -33,21 +33,22 @@ impl Device {
         Device { lanes: LaneBytes::of(driver.name()), driver: driver.clone(), streams: Some(driver) }
     }
 
-    /// Creates a worker stream of the device: calls are recorded and run concurrently with other streams.
+    /// Creates a worker stream of the device: calls on it are recorded and run concurrently with other streams.
     ///
     /// # Errors
     /// `Internal` for a worker stream; `Unavailable` if the GPU no longer responds.
     pub fn lane(&self) -> Result<Device> {
-        let streams = self.streams.clone().ok_or_else(|| Error::internal("a branch of a branch"))?;
+        let streams =
+            self.streams.clone().ok_or_else(|| Error::internal("a worker stream cannot create worker streams"))?;
         let lane = Arc::new(Lane::new(streams, self.lanes.clone())?);
         Ok(Device { driver: lane, streams: None, lanes: self.lanes.clone() })
     }
 
-    /// Runs `copy` with all its arrays in one allocation. A dry run without device determines the size; `plan` receives it, and
-    /// may reject it.
+    /// Runs `copy` with all arrays that it creates in one allocation. A dry run without a device determines the size;
+    /// `plan` receives the size, and may reject it.
     ///
     /// # Errors
-    /// As `copy` and `plan`; as [`Driver::alloc`].
+    /// Those of `copy`, of `plan` and of [`Driver::alloc`].
     pub fn make<T>(&self, copy: impl Fn(&Device) -> Result<T>, plan: impl FnOnce(usize) -> Result<()>) -> Result<T> {
         let bytes = self.bytes_of(&copy)?;
         plan(bytes)?;
@@ -55,10 +56,10 @@ impl Device {
         copy(&Device { driver: Arc::new(arena), streams: None, lanes: self.lanes.clone() })
     }
 
-    /// Returns the bytes of one allocation for all arrays of `copy`.
+    /// Returns the bytes of one allocation for all arrays that `copy` creates.
     ///
     /// # Errors
-    /// As `copy`.
+    /// Errors of `copy`.
     pub fn bytes_of<T>(&self, copy: impl Fn(&Device) -> Result<T>) -> Result<usize> {
         let measure = Arc::new(Measure::default());
         drop(copy(&Device { driver: measure.clone(), streams: None, lanes: self.lanes.clone() })?);
@@ -81,7 +82,7 @@ impl Device {
         self.driver.flush()
     }
 
-    /// Waits for all work of the device's own stream, so that worker streams may read its results.
+    /// Waits for all work of the device's default stream, so that worker streams may read the results.
     ///
     /// # Errors
     /// As [`Streams::settle`].
@@ -97,7 +98,7 @@ impl Device {
         self.driver.finish()
     }
 
-    /// Returns the memory of the device's worker streams.
+    /// Returns the memory that the device's worker streams occupy, and its limit.
     pub fn lanes(&self) -> &LaneBytes {
         &self.lanes
     }
@@ -107,7 +108,7 @@ impl Device {
         &self.driver
     }
 
-    /// Streams of the driver; `None` for a worker stream.
+    /// Returns the streams of the driver; `None` for a worker stream.
     pub(super) fn streams(&self) -> Option<&Arc<dyn Streams>> {
         self.streams.as_ref()
     }
@@ -122,7 +123,7 @@ impl Device {
         self.driver.kind()
     }
 
-    /// Free and total memory in bytes.
+    /// Returns the free and the total memory in bytes.
     ///
     /// # Errors
     /// As [`Driver::memory`].
@@ -139,7 +140,7 @@ impl Device {
         Ok(Array { driver: self.driver.clone(), address, len: numbers.len(), kind: PhantomData })
     }
 
-    /// Copies numbers to the device, with room for `more` behind them.
+    /// Copies numbers to the device into an array with room for `more` numbers behind them.
     ///
     /// # Errors
     /// As [`Device::copy`].
@@ -152,12 +153,12 @@ impl Device {
         Ok(array)
     }
 
-    /// Registers host memory that kernels read in place.
+    /// Registers host memory so that kernels can read it in place.
     ///
     /// # Errors
     /// As [`Driver::register`].
     pub fn register(&self, bytes: Buffer<u8>) -> Result<HostBytes> {
-        // SAFETY: a shared buffer is never written, and is dropped after its registration.
+        // SAFETY: a shared buffer is never written, and is dropped only after its registration ended.
         let address = unsafe { self.driver.register(&bytes)? };
         Ok(HostBytes { driver: self.driver.clone(), bytes, address })
     }
@@ -181,7 +182,8 @@ impl Device {
 }
 
 fn bytes_of<T>(len: usize) -> Result<usize> {
-    let overflows = || Error::invalid(format!("{len} numbers of {} bytes overflow", size_of::<T>()));
+    let overflows =
+        || Error::invalid(format!("an array of {len} elements of {} bytes exceeds the address space", size_of::<T>()));
     len.checked_mul(size_of::<T>()).ok_or_else(overflows)
 }
 
@@ -194,7 +196,7 @@ pub struct Array<T> {
 }
 
 impl<T: Pod> Array<T> {
-    /// Allocates room for `len` numbers, uninitialised.
+    /// Allocates an uninitialised array of `len` numbers.
     pub(super) fn new(device: &Device, len: usize) -> Result<Self> {
         let address = device.driver().alloc(bytes_of::<T>(len)?.max(1))?;
         Ok(Array { driver: device.driver().clone(), address, len, kind: PhantomData })
@@ -205,7 +207,7 @@ impl<T: Pod> Array<T> {
         self.len
     }
 
-    /// Returns whether it has no elements.
+    /// Returns whether the array has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -215,15 +217,15 @@ impl<T: Pod> Array<T> {
         self.len * size_of::<T>()
     }
 
-    /// Address in device memory: not a host pointer, and only valid in kernels of its device.
+    /// Returns the address in device memory: not a host pointer, and only valid in kernels of the array's device.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Overwrites the first elements.
+    /// Overwrites the first elements of the array.
     ///
     /// # Errors
-    /// `Invalid` if there are more than it holds; as [`Driver::upload`].
+    /// `Invalid` if `numbers` are more than the array holds; as [`Driver::upload`].
     pub fn write(&self, numbers: &[T]) -> Result<()> {
         self.write_at(0, numbers)
     }
@@ -234,10 +236,14 @@ impl<T: Pod> Array<T> {
     /// As [`Array::write`].
     pub fn write_at(&self, first: usize, numbers: &[T]) -> Result<()> {
         if first.checked_add(numbers.len()).is_none_or(|end| end > self.len) {
-            return Err(Error::invalid(format!("{} numbers do not fit an array of {}", numbers.len(), self.len)));
+            return Err(Error::invalid(format!(
+                "{} elements from index {first} on do not fit an array of {}",
+                numbers.len(),
+                self.len
+            )));
         }
         let to = self.address + (first * size_of::<T>()) as u64;
-        // SAFETY: these bytes belong to the array, checked above, which is alive.
+        // SAFETY: the written bytes belong to the array, as checked above, and the array is alive.
         unsafe { self.driver.upload(to, bytemuck::cast_slice(numbers)) }
     }
 
@@ -246,46 +252,46 @@ impl<T: Pod> Array<T> {
     /// # Errors
     /// As [`Driver::clear`].
     pub fn clear(&self) -> Result<()> {
-        // SAFETY: these bytes belong to the array, which is alive.
+        // SAFETY: the cleared bytes belong to the array, which is alive.
         unsafe { self.driver.clear(self.address, self.bytes()) }
     }
 
-    /// Copies as many elements as it holds from the start of another array of the same device.
+    /// Fills the array with as many elements from the start of another array of the same device.
     ///
     /// # Errors
-    /// `Invalid` if the other one holds fewer; as [`Driver::upload`].
+    /// `Invalid` if `other` holds fewer elements; as [`Driver::upload`].
     pub fn copy_from(&self, other: &Array<T>) -> Result<()> {
         if other.len < self.len {
-            return Err(Error::invalid(format!("{} numbers of an array of {}", self.len, other.len)));
+            return Err(Error::invalid(format!("cannot copy {} elements of an array of {}", self.len, other.len)));
         }
-        // SAFETY: both arrays have these bytes, checked above, and are alive; two arrays do not overlap.
+        // SAFETY: both arrays hold these bytes, as checked above, and are alive; two arrays do not overlap.
         unsafe { self.driver.copy(self.address, other.address, self.bytes()) }
     }
 
     /// Reads the first `len` elements, after all earlier work.
     ///
     /// # Errors
-    /// `Invalid` if it holds fewer; as [`Driver::download`].
+    /// `Invalid` if the array holds fewer elements; as [`Driver::download`].
     pub fn read(&self, len: usize) -> Result<Vec<T>> {
         if len > self.len {
-            return Err(Error::invalid(format!("{len} numbers of an array of {}", self.len)));
+            return Err(Error::invalid(format!("cannot read {len} elements of an array of {}", self.len)));
         }
         let mut numbers = vec![T::zeroed(); len];
-        // SAFETY: the array has at least as many bytes, checked above, and is alive.
+        // SAFETY: the array holds at least as many bytes, as checked above, and is alive.
         unsafe { self.driver.download(self.address, bytemuck::cast_slice_mut(&mut numbers))? };
         Ok(numbers)
     }
 
-    /// Starts the transfer of the first `len` elements, to be read later.
+    /// Starts the transfer of the first `len` elements to the host, to be read later.
     ///
     /// # Errors
     /// As [`Array::read`].
     pub fn later(&self, len: usize) -> Result<Later<T>> {
         if len > self.len {
-            return Err(Error::invalid(format!("{len} numbers of an array of {}", self.len)));
+            return Err(Error::invalid(format!("cannot read {len} elements of an array of {}", self.len)));
         }
-        // SAFETY: the array has at least as many bytes, checked above, and is alive; a worker stream keeps its memory until it
-        // begins again.
+        // SAFETY: the array holds at least as many bytes, as checked above, and is alive; a worker stream keeps the
+        // memory until its next batch begins.
         let coming = unsafe { self.driver.send(self.address, len * size_of::<T>())? };
         Ok(Later { coming, driver: self.driver.clone(), len, kind: PhantomData })
     }
@@ -298,7 +304,7 @@ impl<T: Pod> Array<T> {
         self.read(self.len)
     }
 
-    /// Ensures a capacity of `len` elements; growing discards the content.
+    /// Ensures a capacity of at least `len` elements; growing discards the content.
     ///
     /// # Errors
     /// As [`Driver::alloc`].
@@ -324,12 +330,12 @@ impl HostBytes {
         self.bytes.len()
     }
 
-    /// Returns whether it has no bytes.
+    /// Returns whether the memory has no bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Address for kernels of the device.
+    /// Returns the address at which kernels of the device read the memory.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -337,7 +343,8 @@ impl HostBytes {
 
 impl Drop for HostBytes {
     fn drop(&mut self) {
-        // SAFETY: they were registered at creation; callers keep this value until all launches over them are done.
+        // SAFETY: the bytes were registered at creation; callers keep this value until all launches that read the bytes
+        // are done.
         unsafe { self.driver.unregister(&self.bytes) };
     }
 }
@@ -345,7 +352,8 @@ impl Drop for HostBytes {
 /// Elements in transfer from a device.
 #[derive(Debug)]
 pub struct Later<T> {
-    // Declared before `driver`, and so dropped before what may be the last owner of its worker stream.
+    // Declared before `driver`, so that it is dropped before the driver, which may be the last owner of the worker
+    // stream.
     coming: PendingResult,
     driver: Arc<dyn Driver>,
     len: usize,
@@ -353,7 +361,7 @@ pub struct Later<T> {
 }
 
 impl<T: Pod> Later<T> {
-    /// Waits for the elements.
+    /// Waits for the transfer and returns the elements.
     ///
     /// # Errors
     /// As [`Driver::receive`].
@@ -374,8 +382,8 @@ impl<T: Pod> Later<T> {
 
 impl<T> Drop for Array<T> {
     fn drop(&mut self) {
-        // SAFETY: the address came from `alloc` and is not used after the last owner is dropped; the driver completes earlier
-        // launches first.
+        // SAFETY: the address came from `alloc` and is not used after the last owner is dropped; the driver completes
+        // earlier launches first.
         unsafe { self.driver.free(self.address) };
     }
 }

@@ -1,5 +1,5 @@
-//! Modelled GPU: it stores and computes nothing, and estimates the time of work from its bytes, operations and launches at the
-//! rates of a data sheet. Its output is used where no GPU was available, and is not a measurement.
+//! Modelled GPU: stores and computes nothing, and estimates the time of work from its bytes, operations and launches at
+//! the rates of a data sheet. The estimates are not measurements; they are used if no GPU is available.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -19,15 +19,15 @@ pub struct CardRates {
     pub memory: f64,
     /// Bandwidth of the second-level cache, in bytes per second.
     pub cache: f64,
-    /// Maximum read bandwidth of one multiprocessor, in bytes per second.
+    /// Maximum bandwidth at which one multiprocessor reads, in bytes per second.
     pub of_processor: f64,
     /// Number of multiprocessors.
     pub processors: u64,
     /// Bandwidth to and from the host, in bytes per second.
     pub host: f64,
-    /// Multiply-adds per second: bytes with dp4a; bytes, bf16 and TF32 on tensor cores; single precision.
+    /// Multiply-adds per second of each kind: bytes with dp4a; bytes, bf16 and TF32 on tensor cores; single precision.
     pub operations: [f64; 5],
-    /// Seconds per launch or clearing in a recording, and outside of one.
+    /// Seconds per launch or memory clear inside a CUDA graph, and outside of a graph.
     pub launch: [f64; 2],
     /// Fixed seconds per copy to or from the host.
     pub copy: f64,
@@ -35,18 +35,18 @@ pub struct CardRates {
     pub bytes: u64,
 }
 
-/// Assumed shares of the published rates: memory bandwidth of copies and of kernels; the scalar units; and tensor cores, which
-/// `mma.sync` feeds less well than Hopper's own instructions.
+/// Assumed fractions of the published rates: memory bandwidth of copies and of kernels; scalar units; and tensor cores,
+/// which `mma.sync` uses less well than Hopper's own instructions.
 const SHARE_OF_COPY: f64 = 0.90;
 const SHARE_OF_MEMORY: f64 = 0.80;
 const SHARE_OF_LANES: f64 = 0.60;
 const SHARE_OF_TENSORS: f64 = 0.40;
 
 impl CardRates {
-    /// Hopper GPU with 132 multiprocessors, with the given memory bandwidth and size.
+    /// Rates of a Hopper GPU with 132 multiprocessors and the given memory bandwidth and size.
     const fn hopper(name: &'static str, published: f64, bytes: u64) -> Self {
-        // 132 x 64 scalar units at 1.755 GHz, four multiply-adds each; dense rates of the data sheet, two operations per
-        // multiply-add.
+        // 132 x 64 scalar units at 1.755 GHz with four multiply-adds each; dense tensor rates of the data sheet, which
+        // counts two operations per multiply-add.
         let published_rates = [59.3e12, 989.5e12, 494.7e12, 247.4e12, 33.5e12];
         let [dp4a, int8, bf16, tf32, single] = published_rates;
         CardRates {
@@ -75,8 +75,8 @@ impl CardRates {
     /// NVIDIA's H200 with 141 GB at 4.8 TB/s.
     pub const H200: CardRates = CardRates::hopper("H200", 4.8e12, 141_000_000_000);
 
-    /// Estimates the seconds of a launch without its launch overhead: the longest time of any resource, on as many
-    /// multiprocessors as it has blocks.
+    /// Estimates the seconds of a launch without the launch overhead: the longest time of any resource, if each of the
+    /// `blocks` blocks has a multiprocessor or all multiprocessors are busy.
     pub fn seconds(&self, demand: &Demand, blocks: u64) -> f64 {
         let busy = blocks.min(self.processors) as f64;
         let share = busy / self.processors as f64;
@@ -89,12 +89,12 @@ impl CardRates {
     }
 }
 
-/// Work of a modelled GPU.
+/// Estimated work of a modelled GPU.
 #[derive(Clone, Debug, Default)]
 pub struct Spent {
     /// Estimated seconds of all work.
     pub seconds: f64,
-    /// Number of launches, clearings and copies.
+    /// Number of launches, clears and copies within GPU memory.
     pub launches: u64,
     /// Number of copies to and from the host.
     pub copies: u64,
@@ -121,7 +121,7 @@ struct State {
     used: u64,
     spent: Spent,
     recordings: BTreeMap<u64, Vec<Work>>,
-    /// Pinned host memory exists, because worker streams write to it and read from it.
+    /// Pinned host memory really exists, because worker streams write to it and read from it.
     pinned: BTreeMap<u64, Vec<u8>>,
 }
 
@@ -133,12 +133,12 @@ pub struct Modelled {
 }
 
 impl Modelled {
-    /// Creates a GPU with these rates.
+    /// Creates a modelled GPU with these rates.
     pub fn new(rates: CardRates) -> Self {
         Modelled { rates, state: Mutex::default() }
     }
 
-    /// Returns and resets the work since the last call.
+    /// Returns the work since the last call, and resets the counters.
     pub fn take(&self) -> Spent {
         std::mem::take(&mut self.state().spent)
     }
@@ -194,7 +194,7 @@ impl Driver for Modelled {
         self.rates.processors as usize * BLOCKS_PER_PROCESSOR
     }
 
-    /// Value of Hopper.
+    /// Returns the value of Hopper GPUs.
     fn shared_bytes_max(&self) -> usize {
         227 << 10
     }
@@ -210,36 +210,36 @@ impl Driver for Modelled {
         Ok(state.next)
     }
 
-    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
+    // SAFETY: callers meet the trait's `# Safety` conditions; nothing is dereferenced here.
     unsafe fn free(&self, _: u64) {}
 
-    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
+    // SAFETY: callers meet the trait's `# Safety` conditions; nothing is dereferenced here.
     unsafe fn register(&self, bytes: &[u8]) -> Result<u64> {
         Ok(bytes.as_ptr() as u64)
     }
 
-    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
+    // SAFETY: callers meet the trait's `# Safety` conditions; nothing is dereferenced here.
     unsafe fn upload(&self, _: u64, _: &[u8]) -> Result<()> {
         Ok(())
     }
 
-    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
+    // SAFETY: callers meet the trait's `# Safety` conditions; nothing is dereferenced here.
     unsafe fn download(&self, _: u64, to: &mut [u8]) -> Result<()> {
         to.fill(0);
         Ok(())
     }
 
-    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
+    // SAFETY: callers meet the trait's `# Safety` conditions; nothing is dereferenced here.
     unsafe fn copy(&self, _: u64, _: u64, _: usize) -> Result<()> {
         Ok(())
     }
 
-    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
+    // SAFETY: callers meet the trait's `# Safety` conditions; nothing is dereferenced here.
     unsafe fn clear(&self, _: u64, _: usize) -> Result<()> {
         Ok(())
     }
 
-    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
+    // SAFETY: callers meet the trait's `# Safety` conditions; nothing is dereferenced here.
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         self.spend(&mut self.state().spent, &Work::of(launch), false);
         Ok(())
@@ -258,7 +258,7 @@ impl Streams for Modelled {
         Ok(address)
     }
 
-    // SAFETY: the trait's conditions on callers.
+    // SAFETY: callers meet the trait's `# Safety` conditions.
     unsafe fn unpin(&self, address: u64) {
         self.state().pinned.remove(&address);
     }
@@ -267,17 +267,17 @@ impl Streams for Modelled {
         Ok(0)
     }
 
-    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
+    // SAFETY: callers meet the trait's `# Safety` conditions; nothing is dereferenced here.
     unsafe fn close(&self, _: u64) {}
 
-    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
+    // SAFETY: callers meet the trait's `# Safety` conditions; nothing is dereferenced here.
     unsafe fn submit(&self, _: u64, work: &[Work]) -> Result<()> {
         let mut state = self.state();
         work.iter().for_each(|work| self.spend(&mut state.spent, work, false));
         Ok(())
     }
 
-    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
+    // SAFETY: callers meet the trait's `# Safety` conditions; nothing is dereferenced here.
     unsafe fn record(&self, _: u64, work: &[Work]) -> Result<u64> {
         let mut state = self.state();
         state.next += 1;
@@ -286,23 +286,23 @@ impl Streams for Modelled {
         Ok(recording)
     }
 
-    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
+    // SAFETY: callers meet the trait's `# Safety` conditions; nothing is dereferenced here.
     unsafe fn replay(&self, _: u64, recording: u64) -> Result<()> {
         let State { spent, recordings, .. } = &mut *self.state();
-        let missing = || Error::internal("a destroyed recording");
+        let missing = || Error::internal("the recording was destroyed");
         let work = recordings.get(&recording).ok_or_else(missing)?;
-        // One call starts all launches of a recording.
+        // One call starts all launches of a recording, and costs as much as a launch.
         spent.seconds += self.rates.launch[1];
         work.iter().for_each(|work| self.spend(spent, work, true));
         Ok(())
     }
 
-    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
+    // SAFETY: callers meet the trait's `# Safety` conditions; nothing is dereferenced here.
     unsafe fn forget(&self, recording: u64) {
         self.state().recordings.remove(&recording);
     }
 
-    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
+    // SAFETY: callers meet the trait's `# Safety` conditions; nothing is dereferenced here.
     unsafe fn wait(&self, _: u64) -> Result<()> {
         Ok(())
     }

@@ -1,6 +1,6 @@
-//! Sources of the kernels, as NVRTC compiles them.
+//! Source files of the kernels, for compilation by NVRTC.
 
-/// Source file of kernels.
+/// Source file with kernels, or header.
 #[derive(Clone, Copy, Debug)]
 pub struct Source {
     /// Name of the file.
@@ -31,12 +31,12 @@ pub const KERNELS: [Source; 12] = [
     source!("learn.cu"),
 ];
 
-/// Headers of these files.
+/// Headers that the kernel sources include.
 pub const HEADERS: [Source; 5] =
     [source!("platform.cuh"), source!("scan.cuh"), source!("digits.cuh"), source!("dense.cuh"), source!("learn.cuh")];
 
 impl Source {
-    /// Names of the kernels that it defines.
+    /// Returns the names of the kernels that the file defines.
     pub fn kernels(&self) -> impl Iterator<Item = &'static str> {
         let named = |line: &'static str| {
             let of = line.strip_prefix("KERNEL(").or_else(|| line.strip_prefix("KERNEL_OF_THREE("));

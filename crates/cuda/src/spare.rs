@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use sterling_core::locks::locked;
 
-/// Free slots behind those that a version occupies. Slot numbers continue those of the arrays.
+/// Free slots behind the slots that a version occupies. Slot numbers continue after the last occupied slot.
 #[derive(Debug)]
 pub struct Spare {
-    /// Free ranges: ascending, non-empty, not adjacent.
+    /// Free ranges of slots: ascending, non-empty, not adjacent.
     free: Mutex<Vec<Range<u32>>>,
 }
 
-/// Allocated contiguous slots, freed on drop.
+/// Contiguous slots that are allocated until this value is dropped.
 #[derive(Debug)]
 pub struct SlotLease {
     of: Arc<Spare>,
@@ -20,12 +20,12 @@ pub struct SlotLease {
 }
 
 impl Spare {
-    /// Creates an allocator over these slots, all free.
+    /// Creates an allocator for the slots in `range`, which are all free.
     pub fn new(range: Range<u32>) -> Arc<Self> {
         Arc::new(Spare { free: Mutex::new(Vec::from_iter((!range.is_empty()).then_some(range))) })
     }
 
-    /// Allocates the first `count` contiguous free slots; `None` if there are not enough.
+    /// Allocates the first `count` contiguous free slots; `None` if no free range is large enough.
     pub fn lease(self: &Arc<Self>, count: u32) -> Option<SlotLease> {
         let mut free = self.free();
         let at = free.iter().position(|range| range.end - range.start >= count)?;
@@ -44,13 +44,13 @@ impl Spare {
     }
 
     fn free(&self) -> MutexGuard<'_, Vec<Range<u32>>> {
-        // No code under the lock panics half way.
+        // Code under the lock cannot panic and leave the ranges inconsistent.
         locked(&self.free)
     }
 }
 
 impl SlotLease {
-    /// Allocated slots.
+    /// Returns the range of allocated slots.
     pub fn places(&self) -> Range<u32> {
         self.range.clone()
     }

@@ -1,15 +1,16 @@
-// Termination check of filtered searches, as in `crates/index/src/ivf/filtered.rs` and `crates/index/src/ivf/ahead.rs`, one check
+// Termination check of filtered searches, as in `crates/index/src/ivf/filtered.rs` and `crates/index/src/ivf/termination.rs`, one check
 // per launch.
 #include "digits.cuh"
 
 // Termination criteria of a search.
 struct Judged {
-    double passing; // estimated number of items that pass, scanned or not
-    double left;    // expected number of best items in unscanned lists at which it ends
+    double passing; // estimated number of items that pass the filter, scanned or not
+    double left;    // a search ends when at most this number of best items is expected in unscanned lists
     u32 enough;     // survivors to find before a search may end by the yield of its last lists
-    u32 found;      // and before it may end by its unscanned lists; the score of the last of them is the threshold
+    u32 found;      // survivors to find before a search may end by its unscanned lists; their worst score is the threshold
     u32 is_gain;    // whether a search ends by the yield of its last lists, for lack of score-residual quantiles
-    // Survivors that are enough after `suffices_at` lists, regardless of unscanned lists; 0 lists for none.
+    // Number of survivors that end a search after `suffices_at` lists, regardless of unscanned lists; `suffices_at` 0
+    // disables this.
     u32 suffices, suffices_at;
     u32 least; // survivors below which a search does not end by its unscanned lists
 };
@@ -23,7 +24,7 @@ struct Sighted {
     u64 ahead[RANGES]; // items of unscanned lists in each range of list scores
     double scanned[RANGES]; // passing items of scanned lists in each range
     u64 items_ahead;
-    u64 items_before; // at the last check
+    u64 items_before; // items of all scanned lists, at the last check
     float low, step;
     u32 survivors_before, kept_before;
     u32 threshold; // ordered key; 0 if unknown
@@ -43,7 +44,7 @@ struct LookArgs {
     const u32* keys;        // [queries, room] ordered keys of candidates
     const u32* counts;      // [queries]
     const u32* survivors;   // [queries]
-    u32* begins;            // [queries] range of the lists that were scanned last; then of the next ones
+    u32* begins;            // [queries] range of the lists that were scanned last; then of the next lists
     u32* ends;
     u64* items;             // [queries] items of all scanned lists
     u32 round, lists, stride, dimension, margin_count, room;
@@ -56,7 +57,7 @@ DEVICE u32 range_of(float score, float low, float step) {
     return place > 0 ? min((u32)fminf(place, 1e6f), RANGES - 1) : 0;
 }
 
-// Share of items with a larger score residual, for a query of length 1: `Margins::share_above`.
+// Returns the fraction of items with a larger score residual, for a query of length 1, as `Margins::share_above`.
 DEVICE double share_above(const LookArgs& a, float margin) {
     const float least = 1.17549435e-38f;
     if (a.margin_count < 2) return 0.5;
@@ -77,7 +78,7 @@ DEVICE double share_above(const LookArgs& a, float margin) {
     return exp2(-(double)whole) * (1.0 - (double)__fadd_rn(halvings, -(float)whole) / 2.0);
 }
 
-// Length of a query. Called by the complete warp.
+// Returns the length of a query. Called by the complete warp.
 DEVICE float length_of(const LookArgs& a, u32 query) {
     float sum = 0;
     for (u32 d = lane_of(); d < a.dimension; d += 32) {
@@ -88,8 +89,8 @@ DEVICE float length_of(const LookArgs& a, u32 query) {
     return fmaxf(sqrtf(sum), 1.17549435e-38f);
 }
 
-// Marks all lists as unscanned. Called by the complete block, which must reach a barrier before it reads the state; `items` has
-// two more numbers than there are ranges.
+// Marks all lists as unscanned. Called by the complete block, which must reach a barrier before it reads the state;
+// `items` has RANGES + 2 numbers.
 DEVICE void begin(const LookArgs& a, u32 query, Sighted& seen, u32* extremes, u32* items) {
     const u32* keys = a.list_keys + (u64)query * a.lists;
     if (threadIdx.x == 0) {
@@ -113,7 +114,7 @@ DEVICE void begin(const LookArgs& a, u32 query, Sighted& seen, u32* extremes, u3
     __syncthreads();
     float least = unordered(extremes[0]);
     float step = fmaxf(__fdiv_rn(__fadd_rn(unordered(extremes[1]), -least), (float)RANGES), 1.17549435e-38f);
-    // Slots are 32-bit numbers, and so are sums of items.
+    // Slots are 32-bit numbers, so sums of items fit 32 bits.
     u32 all = 0;
     for (u32 n = threadIdx.x; n < a.lists; n += blockDim.x) {
         u32 length = a.lengths[n];
@@ -138,8 +139,8 @@ DEVICE void begin(const LookArgs& a, u32 query, Sighted& seen, u32* extremes, u3
     }
 }
 
-// Expected number of passing items in unscanned lists above the threshold: `Ahead::expected`. Called by the complete block;
-// thread 0 has the result.
+// Returns the expected number of passing items above the threshold in unscanned lists, as `Ahead::expected`. Called by
+// the complete block; only thread 0 gets the result.
 DEVICE double expected(const LookArgs& a, u32 query, const Sighted& seen, u32 survivors, double lately, double* terms) {
     double* past = terms + RANGES;
     float scale = length_of(a, query), threshold = unordered(seen.threshold);
@@ -170,7 +171,7 @@ KERNEL(1024, look_ahead, LookArgs) {
     u32* histogram = (u32*)shared_memory();
     double* terms = (double*)(histogram + DESCENT_WORDS);
     u32* fresh = (u32*)(terms + 2 * RANGES); // items of the lists that were scanned last, in each range of scores
-    u32* scanned = fresh + RANGES;           // and of all scanned lists
+    u32* scanned = fresh + RANGES;           // items of the lists that were scanned last, in all ranges
     u32* gained = scanned + 1;
     u32* extremes = gained + 1;
     u32 query = blockIdx.x, queries = gridDim.x, first = a.begins[query], done = a.ends[query];

@@ -112,7 +112,8 @@ DEVICE float fold_lanes(u32 f, float folded) {
     return folded;
 }
 
-// Reduces runs of `inner` numbers by sum, maximum or minimum, one warp per run: grid (parts, requests).
+// Reduces groups of `inner` contiguous numbers (runs) by sum, maximum or minimum, one warp per run: grid (parts,
+// requests).
 KERNEL(256, fold_runs, MapArgs) {
     u32 f = fold_of(a.function);
     u64 total = (u64)a.outer * a.counts[blockIdx.y];
@@ -126,7 +127,7 @@ KERNEL(256, fold_runs, MapArgs) {
     }
 }
 
-// Reduction of the numbers next to keys.
+// Reduction of the numbers that belong to keys.
 struct EqualFold {
     Numbers values;
     u32 function, unused[3];
@@ -171,7 +172,7 @@ struct ChainArgs {
     Numbers out;
     const u32* counts;
     u32 links[24]; // one byte each: function, first and second register, and whether it is binary
-    u32 kept[24];  // registers that are numbers of the result
+    u32 kept[24];  // registers that are written to the result
     u32 read_count, link_count, kept_count, unused;
 };
 
@@ -194,10 +195,10 @@ KERNEL(128, chain, ChainArgs) {
 
 struct PickArgs {
     Numbers from, out;
-    const u32* index; // number n of a row is number index[n] of it; null: number n
-    const u32* rows;  // row n is row rows[n]; null: row n
+    const u32* index; // number n of a result row is number index[n] of the source row; null: number n
+    const u32* rows;  // result row n is source row rows[n]; null: row n
     const u32* counts;
-    // Runs of `count` numbers, written `stride` apart from number `first` on.
+    // Groups of `count` contiguous numbers (`runs`), written `stride` apart from number `first` on.
     u32 runs, count, stride, first;
 };
 

@@ -2,7 +2,7 @@
 #pragma once
 #include "platform.cuh"
 
-// Strided numbers of a step: consecutive requests are `request` numbers apart; 0 if all share them.
+// Strided numbers of a step. Consecutive requests are `request` numbers apart; 0 if all requests share the numbers.
 struct Numbers {
     float* at;
     u64 request;

@@ -4,17 +4,17 @@
 
 #define DIGIT_BITS 11u
 #define DIGITS (1u << DIGIT_BITS)
-// Words of shared memory of a search: a histogram, and the results of its warps and of `reached`.
+// Number of words of shared memory of a search: a histogram, and the results of the warps and of `reached`.
 #define DESCENT_WORDS (DIGITS + 36u)
 
-// Lowest bit and width of each digit of a key: 11, 11 and the last 10 bits.
+// Sets the lowest bit and the width of each digit of a key: 11, 11 and the last 10 bits.
 DEVICE void digit_at(i32 shift, u32& low, u32& bits) {
     low = (u32)max(shift, 0);
     bits = (u32)((i32)DIGIT_BITS + min(shift, 0));
 }
 
-// Finds the digit at which `wanted` items are reached, from the top digit down or from the lowest one up. Called by the complete
-// block, which must reach a barrier before `sums` is written again.
+// Returns the digit at which `wanted` items are reached, counted from the top digit down or from the lowest digit up.
+// Called by the complete block, which must reach a barrier before `sums` is written again.
 DEVICE u32 reached(const u32* histogram, u32* sums, u32& wanted, bool from_top) {
     u32 each = DIGITS / blockDim.x, first = threadIdx.x * each, sum = 0;
     for (u32 n = first; n < first + each; n++) sum += histogram[from_top ? DIGITS - 1 - n : n];
@@ -61,8 +61,8 @@ DEVICE void count_digits(const u32* keys, u32 first, u32 stride, u32 count, u32*
     }
 }
 
-// Returns the `wanted`-th largest of at least that many keys; `wanted` becomes the number of its equals that are needed. Called
-// by the complete block.
+// Returns the `wanted`-th largest of at least that many keys; `wanted` becomes the number of keys equal to the result
+// that are needed. Called by the complete block.
 DEVICE u32 kth(const u32* keys, u32 count, u32& wanted, u32* histogram) {
     u32 last = 0, decided = 0;
     for (i32 shift = 21; shift >= -1; shift -= 11) {

@@ -72,7 +72,7 @@ struct Fiber {
     uint32_t mask;
     const char* operation;
     Slot brought;  // operand of this lane in the operation that it waits in
-    Slot given;    // its operand in the last operation that all its lanes have reached
+    Slot given;    // operand of this lane in the last operation that all lanes of the operation have reached
     Fiber* warp;
 };
 
@@ -146,8 +146,8 @@ template <class T> inline void bring(const T& value) {
     static_assert(sizeof(T) <= sizeof(Slot), "a slot holds 48 bytes");
     std::memcpy(&machine->current->brought, &value, sizeof(T));
 }
-// Operand of a lane in the operation that was just completed. It stays valid until the next one, which follows after every lane's
-// turn.
+// Returns the operand of a lane in the operation that was just completed. The operand stays valid until the next
+// operation, which starts only after every lane has run.
 template <class T> inline T given(unsigned lane) {
     T value;
     std::memcpy(&value, &machine->current->warp[lane].given, sizeof(T));
@@ -161,7 +161,7 @@ template <class T> inline T shuffle(uint32_t mask, T value, int from, const char
     return from < 0 ? value : given<T>(unsigned(from & 31));
 }
 
-// Sometimes another thread runs between two atomics.
+// Lets another thread run between two atomics, at random.
 inline void perhaps_rest() {
     if (machine->random(8) == 0) rest();
 }
@@ -172,7 +172,7 @@ inline void entry() {
     for (;;) rest();
 }
 
-// Releases the lanes of a warp that all wait in one operation. Returns whether there were any.
+// Releases each group of lanes of a warp that all wait in the same operation. Returns whether any lane was released.
 inline bool release_warp(Fiber* warp, unsigned lanes) {
     Machine& m = *machine;
     uint32_t waiting = 0;
@@ -202,7 +202,7 @@ inline bool release_warp(Fiber* warp, unsigned lanes) {
     return any;
 }
 
-// Runs every runnable lane of a warp once. Returns whether there was one.
+// Runs every runnable lane of a warp once. Returns whether any lane ran.
 inline bool run_warp(Fiber* warp, unsigned lanes) {
     Machine& m = *machine;
     bool moved = false;
@@ -469,7 +469,7 @@ static inline void mma(const char* name, T (&c)[4], const unsigned (&a)[4], cons
 
 // mma.m16n8k32 of unsigned by signed bytes.
 static inline void mma_u8_s8(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    // Share of a lane in 16 * 8 * 32.
+    // Multiply-adds per lane: 16 * 8 * 32 / 32.
     emu::machine->operations[emu::TENSOR_INT8] += 128;
     mma("mma.m16n8k32", c, a, b, [](int sum, const Fragment* row, const Fragment* column, unsigned lower) {
         for (unsigned k = 0; k < 4; k++) {

@@ -1,5 +1,5 @@
-// Filters: programs over Bloom planes and posting lists, with 64 items per word and one word per thread; items that planes only
-// suspect are checked exactly.
+// Filters: programs over Bloom planes and posting lists, with 64 items per word and one word per thread. Items for
+// which planes give only a possible match are checked exactly.
 #include "platform.cuh"
 
 #define NO_PLANE 0xffffffffu
@@ -14,7 +14,7 @@ struct FilterStep {
     u32 operation, is_negated;
     u32 plane;  // PUSH, KEEP, ADD
     u32 column; // NUMBER, COMPARE, HAS_TERM, HOLDS
-    // NUMBER: its value ranges of planes, sure ones first. HAS_TERM: its codes, ascending.
+    // NUMBER: the value ranges of planes, those with certain matches first. HAS_TERM: the codes to find, ascending.
     u32 first, count, sure;
     // Operator of a comparison: 0 to 5 as in `crates/index/src/columns/operator.rs`, or 6 for ranges of codes.
     u32 comparison;
@@ -28,11 +28,11 @@ struct FilterColumn {
     const double* floats; // [slots], or null
 };
 
-// Filter, and the destination of its bitmap.
+// Program of a filter, and the destination of the filter's bitmap.
 struct FilterProgram {
     const FilterStep* steps;
     const FilterStep* checks; // exact check of items, if the words are not exact
-    const u32* runs;          // pairs: a plane, and its predecessor or NO_PLANE
+    const u32* runs;          // value ranges as pairs: a plane, and the plane to subtract or NO_PLANE
     const u32* codes;         // for HAS_TERM
     const u64* every;         // [words]
     u64* out;                 // [words]
@@ -97,7 +97,7 @@ DEVICE bool has_term(const FilterStep& step, const u32* wanted, const FilterColu
     return false;
 }
 
-// Returns whether an item passes, exactly.
+// Returns whether an item passes the filter's exact check.
 DEVICE bool passes(const FilterArgs& a, const FilterProgram& program, u32 slot) {
     u64 stack = 0;
     for (u32 n = 0; n < program.check_count; n++) {
@@ -114,7 +114,7 @@ DEVICE bool passes(const FilterArgs& a, const FilterProgram& program, u32 slot) 
     return stack & 1;
 }
 
-// Returns which of the requested items of a word satisfy a comparison or its complement.
+// Returns the bitmap of the items of `asked` that satisfy a comparison, or its complement if the step is negated.
 DEVICE u64 holding(const FilterArgs& a, const FilterStep& step, u32 word, u64 asked) {
     u64 held = 0;
     for (u64 left = asked; left; left &= left - 1) {
@@ -130,7 +130,7 @@ DEVICE u64 run_of(const FilterArgs& a, const FilterProgram& program, u32 run, u3
     return earlier == NO_PLANE ? bits : bits & ~a.planes[(u64)earlier * a.words + word];
 }
 
-// Loads the plane of a step; the load of the next step runs during the current one.
+// Loads the plane of a step. Callers load the plane of the next step during the current one.
 DEVICE u64 plane_of(const FilterArgs& a, const FilterProgram& program, u32 step, u32 word) {
     if (step >= program.step_count || program.steps[step].plane == NO_PLANE) return 0;
     return a.planes[(u64)program.steps[step].plane * a.words + word];
@@ -201,7 +201,7 @@ KERNEL(256, filter_words, FilterArgs) {
 struct FilterListsArgs {
     FilterArgs of;
     const u32* filters; // [queries], or NO_FILTER
-    const u32* order;   // [queries, stride] lists: those of query q from begins[q], or from the first, to ends[q]
+    const u32* order;   // [queries, stride] lists; query q uses begins[q] (0 if null) to ends[q]
     const u32* begins;
     const u32* ends;
     u32 stride, unused;

@@ -1,22 +1,24 @@
-// Embedding tables in training: pooled lookups, and the backward pass fused with the optimizer, in the order of sums of
-// `crates/kernels/src/cpu/update`, so that rows and state get the same bits. There are no atomics.
+// Embedding tables in training: pooled lookups, and the backward pass fused with the optimizer. Gradients are added in
+// the order of `crates/kernels/src/cpu/update`, so that rows and optimizer state are bit-identical on CPU and GPU.
+// There are no atomics.
 //
-// That order suits a GPU: a column belongs to one lane, so that a run of SUM_RUN gradients is added one by one with several loads
-// in flight, and a block of 16 columns to four lanes, whose tree of sums is two shuffles. Runs of 32, a warp each, would spread
-// rows of medium frequency over more warps, but change the bits: a run of 256 waits for 64 rounds of loads from the L2 cache,
-// about 20 us, beside the other rows.
+// This order suits a GPU. A column belongs to one lane, so that each group of SUM_RUN consecutive gradients is added
+// one by one with several loads in progress. A block of 16 columns belongs to four lanes, whose tree of sums takes two
+// shuffles. Groups of 32 gradients, a warp each, would spread rows of medium frequency over more warps, but change the
+// bits: a group of 256 waits for 64 rounds of loads from the L2 cache, about 20 us, while other rows are processed.
 #include "learn.cuh"
 
-// Adjacent columns of a lane.
+// Number of adjacent columns of a lane.
 #define EACH 4u
-// Columns whose squares are added as a tree, on four lanes.
+// Number of columns whose squares are added as a tree, on four lanes.
 #define BLOCK 16u
-// Occurrences that are added one by one; longer sums add such runs.
+// Number of occurrences that are added one by one (a run); longer sums add the sums of such runs.
 #define SUM_RUN 256u
-// Occurrences per place in the buffer of sums of runs. The runs of a row from occurrence `start` on take the places from
-// `start / SUM_PLACE` on. A row with more than SUM_RUN occurrences has more places than runs, so that no other row takes one.
+// Number of occurrences per place in the buffer of the sums of runs. The runs of a row whose first occurrence is
+// `start` take the places from `start / SUM_PLACE` on. A row with more than SUM_RUN occurrences has more places than
+// runs, so that rows do not collide.
 #define SUM_PLACE 128u
-// Loads of a lane in flight together.
+// Number of loads that a lane has in progress at a time.
 #define AHEAD 4u
 
 // Reads four adjacent columns, zeros beyond the width. WHOLE rows are multiples of four numbers at aligned addresses.
@@ -40,7 +42,7 @@ template <bool WHOLE> DEVICE void write_four(float* row, u32 column, u32 width, 
         if (column + i < width) row[column + i] = x[i];
 }
 
-// Lanes of a warp that share a row: at least those of a block.
+// Returns the number of lanes of a warp that share a row, at least the lanes of a block of columns.
 DEVICE u32 lanes_a_row(u32 width) {
     u32 lanes = 32;
     while (lanes > BLOCK / EACH && lanes / 2 * EACH >= width) lanes /= 2;
@@ -50,7 +52,7 @@ DEVICE u32 lanes_a_row(u32 width) {
 struct LookUpArgs {
     const Feature* features; // [features + 1]
     const Master* masters;
-    const u32* rows;      // of all slots; NO_ROW adds nothing
+    const u32* rows;      // row of each id of all slots; NO_ROW adds nothing
     const float* weights; // one per row, or null
     const u32* offsets;   // [slots + 1]
     float* values;
@@ -82,7 +84,7 @@ template <bool WHOLE> DEVICE void pool_slot(const LookUpArgs& a, const Master& m
     }
 }
 
-// Pools the rows of each slot, in their order. Grid (parts, features), a group of lanes per slot.
+// Pools the rows of each slot, in the order of the slot's ids. Grid (parts, features), a group of lanes per slot.
 KERNEL(256, look_up, LookUpArgs) {
     const Feature& f = a.features[blockIdx.y];
     const Master& m = a.masters[f.table];
@@ -98,7 +100,7 @@ KERNEL(256, look_up, LookUpArgs) {
     }
 }
 
-// Sorted occurrences with their gradients.
+// Occurrences sorted by row, with their gradients.
 struct Sorted {
     const u32* keys;
     const u32* values;    // slot, or number of the occurrence if there are weights
@@ -113,7 +115,7 @@ struct Sorted {
     u32 unused;
 };
 
-// Sums the gradients of consecutive occurrences, in their order.
+// Sums the gradients of consecutive occurrences one by one, in the sorted order.
 template <bool WHOLE, u32 FOURS> DEVICE void sum_run(const Sorted& s, u32 begin, u32 end, u32 width, u32 first_column, u32 step, float (&sum)[FOURS][EACH]) {
 #pragma unroll
     for (u32 f = 0; f < FOURS; f++) sum[f][0] = sum[f][1] = sum[f][2] = sum[f][3] = 0;
@@ -121,7 +123,7 @@ template <bool WHOLE, u32 FOURS> DEVICE void sum_run(const Sorted& s, u32 begin,
         float read[AHEAD][FOURS][EACH], factors[AHEAD], weights[AHEAD];
 #pragma unroll
         for (u32 i = 0; i < AHEAD; i++) {
-            // Beyond the end the last one is read again.
+            // Past the end, the last occurrence is read again.
             u32 value = s.values[min(from + i, end - 1)];
             weights[i] = s.weights ? s.weights[value] : 1.0f;
             const SlotAt& at = s.slots[s.slot_of ? s.slot_of[value] : value];
@@ -144,7 +146,7 @@ template <bool WHOLE, u32 FOURS> DEVICE void sum_run(const Sorted& s, u32 begin,
 struct UpdateArgs {
     Sorted of;
     const Master* masters;
-    u32* touched; // [rows] number of each distinct row, with REJECTED if it is not written
+    u32* touched; // [rows] number of each distinct row; REJECTED is set if the row's update is not written
     u32 master_count;
     u32 first_row, end_row; // rows of this launch, among those of all tables
     u32 lanes, is_whole;
@@ -173,22 +175,22 @@ KERNEL(256, sum_runs, UpdateArgs) {
     const Sorted& s = a.of;
     u32 place = blockIdx.x * warps_of() + warp_of(), rows = *s.row_count;
     if (rows == 0) return;
-    // A row with runs here is the last one that starts before the next place.
+    // The row with this place is the last one whose occurrences start before the next place.
     u32 row = last_upto(rows, place * SUM_PLACE + SUM_PLACE - 1, [&](u32 n) { return s.starts[n]; });
     u32 start = s.starts[row], end = s.starts[row + 1], run = place - start / SUM_PLACE;
     if (end - start <= SUM_RUN || run * SUM_RUN >= end - start) return;
     const Master& m = master_of(a, s.keys[start]);
     u32 begin = start + run * SUM_RUN;
-    // Up to the widest table, so that columns beyond this one are zeros.
+    // Covers columns up to the widest table, so that columns beyond this table's width become zeros.
     for (u32 column = lane_of() * EACH; column < s.run_stride; column += 32 * EACH) {
         float sum[1][EACH];
-        // Rows of both kinds may be here; only their few gradients matter.
+        // Rows may be WHOLE or not, so gradients are read one by one.
         sum_run<false, 1>(s, begin, min(begin + SUM_RUN, end), m.width, column, 0, sum);
         write_four<false>(s.runs + (u64)place * s.run_stride, column, s.run_stride, sum[0]);
     }
 }
 
-// Lanes that share a row. The first lane of them is `first`.
+// Group of lanes that share a row; `first` is the warp's index of the group's first lane.
 struct Lanes {
     u32 count, within, first, mask;
 };
@@ -198,7 +200,8 @@ DEVICE Lanes lanes_of(u32 count) {
     return {count, lane_of() - first, first, count == 32 ? EVERY_LANE : ((1u << count) - 1) << first};
 }
 
-// Returns the sum of squares of a row: of each block as a tree, whose upper half is added to the lower one, then block by block.
+// Returns the sum of squares of a row: in each block of columns as a tree that adds the upper half to the lower half,
+// then block by block.
 template <u32 FOURS> DEVICE float square_sum(const Lanes& l, const float (&x)[FOURS][EACH]) {
     float blocks[FOURS], sum = 0;
 #pragma unroll
@@ -218,7 +221,7 @@ template <u32 FOURS> DEVICE float square_sum(const Lanes& l, const float (&x)[FO
     return sum;
 }
 
-// Scales a row down to a maximum norm.
+// Scales a row down to a maximum norm if its norm is larger.
 template <u32 FOURS> DEVICE void scale_to(const Lanes& l, float (&x)[FOURS][EACH], float norm_max) {
     float norm = __fsqrt_rn(square_sum(l, x));
     if (!(norm > norm_max)) return;
@@ -253,7 +256,7 @@ template <bool WHOLE, u32 FOURS> DEVICE void write_row(const Lanes& l, float* ro
     for (u32 f = 0; f < FOURS; f++) write_four<WHOLE>(row, (l.within + f * l.count) * EACH, width, x[f]);
 }
 
-// Sums the gradients of a row over its occurrences.
+// Sums the gradients of a row over all occurrences of the row.
 template <bool WHOLE, u32 FOURS> DEVICE void sum_row(const Sorted& s, const Lanes& l, u32 start, u32 end, u32 width, float (&g)[FOURS][EACH]) {
     if (end - start <= SUM_RUN) {
         sum_run<WHOLE, FOURS>(s, start, end, width, l.within * EACH, l.count * EACH, g);
@@ -270,8 +273,8 @@ template <bool WHOLE, u32 FOURS> DEVICE void sum_row(const Sorted& s, const Lane
     }
 }
 
-// Applies the rule to a row and its state. Returns false and leaves both if the result would not be finite or would exceed the
-// limits. Called by all lanes of the row.
+// Applies the optimizer's rule to a row and its state. Returns false and leaves both unchanged if the result would not
+// be finite or would exceed the limits. Called by all lanes of the row.
 template <bool WHOLE, u32 FOURS> DEVICE bool update_row(const Lanes& l, const Master& m, float* stretch, float (&w)[FOURS][EACH], float (&g)[FOURS][EACH], float component_max) {
     const float largest = __uint_as_float(0x7f7fffffu);
     float* state = stretch + m.width;
@@ -305,7 +308,7 @@ template <bool WHOLE, u32 FOURS> DEVICE bool update_row(const Lanes& l, const Ma
         }
     } else {
         bool has_row_moment = m.rule == ROWWISE_ADAM;
-        float* numbers = state + (has_row_moment ? 1 : 2) * m.width; // the second moment of the row, then the number of updates
+        float* numbers = state + (has_row_moment ? 1 : 2) * m.width; // number of updates; for ROWWISE_ADAM, second moment first
         u32 had = __float_as_uint(numbers[has_row_moment ? 1 : 0]);
         updates = had == 0xffffffffu ? had : had + 1;
         // Double precision is rare on some GPUs: a lane computes one of the corrections.
@@ -342,7 +345,7 @@ template <bool WHOLE, u32 FOURS> DEVICE bool update_row(const Lanes& l, const Ma
     if (m.max_norm > 0) scale_to(l, w, m.max_norm);
 #pragma unroll
     for (u32 n = 0; n < FOURS * EACH; n++) is_valid = is_valid && fabsf(w[n / EACH][n % EACH]) <= component_max;
-    // Every lane has read the state before one of them writes it.
+    // The vote ensures that every lane has read the state before any lane writes it.
     is_valid = __ballot_sync(l.mask, is_valid && isfinite(number)) == l.mask;
     if (!is_valid) return false;
     write_row<WHOLE>(l, stretch, m.width, w);
@@ -380,7 +383,7 @@ KERNEL(256, update_narrow, UpdateArgs) {
     else update_rows<false, 1>(a);
 }
 
-// Rows of more than 128 numbers.
+// Updates the distinct rows of tables wider than 128 columns.
 KERNEL(256, update_wide, UpdateArgs) {
     if (a.is_whole) update_rows<true, 2>(a);
     else update_rows<false, 2>(a);

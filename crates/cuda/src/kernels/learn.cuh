@@ -1,15 +1,15 @@
 // Tables, features and slots of a training step.
 //
-// A *slot* is a row of gradients: of a bag, or of an id of a sequence. An *occurrence* is an id of a slot that has a row. Rows of
-// all tables are numbered together.
+// A *slot* is a row of gradients: for a bag, or for one id of a sequence. An *occurrence* is an id of a slot that has a
+// row in the table. Rows of all tables are numbered together.
 #pragma once
 #include "platform.cuh"
 
-// Feature that reads a table. Its slots are consecutive.
+// Feature that reads a table. The slots of a feature are consecutive.
 struct Feature {
-    u64 values; // first number of its first slot, in outputs and in gradients
+    u64 values; // index of the first number of the feature's first slot, in outputs and in gradients
     u32 first_slot, table;
-    u32 stride; // numbers between slots
+    u32 stride; // distance of consecutive slots, in numbers
     u32 is_mean;
 };
 
@@ -25,10 +25,11 @@ struct Master {
     float max_norm, clip; // 0: no limit
 };
 
-// Id without a row.
+// Row number of an id that has no row in the table.
 #define NO_ROW 0xffffffffu
 
-// Returns the last of `count` numbers at which the rising `at` is at most `value`. The first one always is.
+// Returns the last index below `count` at which the ascending function `at` is at most `value`. `at(0)` must be at most
+// `value`.
 template <class At> DEVICE u32 last_upto(u32 count, u32 value, At at) {
     u32 low = 0, high = count;
     while (high - low > 1) {
@@ -39,7 +40,7 @@ template <class At> DEVICE u32 last_upto(u32 count, u32 value, At at) {
     return low;
 }
 
-// Where the gradient of a slot is, and its factor.
+// Location of the gradient of a slot, and the factor that the gradient is multiplied by.
 struct SlotAt {
     u64 values;
     float factor;

@@ -3,7 +3,7 @@
 
 struct MergeArgs {
     const u32* slots;     // [requests, queries, stride], sorted by descending slot per query
-    const u32* keys;      // their ordered keys
+    const u32* keys;      // [requests, queries, stride] ordered keys of the slots
     const u32* counts;    // [requests, queries]
     const float* weights; // [queries]
     u32* slots_out;       // [requests, stride_out]
@@ -13,7 +13,7 @@ struct MergeArgs {
     u32 needs_all; // whether an item must be a candidate of all queries, with added scores; otherwise the largest score counts
 };
 
-// Returns the index of a slot among descending ones; `count` if it is missing.
+// Returns the index of a slot among descending slots; `count` if the slot is missing.
 DEVICE u32 place_of(const u32* slots, u32 count, u32 slot) {
     u32 low = 0, high = count;
     while (low < high) {
@@ -24,7 +24,8 @@ DEVICE u32 place_of(const u32* slots, u32 count, u32 slot) {
     return low < count && slots[low] == slot ? low : count;
 }
 
-// Writes each distinct item with one score: grid (parts, requests x queries), one thread per candidate of a query.
+// Writes each distinct item once, with its merged score: grid (parts, requests x queries), one thread per candidate of
+// a query.
 KERNEL(256, merge_queries, MergeArgs) {
     u32 request = blockIdx.y / a.queries, own = blockIdx.y % a.queries, count = a.counts[blockIdx.y];
     u32 whole = (count + 31) / 32 * 32;

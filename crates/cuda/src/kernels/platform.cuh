@@ -21,7 +21,7 @@ static __device__ __forceinline__ u8* shared_memory() { return dynamic_shared; }
 // Reads a value that other blocks may be changing.
 template <class T> static __device__ __forceinline__ T fresh(const T* p) { return *(const volatile T*)p; }
 
-// Reads a number in registered host memory, which comes over the link and is not cached for others.
+// Reads a number in registered host memory, which is transferred over the PCIe link and not cached for other reads.
 template <class T> static __device__ __forceinline__ T from_host(const T* p) { return __ldcs(p); }
 
 // Adds the products of four unsigned and four signed bytes to a sum.
@@ -76,7 +76,7 @@ static __device__ __forceinline__ float half_to_float(u16 h) {
 // Two blocks of up to 256 threads fit on a multiprocessor: while one waits for memory the other computes.
 #define KERNEL(threads, name, Arguments) \
     extern "C" __global__ void __launch_bounds__(threads, (threads) > 256 ? 1 : 2) name(const __grid_constant__ Arguments a)
-// Three blocks for kernels that wait for memory more than they compute, if the compiler manages with as few registers.
+// Three blocks fit for kernels that mostly wait for memory, if the compiler can use few enough registers.
 #if __CUDA_ARCH__ >= 900
 #define OF_THREE 3
 #else
@@ -111,8 +111,8 @@ DEVICE u32 lanes_upto(u32 value) {
     return value;
 }
 
-// Returns whether a block is the last of several to arrive, which sees the writes of all others. Called by the complete block;
-// `flag` is a number in its shared memory.
+// Returns whether a block is the last of several to arrive; the last block sees the writes of all others. Called by the
+// complete block; `flag` is a number in the block's shared memory.
 DEVICE bool is_last_of(u32 blocks, u32* arrived, u32* flag) {
     __threadfence();
     __syncthreads();

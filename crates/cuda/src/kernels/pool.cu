@@ -7,7 +7,7 @@ struct PoolArgs {
     const u32* offsets;   // [bags + 1]
     const float* weights; // one per id, or null
     float* sums;          // [bags, stride], of which columns `column` to `column + width` are written
-    const u8* staged;     // rows uploaded with the ids: id `resident + n` is the n-th of them
+    const u8* staged;     // rows uploaded with the ids: id `resident + n` is the n-th staged row
     u64 resident;
     u32 bags, width, row_bytes, stride, column;
     u32 is_mean;
@@ -15,7 +15,7 @@ struct PoolArgs {
 
 enum RowFormat { F32, F16, BF16, INT8, INT4, INT2 };
 
-// Number of adjacent numbers that are read together.
+// Number of adjacent numbers of a row that are read together.
 #define EACH 4u
 
 // Bits per stored number.
@@ -78,7 +78,7 @@ template <int FORMAT> DEVICE float number_of(u32 head, const Stored& s, u32 i) {
     return __fadd_rn(__fmul_rn(half_to_float((u16)head), (float)number), half_to_float((u16)(head >> 16)));
 }
 
-// Rows of a table, and the pooling of a bag.
+// Rows of a table, and how a bag of rows is pooled.
 struct Pooled {
     const u8* rows;
     const u8* staged; // rows from number `resident` on
@@ -87,17 +87,18 @@ struct Pooled {
     u32 width, row_bytes, is_mean;
 };
 
-// Pools the rows at places `begin` to `end` by a complete warp. A lane handles FOURS groups of four numbers of a row: more of
-// them mean fewer instructions to find a row. `row_of` returns the row of a place; a negative one adds nothing.
+// Pools the rows at places `begin` to `end` by a complete warp. A lane handles FOURS groups of four numbers of a row:
+// more groups per lane mean fewer instructions to find a row. `row_of` returns the row of a place; a negative row adds
+// nothing.
 template <int FORMAT, bool IS_WHOLE, u32 FOURS, class RowOf>
 DEVICE void pool_rows(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* out) {
     const u32 ROWS_AHEAD = FOURS > 1 ? 2 : 4; // under way together
-    // Narrow rows share a warp: its parts process interleaved rows.
+    // Narrow rows share a warp: each part of the warp processes every `parts`-th row.
     u32 lanes = 32;
     while (lanes > 1 && (lanes / 2) * FOURS * EACH >= a.width) lanes /= 2;
     u32 parts = 32 / lanes, part = lane_of() / lanes, within = lane_of() % lanes;
     for (u32 first = 0; first < a.width; first += lanes * FOURS * EACH) {
-        u32 column = first + within * EACH; // of the first group of four; the others are `lanes` groups apart
+        u32 column = first + within * EACH; // column of the lane's first group of four; its other groups are `lanes` groups apart
         float sums[FOURS][EACH] = {};
         for (u32 from = begin + part; from < end; from += parts * ROWS_AHEAD) {
             const u8* rows[ROWS_AHEAD];
@@ -185,7 +186,7 @@ KERNEL(256, pool_int2, PoolArgs) { pool<INT2>(a); }
 
 struct SlotBagsArgs {
     const u8* rows;
-    const u32* keys;    // rows of the table, NO_ROW adds nothing; null: a slot takes the row of its own number
+    const u32* keys;    // rows of the table, NO_ROW adds nothing; null: slot n uses row n
     const u32* offsets; // [slots + 1] start of each slot's keys; null: one key per slot
     const u32* slots;   // [queries, stride]
     const u32* counts;  // [queries]
@@ -221,8 +222,8 @@ KERNEL(256, pool_slots, SlotBagsArgs) {
 
 struct PlaceArgs {
     const u8* staged;  // rows
-    const u32* taken;  // [count] staged row of each
-    const u32* places; // [count] destination of each
+    const u32* taken;  // [count] staged row of each copy
+    const u32* places; // [count] destination row of each copy
     u8* rows;
     u32 count, row_bytes;
 };
@@ -243,7 +244,7 @@ struct FetchArgs {
     u32 count, row_bytes;
 };
 
-// Number of loads of a lane in flight together.
+// Number of loads that a lane has in progress at a time.
 #define AHEAD 4u
 
 template <class Word> DEVICE void fetch(const Word* from, Word* to, u32 words) {
@@ -258,7 +259,7 @@ template <class Word> DEVICE void fetch(const Word* from, Word* to, u32 words) {
     }
 }
 
-// Gathers rows in host memory: one warp per row, so that all are in flight at once, with reads of complete lines.
+// Gathers rows in host memory: one warp per row, so that all rows are read at once, in complete lines.
 KERNEL(256, fetch_rows, FetchArgs) {
     u32 n = blockIdx.x * warps_of() + warp_of();
     if (n >= a.count) return;

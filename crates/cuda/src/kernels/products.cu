@@ -1,11 +1,11 @@
-// Products of rows with matrices on tensor cores: of pairs of bf16, and of single-precision numbers split into two TF32 numbers
-// each; and the conversion of rows and matrices to pairs.
+// Products of rows with matrices on tensor cores, for pairs of bf16 and for single-precision numbers that are split
+// into two TF32 numbers each; also converts rows and matrices to pairs.
 #include "dense.cuh"
 
 #define PRODUCT_ROWS 128u
-// Words of depth per stage in shared memory: each a pair or a number.
+// Number of words of depth per stage in shared memory; a word is a pair of bf16 or a number.
 #define PRODUCT_DEPTH 16u
-// Number of tiles of depth that are loaded while one is multiplied.
+// Number of tiles of depth that are loaded while another is multiplied.
 #define TILES_AHEAD 2u
 // Row stride in shared memory, chosen so that the lanes that read a fragment use different banks.
 #define LEFT_STRIDE (PRODUCT_DEPTH + 4u)
@@ -27,7 +27,7 @@ DEVICE uint4 four(const u32* from, u32 count) {
     return words;
 }
 
-// Copies them to shared memory, where they are available after `brought`.
+// Copies four words to shared memory, with zeros in place of missing words. The words are available after `brought`.
 DEVICE void bring(u32* to, const u32* from, u32 count) {
     if (count >= 4 && ((u64)from & 15) == 0) bring_four(to, from);
     else *(uint4*)to = four(from, count);
@@ -71,7 +71,7 @@ template <bool IS_PAIRED, u32 COLUMNS> DEVICE void products(const ProductOfArgs&
     u32 warp_row = warp_of() / 2 * 32, warp_column = warp_of() % 2 * (COLUMNS / 2), group = lane_of() >> 2, within = lane_of() & 3;
     // Two threads load a row.
     u32 of_row = threadIdx.x / 2, row_loaded = first_row + of_row, first_word = threadIdx.x % 2 * 8;
-    // Factor and depth of the tile that is loaded next.
+    // Factor and depth of the next tile to load.
     u32 next = 0, next_depth = 0;
     const u32 *row = nullptr, *matrix = nullptr;
     auto bring_tile = [&](u32 stage) {
@@ -106,7 +106,7 @@ template <bool IS_PAIRED, u32 COLUMNS> DEVICE void products(const ProductOfArgs&
     float sums[2][ACROSS][4] = {};
     for (u32 tile = 0; tile < tile_count; tile++) {
         brought<TILES_AHEAD - 1>();
-        // All threads are done with the tile whose place the next one takes.
+        // At this barrier, all threads have finished the tile that the next load overwrites.
         __syncthreads();
         bring_tile((tile + TILES_AHEAD) % (TILES_AHEAD + 1));
         const u32 *left = tiles + tile % (TILES_AHEAD + 1) * TILE_WORDS, *right = left + PRODUCT_ROWS * LEFT_STRIDE;
@@ -189,8 +189,8 @@ struct PackArgs {
     u32 depth, columns, panel_rows, unused;
 };
 
-// Packs a matrix [depth, columns] of each row as pairs of its rows, in panels of 32 columns whose rows it shares with others:
-// grid (parts, requests).
+// Packs a matrix [depth, columns] per row of the input as pairs of the matrix's rows, in panels of 32 columns that also
+// hold rows of other matrices: grid (parts, requests).
 KERNEL(256, pack_narrow, PackArgs) {
     u32 pairs = (a.depth + 1) / 2;
     u64 each = (u64)pairs * ((a.columns + 31) / 32) * 32, total = each * a.counts[blockIdx.y];

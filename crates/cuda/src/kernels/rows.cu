@@ -1,4 +1,4 @@
-// Rows in full width: products with candidates, the exact scan, and the reranker inputs of candidates.
+// Rows at full width: products with candidates, the exact scan, and the reranker inputs of candidates.
 #include "scan.cuh"
 
 enum RowKind { CODES, ROWS_BF16, ROWS_F16, ROWS_F32 };
@@ -6,7 +6,7 @@ enum RowKind { CODES, ROWS_BF16, ROWS_F16, ROWS_F32 };
 // Widest stored rows of the items.
 struct WideRows {
     const u8* rows;      // [slots, dimension], or blocks of codes
-    const float* scales; // of codes
+    const float* scales; // scales of the codes
     u32 kind, dimension;
 };
 
@@ -45,7 +45,7 @@ DEVICE u32 lanes_a_row(u32 dimension) {
     return lanes;
 }
 
-// Product of a query with a row, by `lanes` lanes each; called by the complete warp.
+// Product of a query with a row, by `lanes` lanes per row; called by the complete warp.
 DEVICE float product(const WideRows& w, const float* query, u32 slot, bool has_one, u32 lanes) {
     u32 within = lane_of() % lanes;
     float sum = 0;
@@ -66,7 +66,7 @@ DEVICE float product(const WideRows& w, const float* query, u32 slot, bool has_o
 struct ProductArgs {
     WideRows rows;
     const float* queries; // [requests, each, dimension]
-    const float* weights; // [each], or null: then each is 1, and the product is written unweighted
+    const float* weights; // [each], or null: `each` is 1, and the product is not weighted
     const u32* slots;     // [requests, stride]
     const u32* counts;    // [requests]
     u32* keys;            // [requests, stride] ordered keys of the products, or of the weighted sums over all queries of a request
@@ -79,7 +79,7 @@ KERNEL(256, row_products, ProductArgs) {
     u32 lanes = lanes_a_row(a.rows.dimension), rows = 32 / lanes, count = a.counts[blockIdx.y];
     u64 base = (u64)blockIdx.y * a.stride;
     for (u32 q = 0; q < a.each; q++) {
-        // Every warp is done with the previous query.
+        // The barrier ensures that every warp has finished the previous query.
         __syncthreads();
         for (u32 d = threadIdx.x; d < a.rows.dimension; d += blockDim.x)
             query[d] = a.queries[((u64)blockIdx.y * a.each + q) * a.rows.dimension + d];
@@ -116,7 +116,7 @@ KERNEL(256, scan_exact, ExactArgs) {
         u64 left = a.words[blockIdx.y][word];
         scored += __popcll(left);
         while (left) {
-            // The n-th part of the warp takes the n-th remaining item.
+            // The n-th part of the warp scores the n-th remaining item.
             u32 bit = 64;
             for (u32 n = 0; n < each && left; n++, left &= left - 1)
                 if (n == mine) bit = (u32)__ffsll((i64)left) - 1;
@@ -165,7 +165,7 @@ struct GatherArgs {
     // Columns with one number per slot; null for the retrieval score.
     const float* const* columns;
     float* out; // [queries, stride, out_stride]
-    // Destination of the row, or NOWHERE if it is not read, and of the first column.
+    // Destination of the row (NOWHERE if the row is not read), and destination of the first column.
     u32 row_at, column_at;
     u32 stride, out_stride, column_count, unused;
 };

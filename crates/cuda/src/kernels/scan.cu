@@ -6,12 +6,12 @@ struct QuantizeArgs {
     u32* rows;            // [queries, 2, groups]
     QueryHead* heads;
     u32 dimension, groups;
-    // Largest norm of an item: with the query's norm it bounds every score.
+    // Largest norm of an item; this norm times the query's norm bounds every score.
     float norm_max;
     u32 unused;
 };
 
-// Quantizes the queries, one warp each, bit for bit as `crates/index/src/ivf/quantize.rs`.
+// Quantizes the queries, one warp each, bit-identical to `crates/index/src/ivf/quantize.rs`.
 KERNEL(128, quantize_queries, QuantizeArgs) {
     const float* vector = a.vectors + (u64)blockIdx.x * a.dimension;
     if (warp_of() > 0) return;
@@ -34,7 +34,7 @@ KERNEL(128, quantize_queries, QuantizeArgs) {
         u32 high_word = 0, low_word = 0;
         for (u32 i = 0; i < 4 && group * 4 + i < a.dimension; i++) {
             float x = fminf(fmaxf(__fmul_rn(vector[group * 4 + i], inverse), -codes_max), codes_max);
-            // Nearest integer, ties to even, as the host rounds.
+            // Rounds to the nearest integer, ties to even, as the host does.
             const float shift = 12582912.0f;
             i32 code = (i32)(__float_as_uint(__fadd_rn(x, shift)) - __float_as_uint(shift));
             i32 high = (code + 64) >> 7;
@@ -88,7 +88,7 @@ KERNEL(256, score_lists, CentroidArgs) {
     }
 }
 
-// Number of lists of a query that is out of distribution.
+// Number of lists to probe for a query that is out of distribution.
 struct Further {
     u32 probes;
     float reach;
@@ -103,8 +103,8 @@ struct FurtherArgs {
     u32 lists, groups;
 };
 
-// Replaces the number of probed lists of queries whose best list scores less than their reach times their length; one warp each.
-// The length is that of `crates/index/src/ivf/quantize.rs`.
+// Replaces the number of probed lists of each query whose best list score is less than the query's reach times its
+// length; one warp per query. The length is computed as in `crates/index/src/ivf/quantize.rs`.
 KERNEL(128, probe_further, FurtherArgs) {
     u32 query = blockIdx.x, best = 0;
     if (warp_of() > 0) return;
@@ -139,7 +139,7 @@ struct Lists {
 struct ScanArgs {
     Lists lists;
     Candidates to;
-    // [queries, stride] lists to scan: those of query q from begins[q], or from the first, to ends[q].
+    // [queries, stride] lists to scan; query q scans begins[q] (0 if null) to ends[q].
     const u32* order;
     const u32* begins;
     const u32* ends;
@@ -152,7 +152,7 @@ struct ScanArgs {
 // Mask of the first `count` bits.
 DEVICE u64 first_bits(u32 count) { return count >= 64 ? ~0ull : (1ull << count) - 1; }
 
-// Eligible items of a list that are excluded.
+// Returns the number of eligible items of a list that are excluded.
 DEVICE u32 excluded_of(const Candidates& to, u32 query, u32 first_slot, u32 length, const u64* words) {
     u32 end = to.excluded_starts[query + 1], count = 0;
     for (u32 n = first_excluded(to, query, first_slot); n < end && to.excluded[n] < first_slot + length; n++) {
@@ -162,7 +162,7 @@ DEVICE u32 excluded_of(const Candidates& to, u32 query, u32 first_slot, u32 leng
     return count;
 }
 
-// Eligible items of a block, one bit each.
+// Block of items, and one bit for each eligible item of the block.
 struct Pick {
     u32 block, items;
 };
@@ -188,7 +188,7 @@ DEVICE void score_picks(const ScanArgs& a, u32 query, const Pick (&picks)[COUNT]
     }
 }
 
-// List of a query: the end of its words among those of all lists, and its size.
+// List of a query: the end of the list's words among the words of all lists of the query, and the list's size.
 struct Span {
     u32 end, first_slot, length, first_word;
 };
@@ -198,7 +198,7 @@ struct Span {
 // Number of words that a warp processes together, one per lane, with four blocks each.
 #define WORDS_TOGETHER 32u
 
-// Eligible items of word `n` of several lists.
+// Returns the eligible items of word `n` among the words of several lists, and sets the first block of that word.
 DEVICE u64 word_of(const Span* spans, u32 lists, u32 n, const u64* words, u32* first_block) {
     u32 low = 0, high = lists - 1;
     while (low < high) {
@@ -274,7 +274,7 @@ KERNEL_OF_THREE(256, scan_lists, ScanArgs) {
 struct SharedScanArgs {
     Lists lists;
     Candidates to;
-    // Queries of each list: those of list l are askers[starts[l]] .. askers[starts[l + 1]].
+    // Queries of each list: list l is probed by askers[starts[l]] .. askers[starts[l + 1]].
     const u32* starts;
     const u32* askers;
     // Live bitmap, one bit per item: the words of list l start at words[firsts[l]]; null if all are live.
@@ -284,7 +284,7 @@ struct SharedScanArgs {
     u32 unused;
 };
 
-// Counts the live items of a list, by the lanes of a warp together; null words mean all.
+// Counts the live items of a list, by all lanes of a warp; if `words` is null, all items are live.
 DEVICE u32 live_of(const u64* words, u32 length) {
     if (!words) return length;
     u32 count = 0;
@@ -306,7 +306,7 @@ KERNEL(256, scan_shared, SharedScanArgs) {
         u32 length = a.lists.lengths[list], first_slot = a.lists.offsets[list];
         u32 begin = a.starts[list], end = a.starts[list + 1];
         const u64* words = a.words ? a.words + a.firsts[list] : nullptr;
-        // Complete first warp, whose lanes count for the queries.
+        // The complete first warp counts the live items, because the lanes of this warp update the counts of queries.
         u32 live = warp_of() == 0 && begin < end ? live_of(words, length) : 0;
         for (u32 tile = begin; tile < end; tile += TILE_QUERIES) {
             u32 queries = min(TILE_QUERIES, end - tile);
@@ -339,7 +339,7 @@ KERNEL(256, scan_shared, SharedScanArgs) {
                 }
 #pragma unroll
                 for (u32 t = 0; t < 4; t++) {
-                    // Each quarter of the warp holds a different query: column pairs are the two rows of one.
+                    // Each quarter of the warp holds a different query; a pair of columns is the two rows of one query.
                     u32 n = t * 4 + within;
                     u32 query = n < queries ? a.askers[tile + n] : EVERY_LANE;
 #pragma unroll
@@ -358,7 +358,7 @@ KERNEL(256, scan_shared, SharedScanArgs) {
                         }
                         bool reaches = has_one && bin_of(score, bins) >= bar;
                         u32 some = __ballot_sync(EVERY_LANE, reaches);
-                        // One query after the other; most blocks have no candidate of most queries.
+                        // Processes one query after the other; most blocks have no candidate for most queries.
                         for (u32 w = 0; w < 4; w++) {
                             if ((some & (0x11111111u << w)) == 0) continue;
                             u32 of = __shfl_sync(EVERY_LANE, query, w);
@@ -396,7 +396,7 @@ KERNEL(256, sum_lengths, SumArgs) {
 struct InvertArgs {
     const u32* order; // [queries, stride]
     const u32* counts;
-    u32* starts; // [lists + 1]: first the counts, then the start of each list's queries
+    u32* starts; // [lists + 1]: number of queries of each list, then the start of each list's queries
     u32* filled; // [lists]
     u32* askers;
     u32 queries, stride, lists, unused;
@@ -408,7 +408,7 @@ KERNEL(256, count_askers, InvertArgs) {
         atomicAdd(a.starts + 1 + a.order[(u64)blockIdx.x * a.stride + n], 1u);
 }
 
-// Converts counts to starts: one block.
+// Converts numbers of queries to starts: one block.
 KERNEL(1024, start_askers, InvertArgs) {
     u32* sums = (u32*)shared_memory(); // [warps]
     u32 carried = 0;

@@ -2,7 +2,7 @@
 #pragma once
 #include "platform.cuh"
 
-// Query in two rows of int8: a number is `scale (128 high + low)`.
+// Query quantized to two rows of int8: a number is `scale (128 high + low)`.
 struct QueryHead {
     float scale;
     i32 high_correction, low_correction;
@@ -12,8 +12,8 @@ struct QueryHead {
 
 #define BINS 2048u
 
-// Inclusive prefix sum over the threads of a block, and the total. Called by the complete block; `sums` is [warps] of its shared
-// memory, which must not be written before a later barrier of all threads.
+// Returns the inclusive prefix sum over the threads of a block, and sets `all` to the total. Called by the complete
+// block; `sums` is [warps] of shared memory, which must not be written again before a later barrier of all threads.
 DEVICE u32 sum_upto(u32 value, u32* sums, u32* all) {
     value = lanes_upto(value);
     if (lane_of() == 31) sums[warp_of()] = value;
@@ -40,7 +40,7 @@ struct Candidates {
     u32* bars;
     // [queries] number of candidates to select.
     const u32* wanted;
-    // Excluded slots, ascending: those of query q from excluded_starts[q] on; [queries + 1].
+    // Excluded slots, ascending; query q excludes those from excluded_starts[q] to excluded_starts[q + 1].
     const u32* excluded;
     const u32* excluded_starts;
     // [queries] number of scored items.
@@ -52,7 +52,8 @@ struct Candidates {
     u32 unused;
 };
 
-// Bins ascend with scores, so a candidate below the bin of the K-th best is never needed.
+// Returns the histogram bin of a score. Bins ascend with scores, so a candidate below the bin of the K-th best is never
+// needed.
 DEVICE u32 bin_of(float score, float bins_per_score) {
     float place = fminf(fmaxf(__fmaf_rn(score, bins_per_score, 0.5f * BINS), 0.0f), BINS - 1.0f);
     return (u32)place;
@@ -61,8 +62,8 @@ DEVICE u32 bin_of(float score, float bins_per_score) {
 // Number of bins that a lane sums at a time.
 #define BINS_EACH 8u
 
-// Raises the threshold of a query to the bin of its K-th best candidate so far, if there are that many. Called by the complete
-// warp.
+// Raises the threshold of a query to the bin of the query's K-th best candidate so far, if there are K candidates.
+// Called by the complete warp.
 DEVICE void raise_bar(const Candidates& to, u32 query) {
     const u32* histogram = to.histogram + (u64)query * BINS;
     u32 wanted = to.wanted[query], above = 0;
@@ -106,7 +107,7 @@ DEVICE bool is_excluded(const Candidates& to, u32 query, u32 slot) {
     return place < to.excluded_starts[query + 1] && to.excluded[place] == slot;
 }
 
-// Buffer of candidates of one query that a warp has not written yet, with room for the results of two calls.
+// Buffer of a warp for candidates of one query that are not yet written, with room for the results of two calls.
 struct Found {
     u32* all; // keys [FOUND_MAX], slots [FOUND_MAX], in the warp's own shared memory
     u32 count;
@@ -130,7 +131,8 @@ DEVICE void write_found(const Candidates& to, u32 query, Found& found) {
     if (base / to.raise_every != (base + count) / to.raise_every) raise_bar(to, query);
 }
 
-// Writes the scored items of the lanes that have one, if they reach the threshold. Called by the complete warp, for one query.
+// Writes the scored items of the lanes that have an item, if the score reaches the threshold. Called by the complete
+// warp, for one query.
 DEVICE void keep_now(const Candidates& to, u32 query, bool has_one, float score, u32 slot, u32 bar, float bins_per_score) {
     u32 bin = bin_of(score, bins_per_score);
     bool kept = has_one && bin >= bar && !is_excluded(to, query, slot);
@@ -148,7 +150,8 @@ DEVICE void keep_now(const Candidates& to, u32 query, bool has_one, float score,
     if (base / to.raise_every != (base + count) / to.raise_every) raise_bar(to, query);
 }
 
-// Same, but buffers them and writes many at once, because atomics on a count that many blocks use are slow.
+// Does the same as `keep_now`, but buffers items and writes many at once, because atomics on a count that many blocks
+// use are slow.
 DEVICE void keep(const Candidates& to, u32 query, bool has_one, float score, u32 slot, u32 bar, float bins_per_score, Found& found) {
     u32 bin = bin_of(score, bins_per_score);
     bool kept = has_one && bin >= bar && !is_excluded(to, query, slot);
@@ -169,15 +172,15 @@ DEVICE float score_of(i32 high, i32 low, const QueryHead& head, float scale) {
     return __fmul_rn(__fmul_rn(dot, scale), head.scale);
 }
 
-// Index of the item whose sums a lane holds after `block_sums`; lanes 4 apart hold the same.
+// Returns the index of the item whose sums a lane holds after `block_sums`; lanes 4 apart hold the same sums.
 DEVICE u32 item_of_lane() { return 4 * (lane_of() & 3) + 2 * (lane_of() >> 4 & 1) + (lane_of() >> 3 & 1); }
 
-// Steps of 8 groups whose codes a lane loads before it multiplies any.
+// Number of steps of 8 groups whose codes a lane loads before it multiplies any codes.
 #define STEPS_AHEAD 4u
 
-// Computes the products of the 16 items of each of several blocks with both rows of a query, by a complete warp, with all loads
-// in flight together. Lane l reads items 4 (l % 4) and following of group l / 4, so that each load of a warp covers 512
-// consecutive bytes.
+// Computes the products of the 16 items of each of several blocks with both rows of a query, by a complete warp, with
+// all loads in progress together. Lane l reads four items from 4 (l % 4) on of group l / 4, so that each load of a warp
+// covers 512 consecutive bytes.
 template <u32 COUNT>
 DEVICE void block_sums(const u8* blocks, const u32 (&numbers)[COUNT], const u32* row, u32 groups, i32 (&made)[COUNT][2]) {
     i32 sums[COUNT][2][4] = {};
@@ -211,7 +214,7 @@ DEVICE void block_sums(const u8* blocks, const u32 (&numbers)[COUNT], const u32*
             }
         }
     }
-    // Halves are exchanged, so that 8 shuffles do the work of 24: first the items, then the rest of the groups.
+    // Lanes exchange halves, so that 8 shuffles do the work of 24: first over the items, then over the other groups.
     bool is_upper = lane_of() & 16, is_odd = lane_of() & 8;
 #pragma unroll
     for (u32 b = 0; b < COUNT; b++) {

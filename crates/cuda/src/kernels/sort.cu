@@ -1,20 +1,20 @@
-// Occurrences of a batch in training, sorted by row with a stable radix sort, and the first one of each distinct row. There are no
-// atomics.
+// Sorts the occurrences of a batch in training by row, with a stable radix sort, and finds the first occurrence of each
+// distinct row. There are no atomics.
 #include "learn.cuh"
 
 struct PairArgs {
-    const Feature* features; // [features + 1], those of tables that learn
+    const Feature* features; // [features + 1], features of the tables in training
     const Master* masters;
     const u32* rows;
     const u32* offsets;
-    u32* keys;    // [occurrences] number of the row among those of all tables, or `no_key` without one
+    u32* keys;    // [occurrences] number of the row among the rows of all tables, or `no_key` for an id without a row
     u32* values;  // [occurrences] slot, or number of the occurrence if there are weights
     u32* slot_of; // [occurrences], or null without weights
     SlotAt* slots;
     u32 feature_count, slot_count, count, no_key;
 };
 
-// Describes the slots: one thread per slot.
+// Computes the location and the factor of each slot's gradient: one thread per slot.
 KERNEL(256, describe_slots, PairArgs) {
     for (u32 slot = blockIdx.x * blockDim.x + threadIdx.x; slot < a.slot_count; slot += gridDim.x * blockDim.x) {
         const Feature& f = a.features[last_upto(a.feature_count, slot, [&](u32 n) { return a.features[n].first_slot; })];
@@ -24,10 +24,10 @@ KERNEL(256, describe_slots, PairArgs) {
     }
 }
 
-// Makes the pairs to be sorted: one thread per id.
+// Makes the pairs of key and value to be sorted: one thread per id.
 KERNEL(256, make_pairs, PairArgs) {
     for (u32 n = blockIdx.x * blockDim.x + threadIdx.x; n < a.count; n += gridDim.x * blockDim.x) {
-        // Of several slots with this offset, all but the last are empty.
+        // If several slots have this offset, all but the last of these slots are empty.
         u32 slot = last_upto(a.slot_count, n, [&](u32 s) { return a.offsets[s]; });
         const Feature& f = a.features[last_upto(a.feature_count, slot, [&](u32 i) { return a.features[i].first_slot; })];
         u32 row = a.rows[n];
@@ -40,7 +40,7 @@ KERNEL(256, make_pairs, PairArgs) {
 #define SORT_DIGITS 256u
 #define TILE_WARPS 8u
 #define ITEMS 8u
-// Pairs of a block. A warp has consecutive ones.
+// Number of pairs of a block. Each warp has consecutive pairs.
 #define TILE (TILE_WARPS * 32 * ITEMS)
 
 struct SortArgs {
@@ -53,8 +53,8 @@ struct SortArgs {
     u32 count, tiles, shift, bits;
 };
 
-// Returns the number of equal digits before that of the lane, among those of the warp's earlier calls and of lower lanes.
-// `counts` are those of the warp. Called by the complete warp.
+// Returns how many equal digits precede the lane's digit, in earlier calls of the warp and in lower lanes. `counts` has
+// the warp's counts of each digit. Called by the complete warp.
 DEVICE u32 rank_of(u32 digit, bool has_one, u32 bits, u32* counts) {
     u32 equal = __ballot_sync(EVERY_LANE, has_one);
     for (u32 b = 0; b < bits; b++) {
@@ -93,8 +93,9 @@ KERNEL(256, count_tile, SortArgs) {
     if (threadIdx.x >> a.bits == 0) a.counts[(u64)threadIdx.x * a.tiles + blockIdx.x] = sum;
 }
 
-// Exclusive prefix sum over the threads of a block of TILE_WARPS warps. `sums` has a number per warp; the total is the sum of
-// them. Called by the complete block, which must reach a barrier before `sums` is written again.
+// Returns the exclusive prefix sum over the threads of a block of TILE_WARPS warps. `sums` has a number per warp; the
+// sum of these numbers is the total. Called by the complete block, which must reach a barrier before `sums` is written
+// again.
 DEVICE u32 before_in_block(u32 value, u32* sums) {
     u32 upto = lanes_upto(value);
     if (lane_of() == 31) sums[warp_of()] = upto;
@@ -104,7 +105,7 @@ DEVICE u32 before_in_block(u32 value, u32* sums) {
     return before;
 }
 
-// Turns counts of tiles into the counts of the tiles before: one block per digit.
+// Turns the count of each tile into the sum of counts of earlier tiles: one block per digit.
 KERNEL(256, sum_tiles, SortArgs) {
     u32* sums = (u32*)shared_memory(); // [warps]
     u32* counts = a.counts + (u64)blockIdx.x * a.tiles;
@@ -118,7 +119,7 @@ KERNEL(256, sum_tiles, SortArgs) {
     if (threadIdx.x == 0) a.totals[blockIdx.x] = earlier;
 }
 
-// Moves the pairs to their places by one digit; equal digits keep their order. One block per tile.
+// Moves pairs to their places by one digit; pairs with equal digits keep their order. One block per tile.
 KERNEL(256, sort_tile, SortArgs) {
     u32* counts = (u32*)shared_memory(); // [warps, digits]
     u32* sums = counts + TILE_WARPS * SORT_DIGITS;
@@ -144,8 +145,8 @@ KERNEL(256, sort_tile, SortArgs) {
 }
 
 struct HeadArgs {
-    const u32* keys; // [occurrences] rising
-    u32* counts;     // [tiles] heads, then heads of the tiles before
+    const u32* keys; // [occurrences] ascending
+    u32* counts;     // [tiles] number of heads (first occurrences of a distinct row), then of heads in earlier tiles
     const u32* total;
     u32* starts; // [rows + 1] first occurrence of each distinct row
     u32 count, no_key;
@@ -155,7 +156,8 @@ DEVICE bool is_head(const HeadArgs& a, u32 n) {
     return n < a.count && a.keys[n] != a.no_key && (n == 0 || a.keys[n - 1] != a.keys[n]);
 }
 
-// Heads of the warp's occurrences of a tile, and those before it in the tile. Called by the complete block.
+// Marks the heads among the warp's occurrences of a tile, and returns the number of heads in the tile's earlier warps.
+// Called by the complete block.
 DEVICE u32 heads_of(const HeadArgs& a, u32 (&votes)[ITEMS], u32* sums) {
     u32 first = blockIdx.x * TILE + warp_of() * 32 * ITEMS + lane_of(), heads = 0;
 #pragma unroll
@@ -177,7 +179,7 @@ KERNEL(256, count_heads, HeadArgs) {
     if (threadIdx.x == blockDim.x - 1) a.counts[blockIdx.x] = before + sums[warp_of()];
 }
 
-// Lists the first occurrences of the distinct rows, and the end of the last: one block per tile.
+// Lists the first occurrence of each distinct row, and the end of the last row: one block per tile.
 KERNEL(256, place_heads, HeadArgs) {
     u32* sums = (u32*)shared_memory(); // [warps]
     u32 votes[ITEMS], place = heads_of(a, votes, sums) + a.counts[blockIdx.x];

@@ -1,19 +1,19 @@
-// Exact selection of the K best of any number of scored items, for K from 1 on: a radix selection over ordered keys, then over
-// the ids of the items that tie with the last one. The result does not depend on the order of the items.
+// Exact selection of the K best of any number of scored items, for K from 1 on: a radix selection over ordered keys,
+// then over the ids of the items that tie with the K-th best. The result does not depend on the order of the items.
 #include "digits.cuh"
 
 struct TopArgs {
     const u32* keys;  // [rows, stride] ordered keys
-    const u32* slots; // [rows, stride], or null: then an index is its own slot
-    const u32* counts; // [rows], or null: then `count`
+    const u32* slots; // [rows, stride], or null: the slot of an item is its index
+    const u32* counts; // [rows], or null: every row has `count` items
     const u32* wanted; // [rows] K of each row
-    // Tie-breaking of equal scores, lowest first: ids[map[slot]]; without a map ids[slot], without ids the slot.
+    // Ties go to the lowest number: ids[map[slot]]; without a map ids[slot], without ids the slot.
     const i64* ids;
     const u32* map; // [rows, map_stride]
     u32* keys_out;  // [rows, stride_out]
     u32* slots_out;
     u32* counts_out; // [rows]
-    u32* ties;       // [rows, stride] indexes of items that tie with the last one
+    u32* ties;       // [rows, stride] indexes of items that tie with the K-th best
     u32 count, stride, stride_out, map_stride;
 };
 
@@ -22,7 +22,7 @@ DEVICE u64 rank_of(const TopArgs& a, u32 row, u32 slot) {
     return a.ids ? (u64)a.ids[at] ^ 1ull << 63 : (u64)at;
 }
 
-// Appends the items of the lanes that have one. Called by the complete warp.
+// Appends the items of the lanes that have an item. Called by the complete warp.
 DEVICE void append(const TopArgs& a, u32 row, u32* filled, bool has_one, u32 key, u32 slot) {
     u32 votes = __ballot_sync(EVERY_LANE, has_one), base = 0;
     if (votes == 0) return;
@@ -35,8 +35,8 @@ DEVICE void append(const TopArgs& a, u32 row, u32* filled, bool has_one, u32 key
     }
 }
 
-// Appends the items of a block that rank above the last one, and stores those that tie with it: every `stride`-th from the first
-// on; the next one is loaded during the current one.
+// Appends the items of a block that rank above the K-th best, and stores the items that tie with the K-th best: every
+// `stride`-th item from `first` on. The next item is loaded while the current one is compared.
 DEVICE void sort_out(const TopArgs& a, u32 row, u32* filled, u32* tied, u32 first, u32 stride, u32 count, u32 last, bool takes_all) {
     u64 base = (u64)row * a.stride;
     u32 whole = (count + blockDim.x - 1) / blockDim.x * blockDim.x;
@@ -52,7 +52,7 @@ DEVICE void sort_out(const TopArgs& a, u32 row, u32* filled, u32* tied, u32 firs
     }
 }
 
-// Appends the first `left` of the items that tie with the last one. Called by the complete block.
+// Appends the first `left` of the items that tie with the K-th best. Called by the complete block.
 DEVICE void take_ties(const TopArgs& a, u32 row, u32* filled, u32 count, u32 last, u32 left, u32* histogram) {
     const u32* ties = a.ties + (u64)row * a.stride;
     u64 last_rank = ~0ull;
@@ -81,7 +81,7 @@ DEVICE void take_ties(const TopArgs& a, u32 row, u32* filled, u32 count, u32 las
 
 DEVICE u32 count_of(const TopArgs& a, u32 row) { return a.counts ? min(a.counts[row], a.stride) : a.count; }
 
-// Selects the best of each row, unsorted: one block per row.
+// Selects the K best items of each row, unsorted: one block per row.
 KERNEL(1024, select_top, TopArgs) {
     u32* histogram = (u32*)shared_memory();
     u32* filled = histogram + DESCENT_WORDS;
@@ -101,7 +101,7 @@ KERNEL(1024, select_top, TopArgs) {
     if (!takes_all) take_ties(a, row, filled, *tied, last, left, histogram);
 }
 
-// Shared progress of several blocks on one row. Initially all 0.
+// Shared progress of several blocks on one row. All fields are initially 0.
 struct Descent {
     u32 last, decided, left;
     u32 arrived, filled, tied;
@@ -112,11 +112,12 @@ struct Descent {
 struct ManyArgs {
     TopArgs of;
     Descent* descents; // [rows]
-    i32 shift;         // lowest bit of the current digit, or below 0
+    i32 shift;         // lowest bit of the current digit; negative for the last, narrower digit
     u32 unused;
 };
 
-// Finds the next digit of the last key of each row: grid (parts, rows). The last block to finish a row takes the sums of all.
+// Finds the next digit of the K-th largest key of each row: grid (parts, rows). The last block of a row to finish uses
+// the histogram of all blocks.
 KERNEL(512, narrow_keys, ManyArgs) {
     u32* histogram = (u32*)shared_memory();
     u32* flag = histogram + DESCENT_WORDS;
@@ -147,7 +148,8 @@ KERNEL(512, narrow_keys, ManyArgs) {
     }
 }
 
-// Collects the items above the last key of each row, and the first of those that equal it: grid (parts, rows).
+// Collects the items above the K-th largest key of each row, and the first of the items with that key: grid (parts,
+// rows).
 KERNEL(512, take_best, ManyArgs) {
     u32* histogram = (u32*)shared_memory();
     u32* flag = histogram + DESCENT_WORDS;
@@ -180,8 +182,8 @@ DEVICE bool before(const TopArgs& a, u32 row, u32 key, u32 slot, u32 other_key, 
     return slot != other_slot && rank_of(a, row, slot) < rank_of(a, row, other_slot);
 }
 
-// Sorts runs of RUN items, best first: grid (runs, rows), a bitonic network with one item per thread. Items less than a warp
-// apart are compared by shuffles, others through shared memory.
+// Sorts groups of RUN consecutive items (runs), best first: grid (runs, rows), a bitonic network with one item per
+// thread. Items at a distance of less than a warp are compared by shuffles, others through shared memory.
 KERNEL(1024, sort_runs, SortArgs) {
     u32* keys = (u32*)shared_memory(); // [RUN]
     u32* slots = keys + RUN;

@@ -1,4 +1,4 @@
-//! Embedding bags: pooled lookup of rows.
+//! Embedding bags: pools the rows that ids refer to.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -12,7 +12,7 @@ use sterling_kernels::cpu::pool::RowFormat;
 /// Rows of one width and format.
 #[derive(Debug)]
 pub struct TableRows {
-    /// `[rows, row_bytes]`
+    /// Bytes of the rows, `[rows, row_bytes]`.
     pub bytes: Array<u8>,
     /// Number format of the rows.
     pub format: RowFormat,
@@ -24,13 +24,13 @@ impl TableRows {
     /// Returns the number of rows.
     ///
     /// # Errors
-    /// `Invalid` for a width that its format does not support.
+    /// `Invalid` for a width that the format does not support.
     pub fn rows(&self) -> Result<usize> {
         Ok(self.bytes.len() / self.format.row_bytes(self.width)?.max(1))
     }
 }
 
-/// Bags of ids: rows of the table; negative ids add nothing.
+/// Bags of ids, which are row numbers of the table; negative ids add nothing.
 #[derive(Debug)]
 pub struct IdBags<'a> {
     /// Row numbers of all bags; each negative or below the number of rows.
@@ -43,26 +43,27 @@ pub struct IdBags<'a> {
     pub is_mean: bool,
 }
 
-/// Destination of the sums: bag `b` at `data[b * stride + column ..]`.
+/// Destination of the sums: the sum of bag `b` starts at `data[b * stride + column]`.
 #[derive(Debug)]
 pub struct SumsTo<'a> {
-    /// `[bags, stride]`
+    /// Output array, `[bags, stride]`.
     pub data: &'a Array<f32>,
     /// Distance between bags, in numbers.
     pub stride: usize,
-    /// First column.
+    /// First column of the sums in an output row.
     pub column: usize,
 }
 
 /// Pools bags of rows.
 ///
 /// # Errors
-/// `Internal` for arrays that are too short or if the launch fails; `Invalid` for a width that its format does not support.
+/// `Internal` for arrays that are too short or if the launch fails; `Invalid` for a width that the row format does not
+/// support.
 pub fn pool(device: &Device, rows: &TableRows, bags: &IdBags<'_>, to: &SumsTo<'_>) -> Result<()> {
     pool_staged(device, (rows, None), bags, to)
 }
 
-/// Same as [`pool`], where ids beyond the table's rows refer to rows of `staged`, which were uploaded with them.
+/// As [`pool`]; ids beyond the table's rows refer to rows of `staged`, which were uploaded with the ids.
 ///
 /// # Errors
 /// As [`pool`].
@@ -123,7 +124,8 @@ pub fn pool_staged(
     launch(device, &Shape { kernel, grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
-/// Copies rows of `staged` with `width` numbers to places of an array: row `taken[n]` to `places[n]`; places are distinct.
+/// Copies rows of `width` numbers from `staged` to another array: row `taken[n]` to row `places[n]`. The target rows
+/// are distinct.
 ///
 /// # Errors
 /// As [`pool`].
@@ -157,7 +159,7 @@ pub fn scatter_rows<T: Pod>(
     launch(device, &Shape { kernel: "place_rows", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
-/// Gathers the requested rows of a table in host memory into an array on the device.
+/// Gathers the requested rows of a table in host memory into a new array on the device.
 ///
 /// # Errors
 /// `Internal` for rows that do not exist, or if the launch fails; `Overloaded` if device memory is exhausted.
@@ -174,7 +176,7 @@ pub fn fetch_rows(device: &Device, table: &HostBytes, wanted: &[i64], row_bytes:
     let (count, rows) = (wanted.len(), table.len() / row_bytes.max(1));
     let is_there = |row: i64| usize::try_from(row).is_ok_and(|row| row < rows);
     if let Some(row) = wanted.iter().find(|row| !is_there(**row)) {
-        return Err(Error::internal(format!("row {row} of a table of {rows}")));
+        return Err(Error::internal(format!("row {row} is outside of a table of {rows} rows")));
     }
     let (wanted, fetched) = (device.copy(wanted)?, device.room(count * row_bytes)?);
     let arguments = FetchArgs {
@@ -191,23 +193,23 @@ pub fn fetch_rows(device: &Device, table: &HostBytes, wanted: &[i64], row_bytes:
     Ok(fetched)
 }
 
-/// Rows of a table per slot.
+/// Rows of a table that each slot refers to.
 #[derive(Debug, Default)]
 pub struct SlotKeys {
-    /// Row numbers, or [`SlotKeys::NONE`]. `None` if each slot takes the row of its own number.
+    /// Row numbers, or [`SlotKeys::NONE`]. `None` if slot `n` refers to row `n`.
     pub keys: Option<Array<u32>>,
-    /// Offsets of each slot's keys, `[slots + 1]`. `None` if each slot has one key.
+    /// Start of each slot's keys, `[slots + 1]`. `None` if each slot has one key.
     pub offsets: Option<Array<u32>>,
     /// True if each sum is divided by the number of keys.
     pub is_mean: bool,
 }
 
 impl SlotKeys {
-    /// Key without a row.
+    /// Key that refers to no row.
     pub const NONE: u32 = u32::MAX;
 }
 
-/// Pools the rows of the candidates' slots, into `out[q, n, column ..]`.
+/// Pools the rows that the candidates' slots refer to, into `out[q, n, column ..]`.
 ///
 /// # Errors
 /// As [`pool`].
@@ -241,7 +243,7 @@ pub fn pool_slots(
     need("rows of candidates", out.data, count * stride * out.stride)?;
     if out.column + rows.width > out.stride {
         let (end, stride) = (out.column + rows.width, out.stride);
-        return Err(Error::internal(format!("rows of candidates of {stride} numbers, expected at least {end}")));
+        return Err(Error::internal(format!("candidate rows have {stride} numbers, expected at least {end}")));
     }
     let arguments = SlotBagsArgs {
         rows: rows.bytes.address(),
@@ -269,7 +271,7 @@ pub fn pool_slots(
     launch(device, &Shape { kernel: "pool_slots", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
-/// Returns the number of a format in `kernels/pool.cu`.
+/// Returns the constant for a row format in `kernels/pool.cu`.
 fn kernel_number(format: RowFormat) -> u32 {
     match format {
         RowFormat::F32 => 0,

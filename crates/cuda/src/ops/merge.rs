@@ -8,7 +8,7 @@ use crate::driver::Demand;
 use crate::memory::{Array, Device};
 use sterling_core::error::{Error, Result};
 
-/// Rule for the items to retain and their scores.
+/// Rule that selects the retained items and their scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FoundBy {
     /// Items of any query, with the largest weighted score.
@@ -17,9 +17,9 @@ pub enum FoundBy {
     All,
 }
 
-/// Returns the distinct items of the queries of each request, unsorted. Rows of `found` belong to queries, as many per request as
-/// there are weights, with distinct items per row. `most` is the size of the result per request, at least the number of distinct
-/// items.
+/// Returns the distinct items of the queries of each request, unsorted. Each row of `found` belongs to a query and has
+/// distinct items; a request has as many queries as there are weights. `most` is the size of the result per request, at
+/// least the number of distinct items.
 ///
 /// # Errors
 /// `Internal` for arrays that are too short, or if a launch fails; `Overloaded` if memory is exhausted.
@@ -41,11 +41,11 @@ pub fn merge(device: &Device, found: Best, by: FoundBy, weights: &Array<f32>, mo
     }
     let (rows, queries, stride) = (found.counts.len(), weights.len(), found.stride);
     if queries == 0 || !rows.is_multiple_of(queries) {
-        return Err(Error::internal(format!("results of {rows} queries, expected a multiple of {queries}")));
+        return Err(Error::internal(format!("got results of {rows} queries, expected a multiple of {queries}")));
     }
     need("slots", &found.slots, rows * stride)?;
     need("scores", &found.keys, rows * stride)?;
-    // Sorts by slot for the lookup: slots take the place of scores, and carry their scores along.
+    // Sorts by slot for the lookup: slots are passed as scores, and the scores as slots, so that the sort moves both.
     let by_slot = Best { keys: found.slots, slots: found.keys, counts: found.counts, stride };
     let by_slot = top::sort(device, by_slot, &Ties::default())?;
     let requests = rows / queries;
@@ -69,7 +69,7 @@ pub fn merge(device: &Device, found: Best, by: FoundBy, weights: &Array<f32>, mo
         needs_all: u32::from(by == FoundBy::All),
     };
     let grid = [if stride == 0 { 0 } else { parts(device, stride, 256, rows) }, rows, 1];
-    // One binary search in the row of each other query, which is cached.
+    // Bytes that one binary search per other query reads; the rows are in the cache.
     let steps = stride.max(1).ilog2() as usize + 1;
     let again = times(&[rows, stride, queries - 1, steps, 4]);
     let demand = Demand { again, ..Demand::of_bytes(rows * stride * 8 + requests * most * 8) };

@@ -1,7 +1,7 @@
-//! Operations of a pass. Each launches one or several kernels, after checking the lengths of its arrays.
+//! Operations of a pass. Each operation checks the lengths of its arrays and launches one or several kernels.
 //!
-//! A kernel trusts the content of its arrays. Slots, lists, places and offsets that kernels compute are in range by construction;
-//! those from the host are checked by the uploading code, against the snapshot that they index.
+//! A kernel trusts the content of its arrays. Slots, lists, places and offsets that kernels compute are in range by
+//! construction; the code that uploads such numbers from the host checks them against the snapshot that they index.
 //!
 //! An *ordered key* is a score encoded as a 32-bit integer that sorts in the same order.
 //!
@@ -12,22 +12,22 @@
 //! | `merge` | candidates of several queries of a request |
 //! | `bags` | embedding bags |
 //! | `words` | filter programs |
-//! | `looks` | termination checks of filtered searches |
+//! | `termination` | termination checks of filtered searches |
 //! | `rows` | full-width rows: products, the exact scan, reranker inputs |
 //! | `steps` | compiled dense graphs |
-//! | `worth` | the value model, and the columns of the best |
+//! | `value_model` | the value model, and the columns of the best |
 //! | `learn` | embedding tables in training: lookups and updates |
 
 pub mod bags;
 pub mod learn;
-pub mod looks;
 pub mod merge;
 pub mod rows;
 pub mod scan;
 pub mod steps;
+pub mod termination;
 pub mod top;
+pub mod value_model;
 pub mod words;
-pub mod worth;
 
 use bytemuck::Pod;
 
@@ -38,7 +38,7 @@ use sterling_core::error::{Error, Result};
 /// Maximum number of blocks along the second and third axis of a grid.
 pub const ROWS_MAX: usize = 65_535;
 
-/// Launch without its arguments.
+/// Parameters of a launch, without the kernel's arguments.
 struct Shape {
     kernel: &'static str,
     grid: [usize; 3],
@@ -54,13 +54,16 @@ fn launch<A: Pod>(device: &Device, shape: &Shape, arguments: &A) -> Result<()> {
     }
     let grid = shape.grid.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
     if shape.grid[1] > ROWS_MAX || shape.grid[2] > ROWS_MAX {
-        return Err(Error::internal(format!("kernel `{}`: a grid of {:?}", shape.kernel, shape.grid)));
+        return Err(Error::internal(format!(
+            "kernel `{}`: a grid of {:?} blocks, expected at most {ROWS_MAX} along y and z",
+            shape.kernel, shape.grid
+        )));
     }
     let shared_max = device.driver().shared_bytes_max();
     if shape.shared_bytes > shared_max {
         let Shape { kernel, shared_bytes, .. } = *shape;
         return Err(Error::unsupported(format!(
-            "kernel `{kernel}`: {shared_bytes} bytes of shared memory per block, the device has {shared_max}"
+            "kernel `{kernel}`: {shared_bytes} bytes of shared memory per block, expected at most {shared_max} on this device"
         )));
     }
     let launch = Launch {
@@ -71,32 +74,33 @@ fn launch<A: Pod>(device: &Device, shape: &Shape, arguments: &A) -> Result<()> {
         arguments: bytemuck::bytes_of(arguments),
         demand: shape.demand,
     };
-    // SAFETY: only files of this module create arguments: the structure is the kernel's, and its addresses belong to arrays that
-    // are borrowed until the launch is queued (memory is freed in launch order). The checks before ensure that they contain
-    // everything that the kernel reads and writes, given indices in range as the module documentation states.
+    // SAFETY: only files of this module create arguments: the structure matches the kernel, and its addresses belong to
+    // arrays that are borrowed until the launch is queued (memory is freed in launch order). The callers' checks ensure
+    // that the arrays contain everything that the kernel reads and writes, given indices in range as the module
+    // documentation states.
     unsafe { device.driver().launch(&launch) }
 }
 
 /// Rejects an array that is shorter than an operation needs.
 fn need<T: Pod>(what: &str, array: &Array<T>, len: usize) -> Result<()> {
     if array.len() < len {
-        return Err(Error::internal(format!("{what}: an array of {}, expected at least {len}", array.len())));
+        return Err(Error::internal(format!("{what}: an array of {} elements, expected at least {len}", array.len())));
     }
     Ok(())
 }
 
-/// Returns the number of blocks for `count` things, `each` at a time, in a grid with `rows` rows: at most as many as keep the
-/// device busy; blocks loop over the rest.
+/// Returns the number of blocks for `count` units of work, `each` per block, in a grid with `rows` rows. The number is
+/// limited to what keeps the device busy; each block loops over further units.
 fn parts(device: &Device, count: usize, each: usize, rows: usize) -> usize {
     count.div_ceil(each.max(1)).clamp(1, (device.driver().blocks() / rows.max(1)).max(1))
 }
 
-/// Multiplies counts, saturating.
+/// Multiplies counts; the product saturates.
 fn times(counts: &[usize]) -> u64 {
     counts.iter().fold(1, |product, &count| product.saturating_mul(count as u64))
 }
 
-/// Address of an optional array, or 0.
+/// Returns the address of an optional array; 0 for `None`.
 fn address_of<T: Pod>(array: Option<&Array<T>>) -> u64 {
     array.map_or(0, Array::address)
 }

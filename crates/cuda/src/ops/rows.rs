@@ -1,4 +1,4 @@
-//! Operations on rows in full width.
+//! Operations on the most precise stored rows: the rescoring rows, or int8 rows if there are no rescoring rows.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -19,12 +19,12 @@ pub enum RowKind {
     F32,
 }
 
-/// Widest stored rows of the items: the rescoring rows, or int8 rows if there are none.
+/// Most precise stored rows of the items: the rescoring rows, or int8 rows if there are no rescoring rows.
 #[derive(Clone, Copy, Debug)]
 pub struct ItemRows<'a> {
-    /// Row data, `[slots, D]`, or blocks of codes.
+    /// Rows `[slots, D]`, or blocks of int8 codes.
     pub bytes: &'a Array<u8>,
-    /// Scales of codes, `[slots]`.
+    /// Scales of int8 codes, `[slots]`.
     pub scales: &'a Array<f32>,
     /// Number format.
     pub kind: RowKind,
@@ -64,9 +64,9 @@ impl ItemRows<'_> {
         need("rows", self.bytes, self.scales.len() * self.row_bytes())
     }
 
-    /// Computes the ordered keys of the products of candidates `slots[r, ..counts[r]]` with the query of request `r`, from
-    /// queries `[requests, D]`. With weights, computes weighted sums, from queries `[requests, weights, D]`. The result has the
-    /// shape `[requests, stride]`.
+    /// Computes the ordered keys of the products of candidates `slots[r, ..counts[r]]` with the query of request `r`,
+    /// from queries `[requests, D]`. With weights, computes weighted sums of products, from queries `[requests,
+    /// weights, D]`. `keys` has the shape `[requests, stride]`.
     ///
     /// # Errors
     /// `Internal` for arrays that are too short or if the launch fails.
@@ -114,8 +114,8 @@ impl ItemRows<'_> {
         launch(device, &shape, &arguments)
     }
 
-    /// Scores every eligible item, from the filter bitmap of each query over all words. `word_slots` has the first slot of each
-    /// word.
+    /// Scores every eligible item of each query. `words` has the address of each query's filter bitmap over all words;
+    /// `word_slots` has the first slot of each word.
     ///
     /// # Errors
     /// As [`ItemRows::products`].
@@ -162,7 +162,7 @@ impl ItemRows<'_> {
         launch(device, &shape, &arguments)
     }
 
-    /// Returns the largest norm of the first `slots` items, and of their codes.
+    /// Returns the largest norm of the first `slots` items, by their rows and by their codes.
     ///
     /// # Errors
     /// As [`ItemRows::products`].
@@ -197,8 +197,8 @@ impl ItemRows<'_> {
         Ok(f32::from_bits(most.to_vec()?[0]))
     }
 
-    /// Writes the reranker inputs of each candidate, `[queries, stride, out_stride]`: its row from number `row_at` on, if that is
-    /// read, and its columns.
+    /// Writes the reranker inputs of each candidate, `[queries, stride, out_stride]`: its row from element `row_at` on,
+    /// if the reranker reads the row, and its columns.
     ///
     /// # Errors
     /// As [`ItemRows::products`].
@@ -233,7 +233,9 @@ impl ItemRows<'_> {
         need("retrieval scores", columns.similarity, count * of.stride)?;
         need("gathered rows", out, count * of.stride * out_stride)?;
         if ends.iter().any(|&end| end > out_stride) {
-            return Err(Error::internal(format!("gathered rows of {out_stride} numbers, expected {ends:?}")));
+            return Err(Error::internal(format!(
+                "gathered rows have {out_stride} numbers, expected at least {ends:?}"
+            )));
         }
         let arguments = GatherArgs {
             rows: self.arguments(),
@@ -256,10 +258,10 @@ impl ItemRows<'_> {
     }
 }
 
-/// Marks that candidate rows are not read.
+/// Marks that the reranker does not read the rows of candidates.
 const NOWHERE: u32 = u32::MAX;
 
-/// Columns of candidates that follow their rows.
+/// Columns of candidates that follow the row in the reranker inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct CandidateColumns<'a> {
     /// Addresses of columns with one number per slot; 0 for the retrieval score.
@@ -273,9 +275,9 @@ pub struct CandidateColumns<'a> {
 /// Slots of several queries: `slots[q, ..counts[q]]`.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotRows<'a> {
-    /// `[queries, stride]`
+    /// Slots, `[queries, stride]`.
     pub slots: &'a Array<u32>,
-    /// `[queries]`
+    /// Number of slots per query, `[queries]`.
     pub counts: &'a Array<u32>,
     /// Maximum number of slots per query.
     pub stride: usize,

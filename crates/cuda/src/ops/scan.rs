@@ -1,4 +1,4 @@
-//! Int8 scans, and the candidates that they collect.
+//! Int8 scans of lists, and the candidates that the scans collect.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use crate::driver::{BLOCKS_PER_PROCESSOR, Demand};
 use crate::memory::{Array, Device};
 use sterling_core::error::{Error, Result};
 
-/// Number of score bins for the running threshold.
+/// Number of score bins that determine the running threshold.
 const BINS: usize = 2048;
-/// Threads per block of the scans, and its warps.
+/// Threads per block of the scans, and warps per block.
 const THREADS: usize = 256;
 const WARPS: usize = THREADS / 32;
 /// Concurrent scan blocks per multiprocessor.
 const AT_ONCE: usize = 3;
-/// Number of lists that a block looks up together, and of their words that a warp processes together.
+/// Number of lists that a block looks up together, and number of their words that a warp processes together.
 const SPANS: usize = 256;
 const WORDS_TOGETHER: usize = 32;
 /// Number of candidates that a warp buffers before it writes them.
@@ -38,7 +38,7 @@ pub struct QueryHead {
 /// Blocked int8 rows of all lists.
 #[derive(Debug)]
 pub struct BlockLists {
-    /// Codes, `[blocks, G, 16, 4]`; other lists may share the array.
+    /// Codes, `[blocks, G, 16, 4]`; other lists may use the same array.
     pub codes: Arc<Array<u8>>,
     /// One scale per slot of these blocks.
     pub scales: Arc<Array<f32>>,
@@ -63,11 +63,11 @@ pub struct Collection {
     raise_every: u32,
     /// Codes of the queries, `[queries, 2, G]` words.
     pub codes: Array<u32>,
-    /// `[queries]`
+    /// Scale and corrections of each query, `[queries]`.
     pub heads: Array<QueryHead>,
     /// Ordered keys of candidates, `[queries, room]`.
     pub keys: Array<u32>,
-    /// Slots of the candidates.
+    /// Slots of the candidates, `[queries, room]`.
     pub slots: Array<u32>,
     /// Number of candidates, `[queries]`.
     pub counts: Array<u32>,
@@ -81,10 +81,10 @@ pub struct Collection {
     excluded_starts: Array<u32>,
 }
 
-/// Results of searches so far: candidates of each query, including the best, and the number of items that passed.
+/// Candidates of searches so far: all collected ones, including the best, and the number of scored items.
 #[derive(Clone, Copy, Debug)]
 pub struct SearchResults<'a> {
-    /// Ordered keys of candidates, `[queries, room]`, in order of arrival.
+    /// Ordered keys of candidates, `[queries, room]`, in the order in which they were collected.
     pub keys: &'a Array<u32>,
     /// Number of candidates, `[queries]`.
     pub counts: &'a Array<u32>,
@@ -92,7 +92,7 @@ pub struct SearchResults<'a> {
     pub survivors: &'a Array<u32>,
     /// Maximum number of candidates per query.
     pub room: usize,
-    /// Maximum bytes of all scores.
+    /// Estimated maximum bytes of all ordered keys.
     pub bytes: usize,
 }
 
@@ -117,8 +117,8 @@ pub(super) struct CandidatesArgs {
 }
 
 impl Collection {
-    /// Allocates room for `room` candidates per query, of which `wanted[q]` will be selected. `excluded[q]` are ascending slots
-    /// that never become candidates.
+    /// Allocates room for `room` candidates per query, of which `wanted[q]` will be selected. `excluded[q]` are the
+    /// ascending slots that never become candidates of query `q`.
     ///
     /// # Errors
     /// As [`Device::copy`].
@@ -132,7 +132,7 @@ impl Collection {
         let (queries, groups) = (wanted.len(), dimension.div_ceil(4));
         if excluded.len() != queries || room > u32::MAX as usize {
             return Err(Error::internal(format!(
-                "{queries} queries, {} lists of excluded slots, a capacity of {room}",
+                "{queries} queries have {} lists of excluded slots and room for {room} candidates, expected a list each and 32-bit room",
                 excluded.len()
             )));
         }
@@ -141,7 +141,8 @@ impl Collection {
             *end += slots.len() as u32;
             Some(*end)
         }));
-        // If few are wanted, a threshold soon pays off; raising it costs about as much as storing a hundred candidates.
+        // If few candidates are wanted, a threshold soon pays off; raising it costs about as much as storing a hundred
+        // candidates.
         let raise_every = wanted.iter().copied().max().unwrap_or(0).max(512);
         Ok(Collection {
             queries,
@@ -172,8 +173,8 @@ impl Collection {
         self.room
     }
 
-    /// Estimates the bytes of candidates that are written if each query scans `items` items in random order: the n-th item is
-    /// stored with the probability that it is among the wanted ones so far.
+    /// Estimates the bytes of candidates that are written if each query scans `items` items in random order: the n-th
+    /// item is stored with the probability that it is among the best `wanted` of the first n items.
     fn kept_bytes(&self, items: usize) -> usize {
         let (items, wanted) = (items.max(1) as f64, self.raise_every as f64);
         let kept = if items > wanted { wanted * (1.0 + (items / wanted).ln()) } else { items };
@@ -186,7 +187,7 @@ impl Collection {
         SearchResults { keys, counts, survivors, room: *room, bytes: self.kept_bytes(*room) / 2 }
     }
 
-    /// Returns the bytes per query of a collection, without its candidates.
+    /// Returns the bytes per query of a collection, excluding candidates.
     pub fn bytes_per_query(dimension: usize) -> usize {
         BINS * 4 + dimension.div_ceil(4) * 8 + 64
     }
@@ -211,10 +212,10 @@ impl Collection {
         }
     }
 
-    /// Quantizes the queries `[queries, dimension]`. `norm_max` is the largest norm of an item.
+    /// Quantizes the queries, `[queries, dimension]`. `norm_max` is the largest norm of an item.
     ///
     /// # Errors
-    /// `Internal` for arrays of other lengths, or if the launch fails.
+    /// `Internal` for arrays that are too short, or if the launch fails.
     pub fn quantize(&self, device: &Device, vectors: &Array<f32>, dimension: usize, norm_max: f32) -> Result<()> {
         #[repr(C)]
         #[derive(Clone, Copy, Pod, Zeroable)]
@@ -245,22 +246,23 @@ impl Collection {
     }
 }
 
-/// Number of lists that a query probes if it is out of distribution: its best centroid scores less than `reach` times its length.
+/// Number of lists to probe for a query that is out of distribution, that is, whose best centroid scores less than
+/// `reach` times the query's length.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct Further {
     /// Number of lists.
     pub probes: u32,
-    /// Reach below which the query is out of distribution.
+    /// Limit on the best centroid score divided by the query length; below it, the query is out of distribution.
     pub reach: f32,
 }
 
 /// Centroids of an index as blocks, one list per slot.
 #[derive(Debug)]
 pub struct Centroids {
-    /// `[ceil(lists / 16), G, 16, 4]`
+    /// Codes, `[ceil(lists / 16), G, 16, 4]`.
     pub codes: Array<u8>,
-    /// `[lists]`, and up to 16 more
+    /// Scale of each list, `[lists]`; up to 16 more may follow.
     pub scales: Array<f32>,
     /// Penalty that is subtracted from each list's score, `[lists]`.
     pub penalties: Option<Array<f32>>,
@@ -269,8 +271,8 @@ pub struct Centroids {
 }
 
 impl Centroids {
-    /// Sets `probes[q]` to that of `further[q]` for each query that is out of distribution. `keys` are the ordered keys of all
-    /// list scores, `[queries, lists]`.
+    /// Sets `probes[q]` to `further[q].probes` for each query that is out of distribution. `keys` are the ordered keys
+    /// of all list scores, `[queries, lists]`.
     ///
     /// # Errors
     /// As [`Collection::quantize`].
@@ -310,7 +312,7 @@ impl Centroids {
         launch(device, &shape, &arguments)
     }
 
-    /// Writes the ordered key of every list's score for every query, `[queries, lists]`.
+    /// Writes the ordered keys of all list scores for every query, `[queries, lists]`.
     ///
     /// # Errors
     /// As [`Collection::quantize`].
@@ -356,14 +358,14 @@ impl Centroids {
     }
 }
 
-/// Lists that each query scans: `order[q, begins[q]..ends[q]]`.
+/// Lists that each query scans: query `q` scans `order[q, begins[q]..ends[q]]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Order<'a> {
-    /// `[queries, stride]`
+    /// Lists, best first, `[queries, stride]`.
     pub order: &'a Array<u32>,
-    /// First index, `[queries]`; `None` for 0.
+    /// Index of the first list to scan, `[queries]`; `None` for 0.
     pub begins: Option<&'a Array<u32>>,
-    /// End index, `[queries]`.
+    /// Index after the last list to scan, `[queries]`.
     pub ends: &'a Array<u32>,
     /// Number of sorted lists per query.
     pub stride: usize,
@@ -396,12 +398,12 @@ pub struct LiveItems<'a> {
     pub firsts: &'a Array<u32>,
 }
 
-/// Returns the number of blocks per query, at most `most`, with which all of them finish earliest.
+/// Returns the number of blocks per query, at most `most`, with which all blocks finish earliest.
 fn even_parts(device: &Device, most: usize, queries: usize) -> usize {
     let at_once = (device.driver().blocks() / BLOCKS_PER_PROCESSOR).max(1) * AT_ONCE;
     let last = most.clamp(1, (at_once / queries.max(1)).max(4));
     let turns_by = |parts: &usize| (queries * parts).div_ceil(at_once);
-    // The duration is proportional to rounds divided by blocks; the comparison avoids the division.
+    // The duration is proportional to rounds divided by blocks; cross-multiplication avoids the division.
     (1..=last).min_by(|a, b| (turns_by(a) * b).cmp(&(turns_by(b) * a))).unwrap_or(1)
 }
 
@@ -433,12 +435,15 @@ impl BlockLists {
         need("list offsets", &self.offsets, self.lists() + 1)?;
         need("codes", &self.codes, self.scales.len() / 16 * self.groups * 64)?;
         if to.groups != self.groups {
-            return Err(Error::internal(format!("queries of {} groups, items of {}", to.groups, self.groups)));
+            return Err(Error::internal(format!(
+                "queries have {} groups of dimensions, items have {}",
+                to.groups, self.groups
+            )));
         }
         Ok(())
     }
 
-    /// Scans the lists of each query separately; with filter bitmaps, only their eligible items.
+    /// Scans the lists of each query separately; with filter bitmaps, only the eligible items of these lists.
     ///
     /// # Errors
     /// As [`Collection::quantize`].
@@ -496,7 +501,7 @@ impl BlockLists {
         launch(device, &Shape { kernel: "scan_lists", grid, threads: THREADS as u32, shared_bytes, demand }, &arguments)
     }
 
-    /// Counts the items in the first lists of each query, `[queries]`.
+    /// Returns the number of items in the first lists of each query, `[queries]`.
     ///
     /// # Errors
     /// As [`Collection::quantize`].
@@ -527,8 +532,8 @@ impl BlockLists {
         Ok(items)
     }
 
-    /// Scans the first lists of each query on tensor cores, each list for all queries that probe it; with a live bitmap, only its
-    /// live items.
+    /// Scans the first lists of each query on tensor cores, each list once for all queries that probe it; with a live
+    /// bitmap, only the live items.
     ///
     /// # Errors
     /// As [`Collection::quantize`].
@@ -576,13 +581,13 @@ impl BlockLists {
         launch(device, &shape, &arguments)
     }
 
-    /// Returns the shared memory per block of [`BlockLists::scan_shared`]: the codes of a tile of queries.
+    /// Returns the shared memory per block of [`BlockLists::scan_shared`], which holds the codes of a tile of queries.
     fn shared_scan_bytes(&self) -> usize {
         let row_words = self.groups.next_multiple_of(8) + 4;
         4 * TILE_QUERIES * 2 * row_words
     }
 
-    /// Returns whether a block of the device has enough shared memory for [`BlockLists::scan_shared`]; otherwise
+    /// Returns whether a block of the device has enough shared memory for [`BlockLists::scan_shared`]; if not,
     /// [`BlockLists::scan`] gives the same results.
     pub fn can_scan_shared(&self, device: &Device) -> bool {
         self.shared_scan_bytes() <= device.driver().shared_bytes_max()
@@ -597,7 +602,7 @@ impl BlockLists {
     fn shared_demand(&self, to: &Collection, order: &Order<'_>) -> Demand {
         let probes = to.queries * order.most;
         let lists = probes.min(self.lists());
-        // Number of probed lists, and of query tiles per list.
+        // Total number of query tiles of all probed lists.
         let tiles = lists * probes.div_ceil(lists.max(1)).div_ceil(TILE_QUERIES);
         let list_bytes = self.mean_items() * (4 * self.groups + 4);
         Demand {
@@ -607,7 +612,7 @@ impl BlockLists {
         }
     }
 
-    /// Inverts the probes: returns the offsets of each list's queries, and the queries.
+    /// Inverts the order of lists: returns the offsets of each list's queries, and the queries.
     fn invert(&self, device: &Device, to: &Collection, order: &Order<'_>) -> Result<(Array<u32>, Array<u32>)> {
         #[repr(C)]
         #[derive(Clone, Copy, Pod, Zeroable)]

@@ -1,4 +1,4 @@
-//! Steps of compiled dense graphs.
+//! Steps of compiled dense graphs on a GPU.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -10,31 +10,31 @@ use sterling_kernels::cpu::dense::{
     Binary, CHAIN_MAX, ChainLink, EQUAL_FOLDS_MAX, Fold, Form, PANEL, PARTS_MAX, PairRows, Unary,
 };
 
-/// Tile of a matrix product: its rows, its rows per warp, its columns (narrow and wide), and the words of depth per stage in
-/// shared memory.
+/// Tile of a matrix product: rows, rows per warp, columns (narrow and wide), and words of depth per stage in shared
+/// memory.
 const TILE_ROWS: usize = 128;
 const WARP_ROWS: usize = 32;
 const TILE_COLUMNS: [usize; 2] = [64, 128];
 const TILE_DEPTH: usize = 16;
-/// Tiles in shared memory: one that is being multiplied, and two that are being loaded.
+/// Number of tiles in shared memory: one that is being multiplied, and two that are being loaded.
 const TILES_HELD: usize = 3;
 /// Number of partial products that emulate a single-precision product on tensor cores.
 const SPLIT_PRODUCTS: usize = 3;
 
-/// Strided numbers of a step, in the kernels' layout: number `[request, row, outer, inner]` is at the address plus the sum of
-/// index times stride.
+/// Strided numbers of a step, in the kernels' layout: number `[request, row, outer, inner]` is at the address plus the
+/// sum of the indices times their strides.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 pub struct NumbersAt {
-    /// Address of the first f32; 0 for none.
+    /// Address of the first f32; 0 if there are no numbers.
     pub address: u64,
-    /// Stride of requests; 0 if all share the numbers.
+    /// Stride of requests; 0 if all requests share the numbers.
     pub request: u64,
     /// Stride of rows.
     pub row: u32,
-    /// Stride of runs.
+    /// Stride of the `outer` index.
     pub outer: u32,
-    /// Stride within a run: 1, or 0 if a run repeats one number.
+    /// Stride of the `inner` index: 1, or 0 if one number is repeated.
     pub inner: u32,
     unused: u32,
 }
@@ -46,21 +46,21 @@ impl NumbersAt {
         NumbersAt { address, request: request as u64, row: row as u32, outer: 0, inner: 1, unused: 0 }
     }
 
-    /// Skips `count` numbers.
+    /// Returns the numbers after the first `count` ones.
     pub fn behind(self, count: usize) -> Self {
         NumbersAt { address: self.address + 4 * count as u64, ..self }
     }
 
-    /// Sets the strides of runs.
+    /// Sets the strides of the `outer` and `inner` index.
     pub fn runs(self, outer: usize, inner: usize) -> Self {
         NumbersAt { outer: outer as u32, inner: inner as u32, ..self }
     }
 }
 
-/// Rows of several requests, `counts[r]` of request `r`.
+/// Rows of several requests; request `r` has `counts[r]` rows.
 #[derive(Clone, Copy, Debug)]
 pub struct RowsOf<'a> {
-    /// `[requests]`
+    /// Number of rows per request, `[requests]`.
     pub counts: &'a Array<u32>,
     /// Maximum number of rows per request.
     pub most: usize,
@@ -90,23 +90,23 @@ pub struct FactorAt {
 }
 
 impl FactorAt {
-    /// Creates a factor.
+    /// Creates a factor of a matrix product.
     pub fn new(rows: NumbersAt, matrix: NumbersAt, depth: usize, strides: (usize, usize)) -> Self {
         let (row_stride, panel_stride) = (strides.0 as u32, strides.1 as u32);
         FactorAt { rows, matrix, depth: depth as u32, row_stride, panel_stride, unused: 0 }
     }
 }
 
-/// Output of a matrix product.
+/// Output of a sum of matrix products.
 #[derive(Clone, Copy, Debug)]
 pub struct ProductTo {
     /// Bias that is added to each row; address 0 for none.
     pub bias: NumbersAt,
-    /// Destination of the rows, each with `runs` adjacent runs of `columns` numbers.
+    /// Destination of the rows; a row has `runs` adjacent results of `columns` numbers each.
     pub out: NumbersAt,
-    /// Number of runs per row.
+    /// Number of results per row.
     pub runs: usize,
-    /// Number of columns.
+    /// Number of columns of a result.
     pub columns: usize,
     /// True if negative results become 0.
     pub relu: bool,
@@ -119,7 +119,7 @@ pub struct ProductTo {
 /// Multiplies rows by matrices and sums the products.
 ///
 /// # Errors
-/// `Internal` for more factors than supported, or if the launch fails.
+/// `Internal` for more factors than supported, or if a launch fails.
 pub fn product(device: &Device, rows: RowsOf<'_>, parts: &[FactorAt], to: &ProductTo) -> Result<()> {
     #[repr(C)]
     #[derive(Clone, Copy, Pod, Zeroable)]
@@ -141,7 +141,7 @@ pub fn product(device: &Device, rows: RowsOf<'_>, parts: &[FactorAt], to: &Produ
         unused: u32,
     }
     if parts.len() > PARTS_MAX {
-        return Err(Error::internal(format!("a product of {} parts, expected at most {PARTS_MAX}", parts.len())));
+        return Err(Error::internal(format!("a product has {} parts, expected at most {PARTS_MAX}", parts.len())));
     }
     let mut all = [FactorAt::default(); PARTS_MAX];
     all[..parts.len()].copy_from_slice(parts);
@@ -159,8 +159,8 @@ pub fn product(device: &Device, rows: RowsOf<'_>, parts: &[FactorAt], to: &Produ
     let depth: usize = parts.iter().map(|part| part.depth as usize).sum();
     let tall = count.div_ceil(TILE_ROWS);
     let [narrow, wide] = TILE_COLUMNS;
-    // Wide tiles read rows half as often, if enough tiles remain to keep the device busy. Single-precision products are limited
-    // by the tensor cores instead.
+    // Wide tiles read rows half as often, which pays off if enough tiles remain to keep the device busy.
+    // Single-precision products gain nothing, because the tensor cores limit their speed.
     let is_wide = to.factors == Form::Pairs
         && to.columns > narrow
         && BLOCKS_PER_PROCESSOR * rows.requests() * tall * to.columns.div_ceil(wide) >= device.driver().blocks();
@@ -175,7 +175,9 @@ pub fn product(device: &Device, rows: RowsOf<'_>, parts: &[FactorAt], to: &Produ
     };
     match (to.factors, to.result) {
         (Form::Single, Form::Single) => launch(device, &shape("product_of"), &arguments),
-        (Form::Single, Form::Pairs) => Err(Error::internal("pairs of a product of single numbers")),
+        (Form::Single, Form::Pairs) => {
+            Err(Error::internal("a product of f32 factors cannot have a result in bf16 pairs"))
+        }
         (Form::Pairs, result) => {
             let arguments = PairArgs { of: arguments, is_paired: u32::from(result == Form::Pairs), unused: 0 };
             launch(device, &shape(if is_wide { "product_of_wide_pairs" } else { "product_of_pairs" }), &arguments)
@@ -199,12 +201,12 @@ fn product_demand(
     let whole = times(&[requests, tall, wide, depth.next_multiple_of(TILE_DEPTH)]);
     match to.factors {
         Form::Single => Demand { tensor_tf32: times(&[SPLIT_PRODUCTS]) * whole, ..demand },
-        // One unit of depth is a pair.
+        // In this format, one unit of depth is a pair.
         Form::Pairs => Demand { tensor_bf16: 2 * whole, ..demand },
     }
 }
 
-/// Returns the demand of steps that read and write `numbers` numbers per row.
+/// Returns the demand of a step that reads and writes `numbers` numbers per row.
 fn numbers_demand(rows: RowsOf<'_>, numbers: usize) -> Demand {
     Demand::of_bytes(4 * rows.requests() * rows.most * numbers)
 }
@@ -229,7 +231,7 @@ pub fn narrow(device: &Device, rows: RowsOf<'_>, from: NumbersAt, count: usize, 
     launch(device, &Shape { kernel: "narrow", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
-/// Packs a matrix `[depth, columns]` of each row as pairs of its rows, into the panels of `out`.
+/// Packs a matrix `[depth, columns]` of each row into the panels of `out`, as pairs of matrix rows.
 ///
 /// # Errors
 /// As [`product`].
@@ -266,14 +268,14 @@ pub fn pack_narrow(
     launch(device, &Shape { kernel: "pack_narrow", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
-/// Matrices per row: `[m, k]` at each offset of `left`, `[k, n]` at each offset of `right`.
+/// Matrices of each row: `[m, k]` at each offset of `left`, `[k, n]` at each offset of `right`.
 #[derive(Clone, Copy, Debug)]
 pub struct MatricesAt<'a> {
-    /// Left matrices, with the offset of each.
+    /// Left matrices, and the offset of each matrix in a row.
     pub left: (NumbersAt, &'a Array<u32>),
-    /// Right matrices, with the offset of each.
+    /// Right matrices, and the offset of each matrix in a row.
     pub right: (NumbersAt, &'a Array<u32>),
-    /// Shape `m`, `k` and `n`.
+    /// Sizes `m`, `k` and `n`.
     pub shape: [usize; 3],
 }
 
@@ -328,12 +330,12 @@ struct MapArgs {
     unused: u32,
 }
 
-/// Runs of numbers within a row.
+/// Indices of the numbers of a row that a step processes.
 #[derive(Clone, Copy, Debug)]
 pub struct RunsOfRow {
-    /// Number of runs.
+    /// Number of `outer` indices.
     pub outer: usize,
-    /// Numbers per run.
+    /// Number of `inner` indices.
     pub inner: usize,
 }
 
@@ -379,7 +381,7 @@ pub fn map2(
     map(device, rows, "map_two", runs, [a, b, out], f as u32)
 }
 
-/// Reduces each run to one number.
+/// Reduces the `inner` numbers of each `outer` index to one number.
 ///
 /// # Errors
 /// As [`product`].
@@ -387,11 +389,11 @@ pub fn fold(device: &Device, rows: RowsOf<'_>, f: Fold, runs: RunsOfRow, a: Numb
     map(device, rows, "fold_runs", runs, [a, NumbersAt::default(), out], f as u32)
 }
 
-/// Masked reduction of numbers with one key each, in the kernels' layout.
+/// Reduction of the numbers whose key equals a row's key, in the kernels' layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 pub struct KeyedFoldAt {
-    /// One number per key.
+    /// Numbers to reduce, one per key.
     pub values: NumbersAt,
     function: u32,
     unused: [u32; 3],
@@ -404,8 +406,8 @@ impl KeyedFoldAt {
     }
 }
 
-/// Reduces, for each row, the numbers multiplied by 1 if their key equals the row's key and by 0 otherwise, over `count` keys.
-/// Reduction `n` produces number `n` of a row.
+/// Reduces, for each row, `count` numbers; each is multiplied by 1 if its key equals the row's key, and by 0 otherwise.
+/// Reduction `n` computes number `n` of the output row.
 ///
 /// # Errors
 /// `Internal` for more reductions than supported, or if the launch fails.
@@ -428,7 +430,10 @@ pub fn fold_equal(
         count: u32,
     }
     if folds.len() > EQUAL_FOLDS_MAX {
-        return Err(Error::internal(format!("{} reductions of one step, at most {EQUAL_FOLDS_MAX}", folds.len())));
+        return Err(Error::internal(format!(
+            "a step has {} reductions, expected at most {EQUAL_FOLDS_MAX}",
+            folds.len()
+        )));
     }
     let mut all = [KeyedFoldAt::default(); EQUAL_FOLDS_MAX];
     all[..folds.len()].copy_from_slice(folds);
@@ -436,7 +441,7 @@ pub fn fold_equal(
     let (fold_count, count) = (folds.len() as u32, count as u32);
     let arguments = EqualArgs { key, keys, out, folds: all, counts, fold_count, count };
     let grid = [parts(device, rows.most, 8, rows.requests()), rows.requests(), 1];
-    // Keys and numbers of a request are read from memory once, and from the caches for each row.
+    // Keys and numbers of a request are read from memory once, and from the caches again for each row.
     let (requests, beside) = (rows.requests(), count as usize * (1 + folds.len()));
     let again = 4 * times(&[requests, rows.most.saturating_sub(1), beside]);
     let once = 4 * requests * (beside + rows.most * (1 + folds.len()));
@@ -445,10 +450,10 @@ pub fn fold_equal(
     launch(device, &Shape { kernel: "fold_equal", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
-/// Chain of functions over single numbers of each row, like `cpu::dense::Chain`.
+/// Chain of functions on single numbers of each row, like `cpu::dense::Chain`.
 #[derive(Clone, Copy, Debug)]
 pub struct ChainAt<'a> {
-    /// Inputs in the first registers.
+    /// Inputs, which fill the first registers.
     pub reads: &'a [NumbersAt],
     /// Functions whose results fill the next registers.
     pub links: &'a [ChainLink],
@@ -456,13 +461,13 @@ pub struct ChainAt<'a> {
     pub kept: &'a [usize],
 }
 
-/// Threads per block of a chain: the registers of their rows are in shared memory.
+/// Threads per block of a chain; the registers of all threads are in shared memory.
 const CHAIN_THREADS: usize = 128;
 
-/// Runs a chain over single numbers of each row.
+/// Runs a chain on single numbers of each row.
 ///
 /// # Errors
-/// `Internal` for a longer chain than supported, or if the launch fails.
+/// `Internal` for a chain that is longer than supported, or if the launch fails.
 pub fn chain(device: &Device, rows: RowsOf<'_>, chain: &ChainAt<'_>, out: NumbersAt) -> Result<()> {
     #[repr(C)]
     #[derive(Clone, Copy, Pod, Zeroable)]
@@ -480,7 +485,9 @@ pub fn chain(device: &Device, rows: RowsOf<'_>, chain: &ChainAt<'_>, out: Number
     let ChainAt { reads, links, kept } = *chain;
     let most = reads.len().max(links.len()).max(kept.len());
     if most > CHAIN_MAX {
-        return Err(Error::internal(format!("a chain of {most} numbers, at most {CHAIN_MAX}")));
+        return Err(Error::internal(format!(
+            "a chain has {most} inputs, functions or outputs, expected at most {CHAIN_MAX}"
+        )));
     }
     let mut arguments = ChainArgs {
         out,
@@ -492,7 +499,7 @@ pub fn chain(device: &Device, rows: RowsOf<'_>, chain: &ChainAt<'_>, out: Number
     };
     arguments.reads[..reads.len()].copy_from_slice(reads);
     for (to, link) in arguments.links.iter_mut().zip(links) {
-        // One byte each: the function, its two registers, and whether it is binary.
+        // One byte each: the function, the two registers of its operands, and whether the function is binary.
         *to = match *link {
             ChainLink::One(f, a) => f as u32 | (a as u32) << 8,
             ChainLink::Two(f, [a, b]) => f as u32 | (a as u32) << 8 | (b as u32) << 16 | 1 << 24,
@@ -508,29 +515,29 @@ pub fn chain(device: &Device, rows: RowsOf<'_>, chain: &ChainAt<'_>, out: Number
     launch(device, &Shape { kernel: "chain", grid, threads, shared_bytes, demand }, &arguments)
 }
 
-/// Destination of picked numbers: runs of `count`, `stride` apart, from number `first` on.
+/// Destination of selected numbers: groups of `count` numbers, `stride` apart, from number `first` of an output row on.
 #[derive(Clone, Copy, Debug)]
 pub struct PickDestination {
-    /// Number of runs.
+    /// Number of groups.
     pub runs: usize,
-    /// Numbers per run.
+    /// Numbers per group.
     pub count: usize,
-    /// Stride of runs.
+    /// Distance between groups in an output row.
     pub stride: usize,
-    /// First number.
+    /// Index of the first number in an output row.
     pub first: usize,
 }
 
-/// Selection of the copied numbers.
+/// Selection of the numbers to copy.
 #[derive(Clone, Copy, Default)]
 struct Picked<'a> {
-    /// Output number `n` of a row is number `numbers[n]` of it.
+    /// Number `n` of an output row is number `numbers[n]` of the input row; `None` for number `n`.
     numbers: Option<&'a Array<u32>>,
-    /// Output row `n` is row `rows[n]`.
+    /// Output row `n` is input row `rows[n]`; `None` for row `n`.
     rows: Option<&'a Array<u32>>,
 }
 
-/// Copies numbers of each row: number `n` is number `index[n]`, or number `n` without an index.
+/// Copies numbers of each row: number `n` of the selection is number `index[n]`, or number `n` if there is no index.
 ///
 /// # Errors
 /// As [`product`].
@@ -545,14 +552,14 @@ pub fn pick(
     picked(device, rows, [from, out], Picked { numbers: index, rows: None }, placing)
 }
 
-/// Gathers the named rows of a matrix `[_, width]`.
+/// Gathers the rows `named` of a matrix `[_, width]`.
 ///
 /// # Errors
 /// `Internal` for a row that does not exist; as [`product`]; `Overloaded` if device memory is exhausted.
 pub fn take_rows(device: &Device, matrix: &Array<f32>, width: usize, named: &[usize]) -> Result<Array<f32>> {
     if named.iter().any(|row| (row + 1).saturating_mul(width) > matrix.len()) {
         return Err(Error::internal(format!(
-            "rows of a matrix of {} numbers, some of them out of range",
+            "a row is outside of the matrix, expected rows within {} elements",
             matrix.len()
         )));
     }

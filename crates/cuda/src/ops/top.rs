@@ -10,16 +10,17 @@ use sterling_core::error::Result;
 const DIGITS: usize = 1 << 11;
 /// Words of shared memory for the digit search of the K-th largest key.
 pub(super) const DESCENT_WORDS: usize = DIGITS + 36;
-/// Maximum items per row for a single block; and maximum capacity of a row with unknown count, most of which stays
-/// unused because of score thresholds.
+/// Maximum items per row for which one block selects; and maximum capacity of such a row if the count is unknown, since
+/// score thresholds leave most of the capacity unused.
 const ALONE_MAX: usize = 1 << 16;
 const ALONE_ROOM_MAX: usize = 1 << 19;
-/// Number of items of a row per block, with several blocks.
+/// Number of items per block if several blocks select from a row.
 const SHARE: usize = 1 << 14;
-/// Number of items that are sorted in shared memory.
+/// Number of items that a block sorts in shared memory.
 const RUN: usize = 1024;
 
-/// Rounds a size up in steps of an eighth, so that requests of similar size cause the same launches.
+/// Rounds a size up to a multiple of an eighth of a power of two, so that requests of similar size cause the same
+/// launches.
 pub fn bucket(count: usize) -> usize {
     count.next_multiple_of((count.next_power_of_two() / 8).max(8))
 }
@@ -29,20 +30,20 @@ pub fn bucket(count: usize) -> usize {
 pub struct Scored<'a> {
     /// Ordered keys, `[rows, stride]`.
     pub keys: &'a Array<u32>,
-    /// Slots; `None` if an item's index is its slot.
+    /// Slots of the items; `None` if an item's index is its slot.
     pub slots: Option<&'a Array<u32>>,
-    /// Number of items per row; `None` for `stride`.
+    /// Number of items per row; `None` if all rows have `stride` items.
     pub counts: Option<&'a Array<u32>>,
-    /// Capacity per row.
+    /// Maximum number of items per row.
     pub stride: usize,
 }
 
-/// Tie-breaking of equal scores, lowest id first.
+/// Order of items with equal scores: lowest id first.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ties<'a> {
-    /// Id of each slot; `None` for the slot itself.
+    /// Id of each slot; `None` if the slot is the id.
     pub ids: Option<&'a Array<i64>>,
-    /// Mapping of slots in row `r`, `map[r, slot]`, and its row stride.
+    /// Mapping of slots of row `r` to slots in `ids`, `map[r, slot]`, and the row stride of the mapping.
     pub map: Option<(&'a Array<u32>, usize)>,
 }
 
@@ -51,11 +52,11 @@ pub struct Ties<'a> {
 pub struct Best {
     /// Ordered keys, `[rows, stride]`.
     pub keys: Array<u32>,
-    /// `[rows, stride]`
+    /// Slots, `[rows, stride]`.
     pub slots: Array<u32>,
     /// Number of items, `[rows]`.
     pub counts: Array<u32>,
-    /// Row stride, at least the largest K of all rows.
+    /// Row stride, at least the largest number of items selected for any row.
     pub stride: usize,
 }
 
@@ -88,7 +89,7 @@ struct SortArgs {
     unused: u32,
 }
 
-/// Selects the `wanted[r]` best items of each row, at most `most`, unsorted.
+/// Selects the `wanted[r]` best items of each row `r`, at most `most`, in no particular order.
 ///
 /// # Errors
 /// `Internal` for arrays that are too short, or if a launch fails; `Overloaded` if memory is exhausted.
@@ -98,7 +99,7 @@ pub fn select(device: &Device, from: &Scored<'_>, ties: &Ties<'_>, wanted: &Arra
     select_by(device, blocks, from, ties, (wanted, most))
 }
 
-/// Works like [`select`], with a given number of blocks per row.
+/// As [`select`], with a given number of blocks per row.
 ///
 /// # Errors
 /// As [`select`].
@@ -142,7 +143,7 @@ pub fn select_by(
     };
     if blocks == 1 {
         let shared_bytes = 4 * (DESCENT_WORDS + 2);
-        // Three passes over the keys for the K-th largest, and one over keys and slots.
+        // Three reads of the keys find the K-th largest one, and one read of keys and slots collects the items.
         let demand =
             Demand { again: times(&[rows, from.stride, 8]), ..Demand::of_bytes(rows * (from.stride * 12 + most * 8)) };
         let grid = [rows, 1, 1];
@@ -153,7 +154,8 @@ pub fn select_by(
     Ok(best)
 }
 
-/// Several blocks per row: one launch per digit of the K-th largest key, and one that collects all items above it.
+/// Selects with several blocks per row: one launch per digit of the K-th largest key, and one that collects all items
+/// above this key.
 fn select_together(device: &Device, of: TopArgs, rows: usize, blocks: usize) -> Result<()> {
     #[repr(C)]
     #[derive(Clone, Copy, Pod, Zeroable)]
@@ -184,7 +186,7 @@ pub fn sort(device: &Device, best: Best, ties: &Ties<'_>) -> Result<Best> {
     let mut to =
         Best { keys: device.room(rows * stride)?, slots: device.room(rows * stride)?, counts: device.room(0)?, stride };
     let mut run = 0;
-    // The first round sorts runs, each further one merges pairs of them.
+    // The first round sorts groups of [`RUN`] items; each further round merges pairs of sorted groups.
     while run < stride.max(1) {
         let of = TopArgs {
             ids: address_of(ties.ids),

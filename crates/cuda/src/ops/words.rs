@@ -1,4 +1,4 @@
-//! Filter programs over Bloom planes and posting lists, which produce filter bitmaps.
+//! Filter programs on Bloom planes and posting lists, which compute filter bitmaps.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -10,47 +10,47 @@ use sterling_core::error::{Error, Result};
 
 /// Maximum number of bits on the stack of a program's exact check.
 pub const CHECK_STACK_MAX: usize = 64;
-/// Maximum stack depth of a program: the stacks of one warp then fill a block's shared memory.
+/// Maximum stack depth of a program; at this depth the stacks of one warp fill the shared memory of a block.
 pub const STACK_MAX: usize = 1 + SHARED_BYTES / (8 * 32);
 /// Maximum threads per block.
 const THREADS: usize = 256;
 /// Shared memory per block on any device, in bytes.
 const SHARED_BYTES: usize = 48 << 10;
 
-/// Returns the threads per block for a stack depth (the top of the stack is in registers): as many warps as fit.
+/// Returns the threads per block for a stack depth: as many warps as fit. The top of each stack is in a register.
 fn threads_of(depth: usize) -> usize {
     (SHARED_BYTES / (8 * (depth - 1).max(1)) / 32 * 32).clamp(32, THREADS)
 }
-/// Marks a step without plane, or a run without predecessor.
+/// Marks a step without a plane, or a value range without a preceding plane.
 pub const NO_PLANE: u32 = u32::MAX;
 
-/// Operation of a step. The first ten work on words; the last two, and the operations between, push or combine bits of one item.
+/// Operation of a step, on a word of the bitmap (64 items) or, in an exact check, on the bit of a single item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Operation {
-    /// Pushes every item.
+    /// Pushes a word of ones: every item matches.
     Every,
-    /// Pushes no item.
+    /// Pushes a word of zeros: no item matches.
     None,
-    /// Pushes a plane or its complement.
+    /// Pushes a plane or the plane's complement.
     Push,
-    /// ANDs a plane or its complement.
+    /// ANDs a plane or its complement to the top of the stack.
     Keep,
-    /// ORs a plane.
+    /// ORs a plane to the top of the stack.
     Add,
-    /// ANDs the planes of a term's Bloom positions.
+    /// ANDs the planes at all Bloom filter positions of a term to the top of the stack.
     Bloom,
-    /// ANDs a numeric comparison that planes of value ranges decide for all but some items.
+    /// ANDs a numeric comparison, which planes of value ranges decide for all but some items, to the top of the stack.
     Number,
-    /// ANDs a comparison that is evaluated per item.
+    /// ANDs a comparison, evaluated per item, to the top of the stack.
     Compare,
     /// Pops two values and pushes their AND.
     And,
     /// Pops two values and pushes their OR.
     Or,
-    /// Pushes whether an item has one of the terms.
+    /// Pushes whether a single item has one of the terms.
     HasTerm,
-    /// Pushes whether a comparison holds for an item.
+    /// Pushes whether a comparison holds for a single item.
     Holds,
 }
 
@@ -60,23 +60,23 @@ pub enum Operation {
 pub struct FilterStep {
     /// Number of an [`Operation`].
     pub operation: u32,
-    /// 1 for the complement.
+    /// 1 if the step uses the complement.
     pub is_negated: u32,
-    /// Plane, or [`NO_PLANE`].
+    /// Index of a plane, or [`NO_PLANE`].
     pub plane: u32,
-    /// Column that is read.
+    /// Index of the column that the step reads.
     pub column: u32,
-    /// First value range or code, with its number in `count`.
+    /// Index of the first value range or code.
     pub first: u32,
-    /// See `first`.
+    /// Number of value ranges or codes.
     pub count: u32,
-    /// Number of value ranges that pass completely.
+    /// Number of value ranges in which all items match.
     pub sure: u32,
-    /// Operator of a comparison, or 6 for ranges of codes.
+    /// Number of a comparison operator, or 6 for ranges of codes.
     pub comparison: u32,
-    /// Hash of a term, bits of a number, or range of codes with its start in the low half.
+    /// Hash of a term, bits of a number, or a range of codes with the start in the low half.
     pub x: u64,
-    /// Step of the hash, or the second range.
+    /// Step of the hash of a term, or the second range of codes.
     pub y: u64,
 }
 
@@ -90,15 +90,15 @@ impl FilterStep {
 /// Compiled filter on the host.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WordProgram {
-    /// Steps over words.
+    /// Steps on words of the bitmap.
     pub steps: Vec<FilterStep>,
-    /// Exact check of items that the words only suspect; empty if the words are exact.
+    /// Exact check of items in the bitmap; empty if the bitmap is exact.
     pub checks: Vec<FilterStep>,
-    /// Pairs of a plane and its predecessor, or [`NO_PLANE`].
+    /// Pairs of a plane and the preceding plane of a value range, or [`NO_PLANE`].
     pub runs: Vec<u32>,
-    /// Codes of terms, ascending per step.
+    /// Codes of terms, ascending within a step.
     pub codes: Vec<u32>,
-    /// Maximum stack depth.
+    /// Maximum stack depth of the steps.
     pub depth: usize,
 }
 
@@ -106,7 +106,7 @@ impl WordProgram {
     /// Checks that a device can evaluate the program.
     ///
     /// # Errors
-    /// `Unsupported` if it is nested too deeply.
+    /// `Unsupported` if the filter is nested too deeply.
     pub fn check(&self) -> Result<()> {
         let (depth, checks) = (self.depth, check_depth(&self.checks));
         if depth > STACK_MAX || checks > CHECK_STACK_MAX {
@@ -117,7 +117,8 @@ impl WordProgram {
         Ok(())
     }
 
-    /// Returns the number of plane words read per word of items, if all positions of a Bloom filter have to be read.
+    /// Returns the number of plane words that are read per word of items, if all positions of a Bloom filter must be
+    /// read.
     fn planes(&self, hashes: usize) -> usize {
         let planes = |step: &FilterStep| match step.operation {
             operation if operation == Operation::Bloom as u32 => hashes,
@@ -128,7 +129,7 @@ impl WordProgram {
     }
 }
 
-/// Addresses of a column's values on the device, in the kernels' layout; 0 for none.
+/// Addresses of a column's values on the device, in the kernels' layout; 0 for arrays that the column lacks.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 pub struct ColumnAt {
@@ -143,15 +144,15 @@ pub struct ColumnAt {
 /// Filter index on the device.
 #[derive(Debug)]
 pub struct PlaneIndex {
-    /// `[planes, words]`
+    /// Planes of value ranges and terms, `[planes, words]`.
     pub planes: Array<u64>,
-    /// `[words]`
+    /// Bits of all items, `[words]`.
     pub every: Array<u64>,
-    /// Bloom planes, list by list.
+    /// Bloom planes, list after list.
     pub bloom: Array<u64>,
-    /// Start of each list's planes, `[lists]`.
+    /// Start of each list in `bloom`, `[lists]`.
     pub bloom_starts: Array<u64>,
-    /// `[lists]`
+    /// Number of Bloom filter positions of each list, `[lists]`.
     pub widths: Array<u32>,
     /// First word of each list, `[lists + 1]`.
     pub firsts: Array<u32>,
@@ -159,9 +160,9 @@ pub struct PlaneIndex {
     pub word_lists: Array<u32>,
     /// First slot of each word.
     pub word_slots: Array<u32>,
-    /// `[columns]`
+    /// Values of each column, `[columns]`.
     pub columns: Array<ColumnAt>,
-    /// Number of positions of a term in a Bloom filter.
+    /// Number of Bloom filter positions per term.
     pub hashes: usize,
 }
 
@@ -179,18 +180,18 @@ struct ProgramAt {
     check_count: u32,
 }
 
-/// Filters on the device, with their bitmaps.
+/// Filters on the device, and the filters' bitmaps.
 #[derive(Debug)]
 pub struct Filters {
     programs: Array<ProgramAt>,
-    /// Arrays that the programs read.
+    /// Arrays that the programs read; kept alive with them.
     _parts: Vec<(Array<FilterStep>, Array<u32>)>,
     /// Filter bitmaps, `[filters, words]`.
     pub words: Array<u64>,
     words_each: usize,
     threads: usize,
     shared_bytes: usize,
-    /// Bytes read per word of one bitmap.
+    /// Bytes read per word of a filter's bitmap.
     bytes_per_word: usize,
 }
 
@@ -205,7 +206,7 @@ impl Filters {
         self.programs.is_empty()
     }
 
-    /// Address of a filter's bitmap.
+    /// Returns the address of a filter's bitmap.
     pub fn address(&self, filter: usize) -> u64 {
         self.words.address() + (8 * filter * self.words_each) as u64
     }
@@ -231,10 +232,10 @@ struct FilterArgs {
 }
 
 impl PlaneIndex {
-    /// Uploads filters and allocates their bitmaps; `every` has the bits of all live items.
+    /// Uploads filters and allocates a bitmap for each; `every` has the bits of all live items.
     ///
     /// # Errors
-    /// `Unsupported` for a program with too deep a stack; as [`Device::copy`].
+    /// `Unsupported` for a filter that is nested too deeply; as [`Device::copy`].
     pub fn filters(&self, device: &Device, programs: &[WordProgram], every: &Array<u64>) -> Result<Filters> {
         let words_each = self.every.len();
         need("words of all items", every, words_each)?;
@@ -298,10 +299,11 @@ impl PlaneIndex {
         launch(device, &shape, &self.arguments(filters))
     }
 
-    /// Evaluates the filter of each query, `of_queries` or [`NO_FILTER`], only over its next lists.
+    /// Evaluates filters only over the next lists of each query. `of_queries` has the index of each query's filter, or
+    /// [`NO_FILTER`].
     ///
     /// # Errors
-    /// `Internal` for arrays of other lengths, or if the launch fails.
+    /// `Internal` for arrays that are too short, or if the launch fails.
     pub fn evaluate_lists(
         &self,
         device: &Device,

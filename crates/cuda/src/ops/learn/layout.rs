@@ -1,4 +1,4 @@
-//! Order of tables, features and ids for the kernels of training.
+//! Layout of tables, features and ids for the training kernels.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -8,33 +8,34 @@ use sterling_kernels::cpu::update::BLOCK;
 
 /// Maximum width of a table.
 pub const WIDTH_MAX: usize = 256;
-/// Maximum number of rows of all tables that learn together.
+/// Maximum number of rows in all tables that are trained together.
 pub const ROWS_MAX: u64 = (1 << 31) - 1;
 
-/// Marks an id without a row.
+/// Number that marks an id without a row.
 const NO_ROW: u32 = u32::MAX;
 /// Threads per block.
 pub(super) const THREADS: usize = 256;
-/// Columns of a thread.
+/// Columns per thread.
 pub(super) const EACH: usize = 4;
 
-/// Rows and state of a table: stretches of `stride` numbers, of which the first `width` are the row.
+/// Rows and optimizer state of a table: `stride` numbers per row, of which the first `width` are the row and the others
+/// the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MasterShape {
     /// Number of rows.
     pub rows: u64,
     /// Numbers per row.
     pub width: usize,
-    /// Distance between rows.
+    /// Distance between rows in numbers.
     pub stride: usize,
-    /// False for a frozen table.
+    /// False if the table is frozen.
     pub learns: bool,
 }
 
 /// Feature that reads a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeatureShape {
-    /// Number of the table.
+    /// Index of the table.
     pub table: usize,
     /// First column of the bags in the pooled output; `None` for a sequence.
     pub column: Option<usize>,
@@ -42,22 +43,22 @@ pub struct FeatureShape {
     pub is_mean: bool,
 }
 
-/// Tables and features in the order of the kernels: tables that learn first, equal widths together.
+/// Tables and features in the order of the kernels: tables in training first, tables of equal width together.
 #[derive(Clone, Debug)]
 pub struct LearningLayout {
     pub(super) masters: Vec<MasterShape>,
     pub(super) features: Vec<FeatureShape>,
     pooled_width: usize,
-    /// Tables by number.
+    /// Numbers of the tables, in this order.
     pub(super) table_order: Vec<usize>,
-    /// Number of the first row of each ordered table that learns, and the number of all rows of these.
+    /// First row of each ordered table in training, counted over all these tables, then the total number of their rows.
     pub(super) first_rows: Vec<u32>,
-    /// Features by number, by their tables.
+    /// Numbers of the features, in the order of their tables.
     feature_order: Vec<usize>,
     pub(super) launches: Vec<RowLaunch>,
 }
 
-/// Rows that one launch updates.
+/// Range of rows that one launch updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RowLaunch {
     pub(super) kind: RowKind,
@@ -65,7 +66,7 @@ pub(super) struct RowLaunch {
     pub(super) end_row: u32,
 }
 
-/// Compile-time and launch parameters of an update.
+/// Compile-time and launch parameters of a row update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RowKind {
     pub(super) is_wide: bool,
@@ -76,28 +77,28 @@ pub(super) struct RowKind {
 /// Ids of a feature, resolved to rows.
 #[derive(Clone, Debug)]
 pub struct FeatureRows<'a> {
-    /// Row of each id; negative without one.
+    /// Row of each id; negative for an id without a row.
     pub rows: &'a [i64],
-    /// Offsets of the bags in `rows`, not decreasing from the first one on, which is subtracted; ignored for a sequence.
+    /// Offsets of the bags in `rows`, not decreasing; the first offset is subtracted from all. Ignored for a sequence.
     pub offsets: &'a [usize],
-    /// Weights of the ids; `None` means 1, as for a sequence.
+    /// Weights of the ids; `None` if all are 1, as for a sequence.
     pub weights: Option<&'a [f32]>,
 }
 
-/// Ids of a batch on a device.
+/// Ids of a batch in device memory.
 #[derive(Debug)]
 pub struct LearningBatch {
     pub(super) rows: Array<u32>,
     pub(super) weights: Option<Array<f32>>,
     pub(super) offsets: Array<u32>,
     pub(super) features: Array<FeatureArgs>,
-    /// Features, slots and ids of tables that learn, which come first.
+    /// Number of features, slots and ids of tables in training, which come first.
     pub(super) learning_features: usize,
     pub(super) learning_slots: usize,
     pub(super) learning_ids: usize,
-    /// Maximum number of slots of a feature.
+    /// Maximum number of slots of one feature.
     pub(super) slots_max: usize,
-    /// Start of the pooled values and of each sequence among the values, and their number.
+    /// Offsets at which the pooled values and each sequence start in the values, and the total number of values.
     pub(super) starts: Vec<usize>,
 }
 
@@ -112,7 +113,8 @@ pub(super) struct FeatureArgs {
 }
 
 impl MasterShape {
-    /// Parameters of the update of its rows; `is_aligned` if all its gradients are at multiples of four numbers.
+    /// Returns the launch parameters of the table's row update; `is_aligned` if all gradients start at a multiple of
+    /// four numbers.
     fn kind(&self, is_aligned: bool) -> RowKind {
         let mut lanes = 32;
         while lanes > BLOCK / EACH && lanes / 2 * EACH >= self.width {
@@ -123,7 +125,7 @@ impl MasterShape {
     }
 
     /// # Errors
-    /// `Unsupported` for a width beyond [`WIDTH_MAX`].
+    /// `Unsupported` for a table wider than [`WIDTH_MAX`].
     pub fn check(&self) -> Result<()> {
         if self.width > WIDTH_MAX {
             return Err(Error::unsupported(format!(
@@ -136,10 +138,11 @@ impl MasterShape {
 }
 
 impl LearningLayout {
-    /// Orders tables and features; `pooled_width` is the width of the pooled output.
+    /// Orders tables and features for the kernels; `pooled_width` is the width of the pooled output.
     ///
     /// # Errors
-    /// `Unsupported` for a table wider than [`WIDTH_MAX`], or if the tables that learn have more than [`ROWS_MAX`] rows.
+    /// `Unsupported` for a table wider than [`WIDTH_MAX`], or if the tables in training have more than [`ROWS_MAX`]
+    /// rows together.
     pub fn new(masters: &[MasterShape], features: &[FeatureShape], pooled_width: usize) -> Result<Self> {
         masters.iter().try_for_each(MasterShape::check)?;
         let is_aligned = |table: usize| {
@@ -172,21 +175,21 @@ impl LearningLayout {
         Ok(LearningLayout { masters, features, pooled_width, table_order, first_rows, feature_order, launches })
     }
 
-    /// Number of tables that learn, which are the first in order.
+    /// Returns the number of tables in training, which come first in order.
     pub(super) fn learning(&self) -> usize {
         self.first_rows.len() - 1
     }
 
-    /// Number of rows of all tables that learn.
+    /// Returns the number of rows of all tables in training.
     pub(super) fn rows(&self) -> u32 {
         self.first_rows[self.learning()]
     }
 
-    /// Copies the ids of a batch of `examples` examples to the device: `ids` has those of each feature.
+    /// Copies the ids of a batch of `examples` examples to the device: `ids` has one element per feature.
     ///
     /// # Errors
-    /// `Internal` for other features than those of the layout; `Unsupported` for 2^31 ids and bags or more; `Overloaded` if the device has
-    /// not enough memory.
+    /// `Internal` if `ids` do not match the layout's features; `Unsupported` for 2^31 ids and bags or more;
+    /// `Overloaded` if the device does not have enough memory.
     pub fn copy(&self, device: &Device, examples: usize, ids: &[FeatureRows<'_>]) -> Result<LearningBatch> {
         let starts = self.starts(examples, ids)?;
         let count: usize = ids.iter().map(|ids| ids.rows.len()).sum();
@@ -251,32 +254,33 @@ impl LearningLayout {
         })
     }
 
-    /// Returns the index of a sequence's start among those of the values.
+    /// Returns the index in `starts` of the values of a sequence feature.
     fn sequence(&self, feature: usize) -> usize {
         1 + self.features[..feature].iter().filter(|f| f.column.is_none()).count()
     }
 
-    /// Returns the starts of the pooled values and of each sequence, and the end, after checking the ids.
+    /// Checks the ids. Returns the offsets at which the pooled values and each sequence start, and the total number of
+    /// values.
     fn starts(&self, examples: usize, ids: &[FeatureRows<'_>]) -> Result<Vec<usize>> {
-        let invalid = |what: String| Err(Error::internal(format!("a batch in training: {what}")));
+        let invalid = |what: String| Err(Error::internal(format!("batch of training: {what}")));
         if ids.len() != self.features.len() {
-            return invalid(format!("{} features, expected {}", ids.len(), self.features.len()));
+            return invalid(format!("got {} features, expected {}", ids.len(), self.features.len()));
         }
         let mut starts = vec![0, (examples * self.pooled_width).next_multiple_of(EACH)];
         for (shape, ids) in self.features.iter().zip(ids) {
             let rows = self.masters[shape.table].rows;
             if let Some(row) = ids.rows.iter().find(|&&row| row >= 0 && row as u64 >= rows) {
-                return invalid(format!("row {row} of a table of {rows}"));
+                return invalid(format!("row {row} is outside of a table of {rows} rows"));
             }
             if ids.weights.is_some_and(|weights| weights.len() != ids.rows.len()) {
-                return invalid(format!("other weights than {} ids", ids.rows.len()));
+                return invalid(format!("the number of weights differs from {} ids", ids.rows.len()));
             }
             let Some(end) = starts.last().copied().filter(|_| shape.column.is_none()) else {
                 let spans = |first: usize, last: usize| last - first == ids.rows.len();
                 let is_whole = ids.offsets.len() == examples + 1 && ids.offsets.is_sorted();
                 if !is_whole || !spans(ids.offsets[0], ids.offsets[examples]) {
                     return invalid(format!(
-                        "{} offsets of {} ids in {examples} bags",
+                        "{} offsets do not fit {} ids in {examples} bags",
                         ids.offsets.len(),
                         ids.rows.len()
                     ));
@@ -290,12 +294,12 @@ impl LearningLayout {
 }
 
 impl LearningBatch {
-    /// Number of values of outputs and gradients: the pooled ones, then those of each sequence.
+    /// Returns the number of values in outputs and gradients: pooled values, then the values of each sequence.
     pub fn values(&self) -> usize {
         self.starts[self.starts.len() - 1]
     }
 
-    /// Starts of the pooled values and of each sequence.
+    /// Returns the offsets at which the pooled values and each sequence start in the values.
     pub fn starts(&self) -> &[usize] {
         &self.starts[..self.starts.len() - 1]
     }

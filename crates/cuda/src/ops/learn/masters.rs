@@ -1,4 +1,4 @@
-//! Tables and settings of a step as arguments of the kernels.
+//! Tables and settings of a training step as kernel arguments.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -8,12 +8,12 @@ use crate::ops::need;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::update::{Decay, RuleKind, Step};
 
-/// Rows and state of a table on the device, and the settings of the step, `None` for a frozen table.
+/// A table's rows with their optimizer state on the device, and the settings of the step.
 #[derive(Clone, Copy, Debug)]
 pub struct Master<'a> {
-    /// `[rows, stride]`
+    /// Rows with their optimizer state, `[rows, stride]`.
     pub stretches: &'a Array<f32>,
-    /// Settings of this step.
+    /// Settings of this step; `None` for a frozen table.
     pub step: Option<Step>,
 }
 
@@ -56,9 +56,9 @@ impl LearningLayout {
                 ..MasterArgs::zeroed()
             };
             if shape.learns {
-                let step = master.step.ok_or_else(|| Error::internal("a table in training without a rule"))?;
+                let step = master.step.ok_or_else(|| Error::internal("a table in training has no update rule"))?;
                 if shape.width + step.kind.state_width(shape.width) > shape.stride {
-                    return Err(Error::internal("a table in training without room for the state"));
+                    return Err(Error::internal("a table in training has no memory for its optimizer state"));
                 }
                 arguments.set(&step);
             }

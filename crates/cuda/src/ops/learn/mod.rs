@@ -1,9 +1,10 @@
 //! Embedding tables in training: pooled lookups, and the backward pass fused with the optimizer.
 //!
-//! The bits of rows and state are those of [`sterling_kernels::cpu::update`]. A step sorts the occurrences of a batch by row with
-//! a radix sort, finds the first occurrence of each distinct row by prefix sums, and updates each row by a group of threads, which
-//! adds its gradients in the order of the batch. Rows with more than [`RUN`] occurrences add sums of runs, which other warps
-//! compute before. The number of launches does not depend on the number of tables.
+//! The kernels compute the same bits of rows and state as [`sterling_kernels::cpu::update`]. A step sorts the
+//! occurrences of a batch by row with a radix sort, and finds the first occurrence of each distinct row by prefix sums.
+//! A group of threads then updates each row, and adds the row's gradients in the order of the batch. For rows with more
+//! than [`RUN`] occurrences, other warps first sum groups of [`RUN`] occurrences. The number of launches does not
+//! depend on the number of tables.
 
 mod layout;
 mod masters;
@@ -23,12 +24,12 @@ use sterling_kernels::cpu::update::RUN;
 pub use layout::{FeatureRows, FeatureShape, LearningBatch, LearningLayout, MasterShape, ROWS_MAX, WIDTH_MAX};
 pub use masters::Master;
 
-/// Marks the number of a row whose update was rejected.
+/// Bit that marks a row whose update was rejected.
 const REJECTED: u32 = 1 << 31;
-/// Occurrences per place in the sums of runs: see `kernels/learn.cu`.
+/// Occurrences per element of the array of partial sums: see `kernels/learn.cu`.
 const SUM_PLACE: usize = RUN / 2;
 
-/// Distinct rows of a batch after their update.
+/// Distinct rows of a batch, read after their update.
 #[derive(Debug)]
 pub struct Touched {
     rows: Array<u32>,
@@ -40,7 +41,7 @@ pub struct Touched {
 pub struct TouchedRows {
     /// Updated rows.
     pub rows: Vec<u32>,
-    /// Rows that were left unchanged because row or state would not have been finite.
+    /// Rows left unchanged because the updated row or state would not have been finite.
     pub rejected: Vec<u32>,
 }
 
@@ -63,7 +64,8 @@ struct SortedArgs {
 /// Pools bags and reads sequences into `values`.
 ///
 /// # Errors
-/// `Internal` for arrays that are too short, or if the launch fails; `Overloaded` if the device has not enough memory.
+/// `Internal` for arrays that are too short, or if the launch fails; `Overloaded` if the device does not have enough
+/// memory.
 pub fn look_up(
     device: &Device,
     layout: &LearningLayout,
@@ -94,13 +96,13 @@ pub fn look_up(
     let features = layout.features.len();
     let width = layout.masters.iter().map(|master| master.width).max().unwrap_or(0);
     let demand = Demand::of_bytes(batch.rows.len() * (4 + 4 * width) + 4 * batch.values());
-    // Each block has at least eight slots.
+    // Each block handles at least eight slots.
     let blocks = if batch.slots_max == 0 { 0 } else { parts(device, batch.slots_max, THREADS / 32, features) };
     let grid = [blocks, features, 1];
     launch(device, &Shape { kernel: "look_up", grid, threads: THREADS as u32, shared_bytes: 0, demand }, &arguments)
 }
 
-/// Updates the rows of a batch by the gradients of its values.
+/// Updates the rows of a batch by the gradients of the values.
 ///
 /// # Errors
 /// As [`look_up`].
@@ -131,7 +133,7 @@ pub fn update(
     let heads = Heads::new(device, &pairs, layout.rows())?;
     let learning = || layout.table_order[..layout.learning()].iter().map(|&table| layout.masters[table]);
     let run_stride = learning().map(|master| master.width.next_multiple_of(EACH)).max().unwrap_or(0);
-    // There are runs only if a row has more than RUN occurrences.
+    // Partial sums exist only if a row has more than RUN occurrences.
     let places = if count > RUN { count / SUM_PLACE + 1 } else { 0 };
     let runs: Array<f32> = device.room(places * run_stride)?;
     let arguments = UpdateArgs {
@@ -175,7 +177,7 @@ pub fn update(
 }
 
 impl Touched {
-    /// Reads the rows of each table, by number, after all earlier work.
+    /// Returns the rows of each table, by table number, after all earlier work.
     ///
     /// # Errors
     /// As [`Array::read`].

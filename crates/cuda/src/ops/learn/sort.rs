@@ -1,4 +1,4 @@
-//! Pairs of row and gradient, sorted by row.
+//! Occurrences of rows in a batch, sorted by row.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -9,7 +9,7 @@ use crate::memory::{Array, Device};
 use crate::ops::{Shape, address_of, launch, parts};
 use sterling_core::error::Result;
 
-/// Pairs that a block sorts, and its shared memory: counts per warp and digit, and a number per warp.
+/// Number of pairs that a block sorts, and the block's shared memory: counts per warp and digit, and a number per warp.
 const TILE: usize = 2048;
 const TILE_WARPS: usize = 8;
 const DIGIT_BITS: u32 = 8;
@@ -101,10 +101,10 @@ impl Pairs {
         Ok(pairs)
     }
 
-    /// Sorts by the lowest `bits` bits of the keys, digit by digit, each pass stable.
+    /// Sorts by the lowest `bits` bits of the keys, digit by digit, with a stable sort per digit.
     fn sort(&mut self, device: &Device, bits: u32) -> Result<()> {
         let (count, tiles, passes) = (self.keys.len(), self.keys.len().div_ceil(TILE), bits.div_ceil(DIGIT_BITS));
-        // Digits of equal length.
+        // All digits have equally many bits.
         let digit_bits = bits.div_ceil(passes.max(1));
         let digits = 1usize << digit_bits;
         let (mut keys_out, mut values_out): (Array<u32>, Array<u32>) = (device.room(count)?, device.room(count)?);
@@ -139,14 +139,14 @@ fn run_tiles<A: Pod>(device: &Device, kernel: &'static str, tiles: usize, demand
     launch(device, &Shape { kernel, grid, threads, shared_bytes: SORT_BYTES, demand }, arguments)
 }
 
-/// Turns the counts of tiles into prefix sums per digit, and the totals.
+/// Converts the counts of tiles into prefix sums per digit, and computes the total per digit.
 fn sum_tiles(device: &Device, digits: usize, tiles: usize, arguments: &SortArgs) -> Result<()> {
     let (grid, demand) = ([digits, 1, 1], Demand::of_bytes(8 * digits * tiles));
     let shared_bytes = 4 * TILE_WARPS;
     launch(device, &Shape { kernel: "sum_tiles", grid, threads: THREADS as u32, shared_bytes, demand }, arguments)
 }
 
-/// First occurrences of the distinct rows, and their number.
+/// First occurrences of the distinct rows, and the number of distinct rows.
 pub(super) struct Heads {
     pub(super) starts: Array<u32>,
     pub(super) total: Array<u32>,

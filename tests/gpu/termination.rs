@@ -1,9 +1,9 @@
 //! Filtered searches on a GPU end where those of the CPU end, if they check as often.
 
 use sterling::cuda::Device;
-use sterling::cuda::cut::Share;
-use sterling::cuda::ops::looks::{RunningSearches, Schedule};
 use sterling::cuda::ops::scan::{Collection, Eligible};
+use sterling::cuda::ops::termination::{RunningSearches, Schedule};
+use sterling::cuda::partition::Share;
 use sterling::index::ivf::{
     CheckInterval, DeviceIndex, EligibleParts, Ending, FilteredSearch, Index, Probing, Rescore, ResidualQuantiles,
     Scratch,
@@ -120,8 +120,10 @@ fn searches_terminate_where_those_of_the_cpu_do() {
             let probing = Probing { pass_rate: of.pass_rate, ending, ..Probing::of(probes, probes_max) };
             // Some queries want more results than the recall needs.
             let least = |q: usize| if q.is_multiple_of(2) { 0 } else { 3 * enough };
+            // Others are out of distribution, and scan more lists before their first check.
+            let least_lists = |q: usize| if q == 3 { probes_max / 2 } else { 0 };
             let search = |q: usize| FilteredSearch {
-                probing: Probing { least: least(q), ..probing },
+                probing: Probing { least: least(q), least_lists: least_lists(q), ..probing },
                 enough: enough + q,
                 suffices: None,
             };

@@ -13,7 +13,7 @@ const THREADS_MAX: usize = 128;
 /// Shared memory per block on any GPU, in bytes.
 const SHARED_BYTES: usize = 48 << 10;
 
-/// Returns the threads per block for a stack depth: as many warps as fit.
+/// Returns the threads per block for a stack depth: as many warps as the shared memory allows.
 fn threads_of(depth: usize) -> usize {
     (SHARED_BYTES / (4 * depth.max(1)) / 32 * 32).clamp(32, THREADS_MAX)
 }
@@ -22,7 +22,7 @@ fn threads_of(depth: usize) -> usize {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct ValueStep {
-    /// Number of the operation in `kernels/value.cu`.
+    /// Constant of the operation in `kernels/value.cu`.
     pub operation: u32,
     /// Bits of a number, or index of an input or constant.
     pub operand: u32,
@@ -38,17 +38,17 @@ pub struct ValueInput {
 }
 
 impl ValueInput {
-    /// Scores of a task.
+    /// Creates an input from the scores of a task.
     pub fn task(task: usize) -> Self {
         ValueInput { kind: 0, task: task as u32, column: 0 }
     }
 
-    /// Returns the column with one number per slot.
+    /// Creates an input from a column with one number per slot.
     pub fn column(column: &Array<f32>) -> Self {
         ValueInput { kind: 1, task: 0, column: column.address() }
     }
 
-    /// Returns the retrieval score.
+    /// Creates an input from the retrieval score.
     pub fn similarity() -> Self {
         ValueInput { kind: 2, task: 0, column: 0 }
     }
@@ -57,9 +57,9 @@ impl ValueInput {
 /// Value model on the device.
 #[derive(Debug)]
 pub struct ValueProgram {
-    /// Code of a stack machine.
+    /// Program of a stack machine.
     pub steps: Array<ValueStep>,
-    /// Inputs that it reads.
+    /// Inputs that the program reads.
     pub inputs: Array<ValueInput>,
     /// Number of constants per request.
     pub constants: usize,
@@ -72,27 +72,27 @@ pub struct ValueProgram {
 /// Inputs of the evaluation per candidate.
 #[derive(Clone, Copy, Debug)]
 pub struct Rated<'a> {
-    /// Candidates.
+    /// Slots of the candidates.
     pub of: SlotRows<'a>,
     /// Ordered keys of the retrieval scores.
     pub similarity: &'a Array<u32>,
-    /// Logits `[queries, stride, n]`, and n; `None` without a reranker.
+    /// Logits `[queries, stride, n]`, and `n`; `None` without a reranker.
     pub logits: Option<(&'a Array<f32>, usize)>,
 }
 
-/// Values of candidates.
+/// Task scores and values of candidates.
 #[derive(Debug)]
 pub struct Valued {
     /// Task scores, `[queries, stride, T]`.
     pub tasks: Array<f32>,
     /// Ordered keys of the values, `[queries, stride]`.
     pub keys: Array<u32>,
-    /// Number of candidates with a task score that is NaN, `[queries]`. They have the lowest value.
+    /// Number of candidates with a task score of NaN, `[queries]`. Such candidates get the lowest value.
     pub bad: Array<u32>,
 }
 
 impl ValueProgram {
-    /// Computes task scores and values. `constants` holds those of each query.
+    /// Computes task scores and values of all candidates. `constants` has the constants of each query.
     ///
     /// # Errors
     /// `Internal` for arrays that are too short or if the launch fails.
@@ -158,10 +158,10 @@ impl ValueProgram {
     }
 }
 
-/// Returned columns of the best candidates.
+/// Columns that are returned for the best candidates.
 #[derive(Debug)]
 pub struct ReturnedColumns {
-    /// `[queries, top_stride]`
+    /// Slots, `[queries, top_stride]`.
     pub slots: Array<u32>,
     /// Ordered keys of the retrieval scores.
     pub similarity: Array<u32>,
@@ -169,7 +169,8 @@ pub struct ReturnedColumns {
     pub tasks: Array<f32>,
 }
 
-/// Gathers the columns of the best: `places[q, ..counts[q]]` among the candidates of query `q`.
+/// Gathers the columns of the best candidates, `best.slots[q, ..counts[q]]`, which are indices among the candidates of
+/// query `q`.
 ///
 /// # Errors
 /// As [`ValueProgram::evaluate`].

@@ -1,8 +1,8 @@
-//! Partitioning of a snapshot over several GPUs: each gets a contiguous range of every list.
+//! Partitioning of a snapshot over several GPUs: each GPU gets a contiguous range of every list.
 //!
-//! Lists are split between words of 64 slots, so that blocks of the scan and words of Bloom planes stay complete. Each GPU has
-//! about its share of every list, so all GPUs are equally busy regardless of the probed lists. The remainder of short lists goes
-//! to a different GPU from list to list.
+//! Lists are split between words of 64 slots, so that blocks of the scan and words of Bloom planes stay complete. Each
+//! GPU has about the same fraction of every list, so all GPUs are equally busy regardless of the probed lists. The
+//! remainder of a short list goes to a GPU that differs from list to list.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -12,27 +12,28 @@ use bytemuck::Pod;
 use super::memory::{Array, Device};
 use sterling_core::error::Result;
 
-/// Slots per word.
+/// Number of slots per word.
 const WORD: u32 = 64;
-/// Golden ratio: the fractional parts of its multiples are evenly distributed and decide which GPU gets the remainder of a list.
+/// Fractional part of the golden ratio: the fractional parts of its multiples are evenly distributed and decide which
+/// GPU gets the remainder of a list.
 const GOLDEN: f64 = 0.618_033_988_749_894_9;
 
-/// Share of one GPU in the total, as an interval from 0 to 1.
+/// Fraction of the slots that one GPU gets, as an interval from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Share {
-    /// Start; 0 for the first GPU.
+    /// Start of the interval; 0 for the first GPU.
     pub from: f64,
-    /// End; 1 for the last GPU.
+    /// End of the interval; 1 for the last GPU.
     pub to: f64,
 }
 
 impl Share {
-    /// Everything.
+    /// All slots.
     pub const WHOLE: Share = Share { from: 0.0, to: 1.0 };
-    /// Nothing.
+    /// No slots.
     pub const NONE: Share = Share { from: 0.0, to: 0.0 };
 
-    /// Returns adjacent shares of these sizes, which sum to 1.
+    /// Returns adjacent intervals of these sizes, which sum to 1.
     pub fn side_by_side(sizes: &[f64]) -> Vec<Share> {
         let ends = sizes.iter().scan(0.0, |end, size| {
             *end += size;
@@ -45,7 +46,7 @@ impl Share {
         starts.zip(&ends).map(|(from, &to)| Share { from, to }).collect()
     }
 
-    /// Returns the words of a list with `slots` slots that belong to the share.
+    /// Returns the words, of a list with `slots` slots, that belong to the interval.
     fn words(&self, list: usize, slots: u32) -> Range<u32> {
         let (words, spread) = (slots.div_ceil(WORD), (list as f64 * GOLDEN).fract());
         let place = |at: f64| match at {
@@ -57,7 +58,7 @@ impl Share {
     }
 }
 
-/// Contiguous slots, on the host and on the GPU.
+/// Contiguous range of slots, on the host and on the GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Run {
     /// Slots in the numbering of the snapshot.
@@ -66,11 +67,11 @@ struct Run {
     first: u32,
 }
 
-/// Partition of the lists on one GPU.
+/// Partition of all lists that one GPU gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListCut {
     runs: Vec<Run>,
-    /// Words of each list that belong to the partition, from the list's first word.
+    /// Range of words of each list that belong to the partition, counted from the list's first word.
     words: Vec<Range<u32>>,
     offsets: Vec<u32>,
     lengths: Vec<u32>,
@@ -78,7 +79,7 @@ pub struct ListCut {
 }
 
 impl ListCut {
-    /// Partitions lists, given their first slots `[C + 1]` and their item counts `[C]`.
+    /// Partitions lists, given the first slot of each list `[C + 1]` and the item counts `[C]`.
     pub fn of(share: Share, offsets: &[u32], lengths: &[u32]) -> Self {
         let slots_of_all = offsets[lengths.len()] as usize;
         let (runs, words, lengths_here) = (Vec::new(), Vec::new(), Vec::new());
@@ -110,7 +111,7 @@ impl ListCut {
         &self.lengths
     }
 
-    /// Returns whether the partition contains everything.
+    /// Returns whether the partition contains all slots.
     pub fn is_whole(&self) -> bool {
         self.slots() == self.slots_of_all
     }
@@ -120,7 +121,7 @@ impl ListCut {
         self.offsets[self.lengths.len()] as usize
     }
 
-    /// Words of each list that belong to the partition, from the list's first word.
+    /// Returns the range of words of each list that belong to the partition, counted from the list's first word.
     pub fn words(&self) -> &[Range<u32>] {
         &self.words
     }
@@ -139,18 +140,18 @@ impl ListCut {
         std::iter::once(0).chain(ends).collect()
     }
 
-    /// Returns the first slot of each of these words, in the numbering of the GPU.
+    /// Returns the first slot of each word of [`ListCut::word_firsts`], in the numbering of the GPU.
     pub fn word_slots(&self) -> impl Iterator<Item = u32> + '_ {
         let of_list = |(&first, words): (&u32, &Range<u32>)| (0..words.len() as u32).map(move |n| first + WORD * n);
         self.offsets.iter().zip(&self.words).flat_map(of_list)
     }
 
-    /// Slots of the partition, in the order of the GPU.
+    /// Returns the slot ranges of the partition, in the order of the GPU.
     fn runs(&self) -> impl Iterator<Item = Range<usize>> + Clone + '_ {
         self.runs.iter().map(|run| run.slots.start as usize..run.slots.end as usize)
     }
 
-    /// Converts a slot to the numbering of the GPU; `None` if another GPU has it.
+    /// Converts a slot of the snapshot to the numbering of the GPU; `None` if another GPU has the slot.
     pub fn to_card(&self, slot: u32) -> Option<u32> {
         let run = &self.runs[self.runs.partition_point(|run| run.slots.start <= slot).checked_sub(1)?];
         run.slots.contains(&slot).then(|| slot - run.slots.start + run.first)
@@ -162,12 +163,12 @@ impl ListCut {
         self.runs.get(at).map_or(slot, |run| slot - run.first + run.slots.start)
     }
 
-    /// Selects the partition's entries of an array with `width` numbers per slot.
+    /// Selects the partition's slots from an array with `width` numbers per slot.
     pub fn gather<T: Pod>(&self, numbers: &[T], width: usize) -> Vec<T> {
         self.runs().flat_map(|run| &numbers[run.start * width..run.end * width]).copied().collect()
     }
 
-    /// Selects the partition's entries of a ragged array with row `offsets` `[S + 1]`, and their offsets.
+    /// Selects the partition's rows from a ragged array with row `offsets` `[S + 1]`; returns offsets and numbers.
     pub fn gather_ragged<'a>(&self, offsets: &'a [u32], numbers: &'a [u32]) -> (Cow<'a, [u32]>, Cow<'a, [u32]>) {
         if self.is_whole() {
             return (offsets.into(), numbers.into());
@@ -182,7 +183,7 @@ impl ListCut {
         (starts.into(), gathered.into())
     }
 
-    /// Uploads the partition's entries of an array with `width` numbers per slot, with room for `spare` more slots.
+    /// Uploads the partition's slots of an array with `width` numbers per slot, with room for `spare` more slots.
     ///
     /// # Errors
     /// As [`Device::copy`].
@@ -192,7 +193,7 @@ impl ListCut {
         Ok(array)
     }
 
-    /// Writes the partition's entries to an array, from slot `first` on.
+    /// Writes the partition's slots of an array to a device array, from slot `first` on.
     ///
     /// # Errors
     /// As [`Array::write_at`].

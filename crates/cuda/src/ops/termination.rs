@@ -10,51 +10,51 @@ use sterling_core::error::{Error, Result};
 
 /// Number of score ranges in which unscanned lists are counted.
 const RANGES: usize = 128;
-/// Words of 8 bytes that are stored per search between checks.
+/// Words of 8 bytes that the kernel stores per search between checks.
 const CHECK_STATE_WORDS: usize = 2 * RANGES + 5;
-/// Shared memory per block of the check: a digit search, three numbers per range, and the partial sums of its threads.
+/// Shared memory per block of the check: a digit search, three numbers per range, and the partial sums of the threads.
 const SHARED_BYTES: usize = 4 * (super::top::DESCENT_WORDS + 5 * RANGES + 4);
 
 /// Termination criteria of a search.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 pub struct TerminationCriteria {
-    /// Estimated number of items that pass, scanned or not.
+    /// Estimated number of items that pass the filter, scanned or not.
     pub passing: f64,
-    /// Expected number of best items in unscanned lists at which the search ends.
+    /// The search ends if unscanned lists are expected to contain at most this number of best items.
     pub left: f64,
-    /// Number of survivors to find before the search may end because its last lists yielded little.
+    /// Number of survivors to find before the search may end because the lists scanned last yielded few.
     pub enough: u32,
-    /// Number of survivors to find before the search may end by the estimate for its unscanned lists; the score of the
-    /// last survivor is the threshold for others.
+    /// Number of survivors to find before the search may end by the estimate for unscanned lists; the score of the last
+    /// of these survivors is the threshold for other items.
     pub found: u32,
-    /// 1 if the search ends when its last lists yield little, because there are no score-residual quantiles.
+    /// 1 if the search ends when the lists scanned last yield little, because there are no score-residual quantiles.
     pub is_gain: u32,
     /// Number of survivors that is enough after `suffices_at` lists, regardless of unscanned lists.
     pub suffices: u32,
-    /// See `suffices`; 0 for none.
+    /// Number of lists after which `suffices` applies; 0 if it never applies.
     pub suffices_at: u32,
-    /// Number of survivors below which the search does not end by the estimate for its unscanned lists.
+    /// Number of survivors below which the search does not end by the estimate for unscanned lists.
     pub least: u32,
 }
 
-/// Criteria of one search, and the times of its checks.
+/// Termination criteria of one search, and the times of its checks.
 #[derive(Clone, Debug, Default)]
 pub struct Schedule {
     /// Termination criteria.
     pub judged: TerminationCriteria,
-    /// Ascending numbers of lists after which checks happen; the last one is the maximum to scan.
+    /// Ascending numbers of scanned lists after which checks happen; the last number is the maximum to scan.
     pub looks: Vec<u32>,
-    /// Yield that the lists before each check must reach, with `is_gain`.
+    /// If `is_gain`: yield that the lists before each check must reach for the search to continue.
     pub gains: Vec<f64>,
 }
 
-/// Lists of searches, best first, and their scores.
+/// Lists of searches, best first, and the scores of the lists.
 #[derive(Clone, Copy, Debug)]
 pub struct ProbedLists<'a> {
     /// Ordered keys of all list scores, `[queries, lists]`.
     pub keys: &'a Array<u32>,
-    /// `[queries, stride]`
+    /// Lists, best first, `[queries, stride]`.
     pub order: &'a Array<u32>,
     /// Number of sorted lists per query.
     pub stride: usize,
@@ -62,13 +62,13 @@ pub struct ProbedLists<'a> {
     pub lengths: &'a Array<u32>,
     /// Query embeddings, `[queries, D]`.
     pub vectors: &'a Array<f32>,
-    /// Score-residual quantiles: how far items score above `slope` times their list's score, ascending.
+    /// Score-residual quantiles, ascending: how far items score above `slope` times the score of their list.
     pub margins: &'a Array<f32>,
     /// Regression slope of item score on list score.
     pub slope: f32,
 }
 
-/// Running searches.
+/// Searches on the device that run round by round.
 #[derive(Debug)]
 pub struct RunningSearches {
     judged: Array<TerminationCriteria>,
@@ -76,11 +76,11 @@ pub struct RunningSearches {
     looks: Array<u32>,
     gains: Array<f64>,
     most: Vec<usize>,
-    /// First list of the next round, `[queries]`; equal to `ends` if a search is over.
+    /// First list of the next round, `[queries]`; equal to `ends` if the search is over.
     pub begins: Array<u32>,
-    /// End of the next round's lists, `[queries]`. After the search: the number of scanned lists.
+    /// Index after the last list of the next round, `[queries]`. After the search: the number of scanned lists.
     pub ends: Array<u32>,
-    /// Number of items in the scanned lists, `[queries]`.
+    /// Number of items in all scanned lists, `[queries]`.
     pub items: Array<u64>,
 }
 
@@ -88,18 +88,18 @@ impl RunningSearches {
     /// Creates searches that have not begun.
     ///
     /// # Errors
-    /// `Internal` for a search without checks, or whose checks do not ascend; as [`Device::copy`].
+    /// `Internal` for a search without checks, or with checks that do not ascend; as [`Device::copy`].
     pub fn new(device: &Device, searches: &[Schedule]) -> Result<Self> {
         let invalid = |s: &&Schedule| s.looks.is_empty() || !s.looks.is_sorted() || s.gains.len() != s.looks.len();
         if let Some(invalid) = searches.iter().find(invalid) {
             return Err(Error::internal(format!(
-                "termination checks at {:?}, {} gains",
+                "termination checks at {:?} have {} gains, expected ascending checks with one gain each",
                 invalid.looks,
                 invalid.gains.len()
             )));
         }
         let rounds = searches.iter().map(|s| s.looks.len()).max().unwrap_or(0);
-        // After its last check a search does not advance.
+        // In rounds after its last check a search does not advance.
         let at = |s: &Schedule, round: usize| s.looks[round.min(s.looks.len() - 1)];
         let (mut looks, mut gains, mut most) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..=rounds {
@@ -127,11 +127,17 @@ impl RunningSearches {
         &self.most
     }
 
-    /// Checks the results of a round.
+    /// Checks after a round whether each search continues.
     ///
     /// # Errors
     /// `Internal` for arrays that are too short, or if the launch fails.
-    pub fn look(&self, device: &Device, round: usize, kept: &SearchResults<'_>, of: &ProbedLists<'_>) -> Result<()> {
+    pub fn look(
+        &self,
+        device: &Device,
+        round: usize,
+        retained: &SearchResults<'_>,
+        of: &ProbedLists<'_>,
+    ) -> Result<()> {
         #[repr(C)]
         #[derive(Clone, Copy, Pod, Zeroable)]
         struct TerminationArgs {
@@ -163,9 +169,12 @@ impl RunningSearches {
         let dimension = of.vectors.len() / queries.max(1);
         need("list scores", of.keys, queries * of.lengths.len())?;
         need("ordered lists", of.order, queries * of.stride)?;
-        need("scores of candidates", kept.keys, queries * kept.room)?;
-        if kept.counts.len() != queries || kept.survivors.len() != queries || round >= self.most.len() {
-            return Err(Error::internal(format!("round {round} of {}, {queries} searches", self.most.len())));
+        need("scores of candidates", retained.keys, queries * retained.room)?;
+        if retained.counts.len() != queries || retained.survivors.len() != queries || round >= self.most.len() {
+            return Err(Error::internal(format!(
+                "round {round} of {} does not fit {queries} searches",
+                self.most.len()
+            )));
         }
         let arguments = TerminationArgs {
             judged: self.judged.address(),
@@ -177,9 +186,9 @@ impl RunningSearches {
             lengths: of.lengths.address(),
             vectors: of.vectors.address(),
             margins: of.margins.address(),
-            keys: kept.keys.address(),
-            counts: kept.counts.address(),
-            survivors: kept.survivors.address(),
+            keys: retained.keys.address(),
+            counts: retained.counts.address(),
+            survivors: retained.survivors.address(),
             begins: self.begins.address(),
             ends: self.ends.address(),
             items: self.items.address(),
@@ -188,13 +197,13 @@ impl RunningSearches {
             stride: of.stride as u32,
             dimension: dimension as u32,
             margin_count: of.margins.len() as u32,
-            room: kept.room as u32,
+            room: retained.room as u32,
             slope: of.slope,
             unused: 0,
         };
-        // The scores of candidates are read three times, for the digits of the threshold.
+        // The kernel reads the scores of candidates three times, for the digits of the threshold.
         let lists_bytes = queries * of.lengths.len() * 8;
-        let demand = Demand { again: 2 * kept.bytes as u64, ..Demand::of_bytes(kept.bytes + lists_bytes) };
+        let demand = Demand { again: 2 * retained.bytes as u64, ..Demand::of_bytes(retained.bytes + lists_bytes) };
         let (grid, shared_bytes) = ([queries, 1, 1], SHARED_BYTES);
         launch(device, &Shape { kernel: "look_ahead", grid, threads: 1024, shared_bytes, demand }, &arguments)
     }

@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 use sterling::cuda::ops::rows::SlotRows;
-use sterling::cuda::ops::worth::{Rated, ValueInput, ValueProgram, Valued, gather_columns};
+use sterling::cuda::ops::value_model::{Rated, ValueInput, ValueProgram, Valued, gather_columns};
 use sterling::cuda::{Array, Device};
 use sterling::index::topk::{key, unkey};
 use sterling::index::value::{Program, Scratch};
