@@ -8,18 +8,18 @@ use std::path::{Path, PathBuf};
 use sterling_core::blocking::may_block;
 use sterling_storage::files;
 
-/// The end of a file that is appended to.
+/// A file that is opened for appending.
 pub trait Tail: Send {
     /// Appends a prefix of the bytes and returns its length.
     ///
     /// # Errors
-    /// Errors of the operating system; some of the bytes may then be in the file, but none count as written.
+    /// Errors of the operating system; after an error some of the bytes may be in the file, but none count as written.
     fn write(&mut self, bytes: &[u8]) -> Result<usize>;
 
     /// Makes all written bytes durable.
     ///
     /// # Errors
-    /// Errors of the operating system; bytes written since the last success must then be treated as lost.
+    /// Errors of the operating system; after an error, bytes written since the last successful sync must be treated as lost.
     fn sync(&mut self) -> Result<()>;
 
     /// Truncates the file to a length.
@@ -28,10 +28,10 @@ pub trait Tail: Send {
     /// Errors of the operating system.
     fn cut(&mut self, bytes: u64) -> Result<()>;
 
-    /// Checks that a restart would find the file under its name with the written length. The default does not check.
+    /// Checks that a restart would find the file under its name with the written length. The default implementation checks nothing.
     ///
     /// # Errors
-    /// Reason why a restart would not find it.
+    /// Reason why a restart would not find the file with that length.
     fn check(&self) -> Result<()> {
         Ok(())
     }
@@ -42,7 +42,7 @@ pub trait Disk: Send + Sync {
     /// Creates a new file.
     ///
     /// # Errors
-    /// Errors of the operating system, including an existing file of that name.
+    /// Errors of the operating system, including the error that the file exists.
     fn create(&self, path: &Path) -> Result<Box<dyn Tail>>;
 
     /// Opens a file for appending.
@@ -68,7 +68,7 @@ struct RealTail {
     file: File,
     /// Device and inode number, which identify the file under any name.
     identity: (u64, u64),
-    /// Length of the written bytes.
+    /// Number of bytes that were written to the file.
     bytes: u64,
 }
 
@@ -110,17 +110,17 @@ impl Tail for RealTail {
         let found = match std::fs::metadata(&self.path) {
             Ok(found) => found,
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-                return Err(Error::new(ErrorKind::NotFound, "its file was removed or renamed"));
+                return Err(Error::new(ErrorKind::NotFound, "the segment's file was removed or renamed"));
             }
             // A failed check does not prove that the file has changed.
             Err(_) => return Ok(()),
         };
         if identity(&found) != self.identity {
-            return Err(Error::new(ErrorKind::NotFound, "another file replaced its file"));
+            return Err(Error::new(ErrorKind::NotFound, "another file replaced the segment's file"));
         }
         match found.len() {
             bytes if bytes == self.bytes => Ok(()),
-            bytes => Err(Error::other(format!("its file has {bytes} bytes, expected {}", self.bytes))),
+            bytes => Err(Error::other(format!("the segment's file has {bytes} bytes, expected {}", self.bytes))),
         }
     }
 }

@@ -15,7 +15,7 @@ pub(super) struct State {
     pub(super) segments: Vec<Segment>,
     /// Last durable position.
     pub(super) last: u64,
-    /// Bytes of the last segment.
+    /// Size of the last segment in bytes.
     pub(super) tail_bytes: u64,
     /// Number of truncations of the last segment; bytes read before a truncation may be obsolete.
     pub(super) cuts: u64,

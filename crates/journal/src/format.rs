@@ -45,11 +45,11 @@ pub(super) fn header(first: u64) -> [u8; HEADER_BYTES] {
 /// Returns the position of a segment's first record, or the reason why its header is invalid.
 pub(super) fn read_header(bytes: &[u8; HEADER_BYTES]) -> Result<u64, String> {
     if &bytes[..8] != MAGIC {
-        return Err("it does not begin with the header of a journal segment".into());
+        return Err("the file does not begin with the header of a journal segment".into());
     }
     let first = number(&bytes[16..24]);
     match u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]) {
-        _ if number(&bytes[24..]) != xxh3_64(&bytes[..24]) => Err("its header is damaged".into()),
+        _ if number(&bytes[24..]) != xxh3_64(&bytes[..24]) => Err("the segment header is damaged".into()),
         FORMAT => Ok(first),
         other => Err(format!("format {other}, expected {FORMAT}")),
     }
@@ -76,7 +76,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Parses the head of a record; `None` if the bytes are not one.
+    /// Parses the head of a record; `None` if the bytes are no record head.
     pub(super) fn read(bytes: &[u8]) -> Option<Head> {
         let bytes: &[u8; HEAD_BYTES] = bytes.first_chunk()?;
         let length = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);

@@ -32,7 +32,6 @@ mod disk;
 mod follow;
 mod format;
 mod log;
-mod mark;
 #[cfg(feature = "nats")]
 pub mod nats;
 mod scan;
@@ -41,6 +40,7 @@ mod streams;
 #[cfg(test)]
 mod tests;
 mod topic;
+mod watermark;
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -62,7 +62,7 @@ pub type Done = Box<dyn FnOnce(Result<Range<u64>>) + Send>;
 pub struct Append {
     /// Records of 1 to [`PAYLOAD_BYTES_MAX`] bytes each; an append without records returns the next position.
     pub records: Vec<Vec<u8>>,
-    /// Expected position of the last record before these; the append fails at any other position.
+    /// Expected position of the journal's last record before the append; the append fails at any other position.
     pub expected: Option<u64>,
 }
 
@@ -93,10 +93,10 @@ pub trait Journal: Send + Sync {
     /// Returns a follower of the records after a position.
     ///
     /// # Errors
-    /// `NotFound` if some of them were released; `Corrupt` or `Io` if they cannot be read.
+    /// `NotFound` if some of these records were released; `Corrupt` or `Io` if the records cannot be read.
     fn follow(&self, after: u64) -> Result<Box<dyn Follower>>;
 
-    /// Releases the records up to a position, as far as that frees space.
+    /// Permits the journal to delete the records up to a position.
     ///
     /// # Errors
     /// `Io` with the file.
@@ -128,8 +128,8 @@ pub trait Journals: Send + Sync {
     /// Opens the journal of a model or a shard; a new one begins after position `after`.
     ///
     /// # Errors
-    /// `NotReady` if another process has it open, `Unavailable` if it does not answer; `Corrupt`, `Unsupported` or `Io` if it
-    /// cannot be used.
+    /// `NotReady` if another process has the journal open, `Unavailable` if the broker does not answer; `Corrupt`, `Unsupported` or
+    /// `Io` if the journal cannot be used.
     fn open(&self, topic: &Topic, after: u64) -> Result<Box<dyn Journal>>;
 
     /// Returns whether other servers append to and follow the same journals.
@@ -147,6 +147,6 @@ pub trait Follower: Send {
     /// Returns the next record as soon as it is durable, or `None` after `wait`.
     ///
     /// # Errors
-    /// `Corrupt` or `Io` if it cannot be read, `NotFound` if it was released.
+    /// `Corrupt` or `Io` if the record cannot be read, `NotFound` if the record was released.
     fn next(&mut self, wait: Duration) -> Result<Option<Record>>;
 }

@@ -1,15 +1,15 @@
 //! Journal in local files.
 //!
 //! One writer thread takes all waiting appends, writes them together, syncs once and then calls their callbacks (group commit). A
-//! sync takes milliseconds regardless of its size, so a thousand writers wait no longer than one.
+//! sync takes milliseconds for any number of bytes, so a thousand writers wait no longer than one.
 //!
 //! - **Full disk.** The partial write is truncated, its writers get an error, and later writes may succeed.
-//! - **Failed sync.** After this or any other failed write it is uncertain which records are durable: the kernel drops such
-//!   pages, and a second sync would succeed without them (Rebello et al., "Can Applications Recover from fsync Failures?", ATC
-//!   2020). The log rejects appends until it is reopened, which reads the actual contents of the files.
+//! - **Failed sync.** After a failed sync or write it is uncertain which records are durable: the kernel drops the unwritten pages,
+//!   and a second sync would succeed without them (Rebello et al., "Can Applications Recover from fsync Failures?", ATC 2020). The
+//!   log rejects appends until the log is reopened; reopening reads the actual contents of the files.
 //! - **Files changed by others.** At each commit, and once per second, the writer checks that a restart would find the files that
-//!   it has written. If the last one is missing, appends are rejected until it is back. The last position is recorded outside of
-//!   the log's folder (`mark`), so that a restart can distinguish a missing end from records that were never written.
+//!   it has written. If the last file is missing, appends are rejected until that file is back. The last position is recorded
+//!   outside of the log's folder (`mark`), so that a restart can distinguish a missing end from records that were never written.
 
 use std::fs::File;
 use std::io::{Error as IoError, ErrorKind};
@@ -25,9 +25,9 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounde
 use super::disk::{Disk, RealDisk, Tail};
 use super::follow::{LogFollower, State};
 use super::format::{HEADER_BYTES, PAYLOAD_BYTES_MAX, header, write_record};
-use super::mark::{MARKS, Mark};
 use super::scan::{Cursor, Segment, segments};
 use super::shared::Shared;
+use super::watermark::{MARKS, Mark};
 use super::{Append, Done, Follower, Journal, Journals, Topic};
 use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Kind, Result};
@@ -41,17 +41,17 @@ const LOCK_WAIT: Duration = Duration::from_millis(50);
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of waiting appends; a server limits its requests to far fewer.
 const WAITING_MAX: usize = 4096;
-/// Bytes after which further appends wait for the next sync.
+/// Size of a commit in bytes, beyond which further appends wait for the next sync.
 const COMMIT_BYTES: usize = 8 << 20;
 
 /// Options of a log.
 #[derive(Clone)]
 pub struct LogOptions {
-    /// Position after which a new log begins: that of the snapshot to which its updates apply.
+    /// Position after which a new log begins: the position of the snapshot to which the log's updates apply.
     pub after: u64,
     /// Bytes after which a new segment is started.
     pub segment_bytes: u64,
-    /// Storage of the files.
+    /// Storage of the log's files.
     pub disk: Arc<dyn Disk>,
     /// File outside of the log's folder that records the last position; without it, the records alone determine the end of the
     /// log.
@@ -83,7 +83,7 @@ impl Journals for Logs {
     fn open(&self, topic: &Topic, after: u64) -> Result<Box<dyn Journal>> {
         let mark = Some(self.root.join(MARKS).join(topic.to_string()));
         let log = Log::open(&self.root.join(topic.to_string()), LogOptions { after, mark, ..self.options.clone() });
-        // A process that is shutting down releases it soon.
+        // A process that is shutting down releases the lock soon.
         let log = log.map_err(|e| match e.kind() {
             Kind::Conflict => Error::not_ready(e.to_string()),
             _ => e,
@@ -122,7 +122,7 @@ fn lock(folder: &Path) -> Result<File> {
 /// Waits until no process has the log in `folder` open, for example until a server has finished its requests and ended.
 ///
 /// # Errors
-/// `Conflict` if a process still has it open after `patience`; `Io` with the path.
+/// `Conflict` if a process still has the log open after `patience`; `Io` with the path.
 pub fn wait_until_closed(folder: &Path, patience: Duration) -> Result<()> {
     let start = Instant::now();
     loop {
@@ -137,7 +137,7 @@ impl Log {
     /// Opens or creates the log in `folder`. Reads all records, and truncates a torn write that a crash left at the end.
     ///
     /// # Errors
-    /// `Conflict` if another process has it open; `Corrupt` with file, position and byte offset if a record is damaged or
+    /// `Conflict` if another process has the log open; `Corrupt` with file, position and byte offset if a record is damaged or
     /// missing, including at the end; `Io` with the path.
     pub fn open(folder: &Path, options: LogOptions) -> Result<Self> {
         let io = |e| Error::io(folder.display(), e);
@@ -145,7 +145,7 @@ impl Log {
         let lock = lock(folder)?;
         let mut mark = options.mark.as_deref().map(Mark::open).transpose()?;
         let (state, tail, bytes) = recover(folder, &options, mark.as_ref())?;
-        // If this fails, the writer reports it and tries again.
+        // If recording the position fails here, the writer reports the error and tries again.
         mark.iter_mut().for_each(|mark| drop(mark.set(state.last)));
         let (last, disk) = (state.last, options.disk.clone());
         let shared = Arc::new(Shared::new(state));
@@ -188,8 +188,8 @@ impl Journal for Log {
 
     fn release(&self, position: u64) -> Result<()> {
         may_block();
-        // Oldest first, each durably removed before it is forgotten: after an error the known segments are still consecutive, and
-        // the next call continues.
+        // Removes the oldest segment first, and forgets a segment only after its removal is durable: after an error the known
+        // segments are still consecutive, and the next call continues.
         loop {
             let segment = {
                 let mut state = self.shared.lock();
@@ -200,7 +200,7 @@ impl Journal for Log {
                 state.segments[0].clone()
             };
             let removed = match std::fs::remove_file(&segment.path) {
-                // Removed by an earlier call that failed afterwards.
+                // An earlier call removed the file and failed afterwards.
                 Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
                 removed => removed,
             };
@@ -228,7 +228,7 @@ impl Drop for Log {
     fn drop(&mut self) {
         self.waiting = None;
         if let Some(writer) = self.writer.take() {
-            // The last callback may drop the log on the writer's own thread. A panic has been reported when it occurred.
+            // The last callback may drop the log on the writer's own thread. A panic of the writer was reported when it occurred.
             if writer.thread().id() != std::thread::current().id() {
                 let _ = writer.join();
             }
@@ -247,7 +247,7 @@ fn recover(folder: &Path, options: &LogOptions, mark: Option<&Mark>) -> Result<(
         let (at, mark) = (at.display(), mark.map(|mark| mark.path().display().to_string()).unwrap_or_default());
         Error::corrupt(format!(
             "{at}: the journal ends at position {last}, expected at least {durable}, which was durable: restore the \
-             missing records, or remove the file of that position ({mark}) to continue without them"
+             missing records, or remove the position file ({mark}) to continue without them"
         ))
     };
     let mut found = segments(folder)?;
@@ -258,7 +258,7 @@ fn recover(folder: &Path, options: &LogOptions, mark: Option<&Mark>) -> Result<(
         std::fs::remove_file(&unborn.path).map_err(io(&unborn.path))?;
     }
     let Some(last) = found.last().cloned() else {
-        // A version that includes all durable records continues without the log.
+        // A missing log is no error if the version includes all durable records.
         if options.after < durable {
             return Err(missing(folder, 0));
         }
@@ -273,7 +273,7 @@ fn recover(folder: &Path, options: &LogOptions, mark: Option<&Mark>) -> Result<(
         if segment.first != next {
             let (path, first) = (segment.path.display(), segment.first);
             return Err(Error::corrupt(format!(
-                "{path}: it begins at position {first}, expected {next}: a segment is missing"
+                "{path}: begins at position {first}, expected {next}: a segment is missing"
             )));
         }
         let mut cursor = Cursor::open(segment)?;
@@ -299,7 +299,7 @@ fn recover(folder: &Path, options: &LogOptions, mark: Option<&Mark>) -> Result<(
     Ok((State { segments: found, last: next - 1, tail_bytes: end, ..State::default() }, tail, end))
 }
 
-/// Returns whether a crash prevented a segment from getting its header; nothing was ever written after it.
+/// Returns whether a segment has no header because of a crash; such a segment never held a record.
 fn has_no_header(path: &Path) -> bool {
     let is_short = path.metadata().is_ok_and(|about| about.len() <= HEADER_BYTES as u64);
     let bytes = if is_short { std::fs::read(path).unwrap_or_default() } else { Vec::new() };
@@ -315,7 +315,7 @@ fn create(options: &LogOptions, folder: &Path, segment: &Segment) -> std::io::Re
     match made {
         Ok(()) => Ok(tail),
         Err(e) => {
-            // If it cannot be removed, it has no header and is removed when the log is opened.
+            // If the removal fails, the segment has no header and is removed when the log is next opened.
             let _ = std::fs::remove_file(&segment.path);
             Err(e)
         }
@@ -348,11 +348,11 @@ struct Writer {
     options: LogOptions,
     shared: Arc<Shared<State>>,
     tail: Box<dyn Tail>,
-    /// Bytes of the last segment.
+    /// Size of the last segment in bytes.
     bytes: u64,
     last: u64,
     mark: Option<Mark>,
-    /// Reason of a fatal state in which nothing can be appended.
+    /// Reason of a fatal state in which every append is rejected.
     fatal: Option<String>,
 }
 
@@ -366,7 +366,7 @@ impl Writer {
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             if looked.elapsed() >= CHECK_INTERVAL {
-                // A panic costs one check.
+                // If the check panics, only this check fails; the next one runs as usual.
                 let _ = catch_unwind(AssertUnwindSafe(|| self.look()));
                 looked = Instant::now();
             }
@@ -387,7 +387,7 @@ impl Writer {
         self.commit(taken);
     }
 
-    /// Checks that a restart would find everything that was written. A missing file is thus reported now and not by that restart.
+    /// Checks that a restart would find everything that was written. A missing file is thus reported before the next restart.
     fn look(&mut self) {
         if self.fatal.is_some() {
             return;
@@ -411,7 +411,7 @@ impl Writer {
             match trouble {
                 Some(why) => tracing::error!(folder = %self.folder.display(), "{why}"),
                 None => {
-                    tracing::info!(folder = %self.folder.display(), "journal: its files are complete again")
+                    tracing::info!(folder = %self.folder.display(), "journal: all segment files are complete again")
                 }
             }
         }
@@ -432,7 +432,7 @@ impl Writer {
             }
             reported.push((range, done));
         }
-        // A panic is answered as well; like a failed write it makes the durable end uncertain.
+        // A panic of the write fails the appends too: like a failed write, a panic makes the last durable position uncertain.
         let written = catch_unwind(AssertUnwindSafe(|| self.write(&bytes, next - 1)));
         match written.unwrap_or_else(|_| Err(self.poisoned("a write", &IoError::other("a panic")))) {
             Ok(()) => reported.into_iter().for_each(|(range, done)| done(range)),
@@ -448,7 +448,7 @@ impl Writer {
         if bytes.is_empty() {
             return Ok(());
         }
-        // Before the write, because a write would extend a truncated file to its expected length again.
+        // Checks the file before the write, because a write would extend a truncated file to its expected length again.
         self.tail.check().map_err(|e| Error::unavailable(lost(&e)).caused_by(e))?;
         if self.bytes >= self.options.segment_bytes {
             self.rotate()?;
@@ -461,7 +461,8 @@ impl Writer {
         metrics::histogram!("sterling_journal_commit_seconds").record(start.elapsed().as_secs_f64());
         self.bytes += bytes.len() as u64;
         self.last = last;
-        // Durable records are acknowledged even if this fails; the next check reports that and tries again.
+        // Durable records are acknowledged even if recording the position fails; the next check reports the failure and tries
+        // again.
         self.mark.iter_mut().for_each(|mark| drop(mark.set(last)));
         self.shared.change(|state| (state.last, state.tail_bytes) = (last, self.bytes));
         Ok(())
@@ -476,13 +477,13 @@ impl Writer {
         self.shared.change(|state| state.cuts += 1);
         match cut {
             Ok(()) => no_room(e),
-            Err(e) => self.poisoned("a cut", &e),
+            Err(e) => self.poisoned("a truncation", &e),
         }
     }
 
     fn poisoned(&mut self, what: &str, e: &IoError) -> Error {
         let why = format!("{what} failed: {e}");
-        tracing::error!(folder = %self.folder.display(), "journal: {why}; appends are rejected until it is reopened");
+        tracing::error!(folder = %self.folder.display(), "journal: {why}; appends are rejected until the journal is reopened");
         let kind = if is_no_room(e) { Kind::NoSpace } else { Kind::Unavailable };
         let error = Error::new(kind, format!("journal: {why}; the update may or may not be durable"));
         self.shared.change(|state| state.trouble = Some(stopped(&why)));
@@ -495,9 +496,10 @@ impl Writer {
         let segment = Segment::new(&self.folder, self.last + 1);
         let made = create(&self.options, &self.folder, &segment);
         self.tail = made.map_err(|e| match segment.path.exists() {
-            // Nothing was written that could be lost; the next append tries again.
+            // No record was written; the next append tries again.
             false if is_no_room(&e) => no_room(e),
-            false => Error::unavailable(format!("journal: no new segment, try again later: {e}")).caused_by(e),
+            false => Error::unavailable(format!("journal: a new segment cannot be created, try again later: {e}"))
+                .caused_by(e),
             true => self.poisoned("a new segment", &e),
         })?;
         let full = std::mem::replace(&mut self.bytes, HEADER_BYTES as u64);
@@ -518,27 +520,29 @@ pub(super) fn share_after(position: u64, (first, last): (u64, u64), bytes: u64) 
     (u128::from(bytes) * u128::from(after) / u128::from(all.max(1))) as u64
 }
 
-/// Returns the message of the fatal state.
+/// Returns the message with which appends are rejected in the fatal state.
 fn stopped(why: &str) -> String {
     format!("journal: rejects updates until the server is restarted: {why}")
 }
 
 /// Returns the message of a missing last segment, after which appends are rejected.
 fn lost(e: &IoError) -> String {
-    format!("journal: rejects updates until its last segment is restored; merge the visible ones before a restart: {e}")
+    format!(
+        "journal: rejects updates until its last segment is restored; merge the visible updates before a restart: {e}"
+    )
 }
 
 /// Returns the change of a full segment's file, if there is one.
 fn changed(segment: &Segment) -> Option<String> {
     let what = match std::fs::metadata(&segment.path) {
         Ok(file) if file.len() == segment.bytes => return None,
-        Ok(file) => format!("its file has {} bytes, expected {}", file.len(), segment.bytes),
-        Err(e) if e.kind() == ErrorKind::NotFound => "its file was removed or renamed".into(),
+        Ok(file) => format!("the segment's file has {} bytes, expected {}", file.len(), segment.bytes),
+        Err(e) if e.kind() == ErrorKind::NotFound => "the segment's file was removed or renamed".into(),
         Err(e) => e.to_string(),
     };
     let first = segment.first;
     Some(format!(
-        "journal: updates from position {first} on would be missing after a restart, merge them first: {what}"
+        "journal: updates from position {first} on would be missing after a restart, merge these updates first: {what}"
     ))
 }
 
@@ -549,7 +553,7 @@ fn no_room(e: IoError) -> Error {
 fn check(append: &Append, next: u64) -> Result<()> {
     if let Some(expected) = append.expected.filter(|expected| *expected != next - 1) {
         return Err(Error::conflict(format!(
-            "position {}, expected {expected}: other updates were appended meanwhile",
+            "the journal is at position {}, expected {expected}: other updates were appended meanwhile",
             next - 1
         )));
     }

@@ -1,8 +1,8 @@
 //! Reader of segments, and recovery of the last segment's end after a crash.
 //!
 //! A crash may tear the records of the last commit: truncated by the end of the file, or with unwritten sectors, which read as
-//! zeros. These records were never acknowledged, so they are truncated. Any other fault is damage, possibly of acknowledged
-//! records: the log fails to open with the location.
+//! zeros. Torn records were never acknowledged, so they are truncated. Any other fault is damage, possibly of acknowledged records:
+//! the log then fails to open, with the location of the damage.
 
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
@@ -14,7 +14,7 @@ use sterling_core::error::{Error, Result};
 
 /// Bytes that a disk writes atomically.
 const SECTOR_BYTES: usize = 512;
-/// Bytes per read.
+/// Number of bytes per read of a segment.
 const READ_BYTES: usize = 256 << 10;
 /// File name extension of segments.
 const SUFFIX: &str = ".log";
@@ -24,7 +24,7 @@ const SUFFIX: &str = ".log";
 pub(super) struct Segment {
     pub(super) first: u64,
     pub(super) path: PathBuf,
-    /// Bytes of its file once it is full; 0 for the one that is being written.
+    /// Bytes of the segment's file once it is full; 0 for the segment that is being written.
     pub(super) bytes: u64,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
-    /// Starts at the first record of a segment.
+    /// Opens a segment for reading, at its first record.
     pub(super) fn open(segment: &Segment) -> Result<Self> {
         let path = &segment.path;
         let file = File::open(path).map_err(|e| Error::io(path.display(), e))?;
@@ -70,7 +70,12 @@ impl Cursor {
         file.read_exact(&mut bytes).map_err(|e| Error::io(path.display(), e))?;
         match read_header(&bytes) {
             Ok(first) if first == segment.first => {}
-            Ok(first) => return Err(Error::corrupt(format!("{}: it begins at position {first}", path.display()))),
+            Ok(first) => {
+                return Err(Error::corrupt(format!(
+                    "{}: its header names first position {first}, expected the one in the file name",
+                    path.display()
+                )));
+            }
             Err(why) => return Err(Error::corrupt(format!("{}: {why}", path.display()))),
         }
         Ok(Cursor { path: path.clone(), file, next: segment.first, offset: HEADER_BYTES as u64 })
@@ -85,7 +90,7 @@ impl Cursor {
         self.offset
     }
 
-    /// Returns the next record, or `None` if there is no complete valid one.
+    /// Returns the next record, or `None` if there is no complete and valid record.
     pub(super) fn record(&mut self) -> Result<Option<Record>> {
         let mut head = [0; HEAD_BYTES];
         let read = self.read(&mut head)?;
@@ -129,11 +134,11 @@ impl Cursor {
         ))
     }
 
-    /// Classifies the bytes after the last valid record of the last segment and returns their number: none, or a torn write,
-    /// which cannot be of a record up to position `durable`.
+    /// Returns the number of bytes after the last valid record of the last segment: 0, or the length of a torn write. A record up
+    /// to position `durable` cannot be torn.
     ///
     /// # Errors
-    /// `Corrupt` with the location if they are neither.
+    /// `Corrupt` with the location if the bytes are no torn write.
     pub(super) fn check_end(&mut self, durable: u64) -> Result<u64> {
         let mut rest = Vec::new();
         self.file.read_to_end(&mut rest).map_err(|e| Error::io(self.path.display(), e))?;
@@ -162,7 +167,7 @@ impl Cursor {
 fn synced_later(rest: &[u8], position: u64) -> Option<u64> {
     let most = position.saturating_add((rest.len() / HEAD_BYTES) as u64);
     (0..rest.len().saturating_sub(HEAD_BYTES)).find_map(|at| {
-        // Most offsets cannot be a head: the position field alone rules them out.
+        // At most offsets there is no record head: the position field alone rules that out.
         let named = rest[at + 8..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         let head = (named > position && named <= most).then(|| Head::read(&rest[at..])).flatten()?;
         let payload = rest[at + HEAD_BYTES..].get(..head.length.min(PAYLOAD_BYTES_MAX))?;
@@ -170,7 +175,7 @@ fn synced_later(rest: &[u8], position: u64) -> Option<u64> {
     })
 }
 
-/// Returns whether the part of the bytes in any disk sector is all zero; they start at file offset `offset`.
+/// Returns whether the bytes of any disk sector are all zero; `bytes` starts at file offset `offset`.
 fn has_empty_sector(bytes: &[u8], offset: u64) -> bool {
     let first = SECTOR_BYTES - offset as usize % SECTOR_BYTES;
     let (head, rest) = bytes.split_at(first.min(bytes.len()));

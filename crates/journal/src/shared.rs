@@ -18,7 +18,7 @@ pub(super) trait Progress {
 pub(super) struct Shared<S> {
     state: Mutex<S>,
     changed: Condvar,
-    /// Copy of the last position for threads that must not wait for the lock; each answer reads it.
+    /// Copy of the last position for threads that must not wait for the lock; every answer reads the last position.
     last: AtomicU64,
 }
 
@@ -45,7 +45,7 @@ impl<S: Progress> Shared<S> {
         self.changed.notify_all();
     }
 
-    /// Waits until the state satisfies a condition and returns it locked; `None` after the timeout.
+    /// Waits until the state satisfies a condition and returns the locked state; `None` after the timeout.
     pub(super) fn wait(&self, is_there: impl Fn(&S) -> bool, most: Duration) -> Option<MutexGuard<'_, S>> {
         may_block();
         let until = Instant::now() + most;

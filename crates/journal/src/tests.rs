@@ -431,7 +431,9 @@ fn every_failed_write_or_sync_loses_nothing_that_was_acknowledged() {
         let next = append(&log, &[b"mended"]);
         // Lack of space for a new segment is only lack of space, and so is a segment that could not be created: nothing was
         // written that could be lost.
-        let may_mend = refused.iter().all(|e| e.kind() == Kind::NoSpace || e.to_string().contains("no new segment"));
+        let may_mend = refused
+            .iter()
+            .all(|e| e.kind() == Kind::NoSpace || e.to_string().contains("a new segment cannot be created"));
         let must_mend = is_full || refused.is_empty();
         assert!(if next.is_ok() { may_mend } else { !must_mend }, "{fault:?} at {at}: only a full disk is recoverable");
         if next.is_ok() {
@@ -450,7 +452,7 @@ fn writes_to_a_removed_file_are_not_acknowledged() {
     let log = open(folder.path()).unwrap();
     append(&log, &[b"kept"]).unwrap();
     std::fs::remove_dir_all(folder.path()).unwrap();
-    for expected in ["its file was removed", "rejects updates"] {
+    for expected in ["the segment's file was removed", "rejects updates"] {
         let error = append(&log, &[b"lost"]).unwrap_err();
         assert!(error.kind() == Kind::Unavailable && error.to_string().contains(expected), "{error}");
     }

@@ -1,13 +1,13 @@
-//! Topic of a journal: the model or shard whose updates it has.
+//! Topic of a journal: the model or shard whose updates the journal holds.
 
 use std::fmt;
 
-/// A model, or a shard of it; each has its own journal.
+/// A model, or one shard of a model; each has its own journal.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Topic {
     /// Name of the model.
     pub model: String,
-    /// Shard number and number of shards of a partitioned version. Another number of shards is another partition with other
+    /// Shard number and number of shards of a partitioned version. Versions with different numbers of shards have different
     /// journals.
     pub shard: Option<(u32, u32)>,
 }

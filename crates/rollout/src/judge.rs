@@ -9,9 +9,9 @@ use super::window::{Both, Counts, STEPS, step_of, time_of};
 const DOUBT: f64 = 20.0;
 /// Latency differences below this are ignored.
 const SLACK: Duration = Duration::from_millis(1);
-/// Only quantiles of the active version from its median on are compared: at most this share of its requests is slower.
+/// Latency quantiles are compared from the active version's median on: at most this fraction of its requests is slower.
 const SLOWER_MAX: f64 = 0.5;
-/// Bisection steps of a bound, to a precision of 1e-9.
+/// Number of bisection steps per bound, for a precision of 1e-9.
 const HALVINGS: usize = 30;
 
 /// Metric in which a canary is worse.
@@ -26,7 +26,7 @@ pub enum WorseMetric {
 }
 
 impl WorseMetric {
-    /// Returns its name in metrics.
+    /// Returns the name of the metric that is worse, as metrics and answers use it.
     pub fn name(self) -> &'static str {
         match self {
             WorseMetric::Errors => "errors",
@@ -39,7 +39,7 @@ impl WorseMetric {
 /// Result of a test that found the canary worse.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// Metric in which it is worse.
+    /// Metric in which the canary is worse.
     pub behind: WorseMetric,
     /// Explanation with the measured numbers.
     pub reason: String,
@@ -63,7 +63,7 @@ impl Mean {
 
     /// Returns the Chernoff exponent: the probability of this mean, or one farther away, is at most e^-result if the true mean is
     /// `at`.
-    fn doubt(self, at: f64) -> f64 {
+    fn chernoff_exponent(self, at: f64) -> f64 {
         let mean = self.value();
         let part = |p: f64, q: f64| if p <= 0.0 { 0.0 } else { p * (p / q).ln() };
         self.count as f64 * (part(mean, at) + part(1.0 - mean, 1.0 - at))
@@ -84,17 +84,17 @@ impl Mean {
         let (mut near, mut far) = (self.value(), end);
         for _ in 0..HALVINGS {
             let middle = f64::midpoint(near, far);
-            match self.doubt(middle) <= DOUBT {
+            match self.chernoff_exponent(middle) <= DOUBT {
                 true => near = middle,
                 false => far = middle,
             }
         }
-        // The outer end of the last interval is the conservative one.
+        // The outer end of the last interval is the conservative bound.
         far
     }
 }
 
-/// Returns the canary's mean without the key group that makes it worst.
+/// Returns the mean over the canary's key groups, except the group with the worst value.
 fn without_worst(groups: &[Counts], read: impl Fn(&Counts) -> (f64, u64)) -> Mean {
     let worst = groups.iter().map(&read).enumerate().max_by(|(_, a), (_, b)| a.0.total_cmp(&b.0));
     let worst = worst.map(|(place, _)| place);
@@ -104,8 +104,8 @@ fn without_worst(groups: &[Counts], read: impl Fn(&Counts) -> (f64, u64)) -> Mea
         .fold(Mean::of(0.0, 0), |mean, (sum, count)| Mean::of(mean.sum + sum, mean.count + count))
 }
 
-/// Compares all measurements of a canary with those of the active version in the same window; returns the first metric in which
-/// it is worse.
+/// Compares all measurements of a canary with the active version's measurements in the same window; returns the first metric in
+/// which the canary is worse.
 pub(super) fn verdict(both: &Both, margins: &CanaryMargins) -> Option<Verdict> {
     let Both { active, canary } = both;
     let errors = |counts: &Counts| (counts.errors as f64, counts.requests);
@@ -130,7 +130,7 @@ pub(super) fn verdict(both: &Both, margins: &CanaryMargins) -> Option<Verdict> {
 fn reported(what: &str, canary: Mean, active: Mean) -> String {
     let percent = |share: f64| share * 100.0;
     format!(
-        "{what}: {:.2} % of {} of the canary (at least {:.2} %), {:.2} % of {} of the active version (at most {:.2} %)",
+        "{what}: {:.2} % of {} on the canary (at least {:.2} %), {:.2} % of {} on the active version (at most {:.2} %)",
         percent(canary.value()),
         canary.count,
         percent(canary.least()),
@@ -140,15 +140,15 @@ fn reported(what: &str, canary: Mean, active: Mean) -> String {
     )
 }
 
-/// Searches for a latency at which the canary is slower: more of its requests take at least `factor` times that latency than
-/// requests of the active version take at least the latency itself.
+/// Searches for a latency at which the canary is slower: the fraction of the canary's requests that take at least `factor` times
+/// this latency exceeds the fraction of the active version's requests that take at least this latency.
 fn slower(active: &Counts, canary: &[Counts], factor: f64) -> Option<Verdict> {
-    let (ours, theirs) = (active.as_long(), canary.iter().map(Counts::as_long).collect::<Vec<_>>());
+    let (ours, theirs) = (active.counts_by_latency(), canary.iter().map(Counts::counts_by_latency).collect::<Vec<_>>());
     let totals: Vec<u64> = theirs.iter().map(|group| group[0]).collect();
     if ours[0] == 0 || totals.iter().sum::<u64>() == 0 {
         return None;
     }
-    // First grid step that lies completely above the longer time.
+    // First grid step that lies completely above both `factor * time` and `time + SLACK`.
     let beyond = |step: usize| {
         let time = time_of(step);
         step_of(time.mul_f64(factor).max(time + SLACK)) + 1
@@ -166,7 +166,11 @@ fn slower(active: &Counts, canary: &[Counts], factor: f64) -> Option<Verdict> {
         let canary = Mean::of(sum as f64, count);
         (canary.least() > active.most()).then(|| {
             let ms = |step: usize| time_of(step).as_secs_f64() * 1e3;
-            let what = format!("requests of {:.2} ms and more against {:.2} ms", ms(long), ms(step));
+            let what = format!(
+                "requests of at least {:.2} ms on the canary, of at least {:.2} ms on the active version",
+                ms(long),
+                ms(step)
+            );
             Verdict { behind: WorseMetric::Latency, reason: reported(&what, canary, active) }
         })
     })
@@ -174,7 +178,7 @@ fn slower(active: &Counts, canary: &[Counts], factor: f64) -> Option<Verdict> {
 
 /// Returns an upper bound of a latency quantile, if there are answers.
 pub(super) fn quantile(counts: &Counts, share: f64) -> Option<Duration> {
-    let longer = counts.as_long();
+    let longer = counts.counts_by_latency();
     let most = (longer[0] as f64 * (1.0 - share)) as u64;
     let step = (0..STEPS).find(|&step| longer.get(step + 1).is_none_or(|&rest| rest <= most))?;
     (longer[0] > 0).then(|| time_of(step + 1))
@@ -190,8 +194,8 @@ mod tests {
             let mean = Mean::of(sum, count);
             let (least, most) = (mean.least(), mean.most());
             assert!(0.0 <= least && least <= mean.value() && mean.value() <= most && most <= 1.0, "{mean:?}");
-            assert!(least == 0.0 || mean.doubt(least) >= DOUBT - 1e-3, "{mean:?}: {least}");
-            assert!(most == 1.0 || mean.doubt(most) >= DOUBT - 1e-3, "{mean:?}: {most}");
+            assert!(least == 0.0 || mean.chernoff_exponent(least) >= DOUBT - 1e-3, "{mean:?}: {least}");
+            assert!(most == 1.0 || mean.chernoff_exponent(most) >= DOUBT - 1e-3, "{mean:?}: {most}");
         }
         // Of n requests all fail: lower bound e^(-20/n); none fail: the mirrored upper bound.
         assert!((Mean::of(50.0, 50).least() - (-20.0_f64 / 50.0).exp()).abs() < 1e-6);

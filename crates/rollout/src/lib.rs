@@ -1,8 +1,8 @@
 //! Division of a model's unpinned requests among its versions, and detection of a canary that is worse than the active version.
 //!
-//! All modules but `run` are pure: the operators' settings (`setting`), the hash position of a key (`place`), measurements of two
+//! All modules but `run` are pure: the operators' settings (`setting`), the hash position of a key (`key_hash`), measurements of two
 //! versions in a window (`window`), and the statistical test (`judge`). `run` is the state of an active canary or shadow.
-//! `registry` holds it for the versions of a server, `route` for those of a router's shards, and `http` queries and updates it.
+//! The server's `registry` holds this state for its versions, a router's `route` for its shards; `http` queries and updates it.
 //!
 //! **Division.** The hash of a key, such as a user id, with the model and the canary's version is a number between 0 and 1. Keys
 //! below the share belong to the canary. A key therefore gets the same version at every server; a growing share keeps all keys
@@ -30,7 +30,7 @@
 #![cfg_attr(not(test), deny(unreachable_pub))]
 
 mod judge;
-mod place;
+mod key_hash;
 mod run;
 mod setting;
 #[cfg(test)]
@@ -39,7 +39,7 @@ mod watch;
 mod window;
 
 pub use judge::{Verdict, WorseMetric};
-pub use place::{KeyHash, seed};
+pub use key_hash::{KeyHash, seed};
 pub use run::{CanaryRun, ShadowRun, TrafficNow, rolled_back};
 pub use setting::{Canary, CanaryMargins, Shadow, Sticky, StopRequest, Stopped, Traffic, TrafficTarget};
 pub use watch::{BothSeen, Side, SideSeen};

@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 use metrics::{Counter, Histogram, counter, gauge, histogram};
 
 use super::judge::Verdict;
-use super::place::{KeyHash, seed};
+use super::key_hash::{KeyHash, seed};
 use super::setting::{Canary, Shadow, Sticky, Traffic};
 use super::watch::{BothSeen, Side, Watch};
-use sterling_core::draws::Sampler;
 use sterling_core::locks::locked;
+use sterling_core::sampler::Sampler;
 
-/// An active canary and its measurements. It is replaced if a version or the setting changes, because measurements of other files
-/// or another setting do not count.
+/// An active canary and its measurements. The record is replaced if a version or the setting changes, because measurements of
+/// other files or another setting do not count.
 pub struct CanaryRun {
     model: String,
     version: u64,
-    /// Number and digest of the active version that it is compared with.
+    /// Number and digest of the active version with which the canary is compared.
     active: (u64, String),
     setting: Canary,
     seed: u64,
@@ -27,7 +27,7 @@ pub struct CanaryRun {
     /// Time of the last test, in microseconds since `began`.
     judged: AtomicU64,
     is_stopped: AtomicBool,
-    /// Result of the test until it is written to the store.
+    /// Result of the test that stopped the canary on this server; none before.
     verdict: Mutex<Option<Verdict>>,
     meters: [SideMeters; 2],
 }
@@ -66,7 +66,7 @@ impl CanaryRun {
         }
     }
 
-    /// Returns whether it has this setting and this active version.
+    /// Returns whether the rollout has this setting and this active version.
     pub fn is_of(&self, setting: &Canary, active: (u64, &str)) -> bool {
         self.setting == *setting && (self.active.0, self.active.1.as_str()) == active
     }
@@ -86,12 +86,12 @@ impl CanaryRun {
         &self.setting
     }
 
-    /// Returns the current share of keys that it answers.
+    /// Returns the current share of keys that the canary answers.
     pub fn share(&self) -> f64 {
         if self.is_stopped.load(Ordering::Relaxed) { 0.0 } else { self.setting.share }
     }
 
-    /// Returns the version that a key belongs to.
+    /// Returns the hash of a key, and the version that answers requests with this key.
     pub fn side(&self, key: &[u8]) -> (KeyHash, Side) {
         let place = KeyHash::of(key, self.seed);
         (place, if place.is_within(self.share()) { Side::Canary } else { Side::Active })
@@ -106,7 +106,7 @@ impl CanaryRun {
         ((1.0 - share) / share.max(f64::MIN_POSITIVE)).max(1.0)
     }
 
-    /// Records a completed request: the latency of its answer, or `None` for a failure.
+    /// Records a completed request; `took` is the latency of its answer, or `None` for a failed request.
     pub fn ended(&self, by: (KeyHash, Side), took: Option<Duration>) {
         locked(&self.watch).ended(self.began.elapsed(), by, took);
         let meters = &self.meters[usize::from(by.1 == Side::Canary)];
@@ -157,7 +157,7 @@ impl CanaryRun {
         }
     }
 
-    /// Ends the canary when its setting is removed.
+    /// Sets the metric of the canary's share to 0, because the canary has ended.
     pub fn end(&self) {
         gauge!("sterling_canary_share", "model" => self.model.clone()).set(0.0);
     }
@@ -212,7 +212,7 @@ impl ShadowRun {
         &self.setting
     }
 
-    /// Samples whether a request is repeated.
+    /// Decides by sampling whether a request is repeated at the shadow version.
     pub fn is_drawn(&self) -> bool {
         self.draws.draw(self.setting.share)
     }
@@ -232,8 +232,8 @@ impl ShadowRun {
 }
 
 /// Returns the message about a rolled-back canary: from the store, or from this server before it reaches the store.
-pub fn rolled_back(wished: &Traffic, run: Option<&CanaryRun>) -> Option<String> {
-    let everywhere = wished.canary.as_ref().and_then(|canary| canary.stopped.as_ref());
+pub fn rolled_back(desired: &Traffic, run: Option<&CanaryRun>) -> Option<String> {
+    let everywhere = desired.canary.as_ref().and_then(|canary| canary.stopped.as_ref());
     let here = || run.and_then(CanaryRun::verdict).map(|verdict| verdict.reason);
     let reason = everywhere.map(|stopped| stopped.reason.clone()).or_else(here)?;
     Some(format!("its canary was rolled back: {reason}"))
@@ -247,8 +247,8 @@ pub struct TrafficNow {
     pub setting: Traffic,
     /// Version that answers unpinned requests.
     pub active: Option<u64>,
-    /// Canary, if it is in memory and is not the active version.
+    /// Canary version, if it is in memory and is not the active version.
     pub canary: Option<Arc<CanaryRun>>,
-    /// Shadow, under the same condition.
+    /// Shadow version, if it is in memory and is not the active version.
     pub shadow: Option<Arc<ShadowRun>>,
 }

@@ -57,7 +57,7 @@ pub struct Canary {
     #[serde(default)]
     #[schema(value_type = String, default = "user")]
     pub sticky: Sticky,
-    /// True if it is rolled back automatically when it is worse than the active version: its share becomes 0.
+    /// True if the canary is rolled back automatically when it is worse than the active version: its share becomes 0.
     #[serde(default = "is_true")]
     pub automatic: bool,
     /// Margins by which it may be worse than the active version.
@@ -148,9 +148,9 @@ pub enum Sticky {
     /// The header `x-sterling-sticky`, or else the user of the request.
     #[default]
     User,
-    /// This header, in lower case, or else the user.
+    /// The header with this name, in lower case, or else the user.
     Header(String),
-    /// This feature, or else the user.
+    /// The feature with this name, or else the user.
     Feature(String),
     /// The request id.
     Request,
@@ -245,7 +245,7 @@ impl Canary {
         target("canary", self.version, self.label.as_deref())
     }
 
-    /// Returns the length of the window.
+    /// Returns the length of the measurement window.
     pub fn window(&self) -> Duration {
         Duration::from_secs(self.window_seconds)
     }
@@ -287,7 +287,7 @@ impl Traffic {
         self.shadow.as_ref().map_or(Ok(()), Shadow::check)
     }
 
-    /// Returns whether neither is set.
+    /// Returns whether neither a canary nor a shadow is set.
     pub fn is_empty(&self) -> bool {
         self.canary.is_none() && self.shadow.is_none()
     }

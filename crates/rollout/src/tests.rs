@@ -81,7 +81,7 @@ impl History {
 }
 
 #[test]
-fn an_equal_canary_is_kept() {
+fn an_equal_canary_is_retained() {
     // Some 60 histories with 120 tests of 400 bounds each; a bound fails with a probability of e^-20.
     for (number, errors) in [0.0, 0.002, 0.05, 0.5, 0.98, 1.0].into_iter().enumerate() {
         for (place, share) in [0.01, 0.1, 0.5, 0.9].into_iter().enumerate() {
@@ -93,7 +93,7 @@ fn an_equal_canary_is_kept() {
 }
 
 #[test]
-fn a_canary_worse_by_less_than_the_margins_is_kept() {
+fn a_canary_within_the_margins_is_retained() {
     for (number, like) in [
         Version { errors: GOOD.errors + 0.005, ..GOOD },
         Version { ms: (GOOD.ms.0 * 1.3, GOOD.ms.1), ..GOOD },

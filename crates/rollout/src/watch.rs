@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::judge::{Verdict, quantile, verdict};
-use super::place::KeyHash;
+use super::key_hash::KeyHash;
 use super::setting::Canary;
 use super::window::{Counts, Window, step_of};
 
@@ -12,12 +12,12 @@ use super::window::{Counts, Window, step_of};
 pub enum Side {
     /// The version that answers by default.
     Active,
-    /// The version that answers a share.
+    /// The version that answers a fraction of the keys.
     Canary,
 }
 
 impl Side {
-    /// Returns its name in metrics and answers.
+    /// Returns the name of this side in metrics and answers.
     pub fn name(self) -> &'static str {
         match self {
             Side::Active => "active",
@@ -33,11 +33,11 @@ pub struct SideSeen {
     pub requests: u64,
     /// Failed requests.
     pub errors: u64,
-    /// Latency p50 and p99, to a step of the grid.
+    /// Latency p50 and p99, rounded up to a step of the latency grid.
     pub times: Option<(Duration, Duration)>,
-    /// Answers compared with exact search.
+    /// Number of answers that were compared with exact search.
     pub audits: u64,
-    /// Mean recall of these answers.
+    /// Mean recall of the audited answers.
     pub recall: Option<f64>,
 }
 
@@ -70,7 +70,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Starts without measurements.
+    /// Creates a watch without measurements.
     pub(super) fn new(setting: &Canary) -> Self {
         Watch { setting: setting.clone(), window: Window::new(setting.window()) }
     }
@@ -83,7 +83,7 @@ impl Watch {
         }
     }
 
-    /// Counts a completed request: the latency of its answer, or `None` for a failure.
+    /// Counts a completed request; `took` is the latency of its answer, or `None` for a failed request.
     pub(super) fn ended(&mut self, now: Duration, (place, side): (KeyHash, Side), took: Option<Duration>) {
         let counts = self.counts(now, place, side);
         counts.requests += 1;

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::place::GROUPS;
+use super::key_hash::GROUPS;
 
-/// Slices of a window; old measurements expire one slice at a time.
+/// Number of slices of a window; old measurements expire one slice at a time.
 const SLICES: u32 = 20;
-/// Steps of the latency grid, eight per factor of two.
+/// Number of steps of the latency grid, eight per factor of two.
 pub(super) const STEPS: usize = 192;
 /// Lowest latency of the grid, in microseconds.
 const FIRST_MICROS: f64 = 10.0;
@@ -34,9 +34,9 @@ pub(super) struct Counts {
     pub(super) errors: u64,
     /// Answers by latency step.
     pub(super) answered: [u32; STEPS],
-    /// Answers compared with exact search.
+    /// Number of answers that were compared with exact search.
     pub(super) audits: u64,
-    /// Sum over audited answers of the share of exact items that they lack.
+    /// Sum over audited answers of the fraction of exact results that the answer lacks.
     pub(super) lost: f64,
 }
 
@@ -62,8 +62,8 @@ impl Counts {
         sum
     }
 
-    /// Returns for each step the number of answers that took at least its time.
-    pub(super) fn as_long(&self) -> [u64; STEPS] {
+    /// Returns for each step the number of answers that took at least the latency at which the step begins.
+    pub(super) fn counts_by_latency(&self) -> [u64; STEPS] {
         let mut sums = [0; STEPS];
         let mut sum = 0;
         for (place, count) in self.answered.iter().enumerate().rev() {
@@ -74,7 +74,7 @@ impl Counts {
     }
 }
 
-/// Counters of both versions; those of the canary by key group.
+/// Counters of both versions; the canary has counters per key group.
 #[derive(Clone, Debug)]
 pub(super) struct Both {
     pub(super) active: Counts,
@@ -87,7 +87,7 @@ impl Default for Both {
     }
 }
 
-/// Counters of the recent past.
+/// Counters of a sliding window, in slices of equal length.
 #[derive(Debug)]
 pub(super) struct Window {
     slice: Duration,
@@ -103,7 +103,7 @@ impl Window {
     /// Returns the counters of the slice at a time.
     pub(super) fn now(&mut self, now: Duration) -> &mut Both {
         let number = self.number(now);
-        // Of two threads, the one with the later time may come first.
+        // The thread with the later time may get here before the thread with the earlier time.
         if self.slices.back().is_none_or(|(last, _)| *last < number) {
             while self.slices.front().is_some_and(|(first, _)| first + u64::from(SLICES) <= number) {
                 self.slices.pop_front();

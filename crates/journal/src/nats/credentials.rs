@@ -1,8 +1,9 @@
-//! Credentials of a server at the NATS brokers.
+//! Credentials with which this server logs in to NATS brokers.
 //!
-//! The addresses may contain a user with a password, or a token. A file may contain either of them, the seed of an nkey, or the
-//! output of `nsc` for a user (a JWT with its seed). The file is read at every connection, so that credentials are rotated by
-//! replacing it: brokers close connections whose credentials they no longer accept, and the next connection uses the new ones.
+//! The addresses may contain a user with a password, or a token. A credentials file may contain a user with a password, a token,
+//! the seed of an nkey, or the output of `nsc` for a user (a JWT with its seed). The file is read at every connection, so that
+//! credentials are rotated by replacing the file: brokers close connections whose credentials they no longer accept, and the next
+//! connection uses the new ones.
 
 use std::path::PathBuf;
 
@@ -14,7 +15,7 @@ use sterling_core::error::{Error, Result};
 
 /// Delimiters of a JWT in a file of `nsc`.
 const JWT: (&str, &str) = ("-----BEGIN NATS USER JWT-----", "------END NATS USER JWT------");
-/// Delimiters of a seed.
+/// Delimiters of an nkey seed in a file of `nsc`.
 const SEED: (&str, &str) = ("-----BEGIN USER NKEY SEED-----", "------END USER NKEY SEED------");
 
 /// Source of the credentials.
@@ -26,7 +27,7 @@ pub(super) enum Source {
     File(PathBuf),
 }
 
-/// Credentials sent at a connection.
+/// Credentials that are sent when a connection is opened.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Credentials {
     User { name: String, password: String },
@@ -36,10 +37,11 @@ pub(super) enum Credentials {
 }
 
 impl Source {
-    /// Returns the file as the source if one is configured, else the addresses.
+    /// Returns the source of the credentials: the file if one is configured, else the addresses.
     ///
     /// # Errors
-    /// `Invalid` if addresses have different credentials, or ones that are not UTF-8; `Io` or `Invalid` for an unusable file.
+    /// `Invalid` if addresses have different credentials, or credentials that are not UTF-8; `Io` or `Invalid` for an unusable
+    /// file.
     pub(super) fn of(servers: &[String], file: Option<&PathBuf>) -> Result<Self> {
         if let Some(file) = file {
             let source = Source::File(file.clone());
@@ -64,12 +66,12 @@ impl Source {
             Source::File(path) => {
                 let text = std::fs::read_to_string(path).map_err(|e| Error::io(path.display(), e))?;
                 let invalid = |why: &str| Error::invalid(format!("streams.credentials: {}: {why}", path.display()));
-                of_text(&text).map(Some).map_err(|why| invalid(&why))
+                parse_credentials(&text).map(Some).map_err(|why| invalid(&why))
             }
         }
     }
 
-    /// Answers the nonce of a broker.
+    /// Returns the credentials to send to a broker, with the signature of its nonce if an nkey is used.
     pub(super) fn answer(&self, nonce: &[u8]) -> std::result::Result<Auth, AuthError> {
         let answered = self.read().and_then(|credentials| match credentials {
             Some(credentials) => credentials.answer(nonce),
@@ -114,7 +116,8 @@ fn of_address(server: &str) -> Result<Option<Credentials>> {
     let Some((user, _)) = host.rsplit_once('@') else { return Ok(None) };
     let decoded = |text: &str| {
         let text = percent_decode_str(text).decode_utf8();
-        text.map(|text| text.into_owned()).map_err(|_| Error::invalid("updates: credentials that are not UTF-8"))
+        text.map(|text| text.into_owned())
+            .map_err(|_| Error::invalid("updates: the credentials in an address are not UTF-8"))
     };
     Ok(Some(match user.split_once(':') {
         Some((name, password)) => Credentials::User { name: decoded(name)?, password: decoded(password)? },
@@ -123,7 +126,7 @@ fn of_address(server: &str) -> Result<Option<Credentials>> {
 }
 
 /// Parses the contents of a credentials file.
-fn of_text(text: &str) -> std::result::Result<Credentials, String> {
+fn parse_credentials(text: &str) -> std::result::Result<Credentials, String> {
     let between = |(begin, end): (&str, &str)| {
         let (_, rest) = text.split_once(begin)?;
         Some(rest.split_once(end)?.0.trim().to_owned()).filter(|found| !found.is_empty())
@@ -136,7 +139,7 @@ fn of_text(text: &str) -> std::result::Result<Credentials, String> {
         return if is_seed(&seed) {
             Ok(Credentials::Jwt { jwt, seed })
         } else {
-            Err("its seed is not an nkey seed".into())
+            Err("the seed is not an nkey seed".into())
         };
     }
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
@@ -205,8 +208,11 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             let error = Source::of(&[], Some(&path)).err().unwrap();
             assert_eq!(error.kind(), Kind::Invalid);
-            let said = error.to_string();
-            assert!(said.contains("credentials") && !said.contains("s3cret") && !said.contains("a.b.c"), "{said}");
+            let reported = error.to_string();
+            assert!(
+                reported.contains("credentials") && !reported.contains("s3cret") && !reported.contains("a.b.c"),
+                "{reported}"
+            );
         }
     }
 }

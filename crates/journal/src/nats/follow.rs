@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use super::message::Commit;
-use super::remote::{AHEAD, ANSWER, Remote, does_not_follow, wait};
+use super::remote::{AHEAD, ANSWER, Remote, discontinuity_message, wait};
 use super::state::State;
 use crate::shared::Shared;
 use crate::{Follower, Record};
@@ -23,9 +23,9 @@ pub(super) struct StreamFollower {
     beginning: u64,
     /// Sequence number of the next message to consume.
     sequence: u64,
-    /// Messages from `sequence` on that are already read; `None` for a skipped one.
+    /// Messages from `sequence` on that are already read; `None` for a skipped message.
     read: VecDeque<Option<Arc<Commit>>>,
-    /// Commit number of the message before, if it was consumed.
+    /// Commit number of the previous message, if that message was consumed.
     before: Option<u128>,
     /// Next position to return.
     next: u64,
@@ -69,25 +69,26 @@ impl StreamFollower {
         Ok(follower)
     }
 
-    /// Seeks to the message that contains the next position, or will.
+    /// Seeks to the message that contains the next position, or that will contain it.
     fn seek(&mut self) -> Result<()> {
         let (beginning, first, last) = {
             let state = self.shared.lock();
             let first = if state.position < self.next { state.sequence + 1 } else { state.first_sequence };
             (state.beginning, first, state.sequence)
         };
-        self.sequence = if first > last { first } else { self.sought(first, last)? };
+        self.sequence = if first > last { first } else { self.last_message_before(first, last)? };
         (self.beginning, self.before) = (beginning, None);
         self.read.clear();
         Ok(())
     }
 
-    /// Returns the last message of a range that begins at or before the next position.
-    fn sought(&self, first: u64, last: u64) -> Result<u64> {
+    /// Returns the last message of `first` to `last` whose first position is at most the next position.
+    fn last_message_before(&self, first: u64, last: u64) -> Result<u64> {
         let (mut found, mut low, mut high) = (first, first, last);
         while low < high {
             let middle = low + (high - low).div_ceil(2);
-            // A skipped message has no position, so the one before it is used. Deleted messages come before all others.
+            // A skipped message has no position, so the message before it is used. Deleted messages come before all messages that
+            // are left.
             let (mut at, mut reported) = (middle, self.read(middle..middle + 1)?.pop());
             while at > low && matches!(reported, Some(None)) {
                 at -= 1;
@@ -102,7 +103,7 @@ impl StreamFollower {
         Ok(found)
     }
 
-    /// Reads messages of the stream: `None` for a skipped one; fewer if some were deleted.
+    /// Reads messages of the stream: `None` for a skipped message; fewer messages if some were deleted.
     fn read(&self, messages: std::ops::Range<u64>) -> Result<Vec<Option<Commit>>> {
         let remote = self.remote.clone();
         let all = async move {
@@ -112,7 +113,7 @@ impl StreamFollower {
         wait(&self.threads, all).map_err(|e| e.within(format!("stream `{}`", self.remote.name)))
     }
 
-    /// Returns the commit of the next message, which exists; `None` if it is skipped.
+    /// Returns the commit of the next message, which must exist; `None` if the message is skipped.
     fn commit(&mut self) -> Result<Option<Arc<Commit>>> {
         if let Some(commit) = self.read.pop_front() {
             return Ok(commit);
@@ -127,8 +128,8 @@ impl StreamFollower {
         let read = self.read(self.sequence..(self.sequence + AHEAD).min(last + 1))?;
         self.read.extend(read.into_iter().map(|commit| commit.map(Arc::new)));
         let (name, next) = (&self.remote.name, self.next);
-        let gone = || Error::not_found(format!("stream `{name}`: position {next} was released before it was read"));
-        self.read.pop_front().ok_or_else(gone)
+        let removed = || Error::not_found(format!("stream `{name}`: position {next} was released before it was read"));
+        self.read.pop_front().ok_or_else(removed)
     }
 }
 
@@ -143,7 +144,7 @@ impl Follower for StreamFollower {
             else {
                 return Ok(None);
             };
-            // Messages read before are valid.
+            // Messages that were read before the stream became unreadable are valid.
             if let Some(why) = broken.filter(|_| !is_there) {
                 return Err(Error::corrupt(why));
             }
@@ -152,7 +153,7 @@ impl Follower for StreamFollower {
                     let (name, next) = (&self.remote.name, self.next);
                     return Err(Error::corrupt(format!(
                         "stream `{name}`: positions {next} to {missed} were deleted before they were read; a version \
-                         that includes them is followed from its own position on"
+                         that includes these updates is followed from its own position on"
                     )));
                 }
                 self.seek()?;
@@ -171,7 +172,11 @@ impl Follower for StreamFollower {
                 )));
             }
             if self.before.is_some_and(|before| before != commit.before) {
-                return Err(Error::corrupt(format!("stream `{}`: {}", self.remote.name, does_not_follow(sequence))));
+                return Err(Error::corrupt(format!(
+                    "stream `{}`: {}",
+                    self.remote.name,
+                    discontinuity_message(sequence)
+                )));
             }
             (self.sequence, self.before) = (sequence + 1, Some(commit.number));
             let numbered = commit.records.iter().zip(first..).filter(|(_, position)| *position >= self.next);

@@ -22,7 +22,7 @@ const FORMAT: u32 = 1;
 const MAGIC: &[u8; 8] = b"STRLSTRM";
 const HEAD_BYTES: usize = 64;
 const CHECK_BYTES: usize = 8;
-/// Bytes of a message in addition to its records, and of a record in addition to its own.
+/// Bytes of a message besides its records, and of a record besides its payload.
 pub(super) const FRAME_BYTES: usize = HEAD_BYTES + CHECK_BYTES;
 pub(super) const LENGTH_BYTES: usize = 4;
 
@@ -34,15 +34,15 @@ pub(super) fn tried_for(tries: u32, needs: u32) -> Duration {
 /// Records that are committed together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Commit {
-    /// Position of the first record, or of the next one if there is none.
+    /// Position of the first record, or of the journal's next record if the commit holds none.
     pub(super) first: u64,
     /// Unique number of the commit.
     pub(super) number: u128,
-    /// Number of the commit before; it distinguishes messages that were lost and rewritten from those that were seen.
+    /// Unique number of the previous commit; reveals that a message which was read has been lost and replaced.
     pub(super) before: u128,
-    /// Number of races that its writer lost.
+    /// Number of attempts in which the writer was preceded by another server's commit.
     pub(super) tries: u32,
-    /// Microseconds per attempt of its writer.
+    /// Microseconds that an attempt to append takes the writer.
     pub(super) needs: u32,
     pub(super) records: Vec<Vec<u8>>,
 }
@@ -76,12 +76,12 @@ pub(super) enum Read {
     Original(Commit),
     /// A commit without matching headers: published again by another program, or part of a copied stream.
     Copy(Commit),
-    /// A message that is not of a journal, with a description.
+    /// A message that no journal wrote, with a description.
     Stray(String),
 }
 
 impl Read {
-    /// Parses a message from its payload and the sequence number that its headers expected before it.
+    /// Parses a message from its payload, its sequence number, and the number of the previous message in its headers.
     ///
     /// # Errors
     /// Reason why a message of a journal cannot be read: it is damaged, or of a later release.
@@ -94,19 +94,20 @@ impl Read {
         }
     }
 
-    /// Returns the commit of a message, or the reason to skip it. Copies count only in a stream that is a complete copy.
+    /// Returns the commit of a message, or the reason to skip it. A copied commit counts only in a stream that was copied
+    /// completely.
     pub(super) fn commit(self, is_copied: bool) -> Result<Commit, String> {
         match self {
             Read::Original(commit) => Ok(commit),
             Read::Copy(commit) if is_copied => Ok(commit),
-            Read::Copy(commit) => Err(format!("it is a copy of a commit, of position {}", commit.first)),
+            Read::Copy(commit) => Err(format!("a copy of the commit at position {}", commit.first)),
             Read::Stray(what) => Err(what),
         }
     }
 }
 
 impl Commit {
-    /// Returns the position of the last record, or of the one before if there is none.
+    /// Returns the position of the last record, or of the record before the commit if the commit holds none.
     pub(super) fn last(&self) -> u64 {
         self.first + self.records.len() as u64 - 1
     }
@@ -130,16 +131,16 @@ impl Commit {
         bytes
     }
 
-    /// Decodes the output of [`Commit::encode`]; the error is the reason why it is invalid.
+    /// Decodes the output of [`Commit::encode`]; the error is the reason why the bytes are invalid.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let whole = bytes.split_last_chunk::<CHECK_BYTES>();
-        let (Some((body, check)), true) = (whole, bytes.starts_with(MAGIC)) else {
-            return Err("it is not a journal message".into());
+        let complete = bytes.split_last_chunk::<CHECK_BYTES>();
+        let (Some((body, check)), true) = (complete, bytes.starts_with(MAGIC)) else {
+            return Err("not a journal message".into());
         };
         if u64::from_le_bytes(*check) != xxh3_64(body) {
-            return Err("it is damaged".into());
+            return Err("damaged".into());
         }
-        let (head, mut rest) = body.split_first_chunk::<HEAD_BYTES>().ok_or("it is cut off")?;
+        let (head, mut rest) = body.split_first_chunk::<HEAD_BYTES>().ok_or("truncated")?;
         let number = |from: usize| u32::from_le_bytes([head[from], head[from + 1], head[from + 2], head[from + 3]]);
         if number(8) != FORMAT {
             return Err(format!("format {}, expected {FORMAT}", number(8)));
@@ -148,13 +149,13 @@ impl Commit {
         let commit = |from: usize| head[from..].first_chunk().map_or(0, |bytes| u128::from_le_bytes(*bytes));
         let mut records = Vec::new();
         for _ in 0..number(12) {
-            let (length, more) = rest.split_first_chunk::<LENGTH_BYTES>().ok_or("it is cut off")?;
-            let (record, more) = more.split_at_checked(u32::from_le_bytes(*length) as usize).ok_or("it is cut off")?;
+            let (length, more) = rest.split_first_chunk::<LENGTH_BYTES>().ok_or("truncated")?;
+            let (record, more) = more.split_at_checked(u32::from_le_bytes(*length) as usize).ok_or("truncated")?;
             records.push(record.to_vec());
             rest = more;
         }
         if !rest.is_empty() {
-            return Err("its records do not fill the message".into());
+            return Err("bytes follow the last record of the message".into());
         }
         match first > 0 && first.checked_add(records.len() as u64).is_some() {
             true => Ok(Commit {
@@ -165,7 +166,7 @@ impl Commit {
                 needs: number(60),
                 records,
             }),
-            false => Err(format!("it begins at position {first}")),
+            false => Err(format!("the first position is {first}, which is invalid")),
         }
     }
 }
@@ -212,8 +213,8 @@ mod tests {
         later[8] = 2;
         later.extend_from_slice(&xxh3_64(&later).to_le_bytes());
         for (bytes, why) in [(damaged, "damaged"), (later, "format 2"), (bytes[..30].to_vec(), "damaged")] {
-            let said = Read::of(&bytes, 7, Some(6)).unwrap_err();
-            assert!(said.contains(why), "{said}");
+            let reported = Read::of(&bytes, 7, Some(6)).unwrap_err();
+            assert!(reported.contains(why), "{reported}");
         }
     }
 

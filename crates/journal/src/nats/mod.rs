@@ -6,19 +6,19 @@
 //! tries again. Positions are therefore consecutive, an append that fits a message is stored completely or not at all, and an
 //! expected position is checked reliably. An append is acknowledged when the stream acknowledges it.
 //!
-//! **Exactly once.** After a missing acknowledgement it is unknown whether the message is stored. The message can only
-//! be the one after the last seen message, so that one is read. If it is not there, the same message is published again
-//! with the same condition and message id; the stream accepts it once.
+//! **Exactly once.** After a missing acknowledgement it is unknown whether the message is stored. A stored message directly
+//! follows the last message that this server has seen, so the server reads the next sequence number. If that number has no
+//! message, the same message is published again with the same condition and message id; the stream accepts it once.
 //!
 //! **Following.** Messages are read by sequence number; the broker keeps no consumer state. A subscription notifies of new
-//! messages; the stream is also polled, so that a lost notification costs time but no update. A server that loses races reports
-//! that in its next attempt, and the others let it go first. A longer network path to the broker thus keeps no server from
-//! writing.
+//! messages; the stream is also polled, so that a lost notification costs time but no update. A server that loses races reports its
+//! losses in its next attempt, and the other servers let that server go first. A longer network path to the broker thus keeps no
+//! server from writing.
 //!
-//! **Foreign messages.** A message that no journal wrote is skipped, and so is a copy of a commit that was read before. Each
-//! commit names the one before it, so that no update can be lost among them. Skipped messages are counted, and operators are
-//! warned. A damaged commit, one of a later release, a gap, or a position out of order stops following with the reason; nothing
-//! is skipped. The stream is rejoined once a version includes the missed positions.
+//! **Foreign messages.** A message that no journal wrote is skipped, and so is a copy of a commit that was read before. Each commit
+//! names the previous commit, so that skipped messages cannot hide a lost update. Skipped messages are counted, and operators are
+//! warned. A damaged commit, one of a later release, a gap, or a position out of order stops following with the reason; nothing is
+//! skipped. The stream is rejoined once a version includes the missed positions.
 //!
 //! **Lost streams.** The last position is recorded outside of the stream (`mark`). A stream that is missing or ends before that
 //! position is not recreated: a start fails, and a running server rejects updates, until the stream is back or begins after
@@ -29,11 +29,11 @@
 
 mod credentials;
 mod follow;
-mod keep;
 mod message;
 mod monitor;
 mod remote;
 mod state;
+mod stream_task;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -46,24 +46,24 @@ use async_nats::{Client, ConnectOptions};
 use tokio::sync::mpsc as commands;
 
 use super::log::share_after;
-use super::mark::{MARKS, Mark};
 use super::shared::Shared;
+use super::watermark::{MARKS, Mark};
 use super::{Append, Done, Follower, Journal, Journals, StreamOptions, Topic};
 use credentials::Source;
 use follow::StreamFollower;
-use keep::{HEADER_BYTES, RINGS_MAX, StreamWriter};
 use remote::{ANSWER, BrokerMessage, Noted, Remote, wait};
 use state::State;
 use sterling_core::error::{Error, Result};
 use sterling_core::tasks::{self, Runtime};
+use stream_task::{HEADER_BYTES, RINGS_MAX, StreamWriter};
 
 /// Maximum number of waiting appends; a server limits its requests to far fewer.
 const WAITING_MAX: usize = 4096;
-/// Ping interval of an idle connection; it is replaced after two pings without an answer.
+/// Ping interval of an idle connection; the connection is replaced after two pings without an answer.
 const PING: Duration = Duration::from_secs(2);
 /// Smallest accepted limit on the bytes of a stream's messages.
 const MESSAGE_BYTES_MIN: i32 = 2 * HEADER_BYTES as i32;
-/// Interval at which the position is recorded.
+/// Interval at which the last position is recorded outside of the stream.
 const NOTE: Duration = Duration::from_millis(500);
 
 /// Addresses of the brokers, and options of streams.
@@ -71,9 +71,9 @@ const NOTE: Duration = Duration::from_millis(500);
 pub struct NatsOptions {
     /// Servers of the cluster, `nats://` or `tls://` each, separated by commas.
     pub servers: String,
-    /// Required properties of the streams.
+    /// Options of the streams, such as the required number of replicas.
     pub streams: StreamOptions,
-    /// Folder below which the positions of streams are recorded; without it, the streams alone determine them.
+    /// Folder below which the positions of streams are recorded; without this folder, the streams alone determine the positions.
     pub notes: Option<PathBuf>,
 }
 
@@ -132,14 +132,14 @@ impl Nats {
         Ok(Nats { options, client, context, said, threads })
     }
 
-    /// Opens the file with the position of a stream.
+    /// Opens the file that records the last position of a stream.
     fn mark(&self, stream: &str) -> Result<Option<Mark>> {
         let path = self.options.notes.as_ref().map(|notes| notes.join(MARKS).join(stream));
         path.map(|path| Mark::open(&path)).transpose()
     }
 }
 
-/// Returns the stream of a configuration; creates it if it does not exist and `may_make` allows that.
+/// Returns the stream with this configuration; creates a missing stream if `may_make` permits.
 async fn found(
     context: &Context,
     said: &BrokerMessage,
@@ -153,7 +153,7 @@ async fn found(
             _ => return Err(said.unavailable("opening", e)),
         },
     }
-    context.create_stream(config).await.map_err(|e| said.unavailable("making it", e))
+    context.create_stream(config).await.map_err(|e| said.unavailable("creating the stream", e))
 }
 
 /// Records the position of a stream until it is no longer followed.
@@ -161,7 +161,7 @@ async fn note(shared: Weak<Shared<State>>, mut mark: Mark) {
     loop {
         tokio::time::sleep(NOTE).await;
         let Some(position) = shared.upgrade().map(|shared| shared.lock().position) else { return };
-        // Network storage may block; that must not delay anything else.
+        // A write to network storage may block, and must not delay other streams.
         let written = tasks::blocking(move || {
             let written = if position > mark.position() { mark.set(position) } else { Ok(()) };
             Ok((mark, written))
@@ -169,7 +169,7 @@ async fn note(shared: Weak<Shared<State>>, mut mark: Mark) {
         let Ok((back, written)) = written.await else { return };
         mark = back;
         let unnoted =
-            written.err().map(|e| format!("the position reached cannot be written to {}: {e}", mark.path().display()));
+            written.err().map(|e| format!("the last position cannot be written to {}: {e}", mark.path().display()));
         shared.upgrade().iter().for_each(|shared| shared.change(|state| state.unnoted = unnoted.clone()));
     }
 }
@@ -259,7 +259,7 @@ impl Journal for StreamJournal {
     }
 
     fn release(&self, _position: u64) -> Result<()> {
-        // Other servers may need them: the limits of the stream decide how long records are retained.
+        // Other servers may need the records: the limits of the stream decide how long records are retained.
         Ok(())
     }
 
@@ -275,7 +275,7 @@ impl Journal for StreamJournal {
         });
         let away = state.away.as_ref().map(|why| {
             format!(
-                "stream `{}`: {why}; updates are rejected until it is back, merge the visible ones before a restart",
+                "stream `{}`: {why}; updates are rejected until the stream is back; merge the visible updates before a restart",
                 self.remote.name
             )
         });
@@ -302,25 +302,25 @@ fn check(config: &Config, subject: &str, replicas: usize) -> Result<()> {
     let invalid = match config {
         Config { num_replicas: copies, .. } if *copies < replicas => {
             return Err(Error::unsupported(format!(
-                "it stores {copies} copies of a message, expected at least {replicas} (`streams.replicas`)"
+                "the stream stores {copies} copies of a message, expected at least {replicas} (`streams.replicas`)"
             )));
         }
         Config { persist_mode: Some(PersistenceMode::Async), .. } => {
-            "it acknowledges messages before they are written, expected the default of `persist_mode`"
+            "the stream acknowledges messages before they are written, expected the default of `persist_mode`"
         }
-        Config { sealed: true, .. } => "it is sealed and accepts no messages",
-        Config { storage: StorageType::Memory, .. } => "it is stored in memory, expected files",
+        Config { sealed: true, .. } => "the stream is sealed and accepts no messages",
+        Config { storage: StorageType::Memory, .. } => "the stream is stored in memory, expected files",
         Config { retention, .. } if *retention != RetentionPolicy::Limits => {
-            "it deletes messages that were read, expected retention by limits"
+            "the stream deletes messages that were read, expected retention by limits"
         }
-        Config { no_ack: true, .. } => "it does not acknowledge messages",
+        Config { no_ack: true, .. } => "the stream does not acknowledge messages",
         Config { max_message_size: bytes @ 1..MESSAGE_BYTES_MIN, .. } => {
             return Err(Error::unsupported(format!(
-                "it accepts messages of at most {bytes} bytes (`max_msg_size`), expected at least {MESSAGE_BYTES_MIN}"
+                "the stream accepts messages of at most {bytes} bytes (`max_msg_size`), expected at least {MESSAGE_BYTES_MIN}"
             )));
         }
-        Config { subjects, .. } if subjects.iter().all(|of| of != subject) => "it has other subjects",
-        Config { mirror: Some(_), .. } | Config { sources: Some(_), .. } => "it has other streams as sources",
+        Config { subjects, .. } if subjects.iter().all(|of| of != subject) => "the stream has other subjects",
+        Config { mirror: Some(_), .. } | Config { sources: Some(_), .. } => "the stream has other streams as sources",
         _ => return Ok(()),
     };
     Err(Error::unsupported(invalid))

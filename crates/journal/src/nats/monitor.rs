@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use sterling_core::error::{Error, Result};
 
-/// Timeout of a monitor.
+/// Timeout of a request to a monitor.
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// Fields read from `/varz`.
@@ -30,10 +30,11 @@ struct Syncs {
     sync_always: bool,
 }
 
-/// Checks that a broker syncs messages before it acknowledges them; `monitor` is its monitoring address (`http://HOST:8222`).
+/// Checks that a broker syncs messages before it acknowledges them; `monitor` is the broker's monitoring address
+/// (`http://HOST:8222`).
 ///
 /// # Errors
-/// `Unavailable` if it does not answer, `Unsupported` if it does not sync.
+/// `Unavailable` if the monitor does not answer, `Unsupported` if the broker does not sync.
 pub(super) fn check(monitor: &str) -> Result<()> {
     let silent = |e: &dyn std::fmt::Display| Error::unavailable(format!("streams.monitors: {monitor}: {e}"));
     let agent: ureq::Agent = ureq::Agent::config_builder().timeout_global(Some(ANSWER)).build().into();

@@ -21,9 +21,9 @@ use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 use sterling_core::tasks::Runtime;
 
-/// Timeout of the broker.
+/// Timeout of a request to the broker.
 pub(super) const ANSWER: Duration = Duration::from_secs(2);
-/// Messages that are requested at a time when many are read.
+/// Number of messages that are requested concurrently when a range is read.
 pub(super) const AHEAD: u64 = 128;
 /// Time for which the last message of the broker is reported as the reason of failures: longer than the longest wait before a
 /// reconnect.
@@ -38,7 +38,7 @@ pub(super) struct Remote {
     pub(super) context: Context,
     pub(super) stream: Stream,
     pub(super) said: BrokerMessage,
-    /// True if the stream was copied from another one: its messages then lack matching headers.
+    /// True if the stream was copied from another stream, so that the headers of its messages do not match.
     pub(super) is_copied: bool,
 }
 
@@ -76,8 +76,8 @@ pub(super) struct Noted {
 }
 
 impl Noted {
-    /// Rejects a stream, described by `what`, if neither it nor a version reaches the recorded position; `known` is the position
-    /// that they reach.
+    /// Rejects a stream, described by `what`, if `known` is below the recorded position; `known` is the highest position that the
+    /// stream or a version reaches.
     pub(super) fn allows(&self, known: u64, what: &str) -> Result<()> {
         if known >= self.position {
             return Ok(());
@@ -85,20 +85,20 @@ impl Noted {
         let (position, file) = (self.position, self.file.display());
         Err(Error::unavailable(format!(
             "{what}, expected at least position {position}, which was acknowledged: restore the stream, or merge the \
-             updates on a server that still shows them and publish or copy that version here; to continue without them, remove the file of that position ({file})"
+             updates on a server that still shows them and publish or copy that version here; to continue without the updates, remove the position file ({file})"
         )))
     }
 }
 
 impl Remote {
-    /// Reads the state of the stream to follow it after a position; writes the first message of a new one.
+    /// Reads the state of the stream to follow it after a position; writes the first message of a new stream.
     ///
     /// # Errors
-    /// `Unavailable` if it ends before the recorded position; `Corrupt` if its position cannot be determined.
+    /// `Unavailable` if the stream ends before the recorded position; `Corrupt` if the stream's position cannot be determined.
     pub(super) async fn begin(&mut self, after: u64, noted: &Noted) -> Result<State> {
         let mut reported = self.info().await?;
         if reported.state.last_sequence == 0 {
-            noted.allows(after, "it holds no message")?;
+            noted.allows(after, "the stream holds no message")?;
             tracing::warn!(
                 stream = self.name,
                 position = after,
@@ -110,22 +110,23 @@ impl Remote {
                 // If two servers begin a stream at the same time, one succeeds.
                 Ok(_) => {}
                 Err(e) if e.kind() == PublishErrorKind::WrongLastSequence => {}
-                Err(e) => return Err(self.unavailable("its first message", e)),
+                Err(e) => return Err(self.unavailable("publishing the first message", e)),
             }
             reported = self.info().await?;
         }
         let (from, to) = (reported.state.first_sequence, reported.state.last_sequence);
         let empty =
-            || Error::corrupt("it holds no more journal messages, so its position is unknown; delete the stream");
+            || Error::corrupt("the stream has no more journal messages, so its position is unknown; delete the stream");
         let first = self.first(from, to).await?.ok_or_else(empty)?;
         let last = self.last(first.0, to).await?.ok_or_else(empty)?;
         let mut state = State::of((first.0, &first.1), (last.0, &last.1), to);
-        noted.allows(after.max(state.position), &format!("it ends at position {}", state.position))?;
-        state.look_at(&reported);
+        noted.allows(after.max(state.position), &format!("the stream ends at position {}", state.position))?;
+        state.update_from_info(&reported);
         Ok(state)
     }
 
-    /// Returns the first commit of a range of messages, with its sequence number. If it is a copy, the complete stream is one.
+    /// Returns the first commit (a message that a journal wrote) in a range of messages, with the commit's sequence number. If
+    /// the first commit is a copy, the complete stream is a copy.
     async fn first(&mut self, from: u64, to: u64) -> Result<Option<(u64, Commit)>> {
         let mut next = from;
         while next <= to {
@@ -141,7 +142,7 @@ impl Remote {
         Ok(None)
     }
 
-    /// Returns the last commit of a range of messages, with its sequence number.
+    /// Returns the last commit in a range of messages, with the commit's sequence number.
     async fn last(&self, from: u64, to: u64) -> Result<Option<(u64, Commit)>> {
         let mut end = to + 1;
         let mut ahead = 1;
@@ -161,16 +162,16 @@ impl Remote {
     /// Returns the broker's information about the stream.
     ///
     /// # Errors
-    /// `NotFound` if it does not exist, `Unavailable` if the broker does not answer.
+    /// `NotFound` if the stream does not exist, `Unavailable` if the broker does not answer.
     pub(super) async fn info(&self) -> Result<Info> {
         self.connected()?;
         self.stream.get_info().await.map_err(|e| match refusal(&e) {
             Some(ErrorCode::STREAM_NOT_FOUND) => Error::not_found("the broker has no such stream"),
-            _ => self.unavailable("its state", e),
+            _ => self.unavailable("the state of the stream", e),
         })
     }
 
-    /// Publishes a commit on condition that the stream's last message is `after`; returns its sequence number.
+    /// Publishes a commit on condition that the stream's last message is `after`; returns the sequence number of the commit.
     pub(super) async fn publish(&self, commit: &Commit, after: u64) -> std::result::Result<u64, PublishError> {
         let message = PublishMessage::build()
             .payload(commit.encode().into())
@@ -179,11 +180,11 @@ impl Remote {
         Ok(self.context.send_publish(self.subject.clone(), message).await?.await?.sequence)
     }
 
-    /// Returns an error without a connection, because the client would only buffer the request.
+    /// Returns an error if no broker is connected, because the client would only buffer the request.
     pub(super) fn connected(&self) -> Result<()> {
         match self.client.connection_state() {
             Connection::Connected => Ok(()),
-            _ => Err(self.unavailable("connection", "there is none to a broker")),
+            _ => Err(self.unavailable("connection", "no broker is connected")),
         }
     }
 
@@ -201,7 +202,7 @@ impl Remote {
                 Read::of(&message.payload, sequence, expected(&message.headers)).map(Some).map_err(invalid)
             }
             Err(e) if e.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
-            Err(e) => Err(self.unavailable("a message", e)),
+            Err(e) => Err(self.unavailable("reading a message", e)),
         }
     }
 
@@ -232,11 +233,9 @@ pub(super) fn number() -> u128 {
     half() << 64 | half()
 }
 
-/// Returns the message about a commit that does not continue the previous one.
-pub(super) fn does_not_follow(sequence: u64) -> String {
-    format!(
-        "message {sequence} was not written after the one before it: the broker has lost messages that it acknowledged"
-    )
+/// Returns the error text for a commit that does not continue the previous one.
+pub(super) fn discontinuity_message(sequence: u64) -> String {
+    format!("message {sequence} does not continue the message before it: the broker has lost acknowledged messages")
 }
 
 /// Runs a future on the streams' thread and blocks for its result.

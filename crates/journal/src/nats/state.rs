@@ -1,4 +1,4 @@
-//! State shared by the keeper and the followers of a stream.
+//! State shared by the followers of a stream and the task that maintains the stream.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,33 +19,33 @@ const REPORT_TIME: Duration = Duration::from_secs(3600);
 pub(super) struct State {
     /// Number of times the stream was recreated or rejoined; sequence numbers are valid only within one incarnation.
     pub(super) beginning: u64,
-    /// First retained message, and its first position.
+    /// Sequence number of the first retained message, and the message's first position.
     pub(super) first_sequence: u64,
     pub(super) first: u64,
-    /// Last message, and the last position of the journal.
+    /// Sequence number of the last message, and the last position of the journal.
     pub(super) sequence: u64,
     pub(super) position: u64,
-    /// Number of the last commit, and its message.
+    /// Unique number of the last commit, and the sequence number of its message.
     pub(super) number: u128,
     pub(super) last_commit: u64,
-    /// Newest messages, `None` for a skipped one; the last entry is that of `sequence`.
+    /// Newest messages, `None` for a skipped message; the last entry is message `sequence`.
     recent: VecDeque<Option<Arc<Commit>>>,
     recent_bytes: usize,
     /// Bytes of the stream at the last poll.
     pub(super) bytes: u64,
     /// Maximum bytes of a message, if the stream limits them.
     pub(super) message_bytes_max: Option<usize>,
-    /// Skipped messages, which no journal wrote.
+    /// Record of skipped messages.
     pub(super) skipped: Skipped,
     /// Time since which the broker does not answer, and the error.
     pub(super) lost: Option<(Instant, String)>,
     /// Time and reason of the last valid append that was rejected; cleared by the next commit.
     pub(super) refused: Option<(Instant, String)>,
-    /// Reason why the stream is not the one that was followed; cleared when it is back.
+    /// Reason why the stream is not the one that was followed; cleared when that stream is back.
     pub(super) away: Option<String>,
-    /// Reason why nothing can be read, until a version includes the missed updates.
+    /// Reason why the stream cannot be read, until a version includes the missed updates.
     pub(super) broken: Option<String>,
-    /// Position beyond the known end from which a version was last to be followed.
+    /// Last position beyond the known end of the stream after which a follower was opened.
     pub(super) held: u64,
     /// Followers missed the updates up to this position before the stream was rejoined.
     pub(super) missed: u64,
@@ -61,18 +61,18 @@ pub(super) struct Skipped {
 }
 
 impl Skipped {
-    /// Counts a message, described by `what`.
+    /// Counts a skipped message, described by `what`.
     fn take(&mut self, sequence: u64, what: String) {
         self.count += 1;
         self.last = Some((Instant::now(), sequence, what));
     }
 
-    /// Returns whether the last one was within a second.
+    /// Returns whether a message was skipped within the last second.
     pub(super) fn is_recent(&self) -> bool {
         self.last.as_ref().is_some_and(|(at, ..)| at.elapsed() < Duration::from_secs(1))
     }
 
-    /// Returns the warning for operators about recent ones.
+    /// Returns the warning for operators about recently skipped messages.
     pub(super) fn warning(&self) -> Option<String> {
         let (_, sequence, what) = self.last.as_ref().filter(|(at, ..)| at.elapsed() < REPORT_TIME)?;
         Some(format!(
@@ -114,7 +114,7 @@ impl State {
         self.away = None;
     }
 
-    /// Records the position from which a version is to be followed.
+    /// Records a position after which a follower is opened, if it is beyond the known end of the stream.
     pub(super) fn wants(&mut self, after: u64) {
         if after > self.position {
             self.held = after;
@@ -129,9 +129,9 @@ impl State {
     }
 
     /// Updates the limits and the size from the broker's information.
-    pub(super) fn look_at(&mut self, reported: &Info) {
+    pub(super) fn update_from_info(&mut self, reported: &Info) {
         self.bytes = reported.state.bytes;
-        // -1 means no limit.
+        // A `max_message_size` of -1 means no limit.
         self.message_bytes_max = usize::try_from(reported.config.max_message_size).ok().filter(|bytes| *bytes > 0);
     }
 
@@ -161,12 +161,12 @@ impl State {
         }
     }
 
-    /// Returns whether a commit is among the newest.
+    /// Returns whether a commit is among the cached newest messages.
     pub(super) fn has(&self, number: u128) -> bool {
         self.number == number || self.recent.iter().rev().flatten().any(|commit| commit.number == number)
     }
 
-    /// Returns a message if it is among the newest: its commit, or an inner `None` for a skipped one.
+    /// Returns a message if it is cached: its commit, or an inner `None` if the message was skipped.
     pub(super) fn recent(&self, sequence: u64) -> Option<Option<Arc<Commit>>> {
         let first = self.sequence + 1 - self.recent.len() as u64;
         self.recent.get(sequence.checked_sub(first)? as usize).cloned()

@@ -20,13 +20,13 @@ impl KeyHash {
         KeyHash(xxh3_64_with_seed(key, seed))
     }
 
-    /// Returns true for this share of all keys. A key within a share is also within every larger share.
+    /// Returns true for this fraction of all keys. A key within a fraction is also within every larger fraction.
     pub fn is_within(self, share: f64) -> bool {
-        // An f64 has 53 bits.
+        // The significand of an f64 has 53 bits.
         ((self.0 >> 11) as f64 / (1_u64 << 53) as f64) < share
     }
 
-    /// Returns the key's group, which is independent of its position.
+    /// Returns the key's group. The group is independent of [`KeyHash::is_within`], which uses other bits of the hash.
     pub(super) fn group(self) -> usize {
         self.0 as usize % GROUPS
     }

@@ -14,7 +14,7 @@ use tokio::sync::mpsc::Receiver;
 use tokio::time::{sleep, timeout_at};
 
 use super::message::{Attempt, Commit, FRAME_BYTES, LENGTH_BYTES, tried_for};
-use super::remote::{AHEAD, Noted, Remote, does_not_follow, number, refusal};
+use super::remote::{AHEAD, Noted, Remote, discontinuity_message, number, refusal};
 use super::state::State;
 use crate::shared::Shared;
 use crate::{Append, Done};
@@ -22,22 +22,22 @@ use sterling_core::error::{Error, Kind, Result};
 
 /// Polling interval of the stream's state if no notification arrives.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Waits for the message of a notification: the first and the longest; each doubles the one before.
+/// Shortest and longest wait for the message that a notification announces; each wait doubles the previous one.
 const FIRST_WAIT: Duration = Duration::from_millis(1);
 const LAST_WAIT: Duration = Duration::from_millis(64);
 /// Notifications that are buffered before the stream is read.
 pub(super) const RINGS_MAX: usize = 1024;
 /// Maximum time for which this server yields to other servers.
 const WAY: Duration = Duration::from_secs(2);
-/// Longest time of continuous reading; otherwise reading would not end while others write as fast.
+/// Maximum time of continuous reading, which would otherwise not end while other servers write as fast.
 const READ: Duration = Duration::from_secs(1);
 /// Time for which a commit is retried before its outcome is reported as unknown.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
-/// First wait between attempts, and the longest; each doubles the one before.
+/// Shortest and longest wait between attempts; each wait doubles the previous one.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
-/// Bytes after which further appends wait for the next message.
+/// Size of a message in bytes, beyond which further appends wait for the next message.
 const COMMIT_BYTES: usize = 256 << 10;
-/// Appends that are committed before other work is checked.
+/// Maximum number of appends that are committed before other work is checked.
 const TOGETHER_MAX: usize = 1024;
 /// Bytes of a message that are reserved for headers.
 pub(super) const HEADER_BYTES: usize = 1 << 10;
@@ -48,11 +48,11 @@ pub(super) struct StreamWriter {
     arrivals: Receiver<(Append, Done)>,
     /// Notifications of attempts by other servers, successful or not.
     attempts: Option<Subscriber>,
-    /// Attempt of another server that is not in the stream yet, and the wait until the next check.
+    /// Append that another server has started but whose message is not in the stream yet, and the wait until the next check.
     attempted: Option<(Attempt, Duration)>,
-    /// Number of the commit being published, until it is read back.
+    /// Unique number of the commit being published, until this task reads the commit from the stream.
     trying: Option<u128>,
-    /// Number of lost races since the last commit, and the time per attempt.
+    /// Number of attempts since the last commit in which another server was first, and the time per attempt.
     tries: u32,
     needs: Duration,
     /// Number of messages in the last read.
@@ -61,7 +61,7 @@ pub(super) struct StreamWriter {
     looked: Instant,
     /// True if the last poll showed messages that could not be read.
     is_missing: bool,
-    /// Time for which the server with precedence has tried to append, and the end of its precedence.
+    /// Time for which another server with precedence has tried to append, and the end of its precedence.
     gives_way: Option<(Duration, Instant)>,
 }
 
@@ -69,19 +69,19 @@ pub(super) struct StreamWriter {
 struct Waiting {
     append: Append,
     done: Done,
-    /// Positions of its written records.
+    /// Positions of the written records of the append.
     written: Option<Range<u64>>,
-    /// Number of its written records.
+    /// Number of records of the append that are written.
     count: usize,
 }
 
 impl Waiting {
-    /// Ends the append with an error of its remaining records, which are certainly not written.
+    /// Fails the append with the error of its remaining records, which are certainly not written.
     fn reject(self, e: &Error) {
         let (count, all) = (self.count, self.append.records.len());
         let e = match e.kind() {
             _ if count == 0 => e.again().unapplied(),
-            // Errors of these kinds state that nothing was written.
+            // `NoSpace` and `Invalid` would state that no record was written.
             Kind::NoSpace | Kind::Invalid => Error::unavailable(format!("{e}; {count} of {all} records are stored")),
             _ => e.again(),
         };
@@ -92,11 +92,11 @@ impl Waiting {
 /// Outcome of a commit.
 enum Outcome {
     Stored,
-    /// Another server's commit was first.
+    /// Another server's commit was stored before this one.
     Overtaken,
     /// The message is not in the stream and never will be.
     Refused(Error),
-    /// It is unknown whether the message is in the stream.
+    /// The outcome is unknown: the message may or may not be in the stream.
     Unknown(Error),
 }
 
@@ -137,7 +137,7 @@ impl StreamWriter {
                 },
                 received = next_attempt(&mut self.attempts) => {
                     self.note(received);
-                    self.heard().await;
+                    self.handle_notifications().await;
                 }
                 () = sleep(pause) => if let Some((attempt, waited)) = self.attempted.take() {
                     self.seek(attempt, waited * 2).await;
@@ -165,8 +165,8 @@ impl StreamWriter {
         }
     }
 
-    /// Handles all pending notifications and reads up to them.
-    async fn heard(&mut self) {
+    /// Handles all pending notifications and reads up to the messages that they announce.
+    async fn handle_notifications(&mut self) {
         for _ in 0..RINGS_MAX {
             match next_attempt(&mut self.attempts).now_or_never() {
                 Some(received) => self.note(received),
@@ -178,7 +178,7 @@ impl StreamWriter {
         }
     }
 
-    /// Reads up to a published attempt. The notification may arrive before the stream has the message; then it is checked again
+    /// Reads up to a published attempt. If the notification arrives before the stream has the message, the stream is checked again
     /// after `wait`.
     async fn seek(&mut self, attempt: Attempt, wait: Duration) {
         let read = self.read_on().await;
@@ -189,12 +189,12 @@ impl StreamWriter {
         self.attempted = (read.is_ok() && may_come && wait <= LAST_WAIT).then_some((attempt, wait));
     }
 
-    /// Yields to servers that have tried for longer without success. If there always is one, this server tries after a
-    /// while regardless, because others decide by its lost races.
+    /// Yields to servers that have tried for longer without success. After [`WAY`] this server tries regardless, because other
+    /// servers yield to it only after it has lost races.
     async fn yield_to_older_writers(&mut self) {
         let last = Instant::now() + WAY;
         loop {
-            self.heard().await;
+            self.handle_notifications().await;
             let until = self.gives_way.map(|(_, until)| until.min(last));
             let Some(until) = until.filter(|until| Instant::now() < *until) else { return };
             match timeout_at(until.into(), next_attempt(&mut self.attempts)).await {
@@ -204,7 +204,7 @@ impl StreamWriter {
         }
     }
 
-    /// Rejoins an unreadable stream once a version includes all missed updates, as a restart with that version would.
+    /// Rejoins an unreadable stream once a version includes all missed updates, as a restart with that version would do.
     async fn join(&mut self) {
         let held = {
             let state = self.shared.lock();
@@ -221,7 +221,7 @@ impl StreamWriter {
                 (self.attempted, self.is_missing) = (None, false);
                 self.shared.change(|state| state.join(now, held));
             }
-            // The contents in between are unknown, or the broker does not answer: already reported, or by the next poll.
+            // If the missed contents are unknown or the broker does not answer, this is reported already, or by the next poll.
             Ok(_) | Err(_) => {}
         }
     }
@@ -235,7 +235,7 @@ impl StreamWriter {
         };
         self.shared.change(|state| {
             state.lost = None;
-            state.look_at(&info);
+            state.update_from_info(&info);
         });
         let reported = info.state;
         let (sequence, first, is_away) = {
@@ -243,14 +243,15 @@ impl StreamWriter {
             (state.sequence, state.first_sequence, state.away.is_some())
         };
         if reported.last_sequence < sequence {
-            return self.shrunk(reported.first_sequence, reported.last_sequence).await;
+            return self.handle_shrunk_stream(reported.first_sequence, reported.last_sequence).await;
         }
         if is_away && !self.is_back().await {
             return;
         }
         if reported.first_sequence > sequence + 1 {
             let (from, to) = (reported.first_sequence, reported.last_sequence);
-            return self.broken(format!("it holds messages {from} to {to}, the last one read was {sequence}"));
+            return self
+                .broken(format!("the stream has messages {from} to {to}, but the last one read was {sequence}"));
         }
         if reported.messages == 0 {
             self.shared
@@ -266,18 +267,20 @@ impl StreamWriter {
         if reported.last_sequence > sequence {
             let read = self.read_on().await;
             let is_missing = read.is_ok() && self.shared.lock().sequence == sequence;
-            // Twice in succession, because another broker of the cluster may have answered the second time.
+            // A message counts as missing only if two reads in succession lack it, because another broker of the cluster may answer
+            // the second read.
             if is_missing && self.is_missing {
                 let last = reported.last_sequence;
-                return self.broken(format!("it holds messages up to {last}, but not message {}", sequence + 1));
+                return self
+                    .broken(format!("the stream has messages up to {last}, but message {} is missing", sequence + 1));
             }
             self.is_missing = is_missing;
         }
     }
 
-    /// Handles a stream with fewer messages than were seen. If it was recreated after the last seen commit, continues with it;
-    /// otherwise waits for the original stream.
-    async fn shrunk(&mut self, first: u64, last: u64) {
+    /// Handles a stream with fewer messages than this server has read. If the stream was recreated after the last seen commit,
+    /// continues with it; otherwise waits for the original stream.
+    async fn handle_shrunk_stream(&mut self, first: u64, last: u64) {
         if last > 0
             && let Ok(Some(Ok(commit))) = self.remote.read(first).await
             && commit.before == 0
@@ -292,12 +295,12 @@ impl StreamWriter {
             (state.sequence, state.position)
         };
         self.away(format!(
-            "it holds messages {first} to {last}, the last one read was {sequence}, up to position {position}: it was \
+            "the stream has messages {first} to {last}, the last one read was {sequence}, up to position {position}: the stream was \
              deleted, emptied or restored from an earlier state"
         ));
     }
 
-    /// Checks whether a missing stream is back with the last seen commit; if so, it is followed again.
+    /// Checks whether a missing stream is back with the last commit that was read; if so, follows the stream again.
     async fn is_back(&mut self) -> bool {
         let (last, number) = {
             let state = self.shared.lock();
@@ -312,11 +315,11 @@ impl StreamWriter {
             }
         };
         if is_back {
-            tracing::info!(stream = self.remote.name, "the stream is back; following it again");
+            tracing::info!(stream = self.remote.name, "the stream answers again; following it");
             self.shared.change(|state| state.away = None);
         } else {
             self.away(format!(
-                "its message {last} is not the one that was read before: the stream was recreated, or lost updates"
+                "message {last} of the stream is not the one that was read before: the stream was recreated, or lost updates"
             ));
         }
         is_back
@@ -329,7 +332,7 @@ impl StreamWriter {
             (state.position + 1, state.number)
         };
         let commit = self.next(first, before, Vec::new());
-        // Another server may have written it; it is read next time.
+        // Another server may have written a message first; the next read returns that message.
         if self.tried(&commit, after).await.is_ok() {
             drop(self.take(Ok(commit)));
         }
@@ -337,7 +340,7 @@ impl StreamWriter {
 
     /// Reads all new messages, or as many as the time limit allows.
     async fn read_on(&mut self) -> Result<()> {
-        // About as many as the last read returned.
+        // Number of messages to request: about as many as the last read returned.
         let mut ahead = (self.read + 1).next_power_of_two().min(AHEAD);
         self.read = 0;
         let last = Instant::now() + READ;
@@ -384,13 +387,13 @@ impl StreamWriter {
         let invalid = if commit.first != position + 1 {
             Some(format!("message {sequence} begins at position {}, expected {}", commit.first, position + 1))
         } else {
-            (commit.before != number).then(|| does_not_follow(sequence))
+            (commit.before != number).then(|| discontinuity_message(sequence))
         };
         if let Some(why) = invalid {
             self.broken(why.clone());
             return Err(Error::corrupt(why));
         }
-        // The server with precedence has written its commit.
+        // The server that had precedence has written its commit.
         self.gives_way.take_if(|(tried, _)| tried_for(commit.tries, commit.needs) >= *tried);
         self.trying.take_if(|trying| *trying == commit.number);
         self.shared.change(|state| {
@@ -407,9 +410,9 @@ impl StreamWriter {
             let state = self.shared.lock();
             (state.sequence + 1, state.skipped.is_recent())
         };
-        // At most one line per second.
+        // Logs at most one line per second.
         if !is_told {
-            tracing::warn!(stream, message, what, "skipped a message in the stream that is not of a journal");
+            tracing::warn!(stream, message, what, "skipped a message in the stream that no journal wrote");
         }
         metrics::counter!("sterling_stream_skipped_total", "stream" => stream).increment(1);
         self.shared.change(|state| state.skip(what));
@@ -498,7 +501,7 @@ impl StreamWriter {
         }
     }
 
-    /// Returns the reason why nothing can be appended, if there is one.
+    /// Returns the reason why appends are rejected, if there is one.
     fn stopped(&self) -> Option<Error> {
         let state = self.shared.lock();
         let broken = state.broken.as_ref().map(|why| Error::corrupt(why.clone()));
@@ -513,14 +516,15 @@ impl StreamWriter {
         self.remote.client.max_payload().min(of_stream).saturating_sub(HEADER_BYTES)
     }
 
-    /// Plans the next message from the waiting appends, as many as fit; returns also the number of records per append. Appends
-    /// that cannot be written get their error.
+    /// Plans the next message from the waiting appends, as many as fit; returns also the number of records per append. Fails
+    /// appends that cannot be written.
     async fn plan(&mut self, all: &mut VecDeque<Waiting>) -> Option<(Commit, Vec<usize>)> {
         let most = self.most();
         let ahead =
             |position: u64| move |one: &Waiting| one.append.expected.is_some_and(|expected| expected > position);
         while all.iter().any(ahead(self.shared.lock().position)) {
-            // An append that expects a later position knows of messages that were not read here yet. Errors are recorded.
+            // An append that expects a later position knows of messages that this task has not read yet. Errors of that read are
+            // recorded.
             if self.read_on().await.is_err() || self.read == 0 {
                 break;
             }
@@ -585,7 +589,7 @@ impl StreamWriter {
                     metrics::histogram!("sterling_journal_commit_seconds").record(start.elapsed().as_secs_f64());
                     return self.take(Ok(commit.clone())).map_or_else(Outcome::Unknown, |()| Outcome::Stored);
                 }
-                // If an earlier attempt may have succeeded, reading the stream decides.
+                // If an earlier attempt may have succeeded, the stream's contents show the outcome.
                 Err(Failed::Refused(e)) if is_certain && e.kind() == Kind::NoSpace => return Outcome::Refused(e),
                 Err(Failed::Refused(e)) if is_certain && e.kind() == Kind::Invalid => {
                     // The limits of the stream may have changed; a smaller commit may fit.
@@ -599,7 +603,7 @@ impl StreamWriter {
                     e
                 }
             };
-            // A message of this server is the one after the last seen message, or it is not in the stream.
+            // If stored, this server's message directly follows the last message that it has read.
             let read = self.read_on().await;
             if self.trying.is_none() {
                 return Outcome::Stored;
@@ -626,21 +630,21 @@ impl StreamWriter {
                     false => Outcome::Unknown(failed("the update may or may not be durable")),
                 };
             }
-            // The stream may be deleted or replaced.
+            // Checks whether the stream was deleted or replaced.
             self.look().await;
             sleep(wait).await;
             wait = (wait * 2).min(BACKOFF.1);
         }
     }
 
-    /// Publishes a commit once.
+    /// Makes one attempt to publish a commit.
     async fn tried(&self, commit: &Commit, after: u64) -> std::result::Result<(), Failed> {
         // Without a connection the client would only buffer the message.
         self.remote.connected().map_err(Failed::Refused)?;
         let e = match self.remote.publish(commit, after).await {
             Ok(sequence) if sequence == after + 1 => return Ok(()),
             Ok(sequence) => {
-                let what = format!("got message {sequence}, expected the one after {after}");
+                let what = format!("got message {sequence}, expected the message after {after}");
                 return Err(Failed::Unknown(Error::unavailable(what)));
             }
             Err(e) => e,
@@ -655,22 +659,22 @@ impl StreamWriter {
                 Failed::Refused(Error::invalid(format!("journal: `max_msg_size` of the stream: {e}")))
             }
             (PublishErrorKind::StreamNotFound | PublishErrorKind::WrongLastSequence, _) | (_, Some(_)) => {
-                Failed::Refused(self.remote.unavailable("an update", e))
+                Failed::Refused(self.remote.unavailable("publishing an update", e))
             }
-            _ => Failed::Unknown(self.remote.unavailable("an update", e)),
+            _ => Failed::Unknown(self.remote.unavailable("publishing an update", e)),
         })
     }
 }
 
-/// Reason of a missing acknowledgement.
+/// Reason why a commit was not acknowledged.
 enum Failed {
-    /// The broker has rejected it.
+    /// The broker has rejected the message.
     Refused(Error),
-    /// It is unknown whether the broker has stored it.
+    /// The outcome is unknown: the broker may or may not have stored the message.
     Unknown(Error),
 }
 
-/// Error codes of a broker without space.
+/// Error codes of a broker that has no space left.
 const FULL: [ErrorCode; 5] = [
     ErrorCode::STREAM_MAX_STREAM_BYTES_EXCEEDED,
     ErrorCode::STORAGE_RESOURCES_EXCEEDED,
@@ -708,7 +712,7 @@ fn notify_written(all: &mut VecDeque<Waiting>, first: u64, shares: &[usize]) {
 fn check(one: &Waiting, next: u64, most: usize) -> Result<()> {
     if let Some(expected) = one.append.expected.filter(|expected| one.written.is_none() && *expected != next - 1) {
         return Err(Error::conflict(format!(
-            "position {}, expected {expected}: other updates were appended meanwhile",
+            "the stream is at position {}, expected {expected}: other updates were appended meanwhile",
             next - 1
         )));
     }

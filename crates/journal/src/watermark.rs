@@ -1,8 +1,9 @@
-//! Highest durable position of a log or a stream, recorded in a file outside of it.
+//! Highest durable position of a log or a stream, recorded in a file outside of that log or stream.
 //!
 //! The records alone do not show that the last ones are missing: a log that was truncated, whose segments were removed or whose
-//! folder was renamed looks like a shorter log. The position is therefore recorded elsewhere after each sync. This file is not
-//! synced: after a power failure it may hold an earlier position, but never one that was not durable.
+//! folder was renamed looks like a shorter log. The highest durable position is therefore recorded in a file elsewhere after each
+//! sync. That file itself is not synced: after a power failure the file may hold an earlier position, but never one that was not
+//! durable.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -14,12 +15,12 @@ use xxhash_rust::xxh3::xxh3_64;
 use sterling_core::error::{Error, Result};
 use sterling_storage::files;
 
-/// Folder of these files. No model, log or stream can have this name.
+/// Folder of the position files. No model, log or stream can have this name.
 pub(super) const MARKS: &str = ".positions";
-/// Bytes of the file: 20 decimal digits, a space, 16 hexadecimal digits of their XXH3-64, a line feed.
+/// Bytes of the file: 20 decimal digits, a space, 16 hexadecimal digits of the digits' XXH3-64, a line feed.
 const BYTES: usize = 38;
 
-/// File with the position.
+/// File that records the highest durable position.
 pub(super) struct Mark {
     path: PathBuf,
     /// The open file, after the first write.
