@@ -79,7 +79,7 @@ class Encoder(nn.Module):
 
 
 class Dcn(nn.Module):
-    """DCN-v2: three cross layers of full matrices beside a network."""
+    """DCN-v2: three cross layers of full matrices in parallel to a network."""
 
     def __init__(self, width: int, layers: int = 3) -> None:
         super().__init__()
@@ -229,7 +229,7 @@ class Peer:
         self.binding.bind_output("out")
 
     def microseconds(self) -> float:
-        """Returns the microseconds of a run, the mean of a round."""
+        """Returns the mean microseconds per run in one round."""
         start, calls = time.perf_counter(), 0
         while time.perf_counter() - start < ROUND_SECONDS:
             self.graph.run_with_iobinding(self.binding)
@@ -244,11 +244,11 @@ class Bench:
         self.process = subprocess.Popen([str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def microseconds(self, case: str) -> float:
-        """Returns the microseconds of a run, the mean of a round."""
+        """Returns the mean microseconds per run in one round."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(case + "\n")
         self.process.stdin.flush()
-        return float(self.process.stdout.readline())
+        return float(self.process.stdout.readline().split()[0])
 
 
 def built() -> Path:

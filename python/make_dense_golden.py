@@ -136,7 +136,7 @@ class MixtureOfLogits(nn.Module):
 
 
 class Dcn(nn.Module):
-    """DCN-v2: crosses of all features beside a deep part."""
+    """DCN-v2: crosses of all features in parallel to a deep part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Dcn(nn.Module):
 
 
 class DeepFm(nn.Module):
-    """A factorisation machine beside a deep part."""
+    """A factorisation machine in parallel to a deep part."""
 
     def __init__(self) -> None:
         super().__init__()

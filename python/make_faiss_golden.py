@@ -1,6 +1,6 @@
 """Golden files of the import from Faiss: small index files, and the search results of Faiss.
 
-Writes tests/golden/faiss/NAME.index and answers.json beside them. The tests read only the files. To regenerate them:
+Writes tests/golden/faiss/NAME.index and answers.json in the same folder. The tests read only the files. To regenerate them:
 
     pip install faiss-cpu==1.15.1 numpy==2.4.6
     python python/make_faiss_golden.py

@@ -399,7 +399,7 @@ def train_overarch(model, items, columns, users, labels, seed, splits, epochs, b
 
 
 class Validation:
-    """Candidates of the towers for validation users, and the recall of an order of them."""
+    """Candidates that the towers retrieve for validation users; computes the recall of any order of them."""
 
     def __init__(self, model, items, columns):
         data = self.data = model.data

@@ -1,7 +1,7 @@
 """From PyTorch to Sterling and back.
 
 `export` writes trained modules as a model package, `train`, `publish` and `serve` run the ``sterling`` program with it,
-`load_snapshot` opens a published version as NumPy arrays, `Client` sends requests to a server. Only `export` needs PyTorch.
+`load_snapshot` opens a published version as NumPy arrays, and `Client` sends requests to a server. Only `export` needs PyTorch.
 """
 
 from .answers import Ranked, Upserted

@@ -1,4 +1,4 @@
-"""Answers of a server, decoded from JSON and from Arrow."""
+"""Answers of a server, decoded from JSON or Arrow."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Ranked:
     """Items, best first: ``ids`` i64 ``[K]``, ``scores`` and ``similarities`` f32 ``[K]``, ``tasks`` by name ``[K]``, ``columns``
     by name.
 
-    ``model``, ``version`` and ``digest`` name the version that answered, ``position`` the updates that it saw. ``cursor`` is the
-    start of the next page, if there is one. ``explain`` is the report of the steps, if requested. ``unknown`` holds the ids of a
+    ``model``, ``version`` and ``digest`` name the version that answered, ``position`` the last update that it had applied.
+    ``cursor`` is the start of the next page, if there is one. ``explain`` is the report of the steps, if requested. ``unknown`` holds the ids in a
     ranking that the model does not have.
     """
 
@@ -53,7 +53,7 @@ class Upserted:
     """Result of an upsert: the number of ``accepted`` items, and the rejected ones in ``refused`` (``place``, ``id``, ``field``
     and ``reason`` of each).
 
-    The items are visible from ``position`` on. A router over several shards returns the positions of the shards in ``positions``.
+    Answers at ``position`` or later include the items. A router over several shards returns the positions of the shards in ``positions``.
     """
 
     accepted: int
@@ -63,7 +63,7 @@ class Upserted:
 
 
 def ranked(answer: Mapping[str, Any], told: Mapping[str, Any] | None = None) -> Ranked:
-    """Returns the items of a JSON answer. For one answer of several, `told` holds the fields that all of them share."""
+    """Returns the items of a JSON answer. For one answer of a list, `told` holds the fields that all answers of the list share."""
     items = answer["items"]
     names = lambda key: list(items[0].get(key) or {}) if items else []  # noqa: E731
     return Ranked(
@@ -77,7 +77,7 @@ def ranked(answer: Mapping[str, Any], told: Mapping[str, Any] | None = None) -> 
 
 
 def many(answer: Mapping[str, Any]) -> list[Ranked | RequestError]:
-    """Returns the answers to a list of requests in JSON; a failed request has its error in its slot."""
+    """Returns the answers to a list of requests in JSON; the entry of a failed request is its error."""
     return [_problem(one) or ranked(one, answer) for one in answer["results"]]
 
 

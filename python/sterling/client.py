@@ -22,8 +22,8 @@ from .answers import Ranked, Upserted, many, many_of_arrow, ranked, ranked_of_ar
 from .errors import ConnectionFailed, RequestError, SterlingError
 from .streams import is_there, stream
 
-RETRIED = (503,)
-"""Statuses after which the same request may succeed: the server rejected it before doing any work."""
+RETRIED = (429, 503)
+"""Statuses after which the same request may succeed. All calls may be repeated: those that write replace values."""
 
 ARROW = "application/vnd.apache.arrow.stream"
 """Media type of Arrow bodies and answers."""
@@ -54,24 +54,25 @@ if hasattr(os, "register_at_fork"):
 
 
 def _process() -> tuple[int, int]:
-    """Returns an identity of this process. The number of forks is part of it, because the id of an ancestor that has ended may
+    """Returns an identity of this process, with the number of forks, because the process id of an ancestor that has ended may
     be reused."""
     return os.getpid(), _forks
 
 
 class Client:
-    """Client of one server. It keeps its connections until the ``with`` block ends, or until `close`.
+    """Client of one server. The client keeps its connections until the ``with`` block ends, or until `close`.
 
-    A request that an overloaded server rejects (503) is sent again after the seconds of ``Retry-After``, up to ``retries`` times
-    and only within ``patience`` seconds.
+    A request that exceeds the rate of its key (429), or that an overloaded server rejects (503), is sent again after the seconds
+    of ``Retry-After`` (1 without it): up to ``retries`` times, and only within ``patience`` seconds and the time of the call,
+    which is its ``timeout_ms`` if it has one, otherwise ``timeout``.
 
     ``api_key`` is a key of the server. For TLS, ``ca`` is a file of trusted authorities (default: those of the system), and
     ``certificate`` the files of a client certificate and its key, if the server requires one. With ``arrow``, retrievals and
     rankings are sent as Arrow, which pays off from some hundred results on (needs pyarrow). With ``compression``, large bodies
     and answers are compressed, which pays off on slow networks.
 
-    A client may be used before and after a fork: every process has its own connections. A call ends after ``timeout`` seconds; a
-    call with a larger ``timeout_ms`` has that time plus one second.
+    A client may be used before and after a fork: every process has its own connections. A call, with its retries, ends after
+    ``timeout`` seconds; a call with a larger ``timeout_ms`` has that time plus one second.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Client:
         direct = {f"all://{host}": None for host in ("127.0.0.1", "localhost", "[::1]")}
         self._open = lambda: httpx.Client(base_url=str(url), timeout=timeout, verify=context, headers=headers, mounts=direct)
         self._url, self._failed = str(url).rstrip("/"), httpx.TransportError
-        #: Connections by process: those of another process are neither used nor closed.
+        #: Connections by process: connections of another process are neither used nor closed.
         self._pools = {_process(): self._open()}
         self._is_closed = False
         self.timeout, self.retries, self.patience, self._arrow, self._compression = timeout, retries, patience, arrow, compression
@@ -144,12 +145,16 @@ class Client:
         vector: np.ndarray | Sequence[float] | None = None,
         k: int = 20,
         sticky: str | None = None,
+        min_position: int | Sequence[int] | None = None,
+        min_coverage: float | None = None,
         **fields: Any,
     ) -> Ranked:
-        """Returns the best ``k`` items for the features of a user or for a query vector. ``fields`` are those of
+        """Returns the best ``k`` items for the features of a user or for a query vector. ``fields`` are listed in
         ``docs/reference/http.md``: ``filter``, ``exclude``, ``columns``, ``candidates``, ``constants``, ``timeout_ms`` and
-        others. While a canary is active, requests with the same ``sticky`` key are answered by the same version."""
-        return self._items(f"{_named(model)}:retrieve", _user(features, vector) | {"k": k} | fields, sticky)
+        others. While a canary is active, requests with the same ``sticky`` key are answered by the same version. Waits until
+        the updates up to ``min_position`` are visible: the ``position`` of `upsert`, or its ``positions`` through a router,
+        which accepts answers that cover at least the share ``min_coverage`` of the items."""
+        return self._items(f"{_named(model)}:retrieve{_reading(min_position, min_coverage)}", _user(features, vector) | {"k": k} | fields, sticky)
 
     def retrieve_many(
         self,
@@ -161,21 +166,24 @@ class Client:
         excludes: Sequence[Sequence[int] | None] | None = None,
         k: int = 20,
         sticky: str | None = None,
+        min_position: int | Sequence[int] | None = None,
+        min_coverage: float | None = None,
         progress: Callable[[int, int], None] | None = None,
         **fields: Any,
     ) -> list[Ranked | RequestError]:
         """Returns the best ``k`` items for each of several users: ``vectors`` ``[B, D]``, or ``features`` with the values of
-        the B users per feature. ``filters`` and ``excludes`` have one entry per user; ``fields`` are those of `retrieve` and
-        apply to all users. The answers have the order of the users; an invalid request has its error in its slot. ``progress``
-        is called with the number of answered users and the number of all users."""
+        the B users per feature. ``filters`` and ``excludes`` have one entry per user. As in `retrieve`, ``fields``, ``min_position`` and
+        ``min_coverage`` apply to all users. The answers have the order of the users; the entry of an invalid request is its error.
+        ``progress`` is called with the number of answered users and the number of all users."""
         columns = _users(features, vectors) | {name: list(rows) for name, rows in (("filter", filters), ("exclude", excludes)) if rows is not None}
         count, shared, headers = _count(columns), {"k": k} | fields, _sticking(sticky)
         if self._arrow:
             headers["accept"] = ARROW
+        call = f"{_named(model)}:retrieve{_reading(min_position, min_coverage)}"
         found: list[Ranked | RequestError] = []
         for part in _parts(columns, count, REQUESTS_MAX):
             body = lambda part=part: {"requests": [shared | _request(row) for row in _rows(part)]}  # noqa: E731
-            answer = self._table("POST", f"{_named(model)}:retrieve", (part, shared), body, headers)
+            answer = self._table("POST", call, (part, shared), body, headers)
             found += many_of_arrow(answer.content) if answer.headers.get("content-type") == ARROW else many(answer.json())
             if progress is not None:
                 progress(len(found), count)
@@ -193,7 +201,7 @@ class Client:
         progress: Callable[[int, int], None] | None = None,
     ) -> Upserted:
         """Upserts items: ``embeddings`` ``[N, D]`` and all ``attributes``, by name, with one value (or list) per item. With
-        ``changes`` instead, updates these attributes and leaves all others unchanged. ``None`` and NaN mean no value. A
+        ``changes`` instead, updates these attributes and leaves all other attributes unchanged. ``None`` and NaN mean no value. A
         repeated call with the same ``key`` is applied once."""
         if changes is not None and (attributes is not None or embeddings is not None):
             raise ValueError("expected changes, or embeddings and attributes")
@@ -211,7 +219,7 @@ class Client:
             refused = made.refused + [item | {"place": item["place"] + first} for item in told["refused"]]
             # Each shard of a router has its own position; all positions together make all items visible.
             positions = [max(both) for both in itertools.zip_longest(made.positions, told.get("positions", []), fillvalue=0)]
-            # The single position is the lowest of them, as in the answer of the router.
+            # The single position is the lowest of the shards' positions, as in the answer of the router.
             position = min((reached for reached in positions if reached), default=max(made.position, told["position"]))
             made = Upserted(made.accepted + told["accepted"], refused, position, positions)
             first += len(part["id"])
@@ -226,14 +234,16 @@ class Client:
         features: Mapping[str, Any] | None = None,
         vector: np.ndarray | Sequence[float] | None = None,
         k: int = 20,
+        min_position: int | Sequence[int] | None = None,
         **fields: Any,
     ) -> Iterator[Ranked]:
-        """Yields the results of `retrieve` in pages of ``k`` items. All pages are slices of one ranking of its candidates,
-        regardless of updates in the meantime."""
+        """Yields the results of `retrieve` in pages of ``k`` items. All pages are slices of one ranking of the candidates,
+        regardless of updates in the meantime; the request of the first page waits for ``min_position``."""
         body = _user(features, vector) | {"k": k} | fields
         cursor: str | None = ""
         while cursor is not None:
-            page = self._items(f"{_named(model)}:retrieve", body | {"cursor": cursor})
+            reading = _reading(None if cursor else min_position, None)
+            page = self._items(f"{_named(model)}:retrieve{reading}", body | {"cursor": cursor})
             yield page
             cursor = page.cursor
 
@@ -245,10 +255,12 @@ class Client:
         features: Mapping[str, Any] | None = None,
         vector: np.ndarray | Sequence[float] | None = None,
         sticky: str | None = None,
+        min_position: int | Sequence[int] | None = None,
+        min_coverage: float | None = None,
         **fields: Any,
     ) -> Ranked:
-        """Returns the scores of items that the caller names."""
-        return self._items(f"{_named(model)}:rank", _user(features, vector) | {"items": items} | fields, sticky)
+        """Returns the scores of items that the caller names; the other arguments are as in `retrieve`."""
+        return self._items(f"{_named(model)}:rank{_reading(min_position, min_coverage)}", _user(features, vector) | {"items": items} | fields, sticky)
 
     def embed(self, model: str, features: Mapping[str, Any], *, sticky: str | None = None) -> np.ndarray:
         """Returns the query embedding of features, f32 ``[D]``, or ``[Tq × D]`` for a model with several queries."""
@@ -269,8 +281,8 @@ class Client:
         revision: int | None = None,
     ) -> dict[str, Any]:
         """Sets, for all servers of the store, the version that answers a share of the requests (``canary={"version": 8,
-        "share": 0.05}``) and the version that receives a copy of some (``shadow={"version": 8, "share": 0.1}``); an argument
-        that is left out removes it. With the ``revision`` that `traffic` returned, the call fails (409) if the state has
+        "share": 0.05}``) and the version that receives copies of requests (``shadow={"version": 8, "share": 0.1}``); an argument
+        that is left out removes the canary or shadow. With the ``revision`` that `traffic` returned, the call fails (409) if the state has
         changed since."""
         body = {"canary": canary, "shadow": shadow, "revision": revision}
         return self._call("PUT", f"{_named(model)}/traffic", {key: value for key, value in body.items() if value is not None}).json()
@@ -280,7 +292,7 @@ class Client:
         if not self._arrow:
             return ranked(self._call("POST", call, body, headers).json())
         answer = self._call("POST", call, body, headers | {"accept": ARROW})
-        # A proxy in between may answer in another format.
+        # A proxy between client and server may answer in another format.
         return ranked_of_arrow(answer.content) if answer.headers.get("content-type") == ARROW else ranked(answer.json())
 
     def _table(
@@ -300,27 +312,30 @@ class Client:
 
     def _send(self, method: str, call: str, content: bytes, headers: Mapping[str, str], timeout_ms: Any = None) -> Any:
         headers = dict(headers)
-        timeout = max(self.timeout, timeout_ms / 1000 + 1) if isinstance(timeout_ms, Real) else self.timeout
+        own = timeout_ms / 1000 if isinstance(timeout_ms, Real) else None
+        timeout = self.timeout if own is None else max(self.timeout, own + 1)
         if self._compression and len(content) >= COMPRESSED:
             content, headers["content-encoding"] = gzip.compress(content, 1), "gzip"
-        end = time.monotonic() + self.patience
+        start, remaining = time.monotonic(), timeout
+        last_retry = start + min(self.patience, timeout if own is None else own)
         for left in range(self.retries, -1, -1):
             try:
-                answer = self._http.request(method, f"/v1/models/{call}", content=content, headers=headers, timeout=timeout)
+                answer = self._http.request(method, f"/v1/models/{call}", content=content, headers=headers, timeout=remaining)
             except self._failed as e:
                 raise ConnectionFailed(f"{method} {self._url}/v1/models/{call}: {type(e).__name__}: {e}") from e
             if answer.status_code == 200:
                 return answer
             problem = _problem(answer)
             pause = 1.0 if problem.retry_after is None else problem.retry_after
-            if answer.status_code not in RETRIED or not left or time.monotonic() + pause > end:
+            if answer.status_code not in RETRIED or not left or time.monotonic() + pause >= last_retry:
                 raise problem
             time.sleep(pause)
+            remaining = max(start + timeout - time.monotonic(), 0.001)
         raise AssertionError("the last try has returned or raised")
 
 
 def _named(model: str) -> str:
-    """Returns the URL path segment of a model, or of a version or label of it.
+    """Returns the URL path segment of a model, or of a version or label of a model.
 
     >>> _named("shop?/versions/3")
     'shop%3F/versions/3'
@@ -328,17 +343,29 @@ def _named(model: str) -> str:
     return urllib.parse.quote(model)
 
 
+def _reading(min_position: int | Sequence[int] | None, min_coverage: float | None) -> str:
+    """Returns the query of the URL of a call that reads items.
+
+    >>> _reading([12, 0], 0.9)
+    '?min_position=12,0&min_coverage=0.9'
+    """
+    positions = [min_position] if isinstance(min_position, int) else min_position
+    given = {"min_position": None if positions is None else ",".join(map(str, positions)), "min_coverage": min_coverage}
+    query = urllib.parse.urlencode({name: value for name, value in given.items() if value is not None}, safe=",")
+    return f"?{query}" if query else ""
+
+
 def _ids(ids: Any) -> np.ndarray:
     """Converts ids to 64-bit integers; other types raise an error and are not rounded.
 
     >>> _ids([1.5])
     Traceback (most recent call last):
-    ValueError: ids: got float64 of 1 dimensions, expected 64-bit integers, a list of them
+    ValueError: ids: got float64 of 1 dimensions, expected a list of 64-bit integers
     """
     given = np.asarray(ids)
     is_whole = given.size == 0 or (np.issubdtype(given.dtype, np.integer) and int(given.max()) < 1 << 63)
     if given.ndim != 1 or not is_whole:
-        raise ValueError(f"ids: got {given.dtype} of {given.ndim} dimensions, expected 64-bit integers, a list of them")
+        raise ValueError(f"ids: got {given.dtype} of {given.ndim} dimensions, expected a list of 64-bit integers")
     return given.astype(np.int64)
 
 
@@ -357,7 +384,7 @@ def _real(name: str, numbers: Any) -> np.ndarray:
 
 def _user(features: Mapping[str, Any] | None, vector: Any) -> dict[str, Any]:
     if (features is None) == (vector is None):
-        raise ValueError("expected features or a vector, and not both")
+        raise ValueError("expected either features or a vector")
     if vector is not None:
         numbers = _real("vector", vector)
         if numbers.ndim != 1:
@@ -370,7 +397,7 @@ def _user(features: Mapping[str, Any] | None, vector: Any) -> dict[str, Any]:
 
 def _users(features: Mapping[str, Sequence[Any]] | None, vectors: Any) -> dict[str, Any]:
     if (features is None) == (vectors is None):
-        raise ValueError("expected features or vectors, and not both")
+        raise ValueError("expected either features or vectors")
     if vectors is None:
         return {f"features.{name}": _values(values) for name, values in (features if features is not None else {}).items()}
     matrix = _real("vectors", vectors).astype(np.float32, copy=False)
@@ -398,12 +425,12 @@ def _count(columns: Mapping[str, Any]) -> int:
     """
     counts = {name: len(values) for name, values in columns.items()}
     if len(set(counts.values())) != 1:
-        raise ValueError(f"expected as many values of each, got {counts}")
+        raise ValueError(f"expected as many values in each column, got {counts}")
     return next(iter(counts.values()))
 
 
 def _parts(columns: Mapping[str, Any], count: int, most: int) -> Iterator[dict[str, Any]]:
-    """Yields columns in batches of at most ``most`` rows, fewer if matrices are wide."""
+    """Yields columns in batches of at most ``most`` rows, fewer rows if matrices are wide."""
     width = sum(values[0].nbytes for values in columns.values() if isinstance(values, np.ndarray) and values.ndim == 2 and len(values))
     rows = max(1, min(most, BODY_BYTES // max(1, width)))
     for first in range(0, count, rows):

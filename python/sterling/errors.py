@@ -4,7 +4,7 @@ from typing import Any
 
 
 class SterlingError(Exception):
-    """Any error of this package."""
+    """Base class of the errors of this package."""
 
 
 class ExportError(SterlingError, ValueError):
@@ -32,7 +32,7 @@ class RequestError(SterlingError):
     """The server answered with a problem.
 
     ``status`` is the HTTP status; ``code`` and ``retryable`` are fields of the problem (``docs/reference/http.md``);
-    ``retry_after`` is the time in seconds that the server requests to wait, if it does. ``problem`` is the complete JSON.
+    ``retry_after`` is the time in seconds that the server requests to wait, or None. ``problem`` is the complete JSON.
     """
 
     def __init__(self, status: int, problem: dict, retry_after: float | None = None):

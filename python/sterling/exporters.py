@@ -1,7 +1,7 @@
 """Writes the ONNX graph of a PyTorch module, by either of PyTorch's two exporters.
 
 ``dynamo`` is ``torch.onnx.export(dynamo=True)``, built on ``torch.export`` and PyTorch's default since 2.9; ``torchscript`` traces
-the module as PyTorch did before. Both write opset 18, the lowest that the first writes without conversion. File names and lines of
+the module as PyTorch did before. Both write opset 18, the lowest opset that ``dynamo`` writes without conversion. File names and lines of
 the exporting program, which PyTorch leaves in a graph, are removed.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 OPSET = 18
 EXPORTERS = ("dynamo", "torchscript")
-# Largest graph that `sterling publish` reads.
+# Size of the largest graph that `sterling publish` reads, in bytes.
 _BYTES_MAX = 1 << 30
 _BRANCH = (
     "forward decides by the values of a tensor (if, while, .item(), a boolean index), and a graph computes all rows in the same way; "
@@ -45,7 +45,7 @@ _ADVICE = (
     ("pack_padded", _PACKED),
     ("PackPadded", _PACKED),
     ("PackedSequence", _PACKED),
-    # Messages of both exporters for a packed sequence.
+    # Messages of both exporters when a module uses a packed sequence.
     ("must be tuple of ints,but got FakeTensor", _PACKED),
     ("vector::_M_range_check", _PACKED),
     ("No ONNX function found", _NO_OPERATOR),
@@ -64,8 +64,8 @@ def write_graph(
 ) -> onnx.ModelProto:
     """Exports a module that takes tensors by position and returns a mapping of ``outputs`` to tensors.
 
-    ``dynamic`` names the axes of any size of each input. Without ``exporter``, modules that dynamo cannot export are traced, unless
-    they decide by the values of a tensor: a trace records only one of the ways. Raises `ExportError` that names the operator or the
+    ``dynamic`` names the axes of each input that may have any size. Without ``exporter``, modules that dynamo cannot export are traced, unless
+    they branch on the values of a tensor: a trace records only one branch. Raises `ExportError` that names the operator or the
     line of the module.
     """
     failed = {}
@@ -86,7 +86,7 @@ def write_graph(
     first = next(iter(failed.values()))
     said = "; ".join(f"{kind}: {_reason(e)}" for kind, e in failed.items())
     advice = _advice(first)
-    raise ExportError(f"{place}: PyTorch cannot export it: {said}" + (f"; {advice}" if advice else "")) from first
+    raise ExportError(f"{place}: PyTorch cannot export the module: {said}" + (f"; {advice}" if advice else "")) from first
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -97,7 +97,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns an exporter's error in one line: the operator, and the innermost reason."""
+    """Returns an exporter's error as one line: the operator, and the innermost reason."""
     said = [str(one) for one in _causes(error)]
     node = next((found[1] for text in said if (found := re.search(r"target=(?:torch\.ops\.)?([\w.]+)", text))), None)
     line = _line(error)
@@ -112,7 +112,7 @@ def _advice(error: BaseException) -> str | None:
 
 
 def _line(error: BaseException) -> str | None:
-    """Returns the last line of the user's program that an error passed."""
+    """Returns the line of the user's program in the innermost frame of an error's traceback."""
     import onnxscript
     import torch
 
@@ -122,7 +122,7 @@ def _line(error: BaseException) -> str | None:
 
 
 def _check_axes(place: str, error: BaseException, examples: Sequence[torch.Tensor], dynamic: Sequence[Mapping[int, str]]) -> None:
-    """Raises an error that names the axis that a module fixes, if that is the reason."""
+    """Raises an error that names the axis that a module fixes, if a fixed axis caused the error."""
     said = str(error)
     sizes = {axis: example.shape[n] for example, axes in zip(examples, dynamic) for n, axis in axes.items()}
     for axis, size in sizes.items():
@@ -154,7 +154,7 @@ def _by_dynamo(
 ) -> onnx.ModelProto:
     import torch
 
-    # Without a bound, PyTorch 2.7 assumes that slices exclude the largest integer, and rejects the axis for that.
+    # Without a bound, PyTorch 2.7 assumes that slices exclude the largest integer, and rejects the axis for that reason.
     dims = {name: torch.export.Dim(name, max=2**31 - 1) for axes in dynamic for name in axes.values()}
     shapes = tuple({n: dims[axis] for n, axis in axes.items()} for axes in dynamic)
     program = torch.export.export(module, tuple(examples), dynamic_shapes=(shapes,), strict=False)
@@ -173,7 +173,7 @@ def _by_trace(
     import torch
 
     class Listed(torch.nn.Module):
-        """The module with its outputs by position, as a trace needs them."""
+        """The module with its outputs by position, as the tracing exporter needs them."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -195,10 +195,10 @@ def _by_trace(
 
 @contextlib.contextmanager
 def _as_traced() -> Iterator[None]:
-    """Writes some functions as others that the tracing exporter knows.
+    """Replaces functions that the tracing exporter does not know by others that it knows.
 
-    Attention under a mask of -inf is that of `_attention`, and its grouped queries have keys of their own. An axis of size 1 is
-    squeezed as the selection of its only value: the exporter would write an `If` on sizes that it does not know.
+    Attention under a mask of -inf is computed by `_attention`, with keys repeated for grouped queries. An axis of size 1 is
+    squeezed as the selection of its only value, because the exporter would write an `If` for a size that it does not know.
     """
     import torch
     from torch.nn import functional as F
@@ -241,7 +241,7 @@ def _as_traced() -> Iterator[None]:
                     return x.select(dim, 0) if int(x.shape[dim]) == 1 else x
             return func(*args, **named)
 
-    # Functions of PyTorch made of others, as that of nn.MultiheadAttention, run outside of such a mode.
+    # Composite functions of PyTorch, such as the one of nn.MultiheadAttention, run outside of the mode.
     F.scaled_dot_product_attention = attention
     try:
         with Traced():
@@ -252,7 +252,7 @@ def _as_traced() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silent_descriptors() -> Iterator[None]:
-    """Suppresses what the C++ of the tracing exporter prints: the graph, when it fails."""
+    """Suppresses the graph that the C++ code of the tracing exporter prints when it fails."""
     saved = [os.dup(n) for n in (1, 2)]
     with open(os.devnull, "w") as nothing:
         for n in (1, 2):
@@ -266,7 +266,7 @@ def _silent_descriptors() -> Iterator[None]:
 
 
 def _placeholders(what: str, names: Sequence[str]) -> list[str]:
-    """Returns names that no exporter gives to other values: an input `cat` would collide with the value of an operator of that
+    """Returns names that exporters give to no other value: an input `cat` would collide with the value of an operator of that
     name."""
     return [f"sterling.{what}.{n}" for n in range(len(names))]
 
@@ -277,7 +277,7 @@ def _named(place: str, proto: onnx.ModelProto, inputs: Sequence[str], outputs: S
     read = {name for graph in _with_inner(proto.graph) for node in graph.node for name in node.input} | {value.name for value in proto.graph.output}
     unread = [name for name in inputs if name not in read]
     if unread:
-        raise ExportError(f"{place}: forward does not read {', '.join(unread)}; leave it out of its parameters and of the features")
+        raise ExportError(f"{place}: forward does not read {', '.join(unread)}; remove them from forward's parameters and from the features")
     return proto
 
 
@@ -291,7 +291,7 @@ def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *others:
     from onnxscript.function_libs.torch_lib.ops.nn import aten_scaled_dot_product_attention
 
     if len(query.shape) == 3:
-        # The translation knows attention with heads only.
+        # The translation supports only attention with an axis of heads.
         head = op.Constant(value_ints=[1])
 
         def with_head(x: Any) -> Any:
@@ -315,7 +315,7 @@ def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *others:
 
 
 def _rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> None:
-    """Renames values of a graph; values that already have one of the new names are renamed as well."""
+    """Renames values of a graph; values that already have one of the new names get other names."""
     graphs = list(_with_inner(proto.graph))
     used = {name for graph in graphs for node in graph.node for name in (*node.input, *node.output)}
     used |= {tensor.name for graph in graphs for tensor in graph.initializer}
@@ -331,7 +331,7 @@ def _rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> None:
 
 
 def _with_inner(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yields a graph and the subgraphs within its nodes."""
+    """Yields a graph and, recursively, the subgraphs within its nodes."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -374,7 +374,7 @@ def _cleaned(place: str, proto: onnx.ModelProto) -> onnx.ModelProto:
     size = sum(len(tensor.raw_data) for tensor in graph.initializer)
     if size > _BYTES_MAX:
         raise ExportError(
-            f"{place}: {size} bytes of weights, expected at most {_BYTES_MAX}: give what it looks up by id as `tables`, and let forward take the rows"
+            f"{place}: {size} bytes of weights, expected at most {_BYTES_MAX}: give weights that are looked up by id as `tables`, and let forward take the rows"
         )
     try:
         onnx.checker.check_model(proto, full_check=True)

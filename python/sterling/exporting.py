@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .reference import Reference
 
 _MISSING = "torch, onnx, onnxscript and safetensors are needed to export: pip install torch onnx onnxscript onnxruntime safetensors"
-# With fewer queries, the measured recall says too little about other queries.
+# Minimum number of samples to write: with fewer queries, the measured recall does not predict that of other queries.
 SAMPLES_MIN = 16
 _WRITTEN = "# Written by sterling.export.\n"
 _FILES = "# It replaces these files when it writes here again: "
@@ -35,7 +35,7 @@ _FILES = "# It replaces these files when it writes here again: "
 class Exported:
     """A written package.
 
-    ``differences`` holds the largest difference between PyTorch and ONNX Runtime per graph (None if that is not installed). If
+    ``differences`` holds the largest difference between PyTorch and ONNX Runtime per graph (None if ONNX Runtime is not installed). If
     samples, items and the program were available, it also holds ``served``: the largest difference of queries, similarities and
     task scores between PyTorch and a server. ``reference`` computes the expected answers of a server in PyTorch.
     """
@@ -46,7 +46,7 @@ class Exported:
 
     @property
     def largest(self) -> float:
-        """Largest measured difference."""
+        """Largest of the measured differences."""
         return max((value for value in self.differences.values() if value is not None), default=0.0)
 
     def __str__(self) -> str:
@@ -78,14 +78,14 @@ def export(
     program: str | pathlib.Path | bool | None = None,
     exporter: str | None = None,
 ) -> Exported:
-    """Writes a model package to the folder ``path`` and measures how far it is from the modules.
+    """Writes a model package to the folder ``path`` and measures how far its results are from those of the modules.
 
     ``user``, ``item``, ``overarch``
         ``torch.nn.Module``. The parameters of ``forward`` are the graph's inputs, by name: features (``NAME_mask`` the mask of a
         sequence) of the towers; for the OverArch ``query`` ``[Q, D]``, ``item`` ``[Q, K0, D]``, features of the candidates ``[Q, K0, ...]``,
         and the other inputs in ``models/README.md``.
         A parameter with a default that nothing feeds is left out.
-        They return a tensor, or a mapping of names to tensors: ``query``, ``item`` and ``logits`` ``[Q, K0, tasks]``, and tensors that
+        The modules return a tensor, or a mapping of names to tensors: ``query``, ``item`` and ``logits`` ``[Q, K0, tasks]``, and tensors that
         the OverArch reads. If forward takes ``*inputs``, they have the order of the features.
     ``tables``
         ``{"name": nn.Embedding | nn.EmbeddingBag | tensor | Table}``, a TorchRec ``EmbeddingBagCollection`` or ``EmbeddingCollection``, or a
@@ -94,27 +94,27 @@ def export(
         ``{"user": [...], "item": [...], "overarch": [...]}`` of `Ids`, `Category`, `Text` and `Dense`. Features of a TorchRec
         collection need not be repeated; they are `Ids`.
     ``dimension``
-        D; by default that of the towers.
+        D; by default the width of the towers' outputs.
     ``columns``
         Item columns to store; None stores all.
     ``queries``, ``merge``
-        If ``query`` is ``[Q, Tq, D]``: its rows, and the rule that merges their candidates.
+        If ``query`` is ``[Q, Tq, D]``: the rows of its axis Tq, and the rule that merges their candidates.
     ``tasks``, ``value``, ``constants``
         Names along the last axis of ``logits``, the expression that orders results (``docs/reference/value-model.md``) and its constants.
     ``samples``, ``items``
         Features of real users as in requests, and items as rows with an ``id``. Items are written as ``items.jsonl``. Samples are
-        written as ``queries.jsonl``, from which ``sterling publish`` takes up to 256 to measure recall: pass some hundred, and none of users
-        whose recall you measure afterwards. Fewer than 16 are not written. With samples and items the package is also published and
-        served by the ``sterling`` program, if there is one, and compared: the queries of all samples, and up to 32 answers.
+        written as ``queries.jsonl``, from which ``sterling publish`` takes up to 256 to measure recall: pass some hundred samples, and none of users
+        whose recall you measure afterwards. Fewer than 16 samples are not written. With samples and items the package is also published and
+        served by the ``sterling`` program, if it is found, and compared: the queries of all samples, and up to 32 answers.
     ``tolerance``
         Largest accepted difference, relative to the larger of 1 and the value.
     ``program``
         The ``sterling`` program; None finds it (``$STERLING``, then ``PATH``), False skips its checks.
     ``exporter``
-        ``dynamo`` or ``torchscript``, PyTorch's exporters of ONNX. None takes the first, and the second for modules that the first
-        cannot export, unless they decide by the values of a tensor.
+        ``dynamo`` or ``torchscript``, PyTorch's exporters of ONNX. None takes ``dynamo``, and ``torchscript`` for modules that ``dynamo``
+        cannot export, unless the modules branch on the values of a tensor.
 
-    An existing package is replaced in one step; a killed process leaves the old one. Files that no export wrote stay. Raises
+    An existing package is replaced in one step; a killed process leaves the old package. Files that no export wrote stay. Raises
     `ExportError`; ``path`` is then unchanged.
     """
     try:
@@ -168,7 +168,7 @@ def export(
 
 @contextlib.contextmanager
 def _writing(path: pathlib.Path) -> Iterator[None]:
-    """Names the package when its folder cannot be written."""
+    """Adds the package's path to the error when its folder cannot be written."""
     try:
         yield
     except OSError as e:
@@ -246,7 +246,7 @@ def _bring(file: pathlib.Path, to: pathlib.Path) -> None:
 
 
 def _exchange(one: pathlib.Path, other: pathlib.Path) -> None:
-    """Swaps two folders. On Linux this is one step; elsewhere it takes two renames, between which `other` is missing."""
+    """Swaps two folders. On Linux this is one step; elsewhere the swap takes two renames, between which `other` is missing."""
     if sys.platform == "linux":
         at_cwd, exchange = -100, 2
         rename = getattr(ctypes.CDLL(None), "renameat2", None)
@@ -280,11 +280,11 @@ class _Draft:
     def check(self, dimension: int | None, queries: Sequence[Query], user: Any, item: Any, overarch: Any) -> None:
         unknown = [side for side in self.features if side not in ("user", "item", "overarch")]
         if unknown:
-            raise ExportError(f"features of `{unknown[0]}`, expected of user, item or overarch")
+            raise ExportError(f"features of `{unknown[0]}`, expected features of user, item or overarch")
         if user is None and item is None and dimension is None:
             raise ExportError("dimension is missing, and no tower has an output to take it from")
         if user is None and queries:
-            raise ExportError("queries are given without user, expected the tower that makes them")
+            raise ExportError("queries are given without user, expected the user tower, which computes the queries")
         for side, some in self.features.items():
             names = [feature.name for feature in some]
             if len(set(names)) != len(names):
@@ -303,20 +303,20 @@ class _Draft:
         if not isinstance(feature, LookedUp):
             return
         if feature.table not in self.tables:
-            raise ExportError(f"{place}: table `{feature.table}` is not given, expected one of: {', '.join(self.tables) or 'none is'}")
+            raise ExportError(f"{place}: table `{feature.table}` is not given, expected one of: {', '.join(self.tables) or 'none'}")
         if feature.kind == "category" and self.tables[feature.table].vocabulary is None:
             raise ExportError(f"{place}: table `{feature.table}` has no vocabulary; give Table(weight, vocabulary=[...])")
         if feature.kind == "text" and self.tables[feature.table].tokenizer is None:
             raise ExportError(f"{place}: table `{feature.table}` has no tokenizer; give Table(weight, tokenizer=...)")
 
     def resolved(self, feature: Feature) -> Feature:
-        """Returns a feature with the pooling and the weights of the module that looks it up."""
+        """Returns a feature with the pooling and weighting of the module that looks up its rows."""
         if not isinstance(feature, LookedUp):
             return feature
         table = self.tables[feature.table]
         if table.pooling is not None and feature.pooling in ("sum", "mean") and feature.pooling != table.pooling:
             raise ExportError(
-                f"feature `{feature.name}`: pooling `{feature.pooling}`, and table `{feature.table}` pools by `{table.pooling}`; expected the same, or "
+                f"feature `{feature.name}`: pooling `{feature.pooling}`, but table `{feature.table}` pools by `{table.pooling}`; expected the same, or "
                 "none; to use both, give the weight as a table of its own"
             )
         feature = replace(feature, pooling=feature.pooling or table.pooling or "sum", weights=feature.weights and table.is_weighted)
@@ -324,7 +324,7 @@ class _Draft:
         return feature
 
     def input_of(self, side: str, name: str, *, is_fed: bool = True) -> Any:
-        """Returns the feature of an input, None if there is none. With ``is_fed``, a feature of a TorchRec collection need not
+        """Returns the feature of an input; None if no feature feeds it. With ``is_fed``, a feature of a TorchRec collection need not
         be declared."""
         from .graphs import Port
 
@@ -356,7 +356,7 @@ class _Draft:
         return None
 
     def numbers(self, side: str, feature: Dense) -> Any:
-        """Returns the values of a dense feature in the rows, ``[rows, width]``; None without rows."""
+        """Returns the values of a dense feature in the samples or items, ``[rows, width]``; None without rows."""
         import torch
 
         from .reference import dense
@@ -380,7 +380,7 @@ class _Draft:
                 made = {} if self.item is None else self.item.outputs
                 raise ExportError(
                     f"item vector `{vector.name}`: the item tower makes {made or 'nothing'}, expected `{vector.name}` [N, {vector.width}] "
-                    "among it, or a column of the items"
+                    "among its outputs, or a column of the items"
                 )
 
     def tower(self, side: str, module: Any, output: str, lead: tuple[Any, ...]) -> Any:
@@ -409,7 +409,7 @@ class _Draft:
         return graph
 
     def apart(self, side: str, output: str, ports: list[Any]) -> list[Any]:
-        """Gives a feature that is called like the output of its tower another name in the graph; requests and items keep theirs."""
+        """Renames, in the graph, a feature that has the name of its tower's output; the name in requests and items does not change."""
         free = next(name for n in itertools.count() if (name := f"{output}_feature{n or ''}") not in {port.name for port in ports})
         some = self.features.get(side, [])
         some[:] = [replace(feature, name=free, column=feature.source) if feature.name == output else feature for feature in some]  # type: ignore[type-var]
@@ -474,11 +474,11 @@ class _Draft:
             for feature in some:
                 if feature.name not in read[side]:
                     takes = ", ".join(sorted(read[side])) or "nothing"
-                    raise ExportError(f"{side}.features `{feature.name}`: no graph reads it, which take {takes}")
+                    raise ExportError(f"{side}.features `{feature.name}`: no graph reads this feature; graphs take {takes}")
         looked = {feature.table for some in self.features.values() for feature in some if isinstance(feature, LookedUp)}
         for table in self.tables:
             if table not in looked:
-                raise ExportError(f"table `{table}`: no feature reads it, expected one of user, item or overarch that does")
+                raise ExportError(f"table `{table}`: no feature reads this table, expected a feature of user, item or overarch that does")
 
     def graphs(self) -> list[Any]:
         return [graph for graph in (self.user, self.item, self.overarch) if graph]
@@ -539,7 +539,7 @@ class _Draft:
             (folder / "tables.safetensors").chmod(0o644)
         for name, table in self.tables.items():
             if "/" in name or "\\" in name or name.startswith("."):
-                raise ExportError(f"table `{name}`: expected a name that a file may have")
+                raise ExportError(f"table `{name}`: expected a valid file name")
             if table.vocabulary is not None:
                 (folder / f"{name}.txt").write_text("".join(f"{value}\n" for value in table.vocabulary), encoding="utf-8", newline="\n")
             if table.tokenizer is not None:

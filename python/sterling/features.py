@@ -1,9 +1,9 @@
 """Inputs of graphs and stored columns of items, as ``model.toml`` declares them (``models/README.md``).
 
-A feature has the name of the graph's input. Lookups happen outside the graph: for `Ids`, `Category` and `Text` it receives the
-pooled embedding ``[Q, width of the table]``; with ``pooling="none"`` it receives the rows ``[Q, length, width]`` and ``NAME_mask`` ``[Q,
-length]``, which is 1 at each value. For `Dense` it receives the numbers ``[Q, width]``. An OverArch receives the features of each
-candidate, ``[Q, K0, ...]``; their values are those of an item column: without duplicates, ascending.
+A feature has the name of the graph's input. Lookups happen outside the graph: for `Ids`, `Category` and `Text` the graph receives the
+pooled embedding ``[Q, width of the table]``; with ``pooling="none"`` the graph receives the rows ``[Q, length, width]`` and ``NAME_mask`` ``[Q,
+length]``, which is 1 at each value. For `Dense` the graph receives the numbers ``[Q, width]``. An OverArch receives the features of each
+candidate, ``[Q, K0, ...]``; their values come from an item column: without duplicates, ascending.
 
 >>> Ids("installed", table="packages").declared()
 {'name': 'installed', 'kind': 'ids', 'table': 'packages', 'pooling': 'sum'}
@@ -38,8 +38,8 @@ def one_of(what: str, given: str, known: tuple[str, ...]) -> str:
 class Feature:
     """One input of a graph; the kinds are `Ids`, `Category`, `Text` and `Dense`.
 
-    ``column`` is the field of the request or the column of the item with the values, if its name differs from that of the
-    feature.
+    ``column`` is the field of the request or the column of the item with the values, if that name differs from the
+    feature's.
     """
 
     name: str
@@ -63,14 +63,14 @@ class LookedUp(Feature):
     name: str
     table: str
     pooling: str | None = None
-    """``sum``, ``mean`` or ``none``. The default is that of the table (of an ``nn.EmbeddingBag`` or a TorchRec collection),
+    """``sum``, ``mean`` or ``none``. The default is the table's pooling (of an ``nn.EmbeddingBag`` or a TorchRec collection),
     else ``sum``."""
     max_ids: int = MAX_IDS
     column: str | None = None
     length: int | None = None
-    """Number of rows of a sequence; longer ones are truncated."""
+    """Number of rows of a sequence; longer sequences are truncated."""
     keep: str = "last"
-    """End of a longer sequence that remains: the ``last`` or the ``first`` ``length`` values."""
+    """End of a longer sequence that is kept: the ``last`` or the ``first`` ``length`` values."""
     weights: bool = True
     """Whether weights of ids multiply their rows; False drops them, as an unweighted ``EmbeddingBagCollection`` does."""
 
@@ -112,10 +112,10 @@ class Category(LookedUp):
 
 @dataclass(frozen=True)
 class Text(LookedUp):
-    """A text, of which the tokenizer of the table makes at most ``length`` tokens, special tokens included."""
+    """A text, which the table's tokenizer turns into at most ``length`` tokens, special tokens included."""
 
     keep: str = "first"
-    """End of a longer text that remains: its ``first`` or ``last`` tokens."""
+    """End of a longer text that is kept: its ``first`` or ``last`` tokens."""
 
     kind: ClassVar[str] = "text"
 
@@ -136,7 +136,7 @@ class Dense(Feature):
 
 @dataclass(frozen=True)
 class Column:
-    """A stored item column; with ``filter=False`` filters cannot use it."""
+    """A stored item column; with ``filter=False`` filters cannot use the column."""
 
     name: str
     filter: bool = True
@@ -170,7 +170,7 @@ class ItemVector:
 
 @dataclass(frozen=True)
 class Query:
-    """One of several queries of a user: a row of axis Tq, where ``query`` is ``[Q, Tq, D]``."""
+    """One of several queries of a user: a row of axis Tq, if ``query`` is ``[Q, Tq, D]``."""
 
     name: str
     candidates: int | None = None
@@ -206,7 +206,7 @@ def kept(values: Sequence[Any]) -> list[Any]:
 
 
 def listed(feature: Feature, row: Mapping[str, Any]) -> list[Any]:
-    """Returns the values of a feature in a request or an item as a list; empty if it has none.
+    """Returns the values of a feature in a request or an item as a list; empty if the feature has no value.
 
     >>> listed(Category("section", table="sections"), {"section": "vcs"})
     ['vcs']

@@ -1,4 +1,4 @@
-"""Exports a PyTorch module to an ONNX graph that the server runs, and verifies it: the graph and the module compute the same for
+"""Exports a PyTorch module to an ONNX graph that the server runs, and verifies that graph and module compute the same for
 inputs of several sizes, and for sequences of every length, zero among them."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import onnx
     import torch
 
-# Sizes that no width has by chance, so that an equal dimension must be the axis itself.
+# Sizes that are unlikely as widths, so that a dimension of such a size must be the axis itself.
 EXAMPLE = {"Q": 5, "N": 5, "K0": 11}
 # Sizes of one, odd sizes, and more than one block of candidates.
 SIZES = ({"Q": 1, "N": 1, "K0": 1}, {"Q": 1, "N": 3, "K0": 127}, {"Q": 7, "N": 64, "K0": 2})
@@ -32,18 +32,18 @@ SIZES = ({"Q": 1, "N": 1, "K0": 1}, {"Q": 1, "N": 3, "K0": 127}, {"Q": 7, "N": 6
 LENGTHS_MAX = 64
 # Seed of the inputs for the comparison with ONNX Runtime.
 _SEED = 2
-# One row in this many has no value for a feature.
+# One row in this many has no value for an optional feature.
 MISSING_EVERY = 7
 
 
 @dataclass(frozen=True)
 class Port:
-    """An input: its name and its shape, in which ``Q``, ``N`` and ``K0`` stand for axes of any size.
+    """An input of a graph: its name and its shape, in which ``Q``, ``N`` and ``K0`` stand for axes of any size.
 
     A mask ``NAME_mask`` holds ones up to the last value of the sequence NAME and zeros after it. Rows of a sequence
     (``is_sequence``) are zeros after its last value. An input that ``may_be_missing`` is zeros if a request leaves the feature
     out. ``seen`` ``[n, ...]`` holds allowed values of the last axes; without it, any value is allowed. ``parameter`` is the name in
-    the module, if that differs.
+    the module, if it differs from ``name``.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Port:
     parameter: str | None = None
 
     def at(self, sizes: Mapping[str, int]) -> list[int]:
-        """Returns the shape at these sizes."""
+        """Returns the input's shape for these axis sizes."""
         return [sizes[axis] if isinstance(axis, str) else axis for axis in self.shape]
 
     def example(self, sizes: Mapping[str, int], generator: torch.Generator) -> torch.Tensor:
@@ -81,7 +81,7 @@ class Examples:
         self.inputs, self.generator = inputs, generator
         masks = {port.name.removesuffix("_mask"): port.shape for port in inputs if port.is_mask}
         rows = {port.name: port.shape[:-1] for port in inputs if port.is_sequence}
-        #: Axes of each sequence, the last of which is its length.
+        #: Axes of each sequence; the last axis is its length.
         self.sequences = rows | masks
         self.lengths: dict[str, torch.Tensor] = {}
         for name, shape in self.sequences.items():
@@ -92,7 +92,7 @@ class Examples:
         self.drawn: dict[str, int] = {}
 
     def at(self, sizes: Mapping[str, int]) -> list[torch.Tensor]:
-        """Returns inputs of these sizes; every call continues with the lengths after those of the last one."""
+        """Returns inputs of these sizes; every call continues the sequence of lengths where the previous call stopped."""
         import torch
 
         masks = {}
@@ -114,7 +114,7 @@ class Examples:
         return made
 
     def _turn(self, name: str, lead: Sequence[int]) -> torch.Tensor:
-        """Returns the running number of each row of a feature."""
+        """Returns consecutive numbers for the rows of a feature, continued from call to call."""
         import torch
 
         first = self.drawn.get(name, 0)
@@ -123,7 +123,7 @@ class Examples:
         return torch.arange(first, first + count).reshape(tuple(lead))
 
     def are_left(self) -> bool:
-        """Returns whether a length of a sequence was not tested yet."""
+        """Returns whether some length of some sequence was not tested yet."""
         return any(self.drawn.get(name, 0) < len(lengths) for name, lengths in self.lengths.items())
 
 
@@ -138,7 +138,7 @@ class Graph:
     model: onnx.ModelProto
     difference: float | None
     """Largest difference between the module and ONNX Runtime over several sizes, relative to the larger of 1 and the value;
-    None if that is not installed."""
+    None if ONNX Runtime is not installed."""
 
     def __call__(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
         """Returns the outputs of the module by name."""
@@ -167,7 +167,7 @@ def unwrapped(module: Any) -> Any:
 
 
 def parameters(place: str, module: Any) -> dict[str, bool] | None:
-    """Returns the names of a module's inputs, and whether each may be left out; None if it takes any number of them by position."""
+    """Returns the names of a module's inputs, and whether each may be left out; None if the module takes any number of inputs by position."""
     import torch
 
     if not isinstance(module, torch.nn.Module):
@@ -242,11 +242,11 @@ def _outside(name: str, kind: str) -> torch.nn.Module:
     import torch
 
     class Outside(torch.nn.Module):
-        """Stands for a collection in the copy of a module, without its tables."""
+        """Placeholder for a collection of tables in the copy of a module."""
 
         def forward(self, *_: Any, **__: Any) -> Any:
             raise ExportError(
-                f"`{name}` is a {kind}; lookups stand outside the graph: give it as `tables`, and let forward take what it looks up"
+                f"`{name}` is a {kind}; lookups happen outside the graph: give it as `tables`, and let forward take the looked-up rows"
             )
 
     return Outside()
@@ -266,7 +266,7 @@ def _prepared(place: str, module: torch.nn.Module) -> torch.nn.Module:
     try:
         module = copy.deepcopy(module, memo).cpu().eval()
     except Exception as e:
-        raise ExportError(f"{place}: the module cannot be copied, which is needed to leave it as it is: {type(e).__name__}: {e}") from e
+        raise ExportError(f"{place}: the module cannot be copied; the export works on a copy, to leave the module unchanged: {type(e).__name__}: {e}") from e
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_floating_point() and tensor.dtype != torch.float32:
             raise ExportError(f"{place}: `{name}` is {str(tensor.dtype).removeprefix('torch.')}, expected float32: call .float()")
@@ -281,7 +281,7 @@ def _positional(place: str, module: torch.nn.Module, names: list[str], first: st
     by_name = parameters(place, module) is not None
 
     class Positional(torch.nn.Module):
-        """The module with positional inputs and outputs by name."""
+        """The module with inputs by position and outputs by name."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -342,25 +342,25 @@ def _finite(
             where = f", first by `{operation}` in {line}" if operation else ""
             advice = (
                 _OF_NOTHING.get(operation, _OF_NOTHING["softmax"]) if "nothing" in row
-                else "samples and items, where given, are what numbers are taken from"
+                else "numbers are taken from samples and items if these are given"
             )  # fmt: skip
             raise ExportError(f"{place}: output `{name}` is not finite for random inputs, {row}{where}; {advice}")
 
 
 _DIVIDE = "divide by at least a small number, as in x.sum(1) / mask.sum(1, keepdim=True).clamp(min=1), or take F.normalize for x / x.norm()"
-_LARGEST = "fill with a finite number, as torch.finfo(x.dtype).min, and multiply by whether there is any: mask.amax(1, keepdim=True)"
+_LARGEST = "fill with a finite number, as torch.finfo(x.dtype).min, and multiply by 1 if any value is present, else by 0: mask.amax(1, keepdim=True)"
 # Advice for operations that are undefined for a row without values.
 _OF_NOTHING = {
     "softmax": "mask with a large finite negative number, not with -inf or a boolean mask in a softmax, and divide by at least a small number",
     **dict.fromkeys(("div", "divide", "__truediv__", "true_divide", "__rtruediv__", "mean", "nanmean"), _DIVIDE),
     **dict.fromkeys(("max", "amax", "min", "amin", "logsumexp", "max_pool1d", "adaptive_max_pool1d"), _LARGEST),
-    **dict.fromkeys(("log", "log2", "log10", "rsqrt", "reciprocal"), "take it of at least a small number: x.clamp(min=1e-6)"),
+    **dict.fromkeys(("log", "log2", "log10", "rsqrt", "reciprocal"), "take it of a number above 0: x.clamp(min=1e-6)"),
 }
 
 
 def _first_not_finite(wrapper: torch.nn.Module, examples: Sequence[torch.Tensor]) -> tuple[str, str]:
-    """Returns the first operation of a module that makes a NaN, else the last that makes an infinite number, and the line of the
-    program that calls it; empty if there is none."""
+    """Returns the first operation of a module that makes a NaN, else the last operation that makes an infinite number, and the line of the
+    program that calls it; empty texts if no operation does."""
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -401,7 +401,7 @@ def _shown_row(inputs: Sequence[Port], examples: Sequence[torch.Tensor], row: in
 
 
 def _softmax_of_nothing() -> Any:
-    """Returns a mode in which the softmax over nothing but -inf is 0, as ``scaled_dot_product_attention`` has it, and not NaN."""
+    """Returns a mode in which the softmax of a row of -inf is 0, as in ``scaled_dot_product_attention``, and not NaN."""
     import torch
     from torch.nn import functional as F
     from torch.overrides import TorchFunctionMode
@@ -437,7 +437,7 @@ def _plain_attention() -> Iterator[None]:
 
 
 def _difference(place: str, graph: Graph, generator: torch.Generator) -> float | None:
-    """Returns the largest difference; infinite if either side is NaN."""
+    """Returns the largest difference between module and exported graph; infinite if either result is NaN."""
     try:
         import onnxruntime  # noqa: F401
     except ImportError:

@@ -15,7 +15,7 @@ class SterlingRetriever:
     """Returns the best items for the embedding of a query as documents: ``content`` is the text column, the other ``columns`` are
     the ``meta``.
 
-    ``fields`` are those of a retrieval (``docs/reference/http.md``): ``filter``, ``candidates``, ``constants`` and others.
+    ``fields`` are fields of a retrieval (``docs/reference/http.md``): ``filter``, ``candidates``, ``constants`` and others.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class SterlingRetriever:
         self._client: Client | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Serializes the component for a stored pipeline; it contains the reference to a key, never the key."""
+        """Serializes the component for a stored pipeline; the result contains the reference to a key, never the key itself."""
         key = self.api_key.to_dict() if self.api_key else None
         named = {name: getattr(self, name) for name in ("url", "model", "content", "columns", "top_k", "fields")}
         return default_to_dict(self, **named, api_key=key)
@@ -46,7 +46,7 @@ class SterlingRetriever:
 
     @component.output_types(documents=list[Document])
     def run(self, query_embedding: list[float], top_k: int | None = None, filter: str | None = None) -> dict[str, list[Document]]:
-        """Returns the documents, best first; ``filter`` takes precedence over that of ``fields``."""
+        """Returns the documents, best first; ``filter`` takes precedence over the filter in ``fields``."""
         if self._client is None:
             self._client = Client(self.url, api_key=self.api_key.resolve_value() if self.api_key else None)
         fields = self.fields | ({} if filter is None else {"filter": filter})

@@ -19,7 +19,7 @@ class SterlingRetriever(BaseRetriever):
     the metadata.
 
     ``encode`` turns a query into a vector (an array or a list of numbers, such as ``Embeddings.embed_query`` of LangChain
-    returns) or into features of the user by name. ``fields`` are those of a retrieval (``docs/reference/http.md``): ``filter``,
+    returns) or into features of the user by name. ``fields`` are fields of a retrieval (``docs/reference/http.md``): ``filter``,
     ``candidates``, ``constants`` and others.
     """
 

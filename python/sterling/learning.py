@@ -1,7 +1,7 @@
 """State of training between PyTorch and ``sterling train`` (``docs/guide/train.md``).
 
 `write_optimizer` puts the state of PyTorch's optimizers into an exported package, so that ``sterling train`` continues where PyTorch
-stopped. `load_trained` returns tables, weights and optimizer state of a trained package as NumPy arrays, by the names that the modules have.
+stopped. `load_trained` returns tables, weights and optimizer state of a trained package as NumPy arrays, by the names of the modules' parameters.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Trained:
     """A trained package.
 
     ``tables`` are f32 ``[rows, D]`` by name; ``parameters`` the weights by graph (``user``, ``item``, ``reranker``) and name of the module's
-    parameter. ``state`` are the tensors of ``optimizer.safetensors``, empty without one: ``table.NAME.state``,
+    parameter. ``state`` are the tensors of ``optimizer.safetensors``, empty without that file: ``table.NAME.state``,
     ``graph.NAME.PARAMETER.moment.N`` (``docs/reference/formats.md``).
     """
 
@@ -61,7 +61,7 @@ def _read(path: pathlib.Path) -> bytes:
 
 
 def _graphs(model: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the file of each graph, by the name that its training state has."""
+    """Returns the file of each graph, by the graph's name in the training state."""
     files = {"user": model.get("user", {}).get("tower"), "item": model.get("item", {}).get("tower")}
     files["reranker"] = model.get("overarch", {}).get("graph")
     return {name: file for name, file in files.items() if file}
@@ -75,7 +75,7 @@ def write_optimizer(
     item: Any = None,
     overarch: Any = None,
 ) -> None:
-    """Writes the state of PyTorch's optimizers to an exported package; ``sterling train`` continues from it.
+    """Writes the state of PyTorch's optimizers to an exported package; ``sterling train`` continues from this state.
 
     ``optimizers``
         ``torch.optim`` SGD without momentum, Adagrad, Adam, AdamW or SparseAdam, after their last step.
@@ -97,7 +97,7 @@ def write_optimizer(
     declared = {table["name"] for table in model.get("tables", [])}
     for name, table in (tables or {}).items():
         if name not in declared:
-            raise ExportError(f"table `{name}`: the package has none of this name, expected one of: {', '.join(sorted(declared))}")
+            raise ExportError(f"table `{name}`: the package has no such table, expected one of: {', '.join(sorted(declared))}")
         state = table if isinstance(table, Mapping) else _of_table(table, own)
         if state is not None:
             tensors[f"table.{name}.state"], step = _rows(name, state)
@@ -114,17 +114,17 @@ def write_optimizer(
                 continue
             optimizer, state = own[id(value)]
             if parameter not in known or known[parameter].shape != tuple(value.shape):
-                raise ExportError(f"{file}: no parameter `{parameter}` {list(value.shape)}, expected those of the exported module")
+                raise ExportError(f"{file}: no parameter `{parameter}` {list(value.shape)}, expected the parameters of the exported module")
             moments = _moments(f"{name}: `{parameter}`", optimizer, state)
             for n, moment in enumerate(moments):
                 tensors[f"graph.{name}.{PREFIX}{parameter}.moment.{n}"] = moment
             reached.add(int(state.get("step", 0)))
         if len(reached) > 1:
-            raise ExportError(f"{name}: parameters of {sorted(reached)} steps, expected one number")
+            raise ExportError(f"{name}: parameters have different step counts {sorted(reached)}, expected the same count")
         dense_steps += [[name, step] for step in reached]
     about = {"table_steps": steps, "counted_events": 0, "dense_steps": dense_steps}
     tensors["about"] = np.frombuffer(json.dumps(about).encode(), "u1")
-    # The checksum of an earlier state, which `sterling train` wrote.
+    # Removes the checksum of an earlier state, which `sterling train` wrote.
     (folder / "optimizer.checksum.json").unlink(missing_ok=True)
     _write(folder / OPTIMIZER_FILE, tensors)
 
@@ -134,7 +134,7 @@ def _moments(place: str, optimizer: Any, state: Mapping[str, Any]) -> list[np.nd
     if kind not in _MOMENTS:
         raise ExportError(f"{place}: optimizer {kind}, expected one of: {', '.join(_MOMENTS)}")
     if state.get("momentum_buffer") is not None or state.get("max_exp_avg_sq") is not None:
-        raise ExportError(f"{place}: {kind} with momentum or amsgrad, expected it without")
+        raise ExportError(f"{place}: {kind} with momentum or amsgrad, expected neither of them")
     return [_numbers(state[name]) for name in _MOMENTS[kind]]
 
 
@@ -156,11 +156,11 @@ def _rows(name: str, state: Mapping[str, Any]) -> tuple[np.ndarray, int]:
     """Returns the state of a table's rows ``[rows, S]``, and the number of steps."""
     moments = [_numbers(state[key]) for key in ("momentum1", "momentum2") if key in state]
     if not moments or any(len(moment) != len(moments[0]) or moment.ndim > 2 for moment in moments):
-        raise ExportError(f"table `{name}`: state {sorted(state)}, expected momentum1 and maybe momentum2 of its rows")
+        raise ExportError(f"table `{name}`: state {sorted(state)}, expected momentum1 and optionally momentum2 of the table's rows")
     step = int(state.get("step", state.get("iter", 0)))
     parts = [moment.reshape(len(moment), -1) for moment in moments]
     if len(parts) == 2:
-        # The number of updates, as bits.
+        # The number of updates of each row, with its bits stored as f32.
         parts.append(np.full((len(parts[0]), 1), step, np.uint32).view(np.float32))
     return np.ascontiguousarray(np.concatenate(parts, 1)), step
 

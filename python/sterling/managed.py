@@ -1,4 +1,4 @@
-"""Managed ids of tables: the id of each row, as TorchRec's managed collisions hold them."""
+"""Managed ids of tables: the id of each row, read from TorchRec's managed collision modules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_managed(collection: Any) -> bool:
 
 
 def with_ids(collection: Any, tables: Iterable[tuple[str, Table]]) -> Iterator[tuple[str, Table]]:
-    """Returns the tables of a managed collision collection with the ids of their rows."""
+    """Yields the tables of a managed collision collection, with the ids of their rows."""
     modules = collection._managed_collision_collection._managed_collision_modules
     for name, table in tables:
         module = modules[name]
@@ -45,11 +45,11 @@ def _of_module(name: str, module: Any) -> tuple[torch.Tensor, str]:
         is_held = held != _LARGEST
         ids = torch.full((len(held),), FREE, dtype=torch.int64)
         ids[rows[is_held] - module._output_global_offset] = held[is_held]
-        # The last row is that of all other ids.
+        # The last row belongs to all other ids.
         return ids, f"row:{len(held) - 1}"
     if hasattr(module, "_hash_zch_identities"):
         held = module._hash_zch_identities.detach().cpu().reshape(len(module._hash_zch_identities), -1)[:, 0].to(torch.int64)
-        # An id without a row adds nothing, as with disable_fallback. The fallback would give it the row of another id.
+        # An id without a row adds nothing, as with disable_fallback. The fallback would give the id the row of another id.
         return torch.where(held == -1, FREE, held), "zero"
     raise ExportError(f"table `{name}`: got {kind}, expected MCHManagedCollisionModule or HashZchManagedCollisionModule")
 

@@ -1,4 +1,4 @@
-"""Compares the answers of a server with those of PyTorch."""
+"""Compares the answers of a server with results of PyTorch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def served(
     """Publishes and serves the package, requests every sample with all items, and returns the largest difference to PyTorch of
     queries, similarities and task scores, relative to the larger of 1 and the value, with the features that cause it.
 
-    A user without features and histories truncated at every length are requested as well. If there are many samples, some are
+    A user without features and histories truncated at every length are requested as well. If there are many samples, only some are
     ranked with all items, and all are embedded.
     """
     with tempfile.TemporaryDirectory(prefix="sterling-") as folder:

@@ -24,7 +24,7 @@ Path = str | os.PathLike[str]
 
 
 def find_program(program: Path | None = None, *, required: bool = True) -> pathlib.Path | None:
-    """Returns the ``sterling`` program: the argument, else ``$STERLING``, else the one on ``PATH``.
+    """Returns the ``sterling`` program: the argument, else ``$STERLING``, else the program on ``PATH``.
 
     Raises `ProgramError` if it is ``required`` and not found.
     """
@@ -33,7 +33,7 @@ def find_program(program: Path | None = None, *, required: bool = True) -> pathl
     if found:
         return pathlib.Path(found)
     if given or required:
-        where = f"`{given}` is no program" if given else "there is none on PATH"
+        where = f"`{given}` is no program" if given else "it is not on PATH"
         make = "`cargo build --profile quick` in the clone makes target/quick/sterling, which `pip install ./python` then includes"
         raise ProgramError(f"the program `sterling` is needed and {where}; {make}")
     return None
@@ -41,8 +41,8 @@ def find_program(program: Path | None = None, *, required: bool = True) -> pathl
 
 @dataclass(frozen=True)
 class Published:
-    """A published version. Its ``folder`` can be opened with `load_snapshot`; if the store is a bucket, there is no folder on
-    this machine."""
+    """A published version. ``folder`` can be opened with `load_snapshot`; if the store is a bucket, there is no folder on this
+    machine."""
 
     name: str
     version: int
@@ -102,7 +102,7 @@ def train(
 
 
 class Server:
-    """A running ``sterling serve``, started by `serve`. It ends with the ``with`` block, or with `close`."""
+    """A running ``sterling serve``, started by `serve`. The server ends with the ``with`` block, or with `close`."""
 
     def __init__(self, process: subprocess.Popen[str], url: str, log: pathlib.Path):
         self._process, self.url, self._log = process, url, log
@@ -115,11 +115,11 @@ class Server:
 
     @property
     def log(self) -> str:
-        """Returns its log so far."""
+        """Returns the log of the server so far."""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def get(self, path: str, *, timeout: float = 60) -> Any:
-        """Returns the JSON of a GET."""
+        """Returns the JSON answer to a GET request."""
         return _answer(urllib.request.Request(self.url + path), timeout)
 
     def post(self, path: str, body: Mapping[str, Any], *, timeout: float = 60) -> Any:
@@ -154,7 +154,7 @@ def serve(
     settings: Mapping[str, str] | None = None,
     timeout: float = 60,
 ) -> Server:
-    """Serves a store on a free port and returns once a model answers: ``model`` if it is set, else the first that is loaded.
+    """Serves a store on a free port and returns once a model answers: ``model`` if it is set, else the first model that is loaded.
 
     ``settings`` are ``STERLING_*`` variables of the configuration, such as ``{"STERLING_ENGINE__WORKERS": "1"}``. Raises
     `ProgramError` with the log if the server ends or is not ready after ``timeout`` seconds.
@@ -192,7 +192,7 @@ def _listening(process: subprocess.Popen[str], timeout: float) -> str:
                     said.append(url[0])
                     found.set()
         except ValueError:
-            pass  # closed during the read: the server is being stopped
+            pass  # The pipe was closed during the read: the server is being stopped.
         found.set()
 
     threading.Thread(target=read, daemon=True).start()

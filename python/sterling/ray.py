@@ -41,7 +41,7 @@ class _Actor:
         except ProgramError as e:
             if e.status is not None and e.status < 0:
                 os._exit(1)
-            # The program rejects the job; every other worker would as well.
+            # The program rejects the job; every other worker would reject it as well.
             raise
         return self._worker.units
 
@@ -49,11 +49,11 @@ class _Actor:
         try:
             return self._worker.score(unit)
         except ProgramError:
-            # An exception would count as an answer; without its process the actor is useless.
+            # An exception would count as an answer, so the actor exits: without its process it is useless.
             os._exit(1)
 
     def close(self) -> str | None:
-        """Ends the worker; returns the reason if it does not report the job as complete."""
+        """Ends the worker; returns the reason if the program rejects the job."""
         return str(self._worker.ended) if self._worker.close() == REFUSED else None
 
 
@@ -75,12 +75,12 @@ def score(
 
     ``inputs`` is a pattern such as ``/data/users/*.parquet`` or a list of files. ``inputs``, ``output``, ``store`` and
     ``program`` are paths that mean the same on every node. There are ``workers`` actors of ``cpus`` CPUs each; the default is one
-    per node, with all of its CPUs but one, which tasks of Ray may need. ``told`` is called with the number of finished files and
-    of all files. A job that was started in ``output`` continues. ``max_problems`` rows may have a problem: a number, or a share
+    per node, with all of its CPUs but one, which Ray's own tasks may need. ``told`` is called with the number of finished files and
+    of all files. A job that was started in ``output`` is resumed. ``max_problems`` rows may have a problem: a number, or a share
     such as ``"0.5%"``.
 
-    Raises `ProgramError` with the files that failed and the reasons, or if more rows have a problem; all other files are complete
-    then.
+    Raises `ProgramError` with the files that failed and the reasons, or if more rows have a problem; all other files are
+    then complete.
     """
     import ray
 
@@ -98,7 +98,7 @@ def score(
 
 
 class _Pool:
-    """Assigns numbers of files to idle workers, and assigns them again if a worker is lost."""
+    """Assigns file numbers to idle workers, and assigns a number again if its worker is lost."""
 
     def __init__(self, start: Callable[[], Any], workers: int, told: Callable[[int, int], None] | None):
         self._start, self._most, self._told = start, workers, told
@@ -115,7 +115,7 @@ class _Pool:
         import ray
 
         try:
-            # Only the first worker writes the job description, so that the others need not read all inputs for it.
+            # Only the first worker writes the job description, so that the other workers need not read all inputs.
             self._begin()
             while self._units is None or self._calls_of_units() or self._waiting:
                 ready, _ = ray.wait(list(self._calls), timeout=_WAIT)
@@ -143,7 +143,7 @@ class _Pool:
         except ray.exceptions.RayTaskError as e:
             raise ProgramError(str(e.cause or e)) from None
         except ray.exceptions.RayError as e:
-            self._lost(unit, f"its worker was lost: {type(e).__name__}: {e}")
+            self._lost(unit, f"the worker of this file was lost: {type(e).__name__}: {e}")
             return
         if unit is None:
             if self._units is None:

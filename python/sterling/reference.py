@@ -48,7 +48,7 @@ class Reference:
         return self._item(items)["item"].numpy()
 
     def scores(self, user: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-        """Returns the ``similarity`` of a user and each item, and the score of each task: ``[items]`` each.
+        """Returns the ``similarity`` of a user and each item, and the score of each task; each has shape ``[items]``.
 
         Several queries are merged as if each of them found every item.
         """
@@ -133,7 +133,7 @@ class Reference:
         sent = row.get(feature.source)
         weights = [float(weight) for weight in sent["weights"]] if isinstance(sent, Mapping) and "weights" in sent else None
         table = self.tables[feature.table]
-        # A row of zeros adds nothing to a sum, but counts in a mean.
+        # The row of an unknown id, zeros, adds nothing to a sum, but counts in a mean.
         known = [(row, n) for n, row in enumerate(self._known(feature, ids)) if row is not None]
         weights = None if weights is None else [weights[n] for _, n in known]
         made = pooled(feature.table, table, feature.pooling or "sum", [row for row, _ in known], weights)
@@ -173,7 +173,7 @@ class Reference:
         table = self.tables[feature.table]
         is_known = [0 <= row < len(table.weight) for row in ids]
         if not all(is_known) and table.unseen == "hash":
-            raise ExportError(f"feature `{feature.name}`: an id outside table `{feature.table}`, which hashes: not computed here")
+            raise ExportError(f"feature `{feature.name}`: an id outside table `{feature.table}`, which hashes such ids, is not supported in PyTorch")
         instead = int(table.unseen.removeprefix("row:")) if table.unseen.startswith("row:") else None
         return [row if known else instead for row, known in zip(ids, is_known)]
 
@@ -198,13 +198,13 @@ def dense(feature: Dense, row: Mapping[str, Any]) -> torch.Tensor:
 
 
 def number(name: str, row: Mapping[str, Any]) -> float:
-    """Returns the number in a column of an item: 0 if it has none, the smallest of several."""
+    """Returns the number in a column of an item: 0 without a value, the smallest of several values."""
     value = row.get(name)
     try:
         several = value if isinstance(value, (list, tuple, np.ndarray)) else [value]
         numbers = [] if is_missing(value) else [float(one) for one in several]
     except (TypeError, ValueError):
-        raise ExportError(f"overarch: forward takes the column `{name}`, and item {row.get('id')} has {value!r}, expected a number") from None
+        raise ExportError(f"overarch: forward takes the column `{name}`, but item {row.get('id')} has {value!r}, expected a number") from None
     return min(numbers, default=0.0)
 
 

@@ -61,15 +61,15 @@ def _absolute(what: str, path: Path) -> str:
 
 
 class Worker:
-    """A process that scores the files of a job by their numbers. It ends with this process, or with the ``with`` block."""
+    """A process that scores the files of a job by their numbers. The worker process ends with this process, or with the ``with`` block."""
 
     def __init__(self, arguments: Sequence[str], *, threads: int | None = None, program: Path | None = None):
-        """Starts the process and waits until it has loaded its model; raises `ProgramError` with its output if it ends before."""
+        """Starts the process and waits until it has loaded its model; raises `ProgramError` with the output of a process that ends before."""
         said = [str(find_program(program)), *arguments, "--units", "-"]
         said += ["--threads", str(threads)] if threads else []
         descriptor, log = tempfile.mkstemp(prefix="sterling-score-", suffix=".log")
         self._log = pathlib.Path(log)
-        #: Exit status with the end of its log, once it is closed.
+        #: Exit status of the process with the end of its log, once the worker is closed.
         self.ended: ProgramError | None = None
         with os.fdopen(descriptor, "wb") as errors:
             self._process = _started(
@@ -91,7 +91,7 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Id of the process."""
+        """Process id of the worker."""
         return self._process.pid
 
     def score(self, unit: int) -> dict[str, Any]:
@@ -120,8 +120,8 @@ class Worker:
         return error
 
     def close(self) -> int:
-        """Closes its input and waits. If no file of the job is left, the process writes the counts. Returns the exit status: 2
-        if a file failed, or if more rows have a problem than the job allows; ``ended`` then holds its output."""
+        """Closes the input of the process and waits for its end. If no file of the job is left, the process writes the counts.
+        Returns the exit status: 2 if a file failed, or if more rows have a problem than the job allows; ``ended`` then holds the output of the process."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -132,7 +132,7 @@ class Worker:
         return code
 
     def kill(self) -> None:
-        """Kills the process; another worker scores its current file."""
+        """Kills the process; another worker scores the file that it was working on."""
         self._process.kill()
         self.close()
 
@@ -156,7 +156,7 @@ def _started(start: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str
 
 
 def _die_with_parent() -> None:
-    """Makes the kernel end this process when its parent ends, which may be killed at any moment (Linux)."""
+    """Makes the kernel end this process when its parent ends, because the parent may be killed at any moment (Linux)."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

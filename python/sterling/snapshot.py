@@ -1,6 +1,6 @@
 """Published versions as NumPy arrays (``docs/reference/formats.md``).
 
-Arrays are read-only views of the memory-mapped files; opening costs only the check of the digests, which reads every byte once.
+Arrays are read-only views of the memory-mapped files; opening a version only verifies the checksums, which reads every byte once.
 NumPy has no bfloat16: such tensors are widened to float32, which is exact.
 """
 
@@ -38,7 +38,7 @@ _CODES = {"int8": 8, "int4": 4, "int2": 2}
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """Returns the tensors of a ``.safetensors`` file by name, memory-mapped and read-only.
 
-    Raises `SnapshotError` if the file is not one, or is shorter than its header says.
+    Raises `SnapshotError` if the file is not a safetensors file, or is shorter than its header says.
     """
     path = pathlib.Path(path)
     try:
@@ -46,7 +46,7 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
             size = os.fstat(file.fileno()).st_size
             start = 8 + int.from_bytes(file.read(8), "little")
             if size < 8 or start > size or start > _HEADER_MAX:
-                raise SnapshotError(f"{path}: no safetensors file: a header of {start - 8} bytes in a file of {size}")
+                raise SnapshotError(f"{path}: not a safetensors file: a header of {start - 8} bytes in a file of {size}")
             header = json.loads(file.read(start - 8))
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as e:
@@ -54,9 +54,9 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     except ValueError as e:
         if isinstance(e, SnapshotError):
             raise
-        raise SnapshotError(f"{path}: no safetensors file: {e}") from e
+        raise SnapshotError(f"{path}: not a safetensors file: {e}") from e
     if not isinstance(header, dict):
-        raise SnapshotError(f"{path}: no safetensors file: its header is no object")
+        raise SnapshotError(f"{path}: not a safetensors file: its header is not an object")
     return {name: _tensor(path, name, entry, data, start) for name, entry in header.items() if name != "__metadata__"}
 
 
@@ -68,7 +68,7 @@ def _tensor(path: pathlib.Path, name: str, entry: Any, data: mmap.mmap, start: i
         if not is_whole or count * np.dtype(dtype).itemsize != end - begin:
             raise ValueError(f"shape {shape} of {entry['dtype']} at bytes {begin} to {end} of {len(data) - start}")
     except (KeyError, TypeError, ValueError) as e:
-        raise SnapshotError(f"{path}: tensor `{name}` is wrong: {e!r}") from e
+        raise SnapshotError(f"{path}: tensor `{name}` is invalid: {e!r}") from e
     array = np.frombuffer(data, dtype, count, start + begin).reshape(shape)
     if entry["dtype"] != "BF16":
         return array
@@ -82,7 +82,7 @@ class ItemColumn:
     """An item column in slot order.
 
     A category has a ``dictionary`` of its values, ascending, the ``codes`` of all slots concatenated, and ``offsets`` ``[S +
-    1]``, the start of each slot's codes. A column of floats has ``floats`` ``[S]`` instead, NaN if there is no value.
+    1]``, the start of each slot's codes. A column of floats has ``floats`` ``[S]`` instead, NaN for an item without a value.
     """
 
     name: str
@@ -136,7 +136,7 @@ class Index:
         return np.arange(self.list_starts[cluster], self.list_starts[cluster] + int(self.list_lengths[cluster]))
 
     def decoded(self, slots: np.ndarray | None = None) -> np.ndarray:
-        """Returns the int8 rows as numbers, f32 ``[slots, D]``; by default of all slots."""
+        """Returns the int8 rows as numbers, f32 ``[slots, D]``; by default the rows of all slots."""
         slots = np.arange(len(self.scales)) if slots is None else np.asarray(slots)
         blocks = self.codes[slots // BLOCK, :, slots % BLOCK, :].reshape(len(slots), -1)[:, : self.dimension]
         return (blocks.astype(np.float32) - 128) * self.scales[slots, None]
@@ -184,7 +184,7 @@ class Snapshot:
 
     @property
     def ids(self) -> np.ndarray:
-        """Ids of the items by slot, i64 ``[S]``; 0 for a slot without item (`Index.slots` lists the slots with one)."""
+        """Ids of the items by slot, i64 ``[S]``; 0 for a slot without an item (`Index.slots` lists the slots with items)."""
         return self._file("columns.safetensors")["ids"]
 
     def vectors(self) -> tuple[np.ndarray, np.ndarray]:
@@ -219,7 +219,7 @@ class Snapshot:
 
     @cached_property
     def vocabularies(self) -> dict[str, list[str]]:
-        """Returns the values of each table that has a vocabulary; the index of a value is its row."""
+        """Returns the vocabulary of each table that has one; the index of a value is its row in the table."""
         tables = [table for table in self.model.get("tables", []) if "vocabulary" in table]
         return {table["name"]: _lines(self.folder / table["vocabulary"]) for table in tables}
 
@@ -230,7 +230,7 @@ class Snapshot:
 
     @cached_property
     def parameters(self) -> dict[str, dict[str, np.ndarray]]:
-        """Returns the weights of each graph file, by the names of the exported module: ``load_state_dict`` takes them as tensors."""
+        """Returns the weights of each graph file, by the names of the exported module: ``load_state_dict`` takes these as tensors."""
         return {name: weights(graph) for name, graph in self.graphs.items()}
 
     @property
@@ -315,7 +315,7 @@ def load_snapshot(path: str | os.PathLike[str], *, check: bool = True) -> Snapsh
     """Opens the version in the folder ``path``, such as ``store/debian/1``.
 
     With ``check``, compares the length and the XXH3-128 of every file with the manifest. Raises `SnapshotError` with the file,
-    the actual and the expected value.
+    the actual value and the expected value.
     """
     folder = pathlib.Path(path)
     try:
@@ -339,7 +339,7 @@ def load_snapshot(path: str | os.PathLike[str], *, check: bool = True) -> Snapsh
 
 
 def _check(path: pathlib.Path, expected: Mapping[str, Any]) -> None:
-    import xxhash  # imported here, because nothing else of the package needs it
+    import xxhash  # imported here, because no other module of the package needs xxhash
 
     hashed, count = xxhash.xxh3_128(), 0
     try:
@@ -350,6 +350,6 @@ def _check(path: pathlib.Path, expected: Mapping[str, Any]) -> None:
     except OSError as e:
         raise SnapshotError(f"{path}: {e.strerror}") from e
     if count != expected.get("bytes"):
-        raise SnapshotError(f"{path}: {count} bytes, expected {expected.get('bytes')}")
+        raise SnapshotError(f"{path}: got {count} bytes, expected {expected.get('bytes')}")
     if hashed.hexdigest() != expected.get("xxh3"):
-        raise SnapshotError(f"{path}: checksum {hashed.hexdigest()}, expected {expected.get('xxh3')}")
+        raise SnapshotError(f"{path}: got checksum {hashed.hexdigest()}, expected {expected.get('xxh3')}")

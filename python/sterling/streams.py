@@ -1,4 +1,4 @@
-"""Arrow streams as bodies. Needs pyarrow."""
+"""Arrow streams as bodies of requests. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def _array(values: Any) -> Any:
     if pyarrow.types.is_list(array.type) and pyarrow.types.is_null(array.type.value_type):
         # All lists are empty, so any element type is right.
         array = array.cast(pyarrow.list_(pyarrow.int64()))
-    # The server takes plain values, no dictionaries.
+    # The server accepts plain values, no dictionary-encoded columns.
     return array.dictionary_decode() if pyarrow.types.is_dictionary(array.type) else array

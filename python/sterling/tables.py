@@ -1,4 +1,4 @@
-"""Embedding tables: converts modules of PyTorch and TorchRec to one form."""
+"""Embedding tables: converts modules of PyTorch and TorchRec to `Table`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 _STORAGE = ("f32", "f16", "bf16")
-# Numbers of ids of the bags on which a module is compared with the computation of a server.
+# Sizes (numbers of ids) of the bags on which a module is compared with the computation of a server.
 _BAGS = (0, 1, 2, 7)
 _TOLERANCE = 1e-4
 
@@ -27,11 +27,11 @@ class Table:
     """An embedding table and its use.
 
     ``weight`` is ``[rows, width]``: a tensor, an array, an ``nn.Embedding`` or an ``nn.EmbeddingBag``. ``vocabulary`` holds the
-    value of each row, for `Category` features. ``tokenizer`` is that of `Text` features, whose ids are rows: a path of a
+    value of each row, for `Category` features. ``tokenizer`` is the tokenizer of `Text` features, whose ids are rows: a path of a
     ``tokenizer.json``, its content, a ``tokenizers.Tokenizer`` or a fast tokenizer of ``transformers``. ``unseen`` is the
     treatment of ids outside the table: ``zero``, ``hash`` or ``row:N``. ``ids`` is the id of each row, ``[rows]``, if ids are
-    not row numbers; a free row has ``-2**63``. ``storage`` (``f32``, ``f16``, ``bf16``) is the written type, by default that of the weight. ``pooling`` (``sum``,
-    ``mean``) applies to features that do not set it; an ``nn.EmbeddingBag`` has its own.
+    not row numbers; a free row has ``-2**63``. ``storage`` (``f32``, ``f16``, ``bf16``) is the written type, by default the type of the weight. ``pooling`` (``sum``,
+    ``mean``) applies to features that do not set it; an ``nn.EmbeddingBag`` has a pooling of its own.
     """
 
     weight: Any
@@ -48,16 +48,16 @@ class Table:
 
     @property
     def is_weighted(self) -> bool:
-        """Whether weights of ids multiply rows; false for a TorchRec collection without ``is_weighted``, which drops them."""
+        """Whether weights of ids multiply rows; false for a TorchRec collection without ``is_weighted``, which drops the weights."""
         return not hasattr(self.module, "is_weighted") or bool(self.module.is_weighted())
 
 
 def collect(tables: Any) -> dict[str, Table]:
-    """Returns tables by name, their weights as tensors on the CPU.
+    """Returns tables by name, with their weights as tensors on the CPU.
 
     ``tables`` is a mapping from names to the types of `Table.weight` (or to a `Table`), a TorchRec ``EmbeddingBagCollection`` or
-    ``EmbeddingCollection``, one of these with managed collisions, a module that holds some, such as ``DLRM``, or a list of
-    these.
+    ``EmbeddingCollection``, one of these with managed collisions, a module that holds collections, such as ``DLRM``, or a list
+    of these.
     """
     found: dict[str, Table] = {}
     originals: dict[str, Any] = {}
@@ -66,7 +66,7 @@ def collect(tables: Any) -> dict[str, Table]:
             raise ExportError(f"table `{name}` is given twice")
         found[name] = _opened(name, table)
         originals[name] = table.weight
-    # One copy of a collection for all of its tables, over the written weights.
+    # Makes one copy of a collection for all of its tables, which uses the written weights.
     memo: dict[int, Any] = {id(originals[name]): _parameter(table.weight) for name, table in found.items() if is_collection(table.module)}
     for name, table in found.items():
         if is_collection(table.module):
@@ -131,11 +131,11 @@ def _of_collection(configs: Any, modules: Any, collection: Any) -> Iterable[tupl
     for config in configs:
         module = modules[config.name] if modules is not None and config.name in modules else None
         if not hasattr(module, "weight"):
-            raise ExportError(f"table `{config.name}`: {kind} holds no float weight of it; export the module before it is sharded or quantised")
+            raise ExportError(f"table `{config.name}`: {kind} holds no float weight of this table; export the module before it is sharded or quantised")
         if getattr(config, "num_embeddings_post_pruning", None) is not None:
-            raise ExportError(f"table `{config.name}`: pruned, expected a table with all its rows")
+            raise ExportError(f"table `{config.name}`: the table is pruned, expected a table with all its rows")
         if getattr(config, "use_virtual_table", False):
-            raise ExportError(f"table `{config.name}`: virtual, expected rows 0 to num_embeddings")
+            raise ExportError(f"table `{config.name}`: the table is virtual, expected rows 0 to num_embeddings")
         pooling = getattr(config, "pooling", None)
         if pooling is not None:
             pooling = one_of(f"table `{config.name}`: pooling", pooling.value.lower(), ("sum", "mean"))
@@ -152,7 +152,7 @@ def _opened(name: str, table: Table) -> Table:
     if isinstance(weight, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
         module = weight
         if module.max_norm is not None:
-            raise ExportError(f"{place}: max_norm {module.max_norm}, which changes rows as they are looked up; renormalise the weight and leave it out")
+            raise ExportError(f"{place}: max_norm {module.max_norm}, which changes rows as they are looked up; renormalise the weight and leave max_norm out")
         padding = module.padding_idx
         if isinstance(module, torch.nn.EmbeddingBag):
             mode = one_of(f"{place}: mode", module.mode, ("sum", "mean"))
@@ -181,7 +181,7 @@ def _opened(name: str, table: Table) -> Table:
     if not torch.isfinite(stored).all():
         raise ExportError(f"{place}: a number is not finite in {storage}")
     if padding is not None and stored[padding].any():
-        # A server has no padding index: requests contain values only, and a sequence is zeros after them.
+        # A server has no padding index: requests contain values only, and a sequence is padded with zeros after its values.
         is_bag = isinstance(module, torch.nn.EmbeddingBag)
         becomes = "is written as zeros, as the bag leaves it out" if is_bag else "is looked up where a request sends this id, and padding is zeros instead"
         warnings.warn(f"{place}: the row of padding_idx {padding} is not zero: it {becomes}; set it to zero before training", stacklevel=2)
@@ -209,9 +209,9 @@ def rows_of(name: str, table: Table, ids: Sequence[int]) -> torch.Tensor:
 
 
 def pooled(name: str, table: Table, pooling: str, ids: Sequence[int], weights: Sequence[float] | None) -> torch.Tensor:
-    """Returns the rows of ids as one ``[width]``, as the module pools them.
+    """Returns the rows of ids pooled to one vector ``[width]``, as the module pools them.
 
-    An unsharded TorchRec collection has no weighted mean. FBGEMM computes it as the sum of weighted rows over the number of ids.
+    An unsharded TorchRec collection has no weighted mean. FBGEMM computes that mean as the sum of weighted rows divided by the number of ids.
     """
     import torch
 
@@ -256,7 +256,7 @@ def _of_feature(name: str, table: Table, ids: Sequence[int], weights: Sequence[f
     )  # fmt: skip
     made = collection(bags)
     made = made.to_dict() if of_bags else made
-    # The feature is looked up in several tables.
+    # If the feature is looked up in several tables, its output is named after the table too.
     return made[key] if key in made else made[f"{key}@{name}"]
 
 
@@ -277,7 +277,7 @@ def agree(name: str, table: Table, pooling: str) -> None:
         if found.shape != wanted.shape or not difference <= _TOLERANCE:
             what = "rows" if pooling == "none" else f"{pooling} of rows"
             raise ExportError(
-                f"table `{name}`: {type(table.module).__name__} differs by {difference:.2e} from the {what} of ids {ids}, which is what a server computes"
+                f"table `{name}`: {type(table.module).__name__} differs by {difference:.2e} from the {what} of ids {ids} that a server computes"
             )
 
 
@@ -286,13 +286,13 @@ def _vocabulary(place: str, values: Sequence[str] | None, rows: int) -> list[str
         return None
     values = [str(value) for value in values]
     if len(values) > rows:
-        raise ExportError(f"{place}: vocabulary of {len(values)} values for {rows} rows, expected at most one a row")
+        raise ExportError(f"{place}: vocabulary of {len(values)} values for {rows} rows, expected at most one value per row")
     if len(set(values)) != len(values):
         twice = next(value for value in values if values.count(value) > 1)
         raise ExportError(f"{place}: vocabulary holds `{twice}` twice")
     for value in values:
         if "\n" in value or value.endswith("\r"):
-            raise ExportError(f"{place}: vocabulary holds {value!r}, expected values of one line")
+            raise ExportError(f"{place}: vocabulary holds {value!r}, expected values without line breaks")
     return values
 
 

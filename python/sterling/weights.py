@@ -1,6 +1,6 @@
 """Weights of ONNX graphs, by the names of the exported modules.
 
-Reads the few fields of the format (<https://onnx.ai/onnx/repo-docs/IR.html>) that hold them, so that the package ``onnx`` is not needed.
+Reads the few fields of the format (<https://onnx.ai/onnx/repo-docs/IR.html>) that hold weights, so that the package ``onnx`` is not needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GRAPH, _INITIALIZER, _DIMS, _TYPE, _FLOATS, _NAME, _RAW = 7, 5, 1, 2, 4, 8, 9
 def weights(onnx: bytes) -> dict[str, np.ndarray]:
     """Returns the weights of an exported graph, f32, by the names of the module: ``module.load_state_dict`` takes them as tensors.
 
-    Raises `SnapshotError` if the bytes are no ONNX file.
+    Raises `SnapshotError` if the bytes are not an ONNX file.
     """
     found = {}
     try:
@@ -37,7 +37,7 @@ def weights(onnx: bytes) -> dict[str, np.ndarray]:
                 dims = [dim for part in fields.get(_DIMS, []) for dim in ([part] if isinstance(part, int) else _varints(part))]
                 found[name.removeprefix(PREFIX)] = np.frombuffer(stored, "<f4").reshape(dims).copy()
     except (IndexError, ValueError) as e:
-        raise SnapshotError(f"no ONNX file: {e}") from e
+        raise SnapshotError(f"not an ONNX file: {e}") from e
     return found
 
 

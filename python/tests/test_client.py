@@ -76,7 +76,7 @@ def test_many_users_are_answered_as_each_alone(server, options):
         assert isinstance(narrowed[1], sterling.RequestError) and narrowed[1].status == 400
         assert (len(narrowed[2]), len(narrowed[3])) == (3, 0)
         assert client.retrieve_many("tiny", vectors=np.zeros((0, 4))) == []
-        with pytest.raises(ValueError, match="as many values of each"):
+        with pytest.raises(ValueError, match="as many values in each column"):
             client.retrieve_many("tiny", vectors=vectors, filters=[None])
         with pytest.raises(ValueError, match=r"expected \[B, D\]"):
             client.retrieve_many("tiny", vectors=vectors[0])
@@ -103,6 +103,15 @@ def test_items_are_put_and_changed(store, program, tmp_path, options, monkeypatc
         assert again.position == made.position
         attributes = [server.get(f"/v1/models/tiny/items/{item}?min_position={made.position}")["attributes"] for item in ids]
         assert [one["popularity"] for one in attributes[:3]] == [7, 8, None] and attributes[3]["section"] is not None
+        # A client reads its own writes in every call.
+        made = client.upsert("tiny", ids[:1], changes={"popularity": [11]})
+        own = {"min_position": made.position, "columns": ["popularity"]}
+        eleven = own | {"k": 50, "candidates": 50, "filter": "popularity >= 11 AND popularity <= 11"}
+        has_it = lambda found: dict(zip(found.ids, found.columns["popularity"], strict=True)).get(ids[0]) == 11  # noqa: E731
+        assert has_it(client.retrieve("tiny", features=FEATURES, min_coverage=1.0, **eleven))
+        assert has_it(next(client.pages("tiny", features=FEATURES, **eleven)))
+        assert has_it(client.retrieve_many("tiny", features={name: [value] for name, value in FEATURES.items()}, **eleven)[0])
+        assert has_it(client.rank("tiny", ids, features=FEATURES, **own))
         with pytest.raises(ValueError, match="expected changes, or"):
             client.upsert("tiny", ids, changes={}, attributes={})
 
@@ -174,20 +183,22 @@ def test_what_is_wrong_is_told_and_not_sent_again(server):
         assert len(client.retrieve("tiny/versions/1", features=FEATURES, k=1).ids) == 1
         # Ids are never rounded.
         for ids in ([1.5], [{"id": 1}], ["1"], [[1]], [True], 1, np.array([1 << 63], np.uint64), [float("nan")]):
-            with pytest.raises(ValueError, match="ids: got .* expected 64-bit integers"):
+            with pytest.raises(ValueError, match="ids: got .* expected a list of 64-bit integers"):
                 client.upsert("tiny", ids, changes={"a": [1]})
 
 
 class Busy(http.server.BaseHTTPRequestHandler):
-    refusals, after = 2, "0"
+    """Rejects some requests with a status, then answers."""
+
+    refusals, after, status = 2, "0", 503
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
         is_refused, type(self).refusals = self.refusals > 0, self.refusals - 1
         body = {"code": "overloaded", "detail": "full", "retryable": True} if is_refused else {"embedding": [0.5]}
         data = json.dumps(body).encode()
-        self.send_response(503 if is_refused else 200)
-        if is_refused:
+        self.send_response(self.status if is_refused else 200)
+        if is_refused and self.after:
             self.send_header("Retry-After", self.after)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -216,6 +227,61 @@ def test_a_server_without_time_is_asked_again_and_not_for_ever(busy):
     with sterling.Client(busy) as client, pytest.raises(sterling.RequestError) as refused:
         client.embed("any", {})
     assert refused.value.retry_after == 3600 and refused.value.retryable
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """Seconds for which the client waited, without waiting."""
+    waited, now = [], [1000.0]
+
+    class Clock:
+        @staticmethod
+        def monotonic():
+            return now[0]
+
+        @staticmethod
+        def sleep(seconds):
+            waited.append(seconds)
+            now[0] += seconds
+
+    monkeypatch.setattr("sterling.client.time", Clock)
+    return waited
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_rejections_are_repeated_within_the_time_of_the_call(busy, pauses, monkeypatch, status):
+    monkeypatch.setattr(Busy, "status", status)
+
+    def call(refusals, after, timeout_ms=None, **options):
+        Busy.refusals, Busy.after = refusals, after
+        pauses.clear()
+        with sterling.Client(busy, **options) as client:
+            answer = client._call("POST", "any:embed", {} if timeout_ms is None else {"timeout_ms": timeout_ms})
+        assert answer.status_code == 200
+        return list(pauses)
+
+    assert call(3, "2") == [2, 2, 2]
+    assert call(2, None) == [1, 1], "no Retry-After"
+    assert call(1, "2", timeout_ms=2500) == [2]
+    for options in [{"refusals": 4, "after": "1"}, {"refusals": 1, "after": "2", "timeout_ms": 2000}, {"refusals": 1, "after": "10"}]:
+        with pytest.raises(sterling.RequestError) as refused:
+            call(**options)
+        assert refused.value.status == status
+    with pytest.raises(sterling.RequestError):
+        call(3, "4", timeout=10)
+    assert pauses == [4, 4], "a third retry would begin after 12 seconds"
+    with pytest.raises(sterling.RequestError):
+        call(3, "4", patience=5)
+    assert pauses == [4]
+
+
+@pytest.mark.parametrize("status", [400, 408, 500, 504])
+def test_other_statuses_are_not_repeated(busy, pauses, monkeypatch, status):
+    monkeypatch.setattr(Busy, "status", status)
+    Busy.refusals, Busy.after = 1, "1"
+    with sterling.Client(busy) as client, pytest.raises(sterling.RequestError):
+        client.embed("any", {})
+    assert pauses == []
 
 
 class Guarded(http.server.BaseHTTPRequestHandler):

@@ -306,7 +306,7 @@ def test_a_bag_is_served_as_its_module_pools(tmp_path, program):
 
 def test_a_pooling_that_contradicts_the_bag_is_refused(tmp_path):
     for table, pooling in [(nn.EmbeddingBag(50, 6), "sum"), (nn.EmbeddingBag(50, 6, mode="sum"), "mean"), (Table(torch.ones(50, 6), pooling="mean"), "sum")]:
-        with pytest.raises(ExportError, match=f"feature `f`: pooling `{pooling}`, and table `t` pools by"):
+        with pytest.raises(ExportError, match=f"feature `f`: pooling `{pooling}`, but table `t` pools by"):
             bags(tmp_path / "shop", table, Ids("f", "t", pooling))
     with pytest.raises(ExportError, match="table `t`: pooling `sum` of an nn.EmbeddingBag with mode `mean`"):
         bags(tmp_path / "shop", Table(nn.EmbeddingBag(50, 6), pooling="sum"))
@@ -377,7 +377,7 @@ def test_collections_that_say_too_little_are_refused(tmp_path):
         name="t", embedding_dim=6, num_embeddings=50, feature_names=["f"], pooling=torchrec.PoolingType.MEAN)])  # fmt: skip
     made = export(tmp_path / "mean", **given | {"user": Bags(), "tables": mean, "features": {"user": [Ids("f", "t")]}})
     assert tomllib.loads((made.path / "model.toml").read_text())["user"]["features"][0]["pooling"] == "mean"
-    with pytest.raises(ExportError, match="feature `f`: pooling `sum`, and table `t` pools by `mean`"):
+    with pytest.raises(ExportError, match="feature `f`: pooling `sum`, but table `t` pools by `mean`"):
         export(tmp_path / "shop", **given | {"tables": mean, "features": {"user": [Ids("f", "t", "sum")]}})
 
     class One(Bags):
@@ -645,7 +645,7 @@ def nan_user():
     ("user", "said"),
     [
         (Fixed(), "user: forward fixes the axis Q"),
-        (Branch(), "user: PyTorch cannot export it"),
+        (Branch(), "user: PyTorch cannot export the module"),
         (Half(), "computed in DOUBLE, expected float32"),
         (Unread(), "user: forward does not read size"),
         (Infinite(), "output `query` is not finite"),
@@ -834,14 +834,14 @@ USER = features()["user"]
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"features": with_features("user", *USER, Ids("more", "packages"))}, "user.features `more`: no graph reads it"),
+        ({"features": with_features("user", *USER, Ids("more", "packages"))}, "user.features `more`: no graph reads this feature"),
         ({"features": with_features("user", *USER, USER[0])}, "user.features: `installed` is given twice"),
         ({"features": with_features("user", Ids("installed", "nothing"), *USER[1:])}, "table `nothing` is not given, expected one of: packages"),
         ({"features": with_features("user", USER[0], Category("section", "packages"), USER[2])}, "table `packages` has no vocabulary"),
         ({"features": with_features("user", USER[0], USER[1], Dense("size", 4))}, "feature `size`: 3 numbers, expected 4"),
-        ({"features": features() | {"users": []}}, "features of `users`, expected of user, item or overarch"),
+        ({"features": features() | {"users": []}}, "features of `users`, expected features of user, item or overarch"),
         ({"features": features() | {"overarch": [Dense("popularity")]}}, "overarch.features `popularity`"),
-        ({"tables": tables() | {"more": nn.Embedding(3, 4)}}, "table `more`: no feature reads it"),
+        ({"tables": tables() | {"more": nn.Embedding(3, 4)}}, "table `more`: no feature reads this table"),
         ({"tables": tables() | {"packages": nn.EmbeddingBag(50, 6, mode="max")}}, "table `packages`: mode `max`, expected one of: sum, mean"),
         ({"tables": tables() | {"packages": nn.Embedding(50, 6, max_norm=1)}}, "table `packages`: max_norm"),
         ({"tables": tables() | {"packages": nn.EmbeddingBag(50, 6, mode="mean", padding_idx=0)}}, "padding_idx 0 with mode `mean`"),
@@ -851,7 +851,7 @@ USER = features()["user"]
         ({"tables": tables() | {"packages": "file"}}, "table `packages`: str is no tensor"),
         ({"tables": tables() | {"sections": Table(torch.ones(3, 4), vocabulary=list("abcd"))}}, "vocabulary of 4 values for 3 rows"),
         ({"tables": tables() | {"sections": Table(torch.ones(3, 4), vocabulary=list("aba"))}}, "vocabulary holds `a` twice"),
-        ({"tables": tables() | {"sections": Table(torch.ones(3, 4), vocabulary=["a\nb"])}}, "expected values of one line"),
+        ({"tables": tables() | {"sections": Table(torch.ones(3, 4), vocabulary=["a\nb"])}}, "expected values without line breaks"),
         ({"tables": 7}, "tables: got int"),
         ({"tasks": ["click"]}, r"`logits` has shape \['Q', 'K0', 2\], expected \['Q', 'K0', 1\] for the tasks click"),
         ({"tasks": []}, "tasks are missing"),

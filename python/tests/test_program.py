@@ -88,7 +88,7 @@ def test_the_program_is_looked_for_and_missed(monkeypatch, tmp_path, program):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("STERLING", raising=False)
     assert sterling.find_program(required=False) is None
-    with pytest.raises(sterling.ProgramError, match="none on PATH"):
+    with pytest.raises(sterling.ProgramError, match="not on PATH"):
         sterling.find_program()
     with pytest.raises(sterling.ProgramError, match="is no program"):
         sterling.find_program(tmp_path / "sterling", required=False)

@@ -84,7 +84,7 @@ def test_a_flipped_byte_is_found(copy, file):
     data = bytearray((copy / file).read_bytes())
     data[len(data) // 2] ^= 1
     (copy / file).write_bytes(data)
-    with pytest.raises(sterling.SnapshotError, match=f"{file}: checksum"):
+    with pytest.raises(sterling.SnapshotError, match=f"{file}: got checksum"):
         sterling.load_snapshot(copy)
 
 
@@ -93,7 +93,7 @@ def test_missing_and_shortened_files_are_found(copy):
     (copy / "index.safetensors").write_bytes(data[:-1])
     with pytest.raises(sterling.SnapshotError, match=f"{len(data) - 1} bytes, expected {len(data)}"):
         sterling.load_snapshot(copy)
-    with pytest.raises(sterling.SnapshotError, match="is wrong"):
+    with pytest.raises(sterling.SnapshotError, match="is invalid"):
         sterling.load_snapshot(copy, check=False)
     (copy / "index.safetensors").unlink()
     with pytest.raises(sterling.SnapshotError, match="No such file"):
@@ -140,7 +140,7 @@ def test_wrong_tensor_entries_are_refused(tmp_path: pathlib.Path, entry):
     header = json.dumps({"x": entry}).encode()
     path = tmp_path / "x.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    with pytest.raises(sterling.SnapshotError, match="tensor `x` is wrong"):
+    with pytest.raises(sterling.SnapshotError, match="tensor `x` is invalid"):
         read_tensors(path)
 
 

@@ -1,4 +1,4 @@
-//! Request bodies, parsed in one pass into typed requests.
+//! Request bodies, parsed directly into typed requests.
 //!
 //! Unknown and repeated fields are rejected. An error names the path of the field, the received and the expected value. Parsing
 //! stops at the first exceeded limit.
@@ -70,7 +70,7 @@ pub fn embed(body: &[u8]) -> Result<(request::Embed, CallOptions)> {
     parse::<_, EmbedRequest>(body, Object(PhantomData), "")?.typed()
 }
 
-/// Parses the body of any other call.
+/// Parses the body of a call other than `:retrieve`, `:rank` and `:embed`.
 ///
 /// # Errors
 /// As [`retrievals`].
@@ -100,14 +100,14 @@ pub struct Misread {
 }
 
 impl Misread {
-    /// Converts to the error of a body; `place` is the path of the text within it.
+    /// Converts to the error of a body; `place` is the path of the text within the body.
     fn error(self, place: &str) -> Error {
         let Misread { field, reason } = self;
         match (place, field.as_str()) {
             _ if reason.starts_with(NOT_JSON) => Error::invalid(format!("body: {reason}")),
             ("", "") => Error::invalid(format!("body: {reason}")),
             ("", "requests") if reason.starts_with("unknown") => {
-                Error::invalid("field `requests` beside others: expected them inside each request")
+                Error::invalid("field `requests` beside other fields: expected these inside each request")
             }
             (place, "") => Error::invalid(format!("field `{place}`: {reason}")),
             ("", field) => Error::invalid(format!("field `{field}`: {reason}")),
@@ -135,8 +135,8 @@ fn read<'de, V: Visitor<'de, Value = T>, T>(text: &'de [u8], visitor: V) -> Resu
 /// Formats a serde error with JSON types in place of Rust types.
 fn readable(e: &serde_json::Error) -> String {
     let text = e.to_string();
-    let Some((said, (kind, place))) =
-        text.rsplit_once(", expected ").and_then(|(said, rest)| Some((said, rest.split_once(" at line ")?)))
+    let Some((reported, (kind, place))) =
+        text.rsplit_once(", expected ").and_then(|(reported, rest)| Some((reported, rest.split_once(" at line ")?)))
     else {
         return text;
     };
@@ -146,7 +146,7 @@ fn readable(e: &serde_json::Error) -> String {
         "f64" | "f32" => "a number",
         other => other,
     };
-    format!("{said}, expected {kind} at line {place}")
+    format!("{reported}, expected {kind} at line {place}")
 }
 
 /// Accepts an object only; a derived `Deserialize` would accept a list as well.
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_request_is_read_in_any_order_of_fields() {
+    fn request_fields_are_read_in_any_order() {
         let fields = [
             ("features", "{\"installed\": [3, 1], \"bag\": {\"values\": [7], \"weights\": [0.5]}}"),
             ("filter", "\"a:b\""),
@@ -361,7 +361,7 @@ mod tests {
             ("{\"requests\": 3}", "field `requests`: invalid type: integer `3`, expected a list"),
             ("{\"requests\": []}", "field `requests`: got 0 requests"),
             ("{\"requests\": [{}], \"k\": 3}", "field `k` beside `requests`"),
-            ("{\"k\": 3, \"requests\": [{}]}", "field `requests` beside others"),
+            ("{\"k\": 3, \"requests\": [{}]}", "field `requests` beside other fields"),
             ("{\"requests\": [{}], \"requests\": [{}]}", "field `requests` beside `requests`"),
             ("{\"requests\": [{]}", "body: not JSON"),
             (&many, "field `requests"),

@@ -19,16 +19,16 @@ pub(super) struct Items {
     pub(super) explain: Option<Explain>,
     pub(super) degraded_rows: u64,
     pub(super) rest: OtherFields,
-    /// Cursor of the next page, if pages were requested and there is one.
+    /// Cursor of the next page, if pages were requested and a next page exists.
     pub(super) cursor: Option<String>,
-    /// True if JSON has the items column by column.
+    /// True if the JSON lists the items column by column.
     pub(super) is_table: bool,
 }
 
 /// Fields of items other than ids and scores.
 #[derive(Clone, Debug)]
 pub(super) enum OtherFields {
-    /// Computed on this server.
+    /// Fields that this server computed.
     NamedColumns(Box<NamedColumns>),
     /// JSON from shards, item by item.
     ItemJson(WrittenRows),
@@ -40,12 +40,12 @@ pub(super) enum OtherFields {
 #[derive(Clone, Debug, Default)]
 pub struct WrittenRows {
     parts: Vec<ItemJson>,
-    /// Part and index within it of each item; empty if all items are of one part, in its order.
+    /// For each item, its part and its index in that part; empty if all items are of one part, in the order of that part.
     order: Vec<(usize, usize)>,
 }
 
 impl WrittenRows {
-    /// Combines the items of several parts; `order` has the part and the index within it of each item.
+    /// Combines the items of several parts; `order` has, for each item, its part and its index in that part.
     pub fn new(parts: Vec<ItemJson>, order: Vec<(usize, usize)>) -> Self {
         WrittenRows { parts, order }
     }
@@ -99,7 +99,7 @@ pub(super) struct ReadColumns {
 /// Type of a column of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CellKind {
-    /// Column without values: they are all missing.
+    /// Column whose values are all missing.
     Nothing,
     Integer,
     Integers,
@@ -120,7 +120,7 @@ impl CellKind {
         }
     }
 
-    /// Returns the type that can hold the values of both; a column never has both numbers and texts.
+    /// Returns the type that can hold the values of both types; a column never has both numbers and texts.
     pub(super) fn with(self, other: CellKind) -> CellKind {
         use CellKind::{Float, Integer, Integers, Nothing, Text, Texts};
         match (self, other) {
@@ -211,8 +211,8 @@ impl Items {
         }
     }
 
-    /// Parses the JSON of an item from a shard into columns, within the memory of the answer. Returns `false` if there is no such
-    /// item, or nothing to parse.
+    /// Parses the JSON of an item from a shard into columns, within the memory of the answer. Returns `false` if the entry has no
+    /// item `row`, or nothing to parse.
     pub(super) fn read_row(&self, row: usize, read: &mut ReadColumns, memory: &Memory) -> Result<bool> {
         let count = self.len();
         let OtherFields::ItemJson(written) = &self.rest else { return Ok(false) };
@@ -331,7 +331,7 @@ fn cell_of(value: &Value) -> Cell<'_> {
 pub struct Entry(pub(super) std::result::Result<Box<Items>, Problem>);
 
 impl Entry {
-    /// Creates an entry of items; `tasks` are the names of the model's tasks, `requested` those of the requested columns.
+    /// Creates an entry of items; `tasks` are the names of the model's tasks, `requested` the names of the requested columns.
     ///
     /// # Errors
     /// `Internal` for an answer without items or with a number that JSON cannot represent; `Invalid` for an unknown column.
@@ -404,7 +404,7 @@ impl From<Problem> for Entry {
 }
 
 pub(super) fn write_json(out: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
-    // Neither a `Vec` nor the types here cause errors.
+    // Serializing these types into a `Vec` cannot fail.
     let _ = serde_json::to_writer(out, value);
 }
 

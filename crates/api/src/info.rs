@@ -14,10 +14,11 @@ pub struct ColumnInfo {
     pub name: String,
     /// `integers`, `texts` or `floats`.
     pub kind: String,
-    /// True if filters may refer to it.
+    /// True if filters may refer to this column.
     pub filter: bool,
-    /// Distinct values of a category.
-    pub distinct: usize,
+    /// Distinct values of a column of integers or texts; omitted for floats, whose values are not counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub distinct: Option<usize>,
 }
 
 /// A feature that requests may contain.
@@ -158,7 +159,7 @@ pub struct CalibrationInfo {
     pub queries: usize,
     /// Recall targets of the curves' points.
     pub targets: Vec<f64>,
-    /// One curve per number of candidates and pass rate.
+    /// Recall curves: one per number of candidates and share of items that pass the filter.
     pub curves: Vec<CurveInfo>,
 }
 
@@ -183,13 +184,13 @@ pub struct CurveInfo {
 /// Settings of a search by first-pass codes for each target; zeros if int8 rows are faster.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CodedCurveInfo {
-    /// Items selected by codes.
+    /// Number of items that the first pass over quantized codes selected.
     pub selected: Vec<usize>,
     /// Probed lists; under a filter, only lists with eligible items count.
     pub probes: Vec<usize>,
     /// Mean recall, including the loss by codes.
     pub recall: Vec<f64>,
-    /// Lower confidence bound of that recall, for probes and codes together.
+    /// Lower confidence bound of the recall, including the losses by both probes and codes.
     pub low: Vec<f64>,
 }
 

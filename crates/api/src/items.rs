@@ -39,7 +39,7 @@ pub struct ItemUpsert {
     set: Option<Members>,
 }
 
-/// Parses a present field as an object; null is an error, because it names no attribute to change.
+/// Parses a present field as an object; null is an error, because null names no attribute to change.
 fn members<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Option<Members>, D::Error> {
     Members::deserialize(from).map(Some)
 }
@@ -230,7 +230,7 @@ impl<'de> Deserialize<'de> for Members {
                     read.0.push(member);
                     if read.0.len() > sterling_core::limits::FEATURES_MAX {
                         return Err(de::Error::custom(format_args!(
-                            "more than {} attributes",
+                            "an object of more than {} attributes",
                             sterling_core::limits::FEATURES_MAX
                         )));
                     }
@@ -242,7 +242,7 @@ impl<'de> Deserialize<'de> for Members {
     }
 }
 
-/// Parses the items of an upsert: an object with a list of them or, for `lines`, one per line. An invalid item fails
+/// Parses the items of an upsert: an object with a list of items or, for `lines`, one item per line. An invalid item fails
 /// alone: its entry of the list holds the error.
 ///
 /// # Errors

@@ -3,7 +3,7 @@
 //!
 //! Modules: `values` parses feature values and bounded lists; `body` parses complete bodies into `request` types; `entry` holds
 //! the contents of an answer, which `reply` writes in chunks in the types of `response`; `arrow` reads and writes Arrow streams;
-//! `items` has updates; `browse` describes catalogues, `info` models and versions, `traffic` rollouts, `problem` errors; `asking`
+//! `items` has updates; `browse` describes catalogues, `info` models and versions, `traffic` rollouts, `problem` errors; `client_body`
 //! writes bodies for clients.
 //!
 //! ```
@@ -23,9 +23,9 @@
 #![cfg_attr(not(test), deny(unreachable_pub))]
 
 mod arrow;
-mod asking;
 mod body;
 mod browse;
+mod client_body;
 mod entry;
 mod inference;
 mod info;
@@ -44,12 +44,12 @@ mod vector_form;
 mod written;
 
 pub use arrow::{ARROW_STREAM, ArrowReply, arrow_divided, arrow_retrievals, arrow_upserts};
-pub use asking::{rank_body, retrieve_body};
 pub use body::{Misread, Retrievals, embed, object, rank, read_object, retrievals};
 pub use browse::{
     ColumnResponse, ColumnValue, FileInfo, FindRequest, FindResponse, FoundItem, HeldShard, IndexResponse,
     ShardsResponse, ValuesRequest,
 };
+pub use client_body::{rank_body, retrieve_body};
 pub use entry::{Entry, WrittenRows};
 pub use inference::{
     Inference, InferenceError, InferenceModel, InferenceReady, InferenceReply, InferenceRequest, InferenceResponse,

@@ -28,7 +28,7 @@ pub struct Problem {
     pub offset: Option<usize>,
 }
 
-/// Returns the HTTP status of an error kind; the only such table.
+/// Returns the HTTP status of an error kind. No other code maps kinds to statuses.
 pub fn status(kind: Kind) -> (u16, &'static str) {
     match kind {
         Kind::Invalid => (400, "Bad Request"),
@@ -70,7 +70,7 @@ fn detail(error: &Error) -> String {
         Kind::Corrupt | Kind::NotReady | Kind::Unavailable | Kind::NoSpace | Kind::Partial => {
             without_places(&error.to_string())
         }
-        // A missing file; other errors of this kind name input of the caller.
+        // `NotFound` with a source is a missing file; other errors of this kind name input of the caller.
         Kind::NotFound if error.source().is_some() => without_places(&error.to_string()),
         _ => error.to_string(),
     };

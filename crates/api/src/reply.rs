@@ -7,7 +7,7 @@ use sterling_core::request::{Answer, Content};
 
 /// Bytes after which a chunk of a reply is sent.
 pub(super) const PIECE_BYTES: usize = 64 << 10;
-/// Bytes by which a chunk may exceed that, in addition to its last value.
+/// Bytes by which a chunk may exceed [`PIECE_BYTES`], in addition to its last value.
 pub(super) const PIECE_END_BYTES: usize = 4096;
 /// Approximate bytes per item.
 const ITEM_BYTES: usize = 256;
@@ -25,11 +25,11 @@ pub struct Reply {
 enum Cursor {
     Start,
     Entry(usize),
-    /// Item of an entry.
+    /// Item: index of the entry, index of the item.
     Row(usize, usize),
-    /// Rest of such an item, from an offset of [`Items::row_rest`].
+    /// Rest of an item, from an offset of [`Items::row_rest`].
     OtherFields(usize, usize, usize),
-    /// Value of an item, by entry, field of its table, and item.
+    /// Value of an item: index of the entry, field of the item table, index of the item.
     Cell(usize, usize, usize),
     End,
 }
@@ -50,7 +50,7 @@ impl Reply {
         self.entries.iter().map(Entry::len).sum()
     }
 
-    /// Returns whether it has no items.
+    /// Returns whether the reply has no items.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -190,7 +190,7 @@ impl Items {
         write_number(out, ranked.similarities[row]);
     }
 
-    /// Returns the number of fields of its table.
+    /// Returns the number of fields of the table of these items.
     fn fields(&self) -> usize {
         FIELDS + self.tasks().len() + self.columns().len()
     }
@@ -348,6 +348,7 @@ mod tests {
             similarities: of(1e-9),
             tasks: [of(0.7), of(1e20)].concat(),
             unknown: Vec::new(),
+            undefined: 0,
         };
         Answer { content: Content::Items(ranked), degraded_rows: 0, explain: None }
     }

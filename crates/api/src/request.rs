@@ -56,7 +56,7 @@ pub(crate) enum FormatName {
 /// Layout of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// True if JSON has the items column by column.
+    /// True if the JSON lists the items column by column.
     pub is_table: bool,
     /// Requested page: `Some` if pages are requested; empty for the first, else the cursor of the page.
     pub cursor: Option<String>,
@@ -154,8 +154,8 @@ fn format<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FormatName, D::E
     named(deserializer, FormatName::deserialize)
 }
 
-/// Parses one of several names; null is the default. Reads a text first, because serde_json reports a number in place of a name
-/// as invalid JSON.
+/// Parses one of several names; null selects the default. Reads a text first, because serde_json reports a number in place of a
+/// name as invalid JSON.
 fn named<'de, D: Deserializer<'de>, T: Default>(
     deserializer: D,
     read: impl FnOnce(StringDeserializer<D::Error>) -> Result<T, D::Error>,
@@ -175,42 +175,42 @@ fn default_k() -> usize {
 #[derive(Debug, serde::Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RankRequest {
-    /// As in a retrieval.
+    /// Same as the field of this name in a retrieval.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     features: Option<FeatureValues>,
-    /// As in a retrieval.
+    /// Same as the field of this name in a retrieval.
     #[serde(default)]
     #[schema(value_type = Option<VectorForm>)]
     vector: Option<Vector<DIMENSION_MAX>>,
     /// Items to score.
     #[schema(value_type = Vec<i64>, min_items = 1, max_items = 200_000)]
     items: List<i64, CANDIDATES_MAX>,
-    /// As in a retrieval.
+    /// Same as the field of this name in a retrieval.
     #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<Vec<String>>, max_items = 256)]
     columns: List<String, COLUMNS_MAX>,
-    /// As in a retrieval.
+    /// Same as the field of this name in a retrieval.
     #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<std::collections::BTreeMap<String, f32>>)]
     constants: Named<Finite, CONSTANTS_MAX>,
-    /// As in a retrieval.
+    /// Same as the field of this name in a retrieval.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 600_000)]
     timeout_ms: Option<u64>,
-    /// As in a retrieval.
+    /// Same as the field of this name in a retrieval.
     #[serde(default, deserialize_with = "priority")]
     #[schema(value_type = Option<PriorityName>)]
     priority: Priority,
-    /// As in a retrieval.
+    /// Same as the field of this name in a retrieval.
     #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<bool>)]
     explain: bool,
-    /// As in a retrieval.
+    /// Same as the field of this name in a retrieval.
     #[serde(default, deserialize_with = "on_degraded")]
     #[schema(value_type = Option<OnDegradedName>)]
     on_degraded: request::OnDegraded,
-    /// As in a retrieval.
+    /// Same as the field of this name in a retrieval.
     #[serde(default, deserialize_with = "format")]
     #[schema(value_type = Option<FormatName>)]
     format: FormatName,
@@ -220,18 +220,18 @@ pub struct RankRequest {
 #[derive(Debug, serde::Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EmbedRequest {
-    /// As in a retrieval.
+    /// Same as the field of this name in a retrieval.
     #[schema(value_type = Object)]
     features: FeatureValues,
-    /// As in a retrieval.
+    /// Same as the field of this name in a retrieval.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 600_000)]
     timeout_ms: Option<u64>,
-    /// As in a retrieval.
+    /// Same as the field of this name in a retrieval.
     #[serde(default, deserialize_with = "priority")]
     #[schema(value_type = Option<PriorityName>)]
     priority: Priority,
-    /// As in a retrieval.
+    /// Same as the field of this name in a retrieval.
     #[serde(default, deserialize_with = "on_degraded")]
     #[schema(value_type = Option<OnDegradedName>)]
     on_degraded: request::OnDegraded,
@@ -248,7 +248,7 @@ pub(super) struct RequestRow {
 }
 
 impl RetrieveRequest {
-    /// Returns whether the row has a user.
+    /// Returns whether the request has a user: features or a vector.
     pub(super) fn has_user(&self) -> bool {
         self.features.is_some() || self.vector.is_some()
     }
@@ -273,7 +273,7 @@ impl RetrieveRequest {
                 self.k
             )));
         }
-        // Only the size of a page is `k` here; whether its offset is within the candidates of a query is not checked.
+        // `k` is only the size of a page; whether the page's offset is within the candidates of a query is not checked here.
         if let Some((name, candidates)) = self.query_candidates.0.iter().find(|(_, candidates)| **candidates < self.k) {
             return Err(Error::invalid(format!(
                 "field `query_candidates.{name}`: got {candidates}, expected k = {} to {CANDIDATES_MAX}",

@@ -8,7 +8,7 @@ use sterling_index::columns::Stacked;
 
 /// Chunks of an answer in memory: the one that is sent and the one that is written.
 const PIECES: usize = 2;
-/// Chunks in memory if the one that is written grows beyond its initial capacity, which copies it.
+/// Chunks in memory while the written one grows beyond its initial capacity: its old and its new copy both count.
 const GROWN_PIECES: usize = 3;
 /// Maximum bytes per byte of text in JSON: a control character becomes `\u0007`.
 const ESCAPED: usize = 6;
@@ -17,7 +17,7 @@ const ITEM_BYTES: usize = 128;
 const TASK_BYTES: usize = 64;
 /// Bytes of an item in Arrow without its tasks and columns: request, id, score and similarity.
 const SCORES_BYTES: usize = 20;
-/// Bytes per value in addition to its own: an offset, or a name with quotes.
+/// Bytes per value in addition to the value itself: an offset, or a name with quotes.
 const CELL_BYTES: usize = 8;
 
 /// Maximum sizes of an item's values in the columns of an answer.
@@ -25,7 +25,7 @@ const CELL_BYTES: usize = 8;
 pub struct Widths {
     /// Maximum bytes of all values of an item.
     row: usize,
-    /// Maximum bytes of its values in one column.
+    /// Maximum bytes of an item's values in one column.
     cell: usize,
     tasks: usize,
 }
@@ -147,6 +147,7 @@ mod tests {
             similarities: numbers(0.25),
             tasks: numbers(0.125),
             unknown: Vec::new(),
+            undefined: 0,
         };
         Answer { content: Content::Items(ranked), degraded_rows: 0, explain: None }
     }

@@ -58,7 +58,7 @@ impl RowWriter {
 /// Reads the fields of items that shards have written ([`RowWriter`]) into columns.
 #[derive(Debug)]
 pub struct ColumnReader {
-    /// `None` once it was returned.
+    /// Entry whose items are read; `None` after it was returned.
     entry: Option<Entry>,
     read: ReadColumns,
     row: usize,

@@ -130,7 +130,7 @@ pub struct ShadowDiff {
     pub error: Option<String>,
 }
 
-/// Answers of shadows that differed most in the last minutes.
+/// Shadow answers of the last minutes that differed most from the answers sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ShadowResponse {
     /// Length of a window; answers of this window and of the one before are listed.

@@ -227,7 +227,7 @@ impl<'de> Visitor<'de> for FeatureVisitor {
             (Some(List(ids)), None) => ids,
             (None, Some(Packed(numbers))) if bag.weights.is_none() => return Ok(Values::Numbers(numbers)),
             (None, None) => return Err(de::Error::missing_field("values")),
-            _ => return Err(de::Error::custom("got `base64` beside others, expected it alone")),
+            _ => return Err(de::Error::custom("got `base64` beside other fields, expected it alone")),
         };
         match bag.weights {
             None => Ok(Values::Integers(ids)),
@@ -280,8 +280,8 @@ impl<'de> Visitor<'de> for Push<'_> {
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
-            Values::Texts(_) => "a text or a whole number, as before it",
-            Values::Numbers(_) => "a number, as before it",
+            Values::Texts(_) => "a text or a whole number, as the entries before it",
+            Values::Numbers(_) => "a number, as the entries before it",
             _ => "a whole number, a number or a text",
         })
     }
@@ -376,16 +376,19 @@ mod tests {
             ("[[1]]", "invalid type: sequence, expected a whole number, a number or a text"),
             ("[{}]", "invalid type: map"),
             ("[1, null]", "invalid type: null"),
-            ("[\"a\", 0.5]", "invalid type: floating point `0.5`, expected a text or a whole number, as before it"),
-            ("[0.5, \"a\"]", "invalid type: string \"a\", expected a number, as before it"),
+            (
+                "[\"a\", 0.5]",
+                "invalid type: floating point `0.5`, expected a text or a whole number, as the entries before it",
+            ),
+            ("[0.5, \"a\"]", "invalid type: string \"a\", expected a number, as the entries before it"),
             ("[1e39]", "got 1e39, expected a finite 32-bit number"),
             ("{\"values\": [1], \"weights\": [1, 2]}", "got 2 weights, expected one for each of 1 values"),
             ("{\"values\": [1], \"weight\": [1]}", "unknown field `weight`"),
             ("{\"values\": [1], \"values\": [1]}", "duplicate field `values`"),
             ("{\"values\": [0.5]}", "invalid type: floating point"),
             ("{\"weights\": [1]}", "missing field `values`"),
-            ("{\"base64\": \"AACAPwAAAMA=\", \"values\": [1]}", "got `base64` beside others"),
-            ("{\"base64\": \"AACAPwAAAMA=\", \"weights\": [1]}", "got `base64` beside others"),
+            ("{\"base64\": \"AACAPwAAAMA=\", \"values\": [1]}", "got `base64` beside other fields"),
+            ("{\"base64\": \"AACAPwAAAMA=\", \"weights\": [1]}", "got `base64` beside other fields"),
             ("{\"base64\": [1]}", "invalid type: sequence, expected a string"),
             ("{}", "missing field `values`"),
             (&long, "got more than 100000 entries"),

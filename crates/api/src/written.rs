@@ -17,7 +17,7 @@ pub struct ItemJson {
 }
 
 impl ItemJson {
-    /// Returns the JSON of one item; empty if it has none.
+    /// Returns the JSON of one item; empty if the item has none.
     pub fn of(&self, item: usize) -> &[u8] {
         let start = item.checked_sub(1).map_or(Some(0), |before| self.ends.get(before).copied());
         let range = start.zip(self.ends.get(item).copied());

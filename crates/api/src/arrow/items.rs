@@ -121,7 +121,7 @@ fn some(count: usize) -> Result<()> {
 }
 
 fn broken(error: &ArrowError) -> Error {
-    Error::internal(format!("items of a shard as Arrow: {error}"))
+    Error::internal(format!("cannot encode items of a shard as Arrow: {error}"))
 }
 
 /// Roles of the columns of a stream.
@@ -138,7 +138,7 @@ impl Rows {
         let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
         let sets = names.iter().find(|name| name.starts_with(SET));
         if let Some((set, all)) = sets.zip(names.iter().find(|name| name.starts_with(ATTRIBUTES))) {
-            return Err(Error::invalid(format!("column `{set}` beside `{all}`: expected one kind of them")));
+            return Err(Error::invalid(format!("column `{set}` beside `{all}`: expected only one of both prefixes")));
         }
         let role = |name: &&str| match *name {
             ID => Ok(Role::Id),

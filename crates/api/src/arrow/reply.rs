@@ -41,7 +41,7 @@ pub struct ArrowReply {
     columns: Vec<(String, CellKind)>,
     entries: Vec<Entry>,
     is_list: bool,
-    /// Next entry and row.
+    /// Entry and row to write next.
     at: (usize, usize),
     is_done: bool,
 }
@@ -64,7 +64,7 @@ impl ArrowReply {
         let read = entries.iter().filter_map(|entry| entry.0.as_ref().ok());
         let read = read.filter(|items| matches!(items.rest, OtherFields::Read(_)));
         let read_bytes = read.map(|items| items.row_bytes()).max().unwrap_or(0);
-        // The size of items from shards is known only now.
+        // The size of items from shards is known only after they are parsed.
         memory.add(if read_bytes > 0 { BATCH_COPIES * (BATCH_BYTES + read_bytes) } else { 0 } as u64)?;
         let mut text = Vec::new();
         write_json(&mut text, &reply.served);
@@ -72,7 +72,8 @@ impl ArrowReply {
         text.extend_from_slice(b",\"request_id\":");
         write_json(&mut text, request_id);
         write_metadata(&entries, reply.is_list, &mut text);
-        let text = String::from_utf8(text).map_err(|e| Error::internal(format!("metadata of an answer: {e}")))?;
+        let text = String::from_utf8(text)
+            .map_err(|e| Error::internal(format!("cannot encode the metadata of an answer: {e}")))?;
         let (mut tasks, mut columns) = (Vec::new(), Vec::<(String, CellKind)>::new());
         for items in entries.iter().filter_map(|entry| entry.0.as_ref().ok()) {
             for task in items.tasks().into_iter().filter(|task| !tasks.contains(&task.name)).collect::<Vec<_>>() {
@@ -326,5 +327,5 @@ fn append(texts: &mut StringBuilder, text: &str) -> Result<()> {
 }
 
 fn broken(error: ArrowError) -> Error {
-    Error::internal(format!("an answer as Arrow: {error}"))
+    Error::internal(format!("cannot encode an answer as Arrow: {error}"))
 }

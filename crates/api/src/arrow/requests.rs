@@ -26,7 +26,7 @@ use sterling_storage::arrow::ArrowColumn;
 pub(super) const SHARED: &str = "sterling";
 const FEATURES: &str = "features.";
 const WEIGHTS: &str = ".weights";
-/// Memory of a request per byte of shared JSON, and of an empty request.
+/// Bytes of memory that a request takes per byte of shared JSON, and that an empty request takes.
 const SHARED_FACTOR: usize = 4;
 const REQUEST_BYTES: usize = 1024;
 
@@ -84,7 +84,7 @@ impl Rows {
             Ok(((*name).to_owned(), role))
         });
         let text = schema.metadata().get(SHARED).map_or("{}", String::as_str);
-        let place = |e: Error| e.within(format!("metadata `{SHARED}` of the schema"));
+        let place = |e: Error| e.within(format!("metadata `{SHARED}` of the Arrow schema"));
         let shared: RetrieveRequest = object(text.as_bytes()).map_err(place)?;
         if shared.has_user() {
             return Err(place(Error::invalid("fields `features` and `vector`: expected them as columns")));
@@ -123,7 +123,7 @@ impl Rows {
             let of = std::mem::replace(values, Values::Integers(Vec::new()));
             *values = of.weighted(weights).map_err(place)?;
         }
-        // If features are columns, a user may have none.
+        // If features are columns, a row without values is a user without features.
         if !features.is_empty() || self.has_features && given.vector.is_none() {
             given.features = Some(Named(features));
         }

@@ -32,7 +32,7 @@ const DESCRIPTION_BYTES_MAX: usize = 1 << 20;
 /// Maximum visits per byte of a header, and minimum budget for short headers; more visits mean shared tables.
 const VISITS_MAX: usize = 8;
 const VISITS_MIN: usize = 4096;
-/// Maximum number of columns: features with their weights, and the few others.
+/// Maximum number of columns: features with their weights, and a few other columns.
 const COLUMNS_MAX: usize = 2 * FEATURES_MAX + 16;
 /// Memory per value in addition to its numbers or texts, and per text, in bytes.
 const CELL_BYTES: usize = 128;
@@ -110,7 +110,8 @@ impl Stream {
         hold(batch.columns().iter().map(bytes).sum())?;
         let arrays = self.plain.fields().iter().zip(batch.columns());
         let arrays = arrays.map(|(field, array)| {
-            made_plain(array, field.data_type()).map_err(|e| Error::invalid(format!("column `{}`: {e}", field.name())))
+            to_plain_array(array, field.data_type())
+                .map_err(|e| Error::invalid(format!("column `{}`: {e}", field.name())))
         });
         let arrays = arrays.collect::<Result<Vec<ArrayRef>>>().map_err(place)?;
         let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
@@ -134,7 +135,7 @@ impl Stream {
     }
 }
 
-/// Calls `of` with each row of a batch: its columns and its index in them. Unreadable values are errors of their rows only.
+/// Calls `of` with the columns of a batch and the index of each row. Unreadable values are errors of their rows only.
 pub(super) fn each_row<T>(
     batch: &RecordBatch,
     first_row: usize,
@@ -165,7 +166,9 @@ fn take(rest: &mut Buffer) -> Result<Option<Message>> {
     if rest.is_empty() {
         return Ok(None);
     }
-    let cut = |rest: &Buffer| Error::invalid(format!("cut off: {} bytes are left", rest.len()));
+    let cut = |rest: &Buffer| {
+        Error::invalid(format!("the Arrow stream is truncated: a message has {} bytes, expected more", rest.len()))
+    };
     let Some(prefix) = rest.first_chunk::<PREFIX_BYTES>() else { return Err(cut(rest)) };
     let [a, b, c, d, length @ ..] = *prefix;
     if [a, b, c, d] != CONTINUATION {
@@ -215,20 +218,20 @@ fn schema(rest: &mut Buffer) -> Result<Schema> {
 }
 
 fn header(header: MessageHeader) -> &'static str {
-    header.variant_name().unwrap_or("nothing that is known")
+    header.variant_name().unwrap_or("an unknown header type")
 }
 
 /// Rejects a batch whose header describes more than its body contains.
 fn check(batch: &ipc::RecordBatch<'_>, body: usize, schema: &Schema) -> Result<()> {
     if batch.compression().is_some() {
         return Err(Error::unsupported(
-            "its buffers are compressed, expected plain buffers (the whole body may be compressed: `Content-Encoding`)",
+            "a record batch is compressed, expected plain buffers (the whole body may be compressed: `Content-Encoding`)",
         ));
     }
     let mut variadic = batch.variadicBufferCounts().into_iter().flatten();
     let (most, mut widths) = (batch.buffers().map_or(0, |buffers| buffers.len()), Vec::new());
     for field in schema.fields() {
-        // The batch gives the number of buffers of view arrays; it is limited by the buffers that exist.
+        // The batch states its number of buffers of view arrays, of which at most the buffers that exist are counted.
         let mut views = |so_far: usize| {
             let count = variadic.next().and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
             count.min(most.saturating_sub(so_far))
@@ -239,11 +242,11 @@ fn check(batch: &ipc::RecordBatch<'_>, body: usize, schema: &Schema) -> Result<(
     for (n, buffer) in batch.buffers().into_iter().flatten().enumerate() {
         let (offset, length) = (usize::try_from(buffer.offset()), usize::try_from(buffer.length()));
         let (Ok(offset), Ok(length)) = (offset, length) else {
-            return Err(Error::invalid("a buffer with a negative offset or length"));
+            return Err(Error::invalid("a buffer has a negative offset or length"));
         };
         taken = taken.saturating_add(length);
         if offset.saturating_add(length) > body || taken > body {
-            return Err(Error::invalid(format!("buffers outside of its body of {body} bytes, or overlapping ones")));
+            return Err(Error::invalid(format!("buffers overlap or lie outside of the body of {body} bytes")));
         }
         let width = widths.get(n).copied().unwrap_or(1);
         if !length.is_multiple_of(width) {
@@ -254,14 +257,16 @@ fn check(batch: &ipc::RecordBatch<'_>, body: usize, schema: &Schema) -> Result<(
         (0..=i64::from(i32::MAX)).contains(&node.length()) && (0..=node.length()).contains(&node.null_count())
     };
     match batch.nodes().into_iter().flatten().find(|node| !fits(node)) {
-        Some(node) => {
-            Err(Error::invalid(format!("an array of {} values, {} of them null", node.length(), node.null_count())))
-        }
+        Some(node) => Err(Error::invalid(format!(
+            "an array has {} values and {} nulls, which is not possible",
+            node.length(),
+            node.null_count()
+        ))),
         None => Ok(()),
     }
 }
 
-/// Returns per buffer of a column the unit of its length: offsets and views must be complete.
+/// Appends, per buffer of a column, the divisor of its length in bytes: offsets and views must be complete.
 fn widths_of(kind: &DataType, widths: &mut Vec<usize>, views: &mut dyn FnMut(usize) -> usize) {
     match kind {
         DataType::Null => {}
@@ -284,7 +289,7 @@ fn widths_of(kind: &DataType, widths: &mut Vec<usize>, views: &mut dyn FnMut(usi
     }
 }
 
-/// Returns the type to which values of a type are converted; `None` if it is not supported.
+/// Returns the type to which values of type `kind` are converted; `None` if `kind` is not supported.
 fn plain(kind: &DataType) -> Option<DataType> {
     let list = |inner: &Field| Some(DataType::new_list(plain_value(inner.data_type())?, true));
     match kind {
@@ -307,7 +312,7 @@ fn plain_value(kind: &DataType) -> Option<DataType> {
 }
 
 /// Converts the values of an array to the type from [`plain`].
-fn made_plain(array: &ArrayRef, to: &DataType) -> std::result::Result<ArrayRef, ArrowError> {
+fn to_plain_array(array: &ArrayRef, to: &DataType) -> std::result::Result<ArrayRef, ArrowError> {
     let long = |offset: &i64| i32::try_from(*offset).map_err(|_| ArrowError::OffsetOverflowError(*offset as usize));
     Ok(match (array.data_type(), to) {
         (from, to) if from == to => array.clone(),
@@ -332,7 +337,7 @@ fn made_plain(array: &ArrayRef, to: &DataType) -> std::result::Result<ArrayRef, 
                 }
                 _ => (array.as_list::<i32>().offsets().clone(), array.as_list::<i32>().values()),
             };
-            let values = made_plain(values, inner.data_type())?;
+            let values = to_plain_array(values, inner.data_type())?;
             Arc::new(ListArray::try_new(inner.clone(), offsets, values, array.nulls().cloned())?)
         }
         (from, to) => return Err(ArrowError::CastError(format!("cannot convert {from} to {to}"))),

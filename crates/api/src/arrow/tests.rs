@@ -164,16 +164,16 @@ fn an_invalid_row_is_rejected_alone_with_its_column() {
     let vector = fixed(&[Some([1.0, 0.0]), None, Some([f32::NAN, 0.0]), Some([1.0, f32::INFINITY]), Some([2.0, 0.0])]);
     let k: ArrayRef = Arc::new(Int64Array::from(vec![Some(5), None, None, None, Some(-1)]));
     let requests = read(&stream(&[("vector", vector), ("k", k)], 5, None)).unwrap();
-    let said: Vec<String> =
+    let reported: Vec<String> =
         requests.into_iter().map(|r| r.map_or_else(|e| e.to_string(), |r| format!("k {}", r.k))).collect();
-    assert_eq!(said[0], "k 5");
-    for (said, expected) in said[1..].iter().zip([
+    assert_eq!(reported[0], "k 5");
+    for (reported, expected) in reported[1..].iter().zip([
         "requests[1]: fields `features` and `vector`: got neither",
         "requests[2]: column `vector`: got NaN at index 0",
         "requests[3]: column `vector`: got inf at index 1",
         "requests[4]: column `k`: got -1, expected an integer above 0",
     ]) {
-        assert!(said.starts_with(expected), "{said}");
+        assert!(reported.starts_with(expected), "{reported}");
     }
     // A value that the type cannot represent is an error of its row only.
     let vector = fixed(&[Some([1.0, 0.0]); 3]);
@@ -212,17 +212,17 @@ fn invalid_bodies_are_rejected_with_the_message_or_column() {
     for (body, expected) in [
         (Vec::new(), "body: message 1: the stream is empty, expected a schema"),
         (b"{\"vector\": [1]}".to_vec(), "body: message 1: not a stream of Arrow's IPC format"),
-        (vec![0xff; 4], "body: message 1: cut off: 4 bytes are left"),
+        (vec![0xff; 4], "body: message 1: the Arrow stream is truncated: a message has 4 bytes"),
         (vec![0xff; 400], "body: message 1: a message header of 4294967295 bytes"),
         ([&[0xff; 4][..], &[0; 4]].concat(), "body: message 1: the stream is empty"),
         ([&[0xff; 4][..], &[8, 0, 0, 0], &[0; 8]].concat(), "body: message 1: got NONE, expected a schema"),
         ([&[0xff; 4][..], &[8, 0, 0, 0], &[0xff; 8]].concat(), "body: message 1: not an Arrow message"),
         (file.into_inner().unwrap(), "a file of Arrow's IPC format, expected a stream of it"),
         (after, "1 bytes follow the end of the stream"),
-        (good[..good.len() - 9].to_vec(), "body: message 2: cut off"),
+        (good[..good.len() - 9].to_vec(), "body: message 2: the Arrow stream is truncated"),
         ([&good[..good.len() - 8], &good].concat(), "body: message 3: got Schema, expected a record batch"),
-        (stream(&[one()], 1, Some("{")), "metadata `sterling` of the schema: body: not JSON"),
-        (shared("{\"kk\": 1}"), "metadata `sterling` of the schema: field `kk`: unknown field `kk`"),
+        (stream(&[one()], 1, Some("{")), "metadata `sterling` of the Arrow schema: body: not JSON"),
+        (shared("{\"kk\": 1}"), "metadata `sterling` of the Arrow schema: field `kk`: unknown field `kk`"),
         (shared("{\"vector\": [1]}"), "expected them as columns"),
         (stream(&[("query", fixed(&[None]))], 1, None), "column `query`: no such field of a request"),
         (stream(&[("features.", fixed(&[None]))], 1, None), "column `features.`: no such field of a request"),
@@ -426,9 +426,9 @@ fn an_invalid_item_is_rejected_alone_with_its_field() {
         ("attributes.n", lists::<Float32Type>(vec![None, None, None, None, Some(vec![1.0, f32::INFINITY])])),
     ];
     let items = arrow_upserts(&stream(&columns, 3, None), &mut |_| Ok(())).unwrap();
-    let said: Vec<(Option<i64>, String, String)> =
+    let reported: Vec<(Option<i64>, String, String)> =
         items[1..].iter().map(|item| item.clone().unwrap_err()).map(|w| (w.id, w.field, w.reason)).collect();
-    for ((id, field, reason), expected) in said.iter().zip([
+    for ((id, field, reason), expected) in reported.iter().zip([
         (None, "id", "expected a 64-bit integer"),
         (None, "", "column `id`: row 3: got 18446744073709551615"),
         (Some(4), "embedding", "got NaN at index 0"),

@@ -19,7 +19,7 @@ const INPUTS_MAX: usize = 3 * FEATURES_MAX;
 const FILTERS_BYTES_MAX: usize = 4 << 20;
 /// Tensor of query vectors, in place of features.
 const VECTOR: &str = "vector";
-/// Name suffixes of tensors that describe another one.
+/// Name suffixes of tensors that describe another tensor.
 const COUNTS: &str = ".counts";
 const WEIGHTS: &str = ".weights";
 /// Name prefix of column outputs.
@@ -141,7 +141,7 @@ pub struct Inference {
     /// Retrievals, one per row of the tensors.
     pub requests: Vec<(Retrieve, CallOptions)>,
     pub(super) id: Option<String>,
-    /// Requested outputs by name; all except columns if there is none.
+    /// Requested outputs by name; all except columns if the list is empty.
     pub(super) wanted: Vec<OutputName>,
     pub(super) is_binary: bool,
 }
@@ -164,7 +164,7 @@ pub fn inference(model: &str, body: &[u8], header: Option<usize>, features: &BTr
     }
     let tensors = inputs.into_iter().map(|input| input.read(&mut binary)).collect::<Result<Vec<_>>>()?;
     if !binary.is_empty() {
-        return Err(Error::invalid(format!("{} bytes after those of all tensors", binary.len())));
+        return Err(Error::invalid(format!("body: {} bytes follow the last tensor", binary.len())));
     }
     let is_binary = parameters.binary_data_output;
     let wanted: Vec<OutputName> =
@@ -278,7 +278,9 @@ fn values(tensor: &Tensor, counts: Option<&Tensor>, weights: Option<&Tensor>, ro
         (Values::Integers(list), None) => Ok(Values::Integers(list[range].to_vec())),
         (Values::Numbers(list), None) => Ok(Values::Numbers(list[range].to_vec())),
         (Values::Texts(list), None) => Ok(Values::Texts(list[range].to_vec())),
-        (Values::Weighted { .. }, None) => Err(Error::internal("a tensor of ids with weights")),
+        (Values::Weighted { .. }, None) => {
+            Err(Error::internal("an input tensor has ids with weights, expected separate tensors"))
+        }
     }
 }
 
@@ -349,7 +351,8 @@ mod tests {
         for datatype in ["UINT64", "INT64"] {
             let input = json!({"name": "a", "shape": [1, 2], "datatype": datatype, "data": [1, (1u64 << 63)]});
             let error = read(&json!({"inputs": [input]})).map(drop).unwrap_err().to_string();
-            let expected = format!("its values are no {datatype}: expected integers of at most 9223372036854775807");
+            let expected =
+                format!("got values that are not {datatype}, expected integers of at most 9223372036854775807");
             assert!(error.contains(&expected), "{error}");
         }
     }

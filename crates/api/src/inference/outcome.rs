@@ -94,7 +94,7 @@ enum Source {
     Scores,
     Similarities,
     Task(usize),
-    /// Index of a column in each row.
+    /// Index of the column among the requested columns, for each row.
     Column(Vec<usize>),
 }
 
@@ -103,9 +103,9 @@ enum Cursor {
     Start,
     /// JSON before the values of an output.
     About(usize),
-    /// Value of an output in JSON, by number.
+    /// Value of an output as JSON: index of the output, index of the value.
     Value(usize, usize),
-    /// Value of an output in bytes, by number.
+    /// Value of an output as bytes: index of the output, index of the value.
     Bytes(usize, usize),
     End,
 }
@@ -137,7 +137,8 @@ impl InferenceReply {
             },
             outputs: Vec::new(),
         };
-        let mut start = serde_json::to_vec(&response).map_err(|e| Error::internal(format!("an answer: {e}")))?;
+        let mut start =
+            serde_json::to_vec(&response).map_err(|e| Error::internal(format!("cannot encode an answer: {e}")))?;
         // The end of the list and of the object follow after the outputs.
         start.truncate(start.len() - b"]}".len());
         let mut reply = InferenceReply { rows, outputs, width, start, header_bytes: None, at: Cursor::Start };
@@ -321,7 +322,8 @@ impl Output {
         let shape = if counts { vec![rows.len()] } else { vec![rows.len(), width] };
         let parameters = is_binary.then(|| OutputSize { binary_data_size: packed_bytes(&of, rows, width) });
         let tensor = OutputTensor { name, datatype: datatype.into(), shape, parameters, data: None };
-        let mut about = serde_json::to_vec(&tensor).map_err(|e| Error::internal(format!("an output: {e}")))?;
+        let mut about =
+            serde_json::to_vec(&tensor).map_err(|e| Error::internal(format!("cannot encode an output: {e}")))?;
         about.pop();
         Ok(Output { about, is_binary, of })
     }

@@ -118,7 +118,7 @@ pub(super) struct Tensor {
 }
 
 impl InputTensor {
-    /// Parses the tensor; takes its bytes from the beginning of `binary` if its values are there.
+    /// Parses the tensor; takes its values from the beginning of `binary` if they are not in the JSON.
     pub(super) fn read(self, binary: &mut &[u8]) -> Result<Tensor> {
         let InputTensor { name, shape, datatype, parameters, data } = self;
         let invalid = |what: String| Error::invalid(format!("input `{name}`: {what}"));
@@ -132,7 +132,10 @@ impl InputTensor {
             (Some(Data(values)), None) => typed(values, &datatype).map_err(invalid)?,
             (None, Some(size)) => {
                 let bytes = binary.split_off(..size).ok_or_else(|| {
-                    invalid(format!("binary_data_size {size}, {} bytes are left after the JSON", binary.len()))
+                    invalid(format!(
+                        "binary_data_size {size}, expected at most {}, the bytes left after the JSON",
+                        binary.len()
+                    ))
                 })?;
                 unpacked(bytes, &datatype).map_err(invalid)?
             }
@@ -167,10 +170,10 @@ fn typed(values: Values, datatype: &str) -> Result<Values, String> {
             Err("JSON cannot represent FP16: send its values as bytes after the JSON, with `binary_data_size`".into())
         }
         (name, Values::Numbers(_)) if is_integer(name) => {
-            Err(format!("its values are no {name}: expected integers of at most {}", i64::MAX))
+            Err(format!("got values that are not {name}, expected integers of at most {}", i64::MAX))
         }
         (name, _) if is_integer(name) || ["FP32", "FP64", "BYTES"].contains(&name) => {
-            Err(format!("its values are no {name}"))
+            Err(format!("got values that are not {name}"))
         }
         (other, _) => Err(unknown(other)),
     }
@@ -192,7 +195,7 @@ fn unpacked(bytes: &[u8], datatype: &str) -> Result<Values, String> {
             return Err(format!("{} bytes, expected {SIZE} for each {datatype}", bytes.len()));
         }
         let all: Option<Vec<T>> = chunks.iter().map(|&chunk| of(chunk)).collect();
-        all.ok_or_else(|| format!("a value of its {datatype} is out of range"))
+        all.ok_or_else(|| format!("a {datatype} value is out of range"))
     }
     let finite = |x: f32| Some(x).filter(|x| x.is_finite());
     Ok(match datatype {
@@ -217,8 +220,8 @@ fn texts(mut bytes: &[u8]) -> Result<Vec<String>, String> {
     while !bytes.is_empty() {
         let length = bytes.split_off(..4).and_then(|length| length.try_into().ok()).map(u32::from_le_bytes);
         let text = length.and_then(|length| bytes.split_off(..length as usize));
-        let text = text.ok_or("a text among its BYTES ends beyond them")?;
-        texts.push(std::str::from_utf8(text).map_err(|e| format!("a text among its BYTES: {e}"))?.to_owned());
+        let text = text.ok_or("a text of datatype BYTES ends beyond the bytes of the tensor")?;
+        texts.push(std::str::from_utf8(text).map_err(|e| format!("a BYTES value is not a text: {e}"))?.to_owned());
     }
     Ok(texts)
 }
